@@ -1,0 +1,44 @@
+# Every target makes the environment it needs from a bare python3 and pip.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help reproduce test test-all lint bench docs clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+# One stamp for each set of optional dependencies; it is made again when pyproject.toml changes.
+$(VENV)/stamp: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/stamp-%: $(VENV)/stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+	@touch $@
+
+reproduce: $(VENV)/stamp  ## the paper's experiments
+	@echo "The paper's experiments come with a later change; this version has the language and its literal reading."
+
+test: $(VENV)/stamp-test  ## every test but the slow ones
+	$(BIN)/python -m pytest
+
+test-all: $(VENV)/stamp-test  ## every test
+	$(BIN)/python -m pytest -m 'slow or not slow'
+
+lint: $(VENV)/stamp-lint  ## format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/stamp  ## times and random numbers, into bench/results
+	$(BIN)/python bench/literal.py
+
+docs: $(VENV)/stamp-docs  ## the documentation, into site/
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+clean:  ## remove what the targets above made
+	rm -rf $(VENV) site results .pytest_cache .mypy_cache .ruff_cache .hypothesis

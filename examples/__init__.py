@@ -1,0 +1,1 @@
+"""Small networks, each at most ten lines of the language."""

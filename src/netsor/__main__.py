@@ -1,0 +1,5 @@
+"""python -m netsor."""
+
+from .cli import main
+
+main()

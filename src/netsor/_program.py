@@ -1,0 +1,150 @@
+"""A program: what a function written in the language returned, and every reading of it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from typing import Any, ParamSpec
+
+import numpy as np
+import numpy.typing as npt
+
+from .engine import _literal
+from .engine._montecarlo import Progress
+from .language._check import Report, check
+from .language._graph import numbered, ordered, widths_of
+from .language._latex import latex
+from .language._print import text
+from .language._value import Value
+from .language._where import TraceError
+from .language._width import bind_widths
+
+P = ParamSpec("P")
+Draws = npt.NDArray[np.float64]
+
+
+class Program:
+    """A traced program. Its output is a value, or a tuple of values whose laws are joint.
+
+    `net[i]` is the program of one part: a part of the tuple, or an index into the one value.
+    """
+
+    def __init__(
+        self,
+        output: Value | tuple[Value, ...],
+        name: str = "program",
+        whole: tuple[Value, ...] | None = None,
+    ) -> None:
+        if isinstance(output, list):
+            output = tuple(output)
+        outputs = output if isinstance(output, tuple) else (output,)
+        if not outputs or not all(isinstance(value, Value) for value in outputs):
+            raise TraceError(
+                f"program {name}", f"must return a vector, a scalar or a tuple of them, returned {output!r}"
+            )
+        self.output = output
+        self.name = name
+        # a part of a program has the seeds and the widths of the whole
+        self._whole = outputs if whole is None else whole
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """The outputs as a tuple, also when there is one."""
+        return self.output if isinstance(self.output, tuple) else (self.output,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the one output: how many vectors or scalars, by axes."""
+        if isinstance(self.output, tuple):
+            raise ValueError(f"{self.name} returns {len(self.output)} values: ask for the shape of net[i]")
+        return self.output.shape
+
+    @property
+    def widths(self) -> tuple[str, ...]:
+        """The names of the widths that must be bound to evaluate the program."""
+        return tuple(dict.fromkeys(w.name for w in widths_of(ordered(self._whole)) if w.name is not None))
+
+    def __len__(self) -> int:
+        return len(self.output)
+
+    def __getitem__(self, key: Any) -> Program:
+        shown = ", ".join(map(_key_text, key if isinstance(key, tuple) else (key,)))
+        return Program(self.output[key], f"{self.name}[{shown}]", self._whole)
+
+    def __iter__(self) -> Iterator[Program]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        parts = ", ".join(repr(value) for value in self.outputs)
+        return f"<Program {self.name}: {parts}>"
+
+    def __str__(self) -> str:
+        return text(self.name, self.outputs)
+
+    def _repr_latex_(self) -> str:
+        return self.latex(document=False)
+
+    def latex(self, document: bool = True) -> str:
+        """The program and its limit law (Definition 3.1 of the paper) as LaTeX; without `document`, its body alone."""
+        return latex(self.name, self.outputs, document)
+
+    def check(self) -> Report:
+        """Assumption 3.1 of the paper, point by point, and the verdict: proved, conjectured, or no limit."""
+        return check(self.name, self.outputs)
+
+    def simulate(
+        self,
+        *,
+        draws: int,
+        seed: int = 0,
+        coordinates: int | slice | list[int] | None = None,
+        workers: int | None = None,
+        executor: Executor | None = None,
+        progress: Progress = True,
+        **widths: int,
+    ) -> Any:
+        """Draws of the output, literally: every weight matrix is drawn and multiplied. Slow, and the ground truth.
+
+        Returns an array of shape (draws, *shape, width) for vectors and (draws, *shape) for scalars; a tuple of
+        arrays if the program returns a tuple. Bind every width by its name, `simulate(n=64, draws=1000)`.
+
+        `coordinates` picks coordinates of the vectors as numpy's indexing does (`0`, `[0, 5]`, `slice(8)`). The draws
+        depend on the seed alone, not on `workers` (threads; all cores if None) or `executor` (any
+        `concurrent.futures.Executor`), and more draws begin with the same ones. `progress` is True for a bar on a
+        terminal, False for none, or a function of (draws done, draws in all).
+        """
+        values = ordered(self._whole)
+        bound = bind_widths(widths_of(values), widths, allow_inf=False)
+        drawn = _literal.simulate(
+            self.outputs, numbered(values), bound, draws, seed, coordinates, workers, executor, progress
+        )
+        return tuple(drawn) if isinstance(self.output, tuple) else drawn[0]
+
+
+def _shown(argument: object) -> str:
+    return argument.__name__ if inspect.isfunction(argument) else repr(argument)
+
+
+def _key_text(key: object) -> str:
+    if isinstance(key, slice):
+        start, stop, step = ("" if k is None else str(k) for k in (key.start, key.stop, key.step))
+        return f"{start}:{stop}" + (f":{step}" if step else "")
+    return "..." if key is Ellipsis else str(key)
+
+
+def program(function: Callable[P, Any]) -> Callable[P, Program]:
+    """Turn a function written in the language into one that returns a `Program`.
+
+    Decorate the whole network; its building blocks stay plain functions of vectors and scalars.
+    """
+
+    @functools.wraps(function)
+    def traced(*args: P.args, **kwargs: P.kwargs) -> Program:
+        given = inspect.signature(function).bind(*args, **kwargs)
+        given.apply_defaults()
+        arguments = ", ".join(f"{name}={_shown(value)}" for name, value in given.arguments.items())
+        return Program(function(*args, **kwargs), f"{function.__name__}({arguments})")
+
+    return traced

@@ -1,0 +1,46 @@
+"""The language: values, operations, tracing, the checker, the printer. It knows nothing of sampling."""
+
+from ._activation import abs, clip, cos, erf, gelu, identity, leaky_relu, relu, sigmoid, silu, sin, tanh
+from ._initial import data, gaussian
+from ._join import join, stack
+from ._score import concat, dot, layer_norm, mean_dot, rms_norm, softmax
+from ._value import Scalar, Value, Vector, apply, nonlin, ones
+from ._weight import Weight, weight
+from ._where import TraceError
+from ._width import Width, inf
+
+__all__ = [
+    "Scalar",
+    "TraceError",
+    "Value",
+    "Vector",
+    "Weight",
+    "Width",
+    "abs",
+    "apply",
+    "clip",
+    "concat",
+    "cos",
+    "data",
+    "dot",
+    "erf",
+    "gaussian",
+    "gelu",
+    "identity",
+    "inf",
+    "join",
+    "layer_norm",
+    "leaky_relu",
+    "mean_dot",
+    "nonlin",
+    "ones",
+    "relu",
+    "rms_norm",
+    "sigmoid",
+    "silu",
+    "sin",
+    "softmax",
+    "stack",
+    "tanh",
+    "weight",
+]

@@ -1,0 +1,57 @@
+"""A traced program as a graph: its values in order, and its random sources by number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ._operation import Gaussian, MatMul, Source
+from ._value import Value, Vector
+from ._weight import Weight
+from ._width import Width
+
+
+def ordered(outputs: Iterable[Value]) -> list[Value]:
+    """Every value that the outputs depend on, inputs before what uses them, in an order fixed by the program."""
+    done: dict[Value, None] = {}
+    for output in outputs:
+        pending = [output]  # a stack and no recursion: a deep network is a long chain
+        while pending:
+            value = pending[-1]
+            waiting = [x for x in value.op.inputs if x not in done] if value not in done else []
+            if waiting:
+                pending += reversed(waiting)
+            else:
+                done[pending.pop()] = None
+    return list(done)
+
+
+def source_of(value: Value) -> Source | None:
+    """The random source that the operation of a value introduces, if it does."""
+    match value.op:
+        case Gaussian(source=source):
+            return source
+        case MatMul(weight=weight):
+            return weight.source
+    return None
+
+
+def numbered(values: Iterable[Value]) -> dict[Source, int]:
+    """The random sources in the order of their first use: what seeds are made from."""
+    sources = dict.fromkeys(source_of(value) for value in values)
+    return {source: number for number, source in enumerate(s for s in sources if s is not None)}
+
+
+def widths_of(values: Iterable[Value]) -> list[Width]:
+    """The widths that a program mentions, in order of first use."""
+    found: dict[Width, None] = {}
+    for value in values:
+        if isinstance(value.op, MatMul):
+            found[value.op.weight.in_width] = None
+        if isinstance(value, Vector):
+            found[value.width] = None
+    return list(found)
+
+
+def weights_of(values: Iterable[Value]) -> list[Weight]:
+    """The weights that act in a program, one for each MatMul."""
+    return [value.op.weight for value in values if isinstance(value.op, MatMul)]

@@ -1,0 +1,61 @@
+"""Where a program begins: Gaussian initial vectors and fixed data."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ._operation import Data, Gaussian, Source
+from ._value import Vector, numbers
+from ._weight import as_shape
+from ._where import TraceError
+from ._width import Width, as_width
+
+
+def gaussian(
+    width: Width | int,
+    shape: int | tuple[int, ...] = (),
+    mean: npt.ArrayLike = 0.0,
+    cov: npt.ArrayLike = 1.0,
+    name: str | None = None,
+) -> Vector:
+    """Initial vectors: coordinates i.i.d. over α, jointly N(mean, cov) across the vectors.
+
+    `mean` broadcasts to the shape. `cov` is a number (independent vectors of that variance) or a positive
+    semidefinite matrix over the vectors, of shape (size, size) or shape + shape.
+    """
+    shape = as_shape(shape, "gaussian")
+    size = int(np.prod(shape, dtype=int))
+    try:
+        means = np.array(np.broadcast_to(numbers(mean, "gaussian"), shape))
+    except ValueError:
+        raise TraceError("gaussian", f"mean of shape {np.shape(mean)} does not broadcast to {shape}") from None
+    covariance = numbers(cov, "gaussian")
+    if covariance.ndim == 0:
+        if covariance < 0:
+            raise TraceError("gaussian", f"cov={cov!r} must not be negative")
+        factor = np.sqrt(covariance) * np.eye(size) if covariance > 0 else np.zeros((size, 0))
+    elif covariance.shape in ((size, size), shape + shape):
+        factor = _root(covariance.reshape(size, size))
+    else:
+        raise TraceError("gaussian", f"cov of shape {covariance.shape} must be a number or ({size}, {size})")
+    op = Gaussian(Source(name), means, factor.reshape(*shape, factor.shape[1]))
+    return Vector(op, shape, as_width(width, "gaussian"))
+
+
+def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The symmetric square root of a positive semidefinite matrix, which may be singular."""
+    scale = np.abs(covariance).max()
+    eigenvalues, vectors = np.linalg.eigh(covariance)
+    if not np.allclose(covariance, covariance.T, rtol=0, atol=1e-10 * scale) or eigenvalues[0] < -1e-10 * scale:
+        raise TraceError("gaussian", "cov must be symmetric and positive semidefinite")
+    root: npt.NDArray[np.float64] = (vectors * np.sqrt(np.maximum(eigenvalues, 0.0))) @ vectors.T
+    return root
+
+
+def data(vectors: npt.ArrayLike) -> Vector:
+    """Given vectors of a fixed finite dimension (the last axis), as the first layer of a real network sees them."""
+    array = numbers(vectors, "data")
+    if array.ndim == 0:
+        raise TraceError("data", "needs an array whose last axis holds the coordinates, got one number")
+    return Vector(Data(array), array.shape[:-1], Width(array.shape[-1]))

@@ -1,0 +1,156 @@
+"""Indexing, pushed back to where it saves work.
+
+Asking for the first token of an attention output asks for one row of scores, so for one query. Backwards from the
+outputs, `demand` says which entries of its inputs an operation needs; forwards, `rebuilt` makes the operation again
+on those entries alone. Demands are kept axis by axis (the smallest box that holds them), so tokens and heads stay
+array axes. Matrices keep their identity, so the law does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ._graph import ordered
+from ._operation import (
+    Add,
+    Apply,
+    Concat,
+    Constant,
+    Data,
+    Dot,
+    Gaussian,
+    Join,
+    MatMul,
+    Mix,
+    Nonlin,
+    Operation,
+    Scale,
+    Take,
+)
+from ._value import Shape, Value
+
+Keep = tuple[npt.NDArray[np.bool_], ...]  # for each axis, which of its positions are needed
+
+
+def narrow(outputs: Sequence[Value]) -> list[Value]:
+    """The same outputs, by a program that computes nothing they do not need."""
+    values = ordered(outputs)
+    keeps: dict[Value, Keep] = {output: _all(output.shape) for output in outputs}
+    for value in reversed(values):
+        if value in keeps:
+            if isinstance(value.op, Apply):  # a function sees its last axes whole
+                leading = max(scalar.ndim for scalar in value.op.scalars) - value.op.axes
+                keeps[value] = keeps[value][:leading] + _all(value.shape[leading:])
+            for x, keep in demand(value, keeps[value]):
+                before = keeps.get(x, keep)
+                keeps[x] = tuple(a | b for a, b in zip(before, keep, strict=True))
+    new: dict[Value, Value] = {}
+    parts: dict[tuple[Value, bytes], Value] = {}  # so that two uses of one part share it
+
+    def part(x: Value, keep: Keep) -> Value:
+        """The entries of x that one use of it needs, out of those that any use needs."""
+        key = x, b"".join(axis.tobytes() for axis in keep)
+        if key not in parts:
+            among = tuple(axis[kept] for axis, kept in zip(keep, keeps[x], strict=True))
+            parts[key] = new[x][_box(among)] if x.shape else new[x]
+        return parts[key]
+
+    for value in values:
+        if value in keeps:
+            keep = keeps[value]
+            inputs = [part(x, need) for x, need in demand(value, keep)]
+            same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=False))
+            whole = len(inputs) == len(value.op.inputs) and all(axis.all() for axis in keep)
+            new[value] = value if same and whole else rebuilt(value, keep, inputs)
+    return [new[output] for output in outputs]
+
+
+def _all(shape: Shape) -> Keep:
+    return tuple(np.ones(size, dtype=bool) for size in shape)
+
+
+def _aligned(keep: Keep, shape: Shape) -> Keep:
+    """What an argument of this shape needs when it is broadcast to the axes of `keep`."""
+    axes = keep[len(keep) - len(shape) :]
+    return tuple(np.ones(1, dtype=bool) if size == 1 else axis for size, axis in zip(shape, axes, strict=True))
+
+
+def _box(keep: Keep) -> tuple[npt.NDArray[np.intp], ...]:
+    """The index that selects the kept positions of every axis."""
+    return np.ix_(*(np.flatnonzero(axis) for axis in keep)) if keep else ()
+
+
+def demand(value: Value, keep: Keep) -> Iterator[tuple[Value, Keep]]:
+    """For each input of the operation that made `value`: the entries that it needs."""
+    match value.op:
+        case MatMul(weight, x, each):
+            yield x, keep if each else keep[len(weight.batch) :]
+        case Mix(a, x):
+            yield a, (*_aligned(keep[:-1], a.shape[:-2]), keep[-1], *_all(a.shape[-1:]))
+            yield x, (*_aligned(keep[:-1], x.shape[:-1]), *_all(x.shape[-1:]))
+        case Concat(x, axis):
+            yield x, keep[:axis] + _all(x.shape[axis : axis + 1]) + keep[axis:]
+        case Dot(x, y):
+            yield x, (*_aligned(keep[:-2], x.shape[:-1]), keep[-2])
+            yield y, (*_aligned(keep[:-2], y.shape[:-1]), keep[-1])
+        case Apply(_, scalars, axes):
+            leading = max(scalar.ndim for scalar in scalars) - axes
+            for scalar in scalars:
+                cut = scalar.ndim - axes
+                yield scalar, _aligned(keep[:leading], scalar.shape[:cut]) + _all(scalar.shape[cut:])
+        case Take(x, flat):
+            needed = np.unravel_index(flat[_box(keep)].ravel(), x.shape) if x.shape else ()
+            yield x, tuple(np.isin(np.arange(n), i) for n, i in zip(x.shape, needed, strict=True))
+        case Join(parts):
+            start = 0
+            for part in parts:
+                first = keep[0][start : start + part.shape[0]]
+                start += part.shape[0]
+                if first.any():
+                    yield part, (first, *keep[1:])
+        case Add() | Scale() | Nonlin():
+            for x in value.op.inputs:
+                yield x, _aligned(keep, x.shape)
+
+
+def rebuilt(value: Value, keep: Keep, inputs: Sequence[Any]) -> Value:
+    """The kept entries of `value`, made from the parts of its inputs that `demand` named."""
+    shape = tuple(int(axis.sum()) for axis in keep)
+    match value.op:
+        case Take(x, flat):
+            (needed,) = (need for _, need in demand(value, keep))
+            position = np.full(x.shape, -1, dtype=np.intp)
+            position[_box(needed)] = np.arange(inputs[0].size).reshape(inputs[0].shape)
+            return cast(Value, inputs[0].take(position.ravel()[flat[_box(keep)]].reshape(shape), "index"))
+        case Join() if len(inputs) == 1:
+            return cast(Value, inputs[0])
+    return replace(value, op=_rebuilt(value.op, keep, inputs), shape=shape)
+
+
+def _rebuilt(op: Operation, keep: Keep, inputs: Sequence[Any]) -> Operation:
+    match op:
+        case Gaussian(source, mean, factor):
+            return Gaussian(source, mean[_box(keep)], factor[_box((*keep, *_all(factor.shape[-1:])))])
+        case Data(vectors):
+            return Data(vectors[_box((*keep, *_all(vectors.shape[-1:])))])
+        case Constant(numbers):
+            return Constant(numbers[_box(keep)])
+        case MatMul(weight, _, each):
+            batch = keep[: len(weight.batch)]
+            return MatMul(weight[_box(batch)] if batch else weight, inputs[0], each)
+        case Nonlin(f, vectors):
+            return Nonlin(f, tuple(inputs[: len(vectors)]), tuple(inputs[len(vectors) :]))
+        case Apply(f, _, axes):
+            return Apply(f, tuple(inputs), axes)
+        case Concat(_, axis):
+            return Concat(inputs[0], axis)
+        case Dot(_, _, power):
+            return Dot(inputs[0], inputs[1], power)
+        case Join():
+            return Join(tuple(inputs))
+    return type(op)(*inputs)  # Add, Scale, Mix: nothing but inputs

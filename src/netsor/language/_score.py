@@ -1,0 +1,122 @@
+"""From vectors to scalars and back: dot products, softmax, concatenation and norms."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace
+
+from ..activations import Function
+from ._operation import Concat, Dot
+from ._value import Scalar, Vector, apply, as_scalar, as_vector, constant, ones, same_width
+from ._where import TraceError
+
+
+def dot(x: Vector, y: Vector) -> Scalar:
+    """Scores, n^(−1/2) ⟨x_i, y_j⟩, with n the width of x and y.
+
+    Leading axes are aligned, the last ones paired: shapes (heads, s) and (heads, t) give (heads, s, t); two single
+    vectors give one scalar.
+    """
+    return _dot(x, y, 0.5, "dot")
+
+
+def mean_dot(x: Vector, y: Vector) -> Scalar:
+    """Means, n^(−1) ⟨x_i, y_j⟩, with the shapes of `dot`."""
+    return _dot(x, y, 1.0, "mean_dot")
+
+
+def _dot(x: Vector, y: Vector, power: float, operation: str) -> Scalar:
+    same_width(operation, as_vector(x, operation), as_vector(y, operation))
+    if x.ndim == 0:
+        return (
+            _dot(x[None], y, power, operation)[..., 0, :] if y.ndim else _dot(x[None], y[None], power, operation)[0, 0]
+        )
+    if y.ndim == 0:
+        return _dot(x, y[None], power, operation)[..., 0]
+    try:
+        batch = np.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    except ValueError:
+        raise TraceError(operation, f"shapes {x.shape} and {y.shape} do not align before their last axes") from None
+    return Scalar(Dot(x, y, power), (*batch, x.shape[-1], y.shape[-1]))
+
+
+def concat(x: Vector, axis: int = 0) -> Vector:
+    """The vectors along an axis, set end to end: shape (heads, s) in R^d becomes (s,) in R^(heads·d)."""
+    as_vector(x, "concat")
+    if not -x.ndim <= axis < x.ndim:
+        raise TraceError("concat", f"axis {axis} is not among the axes of shape {x.shape}")
+    axis %= x.ndim
+    return Vector(Concat(x, axis), x.shape[:axis] + x.shape[axis + 1 :], x.shape[axis] * x.width)
+
+
+def _softmax(p: Any, allowed: Any = None) -> Any:
+    xp = array_namespace(p)
+    if allowed is not None:
+        p = xp.where(allowed > 0, p, xp.asarray(-np.inf, dtype=p.dtype))
+    weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))  # no overflow: the largest exponent is 0
+    return weights / xp.sum(weights, axis=-1, keepdims=True)
+
+
+SOFTMAX = Function("softmax", _softmax, bounded=True, lipschitz=True)
+MASKED_SOFTMAX = Function("masked_softmax", _softmax, bounded=True, lipschitz=True)
+
+
+def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
+    """The softmax over the last axis, e^(p_j) / Σ_k e^(p_k).
+
+    `mask` says which entries take part: "causal" (j ≤ i, for square scores) or a boolean array that broadcasts to
+    the shape of p (for padding, one of shape (tokens,) that is False on the padding).
+    """
+    p = as_scalar(p, "softmax")
+    if p.ndim == 0:
+        raise TraceError("softmax", "needs an axis to run over, got a single scalar")
+    if mask is None:
+        return apply(SOFTMAX, p, axes=1)
+    if isinstance(mask, str):
+        if mask != "causal":
+            raise TraceError("softmax", f"mask={mask!r} must be 'causal' or a boolean array")
+        if p.ndim < 2 or p.shape[-1] != p.shape[-2]:
+            raise TraceError("softmax", f"mask='causal' needs square scores, got shape {p.shape}")
+        allowed = np.tri(p.shape[-1], dtype=bool)
+    else:
+        allowed = np.asarray(mask)
+        if allowed.dtype != bool:
+            raise TraceError("softmax", f"mask must be boolean, got an array of {allowed.dtype}")
+    try:
+        np.broadcast_to(allowed, p.shape)
+        allowed = np.broadcast_to(allowed, np.broadcast_shapes(allowed.shape, p.shape[-1:]))
+    except ValueError:
+        raise TraceError(
+            "softmax", f"mask of shape {allowed.shape} does not broadcast to scores of shape {p.shape}"
+        ) from None
+    if not allowed.any(axis=-1).all():
+        raise TraceError("softmax", "mask leaves a row without any entry")
+    return apply(MASKED_SOFTMAX, p, constant(allowed.astype(np.float64)), axes=1)
+
+
+def _rsqrt(x: Any, eps: float) -> Any:
+    xp = array_namespace(x)
+    zero = x + eps == 0
+    return xp.where(zero, 0.0, xp.where(zero, 1.0, x + eps) ** -0.5)
+
+
+def rms_norm(x: Vector, eps: float = 0.0) -> Vector:
+    """x / √(n^(−1) |x|² + eps), for each vector; a zero vector stays zero."""
+    x = as_vector(x, "rms_norm")
+    if not np.isfinite(eps) or eps < 0:
+        raise TraceError("rms_norm", f"eps={eps!r} must be a finite number, 0 or more")
+    one = x[..., None]
+    # away from 0 the reciprocal root is Lipschitz, which eps > 0 guarantees
+    f = Function("rsqrt", partial(_rsqrt, eps=eps), bounded=eps > 0, lipschitz=eps > 0, parameters=(eps,))
+    return apply(f, mean_dot(one, one)[..., 0, 0]) * x
+
+
+def layer_norm(x: Vector, eps: float = 0.0) -> Vector:
+    """`rms_norm` of x less the mean of its coordinates."""
+    x = as_vector(x, "layer_norm")
+    one = ones(x.width)
+    return rms_norm(x - mean_dot(x, one) * one, eps)

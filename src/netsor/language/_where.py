@@ -1,0 +1,40 @@
+"""Where in the user's code a value was made, and the error that says so."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from typing import NamedTuple
+
+
+class Where(NamedTuple):
+    """A line of the user's code."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        code = linecache.getline(self.file, self.line).strip()
+        here = os.path.relpath(self.file) if os.path.exists(self.file) else self.file
+        return f"{min(here, self.file, key=len)}:{self.line}" + (f": {code}" if code else "")
+
+
+def user_line() -> Where:
+    """The innermost line on the call stack that is not netsor's own."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "netsor":
+        frame = frame.f_back
+    return Where(frame.f_code.co_filename, frame.f_lineno)
+
+
+class TraceError(ValueError):
+    """A program that cannot be written: names the operation, what was given, what is allowed, and the line."""
+
+    def __init__(self, operation: str, problem: str) -> None:
+        self.where = user_line()
+        super().__init__(f"{operation}: {problem} (at {self.where})")
+
+
+class TraceIndexError(TraceError, IndexError):
+    """An index outside the shape of a value; also an IndexError, so that values can be iterated over."""

@@ -1,0 +1,42 @@
+"""Attention, as the paper's Example 3.1 writes it."""
+
+from __future__ import annotations
+
+import numpy.typing as npt
+
+from ..language import TraceError, Vector, Width, concat, dot, mean_dot, softmax, weight
+
+
+def attention(
+    x: Vector,
+    heads: int,
+    head_dim: Width | int | None = None,
+    mask: npt.ArrayLike | str | None = None,
+    *,
+    context: Vector | None = None,
+    scaling: str = "sqrt",
+    sigma_q: float = 1.0,
+    sigma_k: float = 1.0,
+    sigma_v: float = 1.0,
+    sigma_o: float = 1.0,
+) -> Vector:
+    """Multi-head attention over the tokens along the last axis of x.
+
+    y^i = H^(−1/2) Σ_a Σ_j softmax_j(p^a_i·) W^{O,a} W^{V,a} x^j, with p^a_ij = d^(−1/2) ⟨W^{Q,a} x^i, W^{K,a} x^j⟩.
+
+    `head_dim` is d, the width of x unless given (low rank). `context` holds other tokens for keys and values
+    (cross-attention). `scaling="linear"` divides scores by d in place of √d. `mask` is as in `ns.softmax`. Each
+    sigma is the standard deviation of a matrix, σ in entries N(0, σ²/fan-in).
+    """
+    if not isinstance(x, Vector) or x.ndim == 0:
+        raise TraceError("attention", f"x must be vectors with an axis of tokens, got {x!r}")
+    if scaling not in ("sqrt", "linear"):
+        raise TraceError("attention", f"scaling={scaling!r} must be 'sqrt' or 'linear'")
+    d = x.width if head_dim is None else head_dim
+    c = x if context is None else context
+    q = weight(d, x.width, heads, sigma_q, name="W^Q") @ x  # (heads, …, tokens) vectors in R^d
+    k = weight(d, c.width, heads, sigma_k, name="W^K") @ c
+    v = weight(d, c.width, heads, sigma_v, name="W^V") @ c
+    score = dot if scaling == "sqrt" else mean_dot
+    a = softmax(score(q, k), mask)  # (heads, …, tokens, tokens) scalars
+    return weight(x.width, heads * d, std=sigma_o, name="W^O") @ concat(a @ v, axis=0)

@@ -1,0 +1,157 @@
+"""The literal interpreter: numbers of the paper's layer, determinism, chunks, executors, interruption."""
+
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from examples import attention_layer, cross_attention
+
+import netsor as ns
+from netsor.engine import _literal, _montecarlo
+
+n = ns.Width("n")
+
+
+@pytest.fixture(scope="module")
+def paper():
+    """One coordinate at width 16 (coordinates of one draw are dependent): 400,000 draws."""
+    return attention_layer.net()[0].simulate(n=16, draws=400_000, coordinates=0, seed=1)
+
+
+def test_the_papers_layer_has_the_known_moments(paper):
+    # E[y²] = 0.4339 (standard error of that figure 0.0004), E[y⁴] = 0.940 (0.003); z below 4, level 1e-4
+    for power, known, error in ((2, 0.4339, 0.0004), (4, 0.940, 0.003)):
+        sample = paper**power
+        assert abs(sample.mean() - known) < 4 * np.hypot(sample.std() / np.sqrt(sample.size), error)
+
+
+def test_the_moments_would_show_a_wrong_law(paper):
+    """The limit law has E[y²] = 0.392, and 1/n scaling 0.25 · 1.19: both far outside the error."""
+    sample = paper**2
+    assert abs(sample.mean() - 0.392) > 20 * sample.std() / np.sqrt(sample.size)
+
+
+def test_linear_scaling_collapses_the_scores():
+    @ns.program
+    def scores(scaling):
+        x = ns.gaussian(n, 3)
+        q, k = ns.weight(n, n) @ x, ns.weight(n, n) @ x
+        return scaling(q, k)
+
+    # Var p = E|x_i|²/n E|x_j|²/n ≈ 1 under 1/√n, and 1/n of it under 1/n: 9 × 2,000 draws, within 15%
+    assert scores(ns.dot).simulate(n=64, draws=2000).var() == pytest.approx(1, rel=0.15)
+    assert scores(ns.mean_dot).simulate(n=64, draws=2000).var() == pytest.approx(1 / 64, rel=0.15)
+
+
+def test_attention_is_what_its_docstring_says():
+    """With every matrix read off by its action on unit vectors, attention is recomputed by hand."""
+    x = ns.data(np.random.default_rng(0).standard_normal((3, 4)))
+    y = ns.nn.attention(x, heads=2, head_dim=5, sigma_q=2.0, mask="causal")
+    (drawn,) = ns.Program((y,)).simulate(draws=50)
+    matmuls = {v.op.weight.source.name: v.op.weight for v in _values(y) if hasattr(v.op, "weight")}
+    read = [matmuls[f"W^{k}"] @ ns.data(np.eye(10 if k == "O" else 4)) for k in "QKVO"]
+    again, wq, wk, wv, wo = ns.Program((y, *read)).simulate(draws=50)
+    np.testing.assert_allclose(again, drawn)
+    wq, wk, wv = (np.swapaxes(w, -1, -2) for w in (wq, wk, wv))  # (draws, heads, 5, 4)
+    tokens = x.op.vectors
+    q, k, v = (np.einsum("rhdn,sn->rhsd", w, tokens) for w in (wq, wk, wv))
+    p = np.where(np.tri(3) > 0, np.einsum("rhid,rhjd->rhij", q, k) / 5**0.5, -np.inf)
+    a = np.exp(p) / np.exp(p).sum(-1, keepdims=True)
+    mixed = np.einsum("rhij,rhjd->rihd", a, v).reshape(50, 3, 10)
+    np.testing.assert_allclose(drawn, np.einsum("rkn,rik->rin", wo, mixed), atol=1e-12)
+    assert np.isclose(wq.std(), 2 / 4**0.5, rtol=0.1)  # 2,000 entries
+    assert np.isclose(wo.std(), 1 / 10**0.5, rtol=0.1)
+
+
+def _values(value):
+    from netsor.language._graph import ordered
+
+    return ordered([value])
+
+
+def _same(net, **arguments):
+    alone = net.simulate(draws=700, workers=1, **arguments)
+    return [alone, net.simulate(draws=700, workers=2, **arguments), net.simulate(draws=700, workers=7, **arguments)]
+
+
+def test_bits_do_not_depend_on_the_workers():
+    alone, *others = _same(cross_attention.net(), n=24, d=5)
+    assert all(np.array_equal(alone, other) for other in others)
+
+
+def test_bits_do_not_depend_on_the_executor():
+    net = cross_attention.net()
+    alone = net.simulate(n=8, d=5, draws=5000, workers=1)
+    with ThreadPoolExecutor(3) as threads, ProcessPoolExecutor(2) as processes:
+        for executor in (threads, processes):
+            assert np.array_equal(alone, net.simulate(n=8, d=5, draws=5000, executor=executor))
+
+
+def test_fewer_draws_are_the_first_of_more():
+    net = attention_layer.net()
+    more = net.simulate(n=32, draws=900, seed=5)
+    assert np.array_equal(more[:130], net.simulate(n=32, draws=130, seed=5))
+    assert not np.array_equal(more[:130], net.simulate(n=32, draws=130, seed=6))
+
+
+def test_memory_is_bounded_by_chunks(monkeypatch):
+    sizes = []
+    original = _literal._Chunk.__call__
+
+    def spy(self, part):
+        sizes.append(len(part))
+        return original(self, part)
+
+    monkeypatch.setattr(_literal._Chunk, "__call__", spy)
+    attention_layer.net().simulate(n=128, draws=40)
+    matrices = (4 + 2 * 3 + 2) * 128**2 * 8
+    assert sum(sizes) == 40
+    assert max(sizes) <= _literal.CHUNK_BYTES / matrices
+
+
+def test_coordinates():
+    net = attention_layer.net()
+    every = net.simulate(n=6, draws=3)
+    assert np.array_equal(net.simulate(n=6, draws=3, coordinates=2), every[..., 2])
+    assert np.array_equal(net.simulate(n=6, draws=3, coordinates=[0, 5]), every[..., [0, 5]])
+    assert np.array_equal(net.simulate(n=6, draws=3, coordinates=slice(2)), every[..., :2])
+
+
+def test_one_query_for_one_token():
+    from netsor.language._graph import ordered
+    from netsor.language._narrow import narrow
+
+    (first,) = narrow(attention_layer.net()[0].outputs)
+    shapes = {v.op.weight.source.name: v.shape for v in ordered([first]) if hasattr(v.op, "weight")}
+    assert shapes == {None: (4,), "W^Q": (2, 1), "W^K": (2, 4), "W^V": (2, 4), "W^O": (1,)}
+
+
+def test_progress_is_reported():
+    seen = []
+    attention_layer.net().simulate(n=128, draws=40, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (40, 40)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_an_interrupt_leaves_promptly():
+    begun = []
+
+    def work(part):
+        begun.append(part)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return 0
+
+    with pytest.raises(KeyboardInterrupt):
+        list(_montecarlo.run(work, _montecarlo.chunks(1000, 1), workers=1))
+    assert len(begun) < 10  # of 1,000: what was queued and not begun is dropped
+
+
+def test_an_error_in_a_function_reaches_the_user():
+    def fails(x):
+        if x.shape != (2, 3):  # not the probe
+            raise RuntimeError("from the user's function")
+        return x
+
+    with pytest.raises(RuntimeError, match="from the user's function"):
+        ns.Program(ns.nonlin(fails, ns.gaussian(n))).simulate(n=4, draws=2)

@@ -1,0 +1,163 @@
+"""Every error path: the message names the operation, what was given, what is allowed, and the line."""
+
+import re
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.language._where import TraceIndexError
+
+n, m = ns.Width("n"), ns.Width("m")
+
+
+def x(*shape):
+    return ns.gaussian(n, shape)
+
+
+CASES = {
+    "width name": (lambda: ns.Width("2n"), "Width: name '2n' must be a Python identifier"),
+    "reserved width": (lambda: ns.Width("draws"), "Width: name 'draws' must be .* other than"),
+    "width number": (lambda: ns.Width(0), "Width: 0 must be a positive integer"),
+    "width factor": (lambda: 0.5 * n, "Width: 0.5 must be a positive integer"),
+    "width true": (lambda: True * n, "Width: True must be a positive integer"),
+    "gaussian width": (lambda: ns.gaussian(-3), "gaussian: width -3 must be a Width or a positive integer"),
+    "gaussian shape": (lambda: ns.gaussian(n, (2, 0)), r"gaussian: shape \(2, 0\) must be a positive integer"),
+    "gaussian mean": (lambda: ns.gaussian(n, 2, mean=[1, 2, 3]), r"mean of shape \(3,\) does not broadcast to \(2,\)"),
+    "gaussian cov": (lambda: ns.gaussian(n, 2, cov=np.eye(3)), r"cov of shape \(3, 3\) must be a number or \(2, 2\)"),
+    "gaussian variance": (lambda: ns.gaussian(n, cov=-1.0), "gaussian: cov=-1.0 must not be negative"),
+    "gaussian indefinite": (lambda: ns.gaussian(n, 2, cov=[[1, 2], [2, 1]]), "positive semidefinite"),
+    "gaussian asymmetric": (lambda: ns.gaussian(n, 2, cov=[[1, 0.5], [0, 1]]), "symmetric"),
+    "gaussian nan": (lambda: ns.gaussian(n, mean=np.nan), "gaussian: numbers must be finite, got nan"),
+    "data number": (lambda: ns.data(1.0), "data: needs an array whose last axis"),
+    "data text": (lambda: ns.data("abc"), "data: needs a netsor value or numbers, got 'abc'"),
+    "data empty": (lambda: ns.data(np.ones((0, 3))), r"data: an empty array of shape \(0, 3\)"),
+    "weight std": (lambda: ns.weight(n, n, std=-1), "weight: std=-1 must be a finite number, 0 or more"),
+    "weight batch": (lambda: ns.weight(n, n, batch=0), "weight: shape 0 must be a positive integer"),
+    "weight width": (lambda: ns.weight(n, 1.5), "weight: width 1.5 must be a Width or a positive integer"),
+    "weight index": (lambda: ns.weight(n, n, 2)[5], r"weight: index 5 on a batch of shape \(2,\)"),
+    "matmul width": (lambda: ns.weight(n, m) @ x(2), r"W @ x: W maps R\^m to R\^n, but x lives in R\^n"),
+    "matmul operand": (lambda: ns.weight(n, n) @ np.ones(3), "W @ x: a weight multiplies vectors, got array"),
+    "each batch": (lambda: ns.weight(n, n, 3).each(x(2)), r"the batch \(3,\) is not how the shape \(2,\) of x begins"),
+    "add shapes": (lambda: x(2) + x(3), r"\+: shapes \(2,\) and \(3,\) do not broadcast"),
+    "add widths": (lambda: x() + ns.gaussian(m), r"\+: the vectors live in different spaces, R\^n and R\^m"),
+    "multiply widths": (lambda: x() * ns.gaussian(m), r"\*: the vectors live in different spaces"),
+    "multiply shapes": (lambda: x(2) * np.ones(3), r"\*: shapes \(3,\) and \(2,\) do not broadcast"),
+    "add text": (lambda: x() + "a", r"\+: needs a netsor value or numbers, got 'a'"),
+    "divide by vector": (lambda: x() / x(), "/: a vector is divided by numbers or scalars"),
+    "divide by zero": (lambda: x() / 0.0, "/: division by zero"),
+    "mix": (lambda: np.ones((2, 3)) @ x(2), r"@: scalars of shape \(2, 3\) do not combine vectors of shape \(2,\)"),
+    "mix one": (lambda: np.ones(3) @ x(), r"@: scalars of shape \(3,\) do not combine vectors of shape \(\)"),
+    "mix batch": (lambda: np.ones((2, 3, 3)) @ x(4, 3), r"@: scalars of shape \(2, 3, 3\) do not combine"),
+    "scalar matmul": (lambda: ns.dot(x(2), x(2)) @ np.ones(2), r"shapes \(2, 2\) and \(2,\) are no matrices"),
+    "index": (lambda: x(2)[4], r"index: 4 on shape \(2,\): index 4 is out of bounds"),
+    "index nothing": (lambda: x(2)[2:], r"index: nothing is left of shape \(2,\)"),
+    "reshape": (lambda: x(4).reshape(3), r"reshape: shape \(4,\) cannot become \(3,\)"),
+    "transpose": (lambda: x(2, 3).transpose(0, 0), r"transpose: axes \(0, 0\) do not reorder shape \(2, 3\)"),
+    "broadcast": (lambda: x(2).broadcast_to((3,)), r"broadcast_to: shape \(2,\) does not broadcast to \(3,\)"),
+    "sum axis": (lambda: x(2).sum(3), r"sum: axis 3 is not among the axes of shape \(2,\)"),
+    "mean axis": (lambda: ns.dot(x(2), x(2)).mean((0, 0)), r"mean: axis \(0, 0\) is not among"),
+    "join shapes": (
+        lambda: ns.join([x(2, 3), x(2, 2)]),
+        r"join: shapes \(2, 3\) and \(2, 2\) do not join along axis 0",
+    ),
+    "join widths": (lambda: ns.join([x(2), ns.gaussian(m, 2)]), "join: the vectors live in different spaces"),
+    "join nothing": (lambda: ns.join([]), "join: needs at least one value"),
+    "stack kinds": (lambda: ns.stack([x(), ns.mean_dot(x(), x())]), "stack: needs vectors alone or scalars alone"),
+    "stack shapes": (lambda: ns.stack([x(2), x()]), r"stack: shapes \(2,\) and \(\) do not stack along axis 0"),
+    "dot width": (lambda: ns.dot(x(), ns.gaussian(m)), r"dot: the vectors live in different spaces, R\^n and R\^m"),
+    "dot batch": (lambda: ns.dot(x(2, 3), x(4, 3)), r"dot: shapes \(2, 3\) and \(4, 3\) do not align"),
+    "dot operand": (lambda: ns.mean_dot(x(), 2.0), "mean_dot: needs a vector, got 2.0"),
+    "concat axis": (lambda: ns.concat(x(2), axis=1), r"concat: axis 1 is not among the axes of shape \(2,\)"),
+    "concat operand": (lambda: ns.concat(3.0), "concat: needs a vector, got 3.0"),
+    "softmax one": (lambda: ns.softmax(ns.dot(x(), x())), "softmax: needs an axis to run over"),
+    "softmax vector": (lambda: ns.softmax(x(2)), "softmax: needs scalars or numbers, got <Vector"),
+    "softmax word": (lambda: ns.softmax(ns.dot(x(2), x(2)), "casual"), "mask='casual' must be 'causal' or a boolean"),
+    "softmax causal": (lambda: ns.softmax(ns.dot(x(2), x(3)), "causal"), r"needs square scores, got shape \(2, 3\)"),
+    "softmax type": (lambda: ns.softmax(ns.dot(x(2), x(2)), [1.0, 0.0]), "mask must be boolean, got .* float64"),
+    "softmax mask": (lambda: ns.softmax(ns.dot(x(2), x(2)), [True] * 3), r"mask of shape \(3,\) does not broadcast"),
+    "softmax row": (lambda: ns.softmax(ns.dot(x(2), x(2)), [False] * 2), "mask leaves a row without any entry"),
+    "apply nothing": (lambda: ns.apply(np.exp), "apply: exp needs at least one scalar"),
+    "apply axes": (lambda: ns.apply(np.exp, ns.dot(x(), x()), axes=1), r"apply: axes=1 with shapes \(\)"),
+    "apply shapes": (lambda: ns.apply(np.add, np.ones(2), np.ones(3)), r"add: shapes \(2,\) and \(3,\) do not"),
+    "apply batch": (
+        lambda: ns.apply(np.add, np.ones((2, 1)), np.ones((3, 1)), axes=1),
+        r"add: shapes \(2, 1\) and \(3, 1\) do not broadcast before the last 1 axes",
+    ),
+    "apply vectorised": (
+        lambda: ns.apply(np.sum, 1.0),
+        r"sum is not vectorised: the leading axes \(2, 3\) became \(\)",
+    ),
+    "apply failing": (lambda: ns.apply(np.linalg.inv, 1.0), r"apply: inv fails on arrays of shapes \(2, 3\)"),
+    "apply function": (lambda: ns.apply(3, 1.0), "apply: needs a function, got 3"),
+    "nonlin nothing": (lambda: ns.nonlin(np.tanh, 1.0), "nonlin: tanh needs one vector or more, then scalars"),
+    "nonlin order": (lambda: ns.nonlin(np.add, 1.0, x()), "nonlin: add needs one vector or more, then scalars"),
+    "nonlin widths": (lambda: ns.nonlin(np.add, x(), ns.gaussian(m)), "add: the vectors live in different spaces"),
+    "nonlin shapes": (lambda: ns.nonlin(np.add, x(2), x(3)), r"add: shapes \(2,\) and \(3,\) do not broadcast"),
+    "nonlin coordinates": (lambda: ns.nonlin(np.sum, x()), r"sum is not coordinatewise: .* became \(\)"),
+    "relu operand": (lambda: ns.relu(1.0), "relu: needs a vector, got 1.0"),
+    "clip bound": (lambda: ns.clip(x(), 0), "clip: bound=0 must be a finite number above 0"),
+    "leaky slope": (lambda: ns.leaky_relu(x(), np.inf), "leaky_relu: slope=inf must be a finite number"),
+    "norm eps": (lambda: ns.rms_norm(x(), eps=-1), "rms_norm: eps=-1 must be a finite number, 0 or more"),
+    "attention x": (lambda: ns.nn.attention(x(), 2), "attention: x must be vectors with an axis of tokens"),
+    "attention heads": (lambda: ns.nn.attention(x(2), 0), "weight: shape 0 must be a positive integer"),
+    "attention scaling": (
+        lambda: ns.nn.attention(x(2), 1, scaling="none"),
+        "scaling='none' must be 'sqrt' or 'linear'",
+    ),
+    "program result": (lambda: ns.Program(3.0), "program program: must return a vector, a scalar or a tuple"),
+    "program nothing": (lambda: ns.Program(()), r"must return a vector, a scalar or a tuple of them, returned \(\)"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trace_errors(name):
+    make, message = CASES[name]
+    with pytest.raises(ns.TraceError, match=message) as caught:
+        make()
+    assert re.search(r"\(at .*test_errors\.py:\d+: ", str(caught.value))
+
+
+def test_an_error_in_a_layer_points_at_the_users_line():
+    with pytest.raises(ns.TraceError, match=r"this line is named") as caught:
+        ns.nn.attention(x(2), heads=2, context=x(3), mask="causal")  # this line is named
+    assert caught.value.where.file.endswith("test_errors.py")
+
+
+def test_index_errors_are_index_errors():
+    with pytest.raises(TraceIndexError):
+        x(2)[7]
+    with pytest.raises(TypeError, match=r"len\(\) of a single value"):
+        len(x())
+
+
+net = ns.Program(ns.weight(n, m) @ ns.gaussian(m))
+
+BINDINGS = {
+    "missing": ({"n": 3}, "width m is not bound: give m=…, a positive integer"),
+    "unknown": ({"n": 3, "m": 2, "k": 1}, "width k=1 is not used; this program's widths are m, n"),
+    "negative": ({"n": -3, "m": 2}, "width n=-3 must be a positive integer"),
+    "infinite": ({"n": ns.inf, "m": 2}, "width n=inf must be a positive integer"),
+    "fraction": ({"n": 3, "m": 2.5}, "width m=2.5 must be a positive integer"),
+    "draws": ({"n": 3, "m": 2, "draws": 0}, "draws=0 must be an integer, 1 or more"),
+    "seed": ({"n": 3, "m": 2, "seed": -1}, "seed=-1 must be an integer, 0 or more"),
+    "workers": ({"n": 3, "m": 2, "workers": 0}, "workers=0 must be an integer, 1 or more"),
+    "coordinates": ({"n": 3, "m": 2, "coordinates": 3}, "coordinates=3: index 3 is out of bounds"),
+}
+
+
+@pytest.mark.parametrize("name", BINDINGS)
+def test_simulate_errors(name):
+    given, message = BINDINGS[name]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        net.simulate(**{"draws": 2, **given})
+
+
+def test_no_width_to_bind():
+    with pytest.raises(ValueError, match="this program has no width to bind"):
+        ns.Program(ns.gaussian(3)).simulate(draws=1, n=3)
+
+
+def test_shape_of_a_tuple():
+    with pytest.raises(ValueError, match="returns 2 values: ask for the shape of net"):
+        _ = ns.Program((x(), x())).shape

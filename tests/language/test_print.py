@@ -1,0 +1,105 @@
+"""The printer and LaTeX."""
+
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from examples import attention_layer, causal_attention, cross_attention, perceptron, recurrent, residual_block
+
+import netsor as ns
+
+n = ns.Width("n")
+
+
+def test_the_papers_layer():
+    lines = str(attention_layer.net()).splitlines()
+    assert lines[0] == "program net(tokens=4, heads=2), widths n"
+    words = [" ".join(line.split()) for line in lines[1:]]
+    assert words == [
+        "h1 = N(0, 1) initial 1 in R^n",
+        "W_1 4 matrices n×n, entries N(0, 1/n)",
+        "g1 = W_1 h1 MatMul 4 in R^n",
+        "x1 = clip(g1, 100) Nonlin 4 in R^n",
+        "W^Q 2 matrices n×n, entries N(0, 1/n)",
+        "g2 = W^Q x1 MatMul 2×4 in R^n",
+        "W^K 2 matrices n×n, entries N(0, 1/n)",
+        "g3 = W^K x1 MatMul 2×4 in R^n",
+        "p1 = n^(-1/2) <g2, g3> dot 2×4×4",
+        "a1 = softmax(p1) function of scalars 2×4×4",
+        "W^V 2 matrices n×n, entries N(0, 1/n)",
+        "g4 = W^V x1 MatMul 2×4 in R^n",
+        "u1 = a1 @ g4 combination 2×4 in R^n",
+        "u2 = concat(u1, axis=0) concatenation 4 in R^2n",
+        "W^O matrix n×2n, entries N(0, 1/2n)",
+        "g5 = W^O u2 MatMul 4 in R^n",
+        "return g5",
+    ]
+
+
+def everything():
+    """A program with every operation in it."""
+    x, y = ns.gaussian(n, (2, 3), mean=1.0), ns.gaussian(n, 3, mean=[1.0, 2.0, 3.0], cov=np.eye(3) + 1)
+    w = ns.weight(n, n, 2, std=1e-7, name="odd_name & 100%")
+    p = ns.dot(w.each(x), ns.weight(n, n, 2).each(x))
+    a = ns.softmax(p, "causal") @ p + 2 * p - ns.apply(np.exp, p)
+    h = ns.nonlin(lambda u, v, s: u + v * s, x, y, p[:, 0]) * x + ns.layer_norm(y) + 0.5
+    z = a @ ns.join([h[:, :1], x[:, [2, 0]]], axis=1) + ns.stack([y, y]) / 3
+    data = ns.weight(n, 2) @ ns.data(np.eye(2))
+    return ns.concat(z, axis=0), ns.mean_dot(data, w[0] @ z[0]), p.sum(), ns.ones(n) * np.arange(1.0, 3.0)
+
+
+NETS = {
+    "layer": attention_layer.net,
+    "one token": lambda: attention_layer.net()[0],
+    "causal": causal_attention.net,
+    "cross": cross_attention.net,
+    "perceptron": perceptron.net,
+    "recurrent": recurrent.net,
+    "block": residual_block.net,
+    "tied": lambda: ns.Program(ns.dot(*[ns.weight(n, n) @ ns.gaussian(n)] * 2)),
+    "everything": lambda: ns.Program(everything()),
+    "long name": lambda: ns.Program(ns.weight(ns.Width("d_model"), 4) @ ns.gaussian(4), name="a_b & 50%"),
+}
+
+
+def test_every_operation_prints():
+    text = str(NETS["everything"]())
+    for part in ("N(1, 1)", "N(mean, cov)", "odd_name & 100%.each(h1)", "masked_softmax", "join(", "given vectors"):
+        assert part in text
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_latex_is_balanced(name):
+    text = NETS[name]().latex()
+    assert text.isascii()
+    assert text.count("{") == text.count("}")
+    for environment in ("document", "gather*"):
+        assert text.count(rf"\begin{{{environment}}}") == text.count(rf"\end{{{environment}}}")
+    assert r"\documentclass" not in NETS[name]().latex(document=False)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex, which pip cannot install")
+@pytest.mark.parametrize("name", NETS)
+def test_latex_compiles(name, tmp_path):
+    (tmp_path / "net.tex").write_text(NETS[name]().latex())
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "net.tex"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-2000:]
+
+
+def test_latex_states_the_limit_law():
+    text = attention_layer.net().latex()
+    scores = (
+        r"\operatorname{Cov}(\mathring{p}^{(1)}_{i,j,k}, \mathring{p}^{(1)}_{i',j',k'}) = "
+        r"\mathbb{E}[Z^{g^{(2)}_{i,j}} Z^{g^{(2)}_{i',j'}}] \, \mathbb{E}[Z^{g^{(3)}_{i,k}} Z^{g^{(3)}_{i',k'}}]"
+    )
+    assert scores in text
+    assert "(proved, Theorem 3.1.)" in text
+    assert "There is none" in NETS["tied"]().latex()
+    assert "(conjectured.)" in residual_block.net().latex()
+
+
+def test_a_matrix_used_twice_has_its_covariance_printed():
+    text = recurrent.net(steps=3).latex()
+    assert r"\operatorname{Cov}(Z^{g^{(2)}}, Z^{g^{(3)}}) =  0.81 \, \mathbb{E}[Z^{x^{(1)}} Z^{x^{(2)}}]" in text

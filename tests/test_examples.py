@@ -1,0 +1,28 @@
+"""The examples run, and each network in them is short."""
+
+import importlib
+import inspect
+import runpy
+from pathlib import Path
+
+import pytest
+
+import netsor as ns
+
+FOLDER = Path(__file__).parent.parent / "examples"
+EXAMPLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_runs(name, capsys):
+    runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_network_is_at_most_ten_lines(name):
+    net = importlib.import_module(f"examples.{name}").net
+    assert isinstance(net(), ns.Program)
+    source = inspect.getsource(net).splitlines()
+    code = [line for line in source if line.strip() and not line.strip().startswith(("@", '"""'))]
+    assert len(code) <= 10
