@@ -143,14 +143,4 @@ def _rebuilt(op: Operation, keep: Keep, inputs: Sequence[Any]) -> Operation:
         case MatMul(weight, _, each):
             batch = keep[: len(weight.batch)]
             return MatMul(weight[_box(batch)] if batch else weight, inputs[0], each)
-        case Nonlin(f, vectors):
-            return Nonlin(f, tuple(inputs[: len(vectors)]), tuple(inputs[len(vectors) :]))
-        case Apply(f, _, axes):
-            return Apply(f, tuple(inputs), axes)
-        case Concat(_, axis):
-            return Concat(inputs[0], axis)
-        case Dot(_, _, power):
-            return Dot(inputs[0], inputs[1], power)
-        case Join():
-            return Join(tuple(inputs))
-    return type(op)(*inputs)  # Add, Scale, Mix: nothing but inputs
+    return op.with_inputs(*inputs)

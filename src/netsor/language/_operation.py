@@ -6,8 +6,8 @@ the array x". Shapes broadcast as in numpy. An operation knows its inputs and no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,10 @@ class Operation:
     def inputs(self) -> tuple[Value, ...]:
         """The values that the operation reads."""
         return ()
+
+    def with_inputs(self, *inputs: Any) -> Self:
+        """The same operation on other values, given in the order of `inputs`."""
+        return type(self)(*inputs) if inputs else self
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +71,10 @@ class MatMul(Operation):
         """The vectors multiplied."""
         return (self.x,)
 
+    def with_inputs(self, *inputs: Any) -> Self:
+        """The same operation on other values."""
+        return replace(self, x=inputs[0])
+
 
 @dataclass(frozen=True, eq=False)
 class Nonlin(Operation):
@@ -80,6 +88,10 @@ class Nonlin(Operation):
     def inputs(self) -> tuple[Value, ...]:
         """The vectors, then the scalars."""
         return self.vectors + self.scalars
+
+    def with_inputs(self, *inputs: Any) -> Self:
+        """The same operation on other values."""
+        return replace(self, vectors=inputs[: len(self.vectors)], scalars=inputs[len(self.vectors) :])
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +145,10 @@ class Concat(Operation):
         """The vectors concatenated."""
         return (self.x,)
 
+    def with_inputs(self, *inputs: Any) -> Self:
+        """The same operation on other values."""
+        return replace(self, x=inputs[0])
+
 
 @dataclass(frozen=True, eq=False)
 class Dot(Operation):
@@ -146,6 +162,10 @@ class Dot(Operation):
     def inputs(self) -> tuple[Value, ...]:
         """Both factors."""
         return (self.x, self.y)
+
+    def with_inputs(self, *inputs: Any) -> Self:
+        """The same operation on other values."""
+        return replace(self, x=inputs[0], y=inputs[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +188,10 @@ class Apply(Operation):
         """The arguments."""
         return self.scalars
 
+    def with_inputs(self, *inputs: Any) -> Self:
+        """The same operation on other values."""
+        return replace(self, scalars=inputs)
+
 
 @dataclass(frozen=True, eq=False)
 class Take(Operation):
@@ -181,6 +205,10 @@ class Take(Operation):
         """What is taken from."""
         return (self.x,)
 
+    def with_inputs(self, *inputs: Any) -> Self:
+        """The same operation on other values."""
+        return replace(self, x=inputs[0])
+
 
 @dataclass(frozen=True, eq=False)
 class Join(Operation):
@@ -192,3 +220,7 @@ class Join(Operation):
     def inputs(self) -> tuple[Value, ...]:
         """The parts."""
         return self.parts
+
+    def with_inputs(self, *inputs: Any) -> Self:
+        """The same operation on other values."""
+        return replace(self, parts=inputs)

@@ -1,0 +1,133 @@
+"""Coordinates of vectors, and the linear algebra on them: the same for every array library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from ..activations import Function
+
+Array = Any
+
+PARTS = ("lead", "fluct", "sample", "nodes")
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Vectors, by coordinates along the last axis of each array, behind the axis of blocks.
+
+    `lead` and `fluct`: in the frame (see `_frame`); fluct is None where it is 0. `sample`: what an output needs to
+    know of one coordinate α: its value so far, then its coefficients of Gaussian variables that are never drawn. At
+    infinite width, until the last nonlinearity of its cluster has acted, an output of a nonlinearity has no
+    coordinates in the frame: it is `f` of the Gaussian vectors with this `lead`, or has its values at `nodes`.
+    """
+
+    lead: Array
+    fluct: Array = None
+    sample: Array = None
+    nodes: Array = None
+    f: Function | None = None
+
+    @property
+    def nonlinear(self) -> bool:
+        """Whether these are vectors without coordinates in the frame."""
+        return self.f is not None or self.nodes is not None
+
+    def each(self, change: Callable[[Array], Array]) -> Coordinates:
+        """The same change to every array."""
+        arrays = {name: getattr(self, name) for name in PARTS}
+        return replace(self, **{name: None if a is None else change(a) for name, a in arrays.items()})
+
+
+def padded(a: Array, width: int) -> Array:
+    """The array with zeros behind its last axis, up to a width."""
+    missing = width - a.shape[-1]
+    if missing == 0:
+        return a
+    xp = array_namespace(a)
+    return xp.concat([a, xp.zeros((*a.shape[:-1], missing), dtype=a.dtype)], axis=-1)
+
+
+def plus(a: Array, b: Array) -> Array:
+    """The sum of two arrays, either of which may be None or narrower."""
+    if a is None or b is None:
+        return b if a is None else a
+    width = max(a.shape[-1], b.shape[-1])
+    return padded(a, width) + padded(b, width)
+
+
+def lined_up(a: Array, ndim: int, to: int) -> Array:
+    """An array of values with `ndim` axes, with axes of size 1 set in behind the replicas, so that it broadcasts."""
+    return a if ndim == to else a.reshape(a.shape[0], *(1,) * (to - ndim), *a.shape[1:])
+
+
+def swapped(a: Array, i: int, j: int) -> Array:
+    """The array with two axes exchanged."""
+    order = list(range(a.ndim))
+    order[i], order[j] = order[j], order[i]
+    return array_namespace(a).permute_dims(a, tuple(order))
+
+
+def transposed(a: Array) -> Array:
+    """The array with its last two axes exchanged."""
+    return array_namespace(a).matrix_transpose(a)
+
+
+def merged(a: Array) -> Array:
+    """The last two axes, blocks and directions, as one."""
+    return a.reshape(*a.shape[:-2], a.shape[-2] * a.shape[-1])
+
+
+def mixed(weights: Array, v: Array) -> Array:
+    """Σ_j a[…, i, j] v[…, j, block, direction]."""
+    combined = weights @ merged(v)
+    return combined.reshape(*combined.shape[:-1], *v.shape[-2:])
+
+
+def concatenated(a: Array, axis: int) -> Array:
+    """The values along an axis become blocks of one."""
+    order = [k for k in range(a.ndim) if k != 1 + axis]
+    order.insert(len(order) - 2, 1 + axis)
+    a = array_namespace(a).permute_dims(a, tuple(order))
+    return a.reshape(*a.shape[:-3], a.shape[-3] * a.shape[-2], a.shape[-1])
+
+
+def taken(a: Array, ndim: int, flat: Any) -> Array:
+    """The entries at flat positions among the `ndim` axes of an array of values."""
+    xp = array_namespace(a)
+    rest = a.shape[1 + ndim :]
+    entries = a.reshape(a.shape[0], math.prod(a.shape[1 : 1 + ndim]), *rest)
+    if flat.size == 1:
+        k = int(flat.ravel()[0])
+        return entries[:, k : k + 1].reshape(a.shape[0], *flat.shape, *rest)
+    return xp.take(entries, xp.asarray(flat.ravel()), axis=1).reshape(a.shape[0], *flat.shape, *rest)
+
+
+def joined(*arrays: Array) -> Array:
+    """Arrays set end to end along their first axis behind the replicas."""
+    xp = array_namespace(*arrays)
+    replicas = max(a.shape[0] for a in arrays)
+    return xp.concat([xp.broadcast_to(a, (replicas, *a.shape[1:])) for a in arrays], axis=1)
+
+
+def root(gram: Array) -> Array:
+    """The symmetric square root of positive semidefinite matrices, which may be singular."""
+    xp = array_namespace(gram)
+    eigenvalues, vectors = xp.linalg.eigh(gram)
+    scale = xp.sqrt(xp.clip(eigenvalues, 0.0, None))
+    return (vectors * scale[..., None, :]) @ transposed(vectors)
+
+
+def pseudo_inverse(gram: Array) -> Array:
+    """The pseudo-inverse of symmetric positive semidefinite matrices; what is 0 up to rounding counts as 0."""
+    xp = array_namespace(gram)
+    eigenvalues, vectors = xp.linalg.eigh(gram)
+    largest = eigenvalues[..., -1:]
+    known = eigenvalues > 1e-12 * largest
+    inverse = xp.where(known, 1.0 / xp.where(known, eigenvalues, 1.0), 0.0)
+    return (vectors * inverse[..., None, :]) @ transposed(vectors)

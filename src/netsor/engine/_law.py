@@ -1,0 +1,109 @@
+"""Sampling with the exact interpreter: chunks of replicas, in blocks that fit the cache, on any executor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..language._narrow import narrow
+from ..language._value import Value
+from ._exact import Exact, ExactError
+from ._frame import Streams
+from ._montecarlo import Progress, chunks, one_blas_thread, run, whole_number
+from ._plan import Plan, make_plan
+
+Array = npt.NDArray[np.float64]
+
+CHUNK = 4096  # replicas with one seed; no function of the width, so that one seed couples two widths
+BLOCK_BYTES = 2**22  # of arrays in one go: what a core's cache holds, nearly
+LARGEST = 2**33  # bytes for a single replica, above which a program is refused
+
+
+@dataclass(frozen=True)
+class Conditional:
+    """What is known of one coordinate of the outputs, given all that was drawn: N(mean, cov), a replica each.
+
+    The vectors and scalars of all outputs stand side by side along the last axes. If nothing that was drawn matters,
+    there is one replica.
+    """
+
+    mean: Array  # (replicas, k)
+    cov: Array  # (replicas, k, k)
+    random_numbers: int  # drawn for each replica
+    quadrature_error: float  # of Gaussian expectations, the largest
+    notes: tuple[str, ...]
+
+
+def conditional(
+    outputs: Sequence[Value],
+    widths: dict[str, float],
+    draws: int,
+    seed: int = 0,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    progress: Progress = True,
+    xp: Any = np,
+) -> Conditional:
+    """Replicas of the conditional law of one coordinate of the outputs."""
+    draws, seed = whole_number("draws", draws, 1), whole_number("seed", seed, 0)
+    plan = make_plan(narrow(outputs), widths)
+    _check_memory(plan)
+    trial = Exact(plan, Streams(seed, 0, 2), xp.asarray)
+    mean, coefficients = trial.result()
+    if mean.shape[0] == coefficients.shape[0] == 1:
+        draws = 1
+    work = _Chunk(plan, seed, xp, block=max(1, int(BLOCK_BYTES // (_bytes(trial) / 2))))
+    size = mean.shape[1]
+    means, covs = np.empty((draws, size)), np.empty((draws, size, size))
+    error = trial.limit.error
+    for part, (mean, cov, chunk_error) in run(work, chunks(draws, CHUNK), workers, executor, progress):
+        means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
+        error = max(error, chunk_error)
+    return Conditional(means, covs, trial.streams.drawn, error, tuple(plan.notes))
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The work for one chunk: its blocks, one after the other, from the same streams."""
+
+    plan: Plan
+    seed: int
+    xp: Any = field(repr=False)
+    block: int
+
+    def __call__(self, part: range) -> tuple[Array, Array, float]:
+        streams = Streams(self.seed, part.start // CHUNK, 0)
+        means, covs, error = [], [], 0.0
+        with one_blas_thread():
+            for start in range(0, len(part), self.block):
+                streams.replicas = min(self.block, len(part) - start)
+                exact = Exact(self.plan, streams, self.xp.asarray)
+                mean, coefficients = exact.result()
+                cov = coefficients @ np.swapaxes(coefficients, -1, -2)
+                means.append(np.broadcast_to(mean, (streams.replicas, *mean.shape[1:])))
+                covs.append(np.broadcast_to(cov, (streams.replicas, *cov.shape[1:])))
+                error = max(error, exact.limit.error)
+        return np.concatenate(means), np.concatenate(covs), error
+
+
+def _bytes(exact: Exact) -> float:
+    """The memory that a run held at its end."""
+    arrays = [a for c in exact.vectors.values() for a in (c.lead, c.fluct, c.sample, c.nodes)]
+    return 8.0 * sum(a.size for a in (*arrays, *exact.scalars.values()) if a is not None)
+
+
+def _check_memory(plan: Plan) -> None:
+    for group in plan.groups:
+        if group.nonlinear and group.width < np.inf:
+            vectors = sum(places.size for places in group.positions.values())
+            if 8 * vectors * group.width > LARGEST:
+                raise ExactError(
+                    group.nonlinear[0],
+                    f"a nonlinearity at width {group.width:.0f} needs coordinates, {8 * vectors * group.width:.1e} bytes "
+                    "a replica; take the width inf",
+                )
