@@ -6,6 +6,7 @@ Write a network once, the way the paper writes it, and read it at any width.
 from . import nn
 from ._program import Program, program
 from .activations import Function
+from .engine import ExactError
 from .language import (
     Scalar,
     TraceError,
@@ -42,11 +43,16 @@ from .language import (
     weight,
 )
 from .language._check import Point, Report
+from .laws import Estimate, Law, Mixture
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Estimate",
+    "ExactError",
     "Function",
+    "Law",
+    "Mixture",
     "Point",
     "Program",
     "Report",

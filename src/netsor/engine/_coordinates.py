@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +44,11 @@ class Coordinates:
         return replace(self, **{name: None if a is None else change(a) for name, a in arrays.items()})
 
 
+def shaped(a: Array, *shape: int) -> Array:
+    """The array in another shape."""
+    return array_namespace(a).reshape(a, shape)
+
+
 def padded(a: Array, width: int) -> Array:
     """The array with zeros behind its last axis, up to a width."""
     missing = width - a.shape[-1]
@@ -63,7 +68,7 @@ def plus(a: Array, b: Array) -> Array:
 
 def lined_up(a: Array, ndim: int, to: int) -> Array:
     """An array of values with `ndim` axes, with axes of size 1 set in behind the replicas, so that it broadcasts."""
-    return a if ndim == to else a.reshape(a.shape[0], *(1,) * (to - ndim), *a.shape[1:])
+    return a if ndim == to else shaped(a, a.shape[0], *(1,) * (to - ndim), *a.shape[1:])
 
 
 def swapped(a: Array, i: int, j: int) -> Array:
@@ -80,13 +85,32 @@ def transposed(a: Array) -> Array:
 
 def merged(a: Array) -> Array:
     """The last two axes, blocks and directions, as one."""
-    return a.reshape(*a.shape[:-2], a.shape[-2] * a.shape[-1])
+    return shaped(a, *a.shape[:-2], a.shape[-2] * a.shape[-1])
+
+
+def product(a: Array, b: Array) -> Array:
+    """The matrix product, in few large pieces rather than many small ones where b is the same for many a."""
+    if a.shape[-1] == 1:
+        return a * b
+    batch = a.shape[1:-2]
+    if math.prod(batch) > 1 and math.prod(b.shape[1:-2]) == 1:
+        rows = shaped(a, a.shape[0], math.prod(batch) * a.shape[-2], a.shape[-1])
+        made = rows @ shaped(b, b.shape[0], *b.shape[-2:])
+        return shaped(made, made.shape[0], *batch, a.shape[-2], b.shape[-1])
+    return a @ b
+
+
+def square_sum(a: Array) -> Array:
+    """Σ a² over the last axis, column by column if it is short: numpy is slow at reducing short axes."""
+    if a.shape[-1] > 16:
+        return array_namespace(a).sum(a * a, axis=-1)
+    return sum((a[..., j] ** 2 for j in range(a.shape[-1])), start=0.0 * a[..., 0])
 
 
 def mixed(weights: Array, v: Array) -> Array:
     """Σ_j a[…, i, j] v[…, j, block, direction]."""
-    combined = weights @ merged(v)
-    return combined.reshape(*combined.shape[:-1], *v.shape[-2:])
+    combined = product(weights, merged(v))
+    return shaped(combined, *combined.shape[:-1], *v.shape[-2:])
 
 
 def concatenated(a: Array, axis: int) -> Array:
@@ -94,18 +118,18 @@ def concatenated(a: Array, axis: int) -> Array:
     order = [k for k in range(a.ndim) if k != 1 + axis]
     order.insert(len(order) - 2, 1 + axis)
     a = array_namespace(a).permute_dims(a, tuple(order))
-    return a.reshape(*a.shape[:-3], a.shape[-3] * a.shape[-2], a.shape[-1])
+    return shaped(a, *a.shape[:-3], a.shape[-3] * a.shape[-2], a.shape[-1])
 
 
 def taken(a: Array, ndim: int, flat: Any) -> Array:
     """The entries at flat positions among the `ndim` axes of an array of values."""
     xp = array_namespace(a)
     rest = a.shape[1 + ndim :]
-    entries = a.reshape(a.shape[0], math.prod(a.shape[1 : 1 + ndim]), *rest)
+    entries = shaped(a, a.shape[0], math.prod(a.shape[1 : 1 + ndim]), *rest)
     if flat.size == 1:
         k = int(flat.ravel()[0])
-        return entries[:, k : k + 1].reshape(a.shape[0], *flat.shape, *rest)
-    return xp.take(entries, xp.asarray(flat.ravel()), axis=1).reshape(a.shape[0], *flat.shape, *rest)
+        return shaped(entries[:, k : k + 1, ...], a.shape[0], *flat.shape, *rest)
+    return shaped(xp.take(entries, xp.asarray(flat.ravel()), axis=1), a.shape[0], *flat.shape, *rest)
 
 
 def joined(*arrays: Array) -> Array:
@@ -131,3 +155,33 @@ def pseudo_inverse(gram: Array) -> Array:
     known = eigenvalues > 1e-12 * largest
     inverse = xp.where(known, 1.0 / xp.where(known, eigenvalues, 1.0), 0.0)
     return (vectors * inverse[..., None, :]) @ transposed(vectors)
+
+
+def scattered(parts: Sequence[tuple[Array, Array]]) -> Array:
+    """Arrays (replicas or 1, frames, count, …, ·) laid out by their positions, (replicas, positions, …, ·)."""
+    width = max(a.shape[-1] for _, a in parts)
+    places = np.concatenate([p.ravel() for p, _ in parts])
+    flat = [padded(shaped(a, a.shape[0], a.shape[1] * a.shape[2], *a.shape[3:]), width) for _, a in parts]
+    rows = flat[0] if len(flat) == 1 else side_by_side(flat)
+    order = np.argsort(places)
+    return rows if (order == np.arange(len(order))).all() else rows[:, order]
+
+
+def products(a: Array, b: Array) -> Array:
+    """Σ over blocks and directions of a[…, i, ·, ·] b[…, j, ·, ·]."""
+    width = max(a.shape[-1], b.shape[-1])
+    a, b = padded(a, width), padded(b, width)
+    return product(merged(a), transposed(merged(b)))
+
+
+def stacked(rows: Sequence[Array]) -> Array:
+    """Rows (replicas or 1, frames, k, ·) set end to end."""
+    xp = array_namespace(*rows)
+    replicas = max(r.shape[0] for r in rows)
+    return xp.concat([xp.broadcast_to(r, (replicas, *r.shape[1:])) for r in rows], axis=2)
+
+
+def side_by_side(arrays: Sequence[Array]) -> Array:
+    """Arrays (replicas or 1, k, …) set end to end."""
+    replicas = max(a.shape[0] for a in arrays)
+    return np.concatenate([np.broadcast_to(a, (replicas, *a.shape[1:])) for a in arrays], axis=1)

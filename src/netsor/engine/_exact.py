@@ -1,6 +1,6 @@
 """The exact interpreter: the law of a program at any width, finite or infinite, without drawing a weight matrix.
 
-Given its inputs, the rows of (W x^1, …, W x^k) are i.i.d. N(0, σ_W² G), G_ij = ⟨x^i, x^j⟩/in. So if σ_W² G = C C^T, then
+Given its inputs, the rows of (W x^1, …, W x^k) are i.i.d. N(0, σ_W² G), G_ij = ⟨x^i, x^j⟩/in. If σ_W² G = C C^T, then
 (W x^i)_i = C E, with E fresh standard isotropic vectors: the sources. A vector is kept as its coordinates in the frame
 of its cluster (see `_frame`), so that products are sums over a few directions in place of n coordinates.
 
@@ -35,6 +35,7 @@ from ..language._operation import (
     Take,
 )
 from ..language._value import Scalar, Value, Vector
+from ._compact import compact
 from ._coordinates import (
     PARTS,
     Coordinates,
@@ -45,25 +46,24 @@ from ._coordinates import (
     mixed,
     padded,
     plus,
-    pseudo_inverse,
+    product,
+    products,
     root,
+    scattered,
+    shaped,
+    square_sum,
     swapped,
     taken,
     transposed,
 )
+from ._error import ExactError
 from ._frame import SAMPLE, Frame, Streams
 from ._limit import Limit
-from ._plan import Group, Plan
+from ._plan import Plan
+from ._reuse import projected
 from ._rewrite import Fuse
 
 Array = Any
-
-
-class ExactError(NotImplementedError):
-    """A program that the exact engine cannot do; it says which operation, and what can be done instead."""
-
-    def __init__(self, value: Value, problem: str) -> None:
-        super().__init__(f"{problem} (at {value.where}); net.simulate draws it literally, at finite widths")
 
 
 class Exact:
@@ -83,7 +83,7 @@ class Exact:
                 self.vectors[value] = self.vector(value)
                 for group in plan.groups:
                     if group.nonlinear and group.nonlinear[-1] is value:
-                        self.compact(group, plan.values[index + 1 :])
+                        compact(self, group, plan.values[index + 1 :])
             elif isinstance(value, Scalar):
                 self.scalars[value] = self.scalar(value)
 
@@ -101,7 +101,7 @@ class Exact:
             case Fuse(x):
                 return self.fuse(value, x)
             case Nonlin(f, vectors, scalars):
-                given = [self.vectors[x].each(lambda a, x=x: lined_up(a, x.ndim, value.ndim)) for x in vectors]
+                given = [self.lined_up(x, value.ndim) for x in vectors]
                 numbers = [lined_up(self.scalars[p], p.ndim, value.ndim)[..., None, None] for p in scalars]
                 if math.isinf(self.plan.widths[value.width]):
                     return self.limit.nonlin(f, list(zip(vectors, given, strict=True)), numbers)
@@ -121,6 +121,10 @@ class Exact:
             case Join(parts):
                 return self.linear(value, joined, parts)
         raise ExactError(value, f"{type(value.op).__name__} is unknown to the exact engine")
+
+    def lined_up(self, x: Value, ndim: int) -> Coordinates:
+        """The coordinates of a value, ready to broadcast to more axes."""
+        return self.vectors[x].each(lambda a: lined_up(a, x.ndim, ndim))
 
     def linear(
         self, value: Value, act: Callable[..., Array], inputs: Sequence[Value], ndim: int | None = None
@@ -149,8 +153,8 @@ class Exact:
         combine = self.asarray(factor.reshape(1, value.size, rank))
 
         def combined(e: Array) -> Array:  # from (replicas, rank · blocks, 1, directions)
-            made = combine @ e.reshape(e.shape[0], rank, blocks * e.shape[-1])
-            return made.reshape(e.shape[0], *value.shape, blocks, e.shape[-1])
+            made = combine @ shaped(e, e.shape[0], rank, blocks * e.shape[-1])
+            return shaped(made, e.shape[0], *value.shape, blocks, e.shape[-1])
 
         result = self.sources(value, rank * blocks, 1).each(combined)
         return self.shifted(value, result, mean[None, ..., None]) if mean.any() else result
@@ -175,7 +179,7 @@ class Exact:
             row = np.zeros((1, group.frames, 0)) if frame.constant is None else np.asarray(frame.constant)
             parts.append((group.positions[value], np.repeat(row[:, :, None], count, axis=2)))
         rows = scattered(parts)
-        return self.asarray(rows.reshape(rows.shape[0], *shape, rows.shape[-1]))
+        return self.asarray(shaped(rows, rows.shape[0], *shape, rows.shape[-1]))
 
     def matmul(self, value: Vector) -> Coordinates:
         """W x = C E; for a matrix that acted before, W x = (W X) X⁺ x + C E for what of x is orthogonal to X."""
@@ -186,36 +190,45 @@ class Exact:
         earlier = self.used.setdefault(weight.source, [])
         known: Coordinates | None = None
         if earlier:
-            inputs, known = self.projected(value, earlier)
-            c = self.reduced(inputs) if drawn else inputs
+            inputs, known = projected(self, value, earlier)
+            c = self.reduced(inputs) if drawn or inputs.shape[-2] == 1 else inputs
         else:
             key = x, each, drawn
             if key not in self.factors:
                 inputs = self.rows(x, members if each else 1)
-                self.factors[key] = self.reduced(inputs) if drawn else inputs
+                # sources that are never drawn cost nothing, but a norm costs less than many of them
+                self.factors[key] = self.reduced(inputs) if drawn or inputs.shape[-2] == 1 else inputs
             c = self.factors[key]
         earlier.append(value)
         c = weight.std * c
 
         def multiplied(e: Array) -> Array:  # from (replicas, members · blocks, sources, directions)
-            e = e.reshape(e.shape[0], members, blocks, *e.shape[2:])
-            return swapped(c[:, :, None] @ e, 2, 3)  # (replicas, members, vectors, blocks, directions)
+            e = swapped(shaped(e, e.shape[0], members, blocks, *e.shape[2:]), 3, 4)
+            made = product(e, transposed(c)[:, :, None, ...])  # (replicas, members, blocks, directions, vectors)
+            return swapped(swapped(made, 3, 4), 2, 3)  # (replicas, members, vectors, blocks, directions)
 
         made = self.sources(value, members * blocks, c.shape[-1]).each(multiplied)
         if known is not None:
             made = Coordinates(**{name: plus(getattr(made, name), getattr(known, name)) for name in PARTS[:3]})
-        return made.each(lambda a: a.reshape(a.shape[0], *value.shape, blocks, a.shape[-1]))
+        return made.each(lambda a: shaped(a, a.shape[0], *value.shape, blocks, a.shape[-1]))
 
-    def rows(self, x: Value, members: int) -> Array:
-        """Vectors as rows (replicas, members, vectors, ·) whose products are ⟨x^i, x^j⟩/in."""
+    def rows(self, x: Value, copies: int) -> Array:
+        """Vectors as rows (replicas, copies, vectors, ·) whose products are ⟨x^i, x^j⟩/in."""
         c = self.vectors[x]
-        arranged = c.each(lambda a: a.reshape(a.shape[0], members, x.size // members, *a.shape[-2:]))
         if c.nonlinear:
-            mean = self.limit.mean(x, c)
-            mean = mean.reshape(mean.shape[0], members, x.size // members, -1)
-            return root(self.limit.gram((arranged, mean), (arranged, mean)))
-        lead = arranged.lead
+            rows = self.arranged(x, c, copies)
+            return root(self.limit.gram(rows, rows))
+        lead = shaped(c.lead, c.lead.shape[0], copies, x.size // copies, *c.lead.shape[-2:])
         return merged(lead) / self.norm(x)
+
+    def arranged(self, x: Value, c: Coordinates, copies: int) -> tuple[Coordinates, Array]:
+        """Vectors as (replicas, copies, vectors, blocks, ·), with their Gaussian means."""
+        mean = self.limit.mean(x, c)
+        size = x.size // copies
+        return (
+            c.each(lambda a: shaped(a, a.shape[0], copies, size, *a.shape[-2:])),
+            mean.reshape(mean.shape[0], copies, size, mean.shape[-1]),
+        )
 
     def norm(self, x: Value) -> float:
         """What coordinates are divided by so that their products are means over the coordinates α."""
@@ -228,83 +241,16 @@ class Exact:
         if rows.shape[-1] <= rows.shape[-2]:
             return rows
         if rows.shape[-2] == 1:
-            xp = array_namespace(rows)
-            return xp.sqrt(xp.sum(rows * rows, axis=-1, keepdims=True))
+            return array_namespace(rows).sqrt(square_sum(rows))[..., None]
         return root(rows @ transposed(rows))
-
-    def projected(self, value: Vector, earlier: Sequence[Value]) -> tuple[Array, Coordinates]:
-        """What of the inputs is orthogonal to the earlier inputs X of the matrix, and (W X) X⁺ x for the rest."""
-        assert isinstance(value.op, MatMul)
-        numbers = value.op.weight.members.ravel().tolist()
-        uses = [(v, v.op.weight.members.ravel().tolist()) for v in (*earlier, value) if isinstance(v.op, MatMul)]
-        if any(self.vectors[v.op.x].nonlinear for v, _ in uses if isinstance(v.op, MatMul)):
-            rows = self.joint_rows(uses, numbers)
-        else:
-            rows = [self.member_rows(v, then, numbers) for v, then in uses]
-        width = max(r.shape[-1] for r in rows)
-        *old, new = (padded(r, width) for r in rows)
-        xp = array_namespace(new)
-        replicas = max(r.shape[0] for r in (*old, new))
-        x = xp.concat([xp.broadcast_to(r, (replicas, len(numbers), *r.shape[2:])) for r in old], axis=2)
-        project = new @ transposed(x) @ pseudo_inverse(x @ transposed(x))
-        total: dict[str, Array] = dict.fromkeys(PARTS[:3])
-        start = 0
-        for (v, then), r in zip(uses[:-1], old, strict=True):
-            part = project[..., start : start + r.shape[2]]
-            start += r.shape[2]
-            for name in PARTS[:3]:
-                outputs = getattr(self.vectors[v], name)
-                if outputs is not None:
-                    y = outputs.reshape(outputs.shape[0], len(then), v.size // len(then), *outputs.shape[-2:])
-                    y = self.chosen(y, then, numbers)
-                    image = part @ merged(y)
-                    total[name] = plus(total[name], image.reshape(*image.shape[:3], *y.shape[3:]))
-        return new - project @ x, Coordinates(**total)
-
-    def chosen(self, rows: Array, then: list[int], now: list[int]) -> Array:
-        """Of rows for the members `then` (or for all, if one), those for the members `now`; 0 for the absent."""
-        xp = array_namespace(rows)
-        present = np.array([float(m in then) for m in now]).reshape(1, -1, *(1,) * (rows.ndim - 2))
-        if rows.shape[1] > 1:
-            rows = xp.take(rows, xp.asarray([then.index(m) if m in then else 0 for m in now]), axis=1)
-        return self.asarray(present) * rows
-
-    def member_rows(self, v: Value, then: list[int], now: list[int]) -> Array:
-        """The inputs of one use of a matrix, for the members `now`."""
-        assert isinstance(v.op, MatMul)
-        return self.chosen(self.rows(v.op.x, len(then) if v.op.each else 1), then, now)
-
-    def joint_rows(self, uses: Sequence[tuple[Value, list[int]]], now: list[int]) -> list[Array]:
-        """The inputs of all uses of a matrix, by a root of their joint Gram matrix: for outputs of nonlinearities."""
-        parts, sizes = [], []
-        at_nodes = any(self.vectors[v.op.x].nodes is not None for v, _ in uses if isinstance(v.op, MatMul))
-        for v, then in uses:
-            assert isinstance(v.op, MatMul)
-            x, members = v.op.x, len(then) if v.op.each else 1
-            c = self.vectors[x]
-            if at_nodes:
-                c = replace(c, nodes=self.limit.at_nodes(x, c), f=None)
-            c = c.each(lambda a, x=x, n=members: a.reshape(a.shape[0], n, x.size // n, *a.shape[-2:]))
-            mean = self.limit.mean(x, self.vectors[x])
-            mean = mean.reshape(mean.shape[0], members, x.size // members, -1)
-            if members > 1:
-                order = [then.index(m) if m in then else 0 for m in now]
-                c, mean = c.each(lambda a, o=order: a[:, o]), mean[:, order]
-            present = np.array([float(m in then) for m in now])[None, :, None]
-            parts.append((c, mean, present))
-            sizes.append(x.size // members)
-        gram = self.limit.joint_gram(parts)
-        split = np.cumsum([0, *sizes])
-        rows = root(gram)
-        return [rows[:, :, a:b] for a, b in zip(split[:-1].tolist(), split[1:].tolist(), strict=True)]
 
     def fuse(self, value: Vector, x: Vector) -> Coordinates:
         """Fresh sources for vectors that are linear in sources of their own: x = C E with C C^T their covariance."""
         places = self.plan.parts[value]  # (members, vectors of each)
         lead = self.vectors[x].lead
         xp = array_namespace(lead)
-        flat = lead.reshape(lead.shape[0], places.size, lead.shape[-1])
-        rows = xp.take(flat, xp.asarray(places.ravel()), axis=1).reshape(flat.shape[0], *places.shape, lead.shape[-1])
+        flat = shaped(lead, lead.shape[0], places.size, lead.shape[-1])
+        rows = shaped(xp.take(flat, xp.asarray(places.ravel()), axis=1), flat.shape[0], *places.shape, lead.shape[-1])
         constant = self.constant(x)
         has_mean = constant.shape[-1] > 0
         mean = None
@@ -316,9 +262,9 @@ class Exact:
         back = xp.asarray(np.argsort(places.ravel()))
 
         def multiplied(e: Array) -> Array:  # from (replicas, members, sources, directions)
-            made = c @ e
-            made = xp.take(made.reshape(made.shape[0], places.size, made.shape[-1]), back, axis=1)
-            return made.reshape(made.shape[0], *value.shape, self.plan.blocks_of(value), made.shape[-1])
+            made = product(c, e)
+            made = xp.take(shaped(made, made.shape[0], places.size, made.shape[-1]), back, axis=1)
+            return shaped(made, made.shape[0], *value.shape, self.plan.blocks_of(value), made.shape[-1])
 
         made = self.sources(value, len(places), c.shape[-1]).each(multiplied)
         return made if mean is None else self.shifted(value, made, mean)
@@ -339,13 +285,13 @@ class Exact:
                     a, b = frame.unit(count), None
                 else:
                     a, b = frame.grow(number, count, value in plan.leaves, value in plan.scored)
-                leads.append((places, a.reshape(*a.shape[:2], places.shape[1], sources, a.shape[-1])))
+                leads.append((places, shaped(a, *a.shape[:2], places.shape[1], sources, a.shape[-1])))
                 if b is not None:
-                    flucts.append((places, b.reshape(*b.shape[:2], places.shape[1], sources, b.shape[-1])))
-                elif value in plan.scored:
+                    flucts.append((places, shaped(b, *b.shape[:2], places.shape[1], sources, b.shape[-1])))
+                elif value in plan.scored and frame.infinite:
                     flucts.append((places, 0.0 * leads[-1][1]))
             lead = scattered(leads)
-            fluct = scattered(flucts) if flucts and math.isinf(plan.width_of(value)) else None
+            fluct = scattered(flucts) if flucts else None
         sample: Array = None
         if value in plan.coordinates and (math.isinf(plan.width_of(value)) or value not in plan.drawn):
             if value in plan.into_nonlin and math.isinf(plan.width_of(value)):
@@ -378,7 +324,7 @@ class Exact:
     def dot(self, value: Scalar, x: Vector, y: Vector, power: float) -> Array:
         """n^(−power) ⟨x_i, y_j⟩; at infinite width a score is lead · fluct + fluct · lead."""
         ndim = value.ndim - 1
-        a, b = (self.vectors[v].each(lambda array, v=v: lined_up(array, v.ndim, ndim)) for v in (x, y))
+        a, b = self.lined_up(x, ndim), self.lined_up(y, ndim)
         if a.nonlinear or b.nonlinear:
             if power == 0.5:
                 raise ExactError(value, "a score of the output of a nonlinearity has no known law at infinite width")
@@ -389,18 +335,18 @@ class Exact:
             return self.limit.gram((a, means[0]), (b, means[1]))
         if power == 1 or not math.isinf(self.plan.widths[x.width]):
             scale = self.norm(x) ** 2 if power == 1 else self.norm(x)
-            return _products(a.lead, b.lead) / scale
+            return products(a.lead, b.lead) / scale
         if any(self.frames[group].compact for v in (x, y) for group in self.plan.groups_of(v)):
             self.check_compact(value, x, y)
         xp = array_namespace(a.lead)
-        tied = _products(xp.abs(a.lead), xp.abs(b.lead))
+        tied = products(xp.abs(a.lead), xp.abs(b.lead))
         if bool(xp.any(tied > 1e-12)):
             raise ExactError(value, "a score of factors that share a source diverges, or has no known law, as n → ∞")
         shape = tied.shape[1:]
         total: Array = xp.zeros((1, *shape), dtype=a.lead.dtype)
         for p, q in ((a.lead, b.fluct), (a.fluct, b.lead)):
             if p is not None and q is not None:
-                total = total + _products(p, q)
+                total = total + products(p, q)
         return total / self.norm(x)
 
     def check_compact(self, value: Value, x: Vector, y: Vector) -> None:
@@ -412,139 +358,3 @@ class Exact:
             old.append(bool(xp.any(self.vectors[v].lead[..., :most] != 0)))
         if all(old):
             raise ExactError(value, "a score of two vectors that met a nonlinearity has no known law as n → ∞")
-
-    # After the last nonlinearity of a cluster
-
-    def compact(self, group: Group, later: Sequence[Value]) -> None:
-        """Turn the frame so that it spans the vectors still in use and no more: their coordinates become a root.
-
-        So what follows a nonlinearity needs as many directions as there are vectors, not one for each coordinate.
-        """
-        frame = self.frames[group]
-        needed = {x for value in later for x in value.op.inputs} | set(self.plan.outputs)
-        for value in later:  # a matrix that acts again needs what it did before
-            if isinstance(value.op, MatMul):
-                for used in self.used.get(value.op.weight.source, ()):
-                    needed |= {used, *used.op.inputs}
-        live = [v for v in group.positions if v in self.vectors and v in needed]
-        count = sum(group.positions[v].shape[1] for v in live) + (frame.constant is not None)
-        if not live or (frame.standard and count >= group.width):
-            return
-        gathered = [self.gathered(group, v) for v in live]
-        if frame.infinite:
-            gram, oriented = self.limit.live_gram(group, live, gathered), None
-        else:
-            rows = [c.lead for c in gathered]
-            if frame.constant is not None:
-                rows.append(self.asarray(np.broadcast_to(frame.constant[:, :, None], (1, group.frames, 1, frame.directions))))
-            stacked = _stacked(rows)
-            gram = stacked @ transposed(stacked)
-        coordinates = root(gram)
-        if not frame.infinite:
-            first = stacked[..., :1]
-            oriented = np.asarray((pseudo_inverse(coordinates) @ first)[..., 0])
-        constant = np.asarray(coordinates[:, :, -1]) if frame.constant is not None else None
-        frame.replace(count, constant, oriented)
-        start = 0
-        for v in live:
-            places = group.positions[v]
-            part = coordinates[:, :, start : start + places.shape[1]]
-            start += places.shape[1]
-            self.vectors[v] = self.put(v, group, part)
-
-    def gathered(self, group: Group, value: Value) -> Coordinates:
-        """The vectors of a value that lie in a group, (replicas, frames, vectors, directions)."""
-        places = group.positions[value]
-
-        def gather(a: Array) -> Array:
-            xp = array_namespace(a)
-            flat = a.reshape(a.shape[0], math.prod(a.shape[1:-1]), a.shape[-1])
-            return xp.take(flat, xp.asarray(places.ravel()), axis=1).reshape(a.shape[0], *places.shape, a.shape[-1])
-
-        return self.vectors[value].each(gather)
-
-    def put(self, value: Vector, group: Group, part: Array) -> Coordinates:
-        """A value with new coordinates for its vectors in a group; it keeps those in others."""
-        old = self.vectors[value]
-        shape = (*value.shape, self.plan.blocks_of(value))
-        places = group.positions[value]
-        rest = np.setdiff1d(np.arange(math.prod(shape)), places.ravel())
-        parts = [(places.reshape(-1, 1), part.reshape(part.shape[0], places.size, 1, part.shape[-1]))]
-        if rest.size:
-            if old.nonlinear:
-                raise ExactError(value, "vectors of different clusters went through one nonlinearity at infinite width")
-            others = old.lead.reshape(old.lead.shape[0], math.prod(shape), old.lead.shape[-1])
-            parts.append((rest.reshape(-1, 1), np.asarray(others)[:, rest][:, :, None]))
-        rows = self.asarray(scattered([(p, np.asarray(a)) for p, a in parts]))
-        return Coordinates(rows.reshape(rows.shape[0], *shape, rows.shape[-1]), None, old.sample)
-
-    # Outputs
-
-    def result(self) -> tuple[Array, Array]:
-        """For all outputs, side by side: the mean and the coefficients, given what was drawn, of one coordinate.
-
-        A coordinate of the outputs is mean + coefficients · N(0, I); scalars have no coefficients.
-        """
-        means, coefficients = [], []
-        for output in self.plan.outputs:
-            if isinstance(output, Scalar):
-                drawn = np.asarray(self.scalars[output])
-                means.append(drawn.reshape(drawn.shape[0], -1))
-                coefficients.append(np.zeros((1, output.size, 0)))
-                continue
-            assert isinstance(output, Vector)
-            c = self.vectors[output]
-            mean, gaussian = np.zeros((1, output.size)), np.zeros((1, output.size, 0))
-            if c.sample is not None:
-                sample = np.asarray(c.sample)[..., 0, :]  # of the first block
-                mean = sample[..., 0].reshape(sample.shape[0], -1)
-                gaussian = sample[..., 1:].reshape(sample.shape[0], output.size, sample.shape[-1] - 1)
-            if not math.isinf(self.plan.widths[output.width]) and c.lead.shape[-1]:
-                mean = mean + self.first_coordinate(output, np.asarray(c.lead))
-            means.append(mean)
-            coefficients.append(gaussian)
-        width = max(c.shape[-1] for c in coefficients)
-        return _side_by_side(means), _side_by_side([padded(c, width) for c in coefficients])
-
-    def first_coordinate(self, output: Vector, lead: Array) -> Array:
-        """The first coordinate of vectors whose coordinates in a frame are known."""
-        shape = (*output.shape, self.plan.blocks_of(output))
-        parts = []
-        for group in self.plan.groups_of(output):
-            number = -1 - self.plan.groups.index(group)
-            o = self.frames[group].orientation(abs(number) + len(self.plan.origin))
-            parts.append((group.positions[output], np.repeat(o[:, :, None], group.positions[output].shape[1], axis=2)))
-        oriented = scattered(parts)
-        oriented = oriented.reshape(oriented.shape[0], *shape, oriented.shape[-1])
-        width = max(oriented.shape[-1], lead.shape[-1])
-        first = np.sum(padded(lead, width)[..., 0, :] * padded(oriented, width)[..., 0, :], axis=-1)
-        return first.reshape(first.shape[0], -1)
-
-
-def scattered(parts: Sequence[tuple[Array, Array]]) -> Array:
-    """Arrays (replicas or 1, frames, count, …, ·) laid out by their positions, (replicas, positions, …, ·)."""
-    width = max(a.shape[-1] for _, a in parts)
-    replicas = max(a.shape[0] for _, a in parts)
-    places = np.concatenate([p.ravel() for p, _ in parts])
-    flat = [padded(a.reshape(a.shape[0], a.shape[1] * a.shape[2], *a.shape[3:]), width) for _, a in parts]
-    rows = flat[0] if len(flat) == 1 else np.concatenate([np.broadcast_to(a, (replicas, *a.shape[1:])) for a in flat], 1)
-    order = np.argsort(places)
-    return rows if (order == np.arange(len(order))).all() else rows[:, order]
-
-
-def _products(a: Array, b: Array) -> Array:
-    """Σ over blocks and directions of a[…, i, ·, ·] b[…, j, ·, ·]."""
-    width = max(a.shape[-1], b.shape[-1])
-    a, b = padded(a, width), padded(b, width)
-    return merged(a) @ transposed(merged(b))
-
-
-def _stacked(rows: Sequence[Array]) -> Array:
-    xp = array_namespace(*rows)
-    replicas = max(r.shape[0] for r in rows)
-    return xp.concat([xp.broadcast_to(r, (replicas, *r.shape[1:])) for r in rows], axis=2)
-
-
-def _side_by_side(arrays: Sequence[Array]) -> Array:
-    replicas = max(a.shape[0] for a in arrays)
-    return np.concatenate([np.broadcast_to(a, (replicas, *a.shape[1:])) for a in arrays], axis=1)

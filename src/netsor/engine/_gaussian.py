@@ -6,6 +6,7 @@ Gauss–Hermite rule for the rest; each with an estimate of its error. All argum
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -36,14 +37,16 @@ def expectation(
     values, error = np.empty(mu.size), 0.0
     for start in range(0, mu.size, BATCH):
         part = slice(start, start + BATCH)
-        values[part] = _hermite(f, g, *(x[part] for x in flat), NODES)
-        coarse = _hermite(f, g, *(x[part] for x in flat), COARSE)
+        pairs = [x[part] for x in flat]
+        values[part] = _hermite(f, g, pairs, NODES)
+        coarse = _hermite(f, g, pairs, COARSE)
         error = max(error, float(np.abs(values[part] - coarse).max()))
     return values.reshape(mu.shape), error
 
 
-def _hermite(f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Array, b: Array, nodes: int) -> Array:
+def _hermite(f: Function, g: Function, pairs: Sequence[Array], nodes: int) -> Array:
     """With u = μ + √a x and v = ν + (c/√a) x + √(b − c²/a) y, over a product of Gauss–Hermite rules for x and y."""
+    mu, nu, a, c, b = pairs
     x, w = _rule(nodes)
     root = np.sqrt(a)
     slope = np.divide(c, root, out=np.zeros_like(c), where=root > 0)

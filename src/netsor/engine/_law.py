@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,17 @@ import numpy.typing as npt
 
 from ..language._narrow import narrow
 from ..language._value import Value
-from ._exact import Exact, ExactError
+from ._error import ExactError
+from ._exact import Exact
 from ._frame import Streams
 from ._montecarlo import Progress, chunks, one_blas_thread, run, whole_number
+from ._output import result
 from ._plan import Plan, make_plan
 
 Array = npt.NDArray[np.float64]
 
 CHUNK = 4096  # replicas with one seed; no function of the width, so that one seed couples two widths
-BLOCK_BYTES = 2**22  # of arrays in one go: what a core's cache holds, nearly
+BLOCK_BYTES = 2**24  # of arrays in one go: what a core's cache holds, nearly
 LARGEST = 2**33  # bytes for a single replica, above which a program is refused
 
 
@@ -54,10 +57,10 @@ def conditional(
     plan = make_plan(narrow(outputs), widths)
     _check_memory(plan)
     trial = Exact(plan, Streams(seed, 0, 2), xp.asarray)
-    mean, coefficients = trial.result()
+    mean, coefficients = result(trial)
     if mean.shape[0] == coefficients.shape[0] == 1:
         draws = 1
-    work = _Chunk(plan, seed, xp, block=max(1, int(BLOCK_BYTES // (_bytes(trial) / 2))))
+    work = _Chunk(plan, seed, xp.__name__, block=max(1, int(BLOCK_BYTES // (_bytes(trial) / 2))))
     size = mean.shape[1]
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
     error = trial.limit.error
@@ -73,17 +76,18 @@ class _Chunk:
 
     plan: Plan
     seed: int
-    xp: Any = field(repr=False)
+    library: str  # by name, so that it can be sent to another process
     block: int
 
     def __call__(self, part: range) -> tuple[Array, Array, float]:
         streams = Streams(self.seed, part.start // CHUNK, 0)
         means, covs, error = [], [], 0.0
+        asarray = importlib.import_module(self.library).asarray
         with one_blas_thread():
             for start in range(0, len(part), self.block):
                 streams.replicas = min(self.block, len(part) - start)
-                exact = Exact(self.plan, streams, self.xp.asarray)
-                mean, coefficients = exact.result()
+                exact = Exact(self.plan, streams, asarray)
+                mean, coefficients = result(exact)
                 cov = coefficients @ np.swapaxes(coefficients, -1, -2)
                 means.append(np.broadcast_to(mean, (streams.replicas, *mean.shape[1:])))
                 covs.append(np.broadcast_to(cov, (streams.replicas, *cov.shape[1:])))
@@ -94,7 +98,7 @@ class _Chunk:
 def _bytes(exact: Exact) -> float:
     """The memory that a run held at its end."""
     arrays = [a for c in exact.vectors.values() for a in (c.lead, c.fluct, c.sample, c.nodes)]
-    return 8.0 * sum(a.size for a in (*arrays, *exact.scalars.values()) if a is not None)
+    return 8.0 * float(sum(a.size for a in (*arrays, *exact.scalars.values()) if a is not None))
 
 
 def _check_memory(plan: Plan) -> None:
@@ -104,6 +108,6 @@ def _check_memory(plan: Plan) -> None:
             if 8 * vectors * group.width > LARGEST:
                 raise ExactError(
                     group.nonlinear[0],
-                    f"a nonlinearity at width {group.width:.0f} needs coordinates, {8 * vectors * group.width:.1e} bytes "
-                    "a replica; take the width inf",
+                    f"a nonlinearity at width {group.width:.0f} needs {8 * vectors * group.width:.1e} bytes for the "
+                    "coordinates of a replica; take the width inf",
                 )

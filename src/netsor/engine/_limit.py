@@ -40,12 +40,12 @@ class Limit:
         if len(given) == 1 and not numbers and not first.nonlinear:
             return Coordinates(first.lead, None, sample, f=f)
         values = f(*(self.at_nodes(x, c) for x, c in given), *numbers)
-        return Coordinates(first.lead[..., :0], None, sample, nodes=values)
+        return Coordinates(values[..., :0], None, sample, nodes=values)
 
     def mean(self, value: Value, c: Coordinates) -> Array:
         """The means of the Gaussian vectors with these lead coordinates: along (1, …, 1), the first direction."""
         assert isinstance(value, Vector)
-        has = np.zeros((value.size * self.plan.blocks_of(value)))
+        has = np.zeros(value.size * self.plan.blocks_of(value))
         for group in self.plan.groups_of(value):
             has[group.positions[value].ravel()] = float(group.constant and not self.frames[group].compact)
         has = has.reshape(1, *value.shape, -1)
@@ -96,15 +96,13 @@ class Limit:
 
     def joint_gram(self, parts: Sequence[tuple[Coordinates, Array, Array]]) -> Array:
         """The Gram matrix of several sets of rows (replicas, members, k, blocks, ·), each with which members it has."""
-        grams = [
-            [np.asarray(self.gram((a, m), (b, n))) * (p * q)[..., None] for b, n, q in parts] for a, m, p in parts
-        ]
+        grams = [[np.asarray(self.gram((a, m), (b, n))) * (p * q)[..., None] for b, n, q in parts] for a, m, p in parts]
         replicas = max(g.shape[0] for row in grams for g in row)
         members = max(g.shape[1] for row in grams for g in row)
         full = [[np.broadcast_to(g, (replicas, members, *g.shape[2:])) for g in row] for row in grams]
         return self.asarray(np.concatenate([np.concatenate(row, axis=-1) for row in full], axis=-2))
 
-    def live_gram(self, group: Group, live: Sequence[Value], gathered: Sequence[Coordinates]) -> Array:
+    def live_gram(self, group: Group, gathered: Sequence[Coordinates]) -> Array:
         """The Gram matrix of the vectors of a group still in use, (replicas, frames, k, k); (1, …, 1) comes last."""
         parts = []
         at_nodes = any(c.nodes is not None for c in gathered)

@@ -33,7 +33,7 @@ from ..language._operation import (
 )
 from ..language._value import Value, Vector
 from ..language._width import Width
-from ._rewrite import Fuse, Origin, asked, earlier_uses, fused, linear_sources, linearised
+from ._rewrite import Fuse, Origin, asked, commuted, earlier_uses, fused, linear_sources, linearised
 
 Ints = npt.NDArray[np.intp]
 
@@ -95,7 +95,7 @@ def make_plan(outputs: Sequence[Value], bound: Mapping[str, float]) -> Plan:
     origin = {value: number for number, value in enumerate(values)}
     smallest = min((width.bind(bound) for width in widths_of(values)), default=math.inf)
     new, notes = linearised(outputs, origin, smallest)
-    new = fused(new, origin)
+    new = fused(commuted(new, origin), origin)
     values = ordered(new)
     made = linear_sources(values)
     virtual = {source for value in values if isinstance(value.op, Fuse) for source in made[value.op.x]}
@@ -105,10 +105,10 @@ def make_plan(outputs: Sequence[Value], bound: Mapping[str, float]) -> Plan:
     blocks, widths = _blocks(values, bound)
     clusters = _Clusters(values, blocks)
     groups = clusters.groups(widths)
+    while clusters.joined(groups):  # at infinite width a nonlinearity acts on the vectors of one group
+        groups = clusters.groups(widths)
     into = {source for value in values if isinstance(value.op, Nonlin) for x in asked(value) for source in made[x]}
-    needed = {
-        s for v in values if isinstance(v.op, Nonlin) and v in coordinates for x in asked(v) for s in made[x]
-    }
+    needed = {s for v in values if isinstance(v.op, Nonlin) and v in coordinates for x in asked(v) for s in made[x]}
     return Plan(
         outputs=new,
         values=values,
@@ -216,7 +216,7 @@ def _blocks(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict[W
 def _coordinates(outputs: Sequence[Value], used: Mapping[Value, list[Value]]) -> set[Value]:
     """The vectors of which the outputs need a coordinate: back from them to the sources."""
     found: set[Value] = set()
-    pending = [output for output in outputs if isinstance(output, Vector)]
+    pending: list[Value] = [output for output in outputs if isinstance(output, Vector)]
     while pending:
         value = pending.pop()
         if value not in found:
@@ -290,11 +290,11 @@ class _Clusters:
                 members = self.members[value] = self._new(len(found), 1)
                 self._link(ids.ravel(), members[np.searchsorted(found, label), 0])
             case MatMul(weight, x, each):
-                flat = weight.members.ravel().tolist()
-                members = self.members[value] = self._new(len(flat), blocks)
-                self._link(ids.reshape(len(flat), -1, blocks), members[:, None])
-                inputs = self.ids[x].reshape(len(flat) if each else 1, -1, self.blocks[x.width])
-                for number, member in enumerate(flat):
+                acting = weight.members.ravel().tolist()
+                members = self.members[value] = self._new(len(acting), blocks)
+                self._link(ids.reshape(len(acting), -1, blocks), members[:, None])
+                inputs = self.ids[x].reshape(len(acting) if each else 1, -1, self.blocks[x.width])
+                for number, member in enumerate(acting):
                     # one matrix wants the products of all its inputs, and its outputs share sources
                     key = weight.source, member
                     rows = inputs[number if each else 0]
@@ -315,6 +315,18 @@ class _Clusters:
                     if isinstance(y, Vector):
                         self._link(ids, self.ids[y].reshape((1,) * (value.ndim - y.ndim) + self.ids[y].shape))
         return ids
+
+    def joined(self, groups: Sequence[Group]) -> bool:
+        """Link the vectors of nonlinearities that act on several groups of infinite width; whether there were any."""
+        apart = [
+            v
+            for v in self.values
+            if isinstance(v.op, Nonlin) and sum(g.width == math.inf and v in g.positions for g in groups) > 1
+        ]
+        for value in apart:
+            ids = self.ids[value].ravel()
+            self._link(ids[:1], ids)
+        return bool(apart)
 
     def groups(self, widths: Mapping[Width, float]) -> list[Group]:
         """The clusters, grouped by their structure: the numbers of vectors and sources of each value in them."""
@@ -355,5 +367,4 @@ def _split(labels: Ints) -> Iterator[tuple[int, Ints]]:
         return
     order = np.argsort(labels, kind="stable")
     found, starts = np.unique(labels[order], return_index=True)
-    for label, part in zip(found.tolist(), np.split(order, starts[1:]), strict=True):
-        yield label, part
+    yield from zip(found.tolist(), np.split(order, starts[1:]), strict=True)

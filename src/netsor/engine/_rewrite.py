@@ -1,9 +1,9 @@
-"""What the exact engine does to a program before it samples: two rewritings that do not change its law.
+"""What the exact engine does to a program before it samples: three rewritings that do not change its law.
 
-`linearised` drops activations that act as the identity on every draw that a computer will ever see. `fused` finds
-sources that are asked about only through one value, and puts fresh sources at that value instead: a linear
-combination of Gaussian vectors is Gaussian, so s values of a head that are only ever mixed into one vector need one
-source, not s.
+`linearised` drops activations that act as the identity on every draw that a computer will ever see. `commuted` takes a
+matrix past a linear combination, Σ_j a_j W x_j = W Σ_j a_j x_j, so that s values of a head that are mixed into one
+vector need one source, not s. `fused` finds sources that are asked about only through one value (a product and a
+bias, say), and puts fresh sources at that value instead: a linear combination of Gaussian vectors is Gaussian.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..language._operation import (
     Source,
     Take,
 )
-from ..language._value import Scalar, Value, Vector
+from ..language._value import Scalar, Value, Vector, mix
 
 NEVER = 70.0  # an event of probability e^-70 (4e-31) does not occur
 
@@ -82,7 +82,9 @@ def linearised(outputs: Sequence[Value], origin: Origin, smallest: float) -> tup
                 known = size[x]
                 exponent = _tail(f.parameters[0], *known, smallest) if known else 0.0
                 if exponent > NEVER:
-                    note = f"clip at {f.parameters[0]:g} acts as the identity: it clips with probability e^-{exponent:.0f}"
+                    note = (
+                        f"clip at {f.parameters[0]:g} acts as the identity: it clips with probability e^-{exponent:.0f}"
+                    )
                     notes.append(note)
                     return cast(Nonlin, new.op).vectors[0]
         return new
@@ -170,6 +172,35 @@ def asked(value: Value) -> tuple[Value, ...]:
     return ()
 
 
+def commuted(outputs: Sequence[Value], origin: Origin) -> list[Value]:
+    """The program with W (Σ_j a_j x_j) in place of Σ_j a_j W x_j, where that multiplies fewer vectors."""
+    values = ordered(outputs)
+    users: dict[Value, list[Value]] = {}
+    matrices: dict[Source, int] = {}
+    for value in values:
+        for x in value.op.inputs:
+            users.setdefault(x, []).append(value)
+        if isinstance(value.op, MatMul):
+            matrices[value.op.weight.source] = matrices.get(value.op.weight.source, 0) + 1
+
+    def change(old: Value, new: Value) -> Value:
+        match old.op, new.op:
+            case Mix(_, Vector(op=MatMul(weight)) as g), Mix(a, Vector(op=MatMul(_, x, each))):
+                alone = users[g] == [old] and matrices[weight.source] == 1 and g not in outputs
+                # the sum runs over vectors of one matrix, not over matrices, and adds no axes in front of them
+                inside = g.ndim > len(weight.batch) and old.ndim == g.ndim
+                if alone and inside and old.size < g.size:
+                    apart = x if each else x[(None,) * len(weight.batch)]
+                    mixed = mix(a, apart).broadcast_to(old.shape)
+                    product = weight.each(mixed)
+                    for made in ordered([product]):
+                        origin.setdefault(made, origin[g] if made is product else origin[old])
+                    return product
+        return new
+
+    return rewritten(outputs, origin, change)
+
+
 def fused(outputs: Sequence[Value], origin: Origin) -> list[Value]:
     """The program with a Fuse at every value that alone is asked about its sources, if that makes them fewer."""
     values = ordered(outputs)
@@ -191,9 +222,7 @@ def fused(outputs: Sequence[Value], origin: Origin) -> list[Value]:
         sources = made[x]
         return x not in outputs and x not in sources and x.size < sum(s.size for s in sources)
 
-    chosen = {
-        x for value in values for x in asked(value) if worth(x) and all(private(source, x) for source in made[x])
-    }
+    chosen = {x for value in values for x in asked(value) if worth(x) and all(private(source, x) for source in made[x])}
 
     def change(old: Value, new: Value) -> Value:
         if old not in chosen:

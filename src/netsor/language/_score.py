@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,11 @@ def _softmax(p: Any, allowed: Any = None) -> Any:
     xp = array_namespace(p)
     if allowed is not None:
         p = xp.where(allowed > 0, p, xp.asarray(-np.inf, dtype=p.dtype))
-    weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))  # no overflow: the largest exponent is 0
+    if p.shape[-1] <= 16:  # column by column: numpy is slow at reducing short axes
+        columns = [p[..., j] for j in range(p.shape[-1])]
+        weights = xp.exp(p - reduce(xp.maximum, columns)[..., None])  # no overflow: the largest exponent is 0
+        return weights * (1.0 / sum(weights[..., j] for j in range(p.shape[-1])))[..., None]
+    weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))
     return weights / xp.sum(weights, axis=-1, keepdims=True)
 
 

@@ -14,7 +14,7 @@ from ._where import TraceError
 inf = math.inf
 
 # Keywords of the methods that also bind widths; a width of that name could never be bound.
-RESERVED = {"self", "draws", "seed", "workers", "executor", "progress", "coordinates"}
+RESERVED = {"self", "draws", "seed", "workers", "executor", "progress", "coordinates", "xp"}
 
 
 class Width:

@@ -1,0 +1,12 @@
+"""What the exact engine says when it cannot do a program."""
+
+from __future__ import annotations
+
+from ..language._value import Value
+
+
+class ExactError(NotImplementedError):
+    """A program that the exact engine cannot do; it says which operation, and what can be done instead."""
+
+    def __init__(self, value: Value, problem: str) -> None:
+        super().__init__(f"{problem} (at {value.where}); net.simulate draws it literally, at finite widths")

@@ -1,0 +1,42 @@
+"""A two-sample test between the exact engine and the literal interpreter."""
+
+import numpy as np
+from scipy import stats
+
+import netsor as ns
+
+
+def exact_draws(net, draws, seed=11, **widths):
+    """Draws of one coordinate of every output vector, and of the scalars, side by side."""
+    return np.asarray(net.law(draws=draws, seed=seed, **widths).rvs(draws, seed=3)).reshape(draws, -1)
+
+
+def literal_draws(net, draws, seed=5, **widths):
+    drawn = net.simulate(draws=draws, seed=seed, coordinates=0, **widths)
+    drawn = drawn if isinstance(drawn, tuple) else (drawn,)
+    return np.concatenate([a.reshape(draws, -1) for a in drawn], axis=1)
+
+
+def smallest_p(net, draws=1500, **widths):
+    """The smallest p-value of Kolmogorov–Smirnov tests: each entry, and random mixtures of entries and of squares."""
+    a, b = exact_draws(net, draws, **widths), literal_draws(net, draws, **widths)
+    assert np.isfinite(a).all()
+    scale = b.std(axis=0) + 1e-12
+    weights = np.random.default_rng(3).standard_normal((a.shape[1], 3))
+    pairs = [
+        (a, b),
+        (a / scale @ weights, b / scale @ weights),
+        ((a / scale) ** 2 @ weights, (b / scale) ** 2 @ weights),
+    ]
+    values = [1.0]
+    for x, y in pairs:
+        for i in range(x.shape[1]):
+            size = max(np.abs(y[:, i]).max(), 1e-9)
+            if np.ptp(y[:, i]) < 1e-9 * size:  # not random: then it is the same number
+                np.testing.assert_allclose(x[:, i], y[:, i], rtol=1e-6, atol=1e-9)
+            else:  # rounded, so that ties of one law are ties of the other
+                values.append(stats.ks_2samp(np.round(x[:, i] / size, 9), np.round(y[:, i] / size, 9)).pvalue)
+    return min(values)
+
+
+n, d = ns.Width("n"), ns.Width("d")

@@ -1,0 +1,291 @@
+"""The exact engine against the literal interpreter, program by program and rule by rule."""
+
+import numpy as np
+import pytest
+from examples import attention_layer, causal_attention, cross_attention, recurrent, residual_block
+from hypothesis import given, settings
+
+import netsor as ns
+from netsor.engine import _coordinates, _exact, _frame
+from netsor.language._operation import MatMul
+
+from ..programs import programs
+from .compare import d, n, smallest_p
+
+# About 250 programs with 13 comparisons each, at 1e-8: a false alarm with probability 3e-5.
+LEVEL = 1e-8
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(programs(steps=10))
+def test_random_programs_have_the_literal_law(built):
+    assert smallest_p(built.net, **built.widths) > LEVEL
+
+
+@pytest.mark.slow
+@settings(max_examples=3000, deadline=None, derandomize=True)
+@given(programs(steps=14))
+def test_many_random_programs_have_the_literal_law(built):
+    assert smallest_p(built.net, **built.widths) > LEVEL
+
+
+def recurrent_scores():
+    """A matrix that is used again on what it made, and scores of its outputs."""
+    w = ns.weight(n, n, std=1.3)
+    x = ns.gaussian(n, 2, mean=0.5)
+    y = w @ ns.relu(w @ x)
+    return ns.Program((y, ns.dot(y, w @ y)))
+
+
+def residual():
+    x = ns.gaussian(n, 3)
+    x = x + ns.nn.attention(ns.layer_norm(x, 0.1), 2, head_dim=d, mask="causal")
+    return ns.Program((x, ns.mean_dot(x, x)))
+
+
+NETS = {
+    "the paper's layer": (attention_layer.net, {"n": 7}),
+    "one token": (lambda: attention_layer.net()[0], {"n": 5}),
+    "causal": (causal_attention.net, {"n": 3}),
+    "low rank": (cross_attention.net, {"n": 6, "d": 2}),
+    "recurrent": (recurrent.net, {"n": 4}),
+    "recurrent with scores": (recurrent_scores, {"n": 5}),
+    "residual": (residual, {"n": 6, "d": 3}),
+    "transformer block": (residual_block.net, {"n": 4}),
+    "relu tokens": (lambda: ns.Program(ns.nn.attention(ns.relu(ns.gaussian(n, 3)), 2)[0]), {"n": 6}),
+    "width 1": (attention_layer.net, {"n": 1}),
+    "width 2": (attention_layer.net, {"n": 2}),
+    "width 3": (attention_layer.net, {"n": 3}),
+    "sigmas": (
+        lambda: ns.Program(ns.nn.attention(ns.gaussian(n, 2), 2, sigma_q=2, sigma_k=0.5, sigma_v=1.5, sigma_o=0.7)),
+        {"n": 5},
+    ),
+    "1/n scaling": (lambda: ns.Program(ns.nn.attention(ns.gaussian(n, 3), 2, scaling="linear")), {"n": 4}),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_networks_have_the_literal_law(name):
+    make, widths = NETS[name]
+    # 14 networks with at most 24 comparisons each, at 1e-7: a false alarm with probability 3e-5
+    assert smallest_p(make(), draws=4000, **widths) > 1e-7
+
+
+def _chi_one_degree_more(monkeypatch):
+    original = _frame.Streams.chi
+    monkeypatch.setattr(_frame.Streams, "chi", lambda self, k, p, f, *shape: original(self, k, p, f + 1, *shape))
+
+
+def _no_root_of_width(monkeypatch):
+    monkeypatch.setattr(_exact.Exact, "norm", lambda self, x: 1.0)
+
+
+def _no_sigma(monkeypatch):
+    original = _exact.Exact.matmul
+
+    def matmul(self, value):
+        weight = value.op.weight
+        value.op.__dict__["weight"] = type(weight)(
+            weight.source, weight.out_width, weight.in_width, 1.0, weight.members
+        )
+        return original(self, value)
+
+    monkeypatch.setattr(_exact.Exact, "matmul", matmul)
+
+
+def _no_projection(monkeypatch):
+    monkeypatch.setattr(_exact, "projected", lambda run, value, earlier: (run.rows(value.op.x, 1), None))
+
+
+def _full_frame_forgotten(monkeypatch):
+    original = _frame.Frame.grow
+
+    def grow(self, number, sources, leaf, scored):
+        self.width += 2
+        made = original(self, number, sources, leaf, scored)
+        self.width -= 2
+        return made
+
+    monkeypatch.setattr(_frame.Frame, "grow", grow)
+
+
+def _gram_for_its_root(monkeypatch):
+    monkeypatch.setattr(_exact, "root", lambda gram: gram)
+    monkeypatch.setattr("netsor.engine._compact.root", lambda gram: gram)
+
+
+def _wrong_orientation(monkeypatch):
+    original = _frame.Frame.orientation
+    monkeypatch.setattr(_frame.Frame, "orientation", lambda self, number: 1.3 * original(self, number))
+
+
+MUTATIONS = {
+    "χ with a wrong degree of freedom": (_chi_one_degree_more, "width 2"),
+    "a missing √m": (_no_root_of_width, "the paper's layer"),
+    "K without σ²": (_no_sigma, "sigmas"),
+    "reuse as if fresh": (_no_projection, "recurrent with scores"),
+    "a frame that never fills": (_full_frame_forgotten, "width 2"),
+    "K in place of its root": (_gram_for_its_root, "relu tokens"),
+    "a wrong orientation of the frame": (_wrong_orientation, "residual"),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_broken_rule_is_caught(name, monkeypatch):
+    mutate, network = MUTATIONS[name]
+    make, widths = NETS[network]
+    net = make()
+    mutate(monkeypatch)
+    assert smallest_p(net, draws=4000, **widths) < 1e-7
+
+
+def test_the_mutations_touch_what_they_name():
+    assert any(isinstance(v.op, MatMul) for v in ns.language._graph.ordered(NETS["sigmas"][0]().outputs))
+    assert callable(_coordinates.root)
+
+
+# The number of random numbers
+
+
+@pytest.mark.parametrize(("s", "heads"), [(1, 1), (2, 3), (4, 2), (7, 5)])
+def test_random_numbers_of_the_papers_layer(s, heads):
+    net = attention_layer.net(tokens=s, heads=heads)[0]
+    counts = [net.law(n=width, draws=10).random_numbers for width in (16, 1024, 10**9)]
+    assert counts == [s * (s + 1) // 2 + 1 + heads * (s + 2)] * 3
+    assert net.law(n=ns.inf, draws=10).random_numbers == heads * s
+
+
+def test_random_numbers_of_all_tokens():
+    s, heads = 4, 2
+    count = attention_layer.net().law(n=64, draws=10).random_numbers
+    triangle = s * (s + 1) // 2
+    assert count == 1 + triangle + heads * (triangle + s * s + triangle)  # tokens; queries, scores, values
+
+
+def test_a_relu_costs_its_coordinates():
+    net = ns.Program(ns.nn.attention(ns.relu(ns.weight(n, n, 4) @ ns.gaussian(n)), 2)[0])
+    assert net.law(n=100, draws=10).random_numbers == 1 + 4 * 100 + 2 * (4 + 2)
+    assert net.law(n=ns.inf, draws=10).random_numbers == 2 * 4
+
+
+def test_a_bias_is_fused():
+    x = ns.tanh(ns.gaussian(n, 2))
+    plain = ns.Program(ns.mean_dot(ns.weight(d, n) @ x, ns.weight(d, n) @ x)).law(n=8, d=9, draws=4).random_numbers
+    biased = ns.weight(d, n) @ x + ns.gaussian(d, 2)
+    assert ns.Program(ns.mean_dot(biased, ns.weight(d, n) @ x)).law(n=8, d=9, draws=4).random_numbers == plain
+
+
+# Streams
+
+
+@pytest.mark.parametrize("widths", [{"n": 9, "d": 3}, {"n": ns.inf, "d": 3}, {"n": ns.inf, "d": ns.inf}])
+def test_bits_do_not_depend_on_the_workers(widths):
+    net = cross_attention.net()
+    laws = [net.law(draws=9000, workers=k, **widths) for k in (1, 2, 7)]
+    for law in laws[1:]:
+        assert np.array_equal(law.component_cov, laws[0].component_cov)
+
+
+def test_bits_do_not_depend_on_the_executor():
+    from concurrent.futures import ProcessPoolExecutor
+
+    net = attention_layer.net()
+    alone = net.law(n=8, draws=9000, workers=1)
+    with ProcessPoolExecutor(2) as executor:
+        assert np.array_equal(net.law(n=8, draws=9000, executor=executor).component_cov, alone.component_cov)
+
+
+def test_bits_do_not_depend_on_the_size_of_a_block(monkeypatch):
+    net = residual_block.net()
+    alone = net.law(n=5, draws=300)
+    monkeypatch.setattr("netsor.engine._law.BLOCK_BYTES", 2**14)
+    again = net.law(n=5, draws=300)
+    np.testing.assert_allclose(again.component_mean, alone.component_mean, rtol=1e-9, atol=1e-12)
+
+
+def test_one_seed_couples_two_widths():
+    net = attention_layer.net()[0]
+    far, near, limit = (net.law(n=w, draws=2000, seed=4).component_cov[:, 0, 0] for w in (64, 10**6, ns.inf))
+    other = net.law(n=10**6, draws=2000, seed=5).component_cov[:, 0, 0]
+    assert np.corrcoef(near, limit)[0, 1] > 0.999
+    assert np.corrcoef(far, limit)[0, 1] > 0.3
+    assert abs(np.corrcoef(other, limit)[0, 1]) < 0.1
+
+
+def test_progress_and_interrupt():
+    seen = []
+    attention_layer.net().law(n=4, draws=10_000, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (10_000, 10_000)
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attention_layer.net().law(n=4, draws=10_000, progress=stop)
+
+
+# Singular and extreme
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 10**6, 10**12, ns.inf])
+def test_any_width(width):
+    law = attention_layer.net().law(n=width, draws=200)
+    assert np.isfinite(law.component_cov).all()
+    assert (np.linalg.eigvalsh(law.component_cov) > -1e-9).all()
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, ns.inf])
+def test_singular_kernels(width):
+    x = ns.relu(ns.gaussian(n, 2))  # at width 1 often all zero
+    x = ns.join([x, x, 0.0 * x])  # twice the same, and zero
+    law = ns.Program(ns.nn.attention(x, 2)).law(n=width, draws=500)
+    assert np.isfinite(law.component_cov).all()
+    np.testing.assert_allclose(law.component_cov[:, 0, 0], law.component_cov[:, 2, 2], atol=1e-9)
+
+
+def test_a_large_nonlinearity_is_refused_before_it_is_tried():
+    with pytest.raises(ns.ExactError, match=r"a nonlinearity at width 10+ needs .* bytes .* take the width inf"):
+        ns.Program(ns.relu(ns.gaussian(n))).law(n=10**11)
+
+
+def test_laws_say_what_they_are():
+    law = attention_layer.net()[0].law(n=ns.inf, draws=100)
+    assert (law.status, law.random_numbers, law.replicas) == ("proved", 8, 100)
+    assert law.notes == ("clip at 100 acts as the identity: it clips with probability e^-5000",)
+    assert attention_layer.net()[0].law(n=9, draws=100).status == "exact"
+    assert cross_attention.net().law(n=ns.inf, d=4, draws=100).status == "conjectured"
+    assert "exact engine at n = inf" in repr(law)
+    # a clip that does clip is a nonlinearity
+    clipped = ns.Program(ns.weight(n, n) @ ns.clip(ns.gaussian(n), 2.0)).law(n=9, draws=10)
+    assert clipped.notes == ()
+    assert clipped.random_numbers == 9
+
+
+def test_what_does_not_vary_is_computed_once():
+    perceptron = ns.Program(ns.weight(1, n) @ ns.relu(ns.weight(n, 3) @ ns.data(np.eye(3))))
+    assert perceptron.law(n=ns.inf).replicas == 1
+    assert perceptron.law(n=ns.inf).random_numbers == 0
+    assert perceptron.law(n=8, draws=60).replicas == 60
+
+
+# Array libraries
+
+STRICT = {
+    "layer": (attention_layer.net, {"n": 16}),
+    "layer, limit": (attention_layer.net, {"n": ns.inf}),
+    "recurrent": (recurrent.net, {"n": 6}),
+    "recurrent, limit": (recurrent.net, {"n": ns.inf}),
+    "cross": (cross_attention.net, {"n": ns.inf, "d": 3}),
+    "causal": (causal_attention.net, {"n": 4}),
+    "block": (residual_block.net, {"n": 6}),
+    "block, limit": (residual_block.net, {"n": ns.inf}),
+}
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_array_api_strict(name):
+    strict = pytest.importorskip("array_api_strict", reason="an optional test dependency")
+    make, widths = STRICT[name]
+    usual, other = (make().law(draws=40, xp=xp, **widths) for xp in (np, strict))
+    np.testing.assert_allclose(other.component_cov, usual.component_cov, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(other.component_mean, usual.component_mean, rtol=1e-12, atol=1e-14)

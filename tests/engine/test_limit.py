@@ -1,0 +1,230 @@
+"""Infinite width: closed forms, independent quadrature, and convergence from finite widths."""
+
+import numpy as np
+import pytest
+from examples import attention_layer, residual_block
+from hypothesis import given, settings
+from scipy import integrate, stats
+
+import netsor as ns
+from netsor import activations
+from netsor.engine._gaussian import expectation
+
+from ..programs import programs
+from .compare import d, exact_draws, n
+
+FUNCTIONS = {
+    "identity": activations.IDENTITY,
+    "relu": activations.RELU,
+    "leaky_relu": activations.leaky_relu(0.2),
+    "abs": activations.ABS,
+    "clip": activations.clip(1.2),
+    "erf": activations.ERF,
+    "sin": activations.SIN,
+    "cos": activations.COS,
+    "tanh": activations.TANH,
+    "sigmoid": activations.SIGMOID,
+    "gelu": activations.GELU,
+    "silu": activations.SILU,
+}
+
+
+def _pieces(centre, scale):
+    """Gauss–Legendre nodes and normal weights on (−9, 9), split where centre + scale · x meets a kink."""
+    x, w = np.polynomial.legendre.leggauss(40)
+    kinks = (np.array([-1.2, 0.0, 1.2]) - centre[..., None]) / max(scale, 1e-12)
+    ends = np.sort(np.clip(np.concatenate([kinks, kinks * 0 - 9, kinks * 0 + 9], axis=-1), -9, 9), axis=-1)
+    left, right = ends[..., :-1, None], ends[..., 1:, None]
+    nodes = (left + right) / 2 + (right - left) / 2 * x
+    weights = (right - left) / 2 * w * stats.norm.pdf(nodes)
+    return nodes.reshape(*centre.shape, -1), weights.reshape(*centre.shape, -1)
+
+
+def by_quadrature(f, g, mu, nu, a, c, b):
+    """E[f(u) g(v)] by composite Gauss–Legendre rules, which no code of the package uses for this."""
+    slope, rest = c / np.sqrt(a), np.sqrt(max(b - c * c / a, 0.0))
+    x, w = _pieces(np.array(mu), np.sqrt(a))
+    y, v = _pieces(nu + slope * x, rest)
+    inner = np.sum(v * g(nu + slope * x[:, None] + rest * y), axis=-1)
+    return float(np.sum(w * f(mu + np.sqrt(a) * x) * inner))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_kernels_against_quadrature(name):
+    f = FUNCTIONS[name]
+    arrays = [np.array(v) for v in ([0.0, 0.0], [0.0, 0.0], [1.0, 0.7], [0.3, -0.6], [1.0, 1.9])]
+    mu, nu, a, c, b = arrays
+    found, error = expectation(f, f, (mu, nu), (a, c, b))
+    for i in range(2):
+        right = by_quadrature(f, f, mu[i], nu[i], a[i], c[i], b[i])
+        assert abs(found[i] - right) < 1e-7 + 2 * error
+
+
+def test_kernels_of_two_functions_and_of_means():
+    for f, g in (("relu", "abs"), ("leaky_relu", "identity"), ("tanh", "gelu"), ("sin", "cos"), ("clip", "erf")):
+        point = [np.array([v]) for v in (0.0, 0.0, 0.8, 0.4, 1.3)]
+        found, error = expectation(FUNCTIONS[f], FUNCTIONS[g], tuple(point[:2]), tuple(point[2:]))
+        assert abs(found[0] - by_quadrature(FUNCTIONS[f], FUNCTIONS[g], 0, 0, 0.8, 0.4, 1.3)) < 1e-6 + 2 * error
+    point = [np.array([v]) for v in (0.5, -0.3, 0.8, 0.4, 1.3)]
+    found, error = expectation(FUNCTIONS["tanh"], FUNCTIONS["gelu"], tuple(point[:2]), tuple(point[2:]))
+    right = by_quadrature(FUNCTIONS["tanh"], FUNCTIONS["gelu"], 0.5, -0.3, 0.8, 0.4, 1.3)
+    assert abs(found[0] - right) < 1e-8 + 2 * error
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_kernels_of_singular_pairs(name):
+    f = FUNCTIONS[name]
+    zero, one = np.zeros(2), np.array([1.0, 0.0])  # u = v, and u = v = 0
+    found, error = expectation(f, f, (zero, zero), (one, one, one))
+    square, _ = integrate.quad(lambda x: float(f(np.array(x))) ** 2 * stats.norm.pdf(x), -12, 12, points=[-1.2, 0, 1.2])
+    assert abs(found[0] - square) < 1e-8 + 2 * error
+    assert abs(found[1] - float(f(np.array(0.0))) ** 2) < 1e-12
+
+
+def test_clip_variance_has_its_closed_form():
+    c = 0.9
+    one = np.ones(1)
+    clip = activations.clip(c)
+    found, _ = expectation(clip, clip, (0 * one, 0 * one), (one, one, one))
+    phi, tail = stats.norm.pdf(c), stats.norm.sf(c)
+    assert found[0] == pytest.approx((1 - 2 * tail) - 2 * c * phi + 2 * c * c * tail, abs=1e-12)
+
+
+def test_score_covariance_is_the_product_of_kernels():
+    cov = np.array([[1.0, 0.5, 0.2], [0.5, 1.0, 0.0], [0.2, 0.0, 2.0]])
+    x = ns.gaussian(n, 3, cov=cov)
+    q, k = ns.weight(d, n, std=1.5) @ x, ns.weight(d, n, std=0.8) @ x
+    scores = ns.Program(ns.dot(q, k)).law(n=ns.inf, d=ns.inf, draws=200_000).component_mean
+    expected = 1.5**2 * 0.8**2 * np.kron(cov, cov)  # Cov(p_ij, p_i'j') = σ_Q² σ_K² K_ii' K_jj'
+    diagonal = np.diag(expected)
+    error = np.sqrt((expected**2 + np.outer(diagonal, diagonal)) / len(scores))
+    assert (np.abs(np.cov(scores.T) - expected) < 5.5 * error).all()  # 81 entries: level 1e-5
+    assert (np.abs(scores.mean(0)) < 5 * np.sqrt(diagonal / len(scores))).all()
+
+
+@pytest.mark.parametrize(("width", "variance"), [(16, 0.4339), (64, 0.4032), (256, 0.3948), (1024, 0.3927)])
+def test_variance_of_the_papers_layer(width, variance):
+    found = attention_layer.net()[0].law(n=width, draws=400_000).var()
+    assert abs(found.value - variance) < 4 * found.error + 5e-5  # the figure is rounded to four digits
+
+
+LIMITS = {  # variance, excess kurtosis: one-dimensional integrals, see test_moments below for their origin
+    ("clip", 1): (0.39197144, 0.24331843),
+    ("clip", 2): (0.39197144, 0.12165921),
+    ("clip", 256): (0.39197144, 0.00095046),
+    ("relu", 2): (0.25476595, 0.00180949),
+}
+
+
+@pytest.mark.parametrize(("activation", "heads"), LIMITS)
+def test_limit_of_the_papers_layer(activation, heads):
+    g = ns.weight(n, n, 4) @ ns.gaussian(n)
+    x = ns.clip(g, 100) if activation == "clip" else ns.relu(g)
+    law = ns.Program(ns.nn.attention(x, heads)[0]).law(n=ns.inf, draws=20_000 if heads > 2 else 400_000)
+    for found, right in zip((law.var(), law.kurtosis()), LIMITS[activation, heads], strict=True):
+        assert abs(found.value - right) < 4 * found.error
+        assert found.error < 0.1 * right
+
+
+def test_moments_by_one_dimensional_integrals():
+    """An independent derivation of the limits above: 1/S² = ∫ t e^(−tS) dt with S a sum of independent terms."""
+    x, w = np.polynomial.hermite_e.hermegauss(200)
+    w = w / w.sum()
+
+    def moments(a, c, s=4):
+        tau = np.sqrt(a * (a - c))
+        u = np.linspace(-45, 12, 40_001)
+        t = np.exp(u)
+        g = {k: np.exp(k * tau * x - t[:, None] * np.exp(tau * x)) @ w for k in (0, 2, 4)}
+        first = s * np.trapezoid(t * t * g[2] * g[0] ** (s - 1), u)
+        second = s * np.trapezoid(t**4 / 6 * g[4] * g[0] ** (s - 1), u)
+        second += s * (s - 1) * np.trapezoid(t**4 / 6 * g[2] ** 2 * g[0] ** (s - 2), u)
+        mean = (a - c) * first + c
+        variance = (a - c) ** 2 * (second - first**2)
+        return mean, 3 * variance / mean**2
+
+    for (activation, heads), (variance, kurtosis) in LIMITS.items():
+        a, c = (1.0, 0.0) if activation == "clip" else (0.5, 1 / (2 * np.pi))
+        mean, one_head = moments(a, c)
+        assert mean == pytest.approx(variance, abs=2e-8)
+        assert one_head / heads == pytest.approx(kurtosis, abs=2e-8)
+
+
+def test_multilayer_perceptron_is_the_known_gaussian_process():
+    """The arc-cosine kernel, composed."""
+    points = np.array([[1.0, 0.0], [0.6, 0.8], [-1.0, 0.5]])
+    h = ns.relu(ns.weight(n, 2, std=np.sqrt(2)) @ ns.data(points))
+    h = ns.relu(ns.weight(n, n, std=np.sqrt(2)) @ h)
+    law = ns.Program(ns.weight(1, n) @ h).law(n=ns.inf)
+
+    def arc_cosine(k):
+        s = np.sqrt(np.outer(np.diag(k), np.diag(k)))
+        r = np.clip(k / s, -1, 1)
+        return s / (2 * np.pi) * (np.sqrt(1 - r * r) + r * (np.pi - np.arccos(r)))
+
+    expected = arc_cosine(2 * arc_cosine(2 * points @ points.T / 2))
+    np.testing.assert_allclose(law.component_cov[0], expected, rtol=1e-10)
+    assert law.origin.quadrature_error == 0
+
+
+def test_functions_of_several_vectors_use_nodes_with_an_error():
+    x = ns.gaussian(n, 2, cov=[[1.0, 0.4], [0.4, 1.0]])
+    gated = ns.nonlin(lambda u, v: np.tanh(u) * v, x[0], x[1])
+    law = ns.Program(ns.weight(1, n) @ gated).law(n=ns.inf)
+    right, _ = integrate.dblquad(
+        lambda y, z: np.tanh(z) ** 2 * y**2 * stats.multivariate_normal.pdf([z, y], cov=[[1, 0.4], [0.4, 1]]),
+        -8, 8, -8, 8,
+    )  # fmt: skip
+    error = law.origin.quadrature_error
+    assert 0 < error < 0.02
+    assert abs(law.component_cov[0, 0, 0] - right) < 4 * error
+
+
+def test_deep_stack_keeps_a_random_kernel():
+    """Four residual attention blocks, s = 4, H = 2: the cosine of two tokens has mean 0.584, sd 0.033 at n = ∞."""
+
+    @ns.program
+    def stack(blocks=4):
+        x = ns.gaussian(n, 4)
+        for _ in range(blocks):
+            x = x + ns.nn.attention(ns.rms_norm(x), 2)
+        y = ns.rms_norm(x)
+        return ns.mean_dot(y[0], y[1])
+
+    cosine = stack().law(n=ns.inf, draws=20_000).component_mean[:, 0]
+    assert cosine.mean() == pytest.approx(0.584, abs=0.002)
+    assert cosine.std() == pytest.approx(0.033, abs=0.002)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(programs(steps=8))
+def test_finite_widths_approach_the_limit(built):
+    """Entry by entry, in the mean distance of quantiles, relative to the spread: within 0.2 (and 0.03) at width 1000.
+
+    Sampling accounts for about 0.05 with 1,000 draws; what is not random in the limit must be nearly so at width 1000.
+    """
+    if not built.widths:
+        return
+    try:
+        limit = exact_draws(built.net, 1000, **dict.fromkeys(built.widths, ns.inf))
+    except ns.ExactError:  # the engine says that it has no law; see the last tests
+        return
+    wide = exact_draws(built.net, 1000, seed=12, **dict.fromkeys(built.widths, 1000))
+    for i in range(limit.shape[1]):
+        a, b = np.sort(limit[:, i]), np.sort(wide[:, i])
+        assert np.abs(a - b).mean() < 0.2 * (b.std() + 0.3 * np.abs(b).max()) + 0.03
+
+
+def test_what_has_no_known_limit_is_refused():
+    w, x = ns.weight(n, n), ns.gaussian(n, 2)
+    with pytest.raises(ns.ExactError, match=r"share a source diverges.*test_limit.py.*net.simulate"):
+        ns.Program(ns.dot(w @ x, w @ x)).law(n=ns.inf)
+    y = ns.tanh(x)
+    with pytest.raises(ns.ExactError, match="two vectors that met a nonlinearity"):
+        ns.Program(ns.dot(y, y)).law(n=ns.inf)
+
+
+def test_the_block_at_infinity_is_near_a_wide_one():
+    net = residual_block.net()[0]
+    limit, wide = net.law(n=ns.inf, draws=2000).var(), net.law(n=400, draws=2000).var()
+    assert limit.value == pytest.approx(wide.value, rel=0.03)
