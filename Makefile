@@ -37,7 +37,7 @@ bench: $(VENV)/stamp  ## times and random numbers, into bench/results
 	$(BIN)/python bench/literal.py
 
 docs: $(VENV)/stamp-docs  ## the documentation, into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
 clean:  ## remove what the targets above made

@@ -14,7 +14,9 @@ EXAMPLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_runs(name, capsys):
+def test_example_runs(name, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [name])
     runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out
 
