@@ -46,12 +46,15 @@ ACTIVATIONS = [
 ]
 
 
-@dataclass
+@dataclass(repr=False)
 class Built:
     """A random program, with numbers for its widths."""
 
     net: ns.Program
     widths: dict[str, int]
+
+    def __repr__(self):
+        return f"{self.widths}\n{self.net}"
 
 
 class _Builder:

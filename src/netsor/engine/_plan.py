@@ -102,6 +102,9 @@ def make_plan(outputs: Sequence[Value], bound: Mapping[str, float]) -> Plan:
     edges, scores = _asks(values, made)
     coordinates = _coordinates(new, earlier_uses(values))
     leaves, values = _leaves(values, edges, coordinates)
+    values.sort(
+        key=lambda value: not isinstance(value.op, Data)
+    )  # given in the standard basis, before a frame is turned
     blocks, widths = _blocks(values, bound)
     clusters = _Clusters(values, blocks)
     groups = clusters.groups(widths)
