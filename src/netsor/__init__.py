@@ -43,14 +43,31 @@ from .language import (
     weight,
 )
 from .language._check import Point, Report
-from .laws import Estimate, Law, Mixture
+from .laws import (
+    Attention,
+    Empirical,
+    Estimate,
+    HeadSum,
+    Joint,
+    Law,
+    Mixture,
+    kl,
+    kolmogorov,
+    paper_kl,
+    total_variation,
+    wasserstein1,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attention",
+    "Empirical",
     "Estimate",
     "ExactError",
     "Function",
+    "HeadSum",
+    "Joint",
     "Law",
     "Mixture",
     "Point",
@@ -75,12 +92,15 @@ __all__ = [
     "identity",
     "inf",
     "join",
+    "kl",
+    "kolmogorov",
     "layer_norm",
     "leaky_relu",
     "mean_dot",
     "nn",
     "nonlin",
     "ones",
+    "paper_kl",
     "program",
     "relu",
     "rms_norm",
@@ -90,5 +110,7 @@ __all__ = [
     "softmax",
     "stack",
     "tanh",
+    "total_variation",
+    "wasserstein1",
     "weight",
 ]

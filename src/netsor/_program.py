@@ -14,6 +14,7 @@ import numpy.typing as npt
 from .engine import _literal
 from .engine._law import conditional
 from .engine._montecarlo import Progress
+from .engine._recognise import recognise
 from .language._check import Report, check
 from .language._graph import numbered, ordered, widths_of
 from .language._latex import latex
@@ -21,7 +22,8 @@ from .language._print import text
 from .language._value import Value
 from .language._where import TraceError
 from .language._width import bind_widths, inf
-from .laws import Mixture, Origin
+from .laws import Joint, Mixture, Origin
+from .laws._attention import head_sum
 
 P = ParamSpec("P")
 Draws = npt.NDArray[np.float64]
@@ -134,26 +136,38 @@ class Program:
         progress: Progress = True,
         xp: Any = np,
         **widths: float,
-    ) -> Mixture:
+    ) -> Any:
         """The law of one coordinate of the output, exactly, at any widths, finite or `inf`: no weight matrix is drawn.
 
-        Bind every width by its name, `law(n=256)`, `law(n=inf, d=64)`. The result is a mixture of Gaussians over
-        `draws` replicas (of one, if nothing random is left to condition on). The same seed at two widths gives coupled
-        laws. `workers`, `executor` and `progress` are as in `simulate`; `xp` is the array library that computes (any
-        that follows the array API standard).
+        Bind every width by its name, `law(n=256)`, `law(n=inf, d=64)`. The result is a `Mixture` of Gaussians over
+        `draws` replicas (one, if nothing random is left to condition on), a `Joint` mixture if the output has several
+        entries, and a `HeadSum`, accurate to many digits, for one output of an attention layer at infinite width whose
+        tokens have a fixed kernel. The same seed at two widths gives coupled laws. `workers`, `executor` and
+        `progress` are as in `simulate`; `xp` is the array library that computes (any that follows the array API
+        standard).
         """
-        values = ordered(self._whole)
-        bound = bind_widths(widths_of(values), widths, allow_inf=True)
-        found = conditional(self.outputs, bound, draws, seed, workers, executor, progress, xp)
-        origin = Origin(
-            status=self._status(bound),
-            method=f"exact engine at {', '.join(f'{k} = {v}' for k, v in bound.items()) or 'fixed widths'}",
-            random_numbers=found.random_numbers,
-            seed=seed,
-            quadrature_error=found.quadrature_error,
-            notes=found.notes,
-        )
-        return Mixture(found.mean, found.cov, origin)
+        bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
+        status = self._status(bound)
+
+        def engine() -> Mixture | Joint:
+            found = conditional(self.outputs, bound, draws, seed, workers, executor, progress, xp)
+            origin = Origin(
+                status=status,
+                method=f"exact engine at {', '.join(f'{k} = {v}' for k, v in bound.items()) or 'fixed widths'}",
+                random_numbers=found.random_numbers,
+                seed=seed,
+                quadrature_error=found.quadrature_error,
+                notes=found.notes,
+            )
+            if found.mean.shape[1] > 1:
+                return Joint(found.mean, found.cov, origin)
+            return Mixture(found.mean[:, 0], found.cov[:, 0, 0], origin)
+
+        layer = recognise(self.outputs, bound)
+        if layer is None:
+            return engine()
+        origin = Origin(status, "Fourier inversion at infinite width")
+        return head_sum(layer.scores, layer.values, layer.heads, layer.scale, origin, engine)
 
     def _status(self, widths: dict[str, float]) -> str:
         """Finite widths are exact; the theorem is about all widths at infinity."""

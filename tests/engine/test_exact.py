@@ -93,7 +93,7 @@ def _no_sigma(monkeypatch):
     def matmul(self, value):
         weight = value.op.weight
         value.op.__dict__["weight"] = type(weight)(
-            weight.source, weight.out_width, weight.in_width, 1.0, weight.members
+            weight.source, weight.out_width, weight.in_width, 1.0, weight.members, weight.count
         )
         return original(self, value)
 

@@ -40,6 +40,7 @@ class Conditional:
     random_numbers: int  # drawn for each replica
     quadrature_error: float  # of Gaussian expectations, the largest
     notes: tuple[str, ...]
+    constant: bool  # nothing that was drawn matters
 
 
 def conditional(
@@ -58,7 +59,8 @@ def conditional(
     _check_memory(plan)
     trial = Exact(plan, Streams(seed, 0, 2), xp.asarray)
     mean, coefficients = result(trial)
-    if mean.shape[0] == coefficients.shape[0] == 1:
+    constant = bool(mean.shape[0] == coefficients.shape[0] == 1)
+    if constant:
         draws = 1
     work = _Chunk(plan, seed, xp.__name__, block=max(1, int(BLOCK_BYTES // (_bytes(trial) / 2))))
     size = mean.shape[1]
@@ -67,7 +69,7 @@ def conditional(
     for part, (mean, cov, chunk_error) in run(work, chunks(draws, CHUNK), workers, executor, progress):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
         error = max(error, chunk_error)
-    return Conditional(means, covs, trial.streams.drawn, error, tuple(plan.notes))
+    return Conditional(means, covs, trial.streams.drawn, error, tuple(plan.notes), constant)
 
 
 @dataclass(frozen=True)

@@ -111,11 +111,12 @@ class _Facts:
         self.names = names_of(self.values)
         self.scores = [v for v in self.values if isinstance(v.op, Dot) and v.op.power == 0.5]
         # Every vector has a number, the same wherever indexing or stacking moves it; a MatMul output also has the
-        # number of its matrix and of the vector it was made from.
+        # number of its matrix and of the vector it was made from (others have −1).
         self.ids: dict[Value, Ids] = {}
-        self.matrix: list[int] = []
-        self.argument: list[int] = []
-        matrices: dict[tuple[Source, int], int] = {}
+        matrices: list[Ids] = []
+        arguments: list[Ids] = []
+        first: dict[Source, int] = {}  # the number of its first matrix
+        count = known = 0
         for value in self.values:
             match value.op:
                 case Take(x, flat):
@@ -125,18 +126,17 @@ class _Facts:
                     self.ids[value] = np.concatenate([self.ids[part] for part in parts])
                     continue
                 case MatMul(weight, x):
-                    numbers = [
-                        matrices.setdefault((weight.source, m), len(matrices)) for m in weight.members.ravel().tolist()
-                    ]
-                    of = np.array(numbers).reshape(weight.batch)
-                    of = of.reshape(weight.batch + (1,) * (value.ndim - len(weight.batch)))
-                    matrix = np.broadcast_to(of, value.shape).ravel().tolist()
-                    argument = np.broadcast_to(self.ids[x], value.shape).ravel().tolist()
+                    if weight.source not in first:
+                        first[weight.source], known = known, known + weight.count
+                    members = weight.members.reshape(weight.batch + (1,) * (value.ndim - len(weight.batch)))
+                    matrices.append(np.broadcast_to(first[weight.source] + members, value.shape).ravel())
+                    arguments.append(np.broadcast_to(self.ids[x], value.shape).ravel())
                 case _:
-                    matrix = argument = [-1] * value.size
-            self.ids[value] = len(self.matrix) + np.arange(value.size).reshape(value.shape)
-            self.matrix += matrix
-            self.argument += argument
+                    matrices.append(np.full(value.size, -1))
+                    arguments.append(np.full(value.size, -1))
+            self.ids[value] = count + np.arange(value.size).reshape(value.shape)
+            count += value.size
+        self.matrix, self.argument = np.concatenate(matrices), np.concatenate(arguments)
         self.depends = dict.fromkeys(self.values, False)  # on a score
         self.linear = dict.fromkeys(self.values, True)  # a vector linear in vectors free of scores
         self.bounded: dict[Value, bool | None] = {}
@@ -168,9 +168,6 @@ class _Facts:
     def at(self, value: Value) -> str:
         return f"{self.names[value]} ({value.where})"
 
-    def of(self, ids: Ids, table: list[int]) -> Ids:
-        return np.array(table)[ids]
-
     def pairs(self, score: Value) -> tuple[Ids, Ids]:
         """The numbers of the two factors of every score of an array, shaped like it."""
         assert isinstance(score.op, Dot)
@@ -186,7 +183,7 @@ def _all(truths: Iterable[bool | None]) -> bool | None:
 def _not_matmul(facts: _Facts) -> Iterator[str]:
     for score in facts.scores:
         for factor in dict.fromkeys(score.op.inputs):
-            if (facts.of(facts.ids[factor], facts.matrix) < 0).any():
+            if (facts.matrix[facts.ids[factor]] < 0).any():
                 yield (
                     f"{facts.at(score)}: the factor {facts.names[factor]} is no MatMul output; "
                     "the score has a limit only if its factors are uncorrelated"
@@ -196,8 +193,8 @@ def _not_matmul(facts: _Facts) -> Iterator[str]:
 def _coinciding(facts: _Facts, score: Value) -> bool:
     """Whether some score of the array is n^(−1/2) |g|², for a vector g or for W x by two MatMuls."""
     x, y = facts.pairs(score)
-    tied = (facts.of(x, facts.matrix) == facts.of(y, facts.matrix)) & (facts.of(x, facts.matrix) >= 0)
-    return bool(((x == y) | (tied & (facts.of(x, facts.argument) == facts.of(y, facts.argument)))).any())
+    tied = (facts.matrix[x] == facts.matrix[y]) & (facts.matrix[x] >= 0)
+    return bool(((x == y) | (tied & (facts.argument[x] == facts.argument[y]))).any())
 
 
 def _diverging(facts: _Facts) -> Iterator[str]:
@@ -209,33 +206,37 @@ def _diverging(facts: _Facts) -> Iterator[str]:
 
 def _tied(facts: _Facts) -> Iterator[str]:
     for score in facts.scores:
-        x, y = (facts.of(ids, facts.matrix) for ids in facts.pairs(score))
+        x, y = (facts.matrix[ids] for ids in facts.pairs(score))
         if ((x == y) & (x >= 0)).any():
             yield f"{facts.at(score)}: tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0"
 
 
 def _used_elsewhere(facts: _Facts) -> Iterator[str]:
-    def matrices(value: Value) -> set[int]:
-        return set(facts.of(facts.ids[value], facts.matrix).ravel().tolist()) - {-1}
+    in_scores = np.zeros(facts.matrix.max(initial=-1) + 2, dtype=bool)  # the last entry stands for "no matrix", −1
+    for score in facts.scores:
+        for factor in score.op.inputs:
+            in_scores[facts.matrix[facts.ids[factor]]] = True
+    in_scores[-1] = False
 
-    in_scores = {m for score in facts.scores for factor in score.op.inputs for m in matrices(factor)}
+    def concerned(x: Value) -> bool:
+        return isinstance(x, Vector) and bool(in_scores[facts.matrix[facts.ids[x]]].any())
+
     for value in facts.values:
         if value in facts.scores or isinstance(value.op, Take | Join):
             continue
         for x in value.op.inputs:
-            if isinstance(x, Vector) and in_scores & matrices(x):
+            if concerned(x):
                 yield f"{facts.at(value)} uses {facts.names[x]}, made by a matrix of a score factor"
     for output in facts.outputs:
-        if isinstance(output, Vector) and in_scores & matrices(output):
+        if concerned(output):
             yield f"{facts.at(output)} is an output, made by a matrix of a score factor"
 
 
 def _score_inputs(facts: _Facts) -> dict[Value, None]:
     """The vectors x of the factors W x of all scores."""
-    factors = {i for score in facts.scores for f in score.op.inputs for i in facts.ids[f].ravel().tolist()}
-    return {
-        v.op.x: None for v in facts.values if isinstance(v.op, MatMul) and factors & set(facts.ids[v].ravel().tolist())
-    }
+    factors = [facts.ids[factor].ravel() for score in facts.scores for factor in score.op.inputs]
+    numbers = np.unique(np.concatenate(factors)) if factors else np.zeros(0, dtype=np.intp)
+    return {v.op.x: None for v in facts.values if isinstance(v.op, MatMul) and np.isin(facts.ids[v], numbers).any()}
 
 
 def _unbounded(facts: _Facts) -> Iterator[str]:

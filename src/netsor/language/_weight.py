@@ -26,6 +26,7 @@ class Weight:
     in_width: Width
     std: float
     members: npt.NDArray[np.intp]
+    count: int  # of matrices in the source
 
     @property
     def batch(self) -> Shape:
@@ -40,7 +41,7 @@ class Weight:
             members = np.asarray(self.members[key])
         except IndexError as error:
             raise TraceIndexError("weight", f"index {key!r} on a batch of shape {self.batch}: {error}") from None
-        return Weight(self.source, self.out_width, self.in_width, self.std, members)
+        return Weight(self.source, self.out_width, self.in_width, self.std, members, self.count)
 
     def __matmul__(self, x: Vector) -> Vector:
         """Every matrix of the batch on every vector: shape batch + x.shape."""
@@ -84,4 +85,5 @@ def weight(
     if not np.isfinite(std) or std < 0:
         raise TraceError("weight", f"std={std!r} must be a finite number, 0 or more")
     members = np.arange(int(np.prod(shape, dtype=int))).reshape(shape)
-    return Weight(Source(name), as_width(out_width, "weight"), as_width(in_width, "weight"), float(std), members)
+    widths = as_width(out_width, "weight"), as_width(in_width, "weight")
+    return Weight(Source(name), *widths, float(std), members, members.size)

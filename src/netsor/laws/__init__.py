@@ -1,6 +1,24 @@
 """Laws: distributions in the manner of scipy.stats, each with its errors and its standing."""
 
+from ._attention import Attention
+from ._distance import kl, kolmogorov, paper_kl, total_variation, wasserstein1
+from ._empirical import Empirical
+from ._fourier import HeadSum
 from ._law import Estimate, Law, Origin
-from ._mixture import Mixture
+from ._mixture import Joint, Mixture
 
-__all__ = ["Estimate", "Law", "Mixture", "Origin"]
+__all__ = [
+    "Attention",
+    "Empirical",
+    "Estimate",
+    "HeadSum",
+    "Joint",
+    "Law",
+    "Mixture",
+    "Origin",
+    "kl",
+    "kolmogorov",
+    "paper_kl",
+    "total_variation",
+    "wasserstein1",
+]

@@ -1,9 +1,21 @@
-"""What every law has: how it was obtained, whether theory proves it, and how well its numbers are known."""
+"""What every law has: the methods of scipy.stats, an error for each number, and a word on how it was obtained.
+
+A law of one variable gives its density and distribution function with their errors; everything else follows.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import interpolate, optimize
+
+Array = npt.NDArray[np.float64]
 
 
 class Estimate(NamedTuple):
@@ -25,7 +37,7 @@ class Origin:
     notes: tuple[str, ...] = ()
 
 
-class Law:
+class Described:
     """A law, with its origin."""
 
     origin: Origin
@@ -49,3 +61,183 @@ class Law:
     def notes(self) -> tuple[str, ...]:
         """What the engine wants known, such as activations that it treated as the identity."""
         return self.origin.notes
+
+
+class WithError:
+    """The methods of a law, each returning an Estimate: the value and its standard error."""
+
+    def __init__(self, law: Law) -> None:
+        self._law = law
+
+    def pdf(self, y: npt.ArrayLike) -> Estimate:
+        """The density."""
+        return _shaped(self._law._pdf, y)
+
+    def cdf(self, y: npt.ArrayLike) -> Estimate:
+        """P(Y ≤ y)."""
+        return _shaped(self._law._cdf, y)
+
+    def moment(self, order: int) -> Estimate:
+        """E[Y^order]."""
+        return self._law._moment(order)
+
+    def mean(self) -> Estimate:
+        """E[Y]."""
+        return self._law._moment(1)
+
+    def var(self) -> Estimate:
+        """The variance."""
+        return self._law._var()
+
+    def std(self) -> Estimate:
+        """The standard deviation."""
+        value, error = self._law._var()
+        return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0)
+
+    def kurtosis(self) -> Estimate:
+        """The excess kurtosis."""
+        return self._law._kurtosis()
+
+
+class Law(Described, ABC):
+    """A law of one variable. Points may be arrays; `law.with_error` has the same methods with standard errors."""
+
+    @abstractmethod
+    def _pdf(self, y: Array) -> Estimate:
+        """The density at points (k,), with errors."""
+
+    @abstractmethod
+    def _cdf(self, y: Array) -> Estimate:
+        """The distribution function at points (k,), with errors."""
+
+    @abstractmethod
+    def _moment(self, order: int) -> Estimate:
+        """E[Y^order]."""
+
+    @abstractmethod
+    def rvs(self, size: int = 1, seed: int | None = None) -> Array:
+        """Independent draws."""
+
+    @abstractmethod
+    def cf(self, t: npt.ArrayLike) -> Any:
+        """The characteristic function E[e^(itY)]."""
+
+    @property
+    def with_error(self) -> WithError:
+        """The same methods, each returning (value, error)."""
+        return WithError(self)
+
+    def pdf(self, y: npt.ArrayLike) -> Any:
+        """The density."""
+        return self.with_error.pdf(y).value
+
+    def logpdf(self, y: npt.ArrayLike) -> Any:
+        """The logarithm of the density."""
+        return _shaped(lambda p: Estimate(self._logpdf(p), 0.0), y).value
+
+    def cdf(self, y: npt.ArrayLike) -> Any:
+        """P(Y ≤ y)."""
+        return self.with_error.cdf(y).value
+
+    def sf(self, y: npt.ArrayLike) -> Any:
+        """P(Y > y)."""
+        return _shaped(lambda p: Estimate(self._sf(p), 0.0), y).value
+
+    def ppf(self, q: npt.ArrayLike) -> Any:
+        """The quantile: where the distribution function is q."""
+        return _shaped(lambda p: Estimate(self._ppf(p), 0.0), q).value
+
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """The central interval of this probability."""
+        return self.ppf((1 - confidence) / 2), self.ppf((1 + confidence) / 2)
+
+    def mean(self) -> float:
+        """E[Y]."""
+        return float(self._moment(1).value)
+
+    def var(self) -> float:
+        """The variance."""
+        return float(self._var().value)
+
+    def std(self) -> float:
+        """The standard deviation."""
+        return float(self.var() ** 0.5)
+
+    def moment(self, order: int) -> float:
+        """E[Y^order]."""
+        return float(self._moment(order).value)
+
+    def kurtosis(self) -> float:
+        """The excess kurtosis, E[(Y − EY)⁴]/Var(Y)² − 3."""
+        return float(self._kurtosis().value)
+
+    def entropy(self) -> float:
+        """−E[log f(Y)], by quadrature."""
+        y, w = self.grid()
+        f = self.pdf(y)
+        return float(-np.sum(w * np.where(f > 0, f * np.log(np.maximum(f, 1e-300)), 0.0)))
+
+    def __repr__(self) -> str:
+        known = f"{self.method}; {self.status}"
+        numbers = f"; {self.random_numbers} random numbers a replica" if self.random_numbers else ""
+        shape = f"variance {self.var():.6g}, excess kurtosis {self.kurtosis():.4g}"
+        return f"<{type(self).__name__}: {shape}; {known}{numbers}>"
+
+    # What follows from the density, the distribution function and the moments, unless a law knows better
+
+    def _logpdf(self, y: Array) -> Array:
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(self._pdf(y).value))
+
+    def _sf(self, y: Array) -> Array:
+        return 1.0 - np.asarray(self._cdf(y).value)
+
+    def _var(self) -> Estimate:
+        mean, second = self._moment(1), self._moment(2)
+        return Estimate(second.value - mean.value**2, second.error)
+
+    def _kurtosis(self) -> Estimate:
+        m = [self._moment(k).value for k in range(5)]
+        centred = m[4] - 4 * m[1] * m[3] + 6 * m[1] ** 2 * m[2] - 3 * m[1] ** 4
+        return Estimate(centred / self.var() ** 2 - 3, self._moment(4).error / self.var() ** 2)
+
+    def _ppf(self, q: Array) -> Array:
+        if ((q < 0) | (q > 1)).any():
+            raise ValueError(f"ppf: q={q} must be between 0 and 1")
+        centre, scale = self.mean(), self.std()
+        result = np.where(q == 0, -np.inf, np.inf)
+        for i in np.flatnonzero((q > 0) & (q < 1)):
+            reach = 8.0
+            while self.cdf(centre - reach * scale) > q[i] or self.sf(centre + reach * scale) > 1 - q[i]:
+                reach *= 2
+
+            def excess(y: float, level: float = float(q[i])) -> float:
+                return float(self.cdf(y) - level) if level < 0.5 else float((1 - level) - self.sf(y))
+
+            result[i] = optimize.brentq(excess, centre - reach * scale, centre + reach * scale, xtol=1e-12)
+        return result
+
+    def grid(self, points: int = 1001) -> tuple[Array, Array]:
+        """Nodes and weights for integrals over the line: dense at the centre, far into the tails."""
+        x, step = np.linspace(-1, 1, points, retstep=True)
+        reach = np.arcsinh(40.0)  # 40 standard deviations
+        y = self.mean() + self.std() * np.sinh(reach * x)
+        return y, step * reach * self.std() * np.cosh(reach * x)
+
+    @cached_property
+    def _inverse(self) -> Callable[[Array], Array]:
+        """The quantile function, by interpolation: for draws."""
+        y = self.mean() + self.std() * np.sinh(np.linspace(-1, 1, 4001) * np.arcsinh(30.0))
+        cdf = np.asarray(self.cdf(y))
+        rising = np.concatenate([[True], np.diff(np.maximum.accumulate(cdf)) > 0])
+        return interpolate.PchipInterpolator(cdf[rising], y[rising], extrapolate=False)
+
+
+def _shaped(f: Callable[[Array], Estimate], y: npt.ArrayLike) -> Estimate:
+    """Apply a function of points (k,) to points of any shape; numbers for a single one."""
+    points = np.asarray(y, dtype=np.float64)
+    if np.isnan(points).any():
+        raise ValueError(f"points must be numbers, got {y!r}")
+    value, error = f(points.reshape(-1))
+    value, error = (np.broadcast_to(a, (points.size,)).reshape(points.shape) for a in (value, error))
+    return Estimate(value[()], error[()])

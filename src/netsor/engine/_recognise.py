@@ -1,0 +1,81 @@
+"""Does an output come from one attention layer over tokens with a fixed kernel? Then its limit has a formula.
+
+Recognises W^O concat_a(softmax(n^(−1/2) ⟨W^{Q,a} x, W^{K,a} x_j⟩) W^{V,a} x_j), each matrix used once, for any tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..language._graph import ordered, weights_of
+from ..language._narrow import narrow
+from ..language._operation import Apply, Concat, Constant, Dot, MatMul, Mix, Take
+from ..language._value import Value, Vector
+from ..language._weight import Weight, weight
+from ._law import conditional
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """One output of an attention layer: the covariance of its scores in a head, the kernel of the values, the heads."""
+
+    scores: Array
+    values: Array
+    heads: int
+    scale: float
+
+
+def recognise(outputs: Sequence[Value], widths: dict[str, float]) -> Recognised | None:
+    """The layer that makes the one output, at infinite widths; None if there is no such layer."""
+    if len(outputs) != 1 or outputs[0].size != 1 or any(width < np.inf for width in widths.values()):
+        return None
+    (output,) = narrow(outputs)
+    while isinstance(output.op, Take):
+        output = output.op.x
+    match output.op:
+        case MatMul(wo, Value(op=Concat(Vector(op=Mix(a, v)), 0)), False):
+            pass
+        case _:
+            return None
+    match a.op, v.op:
+        case Apply(f, (Value(op=Dot(Value(op=MatMul(wq, x, False)), Value(op=MatMul(wk, y, False)), 0.5)), *mask), 1), (
+            MatMul(wv, z, False)
+        ) if f.name in ("softmax", "masked_softmax"):
+            pass
+        case _:
+            return None
+    parts: list[Weight] = [wo, wq, wk, wv]
+    uses = Counter(w.source for w in weights_of(ordered([output])))
+    heads = wq.members.size
+    fits = x.shape == (1,) and y.ndim == z.ndim == 1 and all(w.batch == (heads,) for w in (wq, wk, wv))
+    named = all(w.in_width.name and w.out_width.name for w in (wq, wk, wv)) and wo.in_width.name
+    if not fits or not named or any(uses[w.source] > 1 for w in parts) or wo.batch:
+        return None
+    kernels = [_kernel(tokens, widths) for tokens in (x, y, z)]
+    if any(k is None for k in kernels):
+        return None
+    query, keys, values = (np.asarray(k) for k in kernels)
+    allowed = np.ones(len(keys), dtype=bool)
+    if mask:
+        if not isinstance(mask[0].op, Constant):
+            return None
+        allowed = np.broadcast_to(mask[0].op.numbers > 0, (1, len(keys)))[0]
+    box = np.ix_(allowed, allowed)
+    scores = (wq.std * wk.std) ** 2 * query[0, 0] * keys[box]
+    return Recognised(scores, values[box], heads, (wo.std * wv.std) ** 2)
+
+
+def _kernel(tokens: Vector, widths: dict[str, Any]) -> Array | None:
+    """E[Z^{x^i} Z^{x^j}], if it is not random: what a fresh matrix makes of the tokens has this covariance."""
+    if any(isinstance(value.op, Dot) and value.op.power == 0.5 for value in ordered([tokens])):
+        return None
+    found = conditional([weight(1, tokens.width) @ tokens], widths, draws=1, progress=False)
+    return found.cov[0] if found.constant else None

@@ -1,0 +1,194 @@
+"""The limit law of a sum over heads, to many digits, by Fourier inversion.
+
+Given its scores, an output coordinate is N(0, v) with v = (σ²/H) Σ_a w_a, the w_a i.i.d. over heads. So its
+characteristic function is ψ(σ² t²/2H)^H with ψ(u) = E[e^(−uw)], and the density and distribution function are
+one-dimensional integrals, for any H. It is chosen for attention at infinite width with a kernel that is not random.
+
+Far out, where the density is below rounding, the line of integration is shifted to the saddle point: ψ is entire, so
+f(y) = e^(−θy) M(θ) (1/π) ∫ Re[e^(−ity) M(θ + it)/M(θ)] dt for every θ, M(θ) = E[e^(θY)].
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from ._law import Array, Estimate, Law, Origin
+from ._mixture import Mixture, compress
+
+CENTRAL = 6.0  # standard deviations within which plain inversion keeps its digits
+
+
+class HeadSum(Law):
+    """The law of Y given v = (scale/H) Σ_a w_a, Y ~ N(0, v): from several independent samples of w, for the error.
+
+    `samples` is an array (sets, points). `mixture`, if given, is a function that makes the same law as a mixture over
+    replicas of the engine, for coupling with other widths.
+    """
+
+    def __init__(
+        self,
+        samples: Array,
+        heads: int,
+        scale: float,
+        origin: Origin,
+        moments: tuple[float, float] | None = None,
+        mixture: Any = None,
+    ) -> None:
+        self.heads, self.scale, self.origin = heads, float(scale), origin
+        self.samples = samples
+        self._exact_moments = moments  # E[w] and E[w²] where a formula gives them
+        self._make_mixture = mixture
+        self.rules = [compress(sample) for sample in samples]
+
+    @cached_property
+    def mixture(self) -> Mixture | None:
+        """The same law as a mixture over replicas."""
+        return self._make_mixture() if self._make_mixture is not None else None
+
+    @cached_property
+    def rule(self) -> tuple[Array, Array]:
+        """Nodes and weights for E[g(w)], from all samples together."""
+        return compress(self.samples.ravel())
+
+    # Moments
+
+    def _power_moments(self, nodes: Array, weights: Array, order: int) -> Array:
+        """E[v^k] for k = 0 … order: a power of the generating function of w."""
+        raw = np.array([np.sum(weights * nodes**k) for k in range(order + 1)])
+        if self._exact_moments is not None and order >= 1:
+            raw[1] = self._exact_moments[0]
+            if order >= 2:
+                raw[2] = self._exact_moments[1]
+        factorial = special.factorial(np.arange(order + 1))
+        series, power, n = np.eye(1, order + 1)[0], raw / factorial, self.heads
+        while n:
+            if n & 1:
+                series = np.convolve(series, power)[: order + 1]
+            power, n = np.convolve(power, power)[: order + 1], n >> 1
+        return np.asarray(series * factorial * (self.scale / self.heads) ** np.arange(order + 1))
+
+    def _moment(self, order: int) -> Estimate:
+        if order % 2:
+            return Estimate(0.0, 0.0)
+        k = order // 2
+        double = float(special.factorial2(order - 1)) if order else 1.0
+        exact = self._exact_moments is not None and k <= 2
+        spread = [self._power_moments(*rule, k)[k] for rule in self.rules]
+        value = self._power_moments(*self.rule, k)[k]
+        return Estimate(double * float(value), 0.0 if exact else double * _error(np.array(spread)))
+
+    def _var(self) -> Estimate:
+        return self._moment(2)
+
+    def _kurtosis(self) -> Estimate:
+        def one(nodes: Array, weights: Array) -> float:
+            v = self._power_moments(nodes, weights, 2)
+            return float(3 * (v[2] / v[1] ** 2 - 1))
+
+        spread = np.array([one(*rule) for rule in self.rules])
+        return Estimate(one(*self.rule), 0.0 if self._exact_moments is not None else _error(spread))
+
+    # Inversion
+
+    def cf(self, t: npt.ArrayLike) -> Any:
+        """The characteristic function ψ(σ² t²/2H)^H."""
+        return self._cf(np.asarray(t, dtype=np.float64), *self.rule)[()]
+
+    def _cf(self, t: Array, nodes: Array, weights: Array) -> Array:
+        u = self.scale * t[..., None] ** 2 / (2 * self.heads)
+        with np.errstate(divide="ignore"):  # where it is 0
+            return np.asarray(np.exp(self.heads * np.log1p(np.expm1(-u * nodes) @ weights)))  # right for many heads
+
+    @cached_property
+    def _line(self) -> tuple[Array, float]:
+        """The points of the trapezoidal rule in t: as far as the characteristic function reaches, and no aliases."""
+        nodes, _ = self.rule
+        far = np.sqrt(self.scale * nodes.max())
+        step = 2 * np.pi / ((CENTRAL + 2) * self.std() + (CENTRAL + 10) * far)
+        reach = 9.2 / np.sqrt(self.scale * nodes.min())
+        return np.arange(0, int(reach / step) + 2) * step, float(step)
+
+    @cached_property
+    def _transforms(self) -> Array:
+        """The characteristic function on the line: of all samples together, then of each."""
+        t, _ = self._line
+        return np.stack([self._cf(t, *rule) for rule in (self.rule, *self.rules)])
+
+    def _invert(self, y: Array, kernel: Any) -> Estimate:
+        t, step = self._line
+        weights = np.full(len(t), step / np.pi)
+        weights[0] /= 2
+        found = kernel(y[:, None], t) @ (weights * self._transforms).T
+        return Estimate(found[:, 0], _error(found[:, 1:].T))
+
+    def _pdf(self, y: Array) -> Estimate:
+        value, error = self._invert(y, lambda p, t: np.cos(p * t))
+        far = np.abs(y) > CENTRAL * self.std()
+        if far.any():
+            value[far] = np.exp(self._tail(np.abs(y[far]))[0])
+        return Estimate(value, np.minimum(error, np.abs(value)))
+
+    def _logpdf(self, y: Array) -> Array:
+        far = np.abs(y) > CENTRAL * self.std()
+        result = np.empty(len(y))
+        result[~far] = np.log(self._invert(y[~far], lambda p, t: np.cos(p * t)).value)
+        if far.any():
+            result[far] = self._tail(np.abs(y[far]))[0]
+        return result
+
+    def _cdf(self, y: Array) -> Estimate:
+        value, error = self._invert(y, lambda p, t: p * np.sinc(p * t / np.pi))  # sin(ty)/t
+        value = value + 0.5
+        far = np.abs(y) > CENTRAL * self.std()
+        if far.any():
+            tail = np.exp(self._tail(np.abs(y[far]))[1])
+            value[far] = np.where(y[far] > 0, 1 - tail, tail)
+        return Estimate(value, error)
+
+    def _sf(self, y: Array) -> Array:
+        return np.asarray(self._cdf(-y).value)
+
+    def _tail(self, y: Array) -> tuple[Array, Array]:
+        """log f(y) and log P(Y > y) for y > 0, by the shifted line; each right to many digits, however small."""
+        nodes, weights = self.rule
+        c = self.scale / (2 * self.heads)
+        low, high = np.zeros_like(y), y / (self.scale * nodes.min())
+        for _ in range(80):  # the saddle point: K'(θ) = θ σ² E_θ[w] = y, increasing in θ
+            theta = (low + high) / 2
+            tilt = np.log(weights) + c * theta[:, None] ** 2 * nodes
+            mean = np.exp(tilt - special.logsumexp(tilt, axis=1, keepdims=True)) @ nodes
+            above = theta * self.scale * mean > y
+            low, high = np.where(above, low, theta), np.where(above, theta, high)
+        t, step = self._line
+        log_f, log_sf = np.empty_like(y), np.empty_like(y)
+        for i, (point, shift) in enumerate(zip(y, theta, strict=True)):
+            exponent = np.log(weights) + c * shift**2 * nodes
+            top = special.logsumexp(exponent)
+            ratio = np.exp(c * ((shift + 1j * t[:, None]) ** 2 - shift**2) * nodes) @ np.exp(exponent - top)
+            wave = ratio**self.heads * np.exp(-1j * t * point) * step / np.pi
+            wave[0] /= 2
+            height = self.heads * top - shift * point
+            log_f[i] = height + np.log(wave.sum().real)
+            log_sf[i] = height + np.log((wave / (shift + 1j * t)).sum().real)
+        return log_f, log_sf
+
+    def rvs(self, size: int = 1, seed: int | None = None) -> Array:
+        """Independent draws: v from its components, then Y; by the quantile function if there are many heads."""
+        rng = np.random.default_rng(seed)
+        if self.heads <= 64:
+            w = rng.choice(self.samples.ravel(), (size, self.heads)).sum(axis=1)
+            return np.asarray(np.sqrt(self.scale / self.heads * w) * rng.standard_normal(size))
+        u = np.clip(rng.random(size), 1e-15, 1 - 1e-15)
+        return np.asarray(self._inverse(u))
+
+
+def _error(spread: Array) -> Any:
+    """The standard error of a mean over independent sets."""
+    if len(spread) < 2:
+        return np.zeros(spread.shape[1:])[()]
+    return spread.std(axis=0, ddof=1) / np.sqrt(len(spread))
