@@ -26,10 +26,10 @@ def draw(path, draws=200_000):
     figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
     for width, colour in ((16, "#56b4e9"), (64, "#009e73"), (256, "#d55e00")):
         law = net()[0].law(n=width, draws=draws)
-        axes.semilogy(y, law.pdf(y).value, ":", color=colour, lw=2, label=f"width {width}")
+        axes.semilogy(y, law.pdf(y), ":", color=colour, lw=2, label=f"width {width}")
     limit = net()[0].law(n=ns.inf, draws=draws)
-    axes.semilogy(y, limit.pdf(y).value, color="#0072b2", lw=2, label="width ∞, one head")
-    variance = limit.var().value
+    axes.semilogy(y, limit.pdf(y), color="#0072b2", lw=2, label="width ∞, one head")
+    variance = limit.var()
     gaussian = np.exp(-(y**2) / (2 * variance)) / np.sqrt(2 * np.pi * variance)
     axes.semilogy(y, gaussian, color="black", lw=1.5, label="infinitely many heads (Gaussian)")
     axes.set(xlabel="output coordinate y", ylabel="density", xlim=(0, 3.5), ylim=(1e-6, 1.2))

@@ -8,14 +8,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
+import numpy as np
 
 from . import Program, __version__
 from .language._check import NO_LIMIT
+from .laws import Estimate, Law, Mixture, Origin, distances
+from .paper import ACTIVATIONS, layer
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -41,6 +46,203 @@ def check_command(program: str, as_json: bool) -> None:
         click.echo(str(report))
     if report.verdict == NO_LIMIT:
         raise SystemExit(1)
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _Number(click.ParamType):  # type: ignore[type-arg]
+    """A number with bounds, whose error says what is allowed."""
+
+    def __init__(self, allowed: str, accept: Callable[[float], bool], whole: bool = False, inf: bool = False) -> None:
+        self.name, self.allowed, self.accept, self.whole, self.inf = allowed, allowed, accept, whole, inf
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The number, or an error in one line."""
+        if self.inf and str(value).lower() in ("inf", "infinity", "∞"):
+            return math.inf
+        try:
+            number = int(str(value)) if self.whole else float(value)
+            fine = math.isfinite(number) and self.accept(number)
+        except ValueError:
+            fine = False
+        if not fine:
+            self.fail(f"{value!r} must be {self.allowed}", param, ctx)
+        return number
+
+
+POSITIVE = _Number("a positive integer", lambda v: v >= 1, whole=True)
+WIDTH = _Number("a positive integer or inf", lambda v: v >= 1, whole=True, inf=True)
+SEED = _Number("an integer, 0 or more", lambda v: v >= 0, whole=True)
+DRAWS = _Number("an integer, 100 or more", lambda v: v >= 100, whole=True)
+SIGMA = _Number("a finite number, 0 or more", lambda v: v >= 0)
+ABOVE = _Number("a finite number above 0", lambda v: v > 0)
+POINT = _Number("a finite number", lambda v: True)
+
+
+def model_options(command: Command) -> Command:
+    """The options of the model, and of how to look at its law."""
+    options = [
+        click.option("--heads", type=POSITIVE, default=2, show_default=True, help="Attention heads, H."),
+        click.option("--tokens", type=POSITIVE, default=4, show_default=True, help="Tokens, s."),
+        click.option("--head-dim", type=WIDTH, help="Head dimension, an integer or inf.  [default: the width]"),
+        click.option(
+            "--activation",
+            type=click.Choice(sorted(ACTIVATIONS)),
+            default="clip",
+            show_default=True,
+            help="φ in x = φ(W h).",
+        ),
+        click.option(
+            "--clip", type=ABOVE, default=100.0, show_default=True, help="Where the clip activation cuts off."
+        ),
+        click.option(
+            "--scaling",
+            type=click.Choice(["sqrt", "linear"]),
+            default="sqrt",
+            show_default=True,
+            help="Scores over √d or d.",
+        ),
+        click.option("--infinite-heads", is_flag=True, help="Infinitely many heads (infinite width only)."),
+        *(
+            click.option(
+                f"--sigma-{k}",
+                type=SIGMA if k in "qk" else ABOVE,
+                default=1.0,
+                show_default=True,
+                help=f"Standard deviation of {what}.",
+            )
+            for k, what in (("q", "W^Q"), ("k", "W^K"), ("v", "W^V"), ("o", "W^O"), ("w", "the tokens' W"))
+        ),
+        click.option("--draws", type=DRAWS, default=100_000, show_default=True, help="Replicas."),
+        click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
+        click.option(
+            "--plot", type=click.Path(dir_okay=False), help="Draw the densities into a .png, .pdf or .svg file."
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _law(model: dict[str, Any], width: float, head_dim: float | None, heads: bool, draws: int, seed: int) -> Law:
+    """The law of the model at these widths; of infinitely many heads if asked for."""
+    net = layer(**model, low_rank=head_dim is not None)
+    if heads:
+        if width < math.inf or (head_dim or math.inf) < math.inf:
+            raise click.UsageError(f"--infinite-heads needs --width inf (and --head-dim inf), got --width {width}")
+        one = layer(**{**model, "heads": 1}).law(n=math.inf, progress=False)
+        return Mixture(0.0, one.var(), Origin(one.status, "infinitely many heads (Hron et al. 2020)"))
+    if head_dim is not None and head_dim > width:
+        raise click.UsageError(f"--head-dim {head_dim} must be at most --width {width}")
+    widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
+    law: Law = net.law(draws=draws, seed=seed, **widths)  # type: ignore[arg-type]
+    return law
+
+
+@cli.command("law")
+@click.option("--width", type=WIDTH, default="inf", show_default=True, help="Width n, an integer or inf.")
+@model_options
+@click.option("--at", type=POINT, multiple=True, help="A point for the density; may be given again.")
+def law_command(
+    width: float, head_dim: float | None, infinite_heads: bool, draws: int, seed: int, as_json: bool, plot: str | None,
+    at: tuple[float, ...], **model: Any,
+) -> None:  # fmt: skip
+    """The law of one output coordinate of the attention layer."""
+    _check_plot(plot)
+    law = _law(model, width, head_dim, infinite_heads, draws, seed)
+    pdf, cdf = law.with_error.pdf(list(at) or [0.0]), law.with_error.cdf(list(at) or [0.0])
+    points = {
+        name: [{"y": y, "value": float(v), "error": float(e)} for y, v, e in zip(at, *found, strict=False)]
+        for name, found in (("pdf", pdf), ("cdf", cdf))
+    }
+    variance, kurtosis = law.with_error.var(), law.with_error.kurtosis()
+    if plot:
+        _plot(plot, {f"width {width}": law})
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "variance": float(variance.value),
+                    "variance_error": float(variance.error),
+                    "excess_kurtosis": float(kurtosis.value),
+                    "excess_kurtosis_error": float(kurtosis.error),
+                    **points,
+                    "method": law.method,
+                    "status": law.status,
+                    "random_numbers": law.random_numbers,
+                }
+            )
+        )
+        return
+    click.echo(f"{law.method} ({law.status}; {law.random_numbers} random numbers a replica)")
+    for note in law.notes:
+        click.echo(f"note: {note}")
+    click.echo(f"variance         {_shown(variance)}")
+    click.echo(f"excess kurtosis  {_shown(kurtosis)}")
+    for i, y in enumerate(at):
+        click.echo(f"y = {y:<10g} pdf {_shown(Estimate(pdf.value[i], pdf.error[i]))}   "
+                   f"cdf {_shown(Estimate(cdf.value[i], cdf.error[i]))}")  # fmt: skip
+
+
+@cli.command("compare")
+@click.option("--width", type=WIDTH, default=256, show_default=True, help="Width n, an integer.")
+@model_options
+@click.option("--keep-head-dim", is_flag=True, help="Keep the head dimension on the infinite side.")
+def compare_command(
+    width: float, head_dim: float | None, infinite_heads: bool, draws: int, seed: int, as_json: bool, plot: str | None,
+    keep_head_dim: bool, **model: Any,
+) -> None:  # fmt: skip
+    """Width N against width ∞: KL, total variation, Wasserstein-1, Kolmogorov, each with an error."""
+    _check_plot(plot)
+    if width == math.inf and not infinite_heads:
+        raise click.UsageError("--width inf is what it is compared with; --width must be a positive integer")
+    finite = _law(model, width, head_dim, False, draws, seed)
+    other = head_dim if keep_head_dim else None if head_dim is None else math.inf
+    limit = _law(model, math.inf, other, infinite_heads, draws, seed)
+    found = distances(finite, limit)
+    if plot:
+        _plot(plot, {f"width {width}": finite, "infinitely many heads" if infinite_heads else "width ∞": limit})
+    if as_json:
+        rows = {name: {"value": e.value, "error": e.error} for name, e in found.items()}
+        click.echo(json.dumps({**rows, "method": [finite.method, limit.method], "status": limit.status}))
+        return
+    click.echo(f"{finite.method} against {limit.method}")
+    for name, estimate in found.items():
+        click.echo(f"{name.replace('_', ' '):16} {_shown(estimate)}")
+
+
+def _shown(estimate: Estimate) -> str:
+    return f"{estimate.value:.6g} ± {estimate.error:.1g}"
+
+
+def _check_plot(plot: str | None) -> None:
+    """Refuse a bad file before any work is done."""
+    if plot is not None:
+        path = Path(plot)
+        if path.suffix not in (".png", ".pdf", ".svg"):
+            raise click.UsageError(f"--plot {plot!r} must end in .png, .pdf or .svg")
+        if not path.parent.is_dir():
+            raise click.UsageError(f"--plot {plot!r} must be in a folder that exists")
+
+
+def _plot(plot: str, laws: dict[str, Law]) -> None:
+    """The densities, drawn beside the file and then moved into place."""
+    import matplotlib.figure as figures
+
+    figure = figures.Figure(figsize=(6.0, 3.6), layout="constrained")
+    axes = figure.subplots()
+    reach = max(law.std() for law in laws.values()) * 4
+    y = np.linspace(-reach, reach, 401)
+    for (name, law), (line, colour) in zip(laws.items(), ((":", "#d55e00"), ("-", "#0072b2")), strict=False):
+        axes.plot(y, law.pdf(y), line, color=colour, lw=2, label=name)
+    axes.set(xlabel="output coordinate y", ylabel="density", xlim=(-reach, reach), ylim=(0, None))
+    axes.legend(frameon=False)
+    path = Path(plot)
+    part = path.with_name(f".{path.stem}.part{path.suffix}")
+    figure.savefig(part, dpi=160)
+    part.replace(path)
 
 
 def load(target: str) -> Program:

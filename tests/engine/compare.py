@@ -11,6 +11,11 @@ def exact_draws(net, draws, seed=11, **widths):
     return np.asarray(net.law(draws=draws, seed=seed, **widths).rvs(draws, seed=3)).reshape(draws, -1)
 
 
+def mixture(law):
+    """A law as a mixture over replicas of the engine."""
+    return law.mixture if isinstance(law, ns.HeadSum) else law
+
+
 def literal_draws(net, draws, seed=5, **widths):
     drawn = net.simulate(draws=draws, seed=seed, coordinates=0, **widths)
     drawn = drawn if isinstance(drawn, tuple) else (drawn,)

@@ -10,7 +10,7 @@ from netsor.engine import _coordinates, _exact, _frame
 from netsor.language._operation import MatMul
 
 from ..programs import programs
-from .compare import d, n, smallest_p
+from .compare import d, mixture, n, smallest_p
 
 # About 250 programs with 13 comparisons each, at 1e-8: a false alarm with probability 3e-5.
 LEVEL = 1e-8
@@ -159,7 +159,7 @@ def test_random_numbers_of_the_papers_layer(s, heads):
     net = attention_layer.net(tokens=s, heads=heads)[0]
     counts = [net.law(n=width, draws=10).random_numbers for width in (16, 1024, 10**9)]
     assert counts == [s * (s + 1) // 2 + 1 + heads * (s + 2)] * 3
-    assert net.law(n=ns.inf, draws=10).random_numbers == heads * s
+    assert mixture(net.law(n=ns.inf, draws=10)).random_numbers == heads * s
 
 
 def test_random_numbers_of_all_tokens():
@@ -172,7 +172,7 @@ def test_random_numbers_of_all_tokens():
 def test_a_relu_costs_its_coordinates():
     net = ns.Program(ns.nn.attention(ns.relu(ns.weight(n, n, 4) @ ns.gaussian(n)), 2)[0])
     assert net.law(n=100, draws=10).random_numbers == 1 + 4 * 100 + 2 * (4 + 2)
-    assert net.law(n=ns.inf, draws=10).random_numbers == 2 * 4
+    assert mixture(net.law(n=ns.inf, draws=10)).random_numbers == 2 * 4
 
 
 def test_a_bias_is_fused():
@@ -212,8 +212,9 @@ def test_bits_do_not_depend_on_the_size_of_a_block(monkeypatch):
 
 def test_one_seed_couples_two_widths():
     net = attention_layer.net()[0]
-    far, near, limit = (net.law(n=w, draws=2000, seed=4).component_cov[:, 0, 0] for w in (64, 10**6, ns.inf))
-    other = net.law(n=10**6, draws=2000, seed=5).component_cov[:, 0, 0]
+    laws = (net.law(n=w, draws=2000, seed=4) for w in (64, 10**6, ns.inf))
+    far, near, limit = (mixture(law).component_var for law in laws)
+    other = net.law(n=10**6, draws=2000, seed=5).component_var
     assert np.corrcoef(near, limit)[0, 1] > 0.999
     assert np.corrcoef(far, limit)[0, 1] > 0.3
     assert abs(np.corrcoef(other, limit)[0, 1]) < 0.1
@@ -256,8 +257,8 @@ def test_a_large_nonlinearity_is_refused_before_it_is_tried():
 
 
 def test_laws_say_what_they_are():
-    law = attention_layer.net()[0].law(n=ns.inf, draws=100)
-    assert (law.status, law.random_numbers, law.replicas) == ("proved", 8, 100)
+    law = attention_layer.net().law(n=ns.inf, draws=100)
+    assert (law.status, law.random_numbers, law.replicas) == ("proved", 32, 100)
     assert law.notes == ("clip at 100 acts as the identity: it clips with probability e^-5000",)
     assert attention_layer.net()[0].law(n=9, draws=100).status == "exact"
     assert cross_attention.net().law(n=ns.inf, d=4, draws=100).status == "conjectured"
@@ -269,7 +270,7 @@ def test_laws_say_what_they_are():
 
 
 def test_what_does_not_vary_is_computed_once():
-    perceptron = ns.Program(ns.weight(1, n) @ ns.relu(ns.weight(n, 3) @ ns.data(np.eye(3))))
+    perceptron = ns.Program(ns.weight(1, n) @ ns.relu(ns.weight(n, 3) @ ns.data(np.eye(3))))  # three points
     assert perceptron.law(n=ns.inf).replicas == 1
     assert perceptron.law(n=ns.inf).random_numbers == 0
     assert perceptron.law(n=8, draws=60).replicas == 60
@@ -293,6 +294,6 @@ STRICT = {
 def test_array_api_strict(name):
     strict = pytest.importorskip("array_api_strict", reason="an optional test dependency")
     make, widths = STRICT[name]
-    usual, other = (make().law(draws=40, xp=xp, **widths) for xp in (np, strict))
+    usual, other = (make().law(draws=40, xp=xp, **widths) for xp in (np, strict))  # joint: all tokens
     np.testing.assert_allclose(other.component_cov, usual.component_cov, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(other.component_mean, usual.component_mean, rtol=1e-12, atol=1e-14)

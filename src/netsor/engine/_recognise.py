@@ -69,8 +69,11 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float]) -> Recognised 
             return None
         allowed = np.broadcast_to(mask[0].op.numbers > 0, (1, len(keys)))[0]
     box = np.ix_(allowed, allowed)
+    scale = (wo.std * wv.std) ** 2
+    if scale * np.trace(values[box]) == 0:  # the output is 0: there is no density to invert for
+        return None
     scores = (wq.std * wk.std) ** 2 * query[0, 0] * keys[box]
-    return Recognised(scores, values[box], heads, (wo.std * wv.std) ** 2)
+    return Recognised(scores, values[box], heads, scale)
 
 
 def _kernel(tokens: Vector, widths: dict[str, Any]) -> Array | None:

@@ -234,9 +234,11 @@ def _used_elsewhere(facts: _Facts) -> Iterator[str]:
 
 def _score_inputs(facts: _Facts) -> dict[Value, None]:
     """The vectors x of the factors W x of all scores."""
-    factors = [facts.ids[factor].ravel() for score in facts.scores for factor in score.op.inputs]
-    numbers = np.unique(np.concatenate(factors)) if factors else np.zeros(0, dtype=np.intp)
-    return {v.op.x: None for v in facts.values if isinstance(v.op, MatMul) and np.isin(facts.ids[v], numbers).any()}
+    factor = np.zeros(len(facts.matrix), dtype=bool)
+    for score in facts.scores:
+        for x in score.op.inputs:
+            factor[facts.ids[x]] = True
+    return {v.op.x: None for v in facts.values if isinstance(v.op, MatMul) and factor[facts.ids[v]].any()}
 
 
 def _unbounded(facts: _Facts) -> Iterator[str]:

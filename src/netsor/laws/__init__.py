@@ -1,7 +1,7 @@
 """Laws: distributions in the manner of scipy.stats, each with its errors and its standing."""
 
 from ._attention import Attention
-from ._distance import kl, kolmogorov, paper_kl, total_variation, wasserstein1
+from ._distance import distances, kl, kolmogorov, paper_kl, total_variation, wasserstein1
 from ._empirical import Empirical
 from ._fourier import HeadSum
 from ._law import Estimate, Law, Origin
@@ -16,6 +16,7 @@ __all__ = [
     "Law",
     "Mixture",
     "Origin",
+    "distances",
     "kl",
     "kolmogorov",
     "paper_kl",

@@ -1,0 +1,47 @@
+"""The attention layer of the paper's experiments (its Example 3.1)."""
+
+from __future__ import annotations
+
+from .. import language as ns
+from .._program import program
+from ..nn import attention
+
+ACTIVATIONS = {
+    "clip": ns.clip,
+    "relu": ns.relu,
+    "erf": ns.erf,
+    "tanh": ns.tanh,
+    "gelu": ns.gelu,
+    "identity": ns.identity,
+}
+
+
+@program
+def layer(
+    tokens: int = 4,
+    heads: int = 2,
+    activation: str = "clip",
+    clip: float = 100.0,
+    low_rank: bool = False,
+    scaling: str = "sqrt",
+    sigma_q: float = 1.0,
+    sigma_k: float = 1.0,
+    sigma_v: float = 1.0,
+    sigma_o: float = 1.0,
+    sigma_w: float = 1.0,
+) -> ns.Vector:
+    """The first token of an attention layer over tokens x^i = φ(W^i h), h ~ N(0, I): width n, head dimension d or n."""
+    n = ns.Width("n")
+    g = ns.weight(n, n, batch=tokens, std=sigma_w) @ ns.gaussian(n)  # independent W^i, one for each token
+    x = ns.clip(g, clip) if activation == "clip" else ACTIVATIONS[activation](g)  # type: ignore[operator]
+    y = attention(
+        x,
+        heads,
+        head_dim=ns.Width("d") if low_rank else None,
+        scaling=scaling,
+        sigma_q=sigma_q,
+        sigma_k=sigma_k,
+        sigma_v=sigma_v,
+        sigma_o=sigma_o,
+    )
+    return y[0]
