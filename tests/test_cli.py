@@ -1,14 +1,38 @@
 """The command line, as a user meets it."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from netsor import cli
+
 
 def netsor(*arguments, cwd=None):
-    return subprocess.run([sys.executable, "-m", "netsor", *arguments], capture_output=True, text=True, cwd=cwd)
+    """Run the command in this process: what it printed, and its exit code."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", ["netsor", *arguments])
+        patch.setattr(sys, "path", list(sys.path))
+        if cwd is not None:
+            patch.chdir(cwd)
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+    for name in ("mine", "bad"):  # each test has its own folder
+        sys.modules.pop(name, None)
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+def test_it_runs_as_a_module():
+    result = subprocess.run([sys.executable, "-m", "netsor", "law", "--heads", "0"], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr == "netsor: Invalid value for '--heads': '0' must be a positive integer\n"
 
 
 PROGRAMS = """
@@ -94,3 +118,80 @@ def test_help_and_version():
         assert result.returncode == 0
         assert result.stdout.startswith("Usage:")
     assert netsor("--version").stdout.startswith("netsor, version ")
+
+
+def test_law_as_json():
+    result = netsor("law", "--at", "0", "--at", "1", "--json")
+    found = json.loads(result.stdout)
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert found["variance"] == pytest.approx(0.39197144, abs=1e-7)
+    assert found["excess_kurtosis"] == pytest.approx(0.12165921, abs=1e-7)
+    assert [row["y"] for row in found["pdf"]] == [0, 1]
+    assert found["pdf"][0]["value"] == pytest.approx(0.646080, abs=2e-6)
+    assert set(found["cdf"][0]) == {"y", "value", "error"}
+    assert (found["status"], found["random_numbers"]) == ("proved", 0)
+    assert "Fourier" in found["method"]
+
+
+def test_law_at_a_finite_width_in_words():
+    result = netsor(
+        "law", "--width", "64", "--draws", "5000", "--at", "0.5", "--activation", "relu", "--head-dim", "16"
+    )
+    assert result.returncode == 0
+    assert "exact engine at n = 64, d = 16" in result.stdout
+    assert "pdf" in result.stdout
+
+
+def test_infinitely_many_heads_and_linear_scaling():
+    heads = json.loads(netsor("law", "--infinite-heads", "--json").stdout)
+    assert heads["variance"] == pytest.approx(0.39197144, abs=1e-7)
+    assert heads["excess_kurtosis"] == 0
+    linear = json.loads(netsor("law", "--scaling", "linear", "--json").stdout)
+    assert linear["variance"] == pytest.approx(0.25)
+
+
+def test_compare(tmp_path):
+    picture = tmp_path / "picture.png"
+    result = netsor("compare", "--width", "64", "--draws", "20000", "--json", "--plot", str(picture))
+    found = json.loads(result.stdout)
+    assert found["kl"]["value"] == pytest.approx(2.121e-3, abs=5 * found["kl"]["error"])
+    assert set(found["total_variation"]) == {"value", "error"}
+    assert {"wasserstein1", "kolmogorov"} < set(found)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
+
+
+def test_compare_takes_the_head_dimension_to_infinity_unless_told():
+    arguments = ["compare", "--width", "64", "--head-dim", "8", "--draws", "20000", "--json"]
+    free, kept = (json.loads(netsor(*arguments, *more).stdout) for more in ([], ["--keep-head-dim"]))
+    assert free["kl"]["value"] > 2 * kept["kl"]["value"]
+
+
+BAD_OPTIONS = {
+    ("law", "--heads", "0"): "'--heads': '0' must be a positive integer",
+    ("law", "--width", "-3"): "'--width': '-3' must be a positive integer or inf",
+    ("law", "--width", "2.5"): "'--width': '2.5' must be a positive integer or inf",
+    ("law", "--activation", "swish"): "'--activation': 'swish' is not one of",
+    ("law", "--at", "nan"): "'--at': 'nan' must be a finite number",
+    ("law", "--sigma-q", "nan"): "'--sigma-q': 'nan' must be a finite number, 0 or more",
+    ("law", "--sigma-o", "0"): "'--sigma-o': '0' must be a finite number above 0",
+    ("law", "--clip", "-1"): "'--clip': '-1' must be a finite number above 0",
+    ("law", "--draws", "5"): "'--draws': '5' must be an integer, 100 or more",
+    ("law", "--seed", "x"): "'--seed': 'x' must be an integer, 0 or more",
+    ("law", "--plot", "x.gif"): "--plot 'x.gif' must end in .png, .pdf or .svg",
+    ("law", "--plot", "nowhere/x.png"): "--plot 'nowhere/x.png' must be in a folder that exists",
+    ("law", "--width", "8", "--infinite-heads"): "--infinite-heads needs --width inf",
+    ("law", "--width", "8", "--head-dim", "9"): "--head-dim 9 must be at most --width 8",
+    ("compare", "--width", "inf"): "--width must be a positive integer",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD_OPTIONS)
+def test_bad_options_end_in_one_line(arguments, tmp_path):
+    result = netsor(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert BAD_OPTIONS[arguments] in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []

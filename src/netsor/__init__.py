@@ -3,7 +3,7 @@
 Write a network once, the way the paper writes it, and read it at any width.
 """
 
-from . import nn
+from . import nn, paper
 from ._program import Program, program
 from .activations import Function
 from .engine import ExactError
@@ -100,6 +100,7 @@ __all__ = [
     "nn",
     "nonlin",
     "ones",
+    "paper",
     "paper_kl",
     "program",
     "relu",

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from scipy import special
-from scipy.stats import qmc
 
 Array = Any
 
@@ -22,6 +21,8 @@ DIMENSIONS = 16  # of one Sobol set; further sources take further, independently
 
 @cache
 def _block(number: int) -> Array:
+    from scipy.stats import qmc  # slow to import, and seldom needed
+
     sobol = qmc.Sobol(DIMENSIONS, scramble=True, rng=np.random.default_rng([20190910, number]))
     points = sobol.random(NODES)
     if number:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy import special
-from scipy.stats import qmc
 
 from ._fourier import HeadSum
 from ._law import Array, Origin
@@ -117,6 +116,10 @@ def head_sum(
         a = function(z @ factor.T)
         samples.append(np.maximum(np.einsum("ri,ri->r", a @ values, a), 1e-300))
     moments = _exchangeable(scores, values) if function is _softmax else None
+    if moments is not None and s > 1:  # a stretch by a few parts in a million makes them exact
+        mean, var = moments[0], moments[1] - moments[0] ** 2
+        samples = [mean + (w - w.mean()) * np.sqrt(var / max(w.var(), 1e-300)) for w in samples]
+        samples = [np.maximum(w, 1e-300) for w in samples]
     return HeadSum(np.stack(samples), int(heads), scale, origin, moments, mixture)
 
 
@@ -159,5 +162,7 @@ def _root(k: Array) -> Array:
 
 def _normals(dimension: int, points: int, number: int) -> Array:
     """Quasi-random standard normals (points, dimension): a scrambled Sobol set."""
+    from scipy.stats import qmc  # slow to import, and seldom needed
+
     sobol = qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng([2020, number]))
     return np.asarray(special.ndtri(np.clip(sobol.random(points), 1e-15, 1 - 1e-15)))

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import signal, special
+from scipy import special
 
-from ._law import Array, Estimate, Law, Origin
+from ._law import Array, Estimate, Law, Origin, normal_moment
+
+FINE = 128  # bins to a bandwidth
 
 
 class Empirical(Law):
@@ -30,17 +32,19 @@ class Empirical(Law):
     @cached_property
     def _bins(self) -> tuple[Array, Array, Array]:
         """Density and distribution function on a fine grid: the draws binned linearly, convolved by FFT."""
+        from scipy import signal  # slow to import, and seldom needed
+
         h = self.bandwidth
-        step = h / 64  # binning errs by (step/h)²/6 or so of the curvature
+        step = h / FINE  # binning errs by (step/h)²/6 or so of the curvature
         low, high = self.draws[0] - 9 * h, self.draws[-1] + 9 * h
         size = int((high - low) / step) + 2
         place = (self.draws - low) / step
         left = np.floor(place).astype(np.intp)
         share = place - left
         mass = (np.bincount(left, 1 - share, size) + np.bincount(left + 1, share, size)) / self.draws.size
-        x = np.arange(-9 * 64, 9 * 64 + 1) / 64
+        x = np.arange(-9 * FINE, 9 * FINE + 1) / FINE
         # bins widen the kernel by step²/6: take that off
-        narrow = np.sqrt(1 - (1 / 64) ** 2 / 6)
+        narrow = np.sqrt(1 - (1 / FINE) ** 2 / 6)
         kernel = np.exp(-((x / narrow) ** 2) / 2) / (np.sqrt(2 * np.pi) * narrow * h)
         density = np.maximum(signal.fftconvolve(mass, kernel, mode="same"), 0.0)
         distribution = signal.fftconvolve(mass, special.ndtr(x / narrow) - (x > 0) - 0.5 * (x == 0), mode="same")
@@ -59,7 +63,7 @@ class Empirical(Law):
     def _moment(self, order: int) -> Estimate:
         sample, total = self.draws**order, 0.0
         for k in range(0, order + 1, 2):  # of the sum of a draw and an independent kernel
-            kernel = self.bandwidth**k * float(special.factorial2(k - 1))
+            kernel = self.bandwidth**k * normal_moment(k)
             total += math.comb(order, k) * float((self.draws ** (order - k)).mean()) * kernel
         return Estimate(total, float(sample.std(ddof=1) / np.sqrt(sample.size)))
 

@@ -5,15 +5,14 @@ A law of one variable gives its density and distribution function with their err
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import interpolate, optimize
 
 Array = npt.NDArray[np.float64]
 
@@ -35,6 +34,11 @@ class Origin:
     seed: int | None = None
     quadrature_error: float = 0.0
     notes: tuple[str, ...] = ()
+
+
+def normal_moment(k: int) -> int:
+    """E[Z^k] of a standard normal Z, for even k: (k − 1)!!."""
+    return math.prod(range(k - 1, 0, -2))
 
 
 class Described:
@@ -202,6 +206,8 @@ class Law(Described, ABC):
         return Estimate(centred / self.var() ** 2 - 3, self._moment(4).error / self.var() ** 2)
 
     def _ppf(self, q: Array) -> Array:
+        from scipy import optimize  # slow to import, and seldom needed
+
         if ((q < 0) | (q > 1)).any():
             raise ValueError(f"ppf: q={q} must be between 0 and 1")
         centre, scale = self.mean(), self.std()
@@ -223,14 +229,6 @@ class Law(Described, ABC):
         reach = np.arcsinh(40.0)  # 40 standard deviations
         y = self.mean() + self.std() * np.sinh(reach * x)
         return y, step * reach * self.std() * np.cosh(reach * x)
-
-    @cached_property
-    def _inverse(self) -> Callable[[Array], Array]:
-        """The quantile function, by interpolation: for draws."""
-        y = self.mean() + self.std() * np.sinh(np.linspace(-1, 1, 4001) * np.arcsinh(30.0))
-        cdf = np.asarray(self.cdf(y))
-        rising = np.concatenate([[True], np.diff(np.maximum.accumulate(cdf)) > 0])
-        return interpolate.PchipInterpolator(cdf[rising], y[rising], extrapolate=False)
 
 
 def _shaped(f: Callable[[Array], Estimate], y: npt.ArrayLike) -> Estimate:

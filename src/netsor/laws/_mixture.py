@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from ._law import Array, Described, Estimate, Law, Origin
+from ._law import Array, Described, Estimate, Law, Origin, normal_moment
 
 PIECE = 2**21  # entries of a table (points × components) at a time
 CELL = 0.02  # of log v, in compression
@@ -102,7 +102,7 @@ class Mixture(Law):
         mean, var = self.component_mean, self.component_var
         total = np.zeros_like(mean)
         for k in range(0, order + 1, 2):  # E(μ + σZ)^p = Σ_k C(p, k) μ^(p−k) σ^k (k − 1)!!
-            total = total + math.comb(order, k) * mean ** (order - k) * var ** (k // 2) * special.factorial2(k - 1)
+            total = total + math.comb(order, k) * mean ** (order - k) * var ** (k // 2) * normal_moment(k)
         return _mean_of(total)
 
     def _var(self) -> Estimate:

@@ -1,0 +1,101 @@
+"""Distances: closed forms, the numbers of the paper's layer, and errors that mean what they say."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import netsor as ns
+from netsor.laws import Origin, distances
+
+ORIGIN = Origin("exact", "made for a test")
+
+
+def gaussian(var, mean=0.0):
+    return ns.Mixture(mean, var, ORIGIN)
+
+
+def test_gaussians_have_closed_forms():
+    p, q = gaussian(1.0), gaussian(2.0)
+    assert ns.kl(p, q).value == pytest.approx(0.5 * (0.5 - 1 + np.log(2)), abs=1e-9)
+    assert ns.kl(p, gaussian(1.0, mean=0.3)).value == pytest.approx(0.045, abs=1e-9)
+    y = np.linspace(-15, 15, 300_001)
+    f, g = stats.norm.pdf(y), stats.norm.pdf(y, scale=2**0.5)
+    assert ns.total_variation(p, q).value == pytest.approx(0.5 * np.trapezoid(np.abs(f - g), y), abs=1e-5)
+    assert ns.wasserstein1(p, q).value == pytest.approx((2**0.5 - 1) * (2 / np.pi) ** 0.5, abs=1e-5)
+    difference = stats.norm.cdf(y) - stats.norm.cdf(y, scale=2**0.5)
+    assert ns.kolmogorov(p, q).value == pytest.approx(np.abs(difference).max(), abs=1e-4)
+    assert ns.kl(p, q).error == 0
+
+
+def test_a_law_is_at_no_distance_from_itself():
+    law = ns.paper.layer().law(n=64, draws=20_000)
+    for found in distances(law, law).values():
+        assert abs(found.value) < 1e-12
+
+
+# D(width n ‖ limit), clip, s = 4, H = 2: from an independent computation, with its errors
+KNOWN = {16: (2.218e-2, 0.01e-2), 64: (2.121e-3, 0.006e-3), 256: (1.58e-4, 0.015e-4), 1024: (1.030e-5, 0.01e-5)}
+
+
+@pytest.mark.parametrize("width", KNOWN)
+def test_kl_of_the_papers_layer(width):
+    value, known_error = KNOWN[width]
+    p, q = (ns.paper.layer().law(n=w, draws=400_000) for w in (width, ns.inf))
+    found = ns.kl(p, q)
+    assert abs(found.value - value) < 4 * np.hypot(found.error, known_error)  # level 1e-4
+    assert found.error < 0.05 * value
+
+
+def test_kl_to_the_gaussian_of_equal_variance():
+    for heads, known in ((1, 9.72e-4), (2, 2.73e-4)):
+        law = ns.paper.layer(heads=heads).law(n=ns.inf)
+        assert ns.kl(law, gaussian(law.var())).value == pytest.approx(known, abs=1e-6)
+
+
+def test_without_coupling_the_error_is_larger():
+    p = ns.paper.layer().law(n=1024, draws=40_000)
+    coupled = ns.kl(p, ns.paper.layer().law(n=ns.inf, draws=40_000))
+    apart = ns.kl(p, ns.paper.layer().law(n=ns.inf, draws=40_000, seed=1))
+    assert coupled.error < 0.9 * apart.error
+    near = ns.paper.layer().law(n=10**5, draws=40_000)  # the wider, the more it helps
+    coupled, apart = (ns.kolmogorov(near, ns.paper.layer().law(n=ns.inf, draws=40_000, seed=k)) for k in (0, 1))
+    assert coupled.error < 0.2 * apart.error
+
+
+@pytest.mark.slow
+def test_errors_cover_the_truth_at_their_rate():
+    """Over 40 seeds, the truth lies within two standard errors at least 33 times (binomial, p = 0.95: level 1e-3)."""
+    truth = KNOWN[64][0]
+    inside, pulls = 0, []
+    for seed in range(40):
+        p, q = (ns.paper.layer().law(n=w, draws=40_000, seed=seed) for w in (64, ns.inf))
+        found = ns.kl(p, q)
+        pulls.append((found.value - truth) / np.hypot(found.error, KNOWN[64][1]))
+        inside += abs(pulls[-1]) < 2
+    assert inside >= 33
+    assert 0.6 < np.std(pulls) < 1.5
+
+
+def test_the_papers_estimator_sees_its_own_noise():
+    """Both samples from the limit: the truth is 0, and it returns 4.9e-4 (sd 0.9e-4)."""
+    law = ns.paper.layer().law(n=ns.inf)
+    found = [ns.paper_kl(law.rvs(50_000, seed=2 * k), law.rvs(50_000, seed=2 * k + 1)) for k in range(8)]
+    assert np.mean(found) == pytest.approx(4.9e-4, abs=1.5e-4)  # 8 draws of sd 0.9e-4: within 4.7 standard errors
+
+
+def test_the_papers_estimator_as_it_is_defined():
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal(2000), 1.2 * rng.standard_normal(2000)
+    y = np.linspace(min(a.min(), b.min()), max(a.max(), b.max()), 500)
+    f, g = (stats.gaussian_kde(x)(y) + 1e-12 for x in (a, b))
+    f, g = f / np.trapezoid(f, y), g / np.trapezoid(g, y)
+    assert ns.paper_kl(a, b) == pytest.approx(np.trapezoid(f * np.log(f / g), y), abs=1e-5)
+    assert ns.paper_kl(a, b, grid=np.linspace(-5, 5, 500)) > 0
+
+
+def test_laws_by_draws_have_no_kl():
+    n = ns.Width("n")
+    law = ns.Program(ns.tanh(ns.gaussian(n))).law(n=4, draws=500)
+    with pytest.raises(ValueError, match="known by draws"):
+        ns.kl(law, gaussian(1.0))
+    assert ns.kl(ns.Empirical(law.rvs(2000)), gaussian(law.var())).value > 0
