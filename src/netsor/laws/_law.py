@@ -238,4 +238,4 @@ def _shaped(f: Callable[[Array], Estimate], y: npt.ArrayLike) -> Estimate:
         raise ValueError(f"points must be numbers, got {y!r}")
     value, error = f(points.reshape(-1))
     value, error = (np.broadcast_to(a, (points.size,)).reshape(points.shape) for a in (value, error))
-    return Estimate(value[()], error[()])
+    return Estimate(float(value), float(error)) if points.ndim == 0 else Estimate(value, error)
