@@ -107,9 +107,9 @@ def _no_projection(monkeypatch):
 def _full_frame_forgotten(monkeypatch):
     original = _frame.Frame.grow
 
-    def grow(self, number, sources, leaf, scored):
+    def grow(self, *arguments):
         self.width += 2
-        made = original(self, number, sources, leaf, scored)
+        made = original(self, *arguments)
         self.width -= 2
         return made
 

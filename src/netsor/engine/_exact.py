@@ -284,7 +284,8 @@ class Exact:
                 if value in plan.virtual:
                     a, b = frame.unit(count), None
                 else:
-                    a, b = frame.grow(number, count, value in plan.leaves, value in plan.scored)
+                    kind = (value in s for s in (plan.leaves, plan.scored, plan.scored_within))
+                    a, b = frame.grow(number, count, *kind)
                 leads.append((places, shaped(a, *a.shape[:2], places.shape[1], sources, a.shape[-1])))
                 if b is not None:
                     flucts.append((places, shaped(b, *b.shape[:2], places.shape[1], sources, b.shape[-1])))

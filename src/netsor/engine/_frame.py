@@ -69,13 +69,23 @@ class Frame:
             self.constant = np.broadcast_to(row, (1, group.frames, self.directions))
         self.oriented: Array = None  # the first coordinate of each direction, as far as it is known
 
-    def grow(self, number: int, sources: int, leaf: bool, scored: bool) -> tuple[Array, Array]:
-        """The lead and fluct coordinates of new sources, so many in each frame; fluct is None where it is 0."""
+    def grow(self, number: int, sources: int, leaf: bool, scored: bool, within: bool) -> tuple[Array, Array]:
+        """The lead and fluct coordinates of new sources, so many in each frame; fluct is None where it is 0.
+
+        At infinite width fluct is drawn for sources in scores: along the directions so far, and along each other's
+        where they have scores among themselves.
+        """
         frames, d = self.group.frames, self.directions
         if self.infinite:
             fluct = self.streams.normals(number, CROSS, frames, sources, d) if scored and d else None
             if leaf:
                 return np.zeros((1, frames, sources, d)), fluct
+            if within and sources > 1:
+                own = np.zeros((self.streams.replicas, frames, sources, d + sources))
+                rows, columns = np.tril_indices(sources, -1)
+                own[..., rows, d + columns] = self.streams.normals(number, OWN, frames, len(rows))
+                own[..., :d] = 0.0 if fluct is None else fluct
+                fluct = own
             return self.unit(sources), fluct
         if self.standard:
             return self.streams.normals(number, COORDINATES, frames, sources, d), None

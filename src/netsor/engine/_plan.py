@@ -67,6 +67,7 @@ class Plan:
     groups: list[Group]
     leaves: set[Value]
     scored: set[Value]  # sources in scores, n^(−1/2) ⟨·, ·⟩
+    scored_within: set[Value]  # those with scores among themselves
     drawn: set[Value]  # sources that something asks about
     coordinates: set[Value]  # vectors of which an output needs a coordinate
     into_nonlin: set[Value]  # sources that an output needs the coordinate of a nonlinearity of
@@ -99,7 +100,7 @@ def make_plan(outputs: Sequence[Value], bound: Mapping[str, float]) -> Plan:
     values = ordered(new)
     made = linear_sources(values)
     virtual = {source for value in values if isinstance(value.op, Fuse) for source in made[value.op.x]}
-    edges, scores = _asks(values, made)
+    edges, scores, within = _asks(values, made)
     coordinates = _coordinates(new, earlier_uses(values))
     leaves, values = _leaves(values, edges, coordinates)
     values.sort(
@@ -121,6 +122,7 @@ def make_plan(outputs: Sequence[Value], bound: Mapping[str, float]) -> Plan:
         groups=groups,
         leaves=leaves,
         scored=scores,
+        scored_within=within,
         drawn=(set(edges) | into) - virtual,
         coordinates=coordinates,
         into_nonlin=needed,
@@ -132,10 +134,11 @@ def make_plan(outputs: Sequence[Value], bound: Mapping[str, float]) -> Plan:
 
 def _asks(
     values: Sequence[Value], made: Mapping[Value, frozenset[Value]]
-) -> tuple[dict[Value, set[Value]], set[Value]]:
-    """Which sources are asked for products with which; and those that are in scores."""
+) -> tuple[dict[Value, set[Value]], set[Value], set[Value]]:
+    """Which sources are asked for products with which; those that are in scores; and in scores among themselves."""
     edges: dict[Value, set[Value]] = {}
     scores: set[Value] = set()
+    within: set[Value] = set()
     multiplied: dict[Source, set[Value]] = {}
     for value in values:
         match value.op:
@@ -146,12 +149,13 @@ def _asks(
                         edges.setdefault(b, set()).add(a)
                 if power == 0.5:
                     scores |= made[x] | made[y]
+                    within |= made[x] & made[y]
             case MatMul(weight, x):
                 multiplied.setdefault(weight.source, set()).update(made[x])
     for sources in multiplied.values():
         for source in sources:
             edges.setdefault(source, set()).update(sources)
-    return edges, scores
+    return edges, scores, within
 
 
 def _leaves(
