@@ -252,8 +252,14 @@ def test_singular_kernels(width):
 
 
 def test_a_large_nonlinearity_is_refused_before_it_is_tried():
-    with pytest.raises(ns.ExactError, match=r"a nonlinearity at width 10+ needs .* bytes .* take the width inf"):
+    with pytest.raises(ns.ExactError, match=r"a nonlinearity at width 10+ needs .* bytes .*; take the width inf"):
         ns.Program(ns.relu(ns.gaussian(n))).law(n=10**11)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_function_that_gives_nan_is_reported():
+    with pytest.raises(ValueError, match="a function of the program gave NaN"):
+        ns.Program(ns.weight(n, n) @ ns.nonlin(np.log, ns.gaussian(n))).law(n=8, draws=10)
 
 
 def test_laws_say_what_they_are():

@@ -28,6 +28,7 @@ CASES = {
     "gaussian variance": (lambda: ns.gaussian(n, cov=-1.0), "gaussian: cov=-1.0 must not be negative"),
     "gaussian indefinite": (lambda: ns.gaussian(n, 2, cov=[[1, 2], [2, 1]]), "positive semidefinite"),
     "gaussian asymmetric": (lambda: ns.gaussian(n, 2, cov=[[1, 0.5], [0, 1]]), "symmetric"),
+    "gaussian nan among many": (lambda: ns.gaussian(n, 2, mean=np.nan), "gaussian: numbers must be finite, got nan"),
     "gaussian nan": (lambda: ns.gaussian(n, mean=np.nan), "gaussian: numbers must be finite, got nan"),
     "data number": (lambda: ns.data(1.0), "data: needs an array whose last axis"),
     "data text": (lambda: ns.data("abc"), "data: needs a netsor value or numbers, got 'abc'"),
@@ -100,7 +101,7 @@ CASES = {
     "leaky slope": (lambda: ns.leaky_relu(x(), np.inf), "leaky_relu: slope=inf must be a finite number"),
     "norm eps": (lambda: ns.rms_norm(x(), eps=-1), "rms_norm: eps=-1 must be a finite number, 0 or more"),
     "attention x": (lambda: ns.nn.attention(x(), 2), "attention: x must be vectors with an axis of tokens"),
-    "attention heads": (lambda: ns.nn.attention(x(2), 0), "weight: shape 0 must be a positive integer"),
+    "attention heads": (lambda: ns.nn.attention(x(2), 0), "attention: heads=0 must be a positive integer"),
     "attention scaling": (
         lambda: ns.nn.attention(x(2), 1, scaling="none"),
         "scaling='none' must be 'sqrt' or 'linear'",

@@ -93,6 +93,12 @@ def test_the_papers_estimator_as_it_is_defined():
     assert ns.paper_kl(a, b, grid=np.linspace(-5, 5, 500)) > 0
 
 
+def test_distances_are_between_laws_of_one_variable():
+    joint = ns.Program(ns.gaussian(ns.Width("n"), 2)).law(n=3, draws=100)
+    with pytest.raises(TypeError, match=r"between laws of one variable, got <Joint.*take one, law\[i\]"):
+        ns.kl(joint, gaussian(1.0))
+
+
 def test_laws_by_draws_have_no_kl():
     n = ns.Width("n")
     law = ns.Program(ns.tanh(ns.gaussian(n))).law(n=4, draws=500)

@@ -8,5 +8,5 @@ from ..language._value import Value
 class ExactError(NotImplementedError):
     """A program that the exact engine cannot do; it says which operation, and what can be done instead."""
 
-    def __init__(self, value: Value, problem: str) -> None:
-        super().__init__(f"{problem} (at {value.where}); net.simulate draws it literally, at finite widths")
+    def __init__(self, value: Value, problem: str, instead: str = "net.simulate draws it, at finite widths") -> None:
+        super().__init__(f"{problem} (at {value.where}); {instead}")

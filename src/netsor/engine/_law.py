@@ -54,7 +54,7 @@ def conditional(
     xp: Any = np,
 ) -> Conditional:
     """Replicas of the conditional law of one coordinate of the outputs."""
-    draws, seed = whole_number("draws", draws, 1), whole_number("seed", seed, 0)
+    draws, seed = whole_number("draws", draws, 2), whole_number("seed", seed, 0)
     plan = make_plan(narrow(outputs), widths)
     _check_memory(plan)
     trial = Exact(plan, Streams(seed, 0, 2), xp.asarray)
@@ -69,6 +69,8 @@ def conditional(
     for part, (mean, cov, chunk_error) in run(work, chunks(draws, CHUNK), workers, executor, progress):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
         error = max(error, chunk_error)
+    if not (np.isfinite(means).all() and np.isfinite(covs).all()):
+        raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
     return Conditional(means, covs, trial.streams.drawn, error, tuple(plan.notes), constant)
 
 
@@ -111,5 +113,6 @@ def _check_memory(plan: Plan) -> None:
                 raise ExactError(
                     group.nonlinear[0],
                     f"a nonlinearity at width {group.width:.0f} needs {8 * vectors * group.width:.1e} bytes for the "
-                    "coordinates of a replica; take the width inf",
+                    "coordinates of a replica",
+                    instead="take the width inf, or a smaller one",
                 )

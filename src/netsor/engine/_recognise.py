@@ -80,5 +80,5 @@ def _kernel(tokens: Vector, widths: dict[str, Any]) -> Array | None:
     """E[Z^{x^i} Z^{x^j}], if it is not random: what a fresh matrix makes of the tokens has this covariance."""
     if any(isinstance(value.op, Dot) and value.op.power == 0.5 for value in ordered([tokens])):
         return None
-    found = conditional([weight(1, tokens.width) @ tokens], widths, draws=1, progress=False)
+    found = conditional([weight(1, tokens.width) @ tokens], widths, draws=2, progress=False)
     return found.cov[0] if found.constant else None

@@ -26,8 +26,9 @@ def gaussian(
     """
     shape = as_shape(shape, "gaussian")
     size = int(np.prod(shape, dtype=int))
+    given = numbers(mean, "gaussian")
     try:
-        means = np.array(np.broadcast_to(numbers(mean, "gaussian"), shape))
+        means = np.array(np.broadcast_to(given, shape))
     except ValueError:
         raise TraceError("gaussian", f"mean of shape {np.shape(mean)} does not broadcast to {shape}") from None
     covariance = numbers(cov, "gaussian")

@@ -169,6 +169,8 @@ class _Writer:
             case Gaussian(_, mean, factor):
                 law = _escape(initial_law(mean, factor).replace("…", r"..."))
                 coordinate = rf"\text{{ with i.i.d.\ coordinates, {law}}}"
+                if not factor.any():
+                    coordinate = rf"\text{{ given, {law}}}"
                 return [rf"{self.ref(value, i)} \in {_space(_width(value))} {coordinate} {where}"]
             case Data():
                 return [rf"{self.ref(value, i)} \in {_space(_width(value))} \text{{ given}} {where}"]
@@ -248,6 +250,9 @@ class _Writer:
                 return []
             case Gaussian(_, mean, factor):
                 law = _escape(initial_law(mean, factor).replace("…", "..."))
+                if not factor.any():  # a multiple of (1, …, 1)
+                    constant = _number(mean.ravel()[0]) if (mean == mean.ravel()[0]).all() else r"\text{ its mean}"
+                    return [f"{self.z(value, i)} = {constant}"]
                 return [rf"{self.z(value, i)} \text{{ distributed as {law}}}"]
             case MatMul():
                 return [self._covariance(value, value)]

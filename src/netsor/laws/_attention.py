@@ -6,6 +6,8 @@ variance. 1/n scaling (Yang 2019): scores vanish, and it is Gaussian with unifor
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +20,7 @@ from ._fourier import HeadSum
 from ._law import Array, Origin
 from ._mixture import Joint
 
+MOMENTS = 8  # of w, where formulas give them
 SETS = 4  # independently scrambled sets of quasi-random points, for the error
 
 
@@ -45,6 +48,10 @@ class Attention:
         k = np.asarray(self.kernel, dtype=np.float64)
         if k.ndim != 2 or k.shape[0] != k.shape[1] or not np.allclose(k, k.T) or np.linalg.eigvalsh(k)[0] < -1e-9:
             raise ValueError(f"kernel of shape {k.shape} must be a symmetric positive semidefinite matrix over tokens")
+        for name in ("sigma_q", "sigma_k", "sigma_v", "sigma_o"):
+            sigma = getattr(self, name)
+            if not math.isfinite(sigma) or sigma < 0 or (sigma == 0 and name in ("sigma_v", "sigma_o")):
+                raise ValueError(f"{name}={sigma!r} must be a finite number above 0 (sigma_q and sigma_k may be 0)")
 
     def law(self, heads: int, token: int = 0, mixture: Any = None, origin: Origin | None = None) -> HeadSum:
         """The law of one coordinate of one token, for so many heads."""
@@ -104,7 +111,7 @@ def head_sum(
 ) -> HeadSum:
     """The law of one output, from the covariance of its row of scores and the kernel of the values."""
     s = len(values)
-    points = max(2**12, min(2**19, 2**22 // s))
+    points = 2 ** int(np.clip(np.log2(2**22 / s), 12, 19))
     # what all scores have in common cancels in a softmax: one dimension less, and the rest by falling variance
     centre = np.eye(s) - 1 / s if function is _softmax else np.eye(s)
     eigenvalues, vectors = np.linalg.eigh(centre @ scores @ centre)
@@ -116,43 +123,58 @@ def head_sum(
         a = function(z @ factor.T)
         samples.append(np.maximum(np.einsum("ri,ri->r", a @ values, a), 1e-300))
     moments = _exchangeable(scores, values) if function is _softmax else None
-    if moments is not None and s > 1:  # a stretch by a few parts in a million makes them exact
-        mean, var = moments[0], moments[1] - moments[0] ** 2
-        samples = [mean + (w - w.mean()) * np.sqrt(var / max(w.var(), 1e-300)) for w in samples]
-        samples = [np.maximum(w, 1e-300) for w in samples]
     return HeadSum(np.stack(samples), int(heads), scale, origin, moments, mixture)
 
 
-def _exchangeable(scores: Array, values: Array) -> tuple[float, float] | None:
-    """E[w] and E[w²] by one-dimensional integrals, if all pairs of tokens are alike; None if they are not.
+def _exchangeable(scores: Array, values: Array) -> Array | None:
+    """E[w^k] for k = 1 … MOMENTS, by one-dimensional integrals, if all pairs of tokens are alike; None if they are not.
 
-    Then the scores are τ z_j and a part in common, and w = (a − c) Σ_j a_j² + c; with S = Σ_j e^{τ z_j},
-    1/S² = ∫ t e^{−tS} dt and 1/S⁴ = ∫ (t³/6) e^{−tS} dt leave products of g_k(t) = E[e^{kτz} exp(−t e^{τz})].
+    Then the scores are τ z_j and a part in common, and w = (a − c) q + c with q = Σ_j a_j². With S = Σ_j e^{τ z_j},
+    q^k = (Σ_j e^{2τ z_j})^k ∫ t^{2k−1} e^{−tS} dt / (2k − 1)!, and the expectation of each term of the expanded power
+    is a product of g_m(t) = E[e^{mτz} exp(−t e^{τz})].
     """
     s = len(values)
-    if s == 1:
-        return float(values[0, 0]), float(values[0, 0] ** 2)
 
     def alike(k: Array) -> bool:
         off = k[~np.eye(s, dtype=bool)]
-        return bool(np.ptp(np.diag(k)) < 1e-12 * k[0, 0] and np.ptp(off) < 1e-12 * k[0, 0])
+        return bool(np.ptp(np.diag(k)) < 1e-12 * k[0, 0] and (s == 1 or np.ptp(off) < 1e-12 * k[0, 0]))
 
     if not alike(values) or not alike(scores):
         return None
-    tau = float(np.sqrt(max(scores[0, 0] - scores[0, 1], 0.0)))
-    a, c = values[0, 0], values[0, 1]
-    if tau > 3:  # e^{−t e^{τz}} is too steep for the rule below
+    a, c = (values[0, 0], values[0, 1]) if s > 1 else (values[0, 0], 0.0)
+    tau = float(np.sqrt(max(scores[0, 0] - scores[0, 1], 0.0))) if s > 1 else 0.0
+    if tau > 2:  # the integrands below are too steep for their rules
         return None
-    x, w = np.polynomial.hermite_e.hermegauss(200)
-    w = w / w.sum()
-    u = np.linspace(-20 - 20 * tau - np.log(s), 6 + 12 * tau, 6001)
-    t, step = np.exp(u), u[1] - u[0]
-    g = {k: np.exp(k * tau * x - t[:, None] * np.exp(tau * x)) @ w for k in (0, 2, 4)}
-    first = s * step * np.sum(t**2 * g[2] * g[0] ** (s - 1))
-    second = s * step * np.sum(t**4 / 6 * g[4] * g[0] ** (s - 1))
-    second += s * (s - 1) * step * np.sum(t**4 / 6 * g[2] ** 2 * g[0] ** (s - 2))
-    mean = (a - c) * first + c
-    return float(mean), float((a - c) ** 2 * second + 2 * c * (a - c) * first + c**2)
+    z, dz = np.linspace(-14, 14, 1401, retstep=True)
+    density = dz * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+    u, du = np.linspace(-16 - 14 * tau - np.log(s), 5 + 14 * tau, 2401, retstep=True)
+    decay = np.exp(-np.exp(u)[:, None] * np.exp(tau * z)) * density
+    g = {m: decay @ np.exp(m * tau * z) for m in range(0, 2 * MOMENTS + 1, 2)}
+    q = [1.0]
+    for k in range(1, MOMENTS + 1):
+        total = np.zeros_like(u)
+        for parts in _partitions(k):
+            if len(parts) <= s:
+                ways = math.factorial(k) * math.perm(s, len(parts))
+                for part in parts:
+                    ways //= math.factorial(part)
+                for times in Counter(parts).values():
+                    ways //= math.factorial(times)
+                product = math.prod((g[2 * part] for part in parts), start=g[0] ** (s - len(parts)))
+                total += ways * product
+        q.append(du * float(np.sum(np.exp(2 * k * u) * total)) / math.factorial(2 * k - 1))
+    powers = [
+        sum(math.comb(k, i) * (a - c) ** i * c ** (k - i) * q[i] for i in range(k + 1)) for k in range(1, MOMENTS + 1)
+    ]
+    return np.array(powers)
+
+
+def _partitions(k: int, largest: int | None = None) -> list[tuple[int, ...]]:
+    """The ways to write k as a sum of positive integers, each once, parts falling."""
+    if k == 0:
+        return [()]
+    most = min(k, largest or k)
+    return [(part, *rest) for part in range(most, 0, -1) for rest in _partitions(k - part, part)]
 
 
 def _root(k: Array) -> Array:

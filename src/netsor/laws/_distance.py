@@ -64,6 +64,9 @@ def kolmogorov(p: Law, q: Law) -> Estimate:
 
 def distances(p: Law, q: Law, names: Sequence[str] = tuple(FUNCTIONALS)) -> dict[str, Estimate]:
     """Several distances at once, from one evaluation of the densities."""
+    for law in (p, q):
+        if not isinstance(law, Law):
+            raise TypeError(f"distances are between laws of one variable, got {law!r}; of a joint law take one, law[i]")
     y, weights = (p if p.std() >= q.std() else q).grid()
     coupled = _coupled(p, q)
     if coupled is None:

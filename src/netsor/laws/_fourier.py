@@ -10,6 +10,7 @@ f(y) = e^(−θy) M(θ) (1/π) ∫ Re[e^(−ity) M(θ + it)/M(θ)] dt for every 
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Any
 
@@ -36,14 +37,14 @@ class HeadSum(Law):
         heads: int,
         scale: float,
         origin: Origin,
-        moments: tuple[float, float] | None = None,
+        moments: Array | None = None,
         mixture: Any = None,
     ) -> None:
         self.heads, self.scale, self.origin = heads, float(scale), origin
         self.samples = samples
-        self._exact_moments = moments  # E[w] and E[w²] where a formula gives them
+        self._exact_moments = moments  # E[w], E[w²], …, where formulas give them
         self._make_mixture = mixture
-        self.rules = [compress(sample) for sample in samples]
+        self.rules = [self._rule(sample) for sample in samples]
 
     @cached_property
     def mixture(self) -> Mixture | None:
@@ -53,17 +54,22 @@ class HeadSum(Law):
     @cached_property
     def rule(self) -> tuple[Array, Array]:
         """Nodes and weights for E[g(w)], from all samples together."""
-        return compress(self.samples.ravel())
+        return self._rule(self.samples.ravel())
+
+    def _rule(self, sample: Array) -> tuple[Array, Array]:
+        nodes, weights = compress(sample)
+        if self._exact_moments is not None:
+            weights = calibrated(nodes, weights, self._exact_moments)
+        return nodes, weights
 
     # Moments
 
     def _power_moments(self, nodes: Array, weights: Array, order: int) -> Array:
         """E[v^k] for k = 0 … order: a power of the generating function of w."""
         raw = np.array([np.sum(weights * nodes**k) for k in range(order + 1)])
-        if self._exact_moments is not None and order >= 1:
-            raw[1] = self._exact_moments[0]
-            if order >= 2:
-                raw[2] = self._exact_moments[1]
+        if self._exact_moments is not None:
+            known = min(order, len(self._exact_moments))
+            raw[1 : known + 1] = self._exact_moments[:known]
         factorial = special.factorial(np.arange(order + 1))
         series, power, n = np.eye(1, order + 1)[0], raw / factorial, self.heads
         while n:
@@ -77,21 +83,23 @@ class HeadSum(Law):
             return Estimate(0.0, 0.0)
         k = order // 2
         double = normal_moment(order)
-        exact = self._exact_moments is not None and k <= 2
+        exact = self._exact_moments is not None and k <= len(self._exact_moments)
         spread = [self._power_moments(*rule, k)[k] for rule in self.rules]
         value = self._power_moments(*self.rule, k)[k]
-        return Estimate(double * float(value), 0.0 if exact else double * _error(np.array(spread)))
+        return Estimate(double * float(value), 0.0 if exact else double * float(_error(np.array(spread))))
 
     def _var(self) -> Estimate:
         return self._moment(2)
 
     def _kurtosis(self) -> Estimate:
         def one(nodes: Array, weights: Array) -> float:
-            v = self._power_moments(nodes, weights, 2)
-            return float(3 * (v[2] / v[1] ** 2 - 1))
+            w, square = (np.sum(weights * nodes**k) for k in (1, 2))
+            if self._exact_moments is not None:
+                w, square = self._exact_moments[:2]
+            return float(3 * (square / w**2 - 1) / self.heads)
 
         spread = np.array([one(*rule) for rule in self.rules])
-        return Estimate(one(*self.rule), 0.0 if self._exact_moments is not None else _error(spread))
+        return Estimate(one(*self.rule), 0.0 if self._exact_moments is not None else float(_error(spread)))
 
     # Inversion
 
@@ -101,8 +109,9 @@ class HeadSum(Law):
 
     def _cf(self, t: Array, nodes: Array, weights: Array) -> Array:
         u = self.scale * t[..., None] ** 2 / (2 * self.heads)
+        psi = np.maximum(np.expm1(-u * nodes) @ weights, -1.0)  # less 1: right for many heads
         with np.errstate(divide="ignore"):  # where it is 0
-            return np.asarray(np.exp(self.heads * np.log1p(np.expm1(-u * nodes) @ weights)))  # right for many heads
+            return np.asarray(np.exp(self.heads * np.log1p(psi)))
 
     @cached_property
     def _line(self) -> tuple[Array, float]:
@@ -186,6 +195,32 @@ class HeadSum(Law):
         nodes, weights = self.rule
         w = rng.multinomial(self.heads, weights / weights.sum(), size) @ nodes
         return np.asarray(np.sqrt(self.scale / self.heads * w) * rng.standard_normal(size))
+
+
+def calibrated(nodes: Array, weights: Array, moments: Array) -> Array:
+    """The weights, changed as little as can be, so that the first moments are as given (a control variate each).
+
+    In orthonormal polynomials p_k of the rule, the new weights are weights · Σ_k E[p_k] p_k(nodes). Of as many moments
+    as leave them positive: a small sample cannot bear high ones.
+    """
+    mean, var = moments[0], moments[1] - moments[0] ** 2
+    if var <= 1e-12 * mean**2:
+        return weights
+    x = (nodes - mean) / np.sqrt(var)
+    raw = np.concatenate([[1.0], moments])
+    central = np.array(
+        [
+            sum(math.comb(k, i) * raw[i] * (-mean) ** (k - i) for i in range(k + 1)) / var ** (k / 2)
+            for k in range(len(raw))
+        ]
+    )
+    root = np.sqrt(weights)
+    for count in range(len(raw), 2, -1):
+        q, r = np.linalg.qr(root[:, None] * x[:, None] ** np.arange(count))
+        changed = np.asarray(root * (q @ np.linalg.solve(r.T, central[:count])))
+        if (changed > 0).all():
+            return changed
+    return weights
 
 
 def _error(spread: Array) -> Any:

@@ -75,15 +75,16 @@ class WithError:
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
         """The density."""
-        return _shaped(self._law._pdf, y)
+        return _shaped(self._law._pdf, y, (0.0, 0.0))
 
     def cdf(self, y: npt.ArrayLike) -> Estimate:
         """P(Y ≤ y)."""
-        return _shaped(self._law._cdf, y)
+        value, error = _shaped(self._law._cdf, y, (0.0, 1.0))
+        return Estimate(np.clip(value, 0.0, 1.0)[()], error)
 
     def moment(self, order: int) -> Estimate:
         """E[Y^order]."""
-        return self._law._moment(order)
+        return self._law._moment(_order(order))
 
     def mean(self) -> Estimate:
         """E[Y]."""
@@ -137,7 +138,7 @@ class Law(Described, ABC):
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
         """The logarithm of the density."""
-        return _shaped(lambda p: Estimate(self._logpdf(p), 0.0), y).value
+        return _shaped(lambda p: Estimate(self._logpdf(p), 0.0), y, (-np.inf, -np.inf)).value
 
     def cdf(self, y: npt.ArrayLike) -> Any:
         """P(Y ≤ y)."""
@@ -145,14 +146,16 @@ class Law(Described, ABC):
 
     def sf(self, y: npt.ArrayLike) -> Any:
         """P(Y > y)."""
-        return _shaped(lambda p: Estimate(self._sf(p), 0.0), y).value
+        return _shaped(lambda p: Estimate(self._sf(p), 0.0), y, (1.0, 0.0)).value
 
     def ppf(self, q: npt.ArrayLike) -> Any:
         """The quantile: where the distribution function is q."""
-        return _shaped(lambda p: Estimate(self._ppf(p), 0.0), q).value
+        return _shaped(lambda p: Estimate(self._ppf(p), 0.0), q, (np.nan, np.nan)).value
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """The central interval of this probability."""
+        if not 0 <= confidence <= 1:
+            raise ValueError(f"interval: confidence={confidence!r} must be between 0 and 1")
         return self.ppf((1 - confidence) / 2), self.ppf((1 + confidence) / 2)
 
     def mean(self) -> float:
@@ -169,7 +172,7 @@ class Law(Described, ABC):
 
     def moment(self, order: int) -> float:
         """E[Y^order]."""
-        return float(self._moment(order).value)
+        return float(self._moment(_order(order)).value)
 
     def kurtosis(self) -> float:
         """The excess kurtosis, E[(Y − EY)⁴]/Var(Y)² − 3."""
@@ -211,6 +214,8 @@ class Law(Described, ABC):
         if ((q < 0) | (q > 1)).any():
             raise ValueError(f"ppf: q={q} must be between 0 and 1")
         centre, scale = self.mean(), self.std()
+        if scale == 0:  # a point mass
+            return np.full(len(q), centre)
         result = np.where(q == 0, -np.inf, np.inf)
         for i in np.flatnonzero((q > 0) & (q < 1)):
             reach = 8.0
@@ -231,11 +236,20 @@ class Law(Described, ABC):
         return y, step * reach * self.std() * np.cosh(reach * x)
 
 
-def _shaped(f: Callable[[Array], Estimate], y: npt.ArrayLike) -> Estimate:
-    """Apply a function of points (k,) to points of any shape; numbers for a single one."""
+def _order(order: int) -> int:
+    if isinstance(order, bool) or not hasattr(order, "__index__") or order < 0:
+        raise ValueError(f"moment: order={order!r} must be an integer, 0 or more")
+    return int(order)
+
+
+def _shaped(f: Callable[[Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]) -> Estimate:
+    """Apply a function of finite points (k,) to points of any shape; `ends` are its values at ±∞, and NaN stays NaN."""
     points = np.asarray(y, dtype=np.float64)
-    if np.isnan(points).any():
-        raise ValueError(f"points must be numbers, got {y!r}")
-    value, error = f(points.reshape(-1))
-    value, error = (np.broadcast_to(a, (points.size,)).reshape(points.shape) for a in (value, error))
+    flat = points.reshape(-1)
+    value = np.where(flat == np.inf, ends[1], np.where(flat == -np.inf, ends[0], np.nan))
+    error = np.zeros_like(value)
+    finite = np.isfinite(flat)
+    if finite.any():
+        value[finite], error[finite] = f(flat[finite])
+    value, error = value.reshape(points.shape), error.reshape(points.shape)
     return Estimate(float(value), float(error)) if points.ndim == 0 else Estimate(value, error)

@@ -93,6 +93,8 @@ class Mixture(Law):
         return np.concatenate(parts)
 
     def _needs_density(self, name: str) -> None:
+        if self.var() == 0:
+            raise ValueError(f"{name}: this law is the point mass at {self.mean():g}, which has no density")
         if not self.component_var.all():
             raise ValueError(
                 f"{name}: this law is known by draws, which have no density; ns.Empirical(law.rvs(…)) estimates one"
@@ -112,6 +114,8 @@ class Mixture(Law):
         mean, var = self.component_mean - self.component_mean.mean(), self.component_var
         second, fourth = var + mean**2, 3 * var**2 + 6 * var * mean**2 + mean**4
         m2, m4 = second.mean(), fourth.mean()
+        if m2 == 0:  # a point mass has none
+            return Estimate(math.nan, 0.0)
         influence = fourth / m2**2 - 2 * m4 * second / m2**3  # delta method
         return Estimate(float(m4 / m2**2 - 3), _mean_of(influence).error)
 
@@ -185,6 +189,8 @@ class Joint(Described):
         return self.dim
 
     def __getitem__(self, entry: int) -> Mixture:
+        if not -self.dim <= entry < self.dim:
+            raise IndexError(f"entry {entry} of a joint law of {self.dim} entries (all outputs, flattened)")
         return Mixture(self.component_mean[:, entry], self.component_cov[:, entry, entry], self.origin)
 
     def __repr__(self) -> str:

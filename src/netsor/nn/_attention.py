@@ -30,6 +30,8 @@ def attention(
     """
     if not isinstance(x, Vector) or x.ndim == 0:
         raise TraceError("attention", f"x must be vectors with an axis of tokens, got {x!r}")
+    if isinstance(heads, bool) or not hasattr(heads, "__index__") or heads < 1:
+        raise TraceError("attention", f"heads={heads!r} must be a positive integer")
     if scaling not in ("sqrt", "linear"):
         raise TraceError("attention", f"scaling={scaling!r} must be 'sqrt' or 'linear'")
     d = x.width if head_dim is None else head_dim
