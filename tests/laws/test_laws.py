@@ -243,6 +243,16 @@ def test_bad_heads(heads):
         ns.Attention(np.eye(2)).law(heads=heads)
 
 
+def test_more_points_are_more_accurate():
+    kernel = np.diag([1.0, 2.0, 0.5, 1.5, 0.7, 1.2]) + 0.1
+    few, more = (ns.Attention(kernel).law(heads=2, points=p) for p in (2**12, 2**18))
+    errors = [law.with_error.pdf([0.0, 0.5, 1.0]).error.max() for law in (few, more)]
+    assert errors[1] < 0.1 * errors[0]
+    for points in (1000, 512, -4):
+        with pytest.raises(ValueError, match=r"points=.* must be a power of 2, 1024 or more"):
+            ns.Attention(kernel).law(heads=2, points=points)
+
+
 @pytest.mark.parametrize("name", ["sigma_v", "sigma_o"])
 def test_bad_sigma(name):
     with pytest.raises(ValueError, match=rf"{name}=0.0 must be a finite number above 0"):
