@@ -20,7 +20,7 @@ $(VENV)/stamp-%: $(VENV)/stamp
 	@touch $@
 
 reproduce: $(VENV)/stamp  ## the paper's experiments
-	@echo "The paper's experiments come with a later change; this version has the language and its literal reading."
+	@echo "The paper's experiments come with a later change. Its model is here: try $(BIN)/netsor compare --width 1024"
 
 test: $(VENV)/stamp-test  ## every test but the slow ones
 	$(BIN)/python -m pytest
