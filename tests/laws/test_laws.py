@@ -192,7 +192,7 @@ def test_the_papers_limit(activation, heads):
 
 @pytest.mark.parametrize("tokens", [2, 5, 8])
 def test_accuracy_of_the_density_is_better_than_1e_7(tokens):
-    """By its own estimate, and against an independent scrambling of the points with no moments to calibrate by."""
+    """By its own estimate; and the same points without the known moments agree within their larger error."""
     law = ns.Attention(np.eye(tokens) + 0.2).law(heads=2)
     y = np.linspace(0, 2, 5)
     assert (law.with_error.pdf(y).error < 1e-7).all()

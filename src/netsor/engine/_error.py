@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..language._value import Value
 
 
-class ExactError(NotImplementedError):
+class ExactError(ValueError):
     """A program that the exact engine cannot do; it says which operation, and what can be done instead."""
 
     def __init__(self, value: Value, problem: str, instead: str = "net.simulate draws it, at finite widths") -> None:
