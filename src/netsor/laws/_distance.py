@@ -1,7 +1,7 @@
 """Distances between laws, each with a standard error: KL, total variation, Wasserstein-1, Kolmogorov.
 
 Two laws that share a seed are coupled: with v_n and v_∞ made from the same random numbers,
-f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], and the difference has little noise. That is what makes a KL of 1e-5 measurable.
+f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], and the nearer the two laws are, the less noise their difference has.
 The error is a jackknife over blocks of replicas, and KL, which noise makes larger, has that bias removed by the same.
 """
 
