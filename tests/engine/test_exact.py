@@ -116,9 +116,9 @@ def _full_frame_forgotten(monkeypatch):
     monkeypatch.setattr(_frame.Frame, "grow", grow)
 
 
-def _gram_for_its_root(monkeypatch):
-    monkeypatch.setattr(_exact, "root", lambda gram: gram)
-    monkeypatch.setattr("netsor.engine._compact.root", lambda gram: gram)
+def _gram_for_its_factor(monkeypatch):
+    monkeypatch.setattr(_exact, "factor", lambda gram: gram)
+    monkeypatch.setattr("netsor.engine._compact.factor", lambda gram: gram)
 
 
 def _wrong_orientation(monkeypatch):
@@ -132,7 +132,7 @@ MUTATIONS = {
     "K without σ²": (_no_sigma, "sigmas"),
     "reuse as if fresh": (_no_projection, "recurrent with scores"),
     "a frame that never fills": (_full_frame_forgotten, "width 2"),
-    "K in place of its root": (_gram_for_its_root, "relu tokens"),
+    "K in place of its factor": (_gram_for_its_factor, "relu tokens"),
     "a wrong orientation of the frame": (_wrong_orientation, "residual"),
 }
 

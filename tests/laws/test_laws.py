@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from examples import attention_layer
-from scipy import integrate, stats
+from scipy import integrate, special, stats
 
 import netsor as ns
-from netsor.laws import Origin
+from netsor.laws import Origin, _attention
+from netsor.laws._fourier import Head
 from netsor.laws._mixture import compress
 
 ORIGIN = Origin("exact", "made for a test", seed=None)
@@ -128,13 +129,13 @@ def test_far_tails_are_right():
     assert two.logpdf(40.0) == pytest.approx(right, rel=1e-12)
     # one head, two values of w: the head sum is the same mixture, by a shifted Fourier integral
     samples = np.tile([0.5, 1.0], (4, 3000))
-    head = ns.HeadSum(samples, 1, 1.0, ORIGIN)
+    head = ns.HeadSum(Head(samples), 1, 1.0, ORIGIN)
     for y in (3.0, 8.0, 30.0):
         assert head.logpdf(y) == pytest.approx(two.logpdf(y), rel=1e-9)
         assert np.log(head.sf(y)) == pytest.approx(np.log(two.sf(y)), rel=1e-7)
     # two heads: w is 0.5, 0.75 or 1
     three = ns.Mixture(0.0, [0.5, 0.75, 0.75, 1.0], ORIGIN)
-    head = ns.HeadSum(samples, 2, 1.0, ORIGIN)
+    head = ns.HeadSum(Head(samples), 1, 1.0, ORIGIN).with_heads(2)
     for y in (0.0, 1.0, 5.0, 30.0):
         assert head.logpdf(y) == pytest.approx(three.logpdf(y), rel=1e-8)
 
@@ -191,14 +192,31 @@ def test_the_papers_limit(activation, heads):
 
 
 @pytest.mark.parametrize("tokens", [2, 5, 8])
-def test_accuracy_of_the_density_is_better_than_1e_7(tokens):
+def test_accuracy_of_the_density_is_better_than_1e_7(tokens, monkeypatch):
     """By its own estimate; and the same points without the known moments agree within their larger error."""
     law = ns.Attention(np.eye(tokens) + 0.2).law(heads=2)
     y = np.linspace(0, 2, 5)
     assert (law.with_error.pdf(y).error < 1e-7).all()
-    plain = ns.HeadSum(law.samples, 2, 1.0, ORIGIN)
+    monkeypatch.setattr(_attention, "_exchangeable", lambda scores, values: None)
+    _attention._head.cache_clear()
+    plain = ns.Attention(np.eye(tokens) + 0.2).law(heads=2)
+    _attention._head.cache_clear()
+    assert plain.head.moments is None
     value, error = plain.with_error.pdf(y)
     assert (np.abs(law.pdf(y) - value) < 6 * error + 1e-8).all()
+
+
+@pytest.mark.parametrize("heads", [1, 2, 256])
+def test_draws_of_a_head_sum_are_its_quantiles(heads):
+    """Each draw is T(Z), with F(T(z)) = Φ(z): exact but for the spline."""
+    law = ns.paper.layer().law(n=ns.inf).with_heads(heads)
+    z = np.linspace(-7.9, 7.9, 4001)
+    y = law._transport(z)
+    assert (np.diff(y) > 0).all()
+    np.testing.assert_allclose(law.cdf(y), special.ndtr(z), atol=2e-9)
+    tail = z < -5
+    np.testing.assert_allclose(np.log(law.cdf(y[tail])), special.log_ndtr(z[tail]), rtol=1e-6)
+    assert stats.kstest(law.rvs(100_000, seed=1), law.cdf).pvalue > 1e-4
 
 
 def test_fourier_and_engine_agree():

@@ -1,7 +1,8 @@
 """After the last nonlinearity of a cluster: its frame is turned to span the vectors still in use, and no more.
 
-Their coordinates become the symmetric root of their Gram matrix. So what follows a nonlinearity needs as many
-directions as there are vectors, not one for each of n coordinates, and the same is done at infinite width.
+Their coordinates become the triangular factor of their Gram matrix, as in a frame that grew from them. So what follows
+a nonlinearity needs as many directions as there are vectors, not one for each of n coordinates, and the same is done at
+infinite width.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from ..language._operation import MatMul
 from ..language._value import Value, Vector
-from ._coordinates import Coordinates, pseudo_inverse, root, scattered, shaped, stacked, transposed
+from ._coordinates import Coordinates, factor, picked, scattered, shaped, solved, stacked, transposed
 from ._error import ExactError
 from ._plan import Group
 
@@ -34,15 +34,16 @@ def compact(run: Exact, group: Group, later: Sequence[Value]) -> None:
         return
     gathered = [_gathered(run, group, v) for v in live]
     if frame.infinite:
-        coordinates, oriented = root(run.limit.live_gram(group, gathered)), None
+        coordinates, oriented = factor(run.limit.live_gram(group, gathered)), None
     else:
         rows = [c.lead for c in gathered]
         if frame.constant is not None:
             rows.append(run.asarray(np.array(frame.constant)[:, :, None]))
         vectors = stacked(rows)
-        coordinates = root(vectors @ transposed(vectors))
-        # the first coordinate of each new direction, for outputs
-        oriented = np.asarray((pseudo_inverse(coordinates) @ vectors[..., :1])[..., 0])
+        coordinates = factor(vectors @ transposed(vectors))
+        oriented = None
+        if any(output in group.positions for output in run.plan.outputs):  # the first coordinate of each new direction
+            oriented = np.asarray(solved(coordinates, vectors[..., 0]))
     constant = np.asarray(coordinates[:, :, -1, :]) if frame.constant is not None else None
     frame.replace(count, constant, oriented)
     start = 0
@@ -66,9 +67,8 @@ def _gathered(run: Exact, group: Group, value: Value) -> Coordinates:
     places = group.positions[value]
 
     def gather(a: Array) -> Array:
-        xp = array_namespace(a)
         flat = shaped(a, a.shape[0], math.prod(a.shape[1:-1]), a.shape[-1])
-        return shaped(xp.take(flat, xp.asarray(places.ravel()), axis=1), a.shape[0], *places.shape, a.shape[-1])
+        return shaped(picked(flat, places.ravel()), a.shape[0], *places.shape, a.shape[-1])
 
     return run.vectors[value].each(gather)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import array_api_compat
 import numpy as np
-from array_api_compat import array_namespace
 
 from ..activations import Function
 
@@ -44,9 +44,24 @@ class Coordinates:
         return replace(self, **{name: None if a is None else change(a) for name, a in arrays.items()})
 
 
+def array_namespace(*arrays: Array) -> Any:
+    """The library of the arrays; numpy is recognised at once, for this is asked a hundred times a block."""
+    if all(type(a) is np.ndarray for a in arrays):
+        return np
+    return array_api_compat.array_namespace(*arrays)
+
+
 def shaped(a: Array, *shape: int) -> Array:
     """The array in another shape."""
-    return array_namespace(a).reshape(a, shape)
+    return a.reshape(shape) if type(a) is np.ndarray else array_namespace(a).reshape(a, shape)
+
+
+def picked(a: Array, places: Any) -> Array:
+    """The entries at these places of the first axis behind the replicas; the array itself if those are all in order."""
+    if len(places) == a.shape[1] and (places == np.arange(len(places))).all():
+        return a
+    xp = array_namespace(a)
+    return xp.take(a, xp.asarray(places), axis=1)
 
 
 def padded(a: Array, width: int) -> Array:
@@ -104,7 +119,8 @@ def square_sum(a: Array) -> Array:
     """Σ a² over the last axis, column by column if it is short: numpy is slow at reducing short axes."""
     if a.shape[-1] > 16:
         return array_namespace(a).sum(a * a, axis=-1)
-    return sum((a[..., j] ** 2 for j in range(a.shape[-1])), start=0.0 * a[..., 0])
+    columns = (a[..., j] for j in range(a.shape[-1]))
+    return sum((column * column for column in columns), start=0.0)
 
 
 def mixed(weights: Array, v: Array) -> Array:
@@ -123,13 +139,12 @@ def concatenated(a: Array, axis: int) -> Array:
 
 def taken(a: Array, ndim: int, flat: Any) -> Array:
     """The entries at flat positions among the `ndim` axes of an array of values."""
-    xp = array_namespace(a)
     rest = a.shape[1 + ndim :]
     entries = shaped(a, a.shape[0], math.prod(a.shape[1 : 1 + ndim]), *rest)
     if flat.size == 1:
         k = int(flat.ravel()[0])
         return shaped(entries[:, k : k + 1, ...], a.shape[0], *flat.shape, *rest)
-    return shaped(xp.take(entries, xp.asarray(flat.ravel()), axis=1), a.shape[0], *flat.shape, *rest)
+    return shaped(picked(entries, flat.ravel()), a.shape[0], *flat.shape, *rest)
 
 
 def joined(*arrays: Array) -> Array:
@@ -139,12 +154,36 @@ def joined(*arrays: Array) -> Array:
     return xp.concat([xp.broadcast_to(a, (replicas, *a.shape[1:])) for a in arrays], axis=1)
 
 
-def root(gram: Array) -> Array:
-    """The symmetric square root of positive semidefinite matrices, which may be singular."""
+def factor(gram: Array) -> Array:
+    """The triangular factor L of positive semidefinite matrices, L L^T = gram, which may be singular.
+
+    Where a row depends on those before it, up to rounding, its column of L is 0. It is a few operations on all
+    matrices at once, where a decomposition is a call for each; and it is the factor of a frame that grows.
+    """
     xp = array_namespace(gram)
-    eigenvalues, vectors = xp.linalg.eigh(gram)
-    scale = xp.sqrt(xp.clip(eigenvalues, 0.0, None))
-    return (vectors * scale[..., None, :]) @ transposed(vectors)
+    size = gram.shape[-1]
+    least = [1e-13 * gram[..., j, j] for j in range(size)]
+    rest, columns = gram, []
+    for j in range(size):
+        pivot = rest[..., j, j]
+        fresh = pivot > least[j]
+        scale = xp.where(fresh, 1.0 / xp.sqrt(xp.where(fresh, pivot, 1.0)), 0.0)
+        column = rest[..., :, j] * scale[..., None] * xp.asarray([float(i >= j) for i in range(size)])
+        columns.append(column)
+        if j + 1 < size:
+            rest = rest - column[..., :, None] * column[..., None, :]
+    return xp.stack(columns, axis=-1)
+
+
+def solved(lower: Array, b: Array) -> Array:
+    """The y with lower · y = b, for the factor of a Gram matrix; 0 along the directions that it has not."""
+    xp = array_namespace(lower)
+    rows: list[Array] = []
+    for j in range(lower.shape[-1]):
+        value = b[..., j] - sum((lower[..., j, i] * y for i, y in enumerate(rows)), start=0.0 * b[..., j])
+        pivot = lower[..., j, j]
+        rows.append(xp.where(pivot > 0, value / xp.where(pivot > 0, pivot, 1.0), 0.0))
+    return xp.stack(rows, axis=-1)
 
 
 def pseudo_inverse(gram: Array) -> Array:
@@ -176,6 +215,8 @@ def products(a: Array, b: Array) -> Array:
 
 def stacked(rows: Sequence[Array]) -> Array:
     """Rows (replicas or 1, frames, k, ·) set end to end."""
+    if len(rows) == 1:
+        return rows[0]
     xp = array_namespace(*rows)
     replicas = max(r.shape[0] for r in rows)
     return xp.concat([xp.broadcast_to(r, (replicas, *r.shape[1:])) for r in rows], axis=2)

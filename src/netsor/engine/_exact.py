@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from ..language._operation import (
     Add,
@@ -39,16 +38,18 @@ from ._compact import compact
 from ._coordinates import (
     PARTS,
     Coordinates,
+    array_namespace,
     concatenated,
+    factor,
     joined,
     lined_up,
     merged,
     mixed,
     padded,
+    picked,
     plus,
     product,
     products,
-    root,
     scattered,
     shaped,
     square_sum,
@@ -217,9 +218,9 @@ class Exact:
         c = self.vectors[x]
         if c.nonlinear:
             rows = self.arranged(x, c, copies)
-            return root(self.limit.gram(rows, rows))
+            return factor(self.limit.gram(rows, rows))
         lead = shaped(c.lead, c.lead.shape[0], copies, x.size // copies, *c.lead.shape[-2:])
-        return merged(lead) / self.norm(x)
+        return merged(lead) * (1.0 / self.norm(x))
 
     def arranged(self, x: Value, c: Coordinates, copies: int) -> tuple[Coordinates, Array]:
         """Vectors as (replicas, copies, vectors, blocks, ·), with their Gaussian means."""
@@ -237,12 +238,12 @@ class Exact:
         return math.sqrt(self.plan.blocks_of(x) * (1.0 if math.isinf(width) else width))
 
     def reduced(self, rows: Array) -> Array:
-        """C with the products of the rows: the rows, or their root if that takes fewer sources."""
+        """C with the products of the rows: the rows, or a factor of their Gram matrix if that takes fewer sources."""
         if rows.shape[-1] <= rows.shape[-2]:
             return rows
         if rows.shape[-2] == 1:
             return array_namespace(rows).sqrt(square_sum(rows))[..., None]
-        return root(rows @ transposed(rows))
+        return factor(rows @ transposed(rows))
 
     def fuse(self, value: Vector, x: Vector) -> Coordinates:
         """Fresh sources for vectors that are linear in sources of their own: x = C E with C C^T their covariance."""
@@ -250,7 +251,7 @@ class Exact:
         lead = self.vectors[x].lead
         xp = array_namespace(lead)
         flat = shaped(lead, lead.shape[0], places.size, lead.shape[-1])
-        rows = shaped(xp.take(flat, xp.asarray(places.ravel()), axis=1), flat.shape[0], *places.shape, lead.shape[-1])
+        rows = shaped(picked(flat, places.ravel()), flat.shape[0], *places.shape, lead.shape[-1])
         constant = self.constant(x)
         has_mean = constant.shape[-1] > 0
         mean = None
@@ -259,11 +260,11 @@ class Exact:
             mean = xp.sum(lead[..., : constant.shape[-1]] * constant, axis=-1) / xp.where(square > 0, square, 1.0)
             rows = rows[..., 1:]
         c = self.reduced(rows)
-        back = xp.asarray(np.argsort(places.ravel()))
+        back = np.argsort(places.ravel())
 
         def multiplied(e: Array) -> Array:  # from (replicas, members, sources, directions)
             made = product(c, e)
-            made = xp.take(shaped(made, made.shape[0], places.size, made.shape[-1]), back, axis=1)
+            made = picked(shaped(made, made.shape[0], places.size, made.shape[-1]), back)
             return shaped(made, made.shape[0], *value.shape, self.plan.blocks_of(value), made.shape[-1])
 
         made = self.sources(value, len(places), c.shape[-1]).each(multiplied)
@@ -336,7 +337,7 @@ class Exact:
             return self.limit.gram((a, means[0]), (b, means[1]))
         if power == 1 or not math.isinf(self.plan.widths[x.width]):
             scale = self.norm(x) ** 2 if power == 1 else self.norm(x)
-            return products(a.lead, b.lead) / scale
+            return products(a.lead, b.lead) * (1.0 / scale)
         if any(self.frames[group].compact for v in (x, y) for group in self.plan.groups_of(v)):
             self.check_compact(value, x, y)
         xp = array_namespace(a.lead)
@@ -348,7 +349,7 @@ class Exact:
         for p, q in ((a.lead, b.fluct), (a.fluct, b.lead)):
             if p is not None and q is not None:
                 total = total + products(p, q)
-        return total / self.norm(x)
+        return total * (1.0 / self.norm(x))
 
     def check_compact(self, value: Value, x: Vector, y: Vector) -> None:
         """A score needs a factor that is a fresh source, not two that both come from a nonlinearity's cluster."""

@@ -49,7 +49,8 @@ class Streams:
         self.drawn += math.prod(shape) * len(freedom)
         half = freedom / 2 if len(freedom) > 1 else freedom[0] / 2  # numpy is faster with a number than with an array
         halves = self._generator(number, purpose).standard_gamma(half, (self.replicas, *shape, len(freedom)))
-        return np.sqrt(2 * halves)
+        halves *= 2
+        return np.sqrt(halves, out=halves)
 
 
 class Frame:
@@ -82,9 +83,8 @@ class Frame:
                 return np.zeros((1, frames, sources, d)), fluct
             if within and sources > 1:
                 own = np.zeros((self.streams.replicas, frames, sources, d + sources))
-                rows, columns = np.tril_indices(sources, -1)
-                own[..., rows, d + columns] = self.streams.normals(number, OWN, frames, len(rows))
                 own[..., :d] = 0.0 if fluct is None else fluct
+                self.below(own, number, sources)
                 fluct = own
             return self.unit(sources), fluct
         if self.standard:
@@ -93,14 +93,26 @@ class Frame:
         new = 0 if leaf else min(sources, int(self.width) - d)
         if new == 0:
             return cross, None
+        self.directions += new
+        chi = self.streams.chi(number, CHI, self.width - d - np.arange(new), frames)
+        if d == 0 and sources == 1:
+            return chi[..., None], None
         lead = np.zeros((self.streams.replicas, frames, sources, d + new))
         lead[..., :d] = cross
-        rows, columns = np.tril_indices(sources, -1, new)
-        lead[..., rows, d + columns] = self.streams.normals(number, OWN, frames, len(rows)) if len(rows) else 0.0
-        diagonal = np.arange(new)
-        lead[..., diagonal, d + diagonal] = self.streams.chi(number, CHI, self.width - d - diagonal, frames)
-        self.directions += new
+        self.below(lead, number, new)
+        for j in range(new):
+            lead[..., j, d + j] = chi[..., j]
         return lead, None
+
+    def below(self, rows: Array, number: int, new: int) -> None:
+        """Put normals below the diagonal of the last `new` directions: the sources along those before them."""
+        counts = [min(i, new) for i in range(rows.shape[-2])]
+        if sum(counts):
+            normals = self.streams.normals(number, OWN, self.group.frames, sum(counts))
+            first, start = rows.shape[-1] - new, 0
+            for i, count in enumerate(counts):
+                rows[..., i, first : first + count] = normals[..., start : start + count]
+                start += count
 
     def unit(self, sources: int) -> Array:
         """New sources along new directions, one each: what is drawn at infinite width, and of sources to be fused."""

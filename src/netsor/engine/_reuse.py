@@ -12,11 +12,21 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from ..language._operation import MatMul
 from ..language._value import Value, Vector
-from ._coordinates import PARTS, Coordinates, merged, padded, plus, pseudo_inverse, root, shaped, transposed
+from ._coordinates import (
+    PARTS,
+    Coordinates,
+    array_namespace,
+    factor,
+    merged,
+    padded,
+    plus,
+    pseudo_inverse,
+    shaped,
+    transposed,
+)
 
 if TYPE_CHECKING:
     from ._exact import Exact
@@ -80,7 +90,7 @@ def _chosen(run: Exact, rows: Array, then: list[int], now: list[int]) -> Array:
 
 
 def _joint_rows(run: Exact, uses: Sequence[Use], now: list[int]) -> list[Array]:
-    """The inputs of all uses, by a root of their joint Gram matrix: for outputs of nonlinearities at infinite width."""
+    """The inputs of all uses, by a factor of their joint Gram matrix: for what nonlinearities give at infinite width."""
     parts, sizes = [], []
     at_nodes = any(run.vectors[_input(v)].nodes is not None for v, _ in uses)
     for v, then in uses:
@@ -95,5 +105,5 @@ def _joint_rows(run: Exact, uses: Sequence[Use], now: list[int]) -> list[Array]:
         parts.append((rows, mean, np.array([float(m in then) for m in now])[None, :, None]))
         sizes.append(x.size // copies)
     split = np.cumsum([0, *sizes]).tolist()
-    joint = root(run.limit.joint_gram(parts))
+    joint = factor(run.limit.joint_gram(parts))
     return [joint[:, :, a:b, :] for a, b in pairwise(split)]

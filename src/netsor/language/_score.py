@@ -58,9 +58,11 @@ def _softmax(p: Any, allowed: Any = None) -> Any:
     if allowed is not None:
         p = xp.where(allowed > 0, p, xp.asarray(-np.inf, dtype=p.dtype))
     if p.shape[-1] <= 16:  # column by column: numpy is slow at reducing short axes
-        columns = [p[..., j] for j in range(p.shape[-1])]
-        weights = xp.exp(p - reduce(xp.maximum, columns)[..., None])  # no overflow: the largest exponent is 0
-        return weights * (1.0 / sum(weights[..., j] for j in range(p.shape[-1])))[..., None]
+        if not bool(xp.all(xp.abs(p) < 500.0)):  # or it could overflow
+            p = p - reduce(xp.maximum, (p[..., j] for j in range(p.shape[-1])))[..., None]
+        weights = xp.exp(p)
+        total = reduce(xp.add, (weights[..., j] for j in range(p.shape[-1])))
+        return weights * (1.0 / total)[..., None]
     weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))
     return weights / xp.sum(weights, axis=-1, keepdims=True)
 

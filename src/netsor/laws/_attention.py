@@ -10,13 +10,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from ._fourier import HeadSum
+from ._fourier import Head, HeadSum
 from ._law import Array, Origin
 from ._mixture import Joint
 
@@ -120,8 +121,26 @@ def head_sum(
     points: int | None = None,
 ) -> HeadSum:
     """The law of one output, from the covariance of its row of scores and the kernel of the values."""
-    s = len(values)
-    points = points or 2 ** int(np.clip(np.log2(2**22 / s), 12, 19))
+    one = Scores(scores.tobytes(), values.tobytes(), len(values), function)
+    return HeadSum(
+        _head(one, points or 2 ** int(np.clip(np.log2(2**22 / len(values)), 12, 19))), heads, scale, origin, mixture
+    )
+
+
+class Scores(NamedTuple):
+    """What the law of one head depends on."""
+
+    scores: bytes
+    values: bytes
+    tokens: int
+    function: Callable[[Array], Array]
+
+
+@lru_cache(maxsize=8)
+def _head(given: Scores, points: int) -> Head:
+    """The law of w = Σ_jk a_j K_jk a_k in one head, by quasi-random points; the last few are remembered."""
+    s, function = given.tokens, given.function
+    scores, values = (np.frombuffer(data).reshape(s, s) for data in given[:2])
     # what all scores have in common cancels in a softmax: one dimension less, and the rest by falling variance
     centre = np.eye(s) - 1 / s if function is _softmax else np.eye(s)
     eigenvalues, vectors = np.linalg.eigh(centre @ scores @ centre)
@@ -134,9 +153,8 @@ def head_sum(
             a = function(z @ factor.T)
             samples[number, start : start + len(z)] = np.einsum("ri,ri->r", a @ values, a)
             start += len(z)
-    samples = np.maximum(samples, 1e-300)
     moments = _exchangeable(scores, values) if function is _softmax else None
-    return HeadSum(samples, int(heads), scale, origin, moments, mixture)
+    return Head(np.maximum(samples, 1e-300), moments)
 
 
 def _exchangeable(scores: Array, values: Array) -> Array | None:

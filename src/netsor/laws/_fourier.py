@@ -24,52 +24,55 @@ from ._mixture import Mixture, compress
 CENTRAL = 6.0  # standard deviations within which plain inversion keeps its digits
 
 
-class HeadSum(Law):
-    """The law of Y given v = (scale/H) Σ_a w_a, Y ~ N(0, v): from several independent samples of w, for the error.
+class Head:
+    """The law of w, what one head adds to the variance: several independent samples (sets, points), for the error.
 
-    `samples` is an array (sets, points). `mixture`, if given, is a function that makes the same law as a mixture over
-    replicas of the engine, for coupling with other widths.
+    `moments` are E[w], E[w²], … where formulas give them. Samples are kept as rules, nodes and weights for E[g(w)].
     """
 
-    def __init__(
-        self,
-        samples: Array,
-        heads: int,
-        scale: float,
-        origin: Origin,
-        moments: Array | None = None,
-        mixture: Any = None,
-    ) -> None:
-        self.heads, self.scale, self.origin = heads, float(scale), origin
-        self.samples = samples
-        self._exact_moments = moments  # E[w], E[w²], …, where formulas give them
-        self._make_mixture = mixture
+    def __init__(self, samples: Array, moments: Array | None = None) -> None:
+        self.moments = moments
         self.rules = [self._rule(sample) for sample in samples]
+        self.rule = self._rule(samples.ravel())  # from all samples together
+
+    def _rule(self, sample: Array) -> tuple[Array, Array]:
+        nodes, weights = compress(sample)
+        if self.moments is not None:
+            weights = calibrated(nodes, weights, self.moments)
+        return nodes, weights
+
+
+class HeadSum(Law):
+    """The law of Y given v = (scale/H) Σ_a w_a, Y ~ N(0, v), the w_a independent and each with the law of one head.
+
+    `mixture`, if given, is a function that makes the same law as a mixture over replicas of the engine, for coupling
+    with other widths.
+    """
+
+    def __init__(self, head: Head, heads: int, scale: float, origin: Origin, mixture: Any = None) -> None:
+        self.head, self.heads, self.scale, self.origin = head, int(heads), float(scale), origin
+        self.rules, self.rule = head.rules, head.rule
+        self._make_mixture = mixture
 
     @cached_property
     def mixture(self) -> Mixture | None:
         """The same law as a mixture over replicas."""
         return self._make_mixture() if self._make_mixture is not None else None
 
-    @cached_property
-    def rule(self) -> tuple[Array, Array]:
-        """Nodes and weights for E[g(w)], from all samples together."""
-        return self._rule(self.samples.ravel())
-
-    def _rule(self, sample: Array) -> tuple[Array, Array]:
-        nodes, weights = compress(sample)
-        if self._exact_moments is not None:
-            weights = calibrated(nodes, weights, self._exact_moments)
-        return nodes, weights
+    def with_heads(self, heads: int) -> HeadSum:
+        """The law of the same layer with another number of heads."""
+        if isinstance(heads, bool) or not hasattr(heads, "__index__") or heads < 1:
+            raise ValueError(f"heads={heads!r} must be a positive integer")
+        return HeadSum(self.head, heads, self.scale, self.origin)
 
     # Moments
 
     def _power_moments(self, nodes: Array, weights: Array, order: int) -> Array:
         """E[v^k] for k = 0 … order: a power of the generating function of w."""
         raw = np.array([np.sum(weights * nodes**k) for k in range(order + 1)])
-        if self._exact_moments is not None:
-            known = min(order, len(self._exact_moments))
-            raw[1 : known + 1] = self._exact_moments[:known]
+        if self.head.moments is not None:
+            known = min(order, len(self.head.moments))
+            raw[1 : known + 1] = self.head.moments[:known]
         factorial = special.factorial(np.arange(order + 1))
         series, power, n = np.eye(1, order + 1)[0], raw / factorial, self.heads
         while n:
@@ -83,7 +86,7 @@ class HeadSum(Law):
             return Estimate(0.0, 0.0)
         k = order // 2
         double = normal_moment(order)
-        exact = self._exact_moments is not None and k <= len(self._exact_moments)
+        exact = self.head.moments is not None and k <= len(self.head.moments)
         spread = [self._power_moments(*rule, k)[k] for rule in self.rules]
         value = self._power_moments(*self.rule, k)[k]
         return Estimate(double * float(value), 0.0 if exact else double * float(_error(np.array(spread))))
@@ -94,12 +97,12 @@ class HeadSum(Law):
     def _kurtosis(self) -> Estimate:
         def one(nodes: Array, weights: Array) -> float:
             w, square = (np.sum(weights * nodes**k) for k in (1, 2))
-            if self._exact_moments is not None:
-                w, square = self._exact_moments[:2]
+            if self.head.moments is not None:
+                w, square = self.head.moments[:2]
             return float(3 * (square / w**2 - 1) / self.heads)
 
         spread = np.array([one(*rule) for rule in self.rules])
-        return Estimate(one(*self.rule), 0.0 if self._exact_moments is not None else float(_error(spread)))
+        return Estimate(one(*self.rule), 0.0 if self.head.moments is not None else float(_error(spread)))
 
     # Inversion
 
@@ -189,12 +192,24 @@ class HeadSum(Law):
             log_sf[i] = height + np.log((wave / (shift + 1j * t)).sum().real)
         return log_f[back], log_sf[back]
 
+    @cached_property
+    def _transport(self) -> Any:
+        """The increasing function T with T(Z) ~ Y for Z ~ N(0, 1), a spline: T(z) = F⁻¹(Φ(z)), to |z| = 8.5."""
+        from scipy import interpolate  # slow to import, and seldom needed
+
+        near = np.linspace(0.0, CENTRAL, 121)[:-1] * self.std()
+        far = np.linspace(CENTRAL, 14.0, 33) * self.std()
+        near_sf = np.log(np.asarray(self._cdf(-near).value))
+        z = -special.ndtri_exp(np.concatenate([near_sf, self._tail(far)[1]]))
+        y = np.concatenate([near, far])
+        z[0] = 0.0
+        keep = z <= np.min(z[z > 8.5], initial=np.inf)
+        z, y = z[keep], y[keep]
+        return interpolate.CubicSpline(np.concatenate([-z[:0:-1], z]), np.concatenate([-y[:0:-1], y]))
+
     def rvs(self, size: int = 1, seed: int | None = None) -> Array:
-        """Independent draws: how many heads have which w, then Y."""
-        rng = np.random.default_rng(seed)
-        nodes, weights = self.rule
-        w = rng.multinomial(self.heads, weights / weights.sum(), size) @ nodes
-        return np.asarray(np.sqrt(self.scale / self.heads * w) * rng.standard_normal(size))
+        """Independent draws: the quantile function of this law at Φ(Z), one normal Z a draw."""
+        return np.asarray(self._transport(np.random.default_rng(seed).standard_normal(size)))
 
 
 def calibrated(nodes: Array, weights: Array, moments: Array) -> Array:
