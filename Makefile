@@ -19,8 +19,8 @@ $(VENV)/stamp-%: $(VENV)/stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
 	@touch $@
 
-reproduce: $(VENV)/stamp  ## the paper's experiments
-	@echo "The paper's experiments come with a later change. Its model is here: try $(BIN)/netsor compare --width 1024"
+reproduce: $(VENV)/stamp  ## the paper's experiments, into results/
+	$(BIN)/netsor reproduce
 
 test: $(VENV)/stamp-test  ## every test but the slow ones
 	$(BIN)/python -m pytest

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,21 @@ class Function:
 def _through_numpy(f: Callable[[Any], Any], x: Array) -> Array:
     # special functions are no part of the array API
     return array_namespace(x).asarray(f(np.asarray(x)))
+
+
+def row_softmax(p: Array, allowed: Array | None = None) -> Array:
+    """The softmax over the last axis, of the entries that are allowed."""
+    xp = array_namespace(p)
+    if allowed is not None:
+        p = xp.where(allowed > 0, p, xp.asarray(-np.inf, dtype=p.dtype))
+    if p.shape[-1] > 16:
+        weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))
+        return weights / xp.sum(weights, axis=-1, keepdims=True)
+    columns = range(p.shape[-1])  # one by one: numpy is slow at reducing short axes
+    if not (xp.max(p) < 500.0 and xp.min(p) > -500.0):  # it could overflow: let the largest exponent be 0
+        p = p - reduce(xp.maximum, (p[..., j] for j in columns))[..., None]
+    weights = xp.exp(p)
+    return weights * (1.0 / reduce(xp.add, (weights[..., j] for j in columns)))[..., None]
 
 
 def _identity(x: Array) -> Array:

@@ -213,6 +213,52 @@ def compare_command(
         click.echo(f"{name.replace('_', ' '):16} {_shown(estimate)}")
 
 
+@cli.command("reproduce")
+@click.argument("figures", metavar="[FIGURE]...", nargs=-1)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="results",
+    show_default=True,
+    help="The folder for figures, data and the report.",
+)
+@click.option("--samples", type=DRAWS, help="Draws of a trial.  [default: 50000, and 100000 for ReLU]")
+@click.option("--trials", type=POSITIVE, help="Trials.  [default: 10]")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
+@click.option("--workers", type=POSITIVE, help="Worker processes.  [default: all cores]")
+@click.option("--quick", is_flag=True, help="A first look: 2 trials of 2500 draws.")
+@click.option(
+    "--estimator",
+    type=click.Choice(["paper", "exact", "both"]),
+    default="both",
+    show_default=True,
+    help="Kernel estimates as in the paper, the exact conditional densities, or both.",
+)
+@click.option("--tokens", type=POSITIVE, default=16, show_default=True, help="The larger number of tokens of figure 4.")
+def reproduce_command(figures: tuple[str, ...], **options: Any) -> None:  # fmt: skip
+    """The paper's figures, their data, and a report on its claims.
+
+    FIGURE is any of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads; 1 to 5 for both panels; exp1 to exp4 as the paper's public
+    code numbers its experiments; or all, the default. A run that was interrupted goes on where it stopped.
+    """
+    from .paper._reproduce import Options, reproduce
+
+    try:
+        chosen = Options(figures or ("all",), **options)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    try:
+        done = reproduce(chosen)
+    except KeyboardInterrupt:
+        click.echo("netsor: interrupted; finished trials are kept, and the same command goes on from there", err=True)
+        raise SystemExit(130) from None
+    except OSError as error:
+        raise click.UsageError(f"--out {str(chosen.out)!r} must be a folder that can be written to: {error}") from None
+    click.echo(f"report: {done.report}")
+    for line in done.summary:
+        click.echo(line)
+
+
 def _shown(estimate: Estimate) -> str:
     return f"{estimate.value:.6g} ± {estimate.error:.1g}"
 

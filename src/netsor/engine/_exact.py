@@ -50,6 +50,7 @@ from ._coordinates import (
     plus,
     product,
     products,
+    scaled,
     scattered,
     shaped,
     square_sum,
@@ -196,16 +197,19 @@ class Exact:
         else:
             key = x, each, drawn
             if key not in self.factors:
-                inputs = self.rows(x, members if each else 1)
+                inputs, norm = self.unscaled(x, members if each else 1)
                 # sources that are never drawn cost nothing, but a norm costs less than many of them
-                self.factors[key] = self.reduced(inputs) if drawn or inputs.shape[-2] == 1 else inputs
+                inputs = self.reduced(inputs) if drawn or inputs.shape[-2] == 1 else inputs
+                self.factors[key] = inputs * (1.0 / norm)
             c = self.factors[key]
         earlier.append(value)
         c = weight.std * c
 
         def multiplied(e: Array) -> Array:  # from (replicas, members · blocks, sources, directions)
             e = swapped(shaped(e, e.shape[0], members, blocks, *e.shape[2:]), 3, 4)
-            made = product(e, transposed(c)[:, :, None, ...])  # (replicas, members, blocks, directions, vectors)
+            factor = transposed(c)[:, :, None, ...]
+            # (replicas, members, blocks, directions, vectors); fresh sources may be changed in place
+            made = scaled(e, factor) if c.shape[-2:] == (1, 1) else product(e, factor)
             return swapped(swapped(made, 3, 4), 2, 3)  # (replicas, members, vectors, blocks, directions)
 
         made = self.sources(value, members * blocks, c.shape[-1]).each(multiplied)
@@ -215,12 +219,17 @@ class Exact:
 
     def rows(self, x: Value, copies: int) -> Array:
         """Vectors as rows (replicas, copies, vectors, ·) whose products are ⟨x^i, x^j⟩/in."""
+        rows, norm = self.unscaled(x, copies)
+        return rows * (1.0 / norm)
+
+    def unscaled(self, x: Value, copies: int) -> tuple[Array, float]:
+        """The same rows before they are divided by a number, and that number: it is cheaper to divide later."""
         c = self.vectors[x]
         if c.nonlinear:
             rows = self.arranged(x, c, copies)
-            return factor(self.limit.gram(rows, rows))
+            return factor(self.limit.gram(rows, rows)), 1.0
         lead = shaped(c.lead, c.lead.shape[0], copies, x.size // copies, *c.lead.shape[-2:])
-        return merged(lead) * (1.0 / self.norm(x))
+        return merged(lead), self.norm(x)
 
     def arranged(self, x: Value, c: Coordinates, copies: int) -> tuple[Coordinates, Array]:
         """Vectors as (replicas, copies, vectors, blocks, ·), with their Gaussian means."""
@@ -337,7 +346,7 @@ class Exact:
             return self.limit.gram((a, means[0]), (b, means[1]))
         if power == 1 or not math.isinf(self.plan.widths[x.width]):
             scale = self.norm(x) ** 2 if power == 1 else self.norm(x)
-            return products(a.lead, b.lead) * (1.0 / scale)
+            return products(a.lead * (1.0 / scale), b.lead)
         if any(self.frames[group].compact for v in (x, y) for group in self.plan.groups_of(v)):
             self.check_compact(value, x, y)
         xp = array_namespace(a.lead)

@@ -22,8 +22,8 @@ from ._plan import Plan, make_plan
 
 Array = npt.NDArray[np.float64]
 
-CHUNK = 4096  # replicas with one seed; no function of the width, so that one seed couples two widths
-BLOCK_BYTES = 2**24  # of arrays in one go: what a core's cache holds, nearly
+CHUNK = 8192  # replicas with one seed; no function of the width, so that one seed couples two widths
+BLOCK_BYTES = 2**25  # of arrays in one go: so large that Python costs little, and no larger than a cache
 LARGEST = 2**33  # bytes for a single replica, above which a program is refused
 
 

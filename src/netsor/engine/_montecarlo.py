@@ -38,7 +38,7 @@ def whole_number(name: str, value: object, least: int) -> int:
     return int(value.__index__())
 
 
-def _cores() -> int:
+def cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -57,8 +57,8 @@ def run(
     """
     if workers is not None:
         workers = whole_number("workers", workers, 1)
-    pool = executor or ThreadPoolExecutor(workers or _cores())
-    ahead = 2 * (workers or _cores())  # enough to keep the workers busy, and no more results than that
+    pool = executor or ThreadPoolExecutor(workers or cores())
+    ahead = 2 * (workers or cores())  # enough to keep the workers busy, and no more results than that
     waiting = iter(parts)
     pending: dict[Future[T], range] = {}
     total = sum(map(len, parts))

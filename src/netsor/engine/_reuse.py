@@ -90,7 +90,7 @@ def _chosen(run: Exact, rows: Array, then: list[int], now: list[int]) -> Array:
 
 
 def _joint_rows(run: Exact, uses: Sequence[Use], now: list[int]) -> list[Array]:
-    """The inputs of all uses, by a factor of their joint Gram matrix: for what nonlinearities give at infinite width."""
+    """The inputs of all uses, by a factor of their joint Gram matrix: for nonlinear ones at infinite width."""
     parts, sizes = [], []
     at_nodes = any(run.vectors[_input(v)].nodes is not None for v, _ in uses)
     for v, then in uses:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace
 
-from ..activations import Function
+from ..activations import Function, row_softmax
 from ._operation import Concat, Dot
 from ._value import Scalar, Vector, apply, as_scalar, as_vector, constant, ones, same_width
 from ._where import TraceError
@@ -53,22 +53,8 @@ def concat(x: Vector, axis: int = 0) -> Vector:
     return Vector(Concat(x, axis), x.shape[:axis] + x.shape[axis + 1 :], x.shape[axis] * x.width)
 
 
-def _softmax(p: Any, allowed: Any = None) -> Any:
-    xp = array_namespace(p)
-    if allowed is not None:
-        p = xp.where(allowed > 0, p, xp.asarray(-np.inf, dtype=p.dtype))
-    if p.shape[-1] <= 16:  # column by column: numpy is slow at reducing short axes
-        if not bool(xp.all(xp.abs(p) < 500.0)):  # or it could overflow
-            p = p - reduce(xp.maximum, (p[..., j] for j in range(p.shape[-1])))[..., None]
-        weights = xp.exp(p)
-        total = reduce(xp.add, (weights[..., j] for j in range(p.shape[-1])))
-        return weights * (1.0 / total)[..., None]
-    weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))
-    return weights / xp.sum(weights, axis=-1, keepdims=True)
-
-
-SOFTMAX = Function("softmax", _softmax, bounded=True, lipschitz=True)
-MASKED_SOFTMAX = Function("masked_softmax", _softmax, bounded=True, lipschitz=True)
+SOFTMAX = Function("softmax", row_softmax, bounded=True, lipschitz=True)
+MASKED_SOFTMAX = Function("masked_softmax", row_softmax, bounded=True, lipschitz=True)
 
 
 def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:

@@ -10,24 +10,20 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from ..activations import row_softmax
 from ._fourier import Head, HeadSum
 from ._law import Array, Origin
 from ._mixture import Joint
 
 MOMENTS = 8  # of w, where formulas give them
 SETS = 4  # independently scrambled sets of quasi-random points, for the error
-
-
-def _softmax(p: Array) -> Array:
-    weights = np.exp(p - p.max(axis=-1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class Attention:
     sigma_v: float = 1.0
     sigma_o: float = 1.0
     mask: npt.ArrayLike | None = None
-    function: Callable[[Array], Array] = _softmax
+    function: Callable[[Array], Array] = row_softmax
 
     def __post_init__(self) -> None:
         k = np.asarray(self.kernel, dtype=np.float64)
@@ -117,14 +113,13 @@ def head_sum(
     scale: float,
     origin: Origin,
     mixture: Any = None,
-    function: Callable[[Array], Array] = _softmax,
+    function: Callable[[Array], Array] = row_softmax,
     points: int | None = None,
 ) -> HeadSum:
     """The law of one output, from the covariance of its row of scores and the kernel of the values."""
     one = Scores(scores.tobytes(), values.tobytes(), len(values), function)
-    return HeadSum(
-        _head(one, points or 2 ** int(np.clip(np.log2(2**22 / len(values)), 12, 19))), heads, scale, origin, mixture
-    )
+    points = points or 2 ** int(np.clip(np.log2(2**22 / len(values)), 12, 19))
+    return HeadSum(partial(_head, one, points), heads, scale, origin, mixture)
 
 
 class Scores(NamedTuple):
@@ -142,7 +137,7 @@ def _head(given: Scores, points: int) -> Head:
     s, function = given.tokens, given.function
     scores, values = (np.frombuffer(data).reshape(s, s) for data in given[:2])
     # what all scores have in common cancels in a softmax: one dimension less, and the rest by falling variance
-    centre = np.eye(s) - 1 / s if function is _softmax else np.eye(s)
+    centre = np.eye(s) - 1 / s if function is row_softmax else np.eye(s)
     eigenvalues, vectors = np.linalg.eigh(centre @ scores @ centre)
     keep = eigenvalues > 1e-12 * max(eigenvalues[-1], 1e-300)
     factor = (vectors[:, keep] * np.sqrt(eigenvalues[keep]))[:, ::-1]
@@ -153,7 +148,7 @@ def _head(given: Scores, points: int) -> Head:
             a = function(z @ factor.T)
             samples[number, start : start + len(z)] = np.einsum("ri,ri->r", a @ values, a)
             start += len(z)
-    moments = _exchangeable(scores, values) if function is _softmax else None
+    moments = _exchangeable(scores, values) if function is row_softmax else None
     return Head(np.maximum(samples, 1e-300), moments)
 
 

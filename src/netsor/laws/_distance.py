@@ -72,14 +72,16 @@ def distances(p: Law, q: Law, names: Sequence[str] = tuple(FUNCTIONALS)) -> dict
     if coupled is None:
         f, g = _blocks(p, y), _blocks(q, y)
     else:
-        f, g = (_block_densities(m, y) for m in coupled)
+        f, g = (block_densities(m, y) for m in coupled)
         if isinstance(q, HeadSum):  # known better than by its replicas, which carry the difference alone
             exact = np.asarray(q._pdf(y).value)
             f, g = exact + (f - g), exact[None]
-    return {name: _jackknifed(FUNCTIONALS[name], f, g, weights, unbiased=name == "kl") for name in names}
+    return {name: jackknifed(name, f, g, weights) for name in names}
 
 
-def _jackknifed(functional: Functional, f: Array, g: Array, weights: Array, unbiased: bool) -> Estimate:
+def jackknifed(name: str, f: Array, g: Array, weights: Array) -> Estimate:
+    """A distance of two densities known by blocks of replicas (blocks or 1, points), on a grid with these weights."""
+    functional, unbiased = FUNCTIONALS[name], name == "kl"
     value = functional(f.mean(axis=0), g.mean(axis=0), weights)
     n = max(len(f), len(g))
     if n == 1:
@@ -108,14 +110,15 @@ def _coupled(p: Law, q: Law) -> tuple[Mixture, Mixture] | None:
 def _blocks(law: Law, y: Array) -> Array:
     """Densities on the grid, a row for each block of replicas; one row if the law has none."""
     if isinstance(law, Mixture) and law.replicas >= 2 * BLOCKS:
-        return _block_densities(law, y)
+        return block_densities(law, y)
     return np.asarray(law._pdf(y).value)[None]
 
 
-def _block_densities(law: Mixture, y: Array) -> Array:
+def block_densities(law: Mixture, y: Array, blocks: int = BLOCKS) -> Array:
+    """The density of each block of replicas, (blocks, points)."""
     law._needs_density("distance")
     rows = []
-    parts = zip(np.array_split(law.component_mean, BLOCKS), np.array_split(law.component_var, BLOCKS), strict=True)
+    parts = zip(np.array_split(law.component_mean, blocks), np.array_split(law.component_var, blocks), strict=True)
     for mean, var in parts:
         weight = np.full(len(var), 1 / len(var))
         if law.centred and len(var) > 500:
@@ -127,13 +130,15 @@ def _block_densities(law: Mixture, y: Array) -> Array:
     return np.stack(rows)
 
 
-def paper_kl(finite: npt.ArrayLike, limit: npt.ArrayLike, grid: npt.ArrayLike | None = None) -> float:
-    """The paper's estimator: D(finite ‖ limit) of two kernel estimates on a grid of 500 points.
+def paper_kl(
+    finite: npt.ArrayLike | Empirical, limit: npt.ArrayLike | Empirical, grid: npt.ArrayLike | None = None
+) -> float:
+    """The paper's estimator: D(finite ‖ limit) of two kernel estimates on a grid of 500 points, from draws of each.
 
     Both estimates have 1e-12 added and are normalised by the trapezoidal rule. The grid spans both samples unless
     given (the paper's spans the draws of all trials). It cannot see below about 5e-4: see the docs.
     """
-    a, b = Empirical(finite), Empirical(limit)
+    a, b = (law if isinstance(law, Empirical) else Empirical(law) for law in (finite, limit))
     if grid is None:
         grid = np.linspace(min(a.draws[0], b.draws[0]), max(a.draws[-1], b.draws[-1]), 500)
     y = np.asarray(grid, dtype=np.float64)

@@ -11,6 +11,7 @@ f(y) = e^(−θy) M(θ) (1/π) ∫ Re[e^(−ity) M(θ + it)/M(θ)] dt for every 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -45,14 +46,18 @@ class Head:
 class HeadSum(Law):
     """The law of Y given v = (scale/H) Σ_a w_a, Y ~ N(0, v), the w_a independent and each with the law of one head.
 
-    `mixture`, if given, is a function that makes the same law as a mixture over replicas of the engine, for coupling
-    with other widths.
+    `head` is a function that makes the law of one head, when it is first needed. `mixture`, if given, is one that makes
+    the same law as a mixture over replicas of the engine, for coupling with other widths.
     """
 
-    def __init__(self, head: Head, heads: int, scale: float, origin: Origin, mixture: Any = None) -> None:
-        self.head, self.heads, self.scale, self.origin = head, int(heads), float(scale), origin
-        self.rules, self.rule = head.rules, head.rule
-        self._make_mixture = mixture
+    def __init__(self, head: Callable[[], Head], heads: int, scale: float, origin: Origin, mixture: Any = None) -> None:
+        self.heads, self.scale, self.origin = int(heads), float(scale), origin
+        self._make_head, self._make_mixture = head, mixture
+
+    @cached_property
+    def head(self) -> Head:
+        """The law of one head."""
+        return self._make_head()
 
     @cached_property
     def mixture(self) -> Mixture | None:
@@ -63,7 +68,7 @@ class HeadSum(Law):
         """The law of the same layer with another number of heads."""
         if isinstance(heads, bool) or not hasattr(heads, "__index__") or heads < 1:
             raise ValueError(f"heads={heads!r} must be a positive integer")
-        return HeadSum(self.head, heads, self.scale, self.origin)
+        return HeadSum(lambda: self.head, heads, self.scale, self.origin)
 
     # Moments
 
@@ -87,8 +92,8 @@ class HeadSum(Law):
         k = order // 2
         double = normal_moment(order)
         exact = self.head.moments is not None and k <= len(self.head.moments)
-        spread = [self._power_moments(*rule, k)[k] for rule in self.rules]
-        value = self._power_moments(*self.rule, k)[k]
+        spread = [self._power_moments(*rule, k)[k] for rule in self.head.rules]
+        value = self._power_moments(*self.head.rule, k)[k]
         return Estimate(double * float(value), 0.0 if exact else double * float(_error(np.array(spread))))
 
     def _var(self) -> Estimate:
@@ -101,14 +106,14 @@ class HeadSum(Law):
                 w, square = self.head.moments[:2]
             return float(3 * (square / w**2 - 1) / self.heads)
 
-        spread = np.array([one(*rule) for rule in self.rules])
-        return Estimate(one(*self.rule), 0.0 if self.head.moments is not None else float(_error(spread)))
+        spread = np.array([one(*rule) for rule in self.head.rules])
+        return Estimate(one(*self.head.rule), 0.0 if self.head.moments is not None else float(_error(spread)))
 
     # Inversion
 
     def cf(self, t: npt.ArrayLike) -> Any:
         """The characteristic function ψ(σ² t²/2H)^H."""
-        return self._cf(np.asarray(t, dtype=np.float64), *self.rule)[()]
+        return self._cf(np.asarray(t, dtype=np.float64), *self.head.rule)[()]
 
     def _cf(self, t: Array, nodes: Array, weights: Array) -> Array:
         u = self.scale * t[..., None] ** 2 / (2 * self.heads)
@@ -119,7 +124,7 @@ class HeadSum(Law):
     @cached_property
     def _line(self) -> tuple[Array, float]:
         """The points of the trapezoidal rule in t: as far as the characteristic function reaches, and no aliases."""
-        nodes, _ = self.rule
+        nodes, _ = self.head.rule
         far = np.sqrt(self.scale * nodes.max())
         step = 2 * np.pi / ((CENTRAL + 2) * self.std() + (CENTRAL + 10) * far)
         reach = 9.2 / np.sqrt(self.scale * nodes.min())
@@ -129,7 +134,7 @@ class HeadSum(Law):
     def _transforms(self) -> Array:
         """The characteristic function on the line: of all samples together, then of each."""
         t, _ = self._line
-        return np.stack([self._cf(t, *rule) for rule in (self.rule, *self.rules)])
+        return np.stack([self._cf(t, *rule) for rule in (self.head.rule, *self.head.rules)])
 
     def _invert(self, y: Array, kernel: Any) -> Estimate:
         t, step = self._line
@@ -168,7 +173,7 @@ class HeadSum(Law):
     def _tail(self, y: Array) -> tuple[Array, Array]:
         """log f(y) and log P(Y > y) for y > 0, by the shifted line; each right to many digits, however small."""
         y, back = np.unique(y, return_inverse=True)  # grids are symmetric
-        nodes, weights = self.rule
+        nodes, weights = self.head.rule
         c = self.scale / (2 * self.heads)
         low, high = np.zeros_like(y), y / (self.scale * nodes.min())
         for _ in range(25):  # near the saddle point, K'(θ) = θ σ² E_θ[w] = y, increasing in θ; any θ is right

@@ -1,0 +1,130 @@
+"""The report: one file with everything in it, for any browser."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ._claims import ABSENT, AGREES, DISAGREES, Row
+from ._measure import Divergences, Heads
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>The paper, reproduced</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }}
+h1 {{ font-size: 1.6rem; margin-bottom: 0.2rem; }}
+h2 {{ font-size: 1.2rem; margin-top: 2.5rem; }}
+table {{ border-collapse: collapse; width: 100%; font-size: 0.9rem; }}
+th, td {{ text-align: left; vertical-align: top; padding: 0.5rem 0.7rem; border-bottom: 1px solid #ddd; }}
+td small, figcaption {{ color: #666; }}
+.agrees {{ color: #00694d; font-weight: 600; }}
+.disagrees {{ color: #b33; font-weight: 600; }}
+.undecided, .absent {{ color: #8a5a00; font-weight: 600; }}
+.quick {{ background: #fff3d6; padding: 0.6rem 0.9rem; border-left: 4px solid #e69f00; }}
+.figures {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1.5rem; }}
+figure {{ margin: 0; }}
+figure svg {{ width: 100%; height: auto; }}
+figcaption {{ font-size: 0.85rem; }}
+code {{ background: #f3f3f3; padding: 0 0.2rem; }}
+</style>
+</head>
+<body>
+<h1>The paper, reproduced</h1>
+<p><em>Infinite-Width Limit of a Single Attention Layer: Analysis via Tensor Programs</em> (Sakai, Karakida, Imaizumi,
+NeurIPS 2025). Every draw below is exact in law at its width; no weight matrix was drawn.</p>
+{quick}
+<p>{summary}</p>
+<h2>What the paper says, and what was measured</h2>
+<table>
+<thead><tr><th>Claim</th><th>Measured</th><th>Verdict</th><th>Figure</th></tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table>
+<p>A number agrees with a bound, or disagrees, when it is on that side of it by four standard errors; otherwise the
+verdict is left open, and more draws would settle it. {estimators}</p>
+<h2>Figures</h2>
+<div class="figures">
+{figures}
+</div>
+<h2>How</h2>
+<p>{how}</p>
+</body>
+</html>
+"""
+
+BOTH = (
+    "The paper estimates KL from kernel estimates of two samples, which adds a floor: the dashed grey line is what "
+    "that estimator says of the limit against itself. Ours averages exact conditional densities over replicas that "
+    "share their random numbers with the limit, so it goes on where the other flattens."
+)
+
+
+def report(
+    rows: Sequence[Row], data: Mapping[str, Any], svg: Mapping[str, bytes], manifest: Mapping[str, Any], quick: str
+) -> str:
+    """The page."""
+    estimator = manifest["options"]["estimator"]
+    versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
+    how = (
+        f"{manifest['random_numbers']:,} random numbers for {manifest['draws']:,} draws; "
+        f"{manifest['seconds']['sampling']:.1f} core-seconds of sampling. {versions}. The command: "
+        f"<code>{html.escape(manifest['command'])}</code>. Beside this file: each figure as PDF and PNG, its data as "
+        "CSV, and <code>manifest.json</code>."
+    )
+    return PAGE.format(
+        quick=f'<p class="quick">{html.escape(quick)}</p>' if quick else "",
+        summary=html.escape(" ".join(summary(rows, data))),
+        rows="\n".join(_row(row) for row in rows),
+        estimators=BOTH if estimator == "both" else "",
+        figures="\n".join(_figure(name, svg[name], data[name].figure.title) for name in svg),
+        how=how,
+    )
+
+
+def _row(row: Row) -> str:
+    name = {AGREES: "agrees", DISAGREES: "disagrees", ABSENT: "absent"}.get(row.verdict, "undecided")
+    links = ", ".join(f'<a href="#figure-{figure}">{figure}</a>' for figure in row.figures)
+    return (
+        f"<tr><td>{html.escape(row.claim)}<br><small>Rule: {html.escape(row.rule)}</small></td>"
+        f"<td>{html.escape(row.measured)}</td>"
+        f'<td class="{name}">{row.verdict}</td><td>{links}</td></tr>'
+    )
+
+
+def _figure(name: str, svg: bytes, title: str) -> str:
+    text = svg.decode()
+    return (
+        f'<figure id="figure-{name}">{text[text.index("<svg") :]}'
+        f"<figcaption>Figure {name}. {html.escape(title)}.</figcaption></figure>"
+    )
+
+
+def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
+    """Two sentences: how many claims agree, and how KL falls."""
+    judged = [row for row in rows if row.verdict != ABSENT]
+    count = {v: sum(row.verdict == v for row in judged) for v in (AGREES, DISAGREES)}
+    first = f"{count[AGREES]} of {len(judged)} claims of the paper agree with what was measured"
+    if count[DISAGREES]:
+        first += f", {count[DISAGREES]} disagree"
+    if open_ := len(judged) - sum(count.values()):
+        first += f", {open_} cannot be told with so few draws"
+    lines = [first + "."]
+    for name in ("1b", "4b", "5b"):
+        found = data.get(name)
+        if isinstance(found, Divergences):
+            n, last = found.parameters[-1], found.best()[-1]
+            text = f"KL between width {n:.0f} and the limit is {last.value:.2e} ± {last.error:.0e} (figure {name})"
+            if found.slope is not None:
+                text += f", and falls like n^{found.slope.value:.2f}"
+            return [*lines, text + "."]
+    found = data.get("heads")
+    if isinstance(found, Heads) and found.many:
+        return [*lines, f"KL between the limit and the Gaussian of infinitely many heads is {found.many[0].value:.2e} "
+                f"for one head and {found.many[-1].value:.2e} for 256."]  # fmt: skip
+    return [*lines, "For how KL falls with the width, ask for figure 1b."]

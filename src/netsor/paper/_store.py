@@ -1,0 +1,82 @@
+"""Finished trials on disk: one file each, named by all that its numbers depend on, checked when it is read.
+
+Files are written beside their place and moved into it, so that a file is whole or absent, however a run ends and
+however many runs share the folder. A file that was damaged afterwards fails its checksum and counts as absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tempfile
+import time
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def write(path: Path, content: bytes) -> None:
+    """Put a whole file in its place, or leave what is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed runs left half-written, more than an hour ago."""
+    for path in folder.glob(".*.part"):
+        try:
+            if time.time() - path.stat().st_mtime > 3600:
+                path.unlink()
+        except FileNotFoundError:  # another run was quicker
+            pass
+
+
+class Store:
+    """A folder of finished parts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _text(self, key: Mapping[str, Any]) -> str:
+        # draws may change with the versions of what draws them
+        return json.dumps({**key, "netsor": __version__, "numpy": np.__version__}, sort_keys=True)
+
+    def path(self, key: Mapping[str, Any]) -> Path:
+        """Where a part is."""
+        return self.folder / f"{hashlib.sha256(self._text(key).encode()).hexdigest()[:24]}.npz"
+
+    def save(self, key: Mapping[str, Any], arrays: Arrays) -> None:
+        """Keep a finished part."""
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, key=np.array(self._text(key)), **arrays)
+        write(self.path(key), buffer.getvalue())
+
+    def load(self, key: Mapping[str, Any]) -> Arrays | None:
+        """A part, or None if it is absent or damaged."""
+        try:
+            content = self.path(key).read_bytes()
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                if archive.testzip() is not None:  # a checksum does not fit
+                    return None
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                found = {name: arrays[name] for name in arrays.files}
+        except (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile):
+            return None
+        return found if str(found.pop("key", "")) == self._text(key) else None

@@ -1,0 +1,54 @@
+"""One style for every figure: column width, small type, colours that the colour-blind can tell apart (Okabe, Ito)."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+COLUMN = 3.4  # inches
+BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9", "#cc79a7"
+GREY = "#777777"
+BLACK = "#000000"
+
+STYLE = {
+    "font.size": 8.0,
+    "font.family": "sans-serif",
+    "mathtext.fontset": "dejavusans",
+    "axes.labelsize": 8.0,
+    "axes.titlesize": 8.0,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.labelsize": 7.0,
+    "ytick.labelsize": 7.0,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.fontsize": 7.0,
+    "legend.frameon": False,
+    "legend.handlelength": 2.0,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.0,
+    "svg.hashsalt": "netsor",  # the same bytes for the same figure
+    "svg.fonttype": "path",
+}
+
+DOTTED = (0, (1.0, 1.2))  # finite widths
+
+
+def new(height: float = 2.5) -> Any:
+    """A figure of column width."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(COLUMN, height), layout="constrained")
+
+
+def rendered(figure: Any) -> dict[str, bytes]:
+    """The figure as pdf, png and svg, the same bytes each time."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # it is laid out now
+    files = {}
+    for kind, metadata in (("pdf", {"CreationDate": None}), ("png", {}), ("svg", {"Date": None})):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, dpi=300, metadata=metadata)
+        files[kind] = buffer.getvalue()
+    return files
