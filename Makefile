@@ -34,7 +34,7 @@ lint: $(VENV)/stamp-lint  ## format, lint and types
 	$(BIN)/mypy
 
 bench: $(VENV)/stamp  ## times and random numbers, into bench/results
-	$(BIN)/python bench/literal.py
+	$(BIN)/python bench/bench.py
 
 docs: $(VENV)/stamp-docs  ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -14,7 +14,9 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_blocks(page):
+def test_code_blocks(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
     names: dict[str, object] = {}
     for code, printed in BLOCK.findall(page.read_text()):
         output = io.StringIO()

@@ -53,10 +53,10 @@ def test_kl_to_the_gaussian_of_equal_variance():
 
 
 def test_without_coupling_the_error_is_larger():
-    p = ns.paper.layer().law(n=1024, draws=40_000)
+    p = ns.paper.layer().law(n=10**4, draws=40_000)
     coupled = ns.kl(p, ns.paper.layer().law(n=ns.inf, draws=40_000))
     apart = ns.kl(p, ns.paper.layer().law(n=ns.inf, draws=40_000, seed=1))
-    assert coupled.error < 0.9 * apart.error
+    assert coupled.error < 0.3 * apart.error  # over ten seeds it was 0.04; at n = 1024, 0.5
     near = ns.paper.layer().law(n=10**5, draws=40_000)  # the wider, the more it helps
     coupled, apart = (ns.kolmogorov(near, ns.paper.layer().law(n=ns.inf, draws=40_000, seed=k)) for k in (0, 1))
     assert coupled.error < 0.2 * apart.error

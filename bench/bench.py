@@ -1,0 +1,298 @@
+"""Everything that is timed: `make bench`, about five minutes on two cores, into bench/results.
+
+Times are compared only with times of this same process on this same machine. The floor of a configuration is the bare
+time of drawing its random numbers, of the same kinds and with the same generator, and of doing nothing with them.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import scipy
+
+import netsor as ns
+from netsor.engine._frame import Streams
+from netsor.paper._cases import Case, figures
+from netsor.paper._style import BLUE, GREEN, ORANGE, PURPLE, STYLE, VERMILLION, new, rendered
+
+RESULTS = Path(__file__).parent / "results"
+TRIALS = 10  # in the paper
+
+
+def seconds(work, least=0.3, repeats=2):
+    """The best time of a few, each repeated until it takes long enough to be measured."""
+    best = math.inf
+    count = 1
+    while repeats:
+        start = time.perf_counter()
+        for _ in range(count):
+            work()
+        spent = time.perf_counter() - start
+        if spent < least and count < 10**6:
+            count *= 2 if spent > least / 4 else 4
+            continue
+        best = min(best, spent / count)
+        repeats -= 1
+    return best
+
+
+def sample(net, widths, draws, workers=None):
+    return net.law(draws=draws, workers=workers, progress=False, **widths)
+
+
+def literal(net, widths):
+    """Seconds a literal draw, from as many draws as take about a second."""
+    draws, spent = 1, 0.0
+    while spent < 1.0 and draws < 200_000:
+        draws *= 4
+        start = time.perf_counter()
+        net.simulate(draws=draws, coordinates=0, progress=False, **widths)
+        spent = time.perf_counter() - start
+    return spent / draws
+
+
+class Counted:
+    """How many normals and gammas a law draws for each replica, and of which shape parameters."""
+
+    def __init__(self, net, widths):
+        self.normals, self.gammas = 0, {}
+        normals, chi = Streams.normals, Streams.chi
+
+        def count_normals(streams, number, purpose, *shape):
+            self.normals += math.prod(shape)
+            return normals(streams, number, purpose, *shape)
+
+        def count_chi(streams, number, purpose, freedom, *shape):
+            for f in freedom:
+                self.gammas[float(f)] = self.gammas.get(float(f), 0) + math.prod(shape)
+            return chi(streams, number, purpose, freedom, *shape)
+
+        Streams.normals, Streams.chi = count_normals, count_chi
+        try:
+            law = sample(net, widths, 2, workers=1)  # evaluates twice: to plan, and for the draws
+        finally:
+            Streams.normals, Streams.chi = normals, chi
+        self.all = law.random_numbers
+        assert self.normals + sum(self.gammas.values()) == 2 * self.all
+
+    def floor(self):
+        """Seconds a replica to draw them on one core, in large arrays."""
+        rng = np.random.Generator(np.random.SFC64(0))
+        normal = seconds(lambda: rng.standard_normal(2**16), 0.05, 3) / 2**16
+        gammas = sum(
+            count / 2 * seconds(lambda f=f: rng.standard_gamma(f / 2, 2**14), 0.01, 2) / 2**14
+            for f, count in self.gammas.items()
+        )
+        return self.normals / 2 * normal + gammas, self.all * normal
+
+
+def configurations():
+    """The paper's configurations: literal against exact, the floor, memory, one and two workers."""
+    rows = []
+    cases = dict.fromkeys(case for figure in figures().values() for case in figure.cases if not case.score)
+    for case in cases:
+        net, widths = case.program, case.widths
+        draws = int(np.clip(4e8 / (Counted(net, widths).all * 8 + 400), 16_384, 131_072))
+        one = seconds(lambda net=net, widths=widths, draws=draws: sample(net, widths, draws, 1), 0.5) / draws
+        two = seconds(lambda net=net, widths=widths, draws=draws: sample(net, widths, draws, 2), 0.5) / draws
+        counted = Counted(net, widths)
+        floor, normals = counted.floor()
+        tracemalloc.start()
+        sample(net, widths, 50_000, 1)
+        memory = tracemalloc.get_traced_memory()[1] / 2**20
+        tracemalloc.stop()
+        slow = literal(net, widths)
+        rows.append(
+            {
+                "configuration": name(case),
+                "draws in the paper": TRIALS * case.samples,
+                "literal s/draw": slow,
+                "exact s/draw": two,
+                "literal / exact": slow / two,
+                "literal numbers": weights(case),
+                "exact numbers": counted.all,
+                "over the floor": one / floor,
+                "over as many normals": one / normals,
+                "1 worker / 2": one / two,
+                "peak MiB": memory,
+            }
+        )
+        show(rows[-1], first=len(rows) == 1)
+    return rows
+
+
+def name(case):
+    parts = [case.activation, f"s={case.tokens}", f"H={case.heads}", f"n={case.width:.0f}"]
+    return " ".join(parts + ([f"d={case.head_dim:.0f}"] if case.head_dim else []))
+
+
+def weights(case):
+    """Random numbers of a literal draw: h, a matrix a token, and the four of each head."""
+    n, d = int(case.width), int(case.head_dim or case.width)
+    return n + case.tokens * n * n + case.heads * 4 * n * d
+
+
+GROWTH = [  # what grows, the case, the parameter, its values, draws, predicted exponents of numbers and of time
+    ("n", Case(), "width", [16, 256, 4096, 2**16, 2**20, 10**9], 65_536, 0.0),
+    ("n (ReLU)", Case(activation="relu"), "width", [64, 256, 1024, 4096, 16384], 4_096, 1.0),
+    ("s", Case(width=1024), "tokens", [1, 4, 16, 64, 128, 256], 2_048, 2.0),
+    ("H", Case(width=256), "heads", [1, 16, 64, 256, 1024, 4096], 2_048, 1.0),
+    ("replicas", Case(width=1024), "draws", [2**13, 2**15, 2**17, 2**19, 2**20], None, 1.0),
+]
+
+
+def growth():
+    """Seconds and random numbers against each parameter, and the exponent fitted to the last three points."""
+    rows = []
+    for grows, case, parameter, values, draws, predicted in GROWTH:
+        points = []
+        for value in values:
+            changed = case if parameter == "draws" else replace(case, **{parameter: value})
+            count = value if parameter == "draws" else draws
+            net = changed.program
+            spent = seconds(lambda net=net, w=changed.widths, c=count: sample(net, w, c), 0.3)
+            numbers = sample(net, changed.widths, 2).random_numbers
+            points.append((value, spent if parameter == "draws" else spent / count, numbers))
+        x, t, k = (np.log(np.array(column, dtype=float)) for column in zip(*points[-3:], strict=True))
+        fitted = float(np.polyfit(x, t, 1)[0])
+        counted = 1.0 if parameter == "draws" else float(np.polyfit(x, k, 1)[0])
+        for value, spent, numbers in points:
+            rows.append(
+                {
+                    "grows": grows,
+                    "value": value,
+                    "seconds": spent,
+                    "random numbers": numbers,
+                    "exponent of time": fitted,
+                    "exponent of numbers": counted,
+                    "predicted": predicted,
+                }
+            )
+            show(rows[-1], first=len(rows) == 1)
+    return rows
+
+
+STARTS = {
+    "python": "pass",
+    "import numpy, scipy.special": "import numpy, scipy.special",
+    "import scipy.stats": "import scipy.stats",
+    "import netsor": "import netsor",
+    "first law at width 256": "import netsor as ns; ns.paper.layer().law(n=256).pdf(0.5)",
+    "first limit": "import netsor as ns; ns.paper.layer().law(n=ns.inf).pdf(0.5)",
+    "netsor law --width 256": "import sys; sys.argv = ['netsor', 'law', '--width', '256']; "
+    "from netsor.cli import main; main()",
+}
+
+
+def starts():
+    """Wall time of whole processes, from a cold interpreter with warm files."""
+    rows = []
+    for what, code in STARTS.items():
+        command = [sys.executable, "-c", code]
+        spent = seconds(lambda command=command: subprocess.run(command, check=True, capture_output=True), 0.0, 4)
+        rows.append({"start": what, "seconds": spent})
+        show(rows[-1], first=len(rows) == 1)
+    return rows
+
+
+def show(row, first=False):
+    texts = [f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()]
+    if first:
+        print("\n" + "  ".join(f"{k:>20}" for k in row))
+    print("  ".join(f"{text:>20}" for text in texts), flush=True)
+
+
+def picture(table, grown):
+    """Literal against exact for each configuration, and how the exact cost grows."""
+    with mpl.rc_context(STYLE):
+        figure = new(5.6)
+        top, bottom = figure.subplots(2, 1, height_ratios=(1.5, 1.0))
+        order = np.arange(len(table))[::-1]
+        top.hlines(order, [r["exact s/draw"] for r in table], [r["literal s/draw"] for r in table], color="#cccccc")
+        top.plot([r["literal s/draw"] for r in table], order, "s", color=VERMILLION, label="literal")
+        top.plot([r["exact s/draw"] for r in table], order, "o", color=BLUE, label="exact")
+        top.set_yticks(order, [r["configuration"] for r in table], fontsize=5.5)
+        top.set(xscale="log", xlabel="seconds a draw")
+        top.legend(loc="upper right")
+        for grows, colour, marker in zip(dict.fromkeys(r["grows"] for r in grown),
+                                         (BLUE, VERMILLION, GREEN, ORANGE, PURPLE), "os^Dv", strict=True):  # fmt: skip
+            rows = [r for r in grown if r["grows"] == grows]
+            start = rows[0]["seconds"]
+            label = f"{grows}: {rows[0]['exponent of time']:.2f} ({rows[0]['predicted']:.0f})"
+            bottom.plot([r["value"] for r in rows], [r["seconds"] / start for r in rows], marker=marker, ms=3, lw=0.9,
+                        color=colour, label=label)  # fmt: skip
+        bottom.set(xscale="log", yscale="log", xlabel="value of the parameter", ylabel="time, first = 1")
+        bottom.legend(title="exponent (predicted)", title_fontsize=7, loc="upper right", fontsize=6.5)
+        return rendered(figure)
+
+
+def save(path, content):
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content if isinstance(content, bytes) else content.encode())
+    part.replace(path)
+
+
+def as_csv(rows):
+    lines = [",".join(rows[0])]
+    lines += [",".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()) for row in rows]
+    assert all(len(line) == len(rows[0]) for line in csv.reader(lines))
+    return "\n".join(lines) + "\n"
+
+
+def as_markdown(rows):
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + " --- |" * len(rows[0])]
+    lines += [
+        "| " + " | ".join(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()) + " |" for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def main():
+    RESULTS.mkdir(exist_ok=True)
+    table, grown, begun = configurations(), growth(), starts()
+    slow = sum(r["literal s/draw"] * r["draws in the paper"] for r in table)
+    fast = sum(r["exact s/draw"] * r["draws in the paper"] for r in table)
+    machine = (
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"numpy {np.__version__}, scipy {scipy.__version__}, netsor {ns.__version__}"
+    )
+    total = (
+        f"All draws of the paper's figures: literal {slow / 3600:.1f} h ({slow / 86400 * 2:.1f} core-days), "
+        f"exact {fast:.0f} s, ratio {slow / fast:.0f}."
+    )
+    page = "\n\n".join(
+        [
+            "# Measured",
+            f"{machine}. Times are wall times on all cores unless a column says otherwise.",
+            "## The paper's configurations",
+            as_markdown(table),
+            total,
+            "## Growth",
+            as_markdown(grown),
+            "## Cold starts",
+            as_markdown(begun),
+        ]
+    )
+    for stem, rows in (("configurations", table), ("growth", grown), ("starts", begun)):
+        save(RESULTS / f"{stem}.csv", as_csv(rows))
+    for kind, content in picture(table, grown).items():
+        if kind != "svg":
+            save(RESULTS / f"bench.{kind}", content)
+    save(RESULTS / "machine.txt", machine + "\n")
+    save(RESULTS / "table.md", page + "\n")
+    print(f"\n{total}\nbench/results/table.md, bench/results/bench.png")
+
+
+if __name__ == "__main__":
+    main()
