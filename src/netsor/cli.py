@@ -77,6 +77,7 @@ SEED = _Number("an integer, 0 or more", lambda v: v >= 0, whole=True)
 DRAWS = _Number("an integer, 100 or more", lambda v: v >= 100, whole=True)
 SIGMA = _Number("a finite number, 0 or more", lambda v: v >= 0)
 ABOVE = _Number("a finite number above 0", lambda v: v > 0)
+MANY = "infinitely many heads"
 POINT = _Number("a finite number", lambda v: True)
 
 
@@ -159,7 +160,7 @@ def law_command(
     }
     variance, kurtosis = law.with_error.var(), law.with_error.kurtosis()
     if plot:
-        _plot(plot, {f"width {width}": law})
+        _plot(plot, {MANY if infinite_heads else f"width {width}": law})
     if as_json:
         click.echo(
             json.dumps(
@@ -203,7 +204,7 @@ def compare_command(
     limit = _law(model, math.inf, other, infinite_heads, draws, seed)
     found = distances(finite, limit)
     if plot:
-        _plot(plot, {f"width {width}": finite, "infinitely many heads" if infinite_heads else "width ∞": limit})
+        _plot(plot, {f"width {width}": finite, MANY if infinite_heads else "width ∞": limit})
     if as_json:
         rows = {name: {"value": e.value, "error": e.error} for name, e in found.items()}
         click.echo(json.dumps({**rows, "method": [finite.method, limit.method], "status": limit.status}))
@@ -274,21 +275,24 @@ def _check_plot(plot: str | None) -> None:
 
 
 def _plot(plot: str, laws: dict[str, Law]) -> None:
-    """The densities, drawn beside the file and then moved into place."""
-    import matplotlib.figure as figures
+    """The densities, in the style of the paper's figures."""
+    import matplotlib as mpl
 
-    figure = figures.Figure(figsize=(6.0, 3.6), layout="constrained")
-    axes = figure.subplots()
+    from .paper._store import write
+    from .paper._style import BLACK, BLUE, DOTTED, STYLE, VERMILLION, new, rendered
+
     reach = max(law.std() for law in laws.values()) * 4
     y = np.linspace(-reach, reach, 401)
-    for (name, law), (line, colour) in zip(laws.items(), ((":", "#d55e00"), ("-", "#0072b2")), strict=False):
-        axes.plot(y, law.pdf(y), line, color=colour, lw=2, label=name)
-    axes.set(xlabel="output coordinate y", ylabel="density", xlim=(-reach, reach), ylim=(0, None))
-    axes.legend(frameon=False)
-    path = Path(plot)
-    part = path.with_name(f".{path.stem}.part{path.suffix}")
-    figure.savefig(part, dpi=160)
-    part.replace(path)
+    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+        figure = new()
+        axes = figure.subplots()
+        for name, law in laws.items():
+            line, colour, thick = (DOTTED, VERMILLION, 1.8) if name[-1].isdigit() else ("-", BLUE, 1.2)
+            axes.plot(y, law.pdf(y), linestyle=line, color=BLACK if name == MANY else colour, lw=thick, label=name)
+        axes.set(xlabel="output coordinate y", ylabel="density", xlim=(-reach, reach), ylim=(0, None))
+        axes.legend(loc="upper left", bbox_to_anchor=(0.62, 1.0))
+        content = rendered(figure)[Path(plot).suffix[1:]]
+    write(Path(plot), content)
 
 
 def load(target: str) -> Program:
