@@ -1,9 +1,7 @@
 # ---
 # jupyter:
 #   jupytext:
-#     text_representation:
-#       extension: .py
-#       format_name: percent
+#     formats: py:percent
 #   kernelspec:
 #     display_name: Python 3
 #     language: python

@@ -1,9 +1,7 @@
 # ---
 # jupyter:
 #   jupytext:
-#     text_representation:
-#       extension: .py
-#       format_name: percent
+#     formats: py:percent
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -13,9 +11,9 @@
 # %% [markdown]
 # # An activation of your own, and the temperature that suits it
 #
-# Any function of numpy arrays can be a nonlinearity. Ours is a wavelet, $\phi(u) = c\,(1 - u^2)\,e^{-u^2/2}$. An engineer
-# of initialisations wants tokens of second moment 1, so that scores have variance $\sigma_Q^2 \sigma_K^2$: this fixes
-# $c$. The second moment at infinite width is what `ns.mean_dot` of the tokens tends to, and the library computes it.
+# Any function of numpy arrays can be a nonlinearity. Ours is a wavelet, $\phi(u) = c\,(1 - u^2)\,e^{-u^2/2}$. We want
+# tokens of second moment 1, so that scores have variance $\sigma_Q^2 \sigma_K^2$: this fixes $c$. The library computes
+# the second moment at infinite width, as the limit of `ns.mean_dot` of the tokens.
 
 # %%
 """An activation of one's own: what the checker says of it, its law at several widths, and the temperature."""
@@ -43,17 +41,14 @@ def kernel(tokens=2):
 
 
 same, other, *_ = kernel().law(n=inf).mean()
-print(f"E[φ(Z)²] = {same:.10f}, by hand 2/3^1.5 = {2 / 3**1.5:.10f}")
-print(f"E[φ(Z)]² = {other:.10f}, by hand 1/8 = {1 / 8:.10f}")
+print(f"with c = 1: E[φ(Z)²] = {same:.10f}, by hand 2/3^1.5 = {2 / 3**1.5:.10f}; E[φ(Z)]² = {other:.10f}, by hand 1/8")
 gain = same**-0.5
 K = gain**2 * np.where(np.eye(4), same, other)  # the kernel of four tokens
 
 
 # %% [markdown]
-# ## What the checker wants to know
-#
-# It cannot look into a function, so it reports what it does not know. This $\phi$ is bounded, and its derivative is
-# bounded too, so it is Lipschitz: we may declare both.
+# **What the checker wants to know.** It cannot look into a function, so it reports what it does not know. This $\phi$
+# is bounded, and its derivative is bounded too, so it is Lipschitz: we may declare both.
 
 
 # %%
@@ -67,29 +62,22 @@ def layer(sigma_q=1.0, bounded=None, lipschitz=None):
 
 for net in (layer(), layer(bounded=True, lipschitz=True)):
     report = net.check()
-    print(report.verdict)
-    for point in report.points:
-        if point.findings:
-            print("   open:", point.name)
+    print(report.verdict, [point.name for point in report.points if point.findings])
 
 # %% [markdown]
-# ## Temperature
-#
-# With $\sigma_K = 1$, softmax acts on scores of standard deviation $\sigma_Q$, so $1/\sigma_Q$ is its temperature. Hot
-# ($\sigma_Q \to 0$) attention is uniform, so the variance given the scores is a constant and the output is Gaussian.
-# Cold ($\sigma_Q \to \infty$) attention picks one token, all tokens have second moment 1, and again the output is
-# Gaussian. In between it is not.
+# **Temperature.** With $\sigma_K = 1$, softmax acts on scores of standard deviation $\sigma_Q$, so $1/\sigma_Q$ is its
+# temperature. Hot ($\sigma_Q \to 0$) attention is uniform, so the variance given the scores is a constant and the
+# output is Gaussian. Cold ($\sigma_Q \to \infty$) attention picks one token, all tokens have second moment 1, and
+# again the output is Gaussian. In between it is not.
 
 # %%
 sigmas = np.geomspace(0.25, 32, 15)
 curve = [ns.Attention(K, sigma_q=s).law(heads=1, points=2**13).kurtosis() for s in sigmas]
-worst = sigmas[np.argmax(curve)]
-print(f"largest excess kurtosis on this grid: {max(curve):.3f}, at sigma_q = {worst:.2f}")
+print(f"largest excess kurtosis on this grid: {max(curve):.3f}, at sigma_q = {sigmas[np.argmax(curve)]:.2f}")
 
 # %% [markdown]
-# ## Finite widths against the limit, at sigma_q = 2
-#
-# At finite width a nonlinearity needs the coordinates of its vectors, so here the cost of a replica grows with n.
+# **Finite widths against the limit,** at $\sigma_Q = 2$. At finite width a nonlinearity needs the coordinates of its
+# vectors, so here the cost of a replica grows with $n$.
 
 # %%
 net = layer(sigma_q=2.0, bounded=True, lipschitz=True)

@@ -1,9 +1,7 @@
 # ---
 # jupyter:
 #   jupytext:
-#     text_representation:
-#       extension: .py
-#       format_name: percent
+#     formats: py:percent
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -18,8 +16,8 @@
 #
 # $$\operatorname{Cov}(Z^{g_s}, Z^{g_t}) = \sigma_W^2 K_{s-1, t-1} + \sigma_U^2 \langle x_s, x_t \rangle / 2 .$$
 #
-# With a *fresh* matrix at each step the first term is there only for $s = t$. So the theory says where reuse matters
-# (between two steps) and where it does not (at one step). We write both nets and look.
+# With a *fresh* matrix at each step the first term is there only for $s = t$. So in the limit reuse matters between two
+# steps, and not at one step alone.
 
 # %%
 """A recurrent net: the kernel of its states with one matrix or a fresh one a step, at infinite and finite width."""
@@ -31,8 +29,7 @@ import netsor as ns
 from netsor import inf
 
 n = ns.Width("n")
-steps, sigma_w, sigma_u = 8, 1.3, 0.7
-time = np.arange(steps)
+steps, sigma_w, sigma_u, time = 8, 1.3, 0.7, np.arange(8)
 inputs = np.stack([np.ones(steps), np.cos(np.pi * time / 2)], axis=1)  # a constant and a wave of period four
 
 
@@ -53,10 +50,8 @@ kernels = {fresh: net(fresh)[0].law(n=inf).mean().reshape(steps, steps) for fres
 
 
 # %% [markdown]
-# ## The recursion by hand
-#
-# For erf, $\mathbb{E}[\mathrm{erf}(a)\,\mathrm{erf}(b)] = \frac{2}{\pi} \arcsin \frac{2 C_{ab}}{\sqrt{(1 + 2 C_{aa})(1 +
-# 2 C_{bb})}}$ for Gaussians with covariance $C$. Ten lines of numpy give the same kernels as the library.
+# **By hand,** with $\frac{2}{\pi} \arcsin \bigl(2 C_{ab} / \sqrt{(1 + 2 C_{aa})(1 + 2 C_{bb})}\bigr)$ for the mean of
+# $\mathrm{erf}(a)\,\mathrm{erf}(b)$ under Gaussians of covariance $C$: a few lines of numpy give the same kernels.
 
 
 # %%
@@ -65,9 +60,8 @@ def by_hand(fresh):
     signal = sigma_u**2 * inputs @ inputs.T / 2
     kernel = np.zeros((steps, steps))
     for _ in range(steps):  # each round makes one more step right
-        recurrent = np.zeros((steps, steps))
-        recurrent[1:, 1:] = sigma_w**2 * (kernel * np.eye(steps) if fresh else kernel)[:-1, :-1]
-        cov = signal + recurrent
+        past = kernel * np.eye(steps) if fresh else kernel
+        cov = signal + sigma_w**2 * np.pad(past[:-1, :-1], (1, 0))
         scale = np.sqrt(1 + 2 * np.diag(cov))
         kernel = 2 / np.pi * np.arcsin(2 * cov / np.outer(scale, scale))
     return kernel
@@ -76,21 +70,18 @@ def by_hand(fresh):
 for fresh, kernel in kernels.items():
     print(f"fresh={fresh!s:5}: largest difference to the recursion by hand {np.abs(kernel - by_hand(fresh)).max():.1e}")
 difference = np.abs(kernels[False] - kernels[True])
-print(f"one matrix against fresh ones: at one step {difference.diagonal().max():.1e}, at two {difference.max():.3f}")
-for part, name in ((1, "last state"), (2, "mean of the states")):
+print(f"one matrix against fresh: at one step {difference.diagonal().max():.0e}, between two {difference.max():.3f}")
+for part, name in ((1, "last state"), (2, "mean state")):
     one, new = (net(fresh)[part].law(n=inf).var() for fresh in (False, True))
     print(f"variance of a read-out of the {name}: one matrix {one:.4f}, fresh ones {new:.4f}")
 
 # %% [markdown]
-# ## Finite width
-#
-# There the kernel is random. Its standard deviation falls like $n^{-1/2}$, and the KL of the read-out of the mean state
-# to its Gaussian limit falls like $n^{-2}$.
+# **At finite width** the kernel is random. Its standard deviation falls like $n^{-1/2}$, and the KL of the read-out of
+# the mean state to its Gaussian limit falls much faster, close to $n^{-2}$.
 
 # %%
 widths = np.array([16, 32, 64, 128, 256])
-limit = net()[2].law(n=inf)
-means, spread, kl = [], [], []
+limit, means, spread, kl = net()[2].law(n=inf), [], [], []
 for width in widths:
     law = net()[0].law(n=width, draws=1_000)
     means.append(law.mean().reshape(steps, steps))
@@ -105,13 +96,13 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained
 left.plot(time, kernels[False][-1], "o-", color="#0072b2", ms=4, label="one matrix, width ∞")
 left.plot(time, kernels[True][-1], "s-", color="#e69f00", ms=4, label="fresh matrices, width ∞")
 left.plot(time, means[0][-1], ":", color="#56b4e9", lw=3, label=f"one matrix, mean at width {widths[0]}")
-left.set(xlabel="step t", ylabel=f"kernel of step {steps - 1} with step t")
+left.set(xlabel="step t", ylabel="kernel of the last step with step t")
 right.loglog(widths, spread, "o:", color="#009e73", ms=4, label="standard deviation of the kernel")
 right.errorbar(widths, *zip(*kl, strict=True), fmt="s:", color="#d55e00", ms=4, capsize=3, label="KL of the read-out")
 right.set(xlabel="width n", ylabel="distance to the limit")
 right.set_xticks(widths, widths)
 right.minorticks_off()
-left.legend(frameon=False, loc="upper left", fontsize=8)
+left.legend(frameon=False, fontsize=8)
 right.legend(frameon=False, fontsize=8)
 plt.show()
 

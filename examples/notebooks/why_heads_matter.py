@@ -1,9 +1,7 @@
 # ---
 # jupyter:
 #   jupytext:
-#     text_representation:
-#       extension: .py
-#       format_name: percent
+#     formats: py:percent
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -17,8 +15,8 @@
 #
 # $$v = \frac{\sigma_O^2 \sigma_V^2}{H} \sum_{a=1}^{H} w_a, \qquad w_a = \sum_{jk} A^a_{ij} K_{jk} A^a_{ik},$$
 #
-# where $K$ is the kernel of the tokens and $A^a = \mathrm{softmax}(P^a)$. The heads have independent scores, so $v$ is a
-# mean of $H$ independent variables. Its expectation, the variance of $y$, does not depend on $H$. The excess kurtosis
+# where $K$ is the kernel of the tokens and $A^a = \mathrm{softmax}(P^a)$. The heads have independent scores, so $v$ is
+# a mean of $H$ independent variables. Its expectation, the variance of $y$, does not depend on $H$. The excess kurtosis
 # of $y$, which is $3 \operatorname{Var}(v) / \mathbb{E}[v]^2$, falls like $1/H$. For a nearly Gaussian symmetric law
 # $\mathrm{KL} \approx \mathrm{kurtosis}^2 / 48$, so KL falls like $1/H^2$. Let us see all three.
 

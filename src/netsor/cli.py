@@ -19,7 +19,7 @@ import numpy as np
 
 from . import Program, __version__
 from .language._check import NO_LIMIT
-from .laws import Estimate, Law, Mixture, Origin, distances
+from .laws import Estimate, HeadSum, Law, distances
 from .paper import ACTIVATIONS, layer
 
 
@@ -133,8 +133,8 @@ def _law(model: dict[str, Any], width: float, head_dim: float | None, heads: boo
     if heads:
         if width < math.inf or (head_dim or math.inf) < math.inf:
             raise click.UsageError(f"--infinite-heads needs --width inf (and --head-dim inf), got --width {width}")
-        one = layer(**{**model, "heads": 1}).law(n=math.inf, progress=False)
-        return Mixture(0.0, one.var(), Origin(one.status, "infinitely many heads (Hron et al. 2020)"))
+        limit: Law = layer(**model).law(n=math.inf, progress=False)
+        return limit.infinite_heads() if isinstance(limit, HeadSum) else limit  # 1/n scaling is Gaussian already
     if head_dim is not None and head_dim > width:
         raise click.UsageError(f"--head-dim {head_dim} must be at most --width {width}")
     widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}

@@ -210,6 +210,8 @@ def test_accuracy_of_the_density_is_better_than_1e_7(tokens, monkeypatch):
 def test_draws_of_a_head_sum_are_its_quantiles(heads):
     """Each draw is T(Z), with F(T(z)) = Φ(z): exact but for the spline."""
     law = ns.paper.layer().law(n=ns.inf).with_heads(heads)
+    assert law.infinite_heads().var() == pytest.approx(0.39197144, abs=1e-8)
+    assert law.infinite_heads().kurtosis() == 0
     z = np.linspace(-7.9, 7.9, 4001)
     y = law._transport(z)
     assert (np.diff(y) > 0).all()

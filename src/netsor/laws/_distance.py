@@ -121,7 +121,7 @@ def block_densities(law: Mixture, y: Array, blocks: int = BLOCKS) -> Array:
     parts = zip(np.array_split(law.component_mean, blocks), np.array_split(law.component_var, blocks), strict=True)
     for mean, var in parts:
         weight = np.full(len(var), 1 / len(var))
-        if law.centred and len(var) > 500:
+        if law.centred and len(var) > 200:
             var, weight = compress(var)
             mean = np.zeros_like(var)
         std = np.sqrt(var)

@@ -70,6 +70,10 @@ class HeadSum(Law):
             raise ValueError(f"heads={heads!r} must be a positive integer")
         return HeadSum(lambda: self.head, heads, self.scale, self.origin)
 
+    def infinite_heads(self) -> Mixture:
+        """The Gaussian of the same layer with infinitely many heads: it has the variance of every number of heads."""
+        return Mixture(0.0, self.var(), Origin(self.status, "infinitely many heads (Hron et al. 2020)"))
+
     # Moments
 
     def _power_moments(self, nodes: Array, weights: Array, order: int) -> Array:

@@ -75,11 +75,6 @@ def _limit_law(limit: Case) -> HeadSum:
     return law
 
 
-def infinite_heads_variance(case: Case) -> float:
-    """The variance of the Gaussian of infinitely many heads: σ² E[a K a^T], the mean over one head."""
-    return limit_law(case).with_heads(1).var()
-
-
 @dataclass(frozen=True)
 class Part:
     """One trial of one case: the unit of work, and of what is kept on disk."""

@@ -20,7 +20,7 @@ from scipy import special
 from ..engine._montecarlo import generator
 from ..laws import Attention, Empirical, Estimate, paper_kl
 from ..laws._distance import FUNCTIONALS, jackknifed
-from ._cases import Case, Figure, Part, infinite_heads_variance, limit_law
+from ._cases import Case, Figure, Part, limit_law
 from ._sample import AGAIN, GAUSS, GRID, LIMIT, WEIGHTS
 from ._store import Arrays, Store
 
@@ -89,7 +89,7 @@ class Plan:
     def gaussian_draws(self, limit: Case) -> list[Empirical]:
         """Kernel estimates of draws of the Gaussian of infinitely many heads."""
         parts = [self.part(limit, trial) for trial in range(self.trials)]
-        std = math.sqrt(infinite_heads_variance(limit))
+        std = limit_law(limit).infinite_heads().std()
         return [Empirical(std * generator(part.stream(GAUSS)).standard_normal(part.samples)) for part in parts]
 
     def blocks(self, case: Case) -> Array:
@@ -173,8 +173,7 @@ def densities(plan: Plan, figure: Figure) -> Densities:
         if plan.paper:
             curves.append(_kernel_curve("limit", limit, plan.limit_draws(limit)[0], y))
     if figure.parameter == "H" and figure.cases[0].head_dim is None:
-        variance = infinite_heads_variance(figure.cases[0])
-        gaussian = np.exp(-(y**2) / (2 * variance)) / math.sqrt(2 * np.pi * variance)
+        gaussian = limit_law(figure.cases[0]).infinite_heads().pdf(y)
         curves.append(Curve("infinitely many heads", "exact", figure.cases[0].limit, y, gaussian, none))
     return Densities(figure, curves)
 
@@ -314,8 +313,7 @@ class Heads:
     finite: Divergences
     gaussian: Divergences  # of the paper's numbers of heads
     many: list[Estimate]  # the exact D(limit ‖ Gaussian), for each of HEADS
-    variances: list[Estimate]  # at width 256 and in the limit, for each case
-    limit_variances: list[float]
+    limit_variances: list[float]  # for each case
     gaussian_variance: Estimate
 
     @property
@@ -337,16 +335,11 @@ class Heads:
 def heads(plan: Plan, figure: Figure) -> Heads:
     """Both comparisons, for each case; the exact one for more numbers of heads."""
     gaussian = Divergences(figure)
-    variances = []
-    for case in figure.cases:
-        if plan.paper:
+    if plan.paper:
+        for case in figure.cases:
             gaussian.paper.append(_kernel(plan.limit_draws(case.limit), plan.gaussian_draws(case.limit)))
-        if plan.exact:
-            blocks = plan.blocks(case) @ (WEIGHTS * GRID**2)
-            variances.append(Estimate(float(blocks.mean()), float(blocks.std(ddof=1) / math.sqrt(len(blocks)))))
     one = limit_law(figure.cases[0])
-    variance = infinite_heads_variance(figure.cases[0])
-    normal = np.exp(-(GRID**2) / (2 * variance)) / math.sqrt(2 * np.pi * variance)
+    normal = np.asarray(one.infinite_heads().pdf(GRID))
     many = []
     for count in HEADS if plan.exact else ():
         value, error = one.with_heads(count).with_error.pdf(GRID)
@@ -359,7 +352,6 @@ def heads(plan: Plan, figure: Figure) -> Heads:
         divergences(plan, figure),
         gaussian,
         many,
-        variances,
         [one.with_heads(case.heads).var() for case in figure.cases],
         Estimate(float(joint.cov()[0, 0]), joint.origin.quadrature_error),
     )

@@ -1,0 +1,27 @@
+"""What the benchmarks count is what is drawn."""
+
+import csv
+
+from bench import bench
+
+from netsor.paper._cases import Case
+
+
+def test_numbers_are_counted_by_kind():
+    case = Case(heads=3, width=64)
+    counted = bench.Counted(case.program, case.widths)
+    s, heads = 4, 3
+    assert counted.all == s * (s + 1) // 2 + 1 + heads * (s + 2)
+    assert sum(counted.gammas.values()) == 2 * (1 + s + 2 * heads)  # |h|, the tokens, a query and a value a head, twice
+    assert bench.Streams.chi.__name__ == "chi"  # and the counters are gone
+
+
+def test_numbers_of_a_literal_draw():
+    assert bench.weights(Case(width=8)) == 8 + 4 * 64 + 2 * 4 * 64
+    assert bench.weights(Case(heads=4, width=32, head_dim=8)) == 32 + 4 * 32 * 32 + 4 * 4 * 32 * 8
+
+
+def test_tables():
+    rows = [{"a": 1.5, "b": "x"}, {"a": 2.0, "b": "y"}]
+    assert list(csv.DictReader(bench.as_csv(rows).splitlines())) == [{"a": "1.5", "b": "x"}, {"a": "2", "b": "y"}]
+    assert bench.as_markdown(rows).count("|") == 4 * 3
