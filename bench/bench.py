@@ -7,6 +7,7 @@ time of drawing its random numbers, of the same kinds and with the same generato
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 import platform
@@ -166,7 +167,7 @@ def growth():
             points.append((value, spent if parameter == "draws" else spent / count, numbers))
         x, t, k = (np.log(np.array(column, dtype=float)) for column in zip(*points[-3:], strict=True))
         fitted = float(np.polyfit(x, t, 1)[0])
-        counted = 1.0 if parameter == "draws" else float(np.polyfit(x, k, 1)[0])
+        counted = 1.0 if parameter == "draws" else round(float(np.polyfit(x, k, 1)[0]), 3)
         for value, spent, numbers in points:
             rows.append(
                 {
@@ -233,7 +234,8 @@ def picture(table, grown):
             bottom.plot([r["value"] for r in rows], [r["seconds"] / start for r in rows], marker=marker, ms=3, lw=0.9,
                         color=colour, label=label)  # fmt: skip
         bottom.set(xscale="log", yscale="log", xlabel="value of the parameter", ylabel="time, first = 1")
-        bottom.legend(title="exponent (predicted)", title_fontsize=7, loc="upper right", fontsize=6.5)
+        figure.legend(*bottom.get_legend_handles_labels(), title="exponent of time (predicted)", title_fontsize=7,
+                      loc="outside lower center", ncols=3, columnspacing=1.0)  # fmt: skip
         return rendered(figure)
 
 
@@ -244,10 +246,11 @@ def save(path, content):
 
 
 def as_csv(rows):
-    lines = [",".join(rows[0])]
-    lines += [",".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()) for row in rows]
-    assert all(len(line) == len(rows[0]) for line in csv.reader(lines))
-    return "\n".join(lines) + "\n"
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    return buffer.getvalue()
 
 
 def as_markdown(rows):

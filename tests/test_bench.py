@@ -22,6 +22,6 @@ def test_numbers_of_a_literal_draw():
 
 
 def test_tables():
-    rows = [{"a": 1.5, "b": "x"}, {"a": 2.0, "b": "y"}]
-    assert list(csv.DictReader(bench.as_csv(rows).splitlines())) == [{"a": "1.5", "b": "x"}, {"a": "2", "b": "y"}]
+    rows = [{"a": 1.5, "b": "x, y"}, {"a": 2.0, "b": "z"}]
+    assert list(csv.DictReader(bench.as_csv(rows).splitlines())) == [{"a": "1.5", "b": "x, y"}, {"a": "2", "b": "z"}]
     assert bench.as_markdown(rows).count("|") == 4 * 3
