@@ -242,6 +242,8 @@ def reproduce_command(figures: tuple[str, ...], **options: Any) -> None:  # fmt:
     FIGURE is any of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads; 1 to 5 for both panels; exp1 to exp4 as the paper's public
     code numbers its experiments; or all, the default. A run that was interrupted goes on where it stopped.
     """
+    from concurrent.futures.process import BrokenProcessPool
+
     from .paper._reproduce import Options, reproduce
 
     try:
@@ -253,6 +255,10 @@ def reproduce_command(figures: tuple[str, ...], **options: Any) -> None:  # fmt:
     except KeyboardInterrupt:
         click.echo("netsor: interrupted; finished trials are kept, and the same command goes on from there", err=True)
         raise SystemExit(130) from None
+    except BrokenProcessPool:
+        died = "a worker was killed, for want of memory perhaps: fewer --workers or --samples need less"
+        click.echo(f"netsor: {died}; finished trials are kept, and the same command goes on from there", err=True)
+        raise SystemExit(1) from None
     except OSError as error:
         raise click.UsageError(f"--out {str(chosen.out)!r} must be a folder that can be written to: {error}") from None
     click.echo(f"report: {done.report}")

@@ -28,7 +28,8 @@ def reproduce(
 
     `figures` are names such as "1b" or groups such as "exp1", all of them if none is given. `samples` and `trials` are
     the paper's unless given, `tokens` the larger number of tokens of figure 4. Trials are done by `workers` processes
-    (all cores, if None) and kept in `out` as they finish; a run that was interrupted goes on where it stopped.
+    (all cores, if None) and kept in `out` as they finish; a run that was interrupted goes on where it stopped. In a
+    script, call it under `if __name__ == "__main__":`, for the processes import the script.
     """
     from . import _reproduce  # matplotlib is slow to import, and seldom needed
 

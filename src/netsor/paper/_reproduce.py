@@ -205,6 +205,7 @@ class _Pool:
     """Worker processes, which end when this one does, in whatever way."""
 
     def __init__(self, workers: int | None) -> None:
+        self.others = multiprocessing.active_children()
         context = multiprocessing.get_context("spawn")
         self.executor = ProcessPoolExecutor(workers or cores(), mp_context=context, initializer=_follow)
         self.futures: dict[Part, Future[Cost]] = {}
@@ -227,7 +228,8 @@ class _Pool:
         if kind is not None:  # interrupted, or a trial failed: do not wait for the others
             self.executor.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():
-                child.terminate()
+                if child not in self.others:
+                    child.terminate()
         self.executor.shutdown()
 
 
