@@ -30,8 +30,15 @@ class Function:
     parameters: tuple[float, ...] = ()  # printed behind the arguments: clip(x, 100)
 
     def __call__(self, *arrays: Array) -> Array:
-        """φ of the arrays."""
-        return self.f(*arrays)
+        """φ of the arrays, in double precision: products of booleans or small integers would be wrong."""
+        made = self.f(*arrays)
+        if type(made) is np.ndarray and made.dtype == np.float64:
+            return made
+        xp = array_namespace(*arrays)
+        made = xp.asarray(made)
+        if xp.isdtype(made.dtype, "complex floating"):
+            raise ValueError(f"the function {self.name} gave complex numbers, which no vector or scalar can hold")
+        return xp.astype(made, xp.float64)
 
 
 # Each f is a named function at the level of the module, so that a traced program can be sent to another process.

@@ -180,11 +180,11 @@ def law_command(
     click.echo(f"{law.method} ({law.status}; {law.random_numbers} random numbers a replica)")
     for note in law.notes:
         click.echo(f"note: {note}")
-    click.echo(f"variance         {_shown(variance)}")
-    click.echo(f"excess kurtosis  {_shown(kurtosis)}")
+    click.echo(f"variance         {variance}")
+    click.echo(f"excess kurtosis  {kurtosis}")
     for i, y in enumerate(at):
-        click.echo(f"y = {y:<10g} pdf {_shown(Estimate(pdf.value[i], pdf.error[i]))}   "
-                   f"cdf {_shown(Estimate(cdf.value[i], cdf.error[i]))}")  # fmt: skip
+        click.echo(f"y = {y:<10g} pdf {Estimate(pdf.value[i], pdf.error[i])}   "
+                   f"cdf {Estimate(cdf.value[i], cdf.error[i])}")  # fmt: skip
 
 
 @cli.command("compare")
@@ -209,9 +209,9 @@ def compare_command(
         rows = {name: {"value": e.value, "error": e.error} for name, e in found.items()}
         click.echo(json.dumps({**rows, "method": [finite.method, limit.method], "status": limit.status}))
         return
-    click.echo(f"{finite.method} against {limit.method}")
+    click.echo(f"{finite.method} against {limit.method} ({limit.status})")
     for name, estimate in found.items():
-        click.echo(f"{name.replace('_', ' '):16} {_shown(estimate)}")
+        click.echo(f"{name.replace('_', ' '):16} {estimate}")
 
 
 @cli.command("reproduce")
@@ -266,10 +266,6 @@ def reproduce_command(figures: tuple[str, ...], **options: Any) -> None:  # fmt:
         click.echo(line)
 
 
-def _shown(estimate: Estimate) -> str:
-    return f"{estimate.value:.6g} ± {estimate.error:.1g}"
-
-
 def _check_plot(plot: str | None) -> None:
     """Refuse a bad file before any work is done."""
     if plot is not None:
@@ -299,6 +295,7 @@ def _plot(plot: str, laws: dict[str, Law]) -> None:
         axes.legend(loc="upper left", bbox_to_anchor=(0.62, 1.0))
         content = rendered(figure)[Path(plot).suffix[1:]]
     write(Path(plot), content)
+    click.echo(f"wrote {plot}", err=True)
 
 
 def load(target: str) -> Program:

@@ -283,3 +283,24 @@ def test_the_block_at_infinity_is_near_a_wide_one():
     net = residual_block.net()[0]
     limit, wide = net.law(n=ns.inf, draws=2000).var(), net.law(n=400, draws=2000).var()
     assert limit == pytest.approx(wide, rel=0.03)
+
+
+@pytest.mark.parametrize("kind", [bool, np.int8, np.float32])
+def test_functions_may_give_booleans_and_integers(kind):
+    """Products of them are taken in double precision: E[1(u > 0)²] = 1/2 at every width."""
+    positive = ns.nonlin(lambda u: (u > 0).astype(kind), ns.weight(n, n) @ ns.gaussian(n))
+    net = ns.Program(ns.weight(n, n) @ positive)
+    assert net.law(n=300, draws=20_000).var() == pytest.approx(0.5, abs=2e-3)
+    assert (net.simulate(n=300, draws=50, coordinates=slice(100)) ** 2).mean() == pytest.approx(0.5, abs=0.05)
+
+
+def test_complex_functions_are_refused():
+    with pytest.raises(ns.TraceError, match="complex"):
+        ns.nonlin(lambda u: 1j * u, ns.gaussian(n))
+
+
+def test_doubtful_quadrature_is_told():
+    jump = ns.nonlin(lambda u: u > 1.0, ns.gaussian(n, 2, cov=[[1.0, 0.5], [0.5, 1.0]]))
+    law = ns.Program(ns.weight(n, n) @ jump).law(n=ns.inf)
+    assert any("jumps" in note for note in law.notes)
+    assert (law.cov_with_error().error > 0).all()

@@ -80,11 +80,11 @@ def test_the_manifest_says_what_was_run(whole):
     assert manifest["random_numbers"] == sum(part["random_numbers"] for part in manifest["parts"])
     for part in manifest["parts"]:
         case = part["case"]
-        s, heads = int(case["tokens"]), int(case["heads"])
-        if case["score"] == "False" and case["activation"] == "clip":  # the count by formula, and one for the output
+        s, heads = case["tokens"], case["heads"]
+        if not case["score"] and case["activation"] == "clip":  # the count by formula, and one for the output
             limit = case["width"] == "inf"
             numbers = heads * s if limit else s * (s + 1) // 2 + 1 + heads * (s + 2) + 1
-            if s <= int(case["width"] if not limit else 16) - 1:
+            if s <= (16 if limit else case["width"]) - 1:
                 assert part["random_numbers"] == 600 * numbers
 
 

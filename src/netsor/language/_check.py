@@ -73,7 +73,8 @@ class Report:
             lines += [f"           {finding}" for finding in point.findings]
         because = {
             PROVED: f"proved ({self.theorem})",
-            CONJECTURED: "conjectured: " + ", ".join(p.name for p in self.points if p.verdict == CONJECTURED),
+            CONJECTURED: "conjectured; not shown: "
+            + ", ".join(p.name for p in self.points if p.verdict == CONJECTURED),
             NO_LIMIT: "no limit: " + ", ".join(p.name for p in self.points if p.verdict == NO_LIMIT),
         }
         return "\n".join([*lines, f"verdict: {because[self.verdict]}"])

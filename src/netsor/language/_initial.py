@@ -15,6 +15,7 @@ from ._width import Width, as_width
 def gaussian(
     width: Width | int,
     shape: int | tuple[int, ...] = (),
+    *,
     mean: npt.ArrayLike = 0.0,
     cov: npt.ArrayLike = 1.0,
     name: str | None = None,

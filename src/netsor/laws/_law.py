@@ -18,10 +18,18 @@ Array = npt.NDArray[np.float64]
 
 
 class Estimate(NamedTuple):
-    """A value and its standard error, which is 0 where the value is exact."""
+    """A value and its standard error, which is 0 where the value is exact but for rounding or quadrature."""
 
     value: Any
     error: Any
+
+    def __str__(self) -> str:
+        if np.ndim(self.value) or not np.isfinite(self.error):
+            return repr(self)
+        if self.error == 0 or self.value == 0:
+            return f"{self.value:.6g} ± {self.error:.2g}"
+        digits = math.floor(math.log10(abs(self.value))) - math.floor(math.log10(self.error)) + 2  # two of the error
+        return f"{self.value:.{min(max(digits, 2), 12)}g} ± {self.error:.2g}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,11 @@ class Described:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the engine wants known, such as activations that it treated as the identity."""
-        return self.origin.notes
+        error = self.origin.quadrature_error
+        if error < 1e-6:
+            return self.origin.notes
+        doubt = f"Gaussian expectations are off by about {error:.1g}, or by more for a function with jumps or poles"
+        return (*self.origin.notes, doubt)
 
 
 class WithError:

@@ -108,7 +108,8 @@ class Mixture(Law):
         return _mean_of(total)
 
     def _var(self) -> Estimate:
-        return _mean_of(self.component_var + (self.component_mean - self.component_mean.mean()) ** 2)
+        value, error = _mean_of(self.component_var + (self.component_mean - self.component_mean.mean()) ** 2)
+        return Estimate(value, float(np.hypot(error, self.origin.quadrature_error)))
 
     def _kurtosis(self) -> Estimate:
         mean, var = self.component_mean - self.component_mean.mean(), self.component_var
@@ -221,7 +222,8 @@ class Joint(Described):
     def cov_with_error(self) -> Estimate:
         """The covariance matrix, with the standard error of each entry."""
         centred = self.component_mean - self.mean()
-        return _mean_of(self.component_cov + centred[:, :, None] * centred[:, None, :])
+        value, error = _mean_of(self.component_cov + centred[:, :, None] * centred[:, None, :])
+        return Estimate(value, np.hypot(error, self.origin.quadrature_error))
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
         """The logarithm of the joint density at points (…, entries)."""

@@ -86,9 +86,9 @@ class Part:
 
     @property
     def key(self) -> dict[str, Any]:
-        """All that its numbers depend on."""
-        return {"case": {k: str(v) for k, v in asdict(self.case).items()}, "trial": self.trial,
-                "samples": self.samples, "seed": self.seed}  # fmt: skip
+        """All that its numbers depend on, as JSON can hold it."""
+        case = {name: "inf" if value == math.inf else value for name, value in asdict(self.case).items()}
+        return {"case": case, "trial": self.trial, "samples": self.samples, "seed": self.seed}
 
     def stream(self, purpose: int) -> int:
         """A seed for one purpose; cases of one trial share theirs, so that widths are coupled."""

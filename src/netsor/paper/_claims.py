@@ -47,11 +47,6 @@ def every(*verdicts: str) -> str:
     return next((v for v in (DISAGREES, UNDECIDED) if v in verdicts), AGREES)
 
 
-def shown(e: Estimate) -> str:
-    """A number and its error."""
-    return f"{e.value:.3g} ± {e.error:.1g}" if e.error else f"{e.value:.3g}"
-
-
 Data = Mapping[str, Any]  # what was measured, by figure
 
 
@@ -59,10 +54,10 @@ def _falling(name: str, data: Data) -> tuple[str, str]:
     found: Divergences = data[name]
     values = found.best()
     steps = [falls(a, b) for a, b in itertools.pairwise(values)]
-    slope = found.slope
+    slope, local = found.slope, found.last_slope
     steep = UNDECIDED if slope is None else below(slope, -1.0)
-    text = "KL " + ", ".join(f"{shown(e)} (n = {n:.0f})" for n, e in zip(found.parameters, values, strict=True))
-    text += "; slope " + ("not known" if slope is None else shown(slope))
+    text = "KL " + ", ".join(f"{e} (n = {n:.0f})" for n, e in zip(found.parameters, values, strict=True))
+    text += "; fitted slope " + ("not known" if slope is None else f"{slope.value:.2f} (last step {local})")
     # the paper's estimator has a floor, so of its curve only the fall is asked
     return text, every(*steps, *([steep] if found.exact else []))
 
@@ -74,8 +69,8 @@ def _scores(data: Data) -> tuple[str, str]:
     spread = every(below(root.variance, 1.25), below(Estimate(-root.variance.value, root.variance.error), -0.8))
     verdict = every(spread, below(root.kolmogorov, 0.02), below(linear.variance, 4 / n))
     return (
-        f"1/√n: variance {shown(root.variance)}, Kolmogorov distance to N(0, 1) {shown(root.kolmogorov)}; "
-        f"1/n: variance {shown(linear.variance)}",
+        f"1/√n: variance {root.variance}, Kolmogorov distance to N(0, 1) {root.kolmogorov}; "
+        f"1/n: variance {linear.variance}",
         verdict,
     )
 
@@ -83,7 +78,7 @@ def _scores(data: Data) -> tuple[str, str]:
 def _match(data: Data) -> tuple[str, str]:
     found: Heads = data["heads"]
     values = found.finite.best()
-    text = "; ".join(f"H = {h:.0f}: KL {shown(e)}" for h, e in zip(found.finite.parameters, values, strict=True))
+    text = "; ".join(f"H = {h:.0f}: KL {e}" for h, e in zip(found.finite.parameters, values, strict=True))
     return text, every(*(below(e, 1e-3) for e in values))
 
 
@@ -96,17 +91,19 @@ def _gaussian(data: Data) -> tuple[str, str]:
     steps = [falls(a, b) for a, b in itertools.pairwise(listed)]
     target = found.gaussian_variance
     gaps = [Estimate(abs(v - target.value) / target.value, target.error / target.value) for v in found.limit_variances]
-    text = f"KL to the Gaussian {shown(values[1])} (H = 1), {shown(values[256])} (H = 256); variance "
+    text = f"KL to the Gaussian of its own variance {values[1]} (H = 1), {values[256]} (H = 256); variance "
     text += ", ".join(
         f"{v:.6f} (H = {c.heads})" for v, c in zip(found.limit_variances, found.figure.cases, strict=True)
     )
-    return text + f", {shown(target)} (Gaussian)", every(*steps, *(below(gap, 1e-3) for gap in gaps))
+    return text + f", {target} (infinitely many heads, integrated apart)", every(
+        *steps, *(below(gap, 1e-3) for gap in gaps)
+    )
 
 
 def _low_rank(data: Data) -> tuple[str, str]:
     found: Divergences = data["3b"]
     values = found.best()
-    text = "KL " + ", ".join(f"{shown(e)} (H = {h:.0f})" for h, e in zip(found.parameters, values, strict=True))
+    text = "KL " + ", ".join(f"{e} (H = {h:.0f})" for h, e in zip(found.parameters, values, strict=True))
     return text, every(*(below(e, 5e-3) for e in values))
 
 
@@ -154,7 +151,13 @@ CLAIMS: list[tuple[str, str, tuple[str, ...], str, Callable[[Data], tuple[str, s
         "3b",
         _low_rank,
     ),
-    ("The limit holds for more tokens too.", FALLING, ("4a", "4b"), "4b", lambda data: _falling("4b", data)),
+    (
+        "The limit holds for another number of tokens too.",
+        FALLING,
+        ("4a", "4b"),
+        "4b",
+        lambda data: _falling("4b", data),
+    ),
     (
         "The limit holds for ReLU, which is not bounded.",
         FALLING,

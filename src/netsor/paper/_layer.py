@@ -30,7 +30,13 @@ def layer(
     sigma_o: float = 1.0,
     sigma_w: float = 1.0,
 ) -> ns.Vector:
-    """The first token of an attention layer over tokens x^i = φ(W^i h), h ~ N(0, I): width n, head dimension d or n."""
+    """The first token of an attention layer over tokens x^i = φ(W^i h), h ~ N(0, I): width n, head dimension d or n.
+
+    `activation` is one of clip (at `clip`), relu, erf, tanh, gelu, identity. With `low_rank` the head dimension is a
+    width of its own, `law(n=…, d=…)`. `scaling` is "sqrt" or "linear": scores over √d or d.
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"layer: activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
     n = ns.Width("n")
     g = ns.weight(n, n, batch=tokens, std=sigma_w) @ ns.gaussian(n)  # independent W^i, one for each token
     x = ns.clip(g, clip) if activation == "clip" else ACTIVATIONS[activation](g)  # type: ignore[operator]

@@ -206,12 +206,21 @@ class Divergences:
         """The slope of log KL against log n, by least squares over the points well above their errors."""
         return slope(self.parameters, self.best())
 
+    @cached_property
+    def last_slope(self) -> Estimate | None:
+        """The same between the last two points."""
+        return slope(self.parameters[-2:], self.best()[-2:])
+
     def rows(self) -> Iterator[Row]:
-        """A row for each trial of the paper's estimator, and one for ours."""
+        """A row for each trial of the paper's estimator, and one for ours; of the limit with itself, once."""
+        shown: set[Case] = set()
         for index, case in enumerate(self.figure.cases):
             place = {**_place(case), "compared": "width n with limit"}
             yield from _trial_rows(place, self.paper[index] if self.paper else ())
-            yield from _trial_rows({**place, "compared": "limit with itself"}, self.floor[index] if self.floor else ())
+            if self.floor and case.limit not in shown:
+                shown.add(case.limit)
+                itself = {**_place(case.limit), "compared": "limit with itself"}
+                yield from _trial_rows(itself, self.floor[index])
             if self.exact:
                 yield {**place, "estimator": "exact", "trial": "", "kl": self.exact[index].value,
                        "error": self.exact[index].error}  # fmt: skip

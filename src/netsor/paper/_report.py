@@ -49,6 +49,9 @@ NeurIPS 2025). Every draw below is exact in law at its width; no weight matrix w
 <p>A number agrees with a bound, or disagrees, when it is on that side of it by four standard errors; otherwise the
 verdict is left open, and more draws would settle it. {estimators}</p>
 <h2>Figures</h2>
+<p>Densities: finite widths dotted, limits solid, infinitely many heads black; below, the difference from the limit,
+with kernel estimates of the first trial thin. Divergences: ours with standard errors; the paper's as a faint dot for
+each trial, their mean and standard deviation. The data of figure 1a are in <code>1a.csv</code>, and so on.</p>
 <div class="figures">
 {figures}
 </div>
@@ -109,19 +112,22 @@ def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
     """Two sentences: how many claims agree, and how KL falls."""
     judged = [row for row in rows if row.verdict != ABSENT]
     count = {v: sum(row.verdict == v for row in judged) for v in (AGREES, DISAGREES)}
-    first = f"{count[AGREES]} of {len(judged)} claims of the paper agree with what was measured"
+    first = f"Of {len(judged)} claims of the paper {count[AGREES]} agree with what was measured"
     if count[DISAGREES]:
         first += f", {count[DISAGREES]} disagree"
     if open_ := len(judged) - sum(count.values()):
-        first += f", {open_} cannot be told with so few draws"
+        first += f", {open_} cannot be decided with so few draws"
     lines = [first + "."]
     for name in ("1b", "4b", "5b"):
         found = data.get(name)
         if isinstance(found, Divergences):
-            n, last = found.parameters[-1], found.best()[-1]
-            text = f"KL between width {n:.0f} and the limit is {last.value:.2e} ± {last.error:.0e} (figure {name})"
-            if found.slope is not None:
-                text += f", and falls like n^{found.slope.value:.2f}"
+            n, nearest = found.parameters[-1], found.best()[-1]
+            text = (
+                f"KL between width {n:.0f} and the limit is {nearest.value:.2e} ± {nearest.error:.0e} (figure {name})"
+            )
+            if found.slope is not None and found.last_slope is not None:
+                every, last = found.slope.value, found.last_slope.value
+                text += f"; it falls like n^{every:.2f} over all widths and n^{last:.2f} at the end"
             return [*lines, text + "."]
     found = data.get("heads")
     if isinstance(found, Heads) and found.many:

@@ -146,6 +146,8 @@ def reproduce(options: Options) -> Finished:
         for name, content in files.items():
             write(options.out / name, content)
     spent = f"{manifest['draws']:,} draws from {manifest['random_numbers']:,} random numbers"
+    if pool.kept:
+        spent += f" ({pool.kept} of {len(costs)} trials were there already)"
     last = f"{quick} {spent}." if quick else f"{spent}, in {manifest['seconds']['all']:.0f} s."
     one, two = summary(rows, data)
     return Finished(options.out / "report.html", (one, two, last))
@@ -209,6 +211,7 @@ class _Pool:
         context = multiprocessing.get_context("spawn")
         self.executor = ProcessPoolExecutor(workers or cores(), mp_context=context, initializer=_follow)
         self.futures: dict[Part, Future[Cost]] = {}
+        self.kept = 0  # trials that were there already
 
     def __enter__(self) -> _Pool:
         return self
@@ -223,6 +226,7 @@ class _Pool:
                 else:
                     self.futures[part] = Future()
                     self.futures[part].set_result(cost(kept))
+                    self.kept += 1
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:  # interrupted, or a trial failed: do not wait for the others
