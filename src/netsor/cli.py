@@ -251,6 +251,10 @@ def reproduce_command(figures: tuple[str, ...], **options: Any) -> None:  # fmt:
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     try:
+        chosen.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.UsageError(f"--out {str(chosen.out)!r} must be a folder that can be written to: {error}") from None
+    try:
         done = reproduce(chosen)
     except KeyboardInterrupt:
         click.echo("netsor: interrupted; finished trials are kept, and the same command goes on from there", err=True)
@@ -259,8 +263,10 @@ def reproduce_command(figures: tuple[str, ...], **options: Any) -> None:  # fmt:
         died = "a worker was killed, for want of memory perhaps: fewer --workers or --samples need less"
         click.echo(f"netsor: {died}; finished trials are kept, and the same command goes on from there", err=True)
         raise SystemExit(1) from None
-    except OSError as error:
-        raise click.UsageError(f"--out {str(chosen.out)!r} must be a folder that can be written to: {error}") from None
+    except MemoryError:
+        raise click.UsageError(f"--samples {chosen.samples} need more memory than there is") from None
+    except (OSError, RuntimeError) as error:
+        raise click.ClickException(str(error)) from None
     click.echo(f"report: {done.report}")
     for line in done.summary:
         click.echo(line)

@@ -297,3 +297,10 @@ def test_array_api_strict(name):
     usual, other = (make().law(draws=40, xp=xp, **widths) for xp in (np, array_api_strict))  # joint: all tokens
     np.testing.assert_allclose(other.component_cov, usual.component_cov, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(other.component_mean, usual.component_mean, rtol=1e-12, atol=1e-14)
+
+
+def test_large_scores_leave_the_first_draws_as_they_are():
+    """A replica's bits do not depend on its neighbours, also where a softmax has to be shifted."""
+    net = ns.paper.layer(sigma_q=10.0, sigma_k=10.0)
+    few, many = (net.law(n=64, draws=draws).component_var for draws in (100, 8000))
+    assert (few == many[:100]).all()

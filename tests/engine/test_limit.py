@@ -304,3 +304,17 @@ def test_doubtful_quadrature_is_told():
     law = ns.Program(ns.weight(n, n) @ jump).law(n=ns.inf)
     assert any("jumps" in note for note in law.notes)
     assert (law.cov_with_error().error > 0).all()
+
+
+@pytest.mark.parametrize(("f", "error"), [(ns.tanh, 5e-3), (ns.relu, 1e-9), (ns.erf, 1e-9)])
+def test_tokens_that_are_nearly_the_same(f, error):
+    """Gram matrices near a singular one, known up to quadrature: the variance stays what one token alone has."""
+    rng = np.random.default_rng(3)
+    base = rng.standard_normal((3, 6))
+    rows = np.concatenate([base, base[:2] + 2e-6 * rng.standard_normal((2, 6))])
+    rows *= 20 / np.sqrt((rows**2).sum(axis=1, keepdims=True))
+    x = f(ns.gaussian(n, 5, cov=rows @ rows.T))
+    cov = ns.Program(ns.weight(n, n) @ x).law(n=ns.inf).cov()
+    alone = ns.Program(ns.weight(n, n) @ f(ns.gaussian(n, cov=400.0))).law(n=ns.inf).var()
+    np.testing.assert_allclose(np.diag(cov), alone, rtol=error)
+    np.testing.assert_allclose(cov[0, 3], alone, rtol=max(error, 1e-5))

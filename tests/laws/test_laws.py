@@ -206,6 +206,19 @@ def test_accuracy_of_the_density_is_better_than_1e_7(tokens, monkeypatch):
     assert (np.abs(law.pdf(y) - value) < 6 * error + 1e-8).all()
 
 
+@pytest.mark.parametrize("large", [10.0, 1e3, 1e4])
+def test_draws_of_a_law_with_a_narrow_core(large):
+    law = ns.Attention(np.diag([1.0, large, 1.0])).law(1)
+    z = np.linspace(-6, 6, 2001)
+    np.testing.assert_allclose(law.cdf(law._transport(z)), special.ndtr(z), atol=1e-5)
+
+
+def test_small_scores_have_a_law():
+    law = ns.paper.layer(sigma_q=0.01).law(n=ns.inf)
+    assert law.var() == pytest.approx(0.25, abs=1e-4)
+    assert law.pdf(0.3) == pytest.approx(stats.norm.pdf(0.3, scale=law.std()), rel=1e-5)
+
+
 @pytest.mark.parametrize("heads", [1, 2, 256])
 def test_draws_of_a_head_sum_are_its_quantiles(heads):
     """Each draw is T(Z), with F(T(z)) = Φ(z): exact but for the spline."""

@@ -138,6 +138,14 @@ def test_other_options_never_mix_with_old_data(whole, tmp_path):
     assert len({old.plan.store.path(part.key), *others}) == 1 + len(changes)
 
 
+def test_figures_of_other_options_do_not_stay(tmp_path):
+    options = Options(("2a",), tmp_path, **SMALL)
+    reproduce(options)
+    (tmp_path / "mine.csv").write_text("kept")
+    reproduce(dataclasses.replace(options, names=("2b",), seed=3))
+    assert set(read(tmp_path)) == {"2b.csv", "mine.csv"}
+
+
 def test_a_part_is_read_only_for_its_own_key(tmp_path):
     store = Store(tmp_path)
     store.save({"a": 1}, {"x": np.arange(3)})
@@ -147,8 +155,12 @@ def test_a_part_is_read_only_for_its_own_key(tmp_path):
     assert store.load({"a": 2}) is None
     store.path({"a": 2}).write_bytes(store.path({"a": 1}).read_bytes())
     assert store.load({"a": 2}) is None
-    store.path({"a": 1}).write_bytes(b"")
-    assert store.load({"a": 1}) is None
+    whole = store.path({"a": 1}).read_bytes()
+    for place in range(len(whole)):
+        store.path({"a": 1}).write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        assert store.load({"a": 1}) is None
+        store.path({"a": 1}).write_bytes(whole[:place])
+        assert store.load({"a": 1}) is None
 
 
 @pytest.fixture(scope="module")

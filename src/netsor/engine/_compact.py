@@ -15,7 +15,7 @@ import numpy as np
 
 from ..language._operation import MatMul
 from ..language._value import Value, Vector
-from ._coordinates import Coordinates, factor, picked, scattered, shaped, solved, stacked, transposed
+from ._coordinates import Coordinates, factor, picked, pseudo_inverse, scattered, shaped, stacked, transposed
 from ._error import ExactError
 from ._plan import Group
 
@@ -40,10 +40,10 @@ def compact(run: Exact, group: Group, later: Sequence[Value]) -> None:
         if frame.constant is not None:
             rows.append(run.asarray(np.array(frame.constant)[:, :, None]))
         vectors = stacked(rows)
-        coordinates = factor(vectors @ transposed(vectors))
-        oriented = None
+        gram = vectors @ transposed(vectors)
+        coordinates, oriented = factor(gram), None
         if any(output in group.positions for output in run.plan.outputs):  # the first coordinate of each new direction
-            oriented = np.asarray(solved(coordinates, vectors[..., 0]))
+            oriented = np.asarray((transposed(coordinates) @ pseudo_inverse(gram) @ vectors[..., :1])[..., 0])
     constant = np.asarray(coordinates[:, :, -1, :]) if frame.constant is not None else None
     frame.replace(count, constant, oriented)
     start = 0

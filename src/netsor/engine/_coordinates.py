@@ -163,35 +163,39 @@ def joined(*arrays: Array) -> Array:
 
 
 def factor(gram: Array) -> Array:
-    """The triangular factor L of positive semidefinite matrices, L L^T = gram, which may be singular.
+    """C with C C^T = gram, for positive semidefinite matrices, which may be singular.
 
-    Where a row depends on those before it, up to rounding, its column of L is 0. It is a few operations on all
-    matrices at once, where a decomposition is a call for each; and it is the factor of a frame that grows.
+    The triangular factor, in a few operations on all matrices at once, where a decomposition is a call for each; it is
+    what a frame that grows would have. For matrices near a singular one, where it loses digits, the symmetric root.
     """
     xp = array_namespace(gram)
     size = gram.shape[-1]
-    least = [1e-13 * gram[..., j, j] for j in range(size)]
     rest, columns = gram, []
+    weak = xp.zeros(gram.shape[:-2], dtype=xp.bool)
     for j in range(size):
         pivot = rest[..., j, j]
-        fresh = pivot > least[j]
+        fresh = pivot > 1e-8 * gram[..., j, j]
+        weak = weak | ~fresh
         scale = xp.where(fresh, 1.0 / xp.sqrt(xp.where(fresh, pivot, 1.0)), 0.0)
         column = rest[..., :, j] * scale[..., None] * xp.asarray([float(i >= j) for i in range(size)])
         columns.append(column)
         if j + 1 < size:
             rest = rest - column[..., :, None] * column[..., None, :]
-    return xp.stack(columns, axis=-1)
+    lower = xp.stack(columns, axis=-1)
+    if not bool(xp.any(weak)):
+        return lower
+    if type(lower) is np.ndarray:
+        lower[weak] = root(gram[weak])
+        return lower
+    return xp.where(weak[..., None, None], root(gram), lower)
 
 
-def solved(lower: Array, b: Array) -> Array:
-    """The y with lower · y = b, for the factor of a Gram matrix; 0 along the directions that it has not."""
-    xp = array_namespace(lower)
-    rows: list[Array] = []
-    for j in range(lower.shape[-1]):
-        value = b[..., j] - sum((lower[..., j, i] * y for i, y in enumerate(rows)), start=0.0 * b[..., j])
-        pivot = lower[..., j, j]
-        rows.append(xp.where(pivot > 0, value / xp.where(pivot > 0, pivot, 1.0), 0.0))
-    return xp.stack(rows, axis=-1)
+def root(gram: Array) -> Array:
+    """The symmetric square root of positive semidefinite matrices."""
+    xp = array_namespace(gram)
+    eigenvalues, vectors = xp.linalg.eigh(gram)
+    scale = xp.sqrt(xp.clip(eigenvalues, 0.0, None))
+    return (vectors * scale[..., None, :]) @ transposed(vectors)
 
 
 def pseudo_inverse(gram: Array) -> Array:

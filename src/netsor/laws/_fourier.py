@@ -144,7 +144,8 @@ class HeadSum(Law):
         t, step = self._line
         weights = np.full(len(t), step / np.pi)
         weights[0] /= 2
-        found = kernel(y[:, None], t) @ (weights * self._transforms).T
+        pieces = np.array_split(y, 1 + y.size * t.size // 2**22)
+        found = np.concatenate([kernel(piece[:, None], t) @ (weights * self._transforms).T for piece in pieces])
         return Estimate(found[:, 0], _error(found[:, 1:].T))
 
     def _pdf(self, y: Array) -> Estimate:
@@ -206,7 +207,8 @@ class HeadSum(Law):
         """The increasing function T with T(Z) ~ Y for Z ~ N(0, 1), a spline: T(z) = F⁻¹(Φ(z)), to |z| = 8.5."""
         from scipy import interpolate  # slow to import, and seldom needed
 
-        near = np.linspace(0.0, CENTRAL, 121)[:-1] * self.std()
+        core = 1 / (np.sqrt(2 * np.pi) * self.pdf(0.0))  # the standard deviation of a normal law as high as this one
+        near = core * np.sinh(np.linspace(0.0, np.arcsinh(CENTRAL * self.std() / core), 241)[:-1])
         far = np.linspace(CENTRAL, 14.0, 33) * self.std()
         near_sf = np.log(np.asarray(self._cdf(-near).value))
         z = -special.ndtri_exp(np.concatenate([near_sf, self._tail(far)[1]]))
@@ -239,7 +241,7 @@ def calibrated(nodes: Array, weights: Array, moments: Array) -> Array:
         ]
     )
     root = np.sqrt(weights)
-    for count in range(len(raw), 2, -1):
+    for count in range(min(len(raw), len(nodes)), 2, -1):
         q, r = np.linalg.qr(root[:, None] * x[:, None] ** np.arange(count))
         changed = np.asarray(root * (q @ np.linalg.solve(r.T, central[:count])))
         if (changed > 0).all():

@@ -100,6 +100,11 @@ class Plan:
         limit = np.concatenate([arrays["density"] for arrays in self.load(case.limit)])
         return np.asarray(_on_grid(case.limit) + (density - limit))
 
+    def variance(self, case: Case) -> Estimate:
+        """The variance at this width."""
+        squares = np.concatenate([arrays["density"] for arrays in self.load(case)]) @ (WEIGHTS * GRID**2)
+        return Estimate(float(squares.mean()), float(squares.std(ddof=1) / math.sqrt(len(squares))))
+
     def kl(self, case: Case) -> Estimate:
         """Our D(width n ‖ limit)."""
         return jackknifed("kl", self.blocks(case), _on_grid(case.limit)[None], WEIGHTS)
@@ -198,8 +203,10 @@ class Divergences:
         return [case.width if self.figure.parameter == "n" else case.heads for case in self.figure.cases]
 
     def best(self) -> list[Estimate]:
-        """Our estimates; the paper's, with the standard error of the mean, if those are all there are."""
-        return self.exact or [_mean(trials) for trials in self.paper]
+        """Our estimates; if there are none, the paper's, less what that estimator gives for the limit with itself."""
+        floors = self.floor or [[0.0] * len(trials) for trials in self.paper]
+        less = [np.subtract(trials, floor) for trials, floor in zip(self.paper, floors, strict=True)]
+        return self.exact or [_mean(trials) for trials in less]
 
     @cached_property
     def slope(self) -> Estimate | None:
@@ -231,14 +238,17 @@ def _trial_rows(place: Row, trials: Sequence[float]) -> Iterator[Row]:
         yield {**place, "estimator": "paper", "trial": trial, "kl": value, "error": ""}
 
 
-def _mean(trials: Sequence[float]) -> Estimate:
-    spread = float(np.std(trials, ddof=1) / math.sqrt(len(trials))) if len(trials) > 1 else math.inf
-    return Estimate(float(np.mean(trials)), spread)
+def _mean(trials: Array) -> Estimate:
+    """The mean, with its standard error; larger for few trials, so that four of it mean what they do for many."""
+    if len(trials) < 2:
+        return Estimate(float(np.mean(trials)), math.inf)
+    student = float(special.stdtrit(len(trials) - 1, special.ndtr(4.0))) / 4
+    return Estimate(float(np.mean(trials)), student * float(np.std(trials, ddof=1)) / math.sqrt(len(trials)))
 
 
 def slope(parameters: Sequence[float], values: Sequence[Estimate]) -> Estimate | None:
     """The slope of log KL against the log of a parameter, by least squares over the points well above their errors."""
-    kept = [(n, e.value, e.error) for n, e in zip(parameters, values, strict=True) if e.value > 4 * e.error > -1]
+    kept = [(n, e.value, e.error) for n, e in zip(parameters, values, strict=True) if e.value > 4 * e.error]
     if len(kept) < 2:
         return None
     n, value, error = (np.array(column) for column in zip(*kept, strict=True))
@@ -322,7 +332,8 @@ class Heads:
     finite: Divergences
     gaussian: Divergences  # of the paper's numbers of heads
     many: list[Estimate]  # the exact D(limit ‖ Gaussian), for each of HEADS
-    limit_variances: list[float]  # for each case
+    variances: list[Estimate]  # at width 256, for each case
+    limit_variances: list[float]
     gaussian_variance: Estimate
 
     @property
@@ -361,6 +372,7 @@ def heads(plan: Plan, figure: Figure) -> Heads:
         divergences(plan, figure),
         gaussian,
         many,
+        [plan.variance(case) for case in figure.cases],
         [one.with_heads(case.heads).var() for case in figure.cases],
         Estimate(float(joint.cov()[0, 0]), joint.origin.quadrature_error),
     )

@@ -16,6 +16,7 @@ import os
 import platform
 import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -68,7 +69,7 @@ class Options:
         for name, least in (("samples", 100), ("trials", 1), ("seed", 0), ("workers", 1), ("tokens", 1)):
             value = getattr(self, name)
             if value is not None:
-                whole_number(name, value, least)
+                object.__setattr__(self, name, whole_number(name, value, least))
 
     @property
     def chosen(self) -> list[str]:
@@ -143,6 +144,7 @@ def reproduce(options: Options) -> Finished:
     files["report.html"] = report(rows, data, svg, manifest, quick).encode()
     files["manifest.json"] = json.dumps(manifest, indent=1).encode()
     with FileLock(options.out / ".lock"):  # another run's files come all before or all after
+        _clear(options.out, manifest)
         for name, content in files.items():
             write(options.out / name, content)
     spent = f"{manifest['draws']:,} draws from {manifest['random_numbers']:,} random numbers"
@@ -151,6 +153,20 @@ def reproduce(options: Options) -> Finished:
     last = f"{quick} {spent}." if quick else f"{spent}, in {manifest['seconds']['all']:.0f} s."
     one, two = summary(rows, data)
     return Finished(options.out / "report.html", (one, two, last))
+
+
+def _clear(folder: Path, manifest: dict[str, Any]) -> None:
+    """Remove what a run with other options left, as it left it, lest its figures be taken for this run's."""
+    try:
+        old = json.loads((folder / "manifest.json").read_text())
+        same = [{**m["options"], "figures": 0, "seed": m["seed"], "versions": m["versions"]} for m in (old, manifest)]
+        names = [] if same[0] == same[1] else list(old["files"].items())
+    except (OSError, ValueError, KeyError):
+        return
+    for name, digest in names:
+        path = folder / Path(name).name
+        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
+            path.unlink()
 
 
 def _csv(rows: Iterable[dict[str, Any]]) -> bytes:
@@ -195,12 +211,18 @@ def _manifest(
 
 def _wait(figure: Figure, futures: list[Future[Cost]]) -> None:
     """Wait for the trials of a figure, with a bar on a terminal."""
-    done = sum(future.done() for future in futures)
-    bar = tqdm(total=len(futures), initial=done, desc=f"figure {figure.name}", unit="trial", disable=None)
+    waiting = [future for future in futures if not future.done() or future.exception()]
+    bar = tqdm(
+        total=len(futures),
+        initial=len(futures) - len(waiting),
+        desc=f"figure {figure.name}",
+        unit="trial",
+        disable=None,
+    )
     with bar:
-        for future in as_completed(futures):
+        for future in as_completed(waiting):
             future.result()
-            bar.update(min(1, len(futures) - bar.n))
+            bar.update()
 
 
 class _Pool:
@@ -248,9 +270,9 @@ def _follow() -> None:
         os._exit(1)
 
     threading.Thread(target=end, daemon=True).start()
-    with suppress(
-        OSError, AttributeError
-    ):  # glibc: half a tenth of the time is in pages given back and asked for again
-        mallopt = ctypes.CDLL(None).mallopt
-        for option, size in ((-3, 2**25), (-1, 2**30), (-2, 2**28)):  # mmap threshold, trim threshold, top pad
-            mallopt(option, size)
+    tqdm.set_lock(threading.RLock())  # or its semaphores would outlive a worker that is ended
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # glibc: a tenth of the time went into pages given back and asked for
+            mallopt = ctypes.CDLL(None).mallopt
+            for option, size in ((-3, 2**25), (-1, 2**30), (-2, 2**28)):  # mmap threshold, trim threshold, top pad
+                mallopt(option, size)
