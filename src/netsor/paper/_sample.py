@@ -18,7 +18,7 @@ from ._store import Arrays, Store
 
 BLOCKS = 8  # of replicas in a trial, for the jackknife
 ENGINE, NOISE, LIMIT, GAUSS, AGAIN = range(5)  # purposes of random numbers
-GRID, WEIGHTS = even_grid(0.0, 0.6)  # the outputs have standard deviations near 0.6
+GRID, WEIGHTS = even_grid(0.0, 0.6, points=501)  # the outputs have standard deviations near 0.6
 
 
 class Cost(NamedTuple):
