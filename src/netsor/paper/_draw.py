@@ -121,9 +121,10 @@ def _divergences(data: Divergences) -> Any:
         label = "ours (exact, coupled)"
         slope = data.slope
         if data.figure.parameter == "n" and slope is not None:
-            label += f", fitted slope {slope.value:.2f}".replace("-", "−")
+            label = f"ours (coupled), slope {slope.value:.2f}"
             if data.last_slope is not None:
-                label += f", last step {data.last_slope}".replace("-", "−")
+                label += f", {data.last_slope.value:.2f} at the end"
+            label = label.replace("-", "−")
             mid = np.exp(np.mean(np.log(x)))
             known = [(n, e.value) for n, e in zip(x, data.exact, strict=True) if e.value > 4 * e.error]
             height = np.exp(np.mean([np.log(v) - slope.value * np.log(n / mid) for n, v in known]))
