@@ -236,7 +236,7 @@ def picture(table, grown):
         bottom.set(xscale="log", yscale="log", xlabel="value of the parameter", ylabel="time, first = 1")
         figure.legend(*bottom.get_legend_handles_labels(), title="exponent of time (predicted)", title_fontsize=7,
                       loc="outside lower center", ncols=3, columnspacing=1.0)  # fmt: skip
-        return rendered(figure)
+        return dict(zip(("pdf", "png"), rendered(figure, "pdf", "png"), strict=True))
 
 
 def save(path, content):
@@ -291,8 +291,7 @@ def main():
     for stem, rows in (("configurations", table), ("growth", grown), ("starts", begun)):
         save(RESULTS / f"{stem}.csv", as_csv(rows))
     for kind, content in picture(table, grown).items():
-        if kind != "svg":
-            save(RESULTS / f"bench.{kind}", content)
+        save(RESULTS / f"bench.{kind}", content)
     save(RESULTS / "machine.txt", machine + "\n")
     save(RESULTS / "table.md", page + "\n")
     print(f"\n{total}\nbench/results/table.md, bench/results/bench.png")

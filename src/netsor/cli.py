@@ -77,8 +77,9 @@ SEED = _Number("an integer, 0 or more", lambda v: v >= 0, whole=True)
 DRAWS = _Number("an integer, 100 or more", lambda v: v >= 100, whole=True)
 SIGMA = _Number("a finite number, 0 or more", lambda v: v >= 0)
 ABOVE = _Number("a finite number above 0", lambda v: v > 0)
-MANY = "infinitely many heads"
 POINT = _Number("a finite number", lambda v: True)
+
+MANY = "infinitely many heads"
 
 
 def model_options(command: Command) -> Command:
@@ -236,7 +237,7 @@ def compare_command(
     help="Kernel estimates as in the paper, the exact conditional densities, or both.",
 )
 @click.option("--tokens", type=POSITIVE, default=16, show_default=True, help="The larger number of tokens of figure 4.")
-def reproduce_command(figures: tuple[str, ...], **options: Any) -> None:  # fmt: skip
+def reproduce_command(figures: tuple[str, ...], **options: Any) -> None:
     """The paper's figures, their data, and a report on its claims.
 
     FIGURE is any of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads; 1 to 5 for both panels; exp1 to exp4 as the paper's public
@@ -247,7 +248,7 @@ def reproduce_command(figures: tuple[str, ...], **options: Any) -> None:  # fmt:
     from .paper._reproduce import Options, reproduce
 
     try:
-        chosen = Options(figures or ("all",), **options)
+        chosen = Options(figures, **options)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     try:
@@ -299,8 +300,7 @@ def _plot(plot: str, laws: dict[str, Law]) -> None:
             axes.plot(y, law.pdf(y), linestyle=line, color=BLACK if name == MANY else colour, lw=thick, label=name)
         axes.set(xlabel="output coordinate y", ylabel="density", xlim=(-reach, reach), ylim=(0, None))
         axes.legend(loc="upper left", bbox_to_anchor=(0.62, 1.0))
-        content = rendered(figure)[Path(plot).suffix[1:]]
-    write(Path(plot), content)
+        write(Path(plot), rendered(figure, Path(plot).suffix[1:])[0])
     click.echo(f"wrote {plot}", err=True)
 
 

@@ -142,6 +142,8 @@ def test_figures_of_other_options_do_not_stay(tmp_path):
     options = Options(("2a",), tmp_path, **SMALL)
     reproduce(options)
     (tmp_path / "mine.csv").write_text("kept")
+    reproduce(dataclasses.replace(options, names=("heads",)))  # the same options: both stay, and are remembered
+    assert set(read(tmp_path)) == {"2a.csv", "heads.csv", "mine.csv"}
     reproduce(dataclasses.replace(options, names=("2b",), seed=3))
     assert set(read(tmp_path)) == {"2b.csv", "mine.csv"}
 
@@ -245,7 +247,7 @@ def test_two_runs_into_one_folder_do_no_harm(tmp_path, whole):
 
 
 def test_names_groups_and_parameters():
-    assert Options(("all",)).chosen == list(NAMES)
+    assert Options(("all",)).chosen == Options().chosen == list(NAMES)
     assert Options(("heads", "1")).chosen == ["1a", "1b", "heads"]
     assert Options(("exp1",)).chosen == ["1a", "1b", "2b", "heads"]
     assert set(GROUPS) == {"all", "1", "2", "3", "4", "5", "exp1", "exp2", "exp3", "exp4"}

@@ -24,9 +24,9 @@ class Estimate(NamedTuple):
     error: Any
 
     def __str__(self) -> str:
-        if np.ndim(self.value) or not np.isfinite(self.error):
+        if np.ndim(self.value):
             return repr(self)
-        if self.error == 0 or self.value == 0:
+        if self.value == 0 or self.error == 0 or not np.isfinite([self.value, self.error]).all():
             return f"{self.value:.6g} ± {self.error:.2g}"
         digits = math.floor(math.log10(abs(self.value))) - math.floor(math.log10(self.error)) + 2  # two of the error
         return f"{self.value:.{min(max(digits, 2), 12)}g} ± {self.error:.2g}"

@@ -33,7 +33,5 @@ def reproduce(
     """
     from . import _reproduce  # matplotlib is slow to import, and seldom needed
 
-    options = _reproduce.Options(
-        figures or ("all",), Path(out), samples, trials, seed, workers, quick, estimator, tokens
-    )
+    options = _reproduce.Options(figures, Path(out), samples, trials, seed, workers, quick, estimator, tokens)
     return _reproduce.reproduce(options)

@@ -12,6 +12,7 @@ from ._cases import Case
 from ._measure import HEADS, Curve, Densities, Divergences, Heads, Scores
 from ._style import BLACK, BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, VERMILLION, new, rendered
 
+KINDS = ("pdf", "png", "svg")
 WIDTH_COLOURS = {16: ORANGE, 64: SKY, 256: GREEN, 1024: VERMILLION, math.inf: BLUE}
 HEAD_COLOURS = {1: BLUE, 4: GREEN, 16: VERMILLION, 256: VERMILLION}
 
@@ -23,13 +24,14 @@ def drawn(data: Densities | Divergences | Scores | Heads) -> dict[str, bytes]:
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         match data:
             case Densities():
-                return rendered(_densities(data))
+                figure = _densities(data)
             case Divergences():
-                return rendered(_divergences(data))
+                figure = _divergences(data)
             case Scores():
-                return rendered(_scores(data))
+                figure = _scores(data)
             case Heads():
-                return rendered(_heads(data))
+                figure = _heads(data)
+        return dict(zip(KINDS, rendered(figure, *KINDS), strict=True))
 
 
 def _colour(parameter: str, case: Case) -> str:

@@ -68,7 +68,7 @@ class Plan:
             cases += dict.fromkeys(case.limit for case in figure.cases if _coupled(case))
         return [self.part(case, trial) for trial in range(self.trials) for case in cases]
 
-    @lru_cache(maxsize=12)  # noqa: B019 (a plan lives as long as its run)
+    @lru_cache(maxsize=12)  # noqa: B019 (a process has few plans)
     def load(self, case: Case) -> list[Arrays]:
         """All trials of a case."""
         found = [self.store.load(self.part(case, trial).key) for trial in range(self.trials)]

@@ -117,7 +117,7 @@ def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
         first += f", {count[DISAGREES]} disagree"
     if open_ := len(judged) - sum(count.values()):
         first += f", {open_} cannot be decided with so few draws"
-    lines = [first + "."]
+    lines = [first + "." if judged else "No claim of the paper rests on these figures alone."]
     for name in ("1b", "4b", "5b"):
         found = data.get(name)
         if isinstance(found, Divergences):

@@ -1,7 +1,7 @@
 """Running the experiments: trials on a pool of processes, kept as they finish, then figures, data and the report.
 
-Processes and not threads, for the interpreter's lock costs a sixth of the time. They die with the process that began
-them, and write their own results, so that nothing finished is lost however it ends.
+Processes and not threads, for the interpreter's lock costs threads up to a third of the time. They die with the process
+that began them, and write their own results, so that nothing finished is lost however it ends.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ QUICK = {"samples": 2_500, "trials": 2}
 class Options:
     """What to reproduce, and how; None where the paper's value is meant."""
 
-    names: tuple[str, ...] = ("all",)
+    names: tuple[str, ...] = ()  # all
     out: Path = Path("results")
     samples: int | None = None
     trials: int | None = None
@@ -74,7 +74,7 @@ class Options:
     @property
     def chosen(self) -> list[str]:
         """The names of the figures, in the paper's order."""
-        wanted = {figure for name in self.names or ("all",) for figure in GROUPS.get(name, (name,))}
+        wanted = {figure for name in self.names or NAMES for figure in GROUPS.get(name, (name,))}
         return [name for name in NAMES if name in wanted]
 
     @property
@@ -142,9 +142,9 @@ def reproduce(options: Options) -> Finished:
         )
     manifest["seconds"]["all"] = round(time.perf_counter() - start, 3)
     files["report.html"] = report(rows, data, svg, manifest, quick).encode()
-    files["manifest.json"] = json.dumps(manifest, indent=1).encode()
     with FileLock(options.out / ".lock"):  # another run's files come all before or all after
-        _clear(options.out, manifest)
+        manifest["files"] = {**_kept(options.out, manifest), **manifest["files"]}
+        files["manifest.json"] = json.dumps(manifest, indent=1).encode()
         for name, content in files.items():
             write(options.out / name, content)
     spent = f"{manifest['draws']:,} draws from {manifest['random_numbers']:,} random numbers"
@@ -155,18 +155,24 @@ def reproduce(options: Options) -> Finished:
     return Finished(options.out / "report.html", (one, two, last))
 
 
-def _clear(folder: Path, manifest: dict[str, Any]) -> None:
-    """Remove what a run with other options left, as it left it, lest its figures be taken for this run's."""
+def _kept(folder: Path, manifest: dict[str, Any]) -> dict[str, str]:
+    """The figures that an earlier run with the same options left, with their hashes.
+
+    What one with other options left is removed, unless it was changed since: it could be taken for this run's.
+    """
     try:
         old = json.loads((folder / "manifest.json").read_text())
         same = [{**m["options"], "figures": 0, "seed": m["seed"], "versions": m["versions"]} for m in (old, manifest)]
-        names = [] if same[0] == same[1] else list(old["files"].items())
-    except (OSError, ValueError, KeyError):
-        return
-    for name, digest in names:
-        path = folder / Path(name).name
-        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
-            path.unlink()
+        files: dict[str, str] = old["files"]
+        if same[0] == same[1]:
+            return files
+        for name, digest in files.items():
+            path = folder / Path(name).name
+            if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
+                path.unlink()
+    except (OSError, ValueError, KeyError):  # there is none, or it is not ours
+        pass
+    return {}
 
 
 def _csv(rows: Iterable[dict[str, Any]]) -> bytes:

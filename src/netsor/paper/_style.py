@@ -42,13 +42,14 @@ def new(height: float = 2.5) -> Any:
     return Figure(figsize=(COLUMN, height), layout="constrained")
 
 
-def rendered(figure: Any) -> dict[str, bytes]:
-    """The figure as pdf, png and svg, the same bytes each time."""
+def rendered(figure: Any, *kinds: str) -> list[bytes]:
+    """The figure as files of these kinds (pdf, png, svg), the same bytes each time."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # it is laid out now
-    files = {}
-    for kind, metadata in (("pdf", {"CreationDate": None}), ("png", {}), ("svg", {"Date": None})):
+    dates: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    files = []
+    for kind in kinds:
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, dpi=300, metadata=metadata)
-        files[kind] = buffer.getvalue()
+        figure.savefig(buffer, format=kind, dpi=300, metadata=dates.get(kind, {}))
+        files.append(buffer.getvalue())
     return files
