@@ -150,7 +150,7 @@ class Program:
         status = self._status(bound)
 
         def engine() -> Mixture | Joint:
-            found = conditional(self.outputs, bound, draws, seed, workers, executor, progress, xp)
+            found = conditional(self.outputs, bound, draws, seed, workers, executor, progress)
             origin = Origin(
                 status=status,
                 method=f"exact engine at {', '.join(f'{k} = {v}' for k, v in bound.items()) or 'fixed widths'}",

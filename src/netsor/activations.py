@@ -135,3 +135,13 @@ def leaky_relu(slope: float) -> Function:
 def clip(bound: float) -> Function:
     """x cut off at ± bound."""
     return Function("clip", partial(_clip, bound=bound), bounded=True, lipschitz=True, parameters=(bound,))
+
+
+def is_clip(f: Function) -> bool:
+    """Whether it is the clip of this library, at any bound; known by identity, not by its name."""
+    return isinstance(f.f, partial) and f.f.func is _clip
+
+
+def is_leaky(f: Function) -> bool:
+    """Whether it is the leaky ReLU of this library, of any slope."""
+    return isinstance(f.f, partial) and f.f.func is _leaky_relu

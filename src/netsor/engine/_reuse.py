@@ -1,109 +1,80 @@
-"""A matrix that acts again, on vectors that may depend on what it made before (a recurrent net).
+"""A matrix that acts more than once, perhaps on vectors that depend on what it made before (a recurrent net).
 
-W x = (W X) X⁺ x + C E: X are the earlier inputs, the first part is known, and for what of x is orthogonal to X the
-rows of W are as good as new.
+The inputs of all its uses, in order, have a Gram matrix with triangular factor C, and W x_i = Σ_j C_ij E_j: so a later
+use has coefficients of the sources of earlier ones, and of fresh sources for what of its inputs is orthogonal to all
+earlier inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..language._operation import MatMul
-from ..language._value import Value, Vector
-from ._coordinates import (
-    PARTS,
-    Coordinates,
-    array_namespace,
-    factor,
-    merged,
-    padded,
-    plus,
-    pseudo_inverse,
-    shaped,
-    transposed,
-)
-
-if TYPE_CHECKING:
-    from ._exact import Exact
-
-Array = Any
-Use = tuple[Value, list[int]]  # a MatMul, and the members of the matrix that it used
+from ._plan import Builder, Register
 
 
-def projected(run: Exact, value: Vector, earlier: Sequence[Value]) -> tuple[Array, Coordinates]:
-    """What of the inputs is orthogonal to the earlier inputs X of the matrix, and (W X) X⁺ x for the rest."""
-    uses = [(v, _members(v)) for v in (*earlier, value)]
-    now = uses[-1][1]
-    if any(run.vectors[_input(v)].nonlinear for v, _ in uses):
-        rows = _joint_rows(run, uses, now)
-    else:
-        rows = [_chosen(run, run.rows(_input(v), _copies(v)), then, now) for v, then in uses]
-    width = max(r.shape[-1] for r in rows)
-    *old, new = (padded(r, width) for r in rows)
-    xp = array_namespace(new)
-    replicas = max(r.shape[0] for r in (*old, new))
-    x = xp.concat([xp.broadcast_to(r, (replicas, len(now), *r.shape[2:])) for r in old], axis=2)
-    project = new @ transposed(x) @ pseudo_inverse(x @ transposed(x))
-    known: dict[str, Array] = dict.fromkeys(PARTS[:3])
-    start = 0
-    for (v, then), r in zip(uses[:-1], old, strict=True):
-        part = project[..., start : start + r.shape[2]]
-        start += r.shape[2]
-        for name in PARTS[:3]:
-            outputs = getattr(run.vectors[v], name)
-            if outputs is not None:
-                y = shaped(outputs, outputs.shape[0], len(then), v.size // len(then), *outputs.shape[-2:])
-                y = _chosen(run, y, then, now)
-                image = part @ merged(y)
-                known[name] = plus(known[name], shaped(image, *image.shape[:3], *y.shape[3:]))
-    return new - project @ x, Coordinates(**known)
+class Matrix:
+    """The uses of the members of one matrix so far. Members that a use leaves out have rows of zeros in it."""
 
+    def __init__(self, build: Builder, members: int) -> None:
+        self.build, self.members = build, members
+        self.factor: Register | None = None  # (members, K, K)
+        self.leads: list[Register] = []  # of each use: its sources (members, blocks, k, ·)
+        self.samples: list[Register] = []
+        self.sampled = False
 
-def _input(v: Value) -> Vector:
-    assert isinstance(v.op, MatMul)
-    return v.op.x
+    def coefficients(self, uses: Sequence[tuple[Register, Sequence[int]]], words: str) -> Register:
+        """C for the newest use, (members present, k, K + k), from the inputs of all uses and the members in each.
 
+        Inputs are (members present or 1, k, ·).
+        """
+        build, present = self.build, uses[-1][1]
+        *earlier, rows = (self._all_members(r, p) for r, p in uses)
+        width = max(r.shape[-1] for r in (*earlier, rows))
+        new = build.fitted(rows, width)
+        block = build.step("gram", new, new, words=f"⟨x, x'⟩ for {words}")
+        if self.factor is None:
+            made = build.step("factor", block, words=f"K = C C^T for {words}")
+            self.factor = made
+        else:
+            crosses = [build.step("gram", new, build.fitted(old, width)) for old in earlier]
+            cross = build.step("join", *crosses, axis=2) if len(crosses) > 1 else crosses[0]
+            below = build.step("solve", self.factor, cross, words="what the matrix did before")
+            rest = build.step("add", block, build.step("scale", build.step("gram", below, below), by=-1.0))
+            fresh = build.step("residual", rest, block, words=f"what is new for {words}")
+            made = build.step("join", below, fresh, axis=2)
+            above = build.step("pad", self.factor, before=0, after=fresh.shape[-1])
+            self.factor = build.step("join", above, made, axis=1)
+        return build.taken(made, np.array(present), axis=0)
 
-def _members(v: Value) -> list[int]:
-    assert isinstance(v.op, MatMul)
-    return [int(m) for m in v.op.weight.members.ravel()]
+    def remember(self, lead: Register, sample: Register | None, present: Sequence[int], blocks: int) -> None:
+        """Keep the fresh sources (members present · blocks, k, ·) of the newest use."""
+        self.sampled |= sample is not None
+        for kept, e in ((self.leads, lead), (self.samples, sample)):
+            if e is None:
+                e = self.build.constant(np.zeros((*lead.shape[:-1], 1)))
+            kept.append(self._all_members(self.build.reshape(e, len(present), blocks, *e.shape[1:]), present))
 
+    def sources(self, present: Sequence[int]) -> tuple[Register, Register | None]:
+        """The sources of all uses, for the members present: (members present · blocks, K, ·)."""
+        return self._stacked(self.leads, present), self._stacked(self.samples, present) if self.sampled else None
 
-def _copies(v: Value) -> int:
-    """1 if all members act on the same vectors."""
-    assert isinstance(v.op, MatMul)
-    return v.op.weight.members.size if v.op.each else 1
+    def _stacked(self, parts: Sequence[Register], present: Sequence[int]) -> Register:
+        build, width = self.build, max(part.shape[-1] for part in parts)
+        fitted = [build.fitted(part, width) for part in parts]
+        joined = build.step("join", *fitted, axis=2) if len(fitted) > 1 else fitted[0]
+        chosen = build.taken(joined, np.array(present), axis=0)
+        return build.reshape(chosen, chosen.shape[0] * chosen.shape[1], *chosen.shape[2:])
 
-
-def _chosen(run: Exact, rows: Array, then: list[int], now: list[int]) -> Array:
-    """Of rows for the members `then` (or for all, if one), those for the members `now`; 0 for the absent."""
-    xp = array_namespace(rows)
-    present = np.array([float(m in then) for m in now]).reshape(1, -1, *(1,) * (rows.ndim - 2))
-    if rows.shape[1] > 1:
-        rows = xp.take(rows, xp.asarray([then.index(m) if m in then else 0 for m in now]), axis=1)
-    return run.asarray(present) * rows
-
-
-def _joint_rows(run: Exact, uses: Sequence[Use], now: list[int]) -> list[Array]:
-    """The inputs of all uses, by a factor of their joint Gram matrix: for nonlinear ones at infinite width."""
-    parts, sizes = [], []
-    at_nodes = any(run.vectors[_input(v)].nodes is not None for v, _ in uses)
-    for v, then in uses:
-        x, copies = _input(v), _copies(v)
-        c = run.vectors[x]
-        if at_nodes:
-            c = replace(c, nodes=run.limit.at_nodes(x, c), f=None)
-        rows, mean = run.arranged(x, c, copies)
-        if copies > 1:
-            order = [then.index(m) if m in then else 0 for m in now]
-            rows, mean = rows.each(lambda a, o=order: a[:, o]), mean[:, order]  # type: ignore[misc]
-        parts.append((rows, mean, np.array([float(m in then) for m in now])[None, :, None]))
-        sizes.append(x.size // copies)
-    split = np.cumsum([0, *sizes]).tolist()
-    joint = factor(run.limit.joint_gram(parts))
-    return [joint[:, :, a:b, :] for a, b in pairwise(split)]
+    def _all_members(self, rows: Register, present: Sequence[int]) -> Register:
+        """Rows for all members, from those for the members present (or for all alike, if one); 0 for the absent."""
+        build = self.build
+        if rows.shape[0] == 1 and len(present) > 1:
+            rows = build.step("take", rows, places=np.zeros(len(present), dtype=np.intp), axis=0)
+        if list(present) == list(range(self.members)):
+            return rows
+        zero = build.constant(np.zeros((1, *rows.shape[1:])))
+        place = np.full(self.members, len(present))
+        place[list(present)] = np.arange(len(present))
+        return build.step("take", build.step("join", rows, zero, axis=0), places=place, axis=0)
