@@ -65,13 +65,9 @@ def row_softmax(p: Array, allowed: Array | None = None) -> Array:
     if p.shape[-1] > 16:
         weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))
         return weights / xp.sum(weights, axis=-1, keepdims=True)
-    columns = range(p.shape[-1])  # one by one: numpy is slow at reducing short axes
-    if not (xp.max(p) < 500.0 and xp.min(p) > -500.0):  # it could overflow: let the largest exponent of such rows be 0
-        highest = reduce(xp.maximum, (p[..., j] for j in columns))
-        lowest = reduce(xp.minimum, (p[..., j] for j in columns))
-        p = p - xp.where((highest < 500.0) & (lowest > -500.0), 0.0, highest)[..., None]
-    weights = xp.exp(p)
-    return weights * (1.0 / reduce(xp.add, (weights[..., j] for j in columns)))[..., None]
+    columns = [p[..., j] for j in range(p.shape[-1])]  # one by one: numpy is slow at reducing short axes
+    weights = xp.exp(p - reduce(xp.maximum, columns)[..., None])
+    return weights * (1.0 / reduce(xp.add, (weights[..., j] for j in range(len(columns)))))[..., None]
 
 
 def _identity(x: Array) -> Array:

@@ -47,9 +47,7 @@ def kernel(
     )
     xy = np.swapaxes(np.reshape(xy, (*xy.shape[:-2], i, r, j, s)), -3, -2)
     arrays = [np.asarray(p) for p in params]
-    value, error = expected_kernel(
-        Rows(f, mu, tuple(arrays[:given])), Rows(g, nu, tuple(arrays[given:])), xx, xy, yy
-    )
+    value, error = expected_kernel(Rows(f, mu, tuple(arrays[:given])), Rows(g, nu, tuple(arrays[given:])), xx, xy, yy)
     return xp.asarray(_shifted(value, error, shift))
 
 

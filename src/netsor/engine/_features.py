@@ -54,7 +54,9 @@ class Rests:
     places: list[int] = field(default_factory=list)  # the directions of the rests
 
 
-def added(build: Builder, frame: Frame, rests: Rests, new: Features, linear: bool, number: tuple[int, int], words: str) -> Register:
+def added(
+    build: Builder, frame: Frame, rests: Rests, new: Features, linear: bool, number: tuple[int, int], words: str
+) -> Register:
     """The coordinates (frames, k, directions) of new features; `linear` if products with linear vectors are asked for.
 
     The frame gets a direction for each.
@@ -204,9 +206,7 @@ class _Product:
         return made  # type: ignore[return-value]
 
 
-def _part(
-    build: Builder, x: Features, factors: Factors
-) -> tuple[Register, Function, tuple[Register, ...]] | None:
+def _part(build: Builder, x: Features, factors: Factors) -> tuple[Register, Function, tuple[Register, ...]] | None:
     """Some factors of features as features: arguments, function and parameters; None if there are no factors."""
     if not factors:
         return None

@@ -62,7 +62,9 @@ class Frame:
         elif group.constant or kind == UNITS:  # a Fuse wants its means apart, in every frame
             self.directions = 1
             self.blocks.append(Directions(0, 1, NO_VALUE))
-        self.behind = np.zeros((group.frames, self.directions), dtype=bool)  # directions of which a feature is a function
+        self.behind = np.zeros(
+            (group.frames, self.directions), dtype=bool
+        )  # directions of which a feature is a function
         if group.constant or kind == UNITS:
             row = np.ones(self.directions)
             if kind == GROWING:
@@ -123,7 +125,9 @@ class Frame:
             size = later.stop - later.start
             if a == b:
                 key = (*later.number, self.group.number, OWN, 0)
-                drawn = self.build.draw("normals", key, (frames, size * (size - 1) // 2), "scores of sources drawn together")
+                drawn = self.build.draw(
+                    "normals", key, (frames, size * (size - 1) // 2), "scores of sources drawn together"
+                )
                 places = np.full((size, size), drawn.shape[-1])  # the last is a 0
                 places[np.tril_indices(size, -1)] = np.arange(drawn.shape[-1])
                 places = np.minimum(places, places.T)

@@ -13,7 +13,8 @@ from ..language._value import Value
 from ._lower import make_plan
 from ._montecarlo import Progress, chunks, one_blas_thread, run, whole_number
 from ._plan import Plan
-from ._run import Streams, run as run_plan
+from ._run import Streams
+from ._run import run as run_plan
 
 Array = npt.NDArray[np.float64]
 
@@ -108,10 +109,12 @@ def quadrature_error(
             return 0.0  # told when the law is made
         variance = np.diagonal(cov, axis1=1, axis2=2)
         spread = np.sqrt(np.where(variance > 0, variance, mean.var(axis=0)))
-        scale = np.where(spread > 0, spread, np.abs(mean) + 1e-300)
+        scale = np.where(spread > 0, spread, np.where(mean != 0, np.abs(mean), 1.0))
         worst = 0.0
         for shift in (1, 2):
-            other_mean, other_cov = _block(make_plan(outputs, widths, without=without, shift=shift), Streams(0, 0), TRIED)
+            other_mean, other_cov = _block(
+                make_plan(outputs, widths, without=without, shift=shift), Streams(0, 0), TRIED
+            )
             worst = max(worst, float(np.max(np.abs(other_mean - mean) / scale, initial=0.0)))
             size = scale[:, :, None] * scale[:, None, :]
             worst = max(worst, float(np.max(np.abs(other_cov - cov) / size, initial=0.0)))

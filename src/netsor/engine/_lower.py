@@ -37,17 +37,20 @@ from ..language._operation import (
     Source,
     Take,
 )
+from ..language._score import MASKED_SOFTMAX
 from ..language._value import Scalar, Value, Vector
 from ._clusters import Clusters, Group, blocks_of
 from ._error import ExactError
+from ._expectation import NODES
 from ._features import Features, Rests, added
 from ._frame import AT_NODES, GROWING, LIMIT, NO_VALUE, STANDARD, UNITS, Frame
-from ._expectation import NODES
 from ._plan import SAMPLE, Builder, Plan, Register, named
 from ._reuse import Matrix
 from .passes import SHORTCUTS, rewrite
 from .passes._rewrite import Context, Fuse, asked, asked_together, earlier_uses, linear_sources
 from .passes.leaves import leaves
+
+LARGEST = 2**33  # bytes of a single replica, above which a program is refused
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.intp]
@@ -106,9 +109,13 @@ class Lowering:
         self.blocks, self.widths = blocks_of(values, context.bound)
         self.clusters = Clusters(self.values, self.blocks)
         self.groups = self.clusters.groups(self.widths)
-        self.into = {s for v in values if isinstance(v.op, Nonlin) and v in self.coordinates for x in asked(v) for s in made[x]}
+        self.into = {
+            s for v in values if isinstance(v.op, Nonlin) and v in self.coordinates for x in asked(v) for s in made[x]
+        }
         if "undrawn" in without:
             self.into |= self.coordinates
+        for group in self.groups:
+            self._check_room(group)
         self.frames = {group: Frame(group, self._kind(group, made), self.build) for group in self.groups}
         self.rests = {group: self._rests(group, edges) for group in self.groups}
         self.matrices: dict[Source, Matrix] = {}
@@ -126,6 +133,17 @@ class Lowering:
                 place = context.origin[value]
                 self.number[value] = place, count[place]
                 count[place] += 1
+
+    def _check_room(self, group: Group) -> None:
+        """Refuse, before anything is made, coordinates that no memory holds."""
+        if group.nonlinear and group.width < math.inf:
+            size = 8 * group.width * sum(places.size for places in group.positions.values())
+            if size > LARGEST:
+                raise ExactError(
+                    group.nonlinear[0],
+                    f"a nonlinearity at width {group.width:.0f} needs {size:.1e} bytes for the coordinates of a replica",
+                    instead="take the width inf, or a smaller one",
+                )
 
     def _kind(self, group: Group, made: Mapping[Value, frozenset[Value]]) -> str:
         """What coordinates the vectors of a group have."""
@@ -191,10 +209,10 @@ class Lowering:
             case Scale(c, x):
                 factor = self._lined(self.scalars[c], c.ndim, value.ndim)
                 factor = build.reshape(factor, *factor.shape, 1, 1)
-                return self._linear(value, [x], lambda a: build.step("multiply", a, factor), lined=True, by=factor)
+                return self._linear(value, [x], lambda a: build.step("multiply", a, factor), lined=True, by=c)
             case Mix(a, x):
                 weights = self._lined(self.scalars[a], a.ndim, value.ndim + 1)
-                return self._linear(value, [x], lambda v: self._mixed(weights, v), lined=True, by=weights)
+                return self._linear(value, [x], lambda v: self._mixed(weights, v), lined=True, by=a)
             case Concat(x, axis):
                 return self._linear(value, [x], lambda a: self._concatenated(a, axis))
             case Take(x, flat):
@@ -213,7 +231,7 @@ class Lowering:
         inputs: Sequence[Value],
         act: Callable[..., Register],
         lined: bool = False,
-        by: Register | None = None,
+        by: Scalar | None = None,
     ) -> Lowered:
         """A linear operation acts on coordinates, samples and supports alike; `by` are its coefficients."""
         build = self.build
@@ -232,13 +250,19 @@ class Lowering:
             sample = acted([x.sample or build.constant(np.zeros((*x.lead.shape[:-1], 1))) for x in given])
         support = None
         if any(x.support is not None for x in given):
-            marks = [build.constant(x.support if x.support is not None else np.zeros((*x.lead.shape[:-1], 0))) for x in given]
+            marks = [
+                build.constant(x.support if x.support is not None else np.zeros((*x.lead.shape[:-1], 0))) for x in given
+            ]
             if by is None:
                 found = acted(marks)
-            else:  # where a coefficient is a 0 of the program there is no support; any drawn number counts as not 0
+            else:
                 mark = self._lined(marks[0], inputs[0].ndim, value.ndim)
-                mixes = isinstance(value.op, Mix)
-                found = self._mixed(_marks(by), mark) if mixes else build.step("multiply", mark, _marks(by))
+                some = self.build.constant(~_zeros(by))
+                if isinstance(value.op, Mix):
+                    found = self._mixed(self._lined(some, by.ndim, value.ndim + 1), mark)
+                else:
+                    some = self._lined(some, by.ndim, value.ndim)
+                    found = build.step("multiply", mark, build.reshape(some, *some.shape, 1, 1))
             support = np.asarray(found.value)[0] > 0
             support = np.broadcast_to(support, (*lead.shape[:-1], support.shape[-1]))
         return Lowered(lead, sample, support)
@@ -291,7 +315,9 @@ class Lowering:
         sample = None
         if slots and value in self.coordinates and (infinite or value not in self.drawn):
             if value in self.into and (infinite or "undrawn" in self.without):
-                drawn = build.draw("normals", (*number, 0, SAMPLE, 0), (slots, sources, 1), f"{self._words(value)}: one coordinate")
+                drawn = build.draw(
+                    "normals", (*number, 0, SAMPLE, 0), (slots, sources, 1), f"{self._words(value)}: one coordinate"
+                )
                 sample = drawn
             else:  # a Gaussian variable each, never drawn
                 unit = np.eye(slots * sources, self.columns + slots * sources, self.columns)
@@ -414,9 +440,7 @@ class Lowering:
         lead, sample = self._sources(value, members * blocks, c.shape[-1])
         return self._combined(value, c, lead, sample, members)
 
-    def _combined(
-        self, value: Vector, c: Register, lead: Register, sample: Register | None, members: int
-    ) -> Lowered:
+    def _combined(self, value: Vector, c: Register, lead: Register, sample: Register | None, members: int) -> Lowered:
         """C E, from (members or 1, vectors, k) and sources (members · blocks, k, ·)."""
         build, blocks = self.build, self.blocks[value.width]
 
@@ -433,7 +457,9 @@ class Lowering:
         x = multiplied(c, lead, f"{self._words(value)} = C E" if lead.size else "")
         support = None
         if math.isinf(self.widths[value.width]):
-            support = np.asarray(multiplied(_marks(c), _marks(lead)).value)[0] > 0
+            # products that vanish in the limit are of order 1/√n, and count in a score: all vectors share all sources
+            every = build.constant(np.ones(c.shape))
+            support = np.asarray(multiplied(every, _marks(lead)).value)[0] > 0
         return Lowered(x, None if sample is None else multiplied(c, sample), support)
 
     def _again(self, value: Vector, op: MatMul) -> Lowered:
@@ -484,9 +510,7 @@ class Lowering:
 
     # Nonlinearities
 
-    def _nonlin(
-        self, value: Vector, f: Any, vectors: Sequence[Vector], scalars: Sequence[Scalar]
-    ) -> Lowered:
+    def _nonlin(self, value: Vector, f: Any, vectors: Sequence[Vector], scalars: Sequence[Scalar]) -> Lowered:
         build, infinite = self.build, math.isinf(self.widths[value.width])
         given = [self.vectors[x] for x in vectors]
         numbers = [self._lined(self.scalars[p], p.ndim, value.ndim) for p in scalars]
@@ -511,11 +535,11 @@ class Lowering:
         for group in self._groups_of(value):
             places, frame = group.positions[value], self.frames[group]
             if frame.kind == AT_NODES:
-                lead = self._at_nodes(value, f, group, vectors, scalars)
+                lead, some = self._at_nodes(value, f, group, vectors, scalars), np.ones((*places.shape, NODES))
             else:
-                lead = self._features(value, f, group, vectors, scalars)
+                lead, some = self._features(value, f, group, vectors, scalars)
             parts.append((places, lead))
-            marks.append((places, _marks(lead)))
+            marks.append((places, build.constant(some)))
         rows, found = self._scattered(parts), self._scattered(marks)
         shape = (*value.shape, blocks, rows.shape[-1])
         return Lowered(build.reshape(rows, *shape), sample, np.asarray(found.value)[0].reshape(shape) > 0)
@@ -530,10 +554,12 @@ class Lowering:
 
     def _features(
         self, value: Vector, f: Any, group: Group, vectors: Sequence[Vector], scalars: Sequence[Scalar]
-    ) -> Register:
+    ) -> tuple[Register, Bools]:
+        """The coordinates of features in the frames of a group, and along which directions they can have any."""
         build, frame, places = self.build, self.frames[group], group.positions[value]
         frames, count, d = *places.shape, frame.directions
         arguments, supports = [], []
+        along = np.zeros((frames, count, d), dtype=bool)
         for x in vectors:
             at = self._argument(x, value, places)
             rows = self._gathered(self.vectors[x].lead, at, d)
@@ -543,6 +569,7 @@ class Lowering:
             marks = np.zeros((math.prod(support.shape[:-1]), d), dtype=bool)
             marks[:, : min(d, support.shape[-1])] = support.reshape(len(marks), -1)[:, :d]
             marks = marks[at]  # (frames, k, directions)
+            along |= marks
             frame.behind |= marks.any(axis=1)
             reach = marks.any(axis=(0, 1))
             if group.constant:
@@ -555,8 +582,11 @@ class Lowering:
             chosen = build.taken(flat, self._argument(p, value, places).ravel(), axis=0)
             params.append(build.reshape(chosen, frames, count))
         rests, linear = self.rests[group][value]
+        along[..., rests.places] = True
+        along[..., : int(group.constant)] = True
         new = Features(f, u, np.stack(supports), tuple(params))
-        return added(build, frame, rests, new, linear, self.number[value], named(f))
+        lead = added(build, frame, rests, new, linear, self.number[value], named(f))
+        return lead, np.pad(along, ((0, 0), (0, 0), (0, count)), constant_values=True)
 
     def _at_nodes(
         self, value: Vector, f: Any, group: Group, vectors: Sequence[Vector], scalars: Sequence[Scalar]
@@ -565,7 +595,9 @@ class Lowering:
         build, places = self.build, group.positions[value]
         frames, count = places.shape
         arrays = [
-            build.step("scale", self._gathered(self.vectors[x].lead, self._argument(x, value, places), NODES), by=NODES**0.5)
+            build.step(
+                "scale", self._gathered(self.vectors[x].lead, self._argument(x, value, places), NODES), by=NODES**0.5
+            )
             for x in vectors
         ]
         for p in scalars:
@@ -602,7 +634,11 @@ class Lowering:
         for uses in self.uses.values():
             for use in uses:
                 assert isinstance(use.op, MatMul)
-                more = any(self.last[v] > index for v in self.values if isinstance(v.op, MatMul) and v.op.weight.source is use.op.weight.source)
+                more = any(
+                    self.last[v] > index
+                    for v in self.values
+                    if isinstance(v.op, MatMul) and v.op.weight.source is use.op.weight.source
+                )
                 if more and (use in group.positions or use.op.x in group.positions):
                     return False
         return any(self.last[value] > index and value in self.drawn for value in group.slots)
@@ -633,7 +669,9 @@ class Lowering:
             case Apply(f, scalars, axes):
                 leading = max(p.ndim for p in scalars) - axes
                 arrays = [self._lined(self.scalars[p], p.ndim, leading + axes) for p in scalars]
-                return build.step("apply", *arrays, made=value.shape, words=f"{named(f)} of scalars", f=f, shape=value.shape)
+                return build.step(
+                    "apply", *arrays, made=value.shape, words=f"{named(f)} of scalars", f=f, shape=value.shape
+                )
             case Take(x, flat):
                 return self._taken(self.scalars[x], x.ndim, flat)
             case Join(parts):
@@ -707,7 +745,9 @@ class Lowering:
                 frame, places = self.frames[group], group.positions[v]
                 size = min(flat.shape[-1], frame.directions)
                 # (1, …, 1) has a score with sources alone, as a feature has
-                strange[places.ravel(), :size] = frame.mask([b for b in frame.blocks if b.feature or b.number == NO_VALUE])[:size]
+                strange[places.ravel(), :size] = frame.mask(
+                    [b for b in frame.blocks if b.feature or b.number == NO_VALUE]
+                )[:size]
                 kind[places.ravel(), :size] = frame.mask([b for b in frame.blocks if b.feature])[:size]
                 back[places.ravel(), :size] = np.repeat(frame.behind, places.shape[1], axis=0)[:, :size]
             shape = (*(1,) * (ndim - v.ndim), *support.shape)
@@ -718,7 +758,9 @@ class Lowering:
         width = min(m.shape[-1] for m in marks)
         common = _paired(marks[0][..., :width], marks[1][..., :width])
         if common.any():
-            raise ExactError(value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞")
+            raise ExactError(
+                value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞"
+            )
         met = odd[0][..., :, None, :] & odd[1][..., None, :, :]
         met |= features[0][..., :, None, :] & behind[1][..., None, :, :]
         met |= behind[0][..., :, None, :] & features[1][..., None, :, :]
@@ -782,11 +824,22 @@ class Lowering:
 
 
 def _marks(a: Register) -> Register:
-    """Where an array can be other than 0: everywhere if it is drawn, and where it is not 0 up to rounding if not."""
-    if a.value is None:
-        return Register(a.shape, np.ones((1, *a.shape)))
-    size = np.abs(a.value)
-    return Register(a.shape, (size > 1e-13 * size.max(axis=-1, keepdims=True, initial=0.0)).astype(np.float64))
+    """Where an array can be other than 0: everywhere if it is drawn."""
+    return Register(a.shape, np.ones((1, *a.shape)) if a.value is None else (a.value != 0).astype(np.float64))
+
+
+def _zeros(value: Scalar) -> Bools:
+    """The scalars that are 0 by the program, at every width: a number that only tends to 0 counts in a score."""
+    match value.op:
+        case Constant(numbers):
+            return np.asarray(numbers == 0)
+        case Take(Scalar() as x, flat):
+            return _zeros(x).ravel()[flat]
+        case Join(parts):
+            return np.concatenate([_zeros(part) for part in parts if isinstance(part, Scalar)])
+        case Apply(f, (_, Scalar(op=Constant(allowed))), 1) if f is MASKED_SOFTMAX:
+            return np.broadcast_to(allowed == 0, value.shape)
+    return np.zeros(value.shape, dtype=bool)
 
 
 def _paired(a: Bools, b: Bools) -> Bools:
@@ -821,7 +874,7 @@ def _all_members(values: Sequence[Value]) -> dict[Source, list[int]]:
 
 def _last_uses(values: Sequence[Value], outputs: Sequence[Value]) -> dict[Value, int]:
     """The place of the last value that needs the coordinates of each."""
-    last = {value: -1 for value in values}
+    last = dict.fromkeys(values, -1)
     for k, value in enumerate(values):
         for x in value.op.inputs:
             last[x] = k

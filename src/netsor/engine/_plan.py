@@ -61,7 +61,11 @@ class Step:
 
 
 RULES: dict[str, Callable[..., Array]] = {
-    **{name: rule for name, rule in vars(_instructions).items() if getattr(rule, "__module__", "") == _instructions.__name__ and not name.startswith("_")},
+    **{
+        name: rule
+        for name, rule in vars(_instructions).items()
+        if getattr(rule, "__module__", "") == _instructions.__name__ and not name.startswith("_")
+    },
     "kernel": _expectation.kernel,
     "moments": _expectation.moments,
 }
@@ -123,8 +127,10 @@ class Builder:
         have = a.shape[-1]
         if have == width:
             return a
-        return self.step("pad", a, before=0, after=width - have) if have < width else self.step(
-            "part", a, start=0, stop=width
+        return (
+            self.step("pad", a, before=0, after=width - have)
+            if have < width
+            else self.step("part", a, start=0, stop=width)
         )
 
     def taken(self, a: Register, places: Any, axis: int) -> Register:

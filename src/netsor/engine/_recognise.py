@@ -66,7 +66,7 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float]) -> Recognised 
     query, keys, values = (np.asarray(k) for k in kernels)
     allowed = np.ones(len(keys), dtype=bool)
     if mask:
-        if not isinstance(mask[0].op, Constant):
+        if not isinstance(mask[0].op, Constant) or mask[0].ndim > 2:  # one that differs between heads
             return None
         allowed = np.broadcast_to(mask[0].op.numbers > 0, (1, len(keys)))[0]
     box = np.ix_(allowed, allowed)

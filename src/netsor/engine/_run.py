@@ -49,7 +49,7 @@ def run(plan: Plan, streams: Streams, replicas: int, xp: Any = np) -> tuple[Arra
         if step.kind in ("normals", "chi"):
             arrays[step.out] = xp.asarray(streams.draw(step, replicas))
         else:
-            given = [arrays[arg] if arg.value is None else arg.value for arg in step.args]
+            given = [arrays[arg] if arg.value is None else xp.asarray(arg.value) for arg in step.args]
             arrays[step.out] = RULES[step.kind](xp, *given, **step.params)
         for number in dead:
             del arrays[plan.steps[number].out]

@@ -73,9 +73,7 @@ def _worth(x: Single, y: Single, terms: int) -> bool:
     return (smooth or terms <= 256) and not x.params and not y.params and not x.mean.any() and not y.mean.any()
 
 
-def _summed(
-    x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int
-) -> tuple[Array, Array, Array, Array]:
+def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) -> tuple[Array, Array, Array, Array]:
     """Values, errors and scales; and which pairs the series does not settle (their errors are those of the rows)."""
     first_x, first_y = ix.min(), iy.min()
     rows_x, rows_y = x.take(slice(first_x, ix.max() + 1)), y.take(slice(first_y, iy.max() + 1))

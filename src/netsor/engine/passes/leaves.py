@@ -17,9 +17,7 @@ from ...language._value import Value
 from ._rewrite import Fuse, earlier_uses
 
 
-def leaves(
-    values: list[Value], edges: Mapping[Value, set[Value]], whole: set[Value]
-) -> tuple[set[Value], list[Value]]:
+def leaves(values: list[Value], edges: Mapping[Value, set[Value]], whole: set[Value]) -> tuple[set[Value], list[Value]]:
     """The leaves, and the values in an order that allows them; of vectors in `whole` an output needs a coordinate."""
     before: dict[Value, set[Value]] = {}
     found: set[Value] = set()

@@ -15,7 +15,7 @@ from typing import cast
 import numpy as np
 
 from ... import activations as known
-from ...language._graph import widths_of, ordered
+from ...language._graph import ordered, widths_of
 from ...language._operation import Add, Apply, Concat, Constant, Data, Gaussian, Join, MatMul, Mix, Nonlin, Scale, Take
 from ...language._score import MASKED_SOFTMAX, SOFTMAX
 from ...language._value import Scalar, Value, Vector
@@ -95,7 +95,7 @@ def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
         case Nonlin(f, _, ()):
             if f in WITHIN_ONE:
                 return Size(1.0, 0.0, 0)
-            contraction = f in CONTRACTIONS or known.is_clip(f) or known.is_leaky(f) and abs(f.parameters[0]) <= 1
+            contraction = f in CONTRACTIONS or known.is_clip(f) or (known.is_leaky(f) and abs(f.parameters[0]) <= 1)
             return Size(fixed, variance, factors) if contraction else None
         case Add():
             total = sum(math.sqrt(v.variance) for v in found)
