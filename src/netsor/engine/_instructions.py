@@ -2,6 +2,9 @@
 
 Arrays are (replicas, …); what is the same for all replicas has one of them. Every function takes the array library
 first. Nothing here draws a number or looks at one to decide what to do.
+
+In numpy, arrays with few entries a replica lie in memory with the replicas innermost, so that every loop is long.
+Nothing depends on it but speed: `behind` says that an array lies so, and views with the replicas last keep it so.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 Array = Any
 Shape = tuple[int, ...]
@@ -18,8 +23,15 @@ LEAF = 12  # rows of a matrix that is factored column by column
 TOLERANCE = 1e-13  # of a pivot, relative to its diagonal entry, below which a row depends on those before it
 
 
+def behind(a: Array) -> bool:
+    """Whether the replicas are innermost in memory."""
+    return type(a) is np.ndarray and a.ndim > 1 and a.shape[0] > 1 and a.strides[0] == a.itemsize
+
+
 def reshape(xp: Any, a: Array, shape: Shape) -> Array:
     """The entries of a replica in another shape."""
+    if behind(a):
+        return np.moveaxis(np.reshape(np.moveaxis(a, 0, -1), (*shape, a.shape[0])), -1, 0)
     return xp.reshape(a, (a.shape[0], *shape))
 
 
@@ -30,6 +42,8 @@ def permute(xp: Any, a: Array, axes: Sequence[int]) -> Array:
 
 def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
     """Entries along one axis of a replica."""
+    if behind(a):
+        return np.moveaxis(np.take(np.moveaxis(a, 0, -1), places, axis=axis), -1, 0)
     axis = axis + 1 if axis >= 0 else axis
     return xp.take(a, xp.asarray(places), axis=axis)
 
@@ -41,20 +55,17 @@ def part(xp: Any, a: Array, start: int, stop: int) -> Array:
 
 def pad(xp: Any, a: Array, before: int, after: int) -> Array:
     """Zeros around the last axis."""
-    pieces = [a]
-    if before:
-        pieces.insert(0, xp.zeros((*a.shape[:-1], before), dtype=a.dtype))
-    if after:
-        pieces.append(xp.zeros((*a.shape[:-1], after), dtype=a.dtype))
-    return xp.concat(pieces, axis=-1)
+    front, back = (xp.zeros((1, *a.shape[1:-1], size), dtype=a.dtype) for size in (before, after))
+    return join(xp, front, a, back, axis=len(a.shape) - 2)
 
 
 def join(xp: Any, *arrays: Array, axis: int) -> Array:
-    """Arrays set end to end along an axis of a replica (from the back, if negative)."""
-    axis = axis + 1 if axis >= 0 else axis
+    """Arrays set end to end along an axis of a replica."""
     replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
     spread = [a if a.shape[0] == replicas else xp.broadcast_to(a, (replicas, *a.shape[1:])) for a in arrays]
-    return xp.concat(spread, axis=axis)
+    if any(behind(a) for a in arrays):
+        return np.moveaxis(np.concatenate([np.moveaxis(a, 0, -1) for a in spread], axis=axis), -1, 0)
+    return xp.concat(spread, axis=axis + 1)
 
 
 def spread(xp: Any, a: Array, shape: Shape) -> Array:
@@ -189,9 +200,9 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
 
 def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
     """Rows of a frame, from what was drawn of them (frames, ·): `places` index the pieces, set end to end, then a 0."""
-    zero = xp.zeros((*pieces[0].shape[:-1], 1), dtype=pieces[0].dtype)
-    flat = join(xp, *pieces, zero, axis=-1)
-    return xp.reshape(xp.take(flat, xp.asarray(places), axis=-1), (*flat.shape[:-1], *shape))
+    zero = xp.zeros((1, *pieces[0].shape[1:-1], 1), dtype=pieces[0].dtype)
+    flat = join(xp, *pieces, zero, axis=1)
+    return reshape(xp, take(xp, flat, places, axis=1), (*flat.shape[1:-1], *shape))
 
 
 def sphere(xp: Any, known: Array, point: Array, *rest: Array) -> Array:
@@ -205,8 +216,7 @@ def sphere(xp: Any, known: Array, point: Array, *rest: Array) -> Array:
     left = xp.maximum(1.0 - squares(xp, known), xp.zeros((), dtype=point.dtype)) if known.shape[-1] else 1.0
     ratio = xp.sqrt(left / square)[..., None]
     found = point * ratio
-    old = xp.broadcast_to(known, (*found.shape[:-1], known.shape[-1]))
-    return xp.concat([old, found], axis=-1)
+    return join(xp, known, found, axis=len(found.shape) - 2)
 
 
 def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape) -> Array:

@@ -15,6 +15,8 @@ from ._plan import RULES, Plan, Step
 
 Array = Any
 
+LONG = 32  # entries of a row, from which on numpy's loops over it are long enough
+
 
 class Streams:
     """The random numbers of one chunk of replicas."""
@@ -31,12 +33,19 @@ class Streams:
         rng = self._generators[key]
         shape = replicas, *step.out.shape
         if step.kind == "normals":
-            return rng.standard_normal(shape)
+            return _laid_out(rng.standard_normal(shape))
         freedom = step.params["freedom"]
         half = freedom / 2 if len(freedom) > 1 else freedom[0] / 2  # numpy is faster with a number than with an array
-        halves = rng.standard_gamma(half, shape)
+        halves = _laid_out(rng.standard_gamma(half, shape))
         halves *= 2
         return np.sqrt(halves, out=halves)
+
+
+def _laid_out(a: Array) -> Array:
+    """The replicas innermost in memory, if a row of a replica is short: see `_instructions`."""
+    if a.shape[-1] >= LONG:
+        return a
+    return np.moveaxis(np.ascontiguousarray(np.moveaxis(a, 0, -1)), -1, 0)
 
 
 def run(plan: Plan, streams: Streams, replicas: int, xp: Any = np) -> tuple[Array, Array]:
