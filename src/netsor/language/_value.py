@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..activations import Function
-from ._array import Operation, Source, Value
+from ._array import Operation, Source, Take, Value
 from ._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, power
 from ._given import Shape, numbers, shown
 from ._where import TraceError
@@ -30,6 +30,13 @@ class Scalar(Value):
 
     def _like(self, op: Operation, shape: Shape) -> Self:
         return type(self)(op, shape)
+
+    def take(self, flat: npt.ArrayLike, operation: str) -> Self:
+        """The entries at flat positions, in the shape of `flat`; of given numbers, they are given numbers."""
+        taken = super().take(flat, operation)
+        if isinstance(self.op, Constant) and isinstance(taken.op, Take):
+            return self._like(Constant(self.op.numbers.ravel()[taken.op.flat]), taken.shape)
+        return taken
 
     def __repr__(self) -> str:
         return f"<Scalar of shape {self.shape}, by {type(self.op).__name__}>"
