@@ -45,6 +45,13 @@ def test_activations(x, name):
     np.testing.assert_allclose(b, expected(a), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_of_scalars(x, name):
+    phi, expected = ACTIVATIONS[name]
+    a, b = drawn(ns.dot(x, x), phi(ns.dot(x, x)))
+    np.testing.assert_allclose(b, expected(a), rtol=1e-12, atol=1e-14)
+
+
 def test_nonlin_of_vectors_and_scalars(x):
     y, p = ns.gaussian(n, 3), ns.mean_dot(x, x)[:, 0, :]  # p has the shape (2, 3) of x
     a, b, c, h = drawn(x, y, p, ns.nonlin(lambda u, v, s: np.sin(u) * v + s, x, y, p))
@@ -76,6 +83,8 @@ def test_reductions_and_rearrangements(x):
         "index of an index": (x[1][2], lambda a, b: a[:, 1, 2]),
         "transpose": (x.transpose(), lambda a, b: a.swapaxes(1, 2)),
         "reshape": (x.reshape(6), lambda a, b: a.reshape(-1, 6, N)),
+        "reshape, as a tuple": (x.reshape((3, 2)), lambda a, b: a.reshape(-1, 3, 2, N)),
+        "transpose, as a tuple": (x.transpose((1, 0)), lambda a, b: a.swapaxes(1, 2)),
         "broadcast": (x.broadcast_to((4, 2, 3)), lambda a, b: np.stack([a] * 4, 1)),
         "stack": (ns.stack([x, y], axis=-1), lambda a, b: np.stack([a, b], 3)),
         "join": (ns.join([x, y], axis=1), lambda a, b: np.concatenate([a, b], 2)),

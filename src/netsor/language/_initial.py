@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from ._given import as_shape, numbers, shown
 from ._operation import Data, Gaussian, Source
-from ._value import Vector, numbers
-from ._weight import as_shape
+from ._value import Vector
 from ._where import TraceError
 from ._width import Width, as_width
 
@@ -35,7 +35,7 @@ def gaussian(
     covariance = numbers(cov, "gaussian")
     if covariance.ndim == 0:
         if covariance < 0:
-            raise TraceError("gaussian", f"cov={cov!r} must not be negative")
+            raise TraceError("gaussian", f"cov={shown(cov)} must not be negative")
         factor = np.sqrt(covariance) * np.eye(size) if covariance > 0 else np.zeros((size, 0))
     elif covariance.shape in ((size, size), shape + shape):
         factor = _root(covariance.reshape(size, size))

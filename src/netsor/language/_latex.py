@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 
 from ._check import CONJECTURED, NO_LIMIT, check
+from ._function import ADD, MATMUL, MULTIPLY, SUBTRACT
+from ._given import Shape
 from ._graph import ordered
 from ._names import LETTERS, names_of, taken_indices
 from ._narrow import narrow
@@ -29,7 +31,7 @@ from ._operation import (
     Take,
 )
 from ._print import initial_law
-from ._value import Shape, Value, Vector
+from ._value import Value, Vector
 from ._weight import Weight
 from ._width import Width
 
@@ -43,7 +45,7 @@ DOCUMENT = r"""\documentclass{article}
 \end{document}
 """
 
-OPERATORS = {"add": "+", "subtract": "-", "multiply": r"\cdot", "matmul": ""}
+OPERATORS = {ADD: "+", SUBTRACT: "-", MULTIPLY: r"\cdot", MATMUL: ""}
 
 
 def latex(name: str, outputs: Sequence[Value], document: bool) -> str:
@@ -194,8 +196,8 @@ class _Writer:
         match value.op:
             case Nonlin(f, vectors, scalars):
                 arguments = [ref(v, _broadcast(v, i)) for v in vectors]
-                if f.name in OPERATORS:
-                    return f" {OPERATORS[f.name]} ".join(arguments)
+                if f in OPERATORS:
+                    return f" {OPERATORS[f]} ".join(arguments)
                 arguments += [_number(p) for p in f.parameters]
                 given = "; " + ", ".join(ref(p, _broadcast(p, i)) for p in scalars) if scalars else ""
                 return rf"\operatorname{{{_escape(f.name)}}}({', '.join(arguments)}{given})"
@@ -219,8 +221,8 @@ class _Writer:
                 arguments = [
                     ref(p, _broadcast_to(p.shape[: p.ndim - axes], i[:cut]) + [r"\cdot"] * axes) for p in scalars
                 ]
-                if f.name in OPERATORS and axes == 0:
-                    return f" {OPERATORS[f.name]} ".join(arguments)
+                if f in OPERATORS and axes == 0:
+                    return f" {OPERATORS[f]} ".join(arguments)
                 arguments += [_number(p) for p in f.parameters]
                 entry = f"_{{{','.join(i[cut:])}}}" if i[cut:] else ""
                 return rf"\operatorname{{{_escape(f.name)}}}({', '.join(arguments)}){entry}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ._given import Shape
 from ._graph import weights_of
 from ._operation import (
     Add,
@@ -25,7 +26,7 @@ from ._operation import (
     Source,
     Take,
 )
-from ._value import Scalar, Shape, Value
+from ._value import Scalar, Value
 
 LETTERS = "ijklmabcdefgh"
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from ._given import Shape
 from ._graph import ordered
 from ._operation import (
     Add,
@@ -32,7 +33,7 @@ from ._operation import (
     Scale,
     Take,
 )
-from ._value import Shape, Value
+from ._value import Value
 
 Keep = tuple[npt.NDArray[np.bool_], ...]  # for each axis, which of its positions are needed
 

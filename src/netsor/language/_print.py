@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ._function import ADD, MATMUL, MULTIPLY, SUBTRACT
 from ._graph import ordered, widths_of
 from ._names import names_of, taken_indices
 from ._narrow import narrow
@@ -29,7 +30,7 @@ from ._operation import (
 from ._value import Value, Vector
 from ._weight import Weight
 
-INFIX = {"add": "+", "subtract": "−", "multiply": "·", "matmul": "@"}
+INFIX = {ADD: "+", SUBTRACT: "−", MULTIPLY: "·", MATMUL: "@"}  # by identity: a user may name a function so too
 
 
 def text(name: str, outputs: Sequence[Value]) -> str:
@@ -85,8 +86,8 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
         case MatMul(weight, x, each):
             return f"{names[weight.source]}.each({ref(x)})" if each else f"{names[weight.source]} {ref(x)}"
         case Nonlin(f, vectors, scalars):
-            if f.name in INFIX:
-                return f" {INFIX[f.name]} ".join(map(ref, vectors))
+            if f in INFIX:
+                return f" {INFIX[f]} ".join(map(ref, vectors))
             arguments = ", ".join([ref(v) for v in vectors] + [f"{p:g}" for p in f.parameters])
             return f"{f.name}({arguments}" + (f"; {', '.join(map(ref, scalars))})" if scalars else ")")
         case Add(x, y):
@@ -102,8 +103,8 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
         case Constant(numbers):
             return f"given numbers of shape {numbers.shape}"
         case Apply(f, scalars, _):
-            if f.name in INFIX:
-                return f" {INFIX[f.name]} ".join(map(ref, scalars))
+            if f in INFIX:
+                return f" {INFIX[f]} ".join(map(ref, scalars))
             return f"{f.name}({', '.join([ref(p) for p in scalars] + [f'{p:g}' for p in f.parameters])})"
         case Take(x, flat):
             indices = taken_indices(flat, x.shape)
