@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from ..language._value import Value
 from ._error import ExactError
 from ._exact import Exact
 from ._frame import Streams
-from ._montecarlo import Progress, chunks, one_blas_thread, run, whole_number
+from ._montecarlo import Progress, check_memory, chunks, one_blas_thread, run, whole_number
 from ._output import result
 from ._plan import Plan, make_plan
 
@@ -64,6 +64,7 @@ def conditional(
         draws = 1
     work = _Chunk(plan, seed, xp.__name__, block=max(1, int(BLOCK_BYTES // (_bytes(trial) / 2))))
     size = mean.shape[1]
+    check_memory(8.0 * draws * (size + size**2), f"draws={draws} of {size} outputs", "take fewer draws or outputs")
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
     error = trial.limit.error
     for part, (mean, cov, chunk_error) in run(work, chunks(draws, CHUNK), workers, executor, progress):
@@ -83,7 +84,7 @@ class _Chunk:
     library: str  # by name, so that it can be sent to another process
     block: int
 
-    def __call__(self, part: range) -> tuple[Array, Array, float]:
+    def __call__(self, part: range, tick: Callable[[int], None]) -> tuple[Array, Array, float]:
         streams = Streams(self.seed, part.start // CHUNK, 0)
         means, covs, error = [], [], 0.0
         asarray = importlib.import_module(self.library).asarray
@@ -96,6 +97,7 @@ class _Chunk:
                 means.append(np.broadcast_to(mean, (streams.replicas, *mean.shape[1:])))
                 covs.append(np.broadcast_to(cov, (streams.replicas, *cov.shape[1:])))
                 error = max(error, exact.limit.error)
+                tick(streams.replicas)
         return np.concatenate(means), np.concatenate(covs), error
 
 
