@@ -19,7 +19,7 @@ HANG = 300  # seconds: a deadline that only a hang reaches
 
 
 def doubled(part, tick):
-    for i in part:
+    for _ in part:
         tick(1)
     return [2 * i for i in part]
 
@@ -130,7 +130,7 @@ def test_whole_numbers_are_bounded():
     assert whole_number("seed", 2**128 - 1, 0) == 2**128 - 1
     assert whole_number("draws", np.int64(5), 1) == 5
     for wrong in (2**128, 10**400, -(10**5000), True, 2.0, "3", None, 0):
-        with pytest.raises(ValueError, match="n=.* must be an integer, 1 or more"):
+        with pytest.raises(ValueError, match=r"n=.* must be an integer, 1 or more"):
             whole_number("n", wrong, 1)
 
 
@@ -140,11 +140,11 @@ def test_what_cannot_fit_is_refused_before_it_is_begun(monkeypatch):
     with pytest.raises(ValueError, match=r"x would need 2 GiB of memory, and there are 1 GiB; y"):
         check_memory(2.0**31, "x", "y")
     net = ns.paper.layer()
-    with pytest.raises(ValueError, match="one draw at n=20000, every matrix of it, would need .* GiB"):
+    with pytest.raises(ValueError, match=r"one draw at n=20000, every matrix of it, would need .* GiB"):
         net.simulate(n=20000, draws=1, progress=False)
     with pytest.raises(ValueError, match="draws=1000000000 of 16 numbers would need"):
         net.simulate(n=16, draws=10**9, progress=False)
-    with pytest.raises(ValueError, match="draws=10{30} of 1 outputs would need"):
+    with pytest.raises(ValueError, match=r"draws=10{30} of 1 outputs would need"):
         net.law(n=16, draws=10**30, progress=False)
 
 
