@@ -29,7 +29,10 @@ class Cost(NamedTuple):
 def layer_cost(
     tokens: int, heads: int, width: float, head_dim: float | None, activation: str, draws: int, both: bool = False
 ) -> Cost:
-    """The built-in layer at this width; with `both`, its limit too, from the same random numbers."""
+    """The built-in layer at this width; with `both`, its limit too, from the same random numbers.
+
+    A clip that never clips is the activation "identity" here.
+    """
     s, h = float(tokens), float(heads)
     size = 125 * h * s**2 + 200 * s**2 + 2e8
     nanoseconds = 300 * h * s**2
@@ -40,7 +43,7 @@ def layer_cost(
             nanoseconds += 5e5 * s**2
     if width < math.inf or (head_dim or math.inf) < math.inf or both:
         replica = 40 * h * s + h * s**2 + 10 * s**2 + 0.05 * s**3
-        if width < math.inf and activation not in ("clip", "identity"):
+        if width < math.inf and activation != "identity":
             replica += (16 * s + s**2) * width
             size += 40 * s * width * cores()
         nanoseconds += draws * replica * (2 if both else 1)

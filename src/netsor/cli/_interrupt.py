@@ -31,8 +31,8 @@ class Watch:
     def __enter__(self) -> Watch:
         if threading.current_thread() is not threading.main_thread():
             return self
-        if signal.getsignal(signal.SIGINT) is _start.leave:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGINT) in (_start.leave, signal.default_int_handler):
+            signal.signal(signal.SIGINT, _once)
         if sys.platform != "win32":
             self._pipe = os.pipe()
             for end in self._pipe:
@@ -46,6 +46,8 @@ class Watch:
         if self._pipe is not None:
             signal.set_wakeup_fd(self._before)
             os.close(self._pipe[1])  # which ends the thread
+        if signal.getsignal(signal.SIGINT) is _once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def say(self) -> None:
         """Say that it was interrupted, once."""
@@ -58,3 +60,9 @@ class Watch:
                 self.say()
                 os._exit(130)
         os.close(pipe)
+
+
+def _once(*_: object) -> None:
+    """The first interrupt ends the command; another one would only end the clearing up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt

@@ -87,7 +87,13 @@ def _cost(chosen: Options) -> Cost:
     plan = chosen.plan
     costs = [
         layer_cost(
-            c.tokens, c.heads, c.width, c.head_dim, c.activation, plan.samples or c.samples, both=c.width == math.inf
+            tokens=c.tokens,
+            heads=c.heads,
+            width=c.width,
+            head_dim=c.head_dim,
+            activation="identity" if c.activation == "clip" else c.activation,  # it clips at 100
+            draws=plan.samples or c.samples,
+            both=c.width == math.inf,
         )
         for c in cases
     ]

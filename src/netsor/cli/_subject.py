@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -131,6 +132,7 @@ def subject(options: dict[str, Any], draws: int, both: bool = False) -> Subject:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} is of the built-in layer; FILE:PROGRAM takes --bind and --arg")
+    warnings.simplefilter("default", RuntimeWarning)  # its functions may divide by zero where it does not matter
     net = load(target, arguments)
     return Subject(net, bound(net, binds), built_in=False)
 
@@ -142,8 +144,9 @@ def _built_in(
         raise click.UsageError(f"--head-dim {head_dim} must be at most --width {width}")
     if token > model["tokens"]:
         raise click.UsageError(f"--token {token} must be at most --tokens {model['tokens']}")
-    size = {k: model[k] for k in ("tokens", "heads", "activation")}
-    size |= {"width": width, "head_dim": head_dim, "draws": draws, "both": both}
+    never = model["activation"] == "clip" and model["clip"] > 10 * model["sigma_w"]
+    size = {"tokens": model["tokens"], "heads": model["heads"], "width": width, "head_dim": head_dim}
+    size |= {"activation": "identity" if never else model["activation"], "draws": draws, "both": both}
     afford(layer_cost, size, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})
     net = layer(**model, token=token - 1, mask=mask, low_rank=head_dim is not None)
     widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}

@@ -10,7 +10,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +88,19 @@ class Folder:
         except OSError:
             return ""
 
-    def _locked(self) -> FileLock:
-        """The lock of the folder; if another run has it, that is told."""
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the folder; if another run has it, that is told."""
         lock = FileLock(self.path / ".netsor.lock")
         try:
             lock.acquire(blocking=False)
         except Timeout:
             print(f"netsor: waiting for another run to leave {self.path}", file=sys.stderr, flush=True)
             lock.acquire()
-        return lock
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 def _hashes(manifest: Mapping[str, Any] | None) -> dict[str, set[str]]:

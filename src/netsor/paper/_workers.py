@@ -62,22 +62,40 @@ def _isolated() -> Iterator[None]:
     path, main = sys.path[:], sys.modules["__main__"]
     safe = os.environ.get("PYTHONSAFEPATH")
     here = Path.cwd()
-    masked = hasattr(signal, "pthread_sigmask")
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masked else set()
-    try:
+    with _interrupts_later():
         sys.path[:] = [entry for entry in path if Path(entry).resolve() != here or Path(entry).resolve() == HOME]
         sys.modules["__main__"] = ModuleType("__main__")
         os.environ["PYTHONSAFEPATH"] = "1"
+        try:
+            yield
+        finally:
+            sys.path[:] = path
+            sys.modules["__main__"] = main
+            if safe is None:
+                del os.environ["PYTHONSAFEPATH"]
+            else:
+                os.environ["PYTHONSAFEPATH"] = safe
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """An interrupt waits until a process is begun, which would else be left with half of what it needs to know.
+
+    The process itself inherits that interrupts are blocked.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    heard: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
         yield
     finally:
-        sys.path[:] = path
-        sys.modules["__main__"] = main
-        if safe is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = safe
-        if masked:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # one that waits comes here
+        signal.signal(signal.SIGINT, handler)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _follow() -> None:
