@@ -1,32 +1,12 @@
 """The command line, as a user meets it."""
 
-import contextlib
-import io
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from netsor import cli
-
-
-def netsor(*arguments, cwd=None):
-    """Run the command in this process: what it printed, and its exit code."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr(sys, "argv", ["netsor", *arguments])
-        patch.setattr(sys, "path", list(sys.path))
-        if cwd is not None:
-            patch.chdir(cwd)
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-    for name in ("mine", "bad"):  # each test has its own folder
-        sys.modules.pop(name, None)
-    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+from .command import netsor
 
 
 def test_it_runs_as_a_module():
