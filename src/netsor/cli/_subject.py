@@ -132,7 +132,7 @@ def subject(options: dict[str, Any], draws: int, both: bool = False) -> Subject:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} is of the built-in layer; FILE:PROGRAM takes --bind and --arg")
-    warnings.simplefilter("default", RuntimeWarning)  # its functions may divide by zero where it does not matter
+    warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
     net = load(target, arguments)
     return Subject(net, bound(net, binds), built_in=False)
 

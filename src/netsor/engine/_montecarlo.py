@@ -7,6 +7,7 @@ widths alone. So the draws are the same bits for any number of workers, and 100 
 from __future__ import annotations
 
 import math
+import operator
 import os
 import queue
 import threading
@@ -46,12 +47,14 @@ def chunks(draws: int, size: int) -> list[range]:
 
 def whole_number(name: str, value: object, least: int) -> int:
     """Check an integer argument."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ValueError(f"{name}={value!r} must be an integer, {least} or more")
-    number = int(value.__index__())
-    if not least <= number < LARGEST:
-        shown = str(number) if -LARGEST < number < LARGEST else f"an integer of {number.bit_length()} bits"
-        raise ValueError(f"{name}={shown} must be an integer, {least} or more, below 2^128")
+    number: int | None = None
+    if not isinstance(value, bool | np.bool):
+        with suppress(TypeError):
+            number = operator.index(value)  # type: ignore[arg-type]
+    if number is None or not least <= number < LARGEST:
+        huge = number is not None and abs(number) >= LARGEST
+        shown = f"an integer of {number.bit_length()} bits" if number is not None and huge else repr(value)
+        raise ValueError(f"{name}={shown} must be an integer, {least} or more" + ", below 2^128" * huge)
     return number
 
 

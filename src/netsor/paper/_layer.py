@@ -38,7 +38,7 @@ def layer(
     width of its own, `law(n=…, d=…)`. `scaling` is "sqrt" or "linear": scores over √d or d. `token` is the one whose
     output it is, the first unless given, and `mask` as in `ns.softmax`.
     """
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(f"layer: activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
     n = ns.Width("n")
     g = ns.weight(n, n, batch=tokens, std=sigma_w) @ ns.gaussian(n)  # independent W^i, one for each token
