@@ -1,38 +1,18 @@
 """The command line, as a user meets it."""
 
-import contextlib
-import io
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from netsor import cli
-
-
-def netsor(*arguments, cwd=None):
-    """Run the command in this process: what it printed, and its exit code."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr(sys, "argv", ["netsor", *arguments])
-        patch.setattr(sys, "path", list(sys.path))
-        if cwd is not None:
-            patch.chdir(cwd)
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-    for name in ("mine", "bad"):  # each test has its own folder
-        sys.modules.pop(name, None)
-    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+from .command import netsor
 
 
 def test_it_runs_as_a_module():
     result = subprocess.run([sys.executable, "-m", "netsor", "law", "--heads", "0"], capture_output=True, text=True)
     assert result.returncode == 2
-    assert result.stderr == "netsor: Invalid value for '--heads': '0' must be a positive integer\n"
+    assert result.stderr == "netsor: Invalid value for '--heads': '0' must be a positive integer (below 2^53)\n"
 
 
 PROGRAMS = """
@@ -57,6 +37,16 @@ number = 3
 
 def broken():
     return ns.relu(1.0)
+
+def ends():
+    raise SystemExit(3)
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+def mute():
+    raise Mute
 """
 
 
@@ -64,6 +54,7 @@ def broken():
 def folder(tmp_path):
     (tmp_path / "mine.py").write_text(PROGRAMS)
     (tmp_path / "bad.py").write_text("1 +")
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit(0)")
     return tmp_path
 
 
@@ -84,10 +75,16 @@ def test_no_limit_is_exit_code_1(folder):
 
 
 BAD = {
-    "mine": "MODULE:PROGRAM 'mine' must be a module (or .py file), a colon and a name",
-    "none:good": "MODULE 'none' cannot be imported: No module named 'none'",
-    "none.py:good": "MODULE 'none.py' cannot be imported",
-    "bad:good": "MODULE 'bad' cannot be imported: invalid syntax",
+    "mine": "FILE:PROGRAM 'mine' must be a .py file (or module), a colon and a name, with [i] for one output",
+    "mine:1": "FILE:PROGRAM 'mine:1' must be a .py file (or module), a colon and a name",
+    "none:good": "FILE 'none' cannot be imported: No module named 'none'",
+    "none.py:good": "FILE 'none.py' cannot be imported",
+    "bad:good": "FILE 'bad' cannot be imported: invalid syntax",
+    "ends.py:good": "FILE 'ends.py' cannot be imported: it ends the process (sys.exit(0))",
+    "mine:ends": "PROGRAM 'mine:ends' cannot be built: it ends the process (sys.exit(3))",
+    "mine:mute": "PROGRAM 'mine:mute' cannot be built: Mute",
+    "mine:good[7]": "PROGRAM 'mine:good[7]' has no part [7]",
+    "mine:good[]": "FILE:PROGRAM 'mine:good[]' must be",
     "mine:absent": "PROGRAM 'absent' is not in 'mine'",
     "mine:number": "PROGRAM 'mine:number' must be a program (see ns.program), got int",
     "mine:needs": "PROGRAM 'mine:needs' cannot be built: missing a required argument: 'heads'",
@@ -174,16 +171,16 @@ BAD_OPTIONS = {
     ("law", "--width", "2.5"): "'--width': '2.5' must be a positive integer or inf",
     ("law", "--activation", "swish"): "'--activation': 'swish' is not one of",
     ("law", "--at", "nan"): "'--at': 'nan' must be a finite number",
-    ("law", "--sigma-q", "nan"): "'--sigma-q': 'nan' must be a finite number, 0 or more",
-    ("law", "--sigma-o", "0"): "'--sigma-o': '0' must be a finite number above 0",
-    ("law", "--clip", "-1"): "'--clip': '-1' must be a finite number above 0",
+    ("law", "--sigma-q", "nan"): "'--sigma-q': 'nan' must be 0 or a finite number from 1e-8 to 1e8",
+    ("law", "--sigma-o", "0"): "'--sigma-o': '0' must be a finite number from 1e-8 to 1e8",
+    ("law", "--clip", "-1"): "'--clip': '-1' must be a finite number from 1e-8 to 1e8",
     ("law", "--draws", "5"): "'--draws': '5' must be an integer, 100 or more",
     ("law", "--seed", "x"): "'--seed': 'x' must be an integer, 0 or more",
     ("law", "--plot", "x.gif"): "--plot 'x.gif' must end in .png, .pdf or .svg",
     ("law", "--plot", "nowhere/x.png"): "--plot 'nowhere/x.png' must be in a folder that exists",
     ("law", "--width", "8", "--infinite-heads"): "--infinite-heads needs --width inf",
     ("law", "--width", "8", "--head-dim", "9"): "--head-dim 9 must be at most --width 8",
-    ("compare", "--width", "inf"): "--width must be a positive integer",
+    ("compare", "--width", "inf"): "--width must give a positive integer",
 }
 
 

@@ -3,6 +3,7 @@
 Write a network once, the way the paper writes it, and read it at any width.
 """
 
+from . import _start as _start  # first: an interrupt may come while the rest is loaded
 from . import nn, paper
 from ._program import Program, program
 from .activations import Function

@@ -98,9 +98,9 @@ def test_memory_is_bounded_by_chunks(monkeypatch):
     sizes = []
     original = _literal._Chunk.__call__
 
-    def spy(self, part):
+    def spy(self, part, tick):
         sizes.append(len(part))
-        return original(self, part)
+        return original(self, part, tick)
 
     monkeypatch.setattr(_literal._Chunk, "__call__", spy)
     attention_layer.net().simulate(n=128, draws=40)
@@ -136,7 +136,7 @@ def test_progress_is_reported():
 def test_an_interrupt_leaves_promptly():
     begun = []
 
-    def work(part):
+    def work(part, tick):
         begun.append(part)
         if len(begun) == 3:
             raise KeyboardInterrupt

@@ -3,13 +3,7 @@
 import csv
 import dataclasses
 import json
-import os
-import random
 import re
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -23,8 +17,6 @@ from netsor.paper._sample import GRID, WEIGHTS, sampled
 from netsor.paper._store import Store
 
 SMALL = {"samples": 600, "trials": 2, "workers": 2}
-NETSOR = [sys.executable, "-m", "netsor", "reproduce"]
-COMMAND = ["1b", "2a", "--samples", "3000", "--trials", "4", "--workers", "2"]
 
 
 def read(folder, pattern="*.csv"):
@@ -163,87 +155,6 @@ def test_a_part_is_read_only_for_its_own_key(tmp_path):
         assert store.load({"a": 1}) is None
         store.path({"a": 1}).write_bytes(whole[:place])
         assert store.load({"a": 1}) is None
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    out = tmp_path_factory.mktemp("undisturbed")
-    subprocess.run([*NETSOR, *COMMAND, "--out", out], check=True, capture_output=True)
-    return read(out)
-
-
-@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_runs_lose_nothing(kills, undisturbed, tmp_path):
-    """kill −9 at random moments, then once more to the end: the bytes of an undisturbed run."""
-    moment = random.Random(kills)
-    kept = {}
-    for _ in range(kills):
-        run = subprocess.Popen([*NETSOR, *COMMAND, "--out", tmp_path], stdout=subprocess.DEVNULL)
-        time.sleep(moment.uniform(0.5, 3.5))
-        run.kill()
-        run.wait()
-        if (tmp_path / "parts").exists():
-            now = stamps(tmp_path)
-            assert all(now[name] == kept[name] for name in kept)  # what was finished stays as it was
-            kept = now
-    subprocess.run([*NETSOR, *COMMAND, "--out", tmp_path], check=True, capture_output=True)
-    assert read(tmp_path) == undisturbed
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
-def test_interrupts_and_kills_leave_no_workers_and_whole_parts(tmp_path):
-    (tmp_path / "parts").mkdir()
-    for sent in (signal.SIGINT, signal.SIGKILL):
-        before = len(stamps(tmp_path))
-        command = [*NETSOR, "5", "--samples", "20000", "--workers", "2", "--out", tmp_path]
-        run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        deadline = time.time() + 60
-        while len(stamps(tmp_path)) < before + 2 and time.time() < deadline:
-            time.sleep(0.05)
-        run.send_signal(sent)
-        _, error = run.communicate(timeout=20)
-        if sent == signal.SIGINT:
-            assert run.returncode == 130
-            assert "interrupted" in error
-            assert "Traceback" not in error
-        deadline = time.time() + 20
-        while _members(run.pid) and time.time() < deadline:
-            time.sleep(0.1)
-        assert not _members(run.pid)
-        store = Store(tmp_path / "parts")
-        plan = Options(("5",), tmp_path, samples=20000).plan
-        kept = [part for part in plan.parts(figures()["5b"]) if store.path(part.key).exists()]
-        assert kept
-        assert all(store.load(part.key) is not None for part in kept)
-
-
-def _members(session):
-    """The processes of a session that still run."""
-    alive = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat") as file:
-                    fields = file.read().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[3]) == session and fields[0] != "Z":
-                alive.append(int(name))
-    return alive
-
-
-def test_two_runs_into_one_folder_do_no_harm(tmp_path, whole):
-    small = ["2a", "--samples", "600", "--trials", "2", "--workers", "1", "--out", tmp_path]
-    runs = [subprocess.Popen([*NETSOR, *small, *more], stdout=subprocess.DEVNULL) for more in ([], ["--seed", "7"], [])]
-    assert [run.wait() for run in runs] == [0, 0, 0]
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    right = {"2a.csv": read(whole[0])["2a.csv"]}
-    assert (read(tmp_path) == right) == (manifest["seed"] == 0)
-    before = stamps(tmp_path)
-    assert len(before) == 8
-    reproduce(Options(("2a",), tmp_path, **SMALL))
-    assert stamps(tmp_path) == before
-    assert read(tmp_path) == right
 
 
 def test_names_groups_and_parameters():

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..language._value import Value
 from ._lower import make_plan
-from ._montecarlo import Progress, chunks, one_blas_thread, run, whole_number
+from ._montecarlo import Progress, check_memory, chunks, one_blas_thread, run, whole_number
 from ._plan import Plan
 from ._run import Streams
 from ._run import run as run_plan
@@ -58,6 +58,7 @@ def conditional(
         _check_finite(mean, cov)
         return Conditional(mean, cov, 0, error, plan.notes, True)
     size = plan.mean.shape[0]
+    check_memory(8.0 * draws * (size + size**2), f"draws={draws} of {size} outputs", "take fewer draws or outputs")
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
     work = _Chunk(plan, seed, block=max(1, min(CHUNK, BLOCK_BYTES // max(plan.bytes, 1))))
     for part, (mean, cov) in run(work, chunks(draws, CHUNK), workers, executor, progress):
@@ -85,7 +86,7 @@ class _Chunk:
     seed: int
     block: int
 
-    def __call__(self, part: range, tick: Callable[[int], None] | None = None) -> tuple[Array, Array]:
+    def __call__(self, part: range, tick: Callable[[int], None]) -> tuple[Array, Array]:
         streams = Streams(self.seed, part.start // CHUNK)
         means, covs = [], []
         with one_blas_thread():
@@ -94,8 +95,7 @@ class _Chunk:
                 mean, cov = _block(self.plan, streams, replicas)
                 means.append(mean)
                 covs.append(cov)
-                if tick is not None:
-                    tick(replicas)
+                tick(replicas)
         return np.concatenate(means), np.concatenate(covs)
 
 

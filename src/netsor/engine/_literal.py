@@ -6,7 +6,8 @@ Slow, plain, and the ground truth of everything else. Vectors are arrays (replic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,17 @@ from ..language._operation import (
 )
 from ..language._value import Value, Vector
 from ..language._weight import Weight
-from ._montecarlo import Progress, chunks, generator, one_blas_thread, run, whole_number
+from ._montecarlo import (
+    Progress,
+    check_memory,
+    chunks,
+    cores,
+    generator,
+    memory,
+    one_blas_thread,
+    run,
+    whole_number,
+)
 
 Array = npt.NDArray[np.float64]
 Coordinates = int | slice | Sequence[int] | None
@@ -58,7 +69,19 @@ def simulate(
     values = ordered(narrowed)
     draws = whole_number("draws", draws, 1)
     work = _Chunk(narrowed, values, sources, widths, whole_number("seed", seed, 0), coordinates)
-    results: list[Array] = [np.empty((draws, *shape)) for shape in work.shapes()]
+    # a batch of matrices is held twice while it acts
+    check_memory(
+        16.0 * work.numbers(),
+        f"one draw at {', '.join(f'{name}={width}' for name, width in widths.items())}, every matrix of it,",
+        "take smaller widths, or net.law, which draws no matrix",
+    )
+    shapes = work.shapes()
+    numbers = draws * sum(math.prod(shape) for shape in shapes)
+    check_memory(8.0 * numbers, f"draws={draws} of {numbers // draws} numbers", "take fewer draws, or coordinates=0")
+    if executor is None:  # no more at a time than there is memory for
+        room = max(1, int(memory() // (16 * work.numbers() * work.size())))
+        workers = min(cores() if workers is None else whole_number("workers", workers, 1), room)
+    results: list[Array] = [np.empty((draws, *shape)) for shape in shapes]
     for part, arrays in run(work, chunks(draws, work.size()), workers, executor, progress):
         for result, array in zip(results, arrays, strict=True):
             result[part.start : part.stop] = array
@@ -76,12 +99,16 @@ class _Chunk:
     seed: int
     coordinates: Coordinates
 
-    def size(self) -> int:
-        """How many replicas fit a chunk: a property of the program, so that workers cannot change the draws."""
+    def numbers(self) -> int:
+        """The numbers that one replica holds: matrices and vectors."""
         numbers = sum(self._matrix(w) * w.members.size for w in weights_of(self.values))
         for value in self.values:
             numbers += value.size * (int(value.width.bind(self.widths)) if isinstance(value, Vector) else 1)
-        return max(1, CHUNK_BYTES // (8 * numbers))
+        return numbers
+
+    def size(self) -> int:
+        """How many replicas fit a chunk: a property of the program, so that workers cannot change the draws."""
+        return max(1, CHUNK_BYTES // (8 * self.numbers()))
 
     def _matrix(self, weight: Weight) -> int:
         return int(weight.out_width.bind(self.widths)) * int(weight.in_width.bind(self.widths))
@@ -102,12 +129,13 @@ class _Chunk:
             raise ValueError(f"coordinates={self.coordinates!r}: {error}") from None
         return (..., self.coordinates)
 
-    def __call__(self, part: range) -> list[Array]:
+    def __call__(self, part: range, tick: Callable[[int], None]) -> list[Array]:
         chunk = part.start // self.size()
         with one_blas_thread():
             literal = _Literal(self.sources, self.widths, self.seed, chunk, replicas=len(part))
             for value in self.values:
                 literal.evaluate(value)
+                tick(0)  # a chunk may be one huge replica
             return [literal.drawn[value][self._picked(value)] for value in self.outputs]
 
 

@@ -6,19 +6,33 @@ widths alone. So the draws are the same bits for any number of workers, and 100 
 
 from __future__ import annotations
 
+import math
+import operator
 import os
+import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None  # type: ignore[assignment]
+
 T = TypeVar("T")
 Progress = bool | Callable[[int, int], None]
+
+LARGEST = 2**128  # the largest seed that numpy advises; all else that is counted is smaller
+HEARTBEAT = 0.1  # seconds between two looks at the progress
+PATIENCE = 0.5  # seconds given to cancelled threads
+THREADS = 256  # more of them help nobody, and each costs memory
 
 
 def generator(seed: int, *key: int) -> np.random.Generator:
@@ -33,9 +47,15 @@ def chunks(draws: int, size: int) -> list[range]:
 
 def whole_number(name: str, value: object, least: int) -> int:
     """Check an integer argument."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
-        raise ValueError(f"{name}={value!r} must be an integer, {least} or more")
-    return int(value.__index__())
+    number: int | None = None
+    if not isinstance(value, bool | np.bool):
+        with suppress(TypeError):
+            number = operator.index(value)  # type: ignore[arg-type]
+    if number is None or not least <= number < LARGEST:
+        huge = number is not None and abs(number) >= LARGEST
+        shown = f"an integer of {number.bit_length()} bits" if number is not None and huge else repr(value)
+        raise ValueError(f"{name}={shown} must be an integer, {least} or more" + ", below 2^128" * huge)
+    return number
 
 
 def cores() -> int:
@@ -43,8 +63,99 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class Cancelled(Exception):
+    """Raised in a worker whose result nobody waits for any more."""
+
+
+class Silent:
+    """A tick that nobody hears."""
+
+    def __call__(self, draws: int) -> None:
+        pass
+
+
+class Tick:
+    """What a worker calls between blocks: it counts the draws done, and stops the work once it was cancelled.
+
+    In another process it is `Silent`, for there is no way back.
+    """
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self.draws: dict[int, int] = {}  # done so far, by thread: each has one part in hand
+
+    def __call__(self, draws: int) -> None:
+        if self.cancelled.is_set():
+            raise Cancelled
+        thread = threading.get_ident()
+        self.draws[thread] = self.draws.get(thread, 0) + draws
+
+    def __reduce__(self) -> tuple[type[Silent], tuple[()]]:
+        return Silent, ()
+
+
+class _Threads(Executor):
+    """A pool of threads that the interpreter does not wait for when it ends, however long their work takes."""
+
+    def __init__(self, workers: int) -> None:
+        self.tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(workers)]
+        for thread in self.threads:
+            thread.start()
+
+    def _serve(self) -> None:
+        while (task := self.tasks.get()) is not None:
+            task()
+
+    def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def task() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work(*args, **kwargs))
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self.tasks.put(task)
+        return future
+
+    def leave(self) -> None:
+        """End the threads as soon as each is done with what it has in hand; wait a little, and no longer."""
+        for _ in self.threads:
+            self.tasks.put(None)
+        for thread in self.threads:
+            thread.join(PATIENCE / len(self.threads))
+
+
+def memory() -> float:
+    """The bytes that this process may use: of the machine, of its container, or as its limits say."""
+    known = [math.inf]
+    with suppress(ValueError, OSError, AttributeError):
+        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, new and old
+        with suppress(OSError, ValueError):
+            known.append(int(Path("/sys/fs/cgroup", name).read_text()))
+    if resource is not None:
+        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if soft != resource.RLIM_INFINITY:
+            known.append(soft)
+    return min(known)
+
+
+def check_memory(size: float, what: str, remedy: str) -> None:
+    """Refuse what cannot fit before it is begun."""
+    if size > memory():
+        raise ValueError(f"{what} would need {in_bytes(size)} of memory, and there are {in_bytes(memory())}; {remedy}")
+
+
+def in_bytes(size: float) -> str:
+    """A size, for a person."""
+    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
+
+
 def run(
-    work: Callable[[range], T],
+    work: Callable[[range, Callable[[int], None]], T],
     parts: Sequence[range],
     workers: int | None = None,
     executor: Executor | None = None,
@@ -52,39 +163,61 @@ def run(
 ) -> Iterator[tuple[range, T]]:
     """Do the work for every chunk, and yield (chunk, result) as each is done.
 
-    `workers` threads (all cores, if None), or any `concurrent.futures.Executor`. `progress` is a function of
-    (draws done, draws in all), or True for a bar on a terminal. An interrupt cancels what has not begun.
+    `work(part, tick)` calls `tick(draws)` after every block of draws. That is heard by the bar, and ends the work once
+    the run was left: an interrupt is seen at once, and no thread goes on for longer than a block. There are `workers`
+    threads (all cores, if None), or any `concurrent.futures.Executor`; one of another process hears no ticks and
+    finishes the chunks that it has begun. `progress` is a function of (draws done, draws in all), or True for a bar on
+    a terminal.
     """
     if workers is not None:
         workers = whole_number("workers", workers, 1)
-    pool = executor or ThreadPoolExecutor(workers or cores())
-    ahead = 2 * (workers or cores())  # enough to keep the workers busy, and no more results than that
+    if progress is not True and progress is not False and not callable(progress):
+        raise ValueError(f"progress={progress!r} must be True, False or a function of (draws done, draws in all)")
+    if executor is not None and not isinstance(executor, Executor):
+        raise ValueError(f"executor={executor!r} must be a concurrent.futures.Executor, or None for threads")
+    own = _Threads(min(workers or cores(), len(parts), THREADS)) if executor is None else None
+    pool = own or executor
+    assert pool is not None
+    ahead = 2 * min(workers or cores(), THREADS)  # enough to keep the workers busy, and no more results than that
     waiting = iter(parts)
     pending: dict[Future[T], range] = {}
     total = sum(map(len, parts))
-    done = 0
+    finished = shown = 0
+    tick = Tick()
     bar = tqdm(total=total, unit=" draws", delay=1, disable=None if progress is True else True, leave=False)
     try:
         while True:
             for part in waiting:
-                pending[pool.submit(work, part)] = part
+                pending[pool.submit(_part, work, part, tick)] = part
                 if len(pending) >= ahead:
                     break
             if not pending:
                 break
-            for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                part = pending.pop(future)
-                done += len(part)
-                bar.update(len(part))
-                if callable(progress):
-                    progress(done, total)
-                yield part, future.result()
+            done = wait(pending, timeout=HEARTBEAT, return_when=FIRST_COMPLETED).done
+            finished += sum(len(pending[future]) for future in done)
+            now = min(total, max(shown, finished + sum(tick.draws.copy().values())))
+            bar.update(now - shown)
+            if callable(progress) and now > shown:
+                progress(now, total)
+            shown = now
+            for future in done:
+                yield pending.pop(future), future.result()
     finally:
+        tick.cancelled.set()
         bar.close()
         for future in pending:
             future.cancel()
-        if executor is None:
-            pool.shutdown()
+        if own is not None:
+            own.leave()
+
+
+def _part(work: Callable[[range, Callable[[int], None]], T], part: range, tick: Callable[[int], None]) -> T:
+    """One part; what it ticked is forgotten when it is done, for then it counts as a whole."""
+    try:
+        return work(part, tick)
+    finally:
+        if isinstance(tick, Tick):
+            tick.draws.pop(threading.get_ident(), None)
 
 
 _lock = threading.Lock()

@@ -28,9 +28,11 @@ def reproduce(
 
     `figures` are names such as "1b" or groups such as "exp1", all of them if none is given. `samples` and `trials` are
     the paper's unless given, `tokens` the larger number of tokens of figure 4. Trials are done by `workers` processes
-    (all cores, if None) and kept in `out` as they finish; a run that was interrupted goes on where it stopped. In a
-    script, call it under `if __name__ == "__main__":`, for the processes import the script.
+    (all cores, if None) and kept in `out` as they finish; a run that was interrupted goes on where it stopped. Files in
+    `out` that are not of an earlier run are never overwritten.
     """
+    if not str(out):
+        raise ValueError("out='' must name a folder; for the current one give '.'")
     from . import _reproduce  # matplotlib is slow to import, and seldom needed
 
     options = _reproduce.Options(figures, Path(out), samples, trials, seed, workers, quick, estimator, tokens)

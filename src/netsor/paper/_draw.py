@@ -10,7 +10,7 @@ import numpy as np
 from ..laws import Estimate
 from ._cases import Case
 from ._measure import HEADS, Curve, Densities, Divergences, Heads, Scores
-from ._style import BLACK, BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, VERMILLION, new, rendered
+from ._style import BLACK, BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
 
 KINDS = ("pdf", "png", "svg")
 WIDTH_COLOURS = {16: ORANGE, 64: SKY, 256: GREEN, 1024: VERMILLION, math.inf: BLUE}
@@ -19,9 +19,7 @@ HEAD_COLOURS = {1: BLUE, 4: GREEN, 16: VERMILLION, 256: VERMILLION}
 
 def drawn(data: Densities | Divergences | Scores | Heads) -> dict[str, bytes]:
     """A figure of the data, as pdf, png and svg."""
-    import matplotlib as mpl  # slow to import, and only workers need it
-
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+    with styled():
         match data:
             case Densities():
                 figure = _densities(data)

@@ -29,13 +29,16 @@ def layer(
     sigma_v: float = 1.0,
     sigma_o: float = 1.0,
     sigma_w: float = 1.0,
+    token: int = 0,
+    mask: str | None = None,
 ) -> ns.Vector:
-    """The first token of an attention layer over tokens x^i = φ(W^i h), h ~ N(0, I): width n, head dimension d or n.
+    """One token of an attention layer over tokens x^i = φ(W^i h), h ~ N(0, I): width n, head dimension d or n.
 
     `activation` is one of clip (at `clip`), relu, erf, tanh, gelu, identity. With `low_rank` the head dimension is a
-    width of its own, `law(n=…, d=…)`. `scaling` is "sqrt" or "linear": scores over √d or d.
+    width of its own, `law(n=…, d=…)`. `scaling` is "sqrt" or "linear": scores over √d or d. `token` is the one whose
+    output it is, the first unless given, and `mask` as in `ns.softmax`.
     """
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(f"layer: activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
     n = ns.Width("n")
     g = ns.weight(n, n, batch=tokens, std=sigma_w) @ ns.gaussian(n)  # independent W^i, one for each token
@@ -44,10 +47,11 @@ def layer(
         x,
         heads,
         head_dim=ns.Width("d") if low_rank else None,
+        mask=mask,
         scaling=scaling,
         sigma_q=sigma_q,
         sigma_k=sigma_k,
         sigma_v=sigma_v,
         sigma_o=sigma_o,
     )
-    return y[0]
+    return y[token]

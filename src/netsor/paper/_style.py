@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 COLUMN = 3.4  # inches
@@ -33,6 +36,19 @@ STYLE = {
 }
 
 DOTTED = (0, (1.0, 1.2))  # finite widths
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in this style. No window is opened, so a backend that the environment asks for is of no concern."""
+    backend = os.environ.pop("MPLBACKEND", None)  # a bad one makes the import fail
+    try:
+        import matplotlib as mpl  # slow to import, and seldom needed
+    finally:
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
+    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+        yield
 
 
 def new(height: float = 2.5) -> Any:

@@ -1,0 +1,55 @@
+"""netsor compare: a finite width against the limit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+from ..laws import distances
+from ._group import cli
+from ._output import MANY, apart, check_plot, draw, echo_json, error_of, finite
+from ._subject import sampling_options, subject, subject_options
+
+
+@cli.command("compare")
+@subject_options(width="256")
+@sampling_options
+@click.option("--keep-head-dim", is_flag=True, help="Keep the head dimension on the infinite side.")
+def compare_command(
+    draws: int,
+    seed: int,
+    as_json: bool,
+    plot: str | None,
+    keep_head_dim: bool,
+    infinite_heads: bool,
+    **options: Any,
+) -> None:
+    """Width N against width ∞: KL, total variation, Wasserstein-1, Kolmogorov, each with an error.
+
+    Of a program of one's own, FILE:PROGRAM, the widths that --bind gives against all widths at ∞. FILE is run.
+    """
+    check_plot(plot)
+    with apart(as_json):
+        asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True)
+        if all(width == math.inf for width in asked.widths.values()) and not infinite_heads:
+            option = "--width" if asked.built_in else "--bind"
+            raise click.UsageError(
+                f"{option} inf is what it is compared with; {option} must give a positive integer somewhere"
+            )
+        limit = asked.limit(keep=("d",) if keep_head_dim and asked.built_in else ())
+        laws = asked.law(draws, seed), limit.infinite_heads() if infinite_heads else limit.law(draws, seed)
+        found = distances(*laws)
+        for name, distance in found.items():
+            finite(name.replace("_", " "), distance.value)
+        if plot:
+            names = asked.label, MANY if infinite_heads else limit.label
+            draw(plot, dict(zip(names, laws, strict=True)))
+    if as_json:
+        rows = {name: {"value": e.value, "error": error_of(e.error)} for name, e in found.items()}
+        echo_json({**rows, "method": [law.method for law in laws], "status": laws[1].status})
+        return
+    click.echo(f"{laws[0].method} against {laws[1].method} ({laws[1].status})")
+    for name, estimate in found.items():
+        click.echo(f"{name.replace('_', ' '):16} {estimate}")

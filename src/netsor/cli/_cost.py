@@ -1,0 +1,79 @@
+"""What a command would take, told before it begins: refused if it cannot fit, announced if it is long.
+
+The numbers of the layer are bounds in closed form, fitted to measured times and sizes; they are right within a factor
+of a few, which is enough to tell minutes from months.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import click
+
+from ..engine._montecarlo import cores, in_bytes, memory
+from ._output import complain
+
+LONG = 10.0  # seconds; what takes longer is announced
+LONGEST = 86_400.0  # seconds; what takes longer is refused
+
+
+class Cost(NamedTuple):
+    """Memory at its most, and seconds of all cores together."""
+
+    bytes: float
+    seconds: float
+
+
+def layer_cost(
+    tokens: int, heads: int, width: float, head_dim: float | None, activation: str, draws: int, both: bool = False
+) -> Cost:
+    """The built-in layer at this width; with `both`, its limit too, from the same random numbers.
+
+    A clip that never clips is the activation "identity" here.
+    """
+    s, h = float(tokens), float(heads)
+    size = 125 * h * s**2 + 200 * s**2 + 2e8
+    nanoseconds = 300 * h * s**2
+    if width == math.inf or both:  # the kernel, and the law of one head by quasi-random points
+        size = max(size, 500 * s**2)
+        nanoseconds += 0.6 * s**3 + 4e3 * s**2
+        if activation not in ("relu", "erf", "identity"):
+            nanoseconds += 5e5 * s**2
+    if width < math.inf or (head_dim or math.inf) < math.inf or both:
+        replica = 40 * h * s + h * s**2 + 10 * s**2 + 0.05 * s**3
+        if width < math.inf and activation != "identity":
+            replica += (16 * s + s**2) * width
+            size += 40 * s * width * cores()
+        nanoseconds += draws * replica * (2 if both else 1)
+        size += 48.0 * draws + 100 * h * s * cores()
+    return Cost(size, nanoseconds / 1e9)
+
+
+def afford(cost: Callable[..., Cost], given: Mapping[str, Any], modest: Mapping[str, Any]) -> None:
+    """Refuse what is too large or too long, naming the options that make it so; say so if it will be long.
+
+    `given` are the arguments of `cost`, and `modest` small values for those that an option sets: one is to blame if
+    taking it back would help.
+    """
+    found = cost(**given)
+    for name, limit, text in (
+        ("bytes", memory(), f"need {in_bytes(found.bytes)} of memory, and there are {in_bytes(memory())}"),
+        ("seconds", LONGEST, f"take about {in_time(found.seconds)}"),
+    ):
+        if getattr(found, name) > limit:
+            less = {k: getattr(cost(**{**given, k: v}), name) for k, v in modest.items()}
+            blamed = [k for k, size in less.items() if size <= limit] or [min(less, key=less.__getitem__)]
+            options = " and ".join(f"--{k.replace('_', '-')} {given[k]}" for k in blamed)
+            raise click.UsageError(f"{options} would {text}; smaller numbers need less")
+    if found.seconds > LONG:
+        complain(f"this will take about {in_time(found.seconds)}; Ctrl-C ends it")
+
+
+def in_time(seconds: float) -> str:
+    """A time, for a person."""
+    for unit, length in (("years", 31_557_600.0), ("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,68 @@
+"""Ctrl-C ends the command within a second, whatever it is doing.
+
+Python sees an interrupt only between two steps of the main thread, and one step may be a product of matrices that takes
+minutes. So a second thread, woken by the signal itself, waits a moment for the main thread to leave, and then ends the
+process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+from .. import _start
+from ._output import complain
+
+GRACE = 0.7  # seconds for the main thread to clear up
+
+
+class Watch:
+    """While it is entered, an interrupt is answered; `message` is what is said then."""
+
+    def __init__(self) -> None:
+        self.message = "interrupted"
+        self._said = threading.Lock()
+        self._left = threading.Event()
+        self._pipe: tuple[int, int] | None = None
+        self._before = -1
+
+    def __enter__(self) -> Watch:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        if signal.getsignal(signal.SIGINT) in (_start.leave, signal.default_int_handler):
+            signal.signal(signal.SIGINT, _once)
+        if sys.platform != "win32":
+            self._pipe = os.pipe()
+            for end in self._pipe:
+                os.set_blocking(end, end == self._pipe[0])
+            self._before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            threading.Thread(target=self._follow, args=(self._pipe[0],), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+        if self._pipe is not None:
+            signal.set_wakeup_fd(self._before)
+            os.close(self._pipe[1])  # which ends the thread
+        if signal.getsignal(signal.SIGINT) is _once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def say(self) -> None:
+        """Say that it was interrupted, once."""
+        if self._said.acquire(blocking=False):
+            complain(self.message)
+
+    def _follow(self, pipe: int) -> None:
+        while number := os.read(pipe, 1):
+            if number[0] == signal.SIGINT and not self._left.wait(GRACE):
+                self.say()
+                os._exit(130)
+        os.close(pipe)
+
+
+def _once(*_: object) -> None:
+    """The first interrupt ends the command; another one would only end the clearing up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt

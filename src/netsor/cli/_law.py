@@ -1,0 +1,73 @@
+"""netsor law: the law of one output coordinate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..laws import Estimate
+from ._group import cli
+from ._numbers import POINT
+from ._output import MANY, apart, check_plot, draw, echo_json, error_of, finite
+from ._subject import sampling_options, subject, subject_options
+
+
+@cli.command("law")
+@subject_options(width="inf")
+@sampling_options
+@click.option("--at", type=POINT, multiple=True, help="A point for the density; may be given again.")
+def law_command(
+    draws: int, seed: int, as_json: bool, plot: str | None, at: tuple[float, ...], infinite_heads: bool, **options: Any
+) -> None:
+    """The law of one output coordinate of the attention layer, or of a program of one's own.
+
+    FILE:PROGRAM is a .py file (which is run) or module, a colon, and the name of a program in it or of a function that
+    returns one; PROGRAM[i] is one of several outputs. Bind its widths, --bind n=256 --bind d=inf.
+    """
+    check_plot(plot)
+    with apart(as_json):
+        asked = subject({**options, "infinite_heads": infinite_heads}, draws)
+        law = asked.infinite_heads() if infinite_heads else asked.law(draws, seed)
+        moments = {"variance": law.with_error.var(), "excess kurtosis": law.with_error.kurtosis()}
+        for name, found in moments.items():
+            finite(name, found.value)
+        points = {"pdf": [], "cdf": []} if not at else _points(law, at)
+        if plot:
+            draw(plot, {MANY if infinite_heads else asked.label: law})
+    if as_json:
+        rows = {
+            name: [{"y": y, "value": e.value, "error": error_of(e.error)} for y, e in zip(at, found, strict=True)]
+            for name, found in points.items()
+        }
+        echo_json(
+            {
+                "variance": float(moments["variance"].value),
+                "variance_error": error_of(moments["variance"].error),
+                "excess_kurtosis": float(moments["excess kurtosis"].value),
+                "excess_kurtosis_error": error_of(moments["excess kurtosis"].error),
+                **rows,
+                "method": law.method,
+                "status": law.status,
+                "random_numbers": law.random_numbers,
+            }
+        )
+        return
+    click.echo(f"{law.method} ({law.status}; {law.random_numbers} random numbers a replica)")
+    for note in law.notes:
+        click.echo(f"note: {note}")
+    for name, found in moments.items():
+        click.echo(f"{name:16} {found}")
+    for y, pdf, cdf in zip(at, points["pdf"], points["cdf"], strict=True):
+        click.echo(f"y = {y:<10g} pdf {pdf}   cdf {cdf}")
+
+
+def _points(law: Any, at: tuple[float, ...]) -> dict[str, list[Estimate]]:
+    """Density and distribution function at the points."""
+    found = {}
+    for name in ("pdf", "cdf"):
+        value, error = getattr(law.with_error, name)(list(at))
+        found[name] = [
+            Estimate(finite(f"{name} at {y:g}", v), float(e)) for y, v, e in zip(at, value, error, strict=True)
+        ]
+    return found

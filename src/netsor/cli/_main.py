@@ -1,0 +1,99 @@
+"""The entry point: every error in one line; exit code 2 if the user can mend it, 1 if only we can, 130 interrupted."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from ._group import cli
+from ._interrupt import Watch
+from ._output import complain
+from ._target import LOADED, said
+
+PACKAGE = Path(__file__).parent.parent
+
+
+def main() -> None:
+    """Run the command, and end the process."""
+    _open_streams()
+    with Watch() as watch:
+        code = _run(watch)
+    sys.exit(code)
+
+
+def _run(watch: Watch) -> int:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)  # numpy's, of numbers that left double precision
+            with cli.make_context("netsor", sys.argv[1:], obj=watch) as context:
+                cli.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 0
+    except click.ClickException as error:
+        complain(" ".join(error.format_message().split()))
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        watch.say()
+        return 130
+    except BrokenPipeError:  # as of a reader that has seen enough
+        _give_up_stdout()
+        return 1
+    except (Exception, SystemExit) as error:
+        return _mishap(error)
+    return 0
+
+
+def _mishap(error: BaseException) -> int:
+    """An error that no command expected."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
+    raised = bool(own) and own[-1] is frames[-1] and (frames[-1].line or "").startswith("raise ")
+    match error:
+        case SystemExit():
+            complain(f"FILE:PROGRAM: {said(error)}")
+        case RuntimeWarning():
+            complain(f"the numbers leave double precision ({said(error)}): less extreme options are needed")
+        case MemoryError():
+            complain("there is not enough memory: fewer draws, tokens or heads, or a smaller width, need less")
+        case OSError():
+            _give_up_stdout()  # it may be what cannot be written
+            complain(f"a file cannot be read or written: {said(error)}")
+        case ValueError() | TypeError() if raised:
+            complain(said(error))
+        case _ if any(frame.filename in LOADED for frame in frames):
+            complain(f"FILE:PROGRAM failed: {type(error).__name__}: {said(error)}")
+        case _:
+            place = f"{Path(own[-1].filename).relative_to(PACKAGE)}:{own[-1].lineno}" if own else "start"
+            complain(f"an error of netsor itself, please report it: {type(error).__name__} at {place}: {said(error)}")
+            return 1
+    return 2
+
+
+def _open_streams() -> None:
+    """A process may be given no stdout or stderr: then nobody listens, and no file may take their numbers."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            with suppress(OSError):
+                os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (it stays open)
+
+
+def _give_up_stdout() -> None:
+    """What could not be written is not tried again when the process ends."""
+    with suppress(OSError, ValueError, AttributeError):
+        if sys.stdout.fileno() == 1:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,0 +1,118 @@
+"""What a command prints: one JSON object, or lines; and where a picture may go."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from ..laws import Law
+from ._numbers import shown
+
+MANY = "infinitely many heads"
+
+
+def complain(text: str) -> None:
+    """One line on stderr, if anybody listens."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(f"netsor: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def apart(as_json: bool) -> Iterator[None]:
+    """Meanwhile, what anybody prints goes to stderr: with --json, stdout is for the one object."""
+    if not as_json:
+        yield
+        return
+    sys.stdout.flush()
+    kept = None
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if sys.stdout.fileno() == 1:  # what is printed below Python too
+            kept = os.dup(1)
+            os.dup2(sys.stderr.fileno(), 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def echo_json(found: Mapping[str, Any]) -> None:
+    """One valid JSON object: there is no NaN and no Infinity in one."""
+    click.echo(json.dumps(found, allow_nan=False))
+
+
+def finite(name: str, value: Any) -> float:
+    """A number to be printed, refused if it is none: it would not be JSON, and no answer."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise click.ClickException(f"the {name} is {number}: this law has none, or it is outside double precision")
+    return number
+
+
+def error_of(value: Any) -> float | None:
+    """A standard error, None if it is not known."""
+    return float(value) if math.isfinite(value) else None
+
+
+def check_name(option: str, path: str) -> None:
+    """Refuse a path that is no text: it could not be written into a report, or on a terminal."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise click.UsageError(f"{option} {shown(path)} must be a name in UTF-8") from None
+    if not path or "\0" in path:
+        raise click.UsageError(f"{option} {shown(path)} must name a file or folder; for this folder give '.'")
+
+
+def check_plot(plot: str | None) -> None:
+    """Refuse a bad file before any work is done."""
+    if plot is None:
+        return
+    check_name("--plot", plot)
+    path = Path(plot)
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise click.UsageError(f"--plot {shown(plot)} must end in .png, .pdf or .svg")
+    try:
+        if not path.parent.is_dir():
+            raise click.UsageError(f"--plot {shown(plot)} must be in a folder that exists")
+        if path.is_dir():
+            raise click.UsageError(f"--plot {shown(plot)} must be a file, and is a folder")
+        with tempfile.TemporaryFile(dir=path.parent):  # rights alone do not tell
+            pass
+    except OSError as error:
+        raise click.UsageError(f"--plot {shown(plot)} must be in a folder that can be written to: {error}") from None
+
+
+def draw(plot: str, laws: dict[str, Law]) -> None:
+    """The densities, in the style of the paper's figures."""
+    from ..paper._store import write
+    from ..paper._style import BLACK, BLUE, DOTTED, VERMILLION, new, rendered, styled
+
+    reach = max(law.std() for law in laws.values()) * 4
+    y = np.linspace(-reach, reach, 401)
+    with styled():
+        figure = new()
+        axes = figure.subplots()
+        for name, law in laws.items():
+            line, colour, thick = (DOTTED, VERMILLION, 1.8) if name[-1].isdigit() else ("-", BLUE, 1.2)
+            axes.plot(y, law.pdf(y), linestyle=line, color=BLACK if name == MANY else colour, lw=thick, label=name)
+        axes.set(xlabel="output coordinate y", ylabel="density", xlim=(-reach, reach), ylim=(0, None))
+        axes.legend(loc="upper left", bbox_to_anchor=(0.62, 1.0))
+        content = rendered(figure, Path(plot).suffix[1:])[0]
+    try:
+        write(Path(plot), content)
+    except OSError as error:
+        raise click.ClickException(f"--plot {shown(plot)} cannot be written: {error}") from None
+    click.echo(f"wrote {plot}", err=True)

@@ -1,0 +1,33 @@
+"""netsor plan: what would be drawn and computed, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ._group import cli
+from ._output import apart, echo_json
+from ._subject import subject, subject_options
+
+
+@cli.command("plan")
+@subject_options(width="256")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def plan_command(as_json: bool, **options: Any) -> None:
+    """What would be drawn and computed for one replica, and what it costs; nothing is drawn.
+
+    Of the attention layer, or of a program of one's own, FILE:PROGRAM with --bind; FILE is run.
+    """
+    if options["infinite_heads"]:
+        raise click.UsageError("--infinite-heads is a formula, and has no plan")
+    with apart(as_json):
+        asked = subject(options, draws=0)
+        net: Any = asked.net
+        plan = net.plan(**asked.widths)
+        text = str(plan)
+    if as_json:
+        costs = {name: int(getattr(plan, name)) for name in ("bytes", "operations", "random_numbers")}
+        echo_json({"program": asked.net.name, **costs, "plan": text})
+        return
+    click.echo(text)

@@ -1,0 +1,123 @@
+"""netsor reproduce: the paper's figures, their data and a report."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..engine._montecarlo import cores, in_bytes
+from ..paper._cases import Figure, figures
+from ._cost import Cost, afford, layer_cost
+from ._group import cli
+from ._interrupt import Watch
+from ._numbers import DRAWS, POSITIVE, SEED, TRIALS, WORKERS, shown
+from ._output import check_name, complain
+
+if TYPE_CHECKING:
+    from ..paper._reproduce import Options
+
+MODEST = {"samples": 100, "trials": 1, "tokens": 4, "workers": 1}
+KEPT = "finished trials are kept, and the same command goes on from there"
+
+
+@cli.command("reproduce")
+@click.argument("names", metavar="[FIGURE]...", nargs=-1)
+@click.option("--out", default="results", show_default=True, help="The folder for figures, data and the report.")
+@click.option("--samples", type=DRAWS, help="Draws of a trial.  [default: 50000, and 100000 for ReLU]")
+@click.option("--trials", type=TRIALS, help="Trials.  [default: 10]")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--quick", is_flag=True, help="A first look: 2 trials of 2500 draws.")
+@click.option(
+    "--estimator",
+    type=click.Choice(["paper", "exact", "both"]),
+    default="both",
+    show_default=True,
+    help="Kernel estimates as in the paper, the exact conditional densities, or both.",
+)
+@click.option("--tokens", type=POSITIVE, default=16, show_default=True, help="The larger number of tokens of figure 4.")
+@click.pass_obj
+def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **options: Any) -> None:
+    """The paper's figures, their data, and a report on its claims.
+
+    FIGURE is any of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads; 1 to 5 for both panels; exp1 to exp4 as the paper's public
+    code numbers its experiments; or all, the default. A run that was interrupted goes on where it stopped. Files in
+    the folder that are not of an earlier run are never overwritten.
+    """
+    from concurrent.futures.process import BrokenProcessPool
+
+    from ..paper._reproduce import Options, reproduce
+
+    check_name("--out", out)
+    try:
+        chosen = Options(names, Path(out), **options)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    given = {name: options[name] for name in ("samples", "trials", "tokens", "workers")}
+    modest = {name: small for name, small in MODEST.items() if given[name] is not None}
+    afford(lambda **sizes: _cost(replace(chosen, **sizes)), given, modest)
+    _check_disk(chosen)
+    watch.message = f"interrupted; {KEPT}"
+    try:
+        done = reproduce(chosen)
+    except BrokenProcessPool:
+        complain(f"a worker was killed, for want of memory perhaps: fewer --workers need less; {KEPT}")
+        raise click.exceptions.Exit(1) from None
+    except OSError as error:
+        raise click.UsageError(f"--out {shown(out)} must be a folder that can be written to: {error}") from None
+    except ValueError as error:
+        if not str(error).startswith("out="):
+            raise
+        raise click.UsageError(f"--{error}") from None
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"report: {done.report}")
+    for line in done.summary:
+        click.echo(line)
+
+
+def _cost(chosen: Options) -> Cost:
+    """What the trials take, on so many workers at a time, and their draws in the memory of the one that reads them."""
+    cases = {case for figure in _figures(chosen) for case in (*figure.cases, *(c.limit for c in figure.cases))}
+    plan = chosen.plan
+    costs = [
+        layer_cost(
+            tokens=c.tokens,
+            heads=c.heads,
+            width=c.width,
+            head_dim=c.head_dim,
+            activation="identity" if c.activation == "clip" else c.activation,  # it clips at 100
+            draws=plan.samples or c.samples,
+            both=c.width == math.inf,
+        )
+        for c in cases
+    ]
+    workers = min(chosen.workers or cores(), plan.trials * len(cases))
+    draws = max(plan.samples or case.samples for case in cases)
+    return Cost(
+        workers * max(cost.bytes for cost in costs) + 64.0 * plan.trials * draws,
+        plan.trials * sum(cost.seconds for cost in costs) / min(workers, cores()),
+    )
+
+
+def _check_disk(chosen: Options) -> None:
+    """Refuse more draws than the disk has room for."""
+    plan, parent = chosen.plan, chosen.out.absolute()
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    size = sum(4.0 * part.samples + 2**15 for figure in _figures(chosen) for part in plan.parts(figure))
+    free = shutil.disk_usage(parent).free
+    if size > free:
+        raise click.UsageError(
+            f"--trials {plan.trials} of --samples {plan.samples or 'the paper'} would need {in_bytes(size)} in "
+            f"--out {shown(str(chosen.out))}, and {in_bytes(free)} are free; fewer need less"
+        )
+
+
+def _figures(chosen: Options) -> list[Figure]:
+    return [figure for name, figure in figures(chosen.tokens).items() if name in chosen.chosen]

@@ -1,0 +1,153 @@
+"""What a command is about: the built-in layer with its options, or one's own program with its widths."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from .. import Program
+from ..laws import HeadSum, Law
+from ..paper import ACTIVATIONS, layer
+from ._cost import afford, layer_cost
+from ._numbers import ABOVE, DRAWS, POSITIVE, SEED, SIGMA, WIDTH
+from ._target import bound, load
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+SIGMAS = (("q", "W^Q"), ("k", "W^K"), ("v", "W^V"), ("o", "W^O"), ("w", "the tokens' W"))
+LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", "scaling", "mask", "infinite_heads",
+         *(f"sigma_{k}" for k, _ in SIGMAS))  # fmt: skip
+
+
+def subject_options(width: str) -> Callable[[Command], Command]:
+    """The options of the built-in layer, and FILE:PROGRAM with --bind and --arg in their place."""
+    options = [
+        click.argument("program", metavar="[FILE:PROGRAM]", required=False),
+        click.option("--bind", "binds", multiple=True, metavar="NAME=N|inf", help="A width of FILE:PROGRAM."),
+        click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function."),
+        click.option("--width", type=WIDTH, default=width, show_default=True, help="Width n, an integer or inf."),
+        click.option("--heads", type=POSITIVE, default=2, show_default=True, help="Attention heads, H."),
+        click.option("--tokens", type=POSITIVE, default=4, show_default=True, help="Tokens, s."),
+        click.option("--token", type=POSITIVE, default=1, show_default=True, help="The token whose output it is."),
+        click.option("--head-dim", type=WIDTH, help="Head dimension, an integer or inf.  [default: the width]"),
+        click.option(
+            "--activation",
+            type=click.Choice(sorted(ACTIVATIONS)),
+            default="clip",
+            show_default=True,
+            help="φ in x = φ(W h).",
+        ),
+        click.option("--clip", type=ABOVE, default=100.0, show_default=True, help="Where the clip activation cuts."),
+        click.option(
+            "--scaling",
+            type=click.Choice(["sqrt", "linear"]),
+            default="sqrt",
+            show_default=True,
+            help="Scores over √d or d.",
+        ),
+        click.option("--mask", type=click.Choice(["causal"]), help="A causal mask: tokens see themselves and earlier."),
+        click.option("--infinite-heads", is_flag=True, help="Infinitely many heads (infinite width only)."),
+        *(
+            click.option(
+                f"--sigma-{k}",
+                type=SIGMA if k in "qk" else ABOVE,
+                default=1.0,
+                show_default=True,
+                help=f"Standard deviation of {what}.",
+            )
+            for k, what in SIGMAS
+        ),
+    ]
+    return _all(options)
+
+
+def sampling_options(command: Command) -> Command:
+    """The options of how to look at a law."""
+    options = [
+        click.option("--draws", type=DRAWS, default=100_000, show_default=True, help="Replicas."),
+        click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
+        click.option("--plot", help="Draw the densities into a .png, .pdf or .svg file."),
+    ]
+    return _all(options)(command)
+
+
+def _all(options: list[Callable[[Any], Any]]) -> Callable[[Command], Command]:
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A program and its widths."""
+
+    net: Program
+    widths: dict[str, float]
+    built_in: bool
+
+    @property
+    def label(self) -> str:
+        """The widths, for a legend."""
+        shown = {k: "∞" if v == math.inf else str(v) for k, v in self.widths.items()}
+        return f"width {shown['n']}" if self.built_in else ", ".join(f"{k} = {v}" for k, v in shown.items())
+
+    def limit(self, keep: tuple[str, ...] = ()) -> Subject:
+        """The same with its widths at infinity, but for those to keep."""
+        return replace(self, widths={k: v if k in keep else math.inf for k, v in self.widths.items()})
+
+    def law(self, draws: int, seed: int) -> Law:
+        """The law of its one output."""
+        law = self.net.law(draws=draws, seed=seed, **self.widths)  # type: ignore[arg-type]
+        if not isinstance(law, Law):
+            raise click.UsageError(f"{self.net.name} has several outputs: ask for one of them, FILE:PROGRAM[0]")
+        return law
+
+    def infinite_heads(self) -> Law:
+        """The law of infinitely many heads."""
+        if not all(width == math.inf for width in self.widths.values()):
+            raise click.UsageError("--infinite-heads needs --width inf (and --head-dim inf)")
+        law = self.net.law(progress=False, **self.widths)  # type: ignore[arg-type]
+        return law.infinite_heads() if isinstance(law, HeadSum) else law  # 1/n scaling is Gaussian already
+
+
+def subject(options: dict[str, Any], draws: int, both: bool = False) -> Subject:
+    """What the options ask for, if it can be afforded; with `both`, its limit is wanted too."""
+    target, binds, arguments = (options[name] for name in ("program", "binds", "arguments"))
+    if target is None:
+        for option, values in (("--bind", binds), ("--arg", arguments)):
+            if values:
+                raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
+        return _built_in(draws, both, **{name: options[name] for name in LAYER if name != "infinite_heads"})
+    context = click.get_current_context()
+    for name in LAYER:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} is of the built-in layer; FILE:PROGRAM takes --bind and --arg")
+    warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
+    net = load(target, arguments)
+    return Subject(net, bound(net, binds), built_in=False)
+
+
+def _built_in(
+    draws: int, both: bool, width: float, head_dim: float | None, token: int, mask: str | None, **model: Any
+) -> Subject:
+    if head_dim is not None and head_dim > width:
+        raise click.UsageError(f"--head-dim {head_dim} must be at most --width {width}")
+    if token > model["tokens"]:
+        raise click.UsageError(f"--token {token} must be at most --tokens {model['tokens']}")
+    never = model["activation"] == "clip" and model["clip"] > 10 * model["sigma_w"]
+    size = {"tokens": model["tokens"], "heads": model["heads"], "width": width, "head_dim": head_dim}
+    size |= {"activation": "identity" if never else model["activation"], "draws": draws, "both": both}
+    afford(layer_cost, size, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})
+    net = layer(**model, token=token - 1, mask=mask, low_rank=head_dim is not None)
+    widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
+    return Subject(net, widths, built_in=True)

@@ -1,0 +1,129 @@
+"""One's own program on the command line: FILE:PROGRAM, its arguments and its widths."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .. import Program
+from ._numbers import WIDTH, shown
+
+LOADED: set[str] = set()  # files of programs: an error that passes through one may be its own
+NAME = re.compile(r"(?P<name>[^\W\d]\w*)(?:\[(?P<index>[-\d,\s]+)\])?")
+
+
+def load(target: str, arguments: Sequence[str] = ()) -> Program:
+    """The program that FILE:PROGRAM names, or a part of it, FILE:PROGRAM[0]; functions are called with --arg."""
+    module_name, _, attribute = target.rpartition(":")
+    match = NAME.fullmatch(attribute)
+    if not module_name or match is None:
+        raise click.UsageError(
+            f"FILE:PROGRAM {shown(target)} must be a .py file (or module), a colon and a name, with [i] for one output"
+        )
+    given = pairs("--arg", arguments)
+    values = {name: _literal(text) for name, text in given.items()}
+    try:
+        module = _module(module_name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: a file that ends the process has no verdict
+        raise click.UsageError(f"FILE {shown(module_name)} cannot be imported: {said(error)}") from None
+    LOADED.add(str(getattr(module, "__file__", "")))
+    found: Any = getattr(module, match["name"], None)
+    if found is None:
+        raise click.UsageError(f"PROGRAM {match['name']!r} is not in {shown(module_name)}")
+    if callable(found) and not isinstance(found, Program):
+        try:
+            found = found(**values)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise click.UsageError(f"PROGRAM {shown(target)} cannot be built: {said(error)}") from None
+    elif values:
+        raise click.UsageError(f"--arg {next(iter(given))} is given, but PROGRAM {shown(target)} is no function")
+    if not isinstance(found, Program):
+        raise click.UsageError(
+            f"PROGRAM {shown(target)} must be a program (see ns.program), got {type(found).__name__}"
+        )
+    return found if match["index"] is None else _part(found, match["index"], target)
+
+
+def _part(net: Program, index: str, target: str) -> Program:
+    try:
+        key = ast.literal_eval(index.strip())
+        return net[key]
+    except (SyntaxError, ValueError, IndexError, TypeError) as error:
+        raise click.UsageError(f"PROGRAM {shown(target)} has no part [{index}]: {said(error)}") from None
+
+
+def _module(name: str) -> Any:
+    if not name.endswith(".py"):
+        sys.path.insert(0, "")  # as python -m does
+        return importlib.import_module(name)
+    path = Path(name)
+    spec = importlib.util.spec_from_file_location(f"netsor_program_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent.resolve()))  # as python FILE does
+    sys.modules[spec.name] = module  # dataclasses look themselves up
+    spec.loader.exec_module(module)
+    return module
+
+
+def said(error: BaseException) -> str:
+    """What an error says, in one line, also if it says nothing."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # its __str__ is somebody else's
+        text = ""
+    if isinstance(error, SystemExit):
+        return f"it ends the process (sys.exit({text}))"
+    return text or type(error).__name__
+
+
+def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    """What --bind n=256 or --arg heads=4 say, by name."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name.isidentifier():
+            raise click.UsageError(f"{option} {shown(text)} must be a name, =, and a value")
+        if name in found:
+            raise click.UsageError(f"{option} {name} is given twice")
+        found[name] = value.strip()
+    return found
+
+
+def _literal(text: str) -> Any:
+    """A value as Python writes it; what is none of its literals is a string."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return text
+
+
+def bound(net: Program, binds: Sequence[str]) -> dict[str, float]:
+    """The widths of the program, all of them, by --bind."""
+    widths: dict[str, float] = {}
+    names = ", ".join(net.widths) or "no widths to bind"
+    for name, value in pairs("--bind", binds).items():
+        if name not in net.widths:
+            raise click.UsageError(f"--bind {name} is no width of the program, which has {names}")
+        try:
+            widths[name] = WIDTH.convert(value, None, None)
+        except click.BadParameter as error:
+            raise click.UsageError(f"--bind {name}: {error.message}") from None
+    missing = [name for name in net.widths if name not in widths]
+    if missing:
+        raise click.UsageError(f"--bind {missing[0]}=N is missing: the program has the widths {names}")
+    return widths

@@ -1,0 +1,158 @@
+"""Runs of work by chunks: the same bits whoever does it, heard as it goes, and left at once."""
+
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.engine import _montecarlo
+from netsor.engine._montecarlo import Silent, Tick, check_memory, chunks, run, whole_number
+
+HANG = 300  # seconds: a deadline that only a hang reaches
+
+
+def doubled(part, tick):
+    for _ in part:
+        tick(1)
+    return [2 * i for i in part]
+
+
+def collected(**how):
+    return sorted((part.start, found) for part, found in run(doubled, chunks(1000, 30), progress=False, **how))
+
+
+def test_any_executor_gives_the_same():
+    right = [(part.start, [2 * i for i in part]) for part in chunks(1000, 30)]
+    assert collected() == collected(workers=1) == collected(workers=10_000) == right
+    with ThreadPoolExecutor(2) as threads:
+        assert collected(executor=threads) == right
+    with ProcessPoolExecutor(1, get_context("spawn")) as processes:
+        assert collected(executor=processes) == right
+
+
+def test_ticks_are_silent_in_another_process():
+    assert type(pickle.loads(pickle.dumps(Tick()))) is Silent
+
+
+def test_progress_counts_every_draw_once_and_never_falls():
+    heard = []
+    for _ in run(doubled, chunks(1000, 300), workers=2, progress=lambda done, total: heard.append((done, total))):
+        pass
+    assert heard[-1] == (1000, 1000)
+    assert heard == sorted(set(heard))
+
+
+def test_progress_is_heard_within_a_chunk():
+    """One chunk that ends only when its first half was heard."""
+    heard = threading.Event()
+
+    def work(part, tick):
+        tick(50)
+        assert heard.wait(HANG)
+        tick(50)
+
+    seen = []
+
+    def progress(done, total):
+        seen.append(done)
+        heard.set()
+
+    assert len(list(run(work, [range(100)], progress=progress))) == 1
+    assert seen[0] == 50
+    assert seen[-1] == 100
+
+
+def test_a_run_that_is_left_stops_its_workers_at_the_next_block():
+    begun, stopped = threading.Event(), threading.Event()
+
+    def work(part, tick):
+        if part.start == 0:
+            return
+        begun.set()
+        try:
+            while True:
+                tick(0)
+        finally:
+            stopped.set()
+
+    results = run(work, chunks(2, 1), workers=2, progress=False)
+    next(results)
+    assert begun.wait(HANG)
+    results.close()
+    assert stopped.wait(HANG)
+
+
+def test_an_error_in_a_worker_is_the_callers():
+    def work(part, tick):
+        raise KeyError(part.start)
+
+    with pytest.raises(KeyError):
+        list(run(work, chunks(5, 1), progress=False))
+
+
+INTERRUPTED = """
+import sys, time
+import netsor as ns
+from netsor.engine._montecarlo import chunks, run
+
+def work(part, tick):
+    print("begun", flush=True)
+    time.sleep({long})  # a block that cannot be stopped
+
+for _ in run(work, chunks(9, 1), workers=2):
+    pass
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
+def test_an_interrupt_is_not_held_up_by_busy_threads():
+    """The process ends long before the block that its threads are in."""
+    script = INTERRUPTED.format(long=2 * HANG)
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=HANG)
+        finally:
+            process.kill()
+    assert b"KeyboardInterrupt" in error
+    assert process.returncode == -signal.SIGINT
+
+
+def test_whole_numbers_are_bounded():
+    assert whole_number("seed", 2**128 - 1, 0) == 2**128 - 1
+    assert whole_number("draws", np.int64(5), 1) == 5
+    for wrong in (2**128, 10**400, -(10**5000), True, 2.0, "3", None, 0):
+        with pytest.raises(ValueError, match=r"n=.* must be an integer, 1 or more"):
+            whole_number("n", wrong, 1)
+
+
+def test_what_cannot_fit_is_refused_before_it_is_begun(monkeypatch):
+    monkeypatch.setattr(_montecarlo, "memory", lambda: 2.0**30)
+    check_memory(2.0**30, "x", "y")
+    with pytest.raises(ValueError, match=r"x would need 2 GiB of memory, and there are 1 GiB; y"):
+        check_memory(2.0**31, "x", "y")
+    net = ns.paper.layer()
+    with pytest.raises(ValueError, match=r"one draw at n=20000, every matrix of it, would need .* GiB"):
+        net.simulate(n=20000, draws=1, progress=False)
+    with pytest.raises(ValueError, match="draws=1000000000 of 16 numbers would need"):
+        net.simulate(n=16, draws=10**9, progress=False)
+    with pytest.raises(ValueError, match=r"draws=10{30} of 1 outputs would need"):
+        net.law(n=16, draws=10**30, progress=False)
+
+
+def test_memory_is_what_the_process_may_use():
+    assert 2**26 < _montecarlo.memory() < 2**60
+
+
+@pytest.mark.parametrize("wrong", [{"progress": 3}, {"progress": "yes"}, {"executor": 2}, {"workers": 0}])
+def test_wrong_ways_to_run_are_named(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+        ns.paper.layer().simulate(n=4, draws=2, **wrong)

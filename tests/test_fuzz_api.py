@@ -1,0 +1,196 @@
+"""Misuses of the public API, with the contract as the oracle.
+
+A call with a wrong argument or two gives a result, or an error that we raised ourselves and that says something: never
+one from inside numpy, scipy or Python, and never NaN.
+"""
+
+import random
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.engine import _montecarlo
+from netsor.laws import Origin
+from netsor.paper._reproduce import Options
+
+PACKAGE = Path(ns.__file__).parent
+ORIGIN = Origin("exact", "by hand")
+n, d = ns.Width("n"), ns.Width("d")
+
+
+class Odd:
+    """Something that is nothing of what is asked for."""
+
+    def __repr__(self):
+        return "<odd>"
+
+
+WRONG = [
+    None, True, 0, -1, 1, 3, 2.5, -2.5, 1e300, 1e-300, float("nan"), float("inf"), 10**30, -(10**400), "", "x", "inf",
+    b"x", [], [1], [[1.0, 2.0]], (), {}, {"a": 1}, set(), Odd(), Odd, len, 1j, n, slice(None), ...,
+    np.array([]), np.array([np.nan]), np.array(3.0), np.zeros((2, 2)), np.eye(3), -np.eye(2), np.array(["x"]),
+    np.array([None]), np.zeros((0, 4)), np.float32(0.5), np.int8(3), range(3),
+]  # fmt: skip
+
+
+def layer():
+    return ns.nn.attention(ns.tanh(ns.gaussian(n, 2)), 2)
+
+
+def net():
+    return ns.Program(layer()[0])
+
+
+def mixture():
+    return ns.Mixture([0.0, 0.5], [1.0, 2.0], ORIGIN)
+
+
+def joint():
+    return ns.Joint(np.zeros((3, 2)), np.stack([np.eye(2)] * 3), ORIGIN)
+
+
+def empirical():
+    return ns.Empirical(np.linspace(-1, 1, 50))
+
+
+def head_sum():
+    return ns.Attention(np.eye(2)).law(heads=2, points=1024)
+
+
+def vectors():
+    return ns.gaussian(n, 3)
+
+
+# what to call, and right arguments for it: those of a name are given by it
+CALLS = {
+    "program": {
+        "law": (lambda **a: net().law(**a), {"n": 4, "draws": 20, "seed": 1, "workers": 1, "progress": False}),
+        "law of two widths": (
+            lambda **a: ns.Program(ns.nn.attention(ns.tanh(ns.gaussian(n, 2)), 2, head_dim=d)[0]).law(**a),
+            {"n": 4, "d": 3, "draws": 20, "progress": False},
+        ),
+        "simulate": (
+            lambda **a: net().simulate(**a),
+            {"n": 4, "draws": 5, "seed": 1, "coordinates": 0, "workers": 1, "progress": False},
+        ),
+        "executor": (lambda **a: net().simulate(n=4, draws=5, progress=False, **a), {"executor": None}),
+        "reproduce": (
+            lambda **a: Options(**a),
+            {"names": ("1b",), "samples": 100, "trials": 1, "seed": 0, "workers": 1, "estimator": "both", "tokens": 4},
+        ),
+    },
+    "language": {
+        "Width": (lambda **a: ns.Width(**a), {"name": "n"}),
+        "weight": (lambda *a, **b: ns.weight(*a, **b), {0: n, 1: n, "batch": 2, "std": 1.0, "name": "W"}),
+        "gaussian": (lambda *a, **b: ns.gaussian(*a, **b), {0: n, 1: 2, "mean": 0.0, "cov": np.eye(2)}),
+        "ones": (lambda *a: ns.ones(*a), {0: n}),
+        "data": (lambda *a: ns.data(*a), {0: np.ones((2, 3))}),
+        "clip": (lambda *a: ns.clip(*a), {0: vectors(), 1: 2.0}),
+        "relu": (lambda *a: ns.relu(*a), {0: vectors()}),
+        "leaky_relu": (lambda *a: ns.leaky_relu(*a), {0: vectors(), 1: 0.1}),
+        "rms_norm": (lambda *a, **b: ns.rms_norm(*a, **b), {0: vectors(), "eps": 1e-5}),
+        "layer_norm": (lambda *a, **b: ns.layer_norm(*a, **b), {0: vectors(), "eps": 1e-5}),
+        "softmax": (lambda *a, **b: ns.softmax(*a, **b), {0: ns.mean_dot(vectors(), vectors()), "mask": "causal"}),
+        "dot": (lambda *a: ns.dot(*a), {0: ns.weight(n, n) @ vectors(), 1: ns.weight(n, n) @ vectors()}),
+        "mean_dot": (lambda *a: ns.mean_dot(*a), {0: vectors(), 1: vectors()}),
+        "concat": (lambda *a, **b: ns.concat(*a, **b), {0: vectors(), "axis": 0}),
+        "stack": (lambda *a: ns.stack(*a), {0: [vectors(), vectors()]}),
+        "join": (lambda *a: ns.join(*a), {0: [vectors(), vectors()]}),
+        "nonlin": (lambda *a: ns.nonlin(*a), {0: np.tanh, 1: vectors()}),
+        "apply": (lambda *a: ns.apply(*a), {0: np.tanh, 1: ns.mean_dot(vectors(), vectors())}),
+        "attention": (
+            lambda *a, **b: ns.nn.attention(*a, **b),
+            {0: vectors(), 1: 2, "head_dim": d, "mask": "causal", "scaling": "sqrt", "sigma_q": 1.0, "sigma_o": 2.0},
+        ),
+        "matmul": (lambda *a: ns.weight(n, n) @ a[0], {0: vectors()}),
+        "index": (lambda *a: vectors()[a[0]], {0: 1}),
+        "arithmetic": (lambda *a: vectors() * a[0] + vectors() / a[1], {0: 2.0, 1: 3.0}),
+        "Program": (lambda *a: ns.Program(*a), {0: vectors(), 1: "name"}),
+        "layer": (
+            lambda **a: ns.paper.layer(**a),
+            {"tokens": 2, "heads": 2, "activation": "clip", "clip": 3.0, "scaling": "sqrt", "sigma_q": 1.0,
+             "sigma_w": 1.0, "token": 0, "mask": "causal"},
+        ),
+    },
+    "laws": {
+        "Attention": (lambda **a: ns.Attention(**a), {"kernel": np.eye(2), "sigma_q": 1.0, "sigma_o": 1.0}),
+        "attention law": (
+            lambda **a: ns.Attention(np.eye(2)).law(**a).var(),
+            {"heads": 2, "token": 0, "points": 1024},
+        ),
+        "Empirical": (lambda *a: ns.Empirical(*a).var(), {0: np.linspace(0, 1, 20)}),
+        "with_heads": (lambda *a: head_sum().with_heads(*a).var(), {0: 3}),
+        **{
+            f"{made.__name__} {method}": (lambda *a, m=made, f=method: getattr(m(), f)(*a), {0: right})
+            for made in (mixture, empirical, head_sum)
+            for method, right in (("pdf", 0.5), ("logpdf", 0.5), ("cdf", [0.1, 0.2]), ("sf", 0.5), ("ppf", 0.3),
+                                  ("cf", 0.5), ("moment", 2), ("rvs", 3))
+        },
+        "rvs": (lambda **a: mixture().rvs(**a), {"size": 3, "seed": 1}),
+        "joint logpdf": (lambda *a: joint().logpdf(*a), {0: [0.1, 0.2]}),
+        "joint part": (lambda *a: joint()[a[0]], {0: 1}),
+        "kl": (lambda *a: ns.kl(*a), {0: mixture(), 1: mixture()}),
+        "wasserstein1": (lambda *a: ns.wasserstein1(*a), {0: mixture(), 1: mixture()}),
+        "paper_kl": (lambda *a: ns.paper_kl(*a), {0: np.linspace(-1, 1, 50), 1: np.linspace(-1, 1.1, 50), 2: None}),
+    },
+}  # fmt: skip
+
+
+def misused(source, area):
+    """A call with one or two wrong arguments."""
+    name = source.choice(sorted(CALLS[area]))
+    function, right = CALLS[area][name]
+    arguments = dict(right)
+    for key in source.sample(list(right), min(len(right), source.choice([1, 1, 2]))):
+        arguments[key] = source.choice(WRONG)
+    return name, function, arguments
+
+
+def examine(function, arguments):
+    positional = [arguments[i] for i in range(len(arguments)) if i in arguments]
+    try:
+        result = function(*positional, **{k: v for k, v in arguments.items() if isinstance(k, str)})
+    except (ValueError, TypeError, IndexError) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        assert Path(last.filename).is_relative_to(PACKAGE), f"raised in {last.filename}:{last.lineno}: {error!r}"
+        assert (last.line or "").startswith("raise "), f"{last.filename}:{last.lineno}: {error!r}"
+        assert len(str(error)) > 10
+    else:
+        for array in result if isinstance(result, tuple) else (result,):
+            if isinstance(array, np.ndarray | float | np.floating):
+                assert not np.isnan(array).any(), "NaN is no answer"
+
+
+def many(area, seed, count, monkeypatch):
+    monkeypatch.setattr(_montecarlo, "memory", lambda: 2.0**31)
+    source = random.Random(seed)
+    for _ in range(count):
+        name, function, arguments = misused(source, area)
+        try:
+            examine(function, arguments)
+        except BaseException as error:
+            error.add_note(f"{name}: {arguments}")
+            raise
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("area", CALLS)
+def test_misuses(area, seed, monkeypatch):
+    many(area, seed, 100, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize("area", CALLS)
+def test_many_misuses(area, seed, monkeypatch):
+    many(area, seed, 1000, monkeypatch)
+
+
+def test_right_arguments_are_right():
+    for calls in CALLS.values():
+        for function, arguments in calls.values():
+            function(*[arguments[i] for i in range(9) if i in arguments],
+                     **{k: v for k, v in arguments.items() if isinstance(k, str)})  # fmt: skip
