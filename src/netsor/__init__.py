@@ -7,7 +7,7 @@ from . import _start as _start  # first: an interrupt may come while the rest is
 from . import nn, paper
 from ._program import Program, program
 from .activations import Function
-from .engine import ExactError
+from .engine import ExactError, NoLimitError, Plan
 from .language import (
     Scalar,
     TraceError,
@@ -71,6 +71,8 @@ __all__ = [
     "Joint",
     "Law",
     "Mixture",
+    "NoLimitError",
+    "Plan",
     "Point",
     "Program",
     "Report",

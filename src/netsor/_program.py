@@ -11,12 +11,11 @@ from typing import Any, ParamSpec
 import numpy as np
 import numpy.typing as npt
 
-from .engine import _literal
-from .engine import NoLimitError, Plan
+from .engine import NoLimitError, Plan, _literal
 from .engine._law import conditional
-from .engine._lower import make_plan
 from .engine._montecarlo import Progress
 from .engine._recognise import recognise
+from .engine.lower import make_plan
 from .language._check import NO_LIMIT, Report, check
 from .language._graph import numbered, ordered, widths_of
 from .language._latex import latex

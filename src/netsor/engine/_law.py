@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..language._value import Value
-from ._lower import make_plan
 from ._montecarlo import Progress, check_memory, chunks, one_blas_thread, run, whole_number
 from ._plan import Plan
 from ._run import Streams
 from ._run import run as run_plan
+from .lower import make_plan
 
 Array = npt.NDArray[np.float64]
 

@@ -74,7 +74,7 @@ def compose(outputs: Sequence[Value], context: Context) -> list[Value]:
 
     def change(old: Value, new: Value) -> Value:
         match new.op:
-            case Nonlin(f, vectors, scalars) if context.width(new) == np.inf:
+            case Nonlin(f, vectors) if context.width(new) == np.inf:
                 if f is not MULTIPLY and not any(_nonlinear(x) for x in vectors):
                     return new
                 lazy, full = _Expander(new, whole=False), _Expander(new, whole=True)

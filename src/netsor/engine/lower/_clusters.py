@@ -17,11 +17,11 @@ import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from ..language._graph import widths_of
-from ..language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Mix, Nonlin, Source, Take
-from ..language._value import Value, Vector
-from ..language._width import Width
-from .passes._rewrite import Fuse
+from ...language._graph import widths_of
+from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Mix, Nonlin, Source, Take
+from ...language._value import Value, Vector
+from ...language._width import Width
+from ..passes._rewrite import Fuse
 
 Ints = npt.NDArray[np.intp]
 
@@ -159,7 +159,7 @@ class Clusters:
         alike: dict[tuple[tuple[int, bool, int], ...], list[int]] = {}
         for cluster, parts in content.items():
             alike.setdefault(tuple((n, s, len(p)) for n, s, _, p in parts), []).append(cluster)
-        groups = []
+        groups: list[Group] = []
         for clusters in alike.values():
             width = next(widths[v.width] for _, _, v, _ in content[clusters[0]] if isinstance(v, Vector))
             group = Group(len(groups), width, len(clusters), {}, {})

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .._expectation import NODES, gaussian_nodes
+from .._plan import CHI, COORDINATES, CROSS, ORIENTATION, ORIENTATION_CHI, OWN, Builder, Register
 from ._clusters import Group
-from ._expectation import NODES, gaussian_nodes
-from ._plan import CHI, COORDINATES, CROSS, ORIENTATION, ORIENTATION_CHI, OWN, Builder, Register
 
 # What a cluster's coordinates are
 STANDARD = "standard"  # finite width, every coordinate: it meets a nonlinearity, or data

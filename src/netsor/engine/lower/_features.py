@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..activations import Function
+from ...activations import Function
+from .._plan import Builder, Register, named
+from ..passes.compose import Composed
 from ._frame import Frame
-from ._plan import Builder, Register, named
-from .passes.compose import Composed
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Features:
 
 @dataclass(eq=False)
 class Rests:
-    """The features of one component of a frame so far: what they are, and the factor of the Gram matrix of the rests."""
+    """The features of one component of a frame so far, and the factor of the Gram matrix of their rests."""
 
     features: list[Features] = field(default_factory=list)
     along: list[Register] = field(default_factory=list)  # of each: the coordinates along linear directions

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ._plan import Builder, Register
+from .._plan import Builder, Register
 
 
 class Matrix:
