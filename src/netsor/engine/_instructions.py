@@ -219,6 +219,18 @@ def sphere(xp: Any, known: Array, point: Array, *rest: Array) -> Array:
     return join(xp, known, found, axis=len(found.shape) - 2)
 
 
+def rotate(xp: Any, a: Array, cos: Array, sin: Array) -> Array:
+    """Pairs of coordinates (f, f + r/2) turned by angles, a (…, tokens, 1, width), cos and sin (tokens, 1, r/2)."""
+    half = cos.shape[-1]
+    first, second, rest = a[..., :half], a[..., half : 2 * half], a[..., 2 * half :]
+    return xp.concat([cos * first - sin * second, sin * first + cos * second, rest], axis=-1)
+
+
+def total(xp: Any, a: Array) -> Array:
+    """Σ_k a[…, k]."""
+    return xp.sum(a, axis=-1)
+
+
 def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape) -> Array:
     """A function of scalars, or of coordinates."""
     made = f(*arrays)

@@ -25,18 +25,21 @@ from ...language._operation import (
     MatMul,
     Mix,
     Nonlin,
+    Normal,
+    Rotate,
     Scale,
     Take,
 )
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
-from .._plan import Plan, Register, named
+from .._plan import SAMPLE, Plan, Register, named
 from ..passes import SHORTCUTS, rewrite
 from ..passes._rewrite import Context, Fuse
 from ._linear import concatenated, linear, mixed, taken
 from ._nonlinear import nonlin, turn
 from ._outputs import results
 from ._products import dot
+from ._rotary import rotated
 from ._sources import fuse, gaussian, matmul
 from ._state import Lowered, State
 
@@ -100,6 +103,8 @@ def _vector(s: State, value: Vector) -> Lowered:
             return linear(s, value, [x], lambda a: taken(s, a, x.ndim, flat))
         case Join(parts):
             return linear(s, value, parts, lambda *arrays: build.step("join", *arrays, axis=0))
+        case Rotate():
+            return rotated(s, value, value.op)
     raise ExactError(value, f"{type(value.op).__name__} is unknown to the exact engine")
 
 
@@ -108,6 +113,9 @@ def _scalar(s: State, value: Scalar) -> Register:
     match value.op:
         case Constant(numbers):
             return build.constant(numbers)
+        case Normal(_, std, shape):
+            drawn = build.draw("normals", (*s.number[value], 0, SAMPLE, 0), shape, "random scalars")
+            return build.step("scale", drawn, by=std)
         case Dot(x, y, power):
             return dot(s, value, x, y, power)
         case Apply(f, scalars, axes):

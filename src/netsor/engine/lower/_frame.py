@@ -53,6 +53,8 @@ class Frame:
         self.blocks: list[Directions] = []
         self.pairs: dict[tuple[int, int], Register] = {}
         self.crossings: dict[int, int] = {}
+        self.processes: dict[tuple[int, int], npt.NDArray[np.float64]] = {}  # the differences of positions asked for
+        self.fields: dict[tuple[int, int], Register] = {}
         self.sources = 0  # at nodes, the rows in use
         self.asked = 0  # how often the frame was oriented
         if kind == STANDARD:
@@ -120,6 +122,8 @@ class Frame:
         """At infinite width, the normals N_ab between the directions of two blocks, (frames, a's, b's)."""
         if a < b:
             return self.build.step("transposed", self.normals(b, a))
+        if (a, b) in self.processes:
+            raise ValueError("vectors were asked for scores both turned by positions and not, at width inf")
         if (a, b) not in self.pairs:
             later, earlier, frames = self.blocks[a], self.blocks[b], self.group.frames
             size = later.stop - later.start
@@ -139,6 +143,33 @@ class Frame:
                 made = self.build.draw("normals", key, shape, "scores: a normal for each pair of directions")
             self.pairs[a, b] = made
         return self.pairs[a, b]
+
+    def process(self, a: int, b: int, gaps: npt.NDArray[np.float64], cov: npt.NDArray[np.float64]) -> Register | None:
+        """The normals N_ab(r) of two blocks for differences r of positions, with this covariance over r.
+
+        (frames, a's, r · b's); None if the same two blocks are asked for other differences, or one block with itself.
+        """
+        frames, build = self.group.frames, self.build
+        first, second = self.blocks[a], self.blocks[b]
+        later, earlier = max(a, b), min(a, b)
+        key = gaps if a > b else -gaps[::-1]
+        known = self.processes.setdefault((later, earlier), key)
+        if a == b or (later, earlier) in self.pairs or not np.array_equal(known, key):
+            return None
+        sizes = tuple(self.blocks[k].stop - self.blocks[k].start for k in (later, earlier))
+        if (later, earlier) not in self.fields:
+            number = (*self.blocks[later].number, self.group.number, CROSS, 0)
+            words = "scores: a normal for each pair of directions and difference of positions"
+            drawn = build.draw("normals", number, (frames, *sizes, len(gaps)), words)
+            root = build.step("factor", build.constant(cov))
+            self.fields[later, earlier] = build.step("gram", drawn, root)
+        made = self.fields[later, earlier]  # (frames, later's, earlier's, r)
+        if a < b:
+            made = build.step("take", made, places=np.arange(len(gaps))[::-1].copy(), axis=3)
+        order = (0, 1, 3, 2) if a > b else (0, 2, 3, 1)
+        made = build.step("permute", made, axes=order)
+        size = second.stop - second.start
+        return build.reshape(made, frames, first.stop - first.start, len(gaps) * size)
 
     def turn(self, rows: Sequence[Register], outputs: bool) -> list[Register]:
         """Begin again with a frame that spans these vectors (frames, k, directions), and their coordinates in it.

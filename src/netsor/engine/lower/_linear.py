@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from ...language._operation import Apply, Constant, Join, Mix, Take
+from ...language._operation import Apply, Constant, Join, Mix, Scale, Take
 from ...language._score import MASKED_SOFTMAX
 from ...language._value import Scalar, Value
+from .._error import ExactError
 from .._plan import Register
-from ._state import Bools, Ints, Lowered, State
+from ._state import Bools, Ints, Lowered, State, Turned
 
 
 def linear(
@@ -33,6 +35,7 @@ def linear(
             fitted = [s.lined(a, x.ndim, value.ndim) for a, x in zip(fitted, inputs, strict=True)]
         return act(*fitted)
 
+    turned = _turned(value, given)
     lead = acted([x.lead for x in given])
     sample = None
     if any(x.sample is not None for x in given):
@@ -54,7 +57,24 @@ def linear(
                 found = build.step("multiply", mark, build.reshape(some, *some.shape, 1, 1))
         support = np.asarray(found.value)[0] > 0
         support = np.broadcast_to(support, (*lead.shape[:-1], support.shape[-1]))
-    return Lowered(lead, sample, support)
+    return Lowered(lead, sample, support, turned)
+
+
+def _turned(value: Value, given: Sequence[Lowered]) -> Turned | None:
+    """The positions of vectors that were turned, which indexing and scaling keep; there is none of a sum of them."""
+    found = [x.turned for x in given if x.turned is not None]
+    if not found:
+        return None
+    first, parts = found[0], [t.positions for t in found]
+    same = len({(t.base, t.fraction) for t in found}) == 1 and len(found) == len(given)
+    match value.op:
+        case Take(_, flat):
+            return replace(first, positions=parts[0].ravel()[flat])
+        case Join() if same:
+            return replace(first, positions=np.concatenate(parts))
+        case Scale():
+            return replace(first, positions=np.broadcast_to(parts[0], value.shape))
+    raise ExactError(value, "a combination of vectors turned by rotary positions, at width inf")
 
 
 def mixed(s: State, weights: Register, v: Register) -> Register:

@@ -11,6 +11,7 @@ import numpy as np
 from ...activations import Function
 from ...language._operation import MatMul
 from ...language._value import Scalar, Value, Vector
+from .._error import ExactError
 from .._expectation import NODES
 from .._plan import Register, named
 from ._clusters import Group
@@ -22,6 +23,8 @@ from ._state import Bools, Lowered, State
 def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scalars: Sequence[Scalar]) -> Lowered:
     build, infinite = s.build, math.isinf(s.widths[value.width])
     given = [s.vectors[x] for x in vectors]
+    if any(x.turned is not None for x in given):
+        raise ExactError(value, "a nonlinearity of vectors turned by rotary positions, at width inf")
     numbers = [s.lined(s.scalars[p], p.ndim, value.ndim) for p in scalars]
     numbers = [build.reshape(p, *p.shape, 1, 1) for p in numbers]
     blocks = s.blocks[value.width]

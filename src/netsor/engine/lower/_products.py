@@ -10,19 +10,25 @@ from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._plan import Register
 from ._frame import AT_NODES, NO_VALUE
-from ._state import Bools, State
+from ._rotary import process, turned_products
+from ._state import Bools, Floats, State
 
 
 def dot(s: State, value: Scalar, x: Vector, y: Vector, power: float) -> Register:
     """n^(−power) ⟨x_i, y_j⟩; at infinite width a score is a sum over pairs of directions."""
     a, b = s.vectors[x].lead, s.vectors[y].lead
     by = 1 / s.norm(x) ** (2 if power == 1 else 1)
+    turned = process(s, value, x, y)
     if power == 0.5 and math.isinf(s.widths[x.width]):
         _check_score(s, value, x, y)
+        if turned is not None:
+            return turned_products(s, value, x, y, _crossed(s, value, x, y, turned))
         if x.size <= y.size:
-            a = _crossed(s, x, y)
+            a = _crossed(s, value, x, y)
         else:
-            b = _crossed(s, y, x)
+            b = _crossed(s, value, y, x)
+    if turned is not None:
+        return turned_products(s, value, x, y, None)
     made = _products(s, a, b, x.ndim, y.ndim, value.ndim - 1, "p = ⟨q, k⟩" if power == 0.5 else "⟨x, x'⟩/n")
     return s.build.step("scale", made, by=by)
 
@@ -37,8 +43,12 @@ def _products(s: State, a: Register, b: Register, x: int, y: int, ndim: int, wor
     return build.step("gram", *rows, words=words)
 
 
-def _crossed(s: State, x: Vector, y: Vector) -> Register:
-    """Σ_a x_a N_ab for the directions b of y, in place of the coordinates of x."""
+def _crossed(s: State, value: Scalar, x: Vector, y: Vector, turned: tuple[Floats, Floats] | None = None) -> Register:
+    """Σ_a x_a N_ab for the directions b of y, in place of the coordinates of x (*shape, blocks, ·).
+
+    For vectors that were turned by positions, Σ_a x_a N_ab(r) for all differences r, (*shape, blocks, r, ·).
+    """
+    more = () if turned is None else (len(turned[0]),)
     build, parts = s.build, []
     lead, ours, theirs = s.vectors[x].lead, s.vectors[x].support, s.vectors[y].support
     assert ours is not None
@@ -46,7 +56,7 @@ def _crossed(s: State, x: Vector, y: Vector) -> Register:
     for group in s.groups_of(x):
         frame, places = s.frames[group], group.positions[x]
         if y not in group.positions or frame.directions == 0:
-            parts.append((places, build.constant(np.zeros((*places.shape, 0)))))
+            parts.append((places, build.constant(np.zeros((*places.shape, *more, 0)))))
             continue
         rows = s.gathered(lead, places, frame.directions)
         here: Bools = ours.reshape(-1, ours.shape[-1])[places.ravel()].any(axis=0)  # type: ignore[assignment]
@@ -58,12 +68,19 @@ def _crossed(s: State, x: Vector, y: Vector) -> Register:
             for i, first in enumerate(frame.blocks):
                 if here[first.start : first.stop].any():
                     some = build.step("part", rows, start=first.start, stop=first.stop)
-                    made = build.step("product", some, frame.normals(i, j))
+                    if turned is None:
+                        made = build.step("product", some, frame.normals(i, j))
+                    else:
+                        normals = frame.process(i, j, *turned)
+                        if normals is None:
+                            raise ExactError(value, "vectors asked for scores both turned and not, at width inf")
+                        made = build.step("product", some, normals)
+                        made = build.reshape(made, *made.shape[:2], *more, second.stop - second.start)
                     wide = build.step("pad", made, before=second.start, after=frame.directions - second.stop)
                     total = wide if total is None else build.step("add", total, wide)
-        parts.append((places, total if total is not None else build.constant(np.zeros((*places.shape, 0)))))
+        parts.append((places, total if total is not None else build.constant(np.zeros((*places.shape, *more, 0)))))
     rows = s.scattered(parts)
-    return build.reshape(rows, *lead.shape[:-1], rows.shape[-1])
+    return build.reshape(rows, *lead.shape[:-1], *more, rows.shape[-1])
 
 
 def _check_score(s: State, value: Scalar, x: Vector, y: Vector) -> None:

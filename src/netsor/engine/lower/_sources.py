@@ -8,6 +8,7 @@ import numpy as np
 
 from ...language._operation import Gaussian, MatMul
 from ...language._value import Value, Vector
+from .._error import ExactError
 from .._plan import SAMPLE, Register
 from ._reuse import Matrix
 from ._state import Bools, Lowered, State
@@ -93,6 +94,8 @@ def _shifted(s: State, value: Vector, x: Lowered, mean: Register) -> Lowered:
 def _rows(s: State, x: Value, copies: int) -> Register:
     """Vectors as rows (copies, vectors, ·) whose products are ⟨x^i, x^j⟩, up to a norm."""
     lead = s.vectors[x].lead
+    if s.vectors[x].turned is not None:
+        raise ExactError(x, "a matrix that acts on vectors turned by rotary positions, at width inf")
     return s.build.reshape(lead, copies, x.size // copies, lead.shape[-2] * lead.shape[-1])
 
 

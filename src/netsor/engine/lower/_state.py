@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ...language._graph import ordered
 from ...language._names import names_of
-from ...language._operation import Data, Gaussian, MatMul, Nonlin, Source
+from ...language._operation import Data, Gaussian, MatMul, Nonlin, Normal, Source
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
 from .._plan import Builder, Register
@@ -26,7 +26,17 @@ from ._reuse import Matrix
 LARGEST = 2**33  # bytes of a single replica, above which a program is refused
 
 Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class Turned:
+    """By what rotary positions the vectors of a value at infinite width were turned: a position each, (*shape,)."""
+
+    positions: Floats
+    base: float
+    fraction: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +45,13 @@ class Lowered:
 
     `sample` is what an output needs to know of one coordinate α (*shape, blocks, ·): its value so far, then its
     coefficients of Gaussian variables that are never drawn. `support`, at infinite width, says along which directions
-    there can be coordinates.
+    there can be coordinates; `turned`, by what positions these stand for vectors that were turned.
     """
 
     lead: Register
     sample: Register | None = None
     support: Bools | None = None
+    turned: Turned | None = None
 
 
 class State:
@@ -85,7 +96,7 @@ class State:
         self.number: dict[Value, tuple[int, int]] = {}  # what seeds are made from: the place as written, and a count
         count: Counter[int] = Counter()
         for value in values:
-            if value in made and value in made[value]:
+            if isinstance(value.op, Normal) or (value in made and value in made[value]):
                 place = context.origin[value]
                 self.number[value] = place, count[place]
                 count[place] += 1
@@ -107,9 +118,8 @@ class State:
             return UNITS
         if group.width < math.inf:
             return STANDARD if group.nonlinear or group.given else GROWING
-        nested = any(
-            isinstance(source.op, Nonlin) for value in group.nonlinear for x in asked(value) for source in made[x]
-        )
+        functions = [value for value in group.nonlinear if isinstance(value.op, Nonlin)]
+        nested = any(isinstance(source.op, Nonlin) for value in functions for x in asked(value) for source in made[x])
         return AT_NODES if nested else LIMIT
 
     def _rests(self, group: Group, edges: Mapping[Value, set[Value]]) -> dict[Value, tuple[Rests, bool]]:
@@ -118,7 +128,7 @@ class State:
         And whether with linear vectors too.
         """
         parts: list[set[Value | None]] = [{None}]  # None stands for all linear vectors
-        for value in group.nonlinear:
+        for value in (v for v in group.nonlinear if isinstance(v.op, Nonlin)):
             near: set[Value | None] = {x if isinstance(x.op, Nonlin) else None for x in edges.get(value, ())}
             if "apart" in self.without:
                 near.add(None)

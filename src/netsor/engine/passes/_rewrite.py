@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...language._graph import ordered
-from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Operation, Source
+from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Operation, Rotate, Source
 from ...language._value import Value, Vector
 
 
@@ -55,7 +55,7 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
     return [new[output] for output in outputs]
 
 
-SOURCES = Gaussian | MatMul | Data | Nonlin | Fuse  # where a linear section of a program begins
+SOURCES = Gaussian | MatMul | Data | Nonlin | Rotate | Fuse  # where a linear section of a program begins
 
 
 def earlier_uses(values: Sequence[Value]) -> dict[Value, list[Value]]:
@@ -85,7 +85,7 @@ def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:
 
 def asked(value: Value) -> tuple[Vector, ...]:
     """The vectors whose products, or coordinates, an operation asks for."""
-    if isinstance(value.op, Dot | MatMul | Nonlin):
+    if isinstance(value.op, Dot | MatMul | Nonlin | Rotate):
         return tuple(dict.fromkeys(x for x in value.op.inputs if isinstance(x, Vector)))
     return ()
 
@@ -106,8 +106,8 @@ def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value
                         edges.setdefault(source, set()).update(b)
             case MatMul(weight, x):
                 together.setdefault(weight.source, set()).update(made[x])
-            case Nonlin(_, vectors):
-                sources = set().union(*(made[x] for x in vectors))
+            case Nonlin() | Rotate():
+                sources = set().union(*(made[x] for x in asked(value)))
                 for source in sources:
                     edges.setdefault(source, set()).update(sources)
     for sources in together.values():

@@ -1,0 +1,99 @@
+"""Rotary positions: R_t turns pairs of coordinates by angles t θ_f.
+
+At finite width every coordinate is drawn, and turned. At infinite width the angles θ_f = base^(−u) are spread over
+0 < u < 1, and (1/d) ⟨R_s x, R_t x'⟩ → κ(t − s) E[Z^x Z^x'] with κ(r) = ∫ cos(r base^(−u)) du (mixed with 1, if only a
+part of the coordinates is turned). A score depends on the positions by t − s alone, and the normals N_ab of two
+directions become a Gaussian process of that difference, with covariance κ(r − r').
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import special
+
+from ...language._operation import Rotate
+from ...language._value import Scalar, Vector
+from .._error import ExactError
+from .._plan import Register
+from ._state import Floats, Lowered, State, Turned
+
+
+def kappa(by: Turned, r: Floats) -> Floats:
+    """κ(r), by the cosine integral: ∫₀¹ cos(r base^(−u)) du = (Ci(r) − Ci(r/base))/log(base)."""
+    far = np.abs(r)
+    if by.base == 1.0:
+        inside = np.cos(far)
+    else:
+        safe = np.where(far > 0, far, 1.0)
+        inside = (special.sici(safe)[1] - special.sici(safe / by.base)[1]) / math.log(by.base)
+    return np.asarray(1.0 - by.fraction + by.fraction * np.where(far > 0, inside, 1.0))
+
+
+def rotated(s: State, value: Vector, op: Rotate) -> Lowered:
+    """R_{t_i} x_i, the tokens along the last axis."""
+    build, x, blocks = s.build, s.vectors[op.x], s.blocks[value.width]
+    if blocks > 1:
+        raise ExactError(value, "rotary positions of a concatenation of narrower vectors")
+    if math.isinf(s.widths[value.width]):
+        if x.turned is not None or value in s.outputs:
+            raise ExactError(value, "rotary positions twice, or of an output, at width inf")
+        turned = Turned(np.broadcast_to(op.positions, value.shape), op.base, op.fraction)
+        return Lowered(x.lead, x.sample, x.support, turned)
+    width = int(s.widths[value.width])
+    angles = op.angles(width)
+    cos, sin = (build.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin))
+    lead = build.step("rotate", build.fitted(x.lead, width), cos, sin, words="coordinates turned by positions")
+    return Lowered(lead)
+
+
+def turned_products(s: State, value: Scalar, x: Vector, y: Vector, crossed: Register | None) -> Register:
+    """The products of vectors of which some were turned: means times κ, or scores from the process of differences.
+
+    `crossed` is Σ_a x_a N_ab(r) for the differences r and the directions b of y, (*shape of x, 1, r, directions).
+    """
+    build, (first, second) = s.build, _both(s, value, x, y)
+    gaps, ndim = differences(first.positions, second.positions), value.ndim - 1
+    found, place = np.unique(gaps, return_inverse=True)
+    a, b = s.lined(s.vectors[x].lead, x.ndim, ndim), s.lined(s.vectors[y].lead, y.ndim, ndim)
+    width = min(a.shape[-1], b.shape[-1])
+    if crossed is None:
+        rows = [build.reshape(build.fitted(v, width), *v.shape[:-2], v.shape[-2] * width) for v in (a, b)]
+        plain = build.step("gram", *rows, words="⟨x, x'⟩/n")
+        return build.step("multiply", plain, build.constant(kappa(first, gaps)))
+    made = s.lined(crossed, x.ndim, ndim)  # (…, i, 1, r, directions)
+    *front, i, _, count, directions = made.shape
+    made = build.reshape(made, math.prod(front) * i * count, directions)
+    at = np.arange(math.prod(front) * i).reshape(*front, i, 1) * count + place.reshape(gaps.shape)
+    batch = np.broadcast_shapes(tuple(front), b.shape[:-3])
+    at = np.broadcast_to(at, (*batch, i, b.shape[-3]))
+    chosen = build.reshape(build.taken(made, at.ravel(), axis=0), *at.shape, directions)  # (…, i, j, directions)
+    keys = build.fitted(build.reshape(b, *b.shape[:-3], 1, b.shape[-3], b.shape[-1]), directions)
+    both = build.step("multiply", chosen, keys)
+    return build.step("total", both, words="p = ⟨R q, R k⟩")
+
+
+def differences(first: Floats, second: Floats) -> Floats:
+    """t_j − s_i for the last axes, the others aligned."""
+    return np.asarray(second[..., None, :] - first[..., :, None])
+
+
+def process(s: State, value: Scalar, x: Vector, y: Vector) -> tuple[Floats, Floats] | None:
+    """The differences of positions in an array of scores, and the covariance κ over them; None if nothing was turned."""
+    if s.vectors[x].turned is None and s.vectors[y].turned is None:
+        return None
+    first, second = _both(s, value, x, y)
+    gaps = np.unique(differences(first.positions, second.positions))
+    return gaps, kappa(first, gaps[:, None] - gaps)
+
+
+def _both(s: State, value: Scalar, x: Vector, y: Vector) -> tuple[Turned, Turned]:
+    found = [s.vectors[v].turned for v in (x, y)]
+    base, fraction = next((t.base, t.fraction) for t in found if t is not None)
+    if any(t is not None and (t.base, t.fraction) != (base, fraction) for t in found):
+        raise ExactError(value, "a product of vectors turned by different bases or fractions, at width inf")
+    made = [t or Turned(np.zeros(v.shape), base, fraction) for t, v in zip(found, (x, y), strict=True)]
+    if any(t.positions.ndim == 0 for t in made):
+        raise ExactError(value, "a product of single vectors that were turned, at width inf")
+    return made[0], made[1]
