@@ -98,11 +98,11 @@ def product(xp: Any, a: Array, b: Array) -> Array:
     k = a.shape[-1]
     if k == 1:
         return a * b
-    if b.shape[0] == 1 and math.prod(b.shape[1:-2]) == 1:  # one matrix for all
+    if b.shape[0] == 1 and math.prod(b.shape[1:-2]) == 1 and not behind(a):  # one matrix for all
         return xp.reshape(
             xp.reshape(a, (math.prod(a.shape[:-1]), k)) @ xp.reshape(b, b.shape[-2:]), (*a.shape[:-1], b.shape[-1])
         )
-    if 0 < k <= FEW and min(a.shape[-2], b.shape[-1]) <= FEW:
+    if 0 < k <= FEW and max(a.shape[-2], b.shape[-1]) <= 4 * FEW:
         total = a[..., :, 0, None] * b[..., None, 0, :]
         for term in range(1, k):
             total += a[..., :, term, None] * b[..., None, term, :]

@@ -100,6 +100,12 @@ class Builder:
         """The result of an instruction; its shape, unless `made` gives it, is found by running it on no replicas."""
         if kind in ("kernel", "moments"):
             params["shift"], self.expects = self.shift, True
+        if (kind == "pad" and not params["before"] and not params["after"]) or (
+            kind == "part" and (params["start"], params["stop"]) == (0, args[0].shape[-1])
+        ):
+            return args[0]
+        if kind == "product" and args[0].shape[-1] == 1:  # a column times a row
+            kind = "multiply"
         key = self._key(kind, args, params)
         if key in self.known:
             return self.known[key]
@@ -167,6 +173,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         self.steps = _needed(self.steps, (self.mean, self.columns))
+        self.overwrites = _overwritten(self.steps, (self.mean, self.columns))
         self.last: list[list[int]] = [[] for _ in self.steps]  # of each step: the steps whose results it reads last
         made = {step.out: k for k, step in enumerate(self.steps)}
         seen = {made[r] for r in (self.mean, self.columns) if r in made}
@@ -231,6 +238,33 @@ def _needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
             kept.append(step)
             wanted.update(step.args)
     return kept[::-1]
+
+
+VIEWS = {"reshape", "permute", "part", "spread", "transposed", "take"}  # may share memory with what they read
+
+
+def _overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int | None]:
+    """For each entrywise step: which of its arguments nothing reads after it, so that the result may take its place."""
+    root: dict[Register, Register] = {}
+    last: dict[Register, int] = {}
+    for k, step in enumerate(steps):
+        root[step.out] = root.get(step.args[0], step.args[0]) if step.kind in VIEWS else step.out
+        for arg in step.args:
+            last[root.get(arg, arg)] = k
+    for result in results:
+        last[root.get(result, result)] = len(steps)
+    found: list[int | None] = []
+    for k, step in enumerate(steps):
+        places = [
+            i
+            for i, arg in enumerate(step.args)
+            if step.kind in ("add", "multiply", "scale")
+            and arg.varies
+            and arg.shape == step.out.shape
+            and last[root.get(arg, arg)] == k
+        ]
+        found.append(places[0] if places else None)
+    return found
 
 
 def _rows(steps: list[Step]) -> list[tuple[str, str, int]]:

@@ -15,6 +15,7 @@ from ._plan import RULES, Plan, Step
 
 Array = Any
 
+IN_PLACE = {"add": np.add, "multiply": np.multiply, "scale": np.multiply}
 LONG = 32  # entries of a row, from which on numpy's loops over it are long enough
 
 
@@ -54,12 +55,15 @@ def run(plan: Plan, streams: Streams, replicas: int, xp: Any = np) -> tuple[Arra
     A coordinate is mean + coefficients · N(0, I), given all that was drawn.
     """
     arrays: dict[Any, Array] = {}
-    for step, dead in zip(plan.steps, plan.last, strict=True):
+    for step, dead, place in zip(plan.steps, plan.last, plan.overwrites, strict=True):
         if step.kind in ("normals", "chi"):
             arrays[step.out] = xp.asarray(streams.draw(step, replicas))
         else:
             given = [arrays[arg] if arg.value is None else xp.asarray(arg.value) for arg in step.args]
-            arrays[step.out] = RULES[step.kind](xp, *given, **step.params)
+            if place is not None and xp is np and given[place].flags.writeable:
+                arrays[step.out] = IN_PLACE[step.kind](*given, *step.params.values(), out=given[place])
+            else:
+                arrays[step.out] = RULES[step.kind](xp, *given, **step.params)
         for number in dead:
             del arrays[plan.steps[number].out]
     mean, columns = (np.asarray(arrays[r] if r.value is None else r.value) for r in (plan.mean, plan.columns))

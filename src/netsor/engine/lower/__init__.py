@@ -36,12 +36,13 @@ from .._plan import SAMPLE, Plan, Register, named
 from ..passes import SHORTCUTS, rewrite
 from ..passes._rewrite import Context, Fuse
 from ._linear import concatenated, linear, mixed, taken
-from ._nonlinear import nonlin, turn
+from ._nonlinear import nonlin
 from ._outputs import results
 from ._products import dot
 from ._rotary import rotated
 from ._sources import fuse, gaussian, matmul
 from ._state import Lowered, State
+from ._turn import turn
 
 
 def make_plan(

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
 from ...activations import Function
-from ...language._operation import MatMul
-from ...language._value import Scalar, Value, Vector
+from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._expectation import NODES
 from .._plan import Register, named
 from ._clusters import Group
 from ._features import Features, added
-from ._frame import AT_NODES, STANDARD
+from ._frame import AT_NODES
 from ._state import Bools, Lowered, State
 
 
@@ -112,54 +110,3 @@ def _at_nodes(
     shape = frames, count, NODES
     made = build.step("apply", *arrays, made=shape, words=f"{named(f)} at {NODES} nodes", f=f, shape=shape)
     return build.step("scale", made, by=NODES**-0.5)
-
-
-def turn(s: State, group: Group, index: int, live: Mapping[Value, int]) -> None:
-    """After the last nonlinearity of a cluster of finite width, turn its frame to span the vectors still in use."""
-    frame = s.frames[group]
-    if "turn" in s.without or frame.kind != STANDARD:
-        return
-    vectors = [
-        v for v in group.positions
-        if v in s.vectors and live[v] > index and s.vectors[v].lead.shape[-1]
-    ]  # fmt: skip
-    count = sum(group.positions[v].shape[1] for v in vectors) + (frame.constant is not None)
-    if not vectors or count >= group.width or not _grows(s, group, index):
-        return
-    rows = [s.gathered(s.vectors[v].lead, group.positions[v], frame.directions) for v in vectors]
-    outputs = any(output in group.positions for output in s.outputs)
-    for v, part in zip(vectors, frame.turn(rows, outputs), strict=True):
-        s.vectors[v] = _put(s, v, group, part)
-
-
-def _grows(s: State, group: Group, index: int) -> bool:
-    """Whether a source is still to come in this cluster: only then is it worth to turn its frame.
-
-    A matrix that acted before and will act again keeps its inputs and sources as they are: then it is not turned.
-    """
-    for uses in s.uses.values():
-        for use in uses:
-            assert isinstance(use.op, MatMul)
-            more = any(
-                s.last[v] > index
-                for v in s.values
-                if isinstance(v.op, MatMul) and v.op.weight.source is use.op.weight.source
-            )
-            if more and (use in group.positions or use.op.x in group.positions):
-                return False
-    return any(s.last[value] > index and value in s.drawn for value in group.slots)
-
-
-def _put(s: State, value: Value, group: Group, part: Register) -> Lowered:
-    """A value with new coordinates for its vectors in a group; those in other groups stay as they are."""
-    assert isinstance(value, Vector)
-    old = s.vectors[value]
-    shape = (*value.shape, s.blocks[value.width])
-    parts = [(group.positions[value], part)]
-    rest = np.setdiff1d(np.arange(math.prod(shape)), group.positions[value].ravel())
-    if rest.size:
-        others = s.build.reshape(old.lead, math.prod(shape), old.lead.shape[-1])
-        others = s.build.taken(others, rest, axis=0)
-        parts.append((rest[None], s.build.reshape(others, 1, *others.shape)))
-    rows = s.scattered(parts)
-    return replace(old, lead=s.build.reshape(rows, *shape, rows.shape[-1]))

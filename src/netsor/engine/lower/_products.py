@@ -24,9 +24,11 @@ def dot(s: State, value: Scalar, x: Vector, y: Vector, power: float) -> Register
         if turned is not None:
             return turned_products(s, value, x, y, _crossed(s, value, x, y, turned))
         if x.size <= y.size:
-            a = _crossed(s, value, x, y)
+            start, stop = _reach(s, y)
+            a, b = _crossed(s, value, x, y), s.build.step("part", b, start=start, stop=stop)
         else:
-            b = _crossed(s, value, y, x)
+            start, stop = _reach(s, x)
+            a, b = s.build.step("part", a, start=start, stop=stop), _crossed(s, value, y, x)
     if turned is not None:
         return turned_products(s, value, x, y, None)
     made = _products(s, a, b, x.ndim, y.ndim, value.ndim - 1, "p = ⟨q, k⟩" if power == 0.5 else "⟨x, x'⟩/n")
@@ -43,13 +45,22 @@ def _products(s: State, a: Register, b: Register, x: int, y: int, ndim: int, wor
     return build.step("gram", *rows, words=words)
 
 
+def _reach(s: State, x: Vector) -> tuple[int, int]:
+    """The range of directions along which vectors of a value can have coordinates."""
+    support = s.vectors[x].support
+    assert support is not None
+    found = np.flatnonzero(support.reshape(-1, support.shape[-1]).any(axis=0))
+    return (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
+
+
 def _crossed(s: State, value: Scalar, x: Vector, y: Vector, turned: tuple[Floats, Floats] | None = None) -> Register:
-    """Σ_a x_a N_ab for the directions b of y, in place of the coordinates of x (*shape, blocks, ·).
+    """Σ_a x_a N_ab for the directions b that y reaches, in place of the coordinates of x (*shape, blocks, ·).
 
     For vectors that were turned by positions, Σ_a x_a N_ab(r) for all differences r, (*shape, blocks, r, ·).
     """
     more = () if turned is None else (len(turned[0]),)
     build, parts = s.build, []
+    start, stop = _reach(s, y) if turned is None else (0, s.vectors[y].lead.shape[-1])
     lead, ours, theirs = s.vectors[x].lead, s.vectors[x].support, s.vectors[y].support
     assert ours is not None
     assert theirs is not None
@@ -76,7 +87,9 @@ def _crossed(s: State, value: Scalar, x: Vector, y: Vector, turned: tuple[Floats
                             raise ExactError(value, "vectors asked for scores both turned and not, at width inf")
                         made = build.step("product", some, normals)
                         made = build.reshape(made, *made.shape[:2], *more, second.stop - second.start)
-                    wide = build.step("pad", made, before=second.start, after=frame.directions - second.stop)
+                    low, high = max(second.start, start), min(second.stop, stop)
+                    made = build.step("part", made, start=low - second.start, stop=high - second.start)
+                    wide = build.step("pad", made, before=low - start, after=stop - high)
                     total = wide if total is None else build.step("add", total, wide)
         parts.append((places, total if total is not None else build.constant(np.zeros((*places.shape, *more, 0)))))
     rows = s.scattered(parts)

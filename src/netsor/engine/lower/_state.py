@@ -93,6 +93,7 @@ class State:
         self.scalars: dict[Value, Register] = {}
         self.columns = 1  # of `sample`: the value, then a Gaussian variable each
         self.last = {value: k for k, value in enumerate(self.values)}
+        self.acts_last = {v.op.weight.source: k for v, k in self.last.items() if isinstance(v.op, MatMul)}
         self.number: dict[Value, tuple[int, int]] = {}  # what seeds are made from: the place as written, and a count
         count: Counter[int] = Counter()
         for value in values:
