@@ -119,6 +119,8 @@ class Expansion:
 
     def _others(self) -> None:
         for index, value in enumerate(self.values):
+            if not isinstance(value, Vector):
+                continue
             match value.op:
                 case Take() | Join() | Add() | Scale(Value(op=Constant())) | Mix(Value(op=Constant())):
                     continue
@@ -128,16 +130,15 @@ class Expansion:
                     present = np.flatnonzero(vectors.reshape(value.size, -1).any(axis=1))
                 case _:
                     present = np.arange(value.size)
-            if isinstance(value, Vector):
-                columns = self._add(Kind.OTHER, np.full(len(present), -1), index, present)
-                self._tables[value] = present, columns, np.ones(len(present))
+            columns = self._add(Kind.OTHER, np.full(len(present), -1), index, present)
+            self._tables[value] = present, columns, np.ones(len(present))
 
     def _products(self) -> None:
         """W x that is written twice is one column; if W = 0, none."""
         identity = _identities(self.values)
         index = {value: i for i, value in enumerate(self.values)}
         made = [(v, v.op) for v in self.values if isinstance(v.op, MatMul)]
-        count = sum(value.size for value in self.values)
+        count = sum(value.size for value in self.values if isinstance(value, Vector))
         keys, parts, variances = (
             [],
             [],
@@ -196,10 +197,12 @@ def _positions(x: Value, shape: tuple[int, ...]) -> Ints:
 
 
 def _identities(values: Sequence[Value]) -> dict[Value, Ints]:
-    """A number for every vector and scalar, the same wherever indexing or stacking moves it."""
+    """A number for every vector, the same wherever indexing or stacking moves it."""
     numbers: dict[Value, Ints] = {}
     count = 0
     for value in values:
+        if not isinstance(value, Vector):  # there are as many scores as pairs of tokens
+            continue
         match value.op:
             case Take(x, flat):
                 numbers[value] = numbers[x].ravel()[flat]
