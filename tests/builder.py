@@ -72,6 +72,7 @@ class Builder:
     """Values made so far. Each step makes one from earlier ones, or raises TraceError if these do not fit."""
 
     def __init__(self, seed, widths):
+        self.seed = seed
         self.rng = np.random.default_rng(seed)
         self.widths = widths
         self.vectors: list[ns.Vector] = []

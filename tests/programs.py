@@ -29,17 +29,7 @@ class Built:
         return f"{self.widths}\n{self.net}"
 
 
-STEPS = ["matmul"] * 4 + [
-    "each",
-    "two_each",
-    "nonlin",
-    "nonlin",
-    "nonlin",
-    "several",
-    "several",
-    "residual",
-    "residual",
-]
+STEPS = ["matmul"] * 4 + ["nonlin"] * 3 + ["several"] * 2 + ["residual"] * 2 + ["each", "two_each"]
 STEPS += ["add", "scale", "mix", "mix", "reduce", "rearrange", "concat", "norm", "attention", "attention"]
 STEPS += ["initial", "data"] + ["dot"] * 6 + ["function"] * 4
 
@@ -53,7 +43,7 @@ def grown(builder, kinds, steps, largest):
 
 
 def built(builder, largest):
-    last = np.random.default_rng(len(builder.vectors) + 31 * len(builder.scalars))  # its own, so that steps can be lost
+    last = np.random.default_rng([builder.seed, 1])  # its own, so that steps can be lost
     outputs = [builder.vectors[-1], *builder.scalars[-1:]]
     if last.random() < 0.2:
         outputs.append(builder.vectors[-min(len(builder.vectors), 3)])
