@@ -259,11 +259,24 @@ class Builder:
             return ns.apply(OWN_OF_SCALARS["softmax"], p, axes=1, name="softmax")
         return ns.softmax(ns.tanh(p / 2.0) * 2.0 if kind == "capped" else p)
 
+    def rotary(self):
+        """Queries and keys at positions, in a space where half of the coordinates are an even number."""
+        x = self.vector()
+        x = x if x.shape else x[None]
+        d, at = 4 * self.choose(self.widths), self.rng.integers(0, 9, x.shape[-1])
+        base, fraction = self.choose([10000.0, 10.0]), self.choose([1.0, 0.5])
+        q, k = (ns.rotary(ns.weight(d, x.width) @ x, at, base, fraction) for _ in range(2))
+        self.scalars.append(ns.dot(q, k))
+        return self.choose([q, ns.softmax(self.scalars[-1]) @ k])
+
     # Scalars
 
     def dot(self):
         x = self.vector()
         return self.choose([ns.dot, ns.dot, ns.mean_dot])(x, self.vector(width=x.width))
+
+    def normal(self):
+        return ns.normal(self.choose([(), (2,), (3,), (2, 2), (3, 3)]), std=abs(self.number()))
 
     def function(self):
         p = self.scalar()

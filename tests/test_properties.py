@@ -76,7 +76,7 @@ def test_the_programs_are_of_every_kind():
     assert {net.check().verdict for net in nets} == {"proved", "conjectured", "no limit"}
     verdicts = [net.check().verdict for net in limits]
     assert verdicts.count("no limit") <= 2
-    assert verdicts.count("proved") >= 20
+    assert verdicts.count("proved") >= 10
     scores = [any(getattr(v.op, "power", 0) == 0.5 for v in ordered(net.outputs)) for net in limits]
     assert sum(scores) >= 40
 

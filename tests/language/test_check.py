@@ -18,6 +18,7 @@ BOUNDED = "inputs of score factors are bounded"
 LIPSCHITZ = "functions are pseudo-Lipschitz"
 DEEP = "a vector that depends on a score is not multiplied again"
 MEANS = "no mean enters a program with scores"
+ALIKE = "coordinates are treated alike"
 WIDTHS = "every width goes to infinity"
 
 
@@ -142,6 +143,17 @@ def concatenated(tied):
 def a_mean_returned(x):
     y = ns.nn.attention(tokens(), 2)
     return ns.mean_dot(x(y), x(y))[0, 0], y
+
+
+def normal_scores(also=lambda x, z: ()):
+    """Random scalars added to scores, as a relative bias is."""
+    x, z = tokens(), ns.normal((3, 3))
+    return ns.softmax(ns.dot(w() @ x, w() @ x) + z) @ (w() @ x), *also(x, z)
+
+
+def rotary_scores():
+    x = tokens()
+    return ns.softmax(ns.dot(ns.rotary(w() @ x), ns.rotary(w() @ x))) @ (w() @ x)
 
 
 def long_chain():
@@ -283,6 +295,22 @@ CASES = {
         lambda: ns.dot(*(ns.nonlin(relu_by_the_user, ns.gaussian(n), lipschitz=True) for _ in range(2))),
         "conjectured",  # its mean is 0, and nobody knows
         {FACTORS},
+    ),
+    # random scalars: given them, they are numbers
+    "random scalars added to scores": (normal_scores, "proved", set()),
+    "random scalars in a nonlinearity": (lambda: normal_scores(lambda x, z: [w() @ (z[0] * x)]), "proved", set()),
+    "random scalars in a factor": (
+        lambda: normal_scores(lambda x, z: [ns.dot(z[0] * (w() @ x), w() @ x)]),
+        "conjectured",
+        {FACTORS},
+    ),
+    "random scalars alone": (lambda: ns.normal(2) * ns.tanh(w() @ tokens(2)), "proved", set()),
+    "rotary": (rotary_scores, "conjectured", {FACTORS, ALIKE}),
+    "rotary without scores": (lambda: w() @ ns.rotary(tokens()), "conjectured", {ALIKE}),
+    "rotary of one vector": (
+        lambda: (lambda q: ns.dot(q, q))(ns.rotary(w() @ tokens())),
+        "no limit",
+        {FACTORS, CORRELATED, ALIKE},
     ),
     "a mean returned": (lambda: a_mean_returned(ns.tanh), "proved", set()),
     "an unbounded mean returned": (lambda: a_mean_returned(lambda y: y), "conjectured", {MEANS}),

@@ -125,6 +125,21 @@ CASES = {
         lambda: ns.dot(x(2, 2), x(2, 2)) @ ns.dot(x(3, 2), x(3, 2)),
         r"shapes \(2, 2, 2\) and \(3, 2, 2\) are no matrices that multiply",
     ),
+    "normal std": (lambda: ns.normal(2, std=-1.0), r"normal: std=-1\.0 must be one number, 0 or more"),
+    "normal stds": (lambda: ns.normal(2, std=[1.0, 2.0]), "normal: .* multiply the scalars by others"),
+    "normal shape": (lambda: ns.normal((2, 0)), r"normal: shape \(2, 0\) must be a positive integer"),
+    "rotary one": (lambda: ns.rotary(x()), r"rotary: needs an axis of tokens, got one vector: x\[None\]"),
+    "rotary positions": (
+        lambda: ns.rotary(x(3), [0, 1]),
+        r"rotary: positions of shape \(2,\) must be one for each of 3",
+    ),
+    "rotary base": (lambda: ns.rotary(x(3), base=0), "rotary: base=0 must be a finite number above 0"),
+    "rotary fraction": (lambda: ns.rotary(x(3), fraction=1.5), r"rotary: fraction=1\.5 must be above 0 and at most 1"),
+    "rotary width": (
+        lambda: ns.rotary(ns.gaussian(7, 3)),
+        "rotary turns pairs of coordinates, but width 7 is not an even",
+    ),
+    "rotary operand": (lambda: ns.rotary(np.ones((3, 4))), r"rotary: needs a vector, got .* ns\.data"),
     "program result": (lambda: ns.Program(3.0), "program program: must return a vector, a scalar or a tuple"),
     "program nothing": (lambda: ns.Program(()), r"must return a vector, a scalar or a tuple of them, returned \(\)"),
 }
@@ -171,6 +186,13 @@ def test_simulate_errors(name):
     given, message = BINDINGS[name]
     with pytest.raises(ValueError, match=re.escape(message)):
         net.simulate(**{"draws": 2, **given})
+
+
+def test_rotary_needs_an_even_width():
+    with pytest.raises(ValueError, match="pairs of coordinates, but width 5 is not an even number: bind an even width"):
+        ns.Program(ns.rotary(x(2))).simulate(n=5, draws=1)
+    with pytest.raises(ValueError, match=r"0\.25 of width 4 is not an even number"):
+        ns.Program(ns.rotary(x(2), fraction=0.25)).simulate(n=4, draws=1)
 
 
 def test_no_width_to_bind():

@@ -160,6 +160,56 @@ def test_norms(x):
     np.testing.assert_allclose(padded, a / np.sqrt((a**2).mean(-1, keepdims=True) + 0.5))
 
 
+def test_random_scalars(x):
+    z = ns.normal((2, 3), std=2.0)
+    a, b, c, first, scaled = drawn(z, z, ns.normal((2, 3)), z[0], z * x, draws=20_000)
+    assert np.array_equal(a, b)  # one draw, wherever it is used
+    np.testing.assert_allclose(first, a[:, 0])
+    assert scaled.shape == (20_000, 2, 3, N)
+    size = a.size  # 120,000 numbers; z-scores below 5, level 1e-6 each
+    assert abs(a.mean()) < 5 * 2 / np.sqrt(size)
+    assert abs(a.var() - 4) < 5 * 4 * np.sqrt(2 / size)
+    assert abs((a * c).mean()) < 5 * 2 / np.sqrt(size)  # two of them are independent
+    assert abs(np.corrcoef(a.reshape(-1, 6).T)[0, 1]) < 5 / np.sqrt(20_000)
+
+
+def test_parts_of_random_scalars_are_parts():
+    net = ns.Program(ns.normal((2, 3)))
+    whole = net.simulate(draws=4)
+    np.testing.assert_array_equal(net[1, 2].simulate(draws=4), whole[:, 1, 2])
+    assert not ns.Program(ns.normal(3, std=0.0)).simulate(draws=2).any()
+
+
+@pytest.mark.parametrize(("base", "fraction"), [(10000.0, 1.0), (100.0, 0.5), (0.5, 0.25)])
+def test_rotary(base, fraction):
+    """Against complex numbers: a pair of coordinates is a number, and turning it a product with e^(i t θ)."""
+    x = ns.gaussian(8 * n, (2, 3))
+    at = np.array([0.0, 5.0, -2.5])
+    a, b = drawn(x, ns.rotary(x, at, base=base, fraction=fraction))
+    d = a.shape[-1]
+    r = int(fraction * d)
+    f = np.arange(r // 2)
+    z = a[..., : r // 2] + 1j * a[..., r // 2 : r]
+    turned = z * np.exp(1j * at[:, None] * base ** (-2 * f / r))
+    np.testing.assert_allclose(b, np.concatenate([turned.real, turned.imag, a[..., r:]], -1), atol=1e-12)
+
+
+def test_rotary_scores_depend_on_the_distance_alone():
+    q, k = ns.gaussian(2 * n), ns.gaussian(2 * n)
+    q3, k3 = (v.broadcast_to((3,)) for v in (q, k))
+    near, far = drawn(ns.dot(ns.rotary(q3), ns.rotary(k3)), ns.dot(ns.rotary(q3, [7, 8, 9]), ns.rotary(k3, [7, 8, 9])))
+    np.testing.assert_allclose(near, far, atol=1e-11)
+    np.testing.assert_allclose(near[:, 0, 1], near[:, 1, 2], atol=1e-12)
+    assert not np.allclose(near[:, 0, 1], near[:, 1, 0])
+
+
+def test_parts_of_rotated_vectors_keep_their_positions():
+    net = ns.Program(ns.rotary(ns.gaussian(2 * n, (2, 3)), [3, 1, 4]))
+    whole = net.simulate(n=N, draws=4)
+    np.testing.assert_allclose(net[:, 2].simulate(n=N, draws=4), whole[:, :, 2])
+    np.testing.assert_allclose(net[1, [1, 0]].simulate(n=N, draws=4), whole[:, 1, [1, 0]])
+
+
 def test_the_norm_of_zero_is_zero():
     (zero,) = drawn(ns.rms_norm(0.0 * ns.gaussian(n)))
     assert not zero.any()

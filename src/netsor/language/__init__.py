@@ -2,8 +2,9 @@
 
 from ._activation import abs, clip, cos, erf, gelu, identity, leaky_relu, relu, sigmoid, silu, sin, tanh
 from ._apply import apply, nonlin
-from ._initial import data, gaussian
+from ._initial import data, gaussian, normal
 from ._join import join, stack
+from ._rotary import rotary
 from ._score import concat, dot, layer_norm, mean_dot, rms_norm, softmax
 from ._value import Scalar, Value, Vector, ones
 from ._weight import Weight, weight
@@ -34,9 +35,11 @@ __all__ = [
     "leaky_relu",
     "mean_dot",
     "nonlin",
+    "normal",
     "ones",
     "relu",
     "rms_norm",
+    "rotary",
     "sigmoid",
     "silu",
     "sin",

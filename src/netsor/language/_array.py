@@ -39,7 +39,7 @@ class Operation:
             if isinstance(entry, Value):
                 read.append(entry)
             elif isinstance(entry, tuple):
-                read += entry
+                read += [x for x in entry if isinstance(x, Value)]
         return tuple(read)
 
     def with_inputs(self, *inputs: Any) -> Self:
@@ -49,7 +49,7 @@ class Operation:
         for name, entry in vars(self).items():
             if isinstance(entry, Value):
                 changed[name] = next(given)
-            elif isinstance(entry, tuple):
+            elif isinstance(entry, tuple) and entry and isinstance(entry[0], Value):
                 changed[name] = tuple(islice(given, len(entry)))
         return replace(self, **changed)
 

@@ -6,7 +6,8 @@ law a conjecture; a score of correlated factors has no limit at all.
 The theorem speaks of dots of two MatMul outputs. Three identities carry it further, and the points below use them.
 ⟨x, y⟩ is bilinear, so scores of combinations of MatMul outputs by fixed numbers (scaled queries, say) are combinations
 of such dots. A standard Gaussian vector that nothing else uses (a bias) has the law of W (1, …, 1), W fresh. And W
-times a combination of vectors, W Σ_j a_j x_j, is a combination of the W x_j, even if the a_j depend on scores.
+times a combination of vectors, W Σ_j a_j x_j, is a combination of the W x_j, even if the a_j depend on scores. Random
+scalars (`ns.normal`) are independent of all else: given them they are fixed numbers, for which the theorem holds.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from ._operation import (
     MatMul,
     Mix,
     Nonlin,
+    Normal,
+    Rotate,
     Scale,
     Take,
 )
@@ -96,6 +99,7 @@ def check(name: str, outputs: Sequence[Value]) -> Report:
         _point("functions are pseudo-Lipschitz", _not_lipschitz(facts)),
         _point("a vector that depends on a score is not multiplied again", _deep(facts)),
         _point("no mean enters a program with scores", _means(facts)),
+        _point("coordinates are treated alike", _rotated(facts)),
         _point("every width goes to infinity", _fixed_widths(facts)),
     )
     theorem = "Theorem 3.1" if facts.scores else "Yang 2019: there are no scores"
@@ -146,7 +150,7 @@ class _Facts:
             self.linear[value] = not self.depends[value] or (
                 not isinstance(value.op, Nonlin) and all(self.linear[x] for x in vectors)
             )
-        random = isinstance(value.op, Gaussian | MatMul | Dot)
+        random = isinstance(value.op, Gaussian | MatMul | Dot | Normal)
         if not random and all(x in self.given for x in inputs):
             self.given.add(value)
 
@@ -292,6 +296,12 @@ def _means(facts: _Facts) -> Iterator[str]:
             yield f"{facts.at(value)}: a mean used by the program; Yang (2019) covers it without scores alone"
         elif facts.depends[value] and facts.bounded[value] is not True:
             yield f"{facts.at(value)}: a mean that depends on a score, of vectors not known to be bounded"
+
+
+def _rotated(facts: _Facts) -> Iterator[str]:
+    for value in facts.values:
+        if isinstance(value.op, Rotate):
+            yield f"{facts.at(value)} turns coordinates by angles of their own, of which the paper says nothing"
 
 
 def _fixed_widths(facts: _Facts) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Where a program begins: Gaussian initial vectors and fixed data."""
+"""Where a program begins: Gaussian initial vectors, random scalars and fixed data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ._given import as_shape, numbers, shown
-from ._operation import Data, Gaussian, Source
-from ._value import Vector
+from ._operation import Data, Gaussian, Normal, Source
+from ._value import Scalar, Vector
 from ._where import TraceError
 from ._width import Width, as_width
 
@@ -53,6 +53,15 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         raise TraceError("gaussian", "cov must be symmetric and positive semidefinite")
     root: npt.NDArray[np.float64] = (vectors * np.sqrt(np.maximum(eigenvalues, 0.0))) @ vectors.T
     return root
+
+
+def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | None = None) -> Scalar:
+    """Random scalars, i.i.d. N(0, std²), independent of all vectors and matrices: a relative bias of scores, say."""
+    shape = as_shape(shape, "normal")
+    size = numbers(std, "normal")
+    if size.ndim or size < 0:
+        raise TraceError("normal", f"std={shown(std)} must be one number, 0 or more; multiply the scalars by others")
+    return Scalar(Normal(Source(name), float(size), shape), shape)
 
 
 def data(vectors: npt.ArrayLike) -> Vector:

@@ -20,7 +20,7 @@ from .. import activations as known
 from ..activations import Function
 from ._expand import Entry, Expansion, Kind
 from ._function import MULTIPLY
-from ._operation import Concat, Data, Mix, Nonlin, Scale
+from ._operation import Concat, Data, Mix, Nonlin, Rotate, Scale
 from ._value import Value, Vector
 
 Moment = float | str  # a number, or "+" (above 0), "−" (below 0), "?" (not known)
@@ -230,7 +230,7 @@ class Moments:
                 with warnings.catch_warnings(), np.errstate(all="ignore"):
                     warnings.simplefilter("ignore")
                     return bool(np.any(f(*normals)))
-            case Scale() | Mix():
+            case Scale() | Mix() | Rotate():
                 return any(map(self._alive, inputs))
             case Concat():
                 return any(map(self._alive, _parts(self.at.entry(a))))
@@ -242,7 +242,7 @@ class Moments:
         match value.op:
             case Nonlin(_, vectors, _):
                 return [(v, _broadcast_position(v, value, position)) for v in vectors]
-            case Scale(_, x):
+            case Scale(_, x) | Rotate(x):
                 return [(x, _broadcast_position(x, value, position))]
             case Mix(_, x):
                 index = np.unravel_index(position, value.shape)[:-1]
@@ -287,7 +287,7 @@ class Moments:
                 return parities[0]
             case Nonlin(f, (_,), ()) if base(f) in EVEN:
                 return abs(parities[0])
-            case Scale() | Mix():
+            case Scale() | Mix() | Rotate():
                 return parities[0] if len(set(parities)) == 1 else 0
         return 0
 

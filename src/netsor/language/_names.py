@@ -22,6 +22,8 @@ from ._operation import (
     MatMul,
     Mix,
     Nonlin,
+    Normal,
+    Rotate,
     Scale,
     Source,
     Take,
@@ -62,7 +64,9 @@ def _letter(value: Value) -> str:
             return "p" if power == 0.5 else "m"
         case Constant():
             return "c"
-        case Add() | Scale() | Mix() | Concat():
+        case Normal():
+            return "z"
+        case Add() | Scale() | Mix() | Concat() | Rotate():
             return "u"
         case Apply() | Take() | Join():
             return "a" if isinstance(value, Scalar) else "u"

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ._array import Ints, Operation, Source, Take, Value
+from ._given import Shape
 from ._value import Add, Apply, Constant, Floats, Gaussian, Mix, Nonlin, Scale, Vector
 from ._weight import MatMul
 
@@ -27,7 +30,9 @@ __all__ = [
     "MatMul",
     "Mix",
     "Nonlin",
+    "Normal",
     "Operation",
+    "Rotate",
     "Scale",
     "Source",
     "Take",
@@ -56,6 +61,37 @@ class Dot(Operation):
     x: Vector
     y: Vector
     power: float
+
+
+@dataclass(frozen=True, eq=False)
+class Normal(Operation):
+    """S: random scalars, i.i.d. N(0, std²), independent of all vectors and matrices."""
+
+    source: Source
+    std: float
+    shape: Shape
+
+
+@dataclass(frozen=True, eq=False)
+class Rotate(Operation):
+    """V: y[…, i] = R_{t_i} x[…, i], with t_i = positions[i], the tokens along the last axis.
+
+    R_t turns the pair of coordinates (f, f + r/2) among the first r = fraction·n by the angle t θ_f,
+    θ_f = base^(−2f/r); the others stay.
+    """
+
+    x: Vector
+    positions: Floats
+    base: float
+    fraction: float
+
+    def angles(self, width: int) -> Floats:
+        """t_i θ_f, of shape (tokens, r/2), at a finite width; a ValueError if r is not even."""
+        r = round(self.fraction * width)
+        if r % 2 or abs(r - self.fraction * width) > 1e-9 * width:
+            of = f"width {width}" if self.fraction == 1 else f"{self.fraction:g} of width {width}"
+            raise ValueError(f"rotary turns pairs of coordinates, but {of} is not an even number: bind an even width")
+        return np.outer(self.positions, self.base ** (-2.0 * np.arange(r // 2) / max(r, 1)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,8 @@ from ._operation import (
     MatMul,
     Mix,
     Nonlin,
+    Normal,
+    Rotate,
     Scale,
     Source,
     Take,
@@ -81,6 +83,10 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
     match value.op:
         case Gaussian(_, mean, factor):
             return initial_law(mean, factor)
+        case Normal(_, std, _):
+            return f"N(0, {std**2:g})"
+        case Rotate(x):
+            return f"rotary({ref(x)})"
         case Data(vectors):
             return f"given vectors in R^{vectors.shape[-1]}"
         case MatMul(weight, x, each):
@@ -137,6 +143,8 @@ KINDS = {
     Concat: "concatenation",
     Dot: "dot",
     Constant: "given",
+    Normal: "random scalars",
+    Rotate: "rotation",
     Apply: "function of scalars",
     Take: "index",
     Join: "join",
