@@ -291,6 +291,21 @@ CASES = {
         "no limit",
         {FACTORS, CORRELATED, LIPSCHITZ, MEANS},
     ),
+    "a layer norm with itself": (
+        lambda: (lambda h: ns.dot(h, h))(ns.layer_norm(w() @ tokens(), 0.1)),
+        "no limit",
+        {FACTORS, CORRELATED, MEANS},
+    ),
+    "a mean that vanishes, with itself": (
+        lambda: (lambda g: ns.dot(g, g))(ns.mean_dot(w() @ tokens(), ns.ones(n))[..., None] * ns.ones(n)),
+        "conjectured",  # n^(1/2) times the square of a mean of order n^(-1/2)
+        {FACTORS, MEANS},
+    ),
+    "a mean that does not vanish, with itself": (
+        lambda: (lambda g: ns.dot(g, g))(ns.mean_dot(ns.relu(ns.gaussian(n)), ns.ones(n)) * ns.ones(n)),
+        "no limit",
+        {FACTORS, CORRELATED, MEANS},
+    ),
     "a function of the user's with the name of the library's": (
         lambda: ns.dot(*(ns.nonlin(relu_by_the_user, ns.gaussian(n), lipschitz=True) for _ in range(2))),
         "conjectured",  # its mean is 0, and nobody knows

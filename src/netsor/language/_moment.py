@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from .. import activations as known
-from ..activations import Function
+from ..activations import Function, row_softmax
 from ._expand import Entry, Expansion, Kind
 from ._function import MULTIPLY
-from ._operation import Concat, Data, Mix, Nonlin, Rotate, Scale
-from ._value import Value, Vector
+from ._operation import Apply, Concat, Data, Dot, Mix, Nonlin, Normal, Rotate, Scale, Take
+from ._score import rsqrt
+from ._value import Value
 
 Moment = float | str  # a number, or "+" (above 0), "−" (below 0), "?" (not known)
 
@@ -127,6 +128,8 @@ class Moments:
         given = [self._value(c).op for c in (a, b) if at.kind[c] == Kind.OTHER]
         if all(isinstance(op, Data) for op in given) and len(given) == 2:
             return self._inner(at.entry(a), at.entry(b))
+        if "0" in (self._factor(a), self._factor(b)):
+            return 0.0
         if a == b and self._not_zero(a):
             return "+"
         if not self._sources(a) & self._sources(b):
@@ -213,7 +216,7 @@ class Moments:
         return sign(self.of(x, x)) == "+"
 
     def _not_zero(self, a: int) -> bool:
-        """Whether a column is known not to be the vector 0. Scalars that multiply vectors are taken not to be 0."""
+        """Whether a column is known not to be the vector 0."""
         inputs = self._inputs(a) or []
         match self._value(a).op:
             case Nonlin(f, vectors, scalars):
@@ -230,11 +233,37 @@ class Moments:
                 with warnings.catch_warnings(), np.errstate(all="ignore"):
                     warnings.simplefilter("ignore")
                     return bool(np.any(f(*normals)))
-            case Scale() | Mix() | Rotate():
-                return any(map(self._alive, inputs))
+            case Scale() | Rotate():
+                return self._factor(a) != "?" and self._alive(inputs[0])
+            case Mix(a=Value(op=Apply(f))) if base(f) is row_softmax:
+                return all(map(self._alive, inputs))
             case Concat():
                 return any(map(self._alive, _parts(self.at.entry(a))))
         return False
+
+    def _factor(self, a: int) -> str:
+        """What is known of the scalar of a column c·x: "0", "≠" (not 0) or "?"; of other columns, "≠"."""
+        if self.at.kind[a] != Kind.OTHER:
+            return "≠"
+        value, position = self.at.entry(a)
+        if not isinstance(value.op, Scale):
+            return "≠"
+        return self._scalar(value.op.c, _broadcast_position(value.op.c, value, position))
+
+    def _scalar(self, p: Value, position: int) -> str:
+        match p.op:
+            case Take(q, flat):
+                return self._scalar(q, int(flat.ravel()[position]))
+            case Normal(std=std):
+                return "≠" if std > 0 else "0"
+            case Apply(f) if base(f) in (row_softmax, rsqrt, SIGMOID):
+                return "≠"
+            case Dot(x, y, 1.0):  # a mean: in the limit, the moment
+                *batch, i, j = (int(k) for k in np.unravel_index(position, p.shape))
+                entries = ((v, _position(v, (*batch, k))) for v, k in ((x, i), (y, j)))
+                found = sign(self.of(*entries))
+                return found if found in "0?" else "≠"
+        return "?"
 
     def _inputs(self, a: int) -> list[Entry] | None:
         """The vectors that a column is a function of, coordinate by coordinate; None if it is no such function."""
@@ -245,11 +274,8 @@ class Moments:
             case Scale(_, x) | Rotate(x):
                 return [(x, _broadcast_position(x, value, position))]
             case Mix(_, x):
-                index = np.unravel_index(position, value.shape)[:-1]
-                batch = tuple(
-                    0 if n == 1 else i for n, i in zip(x.shape[:-1], index[len(index) - x.ndim + 1 :], strict=True)
-                )
-                return [(x, int(np.ravel_multi_index((*batch, j), x.shape))) for j in range(x.shape[-1])]
+                index = tuple(int(i) for i in np.unravel_index(position, value.shape)[:-1])
+                return [(x, _position(x, (*index, j))) for j in range(x.shape[-1])]
             case Data():
                 return []
         return None
@@ -292,10 +318,14 @@ class Moments:
         return 0
 
 
-def _broadcast_position(x: Vector, value: Value, position: int) -> int:
+def _broadcast_position(x: Value, value: Value, position: int) -> int:
     """The flat position in x of an entry of a value that x is broadcast to."""
-    index = np.unravel_index(position, value.shape) if value.shape else ()
-    own = [0 if n == 1 else int(i) for n, i in zip(x.shape, index[len(index) - x.ndim :], strict=True)]
+    return _position(x, tuple(int(i) for i in np.unravel_index(position, value.shape)) if value.shape else ())
+
+
+def _position(x: Value, index: tuple[int, ...]) -> int:
+    """The flat position in x of what is broadcast to this index."""
+    own = [0 if n == 1 else i for n, i in zip(x.shape, index[len(index) - x.ndim :], strict=True)]
     return int(np.ravel_multi_index(own, x.shape)) if own else 0
 
 

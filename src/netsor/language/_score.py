@@ -91,7 +91,8 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
     return applied(MASKED_SOFTMAX, (p, constant(allowed.astype(np.float64))), p.shape, axes=1)
 
 
-def _rsqrt(x: Any, eps: float) -> Any:
+def rsqrt(x: Any, eps: float) -> Any:
+    """(x + eps)^(−1/2), and 0 where that is infinite."""
     xp = array_namespace(x)
     zero = x + eps == 0
     return xp.where(zero, 0.0, xp.where(zero, 1.0, x + eps) ** -0.5)
@@ -104,7 +105,7 @@ def rms_norm(x: Vector, eps: float = 0.0) -> Vector:
         raise TraceError("rms_norm", f"eps={eps!r} must be a finite number, 0 or more")
     one = x[..., None]
     # away from 0 the reciprocal root is Lipschitz, which eps > 0 guarantees
-    f = Function("rsqrt", partial(_rsqrt, eps=eps), bounded=eps > 0, lipschitz=eps > 0, parameters=(eps,))
+    f = Function("rsqrt", partial(rsqrt, eps=eps), bounded=eps > 0, lipschitz=eps > 0, parameters=(eps,))
     return applied(f, (mean_dot(one, one)[..., 0, 0],), x.shape) * x
 
 
