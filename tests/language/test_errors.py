@@ -140,6 +140,15 @@ CASES = {
         "rotary turns pairs of coordinates, but width 7 is not an even",
     ),
     "rotary operand": (lambda: ns.rotary(np.ones((3, 4))), r"rotary: needs a vector, got .* ns\.data"),
+    "numpy of a vector": (
+        lambda: np.tanh(x(2)),
+        r"np\.tanh: numpy's functions act on arrays.* ns\.nonlin\(np\.tanh, x\)",
+    ),
+    "numpy of a scalar": (lambda: np.exp(ns.dot(x(), x())), r"np\.exp: .* ns\.apply\(np\.exp, p\) for scalars"),
+    "numpy of two": (lambda: np.maximum(x(2), 0.0), r"np\.maximum: numpy's functions act on arrays"),
+    "a quotient of an array": (lambda: np.ones(2) / x(2), r"np\.divide: numpy's functions act on arrays"),
+    "vector on the left": (lambda: x(2) @ ns.weight(n, n), r"@: vectors stand on the right: W @ x.*got <Weight"),
+    "vector by vector": (lambda: x(2) @ x(2), r"@: .* for x @ y write ns\.dot\(x, y\)"),
     "program result": (lambda: ns.Program(3.0), "program program: must return a vector, a scalar or a tuple"),
     "program nothing": (lambda: ns.Program(()), r"must return a vector, a scalar or a tuple of them, returned \(\)"),
 }

@@ -110,6 +110,15 @@ def test_combinations_follow_matmul(x):
         np.testing.assert_allclose(result, right, atol=1e-12)
 
 
+def test_numpy_on_the_left(x):
+    """Arrays and numpy's numbers leave the operation to the value."""
+    c, p = np.array([1.0, 2.0, 3.0]), ns.dot(x, x)
+    a, s, *results = drawn(x, p, c + x, np.float64(2) - x, c * x, c + p, c - p, c / (1 + p * p), np.eye(3)[:2] @ p)
+    expected = [a + c[:, None], 2 - a, a * c[:, None], c + s, c - s, c / (1 + s * s), s[:, :, :2]]
+    for result, right in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, right, atol=1e-12)
+
+
 def test_products(x):
     y, one = ns.gaussian(n, (2, 4)), ns.gaussian(n)
     made = [ns.dot(x, y), ns.mean_dot(x, y), ns.dot(one, y), ns.dot(x, one), ns.mean_dot(one, one)]

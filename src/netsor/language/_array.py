@@ -20,6 +20,15 @@ Ints = npt.NDArray[np.intp]
 V = TypeVar("V", bound="Value")
 
 
+REFLECTED = {
+    np.add: "__radd__",
+    np.subtract: "__rsub__",
+    np.multiply: "__rmul__",
+    np.divide: "__rtruediv__",
+    np.matmul: "__rmatmul__",
+}
+
+
 class Source:
     """The identity of a random object: two operations with one source share its randomness."""
 
@@ -62,7 +71,16 @@ class Value:
     shape: Shape
     where: Where = field(default_factory=user_line, kw_only=True)
 
-    __array_ufunc__ = None  # numpy arrays on the left leave the operation to us
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> Any:
+        """An array on the left of an operator leaves the operation to us; numpy's own functions are a mistake."""
+        operator = REFLECTED.get(ufunc)
+        if operator and method == "__call__" and inputs[-1] is self and hasattr(self, operator):
+            return getattr(self, operator)(inputs[0])
+        raise TraceError(
+            f"np.{ufunc.__name__}",
+            f"numpy's functions act on arrays, not on {self!r}: write ns.nonlin(np.{ufunc.__name__}, x) for vectors, "
+            f"ns.apply(np.{ufunc.__name__}, p) for scalars",
+        )
 
     def _like(self, op: Operation, shape: Shape) -> Self:
         """Another value of this kind (and width), made by `op`."""

@@ -7,7 +7,7 @@ defined together; `_operation` lists the whole instruction set.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -137,6 +137,11 @@ class Vector(Value):
 
     def __neg__(self) -> Vector:
         return self * -1.0
+
+    def __matmul__(self, other: object) -> NoReturn:
+        raise TraceError(
+            "@", f"vectors stand on the right: W @ x, a @ x; for x @ y write ns.dot(x, y); got {shown(other)}"
+        )
 
     def __rmatmul__(self, a: npt.ArrayLike) -> Vector:
         return mix(as_scalar(a, "@"), self)

@@ -29,6 +29,8 @@ class Weight:
     members: npt.NDArray[np.intp]
     count: int  # of matrices in the source
 
+    __array_ufunc__ = None  # an array on the left is a mistake that Python names
+
     @property
     def batch(self) -> Shape:
         """The shape of the batch: () for a single matrix."""
