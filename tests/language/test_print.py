@@ -85,6 +85,20 @@ def test_every_operation_prints():
         assert part in text
 
 
+def test_a_function_of_the_users_is_printed_as_a_function():
+    """Whatever its name is: only the library's own product is a product."""
+
+    def multiply(u, v):
+        return u + v
+
+    x = ns.gaussian(n, 2)
+    own = ns.Program((ns.nonlin(multiply, x, x), ns.apply(multiply, ns.mean_dot(x, x), 2.0)))
+    assert "multiply(h1, h1)" in str(own)
+    assert "multiply(m1, 2)" in str(own)
+    assert own.latex().count(r"\operatorname{multiply}") == 4
+    assert "h1 · h1" in str(ns.Program(x * x))
+
+
 @pytest.mark.parametrize("name", NETS)
 def test_latex_is_balanced(name):
     text = NETS[name]().latex()

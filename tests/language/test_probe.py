@@ -197,6 +197,23 @@ def test_a_function_is_probed_once():
     assert calls == 2 * asked
 
 
+def test_numpys_functions_are_probed_once(monkeypatch):
+    ns.nonlin(np.arctan, x(2))
+    monkeypatch.setattr(_probe._Probe, "shape", lambda self: pytest.fail("probed again"))
+    ns.nonlin(np.arctan, x(3))
+
+
+def test_an_object_without_a_hash_is_probed_every_time():
+    class Unhashable:
+        __hash__ = None
+
+        def __call__(self, u):
+            return np.tanh(u)
+
+    f = Unhashable()
+    assert ns.nonlin(f, ns.nonlin(f, x(2))).shape == (2,)
+
+
 def test_the_librarys_functions_are_not_probed(monkeypatch):
     monkeypatch.setattr(_probe._Probe, "shape", lambda self: pytest.fail("probed"))
     y = ns.nn.attention(ns.layer_norm(ns.gelu(ns.clip(x(3), 2.0))), 2, mask="causal")

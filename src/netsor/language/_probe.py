@@ -28,6 +28,7 @@ SCALES = (1.0, 1e-6, 1e3)
 LARGE = 10**5  # numbers, beyond which one scale must do
 
 _found: WeakKeyDictionary[Callable[..., Any], dict[object, Shape]] = WeakKeyDictionary()
+_of_numpy: dict[np.ufunc, dict[object, Shape]] = {}  # which cannot be referred to weakly, and live as long as numpy
 
 
 def probed(f: Function, operation: str, cores: Sequence[Shape], scalars: int = 0) -> Shape:
@@ -35,14 +36,20 @@ def probed(f: Function, operation: str, cores: Sequence[Shape], scalars: int = 0
 
     The last `scalars` of its arguments have one number for each row, as the scalars of a Nonlin have.
     """
-    try:
-        found = _found.setdefault(f.f, {})
-    except TypeError:  # nothing can be remembered of numpy's own functions; they are asked again
-        found = {}
+    found = _remembered(f.f)
     key = operation, tuple(cores), scalars
     if key not in found:
         found[key] = _Probe(f, operation, tuple(cores), scalars).shape()
     return found[key]
+
+
+def _remembered(f: Callable[..., Any]) -> dict[object, Shape]:
+    if isinstance(f, np.ufunc):
+        return _of_numpy.setdefault(f, {})
+    try:
+        return _found.setdefault(f, {})
+    except TypeError:  # an object without a hash or a weak reference: it is asked again
+        return {}
 
 
 class _Raised(Exception):
