@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from typing import Any, ParamSpec
+from typing import Any, Generic, ParamSpec
 
 import numpy as np
 import numpy.typing as npt
@@ -206,17 +206,36 @@ def _key_text(key: object) -> str:
     return "..." if key is Ellipsis else str(key)
 
 
-def program(function: Callable[P, Any]) -> Callable[P, Program]:
+class Traced(Generic[P]):
+    """A function written in the language, decorated: calling it gives the `Program`."""
+
+    def __init__(self, function: Callable[P, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Program:
+        given = inspect.signature(self._function).bind(*args, **kwargs)
+        given.apply_defaults()
+        arguments = ", ".join(f"{name}={_shown(value)}" for name, value in given.arguments.items())
+        return Program(self._function(*args, **kwargs), f"{self._function.__name__}({arguments})")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_function":
+            raise AttributeError(name)
+        called = f"{self._function.__name__}()"
+        raise AttributeError(f"{called[:-2]} makes a program when it is called: write {called}.{name}")
+
+    def __getitem__(self, key: Any) -> Program:
+        called = f"{self._function.__name__}()"
+        raise TypeError(f"{called[:-2]} makes a program when it is called: write {called}[{_key_text(key)}]")
+
+    def __reduce__(self) -> str:
+        return self._function.__qualname__  # by name, so that it can be sent to another process
+
+
+def program(function: Callable[P, Any]) -> Traced[P]:
     """Turn a function written in the language into one that returns a `Program`.
 
     Decorate the whole network; its building blocks stay plain functions of vectors and scalars.
     """
-
-    @functools.wraps(function)
-    def traced(*args: P.args, **kwargs: P.kwargs) -> Program:
-        given = inspect.signature(function).bind(*args, **kwargs)
-        given.apply_defaults()
-        arguments = ", ".join(f"{name}={_shown(value)}" for name, value in given.arguments.items())
-        return Program(function(*args, **kwargs), f"{function.__name__}({arguments})")
-
-    return traced
+    return Traced(function)

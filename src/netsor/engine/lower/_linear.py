@@ -57,7 +57,7 @@ def linear(
                 found = build.step("multiply", mark, build.reshape(some, *some.shape, 1, 1))
         support = np.asarray(found.value)[0] > 0
         support = np.broadcast_to(support, (*lead.shape[:-1], support.shape[-1]))
-    return Lowered(lead, sample, support, turned)
+    return Lowered(lead, sample, support, turned, min(x.start for x in given))
 
 
 def _turned(value: Value, given: Sequence[Lowered]) -> Turned | None:

@@ -41,18 +41,22 @@ def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scal
     if value in s.coordinates:
         columns = [x.sample or build.constant(np.zeros((*x.lead.shape[:-1], 1))) for x in given]
         sample = applied([build.fitted(a, 1) for a in columns], 1)
-    parts, marks = [], []
+    parts, marks, start = [], [], math.inf
     for group in s.groups_of(value):
         places, frame = group.positions[value], s.frames[group]
         if frame.kind == AT_NODES:
             lead, some = _at_nodes(s, value, f, group, vectors, scalars), np.ones((*places.shape, NODES))
+            start = 0
         else:
+            before, (rests, linear) = frame.directions, s.rests[group][value]
+            start = min(start, 0 if linear or rests.features else before)
             lead, some = _features(s, value, f, group, vectors, scalars)
         parts.append((places, lead))
         marks.append((places, build.constant(some)))
     rows, found = s.scattered(parts), s.scattered(marks)
     shape = (*value.shape, blocks, rows.shape[-1])
-    return Lowered(build.reshape(rows, *shape), sample, np.asarray(found.value)[0].reshape(shape) > 0)
+    support = np.asarray(found.value)[0].reshape(shape) > 0
+    return Lowered(build.reshape(rows, *shape), sample, support, start=int(start))
 
 
 def _features(

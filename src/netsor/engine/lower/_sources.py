@@ -91,9 +91,10 @@ def _shifted(s: State, value: Vector, x: Lowered, mean: Register) -> Lowered:
     return Lowered(lead, sample, support)
 
 
-def _rows(s: State, x: Value, copies: int) -> Register:
-    """Vectors as rows (copies, vectors, ·) whose products are ⟨x^i, x^j⟩, up to a norm."""
+def _rows(s: State, x: Value, copies: int, start: int = 0) -> Register:
+    """Vectors as rows (copies, vectors, ·) whose products are ⟨x^i, x^j⟩, up to a norm; 0 before `start`."""
     lead = s.vectors[x].lead
+    lead = s.build.step("part", lead, start=start, stop=lead.shape[-1])
     if s.vectors[x].turned is not None:
         raise ExactError(x, "a matrix that acts on vectors turned by rotary positions, at width inf")
     return s.build.reshape(lead, copies, x.size // copies, lead.shape[-2] * lead.shape[-1])
@@ -118,7 +119,7 @@ def matmul(s: State, value: Vector, op: MatMul) -> Lowered:
     drawn = value in s.drawn or value in s.virtual
     if weight.source in s.uses:
         return _again(s, value, op)
-    rows = _rows(s, x, members if op.each else 1)
+    rows = _rows(s, x, members if op.each else 1, s.vectors[x].start)
     # sources that are never drawn cost nothing, but a norm costs less than many of them
     c = _reduced(s, rows, s.words(value)) if drawn or rows.shape[-2] == 1 else rows
     c = build.step("scale", c, by=weight.std / s.norm(x))

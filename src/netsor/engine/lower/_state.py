@@ -52,6 +52,7 @@ class Lowered:
     sample: Register | None = None
     support: Bools | None = None
     turned: Turned | None = None
+    start: int = 0  # before this direction all coordinates are 0
 
 
 class State:

@@ -1,0 +1,101 @@
+"""Random programs over the whole language: their law at infinite width is that of a large one."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import netsor as ns
+
+from ..programs import limit_programs, programs
+from .compare import exact_draws
+
+LEVEL = 1e-8  # of one Kolmogorov–Smirnov test; some 10 a program
+SHIFT = 0.04  # what the distribution function may be off by at the finite width, besides noise
+NOISE = 8.0  # what vanishes in the limit is at most so many times the size of the program, over √n
+
+
+def disagreement(limit, wide, width):
+    """Entry by entry, and in mixtures of entries: None, or what is off."""
+    size = np.sqrt((wide**2).mean(axis=0))
+    whole = size.max() + 1e-300
+    weights = np.random.default_rng(3).standard_normal((limit.shape[1], 3))
+    scale = np.maximum(wide.std(axis=0), 0.1 * whole)
+    levels = np.linspace(0.02, 0.98, 49)
+    for x, y in ((limit, wide), (limit / scale @ weights, wide / scale @ weights)):
+        for i in range(x.shape[1]):
+            a, b = x[:, i], y[:, i]
+            largest = np.abs(b).max()
+            if np.ptp(a) < 1e-6 * largest or np.ptp(b) < 0.1 * largest or largest < NOISE * whole / width**0.5:
+                distance = np.abs(np.quantile(a, levels) - np.quantile(b, levels)).mean()
+                if distance > max(0.1 * largest, NOISE * whole / width**0.5):
+                    return f"entry {i}: quantiles {distance} apart, of {largest}"
+            else:
+                gap = stats.ks_2samp(a, b, method="asymp").statistic - SHIFT
+                if gap > 0 and stats.kstwo.sf(gap, len(a) * len(b) // (len(a) + len(b))) < LEVEL:
+                    return f"entry {i}: distribution functions {gap + SHIFT} apart"
+    return None
+
+
+def compared(built, draws, refused):
+    """Compare a program at infinity and at growing widths; one that the engine refuses is counted by its reason."""
+    net = built.net
+    if not built.widths:
+        return
+    try:
+        limit = exact_draws(net, draws, **dict.fromkeys(built.widths, ns.inf))
+    except (ns.ExactError, ns.NoLimitError) as error:
+        refused[str(error).split(" (at")[0]] += 1
+        return
+    refused["compared"] += 1
+    for width in (2000, 100_000):  # what does not agree at the first may be slow to converge
+        problem = disagreement(limit, exact_draws(net, draws, seed=12, **dict.fromkeys(built.widths, width)), width)
+        if problem is None:
+            return
+    raise AssertionError(f"{problem}\n{built}")
+
+
+ANY = st.one_of(limit_programs(), limit_programs(), programs(steps=8, fixed_widths=False))
+REASONS = (
+    "a score of factors that share a source",
+    "a score of two vectors that met nonlinearities",
+    "a score in a space where a nonlinearity acts on a mixture",
+    "has no limit",
+    "rotary",
+    "turned",
+)
+
+
+def check_reasons(refused):
+    print(f"\n{dict(refused)}")
+    for reason in refused:
+        assert reason == "compared" or any(known in reason for known in REASONS), reason
+    assert refused["compared"] > 0.5 * sum(refused.values())
+
+
+def test_random_limits():
+    refused = Counter()
+
+    @settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(ANY)
+    def run(built):
+        compared(built, 300, refused)
+
+    run()
+    check_reasons(refused)
+
+
+@pytest.mark.slow
+def test_many_random_limits():
+    refused = Counter()
+
+    @settings(max_examples=10_000, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(ANY)
+    def run(built):
+        compared(built, 600, refused)
+
+    run()
+    check_reasons(refused)
