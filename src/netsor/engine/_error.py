@@ -12,5 +12,8 @@ class ExactError(ValueError):
         super().__init__(f"{problem} (at {value.where}); {instead}")
 
 
-class NoLimitError(ValueError):
+class NoLimitError(ExactError):
     """A program that provably has no limit at infinite width; it says which score diverges."""
+
+    def __init__(self, problem: str) -> None:
+        ValueError.__init__(self, problem)
