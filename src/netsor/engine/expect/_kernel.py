@@ -118,9 +118,27 @@ def _numbers(x: Rows, xx: Array, y: Rows, yy: Array, xy: Array) -> tuple[tuple[i
 
 def _single_pairs(x: Rows, y: Rows, xx: Array, xy: Array, yy: Array) -> tuple[Array, Array]:
     shape, ix, iy = _numbers(x, xx, y, yy, xy)
-    covariance = np.broadcast_to(np.asarray(xy, dtype=float)[..., 0, 0], shape).ravel()
-    value, error = pairs(_single(x, xx), _single(y, yy), ix, iy, covariance)
+    covariance = np.broadcast_to(np.asarray(xy, dtype=float)[..., 0, 0], shape)
+    first = _single(x, xx)
+    if x is y and xx is yy:
+        if np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
+            return _mirrored(first, ix.reshape(shape), iy.reshape(shape), covariance)
+        value, error = pairs(first, first, ix, iy, covariance.ravel())
+    else:
+        value, error = pairs(first, _single(y, yy), ix, iy, covariance.ravel())
     return value.reshape(shape), error.reshape(shape)
+
+
+def _mirrored(x: Single, ix: Array, iy: Array, covariance: Array) -> tuple[Array, Array]:
+    """A symmetric kernel, from the pairs i ≤ j."""
+    upper = np.triu_indices(covariance.shape[-1])
+    index = (..., *upper)
+    made = pairs(x, x, ix[index].ravel(), iy[index].ravel(), covariance[index].ravel())
+    whole = tuple(np.empty(covariance.shape) for _ in made)
+    for part, full in zip(made, whole, strict=True):
+        full[index] = part.reshape(*covariance.shape[:-2], -1)
+        full[(..., *upper[::-1])] = full[index]
+    return whole[0], whole[1]
 
 
 def _several_pairs(x: Rows, y: Rows, xx: Array, xy: Array, yy: Array) -> tuple[Array, Array]:
