@@ -49,7 +49,8 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     edges.append(np.sign(rho)[:, None] * along.edges(rows, REACH, STEP))
     edges.append(_around(y, slope, rest))
     with np.errstate(invalid="ignore", over="ignore"):
-        found = resolve(values, np.concatenate(edges, axis=1), largest_density, TOLERANCE, scale)
+        tolerance = max(TOLERANCE, 4 * x.features.noise, 4 * y.features.noise)
+        found = resolve(values, np.concatenate(edges, axis=1), largest_density, tolerance, scale)
         value = found.integrate(found.values * np.exp(log_density(found.x)))
     return value, np.where(np.isfinite(value), found.error, np.inf)
 

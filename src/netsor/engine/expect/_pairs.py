@@ -16,7 +16,10 @@ Array = Any
 PAIRS = 2**12  # at once: their arrays stay in the cache
 PRECISION = 3e-12  # of the remainder of a series, relative to √(E[φ²] E[ψ²])
 TERMS = 64
-LONGER = ((256, 500, 8), (1024, 5000, 64))  # terms, and from how many pairs on their table costs less than conditioning:
+LONGER = (
+    (256, 500, 8),
+    (1024, 5000, 64),
+)  # terms, and from how many pairs on their table costs less than conditioning:
 # with a formula for E[ψ(v) | u], and without
 ROUNDING = 4e-16
 
@@ -62,11 +65,12 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
     if len(hard):
         value[hard], further = conditioned(x.take(ix[hard]), y.take(iy[hard]), rho[hard], scale[hard])
         error[hard] += further
-    error += np.where(excess > 4 * ROUNDING, excess, 0.0) * scale
+    with np.errstate(invalid="ignore"):
+        error += np.where(excess > 4 * ROUNDING, excess, 0.0) * scale
     if x.features.jumps and y.features.jumps:  # then E[φψ] is as sensitive to ρ as arcsin, and ρ is rounded
         away = np.maximum(1.0 - np.abs(rho), ROUNDING)
         error += scale * ROUNDING / np.sqrt(away)
-    return value, error
+    return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
 
 
 def _worth(x: Single, y: Single, terms: int) -> bool:
@@ -75,9 +79,7 @@ def _worth(x: Single, y: Single, terms: int) -> bool:
     return (smooth or terms <= 256) and not x.params and not y.params and not x.mean.any() and not y.mean.any()
 
 
-def _summed(
-    x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int
-) -> tuple[Array, Array, Array, Array]:
+def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) -> tuple[Array, Array, Array, Array]:
     """Values, errors and scales; and which pairs the series does not settle (their errors are those of the rows)."""
     if x is y:
         rows, both = _compact(np.concatenate([ix, iy]))
@@ -114,7 +116,8 @@ def _summed(
         good = ~(bound > PRECISION * scale[some])
         some = some[good]
         value[some] = _mehler(columns_f[:length], columns_g[:length], ix[some], iy[some], rho[some], parity)
-        error[some] += bound[good]
+        with np.errstate(invalid="ignore"):
+            error[some] += bound[good]
         todo[some] = False
     return value, error, scale, todo
 

@@ -30,7 +30,7 @@ TO_COEFFICIENTS = _at.T * np.where(np.arange(DEGREE + 1) > 0, 2.0, 1.0)[:, None]
 class _Piece(NamedTuple):
     left: float
     right: float
-    polynomial: Array  # (DEGREE + 1, K + 1): of the coefficients and of E[φ²], relative to √a-free `scale`
+    polynomial: Array  # (DEGREE + 1, K + 1): of the coefficients and of E[φ²]
     error: float
 
 
@@ -52,7 +52,8 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
         for index in np.unique(piece_of):
             some, piece = rows[piece_of == index], pieces[index]
             at = np.clip((2 * t[some] - piece.left - piece.right) / (piece.right - piece.left), -1.0, 1.0)
-            values = np.polynomial.chebyshev.chebvander(at, DEGREE) @ piece.polynomial
+            with np.errstate(invalid="ignore", over="ignore"):
+                values = np.polynomial.chebyshev.chebvander(at, DEGREE) @ piece.polynomial
             made.coefficients[some] = values[:, :-1]
             made.square[some] = np.maximum(values[:, -1], 0.0)
             made.error[some] = piece.error
@@ -62,10 +63,11 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
 def _cell(f: Function, left: float, right: float, terms: int, halvings: int) -> list[_Piece]:
     variance = np.exp(0.5 * (left + right) + 0.5 * (right - left) * CHEBYSHEV)
     exact = series(Single(f, np.zeros(len(variance)), np.sqrt(variance)), terms)
-    polynomial = TO_COEFFICIENTS @ np.concatenate([exact.coefficients, exact.square[:, None]], axis=1)
-    size = np.sqrt(exact.square.max())
-    last = np.abs(polynomial[-3:]).max(axis=0)
-    missing = max(float(last[:-1].max()), float(last[-1]) / size if size > 0 else 0.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        polynomial = TO_COEFFICIENTS @ np.concatenate([exact.coefficients, exact.square[:, None]], axis=1)
+        size = np.sqrt(exact.square.max())
+        last = np.abs(polynomial[-3:]).max(axis=0)
+        missing = max(float(last[:-1].max()), float(last[-1]) / size if size > 0 else 0.0)
     if not missing > PRECISION * size or halvings == 0 or not np.isfinite(missing):
         return [_Piece(left, right, polynomial, float(exact.error.max()) + 3 * missing)]
     middle = 0.5 * (left + right)
