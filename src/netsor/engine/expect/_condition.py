@@ -72,4 +72,4 @@ def _smoothed(y: Single, pair: Array, m: Array, s: Array) -> Array:
         return y.f.smoothed(m, s[:, None])
     repeats = m.shape[1]
     params = tuple(np.repeat(p[pair], repeats) for p in y.params)
-    return series(Single(y.f, m.ravel(), np.repeat(s, repeats), params), 1).coefficients[:, 0].reshape(m.shape)
+    return series(Single(y.f, m.ravel(), np.repeat(s, repeats), params), 1).coefficients[0].reshape(m.shape)

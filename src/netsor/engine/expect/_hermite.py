@@ -23,13 +23,9 @@ VALUES = 2**21  # of the function at once, to bound memory
 class Series(NamedTuple):
     """The first K coefficients of rows, with the mean square and what is not known of them."""
 
-    coefficients: Array  # (rows, K)
+    coefficients: Array  # (K, rows)
     square: Array  # (rows,): E[φ²]
     error: Array  # (rows,): of any one coefficient
-
-    def take(self, rows: Array) -> Series:
-        """Some of the rows."""
-        return Series(*(part[rows] for part in self))
 
 
 def step(terms: int) -> float:
@@ -52,12 +48,12 @@ def _largest(left: Array, right: Array, terms: int) -> Array:
 
 def series(f: Single, terms: int) -> Series:
     """The coefficients of rows, each by its own integral."""
-    made = Series(np.zeros((len(f), terms)), np.zeros(len(f)), np.zeros(len(f)))
+    made = Series(np.zeros((terms, len(f))), np.zeros(len(f)), np.zeros(len(f)))
     constant = f.std == 0
     if constant.any():
         rows = np.nonzero(constant)[0]
-        made.coefficients[rows, 0] = f.at(rows, np.zeros((len(rows), 1)))[:, 0]
-        made.square[rows] = made.coefficients[rows, 0] ** 2
+        made.coefficients[0, rows] = f.at(rows, np.zeros((len(rows), 1)))[:, 0]
+        made.square[rows] = made.coefficients[0, rows] ** 2
     varied = np.nonzero(~constant)[0]
     if len(varied) == 0:
         return made
@@ -114,7 +110,7 @@ def _fill(made: Series, f: Single, rows: Array, terms: int) -> None:
         smooth = np.all(missing <= _tolerance(f) * np.sqrt(square)[:, None], axis=1)
     smooth &= np.all(np.abs(own) >= reach(terms), axis=1)
     good = rows[smooth]
-    made.coefficients[good] = flat[smooth] @ table[:, 1:]
+    made.coefficients[:, good] = table[:, 1:].T @ flat[smooth].T
     made.square[good] = square[smooth]
     made.error[good] = np.sum(missing[smooth], axis=1)
     rest = rows[~smooth]
@@ -134,5 +130,5 @@ def _fill_own(made: Series, f: Single, rows: Array, terms: int) -> None:
         weighted = found.weight * found.values * density
         starts = np.searchsorted(found.row, np.arange(len(rows))) * NODES
         for k, h in enumerate(_hermite(found.x.ravel(), terms)):
-            made.coefficients[rows, k] = np.add.reduceat(weighted.ravel() * h, starts)
+            made.coefficients[k, rows] = np.add.reduceat(weighted.ravel() * h, starts)
     made.error[rows] = np.where(np.isfinite(made.square[rows]), found.error, np.inf)

@@ -62,8 +62,8 @@ def _single_moments(x: Rows, xx: Array) -> tuple[Array, Array, Array]:
     single = _single(x, xx)
     found = coefficients(single, 2)
     with np.errstate(divide="ignore", invalid="ignore"):
-        slope = np.where(single.std > 0, found.coefficients[:, 1] / single.std, 0.0)
-    return found.coefficients[:, 0].reshape(lead), slope.reshape(*lead, 1), found.error.reshape(lead)
+        slope = np.where(single.std > 0, found.coefficients[1] / single.std, 0.0)
+    return found.coefficients[0].reshape(lead), slope.reshape(*lead, 1), found.error.reshape(lead)
 
 
 def _several_moments(x: Rows, xx: Array) -> tuple[Array, Array, Array]:

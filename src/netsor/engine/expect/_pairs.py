@@ -31,13 +31,13 @@ def coefficients(f: Single, terms: int) -> Series:
     centred = (f.mean == 0.0) & (f.std > 0.0)
     if centred.all():
         return tabulated(f.f, f.std**2, terms)
-    made = Series(np.empty((len(f), terms)), np.empty(len(f)), np.empty(len(f)))
+    made = Series(np.empty((terms, len(f))), np.empty(len(f)), np.empty(len(f)))
     parts = [(~centred, series(f.take(~centred), terms))]
     if centred.any():
         parts.append((centred, tabulated(f.f, f.std[centred] ** 2, terms)))
     for rows, part in parts:
         for whole, some in zip(made, part, strict=True):
-            whole[rows] = some
+            whole[..., rows] = some
     return made
 
 
@@ -103,11 +103,9 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
         value[same] = f.square[ix[same]]
         todo &= ~same
     lengths = (terms // 8, terms // 4, terms // 2, terms)
-    columns_f = np.ascontiguousarray(f.coefficients.T)
-    columns_g = columns_f if g is f else np.ascontiguousarray(g.coefficients.T)
-    rest_f = _rest(columns_f, f.square, lengths)
-    rest_g = rest_f if g is f else _rest(columns_g, g.square, lengths)
-    parity = _parity(columns_f, f.square) or _parity(columns_g, g.square) or (0, 1)
+    rest_f = _rest(f, lengths)
+    rest_g = rest_f if g is f else _rest(g, lengths)
+    parity = _parity(f) or (None if g is f else _parity(g)) or (0, 1)
     for length, left_f, left_g in zip(lengths, rest_f, rest_g, strict=True):
         some = np.nonzero(todo)[0]
         if not len(some):
@@ -115,7 +113,7 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
         bound = np.abs(rho[some]) ** length * left_f[ix[some]] * left_g[iy[some]]
         good = ~(bound > PRECISION * scale[some])
         some = some[good]
-        value[some] = _mehler(columns_f[:length], columns_g[:length], ix[some], iy[some], rho[some], parity)
+        value[some] = _mehler(f, g, length, ix[some], iy[some], rho[some], parity)
         with np.errstate(invalid="ignore"):
             error[some] += bound[good]
         todo[some] = False
@@ -131,33 +129,35 @@ def _compact(index: Array) -> tuple[Any, Array]:
     return rows, where
 
 
-def _rest(columns: Array, square: Array, lengths: tuple[int, ...]) -> list[Array]:
+def _rest(part: Series, lengths: tuple[int, ...]) -> list[Array]:
     """√(E[φ²] − Σ_{k < length} f_k²) a length; where the last coefficients vanish, by the sum of those in between."""
+    columns, square = part.coefficients, part.square
     with np.errstate(invalid="ignore", over="ignore"):
-        parts = np.add.reduceat(columns**2, [0, *lengths[:-1]], axis=0)
-        unknown = square - np.sum(parts, axis=0)
+        sums = np.add.reduceat(columns**2, [0, *lengths[:-1]], axis=0)
+        unknown = square - np.sum(sums, axis=0)
         ended = np.all(np.abs(columns[-(len(columns) // 4) :]) <= 1e-14 * np.sqrt(square), axis=0)
         ended &= np.abs(unknown) <= 1e-13 * square
         unknown = np.where(ended, 1e-26 * square, np.maximum(unknown, 4e-15 * square))
-        return [np.sqrt(unknown + np.sum(parts[k:], axis=0)) for k in range(1, len(lengths) + 1)]
+        return [np.sqrt(unknown + np.sum(sums[k:], axis=0)) for k in range(1, len(lengths) + 1)]
 
 
-def _mehler(f: Array, g: Array, ix: Array, iy: Array, rho: Array, parity: tuple[int, int]) -> Array:
-    """Σ_k f_k g_k ρ^k, by Horner's rule; for odd and even functions in ρ²."""
+def _mehler(f: Series, g: Series, length: int, ix: Array, iy: Array, rho: Array, parity: tuple[int, int]) -> Array:
+    """Σ_{k < length} f_k g_k ρ^k, by Horner's rule; for odd and even functions in ρ²."""
     start, stride = parity
     factor = rho if stride == 1 else rho * rho
     total = np.zeros(len(rho))
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        for k in range(start, len(f), stride)[::-1]:
+        for k in range(start, length, stride)[::-1]:
             total *= factor
-            total += f[k][ix] * g[k][iy]
+            total += f.coefficients[k].take(ix) * g.coefficients[k].take(iy)
         return total * rho if start else total
 
 
-def _parity(columns: Array, square: Array) -> tuple[int, int] | None:
+def _parity(part: Series) -> tuple[int, int] | None:
     """(first, step) of the terms of an even or an odd function."""
-    least = 1e-14 * np.sqrt(square)
+    least = 1e-14 * np.sqrt(part.square)
     for start in (0, 1):
-        if np.all(np.abs(columns[1 - start :: 2]) <= least):
+        others = part.coefficients[1 - start :: 2]
+        if np.all(np.abs(others[0]) <= least) and np.all(np.abs(others) <= least):
             return start, 2
     return None
