@@ -13,7 +13,7 @@ from ._table import tabulated
 
 Array = Any
 
-PAIRS = 2**12  # at once: their arrays stay in the cache
+PAIRS = 2**13  # at once: their arrays stay in the cache
 PRECISION = 3e-12  # of the remainder of a series, relative to √(E[φ²] E[ψ²])
 TERMS = 64
 LONGER = (

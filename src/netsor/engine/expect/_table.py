@@ -6,6 +6,7 @@ Chebyshev points and interpolated: a short matrix product a row, whatever the fu
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -43,7 +44,7 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
     t = np.log(variance[order])
     pieces = _pieces(f, t, terms)
     bounds = [0, *np.searchsorted(t, [piece.left for piece in pieces[1:]]).tolist(), len(t)]
-    parts = [slice(*ends) for ends in zip(bounds[:-1], bounds[1:], strict=True)]
+    parts = [slice(*ends) for ends in pairwise(bounds)]
     x, error = np.empty(len(t)), np.empty(len(t))
     for piece, part in zip(pieces, parts, strict=True):
         x[part] = (2 * t[part] - piece.left - piece.right) / (piece.right - piece.left)
