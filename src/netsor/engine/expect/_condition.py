@@ -49,7 +49,8 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     edges.append(np.sign(rho)[:, None] * along.edges(rows, REACH, STEP))
     edges.append(_around(y, slope, rest))
     with np.errstate(invalid="ignore", over="ignore"):
-        found = resolve(values, np.concatenate(edges, axis=1), largest_density, TOLERANCE, scale)
+        tolerance = max(TOLERANCE, 4 * x.features.noise, 4 * y.features.noise)
+        found = resolve(values, np.concatenate(edges, axis=1), largest_density, tolerance, scale)
         value = found.integrate(found.values * np.exp(log_density(found.x)))
     return value, np.where(np.isfinite(value), found.error, np.inf)
 
@@ -71,4 +72,4 @@ def _smoothed(y: Single, pair: Array, m: Array, s: Array) -> Array:
         return y.f.smoothed(m, s[:, None])
     repeats = m.shape[1]
     params = tuple(np.repeat(p[pair], repeats) for p in y.params)
-    return series(Single(y.f, m.ravel(), np.repeat(s, repeats), params), 1).coefficients[:, 0].reshape(m.shape)
+    return series(Single(y.f, m.ravel(), np.repeat(s, repeats), params), 1).coefficients[0].reshape(m.shape)

@@ -25,12 +25,13 @@ PANELS = 1500  # that are halved at once, those nearest to 0 first
 
 
 class Features(NamedTuple):
-    """What the probe has found; `edges` and `width` are the intervals on which the function is a polynomial."""
+    """What the probe has found; it is a polynomial between left and right."""
 
     breaks: Array  # (breaks,)
     jumps: bool
     left: Array  # (intervals,), sorted
     right: Array
+    noise: float  # of its values, relative to their size: large if it computes in low precision
 
 
 _found: WeakKeyDictionary[Function, Features] = WeakKeyDictionary()
@@ -46,7 +47,7 @@ def features(f: Function) -> Features:
 def declared(f: Function) -> Features:
     """Those that are declared: all that is known of a function whose parameters differ by row."""
     breaks = np.array(sorted(f.breaks or ()), dtype=float)
-    return Features(breaks, len(breaks) > 0, np.empty(0), np.empty(0))
+    return Features(breaks, len(breaks) > 0, np.empty(0), np.empty(0), 0.0)
 
 
 def _probe(f: Function) -> Features:
@@ -56,6 +57,7 @@ def _probe(f: Function) -> Features:
     fine = [grid, near, -0.7 * near, given, *(point + sign * near for point in given for sign in (1, -1))]
     edges = np.unique(np.concatenate(fine))
     level, breaks = _level(f, edges), given
+    level = level._replace(noise=_noise(f, grid[np.abs(grid) < 30.0], level))
     if f.breaks is None:
         breaks = _clusters(_halved(f, edges, level)[1])
         edges = np.unique(np.concatenate([edges, breaks]))
@@ -63,7 +65,7 @@ def _probe(f: Function) -> Features:
     long = np.diff(kept, prepend=-np.inf) > SHORT * (1.0 + np.abs(kept))
     kept = np.unique(np.concatenate([kept[long], breaks]))
     kept = _merged(f, kept, breaks, level)
-    return Features(breaks, len(breaks) > 0 and _jumps(f, breaks), kept[:-1], kept[1:])
+    return Features(breaks, len(breaks) > 0 and _jumps(f, breaks), kept[:-1], kept[1:], level.noise)
 
 
 def _values(f: Function, left: Array, right: Array) -> Array:
@@ -73,10 +75,11 @@ def _values(f: Function, left: Array, right: Array) -> Array:
 
 
 class _Level(NamedTuple):
-    """max |f(u')| over |u'| ≤ |u|: what counts as negligible at u."""
+    """max |f(u')| over |u'| ≤ |u|: what counts as negligible at u, with the noise relative to it."""
 
     at: Array
     value: Array
+    noise: float = 0.0
 
     def __call__(self, left: Array, right: Array) -> Array:
         outer = np.maximum(np.abs(left), np.abs(right))
@@ -91,12 +94,23 @@ def _level(f: Function, edges: Array) -> _Level:
     return _Level(outer[order], np.maximum.accumulate(size[order]))
 
 
-def _smooth(f: Function, left: Array, right: Array, level: _Level) -> Array:
+def _roughness(f: Function, left: Array, right: Array, level: _Level) -> Array:
+    """How far f is from a polynomial, relative to its size; the rounding of its argument does not count."""
     values = _values(f, left, right)
     size = np.maximum(level(left, right), np.abs(values).max(axis=1, initial=0.0))
     slope = np.abs(np.diff(values[:, :NODES], axis=1) / np.diff(NODE)).max(axis=1, initial=0.0) / (right - left)
-    rounding = 2e-15 * (np.abs(left) + np.abs(right)) * slope  # of the argument
-    return unresolved(values) <= SMOOTH * size + rounding
+    rounding = 2e-15 * (np.abs(left) + np.abs(right)) * slope
+    return np.maximum(unresolved(values) - rounding, 0.0) / np.where(size > 0, size, 1.0)
+
+
+def _smooth(f: Function, left: Array, right: Array, level: _Level) -> Array:
+    return _roughness(f, left, right, level) <= max(SMOOTH, 4 * level.noise)
+
+
+def _noise(f: Function, points: Array, level: _Level) -> float:
+    """What is left of the roughness on intervals so short that only rounding can make it, at most places."""
+    short = 1e-6 * (1.0 + np.abs(points))
+    return float(np.quantile(_roughness(f, points - short, points + short, level), 0.75))
 
 
 def _halved(f: Function, edges: Array, level: _Level) -> tuple[Array, Array]:

@@ -23,13 +23,9 @@ VALUES = 2**21  # of the function at once, to bound memory
 class Series(NamedTuple):
     """The first K coefficients of rows, with the mean square and what is not known of them."""
 
-    coefficients: Array  # (rows, K)
+    coefficients: Array  # (K, rows)
     square: Array  # (rows,): E[φ²]
     error: Array  # (rows,): of any one coefficient
-
-    def take(self, rows: Array) -> Series:
-        """Some of the rows."""
-        return Series(*(part[rows] for part in self))
 
 
 def step(terms: int) -> float:
@@ -52,12 +48,12 @@ def _largest(left: Array, right: Array, terms: int) -> Array:
 
 def series(f: Single, terms: int) -> Series:
     """The coefficients of rows, each by its own integral."""
-    made = Series(np.zeros((len(f), terms)), np.zeros(len(f)), np.zeros(len(f)))
+    made = Series(np.zeros((terms, len(f))), np.zeros(len(f)), np.zeros(len(f)))
     constant = f.std == 0
     if constant.any():
         rows = np.nonzero(constant)[0]
-        made.coefficients[rows, 0] = f.at(rows, np.zeros((len(rows), 1)))[:, 0]
-        made.square[rows] = made.coefficients[rows, 0] ** 2
+        made.coefficients[0, rows] = f.at(rows, np.zeros((len(rows), 1)))[:, 0]
+        made.square[rows] = made.coefficients[0, rows] ** 2
     varied = np.nonzero(~constant)[0]
     if len(varied) == 0:
         return made
@@ -79,7 +75,10 @@ def _beyond(f: Single, rows: Array, square: Array, terms: int) -> Array:
 
 @cache
 def _common(terms: int) -> tuple[Array, Array, Array]:
-    """Panels for all smooth rows: points (panels, POINTS), the largest |h_k| φ (panels,), and (nodes, K + 1): w, w h_0, w h_1, …."""
+    """Panels for all smooth rows.
+
+    Their points (panels, POINTS), the largest |h_k| φ on each (panels,), and (nodes, 1 + K): w, w h_0, w h_1, ….
+    """
     edges = between(reach(terms), step(terms))
     half = 0.5 * np.diff(edges)[:, None]
     points = 0.5 * (edges[:-1] + edges[1:])[:, None] + half * POINTS
@@ -96,6 +95,10 @@ def _hermite(x: Array, terms: int) -> Any:
         previous, h = h, (x * h - np.sqrt(k) * previous) / np.sqrt(k + 1)
 
 
+def _tolerance(f: Single) -> float:
+    return max(TOLERANCE, 4 * f.features.noise)
+
+
 def _fill(made: Series, f: Single, rows: Array, terms: int) -> None:
     points, largest, table = _common(terms)
     values = f.at(rows, points.reshape(1, -1)).reshape(len(rows), *points.shape)
@@ -104,10 +107,10 @@ def _fill(made: Series, f: Single, rows: Array, terms: int) -> None:
         missing = unresolved(values) * largest * (2 * reach(terms) / len(points))
         flat = values[..., :NODES].reshape(len(rows), -1)
         square = (flat * flat) @ table[:, 0]
-        smooth = np.all(missing <= TOLERANCE * np.sqrt(square)[:, None], axis=1)
+        smooth = np.all(missing <= _tolerance(f) * np.sqrt(square)[:, None], axis=1)
     smooth &= np.all(np.abs(own) >= reach(terms), axis=1)
     good = rows[smooth]
-    made.coefficients[good] = flat[smooth] @ table[:, 1:]
+    made.coefficients[:, good] = table[:, 1:].T @ flat[smooth].T
     made.square[good] = square[smooth]
     made.error[good] = np.sum(missing[smooth], axis=1)
     rest = rows[~smooth]
@@ -119,12 +122,13 @@ def _fill_own(made: Series, f: Single, rows: Array, terms: int) -> None:
     """On panels of their own, with edges where the function has its breaks."""
     common = np.broadcast_to(between(reach(terms), step(terms)), (len(rows), len(_common(terms)[0]) + 1))
     edges = np.concatenate([common, f.edges(rows, reach(terms), step(terms))], axis=1)
-    found = resolve(lambda row, x: f.at(rows[row], x), edges, partial(_largest, terms=terms), TOLERANCE)
+    largest = partial(_largest, terms=terms)
+    found = resolve(lambda row, x: f.at(rows[row], x), edges, largest, _tolerance(f), failing=64 if terms == 1 else 400)
     density = np.exp(log_density(found.x))
     with np.errstate(invalid="ignore", over="ignore"):
         made.square[rows] = found.integrate(found.values**2 * density)
         weighted = found.weight * found.values * density
         starts = np.searchsorted(found.row, np.arange(len(rows))) * NODES
         for k, h in enumerate(_hermite(found.x.ravel(), terms)):
-            made.coefficients[rows, k] = np.add.reduceat(weighted.ravel() * h, starts)
+            made.coefficients[k, rows] = np.add.reduceat(weighted.ravel() * h, starts)
     made.error[rows] = np.where(np.isfinite(made.square[rows]), found.error, np.inf)

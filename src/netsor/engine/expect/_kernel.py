@@ -33,14 +33,16 @@ def kernel(x: Rows, y: Rows, xx: Array, xy: Array, yy: Array) -> tuple[Array, Ar
     xp = array_namespace(x.mean, y.mean, xx, xy, yy)
     _check(x, y, xx, xy, yy)
     if xy.shape[-2:] != (1, 1):
-        return _back(xp, _several_pairs(x, y, xx, xy, yy))
+        value, error = _several_pairs(x, y, xx, xy, yy)
+        return xp.asarray(value), xp.asarray(error)
     if not x.params and not y.params:
         a, b = (xp.clip(v[..., 0, 0], 0.0, None) for v in (xx, yy))
         mu, nu = x.mean[..., :, None, 0], y.mean[..., None, :, 0]
         exact = closed_form(x.f, y.f, mu, nu, a[..., :, None], xy[..., 0, 0], b[..., None, :])
         if exact is not None:
             return exact, xp.zeros((1,) * exact.ndim, dtype=exact.dtype)
-    return _back(xp, _single_pairs(x, y, xx, xy, yy))
+    value, error = _single_pairs(x, y, xx, xy, yy)
+    return xp.asarray(value), xp.asarray(error)
 
 
 def moments(x: Rows, xx: Array) -> tuple[Array, Array, Array]:
@@ -50,15 +52,23 @@ def moments(x: Rows, xx: Array) -> tuple[Array, Array, Array]:
     β √xx, whichever is larger.
     """
     xp = array_namespace(x.mean, xx)
+    made = (_single_moments if x.mean.shape[-1] == 1 else _several_moments)(x, xx)
+    mean, slope, error = (xp.asarray(part) for part in made)
+    return mean, slope, error
+
+
+def _single_moments(x: Rows, xx: Array) -> tuple[Array, Array, Array]:
+    lead = _rows(x, xx)[0].shape[:-1]
+    single = _single(x, xx)
+    found = coefficients(single, 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slope = np.where(single.std > 0, found.coefficients[1] / single.std, 0.0)
+    return found.coefficients[0].reshape(lead), slope.reshape(*lead, 1), found.error.reshape(lead)
+
+
+def _several_moments(x: Rows, xx: Array) -> tuple[Array, Array, Array]:
     mean, covariance, params = _rows(x, xx)
     lead, arguments = mean.shape[:-1], mean.shape[-1]
-    if arguments == 1:
-        single = _single(x, xx)
-        found = coefficients(single, 2)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            slope = np.where(single.std > 0, found.coefficients[:, 1] / single.std, 0.0)
-        made = found.coefficients[:, 0].reshape(lead), slope.reshape(*lead, 1), found.error.reshape(lead)
-        return _back(xp, made)
     mean, covariance = mean.reshape(-1, arguments), covariance.reshape(-1, arguments, arguments)
     params = tuple(p.ravel() for p in params)
     vectors, std, rank = root(covariance)
@@ -73,11 +83,7 @@ def moments(x: Rows, xx: Array) -> tuple[Array, Array, Array]:
     with np.errstate(divide="ignore", invalid="ignore"):
         inverse = np.where(np.arange(arguments) < rank[:, None], 1.0 / std, 0.0)
     slopes = np.einsum("nij,nj->ni", vectors * inverse[:, None, :], value[:, 1:])
-    return _back(xp, (value[:, 0].reshape(lead), slopes.reshape(*lead, arguments), error.max(axis=1).reshape(lead)))
-
-
-def _back(xp: Any, made: tuple[Array, ...]) -> Any:
-    return tuple(xp.asarray(part) for part in made)
+    return value[:, 0].reshape(lead), slopes.reshape(*lead, arguments), error.max(axis=1).reshape(lead)
 
 
 def _check(x: Rows, y: Rows, xx: Array, xy: Array, yy: Array) -> None:
@@ -118,9 +124,27 @@ def _numbers(x: Rows, xx: Array, y: Rows, yy: Array, xy: Array) -> tuple[tuple[i
 
 def _single_pairs(x: Rows, y: Rows, xx: Array, xy: Array, yy: Array) -> tuple[Array, Array]:
     shape, ix, iy = _numbers(x, xx, y, yy, xy)
-    covariance = np.broadcast_to(np.asarray(xy, dtype=float)[..., 0, 0], shape).ravel()
-    value, error = pairs(_single(x, xx), _single(y, yy), ix, iy, covariance)
+    covariance = np.broadcast_to(np.asarray(xy, dtype=float)[..., 0, 0], shape)
+    first = _single(x, xx)
+    if x is y and xx is yy:
+        if np.array_equal(covariance, np.swapaxes(covariance, -1, -2)):
+            return _mirrored(first, ix.reshape(shape), iy.reshape(shape), covariance)
+        value, error = pairs(first, first, ix, iy, covariance.ravel())
+    else:
+        value, error = pairs(first, _single(y, yy), ix, iy, covariance.ravel())
     return value.reshape(shape), error.reshape(shape)
+
+
+def _mirrored(x: Single, ix: Array, iy: Array, covariance: Array) -> tuple[Array, Array]:
+    """A symmetric kernel, from the pairs i ≤ j."""
+    upper = np.triu_indices(covariance.shape[-1])
+    index = (..., *upper)
+    made = pairs(x, x, ix[index].ravel(), iy[index].ravel(), covariance[index].ravel())
+    whole = tuple(np.empty(covariance.shape) for _ in made)
+    for part, full in zip(made, whole, strict=True):
+        full[index] = part.reshape(*covariance.shape[:-2], -1)
+        full[(..., *upper[::-1])] = full[index]
+    return whole[0], whole[1]
 
 
 def _several_pairs(x: Rows, y: Rows, xx: Array, xy: Array, yy: Array) -> tuple[Array, Array]:

@@ -16,26 +16,27 @@ from scipy import special
 Array = Any
 
 SETS = 16  # independent randomisations
-SIZES = {  # nodes a variable of the three product rules, by the number of variables: few pairs, many pairs
-    1: ((40, 64, 100), (24, 40, 64)),
-    2: ((40, 64, 100), (16, 24, 32)),
-    3: ((14, 19, 24), (7, 10, 13)),
-    4: ((8, 10, 12), (5, 6, 7)),
-}
+WIDER = 1.5
 
 
 @cache
-def sobol(variables: int, log_points: int) -> Array:
-    """(variables, SETS, points), the second half of the points the mirror image of the first."""
+def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
+    """Nodes (variables, SETS · points) and weights (SETS, points), half of the points mirror images of the other half.
+
+    They are drawn from N(0, WIDER) and weighted back: an integrand that grows, as products do, lives in the tails, and
+    its error would be underestimated where few points fall.
+    """
     from scipy.stats import qmc  # slow to import, and seldom needed
 
     sets = []
     for number in range(SETS):
         rng = np.random.default_rng([20190910, variables, number])
         points = qmc.Sobol(variables, scramble=True, rng=rng).random_base2(log_points - 1)
-        z = special.ndtri(np.clip(points, 1e-15, 1 - 1e-15)).T
+        z = np.sqrt(WIDER) * special.ndtri(np.clip(points, 1e-15, 1 - 1e-15)).T
         sets.append(np.concatenate([z, -z], axis=1))
-    return np.stack(sets, axis=1)
+    z = np.stack(sets, axis=1)
+    weight = WIDER ** (variables / 2) * np.exp(-0.5 * (1 - 1 / WIDER) * np.sum(z**2, axis=0))
+    return z.reshape(variables, -1), weight / weight.shape[1]
 
 
 @cache

@@ -13,10 +13,14 @@ from ._table import tabulated
 
 Array = Any
 
-PAIRS = 2**14  # at once: their arrays stay in the cache
+PAIRS = 2**13  # at once: their arrays stay in the cache
 PRECISION = 3e-12  # of the remainder of a series, relative to √(E[φ²] E[ψ²])
 TERMS = 64
-LONGER = ((256, 500), (1024, 5000))  # terms, and how many pairs must ask for them: a long table pays for many only
+LONGER = (
+    (256, 500, 8),
+    (1024, 5000, 64),
+)  # terms, and from how many pairs on their table costs less than conditioning:
+# with a formula for E[ψ(v) | u], and without
 ROUNDING = 4e-16
 
 
@@ -27,13 +31,13 @@ def coefficients(f: Single, terms: int) -> Series:
     centred = (f.mean == 0.0) & (f.std > 0.0)
     if centred.all():
         return tabulated(f.f, f.std**2, terms)
-    made = Series(np.empty((len(f), terms)), np.empty(len(f)), np.empty(len(f)))
+    made = Series(np.empty((terms, len(f))), np.empty(len(f)), np.empty(len(f)))
     parts = [(~centred, series(f.take(~centred), terms))]
     if centred.any():
         parts.append((centred, tabulated(f.f, f.std[centred] ** 2, terms)))
     for rows, part in parts:
         for whole, some in zip(made, part, strict=True):
-            whole[rows] = some
+            whole[..., rows] = some
     return made
 
 
@@ -49,9 +53,10 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
     for block in blocks(len(rho), PAIRS):
         parts = _summed(x, y, ix[block], iy[block], rho[block], TERMS)
         value[block], error[block], scale[block], todo[block] = parts
-    for terms, least in LONGER:
+    formula = x.f.smoothed is not None or y.f.smoothed is not None
+    for terms, many, few in LONGER:
         hard = np.nonzero(todo)[0]
-        if len(hard) < least or not _worth(x, y, terms):
+        if len(hard) < (many if formula else few) or not _worth(x, y, terms):
             break
         for block in blocks(len(hard), PAIRS):
             some = hard[block]
@@ -60,11 +65,12 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
     if len(hard):
         value[hard], further = conditioned(x.take(ix[hard]), y.take(iy[hard]), rho[hard], scale[hard])
         error[hard] += further
-    error += np.where(excess > 4 * ROUNDING, excess, 0.0) * scale
+    with np.errstate(invalid="ignore"):
+        error += np.where(excess > 4 * ROUNDING, excess, 0.0) * scale
     if x.features.jumps and y.features.jumps:  # then E[φψ] is as sensitive to ρ as arcsin, and ρ is rounded
         away = np.maximum(1.0 - np.abs(rho), ROUNDING)
         error += scale * ROUNDING / np.sqrt(away)
-    return value, error
+    return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
 
 
 def _worth(x: Single, y: Single, terms: int) -> bool:
@@ -75,11 +81,15 @@ def _worth(x: Single, y: Single, terms: int) -> bool:
 
 def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) -> tuple[Array, Array, Array, Array]:
     """Values, errors and scales; and which pairs the series does not settle (their errors are those of the rows)."""
-    first_x, first_y = ix.min(), iy.min()
-    rows_x, rows_y = x.take(slice(first_x, ix.max() + 1)), y.take(slice(first_y, iy.max() + 1))
-    ix, iy = ix - first_x, iy - first_y
+    if x is y:
+        rows, both = _compact(np.concatenate([ix, iy]))
+        ix, iy = both[: len(ix)], both[len(ix) :]
+        rows_x = rows_y = x.take(rows)
+    else:
+        (rows, ix), (others, iy) = _compact(ix), _compact(iy)
+        rows_x, rows_y = x.take(rows), y.take(others)
     f = coefficients(rows_x, terms)
-    g = coefficients(rows_y, terms)
+    g = f if rows_x is rows_y else coefficients(rows_y, terms)
     with np.errstate(invalid="ignore", over="ignore"):
         norm_f, norm_g = np.sqrt(f.square)[ix], np.sqrt(g.square)[iy]
         scale = norm_f * norm_g
@@ -92,50 +102,62 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
             same &= p[ix] == q[iy]
         value[same] = f.square[ix[same]]
         todo &= ~same
-    for length in (terms // 8, terms // 4, terms // 2, terms):
+    lengths = (terms // 8, terms // 4, terms // 2, terms)
+    rest_f = _rest(f, lengths)
+    rest_g = rest_f if g is f else _rest(g, lengths)
+    parity = _parity(f) or (None if g is f else _parity(g)) or (0, 1)
+    for length, left_f, left_g in zip(lengths, rest_f, rest_g, strict=True):
         some = np.nonzero(todo)[0]
         if not len(some):
             break
-        rest_f, rest_g = (np.sqrt(_rest(part, length)) for part in (f, g))
-        bound = np.abs(rho[some]) ** length * rest_f[ix[some]] * rest_g[iy[some]]
+        bound = np.abs(rho[some]) ** length * left_f[ix[some]] * left_g[iy[some]]
         good = ~(bound > PRECISION * scale[some])
-        some, bound = some[good], bound[good]
-        value[some] = _mehler(f, g, ix[some], iy[some], rho[some], length)
-        error[some] += bound
+        some = some[good]
+        value[some] = _mehler(f, g, length, ix[some], iy[some], rho[some], parity)
+        with np.errstate(invalid="ignore"):
+            error[some] += bound[good]
         todo[some] = False
     return value, error, scale, todo
 
 
-def _rest(part: Series, length: int) -> Array:
-    """E[φ²] − Σ_{k < length} f_k²; where the last coefficients vanish, the sum of those in between instead."""
+def _compact(index: Array) -> tuple[Any, Array]:
+    """The rows that occur, and the index among them."""
+    first, last = index.min(), index.max()
+    if last - first < len(index):
+        return slice(first, last + 1), index - first
+    rows, where = np.unique(index, return_inverse=True)
+    return rows, where
+
+
+def _rest(part: Series, lengths: tuple[int, ...]) -> list[Array]:
+    """√(E[φ²] − Σ_{k < length} f_k²) a length; where the last coefficients vanish, by the sum of those in between."""
+    columns, square = part.coefficients, part.square
     with np.errstate(invalid="ignore", over="ignore"):
-        squares = part.coefficients**2
-        after = np.sum(squares[:, length:], axis=1)
-        unknown = part.square - np.sum(squares, axis=1)
-        quarter = squares[:, -(squares.shape[1] // 4) :]
-        ended = np.all(quarter <= 1e-28 * part.square[:, None], axis=1) & (np.abs(unknown) <= 1e-13 * part.square)
-        return after + np.where(ended, 1e-26 * part.square, np.maximum(unknown, 4e-15 * part.square))
+        sums = np.add.reduceat(columns**2, [0, *lengths[:-1]], axis=0)
+        unknown = square - np.sum(sums, axis=0)
+        ended = np.all(np.abs(columns[-(len(columns) // 4) :]) <= 1e-14 * np.sqrt(square), axis=0)
+        ended &= np.abs(unknown) <= 1e-13 * square
+        unknown = np.where(ended, 1e-26 * square, np.maximum(unknown, 4e-15 * square))
+        return [np.sqrt(unknown + np.sum(sums[k:], axis=0)) for k in range(1, len(lengths) + 1)]
 
 
-def _mehler(f: Series, g: Series, ix: Array, iy: Array, rho: Array, length: int) -> Array:
-    """Σ_k f_k g_k ρ^k, by Horner's rule; for odd and even functions in ρ²."""
-    columns = [np.ascontiguousarray(part.coefficients[:, :length].T) for part in (f, g)]
-    start, stride = _parity(f, g, length)
-    powers = range(start, length, stride)[::-1]
+def _mehler(f: Series, g: Series, length: int, ix: Array, iy: Array, rho: Array, parity: tuple[int, int]) -> Array:
+    """Σ_{k < length} f_k g_k ρ^k, by Horner's rule; for odd and even functions in ρ²."""
+    start, stride = parity
     factor = rho if stride == 1 else rho * rho
     total = np.zeros(len(rho))
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        for k in powers:
+        for k in range(start, length, stride)[::-1]:
             total *= factor
-            total += columns[0][k][ix] * columns[1][k][iy]
+            total += f.coefficients[k].take(ix) * g.coefficients[k].take(iy)
         return total * rho if start else total
 
 
-def _parity(f: Series, g: Series, length: int) -> tuple[int, int]:
-    """(first, step) of the terms that are not zero by symmetry."""
-    for part in (f, g):
-        least = 1e-14 * np.sqrt(part.square)[:, None]
-        for start in (0, 1):
-            if np.all(np.abs(part.coefficients[:, 1 - start : length : 2]) <= least):
-                return start, 2
-    return 0, 1
+def _parity(part: Series) -> tuple[int, int] | None:
+    """(first, step) of the terms of an even or an odd function."""
+    least = 1e-14 * np.sqrt(part.square)
+    for start in (0, 1):
+        others = part.coefficients[1 - start :: 2]
+        if np.all(np.abs(others[0]) <= least) and np.all(np.abs(others) <= least):
+            return start, 2
+    return None

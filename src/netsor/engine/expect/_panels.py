@@ -17,7 +17,6 @@ Array = Any
 
 NODES = 16  # of a panel
 HALVINGS = 48
-FAILING = 400  # panels of one integral that may fail at once: more is noise or an unbounded oscillation
 
 NODE, WEIGHTS = special.roots_legendre(NODES)
 NEXT = 1.0 - 1e-6  # checked too, or a jump between the last node and the end would not be seen
@@ -82,11 +81,13 @@ def resolve(
     density: Callable[[Array, Array], Array],
     tolerance: float,
     scale: Array | None = None,
+    failing: int = 400,
 ) -> Resolved:
     """Halve the panels between edges (rows, edges) until values_at(row, x) is resolved to tolerance · scale.
 
     `density(left, right)` is the largest weight that the values will meet on a panel. Without a scale it is the root
-    mean square of the values under that weight.
+    mean square of the values under that weight. If more than `failing` panels of an integral fail at once, that is
+    noise or an oscillation without end: they stay as they are.
     """
     row, left, right = panels_between(np.sort(edges, axis=1))
     rows = len(edges)
@@ -103,21 +104,18 @@ def resolve(
                 mass = np.sum(weight * values[:, :NODES] ** 2, axis=1) * density(left, right)
                 scale = np.sqrt(np.bincount(row[finite], mass[finite], rows))
             missing = np.where(finite, unresolved(values), np.inf) * 2 * half * density(left, right)
-        failing = (missing > tolerance * scale[row]) & finite
-        many = np.bincount(row[failing], minlength=rows) > FAILING
-        failing &= ~many[row] & (halving < HALVINGS)
-        failing &= half > 1e-16 * (1.0 + np.abs(left))
-        good = ~failing
+        halve = (missing > tolerance * scale[row]) & finite & (halving < HALVINGS)
+        halve &= ~(np.bincount(row[halve], minlength=rows) > failing)[row]
+        halve &= half > 1e-16 * (1.0 + np.abs(left))
+        good = ~halve
         error += np.bincount(row[good], missing[good], rows)
         done.append((row[good], x[good, :NODES], weight[good], values[good, :NODES]))
-        if not failing.any():
+        if not halve.any():
             break
-        middle = 0.5 * (left + right)[failing]
-        row = np.repeat(row[failing], 2)
-        left, right = (
-            np.stack([left[failing], middle], axis=1).ravel(),
-            np.stack([middle, right[failing]], axis=1).ravel(),
-        )
+        left, right = left[halve], right[halve]
+        middle = 0.5 * (left + right)
+        row = np.concatenate([row[halve], row[halve]])
+        left, right = np.concatenate([left, middle]), np.concatenate([middle, right])
     row, x, weight, values = (np.concatenate(parts) for parts in zip(*done, strict=True))
     order = np.argsort(row, kind="stable")
     return Resolved(row[order], x[order], weight[order], values[order], error)

@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from ._nodes import SETS, SIZES, product, sobol
+from ._nodes import SETS, product, sobol
 from ._single import blocks
 
 Array = Any
 
-MANY = 4096  # expectations from which on fewer nodes are used
-LOG_POINTS = (10, 7)  # of each Sobol set, for few and for many
-STANDARD_ERRORS = 4.0  # reported: t with 15 degrees of freedom exceeds it once in 900 times
+POINTS = 2**25  # for all expectations of one call together, and for each of them between these bounds
+FEWEST, MOST = 9, 14  # log₂ of the points of a Sobol set
+STANDARD_ERRORS = 5.0  # reported: t with 15 degrees of freedom exceeds it once in 6,000 times
+SMOOTH = 0.02  # product rules are trusted if they agree this much better than Sobol sets do: a kink keeps them from it
+PRODUCT = 6  # variables at most for a product rule
 RANK = 1e-12  # eigenvalues below this part of the largest are rounding
-VALUES = 2**20
+VALUES = 2**20  # at once, to bound memory
 
 
 def root(covariance: Array) -> tuple[Array, Array, Array]:
@@ -30,37 +32,38 @@ def root(covariance: Array) -> tuple[Array, Array, Array]:
 def expected(integrand: Callable[[Array, Array], Array], rank: Array, outputs: int) -> tuple[Array, Array]:
     """E[integrand(z)] and its error, (n, outputs), z ~ N(0, I) in as many variables as the rank of each.
 
-    `integrand(some, z)` gives (some, outputs, N) for nodes z (variables, N); outputs beyond its own are 0.
+    `integrand(some, z)` gives (some, outputs, N) for nodes z (variables, N). The more are asked for in one call, the
+    fewer points each of them has.
     """
     value, error = np.zeros((len(rank), outputs)), np.zeros((len(rank), outputs))
-    many = int(len(rank) > MANY)
+    log_points = int(np.clip(np.log2(POINTS / (SETS * max(len(rank), 1))), FEWEST, MOST))
     for variables in np.unique(rank):
         members = np.nonzero(rank == variables)[0]
-        nodes = SETS << LOG_POINTS[many]
-        if variables in SIZES:
-            nodes = max(nodes, max(SIZES[variables][many]) ** int(variables))
-        for block in blocks(len(members), max(1, VALUES // (nodes * outputs))):
+        for block in blocks(len(members), VALUES // (outputs * SETS << log_points)):
             some = members[block]
-            value[some], error[some] = _estimate(integrand, some, int(variables), many)
+            value[some], error[some] = _estimate(integrand, some, int(variables), log_points)
     return value, error
 
 
 def _estimate(
-    integrand: Callable[[Array, Array], Array], some: Array, variables: int, many: int
+    integrand: Callable[[Array, Array], Array], some: Array, variables: int, log_points: int
 ) -> tuple[Array, Array]:
     with np.errstate(all="ignore"):
         if variables == 0:
             made = integrand(some, np.zeros((0, 1)))[..., 0]
             return made, np.zeros(made.shape)
-        z = sobol(variables, LOG_POINTS[many])
-        values = integrand(some, z.reshape(variables, -1))
-        means = values.reshape(*values.shape[:-1], SETS, -1).mean(axis=-1)
+        z, weight = sobol(variables, log_points)
+        values = integrand(some, z)
+        means = np.einsum("...sn,sn->...s", values.reshape(*values.shape[:-1], *weight.shape), weight)
         value = means.mean(axis=-1)
         error = STANDARD_ERRORS * means.std(axis=-1, ddof=1) / np.sqrt(SETS)
-        if variables in SIZES:
-            coarse, middle, fine = (_by_product(integrand, some, variables, n) for n in SIZES[variables][many])
-            spread = np.maximum(np.abs(fine - middle), np.abs(middle - coarse)) + 1e-14 * np.abs(fine)
-            better = spread < error
+        if variables <= PRODUCT:
+            most = min(100, int((SETS << log_points) ** (1 / variables)))
+            sizes = (most - max(2, most // 3), most - max(1, most // 6), most)
+            coarse, middle, fine = (_by_product(integrand, some, variables, n) for n in sizes)
+            spread = 3 * np.maximum(np.abs(fine - middle), np.abs(middle - coarse))
+            spread += 1e-13 * np.sqrt(np.mean(values**2, axis=-1))  # rounding
+            better = (spread < SMOOTH * error) & (np.abs(fine - value) <= 2 * error)
             value, error = np.where(better, fine, value), np.where(better, spread, error)
         return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
 

@@ -55,7 +55,7 @@ class Single:
         """The standardised breaks, and the ends of intervals shorter than a step, (rows, edges); none beyond reach."""
         mean, std = self.mean[rows][:, None], self.std[rows][:, None]
         low, high = np.min(mean - reach * std), np.max(mean + reach * std)
-        breaks, _, left, right = self.features
+        breaks, _, left, right, _ = self.features
         breaks = breaks[(breaks > low) & (breaks < high)]
         short = (right > low) & (left < high) & (right - left < step * np.max(std))
         left, right = left[short], right[short]

@@ -6,6 +6,7 @@ Chebyshev points and interpolated: a short matrix product a row, whatever the fu
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -30,7 +31,7 @@ TO_COEFFICIENTS = _at.T * np.where(np.arange(DEGREE + 1) > 0, 2.0, 1.0)[:, None]
 class _Piece(NamedTuple):
     left: float
     right: float
-    polynomial: Array  # (DEGREE + 1, K + 1): of the coefficients and of E[φ²], relative to √a-free `scale`
+    polynomial: Array  # (K + 1, DEGREE + 1): of the coefficients and of E[φ²]
     error: float
 
 
@@ -39,33 +40,48 @@ _tables: WeakKeyDictionary[Function, dict[tuple[int, int], list[_Piece]]] = Weak
 
 def tabulated(f: Function, variance: Array, terms: int) -> Series:
     """The coefficients of φ(√a x) for variances a > 0."""
+    order = np.argsort(variance)
+    t = np.log(variance[order])
+    pieces = _pieces(f, t, terms)
+    bounds = [0, *np.searchsorted(t, [piece.left for piece in pieces[1:]]).tolist(), len(t)]
+    parts = [slice(*ends) for ends in pairwise(bounds)]
+    x, error = np.empty(len(t)), np.empty(len(t))
+    for piece, part in zip(pieces, parts, strict=True):
+        x[part] = (2 * t[part] - piece.left - piece.right) / (piece.right - piece.left)
+        error[part] = piece.error
+    chebyshev = np.empty((DEGREE + 1, len(t)))
+    chebyshev[0], chebyshev[1] = 1.0, np.clip(x, -1.0, 1.0)
+    for k in range(2, DEGREE + 1):
+        chebyshev[k] = 2 * chebyshev[1] * chebyshev[k - 1] - chebyshev[k - 2]
+    made = np.empty((terms + 1, len(t)))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for piece, part in zip(pieces, parts, strict=True):
+            made[:, part] = piece.polynomial @ chebyshev[:, part]
+    back = np.empty(len(t), dtype=int)
+    back[order] = np.arange(len(t))
+    made = made[:, back]
+    return Series(made[:-1], np.maximum(made[-1], 0.0), error[back])
+
+
+def _pieces(f: Function, t: Array, terms: int) -> list[_Piece]:
+    """The polynomials that sorted t ask for, in order; those that are not in the table are made."""
     cells = _tables.setdefault(f, {})
-    t = np.log(variance)
-    made = Series(np.empty((len(t), terms)), np.empty(len(t)), np.empty(len(t)))
-    number = np.floor(t / WIDTH).astype(int)
-    for cell in np.unique(number):
+    pieces: list[_Piece] = []
+    for cell in np.unique(np.floor(t / WIDTH).astype(int)).tolist():
         if (cell, terms) not in cells:
             cells[cell, terms] = _cell(f, cell * WIDTH, (cell + 1) * WIDTH, terms, HALVINGS)
-        rows = np.nonzero(number == cell)[0]
-        pieces = cells[cell, terms]
-        piece_of = np.searchsorted([piece.right for piece in pieces[:-1]], t[rows], side="right")
-        for index in np.unique(piece_of):
-            some, piece = rows[piece_of == index], pieces[index]
-            at = np.clip((2 * t[some] - piece.left - piece.right) / (piece.right - piece.left), -1.0, 1.0)
-            values = np.polynomial.chebyshev.chebvander(at, DEGREE) @ piece.polynomial
-            made.coefficients[some] = values[:, :-1]
-            made.square[some] = np.maximum(values[:, -1], 0.0)
-            made.error[some] = piece.error
-    return made
+        pieces += cells[cell, terms]
+    return pieces
 
 
 def _cell(f: Function, left: float, right: float, terms: int, halvings: int) -> list[_Piece]:
     variance = np.exp(0.5 * (left + right) + 0.5 * (right - left) * CHEBYSHEV)
     exact = series(Single(f, np.zeros(len(variance)), np.sqrt(variance)), terms)
-    polynomial = TO_COEFFICIENTS @ np.concatenate([exact.coefficients, exact.square[:, None]], axis=1)
-    size = np.sqrt(exact.square.max())
-    last = np.abs(polynomial[-3:]).max(axis=0)
-    missing = max(float(last[:-1].max()), float(last[-1]) / size if size > 0 else 0.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        polynomial = np.concatenate([exact.coefficients, exact.square[None]]) @ TO_COEFFICIENTS.T
+        size = np.sqrt(exact.square.max())
+        last = np.abs(polynomial[:, -3:]).max(axis=1)
+        missing = max(float(last[:-1].max()), float(last[-1]) / size if size > 0 else 0.0)
     if not missing > PRECISION * size or halvings == 0 or not np.isfinite(missing):
         return [_Piece(left, right, polynomial, float(exact.error.max()) + 3 * missing)]
     middle = 0.5 * (left + right)
