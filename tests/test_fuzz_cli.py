@@ -107,7 +107,8 @@ def line(random):
         words += random.sample(["1b", "2a", "all", "exp1", "6a", "", "5"], random.randint(0, 2))
         pools = {"--samples": ["100", "99", "1000000000000000"], "--trials": ["1", "2", "10000", "10001"],
                  "--workers": ["1", "1024", "10000"], "--tokens": ["1", "5000", "100000"], "--seed": ["0", "3"],
-                 "--estimator": ["paper", "exact", "best"], "--out": ["out", "", "file", "file/out", "theirs", "\udcff"]}  # fmt: skip
+                 "--estimator": ["paper", "exact", "best"],
+                 "--out": ["out", "", "file", "file/out", "theirs", "\udcff"]}  # fmt: skip
         for option in random.sample(sorted(pools), random.randint(0, 3)):
             words += [option, value(random, pools[option])]
         return words + ["--quick"] * random.randint(0, 1)

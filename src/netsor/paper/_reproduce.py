@@ -48,12 +48,14 @@ class Options:
     tokens: int = 16
 
     def __post_init__(self) -> None:
+        if not isinstance(self.names, tuple):
+            raise ValueError(f"names={self.names!r} must be a tuple of the names of figures")
         for name in self.names:
-            if name not in (*NAMES, *GROUPS):
+            if not isinstance(name, str) or name not in (*NAMES, *GROUPS):
                 raise ValueError(
                     f"FIGURE {name!r} must be one of {' '.join(NAMES)}, or of the groups {' '.join(GROUPS)}"
                 )
-        if self.estimator not in ESTIMATORS:
+        if not isinstance(self.estimator, str) or self.estimator not in ESTIMATORS:
             raise ValueError(f"estimator={self.estimator!r} must be one of {', '.join(ESTIMATORS)}")
         for name, least in (("samples", 100), ("trials", 1), ("seed", 0), ("workers", 1), ("tokens", 1)):
             value = getattr(self, name)
