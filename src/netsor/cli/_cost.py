@@ -51,8 +51,8 @@ def layer_cost(
     return Cost(size, nanoseconds / 1e9)
 
 
-def afford(cost: Callable[..., Cost], given: Mapping[str, Any], modest: Mapping[str, Any]) -> None:
-    """Refuse what is too large or too long, naming the options that make it so; say so if it will be long.
+def afford(cost: Callable[..., Cost], given: Mapping[str, Any], modest: Mapping[str, Any]) -> float:
+    """The seconds that it will take; refuse what is too large or too long, naming the options that make it so.
 
     `given` are the arguments of `cost`, and `modest` small values for those that an option sets: one is to blame if
     taking it back would help.
@@ -67,8 +67,13 @@ def afford(cost: Callable[..., Cost], given: Mapping[str, Any], modest: Mapping[
             blamed = [k for k, size in less.items() if size <= limit] or [min(less, key=less.__getitem__)]
             options = " and ".join(f"--{k.replace('_', '-')} {given[k]}" for k in blamed)
             raise click.UsageError(f"{options} would {text}; smaller numbers need less")
-    if found.seconds > LONG:
-        complain(f"this will take about {in_time(found.seconds)}; Ctrl-C ends it")
+    return found.seconds
+
+
+def announce(seconds: float) -> None:
+    """Say so if it will be long."""
+    if seconds > LONG:
+        complain(f"this will take about {in_time(seconds)}; Ctrl-C ends it")
 
 
 def in_time(seconds: float) -> str:

@@ -93,6 +93,7 @@ class Subject:
     net: Program
     widths: dict[str, float]
     built_in: bool
+    seconds: float = 0.0  # that it will take, where that is known
 
     @property
     def label(self) -> str:
@@ -147,7 +148,7 @@ def _built_in(
     never = model["activation"] == "clip" and model["clip"] > 10 * model["sigma_w"]
     size = {"tokens": model["tokens"], "heads": model["heads"], "width": width, "head_dim": head_dim}
     size |= {"activation": "identity" if never else model["activation"], "draws": draws, "both": both}
-    afford(layer_cost, size, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})
+    seconds = afford(layer_cost, size, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})
     net = layer(**model, token=token - 1, mask=mask, low_rank=head_dim is not None)
     widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
-    return Subject(net, widths, built_in=True)
+    return Subject(net, widths, True, seconds)

@@ -96,13 +96,19 @@ class Finished:
     summary: tuple[str, str, str]
 
 
+def prepare(options: Options) -> Folder:
+    """The folder of a run, where its files will overwrite none of somebody else's."""
+    folder = Folder(options.out)
+    folder.prepare(["report.html", *(f"{name}.{kind}" for name in options.chosen for kind in ("csv", "pdf", "png"))])
+    return folder
+
+
 def reproduce(options: Options) -> Finished:
     """Run the experiments, going on where an earlier run stopped, and write figures, data, manifest and report."""
     start = time.perf_counter()
     plan, every = options.plan, figures(options.tokens)
     chosen = [every[name] for name in options.chosen]
-    folder = Folder(options.out)
-    folder.prepare(["report.html", *(f"{name}.{kind}" for name in options.chosen for kind in ("csv", "pdf", "png"))])
+    folder = prepare(options)
     files: dict[str, bytes] = {}
     data: dict[str, Any] = {}
     svg: dict[str, bytes] = {}
