@@ -60,6 +60,16 @@ def test_a_reader_that_has_seen_enough_is_no_error():
         assert process.wait(HANG) == 1
 
 
+def test_a_terminal_may_know_no_mathematics():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    result = run(*QUICK, env=environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "variance" in result.stdout
+    assert run("law", "--help", env=environment).returncode == 0
+    result = run("law", "--heads", "∞", env=environment)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+
+
 @POSIX
 def test_a_name_that_is_no_text_is_refused(tmp_path):
     for option in (["reproduce", "--out"], ["law", "--plot"]):
