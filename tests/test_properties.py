@@ -6,8 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import netsor as ns
+from netsor.language import _operation
+from netsor.language._graph import ordered
 
-from .programs import programs
+from .builder import Builder
+from .programs import LIMIT_STEPS, STEPS, WIDTHS, LimitBuilder, grown, limit_programs, programs
 
 few = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -52,6 +55,40 @@ def test_every_reading_ends(built):
     assert built.net.check().verdict in ("proved", "conjectured", "no limit")
     body = built.net.latex()
     assert body.count("{") == body.count("}")
+
+
+@few
+@given(limit_programs())
+def test_limit_programs_have_symbols_for_widths(built):
+    values = ordered(built.net.outputs)
+    assert all(value.width.name for value in values if isinstance(value, ns.Vector))
+    assert set(built.widths) == set(built.net.widths)
+    assert np.isfinite(np.concatenate([a.ravel() for a in built.net.simulate(draws=2, **built.widths)])).all()
+
+
+def test_the_programs_are_of_every_kind():
+    """Every operation, and every verdict, in one of 300; and what is made for the limit mostly has one."""
+    nets = [grown(Builder(seed, WIDTHS), STEPS, 8, 6).net for seed in range(300)]
+    limits = [grown(LimitBuilder(seed, WIDTHS[:2]), LIMIT_STEPS, 6, 6).net for seed in range(100)]
+    kinds = [{type(value.op).__name__ for value in ordered(net.outputs)} for net in nets]
+    every = {name for name in _operation.__all__ if name not in ("Floats", "Ints", "Operation", "Source")}
+    assert set().union(*kinds) == every
+    assert {net.check().verdict for net in nets} == {"proved", "conjectured", "no limit"}
+    verdicts = [net.check().verdict for net in limits]
+    assert verdicts.count("no limit") <= 2
+    assert verdicts.count("proved") >= 10
+    scores = [any(getattr(v.op, "power", 0) == 0.5 for v in ordered(net.outputs)) for net in limits]
+    assert sum(scores) >= 40
+
+
+def test_a_shorter_program_is_the_beginning_of_a_longer_one():
+    """So that a failing example shrinks by losing its last steps."""
+    short, long = (Builder(5, WIDTHS) for _ in range(2))
+    grown(short, STEPS, 4, 6)
+    grown(long, STEPS, 8, 6)
+    shapes = [[(type(v.op), v.shape) for v in builder.vectors] for builder in (short, long)]
+    assert shapes[1][: len(shapes[0])] == shapes[0]
+    assert len(shapes[1]) > len(shapes[0])
 
 
 def test_a_wrong_index_is_caught():

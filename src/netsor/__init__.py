@@ -7,7 +7,7 @@ from . import _start as _start  # first: an interrupt may come while the rest is
 from . import nn, paper
 from ._program import Program, program
 from .activations import Function
-from .engine import ExactError
+from .engine import ExactError, NoLimitError, Plan
 from .language import (
     Scalar,
     TraceError,
@@ -32,9 +32,11 @@ from .language import (
     leaky_relu,
     mean_dot,
     nonlin,
+    normal,
     ones,
     relu,
     rms_norm,
+    rotary,
     sigmoid,
     silu,
     sin,
@@ -71,6 +73,8 @@ __all__ = [
     "Joint",
     "Law",
     "Mixture",
+    "NoLimitError",
+    "Plan",
     "Point",
     "Program",
     "Report",
@@ -100,12 +104,14 @@ __all__ = [
     "mean_dot",
     "nn",
     "nonlin",
+    "normal",
     "ones",
     "paper",
     "paper_kl",
     "program",
     "relu",
     "rms_norm",
+    "rotary",
     "sigmoid",
     "silu",
     "sin",

@@ -11,11 +11,12 @@ from typing import Any, ParamSpec
 import numpy as np
 import numpy.typing as npt
 
-from .engine import _literal
+from .engine import NoLimitError, Plan, _literal
 from .engine._law import conditional
 from .engine._montecarlo import Progress
 from .engine._recognise import recognise
-from .language._check import Report, check
+from .engine.lower import make_plan
+from .language._check import NO_LIMIT, Report, check
 from .language._graph import numbered, ordered, widths_of
 from .language._latex import latex
 from .language._print import text
@@ -126,6 +127,17 @@ class Program:
         )
         return tuple(drawn) if isinstance(self.output, tuple) else drawn[0]
 
+    def plan(self, **widths: float) -> Plan:
+        """What `law` would draw and compute at these widths, step by step, and what it costs: `print(net.plan(n=256))`.
+
+        It has `random_numbers`, `bytes` and `operations` a replica, and `seconds(draws)`. Nothing is drawn. A program
+        that cannot be done is refused here already, with the reason.
+        """
+        bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
+        self._status(bound)
+        at = ", ".join(f"{name} = {_width_text(width)}" for name, width in bound.items())
+        return make_plan(self.outputs, bound, f"plan of {self.name}" + (f" at {at}" if at else ""))
+
     def law(
         self,
         *,
@@ -134,7 +146,6 @@ class Program:
         workers: int | None = None,
         executor: Executor | None = None,
         progress: Progress = True,
-        xp: Any = np,
         **widths: float,
     ) -> Any:
         """The law of one coordinate of the output, exactly, at any widths, finite or `inf`: no weight matrix is drawn.
@@ -143,14 +154,13 @@ class Program:
         `draws` replicas (one, if nothing random is left to condition on), a `Joint` mixture if the output has several
         entries, and a `HeadSum`, accurate to many digits, for one output of an attention layer at infinite width whose
         tokens have a fixed kernel. The same seed at two widths gives coupled laws. `workers`, `executor` and
-        `progress` are as in `simulate`; `xp` is the array library that computes (any that follows the array API
-        standard).
+        `progress` are as in `simulate`. `plan` says what will be drawn and computed, and what that costs.
         """
         bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
         status = self._status(bound)
 
         def engine() -> Mixture | Joint:
-            found = conditional(self.outputs, bound, draws, seed, workers, executor, progress, xp)
+            found = conditional(self.outputs, bound, draws, seed, workers, executor, progress)
             origin = Origin(
                 status=status,
                 method=f"exact engine at {', '.join(f'{k} = {v}' for k, v in bound.items()) or 'fixed widths'}",
@@ -170,10 +180,19 @@ class Program:
         return head_sum(layer.scores, layer.values, layer.heads, layer.scale, origin, engine)
 
     def _status(self, widths: dict[str, float]) -> str:
-        """Finite widths are exact; the theorem is about all widths at infinity."""
+        """Finite widths are exact; the theorem is about all widths at infinity; what has no limit has no law there."""
         if all(width < inf for width in widths.values()):
             return "exact"
-        return self.check().verdict if all(width == inf for width in widths.values()) else "conjectured"
+        if any(width < inf for width in widths.values()):
+            return "conjectured"
+        report = self.check()
+        if report.verdict == NO_LIMIT:
+            raise NoLimitError(f"{self.name} has no limit: {'; '.join(report.reasons)}; finite widths have a law")
+        return report.verdict
+
+
+def _width_text(width: float) -> str:
+    return "∞" if width == inf else f"{width:,}"
 
 
 def _shown(argument: object) -> str:

@@ -3,13 +3,15 @@
 `Function` is what the language applies to coordinates (`ns.nonlin`) and to scalars (`ns.apply`). `bounded` and
 `lipschitz` are True, False or None (unknown). `lipschitz` means pseudo-Lipschitz, as in the paper:
 |φ(x) − φ(y)| ≤ C |x − y| (1 + |x|^k + |y|^k) for some k, so polynomials are allowed and e^x is not.
+
+A function is known by what it computes, never by its name: two functions called "relu" may differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,12 @@ class Function:
     bounded: bool | None = None
     lipschitz: bool | None = None
     parameters: tuple[float, ...] = ()  # printed behind the arguments: clip(x, 100)
+    breaks: tuple[float, ...] | None = None  # where a function of one argument has a kink or a jump; None: not known
+    smoothed: Callable[[Array, Array], Array] | None = None  # (m, s) ↦ E[φ(m + s z)], z ~ N(0, 1), numpy arrays
+
+    def __post_init__(self) -> None:
+        if self.breaks is not None and not all(np.isfinite(point) for point in self.breaks):
+            raise ValueError(f"breaks={self.breaks!r} of {self.name}: give the finite points of its kinks and jumps")
 
     def __call__(self, *arrays: Array) -> Array:
         """φ of the arrays, in double precision: products of booleans or small integers would be wrong."""
@@ -57,13 +65,9 @@ def row_softmax(p: Array, allowed: Array | None = None) -> Array:
     if p.shape[-1] > 16:
         weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))
         return weights / xp.sum(weights, axis=-1, keepdims=True)
-    columns = range(p.shape[-1])  # one by one: numpy is slow at reducing short axes
-    if not (xp.max(p) < 500.0 and xp.min(p) > -500.0):  # it could overflow: let the largest exponent of such rows be 0
-        highest = reduce(xp.maximum, (p[..., j] for j in columns))
-        lowest = reduce(xp.minimum, (p[..., j] for j in columns))
-        p = p - xp.where((highest < 500.0) & (lowest > -500.0), 0.0, highest)[..., None]
-    weights = xp.exp(p)
-    return weights * (1.0 / reduce(xp.add, (weights[..., j] for j in columns)))[..., None]
+    columns = [p[..., j] for j in range(p.shape[-1])]  # one by one: numpy is slow at reducing short axes
+    weights = xp.exp(p - reduce(xp.maximum, columns)[..., None])
+    return weights * (1.0 / reduce(xp.add, (weights[..., j] for j in range(len(columns)))))[..., None]
 
 
 def _identity(x: Array) -> Array:
@@ -106,6 +110,10 @@ def _silu(x: Array) -> Array:
     return x * _sigmoid(x)
 
 
+def _gelu_tanh(x: Array) -> Array:
+    return 0.5 * x * (1.0 + array_namespace(x).tanh(np.sqrt(2.0 / np.pi) * x * (1.0 + 0.044715 * x * x)))
+
+
 def _sin(x: Array) -> Array:
     return array_namespace(x).sin(x)
 
@@ -114,24 +122,124 @@ def _cos(x: Array) -> Array:
     return array_namespace(x).cos(x)
 
 
-IDENTITY = Function("identity", _identity, bounded=False, lipschitz=True)
-RELU = Function("relu", _relu, bounded=False, lipschitz=True)
-ABS = Function("abs", _abs, bounded=False, lipschitz=True)
-ERF = Function("erf", _erf, bounded=True, lipschitz=True)
-TANH = Function("tanh", _tanh, bounded=True, lipschitz=True)
-SIGMOID = Function("sigmoid", _sigmoid, bounded=True, lipschitz=True)
-GELU = Function("gelu", _gelu, bounded=False, lipschitz=True)
-SILU = Function("silu", _silu, bounded=False, lipschitz=True)
-SIN = Function("sin", _sin, bounded=True, lipschitz=True)
-COS = Function("cos", _cos, bounded=True, lipschitz=True)
+# E[φ(m + s z)], z ~ N(0, 1): what remains of φ when part of its argument is averaged.
+
+
+def _density(t: Array) -> Array:
+    return np.exp(-0.5 * t * t) / np.sqrt(2.0 * np.pi)
+
+
+def _identity_smoothed(m: Array, s: Array) -> Array:
+    return m + 0.0 * s
+
+
+def _relu_smoothed(m: Array, s: Array) -> Array:
+    m, s = np.broadcast_arrays(m, s)
+    far = np.abs(m) >= 40.0 * s  # a double sees no smoothing there, nor where s = 0
+    t = np.divide(m, s, out=np.zeros(m.shape), where=~far)
+    return np.where(far, np.maximum(m, 0.0), m * special.ndtr(t) + s * _density(t))
+
+
+def _leaky_relu_smoothed(m: Array, s: Array, slope: float) -> Array:
+    return slope * m + (1.0 - slope) * _relu_smoothed(m, s)
+
+
+def _abs_smoothed(m: Array, s: Array) -> Array:
+    return _relu_smoothed(m, s) + _relu_smoothed(-m, s)
+
+
+def _clip_smoothed(m: Array, s: Array, bound: float) -> Array:
+    return m - _relu_smoothed(m - bound, s) + _relu_smoothed(-m - bound, s)
+
+
+def _erf_smoothed(m: Array, s: Array) -> Array:
+    return special.erf(m / np.sqrt(1.0 + 2.0 * s * s))
+
+
+def _gelu_smoothed(m: Array, s: Array) -> Array:
+    total = np.sqrt(1.0 + s * s)
+    return m * special.ndtr(m / total) + s * s / total * _density(m / total)
+
+
+def _sin_smoothed(m: Array, s: Array) -> Array:
+    return np.exp(-0.5 * s * s) * np.sin(m)
+
+
+def _cos_smoothed(m: Array, s: Array) -> Array:
+    return np.exp(-0.5 * s * s) * np.cos(m)
+
+
+@cache
+def _logistic() -> tuple[tuple[float, float], ...]:
+    """(weight, scale) with sigmoid(x) = Σ weight Φ(x/scale), to all digits of a double.
+
+    A logistic variable is 2 k z with z ~ N(0, 1) and k of Kolmogorov's law (Andrews and Mallows 1974), whose density
+    vanishes so fast at both ends that the trapezoidal rule in log k is exact to rounding with 28 nodes.
+    """
+    t, step = np.linspace(np.log(0.18), np.log(4.0), 28, retstep=True)
+    k, j = np.exp(t), np.arange(1, 40)[:, None]
+    q = (2 * j - 1) ** 2 * np.pi**2 / 8
+    # the two series of the density are equal; the first converges fast for large k, the second for small k
+    tail = 8 * k * np.sum((-1.0) ** (j + 1) * j**2 * np.exp(-2 * (j * k) ** 2), axis=0)
+    head = np.sqrt(2 * np.pi) * np.sum(np.exp(-q / k**2) * (2 * q / k**4 - 1 / k**2), axis=0)
+    weights = np.where(k < 0.8, head, tail) * k * step
+    return tuple(zip(weights.tolist(), (2 * k).tolist(), strict=True))
+
+
+def _sigmoid_smoothed(m: Array, s: Array) -> Array:
+    return 0.5 + 0.5 * _tanh_smoothed(0.5 * m, 0.5 * s)
+
+
+def _tanh_smoothed(m: Array, s: Array) -> Array:
+    made: Array = 0.0  # tanh(x) = 2 sigmoid(2 x) − 1
+    for weight, scale in _logistic():
+        made = made + weight * special.erf(m / np.sqrt(0.5 * scale**2 + 2.0 * s * s))
+    return made
+
+
+def _silu_smoothed(m: Array, s: Array) -> Array:
+    made: Array = 0.5 * m
+    for weight, scale in _logistic():
+        total = np.sqrt(scale**2 + s * s)
+        t = m / total
+        made = made + weight * (0.5 * m * special.erf(t / np.sqrt(2.0)) + s * s / total * _density(t))
+    return made
+
+
+def _smooth(name: str, f: Callable[..., Array], smoothed: Callable[..., Array] | None, bounded: bool) -> Function:
+    return Function(name, f, bounded, lipschitz=True, breaks=(), smoothed=smoothed)
+
+
+IDENTITY = _smooth("identity", _identity, _identity_smoothed, bounded=False)
+RELU = Function("relu", _relu, bounded=False, lipschitz=True, breaks=(0.0,), smoothed=_relu_smoothed)
+ABS = Function("abs", _abs, bounded=False, lipschitz=True, breaks=(0.0,), smoothed=_abs_smoothed)
+ERF = _smooth("erf", _erf, _erf_smoothed, bounded=True)
+TANH = _smooth("tanh", _tanh, _tanh_smoothed, bounded=True)
+SIGMOID = _smooth("sigmoid", _sigmoid, _sigmoid_smoothed, bounded=True)
+GELU = _smooth("gelu", _gelu, _gelu_smoothed, bounded=False)
+GELU_TANH = _smooth("gelu_tanh", _gelu_tanh, None, bounded=False)  # the gelu_new of GPT-2
+SILU = _smooth("silu", _silu, _silu_smoothed, bounded=False)
+SIN = _smooth("sin", _sin, _sin_smoothed, bounded=True)
+COS = _smooth("cos", _cos, _cos_smoothed, bounded=True)
 
 
 def leaky_relu(slope: float) -> Function:
     """x for x > 0, slope · x below."""
-    f = partial(_leaky_relu, slope=slope)
-    return Function("leaky_relu", f, bounded=False, lipschitz=True, parameters=(slope,))
+    f, smoothed = partial(_leaky_relu, slope=slope), partial(_leaky_relu_smoothed, slope=slope)
+    return Function("leaky_relu", f, False, True, parameters=(slope,), breaks=(0.0,), smoothed=smoothed)
 
 
 def clip(bound: float) -> Function:
     """x cut off at ± bound."""
-    return Function("clip", partial(_clip, bound=bound), bounded=True, lipschitz=True, parameters=(bound,))
+    f, smoothed = partial(_clip, bound=bound), partial(_clip_smoothed, bound=bound)
+    return Function("clip", f, True, True, parameters=(bound,), breaks=(-bound, bound), smoothed=smoothed)
+
+
+def is_clip(f: Function) -> bool:
+    """Whether it is the clip of this library, at any bound; known by identity, not by its name."""
+    return isinstance(f.f, partial) and f.f.func is _clip
+
+
+def is_leaky(f: Function) -> bool:
+    """Whether it is the leaky ReLU of this library, of any slope."""
+    return isinstance(f.f, partial) and f.f.func is _leaky_relu

@@ -1,5 +1,7 @@
 """The exact engine against the literal interpreter, program by program and rule by rule."""
 
+from dataclasses import replace
+
 import array_api_strict
 import numpy as np
 import pytest
@@ -7,7 +9,10 @@ from examples import attention_layer, causal_attention, cross_attention, recurre
 from hypothesis import given, settings
 
 import netsor as ns
-from netsor.engine import _exact, _frame
+from netsor.engine import _frame, _instructions, _lower, _plan
+from netsor.engine.lower import make_plan
+from netsor.engine._run import Streams, run
+from netsor.engine.passes import SHORTCUTS
 
 from ..programs import programs
 from .compare import d, mixture, n, smallest_p
@@ -49,6 +54,15 @@ def given_beside_nonlinear():
     return ns.Program((x, ns.dot(x, ns.data([1.0, -0.5, 2.0]))))
 
 
+def grouped():
+    """Grouped queries: two heads share a key and a value matrix; and a matrix that meets several vectors by `each`."""
+    x, twice = ns.gaussian(n, 2), [0, 0, 1, 1]
+    q, k, v = ns.weight(d, n, 4) @ x, ns.weight(d, n, 2)[twice] @ x, ns.weight(d, n, 2)[twice] @ x
+    y = ns.weight(n, 4 * d) @ ns.concat(ns.softmax(ns.dot(q, k)) @ v, axis=0)
+    z = ns.weight(n, n, 2)[[0, 1, 0]].each(ns.stack([y, x, x + y]))
+    return ns.Program((y, z, ns.dot(z[0], z[2])))
+
+
 NETS = {
     "data beside a nonlinearity": (given_beside_nonlinear, {}),
     "the paper's layer": (attention_layer.net, {"n": 7}),
@@ -58,13 +72,14 @@ NETS = {
     "recurrent": (recurrent.net, {"n": 4}),
     "recurrent with scores": (recurrent_scores, {"n": 5}),
     "residual": (residual, {"n": 6, "d": 3}),
+    "grouped queries": (grouped, {"n": 4, "d": 3}),
     "transformer block": (residual_block.net, {"n": 4}),
-    "relu tokens": (lambda: ns.Program(ns.nn.attention(ns.relu(ns.gaussian(n, 3)), 2)[0]), {"n": 6}),
+    "relu tokens": (lambda: ns.Program(ns.nn.attention(ns.relu(ns.gaussian(n, 3)), 2, sigma_q=5)), {"n": 6}),
     "width 1": (attention_layer.net, {"n": 1}),
     "width 2": (attention_layer.net, {"n": 2}),
     "width 3": (attention_layer.net, {"n": 3}),
     "sigmas": (
-        lambda: ns.Program(ns.nn.attention(ns.gaussian(n, 2), 2, sigma_q=2, sigma_k=0.5, sigma_v=1.5, sigma_o=0.7)),
+        lambda: ns.Program(ns.nn.attention(ns.gaussian(n, 2), 2, sigma_q=2, sigma_k=1.5, sigma_v=1.5, sigma_o=0.5)),
         {"n": 5},
     ),
     "1/n scaling": (lambda: ns.Program(ns.nn.attention(ns.gaussian(n, 3), 2, scaling="linear")), {"n": 4}),
@@ -74,56 +89,60 @@ NETS = {
 @pytest.mark.parametrize("name", NETS)
 def test_networks_have_the_literal_law(name):
     make, widths = NETS[name]
-    # 15 networks with at most 24 comparisons each, at 1e-7: a false alarm with probability 3e-5
+    # 16 networks with at most 24 comparisons each, at 1e-7: a false alarm with probability 3e-5
     assert smallest_p(make(), draws=4000, **widths) > 1e-7
 
 
 def _chi_one_degree_more(monkeypatch):
-    original = _frame.Streams.chi
-    monkeypatch.setattr(_frame.Streams, "chi", lambda self, k, p, f, *shape: original(self, k, p, f + 1, *shape))
+    original = _plan.Builder.draw
+
+    def draw(self, kind, key, shape, words, **params):
+        if kind == "chi":
+            params["freedom"] = params["freedom"] + 1
+        return original(self, kind, key, shape, words, **params)
+
+    monkeypatch.setattr(_plan.Builder, "draw", draw)
 
 
 def _no_root_of_width(monkeypatch):
-    monkeypatch.setattr(_exact.Exact, "norm", lambda self, x: 1.0)
+    monkeypatch.setattr(_lower.Lowering, "_norm", lambda self, x: 1.0)
 
 
 def _no_sigma(monkeypatch):
-    original = _exact.Exact.matmul
+    original = _lower.Lowering._matmul
 
-    def matmul(self, value):
-        weight = value.op.weight
-        value.op.__dict__["weight"] = type(weight)(
-            weight.source, weight.out_width, weight.in_width, 1.0, weight.members, weight.count
-        )
-        return original(self, value)
+    def matmul(self, value, op):
+        return original(self, value, replace(op, weight=replace(op.weight, std=1.0)))
 
-    monkeypatch.setattr(_exact.Exact, "matmul", matmul)
+    monkeypatch.setattr(_lower.Lowering, "_matmul", matmul)
 
 
 def _no_projection(monkeypatch):
-    monkeypatch.setattr(_exact, "projected", lambda run, value, earlier: (run.rows(value.op.x, 1), None))
+    monkeypatch.setitem(_plan.RULES, "solve", lambda xp, lower, b: 0.0 * _instructions.solve(xp, lower, b))
 
 
 def _full_frame_forgotten(monkeypatch):
     original = _frame.Frame.grow
 
     def grow(self, *arguments):
-        self.width += 2
+        self.group.width += 2
         made = original(self, *arguments)
-        self.width -= 2
+        self.group.width -= 2
         return made
 
     monkeypatch.setattr(_frame.Frame, "grow", grow)
 
 
 def _gram_for_its_factor(monkeypatch):
-    monkeypatch.setattr(_exact, "factor", lambda gram: gram)
-    monkeypatch.setattr("netsor.engine._compact.factor", lambda gram: gram)
+    monkeypatch.setitem(_plan.RULES, "factor", lambda xp, gram: gram)
 
 
 def _wrong_orientation(monkeypatch):
-    original = _frame.Frame.orientation
-    monkeypatch.setattr(_frame.Frame, "orientation", lambda self, number: 1.3 * original(self, number))
+    monkeypatch.setitem(_plan.RULES, "sphere", lambda xp, *a: 1.3 * _instructions.sphere(xp, *a))
+
+
+def _members_never_distinct(monkeypatch):
+    monkeypatch.setattr("netsor.engine.passes.distinct", lambda outputs, context: list(outputs))
 
 
 MUTATIONS = {
@@ -134,6 +153,7 @@ MUTATIONS = {
     "a frame that never fills": (_full_frame_forgotten, "width 2"),
     "K in place of its factor": (_gram_for_its_factor, "relu tokens"),
     "a wrong orientation of the frame": (_wrong_orientation, "residual"),
+    "copies of a matrix as if fresh": (_members_never_distinct, "grouped queries"),
 }
 
 
@@ -294,9 +314,34 @@ STRICT = {
 @pytest.mark.parametrize("name", STRICT)
 def test_array_api_strict(name):
     make, widths = STRICT[name]
-    usual, other = (make().law(draws=40, xp=xp, **widths) for xp in (np, array_api_strict))  # joint: all tokens
-    np.testing.assert_allclose(other.component_cov, usual.component_cov, rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(other.component_mean, usual.component_mean, rtol=1e-12, atol=1e-14)
+    plan = make_plan(make().outputs, widths)
+    usual, other = (run(plan, Streams(3, 0), 40, xp) for xp in (np, array_api_strict))  # joint: all tokens
+    for a, b in zip(usual, other, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+# Shortcuts
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(built=programs(steps=10))
+@pytest.mark.parametrize("name", [*SHORTCUTS, "all"])
+def test_without_a_shortcut_the_law_is_the_same(name, built):
+    """Each left out, and all of them: against the literal interpreter."""
+    without = SHORTCUTS if name == "all" else (name,)
+    assert smallest_p(built.net, without=without, **built.widths) > LEVEL
+
+
+def test_shortcuts_save_random_numbers():
+    """So each of them does something in the programs that it is for."""
+    layer = attention_layer.net(tokens=4)[0]
+    all_in = make_plan(layer.outputs, {"n": 16}).random_numbers
+    for names in (["linearise"], ["commute", "fuse"], ["leaves"], ["undrawn"]):
+        assert make_plan(layer.outputs, {"n": 16}, without=names).random_numbers > all_in, names
+    x = ns.relu(ns.gaussian(n, 3))
+    y = ns.Program(ns.mean_dot(x, x + ns.nn.attention(x, 2)))
+    turned = make_plan(y.outputs, {"n": 64}).random_numbers
+    assert make_plan(y.outputs, {"n": 64}, without=["turn"]).random_numbers > turned
 
 
 def test_large_scores_leave_the_first_draws_as_they_are():

@@ -31,7 +31,7 @@ CASES = {
     "gaussian nan among many": (lambda: ns.gaussian(n, 2, mean=np.nan), "gaussian: numbers must be finite, got nan"),
     "gaussian nan": (lambda: ns.gaussian(n, mean=np.nan), "gaussian: numbers must be finite, got nan"),
     "data number": (lambda: ns.data(1.0), "data: needs an array whose last axis"),
-    "data text": (lambda: ns.data("abc"), "data: needs a netsor value or numbers, got 'abc'"),
+    "data text": (lambda: ns.data("abc"), "data: needs a netsor value or real numbers, got 'abc'"),
     "data empty": (lambda: ns.data(np.ones((0, 3))), r"data: an empty array of shape \(0, 3\)"),
     "weight std": (lambda: ns.weight(n, n, std=-1), "weight: std=-1 must be a finite number, 0 or more"),
     "weight batch": (lambda: ns.weight(n, n, batch=0), "weight: shape 0 must be a positive integer"),
@@ -44,7 +44,7 @@ CASES = {
     "add widths": (lambda: x() + ns.gaussian(m), r"\+: the vectors live in different spaces, R\^n and R\^m"),
     "multiply widths": (lambda: x() * ns.gaussian(m), r"\*: the vectors live in different spaces"),
     "multiply shapes": (lambda: x(2) * np.ones(3), r"\*: shapes \(3,\) and \(2,\) do not broadcast"),
-    "add text": (lambda: x() + "a", r"\+: needs a netsor value or numbers, got 'a'"),
+    "add text": (lambda: x() + "a", r"\+: needs a netsor value or real numbers, got 'a'"),
     "divide by vector": (lambda: x() / x(), "/: a vector is divided by numbers or scalars"),
     "divide by zero": (lambda: x() / 0.0, "/: division by zero"),
     "mix": (lambda: np.ones((2, 3)) @ x(2), r"@: scalars of shape \(2, 3\) do not combine vectors of shape \(2,\)"),
@@ -106,6 +106,49 @@ CASES = {
         lambda: ns.nn.attention(x(2), 1, scaling="none"),
         "scaling='none' must be 'sqrt' or 'linear'",
     ),
+    "array for a vector": (lambda: ns.relu(np.ones((5, 3))), r"relu: needs a vector, got an array of shape \(5, 3\); "),
+    "array for a vector, remedy": (lambda: ns.dot(x(), np.ones(3)), r"dot: .* given vectors are written ns\.data"),
+    "array for a weight": (lambda: ns.weight(n, n) @ np.ones(30), r"an array of shape \(30,\); .* ns\.data"),
+    "list for a vector": (lambda: ns.concat([1.0] * 99), r"got \[1\.0, 1\.0, .*\.\.\.\]; given vectors are written"),
+    "array for nonlin": (lambda: ns.nonlin(np.tanh, np.ones(9)), r"array of shape \(9,\); given vectors .* ns\.data"),
+    "long numbers": (lambda: x() + np.full(1000, np.nan), r"\+: numbers must be finite, got an array of shape"),
+    "complex": (lambda: 1j * x(), r"\*: needs a netsor value or real numbers, got 1j"),
+    "complex numbers": (lambda: np.array([1j, 2]) @ x(2), r"@: needs a netsor value or real numbers"),
+    "digits": (lambda: x() * "3", r"needs a netsor value or real numbers, got '3'"),
+    "half a width": (lambda: n // 2, r'Width: n can be multiplied .* \(d = ns\.Width\("d"\)\) and write 2 \* d'),
+    "a width less": (lambda: n - 1, "Width: n can be multiplied by positive integers and by nothing else"),
+    "a quotient of widths": (lambda: 6 / n, "Width: n can be multiplied by positive integers"),
+    "weight nothing": (lambda: ns.weight(n, n, 2)[2:], r"index .* leaves nothing of a batch of shape \(2,\)"),
+    "exponent": (lambda: ns.dot(x(), x()) ** np.ones(2), r"\*\*: the exponent must be one number"),
+    "apply axes type": (lambda: ns.apply(np.exp, 1.0, axes=0.5), "apply: axes=0.5 must be an integer, 0 or more"),
+    "scalar matmul batch": (
+        lambda: ns.dot(x(2, 2), x(2, 2)) @ ns.dot(x(3, 2), x(3, 2)),
+        r"shapes \(2, 2, 2\) and \(3, 2, 2\) are no matrices that multiply",
+    ),
+    "normal std": (lambda: ns.normal(2, std=-1.0), r"normal: std=-1\.0 must be one number, 0 or more"),
+    "normal stds": (lambda: ns.normal(2, std=[1.0, 2.0]), "normal: .* multiply the scalars by others"),
+    "normal shape": (lambda: ns.normal((2, 0)), r"normal: shape \(2, 0\) must be a positive integer"),
+    "rotary one": (lambda: ns.rotary(x()), r"rotary: needs an axis of tokens, got one vector: x\[None\]"),
+    "rotary positions": (
+        lambda: ns.rotary(x(3), [0, 1]),
+        r"rotary: positions of shape \(2,\) must be one for each of 3",
+    ),
+    "rotary base": (lambda: ns.rotary(x(3), base=0), "rotary: base=0 must be a finite number above 0"),
+    "rotary fraction": (lambda: ns.rotary(x(3), fraction=1.5), r"rotary: fraction=1\.5 must be above 0 and at most 1"),
+    "rotary width": (
+        lambda: ns.rotary(ns.gaussian(7, 3)),
+        "rotary turns pairs of coordinates, but width 7 is not an even",
+    ),
+    "rotary operand": (lambda: ns.rotary(np.ones((3, 4))), r"rotary: needs a vector, got .* ns\.data"),
+    "numpy of a vector": (
+        lambda: np.tanh(x(2)),
+        r"np\.tanh: numpy's functions act on arrays.* ns\.nonlin\(np\.tanh, x\)",
+    ),
+    "numpy of a scalar": (lambda: np.exp(ns.dot(x(), x())), r"np\.exp: .* ns\.apply\(np\.exp, p\) for scalars"),
+    "numpy of two": (lambda: np.maximum(x(2), 0.0), r"np\.maximum: numpy's functions act on arrays"),
+    "a quotient of an array": (lambda: np.ones(2) / x(2), r"np\.divide: numpy's functions act on arrays"),
+    "vector on the left": (lambda: x(2) @ ns.weight(n, n), r"@: vectors stand on the right: W @ x.*got <Weight"),
+    "vector by vector": (lambda: x(2) @ x(2), r"@: .* for x @ y write ns\.dot\(x, y\)"),
     "program result": (lambda: ns.Program(3.0), "program program: must return a vector, a scalar or a tuple"),
     "program nothing": (lambda: ns.Program(()), r"must return a vector, a scalar or a tuple of them, returned \(\)"),
 }
@@ -154,6 +197,13 @@ def test_simulate_errors(name):
         net.simulate(**{"draws": 2, **given})
 
 
+def test_rotary_needs_an_even_width():
+    with pytest.raises(ValueError, match="pairs of coordinates, but width 5 is not an even number: bind an even width"):
+        ns.Program(ns.rotary(x(2))).simulate(n=5, draws=1)
+    with pytest.raises(ValueError, match=r"0\.25 of width 4 is not an even number"):
+        ns.Program(ns.rotary(x(2), fraction=0.25)).simulate(n=4, draws=1)
+
+
 def test_no_width_to_bind():
     with pytest.raises(ValueError, match="this program has no width to bind"):
         ns.Program(ns.gaussian(3)).simulate(draws=1, n=3)
@@ -162,3 +212,19 @@ def test_no_width_to_bind():
 def test_shape_of_a_tuple():
     with pytest.raises(ValueError, match="returns 2 values: ask for the shape of net"):
         _ = ns.Program((x(), x())).shape
+
+
+def test_messages_are_short():
+    """However long the argument is."""
+    for make in (
+        lambda: ns.weight(n, n) @ np.random.default_rng(0).random((100, 100)),
+        lambda: ns.dot(x(), list(range(10_000))),
+        lambda: ns.join([x(2)] * 500 + [1.0]),
+        lambda: ns.data(["word"] * 1000),
+        lambda: ns.gaussian(n, (0,) * 500),
+        lambda: ns.nonlin(np.tanh, "a" * 5000),
+        lambda: x(4)[list(range(900))],
+    ):
+        with pytest.raises(ns.TraceError) as caught:
+            make()
+        assert len(str(caught.value).split(" (at ")[0]) < 250

@@ -45,6 +45,13 @@ def test_activations(x, name):
     np.testing.assert_allclose(b, expected(a), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_of_scalars(x, name):
+    phi, expected = ACTIVATIONS[name]
+    a, b = drawn(ns.dot(x, x), phi(ns.dot(x, x)))
+    np.testing.assert_allclose(b, expected(a), rtol=1e-12, atol=1e-14)
+
+
 def test_nonlin_of_vectors_and_scalars(x):
     y, p = ns.gaussian(n, 3), ns.mean_dot(x, x)[:, 0, :]  # p has the shape (2, 3) of x
     a, b, c, h = drawn(x, y, p, ns.nonlin(lambda u, v, s: np.sin(u) * v + s, x, y, p))
@@ -76,6 +83,8 @@ def test_reductions_and_rearrangements(x):
         "index of an index": (x[1][2], lambda a, b: a[:, 1, 2]),
         "transpose": (x.transpose(), lambda a, b: a.swapaxes(1, 2)),
         "reshape": (x.reshape(6), lambda a, b: a.reshape(-1, 6, N)),
+        "reshape, as a tuple": (x.reshape((3, 2)), lambda a, b: a.reshape(-1, 3, 2, N)),
+        "transpose, as a tuple": (x.transpose((1, 0)), lambda a, b: a.swapaxes(1, 2)),
         "broadcast": (x.broadcast_to((4, 2, 3)), lambda a, b: np.stack([a] * 4, 1)),
         "stack": (ns.stack([x, y], axis=-1), lambda a, b: np.stack([a, b], 3)),
         "join": (ns.join([x, y], axis=1), lambda a, b: np.concatenate([a, b], 2)),
@@ -97,6 +106,15 @@ def test_combinations_follow_matmul(x):
     p = ns.dot(x, x)  # (2, 3, 3)
     a, s, *results = drawn(x, p, given @ x, p @ x, p[0] @ x, given[0] @ x)
     expected = [given @ a, s @ a, s[:, :1] @ a, given[0] @ a]
+    for result, right in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, right, atol=1e-12)
+
+
+def test_numpy_on_the_left(x):
+    """Arrays and numpy's numbers leave the operation to the value."""
+    c, p = np.array([1.0, 2.0, 3.0]), ns.dot(x, x)
+    a, s, *results = drawn(x, p, c + x, np.float64(2) - x, c * x, c + p, c - p, c / (1 + p * p), np.eye(3)[:2] @ p)
+    expected = [a + c[:, None], 2 - a, a * c[:, None], c + s, c - s, c / (1 + s * s), s[:, :, :2]]
     for result, right in zip(results, expected, strict=True):
         np.testing.assert_allclose(result, right, atol=1e-12)
 
@@ -149,6 +167,56 @@ def test_norms(x):
     np.testing.assert_allclose(rms, a / np.sqrt((a**2).mean(-1, keepdims=True)))
     np.testing.assert_allclose(layer, centred / centred.std(-1, keepdims=True))
     np.testing.assert_allclose(padded, a / np.sqrt((a**2).mean(-1, keepdims=True) + 0.5))
+
+
+def test_random_scalars(x):
+    z = ns.normal((2, 3), std=2.0)
+    a, b, c, first, scaled = drawn(z, z, ns.normal((2, 3)), z[0], z * x, draws=20_000)
+    assert np.array_equal(a, b)  # one draw, wherever it is used
+    np.testing.assert_allclose(first, a[:, 0])
+    assert scaled.shape == (20_000, 2, 3, N)
+    size = a.size  # 120,000 numbers; z-scores below 5, level 1e-6 each
+    assert abs(a.mean()) < 5 * 2 / np.sqrt(size)
+    assert abs(a.var() - 4) < 5 * 4 * np.sqrt(2 / size)
+    assert abs((a * c).mean()) < 5 * 2 / np.sqrt(size)  # two of them are independent
+    assert abs(np.corrcoef(a.reshape(-1, 6).T)[0, 1]) < 5 / np.sqrt(20_000)
+
+
+def test_parts_of_random_scalars_are_parts():
+    net = ns.Program(ns.normal((2, 3)))
+    whole = net.simulate(draws=4)
+    np.testing.assert_array_equal(net[1, 2].simulate(draws=4), whole[:, 1, 2])
+    assert not ns.Program(ns.normal(3, std=0.0)).simulate(draws=2).any()
+
+
+@pytest.mark.parametrize(("base", "fraction"), [(10000.0, 1.0), (100.0, 0.5), (0.5, 0.25)])
+def test_rotary(base, fraction):
+    """Against complex numbers: a pair of coordinates is a number, and turning it a product with e^(i t θ)."""
+    x = ns.gaussian(8 * n, (2, 3))
+    at = np.array([0.0, 5.0, -2.5])
+    a, b = drawn(x, ns.rotary(x, at, base=base, fraction=fraction))
+    d = a.shape[-1]
+    r = int(fraction * d)
+    f = np.arange(r // 2)
+    z = a[..., : r // 2] + 1j * a[..., r // 2 : r]
+    turned = z * np.exp(1j * at[:, None] * base ** (-2 * f / r))
+    np.testing.assert_allclose(b, np.concatenate([turned.real, turned.imag, a[..., r:]], -1), atol=1e-12)
+
+
+def test_rotary_scores_depend_on_the_distance_alone():
+    q, k = ns.gaussian(2 * n), ns.gaussian(2 * n)
+    q3, k3 = (v.broadcast_to((3,)) for v in (q, k))
+    near, far = drawn(ns.dot(ns.rotary(q3), ns.rotary(k3)), ns.dot(ns.rotary(q3, [7, 8, 9]), ns.rotary(k3, [7, 8, 9])))
+    np.testing.assert_allclose(near, far, atol=1e-11)
+    np.testing.assert_allclose(near[:, 0, 1], near[:, 1, 2], atol=1e-12)
+    assert not np.allclose(near[:, 0, 1], near[:, 1, 0])
+
+
+def test_parts_of_rotated_vectors_keep_their_positions():
+    net = ns.Program(ns.rotary(ns.gaussian(2 * n, (2, 3)), [3, 1, 4]))
+    whole = net.simulate(n=N, draws=4)
+    np.testing.assert_allclose(net[:, 2].simulate(n=N, draws=4), whole[:, :, 2])
+    np.testing.assert_allclose(net[1, [1, 0]].simulate(n=N, draws=4), whole[:, 1, [1, 0]])
 
 
 def test_the_norm_of_zero_is_zero():

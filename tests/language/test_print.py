@@ -46,6 +46,13 @@ def everything():
     h = ns.nonlin(lambda u, v, s: u + v * s, x, y, p[:, 0]) * x + ns.layer_norm(y) + 0.5
     z = a @ ns.join([h[:, :1], x[:, [2, 0]]], axis=1) + ns.stack([y, y]) / 3
     data = ns.weight(n, 2) @ ns.data(np.eye(2))
+    r = ns.rotary(ns.weight(n, n) @ y, [0, 2, 5], fraction=0.5) + 0.5 * ns.rotary(ns.weight(n, n) @ y)
+    t = (
+        ns.dot(ns.rotary(ns.weight(n, n) @ y), ns.rotary(ns.weight(n, n) @ y))
+        + ns.normal((3, 3), std=1e-3)
+        + ns.dot(r, y)
+    )
+    z = ns.softmax(t) @ z
     return ns.concat(z, axis=0), ns.mean_dot(data, w[0] @ z[0]), p.sum(), ns.ones(n) * np.arange(1.0, 3.0)
 
 
@@ -65,7 +72,16 @@ NETS = {
 
 def test_every_operation_prints():
     text = str(NETS["everything"]())
-    for part in ("N(1, 1)", "N(mean, cov)", "odd_name & 100%.each(h1)", "masked_softmax", "join(", "given vectors"):
+    for part in (
+        "N(1, 1)",
+        "N(mean, cov)",
+        "odd_name & 100%.each(h",
+        "masked_softmax",
+        "join(",
+        "given vectors",
+        "rotary(",
+        "N(0, 1e-06)",
+    ):
         assert part in text
 
 
@@ -98,6 +114,15 @@ def test_latex_states_the_limit_law():
     assert "(proved, Theorem 3.1.)" in text
     assert "There is none" in NETS["tied"]().latex()
     assert "(conjectured.)" in residual_block.net().latex()
+
+
+def test_latex_of_rotary_scores():
+    """Their covariance is no product of those of the factors: it depends on how far tokens are apart."""
+    x = ns.tanh(ns.gaussian(n, 3))
+    q, k = (ns.rotary(ns.weight(n, n) @ x) for _ in range(2))
+    text = ns.Program(ns.dot(q, k)).latex()
+    assert r"= \kappa((t(j) - t(i)) - (t(j') - t(i'))) \, \mathbb{E}[Z^{g^{(1)}_{i}} Z^{g^{(1)}_{i'}}]" in text
+    assert r"\kappa(r) = \int_0^1 \cos(r \, 10000^{-u}) \, du" in text
 
 
 def test_a_matrix_used_twice_has_its_covariance_printed():

@@ -1,7 +1,8 @@
-"""The interpreters of a program, and Monte Carlo: seeds, chunks, executors."""
+"""The interpreters of a program: literal, and the compiler (passes, lowering, plan, run); Monte Carlo."""
 
-from ._error import ExactError
+from ._error import ExactError, NoLimitError
 from ._law import conditional
 from ._literal import simulate
+from ._plan import Plan
 
-__all__ = ["ExactError", "conditional", "simulate"]
+__all__ = ["ExactError", "NoLimitError", "Plan", "conditional", "simulate"]

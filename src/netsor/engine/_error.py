@@ -10,3 +10,7 @@ class ExactError(ValueError):
 
     def __init__(self, value: Value, problem: str, instead: str = "net.simulate draws it, at finite widths") -> None:
         super().__init__(f"{problem} (at {value.where}); {instead}")
+
+
+class NoLimitError(ValueError):
+    """A program that provably has no limit at infinite width; it says which score diverges."""

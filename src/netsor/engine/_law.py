@@ -1,30 +1,26 @@
-"""Sampling with the exact interpreter: chunks of replicas, in blocks that fit the cache, on any executor."""
+"""Sampling by a plan: chunks of replicas, in blocks that fit the cache, on any executor."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..language._narrow import narrow
 from ..language._value import Value
-from ._error import ExactError
-from ._exact import Exact
-from ._frame import Streams
 from ._montecarlo import Progress, check_memory, chunks, one_blas_thread, run, whole_number
-from ._output import result
-from ._plan import Plan, make_plan
+from ._plan import Plan
+from ._run import Streams
+from ._run import run as run_plan
+from .lower import make_plan
 
 Array = npt.NDArray[np.float64]
 
 CHUNK = 8192  # replicas with one seed; no function of the width, so that one seed couples two widths
-BLOCK_BYTES = 2**25  # of arrays in one go: so large that Python costs little, and no larger than a cache
-LARGEST = 2**33  # bytes for a single replica, above which a program is refused
+BLOCK_BYTES = 2**21  # of arrays in one go: so large that Python costs little, and no larger than a cache
+TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ class Conditional:
     mean: Array  # (replicas, k)
     cov: Array  # (replicas, k, k)
     random_numbers: int  # drawn for each replica
-    quadrature_error: float  # of Gaussian expectations, the largest
+    quadrature_error: float  # relative: what errors of Gaussian expectations do to covariances, at most
     notes: tuple[str, ...]
     constant: bool  # nothing that was drawn matters
 
@@ -51,28 +47,35 @@ def conditional(
     workers: int | None = None,
     executor: Executor | None = None,
     progress: Progress = True,
-    xp: Any = np,
+    without: Collection[str] = (),
 ) -> Conditional:
     """Replicas of the conditional law of one coordinate of the outputs."""
     draws, seed = whole_number("draws", draws, 2), whole_number("seed", seed, 0)
-    plan = make_plan(narrow(outputs), widths)
-    _check_memory(plan)
-    trial = Exact(plan, Streams(seed, 0, 2), xp.asarray)
-    mean, coefficients = result(trial)
-    constant = bool(mean.shape[0] == coefficients.shape[0] == 1)
-    if constant:
-        draws = 1
-    work = _Chunk(plan, seed, xp.__name__, block=max(1, int(BLOCK_BYTES // (_bytes(trial) / 2))))
-    size = mean.shape[1]
+    plan = make_plan(outputs, widths, without=without)
+    error = quadrature_error(outputs, widths, plan, without) if plan.expects else 0.0
+    if plan.constant:
+        mean, cov = _block(plan, Streams(seed, 0), 1)
+        _check_finite(mean, cov)
+        return Conditional(mean, cov, 0, error, plan.notes, True)
+    size = plan.mean.shape[0]
     check_memory(8.0 * draws * (size + size**2), f"draws={draws} of {size} outputs", "take fewer draws or outputs")
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
-    error = trial.limit.error
-    for part, (mean, cov, chunk_error) in run(work, chunks(draws, CHUNK), workers, executor, progress):
+    work = _Chunk(plan, seed, block=max(1, min(CHUNK, BLOCK_BYTES // max(plan.bytes, 1))))
+    for part, (mean, cov) in run(work, chunks(draws, CHUNK), workers, executor, progress):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
-        error = max(error, chunk_error)
-    if not (np.isfinite(means).all() and np.isfinite(covs).all()):
+    _check_finite(means, covs)
+    return Conditional(means, covs, plan.random_numbers, error, plan.notes, False)
+
+
+def _check_finite(mean: Array, cov: Array) -> None:
+    if not (np.isfinite(mean).all() and np.isfinite(cov).all()):
         raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
-    return Conditional(means, covs, trial.streams.drawn, error, tuple(plan.notes), constant)
+
+
+def _block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
+    mean, columns = run_plan(plan, streams, replicas)
+    cov = columns @ np.swapaxes(columns, -1, -2)
+    return np.broadcast_to(mean, (replicas, *mean.shape[1:])), np.broadcast_to(cov, (replicas, *cov.shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -81,40 +84,38 @@ class _Chunk:
 
     plan: Plan
     seed: int
-    library: str  # by name, so that it can be sent to another process
     block: int
 
-    def __call__(self, part: range, tick: Callable[[int], None]) -> tuple[Array, Array, float]:
-        streams = Streams(self.seed, part.start // CHUNK, 0)
-        means, covs, error = [], [], 0.0
-        asarray = importlib.import_module(self.library).asarray
+    def __call__(self, part: range, tick: Callable[[int], None]) -> tuple[Array, Array]:
+        streams = Streams(self.seed, part.start // CHUNK)
+        means, covs = [], []
         with one_blas_thread():
             for start in range(0, len(part), self.block):
-                streams.replicas = min(self.block, len(part) - start)
-                exact = Exact(self.plan, streams, asarray)
-                mean, coefficients = result(exact)
-                cov = coefficients @ np.swapaxes(coefficients, -1, -2)
-                means.append(np.broadcast_to(mean, (streams.replicas, *mean.shape[1:])))
-                covs.append(np.broadcast_to(cov, (streams.replicas, *cov.shape[1:])))
-                error = max(error, exact.limit.error)
-                tick(streams.replicas)
-        return np.concatenate(means), np.concatenate(covs), error
+                replicas = min(self.block, len(part) - start)
+                mean, cov = _block(self.plan, streams, replicas)
+                means.append(mean)
+                covs.append(cov)
+                tick(replicas)
+        return np.concatenate(means), np.concatenate(covs)
 
 
-def _bytes(exact: Exact) -> float:
-    """The memory that a run held at its end."""
-    arrays = [a for c in exact.vectors.values() for a in (c.lead, c.fluct, c.sample, c.nodes)]
-    return 8.0 * float(sum(a.size for a in (*arrays, *exact.scalars.values()) if a is not None))
-
-
-def _check_memory(plan: Plan) -> None:
-    for group in plan.groups:
-        if group.nonlinear and group.width < np.inf:
-            vectors = sum(places.size for places in group.positions.values())
-            if 8 * vectors * group.width > LARGEST:
-                raise ExactError(
-                    group.nonlinear[0],
-                    f"a nonlinearity at width {group.width:.0f} needs {8 * vectors * group.width:.1e} bytes for the "
-                    "coordinates of a replica",
-                    instead="take the width inf, or a smaller one",
-                )
+def quadrature_error(
+    outputs: Sequence[Value], widths: dict[str, float], plan: Plan, without: Collection[str] = ()
+) -> float:
+    """How far the outputs move, relative to their spread, if every Gaussian expectation moves by its own error."""
+    with one_blas_thread():
+        mean, cov = _block(plan, Streams(0, 0), TRIED)
+        if not (np.isfinite(mean).all() and np.isfinite(cov).all()):
+            return 0.0  # told when the law is made
+        variance = np.diagonal(cov, axis1=1, axis2=2)
+        spread = np.sqrt(np.where(variance > 0, variance, mean.var(axis=0)))
+        scale = np.where(spread > 0, spread, np.where(mean != 0, np.abs(mean), 1.0))
+        worst = 0.0
+        for shift in (1, 2):
+            other_mean, other_cov = _block(
+                make_plan(outputs, widths, without=without, shift=shift), Streams(0, 0), TRIED
+            )
+            worst = max(worst, float(np.max(np.abs(other_mean - mean) / scale, initial=0.0)))
+            size = scale[:, :, None] * scale[:, None, :]
+            worst = max(worst, float(np.max(np.abs(other_cov - cov) / size, initial=0.0)))
+    return worst

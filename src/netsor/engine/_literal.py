@@ -29,6 +29,8 @@ from ..language._operation import (
     MatMul,
     Mix,
     Nonlin,
+    Normal,
+    Rotate,
     Scale,
     Source,
     Take,
@@ -183,6 +185,10 @@ class _Literal:
                 e = self.normals(source, 0, factor.shape[-1], int(value.width.bind(self.widths)))
                 combined: Array = np.einsum("...k,rkm->r...m", factor, e)
                 return mean[..., None] + combined
+            case Normal(source, std, shape):
+                return std * self.normals(source, 0, *shape)
+            case Rotate(x):
+                return _rotated(self.drawn[x], value.op)
             case Data(vectors):
                 return vectors[None]
             case Constant(numbers):
@@ -235,3 +241,12 @@ class _Literal:
             vectors = x.reshape(r, 1, -1, x.shape[-1])
             shape = (r, *weight.batch, *x.shape[1:-1])
         return (vectors @ np.swapaxes(w, -1, -2)).reshape(*shape, -1)
+
+
+def _rotated(x: Array, op: Rotate) -> Array:
+    """Pairs of coordinates (f, f + r/2) turned by angles t_i θ_f; x is (replicas, …, tokens, width)."""
+    angles = op.angles(x.shape[-1])
+    cos, sin = np.cos(angles), np.sin(angles)
+    half = angles.shape[-1]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    return np.concatenate([cos * first - sin * second, sin * first + cos * second, x[..., 2 * half :]], axis=-1)

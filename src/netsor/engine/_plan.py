@@ -1,377 +1,255 @@
-"""The plan of the exact engine: which vectors share a frame, what is drawn of each source, and in which order.
+"""A plan: a straight line of small steps over named arrays of known shapes, and what it costs.
 
-Vectors that are combined, multiplied by one matrix, or asked for a product belong to one cluster, and each cluster has
-a frame of its own (theory: "different heads never meet before the concatenation"). Clusters of one structure form a
-group, and are an axis of one array. A width that is a concatenation of narrower ones is a number of blocks, each a
-space of its own.
+Lowering makes it (see `lower`), and takes every decision; running is a loop over the steps (see `_run`). What is the
+same for all replicas is computed while the plan is made, and is a constant of it.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
-from ..language._graph import ordered, widths_of
-from ..language._operation import (
-    Concat,
-    Data,
-    Dot,
-    Gaussian,
-    Join,
-    MatMul,
-    Mix,
-    Nonlin,
-    Source,
-    Take,
-)
-from ..language._value import Value, Vector
-from ..language._width import Width
-from ._rewrite import Fuse, Origin, asked, commuted, earlier_uses, fused, linear_sources, linearised
+from ..activations import Function
+from . import _expectation, _instructions
 
-Ints = npt.NDArray[np.intp]
+Array = Any
+Shape = tuple[int, ...]
+
+# The streams of a source. χ are apart from the normals, or two widths with one seed would fall out of step.
+CROSS, OWN, CHI, COORDINATES, ORIENTATION, ORIENTATION_CHI, SAMPLE = range(7)
+
+NORMAL_SECONDS, CHI_SECONDS, ENTRY_SECONDS = 9e-9, 3e-8, 1.5e-9  # a random number, and an entry computed, on one core
+
+
+@dataclass(frozen=True, eq=False)
+class Register:
+    """A named array of a plan: its shape in one replica; its value, if that is the same for all replicas."""
+
+    shape: Shape
+    value: Array | None = None  # (1, *shape)
+
+    @property
+    def varies(self) -> bool:
+        """Whether it differs between replicas."""
+        return self.value is None
+
+    @property
+    def size(self) -> int:
+        """Its entries in one replica."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One line of a plan: an instruction, what it reads, what it makes, and what it does in the words of the theory."""
+
+    kind: str
+    out: Register
+    args: tuple[Register, ...]
+    params: dict[str, Any]
+    words: str
+    operations: int
+
+    @property
+    def numbers(self) -> int:
+        """The random numbers that it draws for a replica."""
+        return self.out.size if self.kind in ("normals", "chi") else 0
+
+
+RULES: dict[str, Callable[..., Array]] = {
+    **{
+        name: rule
+        for name, rule in vars(_instructions).items()
+        if getattr(rule, "__module__", "") == _instructions.__name__ and not name.startswith("_")
+    },
+    "kernel": _expectation.kernel,
+    "moments": _expectation.moments,
+}
 
 
 @dataclass(eq=False)
-class Group:
-    """Clusters of one structure, each with its frame: for every value and source, where its parts are.
+class Builder:
+    """A plan while it is made: each call adds a step, or computes a constant.
 
-    `positions[v]` lists, for each frame, the vectors of v in it (flat, over shape and blocks); `slots[v]` the sources
-    of v in it (flat, over members and blocks).
+    `shift` is handed to Gaussian expectations (see `_expectation`).
     """
 
-    width: float
-    frames: int
-    positions: dict[Value, Ints]
-    slots: dict[Value, Ints]
-    constant: bool = False  # (1, …, 1) is a vector of these clusters
-    nonlinear: list[Value] = field(default_factory=list)  # in order; after the last the frame needs no coordinates
-    given: bool = False  # data is among the vectors
+    shift: int = 0
+    steps: list[Step] = field(default_factory=list)
+    known: dict[Any, Register] = field(default_factory=dict)  # steps made before, not to be made again
+    expects: bool = False
+
+    def constant(self, array: Array) -> Register:
+        """Given numbers, the same in every replica."""
+        array = np.asarray(array, dtype=np.float64)
+        return Register(array.shape, array[None])
+
+    def draw(self, kind: str, key: tuple[int, ...], shape: Shape, words: str, **params: Any) -> Register:
+        """Random numbers of one stream: `normals`, or `chi` with degrees of freedom along the last axis."""
+        out = Register(shape)
+        if out.size == 0:
+            return self.constant(np.zeros(shape))
+        self.steps.append(Step(kind, out, (), {"key": key, **params}, words, 0))
+        return out
+
+    def step(self, kind: str, *args: Register, words: str = "", made: Shape | None = None, **params: Any) -> Register:
+        """The result of an instruction; its shape, unless `made` gives it, is found by running it on no replicas."""
+        if kind in ("kernel", "moments"):
+            params["shift"], self.expects = self.shift, True
+        key = self._key(kind, args, params)
+        if key in self.known:
+            return self.known[key]
+        rule = RULES[kind]
+        if not any(arg.varies for arg in args):
+            value = rule(np, *(arg.value for arg in args), **params)
+            out = Register(value.shape[1:], value)
+        else:
+            if made is None:
+                empty = [arg.value if arg.value is not None else np.empty((0, *arg.shape)) for arg in args]
+                made = rule(np, *empty, **params).shape[1:]
+            out = Register(made)
+            inner = args[0].shape[-1] if kind in ("product", "gram", "factor", "residual", "solve") else 1
+            self.steps.append(Step(kind, out, args, params, words, out.size * inner))
+        if key is not None:
+            self.known[key] = out
+        return out
+
+    def reshape(self, a: Register, *shape: int) -> Register:
+        """The entries in another shape."""
+        return a if a.shape == shape else self.step("reshape", a, shape=shape)
+
+    def fitted(self, a: Register, width: int) -> Register:
+        """The last axis cut or filled with zeros to a width."""
+        have = a.shape[-1]
+        if have == width:
+            return a
+        return (
+            self.step("pad", a, before=0, after=width - have)
+            if have < width
+            else self.step("part", a, start=0, stop=width)
+        )
+
+    def taken(self, a: Register, places: Any, axis: int) -> Register:
+        """Entries along an axis; the array itself if those are all in order."""
+        if len(places) == a.shape[axis] and (places == np.arange(len(places))).all():
+            return a
+        return self.step("take", a, places=places, axis=axis)
+
+    @staticmethod
+    def _key(kind: str, args: tuple[Register, ...], params: dict[str, Any]) -> Any:
+        parts = []
+        for name, value in params.items():
+            if isinstance(value, np.ndarray):
+                value = (value.shape, value.tobytes())
+            parts.append((name, value))
+        key = kind, args, tuple(parts)
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
 
 
 @dataclass(eq=False)
 class Plan:
-    """Everything about a program at given widths that does not depend on random numbers."""
+    """What will be drawn and computed for each replica of a program at given widths; `print(plan)` shows it."""
 
-    outputs: list[Value]
-    values: list[Value]  # in the order of evaluation
-    origin: Origin
-    blocks: dict[Width, int]
-    widths: dict[Width, float]  # of one block
-    groups: list[Group]
-    leaves: set[Value]
-    scored: set[Value]  # sources in scores, n^(−1/2) ⟨·, ·⟩
-    scored_within: set[Value]  # those with scores among themselves
-    drawn: set[Value]  # sources that something asks about
-    coordinates: set[Value]  # vectors of which an output needs a coordinate
-    into_nonlin: set[Value]  # sources that an output needs the coordinate of a nonlinearity of
-    virtual: set[Value]  # sources that a Fuse replaces
-    parts: dict[Value, Ints]  # of a Fuse: which vectors (flat, over shape and blocks) each of its members holds
-    notes: list[str]
+    title: str
+    steps: list[Step]
+    mean: Register  # (entries,): of one coordinate of the outputs, given all that is drawn
+    columns: Register  # (entries, ·): and its coefficients of Gaussian variables that are never drawn
+    notes: tuple[str, ...] = ()
+    expects: bool = False  # whether Gaussian expectations are among its steps or constants
 
-    def blocks_of(self, value: Value) -> int:
-        """How many blocks the vectors of a value have."""
-        assert isinstance(value, Vector)
-        return self.blocks[value.width]
+    def __post_init__(self) -> None:
+        self.steps = _needed(self.steps, (self.mean, self.columns))
+        self.last: list[list[int]] = [[] for _ in self.steps]  # of each step: the steps whose results it reads last
+        made = {step.out: k for k, step in enumerate(self.steps)}
+        seen = {made[r] for r in (self.mean, self.columns) if r in made}
+        live, peak = sum(self.steps[k].out.size for k in seen), 0
+        for k in reversed(range(len(self.steps))):
+            step = self.steps[k]
+            for arg in step.args:
+                source = made.get(arg)
+                if source is not None and source not in seen:
+                    seen.add(source)
+                    self.last[k].append(source)
+                    live += self.steps[source].out.size
+            peak = max(peak, live)
+            live -= step.out.size
+        self.bytes = 8 * peak
 
-    def width_of(self, value: Value) -> float:
-        """The width of one block of the vectors of a value."""
-        assert isinstance(value, Vector)
-        return self.widths[value.width]
+    @property
+    def random_numbers(self) -> int:
+        """How many random numbers are drawn for each replica."""
+        return sum(step.numbers for step in self.steps)
 
-    def groups_of(self, value: Value) -> list[Group]:
-        """The groups in which a value has vectors."""
-        return [group for group in self.groups if value in group.positions]
+    @property
+    def operations(self) -> int:
+        """How many entries and products are computed for each replica, about."""
+        return sum(step.operations for step in self.steps)
 
+    @property
+    def constant(self) -> bool:
+        """Whether nothing that is drawn matters: then one replica is the law."""
+        return not (self.mean.varies or self.columns.varies)
 
-def make_plan(outputs: Sequence[Value], bound: Mapping[str, float]) -> Plan:
-    """The plan for a (narrowed) program with its widths bound."""
-    values = ordered(outputs)
-    origin = {value: number for number, value in enumerate(values)}
-    smallest = min((width.bind(bound) for width in widths_of(values)), default=math.inf)
-    new, notes = linearised(outputs, origin, smallest)
-    new = fused(commuted(new, origin), origin)
-    values = ordered(new)
-    made = linear_sources(values)
-    virtual = {source for value in values if isinstance(value.op, Fuse) for source in made[value.op.x]}
-    edges, scores, within = _asks(values, made)
-    coordinates = _coordinates(new, earlier_uses(values))
-    leaves, values = _leaves(values, edges, coordinates)
-    values.sort(
-        key=lambda value: not isinstance(value.op, Data)
-    )  # given in the standard basis, before a frame is turned
-    blocks, widths = _blocks(values, bound)
-    clusters = _Clusters(values, blocks)
-    groups = clusters.groups(widths)
-    while clusters.joined(groups):  # at infinite width a nonlinearity acts on the vectors of one group
-        groups = clusters.groups(widths)
-    into = {source for value in values if isinstance(value.op, Nonlin) for x in asked(value) for source in made[x]}
-    needed = {s for v in values if isinstance(v.op, Nonlin) and v in coordinates for x in asked(v) for s in made[x]}
-    return Plan(
-        outputs=new,
-        values=values,
-        origin=origin,
-        blocks=blocks,
-        widths=widths,
-        groups=groups,
-        leaves=leaves,
-        scored=scores,
-        scored_within=within,
-        drawn=(set(edges) | into) - virtual,
-        coordinates=coordinates,
-        into_nonlin=needed,
-        virtual=virtual,
-        parts=clusters.parts,
-        notes=notes,
-    )
+    def seconds(self, draws: int) -> float:
+        """The time for so many draws on one core, roughly."""
+        one = sum((CHI_SECONDS if s.kind == "chi" else NORMAL_SECONDS) * s.numbers for s in self.steps)
+        return draws * (one + ENTRY_SECONDS * self.operations) if not self.constant else 0.0
+
+    def __str__(self) -> str:
+        lines = [self.title]
+        rows = _rows(self.steps)
+        width = max((len(words) for words, *_ in rows), default=0)
+        for words, shape, numbers in rows:
+            drawn = f"{numbers:>12,}" if numbers else " " * 12
+            lines.append(f"  {words:{width}}  {drawn}  {shape}")
+        total = f"{self.random_numbers:,} random numbers"
+        lines.append(f"  {total}, {self.operations:,} operations and {self.bytes:,} bytes a replica")
+        if self.constant:
+            lines.append("  nothing that is drawn matters: the law is known without a draw")
+        else:
+            lines.append(f"  50,000 draws take about {_time(self.seconds(50_000))} on one core")
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Plan: {len(self.steps)} steps, {self.random_numbers} random numbers a replica>"
 
 
-def _asks(
-    values: Sequence[Value], made: Mapping[Value, frozenset[Value]]
-) -> tuple[dict[Value, set[Value]], set[Value], set[Value]]:
-    """Which sources are asked for products with which; those that are in scores; and in scores among themselves."""
-    edges: dict[Value, set[Value]] = {}
-    scores: set[Value] = set()
-    within: set[Value] = set()
-    multiplied: dict[Source, set[Value]] = {}
-    for value in values:
-        match value.op:
-            case Dot(x, y, power):
-                for a in made[x]:
-                    for b in made[y]:
-                        edges.setdefault(a, set()).add(b)
-                        edges.setdefault(b, set()).add(a)
-                if power == 0.5:
-                    scores |= made[x] | made[y]
-                    within |= made[x] & made[y]
-            case MatMul(weight, x):
-                multiplied.setdefault(weight.source, set()).update(made[x])
-    for sources in multiplied.values():
-        for source in sources:
-            edges.setdefault(source, set()).update(sources)
-    return edges, scores, within
+def _needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
+    """The steps that the results depend on."""
+    wanted, kept = set(results), []
+    for step in reversed(steps):
+        if step.out in wanted:
+            kept.append(step)
+            wanted.update(step.args)
+    return kept[::-1]
 
 
-def _leaves(
-    values: list[Value], edges: Mapping[Value, set[Value]], whole: set[Value]
-) -> tuple[set[Value], list[Value]]:
-    """Sources that need coordinates along others only, no direction of their own; and the order that allows it.
-
-    The keys of a head are asked for products with its queries alone, so with the queries first in the frame the
-    products of the keys among themselves are never drawn. Of two such sets the larger one is the leaf. Of vectors in
-    `whole` an output needs a coordinate, so they are needed whole.
-    """
-    before: dict[Value, set[Value]] = {}
-    leaves: set[Value] = set()
-    order = values
-    index = {value: i for i, value in enumerate(values)}
-    sources = [v for v in values if isinstance(v.op, Gaussian | MatMul | Fuse) and v in edges]
-    for source in sorted(sources, key=lambda v: (-v.size, -index[v])):
-        near = edges[source]
-        if source in near or near & leaves or source in whole:
-            continue
-        attempt = _order(values, {**before, source: near})
-        if attempt is not None:
-            order, leaves = attempt, leaves | {source}
-            before[source] = near
-    return leaves, order
+def _rows(steps: list[Step]) -> list[tuple[str, str, int]]:
+    """What is told of each step: its words, the shape of what it makes, its random numbers; alike rows once."""
+    rows = []
+    for step in steps:
+        if step.words:
+            shape = " × ".join(map(str, step.out.shape)) or "one number"
+            rows.append((f"{step.kind:8} {step.words}", shape, step.numbers))
+    return rows
 
 
-def _order(values: Sequence[Value], before: Mapping[Value, set[Value]]) -> list[Value] | None:
-    """Values in an order that respects their inputs and `before`, as near to the program's as can be; None if none."""
-    index = {value: i for i, value in enumerate(values)}
-    used = earlier_uses(values)
-    needs = {value: {*value.op.inputs, *used[value], *before.get(value, ())} for value in values}
-    users: dict[Value, list[Value]] = {}
-    for value, inputs in needs.items():
-        for x in inputs:
-            users.setdefault(x, []).append(value)
-    missing = {value: len(inputs) for value, inputs in needs.items()}
-    ready = [index[value] for value in values if not missing[value]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        value = values[heapq.heappop(ready)]
-        order.append(value)
-        for user in users.get(value, ()):
-            missing[user] -= 1
-            if not missing[user]:
-                heapq.heappush(ready, index[user])
-    return order if len(order) == len(values) else None
+def _time(seconds: float) -> str:
+    for size, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if seconds > 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.2g} s"
 
 
-def _blocks(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict[Width, int], dict[Width, float]]:
-    """How many blocks each width has, and how wide one is: a concatenation and its parts have blocks in common."""
-    widths = widths_of(values)
-    together = {width: {width} for width in widths}
-    for value in values:
-        if isinstance(value.op, Concat) and isinstance(value, Vector):
-            joined = together[value.op.x.width] | together[value.width]
-            for width in joined:
-                together[width] = joined
-    factor = {width: math.gcd(*(w.factor for w in together[width])) for width in widths}
-    blocks = {width: width.factor // factor[width] for width in widths}
-    return blocks, {width: width.bind(bound) / blocks[width] for width in widths}
-
-
-def _coordinates(outputs: Sequence[Value], used: Mapping[Value, list[Value]]) -> set[Value]:
-    """The vectors of which the outputs need a coordinate: back from them to the sources."""
-    found: set[Value] = set()
-    pending: list[Value] = [output for output in outputs if isinstance(output, Vector)]
-    while pending:
-        value = pending.pop()
-        if value not in found:
-            found.add(value)
-            pending += used[value]
-            if not isinstance(value.op, Gaussian | MatMul | Fuse | Data):
-                pending += [x for x in value.op.inputs if isinstance(x, Vector)]
-    return found
-
-
-class _Clusters:
-    """Connected components of vectors, by numbers: one for each vector and block, one for each member and block."""
-
-    def __init__(self, values: Sequence[Value], blocks: Mapping[Width, int]) -> None:
-        self.values, self.blocks = values, blocks
-        self.count = 0
-        self.edges: list[tuple[Ints, Ints]] = []
-        self.ids: dict[Value, Ints] = {}  # shape + (blocks,)
-        self.members: dict[Value, Ints] = {}  # of a source: (members, blocks)
-        self.parts: dict[Value, Ints] = {}
-        self.inputs: dict[tuple[Source, int], list[Ints]] = {}
-        self.outputs: dict[tuple[Source, int], Ints] = {}
-        for value in values:
-            if isinstance(value, Vector):
-                self.ids[value] = self._vector(value)
-            elif isinstance(value.op, Dot):
-                x, y = self.ids[value.op.x], self.ids[value.op.y]
-                ndim = value.ndim  # a batch, the two paired axes, and the blocks
-                x, y = (i.reshape((1,) * (ndim - i.ndim) + i.shape) for i in (x, y))
-                self._link(x[..., :1, :], x)
-                self._link(y[..., :1, :], y)
-                self._link(x[..., 0, :], y[..., 0, :])
-
-    def _new(self, *shape: int) -> Ints:
-        size = int(np.prod(shape, dtype=int))
-        self.count += size
-        return np.arange(self.count - size, self.count).reshape(shape)
-
-    def _link(self, a: Ints, b: Ints) -> None:
-        first, second = np.broadcast_arrays(a, b)
-        self.edges.append((first.ravel(), second.ravel()))
-
-    def labels(self) -> Ints:
-        """The component of every number."""
-        first, second = (np.concatenate([np.zeros(0, np.intp), *(e[i] for e in self.edges)]) for i in (0, 1))
-        graph = coo_array((np.ones(len(first), dtype=np.int8), (first, second)), shape=(self.count, self.count))
-        return np.asarray(connected_components(graph, directed=False)[1], dtype=np.intp)
-
-    def _vector(self, value: Vector) -> Ints:
-        blocks = self.blocks[value.width]
-        match value.op:
-            case Take(x, flat):
-                return self.ids[x].reshape(x.size, blocks)[flat]
-            case Join(parts):
-                return np.concatenate([self.ids[part] for part in parts])
-            case Concat(x, axis):
-                ids = np.moveaxis(self.ids[x], axis, -2)
-                return ids.reshape(*ids.shape[:-2], blocks)
-        ids = self._new(*value.shape, blocks)
-        match value.op:
-            case Gaussian(_, _, factor):
-                members = self.members[value] = self._new(factor.shape[-1], blocks)
-                *_, vector, column = np.nonzero(factor.reshape(value.size, factor.shape[-1]))
-                self._link(ids.reshape(value.size, blocks)[vector], members[column])
-            case Fuse(x):
-                label = self.labels()[self.ids[x]].ravel()
-                found, counts = np.unique(label, return_counts=True)
-                if len(set(counts.tolist())) > 1:  # unequal parts: one member holds them all
-                    found, label = found[:1], np.full_like(label, found[0])
-                self.parts[value] = np.stack([places for _, places in _split(label)])
-                members = self.members[value] = self._new(len(found), 1)
-                self._link(ids.ravel(), members[np.searchsorted(found, label), 0])
-            case MatMul(weight, x, each):
-                acting = weight.members.ravel().tolist()
-                members = self.members[value] = self._new(len(acting), blocks)
-                self._link(ids.reshape(len(acting), -1, blocks), members[:, None])
-                inputs = self.ids[x].reshape(len(acting) if each else 1, -1, self.blocks[x.width])
-                for number, member in enumerate(acting):
-                    # one matrix wants the products of all its inputs, and its outputs share sources
-                    key = weight.source, member
-                    rows = inputs[number if each else 0]
-                    if each or number == 0:
-                        self._link(rows[:1], rows)
-                    if key in self.inputs:
-                        self._link(self.inputs[key][0], rows[:1])
-                        self._link(self.outputs[key], members[number])
-                    self.inputs.setdefault(key, []).append(rows[:1])
-                    self.outputs[key] = members[number]
-            case Mix(_, x):
-                rows = self.ids[x]
-                self._link(rows[..., :1, :], rows)
-                lead = rows[..., :1, :]
-                self._link(ids, lead.reshape((1,) * (ids.ndim - lead.ndim) + lead.shape))
-            case _:
-                for y in value.op.inputs:
-                    if isinstance(y, Vector):
-                        self._link(ids, self.ids[y].reshape((1,) * (value.ndim - y.ndim) + self.ids[y].shape))
-        return ids
-
-    def joined(self, groups: Sequence[Group]) -> bool:
-        """Link the vectors of nonlinearities that act on several groups of infinite width; whether there were any."""
-        apart = [
-            v
-            for v in self.values
-            if isinstance(v.op, Nonlin) and sum(g.width == math.inf and v in g.positions for g in groups) > 1
-        ]
-        for value in apart:
-            ids = self.ids[value].ravel()
-            self._link(ids[:1], ids)
-        return bool(apart)
-
-    def groups(self, widths: Mapping[Width, float]) -> list[Group]:
-        """The clusters, grouped by their structure: the numbers of vectors and sources of each value in them."""
-        label = self.labels() if self.count else np.zeros(0, np.intp)
-        content: dict[int, list[tuple[int, bool, Value, Ints]]] = {}
-        for number, value in enumerate(self.values):
-            for is_source, table in ((False, self.ids), (True, self.members)):
-                if value in table:
-                    for cluster, places in _split(label[table[value]].ravel()):
-                        content.setdefault(cluster, []).append((number, is_source, value, places))
-        alike: dict[tuple[tuple[int, bool, int], ...], list[int]] = {}
-        for cluster, parts in content.items():
-            alike.setdefault(tuple((n, s, len(p)) for n, s, _, p in parts), []).append(cluster)
-        groups = []
-        for clusters in alike.values():
-            width = next(widths[v.width] for _, _, v, _ in content[clusters[0]] if isinstance(v, Vector))
-            group = Group(width, len(clusters), {}, {})
-            for k, (_, is_source, value, _) in enumerate(content[clusters[0]]):
-                places = np.stack([content[cluster][k][3] for cluster in clusters])
-                (group.slots if is_source else group.positions)[value] = places
-                if not is_source:
-                    group.constant |= isinstance(value.op, Gaussian) and bool(value.op.mean.any())
-                    group.given |= isinstance(value.op, Data)
-                    if isinstance(value.op, Nonlin):
-                        group.nonlinear.append(value)
-            groups.append(group)
-        for value in self.values:  # a mean goes on through a Fuse
-            if isinstance(value.op, Fuse):
-                constant = any(group.constant for group in groups if value.op.x in group.positions)
-                for group in groups:
-                    group.constant |= constant and value in group.positions
-        return groups
-
-
-def _split(labels: Ints) -> Iterator[tuple[int, Ints]]:
-    """The positions of each label."""
-    if not labels.size:
-        return
-    order = np.argsort(labels, kind="stable")
-    found, starts = np.unique(labels[order], return_index=True)
-    yield from zip(found.tolist(), np.split(order, starts[1:]), strict=True)
+def named(f: Function) -> str:
+    """What a plan calls a function."""
+    return f.name if not f.parameters else f"{f.name}({', '.join(f'{p:g}' for p in f.parameters)})"

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ..language._graph import ordered, weights_of
 from ..language._narrow import narrow
 from ..language._operation import Apply, Concat, Constant, Dot, MatMul, Mix, Take
+from ..language._score import MASKED_SOFTMAX, SOFTMAX
 from ..language._value import Value, Vector
 from ..language._weight import Weight, weight
 from ._law import conditional
@@ -48,7 +49,7 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float]) -> Recognised 
     match a.op, v.op:
         case Apply(f, (Value(op=Dot(Value(op=MatMul(wq, x, False)), Value(op=MatMul(wk, y, False)), 0.5)), *mask), 1), (
             MatMul(wv, z, False)
-        ) if f.name in ("softmax", "masked_softmax"):
+        ) if f is SOFTMAX or f is MASKED_SOFTMAX:
             pass
         case _:
             return None
@@ -65,7 +66,7 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float]) -> Recognised 
     query, keys, values = (np.asarray(k) for k in kernels)
     allowed = np.ones(len(keys), dtype=bool)
     if mask:
-        if not isinstance(mask[0].op, Constant):
+        if not isinstance(mask[0].op, Constant) or mask[0].ndim > 2:  # one that differs between heads
             return None
         allowed = np.broadcast_to(mask[0].op.numbers > 0, (1, len(keys)))[0]
     box = np.ix_(allowed, allowed)

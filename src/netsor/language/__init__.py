@@ -1,10 +1,12 @@
 """The language: values, operations, tracing, the checker, the printer. It knows nothing of sampling."""
 
 from ._activation import abs, clip, cos, erf, gelu, identity, leaky_relu, relu, sigmoid, silu, sin, tanh
-from ._initial import data, gaussian
+from ._apply import apply, nonlin
+from ._initial import data, gaussian, normal
 from ._join import join, stack
+from ._rotary import rotary
 from ._score import concat, dot, layer_norm, mean_dot, rms_norm, softmax
-from ._value import Scalar, Value, Vector, apply, nonlin, ones
+from ._value import Scalar, Value, Vector, ones
 from ._weight import Weight, weight
 from ._where import TraceError
 from ._width import Width, inf
@@ -33,9 +35,11 @@ __all__ = [
     "leaky_relu",
     "mean_dot",
     "nonlin",
+    "normal",
     "ones",
     "relu",
     "rms_norm",
+    "rotary",
     "sigmoid",
     "silu",
     "sin",

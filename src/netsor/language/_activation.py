@@ -1,73 +1,86 @@
-"""The named activations, as operations on vectors."""
+"""The named activations, as operations on vectors; of scalars, they are functions of each."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import numpy as np
 
 from .. import activations as known
-from ._value import Vector, as_vector, nonlin
+from ._apply import as_vector
+from ._given import shown
+from ._value import Nonlin, Scalar, Vector, applied
 from ._where import TraceError
 
+X = TypeVar("X", Vector, Scalar)
 
-def identity(x: Vector) -> Vector:
+
+def _acting(f: known.Function, x: X) -> X:
+    if isinstance(x, Scalar):
+        return applied(f, (x,), x.shape)
+    x = as_vector(x, f.name)
+    return Vector(Nonlin(f, (x,), ()), x.shape, x.width)
+
+
+def identity(x: X) -> X:
     """φ(x) = x."""
-    return nonlin(known.IDENTITY, as_vector(x, "identity"))
+    return _acting(known.IDENTITY, x)
 
 
-def relu(x: Vector) -> Vector:
+def relu(x: X) -> X:
     """φ(x) = max(x, 0)."""
-    return nonlin(known.RELU, as_vector(x, "relu"))
+    return _acting(known.RELU, x)
 
 
-def leaky_relu(x: Vector, slope: float = 0.01) -> Vector:
+def leaky_relu(x: X, slope: float = 0.01) -> X:
     """φ(x) = x for x > 0, slope · x below."""
     if not np.isfinite(slope):
-        raise TraceError("leaky_relu", f"slope={slope!r} must be a finite number")
-    return nonlin(known.leaky_relu(float(slope)), as_vector(x, "leaky_relu"))
+        raise TraceError("leaky_relu", f"slope={shown(slope)} must be a finite number")
+    return _acting(known.leaky_relu(float(slope)), x)
 
 
-def abs(x: Vector) -> Vector:
+def abs(x: X) -> X:
     """φ(x) = |x|."""
-    return nonlin(known.ABS, as_vector(x, "abs"))
+    return _acting(known.ABS, x)
 
 
-def clip(x: Vector, bound: float) -> Vector:
+def clip(x: X, bound: float) -> X:
     """φ(x) = x cut off at ± bound."""
     if not bound > 0 or not np.isfinite(bound):
-        raise TraceError("clip", f"bound={bound!r} must be a finite number above 0")
-    return nonlin(known.clip(float(bound)), as_vector(x, "clip"))
+        raise TraceError("clip", f"bound={shown(bound)} must be a finite number above 0")
+    return _acting(known.clip(float(bound)), x)
 
 
-def erf(x: Vector) -> Vector:
+def erf(x: X) -> X:
     """The error function, φ(x) = erf(x)."""
-    return nonlin(known.ERF, as_vector(x, "erf"))
+    return _acting(known.ERF, x)
 
 
-def tanh(x: Vector) -> Vector:
+def tanh(x: X) -> X:
     """φ(x) = tanh(x)."""
-    return nonlin(known.TANH, as_vector(x, "tanh"))
+    return _acting(known.TANH, x)
 
 
-def sigmoid(x: Vector) -> Vector:
+def sigmoid(x: X) -> X:
     """φ(x) = 1/(1 + e^(−x))."""
-    return nonlin(known.SIGMOID, as_vector(x, "sigmoid"))
+    return _acting(known.SIGMOID, x)
 
 
-def gelu(x: Vector) -> Vector:
+def gelu(x: X) -> X:
     """φ(x) = x Φ(x), Φ the standard normal distribution function (exact, no tanh approximation)."""
-    return nonlin(known.GELU, as_vector(x, "gelu"))
+    return _acting(known.GELU, x)
 
 
-def silu(x: Vector) -> Vector:
+def silu(x: X) -> X:
     """φ(x) = x/(1 + e^(−x)), also called swish."""
-    return nonlin(known.SILU, as_vector(x, "silu"))
+    return _acting(known.SILU, x)
 
 
-def sin(x: Vector) -> Vector:
+def sin(x: X) -> X:
     """φ(x) = sin(x)."""
-    return nonlin(known.SIN, as_vector(x, "sin"))
+    return _acting(known.SIN, x)
 
 
-def cos(x: Vector) -> Vector:
+def cos(x: X) -> X:
     """φ(x) = cos(x)."""
-    return nonlin(known.COS, as_vector(x, "cos"))
+    return _acting(known.COS, x)

@@ -1,38 +1,45 @@
 """The checker: is the limit of this program proved by the paper?
 
 Goes through Assumption 3.1 of the paper point by point. A point that does not hold, or is not known to, makes the limit
-law a conjecture; a score whose factors are tied has no limit at all.
+law a conjecture; a score of correlated factors has no limit at all.
+
+The theorem speaks of dots of two MatMul outputs. Three identities carry it further, and the points below use them.
+⟨x, y⟩ is bilinear, so scores of combinations of MatMul outputs by fixed numbers (scaled queries, say) are combinations
+of such dots. A standard Gaussian vector that nothing else uses (a bias) has the law of W (1, …, 1), W fresh. And W
+times a combination of vectors, W Σ_j a_j x_j, is a combination of the W x_j, even if the a_j depend on scores. Random
+scalars (`ns.normal`) are independent of all else: given them they are fixed numbers, for which the theorem holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
-import numpy.typing as npt
 
+from ._expand import Entry, Expansion
 from ._graph import ordered
+from ._moment import Moments, sign
 from ._names import names_of
 from ._operation import (
     Add,
     Apply,
-    Concat,
     Constant,
-    Data,
     Dot,
     Gaussian,
     Join,
     MatMul,
     Mix,
     Nonlin,
+    Normal,
+    Rotate,
     Scale,
-    Source,
     Take,
 )
 from ._value import Value, Vector
 
-Ids = npt.NDArray[np.intp]
+MOST_PAIRS = 2000  # scores of an array that are gone through one by one
 
 PROVED, CONJECTURED, NO_LIMIT = "proved", "conjectured", "no limit"
 
@@ -85,12 +92,14 @@ def check(name: str, outputs: Sequence[Value]) -> Report:
     facts = _Facts(outputs)
     points = (
         _point("factors of scores are MatMul outputs", _not_matmul(facts)),
-        _point("the two factors of a score have different matrices", _tied(facts), _diverging(facts)),
+        _point("the two factors of a score have different matrices", _tied(facts)),
+        _point("the two factors of a score are uncorrelated", (), _diverging(facts)),
         _point("matrices of score factors are used for nothing else", _used_elsewhere(facts)),
         _point("inputs of score factors are bounded", _unbounded(facts)),
         _point("functions are pseudo-Lipschitz", _not_lipschitz(facts)),
         _point("a vector that depends on a score is not multiplied again", _deep(facts)),
         _point("no mean enters a program with scores", _means(facts)),
+        _point("coordinates are treated alike", _rotated(facts)),
         _point("every width goes to infinity", _fixed_widths(facts)),
     )
     theorem = "Theorem 3.1" if facts.scores else "Yang 2019: there are no scores"
@@ -104,43 +113,19 @@ def _point(name: str, conjectured: Iterable[str], no_limit: Iterable[str] = ()) 
 
 
 class _Facts:
-    """What the points ask about: which vector is which, which matrix made it, what depends on scores."""
+    """What the points ask about: of what each vector is a combination, what depends on scores, what is bounded."""
 
     def __init__(self, outputs: Sequence[Value]) -> None:
         self.outputs = outputs
         self.values = ordered(outputs)
         self.names = names_of(self.values)
         self.scores = [v for v in self.values if isinstance(v.op, Dot) and v.op.power == 0.5]
-        # Every vector has a number, the same wherever indexing or stacking moves it; a MatMul output also has the
-        # number of its matrix and of the vector it was made from (others have −1).
-        self.ids: dict[Value, Ids] = {}
-        matrices: list[Ids] = []
-        arguments: list[Ids] = []
-        first: dict[Source, int] = {}  # the number of its first matrix
-        count = known = 0
-        for value in self.values:
-            match value.op:
-                case Take(x, flat):
-                    self.ids[value] = self.ids[x].ravel()[flat]
-                    continue
-                case Join(parts):
-                    self.ids[value] = np.concatenate([self.ids[part] for part in parts])
-                    continue
-                case MatMul(weight, x):
-                    if weight.source not in first:
-                        first[weight.source], known = known, known + weight.count
-                    members = weight.members.reshape(weight.batch + (1,) * (value.ndim - len(weight.batch)))
-                    matrices.append(np.broadcast_to(first[weight.source] + members, value.shape).ravel())
-                    arguments.append(np.broadcast_to(self.ids[x], value.shape).ravel())
-                case _:
-                    matrices.append(np.full(value.size, -1))
-                    arguments.append(np.full(value.size, -1))
-            self.ids[value] = count + np.arange(value.size).reshape(value.shape)
-            count += value.size
-        self.matrix, self.argument = np.concatenate(matrices), np.concatenate(arguments)
+        self.expansion = Expansion(self.values)
+        self.moments = Moments(self.expansion)
         self.depends = dict.fromkeys(self.values, False)  # on a score
         self.linear = dict.fromkeys(self.values, True)  # a vector linear in vectors free of scores
         self.bounded: dict[Value, bool | None] = {}
+        self.given: set[Value] = set()  # data, and what is made of data without randomness
         for value in self.values:
             self._classify(value)
 
@@ -165,14 +150,29 @@ class _Facts:
             self.linear[value] = not self.depends[value] or (
                 not isinstance(value.op, Nonlin) and all(self.linear[x] for x in vectors)
             )
+        random = isinstance(value.op, Gaussian | MatMul | Dot | Normal)
+        if not random and all(x in self.given for x in inputs):
+            self.given.add(value)
 
     def at(self, value: Value) -> str:
         return f"{self.names[value]} ({value.where})"
 
-    def pairs(self, score: Value) -> tuple[Ids, Ids]:
-        """The numbers of the two factors of every score of an array, shaped like it."""
+    def factors(self, score: Value) -> Iterator[tuple[list[Entry], list[Entry]]]:
+        """The vectors x_i and y_j of the scores n^(−1/2) ⟨x_i, y_j⟩, for each index in front."""
         assert isinstance(score.op, Dot)
-        return self.ids[score.op.x][..., :, None], self.ids[score.op.y][..., None, :]
+        x, y = score.op.x, score.op.y
+        batch = score.shape[:-2]
+        first, second = (
+            np.broadcast_to(np.arange(v.size).reshape(v.shape), (*batch, v.shape[-1])).reshape(-1, v.shape[-1])
+            for v in (x, y)
+        )
+        for i, j in zip(first.tolist(), second.tolist(), strict=True):
+            yield [(x, position) for position in i], [(y, position) for position in j]
+
+    def plain(self, score: Value) -> bool:
+        """Whether the factors are combinations of MatMul outputs, with no matrix in common: what nearly all are."""
+        first, second = (self.expansion.matrices(x) for x in score.op.inputs)
+        return not (-1 in first or -1 in second or np.intersect1d(first, second).size)
 
 
 def _all(truths: Iterable[bool | None]) -> bool | None:
@@ -184,48 +184,61 @@ def _all(truths: Iterable[bool | None]) -> bool | None:
 def _not_matmul(facts: _Facts) -> Iterator[str]:
     for score in facts.scores:
         for factor in dict.fromkeys(score.op.inputs):
-            if (facts.matrix[facts.ids[factor]] < 0).any():
+            if -1 in facts.expansion.matrices(factor):
                 yield (
-                    f"{facts.at(score)}: the factor {facts.names[factor]} is no MatMul output; "
-                    "the score has a limit only if its factors are uncorrelated"
+                    f"{facts.at(score)}: the factor {facts.names[factor]} is no combination of MatMul outputs by fixed "
+                    "numbers; the score has a limit only if its factors are uncorrelated"
                 )
 
 
-def _coinciding(facts: _Facts, score: Value) -> bool:
-    """Whether some score of the array is n^(−1/2) |g|², for a vector g or for W x by two MatMuls."""
-    x, y = facts.pairs(score)
-    tied = (facts.matrix[x] == facts.matrix[y]) & (facts.matrix[x] >= 0)
-    return bool(((x == y) | (tied & (facts.argument[x] == facts.argument[y]))).any())
+def _tied(facts: _Facts) -> Iterator[str]:
+    matrix = facts.expansion.matrix
+    for score in facts.scores:
+        first, second = (facts.expansion.matrices(x) for x in score.op.inputs)
+        if not np.setdiff1d(np.intersect1d(first, second), [-1]).size:
+            continue
+        for x, y in facts.factors(score):
+            used = ({int(matrix[c]) for entry in side for c, _ in facts.expansion.row(entry)} for side in (x, y))
+            if set.intersection(*used) - {-1}:
+                yield f"{facts.at(score)}: tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0"
+                break
 
 
 def _diverging(facts: _Facts) -> Iterator[str]:
     for score in facts.scores:
         assert isinstance(score.op, Dot)
-        if score.op.x.width.name is not None and _coinciding(facts, score):
-            yield f"{facts.at(score)}: tied factors, n^(-1/2) <g, g> grows like n^(1/2); mean_dot (1/n) has a limit"
+        if score.op.x.width.name is not None and not facts.plain(score):
+            pairs = ((x, y) for first, second in facts.factors(score) for x, y in _diagonal_first(first, second))
+            if any(sign(_moment(facts, x, y)) in "+−" for x, y in islice(pairs, MOST_PAIRS)):
+                yield (
+                    f"{facts.at(score)}: its factors are correlated, E[Z^x Z^y] ≠ 0, and n^(-1/2) <x, y> grows like "
+                    "n^(1/2); mean_dot (1/n) has a limit"
+                )
 
 
-def _tied(facts: _Facts) -> Iterator[str]:
-    for score in facts.scores:
-        x, y = (facts.matrix[ids] for ids in facts.pairs(score))
-        if ((x == y) & (x >= 0)).any():
-            yield f"{facts.at(score)}: tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0"
+def _diagonal_first(first: list[Entry], second: list[Entry]) -> Iterator[tuple[Entry, Entry]]:
+    yield from zip(first, second, strict=False)
+    yield from ((x, y) for i, x in enumerate(first) for j, y in enumerate(second) if i != j)
+
+
+def _moment(facts: _Facts, x: Entry, y: Entry) -> float | str:
+    try:
+        return facts.moments.of(x, y)
+    except RecursionError:  # a very deep network
+        return "?"
 
 
 def _used_elsewhere(facts: _Facts) -> Iterator[str]:
-    in_scores = np.zeros(facts.matrix.max(initial=-1) + 2, dtype=bool)  # the last entry stands for "no matrix", −1
-    for score in facts.scores:
-        for factor in score.op.inputs:
-            in_scores[facts.matrix[facts.ids[factor]]] = True
-    in_scores[-1] = False
+    in_scores = {int(m) for score in facts.scores for x in score.op.inputs for m in facts.expansion.matrices(x)} - {-1}
 
     def concerned(x: Value) -> bool:
-        return isinstance(x, Vector) and bool(in_scores[facts.matrix[facts.ids[x]]].any())
+        return isinstance(x, Vector) and not in_scores.isdisjoint(facts.expansion.matrices(x).tolist())
 
-    for value in facts.values:
-        if value in facts.scores or isinstance(value.op, Take | Join):
-            continue
-        for x in value.op.inputs:
+    for value in facts.values if in_scores else ():
+        match value.op:
+            case Dot(power=0.5) | Take() | Join() | Add() | Scale(Value(op=Constant())) | Mix(Value(op=Constant())):
+                continue  # a score, or a combination, which counts where it is used
+        for x in dict.fromkeys(value.op.inputs):
             if concerned(x):
                 yield f"{facts.at(value)} uses {facts.names[x]}, made by a matrix of a score factor"
     for output in facts.outputs:
@@ -235,11 +248,12 @@ def _used_elsewhere(facts: _Facts) -> Iterator[str]:
 
 def _score_inputs(facts: _Facts) -> dict[Value, None]:
     """The vectors x of the factors W x of all scores."""
-    factor = np.zeros(len(facts.matrix), dtype=bool)
+    used = np.zeros(len(facts.expansion.kind), dtype=bool)
     for score in facts.scores:
         for x in score.op.inputs:
-            factor[facts.ids[x]] = True
-    return {v.op.x: None for v in facts.values if isinstance(v.op, MatMul) and factor[facts.ids[v]].any()}
+            used[facts.expansion.columns(x)] = True
+    made = [v for v in facts.values if isinstance(v.op, MatMul) and used[facts.expansion.columns(v)].any()]
+    return dict.fromkeys(v.op.x for v in made if isinstance(v.op, MatMul))
 
 
 def _unbounded(facts: _Facts) -> Iterator[str]:
@@ -271,10 +285,23 @@ def _deep(facts: _Facts) -> Iterator[str]:
 def _means(facts: _Facts) -> Iterator[str]:
     if not facts.scores:
         return
-    feeding = {x for v in facts.values for x in v.op.inputs}
+    used: set[Value] = set()  # by an operation; indexing is none
+    for value in reversed(facts.values):
+        moved = isinstance(value.op, Take | Join)
+        used |= {x for x in value.op.inputs if not moved or value in used}
     for value in facts.values:
-        if isinstance(value.op, Dot) and value.op.power == 1 and value in feeding:
+        if not isinstance(value.op, Dot) or value.op.power != 1:
+            continue
+        if value in used:
             yield f"{facts.at(value)}: a mean used by the program; Yang (2019) covers it without scores alone"
+        elif facts.depends[value] and facts.bounded[value] is not True:
+            yield f"{facts.at(value)}: a mean that depends on a score, of vectors not known to be bounded"
+
+
+def _rotated(facts: _Facts) -> Iterator[str]:
+    for value in facts.values:
+        if isinstance(value.op, Rotate):
+            yield f"{facts.at(value)} turns coordinates by angles of their own, of which the paper says nothing"
 
 
 def _fixed_widths(facts: _Facts) -> Iterator[str]:
@@ -282,12 +309,5 @@ def _fixed_widths(facts: _Facts) -> Iterator[str]:
     for value in facts.values:
         summed = value.op.inputs if isinstance(value.op, MatMul | Dot) else ()
         for x in dict.fromkeys(summed):
-            if isinstance(x, Vector) and x.width.name is None and not _is_data(x):
+            if isinstance(x, Vector) and x.width.name is None and x not in facts.given:
                 yield f"{facts.at(value)} sums over the coordinates of {facts.names[x]} in R^{x.width}, which is finite"
-
-
-def _is_data(value: Value) -> bool:
-    """Given vectors, and what is made of them without randomness: their dimension is fixed by nature."""
-    if isinstance(value.op, Take | Join | Add | Scale | Mix | Nonlin | Concat | Apply):
-        return all(_is_data(x) for x in value.op.inputs)
-    return isinstance(value.op, Data | Constant)

@@ -1,38 +1,14 @@
-"""Functions as the language takes them: the user's, and those behind the arithmetic of scalars."""
+"""The functions behind the arithmetic of scalars."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 from array_api_compat import array_namespace
 
 from ..activations import Function
-from ._where import TraceError
-
-
-def as_function(
-    f: Callable[..., Any], operation: str, name: str | None, bounded: bool | None, lipschitz: bool | None
-) -> Function:
-    """A Function from what the user wrote for one; what is not declared stays unknown."""
-    if isinstance(f, Function):
-        return f
-    if not callable(f):
-        raise TraceError(operation, f"needs a function, got {f!r}")
-    return Function(name or getattr(f, "__name__", "f").replace("<lambda>", "f"), f, bounded, lipschitz)
-
-
-def probe(f: Function, operation: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that f makes of arrays of these shapes, found by calling it on ones."""
-    try:
-        with np.errstate(all="ignore"):
-            return np.shape(f(*(np.ones(shape) for shape in shapes)))
-    except Exception as error:
-        given = ", ".join(map(str, shapes))
-        raise TraceError(operation, f"{f.name} fails on arrays of shapes {given}: {error}") from error
 
 
 def _power(x: Any, k: float) -> Any:
@@ -62,6 +38,6 @@ MEAN = Function("mean", _mean, bounded=False, lipschitz=True)
 
 
 def power(exponent: float) -> Function:
-    """x^k; pseudo-Lipschitz for k ≥ 1 and k = 0, but neither at a pole nor at a root."""
-    lipschitz = exponent >= 1 or exponent == 0
+    """x^k, a polynomial for k = 0, 1, …; else it has a pole or a root at 0, or no value below 0."""
+    lipschitz = exponent >= 0 and float(exponent).is_integer()
     return Function("power", partial(_power, k=exponent), False, lipschitz, (exponent,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ._operation import Gaussian, MatMul, Source
+from ._operation import Gaussian, MatMul, Normal, Source
 from ._value import Value, Vector
 from ._weight import Weight
 from ._width import Width
@@ -28,7 +28,7 @@ def ordered(outputs: Iterable[Value]) -> list[Value]:
 def source_of(value: Value) -> Source | None:
     """The random source that the operation of a value introduces, if it does."""
     match value.op:
-        case Gaussian(source=source):
+        case Gaussian(source=source) | Normal(source=source):
             return source
         case MatMul(weight=weight):
             return weight.source

@@ -1,13 +1,13 @@
-"""Where a program begins: Gaussian initial vectors and fixed data."""
+"""Where a program begins: Gaussian initial vectors, random scalars and fixed data."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from ._operation import Data, Gaussian, Source
-from ._value import Vector, numbers
-from ._weight import as_shape
+from ._given import as_shape, numbers, shown
+from ._operation import Data, Gaussian, Normal, Source
+from ._value import Scalar, Vector
 from ._where import TraceError
 from ._width import Width, as_width
 
@@ -35,7 +35,7 @@ def gaussian(
     covariance = numbers(cov, "gaussian")
     if covariance.ndim == 0:
         if covariance < 0:
-            raise TraceError("gaussian", f"cov={cov!r} must not be negative")
+            raise TraceError("gaussian", f"cov={shown(cov)} must not be negative")
         factor = np.sqrt(covariance) * np.eye(size) if covariance > 0 else np.zeros((size, 0))
     elif covariance.shape in ((size, size), shape + shape):
         factor = _root(covariance.reshape(size, size))
@@ -53,6 +53,15 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         raise TraceError("gaussian", "cov must be symmetric and positive semidefinite")
     root: npt.NDArray[np.float64] = (vectors * np.sqrt(np.maximum(eigenvalues, 0.0))) @ vectors.T
     return root
+
+
+def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | None = None) -> Scalar:
+    """Random scalars, i.i.d. N(0, std²), independent of all vectors and matrices: a relative bias of scores, say."""
+    shape = as_shape(shape, "normal")
+    size = numbers(std, "normal")
+    if size.ndim or size < 0:
+        raise TraceError("normal", f"std={shown(std)} must be one number, 0 or more; multiply the scalars by others")
+    return Scalar(Normal(Source(name), float(size), shape), shape)
 
 
 def data(vectors: npt.ArrayLike) -> Vector:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ._array import V, Value
+from ._given import shown
 from ._operation import Join
-from ._value import V, Value, Vector, same_width
+from ._value import Vector, same_width
 from ._where import TraceError
 
 
@@ -42,7 +44,7 @@ def _alike(values: Sequence[V], operation: str) -> tuple[V, ...]:
         raise TraceError(operation, "needs at least one value, got none")
     vectors = [part for part in parts if isinstance(part, Vector)]
     if (vectors and len(vectors) < len(parts)) or not all(isinstance(part, Value) for part in parts):
-        raise TraceError(operation, f"needs vectors alone or scalars alone, got {list(parts)!r}")
+        raise TraceError(operation, f"needs vectors alone or scalars alone, got {shown(list(parts))}")
     if vectors:
         same_width(operation, *vectors)
     return parts

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 from ._check import CONJECTURED, NO_LIMIT, check
+from ._function import ADD, MATMUL, MULTIPLY, SUBTRACT
 from ._graph import ordered
 from ._names import LETTERS, names_of, taken_indices
 from ._narrow import narrow
@@ -24,16 +25,17 @@ from ._operation import (
     MatMul,
     Mix,
     Nonlin,
+    Normal,
+    Rotate,
     Scale,
     Source,
     Take,
 )
 from ._print import initial_law
-from ._value import Shape, Value, Vector
+from ._tex import Indices, broadcast_to, decimal, dimension, escape, gathered, kappa, letters, primed, space
+from ._value import Value, Vector
 from ._weight import Weight
 from ._width import Width
-
-Indices = Sequence[str]
 
 DOCUMENT = r"""\documentclass{article}
 \usepackage{amsmath,amssymb}
@@ -43,7 +45,7 @@ DOCUMENT = r"""\documentclass{article}
 \end{document}
 """
 
-OPERATORS = {"add": "+", "subtract": "-", "multiply": r"\cdot", "matmul": ""}
+OPERATORS = {ADD: "+", SUBTRACT: "-", MULTIPLY: r"\cdot", MATMUL: ""}
 
 
 def latex(name: str, outputs: Sequence[Value], document: bool) -> str:
@@ -53,88 +55,50 @@ def latex(name: str, outputs: Sequence[Value], document: bool) -> str:
     values = ordered(outputs)
     writer = _Writer(values)
     program = [line for value in values for line in writer.program(value)]
-    result = ", ".join(writer.ref(value, _letters(value.shape)) for value in outputs)
+    result = ", ".join(writer.ref(value, letters(value.shape)) for value in outputs)
     body = [
-        rf"\paragraph{{Program}} \texttt{{{_escape(name)}}} returns ${result}$, where",
-        _gathered(program),
+        rf"\paragraph{{Program}} \texttt{{{escape(name)}}} returns ${result}$, where",
+        gathered(program),
         r"\paragraph{Limit law}",
     ]
     if verdict.verdict == NO_LIMIT:
-        body.append("There is none: " + _escape("; ".join(verdict.reasons)) + ".")
+        body.append("There is none: " + escape("; ".join(verdict.reasons)) + ".")
     else:
         status = "conjectured" if verdict.verdict == CONJECTURED else f"proved, {verdict.theorem}"
         body.append(
-            f"({_escape(status)}.) As the widths go to infinity, coordinates of the vectors $h$ converge in "
+            f"({escape(status)}.) As the widths go to infinity, coordinates of the vectors $h$ converge in "
             r"distribution to $Z^{h}$ and the scores $p$ to $\mathring p$; Gaussian variables of different matrices, "
             "of initial vectors and of scores are independent unless a covariance is given."
         )
-        body.append(_gathered([line for value in values for line in writer.limit(value)] + writer.shared()))
+        body.append(gathered([line for value in values for line in writer.limit(value)] + writer.shared()))
     text = "\n".join(body)
     return DOCUMENT % text if document else text
 
 
-def _gathered(lines: list[str]) -> str:
-    return "\\begin{gather*}\n" + " \\\\\n".join(lines) + "\n\\end{gather*}"
-
-
-def _letters(shape: Shape, skip: int = 0) -> list[str]:
-    return list(LETTERS[skip : skip + len(shape)])
-
-
-def _primed(indices: Indices) -> list[str]:
-    return [f"{i}'" for i in indices]
-
-
-def _broadcast_to(shape: Shape, indices: Indices) -> list[str]:
-    """The indices of an argument of this shape that is broadcast to the axes of `indices`."""
-    axes = indices[len(indices) - len(shape) :]
-    return ["1" if size == 1 else index for size, index in zip(shape, axes, strict=True)]
-
-
 def _broadcast(value: Value, indices: Indices) -> list[str]:
-    return _broadcast_to(value.shape, indices)
-
-
-def _escape(text: str) -> str:
-    for special, written in (("−", "-"), ("·", " "), ("\\", r"\textbackslash ")):
-        text = text.replace(special, written)
-    text = re.sub(r"([_&%$#{}])", r"\\\1", text)
-    text = re.sub(r"[\^~]", lambda match: rf"\{match[0]}{{}}", text)
-    return re.sub(r"[<>]", lambda match: f"${match[0]}$", text).encode("ascii", "replace").decode()
-
-
-def _number(number: float) -> str:
-    mantissa, _, exponent = f"{number:g}".partition("e")
-    return rf"{mantissa} \cdot 10^{{{int(exponent)}}}" if exponent else mantissa
-
-
-def _space(width: Width) -> str:
-    return rf"\mathbb{{R}}^{{{_dimension(width)}}}"
-
-
-def _dimension(width: Width) -> str:
-    if width.name is None:
-        return str(width.factor)
-    name = width.name if len(width.name) == 1 else rf"\mathit{{{_escape(width.name)}}}"
-    return name if width.factor == 1 else f"{width.factor}{name}"
+    return broadcast_to(value.shape, indices)
 
 
 class _Writer:
     def __init__(self, values: Sequence[Value]) -> None:
         self.values = values
         self.names = names_of(values)
+        self.rotated: set[Value] = set()  # vectors whose coordinates were turned by angles of their own
         self.random: set[Value] = set()  # what depends on scores, and so is random in the limit
         for value in values:
             score = isinstance(value.op, Dot) and value.op.power == 0.5
             if score or any(x in self.random for x in value.op.inputs):
                 self.random.add(value)
+            passed = not isinstance(value.op, MatMul | Dot) and any(x in self.rotated for x in value.op.inputs)
+            if passed or isinstance(value.op, Rotate):
+                self.rotated.add(value)
 
     # Names
 
     def ref(self, value: Value, indices: Indices) -> str:
         """A value, with its indices."""
         if isinstance(value.op, Constant) and value.size == 1:
-            return _number(value.op.numbers.ravel()[0])
+            return decimal(value.op.numbers.ravel()[0])
         letter, number = re.fullmatch(r"([a-zA-Z])(\d+)", self.names[value]).groups()  # type: ignore[union-attr]
         return f"{letter}^{{({number})}}" + (f"_{{{','.join(indices)}}}" if indices else "")
 
@@ -149,7 +113,7 @@ class _Writer:
     def matrix(self, weight: Weight, indices: Indices) -> str:
         match = re.fullmatch(r"([A-Za-z])(?:\^([A-Za-z0-9]+))?(?:_([0-9]+))?", self.names[weight.source])
         if match is None:
-            return rf"\text{{{_escape(self.names[weight.source])}}}" + (f"_{{{','.join(indices)}}}" if indices else "")
+            return rf"\text{{{escape(self.names[weight.source])}}}" + (f"_{{{','.join(indices)}}}" if indices else "")
         base, above, number = match.groups()
         top = ",".join(filter(None, [above, number and f"({number})"]))
         return base + (f"^{{{top}}}" if top else "") + (f"_{{{','.join(indices)}}}" if indices else "")
@@ -158,7 +122,7 @@ class _Writer:
 
     def program(self, value: Value) -> list[str]:
         """The line of a value; a weight is introduced where it first acts."""
-        i = _letters(value.shape)
+        i = letters(value.shape)
         ranges = ", ".join(rf"{index} \le {size}" for index, size in zip(i, value.shape, strict=True) if size > 1)
         where = rf"\qquad ({ranges})" if ranges else ""
         match value.op:
@@ -167,22 +131,28 @@ class _Writer:
                     return []
                 return [rf"{self.ref(value, i)} \in \mathbb{{R}} \text{{ given}} {where}"]
             case Gaussian(_, mean, factor):
-                law = _escape(initial_law(mean, factor).replace("…", r"..."))
+                law = escape(initial_law(mean, factor).replace("…", r"..."))
                 coordinate = rf"\text{{ with i.i.d.\ coordinates, {law}}}"
                 if not factor.any():
                     coordinate = rf"\text{{ given, {law}}}"
-                return [rf"{self.ref(value, i)} \in {_space(_width(value))} {coordinate} {where}"]
+                return [rf"{self.ref(value, i)} \in {space(_width(value))} {coordinate} {where}"]
             case Data():
-                return [rf"{self.ref(value, i)} \in {_space(_width(value))} \text{{ given}} {where}"]
+                return [rf"{self.ref(value, i)} \in {space(_width(value))} \text{{ given}} {where}"]
+            case Normal():
+                return [rf"{self._drawn(value, self.ref(value, i))} {where}"]
             case MatMul(weight, x, _):
                 batch = i[: len(weight.batch)]
-                entries = rf"\mathcal N(0, {_number(weight.std**2)}/{_dimension(weight.in_width)})"
+                entries = rf"\mathcal N(0, {decimal(weight.std**2)}/{dimension(weight.in_width)})"
                 new = next(v for v in self.values if isinstance(v.op, MatMul) and v.op.weight.source is weight.source)
-                size = rf"\mathbb R^{{{_dimension(weight.out_width)} \times {_dimension(weight.in_width)}}}"
+                size = rf"\mathbb R^{{{dimension(weight.out_width)} \times {dimension(weight.in_width)}}}"
                 drawn = rf"{self.matrix(weight, batch)} \in {size} \text{{ with i.i.d.\ entries }} {entries}"
                 line = f"{self.ref(value, i)} = {self.matrix(weight, batch)} {self.ref(x, self._multiplied(value, i))}"
                 return ([drawn] if new is value else []) + [f"{line} {where}"]
         return [f"{self.ref(value, i)} = {self.formula(value, i, limit=False)} {where}"]
+
+    def _drawn(self, value: Value, name: str) -> str:
+        assert isinstance(value.op, Normal)
+        return rf"{name} \sim \mathcal N(0, {decimal(value.op.std**2)}) \text{{ independent}}"
 
     def _multiplied(self, value: Value, i: Indices) -> Indices:
         assert isinstance(value.op, MatMul)
@@ -194,36 +164,39 @@ class _Writer:
         match value.op:
             case Nonlin(f, vectors, scalars):
                 arguments = [ref(v, _broadcast(v, i)) for v in vectors]
-                if f.name in OPERATORS:
-                    return f" {OPERATORS[f.name]} ".join(arguments)
-                arguments += [_number(p) for p in f.parameters]
+                if f in OPERATORS:
+                    return f" {OPERATORS[f]} ".join(arguments)
+                arguments += [decimal(p) for p in f.parameters]
                 given = "; " + ", ".join(ref(p, _broadcast(p, i)) for p in scalars) if scalars else ""
-                return rf"\operatorname{{{_escape(f.name)}}}({', '.join(arguments)}{given})"
+                return rf"\operatorname{{{escape(f.name)}}}({', '.join(arguments)}{given})"
             case Add(x, y):
                 return f"{ref(x, _broadcast(x, i))} + {ref(y, _broadcast(y, i))}"
             case Scale(c, x):
                 return rf"{ref(c, _broadcast(c, i))} \, {ref(x, _broadcast(x, i))}"
             case Mix(a, x):
                 j = LETTERS[len(i)]
-                coefficient = ref(a, [*_broadcast_to(a.shape[:-2], i[:-1]), "1" if a.shape[-2] == 1 else i[-1], j])
-                return rf"\sum_{{{j}}} {coefficient} \, {ref(x, [*_broadcast_to(x.shape[:-1], i[:-1]), j])}"
+                coefficient = ref(a, [*broadcast_to(a.shape[:-2], i[:-1]), "1" if a.shape[-2] == 1 else i[-1], j])
+                return rf"\sum_{{{j}}} {coefficient} \, {ref(x, [*broadcast_to(x.shape[:-1], i[:-1]), j])}"
             case Concat(x, axis):
                 first, last = ([*i[:axis], k, *i[axis:]] for k in ("1", str(x.shape[axis])))
                 return rf"({ref(x, first)}; \dots; {ref(x, last)})"
             case Dot(x, y, power):
                 left, right = self._factors(value, i)
-                scale = rf"{_dimension(x.width)}^{{{'-1/2' if power == 0.5 else '-1'}}}"
+                scale = rf"{dimension(x.width)}^{{{'-1/2' if power == 0.5 else '-1'}}}"
                 return rf"{scale} \langle {self.ref(x, left)}, {self.ref(y, right)} \rangle"
             case Apply(f, scalars, axes):
                 cut = max(p.ndim for p in scalars) - axes
                 arguments = [
-                    ref(p, _broadcast_to(p.shape[: p.ndim - axes], i[:cut]) + [r"\cdot"] * axes) for p in scalars
+                    ref(p, broadcast_to(p.shape[: p.ndim - axes], i[:cut]) + [r"\cdot"] * axes) for p in scalars
                 ]
-                if f.name in OPERATORS and axes == 0:
-                    return f" {OPERATORS[f.name]} ".join(arguments)
-                arguments += [_number(p) for p in f.parameters]
+                if f in OPERATORS and axes == 0:
+                    return f" {OPERATORS[f]} ".join(arguments)
+                arguments += [decimal(p) for p in f.parameters]
                 entry = f"_{{{','.join(i[cut:])}}}" if i[cut:] else ""
-                return rf"\operatorname{{{_escape(f.name)}}}({', '.join(arguments)}){entry}"
+                return rf"\operatorname{{{escape(f.name)}}}({', '.join(arguments)}){entry}"
+            case Rotate(x, _, base, fraction):
+                turned = "" if fraction == 1 else rf"^{{({decimal(fraction)})}}"
+                return rf"R{turned}_{{{decimal(base)}, t({i[-1]})}} \, {ref(x, i)}"
             case Take(x, flat):
                 indices = taken_indices(flat, x.shape)
                 if indices is None:  # π: a selection that no formula in the indices gives
@@ -238,49 +211,72 @@ class _Writer:
         """The indices of the two factors of a dot."""
         assert isinstance(value.op, Dot)
         x, y = value.op.x, value.op.y
-        return [*_broadcast_to(x.shape[:-1], i[:-2]), i[-2]], [*_broadcast_to(y.shape[:-1], i[:-2]), i[-1]]
+        return [*broadcast_to(x.shape[:-1], i[:-2]), i[-2]], [*broadcast_to(y.shape[:-1], i[:-2]), i[-1]]
 
     # The limit
 
     def limit(self, value: Value) -> list[str]:
         """The law of the limit of a value, by the rule of Definition 3.1 for its operation."""
-        i = _letters(value.shape)
+        i = letters(value.shape)
         match value.op:
             case Constant() | Data():
                 return []
             case Gaussian(_, mean, factor):
-                law = _escape(initial_law(mean, factor).replace("…", "..."))
+                law = escape(initial_law(mean, factor).replace("…", "..."))
                 if not factor.any():  # a multiple of (1, …, 1)
-                    constant = _number(mean.ravel()[0]) if (mean == mean.ravel()[0]).all() else r"\text{ its mean}"
+                    constant = decimal(mean.ravel()[0]) if (mean == mean.ravel()[0]).all() else r"\text{ its mean}"
                     return [f"{self.z(value, i)} = {constant}"]
                 return [rf"{self.z(value, i)} \text{{ distributed as {law}}}"]
             case MatMul():
                 return [self._covariance(value, value)]
+            case Normal():
+                return [self._drawn(value, self.z(value, i))]
+            case Rotate(x, _, base, fraction):
+                assert isinstance(value, Vector)
+                j = primed(i)
+                turned = rf"\kappa(t({i[-1]}) - t({j[-1]})) \, {self.product(x, i, x, j)}"
+                return [rf"{self.product(value, i, value, j)} = {turned}, \quad {kappa(base, fraction)}"]
             case Dot(x, y, power):
                 left, right = self._factors(value, i)
                 if power == 1:
                     return [rf"{self.z(value, i)} = {self.product(x, left, y, right)}"]
-                other = _primed(i)
+                other = primed(i)
                 left2, right2 = self._factors(value, other)
                 cov = rf"\operatorname{{Cov}}({self.z(value, i)}, {self.z(value, other)})"
                 wick = rf"{self.product(x, left, x, left2)} \, {self.product(y, right, y, right2)}"
                 if not _different_matrices(x, y):
                     wick += rf" + {self.product(x, left, y, right2)} \, {self.product(y, right, x, left2)}"
                 gaussian = rf"{self.z(value, i)} \text{{ jointly Gaussian, mean 0, independent of all }} Z"
+                if x in self.rotated or y in self.rotated:
+                    wick = self._rotated_scores(value, i, other)
                 return [gaussian, rf"{cov} = {wick}"]
             case Concat(x, axis):
                 # (1/n) Σ_α over the joint space is the mean over its parts
                 k = LETTERS[len(i)]
-                of, with_ = ([*j[:axis], k, *j[axis:]] for j in (i, _primed(i)))
+                of, with_ = ([*j[:axis], k, *j[axis:]] for j in (i, primed(i)))
                 average = rf"\frac{{1}}{{{x.shape[axis]}}} \sum_{{{k}}} {self.product(x, of, x, with_)}"
                 assert isinstance(value, Vector)
-                return [rf"{self.product(value, i, value, _primed(i))} = {average}"]
+                return [rf"{self.product(value, i, value, primed(i))} = {average}"]
         return [f"{self.z(value, i)} = {self.formula(value, i, limit=True)}"]
+
+    def _rotated_scores(self, value: Value, i: Indices, j: Indices) -> str:
+        """The covariance of scores of rotated vectors, which is no product of covariances of their coordinates."""
+        assert isinstance(value.op, Dot)
+        x, y = value.op.x, value.op.y
+        (x1, y1), (x2, y2) = self._factors(value, i), self._factors(value, j)
+        pairs = ((x1, y1), (x2, y2))
+        dots = " ".join(rf"\langle {self.ref(x, a)}, {self.ref(y, b)} \rangle" for a, b in pairs)
+        cov = rf"\lim {dimension(x.width)}^{{-1}} \, \mathbb{{E}}[{dots}]"
+        if isinstance(x.op, Rotate) and isinstance(y.op, Rotate) and _different_matrices(x.op.x, y.op.x):
+            apart = [f"(t({b[-1]}) - t({a[-1]}))" for a, b in pairs]
+            kernels = rf"{self.product(x.op.x, x1, x.op.x, x2)} \, {self.product(y.op.x, y1, y.op.x, y2)}"
+            cov += rf" = \kappa({apart[0]} - {apart[1]}) \, {kernels}"
+        return cov
 
     def product(self, x: Vector, i: Indices, y: Vector, j: Indices) -> str:
         """E[Z^x Z^y] given the scores; for data, the mean over its coordinates."""
         if isinstance(x.op, Data) and isinstance(y.op, Data):
-            return rf"{_dimension(x.width)}^{{-1}} \langle {self.ref(x, i)}, {self.ref(y, j)} \rangle"
+            return rf"{dimension(x.width)}^{{-1}} \langle {self.ref(x, i)}, {self.ref(y, j)} \rangle"
         given = r" \mid \mathring p" if x in self.random or y in self.random else ""
         return rf"\mathbb{{E}}[{self.z(x, i)} {self.z(y, j)}{given}]"
 
@@ -289,14 +285,14 @@ class _Writer:
         assert isinstance(value.op, MatMul)
         assert isinstance(other.op, MatMul)
         weight, x, y = value.op.weight, value.op.x, other.op.x
-        i, j = _letters(value.shape), _primed(_letters(other.shape))
+        i, j = letters(value.shape), primed(letters(other.shape))
         given = r" \mid \mathring p" if value in self.random or other in self.random else ""
         cov = rf"\operatorname{{Cov}}({self.z(value, i)}, {self.z(other, j)}{given})"
         batch = i[: len(weight.batch)], j[: len(other.op.weight.batch)]
         same = (
             rf"\mathbf 1_{{{self.matrix(weight, batch[0])} = {self.matrix(weight, batch[1])}}} \," if any(batch) else ""
         )
-        variance = "" if weight.std == 1 else rf"{_number(weight.std**2)} \,"
+        variance = "" if weight.std == 1 else rf"{decimal(weight.std**2)} \,"
         of = self.product(x, self._multiplied(value, i), y, self._multiplied(other, j))
         mean = rf"{self.z(value, i)} \text{{ Gaussian, mean 0}}, \quad " if value is other else ""
         return rf"{mean}{cov} = {same} {variance} {of}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ._given import Shape
 from ._graph import weights_of
 from ._operation import (
     Add,
@@ -21,11 +22,13 @@ from ._operation import (
     MatMul,
     Mix,
     Nonlin,
+    Normal,
+    Rotate,
     Scale,
     Source,
     Take,
 )
-from ._value import Scalar, Shape, Value
+from ._value import Scalar, Value
 
 LETTERS = "ijklmabcdefgh"
 
@@ -61,7 +64,9 @@ def _letter(value: Value) -> str:
             return "p" if power == 0.5 else "m"
         case Constant():
             return "c"
-        case Add() | Scale() | Mix() | Concat():
+        case Normal():
+            return "z"
+        case Add() | Scale() | Mix() | Concat() | Rotate():
             return "u"
         case Apply() | Take() | Join():
             return "a" if isinstance(value, Scalar) else "u"

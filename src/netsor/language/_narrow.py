@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from ._given import Shape
 from ._graph import ordered
 from ._operation import (
     Add,
@@ -28,11 +29,13 @@ from ._operation import (
     MatMul,
     Mix,
     Nonlin,
+    Normal,
     Operation,
+    Rotate,
     Scale,
     Take,
 )
-from ._value import Shape, Value
+from ._value import Value
 
 Keep = tuple[npt.NDArray[np.bool_], ...]  # for each axis, which of its positions are needed
 
@@ -43,6 +46,8 @@ def narrow(outputs: Sequence[Value]) -> list[Value]:
     keeps: dict[Value, Keep] = {output: _all(output.shape) for output in outputs}
     for value in reversed(values):
         if value in keeps:
+            if isinstance(value.op, Normal):  # a few numbers, drawn whole, so that they are the same in every part
+                keeps[value] = _all(value.shape)
             if isinstance(value.op, Apply):  # a function sees its last axes whole
                 leading = max(scalar.ndim for scalar in value.op.scalars) - value.op.axes
                 keeps[value] = keeps[value][:leading] + _all(value.shape[leading:])
@@ -113,7 +118,7 @@ def demand(value: Value, keep: Keep) -> Iterator[tuple[Value, Keep]]:
                 start += part.shape[0]
                 if first.any():
                     yield part, (first, *keep[1:])
-        case Add() | Scale() | Nonlin():
+        case Add() | Scale() | Nonlin() | Rotate():
             for x in value.op.inputs:
                 yield x, _aligned(keep, x.shape)
 
@@ -143,4 +148,6 @@ def _rebuilt(op: Operation, keep: Keep, inputs: Sequence[Any]) -> Operation:
         case MatMul(weight, _, each):
             batch = keep[: len(weight.batch)]
             return MatMul(weight[_box(batch)] if batch else weight, inputs[0], each)
+        case Rotate(positions=positions):
+            return replace(op, x=inputs[0], positions=positions[keep[-1]])
     return op.with_inputs(*inputs)

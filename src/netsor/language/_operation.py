@@ -1,54 +1,42 @@
 """The operations of the language: the whole instruction set, which every interpreter reads.
 
 Each operation makes an array of vectors (V) or of scalars (S); `x[i]` below means "the vector or scalar at index i of
-the array x". Shapes broadcast as in numpy. An operation knows its inputs and nothing of how it is evaluated.
+the array x". Shapes broadcast as in numpy. An operation knows its inputs and nothing of how it is evaluated. Those that
+operators make are defined beside the values they make: indexing, the algebra of vectors and scalars, `W @ x`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from ..activations import Function
-    from ._value import Scalar, Value, Vector
-    from ._weight import Weight
+from ._array import Ints, Operation, Source, Take, Value
+from ._given import Shape
+from ._value import Add, Apply, Constant, Floats, Gaussian, Mix, Nonlin, Scale, Vector
+from ._weight import MatMul
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.intp]
-
-
-class Source:
-    """The identity of a random object: two operations with one source share its randomness."""
-
-    def __init__(self, name: str | None) -> None:
-        self.name = name
-
-
-@dataclass(frozen=True, eq=False)
-class Operation:
-    """What a value was made by."""
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The values that the operation reads."""
-        return ()
-
-    def with_inputs(self, *inputs: Any) -> Self:
-        """The same operation on other values, given in the order of `inputs`."""
-        return type(self)(*inputs) if inputs else self
-
-
-@dataclass(frozen=True, eq=False)
-class Gaussian(Operation):
-    """V: initial vectors, h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k with E_k standard isotropic."""
-
-    source: Source
-    mean: Floats
-    factor: Floats
+__all__ = [
+    "Add",
+    "Apply",
+    "Concat",
+    "Constant",
+    "Data",
+    "Dot",
+    "Floats",
+    "Gaussian",
+    "Ints",
+    "Join",
+    "MatMul",
+    "Mix",
+    "Nonlin",
+    "Normal",
+    "Operation",
+    "Rotate",
+    "Scale",
+    "Source",
+    "Take",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,95 +47,11 @@ class Data(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class MatMul(Operation):
-    """V: g[b, i] = W_b x[i], every matrix on every vector; if each, g[b, i] = W_b x[b, i]."""
-
-    weight: Weight
-    x: Vector
-    each: bool
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The vectors multiplied."""
-        return (self.x,)
-
-    def with_inputs(self, *inputs: Any) -> Self:
-        """The same operation on other values."""
-        return replace(self, x=inputs[0])
-
-
-@dataclass(frozen=True, eq=False)
-class Nonlin(Operation):
-    """V: h[i]_α = φ(g¹[i]_α, …, g^m[i]_α; p_1[i], …, p_r[i])."""
-
-    f: Function
-    vectors: tuple[Vector, ...]
-    scalars: tuple[Scalar, ...]
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The vectors, then the scalars."""
-        return self.vectors + self.scalars
-
-    def with_inputs(self, *inputs: Any) -> Self:
-        """The same operation on other values."""
-        return replace(self, vectors=inputs[: len(self.vectors)], scalars=inputs[len(self.vectors) :])
-
-
-@dataclass(frozen=True, eq=False)
-class Add(Operation):
-    """V: x[i] + y[i]."""
-
-    x: Vector
-    y: Vector
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """Both summands."""
-        return (self.x, self.y)
-
-
-@dataclass(frozen=True, eq=False)
-class Scale(Operation):
-    """V: c[i] x[i]."""
-
-    c: Scalar
-    x: Vector
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The factor and the vectors."""
-        return (self.c, self.x)
-
-
-@dataclass(frozen=True, eq=False)
-class Mix(Operation):
-    """V: y[b, i] = Σ_j a[b, i, j] x[b, j]."""
-
-    a: Scalar
-    x: Vector
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The coefficients and the vectors."""
-        return (self.a, self.x)
-
-
-@dataclass(frozen=True, eq=False)
 class Concat(Operation):
     """V: the vectors along one axis, set end to end in one space."""
 
     x: Vector
     axis: int
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The vectors concatenated."""
-        return (self.x,)
-
-    def with_inputs(self, *inputs: Any) -> Self:
-        """The same operation on other values."""
-        return replace(self, x=inputs[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,56 +62,36 @@ class Dot(Operation):
     y: Vector
     power: float
 
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """Both factors."""
-        return (self.x, self.y)
 
-    def with_inputs(self, *inputs: Any) -> Self:
-        """The same operation on other values."""
-        return replace(self, x=inputs[0], y=inputs[1])
+@dataclass(frozen=True, eq=False)
+class Normal(Operation):
+    """S: random scalars, i.i.d. N(0, std²), independent of all vectors and matrices."""
+
+    source: Source
+    std: float
+    shape: Shape
 
 
 @dataclass(frozen=True, eq=False)
-class Constant(Operation):
-    """S: given numbers."""
+class Rotate(Operation):
+    """V: y[…, i] = R_{t_i} x[…, i], with t_i = positions[i], the tokens along the last axis.
 
-    numbers: Floats
+    R_t turns the pair of coordinates (f, f + r/2) among the first r = fraction·n by the angle t θ_f,
+    θ_f = base^(−2f/r); the others stay.
+    """
 
+    x: Vector
+    positions: Floats
+    base: float
+    fraction: float
 
-@dataclass(frozen=True, eq=False)
-class Apply(Operation):
-    """S: f of scalars, elementwise over all but the last `axes` axes, which f sees whole."""
-
-    f: Function
-    scalars: tuple[Scalar, ...]
-    axes: int
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The arguments."""
-        return self.scalars
-
-    def with_inputs(self, *inputs: Any) -> Self:
-        """The same operation on other values."""
-        return replace(self, scalars=inputs)
-
-
-@dataclass(frozen=True, eq=False)
-class Take(Operation):
-    """V or S: y[i] = x at flat position `flat[i]`. Indexing, transposing, reshaping and repeating are all this."""
-
-    x: Value
-    flat: Ints
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """What is taken from."""
-        return (self.x,)
-
-    def with_inputs(self, *inputs: Any) -> Self:
-        """The same operation on other values."""
-        return replace(self, x=inputs[0])
+    def angles(self, width: int) -> Floats:
+        """t_i θ_f, of shape (tokens, r/2), at a finite width; a ValueError if r is not even."""
+        r = round(self.fraction * width)
+        if r % 2 or abs(r - self.fraction * width) > 1e-9 * width:
+            of = f"width {width}" if self.fraction == 1 else f"{self.fraction:g} of width {width}"
+            raise ValueError(f"rotary turns pairs of coordinates, but {of} is not an even number: bind an even width")
+        return np.outer(self.positions, self.base ** (-2.0 * np.arange(r // 2) / max(r, 1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,12 +99,3 @@ class Join(Operation):
     """V or S: arrays set end to end along their first axis."""
 
     parts: tuple[Value, ...]
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The parts."""
-        return self.parts
-
-    def with_inputs(self, *inputs: Any) -> Self:
-        """The same operation on other values."""
-        return replace(self, parts=inputs)

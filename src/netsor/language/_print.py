@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ._function import ADD, MATMUL, MULTIPLY, SUBTRACT
 from ._graph import ordered, widths_of
 from ._names import names_of, taken_indices
 from ._narrow import narrow
@@ -22,6 +23,8 @@ from ._operation import (
     MatMul,
     Mix,
     Nonlin,
+    Normal,
+    Rotate,
     Scale,
     Source,
     Take,
@@ -29,7 +32,7 @@ from ._operation import (
 from ._value import Value, Vector
 from ._weight import Weight
 
-INFIX = {"add": "+", "subtract": "−", "multiply": "·", "matmul": "@"}
+INFIX = {ADD: "+", SUBTRACT: "−", MULTIPLY: "·", MATMUL: "@"}  # by identity: a user may name a function so too
 
 
 def text(name: str, outputs: Sequence[Value]) -> str:
@@ -80,13 +83,17 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
     match value.op:
         case Gaussian(_, mean, factor):
             return initial_law(mean, factor)
+        case Normal(_, std, _):
+            return f"N(0, {std**2:g})"
+        case Rotate(x):
+            return f"rotary({ref(x)})"
         case Data(vectors):
             return f"given vectors in R^{vectors.shape[-1]}"
         case MatMul(weight, x, each):
             return f"{names[weight.source]}.each({ref(x)})" if each else f"{names[weight.source]} {ref(x)}"
         case Nonlin(f, vectors, scalars):
-            if f.name in INFIX:
-                return f" {INFIX[f.name]} ".join(map(ref, vectors))
+            if f in INFIX:
+                return f" {INFIX[f]} ".join(map(ref, vectors))
             arguments = ", ".join([ref(v) for v in vectors] + [f"{p:g}" for p in f.parameters])
             return f"{f.name}({arguments}" + (f"; {', '.join(map(ref, scalars))})" if scalars else ")")
         case Add(x, y):
@@ -102,8 +109,8 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
         case Constant(numbers):
             return f"given numbers of shape {numbers.shape}"
         case Apply(f, scalars, _):
-            if f.name in INFIX:
-                return f" {INFIX[f.name]} ".join(map(ref, scalars))
+            if f in INFIX:
+                return f" {INFIX[f]} ".join(map(ref, scalars))
             return f"{f.name}({', '.join([ref(p) for p in scalars] + [f'{p:g}' for p in f.parameters])})"
         case Take(x, flat):
             indices = taken_indices(flat, x.shape)
@@ -136,6 +143,8 @@ KINDS = {
     Concat: "concatenation",
     Dot: "dot",
     Constant: "given",
+    Normal: "random scalars",
+    Rotate: "rotation",
     Apply: "function of scalars",
     Take: "index",
     Join: "join",

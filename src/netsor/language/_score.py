@@ -10,8 +10,9 @@ import numpy.typing as npt
 from array_api_compat import array_namespace
 
 from ..activations import Function, row_softmax
+from ._apply import as_vector
 from ._operation import Concat, Dot
-from ._value import Scalar, Vector, apply, as_scalar, as_vector, constant, ones, same_width
+from ._value import Scalar, Vector, applied, as_scalar, constant, ones, same_width
 from ._where import TraceError
 
 
@@ -67,7 +68,7 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
     if p.ndim == 0:
         raise TraceError("softmax", "needs an axis to run over, got a single scalar")
     if mask is None:
-        return apply(SOFTMAX, p, axes=1)
+        return applied(SOFTMAX, (p,), p.shape, axes=1)
     if isinstance(mask, str):
         if mask != "causal":
             raise TraceError("softmax", f"mask={mask!r} must be 'causal' or a boolean array")
@@ -87,10 +88,11 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
         ) from None
     if not allowed.any(axis=-1).all():
         raise TraceError("softmax", "mask leaves a row without any entry")
-    return apply(MASKED_SOFTMAX, p, constant(allowed.astype(np.float64)), axes=1)
+    return applied(MASKED_SOFTMAX, (p, constant(allowed.astype(np.float64))), p.shape, axes=1)
 
 
-def _rsqrt(x: Any, eps: float) -> Any:
+def rsqrt(x: Any, eps: float) -> Any:
+    """(x + eps)^(−1/2), and 0 where that is infinite."""
     xp = array_namespace(x)
     zero = x + eps == 0
     return xp.where(zero, 0.0, xp.where(zero, 1.0, x + eps) ** -0.5)
@@ -103,8 +105,8 @@ def rms_norm(x: Vector, eps: float = 0.0) -> Vector:
         raise TraceError("rms_norm", f"eps={eps!r} must be a finite number, 0 or more")
     one = x[..., None]
     # away from 0 the reciprocal root is Lipschitz, which eps > 0 guarantees
-    f = Function("rsqrt", partial(_rsqrt, eps=eps), bounded=eps > 0, lipschitz=eps > 0, parameters=(eps,))
-    return apply(f, mean_dot(one, one)[..., 0, 0]) * x
+    f = Function("rsqrt", partial(rsqrt, eps=eps), bounded=eps > 0, lipschitz=eps > 0, parameters=(eps,))
+    return applied(f, (mean_dot(one, one)[..., 0, 0],), x.shape) * x
 
 
 def layer_norm(x: Vector, eps: float = 0.0) -> Vector:

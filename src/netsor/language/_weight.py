@@ -1,4 +1,4 @@
-"""Weight matrices: Gaussian, independent, and never drawn unless a program is simulated literally."""
+"""Weight matrices, and what they do to vectors: Gaussian, independent, drawn only by a literal simulation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._operation import MatMul, Source
-from ._value import Shape, Vector
+from ._array import Operation, Source
+from ._given import Shape, as_shape, shown
+from ._value import Vector
 from ._where import TraceError, TraceIndexError
 from ._width import Width, as_width
 
@@ -28,6 +29,8 @@ class Weight:
     members: npt.NDArray[np.intp]
     count: int  # of matrices in the source
 
+    __array_ufunc__ = None  # an array on the left is a mistake that Python names
+
     @property
     def batch(self) -> Shape:
         """The shape of the batch: () for a single matrix."""
@@ -40,7 +43,9 @@ class Weight:
         try:
             members = np.asarray(self.members[key])
         except IndexError as error:
-            raise TraceIndexError("weight", f"index {key!r} on a batch of shape {self.batch}: {error}") from None
+            raise TraceIndexError("weight", f"index {shown(key)} on a batch of shape {self.batch}: {error}") from None
+        if members.size == 0:
+            raise TraceError("weight", f"index {shown(key)} leaves nothing of a batch of shape {self.batch}")
         return Weight(self.source, self.out_width, self.in_width, self.std, members, self.count)
 
     def __matmul__(self, x: Vector) -> Vector:
@@ -57,17 +62,19 @@ class Weight:
 
     def _accept(self, operation: str, x: object) -> None:
         if not isinstance(x, Vector):
-            raise TraceError(operation, f"a weight multiplies vectors, got {x!r}")
+            remedy = "; given vectors are written ns.data(…)" if isinstance(x, np.ndarray | list) else ""
+            raise TraceError(operation, f"a weight multiplies vectors, got {shown(x)}{remedy}")
         if x.width != self.in_width:
             raise TraceError(operation, f"W maps R^{self.in_width} to R^{self.out_width}, but x lives in R^{x.width}")
 
 
-def as_shape(shape: int | tuple[int, ...], operation: str) -> Shape:
-    """A shape from what the user wrote for one."""
-    sizes = shape if isinstance(shape, tuple | list) else (shape,)
-    if any(isinstance(size, bool) or not hasattr(size, "__index__") or size < 1 for size in sizes):
-        raise TraceError(operation, f"shape {shape!r} must be a positive integer or a tuple of them")
-    return tuple(int(size) for size in sizes)
+@dataclass(frozen=True, eq=False)
+class MatMul(Operation):
+    """V: g[b, i] = W_b x[i], every matrix on every vector; if each, g[b, i] = W_b x[b, i]."""
+
+    weight: Weight
+    x: Vector
+    each: bool
 
 
 def weight(

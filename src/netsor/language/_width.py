@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import NoReturn
 
 from ._where import TraceError
 
@@ -39,6 +40,16 @@ class Width:
         return Width(product) if self.name is None else Width(self.name, product)
 
     __rmul__ = __mul__
+
+    def _no_arithmetic(self, other: object) -> NoReturn:
+        raise TraceError(
+            "Width",
+            f"{self} can be multiplied by positive integers and by nothing else: for its half, make the smaller one "
+            'the symbol (d = ns.Width("d")) and write 2 * d',
+        )
+
+    __floordiv__ = __truediv__ = __sub__ = __add__ = __mod__ = __pow__ = _no_arithmetic
+    __rfloordiv__ = __rtruediv__ = __rsub__ = __radd__ = _no_arithmetic
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Width) and (self.name, self.factor) == (other.name, other.factor)

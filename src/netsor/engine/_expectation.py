@@ -1,0 +1,98 @@
+"""Gaussian expectations as instructions of a plan: what nonlinearities make of Gram matrices at infinite width.
+
+Vectors of an infinitely wide space are rows of coordinates along orthonormal directions, the first along (1, …, 1) if
+the space has means. Coordinate α of such a vector is Gaussian: with the first entry for mean, and the products of the
+others for covariance. `shift` moves every expectation by its own error, to see what that does to a law: 0 for none, 1
+for all upward, 2 for signs in a chequerboard (which keep a Gram matrix positive).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from ..activations import Function
+from .expect import Rows
+from .expect import kernel as expected_kernel
+from .expect import moments as expected_moments
+
+Array = Any
+
+NODES = 2**12
+SETS = 8  # of nodes, independently scrambled
+DIMENSIONS = 16  # of one Sobol set; further sources take further sets
+
+
+def _law(u: Array, constant: bool) -> tuple[Array, Array]:
+    """Means (…, i, r) and centred coordinates of arguments (…, i, r, directions)."""
+    if constant:
+        return u[..., 0], u[..., 1:]
+    return np.zeros(u.shape[:-1]), u
+
+
+def kernel(
+    xp: Any, u: Array, v: Array, *params: Array, f: Function, g: Function, given: int, constant: bool, shift: int
+) -> Array:
+    """E[f(u_i) g(v_j)] for all pairs (…, i, j), u (…, i, r, directions); the first `given` params belong to f."""
+    mu, a = _law(np.asarray(u), constant)
+    nu, b = _law(np.asarray(v), constant)
+    xx, yy = a @ np.swapaxes(a, -1, -2), b @ np.swapaxes(b, -1, -2)
+    *batch, i, r, directions = a.shape
+    j, s = b.shape[-3:-1]
+    xy = np.reshape(a, (*batch, i * r, directions)) @ np.swapaxes(
+        np.reshape(b, (*b.shape[:-3], j * s, directions)), -1, -2
+    )
+    xy = np.swapaxes(np.reshape(xy, (*xy.shape[:-2], i, r, j, s)), -3, -2)
+    arrays = [np.asarray(p) for p in params]
+    value, error = expected_kernel(Rows(f, mu, tuple(arrays[:given])), Rows(g, nu, tuple(arrays[given:])), xx, xy, yy)
+    return xp.asarray(_shifted(value, error, shift))
+
+
+def moments(xp: Any, u: Array, *params: Array, f: Function, constant: bool, shift: int) -> Array:
+    """E[f(u_i)], then the coefficients of the regression of f(u_i) on its arguments, (…, i, 1 + r)."""
+    mu, a = _law(np.asarray(u), constant)
+    xx = a @ np.swapaxes(a, -1, -2)
+    mean, slope, error = expected_moments(Rows(f, mu, tuple(np.asarray(p) for p in params)), xx)
+    both = np.concatenate([mean[..., None], slope], axis=-1)
+    return xp.asarray(_shifted(both, np.asarray(error)[..., None] if np.ndim(error) else error, min(shift, 1)))
+
+
+def _shifted(value: Array, error: Array, shift: int) -> Array:
+    if not shift:
+        return value
+    if shift == 1:
+        return value + error
+    i, j = np.indices(value.shape[-2:])
+    return value + (1 - 2 * ((i + j) % 2)) * error
+
+
+# Nodes, for nonlinearities of vectors that others made and that were mixed: values of the sources at quasi-random
+# points stand in for the coordinates of an infinitely wide vector.
+
+
+@cache
+def _block(number: int, scramble: int) -> Array:
+    from scipy.stats import qmc  # slow to import, and seldom needed
+
+    points = []
+    for part in range(SETS):
+        rng = np.random.default_rng([20190910, number, scramble, part])
+        drawn = qmc.Sobol(DIMENSIONS, scramble=True, rng=rng).random(NODES // SETS)
+        points.append(rng.permutation(drawn) if number else drawn)
+    return special.ndtri(np.clip(np.concatenate(points), 1e-12, 1 - 1e-12)).T
+
+
+@cache
+def gaussian_nodes(sources: int, constant: bool, scramble: int) -> Array:
+    """Values (sources, NODES)/√NODES of independent N(0, 1) variables, after a row of ones if `constant`.
+
+    Rows are orthonormal, so that products of Gaussian vectors are exact; the first rows do not depend on their number.
+    """
+    blocks = -(-sources // DIMENSIONS)
+    rows = np.concatenate([np.ones((1, NODES)), *(_block(k, scramble) for k in range(blocks))])[: sources + 1]
+    q, r = np.linalg.qr(rows.T)  # Gram–Schmidt, in order
+    orthonormal: Array = (q * np.sign(np.diagonal(r))).T
+    return orthonormal if constant else orthonormal[1:]

@@ -1,0 +1,10 @@
+"""Gaussian expectations: what a nonlinearity makes of Gaussian vectors of infinite width, each with its error.
+
+One argument: closed forms (`_closed`), Hermite series from a table (`_hermite`, `_table`), and conditioning where the
+series is too long (`_condition`); `_features` finds the kinks and jumps that the rules of `_panels` must respect.
+Several arguments: product rules and randomised quasi-Monte Carlo (`_several`, `_nodes`).
+"""
+
+from ._kernel import Rows, kernel, moments
+
+__all__ = ["Rows", "kernel", "moments"]

@@ -1,0 +1,74 @@
+"""E[φ(u) ψ(v)] as E[φ(u) E[ψ(v) | u]]: for pairs whose correlation is too near ±1 for a series.
+
+Given u, v is N(m, s²), and E[ψ(m + s z)] is a formula for every named activation, an integral for other functions.
+The integral over u runs on panels with edges at the breaks of φ, and around those of ψ at distances of order s.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._hermite import series
+from ._panels import largest_density, log_density, resolve
+from ._single import Single, between, blocks
+
+Array = Any
+
+REACH = 10.0
+STEP = 1.0
+AROUND = np.array([0.0, 1.0, 2.5, 4.5, 8.0])  # a break of ψ, in units of s
+TOLERANCE = 1e-13
+PAIRS = 1024  # at once, to bound memory
+
+
+def conditioned(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array]:
+    """E[φ(u) ψ(v)] for pairs of rows with correlations ρ, and the error; `scale` is the size that counts as 1."""
+    if y.f.smoothed is None and x.f.smoothed is not None:
+        x, y = y, x
+    value, error = np.empty(len(rho)), np.empty(len(rho))
+    for block in blocks(len(rho), PAIRS if y.f.smoothed is not None else PAIRS // 16):
+        rows = np.arange(len(rho))[block]
+        value[block], error[block] = _block(x.take(rows), y.take(rows), rho[block], scale[block])
+    return value, error
+
+
+def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array]:
+    slope = rho * y.std
+    rest = y.std * np.sqrt((1.0 - rho) * (1.0 + rho))
+
+    def values(pair: Array, at: Array) -> Array:
+        given_u = _smoothed(y, pair, y.mean[pair][:, None] + slope[pair][:, None] * at, rest[pair])
+        with np.errstate(invalid="ignore", over="ignore"):
+            return x.at(pair, at) * given_u
+
+    rows = np.arange(len(rho))
+    edges = [np.broadcast_to(between(REACH, STEP), (len(rho), len(between(REACH, STEP)))), x.edges(rows, REACH, STEP)]
+    along = Single(y.f, y.mean, np.abs(slope), y.params)  # ψ of what u explains of v
+    edges.append(np.sign(rho)[:, None] * along.edges(rows, REACH, STEP))
+    edges.append(_around(y, slope, rest))
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = resolve(values, np.concatenate(edges, axis=1), largest_density, TOLERANCE, scale)
+        value = found.integrate(found.values * np.exp(log_density(found.x)))
+    return value, np.where(np.isfinite(value), found.error, np.inf)
+
+
+def _around(y: Single, slope: Array, rest: Array) -> Array:
+    """Edges where E[ψ(v) | u] turns: at each break of ψ, and at multiples of s from it."""
+    breaks = y.features.breaks
+    low, high = (np.min(y.mean - REACH * y.std), np.max(y.mean + REACH * y.std))
+    breaks = breaks[(breaks > low) & (breaks < high)][:, None]
+    offsets = np.concatenate([AROUND, -AROUND[1:]])
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        edges = (breaks + offsets * rest[:, None, None] - y.mean[:, None, None]) / slope[:, None, None]
+    return np.clip(np.nan_to_num(edges, nan=REACH), -REACH, REACH).reshape(len(rest), -1)
+
+
+def _smoothed(y: Single, pair: Array, m: Array, s: Array) -> Array:
+    """E[ψ(m + s z)], m of shape (pairs, …)."""
+    if y.f.smoothed is not None:
+        return y.f.smoothed(m, s[:, None])
+    repeats = m.shape[1]
+    params = tuple(np.repeat(p[pair], repeats) for p in y.params)
+    return series(Single(y.f, m.ravel(), np.repeat(s, repeats), params), 1).coefficients[:, 0].reshape(m.shape)

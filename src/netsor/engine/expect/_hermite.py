@@ -1,0 +1,130 @@
+"""Hermite coefficients f_k = E[φ(μ + σ x) h_k(x)], x ~ N(0, 1), with h_k the orthonormal Hermite polynomials.
+
+They hold all that a row contributes to any expectation: E[φ(u)ψ(v)] = Σ_k f_k g_k ρ^k for correlation ρ (Mehler), and
+what is left after K terms is at most |ρ|^K √(rem_f rem_g), rem_f = E[φ²] − Σ_{k<K} f_k², by Parseval.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._panels import NODES, POINTS, WEIGHTS, log_density, resolve, unresolved
+from ._single import Single, between, blocks
+
+Array = Any
+
+TOLERANCE = 2e-14
+VALUES = 2**21  # of the function at once, to bound memory
+
+
+class Series(NamedTuple):
+    """The first K coefficients of rows, with the mean square and what is not known of them."""
+
+    coefficients: Array  # (rows, K)
+    square: Array  # (rows,): E[φ²]
+    error: Array  # (rows,): of any one coefficient
+
+    def take(self, rows: Array) -> Series:
+        """Some of the rows."""
+        return Series(*(part[rows] for part in self))
+
+
+def step(terms: int) -> float:
+    """The length of a panel on which a rule of 16 nodes sees h_k for k < terms, which oscillates like sin(√k x)."""
+    return 1.5 if terms <= 2 else min(1.0, 8.0 / np.sqrt(terms))
+
+
+def reach(terms: int) -> float:
+    """Where to stop: h_0 φ and h_1 φ vanish like the density φ, later ones like √φ only."""
+    return 10.0 if terms <= 2 else 14.0
+
+
+def _largest(left: Array, right: Array, terms: int) -> Array:
+    """A bound of |h_k| φ between left and right, k < terms."""
+    nearest = np.clip(0.0, left, right)
+    if terms <= 2:
+        return np.maximum(1.0, np.abs(nearest)) * np.exp(log_density(nearest))
+    return np.exp(0.5 * log_density(nearest))
+
+
+def series(f: Single, terms: int) -> Series:
+    """The coefficients of rows, each by its own integral."""
+    made = Series(np.zeros((len(f), terms)), np.zeros(len(f)), np.zeros(len(f)))
+    constant = f.std == 0
+    if constant.any():
+        rows = np.nonzero(constant)[0]
+        made.coefficients[rows, 0] = f.at(rows, np.zeros((len(rows), 1)))[:, 0]
+        made.square[rows] = made.coefficients[rows, 0] ** 2
+    varied = np.nonzero(~constant)[0]
+    if len(varied) == 0:
+        return made
+    panels = len(_common(terms)[0])
+    for block in blocks(len(varied), VALUES // (panels * len(POINTS))):
+        _fill(made, f, varied[block], terms)
+    made.error[varied] += _beyond(f, varied, made.square[varied], terms)
+    return made
+
+
+def _beyond(f: Single, rows: Array, square: Array, terms: int) -> Array:
+    """What may lie beyond reach; unbounded for a function that grows so fast that the ends matter."""
+    end = reach(terms)
+    values = f.at(rows, np.array([[-end, end]]))
+    with np.errstate(invalid="ignore", over="ignore"):
+        beyond = np.max(np.abs(values), axis=1) * _largest(end, end, terms)
+        return np.where(beyond <= 1e-4 * np.sqrt(square), beyond, np.where(beyond > 0, np.inf, 0.0))
+
+
+@cache
+def _common(terms: int) -> tuple[Array, Array, Array]:
+    """Panels for all smooth rows: points (panels, POINTS), the largest |h_k| φ (panels,), and (nodes, K + 1): w, w h_0, w h_1, …."""
+    edges = between(reach(terms), step(terms))
+    half = 0.5 * np.diff(edges)[:, None]
+    points = 0.5 * (edges[:-1] + edges[1:])[:, None] + half * POINTS
+    x = (points[:, :NODES]).ravel()
+    weight = (half * WEIGHTS).ravel() * np.exp(log_density(x))
+    table = np.stack([weight, *(weight * h for h in _hermite(x, terms))], axis=1)
+    return points, _largest(edges[:-1], edges[1:], terms), table
+
+
+def _hermite(x: Array, terms: int) -> Any:
+    previous, h = np.zeros_like(x), np.ones_like(x)
+    for k in range(terms):
+        yield h
+        previous, h = h, (x * h - np.sqrt(k) * previous) / np.sqrt(k + 1)
+
+
+def _fill(made: Series, f: Single, rows: Array, terms: int) -> None:
+    points, largest, table = _common(terms)
+    values = f.at(rows, points.reshape(1, -1)).reshape(len(rows), *points.shape)
+    own = f.edges(rows, reach(terms), step(terms))
+    with np.errstate(invalid="ignore", over="ignore"):
+        missing = unresolved(values) * largest * (2 * reach(terms) / len(points))
+        flat = values[..., :NODES].reshape(len(rows), -1)
+        square = (flat * flat) @ table[:, 0]
+        smooth = np.all(missing <= TOLERANCE * np.sqrt(square)[:, None], axis=1)
+    smooth &= np.all(np.abs(own) >= reach(terms), axis=1)
+    good = rows[smooth]
+    made.coefficients[good] = flat[smooth] @ table[:, 1:]
+    made.square[good] = square[smooth]
+    made.error[good] = np.sum(missing[smooth], axis=1)
+    rest = rows[~smooth]
+    for block in blocks(len(rest), VALUES // (2 * points.size)):
+        _fill_own(made, f, rest[block], terms)
+
+
+def _fill_own(made: Series, f: Single, rows: Array, terms: int) -> None:
+    """On panels of their own, with edges where the function has its breaks."""
+    common = np.broadcast_to(between(reach(terms), step(terms)), (len(rows), len(_common(terms)[0]) + 1))
+    edges = np.concatenate([common, f.edges(rows, reach(terms), step(terms))], axis=1)
+    found = resolve(lambda row, x: f.at(rows[row], x), edges, partial(_largest, terms=terms), TOLERANCE)
+    density = np.exp(log_density(found.x))
+    with np.errstate(invalid="ignore", over="ignore"):
+        made.square[rows] = found.integrate(found.values**2 * density)
+        weighted = found.weight * found.values * density
+        starts = np.searchsorted(found.row, np.arange(len(rows))) * NODES
+        for k, h in enumerate(_hermite(found.x.ravel(), terms)):
+            made.coefficients[rows, k] = np.add.reduceat(weighted.ravel() * h, starts)
+    made.error[rows] = np.where(np.isfinite(made.square[rows]), found.error, np.inf)

@@ -1,0 +1,123 @@
+"""Integration over panels that are halved until the integrand is a polynomial on each of them.
+
+A panel carries a Gauss–Legendre rule. Its integrand counts as resolved when the last Legendre coefficients of its
+values are negligible; until then the panel is halved. What stays unresolved is the error. Many integrals are done at
+once: a panel knows the number of its integral.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+Array = Any
+
+NODES = 16  # of a panel
+HALVINGS = 48
+FAILING = 400  # panels of one integral that may fail at once: more is noise or an unbounded oscillation
+
+NODE, WEIGHTS = special.roots_legendre(NODES)
+NEXT = 1.0 - 1e-6  # checked too, or a jump between the last node and the end would not be seen
+POINTS = np.concatenate([NODE, [-NEXT, NEXT]])
+
+
+def _checks() -> Array:
+    """Values at the points ↦ the last three Legendre coefficients, and a tenth of what is missed next to the ends."""
+    at_node, at_point = (np.polynomial.legendre.legvander(x, NODES - 1) for x in (NODE, POINTS))
+    coefficients = at_node * WEIGHTS[:, None] * (np.arange(NODES) + 0.5)
+    last = np.concatenate([coefficients[:, -3:], np.zeros((2, 3))])
+    next_to_ends = np.concatenate([-coefficients @ at_point[NODES:].T, np.eye(2)])
+    checks = np.concatenate([last, 0.1 * next_to_ends], axis=1)
+    for columns, degree in ((slice(0, 3), NODES - 3), (slice(3, 5), NODES)):  # without the noise of lower degrees
+        q = np.linalg.qr(at_point[:, :degree])[0]
+        checks[:, columns] -= q @ (q.T @ checks[:, columns])
+    return checks
+
+
+CHECKS = _checks()
+
+
+class Resolved(NamedTuple):
+    """The panels on which each integrand is resolved, with its values at their nodes."""
+
+    row: Array  # (panels,): which integral, in increasing order
+    x: Array  # (panels, NODES)
+    weight: Array  # (panels, NODES), of Lebesgue measure
+    values: Array  # (panels, NODES)
+    error: Array  # (rows,): ∫ |what is not resolved| · density
+
+    def integrate(self, values: Array) -> Array:
+        """Σ weight · values, a row each; values of shape (panels, NODES)."""
+        return np.bincount(self.row, np.sum(self.weight * values, axis=1), len(self.error))
+
+
+def log_density(x: Array) -> Array:
+    """Of N(0, 1)."""
+    return -0.5 * x * x - 0.5 * np.log(2 * np.pi)
+
+
+def unresolved(values: Array) -> Array:
+    """How far values (…, POINTS) are from those of a polynomial."""
+    return np.sum(np.abs(values @ CHECKS), axis=-1)
+
+
+def largest_density(left: Array, right: Array) -> Array:
+    """The density of N(0, 1) where it is largest in [left, right]."""
+    return np.exp(log_density(np.clip(0.0, left, right)))
+
+
+def panels_between(edges: Array) -> tuple[Array, Array, Array]:
+    """(row, left, right) of the panels of positive length between sorted edges (rows, edges)."""
+    left, right = edges[:, :-1], edges[:, 1:]
+    keep = right - left > 1e-15 * (1.0 + np.abs(left))
+    return np.nonzero(keep)[0], left[keep], right[keep]
+
+
+def resolve(
+    values_at: Callable[[Array, Array], Array],
+    edges: Array,
+    density: Callable[[Array, Array], Array],
+    tolerance: float,
+    scale: Array | None = None,
+) -> Resolved:
+    """Halve the panels between edges (rows, edges) until values_at(row, x) is resolved to tolerance · scale.
+
+    `density(left, right)` is the largest weight that the values will meet on a panel. Without a scale it is the root
+    mean square of the values under that weight.
+    """
+    row, left, right = panels_between(np.sort(edges, axis=1))
+    rows = len(edges)
+    error = np.zeros(rows)
+    done: list[tuple[Array, ...]] = []
+    for halving in range(HALVINGS + 1):
+        half = 0.5 * (right - left)
+        x = 0.5 * (left + right)[:, None] + half[:, None] * POINTS
+        values = values_at(row, x)
+        finite = np.isfinite(values).all(axis=1)
+        weight = half[:, None] * WEIGHTS
+        with np.errstate(invalid="ignore", over="ignore"):
+            if scale is None:
+                mass = np.sum(weight * values[:, :NODES] ** 2, axis=1) * density(left, right)
+                scale = np.sqrt(np.bincount(row[finite], mass[finite], rows))
+            missing = np.where(finite, unresolved(values), np.inf) * 2 * half * density(left, right)
+        failing = (missing > tolerance * scale[row]) & finite
+        many = np.bincount(row[failing], minlength=rows) > FAILING
+        failing &= ~many[row] & (halving < HALVINGS)
+        failing &= half > 1e-16 * (1.0 + np.abs(left))
+        good = ~failing
+        error += np.bincount(row[good], missing[good], rows)
+        done.append((row[good], x[good, :NODES], weight[good], values[good, :NODES]))
+        if not failing.any():
+            break
+        middle = 0.5 * (left + right)[failing]
+        row = np.repeat(row[failing], 2)
+        left, right = (
+            np.stack([left[failing], middle], axis=1).ravel(),
+            np.stack([middle, right[failing]], axis=1).ravel(),
+        )
+    row, x, weight, values = (np.concatenate(parts) for parts in zip(*done, strict=True))
+    order = np.argsort(row, kind="stable")
+    return Resolved(row[order], x[order], weight[order], values[order], error)

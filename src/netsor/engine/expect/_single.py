@@ -1,0 +1,77 @@
+"""Functions of one Gaussian argument, φ(μ + σ x; p_1, …) with x ~ N(0, 1): rows, their values, their panels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...activations import Function
+from ._features import Features, declared, features
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Single:
+    """Rows of one function, with flat arrays: an entry a row."""
+
+    f: Function
+    mean: Array
+    std: Array
+    params: tuple[Array, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def take(self, rows: Array) -> Single:
+        """Some of the rows."""
+        return Single(self.f, self.mean[rows], self.std[rows], tuple(p[rows] for p in self.params))
+
+    @cached_property
+    def features(self) -> Features:
+        """Where φ is not smooth, or smooth on small intervals only."""
+        return declared(self.f) if self.params else features(self.f)
+
+    @property
+    def centred(self) -> bool:
+        """Whether a row is known by its variance alone."""
+        return not self.params and not self.mean.any()
+
+    def at(self, rows: Array, x: Array) -> Array:
+        """φ at x (rows, …), standardised."""
+        return self.of(rows, self.mean[rows][:, None] + self.std[rows][:, None] * x)
+
+    def of(self, rows: Array, u: Array) -> Array:
+        """φ(u; p_1, …) with the parameters of the rows, u of shape (rows, …)."""
+        with np.errstate(all="ignore"):
+            values = self.f(u, *(p[rows][:, None] for p in self.params))
+        return np.broadcast_to(values, u.shape)
+
+    def edges(self, rows: Array, reach: float, step: float) -> Array:
+        """The standardised breaks, and the ends of intervals shorter than a step, (rows, edges); none beyond reach."""
+        mean, std = self.mean[rows][:, None], self.std[rows][:, None]
+        low, high = np.min(mean - reach * std), np.max(mean + reach * std)
+        breaks, _, left, right = self.features
+        breaks = breaks[(breaks > low) & (breaks < high)]
+        short = (right > low) & (left < high) & (right - left < step * np.max(std))
+        left, right = left[short], right[short]
+        ends = np.concatenate([left, right])
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            x = (ends - mean) / std
+            x = np.where(np.concatenate([right - left] * 2) < step * std, x, reach)
+            x = np.concatenate([(breaks - mean) / std, x], axis=1)
+        return np.clip(np.nan_to_num(x, nan=reach), -reach, reach)
+
+
+def between(reach: float, step: float) -> Array:
+    """Edges at equal distances from −reach to reach."""
+    return np.linspace(-reach, reach, 2 * int(np.ceil(reach / step)) + 1)
+
+
+def blocks(rows: int, size: int) -> Sequence[slice]:
+    """Slices of at most `size` rows, to bound memory."""
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, max(size, 1))]

@@ -1,0 +1,134 @@
+"""Lowering: a graph with its widths bound becomes a plan. Every decision is taken here, from structure and constants.
+
+Given its inputs, the rows of (W x^1, …, W x^k) are i.i.d. N(0, σ_W² G), G_ij = ⟨x^i, x^j⟩/in. If σ_W² G = C C^T, then
+(W x^i)_i = C E, with E fresh standard isotropic vectors: the sources. A vector is kept as its coordinates in the frame
+of its cluster (see `_frame`), so that products are sums over a few directions in place of n coordinates.
+
+Without any shortcut every source is drawn whole in the frame of its cluster, and every Gram matrix asked for directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from ...language._graph import ordered
+from ...language._narrow import narrow
+from ...language._operation import (
+    Add,
+    Apply,
+    Concat,
+    Constant,
+    Data,
+    Dot,
+    Gaussian,
+    Join,
+    MatMul,
+    Mix,
+    Nonlin,
+    Scale,
+    Take,
+)
+from ...language._value import Scalar, Value, Vector
+from .._error import ExactError
+from .._plan import Plan, Register, named
+from ..passes import SHORTCUTS, rewrite
+from ..passes._rewrite import Context, Fuse
+from ._linear import concatenated, linear, mixed, taken
+from ._nonlinear import nonlin, turn
+from ._outputs import results
+from ._products import dot
+from ._sources import fuse, gaussian, matmul
+from ._state import Lowered, State
+
+
+def make_plan(
+    outputs: Sequence[Value],
+    bound: Mapping[str, float],
+    title: str = "",
+    without: Collection[str] = (),
+    shift: int = 0,
+) -> Plan:
+    """The plan for a program with its widths bound; `without` names shortcuts to leave out."""
+    unknown = set(without) - set(SHORTCUTS)
+    if unknown:
+        raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
+    narrowed = narrow(outputs)
+    context = Context(bound, {value: number for number, value in enumerate(ordered(narrowed))})
+    return _lowered(State(rewrite(narrowed, context, without), context, frozenset(without), shift), title)
+
+
+def _lowered(s: State, title: str) -> Plan:
+    """Lower every value, in order, and what is asked of the outputs."""
+    live = _last_uses(s.values, s.outputs)
+    for index, value in enumerate(s.values):
+        if isinstance(value, Vector):
+            s.vectors[value] = _vector(s, value)
+            for group in s.groups:
+                if group.nonlinear and group.nonlinear[-1] is value:
+                    turn(s, group, index, live)
+        elif isinstance(value, Scalar):
+            s.scalars[value] = _scalar(s, value)
+    mean, columns = results(s)
+    return Plan(title, s.build.steps, mean, columns, tuple(s.context.notes), s.build.expects)
+
+
+def _vector(s: State, value: Vector) -> Lowered:
+    build = s.build
+    match value.op:
+        case Gaussian():
+            return gaussian(s, value, value.op)
+        case Data(vectors):
+            return Lowered(build.constant(vectors.reshape(*value.shape, s.blocks[value.width], -1)))
+        case MatMul():
+            return matmul(s, value, value.op)
+        case Fuse(x):
+            return fuse(s, value, x)
+        case Nonlin(f, vectors, scalars):
+            return nonlin(s, value, f, vectors, scalars)
+        case Add(x, y):
+            return linear(s, value, [x, y], lambda a, b: build.step("add", a, b), lined=True)
+        case Scale(c, x):
+            factor = s.lined(s.scalars[c], c.ndim, value.ndim)
+            factor = build.reshape(factor, *factor.shape, 1, 1)
+            return linear(s, value, [x], lambda a: build.step("multiply", a, factor), lined=True, by=c)
+        case Mix(a, x):
+            weights = s.lined(s.scalars[a], a.ndim, value.ndim + 1)
+            return linear(s, value, [x], lambda v: mixed(s, weights, v), lined=True, by=a)
+        case Concat(x, axis):
+            return linear(s, value, [x], lambda a: concatenated(s, a, axis))
+        case Take(x, flat):
+            return linear(s, value, [x], lambda a: taken(s, a, x.ndim, flat))
+        case Join(parts):
+            return linear(s, value, parts, lambda *arrays: build.step("join", *arrays, axis=0))
+    raise ExactError(value, f"{type(value.op).__name__} is unknown to the exact engine")
+
+
+def _scalar(s: State, value: Scalar) -> Register:
+    build = s.build
+    match value.op:
+        case Constant(numbers):
+            return build.constant(numbers)
+        case Dot(x, y, power):
+            return dot(s, value, x, y, power)
+        case Apply(f, scalars, axes):
+            leading = max(p.ndim for p in scalars) - axes
+            arrays = [s.lined(s.scalars[p], p.ndim, leading + axes) for p in scalars]
+            return build.step(
+                "apply", *arrays, made=value.shape, words=f"{named(f)} of scalars", f=f, shape=value.shape
+            )
+        case Take(x, flat):
+            return taken(s, s.scalars[x], x.ndim, flat)
+        case Join(parts):
+            return build.step("join", *(s.scalars[part] for part in parts), axis=0)
+    raise ExactError(value, f"{type(value.op).__name__} is unknown to the exact engine")
+
+
+def _last_uses(values: Sequence[Value], outputs: Sequence[Value]) -> dict[Value, int]:
+    """The place of the last value that needs the coordinates of each."""
+    last = dict.fromkeys(values, -1)
+    for k, value in enumerate(values):
+        for x in value.op.inputs:
+            last[x] = k
+    for output in outputs:
+        last[output] = len(values)
+    return last

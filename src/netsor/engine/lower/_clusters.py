@@ -1,0 +1,189 @@
+"""Clusters: which vectors can ever meet, so which of them share a frame.
+
+Vectors that are combined, multiplied by one matrix, or asked for a product belong to one cluster, and each cluster has
+a frame of its own ("different heads never meet before the concatenation"). Clusters of one structure form a group, and
+are an axis of one array. A width that is a concatenation of narrower ones is a number of blocks, each a space of its
+own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from ...language._graph import widths_of
+from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Mix, Nonlin, Source, Take
+from ...language._value import Value, Vector
+from ...language._width import Width
+from ..passes._rewrite import Fuse
+
+Ints = npt.NDArray[np.intp]
+
+
+@dataclass(eq=False)
+class Group:
+    """Clusters of one structure, each with its frame: for every value and source, where its parts are.
+
+    `positions[v]` lists, for each frame, the vectors of v in it (flat, over shape and blocks); `slots[v]` the sources
+    of v in it (flat, over members and blocks).
+    """
+
+    number: int
+    width: float
+    frames: int
+    positions: dict[Value, Ints]
+    slots: dict[Value, Ints]
+    constant: bool = False  # (1, …, 1) is a vector of these clusters
+    nonlinear: list[Value] = field(default_factory=list)  # in order
+    given: bool = False  # data is among the vectors
+
+
+def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict[Width, int], dict[Width, float]]:
+    """How many blocks each width has, and how wide one is: a concatenation and its parts have blocks in common."""
+    widths = widths_of(values)
+    together = {width: {width} for width in widths}
+    for value in values:
+        if isinstance(value.op, Concat) and isinstance(value, Vector):
+            joined = together[value.op.x.width] | together[value.width]
+            for width in joined:
+                together[width] = joined
+    factor = {width: math.gcd(*(w.factor for w in together[width])) for width in widths}
+    blocks = {width: width.factor // factor[width] for width in widths}
+    return blocks, {width: width.bind(bound) / blocks[width] for width in widths}
+
+
+class Clusters:
+    """Connected components of vectors, by numbers: one for each vector and block, one for each member and block."""
+
+    def __init__(self, values: Sequence[Value], blocks: Mapping[Width, int]) -> None:
+        self.values, self.blocks = values, blocks
+        self.count = 0
+        self.edges: list[tuple[Ints, Ints]] = []
+        self.ids: dict[Value, Ints] = {}  # shape + (blocks,)
+        self.members: dict[Value, Ints] = {}  # of a source: (members, blocks)
+        self.parts: dict[Value, Ints] = {}
+        self.inputs: dict[tuple[Source, int], list[Ints]] = {}
+        self.outputs: dict[tuple[Source, int], Ints] = {}
+        for value in values:
+            if isinstance(value, Vector):
+                self.ids[value] = self._vector(value)
+            elif isinstance(value.op, Dot):
+                x, y = self.ids[value.op.x], self.ids[value.op.y]
+                ndim = value.ndim  # a batch, the two paired axes, and the blocks
+                x, y = (i.reshape((1,) * (ndim - i.ndim) + i.shape) for i in (x, y))
+                self._link(x[..., :1, :], x)
+                self._link(y[..., :1, :], y)
+                self._link(x[..., 0, :], y[..., 0, :])
+
+    def _new(self, *shape: int) -> Ints:
+        size = int(np.prod(shape, dtype=int))
+        self.count += size
+        return np.arange(self.count - size, self.count).reshape(shape)
+
+    def _link(self, a: Ints, b: Ints) -> None:
+        first, second = np.broadcast_arrays(a, b)
+        self.edges.append((first.ravel(), second.ravel()))
+
+    def labels(self) -> Ints:
+        """The component of every number."""
+        first, second = (np.concatenate([np.zeros(0, np.intp), *(e[i] for e in self.edges)]) for i in (0, 1))
+        graph = coo_array((np.ones(len(first), dtype=np.int8), (first, second)), shape=(self.count, self.count))
+        return np.asarray(connected_components(graph, directed=False)[1], dtype=np.intp)
+
+    def _vector(self, value: Vector) -> Ints:
+        blocks = self.blocks[value.width]
+        match value.op:
+            case Take(x, flat):
+                return self.ids[x].reshape(x.size, blocks)[flat]
+            case Join(parts):
+                return np.concatenate([self.ids[part] for part in parts])
+            case Concat(x, axis):
+                ids = np.moveaxis(self.ids[x], axis, -2)
+                return ids.reshape(*ids.shape[:-2], blocks)
+        ids = self._new(*value.shape, blocks)
+        match value.op:
+            case Gaussian(_, _, factor):
+                members = self.members[value] = self._new(factor.shape[-1], blocks)
+                *_, vector, column = np.nonzero(factor.reshape(value.size, factor.shape[-1]))
+                self._link(ids.reshape(value.size, blocks)[vector], members[column])
+            case Fuse(x):
+                label = self.labels()[self.ids[x]].ravel()
+                found, counts = np.unique(label, return_counts=True)
+                if len(set(counts.tolist())) > 1:  # unequal parts: one member holds them all
+                    found, label = found[:1], np.full_like(label, found[0])
+                self.parts[value] = np.stack([places for _, places in _split(label)])
+                members = self.members[value] = self._new(len(found), 1)
+                self._link(ids.ravel(), members[np.searchsorted(found, label), 0])
+            case MatMul(weight, x, each):
+                acting = weight.members.ravel().tolist()
+                members = self.members[value] = self._new(len(acting), blocks)
+                self._link(ids.reshape(len(acting), -1, blocks), members[:, None])
+                inputs = self.ids[x].reshape(len(acting) if each else 1, -1, self.blocks[x.width])
+                for number, member in enumerate(acting):
+                    # one matrix wants the products of all its inputs, and its outputs share sources
+                    key = weight.source, member
+                    rows = inputs[number if each else 0]
+                    if each or number == 0:
+                        self._link(rows[:1], rows)
+                    if key in self.inputs:
+                        self._link(self.inputs[key][0], rows[:1])
+                        self._link(self.outputs[key], members[number])
+                    self.inputs.setdefault(key, []).append(rows[:1])
+                    self.outputs[key] = members[number]
+            case Mix(_, x):
+                rows = self.ids[x]
+                self._link(rows[..., :1, :], rows)
+                lead = rows[..., :1, :]
+                self._link(ids, lead.reshape((1,) * (ids.ndim - lead.ndim) + lead.shape))
+            case _:
+                for y in value.op.inputs:
+                    if isinstance(y, Vector):
+                        self._link(ids, self.ids[y].reshape((1,) * (value.ndim - y.ndim) + self.ids[y].shape))
+        return ids
+
+    def groups(self, widths: Mapping[Width, float]) -> list[Group]:
+        """The clusters, grouped by their structure: the numbers of vectors and sources of each value in them."""
+        label = self.labels() if self.count else np.zeros(0, np.intp)
+        content: dict[int, list[tuple[int, bool, Value, Ints]]] = {}
+        for number, value in enumerate(self.values):
+            for is_source, table in ((False, self.ids), (True, self.members)):
+                if value in table:
+                    for cluster, places in _split(label[table[value]].ravel()):
+                        content.setdefault(cluster, []).append((number, is_source, value, places))
+        alike: dict[tuple[tuple[int, bool, int], ...], list[int]] = {}
+        for cluster, parts in content.items():
+            alike.setdefault(tuple((n, s, len(p)) for n, s, _, p in parts), []).append(cluster)
+        groups: list[Group] = []
+        for clusters in alike.values():
+            width = next(widths[v.width] for _, _, v, _ in content[clusters[0]] if isinstance(v, Vector))
+            group = Group(len(groups), width, len(clusters), {}, {})
+            for k, (_, is_source, value, _) in enumerate(content[clusters[0]]):
+                places = np.stack([content[cluster][k][3] for cluster in clusters])
+                (group.slots if is_source else group.positions)[value] = places
+                if not is_source:
+                    group.constant |= isinstance(value.op, Gaussian) and bool(value.op.mean.any())
+                    group.given |= isinstance(value.op, Data)
+                    if isinstance(value.op, Nonlin):
+                        group.nonlinear.append(value)
+            groups.append(group)
+        for value in self.values:  # a mean goes on through a Fuse
+            if isinstance(value.op, Fuse):
+                constant = any(group.constant for group in groups if value.op.x in group.positions)
+                for group in groups:
+                    group.constant |= constant and value in group.positions
+        return groups
+
+
+def _split(labels: Ints) -> Iterator[tuple[int, Ints]]:
+    """The positions of each label."""
+    if not labels.size:
+        return
+    order = np.argsort(labels, kind="stable")
+    found, starts = np.unique(labels[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, starts[1:]), strict=True)

@@ -1,0 +1,234 @@
+"""Outputs of nonlinearities at infinite width, as rows of coordinates: features.
+
+A feature F = φ(u; p) of Gaussian vectors u is its regression on them and a rest orthogonal to them: F = E[F] 1 + β u +
+rest, β = E[φ'] by Stein's lemma. The rests of all features of a frame have a Gram matrix of Gaussian expectations, and
+its triangular factor gives each feature coordinates along the rests before it and one new direction. So, as everywhere
+in the engine, products are sums over directions.
+
+Features that are never asked for a product with a linear vector (or with those of another nonlinearity) need no
+coordinates along it: the shortcut `apart`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ...activations import Function
+from .._plan import Builder, Register, named
+from ..passes.compose import Composed
+from ._frame import Frame
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Functions of Gaussian vectors, in the frames of a group: (frames, k) of them."""
+
+    f: Function
+    arguments: Register  # (frames, k, r, directions)
+    supports: npt.NDArray[np.bool_]  # (r, directions): random ones, along which some frame's argument has coordinates
+    params: tuple[Register, ...]  # (frames, k) each
+
+    @property
+    def count(self) -> int:
+        """How many there are in a frame."""
+        return self.arguments.shape[1]
+
+    def factors(self) -> list[tuple[Function, tuple[int, ...]]]:
+        """The functions that these are products of, each with the numbers of its arguments (vectors, then scalars)."""
+        if isinstance(self.f, Composed) and self.f.factors:
+            return list(self.f.factors)
+        return [(self.f, tuple(range(self.arguments.shape[2] + len(self.params))))]
+
+
+@dataclass(eq=False)
+class Rests:
+    """The features of one component of a frame so far, and the factor of the Gram matrix of their rests."""
+
+    features: list[Features] = field(default_factory=list)
+    along: list[Register] = field(default_factory=list)  # of each: the coordinates along linear directions
+    factor: Register | None = None  # (frames, K, K)
+    places: list[int] = field(default_factory=list)  # the directions of the rests
+
+
+def added(
+    build: Builder, frame: Frame, rests: Rests, new: Features, linear: bool, number: tuple[int, int], words: str
+) -> Register:
+    """The coordinates (frames, k, directions) of new features; `linear` if products with linear vectors are asked for.
+
+    The frame gets a direction for each.
+    """
+    frames, count, old = frame.group.frames, new.count, frame.directions
+    constant = bool(frame.group.constant)
+    if linear:
+        along = _regression(build, new, constant, old)
+    else:
+        along = build.constant(np.zeros((frames, count, old)))
+    whole = _kernel(build, new, new, constant, words)
+    block = _less(build, whole, along, along) if linear else whole
+    rows = along
+    if rests.factor is None:
+        fresh = rests.factor = build.step("residual", block, whole, words=f"coordinates of {words}")
+    else:
+        cross = []
+        for earlier, part in zip(rests.features, rests.along, strict=True):
+            both = _kernel(build, new, earlier, constant, words)
+            cross.append(_less(build, both, along, build.fitted(part, old)) if linear else both)
+        joined = build.step("join", *cross, axis=2) if len(cross) > 1 else cross[0]
+        below = build.step("solve", rests.factor, joined)
+        fresh = build.step("residual", _less(build, block, below, below), whole, words=f"coordinates of {words}")
+        size = rests.factor.shape[-1]
+        above = build.step("pad", rests.factor, before=0, after=count)
+        rests.factor = build.step("join", above, build.step("join", below, fresh, axis=2), axis=1)
+        place = np.full(old, size)  # of each direction among the rests; the last is a 0
+        place[rests.places] = np.arange(size)
+        spread = build.step("take", build.step("pad", below, before=0, after=1), places=place, axis=2)
+        rows = build.step("add", rows, spread)
+    frame.unit(number, count, feature=True)
+    rests.places += range(old, old + count)
+    rests.features.append(new)
+    rests.along.append(along)
+    return build.step("join", rows, fresh, axis=2)
+
+
+def _less(build: Builder, gram: Register, a: Register, b: Register) -> Register:
+    """A Gram matrix less the products of rows."""
+    return build.step("add", gram, build.step("scale", build.step("gram", a, b), by=-1.0))
+
+
+def _kernel(build: Builder, x: Features, y: Features, constant: bool, words: str) -> Register:
+    """E[F_i F'_j]: a product over the parts of the factors that are independent of each other."""
+    total: Register | None = None
+    for ours, theirs in _independent(x, y):
+        left, right = (_part(build, z, factors) for z, factors in ((x, ours), (y, theirs)))
+        if left is None or right is None:
+            side = left or right
+            assert side is not None
+            u, f, params = side
+            mean = build.step("part", _moments(build, u, f, params, constant), start=0, stop=1)  # (frames, k, 1)
+            found = mean if left else build.step("transposed", mean)
+        else:
+            (u, f, p), (v, g, q) = left, right
+            width = max(u.shape[-1], v.shape[-1])
+            found = build.step(
+                "kernel",
+                build.fitted(u, width),
+                build.fitted(v, width),
+                *p,
+                *q,
+                words=f"E[{named(f)} {named(g)}] for {words}",
+                made=(u.shape[0], u.shape[1], v.shape[1]),
+                f=f,
+                g=g,
+                given=len(p),
+                constant=constant,
+            )
+        total = found if total is None else build.step("multiply", total, found)
+    assert total is not None
+    return total
+
+
+def _moments(build: Builder, u: Register, f: Function, params: Sequence[Register], constant: bool) -> Register:
+    made = (*u.shape[:2], 1 + u.shape[2])
+    return build.step("moments", u, *params, made=made, f=f, constant=constant)
+
+
+def _regression(build: Builder, new: Features, constant: bool, directions: int) -> Register:
+    """E[F] along (1, …, 1) and β · u along the rest, (frames, k, directions)."""
+    frames, count = new.arguments.shape[:2]
+    parts = [_part(build, new, factors) for factors, _ in _independent(new, None)]
+    moments = [(u, _moments(build, u, f, params, constant)) for u, f, params in (p for p in parts if p is not None)]
+    means = [build.step("part", m, start=0, stop=1) for _, m in moments]
+    total: Register | None = None
+    for k, (u, m) in enumerate(moments):
+        slopes = build.reshape(build.step("part", m, start=1, stop=m.shape[-1]), frames, count, 1, u.shape[2])
+        row = build.reshape(build.step("product", slopes, u), frames, count, u.shape[-1])
+        for i, mean in enumerate(means):
+            if i != k:
+                row = build.step("multiply", row, mean)
+        total = row if total is None else build.step("add", total, row)
+    assert total is not None
+    total = build.fitted(total, directions)
+    if constant:  # the first direction: the mean itself, in place of β times the means of the arguments
+        mean = means[0]
+        for other in means[1:]:
+            mean = build.step("multiply", mean, other)
+        total = build.step("join", mean, build.step("part", total, start=1, stop=directions), axis=2)
+    return total
+
+
+Factors = list[tuple[Function, tuple[int, ...]]]
+
+
+def _independent(x: Features, y: Features | None) -> list[tuple[Factors, Factors]]:
+    """The factors of x, and of y, in sets that have no direction in common; by structure, not by drawn numbers."""
+    sets: list[tuple[npt.NDArray[np.bool_], Factors, Factors]] = []
+    for side, features in enumerate((x, y) if y is not None else (x,)):
+        vectors = features.arguments.shape[2]
+        width = max(features.supports.shape[1], *(z.supports.shape[1] for z in (x, y) if z is not None))
+        for f, numbers in features.factors():
+            reach = np.zeros(width, dtype=bool)
+            for number in numbers:
+                if number < vectors:
+                    reach[: features.supports.shape[1]] |= features.supports[number]
+            found: tuple[npt.NDArray[np.bool_], Factors, Factors] = (reach, [], [])
+            found[1 + side].append((f, numbers))  # type: ignore[union-attr]
+            apart, attached = [], False
+            for other in sets:
+                meets = (other[0][: len(reach)] & found[0][: len(other[0])]).any()
+                # a factor that is not random goes with any one of the others
+                loose = not other[0].any() or (not reach.any() and not attached)
+                if meets or loose:
+                    attached = True
+                    both = np.zeros(max(len(other[0]), len(found[0])), dtype=bool)
+                    both[: len(other[0])] |= other[0]
+                    both[: len(found[0])] |= found[0]
+                    found = both, other[1] + found[1], other[2] + found[2]
+                else:
+                    apart.append(other)
+            sets = [*apart, found]
+    return [(ours, theirs) for _, ours, theirs in sets]
+
+
+@dataclass(frozen=True)
+class _Product:
+    """The product of functions, each of some of the arguments."""
+
+    factors: tuple[tuple[Function, tuple[int, ...]], ...]
+
+    def __call__(self, *arguments: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        made = 1.0
+        for f, numbers in self.factors:
+            made = made * f(*(arguments[k] for k in numbers))
+        return made  # type: ignore[return-value]
+
+
+def _part(build: Builder, x: Features, factors: Factors) -> tuple[Register, Function, tuple[Register, ...]] | None:
+    """Some factors of features as features: arguments, function and parameters; None if there are no factors."""
+    if not factors:
+        return None
+    vectors = x.arguments.shape[2]
+    numbers = sorted({number for _, of in factors for number in of})
+    chosen = [n for n in numbers if n < vectors]
+    params = tuple(x.params[n - vectors] for n in numbers if n >= vectors)
+    if len(factors) == 1 and list(factors[0][1]) == numbers:
+        f = factors[0][0]
+    else:
+        place = {number: k for k, number in enumerate(numbers)}
+        f = Function("product", _Product(tuple((g, tuple(place[n] for n in of)) for g, of in factors)))
+    if not chosen:  # scalars alone: a function of an argument that it does not look at
+        chosen, f = [0], Function(f.name, _Constant(f))
+    return build.taken(x.arguments, np.array(chosen), axis=2), f, params
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """A function of parameters alone, with an argument in front."""
+
+    f: Function
+
+    def __call__(self, u: npt.NDArray[np.float64], *params: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return self.f(*params) + 0.0 * u  # type: ignore[no-any-return]

@@ -1,0 +1,200 @@
+"""Frames: sources by their coordinates along orthonormal directions that grow in number (Bartlett), at any width.
+
+A standard isotropic vector of R^m has coordinates (N(0,1), …, N(0,1), χ_{m−d}) in a frame of d earlier directions, the
+last along a new direction of its own; once d = m the frame is full and there are m normal coordinates and no χ. Divided
+by √m and with m → ∞ this is 1 along its own direction and N(0,1)/√m along every other: so at m = ∞ coordinates are of
+order 1, and a score, a product of order 1/√m, is Σ_ab x_a N_ab y_b with N_ab the normals of the pairs of directions.
+
+A `Frame` holds the frames of one group of clusters while a program is lowered; coordinates are registers
+(frames, vectors, directions).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .._expectation import NODES, gaussian_nodes
+from .._plan import CHI, COORDINATES, CROSS, ORIENTATION, ORIENTATION_CHI, OWN, Builder, Register
+from ._clusters import Group
+
+# What a cluster's coordinates are
+STANDARD = "standard"  # finite width, every coordinate: it meets a nonlinearity, or data
+GROWING = "growing"  # finite width, Gram matrices alone: a frame that grows
+LIMIT = "limit"  # infinite width: one direction a source, and Gaussian expectations
+AT_NODES = "nodes"  # infinite width, values at quasi-random nodes
+NO_VALUE = (-1, 0)
+UNITS = "units"  # sources that a Fuse replaces: one direction each, whatever the width
+
+
+@dataclass(frozen=True, eq=False)
+class Directions:
+    """A range of directions that came together: of one source, or of one nonlinearity's outputs."""
+
+    start: int
+    stop: int
+    number: tuple[int, int]  # of the value, for seeds; (−1, 0) for (1, …, 1)
+    feature: bool = False
+
+
+class Frame:
+    """The frames of one group: how many directions they have, and what is known of those."""
+
+    def __init__(self, group: Group, kind: str, build: Builder) -> None:
+        self.group, self.kind, self.build = group, kind, build
+        self.turned = False
+        self.directions = 0
+        self.constant: Register | None = None  # the coordinates of (1, …, 1), (frames, directions)
+        self.oriented: Register | None = None  # the first coordinate of each direction, as far as it is known
+        self.blocks: list[Directions] = []
+        self.pairs: dict[tuple[int, int], Register] = {}
+        self.crossings: dict[int, int] = {}
+        self.sources = 0  # at nodes, the rows in use
+        self.asked = 0  # how often the frame was oriented
+        if kind == STANDARD:
+            self.directions = int(group.width)
+        elif kind == AT_NODES:
+            self.directions = NODES
+        elif group.constant or kind == UNITS:  # a Fuse wants its means apart, in every frame
+            self.directions = 1
+            self.blocks.append(Directions(0, 1, NO_VALUE))
+        self.behind = np.zeros(
+            (group.frames, self.directions), dtype=bool
+        )  # directions of which a feature is a function
+        if group.constant or kind == UNITS:
+            row = np.ones(self.directions)
+            if kind == GROWING:
+                row *= math.sqrt(group.width)
+            elif kind == AT_NODES:
+                row /= math.sqrt(NODES)
+            self.constant = build.constant(np.broadcast_to(row, (group.frames, self.directions)))
+
+    def grow(self, number: tuple[int, int], sources: int, leaf: bool, words: str) -> Register:
+        """The coordinates of new sources, so many in each frame; a leaf gets no direction of its own."""
+        frames, d, build, key = self.group.frames, self.directions, self.build, (*number, self.group.number)
+        if self.kind in (LIMIT, UNITS):
+            return self.unit(number, sources)
+        if self.kind == AT_NODES:
+            self.sources += sources
+            first = self.sources - sources + bool(self.group.constant)
+            rows = gaussian_nodes(self.sources, self.group.constant, build.shift)[first:]
+            return build.constant(np.broadcast_to(rows, (frames, *rows.shape)))
+        if self.kind == STANDARD and not self.turned:
+            return build.draw("normals", (*key, COORDINATES, 0), (frames, sources, d), f"{words}: all coordinates")
+        new = 0 if leaf else min(sources, int(self.group.width) - d)
+        cross = build.draw("normals", (*key, CROSS, 0), (frames, sources, d), f"{words}: along the frame")
+        if new == 0:
+            return cross
+        self.directions += new
+        freedom = self.group.width - d - np.arange(new)
+        chi = build.draw("chi", (*key, CHI, 0), (frames, new), f"{words}: norms outside the frame", freedom=freedom)
+        if d == 0 and sources == 1:
+            return build.reshape(chi, frames, 1, 1)
+        counts = [min(i, new) for i in range(sources)]
+        own = build.draw("normals", (*key, OWN, 0), (frames, sum(counts)), f"{words}: along each other")
+        places = np.full((sources, d + new), sources * d + own.shape[-1] + new)  # the last is a 0
+        places[:, :d] = np.arange(sources * d).reshape(sources, d)
+        start = sources * d
+        for i, count in enumerate(counts):
+            places[i, d : d + count] = np.arange(start, start + count)
+            start += count
+        for j in range(new):
+            places[j, d + j] = start + j
+        flat = build.reshape(cross, frames, sources * d)
+        return build.step("triangle", flat, own, chi, places=places.ravel(), shape=(sources, d + new))
+
+    def unit(self, number: tuple[int, int], sources: int, feature: bool = False) -> Register:
+        """New directions, one for each of so many rows."""
+        d = self.directions
+        self.directions += sources
+        self.blocks.append(Directions(d, self.directions, number, feature))
+        self.behind = np.pad(self.behind, ((0, 0), (0, self.directions - self.behind.shape[1])))
+        rows = np.eye(sources, d + sources, d)
+        return self.build.constant(np.broadcast_to(rows, (self.group.frames, sources, d + sources)))
+
+    def normals(self, a: int, b: int) -> Register:
+        """At infinite width, the normals N_ab between the directions of two blocks, (frames, a's, b's)."""
+        if a < b:
+            return self.build.step("transposed", self.normals(b, a))
+        if (a, b) not in self.pairs:
+            later, earlier, frames = self.blocks[a], self.blocks[b], self.group.frames
+            size = later.stop - later.start
+            if a == b:
+                key = (*later.number, self.group.number, OWN, 0)
+                drawn = self.build.draw(
+                    "normals", key, (frames, size * (size - 1) // 2), "scores of sources drawn together"
+                )
+                places = np.full((size, size), drawn.shape[-1])  # the last is a 0
+                places[np.tril_indices(size, -1)] = np.arange(drawn.shape[-1])
+                places = np.minimum(places, places.T)
+                made = self.build.step("triangle", drawn, places=places.ravel(), shape=(size, size))
+            else:
+                again = self.crossings[a] = self.crossings.get(a, -1) + 1
+                key = (*later.number, self.group.number, CROSS, again)
+                shape = frames, size, earlier.stop - earlier.start
+                made = self.build.draw("normals", key, shape, "scores: a normal for each pair of directions")
+            self.pairs[a, b] = made
+        return self.pairs[a, b]
+
+    def turn(self, rows: Sequence[Register], outputs: bool) -> list[Register]:
+        """Begin again with a frame that spans these vectors (frames, k, directions), and their coordinates in it.
+
+        Their coordinates become the triangular factor of their Gram matrix, as in a frame that grew from them. So what
+        follows needs as many directions as there are vectors. `outputs`: whether an output needs a coordinate.
+        """
+        build = self.build
+        given = list(rows)
+        if self.constant is not None:
+            given.append(build.reshape(self.constant, self.group.frames, 1, self.directions))
+        vectors = build.step("join", *given, axis=1) if len(given) > 1 else given[0]
+        gram = build.step("gram", vectors, vectors, words="products of the vectors still in use")
+        made = build.step("factor", gram, words="turn the frame to span them")
+        if outputs:  # the first coordinate of each new direction
+            first = build.reshape(self.orientation(), self.group.frames, 1, self.directions)
+            along = build.step("gram", first, vectors)
+            self.oriented = build.reshape(build.step("solve", made, along), self.group.frames, vectors.shape[1])
+        self.directions, self.turned = vectors.shape[1], True
+        parts, start = [], 0
+        for row in given:
+            stop = start + row.shape[1]
+            parts.append(build.step("take", made, places=np.arange(start, stop), axis=1))
+            start = stop
+        if self.constant is not None:
+            self.constant = build.reshape(parts.pop(), self.group.frames, self.directions)
+        return parts
+
+    def orientation(self) -> Register:
+        """The first coordinate of each direction, (frames, directions): the frame is uniformly oriented.
+
+        The coordinates of the unknown directions and of the complement of the frame lie on a sphere; its radius is what
+        the known ones leave of 1, the first unit vector's length.
+        """
+        frames, d, build = self.group.frames, self.directions, self.build
+        if self.kind == STANDARD and not self.turned:
+            return build.constant(np.broadcast_to(np.eye(1, d), (frames, d)))
+        known = self.oriented
+        if known is None:
+            means = bool(self.group.constant)
+            known = build.constant(np.full((frames, int(means)), self.group.width**-0.5))
+        unknown = d - known.shape[-1]
+        if unknown:
+            self.asked += 1
+            key, words = (2**20, self.asked, self.group.number), "the first coordinate of each direction"
+            pieces = [known, build.draw("normals", (*key, ORIENTATION, 0), (frames, unknown), words)]
+            if self.group.width > d:
+                freedom = np.array([self.group.width - d])
+                pieces.append(build.draw("chi", (*key, ORIENTATION_CHI, 0), (frames, 1), words, freedom=freedom))
+            known = build.step("sphere", *pieces)
+        self.oriented = known
+        return known
+
+    def mask(self, chosen: Sequence[Directions]) -> npt.NDArray[np.bool_]:
+        """Which directions belong to these blocks."""
+        found = np.zeros(self.directions, dtype=bool)
+        for block in chosen:
+            found[block.start : block.stop] = True
+        return found

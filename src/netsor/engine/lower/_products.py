@@ -1,0 +1,117 @@
+"""Products of vectors: means and scores. At infinite width a score is a sum over pairs of directions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...language._value import Scalar, Vector
+from .._error import ExactError
+from .._plan import Register
+from ._frame import AT_NODES, NO_VALUE
+from ._state import Bools, State
+
+
+def dot(s: State, value: Scalar, x: Vector, y: Vector, power: float) -> Register:
+    """n^(−power) ⟨x_i, y_j⟩; at infinite width a score is a sum over pairs of directions."""
+    a, b = s.vectors[x].lead, s.vectors[y].lead
+    by = 1 / s.norm(x) ** (2 if power == 1 else 1)
+    if power == 0.5 and math.isinf(s.widths[x.width]):
+        _check_score(s, value, x, y)
+        if x.size <= y.size:
+            a = _crossed(s, x, y)
+        else:
+            b = _crossed(s, y, x)
+    made = _products(s, a, b, x.ndim, y.ndim, value.ndim - 1, "p = ⟨q, k⟩" if power == 0.5 else "⟨x, x'⟩/n")
+    return s.build.step("scale", made, by=by)
+
+
+def _products(s: State, a: Register, b: Register, x: int, y: int, ndim: int, words: str) -> Register:
+    """Σ over blocks and directions of a[…, i, ·, ·] b[…, j, ·, ·]."""
+    build, width = s.build, min(a.shape[-1], b.shape[-1])  # beyond, one of them is 0
+    rows = []
+    for array, axes in ((a, x), (b, y)):
+        array = s.lined(build.fitted(array, width), axes, ndim)
+        rows.append(build.reshape(array, *array.shape[:-2], array.shape[-2] * width))
+    return build.step("gram", *rows, words=words)
+
+
+def _crossed(s: State, x: Vector, y: Vector) -> Register:
+    """Σ_a x_a N_ab for the directions b of y, in place of the coordinates of x."""
+    build, parts = s.build, []
+    lead, ours, theirs = s.vectors[x].lead, s.vectors[x].support, s.vectors[y].support
+    assert ours is not None
+    assert theirs is not None
+    for group in s.groups_of(x):
+        frame, places = s.frames[group], group.positions[x]
+        if y not in group.positions or frame.directions == 0:
+            parts.append((places, build.constant(np.zeros((*places.shape, 0)))))
+            continue
+        rows = s.gathered(lead, places, frame.directions)
+        here: Bools = ours.reshape(-1, ours.shape[-1])[places.ravel()].any(axis=0)  # type: ignore[assignment]
+        there: Bools = theirs.reshape(-1, theirs.shape[-1])[group.positions[y].ravel()].any(axis=0)  # type: ignore[assignment]
+        total: Register | None = None
+        for j, second in enumerate(frame.blocks):
+            if not there[second.start : second.stop].any():
+                continue
+            for i, first in enumerate(frame.blocks):
+                if here[first.start : first.stop].any():
+                    some = build.step("part", rows, start=first.start, stop=first.stop)
+                    made = build.step("product", some, frame.normals(i, j))
+                    wide = build.step("pad", made, before=second.start, after=frame.directions - second.stop)
+                    total = wide if total is None else build.step("add", total, wide)
+        parts.append((places, total if total is not None else build.constant(np.zeros((*places.shape, 0)))))
+    rows = s.scattered(parts)
+    return build.reshape(rows, *lead.shape[:-1], rows.shape[-1])
+
+
+def _check_score(s: State, value: Scalar, x: Vector, y: Vector) -> None:
+    """A score has a limit that is known if its factors have no direction in common, and are functions of none."""
+    kinds = {s.frames[group].kind for v in (x, y) for group in s.groups_of(v)}
+    if AT_NODES in kinds:
+        raise ExactError(
+            value, "a score in a space where a nonlinearity acts on a mixture of another's outputs, at width inf"
+        )
+    ndim = value.ndim - 1
+    marks, odd, features, behind = [], [], [], []
+    for v in (x, y):
+        support = s.vectors[v].support
+        assert support is not None
+        flat = support.reshape(-1, support.shape[-1])
+        strange, kind, back = np.zeros((3, *flat.shape), dtype=bool)
+        for group in s.groups_of(v):
+            frame, places = s.frames[group], group.positions[v]
+            size = min(flat.shape[-1], frame.directions)
+            # (1, …, 1) has a score with sources alone, as a feature has
+            strange[places.ravel(), :size] = frame.mask([b for b in frame.blocks if b.feature or b.number == NO_VALUE])[
+                :size
+            ]
+            kind[places.ravel(), :size] = frame.mask([b for b in frame.blocks if b.feature])[:size]
+            back[places.ravel(), :size] = np.repeat(frame.behind, places.shape[1], axis=0)[:, :size]
+        shape = (*(1,) * (ndim - v.ndim), *support.shape)
+        marks.append(support.reshape(shape))
+        odd.append((flat & strange).any(axis=-1).reshape(shape[:-1]))
+        features.append((flat & kind).any(axis=-1).reshape(shape[:-1]))
+        behind.append((flat & back).any(axis=-1).reshape(shape[:-1]))
+    width = min(m.shape[-1] for m in marks)
+    common = _paired(marks[0][..., :width], marks[1][..., :width])
+    if common.any():
+        raise ExactError(
+            value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞"
+        )
+    met = odd[0][..., :, None, :] & odd[1][..., None, :, :]
+    met |= features[0][..., :, None, :] & behind[1][..., None, :, :]
+    met |= behind[0][..., :, None, :] & features[1][..., None, :, :]
+    if met.any():
+        raise ExactError(
+            value,
+            "a score of two vectors that met nonlinearities or have means, or of one with what it is a function of, "
+            "has no known law as n → ∞",
+        )
+
+
+def _paired(a: Bools, b: Bools) -> Bools:
+    """Whether rows a[…, i, block, ·] and b[…, j, block, ·] have an entry in common."""
+    rows = [m.reshape(*m.shape[:-2], m.shape[-2] * m.shape[-1]).astype(np.float64) for m in (a, b)]
+    return np.asarray(rows[0] @ np.swapaxes(rows[1], -1, -2) > 0)

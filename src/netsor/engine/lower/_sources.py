@@ -1,0 +1,199 @@
+"""Sources: initial vectors, and what matrices make. (W x^i)_i = C E, with C C^T the Gram matrix of the inputs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...language._operation import Gaussian, MatMul
+from ...language._value import Value, Vector
+from .._plan import SAMPLE, Register
+from ._reuse import Matrix
+from ._state import Bools, Lowered, State
+
+
+def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register, Register | None]:
+    """Fresh standard isotropic vectors, so many for each slot (member and block): lead and sample (slots, k, ·)."""
+    build, number = s.build, s.number[value]
+    infinite = math.isinf(s.widths[value.width])  # type: ignore[attr-defined]
+    lead = build.constant(np.zeros((slots, sources, 0)))
+    if slots and (value in s.drawn or value in s.virtual):
+        parts = []
+        for group in s.groups:
+            if value in group.slots:
+                places = group.slots[value]
+                made = s.frames[group].grow(number, places.shape[1] * sources, value in s.leaves, s.words(value))
+                parts.append((places, build.reshape(made, *places.shape, sources, made.shape[-1])))
+        lead = s.scattered(parts)
+    sample = None
+    if slots and value in s.coordinates and (infinite or value not in s.drawn):
+        if value in s.into and (infinite or "undrawn" in s.without):
+            drawn = build.draw(
+                "normals", (*number, 0, SAMPLE, 0), (slots, sources, 1), f"{s.words(value)}: one coordinate"
+            )
+            sample = drawn
+        else:  # a Gaussian variable each, never drawn
+            unit = np.eye(slots * sources, s.columns + slots * sources, s.columns)
+            s.columns = unit.shape[-1]
+            sample = build.constant(unit.reshape(slots, sources, -1))
+    return lead, sample
+
+
+def _support(s: State, value: Vector, lead: Register) -> Bools | None:
+    """What fresh constants say: where a source has coordinates."""
+    if not math.isinf(s.widths[value.width]):
+        return None
+    found: Bools = np.asarray(marks_of(lead).value)[0] > 0
+    return found
+
+
+def gaussian(s: State, value: Vector, op: Gaussian) -> Lowered:
+    """h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k."""
+    build, blocks, rank = s.build, s.blocks[value.width], op.factor.shape[-1]
+    combine = op.factor.reshape(value.size, rank)
+    lead, sample = _sources(s, value, rank * blocks, 1)
+
+    def combined(e: Register) -> Register:  # from (rank · blocks, 1, ·)
+        rows = build.reshape(e, rank, blocks * e.shape[-1])
+        if rank == 0:
+            made = build.constant(np.zeros((value.size, blocks * e.shape[-1])))
+        elif combine.shape[0] == rank and np.array_equal(combine, combine[0, 0] * np.eye(rank)):
+            made = rows if combine[0, 0] == 1 else build.step("scale", rows, by=float(combine[0, 0]))
+        else:
+            made = build.step("product", build.constant(combine), rows)
+        return build.reshape(made, *value.shape, blocks, e.shape[-1])
+
+    x = combined(lead)
+    found = Lowered(x, None if sample is None else combined(sample), _support(s, value, x))
+    return _shifted(s, value, found, build.constant(op.mean[..., None, None])) if op.mean.any() else found
+
+
+def _shifted(s: State, value: Vector, x: Lowered, mean: Register) -> Lowered:
+    """x + mean · (1, …, 1); the mean is (*shape, blocks or 1, 1)."""
+    build = s.build
+    one = s.ones(value)
+    width = max(one.shape[-1], x.lead.shape[-1])
+    shift = build.step("multiply", build.fitted(one, width), mean)
+    lead = build.step("add", build.fitted(x.lead, width), shift)
+    sample, support = x.sample, x.support
+    if math.isinf(s.widths[value.width]):
+        if value in s.coordinates:
+            wide = build.fitted(mean, s.columns)
+            old = sample or build.constant(np.zeros((*x.lead.shape[:-1], 1)))
+            sample = build.step("add", build.fitted(old, s.columns), wide)
+        marks = np.zeros(lead.shape, dtype=bool)
+        if support is not None:
+            marks[..., : support.shape[-1]] |= support
+        marks |= np.asarray(build.fitted(one, width).value)[0] != 0
+        support = marks
+    return Lowered(lead, sample, support)
+
+
+def _rows(s: State, x: Value, copies: int) -> Register:
+    """Vectors as rows (copies, vectors, ·) whose products are ⟨x^i, x^j⟩, up to a norm."""
+    lead = s.vectors[x].lead
+    return s.build.reshape(lead, copies, x.size // copies, lead.shape[-2] * lead.shape[-1])
+
+
+def _reduced(s: State, rows: Register, words: str) -> Register:
+    """C with the products of the rows: the rows, or a factor of their Gram matrix if that takes fewer sources."""
+    build = s.build
+    if rows.shape[-1] <= rows.shape[-2]:
+        return rows
+    if rows.shape[-2] == 1:
+        norm = build.step("root", build.step("squares", rows, words=f"|x|² for {words}"))
+        return build.reshape(norm, *norm.shape, 1)
+    gram = build.step("gram", rows, rows, words=f"⟨x, x'⟩ for {words}")
+    return build.step("factor", gram, words=f"K = C C^T for {words}")
+
+
+def matmul(s: State, value: Vector, op: MatMul) -> Lowered:
+    """W x = C E."""
+    build, weight, x = s.build, op.weight, op.x
+    members, blocks = weight.members.size, s.blocks[value.width]
+    drawn = value in s.drawn or value in s.virtual
+    if weight.source in s.uses:
+        return _again(s, value, op)
+    rows = _rows(s, x, members if op.each else 1)
+    # sources that are never drawn cost nothing, but a norm costs less than many of them
+    c = _reduced(s, rows, s.words(value)) if drawn or rows.shape[-2] == 1 else rows
+    c = build.step("scale", c, by=weight.std / s.norm(x))
+    lead, sample = _sources(s, value, members * blocks, c.shape[-1])
+    return _combined(s, value, c, lead, sample, members)
+
+
+def _combined(s: State, value: Vector, c: Register, lead: Register, sample: Register | None, members: int) -> Lowered:
+    """C E, from (members or 1, vectors, k) and sources (members · blocks, k, ·)."""
+    build, blocks = s.build, s.blocks[value.width]
+
+    def multiplied(c: Register, e: Register, words: str = "") -> Register:
+        k, last = e.shape[-2:]
+        e = build.reshape(e, members, blocks, k, last)
+        if blocks > 1:
+            e = build.step("permute", e, axes=(0, 2, 1, 3))
+        e = build.reshape(e, members, k, blocks * last)
+        made = build.step("product", c, e, words=words)
+        made = build.reshape(made, *made.shape[:-1], blocks, last)
+        return build.reshape(made, *value.shape, blocks, last)
+
+    x = multiplied(c, lead, f"{s.words(value)} = C E" if lead.size else "")
+    support = None
+    if math.isinf(s.widths[value.width]):
+        # products that vanish in the limit are of order 1/√n, and count in a score: all vectors share all sources
+        every = build.constant(np.ones(c.shape))
+        support = np.asarray(multiplied(every, marks_of(lead)).value)[0] > 0
+    return Lowered(x, None if sample is None else multiplied(c, sample), support)
+
+
+def _again(s: State, value: Vector, op: MatMul) -> Lowered:
+    """A matrix that acts more than once: see `_reuse`."""
+    build, blocks = s.build, s.blocks[value.width]
+    source, every = op.weight.source, s.members[op.weight.source]
+    matrix = s.matrices.setdefault(source, Matrix(build, len(every)))
+    s.uses[source].append(value)
+    uses = []
+    for use in s.uses[source]:
+        assert isinstance(use.op, MatMul)
+        weight, x = use.op.weight, use.op.x
+        rows = _rows(s, x, weight.members.size if use.op.each else 1)
+        present = [every.index(int(m)) for m in weight.members.ravel()]
+        uses.append((build.step("scale", rows, by=weight.std / s.norm(x)), present))
+    c = matrix.coefficients(uses, s.words(value))
+    rows, present = uses[-1]
+    lead, sample = _sources(s, value, len(present) * blocks, rows.shape[1])
+    matrix.remember(lead, sample, present, blocks)
+    return _combined(s, value, c, *matrix.sources(present), len(present))
+
+
+def fuse(s: State, value: Vector, x: Vector) -> Lowered:
+    """Fresh sources for vectors that are linear in sources of their own: x = C E with C C^T their covariance."""
+    build, places = s.build, s.clusters.parts[value]  # (members, vectors of each)
+    given = s.vectors[x]
+    rows = s.gathered(given.lead, places, given.lead.shape[-1])
+    # (1, …, 1) is the first direction of these frames
+    means = any(group.constant for group in s.groups_of(x))
+    mean = build.step("part", given.lead, start=0, stop=1) if means else None
+    rows = build.step("part", rows, start=1, stop=rows.shape[-1])
+    c = _reduced(s, rows, "combined sources")
+    lead, sample = _sources(s, value, len(places), c.shape[-1])
+    back = np.argsort(places.ravel())
+
+    def multiplied(e: Register) -> Register:  # from (members, sources, ·)
+        made = build.step("product", c, e)
+        flat = build.taken(build.reshape(made, places.size, made.shape[-1]), back, axis=0)
+        return build.reshape(flat, *value.shape, s.blocks[value.width], made.shape[-1])
+
+    found = multiplied(lead)
+    support = None
+    if math.isinf(s.widths[value.width]):
+        flags = np.asarray(marks_of(lead).value)[0] > 0
+        flat = np.repeat(flags.any(axis=1)[:, None], places.shape[1], axis=1).reshape(places.size, -1)[back]
+        support = flat.reshape(found.shape)
+    made = Lowered(found, None if sample is None else multiplied(sample), support)
+    return made if mean is None else _shifted(s, value, made, mean)
+
+
+def marks_of(a: Register) -> Register:
+    """Where an array can be other than 0: everywhere if it is drawn."""
+    return Register(a.shape, np.ones((1, *a.shape)) if a.value is None else (a.value != 0).astype(np.float64))

@@ -1,0 +1,31 @@
+"""Passes: graph to graph, one idea a file, each an identity in law stated at its top.
+
+`distinct` brings a program to the form that lowering reads. Every other one is a shortcut, and can be left out: the
+law stays the same (the tests try it), and takes more random numbers or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from ...language._value import Value
+from ._rewrite import Context
+from .commute import commute
+from .compose import compose
+from .distinct import distinct
+from .fuse import fuse
+from .linearise import linearise
+
+Pass = Callable[[Sequence[Value], Context], list[Value]]
+
+GRAPH: dict[str, Pass] = {"linearise": linearise, "commute": commute, "compose": compose, "fuse": fuse}
+SHORTCUTS = (*GRAPH, "leaves", "undrawn", "turn", "apart")  # all that can be switched off; the last four are lowering's
+
+
+def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str] = ()) -> list[Value]:
+    """The program after all passes but those left out."""
+    made = distinct(outputs, context)
+    for name, change in GRAPH.items():
+        if name not in without:
+            made = change(made, context)
+    return made

@@ -1,0 +1,116 @@
+"""What all passes share: a program rewritten value by value, and facts about a graph that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...language._graph import ordered
+from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Operation, Source
+from ...language._value import Value, Vector
+
+
+@dataclass(eq=False)
+class Context:
+    """What a pass knows besides the graph: the widths, and the place of each value in the program as written.
+
+    Seeds are made from these places, so that a pass changes the law of nothing, and the numbers of little.
+    """
+
+    bound: Mapping[str, float]
+    origin: dict[Value, int]
+    notes: list[str] = field(default_factory=list)
+
+    def width(self, value: Value) -> float:
+        """The width of the vectors of a value."""
+        assert isinstance(value, Vector)
+        return value.width.bind(self.bound)
+
+
+@dataclass(frozen=True, eq=False)
+class Fuse(Operation):
+    """V: x, whose sources nothing else asks about, drawn afresh from its conditional covariance."""
+
+    x: Vector
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The vectors that are drawn afresh."""
+        return (self.x,)
+
+
+def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Value, Value], Value]) -> list[Value]:
+    """The program with each value changed: `change(old, new)` gets a value and its copy on changed inputs."""
+    new: dict[Value, Value] = {}
+    for value in ordered(outputs):
+        inputs = [new[x] for x in value.op.inputs]
+        same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
+        copy = value if same else replace(value, op=value.op.with_inputs(*inputs))
+        context.origin[copy] = context.origin[value]
+        made = change(value, copy)
+        if made is not copy:
+            for inner in ordered([made]):  # what a change adds has the seed of what it replaces
+                context.origin.setdefault(inner, context.origin[value])
+        new[value] = made
+    return [new[output] for output in outputs]
+
+
+SOURCES = Gaussian | MatMul | Data | Nonlin | Fuse  # where a linear section of a program begins
+
+
+def earlier_uses(values: Sequence[Value]) -> dict[Value, list[Value]]:
+    """For each MatMul, those before it of the same matrix: its output is also a combination of their sources."""
+    uses: dict[Source, list[Value]] = {}
+    before: dict[Value, list[Value]] = {}
+    for value in values:
+        before[value] = []
+        if isinstance(value.op, MatMul):
+            used = uses.setdefault(value.op.weight.source, [])
+            before[value] = list(used)
+            used.append(value)
+    return before
+
+
+def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:
+    """For each vector, the values that it is a linear combination of: sources, data, outputs of nonlinearities."""
+    made: dict[Value, frozenset[Value]] = {}
+    before = earlier_uses(values)
+    for value in values:
+        if isinstance(value, Vector):
+            begins = isinstance(value.op, SOURCES)
+            inputs = before[value] if begins else [x for x in value.op.inputs if isinstance(x, Vector)]
+            made[value] = frozenset([value] if begins else ()).union(*(made[x] for x in inputs))
+    return made
+
+
+def asked(value: Value) -> tuple[Vector, ...]:
+    """The vectors whose products, or coordinates, an operation asks for."""
+    if isinstance(value.op, Dot | MatMul | Nonlin):
+        return tuple(dict.fromkeys(x for x in value.op.inputs if isinstance(x, Vector)))
+    return ()
+
+
+def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value]]) -> dict[Value, set[Value]]:
+    """For each value where a linear section begins: those whose products with it something asks for.
+
+    A dot asks for the products of its two factors, a matrix for those of all its inputs, a nonlinearity for all
+    coordinates of its arguments.
+    """
+    edges: dict[Value, set[Value]] = {}
+    together: dict[Source, set[Value]] = {}
+    for value in values:
+        match value.op:
+            case Dot(x, y):
+                for a, b in ((made[x], made[y]), (made[y], made[x])):
+                    for source in a:
+                        edges.setdefault(source, set()).update(b)
+            case MatMul(weight, x):
+                together.setdefault(weight.source, set()).update(made[x])
+            case Nonlin(_, vectors):
+                sources = set().union(*(made[x] for x in vectors))
+                for source in sources:
+                    edges.setdefault(source, set()).update(sources)
+    for sources in together.values():
+        for source in sources:
+            edges.setdefault(source, set()).update(sources)
+    return edges

@@ -1,0 +1,178 @@
+"""At infinite width, a function of functions becomes one function: φ(x, ψ(x), y; p) of the Gaussian vectors x, y.
+
+Identity: coordinatewise operations compose coordinatewise. So x · sigmoid(1.7 x) is a function of one Gaussian
+variable, whose kernel is known to many digits, and silu(g) · u is a product of a function of g and one of u, which
+`Composed.factors` tells. Sums and multiples inside are taken in, as far as they are coordinatewise; what is left as an
+argument is linear in the sources, unless vectors of different places are mixed on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...activations import IDENTITY, Function
+from ...language._function import MULTIPLY
+from ...language._operation import Add, Nonlin, Scale
+from ...language._value import Scalar, Value, Vector
+from ._rewrite import Context, rewritten
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A leaf of an expression: argument number so and so, vectors first."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of expressions."""
+
+    f: Function | str  # or "add"
+    inputs: tuple[Any, ...]
+
+
+Expression = Argument | Call
+
+
+def evaluated(e: Expression, arguments: Sequence[Array]) -> Array:
+    """The value of an expression."""
+    if isinstance(e, Argument):
+        return arguments[e.number]
+    values = [evaluated(x, arguments) for x in e.inputs]
+    if isinstance(e.f, str):
+        return values[0] + values[1]
+    return e.f(*values)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """The function that an expression is; an object, so that a program can be sent to another process."""
+
+    expression: Expression
+
+    def __call__(self, *arguments: Array) -> Array:
+        """Its value."""
+        return evaluated(self.expression, arguments)
+
+
+@dataclass(frozen=True, eq=False)
+class Composed(Function):
+    """A function made of several; as a product, its factors: each a function and the numbers of its arguments."""
+
+    factors: tuple[tuple[Function, tuple[int, ...]], ...] = ()
+
+
+def compose(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """The program with each nonlinearity of nonlinear vectors, at infinite width, as one function."""
+
+    def change(old: Value, new: Value) -> Value:
+        match new.op:
+            case Nonlin(f, vectors) if context.width(new) == np.inf:
+                if f is not MULTIPLY and not any(_nonlinear(x) for x in vectors):
+                    return new
+                lazy, full = _Expander(new, whole=False), _Expander(new, whole=True)
+                chosen = full if len(full.vectors) < len(lazy.vectors) else lazy
+                op = Nonlin(chosen.function(f.name), tuple(chosen.vectors), tuple(chosen.scalars))
+                return replace(new, op=op)
+        return new
+
+    return rewritten(outputs, context, change)
+
+
+def _nonlinear(x: Value) -> bool:
+    """Whether coordinatewise operations lead back to a nonlinearity."""
+    match x.op:
+        case Nonlin():
+            return True
+        case Add(a, b):
+            return _nonlinear(a) or _nonlinear(b)
+        case Scale(_, a):
+            return _nonlinear(a)
+    return False
+
+
+class _Expander:
+    """The expression of a nonlinearity over its arguments; with `whole`, linear vectors are taken apart too."""
+
+    def __init__(self, value: Value, whole: bool) -> None:
+        self.whole = whole
+        self.vectors: list[Vector] = []
+        self.scalars: list[Scalar] = []
+        assert isinstance(value.op, Nonlin)
+        self.root = self._expand(value)
+
+    def _leaf(self, x: Vector | Scalar) -> Any:
+        known: list[Any] = self.vectors if isinstance(x, Vector) else self.scalars
+        if x not in known:
+            known.append(x)
+        return x
+
+    def _expand(self, x: Any) -> Any:
+        """A tree of Calls with values for leaves; numbers come when all are known."""
+        match x.op:
+            case Nonlin(Composed(f=Evaluate(inner)), vectors, scalars):
+                return _substituted(inner, [*map(self._expand, vectors), *map(self._leaf, scalars)])
+            case Nonlin(f, vectors, scalars):
+                return Call(f, (*map(self._expand, vectors), *map(self._leaf, scalars)))
+            case Add(a, b) if self.whole or _nonlinear(x):
+                return Call("add", (self._expand(a), self._expand(b)))
+            case Scale(c, a) if self.whole or _nonlinear(x):
+                return Call(MULTIPLY, (self._expand(a), self._leaf(c)))
+        return self._leaf(x)
+
+    def function(self, name: str) -> Function:
+        """The function of the vectors, then the scalars."""
+        order = [*self.vectors, *self.scalars]
+        root = _numbered(self.root, {x: k for k, x in enumerate(order)})
+        if isinstance(root, Call) and isinstance(root.f, Function):
+            plain = root.inputs == tuple(Argument(k) for k in range(len(order)))
+            if plain and root.f is not MULTIPLY:
+                return root.f
+        factors = tuple(_part(factor) for factor in _factors(root))
+        return Composed(name, Evaluate(root), factors=factors if len(factors) > 1 else ())
+
+
+def _substituted(e: Any, leaves: Sequence[Any]) -> Any:
+    if isinstance(e, Argument):
+        return leaves[e.number]
+    return Call(e.f, tuple(_substituted(x, leaves) for x in e.inputs))
+
+
+def _numbered(e: Any, number: dict[Any, int]) -> Expression:
+    if isinstance(e, Call):
+        return Call(e.f, tuple(_numbered(x, number) for x in e.inputs))
+    return Argument(number[e])
+
+
+def _factors(e: Expression) -> list[Expression]:
+    if isinstance(e, Call) and e.f is MULTIPLY:
+        return [factor for x in e.inputs for factor in _factors(x)]
+    return [e]
+
+
+def _arguments(e: Expression) -> set[int]:
+    return {e.number} if isinstance(e, Argument) else set().union(*(_arguments(x) for x in e.inputs))
+
+
+def _part(e: Expression) -> tuple[Function, tuple[int, ...]]:
+    """A factor as a function of its own arguments."""
+    numbers = tuple(sorted(_arguments(e)))
+    place = {number: k for k, number in enumerate(numbers)}
+
+    def moved(x: Expression) -> Expression:
+        return Argument(place[x.number]) if isinstance(x, Argument) else Call(x.f, tuple(map(moved, x.inputs)))
+
+    if isinstance(e, Argument):
+        return IDENTITY, numbers
+    own = moved(e)
+    assert isinstance(own, Call)
+    if isinstance(own.f, Function) and own.inputs == tuple(Argument(k) for k in range(len(numbers))):
+        return own.f, numbers
+    return Function("factor", Evaluate(own)), numbers

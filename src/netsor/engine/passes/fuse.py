@@ -1,0 +1,50 @@
+"""Sources that are asked about only through one value (a product and a bias, say) are drawn at that value instead.
+
+Identity: a linear combination of independent Gaussian vectors is Gaussian, given its coefficients. The condition: every
+source of the value is a Gaussian or a MatMul whose matrix acts once, is asked about through this value alone, and there
+are more of them than vectors in the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+from ...language._graph import ordered
+from ...language._operation import Gaussian, MatMul, Source
+from ...language._value import Value, Vector
+from ._rewrite import Context, Fuse, asked, linear_sources, rewritten
+
+
+def fuse(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """The program with a Fuse at every value that alone is asked about its sources, if that makes them fewer."""
+    values = ordered(outputs)
+    made = linear_sources(values)
+    points: dict[Value, set[Value]] = {}  # of a source: the values through which it is asked about
+    for x in (*outputs, *(x for value in values for x in asked(value))):
+        for source in made.get(x, ()):
+            points.setdefault(source, set()).add(x)
+    uses: dict[Source, int] = {}
+    for value in values:
+        if isinstance(value.op, MatMul):
+            uses[value.op.weight.source] = uses.get(value.op.weight.source, 0) + 1
+
+    def private(source: Value, x: Value) -> bool:
+        again = isinstance(source.op, MatMul) and uses[source.op.weight.source] > 1  # its outputs are needed again
+        return isinstance(source.op, Gaussian | MatMul) and points[source] == {x} and not again
+
+    def worth(x: Value) -> bool:
+        sources = made[x]
+        return x not in outputs and x not in sources and _room(x) < sum(_room(s) for s in sources)
+
+    def _room(x: Value) -> int:
+        assert isinstance(x, Vector)
+        return x.size * x.width.factor  # a concatenation has more room than each of its parts
+
+    chosen = {x for value in values for x in asked(value) if worth(x) and all(private(source, x) for source in made[x])}
+
+    def change(old: Value, new: Value) -> Value:
+        return replace(new, op=Fuse(cast(Vector, new))) if old in chosen else new
+
+    return rewritten(outputs, context, change)

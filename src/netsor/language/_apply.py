@@ -1,0 +1,98 @@
+"""Functions that the user brings: of coordinates (`nonlin`) and of scalars (`apply`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..activations import Function
+from ._given import shown
+from ._probe import probed
+from ._value import Nonlin, Scalar, ScalarLike, Vector, applied, as_scalar, broadcast, same_width
+from ._where import TraceError
+
+
+def apply(
+    f: Callable[..., Any],
+    *scalars: ScalarLike,
+    axes: int = 0,
+    name: str | None = None,
+    bounded: bool | None = None,
+    lipschitz: bool | None = None,
+) -> Scalar:
+    """Any function of scalars.
+
+    With `axes=0` f is elementwise. With `axes=k` it sees the last k axes of each argument whole (a softmax has
+    `axes=1`) and may return any number of axes in their place. f gets arrays with further axes in front, over which
+    it must be vectorised, as numpy's functions with `axis=-1` are. It must be deterministic and leave its arguments
+    as they are, which is tried on a few numbers. `bounded` and `lipschitz` (pseudo-Lipschitz) declare what the checker
+    cannot see.
+    """
+    f = as_function(f, "apply", name, bounded, lipschitz)
+    values = tuple(as_scalar(scalar, "apply") for scalar in scalars)
+    if not values:
+        raise TraceError("apply", f"{f.name} needs at least one scalar")
+    shapes = " and ".join(str(value.shape) for value in values)
+    if isinstance(axes, bool) or not hasattr(axes, "__index__") or axes < 0:
+        raise TraceError("apply", f"axes={axes!r} must be an integer, 0 or more")
+    if any(value.ndim < axes for value in values):
+        raise TraceError("apply", f"axes={axes} with shapes {shapes}: each argument needs that many axes")
+    try:
+        leading = np.broadcast_shapes(*(value.shape[: value.ndim - axes] for value in values))
+    except ValueError:
+        before = f" before the last {axes} axes" if axes else ""
+        raise TraceError(f.name, f"shapes {shapes} do not broadcast{before}") from None
+    made = probed(f, "apply", [value.shape[value.ndim - axes :] for value in values])
+    return applied(f, values, leading + made, axes)
+
+
+def nonlin(
+    f: Callable[..., Any],
+    *arguments: Vector | ScalarLike,
+    name: str | None = None,
+    bounded: bool | None = None,
+    lipschitz: bool | None = None,
+) -> Vector:
+    """Any coordinatewise function of vectors, then scalars: h_α = φ(g¹_α, …, g^m_α; p_1, …, p_r).
+
+    f gets one array for each argument, whose shapes broadcast, and must act elementwise, be deterministic and leave
+    its arguments as they are, which is tried on a few numbers. `bounded` and `lipschitz` (pseudo-Lipschitz) declare
+    what the checker cannot see.
+    """
+    f = as_function(f, "nonlin", name, bounded, lipschitz)
+    vectors = tuple(value for value in arguments if isinstance(value, Vector))
+    if not vectors or not all(isinstance(value, Vector) for value in arguments[: len(vectors)]):
+        given = ", ".join(map(shown, arguments))
+        raise TraceError("nonlin", f"{f.name} needs one vector or more, then scalars, got {given}{REMEDY}")
+    scalars = tuple(as_scalar(value, "nonlin") for value in arguments[len(vectors) :])
+    width, shape = same_width(f.name, *vectors), broadcast(f.name, *vectors, *scalars)
+    probed(f, "nonlin", [()] * len(arguments), scalars=len(scalars))
+    return Vector(Nonlin(f, vectors, scalars), shape, width)
+
+
+REMEDY = "; given vectors are written ns.data(…), functions of scalars ns.apply"
+
+
+def as_vector(x: object, operation: str) -> Vector:
+    """Check that an argument is a vector."""
+    if not isinstance(x, Vector):
+        remedy = "; given vectors are written ns.data(…)" if isinstance(x, np.ndarray | list) else ""
+        raise TraceError(operation, f"needs a vector, got {shown(x)}{remedy}")
+    return x
+
+
+def as_function(
+    f: Callable[..., Any], operation: str, name: str | None, bounded: bool | None, lipschitz: bool | None
+) -> Function:
+    """A Function from what the user wrote for one; what is not declared stays unknown."""
+    if isinstance(f, Function):
+        if (name, bounded, lipschitz) != (None, None, None):
+            raise TraceError(
+                operation, f"{f.name} is a Function and says itself what is known of it: declare that in ns.Function(…)"
+            )
+        return f
+    if not callable(f):
+        raise TraceError(operation, f"needs a function, got {shown(f)}")
+    return Function(name or getattr(f, "__name__", "f").replace("<lambda>", "f"), f, bounded, lipschitz)

@@ -1,0 +1,170 @@
+"""Is a user's function what the language takes it for? Asked of a few numbers, once, while the program is traced.
+
+A function of the language is a function: it gives the same numbers for the same arguments wherever they stand in an
+array, and leaves its arguments alone. One that subtracts the mean of its argument, draws random numbers, counts its
+calls or works in place would change the law of a program without a word, so it is refused here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from ..activations import Function
+from ._given import Shape
+from ._where import TraceError
+
+Array = npt.NDArray[np.float64]
+
+LEADING = (2, 3)  # the axes in front, over which a function is vectorised
+ORDER = np.array([4, 1, 5, 0, 3, 2])  # another order of the six positions
+SCALES = (1.0, 1e-6, 1e3)
+LARGE = 10**5  # numbers, beyond which one scale must do
+
+_found: WeakKeyDictionary[Callable[..., Any], dict[object, Shape]] = WeakKeyDictionary()
+
+
+def probed(f: Function, operation: str, cores: Sequence[Shape], scalars: int = 0) -> Shape:
+    """The shape that f makes of the last axes (`cores`) of its arguments; a TraceError if f is no such function.
+
+    The last `scalars` of its arguments have one number for each row, as the scalars of a Nonlin have.
+    """
+    try:
+        found = _found.setdefault(f.f, {})
+    except TypeError:  # nothing can be remembered of numpy's own functions; they are asked again
+        found = {}
+    key = operation, tuple(cores), scalars
+    if key not in found:
+        found[key] = _Probe(f, operation, tuple(cores), scalars).shape()
+    return found[key]
+
+
+class _Raised(Exception):
+    """What the function raised."""
+
+
+@dataclass(frozen=True)
+class _Probe:
+    f: Function
+    operation: str
+    cores: tuple[Shape, ...]
+    scalars: int
+
+    def shape(self) -> Shape:
+        """Ask of several sets of numbers. The first must work; later ones may lie outside the domain of f."""
+        made: Shape | None = None
+        for arguments in self._arguments():
+            try:
+                shape = self._ask(arguments)
+            except _Raised as raised:
+                if made is None:
+                    given = ", ".join(str(x.shape) for x in arguments)
+                    self._refuse(f"fails on arrays of shapes {given}: {raised.__cause__}", raised.__cause__)
+                continue
+            if made is not None and shape != made:
+                self._refuse(f"gives arrays of shape {made} and of shape {shape}, depending on the numbers")
+            made = shape
+        assert made is not None
+        return made
+
+    def _arguments(self) -> Iterator[list[Array]]:
+        rng = np.random.default_rng(0)
+        normal = [rng.standard_normal((*LEADING, *core)) for core in self.cores]
+        for k in range(1, self.scalars + 1):
+            normal[-k] = np.repeat(normal[-k][:, :1], LEADING[1], axis=1)
+        yield [_definite(np.abs(x) + 0.1) for x in normal]
+        for scale in SCALES if sum(x.size for x in normal) < LARGE else SCALES[:1]:
+            yield [scale * x for x in normal]
+
+    def _ask(self, x: list[Array]) -> Shape:
+        made = self._call(x)
+        if made.shape[:2] != LEADING or (self._elementwise and made.shape != LEADING):
+            self._refuse(self._not_vectorised(f"became {made.shape}"))
+        again = (
+            "gives other numbers when it is called again: functions are deterministic and keep no state; random "
+            "numbers come from ns.gaussian and ns.weight"
+        )
+        self._same(made, self._call(x), again)
+        apart = self._not_vectorised("gives other numbers when its arguments stand elsewhere in the array")
+        whole, core = made.reshape(6, *made.shape[2:]), made.shape[2:]
+        flat = [a.reshape(6, *a.shape[2:]) for a in x]
+        self._same(whole[ORDER], self._call([a[ORDER] for a in flat]), apart)
+        self._same(whole[1:3], self._call([a[1:3] for a in flat]), apart)
+        self._same(made[:1, 1:2], self._call([a[:1, 1:2] for a in x]), apart)
+        further = self._call([a.reshape(1, 2, 1, 3, *a.shape[2:]) for a in x])
+        self._same(made.reshape(1, 2, 1, 3, *core), further, apart)
+        for k in range(len(x)) if len(x) > 1 else ():  # arguments are broadcast: one of them has a single column
+            column = [a[:, :1] if j == k else a for j, a in enumerate(x)]
+            repeated = [np.repeat(a, 3, axis=1) if j == k else a for j, a in enumerate(column)]
+            self._same(self._call(repeated), self._call(column), "does not broadcast its arguments, as np.add does")
+        self._same(made, self._call(x), again)
+        return core
+
+    def _call(self, arguments: list[Array]) -> Array:
+        """f of arrays that cannot be written to; if it insists on others, of copies, which must come back unchanged."""
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            given = [a.copy() for a in arguments]
+            for a in given:
+                a.setflags(write=False)
+            try:
+                made = np.asarray(self.f.f(*given))
+            except Exception as first:
+                given = [a.copy() for a in arguments]
+                try:
+                    made = np.asarray(self.f.f(*given))
+                except Exception:
+                    raise _Raised from first
+            if any(a.tobytes() != b.tobytes() for a, b in zip(arguments, given, strict=True)):
+                self._refuse(
+                    "writes into its argument, which other operations read too: let it make a new array "
+                    "(u = u.copy() in its first line, or np.where(u < 0, 0, u) for u[u < 0] = 0)"
+                )
+            if made.dtype.kind not in "biuf":
+                self._refuse(f"gives {made.dtype} numbers; real ones are allowed (float, int or bool)")
+            return made.copy()
+
+    def _same(self, first: Array, second: Array, problem: str) -> None:
+        """Refuse f unless the arrays agree, up to what the order of its operations may change."""
+        if first.shape == second.shape:
+            single = first.dtype.kind == "f" and first.dtype.itemsize < 8
+            a, b = first.astype(np.float64), second.astype(np.float64)
+            size = np.abs(a[np.isfinite(a)]).max(initial=0.0)
+            # infinities and NaN must stand in the same places
+            if np.allclose(a, b, rtol=0.0, atol=(1e-4 if single else 1e-9) * size, equal_nan=True):
+                return
+        self._refuse(problem)
+
+    @property
+    def _elementwise(self) -> bool:
+        return not any(self.cores)
+
+    def _not_vectorised(self, problem: str) -> str:
+        became = problem.startswith("became")
+        if self.operation == "nonlin":
+            found = f"arrays of shape {LEADING} {problem}" if became else f"it {problem}"
+            return (
+                f"is not coordinatewise: {found}; use functions like np.where and np.exp, and ns.mean_dot or "
+                "ns.layer_norm for what needs all coordinates"
+            )
+        found = f"the leading axes {LEADING} {problem}" if became else f"it {problem}"
+        if self._elementwise:
+            return f"is not vectorised: {found}; with axes=1 it sees the last axis whole"
+        return f"is not vectorised: {found}; let it act on the last axes alone, as with axis=-1"
+
+    def _refuse(self, problem: str, cause: BaseException | None = None) -> NoReturn:
+        raise TraceError(self.operation, f"{self.f.name} {problem}") from cause
+
+
+def _definite(x: Array) -> Array:
+    """Square matrices made symmetric and positive definite, which functions of Gram matrices may ask for."""
+    if x.ndim < 4 or x.shape[-1] != x.shape[-2]:
+        return x
+    symmetric: Array = (x + np.swapaxes(x, -1, -2)) / 2
+    return np.asarray(symmetric + 4 * x.shape[-1] * np.eye(x.shape[-1]))

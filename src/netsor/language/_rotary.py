@@ -1,0 +1,37 @@
+"""Rotary positions: what a transformer does to queries and keys so that scores know how far tokens are apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ._apply import as_vector
+from ._given import numbers, shown
+from ._operation import Rotate
+from ._value import Vector
+from ._where import TraceError
+
+
+def rotary(x: Vector, positions: npt.ArrayLike | None = None, base: float = 10000.0, fraction: float = 1.0) -> Vector:
+    """The vectors, turned by their positions: tokens along the last axis of x, at positions 0, 1, … unless given.
+
+    The token at position t has its pair of coordinates (f, f + r/2) turned by the angle t θ_f, θ_f = base^(−2f/r).
+    r = fraction · width counts the coordinates that are turned, the first ones; at every width bound it must be even.
+    """
+    as_vector(x, "rotary")
+    if not x.shape:
+        raise TraceError("rotary", "needs an axis of tokens, got one vector: x[None] has one token")
+    at = numbers(np.arange(x.shape[-1]) if positions is None else positions, "rotary")
+    if at.shape != x.shape[-1:]:
+        raise TraceError("rotary", f"positions of shape {at.shape} must be one for each of {x.shape[-1]} tokens")
+    if not (np.isfinite(base) and base > 0):
+        raise TraceError("rotary", f"base={shown(base)} must be a finite number above 0")
+    if not 0 < fraction <= 1:
+        raise TraceError("rotary", f"fraction={shown(fraction)} must be above 0 and at most 1")
+    op = Rotate(x, at, float(base), float(fraction))
+    if x.width.name is None:
+        try:
+            op.angles(x.width.factor)
+        except ValueError as error:
+            raise TraceError("rotary", str(error)) from None
+    return Vector(op, x.shape, x.width)

@@ -1,0 +1,69 @@
+"""The pieces that formulas are written with: indices, numbers, spaces, and text made safe for LaTeX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ._given import Shape
+from ._names import LETTERS
+from ._width import Width
+
+Indices = Sequence[str]
+
+
+def gathered(lines: list[str]) -> str:
+    """Formulas below each other."""
+    return "\\begin{gather*}\n" + " \\\\\n".join(lines) + "\n\\end{gather*}"
+
+
+def letters(shape: Shape) -> list[str]:
+    """An index for each axis."""
+    return list(LETTERS[: len(shape)])
+
+
+def primed(indices: Indices) -> list[str]:
+    """The indices of another entry of the same array."""
+    return [f"{i}'" for i in indices]
+
+
+def broadcast_to(shape: Shape, indices: Indices) -> list[str]:
+    """The indices of an argument of this shape that is broadcast to the axes of `indices`."""
+    axes = indices[len(indices) - len(shape) :]
+    return ["1" if size == 1 else index for size, index in zip(shape, axes, strict=True)]
+
+
+def escape(text: str) -> str:
+    """Text as LaTeX sets it, in ASCII."""
+    for special, written in (("−", "-"), ("·", " "), ("\\", r"\textbackslash ")):
+        text = text.replace(special, written)
+    text = re.sub(r"([_&%$#{}])", r"\\\1", text)
+    text = re.sub(r"[\^~]", lambda match: rf"\{match[0]}{{}}", text)
+    return re.sub(r"[<>]", lambda match: f"${match[0]}$", text).encode("ascii", "replace").decode()
+
+
+def decimal(number: float) -> str:
+    """A number, with its exponent as a power of ten."""
+    mantissa, _, exponent = f"{number:g}".partition("e")
+    return rf"{mantissa} \cdot 10^{{{int(exponent)}}}" if exponent else mantissa
+
+
+def space(width: Width) -> str:
+    """The space R^n."""
+    return rf"\mathbb{{R}}^{{{dimension(width)}}}"
+
+
+def dimension(width: Width) -> str:
+    """A width in a formula."""
+    if width.name is None:
+        return str(width.factor)
+    name = width.name if len(width.name) == 1 else rf"\mathit{{{escape(width.name)}}}"
+    return name if width.factor == 1 else f"{width.factor}{name}"
+
+
+def kappa(base: float, fraction: float) -> str:
+    """The mean of cos(r θ) over the frequencies θ of a rotation; coordinates that are not turned count 1."""
+    turned = rf"\int_0^1 \cos(r \, {decimal(base)}^{{-u}}) \, du"
+    if fraction == 1:
+        return rf"\kappa(r) = {turned}"
+    return rf"\kappa(r) = {decimal(fraction)} {turned} + {decimal(1 - fraction)}"
