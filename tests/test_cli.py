@@ -335,6 +335,19 @@ OWN = {
     ("mine.py:built", "--arg", "heads=3"): "--arg heads is given, but PROGRAM 'mine.py:built' is no function",
     ("mine.py:own[0]", "--heads", "3"): "--heads is of the built-in layer; FILE:PROGRAM takes --bind and --arg",
     ("mine.py:fails", "--bind", "n=99"): "FILE:PROGRAM failed: KeyError: 'theirs'",
+    ("mine.py:own[0]", "--bind", "n=1000000000000", "--bind", "d=4"): "a nonlinearity at width 1000000000000 needs",
+    ("mine.py:own[0]", "--bind", "n=10000000", "--bind", "d=4", "--draws", "10000000"): (
+        "--bind n=10000000 --bind d=4 and --draws 10000000 would take about"
+    ),
+    (
+        "mine.py:own[0]",
+        "--bind",
+        "n=4",
+        "--bind",
+        "d=4",
+        "--draws",
+        "1000000000000",
+    ): "--draws 1000000000000 would need",
     ("mine.py:constant", "--bind", "n=9"): "the excess kurtosis is nan: this law has none",
 }
 
@@ -342,7 +355,7 @@ OWN = {
 @pytest.mark.parametrize("arguments", OWN)
 @pytest.mark.parametrize("command", ["law", "compare", "plan"])
 def test_what_is_wrong_with_ones_own_program_is_told(command, arguments, folder, monkeypatch):
-    if command == "plan" and not OWN[arguments].startswith(("--", "PROGRAM")):
+    if command == "plan" and (not OWN[arguments].startswith(("--", "PROGRAM")) or "--draws" in OWN[arguments]):
         pytest.skip("a plan draws nothing")
     if command == "compare" and "constant" in arguments[0]:
         pytest.skip("a point has no density to compare")

@@ -7,12 +7,13 @@ of a few, which is enough to tell minutes from months.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
 
 from ..engine._montecarlo import cores, in_bytes, memory
+from ..engine._plan import Plan
 from ._output import complain
 
 LONG = 10.0  # seconds; what takes longer is announced
@@ -49,6 +50,13 @@ def layer_cost(
         nanoseconds += draws * replica * (2 if both else 1)
         size += 48.0 * draws + 100 * h * s * cores()
     return Cost(size, nanoseconds / 1e9)
+
+
+def plan_cost(plans: Sequence[Plan], draws: int) -> Cost:
+    """So many draws of each plan; a block is held by every core."""
+    held = sum(draws * 8.0 * (p.mean.shape[0] + p.mean.shape[0] ** 2) for p in plans)
+    block = max((2.0 * p.bytes for p in plans), default=0.0)
+    return Cost(cores() * block + held, sum(p.seconds(draws) for p in plans) / cores())
 
 
 def afford(cost: Callable[..., Cost], given: Mapping[str, Any], modest: Mapping[str, Any]) -> float:
