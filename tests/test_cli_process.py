@@ -149,7 +149,9 @@ def test_an_interrupt_during_the_work_ends_in_one_line(wait, tmp_path):
     (tmp_path / "mine.py").write_text(SLOW.format(name="net", wait=wait))
     words = [*NETSOR, "law", "mine.py:net", "--bind", "n=100000", "--draws", "1000000"]
     _, error, code = interrupted(words, cwd=tmp_path)
-    assert (error, code) == ("netsor: interrupted\n", 130)
+    announced, said = error.splitlines()
+    assert announced.startswith("netsor: this will take about")
+    assert (said, code) == ("netsor: interrupted", 130)
 
 
 @POSIX

@@ -16,7 +16,7 @@ from netsor.paper._reproduce import Options, reproduce
 from netsor.paper._sample import GRID, WEIGHTS, sampled
 from netsor.paper._store import Store
 
-SMALL = {"samples": 600, "trials": 2, "workers": 2}
+SMALL = {"samples": 600, "trials": 2, "workers": 1}
 
 
 def read(folder, pattern="*.csv"):
@@ -35,7 +35,7 @@ def stamps(folder):
 def whole(tmp_path_factory):
     """All figures, small."""
     out = tmp_path_factory.mktemp("whole")
-    return out, reproduce(Options(out=out, **SMALL))
+    return out, reproduce(Options(out=out, **{**SMALL, "workers": 2}))
 
 
 def test_every_figure_has_its_files(whole):
