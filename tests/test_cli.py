@@ -4,9 +4,19 @@ import json
 import subprocess
 import sys
 
+import click
 import pytest
 
+import netsor as ns
+from netsor.cli import _cost, _subject
+
 from .command import netsor
+
+
+@pytest.fixture(autouse=True)
+def sixteen_gigabytes(monkeypatch):
+    """What is refused does not depend on the machine."""
+    monkeypatch.setattr(_cost, "memory", lambda: 2.0**34)
 
 
 def test_it_runs_as_a_module():
@@ -32,7 +42,20 @@ def tied():
 def needs(heads):
     return ns.gaussian(n)
 
+@ns.program
+def own(heads=2):
+    return ns.nn.attention(ns.tanh(ns.gaussian(n, 2)), heads, head_dim=ns.Width("d"))
+
+@ns.program
+def fails():
+    def f(x):
+        if x.size > 50:
+            raise KeyError("theirs")
+        return x
+    return ns.weight(n, n) @ ns.nonlin(f, ns.gaussian(n))
+
 built = good()
+constant = ns.Program(ns.ones(n))
 number = 3
 
 def broken():
@@ -181,6 +204,41 @@ BAD_OPTIONS = {
     ("law", "--width", "8", "--infinite-heads"): "--infinite-heads needs --width inf",
     ("law", "--width", "8", "--head-dim", "9"): "--head-dim 9 must be at most --width 8",
     ("compare", "--width", "inf"): "--width must give a positive integer",
+    ("law", "--heads", "9" * 400): "…999999999' must be a positive integer (below 2^53)",
+    ("law", "--sigma-q", "1e200"): "'1e200' must be 0 or a finite number from 1e-8 to 1e8",
+    ("law", "--clip", "1e-200"): "'1e-200' must be a finite number from 1e-8 to 1e8",
+    ("law", "--draws", "1" + "0" * 30): "must be an integer, 100 or more (below 2^53)",
+    ("law", "--heads", "1000000000"): "--heads 1000000000 would need",
+    ("law", "--tokens", "100000"): "--tokens 100000 would need",
+    ("law", "--tokens", "1000000"): "--tokens 1000000 would need",
+    ("law", "--width", "1000000000", "--activation", "relu"): "--width 1000000000 would need",
+    (
+        "law",
+        "--width",
+        "10000000",
+        "--draws",
+        "1000000",
+        "--activation",
+        "tanh",
+    ): "--draws 1000000 and --width 10000000 would take about 9.26 days",
+    ("law", "--width", "8", "--draws", "1000000000000"): "--draws 1000000000000 would need",
+    ("compare", "--heads", "1000000000"): "--heads 1000000000 would need",
+    ("plan", "--tokens", "100000"): "--tokens 100000 would need",
+    ("plan", "--infinite-heads"): "--infinite-heads is a formula, and has no plan",
+    ("law", "--token", "5"): "--token 5 must be at most --tokens 4",
+    ("law", "--mask", "none"): "'--mask': 'none' is not",
+    ("law", "--bind", "n=4"): "--bind n=4 needs a FILE:PROGRAM",
+    ("law", "--arg", "n=4"): "--arg n=4 needs a FILE:PROGRAM",
+    ("law", "--plot", "/proc/x.png"): "--plot '/proc/x.png' must be in a folder that",
+    ("law", "--plot", ""): "--plot '' must name a file",
+    ("reproduce", "--out", ""): "--out '' must name a file or folder; for this folder give '.'",
+    ("reproduce", "--workers", "10000"): "'10000' must be a positive integer (at most 1024)",
+    ("reproduce", "--trials", "1000000000"): "'1000000000' must be a positive integer (at most 10000)",
+    ("reproduce", "--samples", "1" + "0" * 30): "must be an integer, 100 or more (below 2^53)",
+    ("reproduce", "--samples", "1000000000000000"): "--samples 1000000000000000 would need",
+    ("reproduce", "--tokens", "50000"): "--tokens 50000 would need",
+    ("reproduce", "--out", "/proc/x"): "--out '/proc/x' must be a folder that can be written to",
+    ("reproduce", "9z"): "FIGURE '9z' must be one of",
 }
 
 
@@ -192,3 +250,224 @@ def test_bad_options_end_in_one_line(arguments, tmp_path):
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_options_to_blame_are_those_that_are_too_large(monkeypatch):
+    def cost(a, b, c):
+        return _cost.Cost(a * b, c)
+
+    modest = {"a": 1, "b": 1, "c": 1}
+    for given, blamed in (
+        ({"a": 2**40, "b": 1, "c": 1}, "--a 1099511627776 would need 1.02e+03 GiB of memory, and there are 16 GiB"),
+        ({"a": 2**20, "b": 2**20, "c": 1}, "--a 1048576 and --b 1048576 would need"),
+        ({"a": 2**40, "b": 2**40, "c": 1}, "--a 1099511627776 would need"),  # neither alone would do: the first of them
+        ({"a": 1, "b": 1, "c": 1e9}, "--c 1000000000.0 would take about 31.7 years"),
+    ):
+        with pytest.raises(click.UsageError) as refused:
+            _cost.afford(cost, given, modest)
+        assert refused.value.message.startswith(blamed)
+
+
+def test_what_is_long_is_announced(capsys):
+    _cost.announce(9.0)
+    assert capsys.readouterr().err == ""
+    _cost.announce(300.0)
+    assert capsys.readouterr().err == "netsor: this will take about 5 min; Ctrl-C ends it\n"
+
+
+@pytest.mark.parametrize(
+    ("long", "words"),
+    [
+        (True, ["--width", "10000000", "--activation", "tanh"]),
+        (True, ["--tokens", "1000", "--activation", "gelu"]),
+        (True, ["--width", "64", "--heads", "1000000"]),
+        (False, ["--heads", "100000"]),
+        (False, ["--width", "1000000000000"]),
+        (False, ["--tokens", "1000"]),
+    ],
+)
+def test_estimates_tell_minutes_from_seconds(long, words, monkeypatch):
+    """The last three take about a second on one core."""
+
+    def afford(cost, given, modest):
+        found.append(cost(**given).seconds)
+        raise click.UsageError("enough")
+
+    found = []
+    monkeypatch.setattr(_subject, "afford", afford)
+    assert netsor("law", *words).returncode == 2
+    assert (found[0] > 60) == long
+
+
+def test_law_of_ones_own_program(folder):
+    right = mine_law()
+    result = netsor("law", "mine.py:own[0]", "--bind", "n=16", "--bind", "d=inf", "--arg", "heads=3", "--draws", "500",
+                    "--seed", "2", "--at", "0.5", "--json", cwd=folder)  # fmt: skip
+    assert result.returncode == 0
+    found = json.loads(result.stdout)
+    assert found["variance"] == right.var()
+    assert found["pdf"] == [{"y": 0.5, "value": right.pdf(0.5), "error": right.with_error.pdf(0.5).error}]
+    assert found["status"] == "conjectured"
+
+
+def mine_law():
+    n, d = ns.Width("n"), ns.Width("d")
+    net = ns.Program(ns.nn.attention(ns.tanh(ns.gaussian(n, 2)), 3, head_dim=d))
+    return net[0].law(n=16, d=ns.inf, draws=500, seed=2)
+
+
+def test_compare_ones_own_program(folder):
+    words = ["compare", "mine.py:own[0]", "--bind", "n=16", "--bind", "d=4", "--draws", "500", "--json"]
+    found = json.loads(netsor(*words, cwd=folder).stdout)
+    assert found["kl"]["value"] > 0
+    assert found["method"][0] == "exact engine at n = 16, d = 4"
+
+
+OWN = {
+    ("mine.py:own[0]",): "--bind n=N is missing: the program has the widths n, d",
+    ("mine.py:own[0]", "--bind", "n=4"): "--bind d=N is missing",
+    ("mine.py:own[0]", "--bind", "n=0"): "--bind n: '0' must be a positive integer or inf",
+    ("mine.py:own[0]", "--bind", "m=4"): "--bind m is no width of the program, which has n, d",
+    ("mine.py:own[0]", "--bind", "n"): "--bind 'n' must be a name, =, and a value",
+    ("mine.py:own[0]", "--bind", "n=4", "--bind", "n=5"): "--bind n is given twice",
+    ("mine.py:own", "--bind", "n=4", "--bind", "d=4"): "own(heads=2) has several outputs: ask for one of them",
+    ("mine.py:own[0]", "--arg", "head=3"): "PROGRAM 'mine.py:own[0]' cannot be built: got an unexpected keyword",
+    ("mine.py:built", "--arg", "heads=3"): "--arg heads is given, but PROGRAM 'mine.py:built' is no function",
+    ("mine.py:own[0]", "--heads", "3"): "--heads is of the built-in layer; FILE:PROGRAM takes --bind and --arg",
+    ("mine.py:fails", "--bind", "n=99"): "FILE:PROGRAM failed: KeyError: 'theirs'",
+    ("mine.py:own[0]", "--bind", "n=1000000000000", "--bind", "d=4"): "a nonlinearity at width 1000000000000 needs",
+    ("mine.py:own[0]", "--bind", "n=10000000", "--bind", "d=4", "--draws", "10000000"): (
+        "--bind n=10000000 --bind d=4 and --draws 10000000 would take about"
+    ),
+    (
+        "mine.py:own[0]",
+        "--bind",
+        "n=4",
+        "--bind",
+        "d=4",
+        "--draws",
+        "1000000000000",
+    ): "--draws 1000000000000 would need",
+    ("mine.py:constant", "--bind", "n=9"): "the excess kurtosis is nan: this law has none",
+}
+
+
+@pytest.mark.parametrize("arguments", OWN)
+@pytest.mark.parametrize("command", ["law", "compare", "plan"])
+def test_what_is_wrong_with_ones_own_program_is_told(command, arguments, folder, monkeypatch):
+    if command == "plan" and (not OWN[arguments].startswith(("--", "PROGRAM")) or "--draws" in OWN[arguments]):
+        pytest.skip("a plan draws nothing")
+    if command == "compare" and "constant" in arguments[0]:
+        pytest.skip("a point has no density to compare")
+    result = netsor(command, *arguments, cwd=folder)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"netsor: {OWN[arguments]}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_everything_at_infinity_is_nothing_to_compare(folder):
+    result = netsor("compare", "mine.py:own[0]", "--bind", "n=inf", "--bind", "d=inf", cwd=folder)
+    assert result.returncode == 2
+    assert result.stderr.startswith("netsor: --bind inf is what it is compared with")
+
+
+class Plan:
+    bytes, operations, random_numbers = 100, 2000, 30
+
+    def __init__(self, net, widths):
+        self.text = f"a plan of {net.name} at {widths}"
+
+    def __str__(self):
+        return self.text
+
+
+def test_plan(folder, monkeypatch):
+    monkeypatch.setattr(ns.Program, "plan", lambda net, **widths: Plan(net, widths), raising=False)
+    result = netsor("plan", "mine.py:own", "--bind", "n=16", "--bind", "d=inf", cwd=folder)
+    assert (result.returncode, result.stdout) == (0, "a plan of own(heads=2) at {'n': 16, 'd': inf}\n")
+    found = json.loads(netsor("plan", "--width", "64", "--json").stdout)
+    assert found["plan"].endswith("at {'n': 64}")
+    assert (found["bytes"], found["operations"], found["random_numbers"]) == (100, 2000, 30)
+
+
+def test_a_causal_mask_shows_a_token_itself_and_earlier_ones():
+    """Token i of a causal layer has the law of a layer of i tokens, in the limit."""
+    for token in (1, 3):
+        masked, alone = (
+            json.loads(netsor("law", "--json", *words).stdout)
+            for words in (["--mask", "causal", "--token", str(token)], ["--tokens", str(token)])
+        )
+        assert masked["variance"] == pytest.approx(alone["variance"], rel=1e-9)
+        assert masked["excess_kurtosis"] == pytest.approx(alone["excess_kurtosis"], abs=1e-9)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_no_number_that_is_not_json_is_printed(value, monkeypatch):
+    """An answer that is no number is an error; an error that is not known is null."""
+    exact = ns.Mixture.with_error
+
+    class Broken:
+        def __init__(self, law):
+            self.law = law
+
+        def var(self):
+            return ns.Estimate(self.law.var() if unknown else value, value)
+
+        def kurtosis(self):
+            return exact.fget(self.law).kurtosis()
+
+    monkeypatch.setattr(ns.Mixture, "with_error", property(Broken))
+    words = ["law", "--width", "8", "--draws", "100", "--json"]
+    unknown = False
+    result = netsor(*words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"netsor: the variance is {value}")
+    unknown = True
+    assert json.loads(netsor(*words).stdout)["variance_error"] is None
+
+
+def test_an_error_of_our_own_says_so_in_one_line(monkeypatch):
+    """Exit code 1: nobody but us can mend it."""
+
+    def broken(*_, **__):
+        return {}["a key"]
+
+    monkeypatch.setattr(ns.Program, "law", broken)
+    result = netsor("law")
+    assert result.returncode == 1
+    assert result.stderr.startswith("netsor: an error of netsor itself, please report it: KeyError at cli/_subject.py:")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "there is not enough memory: fewer draws"),
+        (RuntimeWarning("overflow"), "the numbers leave double precision (overflow)"),
+        (OSError(28, "No space left"), "a file cannot be read or written: [Errno 28] No space left"),
+        (ValueError("two\nlines"), "an error of netsor itself"),  # not raised by us
+    ],
+)
+def test_errors_from_below_end_in_one_line(error, said, monkeypatch):
+    def broken(*_, **__):
+        raise error
+
+    monkeypatch.setattr(ns.Program, "law", broken)
+    result = netsor("law")
+    assert result.stderr.startswith(f"netsor: {said}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_help_says_that_the_file_is_run():
+    for command in ("check", "law", "compare", "plan"):
+        assert "is run" in " ".join(netsor(command, "--help").stdout.split())
+
+
+@pytest.mark.parametrize("foreign", ["report.html", "manifest.json", "2a.csv"])
+def test_reproduce_overwrites_nobodys_files(foreign, tmp_path):
+    (tmp_path / foreign).write_text("[]")
+    result = netsor("reproduce", "2a", "--samples", "100", "--trials", "1", "--out", str(tmp_path))
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"netsor: --out={str(tmp_path)!r} holds a {foreign} that is not of an earlier run")
+    assert result.stderr.count("\n") == 1
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(foreign, "[]")]

@@ -46,7 +46,7 @@ def test_a_manifest_that_names_files_elsewhere_is_not_ours(tmp_path):
     (tmp_path / "out").mkdir()
     wrong = {**OPTIONS, "files": {"../mine": "x"}, "replaced": {}}
     (tmp_path / "out" / "manifest.json").write_text(json.dumps(wrong))
-    with pytest.raises(ValueError, match="holds a manifest.json"):
+    with pytest.raises(ValueError, match=r"holds a manifest\.json"):
         Folder(tmp_path / "out").prepare(FILES)
 
 
@@ -54,7 +54,7 @@ def test_a_file_that_appears_during_the_work_is_refused_at_the_end(tmp_path):
     folder = Folder(tmp_path)
     folder.prepare(FILES)
     (tmp_path / "report.html").write_text("mine")
-    with pytest.raises(ValueError, match="holds a report.html"):
+    with pytest.raises(ValueError, match=r"holds a report\.html"):
         folder.put(FILES, dict(OPTIONS))
     assert contents(tmp_path) == {"report.html": b"mine"}
 
@@ -64,7 +64,7 @@ def test_folders_and_links_in_the_place_of_files_are_refused(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "report.html").symlink_to("nowhere")
     for name in "ab":
-        with pytest.raises(ValueError, match="holds a report.html"):
+        with pytest.raises(ValueError, match=r"holds a report\.html"):
             Folder(tmp_path / name).prepare(FILES)
 
 

@@ -1,5 +1,6 @@
 """Runs as processes: killed, interrupted, side by side, and in folders full of traps. No test depends on the clock."""
 
+import contextlib
 import json
 import os
 import random
@@ -39,10 +40,8 @@ class Running(subprocess.Popen):
     def __exit__(self, *error):
         for sent in (signal.SIGTERM, signal.SIGKILL):
             for number in members(self.pid):
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(number, sent)
-                except ProcessLookupError:
-                    pass
         super().__exit__(*error)
 
     def until(self, condition):

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ..laws import distances
+from ._cost import announce
 from ._group import cli
 from ._output import MANY, apart, check_plot, draw, echo_json, error_of, finite
 from ._subject import sampling_options, subject, subject_options
@@ -39,6 +40,7 @@ def compare_command(
                 f"{option} inf is what it is compared with; {option} must give a positive integer somewhere"
             )
         limit = asked.limit(keep=("d",) if keep_head_dim and asked.built_in else ())
+        announce(asked.seconds)
         laws = asked.law(draws, seed), limit.infinite_heads() if infinite_heads else limit.law(draws, seed)
         found = distances(*laws)
         for name, distance in found.items():

@@ -7,12 +7,13 @@ of a few, which is enough to tell minutes from months.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
 
 from ..engine._montecarlo import cores, in_bytes, memory
+from ..engine._plan import Plan
 from ._output import complain
 
 LONG = 10.0  # seconds; what takes longer is announced
@@ -51,8 +52,15 @@ def layer_cost(
     return Cost(size, nanoseconds / 1e9)
 
 
-def afford(cost: Callable[..., Cost], given: Mapping[str, Any], modest: Mapping[str, Any]) -> None:
-    """Refuse what is too large or too long, naming the options that make it so; say so if it will be long.
+def plan_cost(plans: Sequence[Plan], draws: int) -> Cost:
+    """So many draws of each plan; a block is held by every core."""
+    held = sum(draws * 8.0 * (p.mean.shape[0] + p.mean.shape[0] ** 2) for p in plans)
+    block = max((2.0 * p.bytes for p in plans), default=0.0)
+    return Cost(cores() * block + held, sum(p.seconds(draws) for p in plans) / cores())
+
+
+def afford(cost: Callable[..., Cost], given: Mapping[str, Any], modest: Mapping[str, Any]) -> float:
+    """The seconds that it will take; refuse what is too large or too long, naming the options that make it so.
 
     `given` are the arguments of `cost`, and `modest` small values for those that an option sets: one is to blame if
     taking it back would help.
@@ -67,8 +75,13 @@ def afford(cost: Callable[..., Cost], given: Mapping[str, Any], modest: Mapping[
             blamed = [k for k, size in less.items() if size <= limit] or [min(less, key=less.__getitem__)]
             options = " and ".join(f"--{k.replace('_', '-')} {given[k]}" for k in blamed)
             raise click.UsageError(f"{options} would {text}; smaller numbers need less")
-    if found.seconds > LONG:
-        complain(f"this will take about {in_time(found.seconds)}; Ctrl-C ends it")
+    return found.seconds
+
+
+def announce(seconds: float) -> None:
+    """Say so if it will be long."""
+    if seconds > LONG:
+        complain(f"this will take about {in_time(seconds)}; Ctrl-C ends it")
 
 
 def in_time(seconds: float) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ..laws import Estimate
+from ._cost import announce
 from ._group import cli
 from ._numbers import POINT
 from ._output import MANY, apart, check_plot, draw, echo_json, error_of, finite
@@ -28,6 +29,7 @@ def law_command(
     check_plot(plot)
     with apart(as_json):
         asked = subject({**options, "infinite_heads": infinite_heads}, draws)
+        announce(asked.seconds)
         law = asked.infinite_heads() if infinite_heads else asked.law(draws, seed)
         moments = {"variance": law.with_error.var(), "excess kurtosis": law.with_error.kurtosis()}
         for name, found in moments.items():

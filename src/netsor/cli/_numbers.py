@@ -16,7 +16,8 @@ class Number(click.ParamType):  # type: ignore[type-arg]
     """A number with bounds, whose error says what is allowed."""
 
     def __init__(self, allowed: str, accept: Callable[[Any], bool], whole: bool = False, inf: bool = False) -> None:
-        self.name, self.allowed, self.accept, self.whole, self.inf = allowed, allowed, accept, whole, inf
+        self.allowed, self.accept, self.whole, self.inf = allowed, accept, whole, inf
+        self.name = "integer|inf" if inf else "integer" if whole else "number"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """The number, or an error in one line."""

@@ -22,9 +22,8 @@ def plan_command(as_json: bool, **options: Any) -> None:
     if options["infinite_heads"]:
         raise click.UsageError("--infinite-heads is a formula, and has no plan")
     with apart(as_json):
-        asked = subject(options, draws=0)
-        net: Any = asked.net
-        plan = net.plan(**asked.widths)
+        asked = subject(options)
+        plan = asked.net.plan(**asked.widths)
         text = str(plan)
     if as_json:
         costs = {name: int(getattr(plan, name)) for name in ("bytes", "operations", "random_numbers")}

@@ -12,7 +12,7 @@ import click
 
 from ..engine._montecarlo import cores, in_bytes
 from ..paper._cases import Figure, figures
-from ._cost import Cost, afford, layer_cost
+from ._cost import Cost, afford, announce, layer_cost
 from ._group import cli
 from ._interrupt import Watch
 from ._numbers import DRAWS, POSITIVE, SEED, TRIALS, WORKERS, shown
@@ -51,7 +51,7 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
     """
     from concurrent.futures.process import BrokenProcessPool
 
-    from ..paper._reproduce import Options, reproduce
+    from ..paper._reproduce import Options, prepare, reproduce
 
     check_name("--out", out)
     try:
@@ -60,10 +60,12 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
         raise click.UsageError(str(error)) from None
     given = {name: options[name] for name in ("samples", "trials", "tokens", "workers")}
     modest = {name: small for name, small in MODEST.items() if given[name] is not None}
-    afford(lambda **sizes: _cost(replace(chosen, **sizes)), given, modest)
+    seconds = afford(lambda **sizes: _cost(replace(chosen, **sizes)), given, modest)
     _check_disk(chosen)
     watch.message = f"interrupted; {KEPT}"
     try:
+        prepare(chosen)
+        announce(seconds)
         done = reproduce(chosen)
     except BrokenProcessPool:
         complain(f"a worker was killed, for want of memory perhaps: fewer --workers need less; {KEPT}")
@@ -111,11 +113,12 @@ def _check_disk(chosen: Options) -> None:
     while not parent.exists() and parent != parent.parent:
         parent = parent.parent
     size = sum(4.0 * part.samples + 2**15 for figure in _figures(chosen) for part in plan.parts(figure))
-    free = shutil.disk_usage(parent).free
-    if size > free:
+    disk = shutil.disk_usage(parent)
+    if disk.total and size > disk.free:
+        samples = "" if plan.samples is None else f" of --samples {plan.samples}"
         raise click.UsageError(
-            f"--trials {plan.trials} of --samples {plan.samples or 'the paper'} would need {in_bytes(size)} in "
-            f"--out {shown(str(chosen.out))}, and {in_bytes(free)} are free; fewer need less"
+            f"--trials {plan.trials}{samples} would need {in_bytes(size)} in --out {shown(str(chosen.out))}, "
+            f"and {in_bytes(disk.free)} are free; smaller numbers need less"
         )
 
 

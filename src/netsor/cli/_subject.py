@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from .. import Program
 from ..laws import HeadSum, Law
 from ..paper import ACTIVATIONS, layer
-from ._cost import afford, layer_cost
+from ._cost import Cost, afford, layer_cost, plan_cost
 from ._numbers import ABOVE, DRAWS, POSITIVE, SEED, SIGMA, WIDTH
 from ._target import bound, load
 
@@ -93,6 +93,7 @@ class Subject:
     net: Program
     widths: dict[str, float]
     built_in: bool
+    seconds: float = 0.0  # that it will take, where that is known
 
     @property
     def label(self) -> str:
@@ -119,8 +120,8 @@ class Subject:
         return law.infinite_heads() if isinstance(law, HeadSum) else law  # 1/n scaling is Gaussian already
 
 
-def subject(options: dict[str, Any], draws: int, both: bool = False) -> Subject:
-    """What the options ask for, if it can be afforded; with `both`, its limit is wanted too."""
+def subject(options: dict[str, Any], draws: int = 0, both: bool = False) -> Subject:
+    """What the options ask for, if so many draws can be afforded; with `both`, of its limit too."""
     target, binds, arguments = (options[name] for name in ("program", "binds", "arguments"))
     if target is None:
         for option, values in (("--bind", binds), ("--arg", arguments)):
@@ -134,7 +135,20 @@ def subject(options: dict[str, Any], draws: int, both: bool = False) -> Subject:
             raise click.UsageError(f"{option} is of the built-in layer; FILE:PROGRAM takes --bind and --arg")
     warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
     net = load(target, arguments)
-    return Subject(net, bound(net, binds), built_in=False)
+    asked = Subject(net, bound(net, binds), built_in=False)
+    if not draws:
+        return asked
+
+    def cost(draws: int, bind: str) -> Cost:
+        most = math.inf if bind == given else 64  # to see if it is the widths that are too large
+        sides = [asked.widths, asked.limit().widths][: 1 + both]
+        return plan_cost(
+            [net.plan(**{k: v if v == math.inf else min(v, most) for k, v in w.items()}) for w in sides], draws
+        )
+
+    given = " --bind ".join(f"{k}={v}" for k, v in asked.widths.items())
+    seconds = afford(cost, {"draws": draws, "bind": given}, {"bind": "", "draws": 2})
+    return replace(asked, seconds=seconds)
 
 
 def _built_in(
@@ -147,7 +161,7 @@ def _built_in(
     never = model["activation"] == "clip" and model["clip"] > 10 * model["sigma_w"]
     size = {"tokens": model["tokens"], "heads": model["heads"], "width": width, "head_dim": head_dim}
     size |= {"activation": "identity" if never else model["activation"], "draws": draws, "both": both}
-    afford(layer_cost, size, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})
+    seconds = afford(layer_cost, size, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})
     net = layer(**model, token=token - 1, mask=mask, low_rank=head_dim is not None)
     widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
-    return Subject(net, widths, built_in=True)
+    return Subject(net, widths, True, seconds)

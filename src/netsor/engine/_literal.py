@@ -125,10 +125,13 @@ class _Chunk:
     def _picked(self, value: Value) -> Any:
         if self.coordinates is None or not isinstance(value, Vector):
             return ...
+        chosen = self.coordinates
         try:
-            np.empty(int(value.width.bind(self.widths)))[self.coordinates]
-        except IndexError as error:
-            raise ValueError(f"coordinates={self.coordinates!r}: {error}") from None
+            if not isinstance(chosen, slice) and (np.ndim(chosen) > 1 or np.asarray(chosen).dtype.kind not in "iu"):
+                raise TypeError("it must be an integer, a list of integers or a slice")
+            np.empty(int(value.width.bind(self.widths)))[chosen]
+        except (IndexError, TypeError, ValueError) as error:
+            raise ValueError(f"coordinates={chosen!r}: {error}") from None
         return (..., self.coordinates)
 
     def __call__(self, part: range, tick: Callable[[int], None]) -> list[Array]:

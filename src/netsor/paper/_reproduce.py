@@ -48,12 +48,14 @@ class Options:
     tokens: int = 16
 
     def __post_init__(self) -> None:
+        if not isinstance(self.names, tuple):
+            raise ValueError(f"names={self.names!r} must be a tuple of the names of figures")
         for name in self.names:
-            if name not in (*NAMES, *GROUPS):
+            if not isinstance(name, str) or name not in (*NAMES, *GROUPS):
                 raise ValueError(
                     f"FIGURE {name!r} must be one of {' '.join(NAMES)}, or of the groups {' '.join(GROUPS)}"
                 )
-        if self.estimator not in ESTIMATORS:
+        if not isinstance(self.estimator, str) or self.estimator not in ESTIMATORS:
             raise ValueError(f"estimator={self.estimator!r} must be one of {', '.join(ESTIMATORS)}")
         for name, least in (("samples", 100), ("trials", 1), ("seed", 0), ("workers", 1), ("tokens", 1)):
             value = getattr(self, name)
@@ -94,13 +96,19 @@ class Finished:
     summary: tuple[str, str, str]
 
 
+def prepare(options: Options) -> Folder:
+    """The folder of a run, where its files will overwrite none of somebody else's."""
+    folder = Folder(options.out)
+    folder.prepare(["report.html", *(f"{name}.{kind}" for name in options.chosen for kind in ("csv", "pdf", "png"))])
+    return folder
+
+
 def reproduce(options: Options) -> Finished:
     """Run the experiments, going on where an earlier run stopped, and write figures, data, manifest and report."""
     start = time.perf_counter()
     plan, every = options.plan, figures(options.tokens)
     chosen = [every[name] for name in options.chosen]
-    folder = Folder(options.out)
-    folder.prepare(["report.html", *(f"{name}.{kind}" for name in options.chosen for kind in ("csv", "pdf", "png"))])
+    folder = prepare(options)
     files: dict[str, bytes] = {}
     data: dict[str, Any] = {}
     svg: dict[str, bytes] = {}

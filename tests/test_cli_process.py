@@ -1,0 +1,177 @@
+"""The command as a process: its streams, its signals, its surroundings. No test depends on the clock."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+NETSOR = [sys.executable, "-m", "netsor"]
+QUICK = ["law", "--width", "8", "--draws", "100"]
+HANG = 300  # seconds: a deadline that only a hang reaches
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
+
+
+def run(*words, **how):
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": HANG, **how}
+    return subprocess.run([*NETSOR, *words], check=False, **how)
+
+
+def shell(command, **how):
+    """Through a shell, which can close streams."""
+    words = f"{sys.executable} -m netsor {command}"
+    return subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=HANG, check=False, **how)
+
+
+@POSIX
+def test_a_closed_stderr_is_no_error():
+    result = shell(" ".join([*QUICK, "--json", "2>&-"]))
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["variance"] > 0
+    assert shell("law --heads 0 2>&-").returncode == 2
+
+
+@POSIX
+@pytest.mark.parametrize("closed", ["0<&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_take_no_file(closed, tmp_path):
+    """A picture must not get the number of a closed stream, and with it what others print."""
+    result = shell(" ".join([*QUICK, "--plot", "p.svg", closed]), cwd=tmp_path)
+    assert result.returncode == 0
+    assert (tmp_path / "p.svg").read_text().rstrip().endswith("</svg>")
+
+
+@POSIX
+def test_an_output_that_cannot_be_written_is_told():
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    result = shell(" ".join([*QUICK, "> /dev/full"]))
+    assert result.returncode == 2
+    assert result.stderr.startswith("netsor: a file cannot be read or written: ")
+    assert result.stderr.count("\n") == 1
+
+
+@POSIX
+def test_a_reader_that_has_seen_enough_is_no_error():
+    with subprocess.Popen([*NETSOR, *QUICK], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(HANG) == 1
+
+
+def test_a_terminal_may_know_no_mathematics():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    result = run(*QUICK, env=environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "variance" in result.stdout
+    assert run("law", "--help", env=environment).returncode == 0
+    result = run("law", "--heads", "∞", env=environment)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+
+
+@POSIX
+def test_a_name_that_is_no_text_is_refused(tmp_path):
+    for option in (["reproduce", "--out"], ["law", "--plot"]):
+        words = [os.fsencode(word) for word in [*NETSOR, *option]]
+        result = subprocess.run([*words, b"\xff.png"], cwd=tmp_path, capture_output=True, timeout=HANG, check=False)
+        assert result.returncode == 2
+        assert result.stderr.endswith(b"must be a name in UTF-8\n")
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_bad_backend_is_of_no_concern(tmp_path):
+    environment = {**os.environ, "MPLBACKEND": "nonsense"}
+    result = run(*QUICK, "--plot", "p.png", cwd=tmp_path, env=environment)
+    assert (result.returncode, result.stderr) == (0, "wrote p.png\n")
+    result = run("reproduce", "2a", "--samples", "100", "--trials", "1", cwd=tmp_path, env=environment)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_what_a_file_prints_is_not_on_stdout(tmp_path):
+    """Below Python too."""
+    (tmp_path / "mine.py").write_text(
+        "import os, subprocess, sys\n"
+        "import netsor as ns\n"
+        "print('printed')\n"
+        "sys.__stdout__.write('written')\n"
+        "sys.__stdout__.flush()\n"
+        "os.write(1, b'below')\n"
+        "subprocess.run([sys.executable, '-c', 'print(1)'])\n"
+        "net = ns.Program(ns.weight(3, 4) @ ns.gaussian(4))\n"
+    )
+    result = run("law", "mine.py:net", "--draws", "100", "--json", cwd=tmp_path)
+    assert json.loads(result.stdout)["variance"] > 0
+    assert "printed" in result.stderr
+    assert "below" in result.stderr
+
+
+@POSIX
+@pytest.mark.parametrize("entry", ["-m", "script"])
+def test_an_interrupt_while_libraries_load_ends_in_one_line(entry, tmp_path):
+    """numpy is one that waits for the signal, so that it comes while the libraries are loaded."""
+    (tmp_path / "numpy.py").write_text("print('loading', flush=True)\nimport time\ntime.sleep(600)\n")
+    script = tmp_path / "netsor"
+    script.write_text("from netsor.cli import main\nmain()\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    words = [sys.executable, *(["-m", "netsor"] if entry == "-m" else [str(script)]), "law"]
+    out, error, code = interrupted(words, env=environment)
+    assert (out, error, code) == ("", "netsor: interrupted\n", 130)
+
+
+SLOW = """
+import sys, threading, time
+import netsor as ns
+n = ns.Width("n")
+
+@ns.program
+def {name}():
+    return ns.weight(n, n) @ ns.nonlin(f, ns.gaussian(n))
+
+calls = []
+def f(x):
+    if x.size > 400:  # a chunk, not a probe
+        print("begun", flush=True)
+        {wait}
+    return x
+"""
+
+
+@POSIX
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "time.sleep(600)",  # a block that cannot be stopped, in a thread
+        "time.sleep(0.01)",  # blocks without end
+    ],
+)
+def test_an_interrupt_during_the_work_ends_in_one_line(wait, tmp_path):
+    (tmp_path / "mine.py").write_text(SLOW.format(name="net", wait=wait))
+    words = [*NETSOR, "law", "mine.py:net", "--bind", "n=100000", "--draws", "1000000"]
+    _, error, code = interrupted(words, cwd=tmp_path)
+    announced, said = error.splitlines()
+    assert announced.startswith("netsor: this will take about")
+    assert (said, code) == ("netsor: interrupted", 130)
+
+
+@POSIX
+def test_an_interrupt_of_a_busy_main_thread_ends_in_one_line(tmp_path):
+    """A step of the main thread that Python cannot interrupt: a key derivation of hours."""
+    (tmp_path / "mine.py").write_text(
+        "import hashlib\nprint('begun', flush=True)\nhashlib.pbkdf2_hmac('sha256', b'x', b'y', 2**31 - 1)\n"
+    )
+    _, error, code = interrupted([*NETSOR, "law", "mine.py:net"], cwd=tmp_path)
+    assert (error, code) == ("netsor: interrupted\n", 130)
+
+
+def interrupted(words, **how):
+    """Start it, wait until it says something, interrupt it twice."""
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how) as process:
+        try:
+            process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGINT)
+            out, error = process.communicate(timeout=HANG)
+        finally:
+            process.kill()
+    return out, error, process.returncode
