@@ -21,9 +21,9 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import scipy
+from netsor.engine._frame import Streams
 
 import netsor as ns
-from netsor.engine._frame import Streams
 from netsor.paper._cases import Case, figures
 from netsor.paper._style import BLUE, GREEN, ORANGE, PURPLE, STYLE, VERMILLION, new, rendered
 

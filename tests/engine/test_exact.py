@@ -10,8 +10,8 @@ from hypothesis import given, settings
 
 import netsor as ns
 from netsor.engine import _frame, _instructions, _lower, _plan
-from netsor.engine.lower import make_plan
 from netsor.engine._run import Streams, run
+from netsor.engine.lower import make_plan
 from netsor.engine.passes import SHORTCUTS
 
 from ..programs import programs

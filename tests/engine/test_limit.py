@@ -176,7 +176,7 @@ def test_what_has_no_known_limit_is_refused():
     with pytest.raises(ns.ExactError, match=r"share a source.*diverges.*test_limit.py.*net.simulate"):
         ns.Program(ns.dot(w @ x[0], w @ x[1])).law(n=ns.inf)
     even, odd = ns.cos(x), ns.tanh(x)  # uncorrelated, so that it may have a limit, and the engine does not know it
-    with pytest.raises(ns.ExactError, match="met nonlinearities|share a source"):
+    with pytest.raises(ns.ExactError, match=r"met nonlinearities|share a source"):
         ns.Program(ns.dot(even[0], odd[0])).law(n=ns.inf)
     with pytest.raises(ns.NoLimitError, match="has no limit"):
         ns.Program(ns.dot(w @ x, w @ x)).law(n=ns.inf)

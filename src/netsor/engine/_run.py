@@ -15,7 +15,7 @@ from ._plan import RULES, Plan, Step
 
 Array = Any
 
-IN_PLACE = {"add": np.add, "multiply": np.multiply, "scale": np.multiply}
+IN_PLACE: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "scale": np.multiply}
 LONG = 32  # entries of a row, from which on numpy's loops over it are long enough
 
 

@@ -55,7 +55,7 @@ def turned_products(s: State, value: Scalar, x: Vector, y: Vector, crossed: Regi
     """
     build, (first, second) = s.build, _both(s, value, x, y)
     gaps, ndim = differences(first.positions, second.positions), value.ndim - 1
-    found, place = np.unique(gaps, return_inverse=True)
+    _, place = np.unique(gaps, return_inverse=True)
     a, b = s.lined(s.vectors[x].lead, x.ndim, ndim), s.lined(s.vectors[y].lead, y.ndim, ndim)
     width = min(a.shape[-1], b.shape[-1])
     if crossed is None:
@@ -80,7 +80,7 @@ def differences(first: Floats, second: Floats) -> Floats:
 
 
 def process(s: State, value: Scalar, x: Vector, y: Vector) -> tuple[Floats, Floats] | None:
-    """The differences of positions in an array of scores, and the covariance κ over them; None if nothing was turned."""
+    """The differences of positions in an array of scores, and κ of their differences; None if nothing was turned."""
     if s.vectors[x].turned is None and s.vectors[y].turned is None:
         return None
     first, second = _both(s, value, x, y)
