@@ -21,7 +21,6 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import scipy
-from netsor.engine._frame import Streams
 
 import netsor as ns
 from netsor.paper._cases import Case, figures
@@ -64,38 +63,29 @@ def literal(net, widths):
 
 
 class Counted:
-    """How many normals and gammas a law draws for each replica, and of which shape parameters."""
+    """How many normals and gammas a law draws for each replica, and of which shape parameters: its plan says it."""
 
     def __init__(self, net, widths):
+        plan = net.plan(**widths)
+        self.all = plan.random_numbers
         self.normals, self.gammas = 0, {}
-        normals, chi = Streams.normals, Streams.chi
-
-        def count_normals(streams, number, purpose, *shape):
-            self.normals += math.prod(shape)
-            return normals(streams, number, purpose, *shape)
-
-        def count_chi(streams, number, purpose, freedom, *shape):
-            for f in freedom:
-                self.gammas[float(f)] = self.gammas.get(float(f), 0) + math.prod(shape)
-            return chi(streams, number, purpose, freedom, *shape)
-
-        Streams.normals, Streams.chi = count_normals, count_chi
-        try:
-            law = sample(net, widths, 2, workers=1)  # evaluates twice: to plan, and for the draws
-        finally:
-            Streams.normals, Streams.chi = normals, chi
-        self.all = law.random_numbers
-        assert self.normals + sum(self.gammas.values()) == 2 * self.all
+        for step in plan.steps:
+            if step.kind == "normals":
+                self.normals += step.numbers
+            elif step.kind == "chi":
+                for f in step.params["freedom"]:
+                    share = step.numbers // len(step.params["freedom"])
+                    self.gammas[float(f)] = self.gammas.get(float(f), 0) + share
 
     def floor(self):
         """Seconds a replica to draw them on one core, in large arrays."""
         rng = np.random.Generator(np.random.SFC64(0))
         normal = seconds(lambda: rng.standard_normal(2**16), 0.05, 3) / 2**16
         gammas = sum(
-            count / 2 * seconds(lambda f=f: rng.standard_gamma(f / 2, 2**14), 0.01, 2) / 2**14
+            count * seconds(lambda f=f: rng.standard_gamma(f / 2, 2**14), 0.01, 2) / 2**14
             for f, count in self.gammas.items()
         )
-        return self.normals / 2 * normal + gammas, self.all * normal
+        return self.normals * normal + gammas, self.all * normal
 
 
 def configurations():

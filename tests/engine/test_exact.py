@@ -9,9 +9,9 @@ from examples import attention_layer, causal_attention, cross_attention, recurre
 from hypothesis import given, settings
 
 import netsor as ns
-from netsor.engine import _frame, _instructions, _lower, _plan
+from netsor.engine import _instructions, _plan, lower
 from netsor.engine._run import Streams, run
-from netsor.engine.lower import make_plan
+from netsor.engine.lower import _frame, _state, make_plan
 from netsor.engine.passes import SHORTCUTS
 
 from ..programs import programs
@@ -105,16 +105,16 @@ def _chi_one_degree_more(monkeypatch):
 
 
 def _no_root_of_width(monkeypatch):
-    monkeypatch.setattr(_lower.Lowering, "_norm", lambda self, x: 1.0)
+    monkeypatch.setattr(_state.State, "norm", lambda self, x: 1.0)
 
 
 def _no_sigma(monkeypatch):
-    original = _lower.Lowering._matmul
+    original = lower.matmul
 
-    def matmul(self, value, op):
-        return original(self, value, replace(op, weight=replace(op.weight, std=1.0)))
+    def matmul(state, value, op):
+        return original(state, value, replace(op, weight=replace(op.weight, std=1.0)))
 
-    monkeypatch.setattr(_lower.Lowering, "_matmul", matmul)
+    monkeypatch.setattr(lower, "matmul", matmul)
 
 
 def _no_projection(monkeypatch):

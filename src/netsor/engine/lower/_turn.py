@@ -2,9 +2,9 @@
 
 Identity: an isotropic source has the same law in every orthonormal frame, so the standard basis may be exchanged for
 one that spans the vectors of which products are still asked for, once nothing needs all coordinates any more. What
-follows then takes as many directions as there are vectors, not n. The conditions, all of them structure: the width is finite
-and larger than the number of vectors; no matrix that acted on or into this cluster will act again (its inputs and
-sources are kept in the old basis); and it pays: a source is still to come here, or no output needs a coordinate.
+follows then takes as many directions as there are vectors, not n. The conditions, all of them structure: the width is
+finite and larger than the number of vectors; no matrix that acted on or into this cluster will act again (its inputs
+and sources are kept in the old basis); and it pays: a source is still to come here, or no output needs a coordinate.
 """
 
 from __future__ import annotations
