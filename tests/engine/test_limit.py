@@ -303,7 +303,7 @@ def test_doubtful_quadrature_is_told():
     jump = ns.nonlin(lambda u: u > 1.0, ns.gaussian(n, 2, cov=[[1.0, 0.5], [0.5, 1.0]]))
     law = ns.Program(ns.weight(n, n) @ jump).law(n=ns.inf)
     assert any("jumps" in note for note in law.notes)
-    assert (law.cov_with_error().error > 0).all()
+    assert (law.with_error.cov().error > 0).all()
 
 
 @pytest.mark.parametrize(("f", "error"), [(ns.tanh, 5e-3), (ns.relu, 1e-9), (ns.erf, 1e-9)])

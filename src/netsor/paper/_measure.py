@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from scipy import special
 
 from ..engine._montecarlo import generator
 from ..laws import Attention, Empirical, Estimate, paper_kl
-from ..laws._distance import FUNCTIONALS, jackknifed
+from ..laws._distance import kl_terms
+from ..laws._replicas import Replicated
+from ..laws._resample import jackknife
 from ._cases import Case, Figure, Part, limit_law
 from ._sample import AGAIN, GAUSS, GRID, LIMIT, WEIGHTS
 from ._store import Arrays, Store
@@ -107,7 +109,16 @@ class Plan:
 
     def kl(self, case: Case) -> Estimate:
         """Our D(width n ‖ limit)."""
-        return jackknifed("kl", self.blocks(case), _on_grid(case.limit)[None], WEIGHTS)
+        blocks = self.blocks(case)
+        even = Replicated(blocks, np.full(len(blocks), 1 / len(blocks)))
+        value, bias, error = jackknife(partial(_kl, limit=_on_grid(case.limit)), [even])
+        return Estimate(value - bias, error)
+
+
+def _kl(f: Array, limit: Array) -> Array:
+    """D(f ‖ limit) on the grid."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.sum(WEIGHTS * kl_terms(f, limit, np.log(limit)), axis=-1))
 
 
 def _coupled(case: Case) -> bool:
@@ -363,9 +374,8 @@ def heads(plan: Plan, figure: Figure) -> Heads:
     many = []
     for count in HEADS if plan.exact else ():
         value, error = one.with_heads(count).with_error.pdf(GRID)
-        kl = FUNCTIONALS["kl"]
-        distance = float(kl(value, normal, WEIGHTS))
-        many.append(Estimate(distance, float(np.abs(kl(value + error, normal, WEIGHTS) - distance))))
+        distance = float(_kl(value, normal))
+        many.append(Estimate(distance, float(np.abs(_kl(value + error, normal) - distance))))
     # independently: E[A K A^T] over all scores, in place of the law of one head; clipping at 100 leaves K = I
     joint = Attention(np.eye(figure.cases[0].tokens)).infinite_heads(points=2**15)
     return Heads(
