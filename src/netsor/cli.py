@@ -287,8 +287,8 @@ def _plot(plot: str, laws: dict[str, Law]) -> None:
     """The densities, in the style of the paper's figures."""
     import matplotlib as mpl
 
+    from ._style import BLACK, BLUE, DOTTED, STYLE, VERMILLION, new, rendered
     from .paper._store import write
-    from .paper._style import BLACK, BLUE, DOTTED, STYLE, VERMILLION, new, rendered
 
     reach = max(law.std() for law in laws.values()) * 4
     y = np.linspace(-reach, reach, 401)

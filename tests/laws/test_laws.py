@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from examples import attention_layer
-from scipy import integrate, special, stats
+from scipy import integrate, stats
 
 import netsor as ns
 from netsor.laws import Origin, _scores
@@ -197,9 +197,9 @@ def test_accuracy_of_the_density_is_better_than_1e_7(tokens, monkeypatch):
     y = np.linspace(0, 2, 5)
     assert (law.with_error.pdf(y).error < 1e-7).all()
     monkeypatch.setattr(_scores, "exchangeable_moments", lambda scores, values: None)
-    _scores._head.cache_clear()
+    _scores.head_law.cache_clear()
     plain = ns.Attention(np.eye(tokens) + 0.2).law(heads=2)
-    _scores._head.cache_clear()
+    _scores.head_law.cache_clear()
     assert plain.head.moments is None
     value, error = plain.with_error.pdf(y)
     assert (np.abs(law.pdf(y) - value) < 6 * error + 1e-8).all()

@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from ._estimate import student
 from ._heads import HeadSum
 from ._joint import Joint
 from ._origin import Origin
-from ._scores import SETS, head_sum, normals
+from ._scores import SETS, Scores, head_law, normals
 
 Array = npt.NDArray[np.float64]
 MANY = 4000  # tokens, above which the linear algebra alone takes minutes
@@ -126,6 +127,22 @@ class Attention:
 
     def _masked(self, scores: Array) -> Array:
         return scores if self.mask is None else np.where(np.asarray(self.mask), scores, -np.inf)
+
+
+def head_sum(
+    scores: Array,
+    values: Array,
+    heads: int,
+    scale: float,
+    origin: Origin,
+    mixture: Any = None,
+    function: Callable[[Array], Array] = row_softmax,
+    points: int | None = None,
+) -> HeadSum:
+    """The law of one output, from the covariance of its row of scores and the kernel of the values."""
+    one = Scores(scores.tobytes(), values.tobytes(), len(values), function)
+    points = points or 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, 21))
+    return HeadSum(partial(head_law, one, points), heads, scale, origin, mixture)
 
 
 def _checked_mask(mask: Any, tokens: int) -> npt.NDArray[np.bool_]:

@@ -18,7 +18,7 @@ from scipy import special
 
 from ._difference import Cells
 from ._empirical import Empirical
-from ._estimate import Array, Estimate, combined, student
+from ._estimate import Array, Estimate, combined
 from ._foreign import as_law
 from ._grid import coarser, integrated, resolved
 from ._heads import HeadSum
@@ -94,7 +94,7 @@ class _Pair:
     def _dense(self, name: str, factor: float) -> Estimate:
         laws = [law._dense(factor) for law in (self.p, self.q)]
         same = all(a is b for a, b in zip(laws, (self.p, self.q), strict=True))
-        pair = self if same else _Pair(*laws)
+        pair = self if same else _Pair(laws[0], laws[1])
         return pair._kl() if name == "kl" else pair._difference(name)
 
     def doubts(self, name: str) -> list[float]:
@@ -102,17 +102,15 @@ class _Pair:
         changes = []
         for law, other, first in ((self.p, self.q, True), (self.q, self.p, False)):
             for ends in law._perturbed():
-                values = [
-                    _Pair(*((changed, other) if first else (other, changed)), couple=False)._plain(name)
-                    for changed in (law, *ends)
-                ]
+                pairs = [(changed, other) if first else (other, changed) for changed in (law, *ends)]
+                values = [_Pair(a, b, couple=False)._plain(name) for a, b in pairs]
                 changes.append(max(abs(value - values[0]) for value in values[1:]))
         return changes
 
     def _plain(self, name: str) -> float:
         laws = [law._dense() for law in (self.p, self.q)]
-        pair = _Pair(*laws, couple=False)
-        return float(pair._kl().value) if name == "kl" else float(pair._difference(name, errors=False).value)
+        pair = _Pair(laws[0], laws[1], couple=False)
+        return float(pair._kl(errors=False).value) if name == "kl" else float(pair._difference(name, errors=False).value)
 
     # Distances of D = P − Q
 
@@ -132,7 +130,7 @@ class _Pair:
 
     # KL
 
-    def _kl(self) -> Estimate:
+    def _kl(self, errors: bool = True) -> Estimate:
         p, q = self.p, self.q
         value, common = 0.0, dict(q.atoms)
         for at, mass in p.atoms:
@@ -147,6 +145,9 @@ class _Pair:
         def integrand(y: Array) -> Array:
             return kl_terms(np.asarray(p._densities(y).mean), np.asarray(q._densities(y).mean), q._logpdf(y))
 
+        middle = (nodes[:-1] + nodes[1:]) / 2
+        if (np.asarray(p._densities(middle).mean)[np.isneginf(q._logpdf(middle))] > 0).any():
+            return Estimate(math.inf, 0.0)  # q gives no weight where p does
         y, weights = integrated(integrand, coarser(nodes))
         log_q = q._logpdf(y)
 
@@ -162,8 +163,10 @@ class _Pair:
             a, b = (law._densities(y) for law in self.coupled)
             groups = [Replicated(np.concatenate([a.rows, b.rows], axis=1), a.weight)]
             groups += [] if self.coupled[1] is q else [q._densities(y)]
-        found = jackknife(functional, groups)
-        return Estimate(found.value - found.bias + value, combined(found.error, _atoms_error(p, q)))
+        if not errors:
+            return Estimate(float(functional(*(group.mean for group in groups))) + value, 0.0)
+        found = jackknife(functional, groups).corrected()
+        return Estimate(found.value + value, combined(found.error, _atoms_error(p, q)))
 
 
 def kl_terms(f: Array, g: Array, log_g: Array) -> Array:

@@ -45,9 +45,10 @@ class Empirical(Law):
     def __init__(self, draws: npt.ArrayLike, bandwidth: float | None = None) -> None:
         self.given = checked_draws(draws)  # as they came: neighbours in the order drawn are independent
         self.draws = np.sort(self.given)
-        if bandwidth is not None and not (np.isscalar(bandwidth) and math.isfinite(bandwidth) and bandwidth > 0):
+        scott = float(self.draws.std(ddof=1) * self.draws.size ** (-0.2))
+        self.bandwidth = scott if bandwidth is None else float(bandwidth)
+        if not (math.isfinite(self.bandwidth) and self.bandwidth > 0):
             raise ValueError(f"bandwidth={bandwidth!r} must be a finite number above 0")
-        self.bandwidth = float(bandwidth or self.draws.std(ddof=1) * self.draws.size ** (-0.2))
         self.origin = Origin("estimated", f"Gaussian kernel estimate from {self.draws.size} draws")
 
     @cached_property
@@ -110,18 +111,19 @@ class Empirical(Law):
         for i in np.flatnonzero(value < 1e-12 / self.bandwidth):  # below what an FFT resolves: from the draws near it
             exponent = -(((y[i] - self.draws) / self.bandwidth) ** 2) / 2
             result[i] = special.logsumexp(exponent) - np.log(self.draws.size * self.bandwidth * np.sqrt(2 * np.pi))
-        return result
+        return np.asarray(result)
 
+    @cached_property
     def _blocks(self) -> list[tuple[Array, Array, Array]]:
         labels = block_labels(self.given.size)
         return [self._binned(self.given[labels == b]) for b in range(labels[-1] + 1)]
 
     def _densities(self, y: Array) -> Replicated:
-        rows = np.stack([np.maximum(_cubic(y, grid, density), 0.0) for grid, density, _ in self._blocks()])
+        rows = np.stack([np.maximum(_cubic(y, grid, density), 0.0) for grid, density, _ in self._blocks])
         return Replicated(rows, np.full(len(rows), 1 / len(rows)))
 
     def _distributions(self, y: Array, side: str = "right") -> Replicated:
-        rows = np.stack([_distribution(y, grid, distribution) for grid, _, distribution in self._blocks()])
+        rows = np.stack([_distribution(y, grid, distribution) for grid, _, distribution in self._blocks])
         return Replicated(rows, np.full(len(rows), 1 / len(rows)))
 
     def _pieces(self) -> tuple[Array, Array]:

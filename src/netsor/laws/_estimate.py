@@ -119,7 +119,7 @@ class Estimate:
         return _linear(self.value - _value(other), (self, 1.0), (other, -1.0))
 
     def __rsub__(self, other: Any) -> Estimate:
-        return -self + other
+        return _linear(_value(other) - self.value, (self, -1.0), (other, 1.0))
 
     def __mul__(self, other: Any) -> Estimate:
         return _linear(self.value * _value(other), (self, _value(other)), (other, self.value))

@@ -32,7 +32,8 @@ def as_law(other: Any) -> Law:
         draws = checked_draws(other)
         return Mixture(draws, 0.0, Origin("estimated", f"{draws.size} draws"))
     raise TypeError(
-        f"distances are between laws, frozen distributions of scipy.stats and arrays of draws, got {type(other).__name__}"
+        "distances are between laws, frozen distributions of scipy.stats and arrays of draws, "
+        f"got {type(other).__name__}"
     )
 
 

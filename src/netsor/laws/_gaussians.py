@@ -14,6 +14,7 @@ Array = npt.NDArray[np.float64]
 PIECE = 2**20  # entries of a table (points × components) at a time: what a cache holds, nearly
 CELL = 0.01  # of log v, in compression
 CELLS = 1000  # at most
+LATTICE = 16  # steps to a standard deviation, in binning
 ROOT = float(np.sqrt(2 * np.pi))
 
 
@@ -112,3 +113,23 @@ def compress(
     # mass and mean of the block: w_high + w_low = mass, w_high (high − mean) + w_low (low − mean) = Σ w (v − mean)
     upper = each * share[:, None] + off / width
     return nodes, np.concatenate([upper[keep], (each - upper)[keep]])
+
+
+def binned(mean: Array, var: float, weight: Array) -> Gaussians:
+    """Few of many Gaussians of one variance: their means moved to a lattice, shared between its two nearest points.
+
+    `weight` is (n,) or (n, sums). That widens each by a sixth of the lattice's step squared (on average), which is
+    taken off; with 16 steps to a standard deviation what is left is below 1e-5 of the density.
+    """
+    step = float(np.sqrt(var)) / LATTICE
+    place = (mean - mean.min()) / step
+    left = np.floor(place).astype(np.intp)
+    share = (place - left).reshape(-1, *[1] * (weight.ndim - 1))
+    at, index = np.unique(np.concatenate([left, left + 1]), return_inverse=True)
+    both = np.concatenate([weight * (1 - share), weight * share])
+    if weight.ndim == 1:
+        total = np.bincount(index, both, len(at))
+    else:
+        total = np.zeros((len(at), weight.shape[1]))
+        np.add.at(total, index, both)
+    return Gaussians(mean.min() + step * at, np.full(len(at), var - step**2 / 6), total)

@@ -1,13 +1,13 @@
 """The limit law of a sum over heads, to many digits, from the law of one head.
 
-Given its scores, an output coordinate is N(0, v) with v = (σ²/H) Σ_a w_a, the w_a i.i.d. over heads. A sample of w is kept
-as a rule of some hundred nodes, and the law of a sum of H of them is a power of that rule, by repeated squaring: every
-pair of nodes added, then fewer nodes in their place. So the law is a mixture of Gaussians over a few hundred variances, its
-density is positive, and its characteristic function is ψ(σ² t²/2H)^H with ψ(u) = E[e^(−uw)].
+Given its scores, an output coordinate is N(0, v) with v = (σ²/H) Σ_a w_a, the w_a i.i.d. over heads. A sample of w is
+kept as a rule of some hundred nodes, and the law of a sum of H of them is a power of that rule, by repeated squaring:
+every pair of nodes added, then fewer nodes in their place. So the law is a mixture of Gaussians over a few hundred
+variances, its density is positive, and its characteristic function is ψ(σ² t²/2H)^H with ψ(u) = E[e^(−uw)].
 
 Far out rare values of w decide. There the law of w is sampled again where they are, and tilted: with any λ and
-ψ = E[e^(μw)], μ = λσ²/H, f(y) = ψ^H E_λ[e^(−λv) N(y; v)], E_λ the mean over heads tilted by e^(μw). With λ at the saddle
-point, y² = 2λv² at the mean of v, what is averaged hardly varies.
+ψ = E[e^(μw)], μ = λσ²/H, f(y) = ψ^H E_λ[e^(−λv) N(y; v)], E_λ the mean over heads tilted by e^(μw). With λ at the
+saddle point, y² = 2λv² at the mean of v, what is averaged hardly varies.
 """
 
 from __future__ import annotations

@@ -194,7 +194,9 @@ class Joint(Described):
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, Any], origin: Origin) -> Joint:
-        evidence = Estimate(*map(float, arrays["evidence"])) if "evidence" in arrays else None
+        evidence = (
+            Estimate(float(arrays["evidence"][0]), float(arrays["evidence"][1])) if "evidence" in arrays else None
+        )
         return cls(arrays["mean"], arrays["cov"], origin, arrays.get("weight"), evidence)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._estimate import Array, Estimate, combined
 from ._described import Described
+from ._estimate import Array, Estimate, combined
 from ._grid import coarser, integrated, resolved
 from ._replicas import Replicated
 from ._resample import jackknife
@@ -284,7 +284,7 @@ class Law(Described, ABC):
             logs = np.log(np.where(f > 0, f, 1.0))
             return np.asarray(-np.sum(weights * f * logs, axis=-1))
 
-        value, bias, error = jackknife(functional, [law._densities(y)])
+        value, bias, error, _ = jackknife(functional, [law._densities(y)])
         return Estimate(value, combined(error, bias))  # the entropy of this law as it is, so the bias is an error
 
     # Quantiles

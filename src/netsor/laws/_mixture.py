@@ -19,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ._estimate import Array, Estimate, combined, student
-from ._gaussians import Gaussians, compress
+from ._gaussians import Gaussians, binned, compress
 from ._law import Law, normal_moment
 from ._origin import Origin
 from ._replicas import Replicated, average, block_labels, checked_weights
 from ._store import storable
 
+MANY = 1000  # components, above which fewer take their place
 SINGLES = 10  # points that occur once, from which on they are draws and not atoms
 
 
@@ -53,6 +54,7 @@ class Mixture(Law):
             raise ValueError(f"var has {self.component_var.min():g}; variances must be 0 or more")
         self.weight = checked_weights(weight, len(self.component_mean))
         self.origin = origin
+        self._kernels = np.zeros(0, dtype=np.intp)  # the components that stand for draws
 
     @property
     def replicas(self) -> int:
@@ -113,36 +115,44 @@ class Mixture(Law):
             return self
         var = self.component_var.copy()
         var[draws] = (factor * self.bandwidth) ** 2
-        return Mixture(self.component_mean, var, self.origin, self.weight)
+        made = Mixture(self.component_mean, var, self.origin, self.weight)
+        made._kernels = draws
+        return made
 
     @cached_property
     def _few(self) -> Gaussians:
-        """The Gaussian components, or fewer with the same law: see `compress`."""
+        """The Gaussian components, or fewer with the same law: see `compress` and `binned`."""
         k = self._smooth
-        if self.centred and self.weight is None and len(k) > 1000:
-            nodes, weight = compress(self.component_var[k])
-            return Gaussians(np.zeros_like(nodes), nodes, weight * (len(k) / self.replicas))
-        return Gaussians(self.component_mean[k], self.component_var[k], self.component_weight[k])
+        if self.centred and self.weight is None and len(k) > MANY:
+            return _centred(*compress(self.component_var[k], self.component_weight[k]))
+        return self._gathered(self.component_weight)
 
     @cached_property
     def _blocked(self) -> tuple[Gaussians, Array]:
         """The Gaussian components with weights by blocks (each of sum 1 over its replicas), and the blocks' weights."""
-        k = self._smooth
-        labels = block_labels(self.replicas)
-        mass = np.bincount(labels, self.component_weight)
-        safe = np.where(mass > 0, mass, 1.0)
-        if self.centred and len(k) > 1000:
-            nodes, weight = compress(self.component_var[k], self.component_weight[k], labels[k])
-            weight = np.pad(weight, ((0, 0), (0, len(mass) - weight.shape[1])))
-            return Gaussians(np.zeros_like(nodes), nodes, weight / safe), mass
-        weight = np.zeros((len(k), len(mass)))
-        weight[np.arange(len(k)), labels[k]] = self.component_weight[k]
-        return Gaussians(self.component_mean[k], self.component_var[k], weight / safe), mass
+        k, labels = self._smooth, block_labels(self.replicas)
+        mass = np.bincount(labels, self.component_weight).astype(np.float64)
+        each = self.component_weight / np.where(mass > 0, mass, 1.0)[labels]
+        if self.centred and len(k) > MANY:
+            nodes, weight = compress(self.component_var[k], each[k], labels[k])
+            return _centred(nodes, np.pad(weight, ((0, 0), (0, len(mass) - weight.shape[1])))), mass
+        weight = np.zeros((self.replicas, len(mass)))
+        weight[np.arange(self.replicas), labels] = each
+        return self._gathered(weight), mass
+
+    def _gathered(self, weight: Array) -> Gaussians:
+        """The Gaussian components with these weights, kernels on a lattice."""
+        k, some = np.setdiff1d(self._smooth, self._kernels, assume_unique=True), self._kernels
+        rest = Gaussians(self.component_mean[k], self.component_var[k], weight[k])
+        if not len(some):
+            return rest
+        kernels = binned(self.component_mean[some], float(self.component_var[some[0]]), weight[some])
+        return Gaussians(*(np.concatenate(parts) for parts in zip(kernels, rest, strict=True)))
 
     def _steps(self, y: Array, side: Any) -> Replicated:
         """The distribution function of the points alone, by blocks."""
         labels = block_labels(self.replicas)
-        mass = np.bincount(labels, self.component_weight)
+        mass = np.bincount(labels, self.component_weight).astype(np.float64)
         point = np.flatnonzero(self.component_var == 0)
         rows = np.zeros((len(mass), len(y)))
         if len(point):
@@ -219,9 +229,10 @@ class Mixture(Law):
         every = Gaussians(self.component_mean[k], self.component_var[k], self.component_weight[k])
         if len(self._few.var) == len(k):
             return every.logpdf(y)
-        near = np.abs(y) < 5 * self.std()  # where fewer components are as good to eight digits
-        result = np.empty(len(y))
-        result[near], result[~near] = np.log(self._few.pdf(y[near])), every.logpdf(y[~near])
+        value = self._few.pdf(y)
+        near = value > 1e-6 / self.std()  # where fewer components are as good
+        result = np.log(np.where(near, value, 1.0))
+        result[~near] = every.logpdf(y[~near])
         return result
 
     def _slope(self, y: Any) -> Any:
@@ -376,6 +387,10 @@ class Mixture(Law):
     @classmethod
     def _from_arrays(cls, arrays: dict[str, Any], origin: Origin) -> Mixture:
         return cls(arrays["mean"], arrays["var"], origin, arrays.get("weight"))
+
+
+def _centred(var: Array, weight: Array) -> Gaussians:
+    return Gaussians(np.zeros_like(var), var, weight)
 
 
 def gaussian_like(law: Law) -> Mixture:

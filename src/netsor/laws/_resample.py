@@ -16,6 +16,7 @@ from ._estimate import Array, Estimate, combined, student
 from ._replicas import Replicated
 
 AGAIN = 100  # times the blocks are weighted anew
+FEW = 10  # blocks, below which a bias is not known well enough to be taken off
 
 
 class Jackknife(NamedTuple):
@@ -24,6 +25,13 @@ class Jackknife(NamedTuple):
     value: float
     bias: float
     error: float
+    blocks: int  # the least number of them in a group; 0 if all is exact
+
+    def corrected(self) -> Estimate:
+        """The value without its bias; if there are too few blocks to know that, with it as an error."""
+        if self.blocks < FEW:
+            return Estimate(self.value, combined(self.error, self.bias))
+        return Estimate(self.value - self.bias, self.error)
 
 
 def jackknife(functional: Callable[..., Array], groups: Sequence[Replicated]) -> Jackknife:
@@ -39,7 +47,8 @@ def jackknife(functional: Callable[..., Array], groups: Sequence[Replicated]) ->
         without = np.asarray(functional(*(rest if i == k else mean for i, mean in enumerate(means))))
         bias += float(np.sum((1 - group.weight) * (without - value)))
         errors.append(student(count) * float(np.sqrt(np.sum((1 - group.weight) * (without - without.mean()) ** 2))))
-    return Jackknife(value, bias, combined(*errors))
+    counts = [len(group.rows) for group in groups if len(group.rows) > 1]
+    return Jackknife(value, bias, combined(*errors), min(counts, default=0))
 
 
 def bootstrap(functional: Callable[..., Array], groups: Sequence[Replicated], seed: int = 2025) -> Estimate:
@@ -67,4 +76,5 @@ def bootstrap(functional: Callable[..., Array], groups: Sequence[Replicated], se
         ]
     )
     bias = float(again.mean()) - value
-    return Estimate(value - bias, combined(student(least) * float(again.std(ddof=1)), 1.5 * max(bias, 0.0)))
+    off = bias if least >= FEW else 0.0
+    return Estimate(value - off, combined(student(least) * float(again.std(ddof=1)), 1.5 * max(bias, 0.0)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,6 @@ from scipy import special
 from ..activations import row_softmax
 from ._exchangeable import alike, exchangeable_moments
 from ._head import Head
-from ._heads import HeadSum
-from ._origin import Origin
 
 Array = npt.NDArray[np.float64]
 
@@ -33,24 +31,8 @@ class Scores(NamedTuple):
     function: Callable[[Array], Array]
 
 
-def head_sum(
-    scores: Array,
-    values: Array,
-    heads: int,
-    scale: float,
-    origin: Origin,
-    mixture: Any = None,
-    function: Callable[[Array], Array] = row_softmax,
-    points: int | None = None,
-) -> HeadSum:
-    """The law of one output, from the covariance of its row of scores and the kernel of the values."""
-    one = Scores(scores.tobytes(), values.tobytes(), len(values), function)
-    points = points or 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, 21))
-    return HeadSum(partial(_head, one, points), heads, scale, origin, mixture)
-
-
 @lru_cache(maxsize=8)
-def _head(given: Scores, points: int) -> Head:
+def head_law(given: Scores, points: int) -> Head:
     """The law of w = Σ_jk a_j K_jk a_k in one head; the last few are remembered."""
     weigh = _Weigh(given)
     samples = np.stack([weigh.plain(points // SETS, number) for number in range(SETS)])
@@ -84,9 +66,9 @@ class _Weigh:
             a = self.function(self.spread * z) if self.dimension else np.full((len(z), len(self.values)), 1.0)
             a = a / a.sum(axis=1, keepdims=True)
             off = float(self.values[0, 1])
-            return np.maximum((self.values[0, 0] - off) * np.einsum("ri,ri->r", a, a) + off, 1e-300)
+            return np.asarray(np.maximum((self.values[0, 0] - off) * np.einsum("ri,ri->r", a, a) + off, 1e-300))
         a = self.function(z @ self.factor.T)
-        return np.maximum(np.einsum("ri,ri->r", a @ self.values, a), 1e-300)
+        return np.asarray(np.maximum(np.einsum("ri,ri->r", a @ self.values, a), 1e-300))
 
     def plain(self, points: int, number: int) -> Array:
         """A sample of w of equal weights."""
@@ -137,7 +119,7 @@ def _chosen(dimension: int, points: int, number: int, parts: int) -> Iterator[tu
 
 
 def normals(dimension: int, points: int, number: int) -> Iterator[Array]:
-    """Quasi-random standard normals (points, dimension), in pieces: a scrambled Sobol set, or random if none reaches."""
+    """Quasi-random standard normals (points, dimension), in pieces: a scrambled Sobol set, or random beyond those."""
     rng = np.random.default_rng([2020, number])
     piece = 2 ** int(np.log2(min(points, max(2**4, 2**21 // max(dimension, 1)))))
     if dimension > SOBOL:

@@ -111,8 +111,7 @@ class Plan:
         """Our D(width n ‖ limit)."""
         blocks = self.blocks(case)
         even = Replicated(blocks, np.full(len(blocks), 1 / len(blocks)))
-        value, bias, error = jackknife(partial(_kl, limit=_on_grid(case.limit)), [even])
-        return Estimate(value - bias, error)
+        return jackknife(partial(_kl, limit=_on_grid(case.limit)), [even]).corrected()
 
 
 def _kl(f: Array, limit: Array) -> Array:
