@@ -63,7 +63,7 @@ def test_a_dead_relu_is_an_atom(width):
     assert law.ppf(0.9) == pytest.approx(np.quantile(drawn, 0.9), abs=0.02)
     assert law.pdf(0.5) > 0
     if width == 3:
-        (_, mass), = law.atoms
+        ((_, mass),) = law.atoms
         assert mass.value == pytest.approx(2.0**-width, abs=4.5 * mass.error)
 
 

@@ -52,7 +52,9 @@ def test_gaussians_at_every_scale(case):
         pytest.skip("one law")
     found = distances(gaussian(m, s), gaussian(n, t))
     for name, right in exact(m, s, n, t).items():
-        assert found[name].value == pytest.approx(right, rel=2e-5, abs=2e-9 if name != "wasserstein1" else 2e-9 * (s + t))
+        assert found[name].value == pytest.approx(
+            right, rel=2e-5, abs=2e-9 if name != "wasserstein1" else 2e-9 * (s + t)
+        )
         assert found[name].error == 0
     assert 0 <= found["total_variation"].value <= 1
     assert 0 <= found["kolmogorov"].value <= 1
@@ -106,7 +108,9 @@ def test_quantiles_of_a_limit_at_a_tiny_scale():
     q = np.array([0.01, 0.5, 0.78, 0.999])
     one = ns.paper.layer().law(n=ns.inf).ppf(q)
     for scale in (1e-13, 1e13):
-        np.testing.assert_allclose(ns.paper.layer(sigma_o=scale).law(n=ns.inf).ppf(q), scale * one, rtol=1e-9, atol=1e-14 * scale)
+        np.testing.assert_allclose(
+            ns.paper.layer(sigma_o=scale).law(n=ns.inf).ppf(q), scale * one, rtol=1e-9, atol=1e-14 * scale
+        )
 
 
 def test_width_one_of_the_papers_layer():

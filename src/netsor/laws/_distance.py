@@ -1,9 +1,9 @@
 """Distances between laws, each with a standard error: KL, total variation, Wasserstein-1, Kolmogorov.
 
 Two laws that share a seed are coupled: with v_n and v_∞ made from the same random numbers,
-f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], and the nearer the two laws are, the less noise their difference has. That is right
-only if f_∞ is the law of those v_∞. So a limit is first compared with its own replicas, and is coupled through them
-only if they agree; if they do not, the distance is to the limit as it was given.
+f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], and the nearer the two laws are, the less noise their difference has. That is
+right only if f_∞ is the law of those v_∞. So a limit is first compared with its own replicas, and is coupled through
+them only if they agree; if they do not, the distance is to the limit as it was given.
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ class _Pair:
     def _plain(self, name: str) -> float:
         laws = [law._dense() for law in (self.p, self.q)]
         pair = _Pair(laws[0], laws[1], couple=False)
-        return float(pair._kl(errors=False).value) if name == "kl" else float(pair._difference(name, errors=False).value)
+        return (
+            float(pair._kl(errors=False).value) if name == "kl" else float(pair._difference(name, errors=False).value)
+        )
 
     # Distances of D = P − Q
 

@@ -128,7 +128,7 @@ def binned(mean: Array, var: float, weight: Array) -> Gaussians:
     at, index = np.unique(np.concatenate([left, left + 1]), return_inverse=True)
     both = np.concatenate([weight * (1 - share), weight * share])
     if weight.ndim == 1:
-        total = np.bincount(index, both, len(at))
+        total: Array = np.bincount(index, both, len(at)).astype(np.float64)
     else:
         total = np.zeros((len(at), weight.shape[1]))
         np.add.at(total, index, both)

@@ -31,7 +31,7 @@ from ._replicas import Replicated
 from ._store import storable
 
 CENTRAL = 6.0  # standard deviations within which the plain sample of w decides
-RUNG = 1.15  # of the ladder of tilts, from one to the next
+RUNG = 1.3  # of the ladder of tilts, from one to the next
 
 
 class Tilted(NamedTuple):
