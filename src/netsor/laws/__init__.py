@@ -9,6 +9,8 @@ from ._joint import Joint
 from ._law import Law
 from ._mixture import Mixture
 from ._origin import Origin
+from ._plot import plot
+from ._sliced import sliced_wasserstein
 from ._store import load
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "kolmogorov",
     "load",
     "paper_kl",
+    "plot",
+    "sliced_wasserstein",
     "total_variation",
     "wasserstein1",
 ]

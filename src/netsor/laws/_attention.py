@@ -52,7 +52,7 @@ class Attention:
         if len(k) > MANY:
             warnings.warn(f"kernel of {len(k)} tokens: its law may take minutes, and memory", stacklevel=3)
         size = np.abs(k).max()
-        if not np.isfinite(size) or np.abs(k - k.T).max() > 1e-9 * size or np.linalg.eigvalsh(k)[0] < -1e-9 * size:
+        if not np.isfinite(size) or np.abs(k - k.T).max() > 1e-9 * size or not _semidefinite(k, 1e-9 * size):
             raise ValueError(f"kernel of shape {k.shape} must be a symmetric positive semidefinite matrix over tokens")
         object.__setattr__(self, "kernel", (k + k.T) / 2)
         for name in ("sigma_q", "sigma_k", "sigma_v", "sigma_o"):
@@ -163,6 +163,17 @@ def _checked_mask(mask: Any, tokens: int) -> npt.NDArray[np.bool_]:
     if not allowed.any(axis=-1).all():
         raise ValueError(f"mask leaves row {int(np.argmin(allowed.any(axis=-1)))} without any entry")
     return allowed
+
+
+def _semidefinite(k: Array, tolerance: float) -> bool:
+    """Whether no eigenvalue is below −tolerance: a Cholesky root, which costs less than eigenvalues."""
+    if tolerance == 0:
+        return True
+    try:
+        np.linalg.cholesky(k + tolerance * np.eye(len(k)))
+    except np.linalg.LinAlgError:
+        return False
+    return True
 
 
 def _root(k: Array) -> Array:

@@ -22,6 +22,8 @@ from ._estimate import Array, Estimate, combined
 from ._foreign import as_law
 from ._grid import coarser, integrated, resolved
 from ._heads import HeadSum
+from ._joint import Joint
+from ._joint_kl import joint_kl
 from ._law import Law
 from ._mixture import Mixture
 from ._replicas import Replicated
@@ -35,8 +37,11 @@ Other = Any  # a law, a frozen distribution of scipy.stats, or an array of draws
 def kl(p: Other, q: Other) -> Estimate:
     """The Kullback–Leibler divergence D(p ‖ q) = ∫ p log(p/q).
 
-    Both may be laws, frozen distributions of scipy.stats, or arrays of draws, here and in all distances.
+    Both may be laws, frozen distributions of scipy.stats, or arrays of draws, here and in all distances; or both joint
+    laws, here.
     """
+    if isinstance(p, Joint) and isinstance(q, Joint):
+        return joint_kl(p, q)
     return distances(p, q, ["kl"])["kl"]
 
 

@@ -13,7 +13,7 @@ Array = npt.NDArray[np.float64]
 
 PIECE = 2**20  # entries of a table (points × components) at a time: what a cache holds, nearly
 CELL = 0.01  # of log v, in compression
-CELLS = 1000  # at most
+CELLS = 400  # at most
 LATTICE = 16  # steps to a standard deviation, in binning
 ROOT = float(np.sqrt(2 * np.pi))
 
@@ -72,6 +72,11 @@ def _distribution(z: Array, std: Array) -> Array:
     return np.asarray(special.ndtr(z))
 
 
+def cell_width(span: float, cell: float = CELL) -> float:
+    """The width of cells for variances of this span in log v."""
+    return float(cell * 2.0 ** max(0, int(np.ceil(np.log2(max(span, 1e-300) / (CELLS * cell))))))
+
+
 def compress(
     var: Array, weight: Array | None = None, labels: npt.NDArray[np.intp] | None = None, cell: float = CELL
 ) -> tuple[Array, Array]:
@@ -86,7 +91,7 @@ def compress(
     """
     x = np.log(var)
     w = np.full(len(x), 1 / len(x)) if weight is None else weight
-    h = cell * 2.0 ** max(0, int(np.ceil(np.log2(max(float(np.ptp(x)), 1e-300) / (CELLS * cell)))))
+    h = cell_width(float(np.ptp(x)), cell)
     place = np.floor(x / h).astype(np.intp)  # the same cells for every sample: what differs between samples is noise
     first = int(place.min())
     index = place - first

@@ -18,6 +18,7 @@ Read = Callable[[Array], tuple[Array, Array, Array]]  # F, 1 − F and f at poin
 NEAR = 1e-9  # how well a cubic must fit a distribution function
 GONE = 1e-18  # probability beyond the last node
 MOST = 60_000  # nodes
+ROUNDING = 1e-15  # of an integral over a law, below which nothing can be told
 FIRST = np.array([-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0])
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
 
@@ -82,7 +83,8 @@ def integrated(integrand: Callable[[Array], Array], nodes: Array, share: float =
         halves = _rule(np.concatenate([a, c]), np.concatenate([c, b]), integrand).reshape(2, -1).sum(axis=0)
         size = np.abs(total) + np.abs(halves).sum()
         # each cell may be off by as much as all of them together divided by their root: errors have either sign
-        settled = ~(np.abs(whole - halves) > share * size / np.sqrt(len(a))) | (c <= a) | (c >= b)
+        close = np.maximum(share * size / np.sqrt(len(a)), ROUNDING)
+        settled = ~(np.abs(whole - halves) > close) | (c <= a) | (c >= b)
         total += float(np.abs(halves[settled]).sum())
         done.append((np.concatenate([a[settled], c[settled]]), np.concatenate([c[settled], b[settled]])))
         left, right, c = a[~settled], b[~settled], c[~settled]

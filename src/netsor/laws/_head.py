@@ -43,15 +43,20 @@ class Head:
     def tail(self) -> tuple[Array, Array]:
         """w and log weights (sets, points), good for rare large values."""
         if self._tail is None:
-            longest = max(len(nodes) for nodes, _ in self.sets)
-            w, log_weight = np.ones((len(self.sets), longest)), np.full((len(self.sets), longest), -np.inf)
-            for k, (nodes, weights) in enumerate(self.sets):
-                w[k, : len(nodes)], log_weight[k, : len(nodes)] = nodes, np.log(weights)
-            self._tail = w, log_weight
+            self._tail = self.plain
         elif not isinstance(self._tail, tuple):
             self._tail = self._tail()
         made: tuple[Array, Array] = self._tail
         return made
+
+    @property
+    def plain(self) -> tuple[Array, Array]:
+        """The rules of all sets in the same form."""
+        longest = max(len(nodes) for nodes, _ in self.sets)
+        w, log_weight = np.full((len(self.sets), longest), 1e-300), np.full((len(self.sets), longest), -np.inf)
+        for k, (nodes, weights) in enumerate(self.sets):
+            w[k, : len(nodes)], log_weight[k, : len(nodes)] = nodes, np.log(weights)
+        return w, log_weight
 
     def __getstate__(self) -> dict[str, Any]:
         return {"moments": self.moments, "sets": self.sets, "_tail": self.tail}
@@ -123,7 +128,8 @@ def power_moments(nodes: Array, weights: Array, known: Array | None, count: int,
         if count & 1:
             series = np.convolve(series, power)[: order + 1]
         power, count = np.convolve(power, power)[: order + 1], count >> 1
-    return float(series[order] * factorial[order] * nodes.max() ** order)
+    with np.errstate(over="ignore"):  # infinity says so
+        return float(series[order] * factorial[order] * nodes.max() ** order)
 
 
 def calibrated(nodes: Array, weights: Array, moments: Array) -> Array:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from scipy import special
 
 from ._estimate import Array, Estimate, combined, student
-from ._gaussians import Gaussians, compress
+from ._gaussians import CELL, Gaussians, cell_width, compress
 from ._head import Head, power_moments, power_rule
 from ._law import Law, normal_moment
 from ._mixture import Mixture, gaussian_like
@@ -31,6 +31,7 @@ from ._replicas import Replicated
 from ._store import storable
 
 CENTRAL = 6.0  # standard deviations within which the plain sample of w decides
+PLAIN = 1.0  # exponent of the tilt, up to which the plain sample serves in the tails too
 RUNG = 1.3  # of the ladder of tilts, from one to the next
 
 
@@ -142,7 +143,15 @@ class HeadSum(Law):
             found[far] = np.exp(self._tail(np.abs(y[far]))[tail])
             if sign is not None:
                 found[far] = np.where(sign[far, None] > 0, 1 - found[far], found[far])
-        return Estimate(found.mean(axis=1), _spread(found.T))
+        value = found.mean(axis=1)
+        return Estimate(value, combined(_spread(found.T), self._coarse * value))
+
+    @cached_property
+    def _coarse(self) -> float:
+        """What cells that had to be wide leave of a density, at most: (h/2)⁴/3! for each squaring; 0 for fine ones."""
+        span = max(float(np.ptp(np.log(nodes))) for nodes, _ in self.head.sets)
+        width = cell_width(span)
+        return (width / 2) ** 4 / 6 * (1 + math.log2(self.heads)) if width > CELL else 0.0
 
     def _far(self, y: Array) -> npt.NDArray[np.bool_]:
         return np.asarray(np.abs(y) > CENTRAL * self._std)
@@ -226,23 +235,33 @@ class HeadSum(Law):
     def _ladder(self) -> dict[int, Tilted]:
         return {}
 
+    def _sample(self, y: float) -> tuple[Array, Array]:
+        """The sample of w for points near y: the plain one, where the tilt asks for nothing rare."""
+        plain = self.head.plain
+        most = self.scale * float(plain[0].max())
+        return plain if y**2 / (2 * most * self.var() * self.heads) < PLAIN else self.head.tail
+
     def _tilted(self, k: int) -> Tilted:
         """The rule for points near rung k of the ladder."""
         if k not in self._ladder:
             y = CENTRAL * self._std * RUNG**k
-            w, log_weight = self.head.tail
+            w, log_weight = self._sample(y)
             low, high = 0.0, self.scale * float(w.max())
-            for _ in range(60):  # the mean of v under the tilt y²/2v² falls as v grows: there is one fixed point
+            for _ in range(30):  # the mean of v under the tilt y²/2v² falls as v grows: there is one fixed point
                 v = (low + high) / 2
-                exponent = log_weight + y**2 / (2 * v**2) * self.scale / self.heads * w
+                exponent = log_weight[0] + y**2 / (2 * v**2) * self.scale / self.heads * w[0]  # any tilt is right
                 tilted = np.exp(exponent - exponent.max())
-                if self.scale * float(np.sum(tilted * w) / tilted.sum()) > v:
+                if self.scale * float(np.sum(tilted * w[0]) / tilted.sum()) > v:
                     low = v
                 else:
                     high = v
             tilt = y**2 / (2 * v**2)
-            exponent = log_weight + tilt * self.scale / self.heads * w
-            tops = special.logsumexp(exponent, axis=1)
+            steep = tilt * self.scale / self.heads
+            exponent = log_weight + steep * w
+            if steep * float(w.max()) < 1:  # log ψ to all digits, for it is taken times the number of heads
+                tops = np.log1p((np.exp(log_weight) * np.expm1(steep * w)).sum(axis=1))
+            else:
+                tops = special.logsumexp(exponent, axis=1)
             top = float(tops.mean())
             parts = []
             for row, nodes, own in zip(exponent, w, tops, strict=True):
@@ -305,4 +324,6 @@ def _spread(each: Array) -> Any:
     """The standard error of a mean over independent sets."""
     if len(each) < 2:
         return np.zeros(each.shape[1:])[()]
-    return student(len(each)) * each.std(axis=0, ddof=1) / np.sqrt(len(each))
+    size = np.abs(each).max(axis=0)
+    unit = each / np.where(size > 0, size, 1.0)  # a square may be no double
+    return student(len(each)) * size * unit.std(axis=0, ddof=1) / np.sqrt(len(each))

@@ -17,8 +17,8 @@ from ._head import Head
 Array = npt.NDArray[np.float64]
 
 SETS = 16  # independently scrambled sets of quasi-random points, for the error
-SHIFTS = (3.0, 6.0, 9.0, 12.0)  # standard deviations towards a rare event
-RARE = 2**12  # points of a set for rare events
+SHIFTS = (3.0, 6.0, 9.0, 12.0, 18.0, 27.0)  # standard deviations towards a rare event
+RARE = 2**13  # points of a set for rare events
 SOBOL = 21_201  # dimensions there are quasi-random points for
 
 
