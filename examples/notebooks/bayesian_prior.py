@@ -88,7 +88,7 @@ def correlation(covariance):
 
 squares, rho, quarter = correlation(sum(parts(joint))), correlation(cov), len(t) // 2
 finite = correlation(sum(parts(net.law(n=64, draws=2_000))))
-error = joint.cov_with_error().error[0, quarter] / cov[0, 0]
+error = joint.with_error.cov().error[0, quarter] / cov[0, 0]
 print(f"a quarter turn apart: rho = {rho[0, quarter]:.3f} ± {error:.3f}; squares correlate {squares[0, quarter]:.3f}")
 print("the two parts of the covariance of squares:", *(f"{part[0, quarter]:.4f}" for part in parts(joint)))
 

@@ -206,7 +206,7 @@ def test_complex_functions_are_refused():
 def test_jumps_are_found():
     """E[1(u > 1) 1(v > 1)] = P(u > 1, v > 1), for which scipy has a formula."""
     jump = ns.nonlin(lambda u: u > 1.0, ns.gaussian(n, 2, cov=[[1.0, 0.5], [0.5, 1.0]]))
-    found = ns.Program(ns.weight(n, n) @ jump).law(n=ns.inf).cov_with_error()
+    found = ns.Program(ns.weight(n, n) @ jump).law(n=ns.inf).with_error.cov()
     both = stats.multivariate_normal.cdf([-1.0, -1.0], cov=[[1.0, 0.5], [0.5, 1.0]])
     right = np.array([[stats.norm.sf(1.0), both], [both, stats.norm.sf(1.0)]])
     assert (np.abs(found.value - right) < 1e-9 + 4 * found.error).all()

@@ -3,9 +3,15 @@
 from ._attention import Attention
 from ._distance import distances, kl, kolmogorov, paper_kl, total_variation, wasserstein1
 from ._empirical import Empirical
-from ._fourier import HeadSum
-from ._law import Estimate, Law, Origin
-from ._mixture import Joint, Mixture
+from ._estimate import Estimate
+from ._heads import HeadSum
+from ._joint import Joint
+from ._law import Law
+from ._mixture import Mixture
+from ._origin import Origin
+from ._plot import plot
+from ._sliced import sliced_wasserstein
+from ._store import load
 
 __all__ = [
     "Attention",
@@ -19,7 +25,10 @@ __all__ = [
     "distances",
     "kl",
     "kolmogorov",
+    "load",
     "paper_kl",
+    "plot",
+    "sliced_wasserstein",
     "total_variation",
     "wasserstein1",
 ]

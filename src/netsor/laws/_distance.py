@@ -1,133 +1,257 @@
 """Distances between laws, each with a standard error: KL, total variation, Wasserstein-1, Kolmogorov.
 
 Two laws that share a seed are coupled: with v_n and v_∞ made from the same random numbers,
-f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], and the nearer the two laws are, the less noise their difference has.
-The error is a jackknife over blocks of replicas, and KL, which noise makes larger, has that bias removed by the same.
+f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)], and the nearer the two laws are, the less noise their difference has. That is
+right only if f_∞ is the law of those v_∞. So a limit is first compared with its own replicas, and is coupled through
+them only if they agree; if they do not, the distance is to the limit as it was given.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
+from ._difference import Cells
 from ._empirical import Empirical
-from ._fourier import HeadSum
-from ._law import Array, Estimate, Law
-from ._mixture import Mixture, compress
+from ._estimate import Array, Estimate, combined
+from ._foreign import as_law
+from ._grid import coarser, integrated, resolved
+from ._heads import HeadSum
+from ._joint import Joint
+from ._joint_kl import joint_kl
+from ._law import Law
+from ._mixture import Mixture
+from ._replicas import Replicated
+from ._resample import bootstrap, jackknife
 
-BLOCKS = 40  # of replicas, for the jackknife
-
-
-Functional = Callable[[Array, Array, Array], Array]  # of two densities on a grid, and its weights
-
-
-def _kl(f: Array, g: Array, weights: Array) -> Array:
-    f, g = np.maximum(f, 1e-300), np.maximum(g, 1e-300)
-    # with f and g of mass 1 the last two terms cancel, and with them errors of quadrature
-    return np.asarray(np.sum(weights * (f * np.log(f / g) - f + g), axis=-1))
-
-
-def _cumulated(difference: Array, weights: Array) -> Array:
-    mass = weights * difference
-    return np.asarray(np.cumsum(mass, axis=-1) - mass / 2)
+NAMES = ("kl", "total_variation", "wasserstein1", "kolmogorov")
+LEVEL = 1e-7  # of the test that a limit is that of its replicas
+Other = Any  # a law, a frozen distribution of scipy.stats, or an array of draws
 
 
-FUNCTIONALS: dict[str, Functional] = {
-    "kl": _kl,
-    "total_variation": lambda f, g, w: np.asarray(0.5 * np.sum(w * np.abs(f - g), axis=-1)),
-    "wasserstein1": lambda f, g, w: np.asarray(np.sum(w * np.abs(_cumulated(f - g, w)), axis=-1)),
-    "kolmogorov": lambda f, g, w: np.asarray(np.max(np.abs(_cumulated(f - g, w)), axis=-1)),
-}
+def kl(p: Other, q: Other) -> Estimate:
+    """The Kullback–Leibler divergence D(p ‖ q) = ∫ p log(p/q).
 
-
-def kl(p: Law, q: Law) -> Estimate:
-    """The Kullback–Leibler divergence D(p ‖ q) = ∫ p log(p/q)."""
+    Both may be laws, frozen distributions of scipy.stats, or arrays of draws, here and in all distances; or both joint
+    laws, here.
+    """
+    if isinstance(p, Joint) and isinstance(q, Joint):
+        return joint_kl(p, q)
     return distances(p, q, ["kl"])["kl"]
 
 
-def total_variation(p: Law, q: Law) -> Estimate:
+def total_variation(p: Other, q: Other) -> Estimate:
     """½ ∫ |p − q|, the largest difference in the probability of an event."""
     return distances(p, q, ["total_variation"])["total_variation"]
 
 
-def wasserstein1(p: Law, q: Law) -> Estimate:
+def wasserstein1(p: Other, q: Other) -> Estimate:
     """∫ |P − Q| of the distribution functions, the least mean distance of two variables with these laws."""
     return distances(p, q, ["wasserstein1"])["wasserstein1"]
 
 
-def kolmogorov(p: Law, q: Law) -> Estimate:
+def kolmogorov(p: Other, q: Other) -> Estimate:
     """sup |P − Q| of the distribution functions."""
     return distances(p, q, ["kolmogorov"])["kolmogorov"]
 
 
-def distances(p: Law, q: Law, names: Sequence[str] = tuple(FUNCTIONALS)) -> dict[str, Estimate]:
-    """Several distances at once, from one evaluation of the densities."""
-    for law in (p, q):
-        if not isinstance(law, Law):
-            raise TypeError(f"distances are between laws of one variable, got {law!r}; of a joint law take one, law[i]")
-    y, weights = (p if p.std() >= q.std() else q).grid()
-    coupled = _coupled(p, q)
-    if coupled is None:
-        f, g = _blocks(p, y), _blocks(q, y)
-    else:
-        f, g = (block_densities(m, y) for m in coupled)
-        if isinstance(q, HeadSum):  # known better than by its replicas, which carry the difference alone
-            exact = np.asarray(q._pdf(y).value)
-            f, g = exact + (f - g), exact[None]
-    return {name: jackknifed(name, f, g, weights) for name in names}
+def distances(p: Other, q: Other, names: Sequence[str] = NAMES) -> dict[str, Estimate]:
+    """Several distances at once."""
+    first, second = as_law(p), as_law(q)
+    pair = _Pair(first, second)
+    found = {}
+    for name in names:
+        value, error = pair.distance(name)
+        if not math.isnan(value):
+            error = combined(error, *pair.doubts(name))
+        ends = (0.0, 1.0) if name in ("total_variation", "kolmogorov") else (-math.inf, math.inf)
+        low = 0.0 if name == "wasserstein1" else ends[0]
+        found[name] = Estimate(min(max(value, low), ends[1]), error, first.sources | second.sources)
+    return found
 
 
-def jackknifed(name: str, f: Array, g: Array, weights: Array) -> Estimate:
-    """A distance of two densities known by blocks of replicas (blocks or 1, points), on a grid with these weights."""
-    functional, unbiased = FUNCTIONALS[name], name == "kl"
-    value = functional(f.mean(axis=0), g.mean(axis=0), weights)
-    n = max(len(f), len(g))
-    if n == 1:
-        return Estimate(float(value), 0.0)
-    without = functional(_without(f, n), _without(g, n), weights)
-    error = np.sqrt((n - 1) / n * np.sum((without - without.mean()) ** 2))
-    if unbiased:
-        value = n * value - (n - 1) * without.mean()
-    return Estimate(float(value), float(error))
+class _Pair:
+    """Two laws, and what of their replicas is common."""
+
+    def __init__(self, p: Law, q: Law, couple: bool = True) -> None:
+        self.p, self.q = p, q
+        self.coupled = _coupled(p, q) if couple else None
+
+    def distance(self, name: str) -> Estimate:
+        """A distance, with errors of sampling and of smoothing."""
+        if name == "wasserstein1":
+            for law in (self.p, self.q):
+                if not math.isfinite(law.mean()):
+                    raise ValueError(f"wasserstein1: {law!r} has no mean, and so is at no finite distance")
+        if name in ("wasserstein1", "kolmogorov"):
+            return self._difference(name)
+        value, error = self._dense(name, 1.0)
+        if any(law._dense() is not law for law in (self.p, self.q)):  # kernels: what twice their variance changes
+            wider = self._dense(name, math.sqrt(2)).value
+            error = combined(error, np.abs(wider - value) if np.isfinite(value) else 0.0)
+        return Estimate(value, error)
+
+    def _dense(self, name: str, factor: float) -> Estimate:
+        laws = [law._dense(factor) for law in (self.p, self.q)]
+        same = all(a is b for a, b in zip(laws, (self.p, self.q), strict=True))
+        pair = self if same else _Pair(laws[0], laws[1])
+        return pair._kl() if name == "kl" else pair._difference(name)
+
+    def doubts(self, name: str) -> list[float]:
+        """What quadrature errors of each law may change."""
+        changes = []
+        for law, other, first in ((self.p, self.q, True), (self.q, self.p, False)):
+            for ends in law._perturbed():
+                pairs = [(changed, other) if first else (other, changed) for changed in (law, *ends)]
+                values = [_Pair(a, b, couple=False)._plain(name) for a, b in pairs]
+                changes.append(max(abs(value - values[0]) for value in values[1:]))
+        return changes
+
+    def _plain(self, name: str) -> float:
+        laws = [law._dense() for law in (self.p, self.q)]
+        pair = _Pair(laws[0], laws[1], couple=False)
+        return (
+            float(pair._kl(errors=False).value) if name == "kl" else float(pair._difference(name, errors=False).value)
+        )
+
+    # Distances of D = P − Q
+
+    def _difference(self, name: str, errors: bool = True) -> Estimate:
+        y = np.unique(np.concatenate([_nodes(self.p, self.q), self.p._jumps(), self.q._jumps()]))
+        cells = Cells(y)
+        if self.coupled is not None:
+            a, b = (_vector(law, y) for law in self.coupled)
+            groups = [Replicated(a.rows - b.rows, a.weight)]
+        else:
+            a, b = _vector(self.p, y), _vector(self.q, y)
+            groups = [a, Replicated(-b.rows, b.weight)]
+        functional: Callable[[Array], float] = getattr(cells, name)
+        if not errors:
+            groups = [Replicated(group.mean[None], np.ones(1)) for group in groups]
+        return bootstrap(lambda *parts: np.asarray(functional(sum(parts))), groups)
+
+    # KL
+
+    def _kl(self, errors: bool = True) -> Estimate:
+        p, q = self.p, self.q
+        value, common = 0.0, dict(q.atoms)
+        for at, mass in p.atoms:
+            if at not in common:
+                return Estimate(math.inf, 0.0)
+            value += mass.value * math.log(mass.value / common[at].value) - mass.value
+        value += sum(mass.value for mass in common.values())
+        nodes = _nodes(p, q)
+        if not len(nodes):
+            return Estimate(value, _atoms_error(p, q))
+
+        def integrand(y: Array) -> Array:
+            return kl_terms(np.asarray(p._densities(y).mean), np.asarray(q._densities(y).mean), q._logpdf(y))
+
+        middle = (nodes[:-1] + nodes[1:]) / 2
+        if (np.asarray(p._densities(middle).mean)[np.isneginf(q._logpdf(middle))] > 0).any():
+            return Estimate(math.inf, 0.0)  # q gives no weight where p does
+        y, weights = integrated(integrand, coarser(nodes))
+        log_q = q._logpdf(y)
+
+        def functional(*parts: Array) -> Array:
+            f, g = parts if self.coupled is None else np.split(parts[0], 2, axis=-1)
+            if len(parts) == 2 and self.coupled is not None:  # the limit is better known than by its replicas
+                f, g = parts[1] + (f - g), parts[1]
+            return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
+
+        if self.coupled is None:
+            groups = [p._densities(y), q._densities(y)]
+        else:
+            a, b = (law._densities(y) for law in self.coupled)
+            groups = [Replicated(np.concatenate([a.rows, b.rows], axis=1), a.weight)]
+            groups += [] if self.coupled[1] is q else [q._densities(y)]
+        if not errors:
+            return Estimate(float(functional(*(group.mean for group in groups))) + value, 0.0)
+        found = jackknife(functional, groups).corrected()
+        return Estimate(found.value + value, combined(found.error, _atoms_error(p, q)))
 
 
-def _without(blocks: Array, n: int) -> Array:
-    """Means over all blocks but one, for each; of a law without replicas, itself."""
-    return blocks if len(blocks) == 1 else (blocks.sum(axis=0) - blocks) / (n - 1)
+def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
+    """f log(f/g) − f + g: for laws of mass 1 the last two cancel, and with them errors of quadrature."""
+    f, g = np.broadcast_arrays(np.maximum(f, 0.0), np.maximum(g, 0.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_g = np.where(g > 1e-290, np.log(np.where(g > 0, g, 1.0)), log_g)
+        ratio = np.log(np.where(f > 0, f, 1.0)) - log_g
+        # near f = g the three terms cancel: g·h((f − g)/g) with h(x) = (1 + x) log(1 + x) − x
+        x = np.divide(f - g, g, out=np.full(np.shape(f), np.inf), where=g > 1e-290)
+        near = np.abs(x) < 1e-3
+        x = np.where(near, x, 0.0)
+        small = g * (x**2 / 2 - x**3 / 6 + x**4 / 12)
+        return np.where(near, small, np.where(f > 0, f * ratio, 0.0) - f + g)
+
+
+def _atoms_error(p: Law, q: Law) -> float:
+    """The error of the atoms' part of KL, by the delta method."""
+    common = dict(q.atoms)
+    errors = [
+        combined(
+            mass.error * (math.log(mass.value / common[at].value)),
+            common[at].error * (1 - mass.value / common[at].value),
+        )
+        for at, mass in p.atoms
+    ]
+    return float(combined(*errors))
+
+
+def _nodes(p: Law, q: Law) -> Array:
+    """A grid for both laws' smooth parts; empty if they are points."""
+    pieces = [law._pieces() for law in (p, q)]
+    smooth = [law._read for law, (place, _) in zip((p, q), pieces, strict=True) if len(place)]
+    if not smooth:
+        return np.zeros(0)
+    places, scales = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+    return resolved(smooth, places, scales)
+
+
+def _vector(law: Law, y: Array) -> Replicated:
+    """The distribution function after and before each node and its slope, as one row for each block."""
+    after = law._distributions(y)
+    before = law._distributions(y, "left") if len(law._jumps()) else after
+    return Replicated(np.concatenate([after.rows, before.rows, law._slopes(y).rows], axis=1), after.weight)
 
 
 def _coupled(p: Law, q: Law) -> tuple[Mixture, Mixture] | None:
     """Both laws as mixtures over the same random numbers, if they are."""
-    a, b = (law.mixture if isinstance(law, HeadSum) else law for law in (p, q))
-    if isinstance(a, Mixture) and isinstance(b, Mixture) and a.replicas == b.replicas >= 2 * BLOCKS:
-        same = a.origin.seed is not None and a.origin.seed == b.origin.seed
-        return (a, b) if same else None
-    return None
+    if isinstance(p, HeadSum) or not isinstance(p, Mixture) or p.origin.seed is None or p.replicas < 2:
+        return None
+    other = q.mixture if isinstance(q, HeadSum) else q
+    if not isinstance(other, Mixture) or other.replicas != p.replicas or p.origin.seed != other.origin.seed:
+        return None
+    if p.weight is not None or other.weight is not None or (other is not q and not agrees(q, other)):
+        return None
+    return p, other
 
 
-def _blocks(law: Law, y: Array) -> Array:
-    """Densities on the grid, a row for each block of replicas; one row if the law has none."""
-    if isinstance(law, Mixture) and law.replicas >= 2 * BLOCKS:
-        return block_densities(law, y)
-    return np.asarray(law._pdf(y).value)[None]
+def agrees(law: Law, replicas: Mixture) -> bool:
+    """Whether a law is that of these replicas, within the errors of both.
+
+    Compared are the distribution function at quantiles, the variance and the fourth moment, by the largest deviation in
+    standard errors: a test of level 1e-7.
+    """
+    return deviation(law, replicas) < float(special.stdtrit(39, 1 - LEVEL / 2 / 20))
 
 
-def block_densities(law: Mixture, y: Array, blocks: int = BLOCKS) -> Array:
-    """The density of each block of replicas, (blocks, points)."""
-    law._needs_density("distance")
-    rows = []
-    parts = zip(np.array_split(law.component_mean, blocks), np.array_split(law.component_var, blocks), strict=True)
-    for mean, var in parts:
-        weight = np.full(len(var), 1 / len(var))
-        if law.centred and len(var) > 200:
-            var, weight = compress(var)
-            mean = np.zeros_like(var)
-        std = np.sqrt(var)
-        table = np.exp(-(((y[:, None] - mean) / std) ** 2) / 2) / (np.sqrt(2 * np.pi) * std)
-        rows.append(table @ weight)
-    return np.stack(rows)
+def deviation(law: Law, replicas: Mixture) -> float:
+    """The largest deviation of a law from replicas of it, in standard errors."""
+    y = np.unique(np.concatenate([law.ppf(np.linspace(0.5, 0.999, 18)), [law.mean()]]))
+    checks = [(law.with_error.cdf(y), replicas.with_error.cdf(y))]
+    checks += [(law.with_error.moment(k), replicas.with_error.moment(k)) for k in (2, 4)]
+    worst = 0.0
+    for one, other in checks:
+        gap = np.abs(np.asarray(one.value) - other.value)
+        error = combined(one.error, other.error, 1e-12 * np.abs(np.asarray(one.value)))
+        worst = max(worst, float(np.max(gap / np.where(error > 0, error, np.inf), initial=0.0)))
+    return worst
 
 
 def paper_kl(

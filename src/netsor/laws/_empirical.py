@@ -14,37 +14,63 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from ._law import Array, Estimate, Law, Origin, normal_moment
+from ._estimate import Array, Estimate, combined
+from ._law import Law, normal_moment
+from ._mixture import Mixture, gaussian_like
+from ._origin import Origin
+from ._replicas import Replicated, average, block_labels
+from ._store import storable
 
 FINE = 128  # bins to a bandwidth
+BINS = 2**22  # at most: a bandwidth far below the range of the draws gets fewer
 
 
+def checked_draws(draws: Any) -> Array:
+    """Draws as doubles, or an error that says what they must be."""
+    if np.ma.isMaskedArray(draws):
+        raise ValueError("draws must not be masked: take draws.compressed()")
+    given = np.asarray(draws)
+    if given.dtype.kind not in "fiub":
+        raise ValueError(f"draws of type {given.dtype} must be real numbers")
+    found = given.astype(np.float64).ravel()
+    if found.size < 2 or not np.isfinite(found).all() or np.ptp(found) == 0:
+        raise ValueError("draws must be at least two finite numbers, not all alike")
+    return found
+
+
+@storable
 class Empirical(Law):
     """The kernel density estimate of a sample, with Scott's bandwidth n^(−1/5) σ unless another is given."""
 
     def __init__(self, draws: npt.ArrayLike, bandwidth: float | None = None) -> None:
-        self.draws = np.sort(np.asarray(draws, dtype=np.float64).ravel())
-        if self.draws.size < 2 or not np.isfinite(self.draws).all() or np.ptp(self.draws) == 0:
-            raise ValueError("draws must be at least two finite numbers, not all alike")
-        self.bandwidth = bandwidth or float(self.draws.std(ddof=1) * self.draws.size ** (-0.2))
+        self.given = checked_draws(draws)  # as they came: neighbours in the order drawn are independent
+        self.draws = np.sort(self.given)
+        scott = float(self.draws.std(ddof=1) * self.draws.size ** (-0.2))
+        self.bandwidth = scott if bandwidth is None else float(bandwidth)
+        if not (math.isfinite(self.bandwidth) and self.bandwidth > 0):
+            raise ValueError(f"bandwidth={bandwidth!r} must be a finite number above 0")
         self.origin = Origin("estimated", f"Gaussian kernel estimate from {self.draws.size} draws")
 
     @cached_property
     def _bins(self) -> tuple[Array, Array, Array]:
+        return self._binned(self.draws)
+
+    def _binned(self, draws: Array) -> tuple[Array, Array, Array]:
         """Density and distribution function on a fine grid: the draws binned linearly, convolved by FFT."""
         from scipy import signal  # slow to import, and seldom needed
 
         h = self.bandwidth
-        step = h / FINE  # binning errs by (step/h)²/6 or so of the curvature
         low, high = self.draws[0] - 9 * h, self.draws[-1] + 9 * h
+        fine = int(np.clip(BINS * h / (high - low), 4, FINE))
+        step = h / fine  # binning errs by (step/h)²/6 or so of the curvature
         size = int((high - low) / step) + 2
-        place = (self.draws - low) / step
+        place = (draws - low) / step
         left = np.floor(place).astype(np.intp)
         share = place - left
-        mass = (np.bincount(left, 1 - share, size) + np.bincount(left + 1, share, size)) / self.draws.size
-        x = np.arange(-9 * FINE, 9 * FINE + 1) / FINE
+        mass = (np.bincount(left, 1 - share, size) + np.bincount(left + 1, share, size)) / draws.size
+        x = np.arange(-9 * fine, 9 * fine + 1) / fine
         # bins widen the kernel by step²/6: take that off
-        narrow = np.sqrt(1 - (1 / FINE) ** 2 / 6)
+        narrow = np.sqrt(1 - (1 / fine) ** 2 / 6)
         kernel = np.exp(-((x / narrow) ** 2) / 2) / (np.sqrt(2 * np.pi) * narrow * h)
         density = np.maximum(signal.fftconvolve(mass, kernel, mode="same"), 0.0)
         distribution = signal.fftconvolve(mass, special.ndtr(x / narrow) - (x > 0) - 0.5 * (x == 0), mode="same")
@@ -52,20 +78,74 @@ class Empirical(Law):
 
     def _pdf(self, y: Array) -> Estimate:
         grid, density, _ = self._bins
-        value = _cubic(y, grid, density)
-        return Estimate(np.maximum(value, 0.0), np.sqrt(value.clip(0) * 0.2821 / (self.bandwidth * self.draws.size)))
+        value = np.maximum(_cubic(y, grid, density), 0.0)
+        # of the kernels: ∫ k² = 1/(2√π h); at least as if half a draw were near
+        variance = np.maximum(value, 0.5 / (self.draws.size * self.bandwidth)) * 0.2821 / self.bandwidth
+        wider = self._wider._bins
+        bias = np.abs(_cubic(y, wider[0], wider[1]) - value)  # twice the squared bandwidth: twice the bias
+        return Estimate(value, combined(np.sqrt(np.maximum(variance - value**2, 0) / self.draws.size), bias))
+
+    @cached_property
+    def _wider(self) -> Empirical:
+        return self._dense(math.sqrt(2))
+
+    def _dense(self, factor: float = 1.0) -> Empirical:
+        return self if factor == 1.0 else Empirical(self.given, factor * self.bandwidth)
 
     def _cdf(self, y: Array) -> Estimate:
         grid, _, distribution = self._bins
-        value = np.where(y > grid[-1], 1.0, np.clip(_cubic(y, grid, distribution), 0.0, 1.0))
-        return Estimate(value, np.sqrt(value * (1 - value) / self.draws.size))
+        value = _distribution(y, grid, distribution)
+        n = self.draws.size
+        inner = (value * n + 0.5) / (n + 1)
+        wider = self._wider._bins
+        bias = np.abs(_distribution(y, wider[0], wider[2]) - value)
+        return Estimate(value, combined(np.sqrt(inner * (1 - inner) / n), bias))
+
+    def _sf(self, y: Array) -> Array:
+        return 1.0 - np.asarray(self._cdf(y).value)
+
+    def _logpdf(self, y: Array) -> Array:
+        value = np.asarray(self._pdf(y).value)
+        with np.errstate(divide="ignore"):
+            result = np.log(value)
+        for i in np.flatnonzero(value < 1e-12 / self.bandwidth):  # below what an FFT resolves: from the draws near it
+            exponent = -(((y[i] - self.draws) / self.bandwidth) ** 2) / 2
+            result[i] = special.logsumexp(exponent) - np.log(self.draws.size * self.bandwidth * np.sqrt(2 * np.pi))
+        return np.asarray(result)
+
+    @cached_property
+    def _blocks(self) -> list[tuple[Array, Array, Array]]:
+        labels = block_labels(self.given.size)
+        return [self._binned(self.given[labels == b]) for b in range(labels[-1] + 1)]
+
+    def _densities(self, y: Array) -> Replicated:
+        rows = np.stack([np.maximum(_cubic(y, grid, density), 0.0) for grid, density, _ in self._blocks])
+        return Replicated(rows, np.full(len(rows), 1 / len(rows)))
+
+    def _distributions(self, y: Array, side: str = "right") -> Replicated:
+        rows = np.stack([_distribution(y, grid, distribution) for grid, _, distribution in self._blocks])
+        return Replicated(rows, np.full(len(rows), 1 / len(rows)))
+
+    def _pieces(self) -> tuple[Array, Array]:
+        chosen = self.draws[np.linspace(0, self.draws.size - 1, min(self.draws.size, 33)).astype(np.intp)]
+        return chosen, np.full(len(chosen), self.bandwidth)
 
     def _moment(self, order: int) -> Estimate:
-        sample, total = self.draws**order, 0.0
+        total = np.zeros_like(self.draws)
         for k in range(0, order + 1, 2):  # of the sum of a draw and an independent kernel
-            kernel = self.bandwidth**k * normal_moment(k)
-            total += math.comb(order, k) * float((self.draws ** (order - k)).mean()) * kernel
-        return Estimate(total, float(sample.std(ddof=1) / np.sqrt(sample.size)))
+            total += math.comb(order, k) * self.draws ** (order - k) * (self.bandwidth**k * normal_moment(k))
+        # what the kernels add is known, and counts as an error: the sample has it not
+        value, error = average(total, None)
+        return Estimate(value, combined(error, abs(value - float((self.draws**order).mean()))))
+
+    def _var(self) -> Estimate:
+        value, error = average((self.draws - self.draws.mean()) ** 2, None)
+        return Estimate(value + self.bandwidth**2, combined(error, self.bandwidth**2))
+
+    def _kurtosis(self) -> Estimate:
+        plain = Mixture(self.draws, 0.0, self.origin)._kurtosis()
+        value = Mixture(self.draws, self.bandwidth**2, self.origin)._kurtosis().value
+        return Estimate(value, combined(plain.error, abs(value - plain.value)))
 
     def cf(self, t: npt.ArrayLike) -> Any:
         """The characteristic function."""
@@ -78,12 +158,29 @@ class Empirical(Law):
         rng = np.random.default_rng(seed)
         return rng.choice(self.draws, size) + self.bandwidth * rng.standard_normal(size)
 
+    def gaussian(self) -> Mixture:
+        """The Gaussian with this law's mean and variance."""
+        return gaussian_like(self)
+
+    def _arrays(self) -> dict[str, Any]:
+        return {"draws": self.given, "bandwidth": self.bandwidth}
+
+    @classmethod
+    def _from_arrays(cls, arrays: dict[str, Any], origin: Origin) -> Empirical:
+        return cls(arrays["draws"], float(arrays["bandwidth"]))
+
 
 def _cubic(y: Array, grid: Array, values: Array) -> Array:
     """Cubic interpolation on an even grid, 0 outside."""
     place = (y - grid[0]) / (grid[1] - grid[0])
-    k = np.clip(np.floor(place).astype(np.intp), 1, len(grid) - 3)
+    k = np.clip(np.floor(place), 1, len(grid) - 3).astype(np.intp)
     s = place - k
     a, b, c, d = (values[k + i] for i in (-1, 0, 1, 2))
-    found = b + s * ((c - a) / 2 + s * (a - 2.5 * b + 2 * c - d / 2 + s * (1.5 * (b - c) + (d - a) / 2)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = b + s * ((c - a) / 2 + s * (a - 2.5 * b + 2 * c - d / 2 + s * (1.5 * (b - c) + (d - a) / 2)))
     return np.where((place < 0) | (place > len(grid) - 1), 0.0, found)
+
+
+def _distribution(y: Array, grid: Array, values: Array) -> Array:
+    """A distribution function on an even grid, 0 and 1 outside."""
+    return np.where(y > grid[-1], 1.0, np.clip(_cubic(y, grid, values), 0.0, 1.0))

@@ -1,82 +1,33 @@
 """What every law has: the methods of scipy.stats, an error for each number, and a word on how it was obtained.
 
-A law of one variable gives its density and distribution function with their errors; everything else follows.
+A law of one variable gives its density, its distribution function and its moments with their errors; everything else
+follows. A law whose Gaussian expectations are known up to a relative error ε says so in its origin, and every number
+of it carries the change that this makes: `doubt` reads the number again from laws that are off by ε.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from ._described import Described
+from ._estimate import Array, Estimate, combined
+from ._grid import coarser, integrated, resolved
+from ._replicas import Replicated
+from ._resample import jackknife
+from ._root import increasing_root
+
+HIGHEST = 300  # order of a moment: above, E[Z^k] of a standard normal Z is no double
 
 
-class Estimate(NamedTuple):
-    """A value and its standard error, which is 0 where the value is exact but for rounding or quadrature."""
-
-    value: Any
-    error: Any
-
-    def __str__(self) -> str:
-        if np.ndim(self.value):
-            return repr(self)
-        if self.value == 0 or self.error == 0 or not np.isfinite([self.value, self.error]).all():
-            return f"{self.value:.6g} ± {self.error:.2g}"
-        digits = math.floor(math.log10(abs(self.value))) - math.floor(math.log10(self.error)) + 2  # two of the error
-        return f"{self.value:.{min(max(digits, 2), 12)}g} ± {self.error:.2g}"
-
-
-@dataclass(frozen=True)
-class Origin:
-    """How a law was obtained, and what is known of it."""
-
-    status: str
-    method: str
-    random_numbers: int = 0
-    seed: int | None = None
-    quadrature_error: float = 0.0
-    notes: tuple[str, ...] = ()
-
-
-def normal_moment(k: int) -> int:
+def normal_moment(k: int) -> float:
     """E[Z^k] of a standard normal Z, for even k: (k − 1)!!."""
-    return math.prod(range(k - 1, 0, -2))
-
-
-class Described:
-    """A law, with its origin."""
-
-    origin: Origin
-
-    @property
-    def status(self) -> str:
-        """`proved`, `exact` or `conjectured`."""
-        return self.origin.status
-
-    @property
-    def method(self) -> str:
-        """How the law was obtained, in words."""
-        return self.origin.method
-
-    @property
-    def random_numbers(self) -> int:
-        """How many random numbers were drawn for each replica."""
-        return self.origin.random_numbers
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the engine wants known, such as activations that it treated as the identity."""
-        error = self.origin.quadrature_error
-        if error < 1e-6:
-            return self.origin.notes
-        doubt = f"Gaussian expectations are off by about {error:.1g}, or by more for a function with jumps or poles"
-        return (*self.origin.notes, doubt)
+    return float(math.prod(range(k - 1, 0, -2)))
 
 
 class WithError:
@@ -85,59 +36,161 @@ class WithError:
     def __init__(self, law: Law) -> None:
         self._law = law
 
+    def _at(self, f: Callable[[Law, Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]) -> Estimate:
+        """A function of points, with the doubt that quadrature leaves."""
+        law = self._law
+
+        def with_doubt(points: Array) -> Estimate:
+            value, error = f(law, points)
+            return Estimate(value, combined(error, law.doubt(lambda other: f(other, points).value)))
+
+        value, error = shaped(with_doubt, y, ends)
+        return Estimate(value, error, law.sources)
+
+    def _number(self, f: Callable[[Law], Estimate]) -> Estimate:
+        value, error = f(self._law)
+        doubt = self._law.doubt(lambda other: f(other).value)
+        return Estimate(float(value), combined(float(error), doubt), self._law.sources)
+
     def pdf(self, y: npt.ArrayLike) -> Estimate:
         """The density."""
-        return _shaped(self._law._pdf, y, (0.0, 0.0))
+        return self._at(lambda law, p: law._pdf(p), y, (0.0, 0.0))
 
     def cdf(self, y: npt.ArrayLike) -> Estimate:
         """P(Y ≤ y)."""
-        value, error = _shaped(self._law._cdf, y, (0.0, 1.0))
-        return Estimate(np.clip(value, 0.0, 1.0)[()], error)
+        return self._at(lambda law, p: law._cdf(p), y, (0.0, 1.0))
+
+    def sf(self, y: npt.ArrayLike) -> Estimate:
+        """P(Y > y)."""
+        return self._at(lambda law, p: Estimate(law._sf(p), law._cdf(p).error), y, (1.0, 0.0))
+
+    def ppf(self, q: npt.ArrayLike) -> Estimate:
+        """The quantile, with the error of the distribution function there over the density."""
+        value = np.asarray(self._law.ppf(q))
+        error = self.cdf(value).error / np.maximum(np.asarray(self._law._slope(value)), 1e-300)
+        return Estimate(value[()], np.asarray(error)[()], self._law.sources)
 
     def moment(self, order: int) -> Estimate:
         """E[Y^order]."""
-        return self._law._moment(_order(order))
+        k = checked_order(order)
+        return self._number(lambda law: law._moment(k))
 
     def mean(self) -> Estimate:
         """E[Y]."""
-        return self._law._moment(1)
+        return self.moment(1)
 
     def var(self) -> Estimate:
         """The variance."""
-        return self._law._var()
+        return self._number(lambda law: law._var())
 
     def std(self) -> Estimate:
         """The standard deviation."""
-        value, error = self._law._var()
-        return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0)
+        value, error = self.var()
+        return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
 
     def kurtosis(self) -> Estimate:
         """The excess kurtosis."""
-        return self._law._kurtosis()
+        value, error = self._law._kurtosis()
+        return Estimate(float(value), float(error), self._law.sources)
+
+    def entropy(self) -> Estimate:
+        """−E[log f(Y)]."""
+        return self._number(lambda law: law._entropy())
 
 
 class Law(Described, ABC):
     """A law of one variable. Points may be arrays; `law.with_error` has the same methods with standard errors."""
 
+    # What a law says of itself
+
     @abstractmethod
     def _pdf(self, y: Array) -> Estimate:
-        """The density at points (k,), with errors."""
+        """The density at points (k,), with errors of sampling."""
 
     @abstractmethod
     def _cdf(self, y: Array) -> Estimate:
-        """The distribution function at points (k,), with errors."""
+        """The distribution function at points (k,), with errors of sampling."""
+
+    @abstractmethod
+    def _sf(self, y: Array) -> Array:
+        """P(Y > y) at points (k,), right where it is small."""
+
+    @abstractmethod
+    def _logpdf(self, y: Array) -> Array:
+        """The logarithm of the density at points (k,)."""
 
     @abstractmethod
     def _moment(self, order: int) -> Estimate:
         """E[Y^order]."""
 
     @abstractmethod
+    def _var(self) -> Estimate:
+        """The variance."""
+
+    @abstractmethod
+    def _kurtosis(self) -> Estimate:
+        """The excess kurtosis, with all its errors."""
+
+    @abstractmethod
     def rvs(self, size: int = 1, seed: int | None = None) -> Array:
         """Independent draws."""
 
     @abstractmethod
+    def gaussian(self) -> Law:
+        """The Gaussian with this law's mean and variance."""
+
+    @abstractmethod
     def cf(self, t: npt.ArrayLike) -> Any:
         """The characteristic function E[e^(itY)]."""
+
+    # What distances ask, unless a law knows better: it is exact, smooth and of one piece
+
+    def _dense(self, factor: float = 1.0) -> Law:
+        """This law with kernels, of so many bandwidths, in place of draws; itself if it has none."""
+        return self
+
+    def _densities(self, y: Array) -> Replicated:
+        """The density by blocks."""
+        return Replicated(np.asarray(self._pdf(y).value)[None], np.ones(1))
+
+    def _distributions(self, y: Array, side: str = "right") -> Replicated:
+        """The distribution function by blocks, of what is below y or (side right) at most y."""
+        return Replicated(np.asarray(self._cdf(y).value)[None], np.ones(1))
+
+    def _slopes(self, y: Array) -> Replicated:
+        """The slope of the distribution function, by blocks, between its jumps."""
+        return self._densities(y)
+
+    def _jumps(self) -> Array:
+        """Where the distribution function jumps."""
+        return np.zeros(0)
+
+    def _read(self, y: Array) -> tuple[Array, Array, Array]:
+        """The distribution function, the rest, and the slope, of the part without jumps."""
+        return np.asarray(self._cdf(y).value), self._sf(y), np.asarray(self._pdf(y).value)
+
+    def _perturbed(self) -> Sequence[tuple[Law, Law]]:
+        """Pairs of laws that are off from this one by ±ε, one for each thing that ε is about."""
+        return ()
+
+    def _pieces(self) -> tuple[Array, Array]:
+        """Locations and scales where the law may have something to resolve."""
+        return np.array([self.mean()]), np.array([self.std()])
+
+    @property
+    def atoms(self) -> tuple[tuple[float, Estimate], ...]:
+        """The points that have a probability of their own, with that probability; none, for a law with a density."""
+        return ()
+
+    def doubt(self, read: Callable[[Law], Any]) -> Any:
+        """What the quadrature error may change in a number that is read from this law."""
+        changes = []
+        for plus, minus in self._perturbed():
+            base = read(self)
+            changes.append(np.maximum(np.abs(read(plus) - base), np.abs(read(minus) - base)))
+        return combined(*changes)
+
+    # What everybody asks
 
     @property
     def with_error(self) -> WithError:
@@ -145,30 +198,38 @@ class Law(Described, ABC):
         return WithError(self)
 
     def pdf(self, y: npt.ArrayLike) -> Any:
-        """The density."""
-        return self.with_error.pdf(y).value
+        """The density; of a law with atoms, that of the rest."""
+        return shaped(lambda p: Estimate(self._pdf(p).value, 0.0), y, (0.0, 0.0)).value
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
         """The logarithm of the density."""
-        return _shaped(lambda p: Estimate(self._logpdf(p), 0.0), y, (-np.inf, -np.inf)).value
+        return shaped(lambda p: Estimate(self._logpdf(p), 0.0), y, (-np.inf, -np.inf)).value
 
     def cdf(self, y: npt.ArrayLike) -> Any:
         """P(Y ≤ y)."""
-        return self.with_error.cdf(y).value
+        return shaped(lambda p: Estimate(self._cdf(p).value, 0.0), y, (0.0, 1.0)).value
 
     def sf(self, y: npt.ArrayLike) -> Any:
         """P(Y > y)."""
-        return _shaped(lambda p: Estimate(self._sf(p), 0.0), y, (1.0, 0.0)).value
+        return shaped(lambda p: Estimate(self._sf(p), 0.0), y, (1.0, 0.0)).value
 
     def ppf(self, q: npt.ArrayLike) -> Any:
-        """The quantile: where the distribution function is q."""
-        return _shaped(lambda p: Estimate(self._ppf(p), 0.0), q, (np.nan, np.nan)).value
+        """The quantile: the smallest y with P(Y ≤ y) ≥ q."""
+        return shaped(lambda p: Estimate(self._ppf(p, False), 0.0), _levels("ppf", q), (np.nan, np.nan)).value
+
+    def isf(self, q: npt.ArrayLike) -> Any:
+        """The quantile from above: where P(Y > y) is q, right for small q."""
+        return shaped(lambda p: Estimate(self._ppf(p, True), 0.0), _levels("isf", q), (np.nan, np.nan)).value
+
+    def median(self) -> float:
+        """The median."""
+        return float(self.ppf(0.5))
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """The central interval of this probability."""
         if not 0 <= confidence <= 1:
             raise ValueError(f"interval: confidence={confidence!r} must be between 0 and 1")
-        return self.ppf((1 - confidence) / 2), self.ppf((1 + confidence) / 2)
+        return float(self.ppf((1 - confidence) / 2)), float(self.isf((1 - confidence) / 2))
 
     def mean(self) -> float:
         """E[Y]."""
@@ -184,81 +245,112 @@ class Law(Described, ABC):
 
     def moment(self, order: int) -> float:
         """E[Y^order]."""
-        return float(self._moment(_order(order)).value)
+        return float(self._moment(checked_order(order)).value)
 
     def kurtosis(self) -> float:
         """The excess kurtosis, E[(Y − EY)⁴]/Var(Y)² − 3."""
         return float(self._kurtosis().value)
 
     def entropy(self) -> float:
-        """−E[log f(Y)], by quadrature."""
-        y, w = self.grid()
-        f = self.pdf(y)
-        return float(-np.sum(w * np.where(f > 0, f * np.log(np.maximum(f, 1e-300)), 0.0)))
+        """−E[log f(Y)], by quadrature; −∞ for a law with atoms."""
+        return float(self.with_error.entropy().value)
+
+    def plot(self, ax: Any = None, label: str | None = None) -> Any:
+        """The density, with its error as a band, on matplotlib axes (new ones unless given)."""
+        from ._plot import plot_law  # slow to import, and seldom needed
+
+        return plot_law(self, ax, label)
 
     def __repr__(self) -> str:
         known = f"{self.method}; {self.status}"
         numbers = f"; {self.random_numbers} random numbers a replica" if self.random_numbers else ""
         shape = f"variance {self.var():.6g}, excess kurtosis {self.kurtosis():.4g}"
-        return f"<{type(self).__name__}: {shape}; {known}{numbers}>"
+        points = "".join(f", P(Y = {at:g}) = {mass.value:.4g}" for at, mass in self.atoms[:3])
+        return f"<{type(self).__name__}: {shape}{points}; {known}{numbers}>"
 
-    # What follows from the density, the distribution function and the moments, unless a law knows better
+    def _entropy(self) -> Estimate:
+        if self.atoms:
+            return Estimate(-math.inf, 0.0)
+        law = self._dense()
+        nodes = resolved([law._read], *law._pieces())
 
-    def _logpdf(self, y: Array) -> Array:
-        with np.errstate(divide="ignore"):
-            return np.asarray(np.log(self._pdf(y).value))
+        def integrand(y: Array) -> Array:
+            log_f = law._logpdf(y)
+            return np.asarray(-np.exp(log_f) * np.maximum(log_f, -1e300))
 
-    def _sf(self, y: Array) -> Array:
-        return 1.0 - np.asarray(self._cdf(y).value)
+        y, weights = integrated(integrand, coarser(nodes))
 
-    def _var(self) -> Estimate:
-        mean, second = self._moment(1), self._moment(2)
-        return Estimate(second.value - mean.value**2, second.error)
+        def functional(f: Array) -> Array:
+            logs = np.log(np.where(f > 0, f, 1.0))
+            return np.asarray(-np.sum(weights * f * logs, axis=-1))
 
-    def _kurtosis(self) -> Estimate:
-        m = [self._moment(k).value for k in range(5)]
-        centred = m[4] - 4 * m[1] * m[3] + 6 * m[1] ** 2 * m[2] - 3 * m[1] ** 4
-        return Estimate(centred / self.var() ** 2 - 3, self._moment(4).error / self.var() ** 2)
+        value, bias, error, _ = jackknife(functional, [law._densities(y)])
+        return Estimate(value, combined(error, bias))  # the entropy of this law as it is, so the bias is an error
 
-    def _ppf(self, q: Array) -> Array:
-        from scipy import optimize  # slow to import, and seldom needed
+    # Quantiles
 
-        if ((q < 0) | (q > 1)).any():
-            raise ValueError(f"ppf: q={q} must be between 0 and 1")
+    def _slope(self, y: Any) -> Any:
+        """The density, as the slope of the distribution function."""
+        return self.pdf(y)
+
+    def _ppf(self, q: Array, upper: bool) -> Array:
+        """Quantiles; of P(Y > y), if `upper`."""
         centre, scale = self.mean(), self.std()
         if scale == 0:  # a point mass
             return np.full(len(q), centre)
-        result = np.where(q == 0, -np.inf, np.inf)
-        for i in np.flatnonzero((q > 0) & (q < 1)):
-            reach = 8.0
-            while self.cdf(centre - reach * scale) > q[i] or self.sf(centre + reach * scale) > 1 - q[i]:
-                reach *= 2
+        result = np.where((q == 0) != upper, -np.inf, np.inf)
+        inner = np.flatnonzero((q > 0) & (q < 1))
+        if not len(inner):
+            return result
+        level = q[inner]
 
-            def excess(y: float, level: float = float(q[i])) -> float:
-                return float(self.cdf(y) - level) if level < 0.5 else float((1 - level) - self.sf(y))
+        def excess(y: Array, which: npt.NDArray[np.intp]) -> Array:
+            below = level[which] < 0.5
+            value = np.empty(len(y))
+            for part, left in ((below, not upper), (~below, upper)):  # from the side where the probability is small
+                if part.any():
+                    small = np.asarray(self._cdf(y[part]).value) if left else self._sf(y[part])
+                    wanted = level[which][part] if left != upper else 1 - level[which][part]
+                    with np.errstate(divide="ignore"):
+                        found = np.log(small) - np.log(wanted)
+                    value[part] = found if left else -found
+            return value
 
-            result[i] = optimize.brentq(excess, centre - reach * scale, centre + reach * scale, xtol=1e-12)
+        reach = np.full(len(inner), 8.0)
+        every = np.arange(len(inner))
+        for _ in range(1100):
+            low, high = centre - reach * scale, centre + reach * scale
+            outside = (excess(low, every) >= 0) | (excess(high, every) < 0)
+            if not outside.any():
+                break
+            reach = np.where(outside, 2 * reach, reach)
+        low, high = increasing_root(excess, low, high, scale)
+        for at, _ in self.atoms:
+            high = np.where((low < at) & (at <= high), at, high)
+        result[inner] = high
         return result
 
-    def grid(self, points: int = 1001) -> tuple[Array, Array]:
-        """Nodes and weights for integrals over the line: dense at the centre, far into the tails."""
-        return even_grid(self.mean(), self.std(), points)
 
-
-def even_grid(centre: float, scale: float, points: int = 1001, reach: float = 40.0) -> tuple[Array, Array]:
-    """Nodes and weights for integrals over the line, even in arcsinh(y): dense at the centre, to so many scales out."""
-    x, step = np.linspace(-1, 1, points, retstep=True)
-    reach = float(np.arcsinh(reach))
-    return centre + scale * np.sinh(reach * x), step * reach * scale * np.cosh(reach * x)
-
-
-def _order(order: int) -> int:
+def checked_order(order: int) -> int:
+    """The order of a moment, or an error."""
     if isinstance(order, bool) or not hasattr(order, "__index__") or order < 0:
         raise ValueError(f"moment: order={order!r} must be an integer, 0 or more")
+    if order > HIGHEST:
+        raise ValueError(
+            f"moment: order={order!r} must be at most {HIGHEST}: above, a normal's own moment is no double"
+        )
     return int(order)
 
 
-def _shaped(f: Callable[[Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]) -> Estimate:
+def _levels(name: str, q: npt.ArrayLike) -> Array:
+    levels = np.asarray(q, dtype=np.float64)
+    bad = (levels < 0) | (levels > 1)
+    if bad.any():
+        raise ValueError(f"{name}: q={levels[bad].ravel()[0]:g} must be between 0 and 1")
+    return levels
+
+
+def shaped(f: Callable[[Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]) -> Estimate:
     """Apply a function of finite points (k,) to points of any shape; `ends` are its values at ±∞, and NaN stays NaN."""
     points = np.asarray(y, dtype=np.float64)
     flat = points.reshape(-1)

@@ -1,34 +1,60 @@
 """Mixtures of Gaussians: laws that are Gaussian given what was drawn (Rao–Blackwell).
 
-One replica of the engine gives the mean and the covariance of one coordinate of the outputs, given all scores and Gram
-matrices; the law is the mean over the replicas. No kernel estimate is needed, and no bandwidth. `Mixture` is the law
-of one entry, `Joint` of several.
+One replica of the engine gives the mean and the variance of one coordinate of the output, given all scores and Gram
+matrices; the law is the mean over the replicas. No kernel estimate is needed, and no bandwidth.
+
+A replica without any variance is a point. Points that repeat are atoms: the law gives them a probability, and its
+density is that of the rest. Points that do not are draws of a quantity that is known by draws alone (a score, a norm,
+the output of a last nonlinearity); its distribution function is theirs, its density a kernel estimate.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
-from ._law import Array, Described, Estimate, Law, Origin, normal_moment
+from ._estimate import Array, Estimate, combined, student
+from ._gaussians import Gaussians, binned, compress
+from ._law import Law, normal_moment
+from ._origin import Origin
+from ._replicas import Replicated, average, block_labels, checked_weights
+from ._store import storable
 
-PIECE = 2**21  # entries of a table (points × components) at a time
-CELL = 0.02  # of log v, in compression
+MANY = 1000  # components, above which fewer take their place
+SINGLES = 10  # points that occur once, from which on they are draws and not atoms
 
 
+class Points(NamedTuple):
+    """The replicas that have no variance: draws, and atoms with their masses."""
+
+    draws: npt.NDArray[np.intp]  # which replicas
+    atoms: Array
+    masses: Array
+
+
+@storable
 class Mixture(Law):
-    """The mixture of N(mean_r, var_r) over replicas r, of equal weight."""
+    """The mixture of N(mean_r, var_r) over replicas r, of equal weight unless weights are given."""
 
-    def __init__(self, mean: npt.ArrayLike, var: npt.ArrayLike, origin: Origin) -> None:
+    def __init__(
+        self, mean: npt.ArrayLike, var: npt.ArrayLike, origin: Origin, weight: npt.ArrayLike | None = None
+    ) -> None:
         self.component_mean, self.component_var = np.broadcast_arrays(
             np.atleast_1d(np.asarray(mean, dtype=np.float64)), np.atleast_1d(np.asarray(var, dtype=np.float64))
         )
+        fine = self.component_mean.ndim == 1 and self.component_mean.size
+        if not fine or not (np.isfinite(self.component_mean).all() and np.isfinite(self.component_var).all()):
+            raise ValueError(f"mean and var of shape {self.component_mean.shape} must be (replicas,) and finite")
+        if (self.component_var < 0).any():
+            raise ValueError(f"var has {self.component_var.min():g}; variances must be 0 or more")
+        self.weight = checked_weights(weight, len(self.component_mean))
         self.origin = origin
+        self._kernels = np.zeros(0, dtype=np.intp)  # the components that stand for draws
 
     @property
     def replicas(self) -> int:
@@ -36,216 +62,338 @@ class Mixture(Law):
         return len(self.component_var)
 
     @property
+    def effective(self) -> float:
+        """The number of replicas of equal weight that would say as much: 1/Σ w²."""
+        return float(self.replicas if self.weight is None else 1 / np.sum(self.weight**2))
+
+    @property
     def centred(self) -> bool:
         """Whether every component has mean 0."""
         return not self.component_mean.any()
 
     @cached_property
-    def compressed(self) -> tuple[Array, Array, Array]:
-        """Means, variances and weights of fewer components with the same law, nearly: see `compress`."""
-        if self.centred and self.replicas > 2000 and self.component_var.all():
-            var, weight = compress(self.component_var)
-            return np.zeros_like(var), var, weight
-        return self.component_mean, self.component_var, np.full(self.replicas, 1 / self.replicas)
+    def component_weight(self) -> Array:
+        """The weights of the components, of sum 1."""
+        return np.full(self.replicas, 1 / self.replicas) if self.weight is None else self.weight
 
-    def _table(self, y: Array, kernel: Any) -> Estimate:
-        mean, var, weight = self.compressed
-        std = np.sqrt(var)
-        step = max(1, PIECE // len(std))
-        values, squares = [], []
-        for k in range(0, len(y), step):
-            table = kernel(y[k : k + step, None], mean, std)
-            values.append(table @ weight)
-            squares.append(table**2 @ weight)
-        value, square = np.concatenate(values), np.concatenate(squares)
+    # The parts: Gaussians, atoms, draws
+
+    @cached_property
+    def _points(self) -> Points:
+        point = np.flatnonzero(self.component_var == 0)
+        at, inverse, count = np.unique(self.component_mean[point], return_inverse=True, return_counts=True)
+        # two draws of a continuous law never coincide: where pairs are not rarer than singles, all are atoms
+        once, twice = np.sum(count == 1), np.sum(count == 2)
+        single = (count == 1) if once >= SINGLES and twice < once / 10 else np.zeros(len(at), dtype=bool)
+        masses = np.bincount(inverse, self.component_weight[point], len(at))
+        return Points(point[single[inverse]], at[~single], masses[~single])
+
+    @cached_property
+    def _smooth(self) -> npt.NDArray[np.intp]:
+        return np.flatnonzero(self.component_var > 0)
+
+    @cached_property
+    def bandwidth(self) -> float:
+        """Of the kernel estimate for what is known by draws: Scott's rule, by the lesser of two measures of spread.
+
+        0 if nothing is known by draws.
+        """
+        draws = self._points.draws
+        if not len(draws):
+            return 0.0
+        values, weight = self.component_mean[draws], self.component_weight[draws] / self.component_weight[draws].sum()
+        mean = weight @ values
+        order = np.argsort(values)
+        low, high = np.interp([0.25, 0.75], np.cumsum(weight[order]), values[order])
+        spread = min(float(np.sqrt(weight @ (values - mean) ** 2)), (high - low) / 1.349 or math.inf)
+        return float(spread * np.sum(weight**2) ** 0.2)
+
+    def smoothed(self, factor: float = 1.0) -> Mixture:
+        """The same law with a Gaussian kernel, of so many bandwidths, in place of each draw; itself if it has none."""
+        draws = self._points.draws
+        if not len(draws):
+            return self
+        var = self.component_var.copy()
+        var[draws] = (factor * self.bandwidth) ** 2
+        made = Mixture(self.component_mean, var, self.origin, self.weight)
+        made._kernels = draws
+        return made
+
+    @cached_property
+    def _few(self) -> Gaussians:
+        """The Gaussian components, or fewer with the same law: see `compress` and `binned`."""
+        k = self._smooth
+        if self.centred and self.weight is None and len(k) > MANY:
+            return _centred(*compress(self.component_var[k], self.component_weight[k]))
+        return self._gathered(self.component_weight)
+
+    @cached_property
+    def _blocked(self) -> tuple[Gaussians, Array]:
+        """The Gaussian components with weights by blocks (each of sum 1 over its replicas), and the blocks' weights."""
+        k, labels = self._smooth, block_labels(self.replicas)
+        mass = np.bincount(labels, self.component_weight).astype(np.float64)
+        each = self.component_weight / np.where(mass > 0, mass, 1.0)[labels]
+        if self.centred and len(k) > MANY:
+            nodes, weight = compress(self.component_var[k], each[k], labels[k])
+            return _centred(nodes, np.pad(weight, ((0, 0), (0, len(mass) - weight.shape[1])))), mass
+        weight = np.zeros((self.replicas, len(mass)))
+        weight[np.arange(self.replicas), labels] = each
+        return self._gathered(weight), mass
+
+    def _gathered(self, weight: Array) -> Gaussians:
+        """The Gaussian components with these weights, kernels on a lattice."""
+        k, some = np.setdiff1d(self._smooth, self._kernels, assume_unique=True), self._kernels
+        rest = Gaussians(self.component_mean[k], self.component_var[k], weight[k])
+        if not len(some):
+            return rest
+        kernels = binned(self.component_mean[some], float(self.component_var[some[0]]), weight[some])
+        return Gaussians(*(np.concatenate(parts) for parts in zip(kernels, rest, strict=True)))
+
+    def _steps(self, y: Array, side: Any) -> Replicated:
+        """The distribution function of the points alone, by blocks."""
+        labels = block_labels(self.replicas)
+        mass = np.bincount(labels, self.component_weight).astype(np.float64)
+        point = np.flatnonzero(self.component_var == 0)
+        rows = np.zeros((len(mass), len(y)))
+        if len(point):
+            for block in np.unique(labels[point]):
+                mine = point[labels[point] == block]
+                mine = mine[np.argsort(self.component_mean[mine])]
+                heights = np.concatenate([[0.0], np.cumsum(self.component_weight[mine])]) / mass[block]
+                rows[block] = heights[np.searchsorted(self.component_mean[mine], y, side=side)]
+        return Replicated(rows, mass)
+
+    @property
+    def atoms(self) -> tuple[tuple[float, Estimate], ...]:
+        """The points that have a probability of their own, with that probability."""
+        found = self._points
+        return tuple(
+            (float(at), Estimate(float(mass), float(self._binomial(mass)), self.sources))
+            for at, mass in zip(found.atoms, found.masses, strict=True)
+        )
+
+    def _binomial(self, share: Any) -> Any:
+        """The error of a share of replicas, which is not 0 without any hit."""
         if self.replicas == 1:
-            return Estimate(value, np.zeros_like(value))
-        return Estimate(value, np.sqrt(np.maximum(square - value**2, 0.0) / (self.replicas - 1)))
+            return np.zeros_like(share)
+        n = self.effective
+        inner = (share * n + 0.5) / (n + 1)
+        return student(max(2, int(n))) * np.sqrt(inner * (1 - inner) / n)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be known of this law."""
+        more = []
+        if len(self._points.draws):
+            more.append(f"known by draws: its density is a kernel estimate of bandwidth {self.bandwidth:.3g}")
+        more += [f"P(Y = {at:g}) = {mass}; the density is that of the rest" for at, mass in self.atoms[:3]]
+        return (*super().notes, *more)
+
+    # Densities and distribution functions
+
+    def _needs_density(self, name: str) -> None:
+        if not len(self._smooth) and not len(self._points.draws):
+            at = ", ".join(f"{a:g}" for a in self._points.atoms[:3])
+            many = "the point mass at " if len(self._points.atoms) == 1 else "made of point masses at "
+            more = ", …" if len(self._points.atoms) > 3 else ""
+            raise ValueError(f"{name}: this law is {many}{at}{more}, which has no density; law.atoms has their masses")
+
+    def _error(self, value: Array, y: Array, kernel: str) -> Array:
+        """The standard error of Σ_r w_r k_r."""
+        if self.replicas == 1:
+            return np.zeros_like(value)
+        few = self._few
+        if self.weight is None:  # w_i² of each replica is w_i/N, also where replicas were put together
+            square = Gaussians(few.mean, few.var, np.sqrt(few.weight / self.replicas)).squares(y, kernel)
+        else:
+            square = few.squares(y, kernel)
+        own = float(np.sum(self.component_weight**2))
+        variance = square[:, 0] - 2 * value * square[:, 1] + value**2 * own
+        n = self.effective
+        return np.asarray(student(max(2, int(n))) * np.sqrt(np.maximum(variance, 0.0) * n / max(n - 1, 0.5)))
 
     def _pdf(self, y: Array) -> Estimate:
         self._needs_density("pdf")
-        return self._table(y, lambda p, m, s: np.exp(-(((p - m) / s) ** 2) / 2) / (np.sqrt(2 * np.pi) * s))
-
-    def _cdf(self, y: Array) -> Estimate:
-        if not self.component_var.all():  # draws are point masses
-            below = (self.component_mean[:, None] <= y) if y.size * self.replicas < 1e8 else None
-            if below is None:
-                ordered = np.sort(self.component_mean)
-                value = np.searchsorted(ordered, y, side="right") / self.replicas
-            else:
-                value = below.mean(axis=0)
-            return Estimate(value, np.sqrt(value * (1 - value) / self.replicas))
-        return self._table(y, lambda p, m, s: special.ndtr((p - m) / s))
-
-    def _sf(self, y: Array) -> Array:
-        if not self.component_var.all():
-            return super()._sf(y)
-        return np.asarray(self._table(y, lambda p, m, s: special.ndtr((m - p) / s)).value)
+        if len(self._points.draws):
+            value, error = self.smoothed()._pdf(y)
+            wider = self.smoothed(math.sqrt(2))._few.pdf(y)  # twice the squared bandwidth: twice the bias
+            return Estimate(value, combined(error, np.abs(wider - value)))
+        value = self._few.pdf(y)
+        return Estimate(value, self._error(value, y, "pdf"))
 
     def _logpdf(self, y: Array) -> Array:
         self._needs_density("logpdf")
-        std = np.sqrt(self.component_var)
-        step = max(1, PIECE // len(std))
-        parts = []
-        for k in range(0, len(y), step):  # in logs, over all components: right however far out
-            z = (y[k : k + step, None] - self.component_mean) / std
-            parts.append(special.logsumexp(-(z**2) / 2 - np.log(std), axis=1) - np.log(np.sqrt(2 * np.pi) * len(std)))
-        return np.concatenate(parts)
+        if len(self._points.draws):
+            return self.smoothed()._logpdf(y)
+        k = self._smooth
+        every = Gaussians(self.component_mean[k], self.component_var[k], self.component_weight[k])
+        if len(self._few.var) == len(k):
+            return every.logpdf(y)
+        value = self._few.pdf(y)
+        near = value > 1e-6 / self.std()  # where fewer components are as good
+        result = np.log(np.where(near, value, 1.0))
+        result[~near] = every.logpdf(y[~near])
+        return result
 
-    def _needs_density(self, name: str) -> None:
-        if self.var() == 0:
-            raise ValueError(f"{name}: this law is the point mass at {self.mean():g}, which has no density")
-        if not self.component_var.all():
-            raise ValueError(
-                f"{name}: this law is known by draws, which have no density; ns.Empirical(law.rvs(…)) estimates one"
+    def _slope(self, y: Any) -> Any:
+        return self.pdf(y) if len(self._smooth) or len(self._points.draws) else np.zeros(np.shape(y))
+
+    def _cdf(self, y: Array) -> Estimate:
+        smooth = self._few.cdf(y)
+        value = np.minimum(smooth + self._steps(y, "right").mean, 1.0)
+        if len(self._smooth) < self.replicas:  # points: a share, at least as uncertain as one
+            return Estimate(value, self._binomial(value))
+        return Estimate(value, self._error(value, y, "cdf"))
+
+    def _sf(self, y: Array) -> Array:
+        steps = self._steps(np.append(y, np.inf), "right").mean
+        return np.asarray(self._few.sf(y) + (steps[-1] - steps[:-1]))
+
+    def _ppf(self, q: Array, upper: bool) -> Array:
+        if len(self._smooth):
+            return super()._ppf(q, upper)
+        order = np.argsort(self.component_mean)
+        level = 1 - q if upper else q
+        total = np.cumsum(self.component_weight[order])
+        k = np.searchsorted(total, level * (1 - 1e-14) * total[-1], side="left")
+        result = self.component_mean[order][np.minimum(k, self.replicas - 1)]
+        if self.replicas > 1:
+            result = np.where(level == 0, -np.inf, np.where(level == 1, np.inf, result))
+        return np.asarray(result)
+
+    # For distances
+
+    def _dense(self, factor: float = 1.0) -> Mixture:
+        return self.smoothed(factor)
+
+    def _densities(self, y: Array) -> Replicated:
+        gaussians, mass = self._blocked
+        return Replicated(gaussians.pdf(y).T, mass)
+
+    def _distributions(self, y: Array, side: str = "right") -> Replicated:
+        gaussians, _ = self._blocked
+        rows, mass = self._steps(y, side)
+        return Replicated(rows + gaussians.cdf(y).T, mass)
+
+    def _slopes(self, y: Array) -> Replicated:
+        gaussians, mass = self._blocked
+        return Replicated(gaussians.pdf(y).T, mass)
+
+    def _read(self, y: Array) -> tuple[Array, Array, Array]:
+        few = self._few
+        whole = few._replace(weight=few.weight / few.weight.sum())
+        low = whole.cdf(y)
+        return low, np.where(low < 0.5, 1 - low, whole.sf(y)), whole.pdf(y)
+
+    def _jumps(self) -> Array:
+        return np.unique(self.component_mean[self.component_var == 0])
+
+    def _pieces(self) -> tuple[Array, Array]:
+        k = self._smooth
+        if not len(k):
+            return np.zeros(0), np.zeros(0)
+        mean, std = self.component_mean[k], np.sqrt(self.component_var[k])
+        order = np.lexsort((std, mean))
+        chosen = order[np.linspace(0, len(k) - 1, min(len(k), 33)).astype(np.intp)]
+        chosen = np.append(chosen, [np.argmin(std), np.argmax(std)])
+        spread = max(float(np.ptp(mean)), float(std.max()))
+        return np.append(mean[chosen], mean.mean()), np.append(std[chosen], spread)
+
+    def _perturbed(self) -> Sequence[tuple[Law, Law]]:
+        error = self.origin.quadrature_error
+        if error < 1e-14:
+            return ()
+        origin = Origin(self.status, self.method, seed=self.origin.seed)
+        up, down = (
+            Mixture(self.component_mean, self.component_var * max(1 + sign * error, 0.0), origin, self.weight)
+            for sign in (1, -1)
+        )
+        pairs: list[tuple[Law, Law]] = [(up, down)] if len(self._smooth) else []
+        if not self.centred:
+            scale = np.where(self.component_var > 0, np.sqrt(self.component_var), self.std())
+            right, left = (
+                Mixture(self.component_mean + sign * error * scale, self.component_var, origin, self.weight)
+                for sign in (1, -1)
             )
+            pairs.append((right, left))
+        return pairs
+
+    # Moments
 
     def _moment(self, order: int) -> Estimate:
         mean, var = self.component_mean, self.component_var
         total = np.zeros_like(mean)
-        for k in range(0, order + 1, 2):  # E(μ + σZ)^p = Σ_k C(p, k) μ^(p−k) σ^k (k − 1)!!
-            total = total + math.comb(order, k) * mean ** (order - k) * var ** (k // 2) * normal_moment(k)
-        return _mean_of(total)
+        with np.errstate(over="ignore"):
+            for k in range(0, order + 1, 2):  # E(μ + σZ)^p = Σ_k C(p, k) μ^(p−k) σ^k (k − 1)!!
+                if k == order or mean.any():
+                    total = total + math.comb(order, k) * mean ** (order - k) * var ** (k // 2) * normal_moment(k)
+        if not np.isfinite(total).all():
+            raise OverflowError(f"moment: order={order}: E[Y^{order}] is above the largest double; take a lower order")
+        return average(total, self.weight)
+
+    def _central(self) -> Array:
+        mean = np.average(self.component_mean, weights=self.weight)
+        return np.asarray(self.component_mean - mean)
 
     def _var(self) -> Estimate:
-        value, error = _mean_of(self.component_var + (self.component_mean - self.component_mean.mean()) ** 2)
-        return Estimate(value, float(np.hypot(error, self.origin.quadrature_error)))
+        return average(self.component_var + self._central() ** 2, self.weight)
 
     def _kurtosis(self) -> Estimate:
-        mean, var = self.component_mean - self.component_mean.mean(), self.component_var
-        second, fourth = var + mean**2, 3 * var**2 + 6 * var * mean**2 + mean**4
-        m2, m4 = second.mean(), fourth.mean()
-        if m2 == 0:  # a point mass has none
+        unit = math.sqrt(self.var())
+        if unit == 0:  # a point mass has none
             return Estimate(math.nan, 0.0)
-        influence = fourth / m2**2 - 2 * m4 * second / m2**3  # delta method
-        return Estimate(float(m4 / m2**2 - 3), _mean_of(influence).error)
+        mean, var = self._central() / unit, self.component_var / unit**2
+        second, fourth = var + mean**2, 3 * var**2 + 6 * var * mean**2 + mean**4
+        m2, m4 = (float(average(x, self.weight).value) for x in (second, fourth))
+        third = float(average(3 * mean * var + mean**3, self.weight).value)
+        # delta method, the mean being estimated as well
+        influence = fourth / m2**2 - 2 * m4 * second / m2**3 - 4 * third * mean / m2**2
+        # each component's variance may be off by ε of itself, up or down
+        worst = np.abs((6 * var**2 + 6 * var * mean**2) / m2**2 - 2 * m4 * var / m2**3)
+        doubt = self.origin.quadrature_error * float(average(worst, self.weight).value)
+        return Estimate(m4 / m2**2 - 3, combined(average(influence, self.weight).error, doubt))
+
+    # Others
 
     def cf(self, t: npt.ArrayLike) -> Any:
         """The characteristic function."""
-        mean, var, weight = self.compressed
-        points = np.asarray(t, dtype=np.float64)[..., None]
-        return (np.exp(1j * points * mean - points**2 * var / 2) @ weight)[()]
+        points = np.asarray(t, dtype=np.float64)
+        flat = points.reshape(-1)
+        step = max(1, 2**20 // self.replicas)
+        made = [
+            np.exp(1j * p[:, None] * self.component_mean - p[:, None] ** 2 * self.component_var / 2)
+            @ self.component_weight
+            for p in (flat[k : k + step] for k in range(0, len(flat), step))
+        ]
+        return (np.concatenate(made) if made else flat * 1j).reshape(points.shape)[()]
 
     def rvs(self, size: int = 1, seed: int | None = None) -> Array:
         """Independent draws, from components chosen at random."""
         rng = np.random.default_rng(seed)
-        chosen = rng.integers(self.replicas, size=size)
+        if self.weight is None:
+            chosen = rng.integers(self.replicas, size=size)
+        else:
+            chosen = rng.choice(self.replicas, size=size, p=self.weight)
         noise = np.sqrt(self.component_var[chosen]) * rng.standard_normal(size)
         return np.asarray(self.component_mean[chosen] + noise)
 
+    def gaussian(self) -> Mixture:
+        """The Gaussian with this law's mean and variance."""
+        return gaussian_like(self)
 
-def compress(var: Array) -> tuple[Array, Array]:
-    """Few variances and weights in place of many, for mixtures of N(0, v).
+    def _arrays(self) -> dict[str, Any]:
+        return {"mean": self.component_mean, "var": self.component_var, "weight": self.weight}
 
-    Cells of width h in x = log v, and in each the two-point rule with the cell's mass, mean, variance and third
-    moment, so exact for cubics in x. The density at y errs by at most (h/2)⁴/4! · sup |∂⁴ N(y; e^x)/∂x⁴|, twice, and
-    that supremum is below 2/√v: with h = 0.02 less than 2e-9/√v.
-    """
-    x = np.log(var)
-    cell = np.floor((x - x.min()) / CELL).astype(np.intp)
-    count = np.bincount(cell)
-    safe = np.maximum(count, 1)
-    mean = np.bincount(cell, x) / safe
-    centred = x - mean[cell]
-    second, third = (np.bincount(cell, centred**k) / safe for k in (2, 3))
-    keep = count > 0
-    mean, second, third, weight = mean[keep], second[keep], third[keep], count[keep] / len(x)
-    lean = np.divide(third, 2 * second, out=np.zeros_like(second), where=second > 1e-16)
-    reach = np.sqrt(second + lean**2)
-    share = np.divide(reach - lean, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0)
-    nodes = np.concatenate([mean + lean + reach, mean + lean - reach])
-    return np.exp(nodes), np.concatenate([weight * share, weight * (1 - share)])
+    @classmethod
+    def _from_arrays(cls, arrays: dict[str, Any], origin: Origin) -> Mixture:
+        return cls(arrays["mean"], arrays["var"], origin, arrays.get("weight"))
 
 
-def _mean_of(samples: Array) -> Estimate:
-    """The mean over the replicas, with its standard error; exact if there is one."""
-    value = samples.mean(axis=0)
-    error = samples.std(axis=0, ddof=1) / np.sqrt(len(samples)) if len(samples) > 1 else np.zeros_like(value)
-    return Estimate(float(value), float(error)) if np.ndim(value) == 0 else Estimate(value, error)
+def _centred(var: Array, weight: Array) -> Gaussians:
+    return Gaussians(np.zeros_like(var), var, weight)
 
 
-class Joint(Described):
-    """The mixture of N(mean_r, cov_r) over replicas r: the joint law of one coordinate of each output vector.
-
-    The entries of all outputs (tokens, heads, scalars, flattened in numpy's order) stand side by side. `law[i]` is the
-    law of one of them, `law.combination(w)` that of Σ_i w_i Y_i.
-    """
-
-    def __init__(self, mean: npt.ArrayLike, cov: npt.ArrayLike, origin: Origin) -> None:
-        self.component_mean = np.asarray(mean, dtype=np.float64)  # (replicas, entries)
-        self.component_cov = np.asarray(cov, dtype=np.float64)  # (replicas, entries, entries)
-        self.origin = origin
-
-    @property
-    def dim(self) -> int:
-        """The number of entries."""
-        return int(self.component_mean.shape[1])
-
-    @property
-    def replicas(self) -> int:
-        """The number of components; one, if nothing random is left to condition on."""
-        return int(self.component_mean.shape[0])
-
-    def __len__(self) -> int:
-        return self.dim
-
-    def __getitem__(self, entry: int) -> Mixture:
-        if not -self.dim <= entry < self.dim:
-            raise IndexError(f"entry {entry} of a joint law of {self.dim} entries (all outputs, flattened)")
-        return Mixture(self.component_mean[:, entry], self.component_cov[:, entry, entry], self.origin)
-
-    def __repr__(self) -> str:
-        numbers = f"; {self.random_numbers} random numbers a replica" if self.random_numbers else ""
-        return f"<Joint over {self.dim} entries: {self.method}; {self.status}{numbers}>"
-
-    def marginal(self, entries: npt.ArrayLike) -> Joint:
-        """The joint law of some of the entries."""
-        chosen = np.atleast_1d(np.asarray(entries, dtype=np.intp))
-        return Joint(self.component_mean[:, chosen], self.component_cov[:, chosen[:, None], chosen], self.origin)
-
-    def combination(self, weights: npt.ArrayLike) -> Mixture:
-        """The law of a linear combination of the entries."""
-        w = np.asarray(weights, dtype=np.float64)
-        if w.shape != (self.dim,):
-            raise ValueError(f"combination: weights of shape {w.shape} must be ({self.dim},)")
-        var = np.einsum("i,rij,j->r", w, self.component_cov, w)
-        return Mixture(self.component_mean @ w, np.maximum(var, 0.0), self.origin)
-
-    def mean(self) -> Array:
-        """E[Y]."""
-        return np.asarray(self.component_mean.mean(axis=0))
-
-    def cov(self) -> Array:
-        """The covariance matrix."""
-        return np.asarray(self.cov_with_error().value)
-
-    def cov_with_error(self) -> Estimate:
-        """The covariance matrix, with the standard error of each entry."""
-        centred = self.component_mean - self.mean()
-        value, error = _mean_of(self.component_cov + centred[:, :, None] * centred[:, None, :])
-        return Estimate(value, np.hypot(error, self.origin.quadrature_error))
-
-    def logpdf(self, y: npt.ArrayLike) -> Any:
-        """The logarithm of the joint density at points (…, entries)."""
-        points = np.asarray(y, dtype=np.float64)
-        if points.ndim == 0 or points.shape[-1] != self.dim:
-            raise ValueError(f"logpdf: points of shape {points.shape} must have {self.dim} entries along the last axis")
-        values, vectors = np.linalg.eigh(self.component_cov)
-        if (values[:, 0] <= 1e-13 * values[:, -1]).any():
-            raise ValueError("logpdf: a component has a singular covariance, and so no joint density")
-        whiten = vectors / np.sqrt(values)[:, None, :]
-        norm = -0.5 * np.log(2 * np.pi * values).sum(axis=1) - np.log(self.replicas)
-        flat = points.reshape(-1, self.dim)
-        result = np.empty(len(flat))
-        for i, point in enumerate(flat):
-            z = np.einsum("ri,rij->rj", point - self.component_mean, whiten)
-            result[i] = special.logsumexp(norm - 0.5 * (z**2).sum(axis=1))
-        return result.reshape(points.shape[:-1])[()]
-
-    def rvs(self, size: int = 1, seed: int | None = None) -> Array:
-        """Independent draws (size, entries)."""
-        rng = np.random.default_rng(seed)
-        chosen = rng.integers(self.replicas, size=size)
-        values, vectors = np.linalg.eigh(self.component_cov[chosen])
-        scaled = np.sqrt(np.maximum(values, 0.0)) * rng.standard_normal(values.shape)
-        return np.asarray(self.component_mean[chosen] + (vectors @ scaled[..., None])[..., 0])
+def gaussian_like(law: Law) -> Mixture:
+    """The Gaussian with a law's mean and variance."""
+    origin = Origin(law.status, f"the Gaussian with mean and variance of: {law.method}")
+    return Mixture(law.mean(), law.var(), origin)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from .._style import BLACK, BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
 from ..laws import Estimate
 from ._cases import Case
 from ._measure import HEADS, Curve, Densities, Divergences, Heads, Scores
-from ._style import BLACK, BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
 
 KINDS = ("pdf", "png", "svg")
 WIDTH_COLOURS = {16: ORANGE, 64: SKY, 256: GREEN, 1024: VERMILLION, math.inf: BLUE}

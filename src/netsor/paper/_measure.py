@@ -1,8 +1,9 @@
 """From finished trials to the curves and numbers of a figure, by both estimators.
 
 Paper's: one kernel estimate a trial. Ours: f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)] over the replicas of all trials, f_∞
-by Fourier inversion and v_n, v_∞ from the same random numbers (coupled), then KL by quadrature with a jackknife over
-blocks. Above `COUPLED` heads v_∞ hardly varies, coupling gains nothing, and E[N(y; v_n)] is taken as it is.
+the limit's own density and v_n, v_∞ from the same random numbers (coupled), then KL by quadrature with a jackknife over
+blocks. That is right only if f_∞ is E[N(y; v_∞)], so this is tested first, and where it fails nothing is coupled. Above
+`COUPLED` heads v_∞ hardly varies, coupling gains nothing, and E[N(y; v_n)] is taken as it is.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import numpy.typing as npt
 from scipy import special
 
 from ..engine._montecarlo import generator
-from ..laws import Attention, Empirical, Estimate, paper_kl
-from ..laws._distance import FUNCTIONALS, jackknifed
+from ..laws import Attention, Empirical, Estimate, Law, kl, paper_kl
+from ..laws._distance import kl_terms
+from ..laws._replicas import Replicated
+from ..laws._resample import jackknife
 from ._cases import Case, Figure, Part, limit_law
 from ._sample import AGAIN, GAUSS, GRID, LIMIT, WEIGHTS
 from ._store import Arrays, Store
@@ -92,22 +95,73 @@ class Plan:
         std = limit_law(limit).infinite_heads().std()
         return [Empirical(std * generator(part.stream(GAUSS)).standard_normal(part.samples)) for part in parts]
 
+    def replicated(self, case: Case) -> Array:
+        """E[N(y; v)] at this width by blocks of replicas (blocks, points)."""
+        return np.concatenate([arrays["density"] for arrays in self.load(case)])
+
+    @lru_cache(maxsize=32)  # noqa: B019
+    def agreement(self, case: Case) -> Agreement | None:
+        """Whether the limit is that of the engine at infinite width; None where nothing is coupled through it."""
+        return agreement(limit_law(case), self.replicated(case.limit)) if _coupled(case) else None
+
+    def _through_limit(self, case: Case) -> bool:
+        found = self.agreement(case)
+        return found is not None and found.agrees
+
     def blocks(self, case: Case) -> Array:
         """The density at this width by blocks of replicas (blocks, points)."""
-        density = np.concatenate([arrays["density"] for arrays in self.load(case)])
-        if not _coupled(case):
+        density = self.replicated(case)
+        if not self._through_limit(case):
             return density
-        limit = np.concatenate([arrays["density"] for arrays in self.load(case.limit)])
-        return np.asarray(_on_grid(case.limit) + (density - limit))
+        return np.asarray(_on_grid(case.limit) + (density - self.replicated(case.limit)))
 
     def variance(self, case: Case) -> Estimate:
         """The variance at this width."""
-        squares = np.concatenate([arrays["density"] for arrays in self.load(case)]) @ (WEIGHTS * GRID**2)
+        squares = self.replicated(case) @ (WEIGHTS * GRID**2)
         return Estimate(float(squares.mean()), float(squares.std(ddof=1) / math.sqrt(len(squares))))
 
     def kl(self, case: Case) -> Estimate:
         """Our D(width n ‖ limit)."""
-        return jackknifed("kl", self.blocks(case), _on_grid(case.limit)[None], WEIGHTS)
+        coupled = self._through_limit(case)
+        rows = self.replicated(case) - (self.replicated(case.limit) if coupled else 0.0)
+        groups = [Replicated(rows, np.full(len(rows), 1 / len(rows))), limit_law(case)._densities(GRID)]
+        logs = np.asarray(limit_law(case).logpdf(GRID))
+
+        def divergence(f: Array, limit: Array) -> Array:
+            return np.asarray(np.sum(WEIGHTS * kl_terms(limit + f if coupled else f, limit, logs), axis=-1))
+
+        return jackknife(divergence, groups).corrected()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The limit's density against the engine's own at infinite width: the largest deviation, in standard errors."""
+
+    deviation: float
+    allowed: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two are one law, as far as these draws can tell."""
+        return self.deviation < self.allowed
+
+
+def agreement(limit: Law, blocks: Array) -> Agreement:
+    """Compare a density with blocks of replicas of it: probabilities of intervals, second and fourth moment.
+
+    A test of level 1e-6. Moments are cut off at four standard deviations, where replicas still say something.
+    """
+    value, error = limit.with_error.pdf(GRID)
+    scale = limit.std()
+    shape = np.minimum(np.abs(GRID) / scale, 4.0)
+    tests = np.stack([*(np.abs(GRID) < c * scale for c in np.linspace(0.2, 3.0, 15)), shape**2, shape**4]) * WEIGHTS
+    found = blocks @ tests.T
+    gap = np.abs(found.mean(axis=0) - tests @ value)
+    spread = found.std(axis=0, ddof=1) / math.sqrt(len(found))
+    # rounding, and what 501 points leave of either integral
+    noise = np.sqrt(spread**2 + (np.abs(tests) @ error) ** 2 + (1e-9 * (np.abs(tests) @ value)) ** 2)
+    allowed = float(special.stdtrit(max(len(blocks) - 1, 1), 1 - 1e-6 / (2 * len(tests))))
+    return Agreement(float(np.max(gap / noise)), allowed)
 
 
 def _coupled(case: Case) -> bool:
@@ -196,6 +250,7 @@ class Divergences:
     paper: list[list[float]] = field(default_factory=list)  # a list of trials for each case
     floor: list[list[float]] = field(default_factory=list)  # the same, of the limit against itself
     exact: list[Estimate] = field(default_factory=list)
+    limits: list[Agreement | None] = field(default_factory=list)  # whether each limit is the engine's own
 
     @property
     def parameters(self) -> list[float]:
@@ -270,6 +325,7 @@ def divergences(plan: Plan, figure: Figure) -> Divergences:
             made.floor.append(floors[case.limit])
         if plan.exact:
             made.exact.append(plan.kl(case))
+            made.limits.append(plan.agreement(case))
     return made
 
 
@@ -359,22 +415,17 @@ def heads(plan: Plan, figure: Figure) -> Heads:
         for case in figure.cases:
             gaussian.paper.append(_kernel(plan.limit_draws(case.limit), plan.gaussian_draws(case.limit)))
     one = limit_law(figure.cases[0])
-    normal = np.asarray(one.infinite_heads().pdf(GRID))
-    many = []
-    for count in HEADS if plan.exact else ():
-        value, error = one.with_heads(count).with_error.pdf(GRID)
-        kl = FUNCTIONALS["kl"]
-        distance = float(kl(value, normal, WEIGHTS))
-        many.append(Estimate(distance, float(np.abs(kl(value + error, normal, WEIGHTS) - distance))))
+    normal = one.infinite_heads()
+    many = [kl(one.with_heads(count), normal) for count in HEADS] if plan.exact else []
     # independently: E[A K A^T] over all scores, in place of the law of one head; clipping at 100 leaves K = I
-    joint = Attention(np.eye(figure.cases[0].tokens)).infinite_heads(points=2**15)
+    joint = Attention(np.eye(figure.cases[0].tokens)).infinite_heads(points=2**19)
     return Heads(
         divergences(plan, figure),
         gaussian,
         many,
         [plan.variance(case) for case in figure.cases],
         [one.with_heads(case.heads).var() for case in figure.cases],
-        Estimate(float(joint.cov()[0, 0]), joint.origin.quadrature_error),
+        joint[0].with_error.var(),
     )
 
 

@@ -10,15 +10,25 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine._montecarlo import generator, one_blas_thread
-from ..laws import HeadSum
-from ..laws._distance import block_densities
-from ..laws._law import even_grid
+from ..laws import HeadSum, Mixture
+from ..laws._gaussians import Gaussians, compress
 from ._cases import Part
 from ._store import Arrays, Store
 
+Array = npt.NDArray[np.float64]
+
 BLOCKS = 8  # of replicas in a trial, for the jackknife
 ENGINE, NOISE, LIMIT, GAUSS, AGAIN = range(5)  # purposes of random numbers
-GRID, WEIGHTS = even_grid(0.0, 0.6, points=501)  # the outputs have standard deviations near 0.6
+
+
+def _even_grid(scale: float, points: int, reach: float = 40.0) -> tuple[Array, Array]:
+    """Nodes and weights for integrals over the line, even in arcsinh(y): dense at the centre, to so many scales out."""
+    x, step = np.linspace(-1, 1, points, retstep=True)
+    last = float(np.arcsinh(reach))
+    return scale * np.sinh(last * x), step * last * scale * np.cosh(last * x)
+
+
+GRID, WEIGHTS = _even_grid(0.6, points=501)  # the outputs have standard deviations near 0.6
 
 
 class Cost(NamedTuple):
@@ -70,3 +80,12 @@ def sampled(part: Part) -> Arrays:
 
 def _single(draws: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
     return draws.astype(np.float32)
+
+
+def block_densities(law: Mixture, y: Array, blocks: int) -> Array:
+    """The density of each block of replicas (blocks, points), of a law with components of mean 0."""
+    labels = np.arange(law.replicas) * blocks // law.replicas
+    alive = law.component_var > 0
+    nodes, weight = compress(law.component_var[alive], labels=labels[alive])
+    share = weight * (alive.sum() * blocks / law.replicas)
+    return np.asarray(Gaussians(np.zeros_like(nodes), nodes, share).pdf(y).T)

@@ -1,0 +1,86 @@
+"""Conditioning a joint law on data: exact given the replicas, the hierarchical counterpart of GP regression.
+
+A joint law is Σ_r w_r N(m_r, V_r). Observing some entries with Gaussian noise τ² multiplies each w_r by
+N(obs; m_r, V_r + τ²I) and conditions each Gaussian: again a joint law, with log evidence log Σ_r w_r N(…).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from ._estimate import Array, Estimate
+from ._origin import Origin
+from ._replicas import average
+
+FEW = 100.0  # replicas, by their weights, below which a warning is given
+Conditioned = tuple[Array, Array, Origin, Array, Estimate]
+
+
+def conditioned(
+    mean: Array, cov: Array, weight: Array, observed: Mapping[int, float], noise: npt.ArrayLike, origin: Origin
+) -> Conditioned:
+    """Means, covariances, origin, weights and log evidence of the law given data."""
+    entries, values, tau = _checked(mean.shape[1], observed, noise)
+    across = cov[:, :, entries]
+    inner = across[:, entries, :] + np.diag(tau**2)
+    try:
+        root = np.linalg.cholesky(inner)
+    except np.linalg.LinAlgError:
+        root = np.zeros_like(inner)
+    size = np.sqrt(np.diagonal(inner, axis1=1, axis2=2))
+    if (np.diagonal(root, axis1=1, axis2=2) <= 1e-7 * size).any():
+        raise ValueError(
+            "condition: what was observed is determined by the rest in some replicas, so the data have no density; "
+            f"give noise above 0, got {noise!r}"
+        )
+    z = np.linalg.solve(root, (values - mean[:, entries])[..., None])[..., 0]
+    half = np.linalg.solve(root, np.swapaxes(across, 1, 2))
+    heights = np.log(np.sqrt(2 * np.pi) * np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
+    log_density = -0.5 * (z**2).sum(axis=1) - heights
+    with np.errstate(divide="ignore"):
+        joint = np.log(weight) + log_density
+    evidence = float(special.logsumexp(joint))
+    posterior = np.exp(joint - evidence)
+    effective = 1 / float(np.sum(posterior**2))
+    relative = np.exp(log_density - evidence)  # of mean 1: its error is that of the logarithm
+    error = float(average(relative, weight).error) if len(weight) > 1 else 0.0
+    if len(weight) > 1 and effective < FEW:
+        warnings.warn(
+            f"condition: the data leave an effective sample of {effective:.0f} of {len(weight)} replicas; take more "
+            "draws, or more noise",
+            stacklevel=4,
+        )
+    new_mean = mean + np.einsum("rij,ri->rj", half, z)
+    new_cov = cov - np.swapaxes(half, 1, 2) @ half
+    exact = entries[tau == 0]
+    new_mean[:, exact] = values[tau == 0]  # what was seen without noise is known, to the last digit
+    new_cov[:, exact, :] = 0.0
+    new_cov[:, :, exact] = 0.0
+    given = Origin(origin.status, f"{origin.method}, given {len(entries)} observations", origin.random_numbers,
+                   origin.seed, origin.quadrature_error, origin.notes)  # fmt: skip
+    return new_mean, new_cov, given, posterior, Estimate(evidence, error)
+
+
+def _checked(
+    dim: int, observed: Mapping[int, float], noise: npt.ArrayLike
+) -> tuple[npt.NDArray[np.intp], Array, Array]:
+    if not isinstance(observed, Mapping) or not observed:
+        raise ValueError(f"condition: observed={observed!r} must be a mapping {{entry: value}}, not empty")
+    for entry, value in observed.items():
+        if isinstance(entry, bool) or not hasattr(entry, "__index__") or not -dim <= entry < dim:
+            raise ValueError(f"condition: entry {entry!r} must be an integer from 0 to {dim - 1}")
+        if not math.isfinite(value):
+            raise ValueError(f"condition: the value {value!r} of entry {entry!r} must be a finite number")
+    entries = np.array([int(entry) % dim for entry in observed], dtype=np.intp)
+    if len(set(entries.tolist())) < len(entries):
+        raise ValueError(f"condition: observed={observed!r} names an entry twice")
+    tau = np.asarray(noise, dtype=np.float64)
+    if tau.shape not in ((), (len(entries),)) or not np.isfinite(tau).all() or (tau < 0).any():
+        raise ValueError(f"condition: noise={noise!r} must be a standard deviation, 0 or more, or one for each value")
+    return entries, np.array(list(observed.values()), dtype=np.float64), np.broadcast_to(tau, entries.shape).copy()

@@ -1,0 +1,86 @@
+"""What a law can be compared with: other laws, frozen distributions of scipy.stats, arrays of draws."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._described import Described
+from ._empirical import checked_draws
+from ._estimate import Array, Estimate
+from ._law import Law
+from ._mixture import Mixture, gaussian_like
+from ._origin import Origin
+
+
+def as_law(other: Any) -> Law:
+    """The law that is meant."""
+    if isinstance(other, Law):
+        return other
+    if isinstance(other, Described):
+        raise TypeError(
+            f"this distance is between laws of one variable, got {other!r}; of a joint law take one, law[i]"
+        )
+    if all(hasattr(other, name) for name in ("pdf", "cdf", "sf", "rvs")) and not isinstance(other, np.ndarray):
+        return Frozen(other)
+    if hasattr(other, "pmf"):
+        raise TypeError(f"{other!r} is discrete; a distance needs a law with a density, or an array of draws")
+    if isinstance(other, np.ndarray | list | tuple):
+        draws = checked_draws(other)
+        return Mixture(draws, 0.0, Origin("estimated", f"{draws.size} draws"))
+    raise TypeError(
+        "distances are between laws, frozen distributions of scipy.stats and arrays of draws, "
+        f"got {type(other).__name__}"
+    )
+
+
+class Frozen(Law):
+    """A frozen distribution of scipy.stats, as a law without errors."""
+
+    def __init__(self, distribution: Any) -> None:
+        self.distribution = distribution
+        self.origin = Origin("exact", f"scipy.stats {getattr(distribution, 'dist', distribution)!r}")
+
+    def _pdf(self, y: Array) -> Estimate:
+        return Estimate(np.asarray(self.distribution.pdf(y), dtype=np.float64), np.zeros(len(y)))
+
+    def _cdf(self, y: Array) -> Estimate:
+        return Estimate(np.asarray(self.distribution.cdf(y), dtype=np.float64), np.zeros(len(y)))
+
+    def _sf(self, y: Array) -> Array:
+        return np.asarray(self.distribution.sf(y), dtype=np.float64)
+
+    def _logpdf(self, y: Array) -> Array:
+        return np.asarray(self.distribution.logpdf(y), dtype=np.float64)
+
+    def _moment(self, order: int) -> Estimate:
+        value = self.distribution.mean() if order == 1 else self.distribution.moment(order)
+        return Estimate(float(value), 0.0)
+
+    def _var(self) -> Estimate:
+        return Estimate(float(self.distribution.var()), 0.0)
+
+    def _kurtosis(self) -> Estimate:
+        return Estimate(float(self.distribution.stats(moments="k")), 0.0)
+
+    def _pieces(self) -> tuple[Array, Array]:
+        low, middle, high = (float(self.distribution.ppf(q)) for q in (0.1, 0.5, 0.9))
+        return np.array([middle]), np.array([max((high - low) / 2.5, math.ulp(middle))])
+
+    def rvs(self, size: int = 1, seed: int | None = None) -> Array:
+        """Independent draws."""
+        return np.asarray(self.distribution.rvs(size, random_state=np.random.default_rng(seed)), dtype=np.float64)
+
+    def cf(self, t: npt.ArrayLike) -> Any:
+        """The characteristic function, by quadrature over the density."""
+        from ._grid import integrated, resolved  # seldom needed
+
+        y, w = integrated(lambda p: self._pdf(p).value, resolved([self._read], *self._pieces()))
+        return (np.exp(1j * np.asarray(t, dtype=np.float64)[..., None] * y) @ (w * self._pdf(y).value))[()]
+
+    def gaussian(self) -> Mixture:
+        """The Gaussian with its mean and variance."""
+        return gaussian_like(self)

@@ -1,0 +1,158 @@
+"""The law of w, what one head adds to the variance of an output: independent samples, kept as small rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._gaussians import CELL, compress
+
+Array = npt.NDArray[np.float64]
+Rule = tuple[Array, Array]  # nodes, and weights of sum 1
+WIDEST = 0.1  # cell of log w
+
+
+class Head:
+    """The law of w: several independent samples (sets, points), for the error.
+
+    `moments` are E[w], E[w²], … where formulas give them. `tail` makes a sample for large values of w that are rare,
+    (sets, points) of w and of log weights; without it the samples themselves serve.
+    """
+
+    def __init__(
+        self,
+        samples: Array,
+        moments: Array | None = None,
+        tail: Callable[[], tuple[Array, Array]] | None = None,
+    ) -> None:
+        self.moments = moments
+        self.sets = [self._rule(sample) for sample in samples]
+        self._tail: Any = tail
+
+    def _rule(self, sample: Array) -> Rule:
+        nodes, weights = compress(sample)
+        if self.moments is not None:
+            weights = calibrated(nodes, weights, self.moments)
+        return nodes, weights / weights.sum()
+
+    @property
+    def tail(self) -> tuple[Array, Array]:
+        """w and log weights (sets, points), good for rare large values."""
+        if self._tail is None:
+            self._tail = self.plain
+        elif not isinstance(self._tail, tuple):
+            self._tail = self._tail()
+        made: tuple[Array, Array] = self._tail
+        return made
+
+    @property
+    def plain(self) -> tuple[Array, Array]:
+        """The rules of all sets in the same form."""
+        longest = max(len(nodes) for nodes, _ in self.sets)
+        w, log_weight = np.full((len(self.sets), longest), 1e-300), np.full((len(self.sets), longest), -np.inf)
+        for k, (nodes, weights) in enumerate(self.sets):
+            w[k, : len(nodes)], log_weight[k, : len(nodes)] = nodes, np.log(weights)
+        return w, log_weight
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"moments": self.moments, "sets": self.sets, "_tail": self.tail}
+
+    def arrays(self) -> dict[str, Array | None]:
+        """What it is made of, for a file."""
+        nodes, weights = (np.concatenate(parts) for parts in zip(*self.sets, strict=True))
+        sizes = np.array([len(rule[0]) for rule in self.sets])
+        w, log_weight = self.tail
+        return {"head_nodes": nodes, "head_weights": weights, "head_sizes": sizes, "head_moments": self.moments,
+                "head_tail": w, "head_tail_weights": log_weight}  # fmt: skip
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, Any]) -> Head:
+        """From what `arrays` gave."""
+        head = cls.__new__(cls)
+        head.moments = arrays.get("head_moments")
+        ends = np.cumsum(arrays["head_sizes"])[:-1]
+        head.sets = list(zip(np.split(arrays["head_nodes"], ends), np.split(arrays["head_weights"], ends), strict=True))
+        head._tail = (arrays["head_tail"], arrays["head_tail_weights"])
+        return head
+
+
+def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> Rule:
+    """The law of a sum of so many independent variables: by repeated squaring, each time with fewer nodes.
+
+    A part of m of them moves the sum by m/count of what it moves itself, so its cells may be wider: by √(count/m), with
+    which the errors of all parts (a fourth power each) still fall with m.
+    """
+    total, size = count, 1
+    result: Rule | None = None
+    done = 0
+    base = compress(nodes, weights, cell=_width(cell, total, 1))
+    while True:
+        if count & 1:
+            done += size
+            result = base if result is None else _sum(result, base, _width(cell, total, done))
+        count >>= 1
+        size *= 2
+        if not count:
+            assert result is not None
+            return result
+        base = _sum(base, base, _width(cell, total, size))
+
+
+def _width(cell: float, total: int, part: int) -> float:
+    return min(max(WIDEST, cell), cell * math.sqrt(total / part))
+
+
+def _sum(a: Rule, b: Rule, cell: float) -> Rule:
+    nodes = (a[0][:, None] + b[0]).ravel()
+    weights = (a[1][:, None] * b[1]).ravel()
+    found, weights = compress(nodes, weights, cell=cell)
+    return found, weights / weights.sum()  # or rounding would grow with every squaring
+
+
+def power_moments(nodes: Array, weights: Array, known: Array | None, count: int, order: int) -> float:
+    """E[(Σ_a w_a / H)^order] for H = count: a power of the generating function of w/H, whose first term is 1."""
+    x = nodes / nodes.max()
+    raw = np.array([np.sum(weights * x**k) for k in range(order + 1)])
+    raw[0] = 1.0
+    if known is not None:
+        share = min(order, len(known))
+        raw[1 : share + 1] = known[:share] / nodes.max() ** np.arange(1, share + 1)
+    factorial = np.array([math.factorial(k) for k in range(order + 1)], dtype=np.float64)
+    power = raw / factorial / float(count) ** np.arange(order + 1)
+    series = np.eye(1, order + 1)[0]
+    while count:
+        if count & 1:
+            series = np.convolve(series, power)[: order + 1]
+        power, count = np.convolve(power, power)[: order + 1], count >> 1
+    with np.errstate(over="ignore"):  # infinity says so
+        return float(series[order] * factorial[order] * nodes.max() ** order)
+
+
+def calibrated(nodes: Array, weights: Array, moments: Array) -> Array:
+    """The weights, changed as little as can be, so that the first moments are as given (a control variate each).
+
+    In orthonormal polynomials p_k of the rule, the new weights are weights · Σ_k E[p_k] p_k(nodes). Of as many moments
+    as leave them positive: a small sample cannot bear high ones.
+    """
+    mean, var = moments[0], moments[1] - moments[0] ** 2
+    if var <= 1e-12 * mean**2:
+        return weights
+    x = (nodes - mean) / np.sqrt(var)
+    raw = np.concatenate([[1.0], moments])
+    central = np.array(
+        [
+            sum(math.comb(k, i) * raw[i] * (-mean) ** (k - i) for i in range(k + 1)) / var ** (k / 2)
+            for k in range(len(raw))
+        ]
+    )
+    root = np.sqrt(weights)
+    for count in range(min(len(raw), len(nodes)), 2, -1):
+        q, r = np.linalg.qr(root[:, None] * x[:, None] ** np.arange(count))
+        changed = np.asarray(root * (q @ np.linalg.solve(r.T, central[:count])))
+        if (changed > 0).all():
+            return changed
+    return weights

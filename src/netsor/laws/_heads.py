@@ -1,0 +1,329 @@
+"""The limit law of a sum over heads, to many digits, from the law of one head.
+
+Given its scores, an output coordinate is N(0, v) with v = (σ²/H) Σ_a w_a, the w_a i.i.d. over heads. A sample of w is
+kept as a rule of some hundred nodes, and the law of a sum of H of them is a power of that rule, by repeated squaring:
+every pair of nodes added, then fewer nodes in their place. So the law is a mixture of Gaussians over a few hundred
+variances, its density is positive, and its characteristic function is ψ(σ² t²/2H)^H with ψ(u) = E[e^(−uw)].
+
+Far out rare values of w decide. There the law of w is sampled again where they are, and tilted: with any λ and
+ψ = E[e^(μw)], μ = λσ²/H, f(y) = ψ^H E_λ[e^(−λv) N(y; v)], E_λ the mean over heads tilted by e^(μw). With λ at the
+saddle point, y² = 2λv² at the mean of v, what is averaged hardly varies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from ._estimate import Array, Estimate, combined, student
+from ._gaussians import CELL, Gaussians, cell_width, compress
+from ._head import Head, power_moments, power_rule
+from ._law import Law, normal_moment
+from ._mixture import Mixture, gaussian_like
+from ._origin import Origin
+from ._replicas import Replicated
+from ._store import storable
+
+CENTRAL = 6.0  # standard deviations within which the plain sample of w decides
+PLAIN = 1.0  # exponent of the tilt, up to which the plain sample serves in the tails too
+RUNG = 1.3  # of the ladder of tilts, from one to the next
+
+
+class Tilted(NamedTuple):
+    """Variances, weights by sets, tilt and log ψ^H, for points near one rung."""
+
+    var: Array
+    weight: Array
+    tilt: float
+    height: float
+
+
+@storable
+class HeadSum(Law):
+    """The law of Y given v = (scale/H) Σ_a w_a, Y ~ N(0, v), the w_a independent and each with the law of one head.
+
+    `head` is the law of one head, or a function that makes it when it is first needed. `mixture` is the same law as a
+    mixture over replicas of the engine, for coupling with other widths, or a function that makes it.
+    """
+
+    def __init__(
+        self,
+        head: Head | Callable[[], Head],
+        heads: int,
+        scale: float,
+        origin: Origin,
+        mixture: Mixture | Callable[[], Mixture] | None = None,
+    ) -> None:
+        self.heads, self.scale, self.origin = int(heads), float(scale), origin
+        self._head, self._mixture = head, mixture
+
+    @property
+    def head(self) -> Head:
+        """The law of one head."""
+        if not isinstance(self._head, Head):
+            self._head = self._head()
+        return self._head
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """The same law as a mixture over replicas."""
+        if self._mixture is not None and not isinstance(self._mixture, Mixture):
+            self._mixture = self._mixture()
+        return self._mixture
+
+    def with_heads(self, heads: int) -> HeadSum:
+        """The law of the same layer with another number of heads."""
+        if isinstance(heads, bool) or not hasattr(heads, "__index__") or heads < 1:
+            raise ValueError(f"heads={heads!r} must be a positive integer")
+        return HeadSum(self.head, heads, self.scale, self.origin)
+
+    def infinite_heads(self) -> Mixture:
+        """The Gaussian of the same layer with infinitely many heads: it has the variance of every number of heads."""
+        value, error = self.with_error.var()
+        origin = Origin(self.status, "infinitely many heads (Hron et al. 2020)", quadrature_error=error / value)
+        return Mixture(0.0, value, origin)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy in another process needs: data alone, none of the functions that made it."""
+        state = {name: self.__dict__[name] for name in ("heads", "scale", "origin")}
+        return {**state, "_head": self.head, "_mixture": self.mixture}
+
+    # Moments
+
+    def _moment(self, order: int) -> Estimate:
+        if order % 2 or order == 0:
+            return Estimate(float(order == 0), 0.0)
+        k = order // 2
+        known = self.head.moments is not None and k <= len(self.head.moments)
+        each = np.array([power_moments(*rule, self.head.moments, self.heads, k) for rule in self.head.sets])
+        with np.errstate(over="ignore"):
+            each = each * normal_moment(order) * self.scale**k
+        if not np.isfinite(each).all():
+            raise OverflowError(f"moment: order={order}: E[Y^{order}] is above the largest double; take a lower order")
+        return Estimate(float(each.mean()), 0.0 if known else float(_spread(each)))
+
+    def _var(self) -> Estimate:
+        return self._moment(2)
+
+    @cached_property
+    def _std(self) -> float:
+        return self.std()
+
+    def _kurtosis(self) -> Estimate:
+        moments = self.head.moments
+        if moments is not None:
+            each = np.array([moments[1] / moments[0] ** 2 - 1])
+        else:
+            each = np.array([weights @ (nodes / (weights @ nodes) - 1) ** 2 for nodes, weights in self.head.sets])
+        each = 3 * each / self.heads
+        v, weight = self._rule.var / self.var(), self._rule.weight.mean(axis=1)
+        worst = weight @ np.abs(6 * v**2 - 2 * (weight @ (3 * v**2)) * v)  # each v off by ε of itself, up or down
+        return Estimate(float(each.mean()), combined(_spread(each), self.origin.quadrature_error * float(worst)))
+
+    # The law as Gaussians over a few variances, by sets
+
+    @cached_property
+    def _rule(self) -> Gaussians:
+        """Variances, with weights (nodes, sets)."""
+        parts = [power_rule(nodes, weights, self.heads) for nodes, weights in self.head.sets]
+        return _joined(parts, self.scale / self.heads)
+
+    def _estimate(self, y: Array, central: Callable[[Array], Array], tail: int, sign: Array | None = None) -> Estimate:
+        """A quantity by sets, from the plain rule near the centre and from tilted ones far out."""
+        found = np.empty((len(y), len(self.head.sets)))
+        far = self._far(y)
+        found[~far] = central(y[~far]) * len(self.head.sets)
+        if far.any():
+            found[far] = np.exp(self._tail(np.abs(y[far]))[tail])
+            if sign is not None:
+                found[far] = np.where(sign[far, None] > 0, 1 - found[far], found[far])
+        value = found.mean(axis=1)
+        return Estimate(value, combined(_spread(found.T), self._coarse * value))
+
+    @cached_property
+    def _coarse(self) -> float:
+        """What cells that had to be wide leave of a density, at most: (h/2)⁴/3! for each squaring; 0 for fine ones."""
+        span = max(float(np.ptp(np.log(nodes))) for nodes, _ in self.head.sets)
+        width = cell_width(span)
+        return (width / 2) ** 4 / 6 * (1 + math.log2(self.heads)) if width > CELL else 0.0
+
+    def _far(self, y: Array) -> npt.NDArray[np.bool_]:
+        return np.asarray(np.abs(y) > CENTRAL * self._std)
+
+    def _pdf(self, y: Array) -> Estimate:
+        return self._estimate(y, self._rule.pdf, 0)
+
+    def _cdf(self, y: Array) -> Estimate:
+        return self._estimate(y, self._rule.cdf, 1, y)
+
+    def _sf(self, y: Array) -> Array:
+        return np.asarray(self._cdf(-y).value)
+
+    def _logpdf(self, y: Array) -> Array:
+        result = np.empty(len(y))
+        far = self._far(y)
+        result[~far] = np.log(self._rule.pdf(y[~far]).sum(axis=1))
+        if far.any():
+            found = self._tail(np.abs(y[far]))[0]
+            top = found.max(axis=1)
+            result[far] = top + np.log(np.exp(found - top[:, None]).mean(axis=1))
+        return result
+
+    def _densities(self, y: Array) -> Replicated:
+        return self._by_sets(y, self._rule.pdf, 0)
+
+    def _distributions(self, y: Array, side: str = "right") -> Replicated:
+        found = self._by_sets(y, self._rule.cdf, 1)
+        right = self._far(y) & (y > 0)
+        found.rows[:, right] = 1 - found.rows[:, right]
+        return found
+
+    def _by_sets(self, y: Array, central: Callable[[Array], Array], tail: int) -> Replicated:
+        count = len(self.head.sets)
+        rows = np.empty((count, len(y)))
+        far = self._far(y)
+        rows[:, ~far] = central(y[~far]).T * count
+        if far.any():
+            rows[:, far] = np.exp(self._tail(np.abs(y[far]))[tail]).T
+        return Replicated(rows, np.full(count, 1 / count))
+
+    def _pieces(self) -> tuple[Array, Array]:
+        std = np.sqrt(self._rule.var)
+        scales = np.geomspace(std.min(), std.max(), 9)
+        return np.zeros(len(scales)), scales
+
+    def _perturbed(self) -> Sequence[tuple[Law, Law]]:
+        error = self.origin.quadrature_error
+        if error < 1e-14:
+            return ()
+        origin = Origin(self.status, self.method, seed=self.origin.seed)
+        up, down = (HeadSum(self.head, self.heads, self.scale * (1 + sign * error), origin) for sign in (1, -1))
+        return [(up, down)]
+
+    # Tails
+
+    def _tail(self, y: Array) -> tuple[Array, Array]:
+        """log f(y) and log P(Y > y) for large y > 0, by sets (points, sets)."""
+        rung = np.rint(np.log(y / (CENTRAL * self._std)) / math.log(RUNG)).astype(np.intp)
+        log_f, log_sf = np.empty((2, len(y), len(self.head.sets)))
+        for k in np.unique(rung):
+            mine = rung == k
+            log_f[mine], log_sf[mine] = self._near(int(k), y[mine])
+        return log_f, log_sf
+
+    def _near(self, k: int, y: Array) -> tuple[Array, Array]:
+        var, weight, tilt, height = self._tilted(k)
+        found = []
+        std = np.sqrt(var)
+        for term in (
+            -((y[:, None] / std) ** 2) / 2 - np.log(np.sqrt(2 * np.pi) * std),
+            special.log_ndtr(-y[:, None] / std),
+        ):
+            exponent = term - tilt * var
+            top = exponent.max(axis=1, keepdims=True)
+            with np.errstate(divide="ignore"):
+                found.append(height + top + np.log(np.maximum(np.exp(exponent - top) @ weight, 0.0)))
+        return found[0], found[1]
+
+    @cached_property
+    def _ladder(self) -> dict[int, Tilted]:
+        return {}
+
+    def _sample(self, y: float) -> tuple[Array, Array]:
+        """The sample of w for points near y: the plain one, where the tilt asks for nothing rare."""
+        plain = self.head.plain
+        most = self.scale * float(plain[0].max())
+        return plain if y**2 / (2 * most * self.var() * self.heads) < PLAIN else self.head.tail
+
+    def _tilted(self, k: int) -> Tilted:
+        """The rule for points near rung k of the ladder."""
+        if k not in self._ladder:
+            y = CENTRAL * self._std * RUNG**k
+            w, log_weight = self._sample(y)
+            low, high = 0.0, self.scale * float(w.max())
+            for _ in range(30):  # the mean of v under the tilt y²/2v² falls as v grows: there is one fixed point
+                v = (low + high) / 2
+                exponent = log_weight[0] + y**2 / (2 * v**2) * self.scale / self.heads * w[0]  # any tilt is right
+                tilted = np.exp(exponent - exponent.max())
+                if self.scale * float(np.sum(tilted * w[0]) / tilted.sum()) > v:
+                    low = v
+                else:
+                    high = v
+            tilt = y**2 / (2 * v**2)
+            steep = tilt * self.scale / self.heads
+            exponent = log_weight + steep * w
+            if steep * float(w.max()) < 1:  # log ψ to all digits, for it is taken times the number of heads
+                tops = np.log1p((np.exp(log_weight) * np.expm1(steep * w)).sum(axis=1))
+            else:
+                tops = special.logsumexp(exponent, axis=1)
+            top = float(tops.mean())
+            parts = []
+            for row, nodes, own in zip(exponent, w, tops, strict=True):
+                keep = row > row.max() - 42
+                fine = min(0.01, 0.1 * math.sqrt(v) / y)
+                weights = np.exp(row[keep] - own)
+                nodes, weights = power_rule(nodes[keep], weights, self.heads, cell=fine)
+                parts.append((nodes, weights * math.exp(min(self.heads * (own - top), 700.0)) * len(w)))
+            rule = _joined(parts, self.scale / self.heads)
+            self._ladder[k] = Tilted(rule.var, rule.weight, tilt, self.heads * top)
+        return self._ladder[k]
+
+    # Others
+
+    def cf(self, t: npt.ArrayLike) -> Any:
+        """The characteristic function ψ(σ² t²/2H)^H."""
+        points = np.asarray(t, dtype=np.float64)
+        u = self.scale * points[..., None] ** 2 / (2 * self.heads)
+        psi = [np.maximum(np.expm1(-u * nodes) @ weights, -1.0) for nodes, weights in self.head.sets]  # less 1
+        with np.errstate(divide="ignore"):  # where it is 0
+            return np.exp(self.heads * np.log1p(np.mean(psi, axis=0)))[()]
+
+    def rvs(self, size: int = 1, seed: int | None = None) -> Array:
+        """Independent draws: a variance of the rule, and a normal."""
+        rng = np.random.default_rng(seed)
+        weight = np.maximum(self._rule.weight.sum(axis=1), 0.0)
+        var = rng.choice(self._rule.var, size=size, p=weight / weight.sum())
+        return np.asarray(np.sqrt(var) * rng.standard_normal(size))
+
+    def gaussian(self) -> Mixture:
+        """The Gaussian with this law's mean and variance."""
+        return gaussian_like(self)
+
+    def _arrays(self) -> dict[str, Any]:
+        made: dict[str, Any] = {"heads": np.array(str(self.heads)), "scale": self.scale, **self.head.arrays()}
+        if self.mixture is not None:
+            made |= {f"mixture_{name}": value for name, value in self.mixture._arrays().items()}
+            made["mixture_seed"] = self.mixture.origin.seed
+        return made
+
+    @classmethod
+    def _from_arrays(cls, arrays: dict[str, Any], origin: Origin) -> HeadSum:
+        mixture = None
+        if "mixture_mean" in arrays:
+            seed = int(arrays["mixture_seed"]) if "mixture_seed" in arrays else None
+            own = Origin(origin.status, "replicas of: " + origin.method, seed=seed)
+            mixture = Mixture(arrays["mixture_mean"], arrays["mixture_var"], own, arrays.get("mixture_weight"))
+        return cls(Head.from_arrays(arrays), int(str(arrays["heads"])), float(arrays["scale"]), origin, mixture)
+
+
+def _joined(parts: Sequence[tuple[Array, Array]], scale: float) -> Gaussians:
+    """The rules of all sets as one, with weights (nodes, sets) of sum 1 in all."""
+    labels = np.repeat(np.arange(len(parts)), [len(nodes) for nodes, _ in parts])
+    nodes, weights = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    var, weight = compress(scale * nodes, weights / len(parts), labels)
+    return Gaussians(np.zeros_like(var), var, weight)
+
+
+def _spread(each: Array) -> Any:
+    """The standard error of a mean over independent sets."""
+    if len(each) < 2:
+        return np.zeros(each.shape[1:])[()]
+    size = np.abs(each).max(axis=0)
+    unit = each / np.where(size > 0, size, 1.0)  # a square may be no double
+    return student(len(each)) * size * unit.std(axis=0, ddof=1) / np.sqrt(len(each))

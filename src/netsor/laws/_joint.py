@@ -1,0 +1,277 @@
+"""Joint laws: mixtures of Gaussian vectors over replicas, for several outputs at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._condition import conditioned
+from ._described import Described
+from ._estimate import Array, Estimate, combined
+from ._mixture import Mixture
+from ._normals import Normals
+from ._origin import Origin
+from ._replicas import average, checked_weights
+from ._store import storable
+
+
+@storable
+class Joint(Described):
+    """The mixture of N(mean_r, cov_r) over replicas r: the joint law of one coordinate of each output vector.
+
+    The entries of all outputs (tokens, heads, scalars, flattened in numpy's order) stand side by side. `law[i]` is the
+    law of one of them, `law.combination(w)` that of Σ_i w_i Y_i, `law.condition({i: y})` that given data. `with_error`
+    has mean, var, cov, corr, pdf and cdf with standard errors.
+    """
+
+    def __init__(
+        self,
+        mean: npt.ArrayLike,
+        cov: npt.ArrayLike,
+        origin: Origin,
+        weight: npt.ArrayLike | None = None,
+        log_evidence: Estimate | None = None,
+    ) -> None:
+        self.component_mean = np.asarray(mean, dtype=np.float64)  # (replicas, entries)
+        self.component_cov = np.asarray(cov, dtype=np.float64)  # (replicas, entries, entries)
+        shape = (*self.component_mean.shape, *self.component_mean.shape[-1:])
+        if self.component_mean.ndim != 2 or not self.component_mean.size or self.component_cov.shape != shape:
+            found = f"{self.component_mean.shape} and {self.component_cov.shape}"
+            raise ValueError(f"mean and cov of shape {found} must be (replicas, k) and (replicas, k, k)")
+        if not (np.isfinite(self.component_mean).all() and np.isfinite(self.component_cov).all()):
+            raise ValueError("mean and cov must be finite")
+        self.weight = checked_weights(weight, len(self.component_mean))
+        self.origin = origin
+        self.log_evidence = log_evidence  # of the data it was conditioned on
+
+    @property
+    def dim(self) -> int:
+        """The number of entries."""
+        return int(self.component_mean.shape[1])
+
+    @property
+    def replicas(self) -> int:
+        """The number of components; one, if nothing random is left to condition on."""
+        return int(self.component_mean.shape[0])
+
+    @property
+    def effective(self) -> float:
+        """The number of replicas of equal weight that would say as much: 1/Σ w²."""
+        return float(self.replicas if self.weight is None else 1 / np.sum(self.weight**2))
+
+    def __len__(self) -> int:
+        return self.dim
+
+    def __getitem__(self, entry: int) -> Mixture:
+        if isinstance(entry, bool) or not hasattr(entry, "__index__"):
+            raise TypeError(f"entry {entry!r} of a joint law must be an integer; several of them: law.marginal([…])")
+        if not -self.dim <= entry < self.dim:
+            raise IndexError(f"entry {entry} of a joint law of {self.dim} entries (all outputs, flattened)")
+        var = np.maximum(self.component_cov[:, entry, entry], 0.0)
+        return Mixture(self.component_mean[:, entry], var, self.origin, self.weight)
+
+    def __repr__(self) -> str:
+        numbers = f"; {self.random_numbers} random numbers a replica" if self.random_numbers else ""
+        given = ""
+        if self.log_evidence is not None:
+            given = f"; given data, log evidence {self.log_evidence}, effective sample size {self.effective:.0f}"
+        return f"<Joint over {self.dim} entries: {self.method}; {self.status}{numbers}{given}>"
+
+    # Parts
+
+    def marginal(self, entries: npt.ArrayLike) -> Joint:
+        """The joint law of some of the entries."""
+        chosen = np.atleast_1d(np.asarray(entries))
+        if chosen.ndim != 1 or chosen.dtype.kind not in "iu" or not chosen.size:
+            raise ValueError(f"marginal: entries={entries!r} must be integers")
+        if (chosen < -self.dim).any() or (chosen >= self.dim).any():
+            raise IndexError(f"marginal: entries={entries!r} must be from 0 to {self.dim - 1}")
+        cov = self.component_cov[:, chosen[:, None], chosen]
+        return Joint(self.component_mean[:, chosen], cov, self.origin, self.weight, self.log_evidence)
+
+    def combination(self, weights: npt.ArrayLike) -> Any:
+        """The law of a linear combination of the entries; of several, the rows of a matrix, their joint law."""
+        w = np.asarray(weights, dtype=np.float64)
+        if w.ndim not in (1, 2) or w.shape[-1] != self.dim or not np.isfinite(w).all():
+            raise ValueError(
+                f"combination: weights of shape {w.shape} must be ({self.dim},), or (m, {self.dim}), and finite"
+            )
+        if w.ndim == 2:
+            cov = w @ self.component_cov @ w.T
+            return Joint(self.component_mean @ w.T, cov, self.origin, self.weight, self.log_evidence)
+        var = np.einsum("rj,j->r", self.component_cov @ w, w)
+        return Mixture(self.component_mean @ w, np.maximum(var, 0.0), self.origin, self.weight)
+
+    def condition(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0) -> Joint:
+        """The law of all entries given that some were observed, {entry: value}, with noise of this standard deviation.
+
+        Each replica is conditioned and gets the weight of how well it foretold the data. `log_evidence` of the result
+        is the logarithm of the data's density, `effective` the number of replicas that the weights leave; a warning
+        says when it is small. `noise` is a number, or one for each observation.
+        """
+        weight = np.full(self.replicas, 1 / self.replicas) if self.weight is None else self.weight
+        return Joint(*conditioned(self.component_mean, self.component_cov, weight, observed, noise, self.origin))
+
+    def gaussian(self) -> Joint:
+        """The Gaussian with this law's mean and covariance."""
+        origin = Origin(self.status, f"the Gaussian with mean and covariance of: {self.method}")
+        return Joint(self.mean()[None], self.cov()[None], origin)
+
+    # Numbers
+
+    @property
+    def with_error(self) -> JointWithError:
+        """mean, var, cov, corr, pdf and cdf, each returning (value, error)."""
+        return JointWithError(self)
+
+    def mean(self) -> Array:
+        """E[Y]."""
+        return np.asarray(average(self.component_mean, self.weight).value)
+
+    def cov(self) -> Array:
+        """The covariance matrix."""
+        return np.asarray(self.with_error.cov().value)
+
+    def var(self) -> Array:
+        """The variance of each entry."""
+        return np.diag(self.cov()).copy()
+
+    def std(self) -> Array:
+        """The standard deviation of each entry."""
+        return np.sqrt(self.var())
+
+    def corr(self) -> Array:
+        """The correlation matrix."""
+        return np.asarray(self.with_error.corr().value)
+
+    @cached_property
+    def _normals(self) -> Normals:
+        return Normals(self.component_mean, self.component_cov, self.weight)
+
+    def logpdf(self, y: npt.ArrayLike) -> Any:
+        """The logarithm of the joint density at points (…, entries)."""
+        points = self._at("logpdf", y)
+        return self._normals.logpdf(points.reshape(-1, self.dim)).reshape(points.shape[:-1])[()]
+
+    def pdf(self, y: npt.ArrayLike) -> Any:
+        """The joint density at points (…, entries)."""
+        points = self._at("pdf", y)
+        return self._normals.pdf(points.reshape(-1, self.dim)).reshape(points.shape[:-1])[()]
+
+    def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> float:
+        """The probability of a rectangle: lower < Y ≤ y in every entry; from −∞, if no `lower` is given."""
+        return float(self.with_error.cdf(y, lower).value)
+
+    def _at(self, name: str, y: npt.ArrayLike) -> Array:
+        points = np.asarray(y, dtype=np.float64)
+        if points.ndim == 0 or points.shape[-1] != self.dim:
+            raise ValueError(f"{name}: points of shape {points.shape} must have {self.dim} entries along the last axis")
+        return points
+
+    def rvs(self, size: int = 1, seed: int | None = None) -> Array:
+        """Independent draws (size, entries)."""
+        rng = np.random.default_rng(seed)
+        if self.weight is None:
+            chosen = rng.integers(self.replicas, size=size)
+        else:
+            chosen = rng.choice(self.replicas, size=size, p=self.weight)
+        return self._normals.draws(chosen, rng)
+
+    def plot(self, ax: Any = None, entries: tuple[int, int] = (0, 1)) -> Any:
+        """Contours of the joint density of two entries, on matplotlib axes (new ones unless given)."""
+        from ._plot import plot_joint  # slow to import, and seldom needed
+
+        return plot_joint(self, ax, entries)
+
+    def _arrays(self) -> dict[str, Any]:
+        evidence = None if self.log_evidence is None else np.array(tuple(self.log_evidence))
+        return {"mean": self.component_mean, "cov": self.component_cov, "weight": self.weight, "evidence": evidence}
+
+    @classmethod
+    def _from_arrays(cls, arrays: dict[str, Any], origin: Origin) -> Joint:
+        evidence = (
+            Estimate(float(arrays["evidence"][0]), float(arrays["evidence"][1])) if "evidence" in arrays else None
+        )
+        return cls(arrays["mean"], arrays["cov"], origin, arrays.get("weight"), evidence)
+
+
+class JointWithError:
+    """The numbers of a joint law, each as an Estimate."""
+
+    def __init__(self, law: Joint) -> None:
+        self._law = law
+
+    def _made(self, found: Estimate, doubt: Any) -> Estimate:
+        return Estimate(found.value, combined(found.error, doubt), self._law.sources)
+
+    def mean(self) -> Estimate:
+        """E[Y]."""
+        law = self._law
+        doubt = law.origin.quadrature_error * law.std() if law.component_mean.any() else 0.0
+        return self._made(average(law.component_mean, law.weight), doubt)
+
+    def cov(self) -> Estimate:
+        """The covariance matrix."""
+        law = self._law
+        off = law.component_mean - law.mean()
+        found = average(law.component_cov + off[:, :, None] * off[:, None, :], law.weight)
+        std = np.sqrt(np.maximum(np.diag(found.value), 0.0))
+        return self._made(found, law.origin.quadrature_error * np.outer(std, std))
+
+    def var(self) -> Estimate:
+        """The variance of each entry."""
+        value, error = self.cov()
+        return Estimate(np.diag(value).copy(), np.diag(error).copy(), self._law.sources)
+
+    def corr(self) -> Estimate:
+        """The correlation matrix; NaN for an entry without variance."""
+        law = self._law
+        off = law.component_mean - law.mean()
+        second = law.component_cov + off[:, :, None] * off[:, None, :]
+        std = np.sqrt(np.diag(np.asarray(average(second, law.weight).value)))
+        unit = second / np.where(std > 0, np.outer(std, std), np.nan)
+        rho = np.asarray(average(unit, law.weight).value)
+        own = np.diagonal(unit, axis1=1, axis2=2)
+        influence = unit - 0.5 * rho * (own[:, :, None] + own[:, None, :])  # delta method
+        error = np.asarray(average(influence, law.weight).error)
+        np.fill_diagonal(error, 0.0)
+        np.fill_diagonal(rho, np.where(std > 0, 1.0, np.nan))
+        return self._made(Estimate(rho, error), law.origin.quadrature_error * (1 - rho**2))
+
+    def pdf(self, y: npt.ArrayLike) -> Estimate:
+        """The joint density at points (…, entries)."""
+        law = self._law
+        points = law._at("pdf", y)
+        flat = points.reshape(-1, law.dim)
+        value, error = law._normals.pdf_with_error(flat)
+        doubt: Any = 0.0
+        if law.origin.quadrature_error > 1e-14:
+            changed = [
+                Normals(law.component_mean, law.component_cov * (1 + s * law.origin.quadrature_error), law.weight)
+                for s in (1, -1)
+            ]
+            doubt = np.max([np.abs(other.pdf(flat) - value) for other in changed], axis=0)
+        total = np.broadcast_to(combined(error, doubt), value.shape)
+        shape = points.shape[:-1]
+        return Estimate(value.reshape(shape)[()], total.reshape(shape)[()], law.sources)
+
+    def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> Estimate:
+        """The probability of a rectangle: lower < Y ≤ y in every entry."""
+        law = self._law
+        upper = np.broadcast_to(np.asarray(y, dtype=np.float64), (law.dim,))
+        low = np.broadcast_to(np.asarray(-math.inf if lower is None else lower, dtype=np.float64), (law.dim,))
+        if np.isnan(upper).any() or np.isnan(low).any() or (low > upper).any():
+            raise ValueError(f"cdf: lower={lower!r} must be at most y={y!r}, in every entry")
+        found = law._normals.rectangle(low, upper)
+        doubt = 0.0
+        if law.origin.quadrature_error > 1e-14:
+            for s in (1, -1):
+                cov = law.component_cov * (1 + s * law.origin.quadrature_error)
+                other = Normals(law.component_mean, cov, law.weight).rectangle(low, upper)
+                doubt = max(doubt, abs(other.value - found.value))
+        return self._made(found, doubt)

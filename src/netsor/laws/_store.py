@@ -1,0 +1,49 @@
+"""Laws to and from disk: one npz file of plain arrays and a line of JSON, without pickle.
+
+Each kind of law says what arrays it is made of, and makes itself from them again.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ._origin import Origin
+
+FORMAT = 1
+Kind = TypeVar("Kind", bound=type)
+KINDS: dict[str, Any] = {}
+
+
+def storable(kind: Kind) -> Kind:
+    """A class of laws that can be stored: it has `_arrays()`, and `_from_arrays(arrays, origin)` to come back."""
+    KINDS[kind.__name__] = kind
+    return kind
+
+
+def save(law: Any, path: str | Path) -> None:
+    """Write a law to an npz file."""
+    arrays = {name: np.asarray(value) for name, value in law._arrays().items() if value is not None}
+    about = {"format": FORMAT, "kind": type(law).__name__, "origin": asdict(law.origin)}
+    with open(path, "wb") as file:  # numpy would add .npz to another name
+        np.savez(file, allow_pickle=False, about=np.array(json.dumps(about)), **arrays)
+
+
+def load(path: str | Path) -> Any:
+    """Read a law from a file that `law.save(path)` wrote."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        about = json.loads(str(arrays.pop("about")))
+        kind, made = KINDS[about["kind"]], about["format"]
+    except (zipfile.BadZipFile, ValueError, KeyError, EOFError, AttributeError) as error:
+        raise ValueError(f"{str(path)!r} is no law: it must be a file that law.save(path) wrote ({error})") from None
+    if made != FORMAT:
+        raise ValueError(f"{str(path)!r} has format {made}; this version reads {FORMAT}: write it again with law.save")
+    origin = Origin(**{**about["origin"], "notes": tuple(about["origin"]["notes"])})
+    return kind._from_arrays(arrays, origin)

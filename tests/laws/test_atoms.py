@@ -1,0 +1,135 @@
+"""Mixtures with points: atoms have a mass, draws a kernel estimate, and everything else is as for other laws."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import netsor as ns
+from netsor.laws import Origin, distances
+
+ORIGIN = Origin("exact", "made for a test")
+
+
+@pytest.fixture(scope="module")
+def half():
+    """An eighth of the mass at 0.5, the rest N(0, 1)."""
+    return ns.Mixture(np.repeat([0.5, 0.0], [125, 875]), np.repeat([0.0, 1.0], [125, 875]), ORIGIN)
+
+
+def test_a_law_with_an_atom(half):
+    ((at, mass),) = half.atoms
+    assert at == 0.5
+    assert mass.value == pytest.approx(0.125, rel=1e-12)
+    assert mass.error == pytest.approx(math.sqrt(0.125 * 0.875 / 1000), rel=0.02)
+    y = np.array([-1.0, 0.4999, 0.5, 2.0])
+    np.testing.assert_allclose(half.cdf(y), 0.875 * stats.norm.cdf(y) + 0.125 * (y >= 0.5), rtol=1e-12)
+    np.testing.assert_allclose(half.sf(y), 0.875 * stats.norm.sf(y) + 0.125 * (y < 0.5), rtol=1e-12)
+    np.testing.assert_allclose(half.pdf(y), 0.875 * stats.norm.pdf(y), rtol=1e-12)
+    below = 0.875 * stats.norm.cdf(0.5)
+    assert half.ppf(below + 0.06) == 0.5
+    assert half.ppf(below - 0.01) == pytest.approx(stats.norm.ppf((below - 0.01) / 0.875))
+    assert half.ppf(0.99) == pytest.approx(stats.norm.isf(0.01 / 0.875))
+    assert "P(Y = 0.5) = 0.125" in repr(half)
+    assert any("the density is that of the rest" in note for note in half.notes)
+    assert half.entropy() == -math.inf
+
+
+def test_distances_see_atoms(half):
+    other = ns.Mixture(np.repeat([0.5, 0.0], [250, 750]), np.repeat([0.0, 1.0], [250, 750]), ORIGIN)
+    found = distances(half, other)
+    assert found["total_variation"].value == pytest.approx(0.125, abs=0.01)
+    kl = 0.125 * math.log(0.5) + 0.875 * math.log(0.875 / 0.75)
+    assert found["kl"].value == pytest.approx(kl, abs=3 * found["kl"].error)
+    assert ns.total_variation(half, stats.norm()).value == pytest.approx(0.125, abs=0.02)
+    assert ns.kl(half, stats.norm()).value == math.inf
+    assert ns.kl(stats.norm(), half).value == pytest.approx(-math.log(0.875), abs=0.02)
+    assert ns.wasserstein1(ns.Mixture(1.0, 0.0, ORIGIN), ns.Mixture(3.0, 0.0, ORIGIN)).value == 2
+    assert ns.total_variation(ns.Mixture(1.0, 0.0, ORIGIN), ns.Mixture(3.0, 0.0, ORIGIN)).value == 1
+
+
+@pytest.mark.parametrize("width", [3, 8, 16])
+def test_a_dead_relu_is_an_atom(width):
+    """W relu(g): all coordinates of g are negative with probability 2^−n, and then the output is 0."""
+    n = ns.Width("n")
+    law = ns.Program(ns.weight(n, n) @ ns.relu(ns.gaussian(n))).law(n=width, draws=20_000)
+    rng = np.random.default_rng(0)
+    g = np.maximum(rng.standard_normal((400_000, width)), 0.0)
+    drawn = np.sqrt((g**2).mean(axis=1)) * rng.standard_normal(len(g))
+    for y in (-0.3, 0.5):
+        error = np.hypot(law.with_error.cdf(y).error, 0.5 / math.sqrt(len(g)))
+        assert law.cdf(y) == pytest.approx((drawn <= y).mean(), abs=4.5 * error)
+    assert law.ppf(0.9) == pytest.approx(np.quantile(drawn, 0.9), abs=0.02)
+    assert law.pdf(0.5) > 0
+    if width == 3:
+        ((_, mass),) = law.atoms
+        assert mass.value == pytest.approx(2.0**-width, abs=4.5 * mass.error)
+
+
+def test_the_papers_relu_layer_at_width_three():
+    law = ns.paper.layer(activation="relu").law(n=3, draws=20_000)
+    assert 0.3 < law.ppf(0.9) < 0.8
+    assert law.cdf(law.ppf(0.9)) == pytest.approx(0.9, abs=1e-9)
+    assert law.pdf(0.3) > 0
+
+
+def test_points_that_repeat_are_atoms_and_others_are_draws():
+    rng = np.random.default_rng(1)
+    discrete = ns.Mixture(rng.poisson(3.0, 5000), 0.0, ORIGIN)
+    assert len(discrete.atoms) > 8
+    with pytest.raises(ValueError, match=r"made of point masses at 0, 1, 2, …, which has no density; law\.atoms"):
+        discrete.pdf(1.0)
+    assert discrete.ppf(0.5) == 3
+    assert discrete.cdf(2.5) == pytest.approx(stats.poisson.cdf(2, 3), abs=0.03)
+    both = ns.Mixture(np.maximum(rng.standard_normal(5000), 0.0), 0.0, ORIGIN)  # a rectified normal
+    ((at, mass),) = both.atoms
+    assert at == 0
+    assert mass.value == pytest.approx(0.5, abs=0.03)
+    assert both.pdf(1.0) == pytest.approx(stats.norm.pdf(1.0), abs=0.03)
+
+
+def test_a_law_known_by_draws_is_a_law():
+    rng = np.random.default_rng(2)
+    law = ns.Mixture(rng.standard_normal(20_000), 0.0, ORIGIN)
+    assert not law.atoms
+    value, error = law.with_error.pdf([0.0, 1.0])
+    assert (np.abs(value - stats.norm.pdf([0.0, 1.0])) < 3 * error).all()
+    assert (error < 0.02).all()
+    assert any("kernel estimate of bandwidth" in note for note in law.notes)
+    assert law.ppf(0.5) == pytest.approx(0, abs=0.03)
+    for name, found in distances(law, stats.norm()).items():
+        assert abs(found.value) < 3 * found.error, name
+    shifted = distances(law, stats.norm(1.0))
+    assert shifted["wasserstein1"].value == pytest.approx(1.0, abs=4 * shifted["wasserstein1"].error)
+    assert shifted["kolmogorov"].value == pytest.approx(0.3829, abs=4 * shifted["kolmogorov"].error)
+    assert shifted["total_variation"].value == pytest.approx(0.3829, abs=4 * shifted["total_variation"].error)
+    assert shifted["kl"].value == pytest.approx(0.5, abs=4 * shifted["kl"].error)
+    assert all(found.error < 0.05 for found in shifted.values())
+
+
+def test_two_samples_of_one_law_are_not_apart():
+    rng = np.random.default_rng(4)
+    a, b = rng.standard_normal((2, 2000))
+    for first, second in ((a, b), (ns.Empirical(a), ns.Empirical(b))):
+        for name, found in distances(first, second).items():
+            assert found.error > 0
+            assert found.value < 3 * found.error, name
+
+
+def test_scores_of_a_program_have_a_law():
+    n = ns.Width("n")
+    x = ns.gaussian(n)
+    law = ns.Program(ns.dot(ns.weight(n, n) @ x, ns.weight(n, n) @ x)).law(n=16, draws=5000)
+    assert law.pdf(0.0) > 0.3
+    assert ns.wasserstein1(law, law.gaussian()).error > 0
+
+
+def test_few_replicas_have_an_error():
+    for count in (2, 5, 40, 79):
+        law = ns.Mixture(0.0, np.linspace(1, 2, count), ORIGIN)
+        for found in distances(law, stats.norm()).values():
+            assert found.error > 0
+    draws = ns.Mixture(np.linspace(0, 1, 50), 0.0, ORIGIN)
+    assert draws.with_error.cdf(-1.0).error > 0
+    assert draws.with_error.cdf(2.0).error > 0
