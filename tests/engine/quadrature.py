@@ -3,8 +3,8 @@
 import numpy as np
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(20)
-END = 9.6  # standard deviations
-EVEN = np.linspace(-END, END, 21)
+END = 12.0  # standard deviations
+EVEN = np.linspace(-END, END, 25)
 FINE = np.array(
     [0, 0.2, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 45, *2.0 ** np.arange(6, 18)]
 )
@@ -38,7 +38,7 @@ def pair(f, g, mu, nu, std_u, std_v, rho, breaks_f=(), breaks_g=()):
     turns = [(point - nu + sign * AROUND * rest) / slope for point in (0.0, *breaks_g) for sign in (1, -1)]
     x, w = rule(np.concatenate([EVEN, (edges_of(breaks_f) - mu) / std_u, (edges_of(breaks_g) - nu) / slope, *turns]))
     w = w * f(mu + std_u * x)
-    keep = np.abs(w) > 1e-22 * np.abs(w).max(initial=0)
+    keep = np.abs(w) > 1e-25 * np.abs(w).max(initial=0)
     return sum(
         np.sum(w[part] * _given(g, nu + slope * x[part], rest, breaks_g))
         for part in np.array_split(np.nonzero(keep)[0], 1 + keep.sum() // 64)

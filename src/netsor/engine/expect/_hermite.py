@@ -30,7 +30,7 @@ class Series(NamedTuple):
 
 def step(terms: int) -> float:
     """The length of a panel on which a rule of 16 nodes sees h_k for k < terms, which oscillates like sin(√k x)."""
-    return 1.5 if terms <= 2 else min(1.0, 8.0 / np.sqrt(terms))
+    return 1.0 if terms <= 2 else min(0.5, 8.0 / np.sqrt(terms))
 
 
 def reach(terms: int) -> float:

@@ -74,9 +74,9 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
 
 
 def _worth(x: Single, y: Single, terms: int) -> bool:
-    """Whether a longer series is to be had from a table, and converges faster than a kink lets it."""
+    """Whether a longer series costs less than conditioning: not for ever where kinks slow it or rows need integrals."""
     smooth = not len(x.features.breaks) or not len(y.features.breaks)
-    return (smooth or terms <= 256) and not x.params and not y.params and not x.mean.any() and not y.mean.any()
+    return terms <= 256 if smooth != (x.centred and y.centred) else smooth
 
 
 def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) -> tuple[Array, Array, Array, Array]:

@@ -52,7 +52,11 @@ class Single:
         return np.broadcast_to(values, u.shape)
 
     def edges(self, rows: Array, reach: float, step: float) -> Array:
-        """The standardised breaks, and the ends of intervals shorter than a step, (rows, edges); none beyond reach."""
+        """The standardised breaks, and the ends of intervals that a panel of one step might overlook, (rows, edges).
+
+        Sixteen nodes do not overlook a quarter of their panel. What lies beyond reach is put there.
+        """
+        step = step / 4
         mean, std = self.mean[rows][:, None], self.std[rows][:, None]
         low, high = np.min(mean - reach * std), np.max(mean + reach * std)
         breaks, _, left, right, _ = self.features

@@ -1,0 +1,82 @@
+"""Gaussian expectations of functions of several arguments, against theorems."""
+
+import numpy as np
+import pytest
+
+from netsor import activations
+from netsor.activations import Function
+from netsor.engine.expect import Rows, kernel, moments
+
+from . import quadrature
+
+GATE = Function("gate", lambda g, u: g / (1 + np.exp(-g)) * u)
+PRODUCT = Function("product", lambda u, v: u * v)
+RELUS = Function("relus", lambda u, v: np.maximum(u, 0.0) * np.maximum(v, 0.0))
+
+
+def two_arguments(rng, count, independent):
+    """Joint covariances of two pairs (u, u'), (v, v'); if independent, u of u'."""
+    first, second = (rng.normal(size=(count, 2, 3)) for _ in range(2))
+    joint = np.zeros((count, 2, 2, 2, 2))  # row, row, argument, argument
+    if independent:
+        joint[..., 0, 0] = first @ np.swapaxes(first, -1, -2) / 3
+        joint[..., 1, 1] = second @ np.swapaxes(second, -1, -2) / 3
+    else:
+        factor = rng.normal(size=(count, 2, 2, 5))
+        joint = np.einsum("nirk,njsk->nijrs", factor, factor) / 5
+    return joint, np.einsum("niirs->nirs", joint)
+
+
+def test_a_gate_is_the_product_of_its_factors():
+    joint, own = two_arguments(np.random.default_rng(10), 2, independent=True)
+    x = Rows(GATE, np.zeros((1, 2, 2)))
+    value, error = kernel(x, x, own, joint, own)
+    silu = Rows(activations.SILU, np.zeros((1, 2, 1)))
+    factor, _ = kernel(silu, silu, own[..., :1, :1], joint[..., :1, :1], own[..., :1, :1])
+    assert np.all(np.abs(value - factor * joint[..., 1, 1]) <= error)
+    assert np.all(error < 1e-3 * np.abs(value).max())
+
+
+def test_heavy_tails_by_wick():
+    joint, own = two_arguments(np.random.default_rng(11), 2, independent=False)
+    x = Rows(PRODUCT, np.zeros((1, 2, 2)))
+    value, error = kernel(x, x, own, joint, own)
+    own_part = own[:, :, 0, 1]
+    true = own_part[:, :, None] * own_part[:, None, :]
+    true = true + joint[..., 0, 0] * joint[..., 1, 1] + joint[..., 0, 1] * joint[..., 1, 0]
+    assert np.all(np.abs(value - true) <= error)
+    assert np.all(error < 1e-9)
+
+
+@pytest.mark.parametrize("log_points", [9, pytest.param(11, marks=pytest.mark.slow)])
+def test_errors_of_several_arguments_cover(log_points, monkeypatch):
+    """Kinked, with a known answer: at 5 standard errors (t, 15 degrees) three of 128 miss with probability 2e-6."""
+    monkeypatch.setattr("netsor.engine.expect._several.FEWEST", log_points)
+    monkeypatch.setattr("netsor.engine.expect._several.MOST", log_points)
+    joint, own = two_arguments(np.random.default_rng(12), 64, independent=True)
+    turn = np.array([[0.8, 0.6], [-0.6, 0.8]])  # so that no kink lies along an axis
+    turned = Function("turned", lambda u, v: RELUS(0.8 * u - 0.6 * v, 0.6 * u + 0.8 * v))
+    x = Rows(turned, np.zeros((1, 2, 2)))
+    value, error = kernel(x, x, turn @ own @ turn.T, turn @ joint @ turn.T, turn @ own @ turn.T)
+    relu = Rows(activations.RELU, np.zeros((1, 2, 1)))
+    true = 1.0
+    for k in (0, 1):
+        part = own[..., k : k + 1, k : k + 1]
+        true = true * kernel(relu, relu, part, joint[..., k : k + 1, k : k + 1], part)[0]
+    missed = np.abs(value - true) > error
+    assert missed[:, 0, 1].sum() + missed[:, 0, 0].sum() <= 2
+    assert np.median(error / true) < (0.2 if log_points == 9 else 0.1)
+
+
+def test_moments_of_several_arguments():
+    covariance = np.array([[[1.0, 0.4], [0.4, 0.5]], [[1.0, 1.0], [1.0, 1.0]]])
+    mean, slope, error = moments(Rows(PRODUCT, np.array([[0.3, -0.2]])), covariance)
+    np.testing.assert_allclose(mean, covariance[:, 0, 1] + 0.3 * -0.2, atol=1e-10)
+    np.testing.assert_allclose(slope[0], [-0.2, 0.3], atol=1e-9)
+    # of rank one, the coefficients are those of least norm
+    np.testing.assert_allclose(slope[1], [0.05, 0.05], atol=1e-9)
+    assert error.max() < 1e-9
+    third = Function("third", lambda u, v, w: np.tanh(u) + v * w**2)
+    mean, slope, error = moments(Rows(third, np.zeros((1, 3))), np.eye(3)[None])
+    assert abs(mean[0]) <= error[0]
+    np.testing.assert_allclose(slope[0], [quadrature.mean(lambda u: 1 - np.tanh(u) ** 2, 0, 1), 1.0, 0.0], atol=1e-5)
