@@ -109,7 +109,9 @@ def quadrature_error(
             return 0.0  # told when the law is made
         variance = np.diagonal(cov, axis1=1, axis2=2)
         spread = np.sqrt(np.where(variance > 0, variance, mean.var(axis=0)))
-        scale = np.where(spread > 0, spread, np.where(mean != 0, np.abs(mean), 1.0))
+        whole = (spread + np.abs(mean)).max() or 1.0
+        # what is not random, up to rounding, is measured by its own size, or by that of the others if it is 0
+        scale = np.where(spread > 1e-9 * whole, spread, np.maximum(np.abs(mean), 1e-3 * whole))
         worst = 0.0
         for shift in (1, 2):
             other_mean, other_cov = _block(
