@@ -22,7 +22,13 @@ Shape = tuple[int, ...]
 # The streams of a source. χ are apart from the normals, or two widths with one seed would fall out of step.
 CROSS, OWN, CHI, COORDINATES, ORIENTATION, ORIENTATION_CHI, SAMPLE = range(7)
 
+LARGEST = 2**33  # bytes of one array of a replica, above which a plan is refused
+
 NORMAL_SECONDS, CHI_SECONDS, ENTRY_SECONDS = 9e-9, 3e-8, 1.5e-9  # a random number, and an entry computed, on one core
+
+
+class TooLargeError(ValueError):
+    """An array that no memory holds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +96,9 @@ class Builder:
 
     def draw(self, kind: str, key: tuple[int, ...], shape: Shape, words: str, **params: Any) -> Register:
         """Random numbers of one stream: `normals`, or `chi` with degrees of freedom along the last axis."""
-        out = Register(shape)
-        if out.size == 0:
+        if math.prod(shape) == 0:
             return self.constant(np.zeros(shape))
+        out = self.room(shape, words)
         self.steps.append(Step(kind, out, (), {"key": key, **params}, words, 0))
         return out
 
@@ -117,12 +123,21 @@ class Builder:
             if made is None:
                 empty = [arg.value if arg.value is not None else np.empty((0, *arg.shape)) for arg in args]
                 made = rule(np, *empty, **params).shape[1:]
-            out = Register(made)
+            out = self.room(made, words)
             inner = args[0].shape[-1] if kind in ("product", "gram", "factor", "residual", "solve") else 1
             self.steps.append(Step(kind, out, args, params, words, out.size * inner))
         if key is not None:
             self.known[key] = out
         return out
+
+    def room(self, shape: Shape, words: str = "") -> Register:
+        """An array to be made, if it can be held at all."""
+        if 8 * math.prod(shape) > LARGEST:
+            what = f" ({words})" if words else ""
+            raise TooLargeError(
+                f"an array of shape {shape}{what} needs {8 * math.prod(shape):.1e} bytes for one replica"
+            )
+        return Register(shape)
 
     def reshape(self, a: Register, *shape: int) -> Register:
         """The entries in another shape."""

@@ -32,7 +32,7 @@ from ...language._operation import (
 )
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
-from .._plan import SAMPLE, Plan, Register, named
+from .._plan import SAMPLE, Plan, Register, TooLargeError, named
 from ..passes import SHORTCUTS, rewrite
 from ..passes._rewrite import Context, Fuse
 from ._linear import concatenated, linear, mixed, taken
@@ -65,15 +65,24 @@ def _lowered(s: State, title: str) -> Plan:
     """Lower every value, in order, and what is asked of the outputs."""
     live = _last_uses(s.values, s.outputs)
     for index, value in enumerate(s.values):
-        if isinstance(value, Vector):
-            s.vectors[value] = _vector(s, value)
-            for group in s.groups:
-                if group.nonlinear and group.nonlinear[-1] is value:
-                    turn(s, group, index, live)
-        elif isinstance(value, Scalar):
-            s.scalars[value] = _scalar(s, value)
+        try:
+            _value(s, value, index, live)
+        except TooLargeError as error:
+            raise ExactError(
+                value, str(error), instead="take fewer tokens, heads or outputs, or a smaller width"
+            ) from None
     mean, columns = results(s)
     return Plan(title, s.build.steps, mean, columns, tuple(s.context.notes), s.build.expects)
+
+
+def _value(s: State, value: Value, index: int, live: Mapping[Value, int]) -> None:
+    if isinstance(value, Vector):
+        s.vectors[value] = _vector(s, value)
+        for group in s.groups:
+            if group.nonlinear and group.nonlinear[-1] is value:
+                turn(s, group, index, live)
+    elif isinstance(value, Scalar):
+        s.scalars[value] = _scalar(s, value)
 
 
 def _vector(s: State, value: Vector) -> Lowered:

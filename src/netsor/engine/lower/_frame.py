@@ -113,6 +113,7 @@ class Frame:
         """New directions, one for each of so many rows."""
         d = self.directions
         self.directions += sources
+        self.build.room((self.group.frames, sources, self.directions))
         self.blocks.append(Directions(d, self.directions, number, feature))
         self.behind = np.pad(self.behind, ((0, 0), (0, self.directions - self.behind.shape[1])))
         rows = np.eye(sources, d + sources, d)

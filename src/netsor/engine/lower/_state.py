@@ -15,15 +15,13 @@ from ...language._names import names_of
 from ...language._operation import Data, Gaussian, MatMul, Nonlin, Normal, Source
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
-from .._plan import Builder, Register
+from .._plan import LARGEST, Builder, Register
 from ..passes._rewrite import Context, Fuse, asked, asked_together, earlier_uses, linear_sources
 from ..passes.leaves import leaves
 from ._clusters import Clusters, Group, blocks_of
 from ._features import Rests
 from ._frame import AT_NODES, GROWING, LIMIT, STANDARD, UNITS, Frame
 from ._reuse import Matrix
-
-LARGEST = 2**33  # bytes of a single replica, above which a program is refused
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]

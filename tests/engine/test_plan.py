@@ -1,0 +1,73 @@
+"""The plan: what it says is what is done, and it refuses before anything is drawn."""
+
+import numpy as np
+import pytest
+from examples import attention_layer, recurrent, residual_block
+from hypothesis import given, settings
+
+import netsor as ns
+from netsor.engine._plan import RULES
+from netsor.engine._run import Streams, run
+from netsor.engine.lower import make_plan
+
+from ..programs import programs
+
+n = ns.Width("n")
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(programs(steps=10))
+def test_a_plan_is_a_straight_line(built):
+    """Every array is made once, before it is read, with the shape that the plan says, and let go after its last use."""
+    plan = make_plan(built.net.outputs, built.widths)
+    streams, made, live, peak = Streams(0, 0), {}, set(), 0
+    for step, dead in zip(plan.steps, plan.last, strict=True):
+        assert step.out not in made
+        assert all(arg.value is not None or arg in live for arg in step.args)
+        if step.kind in ("normals", "chi"):
+            made[step.out] = streams.draw(step, 5)
+        else:
+            given = [made[arg] if arg.value is None else arg.value for arg in step.args]
+            made[step.out] = RULES[step.kind](np, *given, **step.params)
+        assert made[step.out].shape == (5, *step.out.shape) or made[step.out].shape == (1, *step.out.shape)
+        live.add(step.out)
+        peak = max(peak, sum(register.size for register in live))
+        live -= {plan.steps[k].out for k in dead}
+    assert live <= {plan.mean, plan.columns}
+    assert plan.bytes == 8 * peak
+    # and the runner, which writes over what is not needed any more, finds the same
+    for register, found in zip((plan.mean, plan.columns), run(plan, Streams(0, 0), 5), strict=True):
+        right = made[register] if register.value is None else register.value
+        np.testing.assert_allclose(found, right, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("width", [16, ns.inf])
+@pytest.mark.parametrize("net", [attention_layer.net()[0], residual_block.net(), recurrent.net()])
+def test_random_numbers_are_those_of_the_law(net, width):
+    law = net.law(n=width, draws=10)
+    law = law.mixture if isinstance(law, ns.HeadSum) else law
+    plan = net.plan(n=width)
+    assert law.random_numbers == (0 if plan.constant else plan.random_numbers)
+
+
+def test_what_is_printed():
+    shown = str(attention_layer.net()[0].plan(n=256))
+    assert shown.startswith("plan of net(tokens=4, heads=2)[0] at n = 256\n")
+    assert "W^K x: along the frame" in shown
+    assert "23 random numbers, " in shown
+    assert "note: clip at 100 acts as the identity" in shown
+    assert "known without a draw" in str(ns.Program(ns.weight(n, n) @ ns.tanh(ns.gaussian(n))).plan(n=ns.inf))
+
+
+def test_a_plan_refuses_what_would_not_fit():
+    with pytest.raises(ns.ExactError, match="bytes"):
+        ns.Program(ns.relu(ns.gaussian(n))).plan(n=10**11)
+    x = ns.gaussian(n, 40_000)
+    with pytest.raises(ns.ExactError, match="bytes"):
+        ns.Program(ns.mean_dot(x, x)).plan(n=10**6)
+
+
+def test_the_estimate_of_time_grows_with_the_work():
+    small, large = (ns.paper.layer(heads=h).plan(n=256) for h in (1, 256))
+    assert large.seconds(1000) > 20 * small.seconds(1000)
+    assert small.seconds(2000) == pytest.approx(2 * small.seconds(1000))
