@@ -187,7 +187,10 @@ def _logistic() -> tuple[tuple[float, float], ...]:
 
 
 def _sigmoid_smoothed(m: Array, s: Array) -> Array:
-    return 0.5 + 0.5 * _tanh_smoothed(0.5 * m, 0.5 * s)
+    made: Array = 0.0
+    for weight, scale in _logistic():
+        made = made + weight * special.ndtr(m / np.sqrt(scale**2 + s * s))
+    return made
 
 
 def _tanh_smoothed(m: Array, s: Array) -> Array:
@@ -198,11 +201,10 @@ def _tanh_smoothed(m: Array, s: Array) -> Array:
 
 
 def _silu_smoothed(m: Array, s: Array) -> Array:
-    made: Array = 0.5 * m
+    made: Array = 0.0
     for weight, scale in _logistic():
         total = np.sqrt(scale**2 + s * s)
-        t = m / total
-        made = made + weight * (0.5 * m * special.erf(t / np.sqrt(2.0)) + s * s / total * _density(t))
+        made = made + weight * (m * special.ndtr(m / total) + s * s / total * _density(m / total))
     return made
 
 

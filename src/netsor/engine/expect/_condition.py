@@ -20,6 +20,7 @@ REACH = 10.0
 STEP = 1.0
 AROUND = np.array([0.0, 1.0, 2.5, 4.5, 8.0])  # a break of ψ, in units of s
 TOLERANCE = 1e-13
+ROUNDING = 2e-16
 PAIRS = 1024  # at once, to bound memory
 
 
@@ -51,8 +52,14 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     with np.errstate(invalid="ignore", over="ignore"):
         tolerance = max(TOLERANCE, 4 * x.features.noise, 4 * y.features.noise)
         found = resolve(values, np.concatenate(edges, axis=1), largest_density, tolerance, scale)
-        value = found.integrate(found.values * np.exp(log_density(found.x)))
-    return value, np.where(np.isfinite(value), found.error, np.inf)
+        density = np.exp(log_density(found.x))
+        value = found.integrate(found.values * density)
+        # a formula for E[ψ(v) | u] sums terms as large as 1 + |v|, however small the result
+        size = 1.0 + np.abs(y.mean)[found.row, None] + np.abs(slope)[found.row, None] * np.abs(found.x)
+        rounding = ROUNDING * found.integrate(
+            np.abs(x.at(found.row, found.x)) * (size + rest[found.row, None]) * density
+        )
+    return value, np.where(np.isfinite(value), found.error + rounding, np.inf)
 
 
 def _around(y: Single, slope: Array, rest: Array) -> Array:

@@ -65,12 +65,13 @@ def series(f: Single, terms: int) -> Series:
 
 
 def _beyond(f: Single, rows: Array, square: Array, terms: int) -> Array:
-    """What may lie beyond reach; unbounded for a function that grows so fast that the ends matter."""
+    """What may lie beyond reach; unbounded for a function that matters there and goes on growing."""
     end = reach(terms)
-    values = f.at(rows, np.array([[-end, end]]))
+    values = np.abs(f.at(rows, np.array([[-end, end, -1.5 * end, 1.5 * end]])))
     with np.errstate(invalid="ignore", over="ignore"):
-        beyond = np.max(np.abs(values), axis=1) * _largest(end, end, terms)
-        return np.where(beyond <= 1e-4 * np.sqrt(square), beyond, np.where(beyond > 0, np.inf, 0.0))
+        beyond = np.max(values[:, :2], axis=1) * _largest(end, end, terms)
+        growing = ~(np.max(values[:, 2:], axis=1) <= 4 * np.max(values[:, :2], axis=1))
+        return np.where(growing & ~(beyond <= 1e-4 * np.sqrt(square)), np.inf, beyond)
 
 
 @cache
