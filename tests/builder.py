@@ -61,6 +61,7 @@ ACTIVATIONS = [
     ns.tanh,
     ns.sigmoid,
     ns.gelu,
+    ns.gelu_tanh,
     ns.silu,
     ns.sin,
     ns.cos,

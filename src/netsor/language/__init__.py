@@ -1,6 +1,6 @@
 """The language: values, operations, tracing, the checker, the printer. It knows nothing of sampling."""
 
-from ._activation import abs, clip, cos, erf, gelu, identity, leaky_relu, relu, sigmoid, silu, sin, tanh
+from ._activation import abs, clip, cos, erf, gelu, gelu_tanh, identity, leaky_relu, relu, sigmoid, silu, sin, tanh
 from ._apply import apply, nonlin
 from ._initial import data, gaussian, normal
 from ._join import join, stack
@@ -28,6 +28,7 @@ __all__ = [
     "erf",
     "gaussian",
     "gelu",
+    "gelu_tanh",
     "identity",
     "inf",
     "join",

@@ -71,6 +71,11 @@ def gelu(x: X) -> X:
     return _acting(known.GELU, x)
 
 
+def gelu_tanh(x: X) -> X:
+    """The tanh approximation of `gelu`, φ(x) = x (1 + tanh(√(2/π) (x + 0.044715 x³)))/2: the gelu_new of GPT-2."""
+    return _acting(known.GELU_TANH, x)
+
+
 def silu(x: X) -> X:
     """φ(x) = x/(1 + e^(−x)), also called swish."""
     return _acting(known.SILU, x)
