@@ -215,3 +215,41 @@ def test_valid_programs_that_crashed(name):
     widths = {"n": 5, "d": 3} if "d" in net.widths else {"n": 5}
     assert smallest_p(net, draws=3000, **widths) > LEVEL
     near(net, draws=2000)
+
+
+def test_norms_inside_a_head():
+    """QK-LayerNorm: both factors have a mean of order 1/√n along (1, …, 1), whose product vanishes."""
+    x = ns.gaussian(n, 3)
+    q, k = ns.layer_norm(ns.weight(n, n) @ x), ns.layer_norm(ns.weight(n, n) @ x)
+    near(ns.Program(ns.dot(q, k)))
+
+
+@pytest.mark.parametrize("positions", [[0.0, 2.0, 7.0], [5.0, 1.0, 2.5]])
+def test_rotary_positions_at_infinity(positions):
+    """Cov(p_ij, p_i'j') = K_ii' K_jj' κ((t_j − t_i) − (t_j' − t_i')), κ by a fine sum over frequencies."""
+    cov = np.array([[1.0, 0.5, 0.2], [0.5, 1.0, 0.0], [0.2, 0.0, 2.0]])
+    x = ns.gaussian(n, 3, cov=cov)
+    turned = [ns.rotary(ns.weight(d, n) @ x, positions, base=100.0, fraction=0.75) for _ in range(2)]
+    found = ns.Program(ns.dot(*turned)).law(n=inf, d=inf, draws=100_000).component_mean
+    gaps = np.subtract.outer(positions, positions).T.ravel()
+    u = (np.arange(20_000) + 0.5) / 20_000
+    kappa = 0.25 + 0.75 * np.cos(np.subtract.outer(gaps, gaps)[..., None] * 100.0**-u).mean(axis=-1)
+    right = np.kron(cov, cov) * kappa
+    scale = np.diag(right)
+    error = np.sqrt((right**2 + np.outer(scale, scale)) / len(found))
+    assert (np.abs(np.cov(found.T) - right) < 5 * error).all()  # 45 entries: level 3e-5
+
+
+def test_rotary_positions_at_finite_width():
+    x = ns.gaussian(n, 3)
+    q, k = ns.weight(d, n, 2) @ x, ns.weight(d, n, 1)[[0, 0]] @ x
+    a = ns.softmax(ns.dot(ns.rotary(q, fraction=0.5), ns.rotary(k, fraction=0.5)) + ns.normal((3,), 0.5), "causal")
+    net = ns.Program((a[0, 2], ns.weight(n, 2 * d) @ ns.concat(a @ (ns.weight(d, n, 2) @ x), axis=0)))
+    assert smallest_p(net, draws=4000, n=5, d=4) > LEVEL
+    near(net, draws=1500, wide=600)
+
+
+def test_constants_in_the_limit_have_sane_errors():
+    x = ns.gaussian(n, 2, cov=[[1.0, 0.5], [0.5, 2.0]])
+    law = ns.Program((ns.weight(n, n) @ (x * x), ns.mean_dot(x * x, x))).law(n=inf, draws=200)
+    assert law.origin.quadrature_error < 1e-6

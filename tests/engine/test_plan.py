@@ -62,7 +62,7 @@ def test_what_is_printed():
 def test_a_plan_refuses_what_would_not_fit():
     with pytest.raises(ns.ExactError, match="bytes"):
         ns.Program(ns.relu(ns.gaussian(n))).plan(n=10**11)
-    x = ns.gaussian(n, 40_000)
+    x = ns.gaussian(n).broadcast_to((40_000,))
     with pytest.raises(ns.ExactError, match="bytes"):
         ns.Program(ns.mean_dot(x, x)).plan(n=10**6)
 

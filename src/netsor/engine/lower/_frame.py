@@ -159,10 +159,11 @@ class Frame:
             return None
         sizes = tuple(self.blocks[k].stop - self.blocks[k].start for k in (later, earlier))
         if (later, earlier) not in self.fields:
-            number = (*self.blocks[later].number, self.group.number, CROSS, 0)
+            again = self.crossings[later] = self.crossings.get(later, -1) + 1
+            number = (*self.blocks[later].number, self.group.number, CROSS, again)
             words = "scores: a normal for each pair of directions and difference of positions"
             drawn = build.draw("normals", number, (frames, *sizes, len(gaps)), words)
-            root = build.step("factor", build.constant(cov))
+            root = build.step("factor", build.constant(cov if a > b else cov[::-1, ::-1]))
             self.fields[later, earlier] = build.step("gram", drawn, root)
         made = self.fields[later, earlier]  # (frames, later's, earlier's, r)
         if a < b:

@@ -40,24 +40,44 @@ def linear(
     sample = None
     if any(x.sample is not None for x in given):
         sample = acted([x.sample or build.constant(np.zeros((*x.lead.shape[:-1], 1))) for x in given])
-    support = None
-    if any(x.support is not None for x in given):
-        marks = [
-            build.constant(x.support if x.support is not None else np.zeros((*x.lead.shape[:-1], 0))) for x in given
-        ]
-        if by is None:
-            found = acted(marks)
+    if all(x.support is None for x in given):
+        return Lowered(lead, sample)
+    support = _marked(s, value, inputs, [x.support for x in given], lead, acted, by, weak=True)
+    strong = _marked(s, value, inputs, [x.strong for x in given], lead, acted, by, weak=False)
+    return Lowered(lead, sample, support, strong, turned, min(x.start for x in given))
+
+
+def _marked(
+    s: State,
+    value: Value,
+    inputs: Sequence[Value],
+    given: Sequence[Bools | None],
+    lead: Register,
+    acted: Callable[[Sequence[Register]], Register],
+    by: Scalar | None,
+    weak: bool,
+) -> Bools:
+    """Along which directions there can be coordinates, from where those of the inputs are."""
+    build, front = s.build, lead.shape[:-1]
+    marks = [
+        build.constant(mark if mark is not None else np.zeros((*s.vectors[x].lead.shape[:-1], 0)))
+        for x, mark in zip(inputs, given, strict=True)
+    ]
+    if by is None:
+        found = acted(marks)
+    else:
+        mark, zero = s.lined(marks[0], inputs[0].ndim, value.ndim), zeros_of(by)
+        limit = s.scalars[by].value
+        if not weak and limit is not None:  # coefficients that tend to 0
+            zero = zero | (np.asarray(limit)[0] == 0)
+        some = build.constant(~zero)
+        if isinstance(value.op, Mix):
+            found = mixed(s, s.lined(some, by.ndim, value.ndim + 1), mark)
         else:
-            mark = s.lined(marks[0], inputs[0].ndim, value.ndim)
-            some = s.build.constant(~zeros_of(by))
-            if isinstance(value.op, Mix):
-                found = mixed(s, s.lined(some, by.ndim, value.ndim + 1), mark)
-            else:
-                some = s.lined(some, by.ndim, value.ndim)
-                found = build.step("multiply", mark, build.reshape(some, *some.shape, 1, 1))
-        support = np.asarray(found.value)[0] > 0
-        support = np.broadcast_to(support, (*lead.shape[:-1], support.shape[-1]))
-    return Lowered(lead, sample, support, turned, min(x.start for x in given))
+            some = s.lined(some, by.ndim, value.ndim)
+            found = build.step("multiply", mark, build.reshape(some, *some.shape, 1, 1))
+    marked = np.asarray(found.value)[0] > 0
+    return np.broadcast_to(marked, (*front, marked.shape[-1]))
 
 
 def _turned(value: Value, given: Sequence[Lowered]) -> Turned | None:

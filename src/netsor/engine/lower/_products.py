@@ -104,33 +104,34 @@ def _check_score(s: State, value: Scalar, x: Vector, y: Vector) -> None:
             value, "a score in a space where a nonlinearity acts on a mixture of another's outputs, at width inf"
         )
     ndim = value.ndim - 1
-    marks, odd, features, behind = [], [], [], []
+    marks, strong, odd, features, behind = [], [], [], [], []
     for v in (x, y):
-        support = s.vectors[v].support
+        support, leading = s.vectors[v].support, s.vectors[v].strong
         assert support is not None
+        assert leading is not None
         flat = support.reshape(-1, support.shape[-1])
         strange, kind, back = np.zeros((3, *flat.shape), dtype=bool)
         for group in s.groups_of(v):
             frame, places = s.frames[group], group.positions[v]
             size = min(flat.shape[-1], frame.directions)
             # (1, …, 1) has a score with sources alone, as a feature has
-            strange[places.ravel(), :size] = frame.mask([b for b in frame.blocks if b.feature or b.number == NO_VALUE])[
-                :size
-            ]
+            special = [b for b in frame.blocks if b.feature or b.number == NO_VALUE]
+            strange[places.ravel(), :size] = frame.mask(special)[:size]
             kind[places.ravel(), :size] = frame.mask([b for b in frame.blocks if b.feature])[:size]
             back[places.ravel(), :size] = np.repeat(frame.behind, places.shape[1], axis=0)[:, :size]
         shape = (*(1,) * (ndim - v.ndim), *support.shape)
         marks.append(support.reshape(shape))
+        strong.append(leading.reshape(*shape[:-1], leading.shape[-1]))
         odd.append((flat & strange).any(axis=-1).reshape(shape[:-1]))
         features.append((flat & kind).any(axis=-1).reshape(shape[:-1]))
         behind.append((flat & back).any(axis=-1).reshape(shape[:-1]))
-    width = min(m.shape[-1] for m in marks)
-    common = _paired(marks[0][..., :width], marks[1][..., :width])
-    if common.any():
+    # parts that tend to 0 are of order 1/√n: two of them make nothing of a score, one and one of order 1 do
+    if _paired(marks[0], strong[1]).any() or _paired(strong[0], marks[1]).any():
         raise ExactError(
             value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞"
         )
-    met = odd[0][..., :, None, :] & odd[1][..., None, :, :]
+    met = features[0][..., :, None, :] & odd[1][..., None, :, :]
+    met |= odd[0][..., :, None, :] & features[1][..., None, :, :]
     met |= features[0][..., :, None, :] & behind[1][..., None, :, :]
     met |= behind[0][..., :, None, :] & features[1][..., None, :, :]
     if met.any():
@@ -143,5 +144,6 @@ def _check_score(s: State, value: Scalar, x: Vector, y: Vector) -> None:
 
 def _paired(a: Bools, b: Bools) -> Bools:
     """Whether rows a[…, i, block, ·] and b[…, j, block, ·] have an entry in common."""
-    rows = [m.reshape(*m.shape[:-2], m.shape[-2] * m.shape[-1]).astype(np.float64) for m in (a, b)]
+    width = min(a.shape[-1], b.shape[-1])
+    rows = [m[..., :width].reshape(*m.shape[:-2], m.shape[-2] * width).astype(np.float64) for m in (a, b)]
     return np.asarray(rows[0] @ np.swapaxes(rows[1], -1, -2) > 0)

@@ -40,7 +40,7 @@ def rotated(s: State, value: Vector, op: Rotate) -> Lowered:
         if x.turned is not None or value in s.outputs:
             raise ExactError(value, "rotary positions twice, or of an output, at width inf")
         turned = Turned(np.broadcast_to(op.positions, value.shape), op.base, op.fraction)
-        return Lowered(x.lead, x.sample, x.support, turned)
+        return Lowered(x.lead, x.sample, x.support, x.strong, turned)
     width = int(s.widths[value.width])
     angles = op.angles(width)
     cos, sin = (build.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin))

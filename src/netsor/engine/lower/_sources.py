@@ -66,7 +66,8 @@ def gaussian(s: State, value: Vector, op: Gaussian) -> Lowered:
         return build.reshape(made, *value.shape, blocks, e.shape[-1])
 
     x = combined(lead)
-    found = Lowered(x, None if sample is None else combined(sample), _support(s, value, x))
+    support = _support(s, value, x)
+    found = Lowered(x, None if sample is None else combined(sample), support, support)
     return _shifted(s, value, found, build.constant(op.mean[..., None, None])) if op.mean.any() else found
 
 
@@ -88,7 +89,7 @@ def _shifted(s: State, value: Vector, x: Lowered, mean: Register) -> Lowered:
             marks[..., : support.shape[-1]] |= support
         marks |= np.asarray(build.fitted(one, width).value)[0] != 0
         support = marks
-    return Lowered(lead, sample, support)
+    return Lowered(lead, sample, support, support)
 
 
 def _rows(s: State, x: Value, copies: int, start: int = 0) -> Register:
@@ -147,7 +148,7 @@ def _combined(s: State, value: Vector, c: Register, lead: Register, sample: Regi
         # products that vanish in the limit are of order 1/√n, and count in a score: all vectors share all sources
         every = build.constant(np.ones(c.shape))
         support = np.asarray(multiplied(every, marks_of(lead)).value)[0] > 0
-    return Lowered(x, None if sample is None else multiplied(c, sample), support)
+    return Lowered(x, None if sample is None else multiplied(c, sample), support, support)
 
 
 def _again(s: State, value: Vector, op: MatMul) -> Lowered:
@@ -194,7 +195,7 @@ def fuse(s: State, value: Vector, x: Vector) -> Lowered:
         flags = np.asarray(marks_of(lead).value)[0] > 0
         flat = np.repeat(flags.any(axis=1)[:, None], places.shape[1], axis=1).reshape(places.size, -1)[back]
         support = flat.reshape(found.shape)
-    made = Lowered(found, None if sample is None else multiplied(sample), support)
+    made = Lowered(found, None if sample is None else multiplied(sample), support, support)
     return made if mean is None else _shifted(s, value, made, mean)
 
 

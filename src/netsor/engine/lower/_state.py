@@ -42,13 +42,15 @@ class Lowered:
     """A vector value: `lead`, coordinates in the frame (*shape, blocks, directions).
 
     `sample` is what an output needs to know of one coordinate α (*shape, blocks, ·): its value so far, then its
-    coefficients of Gaussian variables that are never drawn. `support`, at infinite width, says along which directions
-    there can be coordinates; `turned`, by what positions these stand for vectors that were turned.
+    coefficients of Gaussian variables that are never drawn. At infinite width, `support` says along which directions
+    there can be coordinates, `strong` along which of order 1 (others tend to 0), and `turned` by what rotary positions
+    the vectors were turned that these coordinates stand for.
     """
 
     lead: Register
     sample: Register | None = None
     support: Bools | None = None
+    strong: Bools | None = None
     turned: Turned | None = None
     start: int = 0  # before this direction all coordinates are 0
 
