@@ -349,3 +349,11 @@ def test_large_scores_leave_the_first_draws_as_they_are():
     net = ns.paper.layer(sigma_q=10.0, sigma_k=10.0)
     few, many = (net.law(n=64, draws=draws).component_var for draws in (100, 8000))
     assert (few == many[:100]).all()
+
+
+def test_a_function_that_hands_its_argument_back():
+    """Its result is an array of its own: sums are written over arrays that nothing reads any more."""
+    x = ns.gaussian(n, 2)
+    y = ns.nonlin(lambda u: u, x)
+    z = y + ns.weight(n, n) @ y
+    assert smallest_p(ns.Program((z, ns.dot(z, x), x)), draws=4000, n=3) > 1e-7
