@@ -34,7 +34,7 @@ def disagreements(limit, wide, width):
             largest = np.abs(b).max()
             if np.ptp(a) < 1e-6 * largest or np.ptp(b) < 0.1 * largest or largest < NOISE * whole / width**0.5:
                 distance = np.abs(np.quantile(a, levels) - np.quantile(b, levels)).mean()
-                if distance > max(0.1 * largest, NOISE * whole / width**0.5):
+                if kind == "entry" and distance > max(0.1 * largest, NOISE * whole / width**0.5):
                     found[kind, i, "quantiles"] = distance
             else:
                 gap = stats.ks_2samp(a, b, method="asymp").statistic - SHIFT

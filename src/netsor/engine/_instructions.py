@@ -232,7 +232,7 @@ def total(xp: Any, a: Array) -> Array:
 
 
 def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape) -> Array:
-    """A function of scalars, or of coordinates; one that hands its argument back gets a copy, which may be written to."""
+    """A function of scalars, or of coordinates; one that hands its argument back gets a copy, to be written over."""
     made = f(*arrays)
     if type(made) is np.ndarray and any(np.may_share_memory(made, a) for a in arrays if type(a) is np.ndarray):
         made = made.copy()
