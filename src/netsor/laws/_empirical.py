@@ -42,6 +42,8 @@ def checked_draws(draws: Any) -> Array:
 class Empirical(Law):
     """The kernel density estimate of a sample, with Scott's bandwidth n^(−1/5) σ unless another is given."""
 
+    kernel = True
+
     def __init__(self, draws: npt.ArrayLike, bandwidth: float | None = None) -> None:
         self.given = checked_draws(draws)  # as they came: neighbours in the order drawn are independent
         self.draws = np.sort(self.given)

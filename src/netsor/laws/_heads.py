@@ -239,7 +239,7 @@ class HeadSum(Law):
         """The sample of w for points near y: the plain one, where the tilt asks for nothing rare."""
         plain = self.head.plain
         most = self.scale * float(plain[0].max())
-        return plain if y**2 / (2 * most * self.var() * self.heads) < PLAIN else self.head.tail
+        return plain if y**2 / (2 * most * self.heads) < PLAIN else self.head.tail
 
     def _tilted(self, k: int) -> Tilted:
         """The rule for points near rung k of the ladder."""

@@ -145,6 +145,8 @@ class Law(Described, ABC):
 
     # What distances ask, unless a law knows better: it is exact, smooth and of one piece
 
+    kernel = False  # whether its distribution function is that of a kernel estimate
+
     def _dense(self, factor: float = 1.0) -> Law:
         """This law with kernels, of so many bandwidths, in place of draws; itself if it has none."""
         return self

@@ -144,11 +144,10 @@ class Normals:
         count, k = self.mean.shape
         root = _cholesky(self.cov)
         many = max(1, RECTANGLE // count) if k > 1 else 1
-        found = np.zeros((many, count))
         sobol = qmc.Sobol(max(k - 1, 1), scramble=True, rng=np.random.default_rng(2020))
-        for i in range(many):
-            u = sobol.random(count) if count > 1 else np.broadcast_to(sobol.random(1), (1, max(k - 1, 1)))
-            found[i] = _genz(root, lower - self.mean, upper - self.mean, u)
+        u = sobol.random_base2(int(np.ceil(np.log2(many * count))))[: many * count]
+        which = np.tile(np.arange(count), many)
+        found = _genz(root[which], (lower - self.mean)[which], (upper - self.mean)[which], u).reshape(many, count)
         value, error = average(found.mean(axis=0), self.weight)
         if many > 1:  # what the points leave, by how they differ
             spread = average((found * self._weights).sum(axis=1), None).error

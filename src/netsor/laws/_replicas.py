@@ -36,7 +36,8 @@ def checked_weights(weight: npt.ArrayLike | None, count: int) -> Array | None:
     w = np.asarray(weight, dtype=np.float64)
     if w.shape != (count,) or not np.isfinite(w).all() or (w < 0).any() or w.sum() <= 0:
         raise ValueError(f"weight of shape {w.shape} must be {count} finite numbers, 0 or more and not all 0")
-    return np.asarray(w / w.sum())
+    total = float(w.sum())
+    return w if abs(total - 1) < 1e-12 else np.asarray(w / total)  # a copy keeps every digit
 
 
 def average(samples: Array, weight: Array | None) -> Estimate:

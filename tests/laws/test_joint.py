@@ -1,0 +1,199 @@
+"""Joint laws: densities, rectangles, parts, data, distances and pictures."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import netsor as ns
+from netsor.laws import Origin
+
+ORIGIN = Origin("exact", "made for a test")
+
+
+def mixture(replicas, dim, seed=0, spread=0.3):
+    rng = np.random.default_rng(seed)
+    root = np.eye(dim) + spread * rng.standard_normal((replicas, dim, dim))
+    return ns.Joint(spread * rng.standard_normal((replicas, dim)), root @ np.swapaxes(root, 1, 2), ORIGIN)
+
+
+def plain(law, y):
+    """The density, component by component."""
+    parts = zip(law.component_mean, law.component_cov, strict=True)
+    return np.mean([stats.multivariate_normal(m, v).pdf(y) for m, v in parts], axis=0)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_density_component_by_component(scale):
+    law = mixture(50, 3)
+    scaled = ns.Joint(scale * law.component_mean, scale**2 * law.component_cov, ORIGIN)
+    y = np.random.default_rng(1).standard_normal((4, 5, 3))
+    np.testing.assert_allclose(scaled.pdf(scale * y) * scale**3, plain(law, y), rtol=1e-9)
+    np.testing.assert_allclose(scaled.logpdf(scale * y) + 3 * math.log(scale), np.log(plain(law, y)), atol=1e-8)
+    value, error = law.with_error.pdf(y)
+    np.testing.assert_allclose(value, plain(law, y), rtol=1e-9)
+    parts = zip(law.component_mean, law.component_cov, strict=True)
+    each = np.array([stats.multivariate_normal(m, v).pdf(y) for m, v in parts])
+    np.testing.assert_allclose(error, each.std(axis=0, ddof=1) / 50**0.5, rtol=0.02)
+
+
+def test_density_far_out_and_far_apart():
+    law = ns.Joint([[0.0, 0.0], [1e9, 0.0]], [np.eye(2), np.eye(2)], ORIGIN)
+    assert law.logpdf([1e9, 1.0]) == pytest.approx(stats.norm.logpdf(0) + stats.norm.logpdf(1) - math.log(2))
+    assert law.logpdf([100.0, 0.0]) == pytest.approx(stats.norm.logpdf(100) + stats.norm.logpdf(0) - math.log(2))
+
+
+def test_a_large_grid_is_many_points_at_once():
+    """61 × 61 points and 50,000 components: the density of one point at a time, from all of them."""
+    law = mixture(50_000, 2)
+    side = np.linspace(-3, 3, 61)
+    grid = np.stack(np.meshgrid(side, side, indexing="ij"), axis=-1)
+    found = law.pdf(grid)
+    assert found.shape == (61, 61)
+    for i, j in ((0, 0), (30, 30), (12, 50)):
+        assert found[i, j] == pytest.approx(float(np.exp(law.logpdf(grid[i, j]))), rel=1e-10)
+
+
+def test_rectangles():
+    law = mixture(60, 3)
+    lower, upper = np.array([-1.0, -0.5, -2.0]), np.array([0.5, 1.0, 0.7])
+    value, error = law.with_error.cdf(upper, lower)
+    parts = zip(law.component_mean, law.component_cov, strict=True)
+    right = np.array([stats.multivariate_normal(m, v).cdf(upper, lower_limit=lower) for m, v in parts])
+    assert value == pytest.approx(right.mean(), abs=1e-3)
+    assert error == pytest.approx(right.std(ddof=1) / 60**0.5, rel=0.3)
+    assert law.marginal([1]).cdf([0.3]) == pytest.approx(law[1].cdf(0.3), rel=1e-12)
+    assert law.cdf(np.inf) == pytest.approx(1)
+    one = ns.Joint([[0.0, 0.0]], [[[1.0, 0.6], [0.6, 1.0]]], ORIGIN)
+    assert one.cdf([0.0, 0.0]) == pytest.approx(
+        0.25 + math.asin(0.6) / (2 * math.pi), abs=5 * one.with_error.cdf([0.0, 0.0]).error
+    )
+    tied = ns.Joint([[0.0, 0.0]], [[[1.0, 1.0], [1.0, 1.0]]], ORIGIN)  # singular: Y₂ = Y₁
+    assert tied.cdf([0.5, 1.0]) == pytest.approx(stats.norm.cdf(0.5), abs=1e-2)
+    with pytest.raises(ValueError, match="must be at most"):
+        law.cdf(lower, upper)
+
+
+def test_moments_and_their_errors():
+    law = mixture(500, 2)
+    np.testing.assert_allclose(law.var(), np.diag(law.cov()))
+    np.testing.assert_allclose(law.corr()[0, 1], law.cov()[0, 1] / np.sqrt(np.prod(law.var())))
+    assert law.corr()[0, 0] == 1
+    # over bootstrap samples of the replicas, the correlation varies as its error says
+    rng = np.random.default_rng(0)
+    again = []
+    for _ in range(300):
+        k = rng.integers(500, size=500)
+        again.append(ns.Joint(law.component_mean[k], law.component_cov[k], ORIGIN).corr()[0, 1])
+    assert law.with_error.corr().error[0, 1] == pytest.approx(np.std(again), rel=0.2)
+    doubtful = ns.Joint(law.component_mean, law.component_cov, Origin("exact", "test", quadrature_error=0.1))
+    assert (np.diag(doubtful.with_error.cov().error) > 0.1 * law.var()).all()
+
+
+def test_several_combinations_are_a_joint_law():
+    law = mixture(100, 3)
+    w = np.array([[1.0, -1.0, 0.0], [0.5, 0.5, 2.0]])
+    two = law.combination(w)
+    np.testing.assert_allclose(two.cov(), w @ law.cov() @ w.T)
+    assert two[1].var() == pytest.approx(law.combination(w[1]).var())
+
+
+# Data
+
+
+def test_one_gaussian_given_data_is_the_textbook():
+    cov = np.array([[2.0, 0.8], [0.8, 1.0]])
+    law = ns.Joint([[0.5, -1.0]], [cov], ORIGIN)
+    given = law.condition({0: 1.5}, noise=0.3)
+    gain = cov[:, 0] / (2.0 + 0.09)
+    np.testing.assert_allclose(given.mean(), [0.5, -1.0] + gain * 1.0)
+    np.testing.assert_allclose(given.cov(), cov - np.outer(gain, cov[0]))
+    assert given.log_evidence.value == pytest.approx(stats.norm.logpdf(1.5, 0.5, math.sqrt(2.09)))
+    exact = law.condition({0: 1.5})
+    assert exact.mean()[0] == 1.5
+    assert exact.var()[0] == 0
+
+
+def test_a_mixture_given_data_against_quadrature():
+    law = mixture(100, 2, seed=5)
+    with pytest.warns(UserWarning, match="effective sample"):
+        given = law.condition({1: 0.9}, noise=0.5)
+
+    y, z = np.linspace(-7, 7, 141), np.linspace(-7, 7, 141)
+    table = plain(law, np.stack(np.meshgrid(y, z, indexing="ij"), axis=-1)) * stats.norm.pdf(0.9, z, 0.5)
+    density = np.trapezoid(table, z, axis=1)  # p(y) p(obs | y): the posterior but for the evidence
+    evidence = np.trapezoid(density, y)
+    assert given.log_evidence.value == pytest.approx(math.log(evidence), abs=1e-5)
+    np.testing.assert_allclose(given[0].pdf(y), density / evidence, atol=1e-6)
+    assert 1 < given.effective < 100
+    assert given.log_evidence.error > 0
+
+
+def test_data_that_leave_few_replicas_are_told():
+    law = mixture(300, 2)
+    with pytest.warns(UserWarning, match=r"effective sample of \d+ of 300 replicas; take more draws, or more noise"):
+        given = law.condition({0: 9.0, 1: -9.0}, noise=0.01)
+    assert given.effective < 100
+    assert "given data, log evidence" in repr(given)
+
+
+def test_data_that_make_no_sense_are_refused():
+    law = mixture(10, 2)
+    tied = ns.Joint([[0.0, 0.0]], [[[1.0, 1.0], [1.0, 1.0]]], ORIGIN)
+    for observed, noise, problem in (
+        ({2: 1.0}, 0.1, "entry 2 must be an integer from 0 to 1"),
+        ({0: np.nan}, 0.1, "value nan of entry 0 must be a finite number"),
+        ({}, 0.1, "must be a mapping"),
+        ({0: 1.0, -2: 1.0}, 0.1, "names an entry twice"),
+        ({0: 1.0}, -0.1, "noise=-0.1 must be a standard deviation, 0 or more"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            law.condition(observed, noise)
+    with pytest.raises(ValueError, match="the data have no density; give noise above 0"):
+        tied.condition({0: 1.0, 1: 1.0})
+
+
+# Distances and pictures
+
+
+def test_divergence_of_joint_laws():
+    a, b = np.array([[1.0, 0.3], [0.3, 1.0]]), np.eye(2)
+    p, q = (ns.Joint([[0.0, m]], [v], ORIGIN) for m, v in ((0.4, a), (0.0, b)))
+    found = ns.kl(p, q)
+    right = 0.5 * (np.trace(a) + 0.16 - 2 - np.linalg.slogdet(a)[1])
+    assert abs(found.value - right) < 4.5 * found.error
+    assert found.error < 0.02
+    law = mixture(2000, 2)
+    same = ns.kl(law, mixture(2000, 2, seed=9))
+    assert abs(same.value) < 3 * same.error
+    assert ns.kl(law, law.gaussian()).value > 0
+
+
+def test_sliced_distance_of_joint_laws():
+    p = ns.Joint([[0.0, 0.0]], [np.eye(2)], ORIGIN)
+    q = ns.Joint([[3.0, 4.0]], [np.eye(2)], ORIGIN)
+    found = ns.sliced_wasserstein(p, q, directions=64)  # E|⟨u, (3, 4)⟩| = 5 · 2/π
+    assert abs(found.value - 10 / math.pi) < 4.5 * found.error
+    with pytest.raises(TypeError, match="is between joint laws"):
+        ns.sliced_wasserstein(p, q[0])
+
+
+def test_pictures(tmp_path):
+    from matplotlib.figure import Figure
+
+    one, other = ns.Mixture(0.0, [1.0, 2.0], ORIGIN), ns.Mixture([0.0, 0.0, 1.0], [0.0, 0.0, 2.0], ORIGIN)
+    axes = Figure().subplots()
+    assert one.plot(ax=axes, label="one") is axes
+    assert one.plot().lines[0].get_ydata().max() == pytest.approx(one.pdf(0.0), rel=1e-3)
+    assert len(other.plot().texts) == 1  # an arrow for the atom
+    figure = ns.plot(one, other, labels=["one", "other"])
+    assert len(figure.axes) == 2
+    figure.savefig(tmp_path / "laws.png")
+    given = Figure().subplots(2, 1)
+    assert ns.plot(one, one.gaussian(), axes=given) is given[0].figure
+    assert mixture(100, 3).plot(entries=(0, 2)).get_xlabel() == "entry 0"
+    with pytest.raises(ValueError, match="must be 2 names"):
+        ns.plot(one, other, labels=["one"])
+    with pytest.raises(TypeError, match=r"a joint law has joint\.plot"):
+        ns.plot(mixture(10, 2))
