@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..activations import Function
 from ._array import Operation, Source, Take, Value
 from ._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, power
-from ._given import Shape, numbers, shown
+from ._given import Shape, numbers, real, shown
 from ._where import TraceError
 from ._width import Width, as_width
 
@@ -69,10 +69,8 @@ class Scalar(Value):
         return self * -1.0
 
     def __pow__(self, exponent: float) -> Scalar:
-        k = numbers(exponent, "**")
-        if k.ndim:
-            raise TraceError("**", f"the exponent must be one number, got {shown(exponent)}")
-        return applied(power(float(k)), (self,), self.shape)
+        k = real(exponent, "exponent", "**")
+        return applied(power(k), (self,), self.shape)
 
     def __matmul__(self, other: Any) -> Any:
         """Of scalars, their matrix product; of vectors, their combinations, y_i = Σ_j a_ij x_j."""
