@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from .. import activations as known
 from ._apply import as_vector
-from ._given import real
+from ._given import SCALE, real
 from ._value import Nonlin, Scalar, Vector, applied
 
 X = TypeVar("X", Vector, Scalar)
@@ -41,7 +41,7 @@ def abs(x: X) -> X:
 
 def clip(x: X, bound: float) -> X:
     """φ(x) = x cut off at ± bound."""
-    return _acting(known.clip(real(bound, "bound", "clip", above=0)), x)
+    return _acting(known.clip(real(bound, "bound", "clip", least=1 / SCALE)), x)
 
 
 def erf(x: X) -> X:

@@ -24,6 +24,7 @@ Shape = tuple[int, ...]
 
 SHOWN = 60  # characters of an argument that a message repeats
 LARGEST = 2**53  # up to here doubles count one by one
+SCALE = 1e50  # the largest size of what will be squared, and its reciprocal the smallest
 NUMBERS = 2**28  # that one operation of a program may hold: 2 GiB of them
 AXES = 32  # the evaluation adds its own, and numpy has 64 in all
 
@@ -85,7 +86,6 @@ def real(
     least: float = -math.inf,
     above: float = -math.inf,
     most: float = math.inf,
-    remedy: str = "",
 ) -> float:
     """One finite number, within bounds."""
     number = as_number(argument)
@@ -93,7 +93,17 @@ def real(
         allowed = "a finite number"
         allowed += f", {least:g} or more" if least > -math.inf else f" above {above:g}" if above > -math.inf else ""
         allowed += f" and at most {most:g}" if most < math.inf else ""
-        raise TraceError(operation, f"{name}={shown(argument)} must be {allowed}{remedy}")
+        raise TraceError(operation, f"{name}={shown(argument)} must be {allowed}")
+    return number
+
+
+def scale(argument: Any, name: str, operation: str, remedy: str = "") -> float:
+    """A standard deviation: 0, or so far from 0 and infinity that its square, and the product of two, is a double."""
+    number = as_number(argument)
+    if number is None or not (number == 0 or 1 / SCALE <= number <= SCALE):
+        raise TraceError(
+            operation, f"{name}={shown(argument)} must be a finite number, 0 or from {1 / SCALE:g} to {SCALE:g}{remedy}"
+        )
     return number
 
 
@@ -126,6 +136,17 @@ def numbers(argument: Any, operation: str, name: str = "") -> npt.NDArray[np.flo
         )
     if array.ndim > AXES:
         raise TraceError(operation, f"{given}an array of {array.ndim} axes was given; at most {AXES} are allowed")
+    return array
+
+
+def scaled(argument: Any, operation: str, name: str, power: int = 1) -> npt.NDArray[np.float64]:
+    """An array of numbers that will be squared (if power is 2, that are squares): the largest is as `scale` asks."""
+    array = numbers(argument, operation, name)
+    largest, most = float(np.abs(array).max()), SCALE**power
+    if largest and not 1 / most <= largest <= most:
+        raise TraceError(
+            operation, f"{name}={shown(argument)} must be 0 or have a largest entry from {1 / most:g} to {most:g}"
+        )
     return array
 
 

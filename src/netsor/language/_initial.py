@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ._given import NUMBERS, as_name, as_shape, numbers, real, shown
+from ._given import NUMBERS, as_name, as_shape, scale, scaled, shown
 from ._operation import Data, Gaussian, Normal, Source
 from ._value import Scalar, Vector
 from ._where import TraceError
@@ -27,12 +27,12 @@ def gaussian(
     """
     shape = as_shape(shape, "gaussian")
     size = int(np.prod(shape, dtype=int))
-    given = numbers(mean, "gaussian", "mean")
+    given = scaled(mean, "gaussian", "mean")
     try:
         means = np.array(np.broadcast_to(given, shape))
     except ValueError:
         raise TraceError("gaussian", f"mean of shape {given.shape} does not broadcast to {shape}") from None
-    covariance = numbers(cov, "gaussian", "cov")
+    covariance = scaled(cov, "gaussian", "cov", power=2)
     if covariance.ndim == 0:
         if covariance < 0:
             raise TraceError("gaussian", f"cov={shown(cov)} must not be negative")
@@ -52,26 +52,24 @@ def gaussian(
 
 def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The symmetric square root of a positive semidefinite matrix, which may be singular."""
-    # a power of two near the largest entry, so that no eigenvalue leaves double precision and no digit is lost
-    exponent = int(np.frexp(np.abs(covariance).max())[1]) // 2 * 2
-    scaled = np.ldexp(covariance, -exponent)
-    eigenvalues, vectors = np.linalg.eigh(scaled)
-    if not np.allclose(scaled, scaled.T, rtol=0, atol=1e-10) or eigenvalues[0] < -1e-10:
+    size = np.abs(covariance).max()
+    eigenvalues, vectors = np.linalg.eigh(covariance)
+    if not np.allclose(covariance, covariance.T, rtol=0, atol=1e-10 * size) or eigenvalues[0] < -1e-10 * size:
         raise TraceError("gaussian", f"cov={shown(covariance)} must be symmetric and positive semidefinite")
     root: npt.NDArray[np.float64] = (vectors * np.sqrt(np.maximum(eigenvalues, 0.0))) @ vectors.T
-    return np.ldexp(root, exponent // 2)
+    return root
 
 
 def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | None = None) -> Scalar:
     """Random scalars, i.i.d. N(0, std²), independent of all vectors and matrices: a relative bias of scores, say."""
     shape = as_shape(shape, "normal")
-    sigma = real(std, "std", "normal", least=0, remedy="; multiply the scalars by others")
+    sigma = scale(std, "std", "normal", remedy="; multiply the scalars by others")
     return Scalar(Normal(Source(as_name(name, "normal")), sigma, shape), shape)
 
 
 def data(vectors: npt.ArrayLike) -> Vector:
     """Given vectors of a fixed finite dimension (the last axis), as the first layer of a real network sees them."""
-    array = numbers(vectors, "data", "vectors")
+    array = scaled(vectors, "data", "vectors")
     if array.ndim == 0:
         raise TraceError("data", f"vectors={shown(vectors)} must be an array whose last axis holds the coordinates")
     return Vector(Data(array), array.shape[:-1], Width(array.shape[-1]))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._array import Operation, Source
-from ._given import Shape, as_name, as_shape, picked, real, shown
+from ._given import Shape, as_name, as_shape, picked, scale, shown
 from ._value import Vector
 from ._where import TraceError
 from ._width import Width, as_width
@@ -84,7 +84,7 @@ def weight(
     The name is what `print(net)` and `net.latex()` call it.
     """
     shape = as_shape(batch, "weight", "batch")
-    sigma = real(std, "std", "weight", least=0)
+    sigma = scale(std, "std", "weight")
     members = np.arange(int(np.prod(shape, dtype=int))).reshape(shape)
     widths = as_width(out_width, "weight", "out_width"), as_width(in_width, "weight", "in_width")
     return Weight(Source(as_name(name, "weight")), *widths, sigma, members, members.size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy.typing as npt
 
 from ..language import TraceError, Vector, Width, concat, dot, mean_dot, softmax, weight
-from ..language._given import one_of, real, shown, whole
+from ..language._given import one_of, scale, shown, whole
 from ..language._width import as_width
 
 
@@ -38,7 +38,7 @@ def attention(
     score = dot if one_of(scaling, "scaling", "attention", ("sqrt", "linear")) == "sqrt" else mean_dot
     d = x.width if head_dim is None else as_width(head_dim, "attention", "head_dim")
     sigma_q, sigma_k, sigma_v, sigma_o = (
-        real(sigma, name, "attention", least=0)
+        scale(sigma, name, "attention")
         for name, sigma in (("sigma_q", sigma_q), ("sigma_k", sigma_k), ("sigma_v", sigma_v), ("sigma_o", sigma_o))
     )
     q = weight(d, x.width, heads, sigma_q, name="W^Q") @ x  # (heads, …, tokens) vectors in R^d

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..language import TraceError, Vector, Width, gaussian, relu, weight
-from ..language._given import real, shown
+from ..language._given import scale, shown
 from ..language._width import as_width
 
 
@@ -29,16 +29,11 @@ def mlp(
     layers = hidden if isinstance(hidden, list | tuple) else [hidden]
     widths = [as_width(width, "mlp", "hidden") for width in layers]
     out = x.width if out is None else as_width(out, "mlp", "out")
-    sigma_w, sigma_b = (
-        real(sigma, name, "mlp", least=0, most=1e150)  # whose square is a double
-        for name, sigma in (("sigma_w", sigma_w), ("sigma_b", sigma_b))
-    )
+    sigma_w, sigma_b = (scale(sigma, name, "mlp") for name, sigma in (("sigma_w", sigma_w), ("sigma_b", sigma_b)))
     for width in widths:
         x = activation(_affine(x, width, sigma_w, sigma_b))
-        if not isinstance(x, Vector) or x.width != width:
-            raise TraceError(
-                "mlp", f"activation={shown(activation)} must make vectors of vectors, and it made {shown(x)}"
-            )
+        if not isinstance(x, Vector):
+            raise TraceError("mlp", f"activation={shown(activation)} must make vectors, and it made {shown(x)}")
     return _affine(x, out, sigma_w, sigma_b)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import language as ns
 from .._program import program
-from ..language._given import one_of, real, whole
+from ..language._given import SCALE, one_of, real, scale, whole
 from ..nn import attention
 
 ACTIVATIONS = {
@@ -41,13 +41,14 @@ def layer(
     """
     one_of(activation, "activation", "layer", tuple(ACTIVATIONS))
     one_of(low_rank, "low_rank", "layer", (True, False))
-    tokens, bound = whole(tokens, "tokens", "layer"), real(clip, "clip", "layer", above=0)
-    if not -tokens <= whole(token, "token", "layer", least=-tokens) < tokens:
-        raise ns.TraceError("layer", f"token={token} must be below tokens={tokens}")
+    tokens = whole(tokens, "tokens", "layer")
+    token = whole(token, "token", "layer", least=-tokens)
+    if token >= tokens:
+        raise ns.TraceError("layer", f"token={token} must be below tokens={tokens}: the first is 0")
+    bound = real(clip, "clip", "layer", least=1 / SCALE)
+    sigma = scale(sigma_w, "sigma_w", "layer")
     n = ns.Width("n")
-    g = ns.weight(n, n, tokens, real(sigma_w, "sigma_w", "layer", least=0)) @ ns.gaussian(
-        n
-    )  # independent W^i, one a token
+    g = ns.weight(n, n, batch=tokens, std=sigma) @ ns.gaussian(n)  # independent W^i, one for each token
     x = ns.clip(g, bound) if activation == "clip" else ACTIVATIONS[activation](g)  # type: ignore[operator]
     y = attention(
         x,
@@ -60,4 +61,4 @@ def layer(
         sigma_v=sigma_v,
         sigma_o=sigma_o,
     )
-    return y[int(token)]
+    return y[token]
