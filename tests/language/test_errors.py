@@ -112,7 +112,7 @@ CASES = {
     "nonlin shapes": (lambda: ns.nonlin(np.add, x(2), x(3)), r"add: shapes \(2,\) and \(3,\) do not broadcast"),
     "nonlin coordinates": (lambda: ns.nonlin(np.sum, x()), r"sum is not coordinatewise: .* became \(\)"),
     "relu operand": (lambda: ns.relu(1.0), "relu: needs a vector, got 1.0"),
-    "clip bound": (lambda: ns.clip(x(), 0), "clip: bound=0 must be a finite number, 1e-50 or more"),
+    "clip bound": (lambda: ns.clip(x(), 0), "clip: bound=0 must be a finite number, 1e-50 or more and at most"),
     "leaky slope": (lambda: ns.leaky_relu(x(), np.inf), "leaky_relu: slope=inf must be a finite number"),
     "norm eps": (lambda: ns.rms_norm(x(), eps=-1), "rms_norm: eps=-1 must be a finite number, 0 or more"),
     "attention x": (lambda: ns.nn.attention(x(), 2), "attention: x=<Vector .*> must be vectors with an axis of tokens"),

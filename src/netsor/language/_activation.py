@@ -41,7 +41,7 @@ def abs(x: X) -> X:
 
 def clip(x: X, bound: float) -> X:
     """φ(x) = x cut off at ± bound."""
-    return _acting(known.clip(real(bound, "bound", "clip", least=1 / SCALE)), x)
+    return _acting(known.clip(real(bound, "bound", "clip", least=1 / SCALE, most=SCALE)), x)
 
 
 def erf(x: X) -> X:

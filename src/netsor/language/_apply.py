@@ -92,7 +92,8 @@ def as_function(
         called = getattr(f, "__name__", None)
         known = (called if isinstance(called, str) else "f").replace("<lambda>", "f")
         made, again = Function(known if name is None else name, f, bounded, lipschitz), False
-    as_name(made.name, operation)
+    if as_name(made.name, operation) is None:
+        raise TraceError(operation, f"name=None of the Function of {shown(made.f)} must be a string")
     if again:
         raise TraceError(
             operation, f"{made.name} is a Function and says itself what is known of it: declare that in ns.Function(…)"

@@ -45,7 +45,7 @@ def layer(
     token = whole(token, "token", "layer", least=-tokens)
     if token >= tokens:
         raise ns.TraceError("layer", f"token={token} must be below tokens={tokens}: the first is 0")
-    bound = real(clip, "clip", "layer", least=1 / SCALE)
+    bound = real(clip, "clip", "layer", least=1 / SCALE, most=SCALE)
     sigma = scale(sigma_w, "sigma_w", "layer")
     n = ns.Width("n")
     g = ns.weight(n, n, batch=tokens, std=sigma) @ ns.gaussian(n)  # independent W^i, one for each token
