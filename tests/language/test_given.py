@@ -110,8 +110,8 @@ def test_axes_are_counted():
         ns.weight(n, n, 1) @ x
 
 
-LONG = [None, "a" * 999, "a\nb", [0] * 999, [[0] * 99] * 99, {i: i for i in range(999)}, 10**5000, -(10**5000),
-        Hostile(), [Hostile()], np.zeros(999), np.array([Three()] * 3), ns.gaussian(n, (1,) * 30), range(9)]  # fmt: skip
+LONG = [None, "a" * 999, "a\nb", [[0] * 99] * 99, {i: i for i in range(999)}, 10**5000, -(10**5000),
+        Hostile(), [Hostile()], np.zeros(999), ns.gaussian(n, (1,) * 30), range(9)]  # fmt: skip
 
 
 def test_arguments_are_shown_in_one_short_line():
@@ -175,7 +175,7 @@ def test_scales_beyond_the_ends():
             lambda s: [[s, s]] @ x,
             lambda s: ns.clip(x, s),
         ):
-            with pytest.raises(ns.TraceError, match=r"1e-50|1e-100|must be finite"):
+            with pytest.raises(ns.TraceError, match=r"1e-50|1e-100|not finite"):
                 make(number)
 
 
