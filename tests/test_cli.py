@@ -1,4 +1,4 @@
-"""The command line, as a user meets it."""
+"""The command line, as a user meets it: the built-in layer, options and errors."""
 
 import json
 import subprocess
@@ -23,105 +23,6 @@ def test_it_runs_as_a_module():
     result = subprocess.run([sys.executable, "-m", "netsor", "law", "--heads", "0"], capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr == "netsor: Invalid value for '--heads': '0' must be a positive integer (below 2^53)\n"
-
-
-PROGRAMS = """
-import netsor as ns
-n = ns.Width("n")
-
-@ns.program
-def good():
-    return ns.nn.attention(ns.tanh(ns.gaussian(n, 2)), 1)
-
-@ns.program
-def tied():
-    x, w = ns.gaussian(n), ns.weight(n, n)
-    return ns.dot(w @ x, w @ x)
-
-@ns.program
-def needs(heads):
-    return ns.gaussian(n)
-
-@ns.program
-def own(heads=2):
-    return ns.nn.attention(ns.tanh(ns.gaussian(n, 2)), heads, head_dim=ns.Width("d"))
-
-@ns.program
-def fails():
-    def f(x):
-        if x.size > 50:
-            raise KeyError("theirs")
-        return x
-    return ns.weight(n, n) @ ns.nonlin(f, ns.gaussian(n))
-
-built = good()
-constant = ns.Program(ns.ones(n))
-number = 3
-
-def broken():
-    return ns.relu(1.0)
-
-def ends():
-    raise SystemExit(3)
-
-class Mute(Exception):
-    def __str__(self):
-        raise RuntimeError
-
-def mute():
-    raise Mute
-"""
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "mine.py").write_text(PROGRAMS)
-    (tmp_path / "bad.py").write_text("1 +")
-    (tmp_path / "ends.py").write_text("import sys\nsys.exit(0)")
-    return tmp_path
-
-
-@pytest.mark.parametrize("target", ["mine:good", "mine:built", "mine.py:good"])
-def test_check(folder, target):
-    result = netsor("check", target, cwd=folder)
-    assert result.returncode == 0
-    assert result.stdout.endswith("verdict: proved (Theorem 3.1)\n")
-    assert result.stderr == ""
-
-
-def test_no_limit_is_exit_code_1(folder):
-    result = netsor("check", "mine:tied", "--json", cwd=folder)
-    assert result.returncode == 1
-    report = json.loads(result.stdout)
-    assert report["verdict"] == "no limit"
-    assert {"name", "verdict", "findings"} == set(report["points"][0])
-
-
-BAD = {
-    "mine": "FILE:PROGRAM 'mine' must be a .py file (or module), a colon and a name, with [i] for one output",
-    "mine:1": "FILE:PROGRAM 'mine:1' must be a .py file (or module), a colon and a name",
-    "none:good": "FILE 'none' cannot be imported: No module named 'none'",
-    "none.py:good": "FILE 'none.py' cannot be imported",
-    "bad:good": "FILE 'bad' cannot be imported: invalid syntax",
-    "ends.py:good": "FILE 'ends.py' cannot be imported: it ends the process (sys.exit(0))",
-    "mine:ends": "PROGRAM 'mine:ends' cannot be built: it ends the process (sys.exit(3))",
-    "mine:mute": "PROGRAM 'mine:mute' cannot be built: Mute",
-    "mine:good[7]": "PROGRAM 'mine:good[7]' has no part [7]",
-    "mine:good[]": "FILE:PROGRAM 'mine:good[]' must be",
-    "mine:absent": "PROGRAM 'absent' is not in 'mine'",
-    "mine:number": "PROGRAM 'mine:number' must be a program (see ns.program), got int",
-    "mine:needs": "PROGRAM 'mine:needs' cannot be built: missing a required argument: 'heads'",
-    "mine:broken": "PROGRAM 'mine:broken' cannot be built: relu: needs a vector, got 1.0",
-}
-
-
-@pytest.mark.parametrize("target", BAD)
-def test_bad_targets_end_in_one_line(folder, target):
-    result = netsor("check", target, cwd=folder)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith(f"netsor: {BAD[target]}")
-    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("arguments", [["chek"], ["check"], ["check", "a:b", "--no-such-option"]])
@@ -299,97 +200,6 @@ def test_estimates_tell_minutes_from_seconds(long, words, monkeypatch):
     assert (found[0] > 60) == long
 
 
-def test_law_of_ones_own_program(folder):
-    right = mine_law()
-    result = netsor("law", "mine.py:own[0]", "--bind", "n=16", "--bind", "d=inf", "--arg", "heads=3", "--draws", "500",
-                    "--seed", "2", "--at", "0.5", "--json", cwd=folder)  # fmt: skip
-    assert result.returncode == 0
-    found = json.loads(result.stdout)
-    assert found["variance"] == right.var()
-    assert found["pdf"] == [{"y": 0.5, "value": right.pdf(0.5), "error": right.with_error.pdf(0.5).error}]
-    assert found["status"] == "conjectured"
-
-
-def mine_law():
-    n, d = ns.Width("n"), ns.Width("d")
-    net = ns.Program(ns.nn.attention(ns.tanh(ns.gaussian(n, 2)), 3, head_dim=d))
-    return net[0].law(n=16, d=ns.inf, draws=500, seed=2)
-
-
-def test_compare_ones_own_program(folder):
-    words = ["compare", "mine.py:own[0]", "--bind", "n=16", "--bind", "d=4", "--draws", "500", "--json"]
-    found = json.loads(netsor(*words, cwd=folder).stdout)
-    assert found["kl"]["value"] > 0
-    assert found["method"][0] == "exact engine at n = 16, d = 4"
-
-
-OWN = {
-    ("mine.py:own[0]",): "--bind n=N is missing: the program has the widths n, d",
-    ("mine.py:own[0]", "--bind", "n=4"): "--bind d=N is missing",
-    ("mine.py:own[0]", "--bind", "n=0"): "--bind n: '0' must be a positive integer or inf",
-    ("mine.py:own[0]", "--bind", "m=4"): "--bind m is no width of the program, which has n, d",
-    ("mine.py:own[0]", "--bind", "n"): "--bind 'n' must be a name, =, and a value",
-    ("mine.py:own[0]", "--bind", "n=4", "--bind", "n=5"): "--bind n is given twice",
-    ("mine.py:own", "--bind", "n=4", "--bind", "d=4"): "own(heads=2) has several outputs: ask for one of them",
-    ("mine.py:own[0]", "--arg", "head=3"): "PROGRAM 'mine.py:own[0]' cannot be built: got an unexpected keyword",
-    ("mine.py:built", "--arg", "heads=3"): "--arg heads is given, but PROGRAM 'mine.py:built' is no function",
-    ("mine.py:own[0]", "--heads", "3"): "--heads is of the built-in layer; FILE:PROGRAM takes --bind and --arg",
-    ("mine.py:fails", "--bind", "n=99"): "FILE:PROGRAM failed: KeyError: 'theirs'",
-    ("mine.py:own[0]", "--bind", "n=1000000000000", "--bind", "d=4"): "a nonlinearity at width 1000000000000 needs",
-    ("mine.py:own[0]", "--bind", "n=10000000", "--bind", "d=4", "--draws", "10000000"): (
-        "--bind n=10000000 --bind d=4 and --draws 10000000 would take about"
-    ),
-    (
-        "mine.py:own[0]",
-        "--bind",
-        "n=4",
-        "--bind",
-        "d=4",
-        "--draws",
-        "1000000000000",
-    ): "--draws 1000000000000 would need",
-    ("mine.py:constant", "--bind", "n=9"): "the excess kurtosis is nan: this law has none",
-}
-
-
-@pytest.mark.parametrize("arguments", OWN)
-@pytest.mark.parametrize("command", ["law", "compare", "plan"])
-def test_what_is_wrong_with_ones_own_program_is_told(command, arguments, folder, monkeypatch):
-    if command == "plan" and (not OWN[arguments].startswith(("--", "PROGRAM")) or "--draws" in OWN[arguments]):
-        pytest.skip("a plan draws nothing")
-    if command == "compare" and "constant" in arguments[0]:
-        pytest.skip("a point has no density to compare")
-    result = netsor(command, *arguments, cwd=folder)
-    assert result.returncode == 2
-    assert result.stderr.startswith(f"netsor: {OWN[arguments]}")
-    assert result.stderr.count("\n") == 1
-
-
-def test_everything_at_infinity_is_nothing_to_compare(folder):
-    result = netsor("compare", "mine.py:own[0]", "--bind", "n=inf", "--bind", "d=inf", cwd=folder)
-    assert result.returncode == 2
-    assert result.stderr.startswith("netsor: --bind inf is what it is compared with")
-
-
-class Plan:
-    bytes, operations, random_numbers = 100, 2000, 30
-
-    def __init__(self, net, widths):
-        self.text = f"a plan of {net.name} at {widths}"
-
-    def __str__(self):
-        return self.text
-
-
-def test_plan(folder, monkeypatch):
-    monkeypatch.setattr(ns.Program, "plan", lambda net, **widths: Plan(net, widths), raising=False)
-    result = netsor("plan", "mine.py:own", "--bind", "n=16", "--bind", "d=inf", cwd=folder)
-    assert (result.returncode, result.stdout) == (0, "a plan of own(heads=2) at {'n': 16, 'd': inf}\n")
-    found = json.loads(netsor("plan", "--width", "64", "--json").stdout)
-    assert found["plan"].endswith("at {'n': 64}")
-    assert (found["bytes"], found["operations"], found["random_numbers"]) == (100, 2000, 30)
-
-
 def test_a_causal_mask_shows_a_token_itself_and_earlier_ones():
     """Token i of a causal layer has the law of a layer of i tokens, in the limit."""
     for token in (1, 3):
@@ -456,11 +266,6 @@ def test_errors_from_below_end_in_one_line(error, said, monkeypatch):
     result = netsor("law")
     assert result.stderr.startswith(f"netsor: {said}")
     assert result.stderr.count("\n") == 1
-
-
-def test_help_says_that_the_file_is_run():
-    for command in ("check", "law", "compare", "plan"):
-        assert "is run" in " ".join(netsor(command, "--help").stdout.split())
 
 
 @pytest.mark.parametrize("foreign", ["report.html", "manifest.json", "2a.csv"])

@@ -17,11 +17,12 @@ from .engine._montecarlo import Progress
 from .engine._recognise import recognise
 from .engine.lower import make_plan
 from .language._check import NO_LIMIT, Report, check
+from .language._given import as_whole, picked, shown
 from .language._graph import numbered, ordered, widths_of
 from .language._latex import latex
 from .language._print import text
 from .language._value import Value
-from .language._where import TraceError
+from .language._where import TraceError, TraceIndexError
 from .language._width import bind_widths, inf
 from .laws import Joint, Mixture, Origin
 from .laws._attention import head_sum
@@ -36,23 +37,19 @@ class Program:
     `net[i]` is the program of one part: a part of the tuple, or an index into the one value.
     """
 
-    def __init__(
-        self,
-        output: Value | tuple[Value, ...],
-        name: str = "program",
-        whole: tuple[Value, ...] | None = None,
-    ) -> None:
+    def __init__(self, output: Value | tuple[Value, ...] | list[Value], name: str = "program") -> None:
+        if not isinstance(name, str):
+            raise TraceError("Program", f"name={shown(name)} must be a string")
         if isinstance(output, list):
             output = tuple(output)
         outputs = output if isinstance(output, tuple) else (output,)
         if not outputs or not all(isinstance(value, Value) for value in outputs):
             raise TraceError(
-                f"program {name}", f"must return a vector, a scalar or a tuple of them, returned {output!r}"
+                f"program {name}", f"must return a vector, a scalar or a tuple of them, returned {shown(output)}"
             )
         self.output = output
         self.name = name
-        # a part of a program has the seeds and the widths of the whole
-        self._whole = outputs if whole is None else whole
+        self._whole = outputs  # a part of a program has the seeds and the widths of the whole
 
     @property
     def outputs(self) -> tuple[Value, ...]:
@@ -75,8 +72,17 @@ class Program:
         return len(self.output)
 
     def __getitem__(self, key: Any) -> Program:
-        shown = ", ".join(map(_key_text, key if isinstance(key, tuple) else (key,)))
-        return Program(self.output[key], f"{self.name}[{shown}]", self._whole)
+        if isinstance(self.output, tuple):
+            if not isinstance(key, slice) and as_whole(key) is None:
+                raise TraceIndexError(f"program {self.name}", f"index {shown(key)} must be an integer or a slice")
+            places = picked(np.arange(len(self.output)), key, f"program {self.name}")
+            chosen: Any = tuple(self.output[i] for i in places) if places.ndim else self.output[int(places)]
+        else:
+            chosen = self.output[key]
+        at = ", ".join(map(_key_text, key if isinstance(key, tuple) else (key,)))
+        part = Program(chosen, f"{self.name}[{at}]")
+        part._whole = self._whole
+        return part
 
     def __iter__(self) -> Iterator[Program]:
         return (self[i] for i in range(len(self)))
@@ -195,39 +201,53 @@ def _width_text(width: float) -> str:
     return "∞" if width == inf else f"{width:,}"
 
 
-def _shown(argument: object) -> str:
-    return argument.__name__ if inspect.isfunction(argument) else repr(argument)
+def _argument_text(argument: object) -> str:
+    return argument.__name__ if inspect.isfunction(argument) else shown(argument)
 
 
 def _key_text(key: object) -> str:
     if isinstance(key, slice):
         start, stop, step = ("" if k is None else str(k) for k in (key.start, key.stop, key.step))
         return f"{start}:{stop}" + (f":{step}" if step else "")
-    return "..." if key is Ellipsis else str(key)
+    number = as_whole(key)
+    return "..." if key is Ellipsis else shown(key) if number is None else str(number)
 
 
 class Traced(Generic[P]):
     """A function written in the language, decorated: calling it gives the `Program`."""
 
     def __init__(self, function: Callable[P, Any]) -> None:
+        if not callable(function):
+            raise TraceError(
+                "program", f"function={shown(function)} must be a function that returns vectors or scalars"
+            )
         functools.update_wrapper(self, function)
         self._function = function
+        self._name = str(getattr(function, "__name__", type(function).__name__))  # an object that is called has none
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Program:
-        given = inspect.signature(self._function).bind(*args, **kwargs)
+        name = f"{self._name}({self._arguments(args, kwargs)})"  # first: the arguments may be wrong
+        return Program(self._function(*args, **kwargs), name)
+
+    def _arguments(self, args: Any, kwargs: Any) -> str:
+        try:
+            signature = inspect.signature(self._function)
+        except ValueError:  # some functions written in C tell nobody what they take
+            return ""
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{error}; it is called as {self._name}{signature}") from None
         given.apply_defaults()
-        arguments = ", ".join(f"{name}={_shown(value)}" for name, value in given.arguments.items())
-        return Program(self._function(*args, **kwargs), f"{self._function.__name__}({arguments})")
+        return ", ".join(f"{name}={_argument_text(value)}" for name, value in given.arguments.items())
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_function":
+        if name.startswith("__") or name in ("_function", "_name"):
             raise AttributeError(name)
-        called = f"{self._function.__name__}()"
-        raise AttributeError(f"{called[:-2]} makes a program when it is called: write {called}.{name}")
+        raise AttributeError(f"{self._name} makes a program when it is called: write {self._name}().{name}")
 
     def __getitem__(self, key: Any) -> Program:
-        called = f"{self._function.__name__}()"
-        raise TypeError(f"{called[:-2]} makes a program when it is called: write {called}[{_key_text(key)}]")
+        raise TypeError(f"{self._name} makes a program when it is called: write {self._name}()[{_key_text(key)}]")
 
     def __reduce__(self) -> str:
         return self._function.__qualname__  # by name, so that it can be sent to another process

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..language._given import shown
 from ..language._graph import ordered, weights_of
 from ..language._narrow import narrow
 from ..language._operation import (
@@ -130,8 +131,8 @@ class _Chunk:
             if not isinstance(chosen, slice) and (np.ndim(chosen) > 1 or np.asarray(chosen).dtype.kind not in "iu"):
                 raise TypeError("it must be an integer, a list of integers or a slice")
             np.empty(int(value.width.bind(self.widths)))[chosen]
-        except (IndexError, TypeError, ValueError) as error:
-            raise ValueError(f"coordinates={chosen!r}: {error}") from None
+        except Exception as error:  # of numpy, or of an object that is made an array
+            raise ValueError(f"coordinates={shown(chosen)}: {' '.join(str(error).split())}") from None
         return (..., self.coordinates)
 
     def __call__(self, part: range, tick: Callable[[int], None]) -> list[Array]:

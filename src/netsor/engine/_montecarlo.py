@@ -7,7 +7,6 @@ widths alone. So the draws are the same bits for any number of workers, and 100 
 from __future__ import annotations
 
 import math
-import operator
 import os
 import queue
 import threading
@@ -20,6 +19,8 @@ from typing import Any, TypeVar
 import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
+
+from ..language import _given
 
 try:
     import resource
@@ -47,14 +48,10 @@ def chunks(draws: int, size: int) -> list[range]:
 
 def whole_number(name: str, value: object, least: int) -> int:
     """Check an integer argument."""
-    number: int | None = None
-    if not isinstance(value, bool | np.bool):
-        with suppress(TypeError):
-            number = operator.index(value)  # type: ignore[arg-type]
+    number = _given.as_whole(value)
     if number is None or not least <= number < LARGEST:
         huge = number is not None and abs(number) >= LARGEST
-        shown = f"an integer of {number.bit_length()} bits" if number is not None and huge else repr(value)
-        raise ValueError(f"{name}={shown} must be an integer, {least} or more" + ", below 2^128" * huge)
+        raise ValueError(f"{name}={_given.shown(value)} must be an integer, {least} or more" + ", below 2^128" * huge)
     return number
 
 
@@ -172,9 +169,13 @@ def run(
     if workers is not None:
         workers = whole_number("workers", workers, 1)
     if progress is not True and progress is not False and not callable(progress):
-        raise ValueError(f"progress={progress!r} must be True, False or a function of (draws done, draws in all)")
+        raise ValueError(
+            f"progress={_given.shown(progress)} must be True, False or a function of (draws done, draws in all)"
+        )
     if executor is not None and not isinstance(executor, Executor):
-        raise ValueError(f"executor={executor!r} must be a concurrent.futures.Executor, or None for threads")
+        raise ValueError(
+            f"executor={_given.shown(executor)} must be a concurrent.futures.Executor, or None for threads"
+        )
     own = _Threads(min(workers or cores(), len(parts), THREADS)) if executor is None else None
     pool = own or executor
     assert pool is not None

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-import numpy as np
-
 from .. import activations as known
 from ._apply import as_vector
-from ._given import shown
+from ._given import SCALE, real
 from ._value import Nonlin, Scalar, Vector, applied
-from ._where import TraceError
 
 X = TypeVar("X", Vector, Scalar)
 
@@ -34,9 +31,7 @@ def relu(x: X) -> X:
 
 def leaky_relu(x: X, slope: float = 0.01) -> X:
     """φ(x) = x for x > 0, slope · x below."""
-    if not np.isfinite(slope):
-        raise TraceError("leaky_relu", f"slope={shown(slope)} must be a finite number")
-    return _acting(known.leaky_relu(float(slope)), x)
+    return _acting(known.leaky_relu(real(slope, "slope", "leaky_relu")), x)
 
 
 def abs(x: X) -> X:
@@ -46,9 +41,7 @@ def abs(x: X) -> X:
 
 def clip(x: X, bound: float) -> X:
     """φ(x) = x cut off at ± bound."""
-    if not bound > 0 or not np.isfinite(bound):
-        raise TraceError("clip", f"bound={shown(bound)} must be a finite number above 0")
-    return _acting(known.clip(float(bound)), x)
+    return _acting(known.clip(real(bound, "bound", "clip", least=1 / SCALE, most=SCALE)), x)
 
 
 def erf(x: X) -> X:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..activations import Function
-from ._given import shown
+from ._given import as_name, one_of, shown, whole
 from ._probe import probed
 from ._value import Nonlin, Scalar, ScalarLike, Vector, applied, as_scalar, broadcast, same_width
 from ._where import TraceError
@@ -35,8 +35,7 @@ def apply(
     if not values:
         raise TraceError("apply", f"{f.name} needs at least one scalar")
     shapes = " and ".join(str(value.shape) for value in values)
-    if isinstance(axes, bool) or not hasattr(axes, "__index__") or axes < 0:
-        raise TraceError("apply", f"axes={axes!r} must be an integer, 0 or more")
+    axes = whole(axes, "axes", "apply", least=0)
     if any(value.ndim < axes for value in values):
         raise TraceError("apply", f"axes={axes} with shapes {shapes}: each argument needs that many axes")
     try:
@@ -64,7 +63,7 @@ def nonlin(
     f = as_function(f, "nonlin", name, bounded, lipschitz)
     vectors = tuple(value for value in arguments if isinstance(value, Vector))
     if not vectors or not all(isinstance(value, Vector) for value in arguments[: len(vectors)]):
-        given = ", ".join(map(shown, arguments))
+        given = ", ".join(map(shown, arguments[:4]))
         raise TraceError("nonlin", f"{f.name} needs one vector or more, then scalars, got {given}{REMEDY}")
     scalars = tuple(as_scalar(value, "nonlin") for value in arguments[len(vectors) :])
     width, shape = same_width(f.name, *vectors), broadcast(f.name, *vectors, *scalars)
@@ -88,11 +87,19 @@ def as_function(
 ) -> Function:
     """A Function from what the user wrote for one; what is not declared stays unknown."""
     if isinstance(f, Function):
-        if (name, bounded, lipschitz) != (None, None, None):
-            raise TraceError(
-                operation, f"{f.name} is a Function and says itself what is known of it: declare that in ns.Function(…)"
-            )
-        return f
-    if not callable(f):
-        raise TraceError(operation, f"needs a function, got {shown(f)}")
-    return Function(name or getattr(f, "__name__", "f").replace("<lambda>", "f"), f, bounded, lipschitz)
+        made, again = f, not (name is None and bounded is None and lipschitz is None)
+    else:
+        called = getattr(f, "__name__", None)
+        known = (called if isinstance(called, str) else "f").replace("<lambda>", "f")
+        made, again = Function(known if name is None else name, f, bounded, lipschitz), False
+    if as_name(made.name, operation) is None:
+        raise TraceError(operation, f"name=None of the Function of {shown(made.f)} must be a string")
+    if again:
+        raise TraceError(
+            operation, f"{made.name} is a Function and says itself what is known of it: declare that in ns.Function(…)"
+        )
+    one_of(made.bounded, "bounded", operation, (True, False, None))
+    one_of(made.lipschitz, "lipschitz", operation, (True, False, None))
+    if not callable(made.f):
+        raise TraceError(operation, f"needs a function, got f={shown(made.f)}")
+    return made

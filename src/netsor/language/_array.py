@@ -5,16 +5,17 @@ A value is the operation that made it, with its shape checked; nothing is comput
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Self, TypeVar, cast
+from typing import Any, NoReturn, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ._given import Shape, shown
-from ._where import TraceError, TraceIndexError, Where, user_line
+from ._given import AXES, NUMBERS, Shape, as_axis, as_shape, as_whole, picked, shown
+from ._where import TraceError, Where, user_line
 
 Ints = npt.NDArray[np.intp]
 V = TypeVar("V", bound="Value")
@@ -71,6 +72,11 @@ class Value:
     shape: Shape
     where: Where = field(default_factory=user_line, kw_only=True)
 
+    def __post_init__(self) -> None:
+        if len(self.shape) > AXES:
+            made = type(self.op).__name__
+            raise TraceError(made, f"shape {shown(self.shape)} has {len(self.shape)} axes; at most {AXES} are allowed")
+
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> Any:
         """An array on the left of an operator leaves the operation to us; numpy's own functions are a mistake."""
         operator = REFLECTED.get(ufunc)
@@ -80,6 +86,16 @@ class Value:
             f"np.{ufunc.__name__}",
             f"numpy's functions act on arrays, not on {self!r}: write ns.nonlin(np.{ufunc.__name__}, x) for vectors, "
             f"ns.apply(np.{ufunc.__name__}, p) for scalars",
+        )
+
+    def __array__(self, *_: Any, **__: Any) -> None:
+        raise TraceError("np.array", f"{self!r} holds no numbers: ns.Program(x).simulate(…) draws them")
+
+    def __array_function__(self, function: Any, *_: Any) -> NoReturn:
+        raise TraceError(
+            f"np.{function.__name__}",
+            f"numpy's functions act on arrays, not on {self!r}: use the methods of values (x.sum(0), x.reshape(2, 3)) "
+            "and the functions of netsor (ns.join, ns.stack)",
         )
 
     def _like(self, op: Operation, shape: Shape) -> Self:
@@ -94,7 +110,7 @@ class Value:
     @property
     def size(self) -> int:
         """The number of vectors or scalars in the array."""
-        return int(np.prod(self.shape, dtype=int))
+        return math.prod(self.shape)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -105,36 +121,40 @@ class Value:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, key: Any) -> Self:
-        try:
-            flat = self._positions()[key]
-        except IndexError as error:
-            raise TraceIndexError("index", f"{shown(key)} on shape {self.shape}: {error}") from None
-        return self.take(flat, "index")
+        return self.take(picked(self._positions(), key, "index"), "index")
 
     def reshape(self, *shape: int | Sequence[int]) -> Self:
         """The same values in another shape, in numpy's order: `reshape(2, 3)` or `reshape((2, 3))`."""
-        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+        given = _unpacked(shape)
+        sizes = [as_whole(size) for size in given]
+        if any(size is None or (size < 1 and size != -1) for size in sizes):
+            raise TraceError("reshape", f"shape={shown(given)} must be positive integers, one of which may be -1")
         try:
             return self.take(self._positions().reshape(cast(Any, sizes)), "reshape")
-        except ValueError:
-            raise TraceError("reshape", f"shape {self.shape} cannot become {sizes}") from None
+        except (ValueError, OverflowError):
+            raise TraceError("reshape", f"shape {self.shape} cannot become {shown(given)}") from None
 
     def transpose(self, *axes: int | Sequence[int]) -> Self:
         """The axes in another order (reversed, if none is given)."""
-        order = axes[0] if len(axes) == 1 and isinstance(axes[0], Sequence) else axes
-        try:
-            return self.take(self._positions().transpose(cast(Any, order) or None), "transpose")
-        except ValueError:
-            raise TraceError("transpose", f"axes {order} do not reorder shape {self.shape}") from None
+        given = _unpacked(axes)
+        order = [as_axis(axis, self.shape, "transpose") for axis in given] or range(self.ndim)[::-1]
+        if sorted(order) != list(range(self.ndim)):
+            raise TraceError("transpose", f"axes {shown(given)} do not reorder shape {self.shape}: name each axis once")
+        return self.take(self._positions().transpose(order), "transpose")
 
-    def broadcast_to(self, shape: Sequence[int]) -> Self:
+    def broadcast_to(self, shape: int | Sequence[int]) -> Self:
         """Repeat the values over new or singleton axes."""
+        sizes = as_shape(shape, "broadcast_to")
         try:
-            return self.take(np.broadcast_to(self._positions(), tuple(shape)), "broadcast_to")
+            return self.take(np.broadcast_to(self._positions(), sizes), "broadcast_to")
         except ValueError:
-            raise TraceError("broadcast_to", f"shape {self.shape} does not broadcast to {shape}") from None
+            raise TraceError("broadcast_to", f"shape {self.shape} does not broadcast to {sizes}") from None
 
     def _positions(self) -> Ints:
+        if self.size > NUMBERS:
+            raise TraceError(
+                "index", f"shape {self.shape} has {self.size:,} entries; at most {NUMBERS:,} are rearranged"
+            )
         return np.arange(self.size).reshape(self.shape)
 
     def take(self, flat: npt.ArrayLike, operation: str) -> Self:
@@ -150,12 +170,17 @@ class Value:
 
     def _axes_last(self, axis: int | tuple[int, ...] | None, operation: str) -> Self:
         """The given axes (all, if None) merged into one, at the end: what a sum runs over."""
-        axes = tuple(range(self.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-        if any(not -self.ndim <= a < self.ndim for a in axes) or len({a % self.ndim for a in axes}) < len(axes):
-            raise TraceError(operation, f"axis {axis} is not among the axes of shape {self.shape}")
-        last = [a % self.ndim for a in axes]
+        axes = range(self.ndim) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
+        last = [as_axis(a, self.shape, operation) for a in axes]
+        if len(set(last)) < len(last):
+            raise TraceError(operation, f"axis={shown(axis)} must name each axis of shape {self.shape} at most once")
         first = [a for a in range(self.ndim) if a not in last]
         return self.transpose(*first, *last).reshape(*(self.shape[a] for a in first), -1) if last else self[..., None]
+
+
+def _unpacked(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`f(2, 3)` and `f((2, 3))` say the same."""
+    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], tuple | list) else given
 
 
 @dataclass(frozen=True, eq=False)

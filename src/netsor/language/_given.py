@@ -1,49 +1,204 @@
-"""What the user wrote for numbers and shapes, checked, and how it is shown in a message."""
+"""What the user wrote for numbers, shapes, words and indices: checked here, once, and shown in every message alike.
+
+Nothing that a user wrote is compared, converted or given to numpy before one of these has seen it. Each of them returns
+what it checked as a plain int, float, tuple or array, or raises a TraceError that names the argument, its value and
+what is allowed.
+"""
 
 from __future__ import annotations
 
+import math
+import operator
 import reprlib
+from collections.abc import Sequence
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ._where import TraceError
+from ._where import TraceError, TraceIndexError
 
 Shape = tuple[int, ...]
 
 SHOWN = 60  # characters of an argument that a message repeats
+LARGEST = 2**53  # up to here doubles count one by one
+SCALE = 1e50  # the largest size of what will be squared, and its reciprocal the smallest
+NUMBERS = 2**28  # that one operation of a program may hold: 2 GiB of them
+AXES = 32  # the evaluation adds its own, and numpy has 64 in all
 
 
 def shown(argument: object) -> str:
-    """An argument as a message repeats it: short, however large it is."""
+    """An argument as a message repeats it: short and in one line, however large it is and whatever its repr does."""
+    if isinstance(argument, int) and argument.bit_length() > 128:
+        return f"an integer of {argument.bit_length()} bits"  # Python refuses to write the longest
     if isinstance(argument, np.ndarray) and argument.size > 4:
         return f"an array of shape {argument.shape}"
-    if isinstance(argument, np.ndarray):
-        return " ".join(repr(argument).split())
-    brief = reprlib.repr(argument) if isinstance(argument, list | tuple | dict | set | str) else repr(argument)
+    try:
+        known = isinstance(argument, list | tuple | dict | set | str)
+        brief = " ".join((reprlib.repr if known else repr)(argument).split())
+    except Exception:  # its __repr__ is somebody else's
+        return f"an object of type {type(argument).__name__}"
     return brief if len(brief) <= SHOWN else f"{brief[: SHOWN - 1]}…"
 
 
-def numbers(c: Any, operation: str) -> npt.NDArray[np.float64]:
-    """An array of finite numbers from what the user wrote, or a TraceError."""
+def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
+    """The real numbers that were written, infinite ones too; None if it is anything else."""
+    if isinstance(argument, np.ma.MaskedArray) and np.ma.is_masked(argument):
+        return None  # numpy would bring to light what is hidden
     try:
-        given = np.array(c)
-        if given.dtype.kind not in "biufO":  # text and complex numbers would be cast
-            raise TypeError
-        array = given.astype(np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise TraceError(operation, f"needs a netsor value or real numbers, got {shown(c)}") from None
+        given = np.array(argument)
+        # text and complex numbers would be cast; integers beyond 64 bits, fractions and decimals are objects
+        if given.dtype.kind == "O" and not all(isinstance(number, Real | Decimal) for number in given.flat):
+            return None
+        return given.astype(np.float64) if given.dtype.kind in "biufO" else None
+    except OverflowError:
+        return np.array(math.inf)
+    except Exception:  # what an object does when it is made an array is its own
+        return None
+
+
+def as_number(argument: Any) -> float | None:
+    """The one real number that was written, finite or not; None if it is anything else: text, a bool, an array."""
+    number = as_floats(argument)
+    return None if number is None or number.ndim or _is_bool(argument) else float(number)
+
+
+def as_whole(argument: Any) -> int | None:
+    """The integer that was written; None if it is anything else."""
+    try:
+        return None if _is_bool(argument) else int(operator.index(argument))
+    except Exception:
+        return None
+
+
+def _is_bool(argument: object) -> bool:
+    """Whether it is a bool, which Python takes for 0 or 1: True heads are a mistake."""
+    return isinstance(argument, bool | np.bool) or (isinstance(argument, np.ndarray) and argument.dtype == bool)
+
+
+def real(
+    argument: Any,
+    name: str,
+    operation: str,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+) -> float:
+    """One finite number, within bounds."""
+    number = as_number(argument)
+    if number is None or not math.isfinite(number) or not (least <= number <= most and number > above):
+        allowed = "a finite number"
+        allowed += f", {least:g} or more" if least > -math.inf else f" above {above:g}" if above > -math.inf else ""
+        allowed += f" and at most {most:g}" if most < math.inf else ""
+        raise TraceError(operation, f"{name}={shown(argument)} must be {allowed}")
+    return number
+
+
+def scale(argument: Any, name: str, operation: str, remedy: str = "") -> float:
+    """A standard deviation: 0, or so far from 0 and infinity that its square, and the product of two, is a double."""
+    number = as_number(argument)
+    if number is None or not (number == 0 or 1 / SCALE <= number <= SCALE):
+        raise TraceError(
+            operation, f"{name}={shown(argument)} must be a finite number, 0 or from {1 / SCALE:g} to {SCALE:g}{remedy}"
+        )
+    return number
+
+
+def whole(argument: Any, name: str, operation: str, least: int = 1) -> int:
+    """One integer, from the least to the largest that counts."""
+    number = as_whole(argument)
+    if number is None or not least <= number < LARGEST:
+        allowed = "a positive integer" if least == 1 else f"an integer, {least} or more"
+        raise TraceError(operation, f"{name}={shown(argument)} must be {allowed}{_below(number)}")
+    return number
+
+
+def _below(number: int | None) -> str:
+    return " below 2^53" if number is not None and number >= LARGEST else ""
+
+
+def numbers(argument: Any, operation: str, name: str = "") -> npt.NDArray[np.float64]:
+    """An array of finite numbers. Without a name it is the operand of an operator, where a value could stand too."""
+    array = as_floats(argument)
+    if array is None:
+        if name:
+            raise TraceError(operation, f"{name}={shown(argument)} must be a real number or an array of them")
+        raise TraceError(operation, f"needs a netsor value or real numbers, got {shown(argument)}")
+    given = f"{name}: " if name else ""
     if not np.isfinite(array).all():
-        raise TraceError(operation, f"numbers must be finite, got {shown(c)}")
+        raise TraceError(operation, f"{given}numbers must be finite, got {shown(argument)}")
     if array.size == 0:
-        raise TraceError(operation, f"an empty array of shape {array.shape} was given")
+        raise TraceError(
+            operation, f"{given}an empty array of shape {array.shape} was given; it needs a number or more"
+        )
+    if array.ndim > AXES:
+        raise TraceError(operation, f"{given}an array of {array.ndim} axes was given; at most {AXES} are allowed")
     return array
 
 
-def as_shape(shape: int | tuple[int, ...], operation: str) -> Shape:
-    """A shape from what the user wrote for one."""
-    sizes = shape if isinstance(shape, tuple | list) else (shape,)
-    if any(isinstance(size, bool) or not hasattr(size, "__index__") or size < 1 for size in sizes):
-        raise TraceError(operation, f"shape {shown(shape)} must be a positive integer or a tuple of them")
-    return tuple(int(size) for size in sizes)
+def scaled(argument: Any, operation: str, name: str, power: int = 1) -> npt.NDArray[np.float64]:
+    """An array of numbers that will be squared (if power is 2, that are squares): the largest is as `scale` asks."""
+    array = numbers(argument, operation, name)
+    largest, most = float(np.abs(array).max()), SCALE**power
+    if largest and not 1 / most <= largest <= most:
+        raise TraceError(
+            operation, f"{name}={shown(argument)} must be 0 or have a largest entry from {1 / most:g} to {most:g}"
+        )
+    return array
+
+
+def as_shape(argument: Any, operation: str, name: str = "shape") -> Shape:
+    """A shape: a positive integer or a tuple of them."""
+    sizes = [as_whole(size) for size in (argument if isinstance(argument, tuple | list) else (argument,))]
+    shape = tuple(size for size in sizes if size is not None and size > 0)
+    if len(shape) < len(sizes):
+        raise TraceError(operation, f"{name}={shown(argument)} must be a positive integer or a tuple of them")
+    if len(shape) > AXES or math.prod(shape) > NUMBERS:
+        raise TraceError(
+            operation, f"{name}={shown(argument)} must have at most {AXES} axes and {NUMBERS:,} entries in all"
+        )
+    return shape
+
+
+def as_axis(argument: Any, shape: Shape, operation: str, new: bool = False) -> int:
+    """One of the axes of a shape, counted from 0; with `new`, of the shape with one axis more."""
+    ndim = len(shape) + new
+    axis = as_whole(argument)
+    if axis is None or not -ndim <= axis < ndim:
+        allowed = f"give an integer from {-ndim} to {ndim - 1}" if ndim else "it has none"
+        raise TraceError(operation, f"axis={shown(argument)} is not among the axes of shape {shape}: {allowed}")
+    return axis % ndim
+
+
+def as_name(argument: Any, operation: str) -> str | None:
+    """A name that the printers will use, or None."""
+    if argument is not None and not isinstance(argument, str):
+        raise TraceError(operation, f"name={shown(argument)} must be a string")
+    return argument
+
+
+def one_of(argument: Any, name: str, operation: str, allowed: Sequence[str | bool | None]) -> Any:
+    """One of a few words, or of True, False and None."""
+    if not isinstance(argument, str | bool | None) or argument not in allowed:
+        *first, last = map(repr, allowed)
+        raise TraceError(operation, f"{name}={shown(argument)} must be {', '.join(first)} or {last}")
+    return argument
+
+
+def picked(array: npt.NDArray[np.intp], key: Any, operation: str) -> npt.NDArray[np.intp]:
+    """What an index picks of an array, as in numpy; but True and False, which make a new axis there, are a mistake."""
+    if any(_is_bool(part) and not np.ndim(part) for part in (key if isinstance(key, tuple) else (key,))):
+        raise TraceIndexError(
+            operation, f"index {shown(key)} on shape {array.shape}: True and False pick nothing; None adds an axis"
+        )
+    try:
+        found = np.asarray(array[key])
+    except Exception as error:  # of numpy, of Python, or of an object that is made an array
+        problem = " ".join(str(error).split()) or type(error).__name__
+        raise TraceIndexError(operation, f"index {shown(key)} on shape {array.shape}: {problem}") from None
+    if found.size == 0:
+        raise TraceError(operation, f"index {shown(key)} leaves nothing of shape {array.shape}")
+    return found

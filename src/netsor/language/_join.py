@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ._array import V, Value
-from ._given import shown
+from ._given import as_axis, shown
 from ._operation import Join
 from ._value import Vector, same_width
 from ._where import TraceError
@@ -16,11 +16,9 @@ from ._where import TraceError
 def join(values: Sequence[V], axis: int = 0) -> V:
     """Arrays of vectors, or of scalars, set end to end along an axis that they have."""
     parts = _alike(values, "join")
-    ndim = parts[0].ndim
-    if not -ndim <= axis < ndim or len({p.shape[: axis % ndim] + p.shape[axis % ndim + 1 :] for p in parts}) > 1:
-        shapes = " and ".join(str(part.shape) for part in parts)
-        raise TraceError("join", f"shapes {shapes} do not join along axis {axis}")
-    axis %= ndim
+    ndim, axis = parts[0].ndim, as_axis(axis, parts[0].shape, "join")
+    if len({(part.ndim, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}) > 1:
+        raise TraceError("join", f"shapes {_shapes(parts)} do not join along axis {axis}")
     order = [axis, *(a for a in range(ndim) if a != axis)]
     turned = tuple(part.transpose(*order) for part in parts)
     shape = (sum(part.shape[0] for part in turned), *turned[0].shape[1:])
@@ -30,21 +28,28 @@ def join(values: Sequence[V], axis: int = 0) -> V:
 def stack(values: Sequence[V], axis: int = 0) -> V:
     """Values of one shape, set side by side along a new axis."""
     parts = _alike(values, "stack")
-    ndim = parts[0].ndim + 1
-    if not -ndim <= axis < ndim or len({part.shape for part in parts}) > 1:
-        shapes = " and ".join(str(part.shape) for part in parts)
-        raise TraceError("stack", f"shapes {shapes} do not stack along axis {axis}")
-    key = (slice(None),) * (axis % ndim) + (None,)
+    axis = as_axis(axis, parts[0].shape, "stack", new=True)
+    if len({part.shape for part in parts}) > 1:
+        raise TraceError("stack", f"shapes {_shapes(parts)} do not stack along axis {axis}")
+    key = (slice(None),) * axis + (None,)
     return join([part[key] for part in parts], axis)
 
 
 def _alike(values: Sequence[V], operation: str) -> tuple[V, ...]:
-    parts = tuple(values)
+    try:
+        parts = tuple(values)
+    except Exception:  # what an object does when it is iterated over is its own
+        raise TraceError(operation, f"values={shown(values)} must be a list of vectors or of scalars") from None
     if not parts:
-        raise TraceError(operation, "needs at least one value, got none")
+        raise TraceError(operation, f"needs at least one value, got {shown(values)}")
     vectors = [part for part in parts if isinstance(part, Vector)]
     if (vectors and len(vectors) < len(parts)) or not all(isinstance(part, Value) for part in parts):
         raise TraceError(operation, f"needs vectors alone or scalars alone, got {shown(list(parts))}")
     if vectors:
         same_width(operation, *vectors)
     return parts
+
+
+def _shapes(parts: Sequence[Value]) -> str:
+    """The shapes that differ, the first few of them."""
+    return " and ".join(map(str, list(dict.fromkeys(part.shape for part in parts))[:4]))

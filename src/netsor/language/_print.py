@@ -49,7 +49,7 @@ def text(name: str, outputs: Sequence[Value]) -> str:
             rows.append((names[weight.source], _entries(weight), ""))
         if not _inlined(value):
             rows.append((f"{names[value]} = {expression(value, names)}", _kind(value), _made(value)))
-    left, middle = (max(len(row[column]) for row in rows) for column in (0, 1))
+    left, middle = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
     widths = ", ".join(dict.fromkeys(str(width.name) for width in widths_of(values) if width.name is not None))
     head = f"program {name}" + (f", widths {widths}" if widths else "")
     lines = [f"  {a:{left}}   {b:{middle}}   {c}".rstrip() for a, b, c in rows]

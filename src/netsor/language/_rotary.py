@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._apply import as_vector
-from ._given import numbers, shown
+from ._given import LARGEST, numbers, real, shown
 from ._operation import Rotate
 from ._value import Vector
 from ._where import TraceError
@@ -21,14 +21,16 @@ def rotary(x: Vector, positions: npt.ArrayLike | None = None, base: float = 1000
     as_vector(x, "rotary")
     if not x.shape:
         raise TraceError("rotary", "needs an axis of tokens, got one vector: x[None] has one token")
-    at = numbers(np.arange(x.shape[-1]) if positions is None else positions, "rotary")
+    at = numbers(np.arange(x.shape[-1]) if positions is None else positions, "rotary", "positions")
     if at.shape != x.shape[-1:]:
         raise TraceError("rotary", f"positions of shape {at.shape} must be one for each of {x.shape[-1]} tokens")
-    if not (np.isfinite(base) and base > 0):
-        raise TraceError("rotary", f"base={shown(base)} must be a finite number above 0")
-    if not 0 < fraction <= 1:
-        raise TraceError("rotary", f"fraction={shown(fraction)} must be above 0 and at most 1")
-    op = Rotate(x, at, float(base), float(fraction))
+    base = real(base, "base", "rotary", above=0)
+    op = Rotate(x, at, base, real(fraction, "fraction", "rotary", above=0, most=1))
+    if np.abs(at).max() > LARGEST * min(1.0, base):  # θ_f lies between 1 and 1/base
+        raise TraceError(
+            "rotary",
+            f"positions={shown(positions)} with base={base:g} turn by angles above 2^53, which no double resolves",
+        )
     if x.width.name is None:
         try:
             op.angles(x.width.factor)

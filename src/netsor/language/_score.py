@@ -11,6 +11,7 @@ from array_api_compat import array_namespace
 
 from ..activations import Function, row_softmax
 from ._apply import as_vector
+from ._given import as_axis, real, shown
 from ._operation import Concat, Dot
 from ._value import Scalar, Vector, applied, as_scalar, constant, ones, same_width
 from ._where import TraceError
@@ -48,9 +49,7 @@ def _dot(x: Vector, y: Vector, power: float, operation: str) -> Scalar:
 def concat(x: Vector, axis: int = 0) -> Vector:
     """The vectors along an axis, set end to end: shape (heads, s) in R^d becomes (s,) in R^(heads·d)."""
     as_vector(x, "concat")
-    if not -x.ndim <= axis < x.ndim:
-        raise TraceError("concat", f"axis {axis} is not among the axes of shape {x.shape}")
-    axis %= x.ndim
+    axis = as_axis(axis, x.shape, "concat")
     return Vector(Concat(x, axis), x.shape[:axis] + x.shape[axis + 1 :], x.shape[axis] * x.width)
 
 
@@ -71,14 +70,12 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
         return applied(SOFTMAX, (p,), p.shape, axes=1)
     if isinstance(mask, str):
         if mask != "causal":
-            raise TraceError("softmax", f"mask={mask!r} must be 'causal' or a boolean array")
+            raise TraceError("softmax", f"mask={shown(mask)} must be 'causal' or a boolean array")
         if p.ndim < 2 or p.shape[-1] != p.shape[-2]:
             raise TraceError("softmax", f"mask='causal' needs square scores, got shape {p.shape}")
         allowed = np.tri(p.shape[-1], dtype=bool)
     else:
-        allowed = np.asarray(mask)
-        if allowed.dtype != bool:
-            raise TraceError("softmax", f"mask must be boolean, got an array of {allowed.dtype}")
+        allowed = _booleans(mask)
     try:
         np.broadcast_to(allowed, p.shape)
         allowed = np.broadcast_to(allowed, np.broadcast_shapes(allowed.shape, p.shape[-1:]))
@@ -91,6 +88,18 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
     return applied(MASKED_SOFTMAX, (p, constant(allowed.astype(np.float64))), p.shape, axes=1)
 
 
+def _booleans(mask: npt.ArrayLike) -> npt.NDArray[np.bool]:
+    try:
+        found = np.asarray(mask)
+    except Exception:  # what an object does when it is made an array is its own
+        raise TraceError("softmax", f"mask={shown(mask)} must be 'causal' or a boolean array") from None
+    if found.dtype != bool:
+        raise TraceError(
+            "softmax", f"mask={shown(mask)} must be 'causal' or boolean, got an array of {found.dtype}: write mask > 0"
+        )
+    return found
+
+
 def rsqrt(x: Any, eps: float) -> Any:
     """(x + eps)^(−1/2), and 0 where that is infinite."""
     xp = array_namespace(x)
@@ -101,8 +110,7 @@ def rsqrt(x: Any, eps: float) -> Any:
 def rms_norm(x: Vector, eps: float = 0.0) -> Vector:
     """x / √(n^(−1) |x|² + eps), for each vector; a zero vector stays zero."""
     x = as_vector(x, "rms_norm")
-    if not np.isfinite(eps) or eps < 0:
-        raise TraceError("rms_norm", f"eps={eps!r} must be a finite number, 0 or more")
+    eps = real(eps, "eps", "rms_norm", least=0)
     one = x[..., None]
     # away from 0 the reciprocal root is Lipschitz, which eps > 0 guarantees
     f = Function("rsqrt", partial(rsqrt, eps=eps), bounded=eps > 0, lipschitz=eps > 0, parameters=(eps,))
@@ -112,5 +120,6 @@ def rms_norm(x: Vector, eps: float = 0.0) -> Vector:
 def layer_norm(x: Vector, eps: float = 0.0) -> Vector:
     """`rms_norm` of x less the mean of its coordinates."""
     x = as_vector(x, "layer_norm")
+    eps = real(eps, "eps", "layer_norm", least=0)
     one = ones(x.width)
     return rms_norm(x - mean_dot(x, one) * one, eps)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..activations import Function
 from ._array import Operation, Source, Take, Value
 from ._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, power
-from ._given import Shape, numbers, shown
+from ._given import Shape, numbers, real, scaled, shown
 from ._where import TraceError
 from ._width import Width, as_width
 
@@ -69,10 +69,8 @@ class Scalar(Value):
         return self * -1.0
 
     def __pow__(self, exponent: float) -> Scalar:
-        k = numbers(exponent, "**")
-        if k.ndim:
-            raise TraceError("**", f"the exponent must be one number, got {shown(exponent)}")
-        return applied(power(float(k)), (self,), self.shape)
+        k = real(exponent, "exponent", "**")
+        return applied(power(k), (self,), self.shape)
 
     def __matmul__(self, other: Any) -> Any:
         """Of scalars, their matrix product; of vectors, their combinations, y_i = Σ_j a_ij x_j."""
@@ -124,7 +122,7 @@ class Vector(Value):
         if isinstance(other, Vector):
             width = same_width("*", self, other)
             return Vector(Nonlin(MULTIPLY, (self, other), ()), broadcast("*", self, other), width)
-        c = as_scalar(other, "*")
+        c = _factor(as_scalar(other, "*"), "*")
         return Vector(Scale(c, self), broadcast("*", c, self), self.width)
 
     def __rmul__(self, other: ScalarLike) -> Vector:
@@ -270,7 +268,7 @@ def mix(a: Scalar, x: Vector) -> Vector:
         batch = np.broadcast_shapes(a.shape[:-2], x.shape[:-1])
     except ValueError:
         raise TraceError("@", f"scalars of shape {a.shape} do not combine vectors of shape {x.shape}") from None
-    return Vector(Mix(a, x), (*batch, a.shape[-2]), x.width)
+    return Vector(Mix(_factor(a, "@"), x), (*batch, a.shape[-2]), x.width)
 
 
 def applied(f: Function, scalars: tuple[Scalar, ...], shape: Shape, axes: int = 0) -> Scalar:
@@ -284,6 +282,13 @@ def applied(f: Function, scalars: tuple[Scalar, ...], shape: Shape, axes: int = 
     if not np.isfinite(made).all():
         raise TraceError(f.name, f"of the numbers given is not finite: {shown(made)}")
     return constant(made)
+
+
+def _factor(c: Scalar, operation: str) -> Scalar:
+    """What vectors are multiplied by; given numbers are squared then, wherever a law needs a product of vectors."""
+    if isinstance(c.op, Constant):
+        scaled(c.op.numbers, operation, "factor")
+    return c
 
 
 def _matmul(a: Scalar, b: Scalar) -> Scalar:

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ._array import Operation, Source
-from ._given import Shape, as_shape, shown
+from ._given import Shape, as_name, as_shape, picked, scale, shown
 from ._value import Vector
-from ._where import TraceError, TraceIndexError
+from ._where import TraceError
 from ._width import Width, as_width
 
 
@@ -40,12 +40,7 @@ class Weight:
         return f"<Weight {self.out_width}×{self.in_width}, batch {self.batch}>"
 
     def __getitem__(self, key: Any) -> Weight:
-        try:
-            members = np.asarray(self.members[key])
-        except IndexError as error:
-            raise TraceIndexError("weight", f"index {shown(key)} on a batch of shape {self.batch}: {error}") from None
-        if members.size == 0:
-            raise TraceError("weight", f"index {shown(key)} leaves nothing of a batch of shape {self.batch}")
+        members = picked(self.members, key, "weight")
         return Weight(self.source, self.out_width, self.in_width, self.std, members, self.count)
 
     def __matmul__(self, x: Vector) -> Vector:
@@ -88,9 +83,8 @@ def weight(
 
     The name is what `print(net)` and `net.latex()` call it.
     """
-    shape = as_shape(batch, "weight")
-    if not np.isfinite(std) or std < 0:
-        raise TraceError("weight", f"std={std!r} must be a finite number, 0 or more")
+    shape = as_shape(batch, "weight", "batch")
+    sigma = scale(std, "std", "weight")
     members = np.arange(int(np.prod(shape, dtype=int))).reshape(shape)
-    widths = as_width(out_width, "weight"), as_width(in_width, "weight")
-    return Weight(Source(name), *widths, float(std), members, members.size)
+    widths = as_width(out_width, "weight", "out_width"), as_width(in_width, "weight", "in_width")
+    return Weight(Source(as_name(name, "weight")), *widths, sigma, members, members.size)

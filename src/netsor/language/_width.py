@@ -6,10 +6,13 @@ of one (`heads * d`), or a plain integer.
 
 from __future__ import annotations
 
+import keyword
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
+from ._given import LARGEST, as_number, as_whole, shown, whole
 from ._where import TraceError
 
 inf = math.inf
@@ -23,20 +26,31 @@ class Width:
 
     __slots__ = ("factor", "name")
 
+    # a number of numpy on the left leaves the multiplication to us
+    __array_ufunc__ = None
+
     def __init__(self, name: str | int, factor: int = 1) -> None:
+        self.factor = whole(factor, "factor", "Width")
+        self.name: str | None = None
         if isinstance(name, str):
-            if not name.isidentifier() or name in RESERVED:
+            # as Python reads the keyword that will bind it: law(µ=4) says μ
+            self.name = unicodedata.normalize("NFKC", name)
+            if not self.name.isidentifier() or keyword.iskeyword(self.name) or self.name in RESERVED:
                 raise TraceError(
                     "Width",
-                    f"name {name!r} must be a Python identifier other than {', '.join(sorted(RESERVED))}",
+                    f"name={shown(name)} must be a Python identifier other than {', '.join(sorted(RESERVED))} and the "
+                    "words of Python",
                 )
-            self.name: str | None = name
         else:
-            factor, self.name = _positive(name), None
-        self.factor = _positive(factor)
+            size = as_whole(name)
+            if size is None or not 1 <= size < LARGEST:
+                raise TraceError(
+                    "Width", f"name={shown(name)} must be a string, or a positive integer below 2^53 for a fixed width"
+                )
+            self.factor = whole(self.factor * size, "factor", "Width")
 
     def __mul__(self, factor: int) -> Width:
-        product = self.factor * _positive(factor)
+        product = self.factor * whole(factor, "factor", "Width")
         return Width(product) if self.name is None else Width(self.name, product)
 
     __rmul__ = __mul__
@@ -49,7 +63,7 @@ class Width:
         )
 
     __floordiv__ = __truediv__ = __sub__ = __add__ = __mod__ = __pow__ = _no_arithmetic
-    __rfloordiv__ = __rtruediv__ = __rsub__ = __radd__ = _no_arithmetic
+    __rfloordiv__ = __rtruediv__ = __rsub__ = __radd__ = __rmod__ = __rpow__ = _no_arithmetic
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Width) and (self.name, self.factor) == (other.name, other.factor)
@@ -70,38 +84,40 @@ class Width:
         return self.factor if self.name is None else self.factor * widths[self.name]
 
 
-def _positive(number: object) -> int:
-    # bool is an int in Python, and True heads are a mistake
-    if isinstance(number, bool) or not hasattr(number, "__index__") or number.__index__() < 1:
-        raise TraceError("Width", f"{number!r} must be a positive integer")
-    return int(number.__index__())
-
-
-def as_width(width: Width | int, operation: str) -> Width:
+def as_width(width: Width | int, operation: str, name: str = "width") -> Width:
     """A width from what the user wrote for one."""
     if isinstance(width, Width):
         return width
-    if isinstance(width, bool) or not hasattr(width, "__index__") or width < 1:
-        raise TraceError(operation, f"width {width!r} must be a Width or a positive integer")
-    return Width(int(width))
+    size = as_whole(width)
+    if size is None or not 1 <= size < LARGEST:
+        raise TraceError(operation, f"{name}={shown(width)} must be a Width or a positive integer below 2^53")
+    return Width(size)
 
 
 def bind_widths(used: Iterable[Width], widths: Mapping[str, float], allow_inf: bool) -> dict[str, float]:
     """Check the user's numbers for the width symbols of a program, and return them as int or inf."""
+    used = list(used)
     allowed = "a positive integer" + (" or inf" if allow_inf else "")
     names = sorted({width.name for width in used if width.name is not None})
     known = f"this program's widths are {', '.join(names)}" if names else "this program has no width to bind"
     bound: dict[str, float] = {}
-    for name, number in widths.items():
+    for name, given in widths.items():
         if name not in names:
-            raise ValueError(f"width {name}={number!r} is not used; {known}")
-        if allow_inf and number == inf:
+            raise ValueError(f"width {name}={shown(given)} is not used; {known}")
+        size = as_whole(given)
+        if size is not None and 1 <= size < LARGEST:
+            bound[name] = size
+        elif allow_inf and as_number(given) == inf:
             bound[name] = inf
-        elif isinstance(number, bool) or not hasattr(number, "__index__") or number < 1:
-            raise ValueError(f"width {name}={number!r} must be {allowed}")
         else:
-            bound[name] = int(number)
+            huge = ", below 2^53; law takes inf" if size is not None and size >= LARGEST else ""
+            raise ValueError(f"width {name}={shown(given)} must be {allowed}{huge}")
     missing = [name for name in names if name not in bound]
     if missing:
         raise ValueError(f"width {', '.join(missing)} is not bound: give {missing[0]}=…, {allowed}")
+    for width in used:
+        if LARGEST <= width.bind(bound) < inf:
+            raise ValueError(
+                f"width {width} at {width.name}={bound[str(width.name)]} must be below 2^53; law takes inf"
+            )
     return bound

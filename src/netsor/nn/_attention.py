@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy.typing as npt
 
 from ..language import TraceError, Vector, Width, concat, dot, mean_dot, softmax, weight
+from ..language._given import one_of, scale, shown, whole
+from ..language._width import as_width
 
 
 def attention(
@@ -28,17 +30,19 @@ def attention(
     (cross-attention). `scaling="linear"` divides scores by d in place of √d. `mask` is as in `ns.softmax`. Each
     sigma is the standard deviation of a matrix, σ in entries N(0, σ²/fan-in).
     """
-    if not isinstance(x, Vector) or x.ndim == 0:
-        raise TraceError("attention", f"x must be vectors with an axis of tokens, got {x!r}")
-    if isinstance(heads, bool) or not hasattr(heads, "__index__") or heads < 1:
-        raise TraceError("attention", f"heads={heads!r} must be a positive integer")
-    if scaling not in ("sqrt", "linear"):
-        raise TraceError("attention", f"scaling={scaling!r} must be 'sqrt' or 'linear'")
-    d = x.width if head_dim is None else head_dim
     c = x if context is None else context
+    for name, tokens in (("x", x), ("context", c)):
+        if not isinstance(tokens, Vector) or tokens.ndim == 0:
+            raise TraceError("attention", f"{name}={shown(tokens)} must be vectors with an axis of tokens")
+    heads = whole(heads, "heads", "attention")
+    score = dot if one_of(scaling, "scaling", "attention", ("sqrt", "linear")) == "sqrt" else mean_dot
+    d = x.width if head_dim is None else as_width(head_dim, "attention", "head_dim")
+    sigma_q, sigma_k, sigma_v, sigma_o = (
+        scale(sigma, name, "attention")
+        for name, sigma in (("sigma_q", sigma_q), ("sigma_k", sigma_k), ("sigma_v", sigma_v), ("sigma_o", sigma_o))
+    )
     q = weight(d, x.width, heads, sigma_q, name="W^Q") @ x  # (heads, …, tokens) vectors in R^d
     k = weight(d, c.width, heads, sigma_k, name="W^K") @ c
     v = weight(d, c.width, heads, sigma_v, name="W^V") @ c
-    score = dot if scaling == "sqrt" else mean_dot
     a = softmax(score(q, k), mask)  # (heads, …, tokens, tokens) scalars
     return weight(x.width, heads * d, std=sigma_o, name="W^O") @ concat(a @ v, axis=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .. import language as ns
 from .._program import program
+from ..language._given import SCALE, one_of, real, scale, whole
 from ..nn import attention
 
 ACTIVATIONS = {
@@ -38,11 +39,17 @@ def layer(
     width of its own, `law(n=…, d=…)`. `scaling` is "sqrt" or "linear": scores over √d or d. `token` is the one whose
     output it is, the first unless given, and `mask` as in `ns.softmax`.
     """
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ValueError(f"layer: activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
+    one_of(activation, "activation", "layer", tuple(ACTIVATIONS))
+    one_of(low_rank, "low_rank", "layer", (True, False))
+    tokens = whole(tokens, "tokens", "layer")
+    token = whole(token, "token", "layer", least=-tokens)
+    if token >= tokens:
+        raise ns.TraceError("layer", f"token={token} must be below tokens={tokens}: the first is 0")
+    bound = real(clip, "clip", "layer", least=1 / SCALE, most=SCALE)
+    sigma = scale(sigma_w, "sigma_w", "layer")
     n = ns.Width("n")
-    g = ns.weight(n, n, batch=tokens, std=sigma_w) @ ns.gaussian(n)  # independent W^i, one for each token
-    x = ns.clip(g, clip) if activation == "clip" else ACTIVATIONS[activation](g)  # type: ignore[operator]
+    g = ns.weight(n, n, batch=tokens, std=sigma) @ ns.gaussian(n)  # independent W^i, one for each token
+    x = ns.clip(g, bound) if activation == "clip" else ACTIVATIONS[activation](g)  # type: ignore[operator]
     y = attention(
         x,
         heads,

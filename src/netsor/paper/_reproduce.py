@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from .. import __version__
 from ..engine._montecarlo import cores, one_blas_thread, whole_number
+from ..language._given import shown
 from ._cases import GROUPS, NAMES, Figure, Part, figures
 from ._claims import judged
 from ._draw import drawn
@@ -49,14 +50,14 @@ class Options:
 
     def __post_init__(self) -> None:
         if not isinstance(self.names, tuple):
-            raise ValueError(f"names={self.names!r} must be a tuple of the names of figures")
+            raise ValueError(f"names={shown(self.names)} must be a tuple of the names of figures")
         for name in self.names:
             if not isinstance(name, str) or name not in (*NAMES, *GROUPS):
                 raise ValueError(
-                    f"FIGURE {name!r} must be one of {' '.join(NAMES)}, or of the groups {' '.join(GROUPS)}"
+                    f"FIGURE {shown(name)} must be one of {' '.join(NAMES)}, or of the groups {' '.join(GROUPS)}"
                 )
         if not isinstance(self.estimator, str) or self.estimator not in ESTIMATORS:
-            raise ValueError(f"estimator={self.estimator!r} must be one of {', '.join(ESTIMATORS)}")
+            raise ValueError(f"estimator={shown(self.estimator)} must be one of {', '.join(ESTIMATORS)}")
         for name, least in (("samples", 100), ("trials", 1), ("seed", 0), ("workers", 1), ("tokens", 1)):
             value = getattr(self, name)
             if value is not None:
