@@ -52,7 +52,7 @@ def test_law_as_json():
     assert found["pdf"][0]["value"] == pytest.approx(0.646080, abs=2e-6)
     assert set(found["cdf"][0]) == {"y", "value", "error"}
     assert (found["status"], found["random_numbers"]) == ("proved", 0)
-    assert "Fourier" in found["method"]
+    assert "convolution" in found["method"]
 
 
 def test_law_at_a_finite_width_in_words():

@@ -182,7 +182,7 @@ class Program:
         layer = recognise(self.outputs, bound)
         if layer is None:
             return engine()
-        origin = Origin(status, "Fourier inversion at infinite width")
+        origin = Origin(status, "convolution over heads at infinite width")
         return head_sum(layer.scores, layer.values, layer.heads, layer.scale, origin, engine)
 
     def _status(self, widths: dict[str, float]) -> str:

@@ -134,7 +134,7 @@ def test_far_tails_are_right():
     two = ns.Mixture(0.0, [0.5, 1.0], ORIGIN)
     right = np.logaddexp(stats.norm.logpdf(40, scale=0.5**0.5), stats.norm.logpdf(40)) - np.log(2)
     assert two.logpdf(40.0) == pytest.approx(right, rel=1e-12)
-    # one head, two values of w: the head sum is the same mixture, by a shifted Fourier integral
+    # one head, two values of w: the head sum is the same mixture, by convolution
     samples = np.tile([0.5, 1.0], (4, 3000))
     head = ns.HeadSum(Head(samples), 1, 1.0, ORIGIN)
     for y in (3.0, 8.0, 30.0):
