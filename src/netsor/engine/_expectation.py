@@ -3,7 +3,7 @@
 Vectors of an infinitely wide space are rows of coordinates along orthonormal directions, the first along (1, …, 1) if
 the space has means. Coordinate α of such a vector is Gaussian: with the first entry for mean, and the products of the
 others for covariance. `shift` moves every expectation by its own error, to see what that does to a law: 0 for none, 1
-for all upward, 2 for signs in a chequerboard (which keep a Gram matrix positive).
+for all upward, 2 for signs in a chequerboard (which keep a Gram matrix positive). Nodes are scrambled anew for each.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def moments(xp: Any, u: Array, *params: Array, f: Function, constant: bool, shif
     xx = a @ np.swapaxes(a, -1, -2)
     mean, slope, error = expected_moments(Rows(f, mu, tuple(np.asarray(p) for p in params)), xx)
     both = np.concatenate([mean[..., None], slope], axis=-1)
-    return xp.asarray(_shifted(both, np.asarray(error)[..., None] if np.ndim(error) else error, min(shift, 1)))
+    return xp.asarray(_shifted(both, np.asarray(error)[..., None] if np.ndim(error) else error, int(shift in (1, 2))))
 
 
 def _shifted(value: Array, error: Array, shift: int) -> Array:
-    if not shift:
+    if shift not in (1, 2):
         return value
     if shift == 1:
         return value + error

@@ -88,6 +88,7 @@ class Builder:
     steps: list[Step] = field(default_factory=list)
     known: dict[Any, Register] = field(default_factory=dict)  # steps made before, not to be made again
     expects: bool = False
+    nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
 
     def constant(self, array: Array) -> Register:
         """Given numbers, the same in every replica."""
@@ -185,6 +186,7 @@ class Plan:
     columns: Register  # (entries, ·): and its coefficients of Gaussian variables that are never drawn
     notes: tuple[str, ...] = ()
     expects: bool = False  # whether Gaussian expectations are among its steps or constants
+    nodes: bool = False  # and whether some are means over quasi-random nodes
 
     def __post_init__(self) -> None:
         self.steps = _needed(self.steps, (self.mean, self.columns))

@@ -72,7 +72,7 @@ def _lowered(s: State, title: str) -> Plan:
                 value, str(error), instead="take fewer tokens, heads or outputs, or a smaller width"
             ) from None
     mean, columns = results(s)
-    return Plan(title, s.build.steps, mean, columns, tuple(s.context.notes), s.build.expects)
+    return Plan(title, s.build.steps, mean, columns, tuple(s.context.notes), s.build.expects, s.build.nodes)
 
 
 def _value(s: State, value: Value, index: int, live: Mapping[Value, int]) -> None:

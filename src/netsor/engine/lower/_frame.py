@@ -124,7 +124,7 @@ class Frame:
         if a < b:
             return self.build.step("transposed", self.normals(b, a))
         if (a, b) in self.processes:
-            raise ValueError("vectors were asked for scores both turned by positions and not, at width inf")
+            raise ValueError("vectors are asked for scores both turned by rotary positions and not, at width inf")
         if (a, b) not in self.pairs:
             later, earlier, frames = self.blocks[a], self.blocks[b], self.group.frames
             size = later.stop - later.start

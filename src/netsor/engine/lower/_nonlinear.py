@@ -110,7 +110,7 @@ def _at_nodes(
         flat = build.reshape(s.scalars[p], p.size)
         chosen = build.taken(flat, s.argument(p, value, places).ravel(), axis=0)
         arrays.append(build.reshape(chosen, frames, count, 1))
-    build.expects = True
+    build.expects = build.nodes = True
     shape = frames, count, NODES
     made = build.step("apply", *arrays, made=shape, words=f"{named(f)} at {NODES} nodes", f=f, shape=shape)
     return build.step("scale", made, by=NODES**-0.5)

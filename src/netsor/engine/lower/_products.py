@@ -84,7 +84,10 @@ def _crossed(s: State, value: Scalar, x: Vector, y: Vector, turned: tuple[Floats
                     else:
                         normals = frame.process(i, j, *turned)
                         if normals is None:
-                            raise ExactError(value, "vectors asked for scores both turned and not, at width inf")
+                            raise ExactError(
+                                value,
+                                "vectors asked for scores at different differences of rotary positions, at width inf",
+                            )
                         made = build.step("product", some, normals)
                         made = build.reshape(made, *made.shape[:2], *more, second.stop - second.start)
                     low, high = max(second.start, start), min(second.stop, stop)
