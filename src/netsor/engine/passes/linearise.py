@@ -71,10 +71,14 @@ def _tail(bound: float, size: Size, width: float) -> float:
         return math.inf
     ratio = left / math.sqrt(size.variance)
     if ratio <= 1 or size.factors <= 1 or width == math.inf:
-        return ratio**2 / 2
+        return ratio * ratio / 2
     r = np.geomspace(1, ratio, 500)
     cost = (ratio / r ** (size.factors - 1)) ** 2 / 2 + (size.factors - 1) * width * (r**2 - 1 - 2 * np.log(r)) / 2
     return float(cost.min())
+
+
+def _square(x: float) -> float:
+    return x * x  # infinite where a power would raise
 
 
 def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
@@ -91,7 +95,7 @@ def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
         case Data(given):
             return Size(float(np.abs(given).max()), 0.0, 0)
         case MatMul(weight):  # given x, W x is Gaussian with variance std² |x|²/in
-            return Size(0.0, weight.std**2 * (fixed + math.sqrt(variance)) ** 2, factors + 1)
+            return Size(0.0, _square(weight.std * (fixed + math.sqrt(variance))), factors + 1)
         case Nonlin(f, _, ()):
             if f in WITHIN_ONE:
                 return Size(1.0, 0.0, 0)
@@ -99,13 +103,13 @@ def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
             return Size(fixed, variance, factors) if contraction else None
         case Add():
             total = sum(math.sqrt(v.variance) for v in found)
-            return Size(sum(v.fixed for v in found), total**2, factors)
+            return Size(sum(v.fixed for v in found), _square(total), factors)
         case Scale(Value(op=Constant(numbers))):
             c = float(np.abs(numbers).max())
-            return Size(c * fixed, c**2 * variance, factors)
+            return Size(c * fixed, _square(c) * variance, factors)
         case Mix(Value(op=Constant(numbers))):
             c = float(np.abs(numbers).sum(-1).max())
-            return Size(c * fixed, c**2 * variance, factors)
+            return Size(c * fixed, _square(c) * variance, factors)
         case Mix(Value(op=Apply(f))) if f is SOFTMAX or f is MASKED_SOFTMAX:
             return Size(fixed, variance, factors)
         case Take() | Join() | Concat():
