@@ -121,6 +121,8 @@ def demand(value: Value, keep: Keep) -> Iterator[tuple[Value, Keep]]:
         case Add() | Scale() | Nonlin() | Rotate():
             for x in value.op.inputs:
                 yield x, _aligned(keep, x.shape)
+        case _ if value.op.inputs:
+            raise TypeError(f"unknown operation {value.op!r}")
 
 
 def rebuilt(value: Value, keep: Keep, inputs: Sequence[Any]) -> Value:

@@ -18,10 +18,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from ...language._graph import widths_of
-from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Mix, Nonlin, Rotate, Source, Take
+from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Mix, Source, Take
 from ...language._value import Value, Vector
 from ...language._width import Width
-from ..passes._rewrite import Fuse
+from ..passes._rewrite import COORDINATEWISE, Fuse
 
 Ints = npt.NDArray[np.intp]
 
@@ -169,7 +169,7 @@ class Clusters:
                 if not is_source:
                     group.constant |= isinstance(value.op, Gaussian) and bool(value.op.mean.any())
                     group.given |= isinstance(value.op, Data)
-                    if isinstance(value.op, Nonlin | Rotate):
+                    if isinstance(value.op, COORDINATEWISE):
                         group.nonlinear.append(value)
             groups.append(group)
         for value in self.values:  # a mean goes on through a Fuse

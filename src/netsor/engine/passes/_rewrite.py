@@ -6,7 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...language._graph import ordered
-from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Operation, Rotate, Source
+from ...language._operation import (
+    Add,
+    Concat,
+    Data,
+    Dot,
+    Gaussian,
+    Join,
+    MatMul,
+    Mix,
+    Nonlin,
+    Operation,
+    Rotate,
+    Scale,
+    Source,
+    Take,
+)
 from ...language._value import Value, Vector
 
 
@@ -55,7 +70,10 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
     return [new[output] for output in outputs]
 
 
-SOURCES = Gaussian | MatMul | Data | Nonlin | Rotate | Fuse  # where a linear section of a program begins
+# Every operation on vectors is one of three kinds, and a new one is entered here.
+LINEAR = Add | Scale | Mix | Concat | Take | Join  # acts alike in every orthonormal frame
+COORDINATEWISE = Nonlin | Rotate  # needs the coordinates of its inputs, though it may be a linear map
+SOURCES = Gaussian | MatMul | Data | Fuse | COORDINATEWISE  # where a linear section of a program begins
 
 
 def earlier_uses(values: Sequence[Value]) -> dict[Value, list[Value]]:
@@ -78,6 +96,8 @@ def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:
     for value in values:
         if isinstance(value, Vector):
             begins = isinstance(value.op, SOURCES)
+            if not begins and not isinstance(value.op, LINEAR):
+                raise TypeError(f"{type(value.op).__name__} has no kind: enter it in engine/passes/_rewrite.py")
             inputs = before[value] if begins else [x for x in value.op.inputs if isinstance(x, Vector)]
             made[value] = frozenset([value] if begins else ()).union(*(made[x] for x in inputs))
     return made
@@ -85,7 +105,7 @@ def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:
 
 def asked(value: Value) -> tuple[Vector, ...]:
     """The vectors whose products, or coordinates, an operation asks for."""
-    if isinstance(value.op, Dot | MatMul | Nonlin | Rotate):
+    if isinstance(value.op, Dot | MatMul | COORDINATEWISE):
         return tuple(dict.fromkeys(x for x in value.op.inputs if isinstance(x, Vector)))
     return ()
 
@@ -106,7 +126,7 @@ def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value
                         edges.setdefault(source, set()).update(b)
             case MatMul(weight, x):
                 together.setdefault(weight.source, set()).update(made[x])
-            case Nonlin() | Rotate():
+            case _ if isinstance(value.op, COORDINATEWISE):
                 sources = set().union(*(made[x] for x in asked(value)))
                 for source in sources:
                     edges.setdefault(source, set()).update(sources)
