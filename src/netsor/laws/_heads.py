@@ -32,6 +32,7 @@ from ._store import storable
 
 CENTRAL = 6.0  # standard deviations within which the plain sample of w decides
 PLAIN = 1.0  # exponent of the tilt, up to which the plain sample serves in the tails too
+END = 1e5  # standard deviations, beyond which the density is 0: below e^(-10⁹)
 RUNG = 1.3  # of the ladder of tilts, from one to the next
 
 
@@ -211,9 +212,9 @@ class HeadSum(Law):
     def _tail(self, y: Array) -> tuple[Array, Array]:
         """log f(y) and log P(Y > y) for large y > 0, by sets (points, sets)."""
         rung = np.rint(np.log(y / (CENTRAL * self._std)) / math.log(RUNG)).astype(np.intp)
-        log_f, log_sf = np.empty((2, len(y), len(self.head.sets)))
-        for k in np.unique(rung):
-            mine = rung == k
+        log_f, log_sf = np.full((2, len(y), len(self.head.sets)), -np.inf)  # beyond END
+        for k in np.unique(rung[y < END * self._std]):
+            mine = (rung == k) & (y < END * self._std)
             log_f[mine], log_sf[mine] = self._near(int(k), y[mine])
         return log_f, log_sf
 
@@ -239,7 +240,7 @@ class HeadSum(Law):
         """The sample of w for points near y: the plain one, where the tilt asks for nothing rare."""
         plain = self.head.plain
         most = self.scale * float(plain[0].max())
-        return plain if y**2 / (2 * most * self.heads) < PLAIN else self.head.tail
+        return plain if y * y / (2 * most * self.heads) < PLAIN else self.head.tail
 
     def _tilted(self, k: int) -> Tilted:
         """The rule for points near rung k of the ladder."""

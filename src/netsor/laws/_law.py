@@ -30,6 +30,9 @@ def normal_moment(k: int) -> float:
     return float(math.prod(range(k - 1, 0, -2)))
 
 
+FAR = 1e150  # no law has mass beyond, and squares of such points overflow
+
+
 class WithError:
     """The methods of a law, each returning an Estimate: the value and its standard error."""
 
@@ -356,6 +359,7 @@ def shaped(f: Callable[[Array], Estimate], y: npt.ArrayLike, ends: tuple[float, 
     """Apply a function of finite points (k,) to points of any shape; `ends` are its values at ±∞, and NaN stays NaN."""
     points = np.asarray(y, dtype=np.float64)
     flat = points.reshape(-1)
+    flat = np.where(np.abs(flat) > FAR, np.copysign(np.inf, flat), flat)
     value = np.where(flat == np.inf, ends[1], np.where(flat == -np.inf, ends[0], np.nan))
     error = np.zeros_like(value)
     finite = np.isfinite(flat)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._estimate import Array, Estimate, combined, student
-from ._gaussians import Gaussians, binned, compress
+from ._gaussians import Gaussians, binned, compress, merged
 from ._law import Law, normal_moment
 from ._origin import Origin
 from ._replicas import Replicated, average, block_labels, checked_weights
@@ -128,6 +128,12 @@ class Mixture(Law):
         return self._gathered(self.component_weight)
 
     @cached_property
+    def _fewer(self) -> Gaussians:
+        """Fewer components still, as good for distances, where no relative precision in the tails is needed."""
+        few = self._few
+        return merged(few) if len(few.mean) > MANY else few
+
+    @cached_property
     def _blocked(self) -> tuple[Gaussians, Array]:
         """The Gaussian components with weights by blocks (each of sum 1 over its replicas), and the blocks' weights."""
         k, labels = self._smooth, block_labels(self.replicas)
@@ -138,7 +144,8 @@ class Mixture(Law):
             return _centred(nodes, np.pad(weight, ((0, 0), (0, len(mass) - weight.shape[1])))), mass
         weight = np.zeros((self.replicas, len(mass)))
         weight[np.arange(self.replicas), labels] = each
-        return self._gathered(weight), mass
+        found = self._gathered(weight)
+        return (merged(found) if len(found.mean) > MANY else found), mass
 
     def _gathered(self, weight: Array) -> Gaussians:
         """The Gaussian components with these weights, kernels on a lattice."""
@@ -280,7 +287,7 @@ class Mixture(Law):
         return Replicated(gaussians.pdf(y).T, mass)
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
-        few = self._few
+        few = self._few if self.centred else self._fewer
         whole = few._replace(weight=few.weight / few.weight.sum())
         low = whole.cdf(y)
         return low, np.where(low < 0.5, 1 - low, whole.sf(y)), whole.pdf(y)
