@@ -19,7 +19,7 @@ from .lower import make_plan
 Array = npt.NDArray[np.float64]
 
 CHUNK = 8192  # replicas with one seed; no function of the width, so that one seed couples two widths
-BLOCK_BYTES = 2**21  # of arrays in one go: so large that Python costs little, and no larger than a cache
+BLOCK_BYTES = 2**23  # of arrays in one go: so large that Python costs little, and no larger than caches are
 TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 
 
