@@ -19,7 +19,7 @@ from .lower import make_plan
 Array = npt.NDArray[np.float64]
 
 CHUNK = 8192  # replicas with one seed; no function of the width, so that one seed couples two widths
-BLOCK_BYTES = 2**23  # of arrays in one go: so large that Python costs little, and no larger than caches are
+BLOCK_BYTES = 2**22  # of arrays in one go: so large that Python costs little, and no larger than a cache
 TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 
 
@@ -60,7 +60,9 @@ def conditional(
     size = plan.mean.shape[0]
     check_memory(8.0 * draws * (size + size**2), f"draws={draws} of {size} outputs", "take fewer draws or outputs")
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
-    work = _Chunk(plan, seed, block=max(1, min(CHUNK, BLOCK_BYTES // max(plan.bytes, 1))))
+    # long rows of coordinates stream through memory anyway
+    room = BLOCK_BYTES * (4 if 2 * plan.long_numbers > plan.random_numbers else 1)
+    work = _Chunk(plan, seed, block=max(1, min(CHUNK, room // max(plan.bytes, 1))))
     for part, (mean, cov) in run(work, chunks(draws, CHUNK), workers, executor, progress):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(means, covs)

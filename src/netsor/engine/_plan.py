@@ -24,6 +24,8 @@ CROSS, OWN, CHI, COORDINATES, ORIENTATION, ORIENTATION_CHI, SAMPLE = range(7)
 
 LARGEST = 2**33  # bytes of one array of a replica, above which a plan is refused
 
+LONG = 32  # entries of a row, from which on numpy's loops over it are long enough
+
 NORMAL_SECONDS, CHI_SECONDS, ENTRY_SECONDS = 9e-9, 3e-8, 1.5e-9  # a random number, and an entry computed, on one core
 
 
@@ -211,6 +213,11 @@ class Plan:
     def random_numbers(self) -> int:
         """How many random numbers are drawn for each replica."""
         return sum(step.numbers for step in self.steps)
+
+    @property
+    def long_numbers(self) -> int:
+        """How many of them are drawn in long rows: coordinates, rather than Gram matrices."""
+        return sum(step.numbers for step in self.steps if step.out.shape[-1:] >= (LONG,))
 
     @property
     def operations(self) -> int:

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from ._montecarlo import generator
-from ._plan import RULES, Plan, Step
+from ._plan import LONG, RULES, Plan, Step
 
 Array = Any
 
 IN_PLACE: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "scale": np.multiply}
-LONG = 32  # entries of a row, from which on numpy's loops over it are long enough
 
 
 class Streams:
