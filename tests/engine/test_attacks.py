@@ -164,7 +164,7 @@ def test_a_clip_of_data_clips():
     assert net.law(n=inf).var() == pytest.approx(2.5, rel=1e-12)
 
 
-@pytest.mark.parametrize("scale", [1e-60, 1e-8, 1e-7, 1e7, 1e8, 1e60])
+@pytest.mark.parametrize("scale", [1e-30, 1e-8, 1e-7, 1e7, 1e8, 1e30])
 @pytest.mark.parametrize("width", [5, inf])
 def test_scales_do_not_matter(scale, width):
     w, x = ns.weight(n, n), ns.gaussian(n, 2)
