@@ -91,7 +91,7 @@ def _vector(s: State, value: Vector) -> Lowered:
         case Gaussian():
             return gaussian(s, value, value.op)
         case Data(vectors):
-            return Lowered(build.constant(vectors.reshape(*value.shape, s.blocks[value.width], -1)))
+            return Lowered(build.constant(vectors.reshape(*value.shape, s.blocks[value], -1)))
         case MatMul():
             return matmul(s, value, value.op)
         case Fuse(x):

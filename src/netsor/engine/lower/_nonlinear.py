@@ -19,13 +19,13 @@ from ._state import Bools, Lowered, State
 
 
 def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scalars: Sequence[Scalar]) -> Lowered:
-    build, infinite = s.build, math.isinf(s.widths[value.width])
+    build, infinite = s.build, math.isinf(s.widths[value])
     given = [s.vectors[x] for x in vectors]
     if any(x.turned is not None for x in given):
         raise ExactError(value, "a nonlinearity of vectors turned by rotary positions, at width inf")
     numbers = [s.lined(s.scalars[p], p.ndim, value.ndim) for p in scalars]
     numbers = [build.reshape(p, *p.shape, 1, 1) for p in numbers]
-    blocks = s.blocks[value.width]
+    blocks = s.blocks[value]
 
     def applied(arrays: Sequence[Register], last: int) -> Register:
         lined = [s.lined(a, x.ndim, value.ndim) for a, x in zip(arrays, vectors, strict=True)]
@@ -35,7 +35,7 @@ def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scal
         )  # fmt: skip
 
     if not infinite:
-        width = int(s.widths[value.width])
+        width = int(s.widths[value])
         return Lowered(applied([build.fitted(x.lead, width) for x in given], width))
     sample = None
     if value in s.coordinates:

@@ -170,8 +170,8 @@ class State:
     def norm(self, x: Value) -> float:
         """What coordinates are divided by so that their products are means over the coordinates α."""
         assert isinstance(x, Vector)
-        width = self.widths[x.width]
-        return math.sqrt(self.blocks[x.width] * (1.0 if math.isinf(width) else width))
+        width = self.widths[x]
+        return math.sqrt(self.blocks[x] * (1.0 if math.isinf(width) else width))
 
     def words(self, value: Value) -> str:
         match value.op:
@@ -183,7 +183,7 @@ class State:
 
     def argument(self, x: Value, value: Value, places: Ints) -> Ints:
         """Where the entries of an argument are that belong to the entries of a value at these flat places."""
-        blocks = self.blocks[value.width]  # type: ignore[attr-defined]
+        blocks = self.blocks[value]
         index = np.broadcast_to(np.arange(x.size).reshape(x.shape), value.shape).ravel()
         if isinstance(x, Scalar):
             return np.asarray(index[places // blocks])
@@ -201,7 +201,7 @@ class State:
                 (group.positions[value], self.build.step("spread", wide, shape=(group.frames, count, row.shape[-1])))
             )
         rows = self.scattered(parts)
-        return self.build.reshape(rows, *value.shape, self.blocks[value.width], rows.shape[-1])
+        return self.build.reshape(rows, *value.shape, self.blocks[value], rows.shape[-1])
 
 
 def _coordinates(outputs: Sequence[Value], used: Mapping[Value, list[Value]]) -> set[Value]:

@@ -56,7 +56,7 @@ def _put(s: State, value: Value, group: Group, part: Register) -> Lowered:
     """A value with new coordinates for its vectors in a group; those in other groups stay as they are."""
     assert isinstance(value, Vector)
     old = s.vectors[value]
-    shape = (*value.shape, s.blocks[value.width])
+    shape = (*value.shape, s.blocks[value])
     parts = [(group.positions[value], part)]
     rest = np.setdiff1d(np.arange(math.prod(shape)), group.positions[value].ravel())
     if rest.size:
