@@ -20,6 +20,7 @@ Shape = tuple[int, ...]
 
 FEW = 8  # terms of a sum that are added one by one: array libraries are slow at many small matrix products
 PANEL = 16  # columns of a matrix that are factored one by one, before the others hear of them
+PIECE = 2**15  # entries that a function of coordinates is given in one go
 TOLERANCE = 1e-13  # of a pivot, relative to its diagonal entry, below which a row depends on those before it
 
 
@@ -153,7 +154,8 @@ def residual(xp: Any, rest: Array, whole: Array) -> Array:
 
 def _factor(xp: Any, gram: Array, floor: Array) -> Array:
     """By panels of columns, so that for a large matrix most of the work is in matrix products."""
-    size, panels = gram.shape[-1], []
+    size = gram.shape[-1]
+    panels: list[Array] = []
     for start in range(0, size, PANEL):
         width = min(PANEL, size - start)
         rest, columns = gram[..., start:, start : start + width], []
@@ -195,6 +197,16 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
     return xp.stack(columns, axis=-1)
 
 
+def basis(xp: Any, rows: Array) -> Array:
+    """Orthonormal rows that span the given ones, fewer than directions: as if a frame had grown from them.
+
+    From the rows, and not from their products: so what is small beside them keeps its digits.
+    """
+    q, r = xp.linalg.qr(xp.matrix_transpose(rows))
+    signs = xp.stack([r[..., j, j] for j in range(r.shape[-1])], axis=-1)
+    return xp.matrix_transpose(q) * xp.where(signs < 0, -1.0, 1.0)[..., None]
+
+
 def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
     """Rows of a frame, from what was drawn of them (frames, ·): `places` index the pieces, set end to end, then a 0."""
     zero = xp.zeros((1, *pieces[0].shape[1:-1], 1), dtype=pieces[0].dtype)
@@ -228,9 +240,24 @@ def total(xp: Any, a: Array) -> Array:
     return xp.sum(a, axis=-1)
 
 
-def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape) -> Array:
+def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, coordinates: bool = False) -> Array:
     """A function of scalars, or of coordinates; one that hands its argument back gets a copy, to be written over."""
+    if coordinates and math.prod(shape) > PIECE // 4 and all(type(a) is np.ndarray for a in arrays):
+        return _by_pieces(arrays, f, shape)
     made = f(*arrays)
     if type(made) is np.ndarray and any(np.may_share_memory(made, a) for a in arrays if type(a) is np.ndarray):
         made = made.copy()
     return made if made.shape[1:] == shape else xp.broadcast_to(made, (made.shape[0], *shape))
+
+
+def _by_pieces(arrays: Sequence[Any], f: Callable[..., Array], shape: Shape) -> Array:
+    """A coordinatewise function of large arrays, in numpy: what it makes on its way stays in the cache."""
+    replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
+    made = np.empty((replicas, *shape))
+    axis = next((k for k, size in enumerate(made.shape) if size > 1), 0)
+    few = max(1, PIECE * made.shape[axis] // max(made.size, 1))
+    front = (slice(None),) * axis
+    for start in range(0, made.shape[axis], few):
+        some = (*front, slice(start, start + few))
+        made[some] = f(*(a[some] if a.shape[axis] > 1 else a for a in arrays))
+    return made

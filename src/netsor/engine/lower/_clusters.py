@@ -97,6 +97,7 @@ class Clusters:
         self.values, self.blocks = values, blocks
         self.count = 0
         self.edges: list[tuple[Ints, Ints]] = []
+        self.label = np.zeros(0, dtype=np.intp)
         self.ids: dict[Value, Ints] = {}  # shape + (blocks,)
         self.members: dict[Value, Ints] = {}  # of a source: (members, blocks)
         self.parts: dict[Value, Ints] = {}
@@ -123,10 +124,21 @@ class Clusters:
         self.edges.append((first.ravel(), second.ravel()))
 
     def labels(self) -> Ints:
-        """The component of every number."""
-        first, second = (np.concatenate([np.zeros(0, np.intp), *(e[i] for e in self.edges)]) for i in (0, 1))
-        graph = coo_array((np.ones(len(first), dtype=np.int8), (first, second)), shape=(self.count, self.count))
-        return np.asarray(connected_components(graph, directed=False)[1], dtype=np.intp)
+        """The component of every number so far."""
+        label = np.concatenate([self.label, np.arange(len(self.label), self.count)])
+        if self.edges:  # those since it was asked the last time
+            ends = [label[np.concatenate([edge[i] for edge in self.edges])] for i in (0, 1)]
+            nodes, place = np.unique(np.concatenate(ends), return_inverse=True)
+            first, second = np.split(place, 2)
+            graph = coo_array((np.ones(len(first), dtype=np.int8), (first, second)), shape=(len(nodes), len(nodes)))
+            _, part = connected_components(graph, directed=False)
+            one = np.zeros(len(nodes), dtype=np.intp)
+            one[part[::-1]] = nodes[::-1]  # the first of its numbers stands for a component
+            renamed = np.arange(self.count)
+            renamed[nodes] = one[part]
+            label = renamed[label]
+        self.label, self.edges = label, []
+        return label
 
     def _vector(self, value: Vector) -> Ints:
         blocks = self.blocks[value]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...activations import Function
+from ...language._function import MULTIPLY
 from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._expectation import NODES
@@ -29,9 +30,11 @@ def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scal
 
     def applied(arrays: Sequence[Register], last: int) -> Register:
         lined = [s.lined(a, x.ndim, value.ndim) for a, x in zip(arrays, vectors, strict=True)]
+        if f is MULTIPLY and len(lined) == 2:
+            return build.step("multiply", *lined, words="product of coordinates")
         return build.step(
             "apply", *lined, *numbers, made=(*value.shape, blocks, last), words=f"{named(f)} of coordinates",
-            f=f, shape=(*value.shape, blocks, last),
+            f=f, shape=(*value.shape, blocks, last), coordinates=True,
         )  # fmt: skip
 
     if not infinite:

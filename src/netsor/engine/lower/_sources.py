@@ -21,11 +21,10 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
     lead = build.constant(np.zeros((slots, sources, 0)))
     if slots and (value in s.drawn or value in s.virtual):
         parts = []
-        for group in s.groups:
-            if value in group.slots:
-                places = group.slots[value]
-                made = s.frames[group].grow(number, places.shape[1] * sources, value in s.leaves, s.words(value))
-                parts.append((places, build.reshape(made, *places.shape, sources, made.shape[-1])))
+        for group in s.groups_from(value):
+            places = group.slots[value]
+            made = s.frames[group].grow(number, places.shape[1] * sources, value in s.leaves, s.words(value))
+            parts.append((places, build.reshape(made, *places.shape, sources, made.shape[-1])))
         lead = s.scattered(parts)
     sample = None
     if slots and value in s.coordinates and (infinite or value not in s.drawn):
