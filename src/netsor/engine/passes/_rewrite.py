@@ -63,7 +63,8 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
         copy = value if same else replace(value, op=value.op.with_inputs(*inputs))
         context.origin[copy] = context.origin[value]
         made = change(value, copy)
-        added = [made] if made is not copy else []
+        context.origin.setdefault(made, context.origin[value])
+        added = list(made.op.inputs) if made is not copy else []
         while added:  # what a change adds has the seed of what it replaces
             inner = added.pop()
             if inner not in context.origin:
