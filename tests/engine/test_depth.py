@@ -4,11 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 import netsor as ns
 from netsor.engine import _instructions, conditional
 from netsor.engine.lower import _turn, make_plan
 
+from ..programs import programs
 from .compare import n, smallest_p
 
 d, h = ns.Width("d"), ns.Width("h")
@@ -108,7 +110,17 @@ def repeated(tokens=3):
     return ns.gaussian(n, tokens, cov=[[1, 0, 1], [0, 1, 0], [1, 0, 1]])
 
 
+def recurrent():
+    """A matrix that acts in every layer, and a stream with sources of its own."""
+    w, x = ns.weight(n, n, std=0.7), ns.gaussian(n, 2)
+    for _ in range(3):
+        y = w @ ns.rms_norm(x, eps=0.1)
+        x = x + y + ns.weight(n, n) @ ns.rms_norm(y, eps=0.1)
+    return ns.Program((x, ns.mean_dot(x, x)))
+
+
 DEEP = {
+    "recurrent": recurrent,
     "rms": lambda: transformer(3, tokens=2, heads=2, vector=True),
     "layer norm": lambda: transformer(3, tokens=2, heads=2, norm=ns.layer_norm, vector=True),
     "means": lambda: transformer(
@@ -128,9 +140,20 @@ def test_turned_frames_have_the_literal_law(name, monkeypatch):
     spanned = []
     span = _turn._span
     monkeypatch.setattr(_turn, "_span", lambda *args: (spanned.append(1), span(*args)))
-    # six networks with at most 35 comparisons each, at 1e-7: a false alarm with probability 2e-5
-    assert smallest_p(DEEP[name](), draws=3000, n=9, d=3, h=5) > 1e-7
-    assert len(spanned) > 3
+    # seven networks with at most 35 comparisons each, at 1e-7: a false alarm with probability 2e-5
+    net = DEEP[name]()
+    assert smallest_p(net, draws=3000, **{w: {"n": 9, "d": 3, "h": 5}[w] for w in net.widths}) > 1e-7
+    assert (len(spanned) > 3) == (name != "recurrent")
+
+
+# 60 programs with 13 comparisons each, at 1e-8: a false alarm with probability 1e-5
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(programs(steps=14))
+def test_random_programs_with_turned_frames_have_the_literal_law(built):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_turn, "FEW", 1)
+        patch.setattr(_turn, "LOOSE", 1)
+        assert smallest_p(built.net, **built.widths) > 1e-8
 
 
 @pytest.mark.parametrize("name", ["rms", "means", "equal tokens"])
@@ -150,10 +173,11 @@ def test_what_is_small_beside_large_vectors_keeps_its_digits(monkeypatch):
     monkeypatch.setattr(_turn, "LOOSE", 1)
     u, v, w = (ns.weight(n, n) @ ns.gaussian(n) for _ in range(3))
     large, both = 1e8 * u, 1e8 * u + v
-    late = ns.weight(n, n) @ (ns.mean_dot(both[None], w[None])[0, 0] * 1e-8 * ns.gaussian(n))
-    small = (both - large)[None]
-    net = ns.Program((ns.mean_dot(small, small), ns.mean_dot((large + late)[None], both[None])))
-    made = net.draw(draws=2000, n=30, progress=False)[0]
+    late = ns.weight(n, n) @ (ns.mean_dot((both + w)[None], w[None])[0, 0] * 1e-8 * ns.gaussian(n))
+    small = ((both + late) - (large + late))[None]
+    net = ns.Program(ns.mean_dot(small, small))
+    assert "turn the frame" in str(net.plan(n=30))
+    made = net.draw(draws=2000, n=30, progress=False)
     assert made.mean() == pytest.approx(1.0, abs=0.06)  # five standard errors
 
 
