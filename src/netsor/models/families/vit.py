@@ -12,8 +12,14 @@ from .._config import Config
 
 STDS = ("q", "k", "v", "o", "in", "out", "embedding", "position", "logits")
 CUT = 2.0
-IMMATERIAL = """attention_probs_dropout_prob hidden_dropout_prob encoder_stride pooler_act pooler_output_size
-qkv_bias""".split()
+IMMATERIAL = [
+    "attention_probs_dropout_prob",
+    "hidden_dropout_prob",
+    "encoder_stride",
+    "pooler_act",
+    "pooler_output_size",
+    "qkv_bias",
+]
 
 
 def vit(given: dict[str, Any]) -> dict[str, Any]:
