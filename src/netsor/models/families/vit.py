@@ -45,7 +45,7 @@ def vit(given: dict[str, Any]) -> dict[str, Any]:
         "activation": config.activation("hidden_act", "gelu"),
         "causal": False,
         "readout": "class",
-        "distribution": "gaussian" if 40 * std <= CUT else "truncated",  # beyond 40 a double sees no cut
+        "distribution": "gaussian" if 10 * std <= CUT else "truncated",  # P(|z| > 10) = 2e-23
         **{f"std_{matrix}": std for matrix in STDS},
     }
     config.done()
