@@ -84,5 +84,7 @@ def encoder(model: Transformer, count: int, made: Callable[[], torch.nn.Module])
             table = torch.nn.Embedding(max(IDS) + 1, model.width)
             y = made().eval()(table(torch.tensor([IDS])))[0].double().numpy()
             gram = y @ y.T
-            found.append([y[at, 0], gram[at, at] / model.width, gram[at, other] / np.sqrt(gram[at, at] * gram[other, other])])
+            found.append(
+                [y[at, 0], gram[at, at] / model.width, gram[at, other] / np.sqrt(gram[at, at] * gram[other, other])]
+            )
     return np.array(found)
