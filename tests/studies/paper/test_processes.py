@@ -12,9 +12,9 @@ import time
 import pytest
 from filelock import FileLock
 
-from netsor.paper._cases import figures
-from netsor.paper._reproduce import Options, reproduce
-from netsor.paper._store import Store
+from netsor.studies._store import Store
+from netsor.studies.paper._cases import figures
+from netsor.studies.paper._reproduce import Options, reproduce
 
 NETSOR = [sys.executable, "-m", "netsor", "reproduce"]
 COMMAND = ["1b", "2a", "--samples", "3000", "--trials", "4", "--workers", "2"]
