@@ -1,0 +1,38 @@
+"""What an audit measures: the words for each quantity, in tables, figures and files."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Quantity(NamedTuple):
+    """One quantity of a block, or of the output."""
+
+    name: str  # in files, and in the arrays
+    title: str
+    meaning: str
+    log: bool = False  # drawn on a logarithmic axis
+
+
+BLOCKS = (
+    Quantity("stream", "mean square of the stream", "of the residual stream behind the block, over tokens and "
+             "coordinates", log=True),
+    Quantity("attention_share", "attention's share", "mean square of what attention adds, over that of the stream behind "
+             "the block"),
+    Quantity("mlp_share", "MLP's share", "mean square of what the MLP adds, over that of the stream behind the block"),
+    Quantity("cosine", "cosine of tokens", "between the stream's vectors of two tokens, mean over pairs"),
+    Quantity("effective_rank", "effective rank", "exp of the entropy of the eigenvalues of the tokens' Gram matrix: how "
+             "many directions the tokens span"),
+    Quantity("score_std", "standard deviation of scores", "of what the softmax is given, over heads and pairs of tokens",
+             log=True),
+    Quantity("score_max", "largest score", "over heads and pairs of tokens"),
+    Quantity("entropy", "entropy of attention", "of a row of weights, over that of uniform weights, mean over heads and "
+             "tokens"),
+    Quantity("largest_weight", "largest weight", "of attention, over heads and rows with more than one token to look at"),
+)  # fmt: skip
+FINAL = (
+    Quantity("logit_std", "standard deviation of logits", "over the vocabulary"),
+    Quantity("loss", "loss of the first step", "mean cross-entropy in nats, each token predicting the next"),
+    Quantity("max_probability", "largest probability", "that the untrained model gives to any one token"),
+)
+EVERY = {quantity.name: quantity for quantity in (*BLOCKS, *FINAL)}
