@@ -4,7 +4,7 @@ Write a network once, the way the paper writes it, and read it at any width.
 """
 
 from . import _start as _start  # first: an interrupt may come while the rest is loaded
-from . import nn
+from . import models, nn
 from ._program import Program, program
 from .activations import Function
 from .engine import ExactError, NoLimitError, Plan
@@ -111,6 +111,7 @@ __all__ = [
     "leaky_relu",
     "load",
     "mean_dot",
+    "models",
     "nn",
     "nonlin",
     "normal",

@@ -1,8 +1,22 @@
 """Real transformers at initialisation: descriptions, readers of configurations, and well-known models as data."""
 
+from ._description import Stretch, settings
+from ._probes import Probes
 from ._read import names, read
-from ._transformer import Stretch, Transformer, settings
+from ._trace import Layer, Trace
+from ._transformer import Transformer
 from .families.nanogpt import nanogpt
 from .families.pytorch import pytorch_encoder
 
-__all__ = ["Stretch", "Transformer", "names", "nanogpt", "pytorch_encoder", "read", "settings"]
+__all__ = [
+    "Layer",
+    "Probes",
+    "Stretch",
+    "Trace",
+    "Transformer",
+    "names",
+    "nanogpt",
+    "pytorch_encoder",
+    "read",
+    "settings",
+]

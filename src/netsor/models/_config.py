@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ._transformer import Stretch
+from ._description import Stretch
 
 # What a configuration of any family may hold and a network at initialisation does not feel: names, token ids that
 # only a text reader uses, dropout, caches, precision, how outputs are handed over.

@@ -91,7 +91,7 @@ class Audit:
     @property
     def blocks(self) -> int:
         """How many there are."""
-        return int(self.best["stream"].shape[1])
+        return int(self.best["mean_square"].shape[1])
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:

@@ -15,11 +15,12 @@ class Quantity(NamedTuple):
 
 
 BLOCKS = (
-    Quantity("stream", "mean square of the stream", "of the residual stream behind the block, over tokens and "
+    Quantity("mean_square", "mean square of the stream", "of the residual stream behind the block, over tokens and "
              "coordinates", log=True),
-    Quantity("attention_share", "attention's share", "mean square of what attention adds, over that of the stream behind "
-             "the block"),
-    Quantity("mlp_share", "MLP's share", "mean square of what the MLP adds, over that of the stream behind the block"),
+    Quantity("attention_share", "attention's share", "what attention adds, as a share of the mean square that "
+             "leaves the block"),
+    Quantity("cross_share", "cross-attention's share", "the same of attention to the encoder, 0 in the encoder itself"),
+    Quantity("mlp_share", "MLP's share", "what the MLP adds, as a share of the mean square that leaves the block"),
     Quantity("cosine", "cosine of tokens", "between the stream's vectors of two tokens, mean over pairs"),
     Quantity("effective_rank", "effective rank", "exp of the entropy of the eigenvalues of the tokens' Gram matrix: how "
              "many directions the tokens span"),

@@ -15,7 +15,7 @@ import numpy as np
 from ...engine import ExactError, NoLimitError, Plan
 from ...engine._montecarlo import whole_number
 from ...language._given import shown
-from ...models import Transformer
+from ...models import Probes, Transformer
 
 WIDTHS = ("actual", "inf", "both")
 LEAST = 10  # draws: fewer have no band
@@ -42,7 +42,7 @@ class Subject:
         """What its law is to the model as it is drawn."""
         return self.model.status(**self.widths)
 
-    def probes(self) -> Any:
+    def probes(self) -> Probes:
         """The program of all that is measured."""
         return self.model.probes(tokens=self.tokens) if self.ids is None else self.model.probes(ids=self.ids)
 
@@ -71,8 +71,7 @@ class Subject:
 
 @lru_cache(maxsize=8)  # a plan of a hundred blocks takes seconds to make
 def _plan(subject: Subject) -> Plan:
-    plan: Plan = subject.probes().program.plan(**subject.widths)
-    return plan
+    return subject.probes().plan(**subject.widths)
 
 
 @dataclass(frozen=True)

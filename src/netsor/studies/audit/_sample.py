@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from ...models import Probes
 from .._store import Arrays, Store
 from ._request import Part, Subject
 
 
 @lru_cache(maxsize=4)
-def _probes(subject: Subject) -> Any:
+def _probes(subject: Subject) -> Probes:
     return subject.probes()
 
 
