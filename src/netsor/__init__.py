@@ -66,6 +66,7 @@ from .laws import (
     wasserstein1,
 )
 from .studies import paper
+from .studies.audit import audit
 
 __version__ = "0.1.0"
 
@@ -92,6 +93,7 @@ __all__ = [
     "Width",
     "abs",
     "apply",
+    "audit",
     "clip",
     "concat",
     "cos",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
 Array = npt.NDArray[np.float64]
 
@@ -28,8 +28,8 @@ def enclosed(values: Array, q: float) -> tuple[float, float]:
     ordered = np.sort(values)
     n = len(ordered)
     count = np.arange(n + 1)
-    below = stats.binom.cdf(count, n, q)  # P(B ≤ count)
-    above = stats.binom.sf(count, n, q)  # P(B > count)
+    below = special.bdtr(count, n, q)  # P(B ≤ count)
+    above = special.bdtrc(count, n, q)  # P(B > count)
     j = int(np.sum(below <= LEVEL / 2))  # P(B < j) is small enough
     k = int(np.argmax(above <= LEVEL / 2)) + 1  # P(B ≥ k) is
     return (float(ordered[j - 1]) if j else -np.inf), (float(ordered[k - 1]) if k <= n else np.inf)

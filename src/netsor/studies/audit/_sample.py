@@ -23,7 +23,7 @@ def measure(part: Part, folder: Path | None) -> Arrays:
     start = time.perf_counter()
     probes = _probes(part.subject)
     arrays: Arrays = dict(
-        probes.measure(draws=part.draws, seed=part.stream, workers=1, progress=False, **part.subject.widths)
+        probes.measure(draws=part.draws, seed=part.stream, workers=1, progress=False, **part.subject.widths)  # type: ignore[arg-type]
     )
     arrays["seconds"] = np.array(time.perf_counter() - start)
     if folder is not None:
