@@ -24,7 +24,7 @@ def drawn(audit: Found) -> dict[str, bytes]:
 def _figure(audit: Found, quantity: Quantity) -> Any:
     figure = new(2.6)
     axes = figure.subplots()
-    lowest = np.inf
+    ends = []
     for each, colour in zip(audit.every, COLOURS, strict=False):
         for found in each.measured:
             if quantity.name not in found:
@@ -37,8 +37,8 @@ def _figure(audit: Found, quantity: Quantity) -> Any:
                 axes.fill_between(blocks, low, high, color=colour, alpha=0.22, lw=0)
             line = DASHED if found.subject.infinite else "-"
             axes.plot(blocks, median, linestyle=line, marker=mark, color=colour, label=label, lw=1.2)
-            lowest = min(lowest, float(low.min()))
-    if quantity.log and lowest > 0:
+            ends += [float(low.min()), float(high.max())]
+    if quantity.log and max(ends) > 5 * min(ends) > 0:
         axes.set_yscale("log")
     elif quantity.name in ("entropy", "attention_share", "mlp_share", "cross_share", "largest_weight"):
         axes.set_ylim(-0.02, 1.02)

@@ -11,7 +11,8 @@ class Quantity(NamedTuple):
     name: str  # in files, and in the arrays
     title: str
     meaning: str
-    log: bool = False  # drawn on a logarithmic axis
+    log: bool = False  # drawn on a logarithmic axis, if it varies much
+    digits: int = 3
 
 
 BLOCKS = (
@@ -70,7 +71,7 @@ BLOCKS = (
 )
 FINAL = (
     Quantity("logit_std", "standard deviation of logits", "over the vocabulary and tokens"),
-    Quantity("loss", "loss of the first step", "mean cross-entropy in nats, each token predicting the next"),
+    Quantity("loss", "loss of the first step", "mean cross-entropy in nats, each token predicting the next", digits=4),
     Quantity("max_probability", "largest probability", "that the untrained model gives to any one token"),
 )
 EVERY = {quantity.name: quantity for quantity in (*BLOCKS, *FINAL)}

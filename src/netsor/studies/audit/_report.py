@@ -65,10 +65,11 @@ def _manifest(audit: Found, command: str, out: Path) -> dict[str, Any]:
         "draws": request.draws,
         "widths": request.widths,
     }
+    every = [found for each in audit.every for found in each.measured]
     parts = [
         {"model": found.subject.model.name, "infinite": found.subject.infinite, "draws": request.draws,
          "random_numbers": found.random_numbers, "seconds": round(found.seconds, 3)}
-        for each in audit.every for found in each.measured
+        for found in every
     ]  # fmt: skip
     return {
         "command": _command(request, command, out),
@@ -76,7 +77,7 @@ def _manifest(audit: Found, command: str, out: Path) -> dict[str, Any]:
         "seed": request.seed,
         **surroundings(),
         "random_numbers": audit.random_numbers,
-        "seconds": {"sampling": round(sum(part["seconds"] for part in parts), 3), "all": round(audit.seconds, 3)},
+        "seconds": {"sampling": round(sum(found.seconds for found in every), 3), "all": round(audit.seconds, 3)},
         "parts": parts,
         "findings": [[dataclasses.asdict(f) for f in each.findings] for each in audit.every],
     }

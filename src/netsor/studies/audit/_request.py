@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ...engine import ExactError, NoLimitError, Plan
-from ...engine._montecarlo import whole_number
+from ...engine._montecarlo import check_memory, whole_number
+from ...language import TraceError
 from ...language._given import shown
 from ...models import Probes, Transformer
 
@@ -21,6 +22,8 @@ WIDTHS = ("actual", "inf", "both")
 LEAST = 10  # draws: fewer have no band
 PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
 PART_DRAWS = 256  # at most
+MOST_LAYERS = 2000
+MOST_TOLD = 3  # fields, in a name
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,10 @@ class Subject:
 
     def probes(self) -> Probes:
         """The program of all that is measured."""
-        return self.model.probes(tokens=self.tokens) if self.ids is None else self.model.probes(ids=self.ids)
+        try:
+            return self.model.probes(tokens=self.tokens) if self.ids is None else self.model.probes(ids=self.ids)
+        except TraceError as error:  # the line that it names is one of ours
+            raise ValueError(f"{self.model.name}: {error}".removesuffix(f" (at {error.where})")) from None
 
     @property
     def plan(self) -> Plan:
@@ -116,6 +122,8 @@ class Request:
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, whole_number(name, value, least))
+        if self.other is not None and self.other.name == self.model.name:
+            object.__setattr__(self, "other", _named_apart(self.model, self.other))
         if self.ids is not None:
             try:
                 ids = tuple(whole_number("ids", value, 0) for value in self.ids)
@@ -125,6 +133,9 @@ class Request:
                 raise ValueError("ids=() must have at least one token id")
             object.__setattr__(self, "ids", ids)
             object.__setattr__(self, "tokens", len(ids))
+
+        for model in (self.model,) if self.other is None else (self.model, self.other):
+            _refuse_large(model, self.tokens)
 
     def subject(self, model: Transformer, infinite: bool) -> Subject:
         """A model of it, at one set of widths."""
@@ -155,3 +166,19 @@ class Request:
         size = subject.part_draws
         starts = range(0, self.draws, size)
         return [Part(subject, i, min(size, self.draws - at), self.seed) for i, at in enumerate(starts)]
+
+
+def _named_apart(model: Transformer, other: Transformer) -> Transformer:
+    """The second model by the name of the first, with what is otherwise in it."""
+    fields = dataclasses.asdict(other)
+    differ = [f"{name}={value}" for name, value in fields.items() if value != getattr(model, name)]
+    words = ", ".join(differ[:MOST_TOLD]) + ", …" * (len(differ) > MOST_TOLD) if differ else "again"
+    return other.replace(name=f"{other.name}, {words}")
+
+
+def _refuse_large(model: Transformer, tokens: int) -> None:
+    """Refuse what could not even be written down as a program, before it is tried."""
+    if model.layers + model.decoder_layers > MOST_LAYERS:
+        raise ValueError(f"layers={model.layers} of {model.name} must be at most {MOST_LAYERS} for an audit")
+    size = 24.0 * tokens * (model.heads * tokens + model.hidden + model.width + (model.vocabulary or 0))
+    check_memory(size, f"tokens={tokens} of {model.name}", "take fewer tokens, or a smaller model")

@@ -7,10 +7,10 @@ import math
 from typing import Any
 
 from ._found import Found, Measured
-from ._quantities import BLOCKS, FINAL
+from ._quantities import BLOCKS, EVERY, FINAL
 
 NAME = 30  # columns for the words
-CELL = 26  # columns for a median and its band
+CELL = 31  # columns for a median and its band
 
 
 def table(audit: Found) -> str:
@@ -55,7 +55,8 @@ def _output(audit: Found) -> list[str]:
 def cell(found: Measured, name: str, block: int | None) -> str:
     """A median and its band, of a block or of the output."""
     median, low, high = (float(v if block is None else v[block]) for v in found.band(name))
-    return f"{median:.3g} ({low:.3g}–{high:.3g})"
+    digits = EVERY[name].digits
+    return f"{median:.{digits}g} ({low:.{digits}g}–{high:.{digits}g})"
 
 
 def _findings(audit: Found) -> list[str]:
