@@ -1,6 +1,7 @@
 """Real transformers at initialisation: descriptions, readers of configurations, and well-known models as data."""
 
-from ._description import Stretch, settings
+from ..language._stretch import Stretch
+from ._description import settings
 from ._probes import Probes
 from ._read import names, read
 from ._trace import Layer, Trace

@@ -5,19 +5,55 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ._description import Stretch
+from ..language._stretch import Stretch
 
 # What a configuration of any family may hold and a network at initialisation does not feel: names, token ids that
 # only a text reader uses, dropout, caches, precision, how outputs are handed over.
 IMMATERIAL = frozenset(
-    """
-    _name_or_path _attn_implementation _attn_implementation_autoset _commit_hash architectures attn_implementation
-    auto_map bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout decoder_start_token_id dtype
-    eos_token_id finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label label2id
-    max_length min_length model_type n_ctx num_labels output_attentions output_hidden_states output_past
-    prefix pretraining_tp problem_type return_dict return_dict_in_generate sep_token_id task_specific_params
-    tokenizer_class torch_dtype torchscript transformers_version typical_p use_bfloat16 use_cache
-    """.split()
+    [
+        "_name_or_path",
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_commit_hash",
+        "architectures",
+        "attn_implementation",
+        "auto_map",
+        "bos_token_id",
+        "cache_implementation",
+        "chunk_size_feed_forward",
+        "classifier_dropout",
+        "decoder_start_token_id",
+        "dtype",
+        "eos_token_id",
+        "finetuning_task",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "gradient_checkpointing",
+        "id2label",
+        "label2id",
+        "max_length",
+        "min_length",
+        "model_type",
+        "n_ctx",
+        "num_labels",
+        "output_attentions",
+        "output_hidden_states",
+        "output_past",
+        "prefix",
+        "pretraining_tp",
+        "problem_type",
+        "return_dict",
+        "return_dict_in_generate",
+        "sep_token_id",
+        "task_specific_params",
+        "tokenizer_class",
+        "torch_dtype",
+        "torchscript",
+        "transformers_version",
+        "typical_p",
+        "use_bfloat16",
+        "use_cache",
+    ]
 )
 ACTIVATION = {
     "gelu": "gelu",

@@ -7,7 +7,9 @@ import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
+
+from ..language._stretch import Stretch
 
 POSITIONS = ("learned", "rotary", "alibi", "relative", "none")
 NORMS = ("layer", "rms")
@@ -27,19 +29,6 @@ CHOICES = {
 }
 # What `std` stands for: the matrices, embeddings and positions that a plain initialisation draws alike.
 MATRICES = ("q", "k", "v", "o", "in", "gate", "out", "embedding", "position", "logits")
-
-
-class Stretch(NamedTuple):
-    """The rule "llama3" for rotary frequencies: low ones are divided by `factor`, high ones stay.
-
-    A frequency θ makes c = θ · original / 2π turns in the original context. It stays if c > high, becomes θ/factor if
-    c < low, and goes linearly in c from one to the other between.
-    """
-
-    factor: float
-    low: float
-    high: float
-    original: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,9 @@ def inputs_of(
         count = _whole(tokens, "tokens", 1, model.length or 2**20)
         ids = [i for i in range(count + 1) if i != model.padding][:count]
     found = _ids(model, ids, "ids")
-    after = () if not model.decoder_layers else found if decoder_ids is None else _ids(model, decoder_ids, "decoder_ids")
+    after = (
+        () if not model.decoder_layers else found if decoder_ids is None else _ids(model, decoder_ids, "decoder_ids")
+    )
     return Inputs(len(found), found, after)
 
 
@@ -67,7 +69,7 @@ def _patches(
     given = np.array(patches, dtype=np.float64)
     if given.ndim != 2 or given.shape[1] != model.patch or not 1 <= len(given) < (model.length or 0):
         raise ValueError(
-            f"patches of shape {given.shape} must be (patches, {model.patch}), at most {(model.length or 0) - 1} of them"
+            f"patches of shape {given.shape} must be (patches, {model.patch}), at most {(model.length or 0) - 1}"
         )
     return Inputs(len(given) + 1, patches=given)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import Executor
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,16 @@ class Probes:
         self.model, self.inputs = model, inputs
         self.names = tuple(name for name in LAYER if model.decoder_layers or name != "cross_share")
         self.final = FINAL if model.vocabulary else ()
-        self.program, self.limit = self._made(limit=False), self._made(limit=True)
+
+    @cached_property
+    def program(self) -> Program:
+        """The program for finite widths of the stream: a row of numbers a block, the input's mean square, the end."""
+        return self._made(limit=False)
+
+    @cached_property
+    def limit(self) -> Program:
+        """The program for n = ∞, where tied logits keep the fluctuation that they have at the width of the model."""
+        return self._made(limit=True)
 
     @property
     def layers(self) -> int:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import nn
 from ..language import (
@@ -34,6 +35,8 @@ from ._description import Description
 from ._inputs import Inputs
 
 n, d, m = Width("n"), Width("d"), Width("m")
+Mask = npt.NDArray[np.bool_] | None
+Bias = Scalar | npt.NDArray[np.float64] | None
 ACTIVATIONS: dict[str, Callable[[Vector], Vector]] = {
     "relu": relu,
     "gelu": gelu,
@@ -60,7 +63,7 @@ class Trace(NamedTuple):
     embedded: Vector
     layers: tuple[Layer, ...]
     output: Vector  # after the last norm
-    masks: tuple[np.ndarray | None, ...]  # which scores of a layer take part: booleans (tokens, tokens); None: all
+    masks: tuple[Mask, ...]  # which scores of a layer take part: booleans (tokens, tokens); None: all
     table: nn.Embedding | None  # the vectors of the ids
     decoded: Vector | None = None  # the embeddings that the decoder begins with
 
@@ -136,7 +139,7 @@ def _words(model: Description, table: nn.Embedding, ids: tuple[int, ...]) -> Vec
     return x if model.embedding_scale == 1 else model.embedding_scale * x
 
 
-def _layer(model: Description, x: Vector, mask: np.ndarray | None, bias: Scalar | np.ndarray | None) -> Layer:
+def _layer(model: Description, x: Vector, mask: Mask, bias: Bias) -> Layer:
     looked: list[nn.Attended] = []
 
     def look(u: Vector) -> Vector:
@@ -147,7 +150,7 @@ def _layer(model: Description, x: Vector, mask: np.ndarray | None, bias: Scalar 
     return Layer(made.output, made.attended, made.fed, looked[0].scores, looked[0].weights)
 
 
-def _decoder(model: Description, x: Vector, context: Vector, mask: np.ndarray | None, bias: Scalar) -> Layer:
+def _decoder(model: Description, x: Vector, context: Vector, mask: Mask, bias: Bias) -> Layer:
     own = _attend(model, _norm(model, x), mask, bias)
     x = x + own.output
     cross = _attend(model, _norm(model, x), None, None, context).output
@@ -159,11 +162,15 @@ def _decoder(model: Description, x: Vector, context: Vector, mask: np.ndarray | 
 def _attend(
     model: Description,
     x: Vector,
-    mask: np.ndarray | None,
-    bias: Scalar | np.ndarray | None,
+    mask: Mask,
+    bias: Bias,
     context: Vector | None = None,
 ) -> nn.Attended:
-    turned = nn.Rotary(model.rotary_base, model.rotary_fraction) if model.positions == "rotary" else None
+    turned = (
+        nn.Rotary(model.rotary_base, model.rotary_fraction, None, model.rotary_stretch)
+        if model.positions == "rotary"
+        else None
+    )
     scaling = "sqrt" if model.score_scale is None else model.score_scale * math.sqrt(model.head_dim)
     return nn.attend(
         x,
@@ -206,14 +213,14 @@ def _norm(model: Description, x: Vector) -> Vector:
     return layer_norm(x, model.eps) if model.norm == "layer" else rms_norm(x, model.eps)
 
 
-def _mask(model: Description, layer: int, tokens: int, causal: bool) -> np.ndarray | None:
+def _mask(model: Description, layer: int, tokens: int, causal: bool) -> Mask:
     seen = model.window if model.window is not None and layer % model.window_every == 0 else None
     if causal:
         return nn.causal(tokens, seen)
     return None if seen is None else nn.causal(tokens, seen) | nn.causal(tokens, seen).T
 
 
-def _bias(model: Description, tokens: int, *, bidirectional: bool) -> Scalar | np.ndarray | None:
+def _bias(model: Description, tokens: int, *, bidirectional: bool) -> Bias:
     if model.positions == "alibi":
         return nn.alibi(model.heads, tokens)
     if model.positions != "relative":

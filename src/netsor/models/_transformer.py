@@ -19,8 +19,9 @@ class Transformer(Description):
     """A transformer at initialisation.
 
     Its inputs are `ids` of tokens (repeated ids share their embedding), or `tokens`, a number of different ids. A
-    model with a decoder reads `ids` and decodes `decoder_ids`, the same unless given. A model of images reads `patches`,
-    an array (patches, numbers in a patch), or `tokens`: a class token, and patches of standard normal pixels.
+    model with a decoder reads `ids` and decodes `decoder_ids`, the same unless given. A model of images reads
+    `patches`, an array (patches, numbers in a patch), or `tokens`: a class token, and patches of standard normal
+    pixels.
     """
 
     def program(
@@ -33,8 +34,8 @@ class Transformer(Description):
     ) -> Program:
         """The program of the last vectors, one a token, with widths n (stream), d (head) and m (perceptron).
 
-        `model.program(tokens=8)[0].law(**model.widths())` is the law of one coordinate in the real model; bind widths to
-        `inf` for the limit, in which all variances are those of this model.
+        `model.program(tokens=8)[0].law(**model.widths())` is the law of one coordinate in the real model; bind widths
+        to `inf` for the limit, in which all variances are those of this model.
         """
         traced = self.trace(ids, tokens=tokens, decoder_ids=decoder_ids, patches=patches)
         return Program(traced.output, self.name)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ..language import Scalar, TraceError, Vector, Width, concat, dot, mean_dot, rotary, softmax, tanh
 from ..language._given import as_number, real, scale, shown, whole
+from ..language._stretch import Stretch
 from ..language._value import ScalarLike, as_scalar
 from ..language._width import as_width
 from ._affine import affine, made_of
@@ -22,6 +23,7 @@ class Rotary(NamedTuple):
     base: float = 10000.0
     fraction: float = 1.0
     positions: npt.ArrayLike | None = None
+    stretch: Stretch | None = None
 
 
 class Attended(NamedTuple):
@@ -109,7 +111,7 @@ def attention(
 def _turned(u: Vector, by: Rotary) -> Vector:
     if not isinstance(by, Rotary):
         raise TraceError("attention", f"rotary={shown(by)} must be an ns.nn.Rotary(base, fraction, positions)")
-    return rotary(u, by.positions, by.base, by.fraction)
+    return rotary(u, by.positions, by.base, by.fraction, by.stretch)
 
 
 def _scores(q: Vector, k: Vector, scaling: str | float) -> Scalar:

@@ -7,7 +7,7 @@ from typing import Any
 from .._config import Config
 
 STDS = ("q", "k", "v", "o", "in", "out", "embedding", "position", "type", "logits")
-IMMATERIAL = "attention_probs_dropout_prob hidden_dropout_prob type_vocab_size directionality".split()
+IMMATERIAL = ["attention_probs_dropout_prob", "hidden_dropout_prob", "type_vocab_size", "directionality"]
 
 
 def bert(given: dict[str, Any]) -> dict[str, Any]:

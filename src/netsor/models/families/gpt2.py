@@ -7,8 +7,18 @@ from typing import Any
 
 from .._config import Config
 
-IMMATERIAL = """attn_pdrop embd_pdrop resid_pdrop pad_token_id reorder_and_upcast_attn summary_activation
-summary_first_dropout summary_proj_to_labels summary_type summary_use_proj""".split()
+IMMATERIAL = [
+    "attn_pdrop",
+    "embd_pdrop",
+    "resid_pdrop",
+    "pad_token_id",
+    "reorder_and_upcast_attn",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+]
 
 
 def gpt2(given: dict[str, Any]) -> dict[str, Any]:

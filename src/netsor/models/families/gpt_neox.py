@@ -7,8 +7,16 @@ from typing import Any
 from .._config import Config
 
 PLAIN = ("std_q", "std_k", "std_v", "std_o", "std_in", "std_out", "std_embedding", "std_logits")
-IMMATERIAL = """attention_bias attention_dropout hidden_dropout is_decoder max_position_embeddings pad_token_id
-attention_probs_dropout_prob hidden_dropout_prob""".split()
+IMMATERIAL = [
+    "attention_bias",
+    "attention_dropout",
+    "hidden_dropout",
+    "is_decoder",
+    "max_position_embeddings",
+    "pad_token_id",
+    "attention_probs_dropout_prob",
+    "hidden_dropout_prob",
+]
 
 
 def gpt_neox(given: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,9 @@ def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
     known = {"n_layer", "n_head", "n_embd", "vocab_size"}
     extra = set(given) - known - {"block_size", "dropout", "bias"}
     if extra:
-        raise ValueError(f"{', '.join(sorted(extra))}: no field of nanoGPT's GPTConfig; remove it if it does not matter")
+        raise ValueError(
+            f"{', '.join(sorted(extra))}: no field of nanoGPT's GPTConfig; remove it if it does not matter"
+        )
     fields = {key: given[key] for key in known & set(given)}
     fields |= {"n_positions": given.get("block_size", 1024), "vocab_size": given.get("vocab_size", 50304)}
     return Transformer(name="nanogpt", family="nanogpt", **{**gpt2(fields), "activation": "gelu"})

@@ -6,7 +6,7 @@ from typing import Any
 
 from .._config import ACTIVATION, Config
 
-IMMATERIAL = "dense_act_fn is_gated_act scale_decoder_outputs dropout_rate n_positions pad_token_id".split()
+IMMATERIAL = ["dense_act_fn", "is_gated_act", "scale_decoder_outputs", "dropout_rate", "n_positions", "pad_token_id"]
 
 
 def t5(given: dict[str, Any]) -> dict[str, Any]:

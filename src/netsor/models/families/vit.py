@@ -12,8 +12,14 @@ from .._config import Config
 
 STDS = ("q", "k", "v", "o", "in", "out", "embedding", "position", "logits")
 CUT = 2.0
-IMMATERIAL = """attention_probs_dropout_prob hidden_dropout_prob encoder_stride pooler_act pooler_output_size
-qkv_bias""".split()
+IMMATERIAL = [
+    "attention_probs_dropout_prob",
+    "hidden_dropout_prob",
+    "encoder_stride",
+    "pooler_act",
+    "pooler_output_size",
+    "qkv_bias",
+]
 
 
 def vit(given: dict[str, Any]) -> dict[str, Any]:
@@ -39,7 +45,7 @@ def vit(given: dict[str, Any]) -> dict[str, Any]:
         "activation": config.activation("hidden_act", "gelu"),
         "causal": False,
         "readout": "class",
-        "distribution": "gaussian" if 40 * std <= CUT else "truncated",  # beyond 40 a double sees no cut
+        "distribution": "gaussian" if 10 * std <= CUT else "truncated",  # P(|z| > 10) = 2e-23
         **{f"std_{matrix}": std for matrix in STDS},
     }
     config.done()
