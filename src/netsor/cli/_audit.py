@@ -170,9 +170,9 @@ def _afford(request: Request, cost: Cost) -> None:
 def _announce(request: Request, cost: Cost) -> None:
     """Say what it takes, before it begins."""
     seconds = _seconds(cost)
+    time = f"about {_cost.in_time(seconds)}" if seconds >= 1 else "less than a second"
     names = " and ".join(dict.fromkeys(subject.model.name for subject in request.subjects))
     complain(
-        f"{names}: {request.draws:,} draws from {cost.random_numbers:,} random numbers, "
-        f"{f'about {_cost.in_time(seconds)}' if seconds >= 1 else 'less than a second'} and {in_bytes(cost.workers * cost.bytes)} on {cost.workers} "
-        f"worker{'s' if cost.workers > 1 else ''}"
+        f"{names}: {request.draws:,} draws from {cost.random_numbers:,} random numbers, {time} and "
+        f"{in_bytes(cost.workers * cost.bytes)} on {cost.workers} worker{'s' if cost.workers > 1 else ''}"
     )
