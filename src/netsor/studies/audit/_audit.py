@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -70,7 +71,7 @@ def folder_of(path: Path) -> Folder:
 def cost(request: Request) -> Cost:
     """What it will take. An audit that does not fit is refused; if nobody said how many work, it is as many as fit."""
     subjects = request.subjects
-    parts = sum(len(request.parts(subject)) for subject in subjects)
+    parts = sum(math.ceil(request.draws / subject.part_draws) for subject in subjects)  # perhaps more than fit a list
     one = BASE + max(2.0 * max(subject.plan.bytes, BLOCK) for subject in subjects)
     fit = max(1, int(memory() // one))
     workers = min(request.workers or min(cores(), fit), parts)
