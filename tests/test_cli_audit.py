@@ -8,11 +8,14 @@ import sys
 
 import pytest
 
-from netsor.studies.audit import _audit
+from netsor.cli import _cost
+from netsor.engine import NoLimitError
+from netsor.models import Probes
+from netsor.studies.audit import _audit, _request
 
 from .command import netsor
 from .inline import Inline
-from .studies.paper.test_processes import HANG, Running, members
+from .studies.paper.test_processes import HANG, Running
 
 CONFIG = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
 SMALL = ["audit", "tiny.json", "--tokens", "3", "--draws", "40"]
@@ -70,7 +73,9 @@ def test_a_second_model_or_the_same_otherwise(folder):
 
 
 def test_ids_are_the_tokens(folder):
-    repeated = json.loads(netsor("audit", "tiny.json", "--ids", "3,7,7,1", "--draws", "40", "--json", cwd=folder).stdout)
+    repeated = json.loads(
+        netsor("audit", "tiny.json", "--ids", "3,7,7,1", "--draws", "40", "--json", cwd=folder).stdout
+    )
     assert repeated["tokens"] == 4
 
 
@@ -81,9 +86,7 @@ def test_out_has_the_report_and_goes_on(folder):
     again = netsor(*words, cwd=folder)
     assert again.stdout == first.stdout
     command = json.loads((folder / "out" / "manifest.json").read_text())["command"]
-    assert command == (
-        "netsor audit tiny.json --set std=0.1 --draws 40 --widths both --tokens 3 --seed 0 --out out"
-    )
+    assert command == ("netsor audit tiny.json --set std=0.1 --draws 40 --widths both --tokens 3 --seed 0 --out out")
     before = (folder / "out" / "audit.csv").read_bytes()
     assert netsor(*command.split()[1:], cwd=folder).returncode == 0
     assert (folder / "out" / "audit.csv").read_bytes() == before
@@ -102,7 +105,7 @@ BAD = {
     ("tiny.json", "--ids", "1,99"): "--ids=99 must be an integer from 0 to 29",
     ("tiny.json", "--ids", "1,2", "--tokens", "2"): "--ids and --tokens exclude each other",
     ("tiny.json", "--draws", "9"): "Invalid value for '--draws': '9' must be an integer, 10 or more",
-    ("tiny.json", "--draws", "1000000000000"): "--draws 1000000000000 of 3 tokens would take about",
+    ("tiny.json", "--draws", "1000000000000"): "--draws=1000000000000 would need",
     ("tiny.json", "--out", "tiny.json"): "--out 'tiny.json' must be a folder that can be written to",
     ("tiny.json", "--out", "theirs"): "--out='theirs' holds a report.html that is not of an earlier run",
     ("tiny.json", "--set", "std=1e300"): "must be a finite number, 0 or from 1e-50 to 1e+50",
@@ -130,6 +133,31 @@ def test_bad_input_is_one_line_and_no_file(words, folder):
     assert sorted(folder.rglob("*")) == before
 
 
+def test_what_would_take_too_long_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(_cost, "LONGEST", 1.0)
+    result = netsor(*SMALL[:-1], "1000000", cwd=folder)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("netsor: --draws 1000000 of 3 tokens would take about")
+
+
+def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
+    """With both widths the model's own go on; asked for alone, it is an error."""
+    made = Probes.plan
+
+    def refuses(self, **widths):
+        if widths["n"] == float("inf"):
+            raise NoLimitError("the scores diverge")
+        return made(self, **widths)
+
+    monkeypatch.setattr(Probes, "plan", refuses)
+    monkeypatch.setattr(_request, "_plan", _request._plan.__wrapped__)
+    found = json.loads(netsor(*SMALL, "--json", cwd=folder).stdout)
+    assert (found["limit"], found["no_limit"], len(found["layers"])) == (None, "the scores diverge", 2)
+    assert "no limit: the scores diverge" in netsor(*SMALL, cwd=folder).stdout
+    alone = netsor(*SMALL, "--widths", "inf", cwd=folder)
+    assert (alone.returncode, alone.stderr) == (2, "netsor: the scores diverge\n")
+
+
 @POSIX
 @pytest.mark.parametrize("kept", [True, False])
 def test_an_interrupt_keeps_what_is_done(kept, tmp_path):
@@ -148,6 +176,5 @@ def test_an_interrupt_keeps_what_is_done(kept, tmp_path):
         said = "finished draws are kept" if kept else "nothing was kept"
         assert f"netsor: interrupted; {said}" in error.splitlines()[-1]
         assert "Traceback" not in error
-        run.until(lambda: not members(run.pid))
-        assert not members(run.pid)
+        run.gone()
     assert not (tmp_path / "out" / "report.html").exists()

@@ -183,7 +183,8 @@ def test_two_models_of_one_name_are_told_apart(inline):
 WRONG = [
     ({"tokens": 0}, "tokens=0 must be"), ({"tokens": 1}, "two tokens or more"), ({"tokens": 17}, "tokens=17"),
     ({"draws": 9}, "draws=9 must be"), ({"widths": "real"}, "widths='real' must be one of actual, inf, both"),
-    ({"ids": [1, 40]}, "ids=40"), ({"ids": []}, "at least one"), ({"ids": [1, -1]}, "ids=-1 must be"), ({"out": ""}, "out=''"),
+    ({"ids": [1, 40]}, "ids=40"), ({"ids": []}, "at least one"), ({"ids": [1, -1]}, "ids=-1 must be"),
+    ({"out": ""}, "out=''"),
     ({"workers": 0}, "workers=0 must be"), ({"seed": -1}, "seed=-1 must be"), ({"compare": "nothing"}, "no file"),
     ({"tokens": 10**9}, "tokens=1000000000"), ({"ids": [1, 2.5]}, "ids=2.5 must be"),
 ]  # fmt: skip
@@ -199,7 +200,9 @@ def test_wrong_arguments_are_named(given, said, inline):
 
 def test_what_does_not_fit_is_refused(inline, monkeypatch):
     monkeypatch.setattr("netsor.engine._montecarlo.memory", lambda: 2.0**28)
-    with pytest.raises(ValueError, match=r"tokens=3 with workers=1 would need 320 MiB of memory, and there are 256 MiB"):
+    with pytest.raises(
+        ValueError, match=r"tokens=3 with workers=1 would need 320 MiB of memory, and there are 256 MiB"
+    ):
         ns.audit(TINY, workers=1, **SMALL)
     with pytest.raises(ValueError, match=r"layers=5000 of gpt2 must be at most 2000"):
         ns.audit(TINY.replace(layers=5000), **SMALL)

@@ -20,7 +20,7 @@ def test_scores_of_a_very_wide_model_are_large():
     """Entries N(0, 0.02²), a normed input: a score has variance (0.02² n)², whatever the head dimension."""
     model = ns.models.read("gpt3-175b").replace(layers=1)
     found = model.probes(tokens=8).measure(24, workers=1, progress=False)
-    assert 0.02**2 * 12288 == pytest.approx(4.9152)
+    assert pytest.approx(4.9152) == 0.02**2 * 12288
     assert np.median(found["score_std"]) == pytest.approx(4.9, abs=0.15)
 
 

@@ -42,8 +42,8 @@ MADE = {
         {"attention_share": [0.2, 0.04, 0.2, 0.2]},
         {"attention_share": [0.2, 0.3 / 9, 0.2, 0.2]},
     ),
-    "rank": ({"effective_rank": [7, 3, 2, 1.5]}, {"effective_rank": [7, 3, 2, 1.9]}, {"effective_rank": [7, 3, 2, 1.7]}),
-    "entropy": ({"entropy": [0.9, 0.45, 0.9, 0.9]}, {"entropy": [0.9, 0.55, 0.9, 0.9]}, {"entropy": [0.9, 0.5, 0.9, 0.9]}),
+    "rank": tuple({"effective_rank": [7, 3, 2, last]} for last in (1.5, 1.9, 1.7)),
+    "entropy": tuple({"entropy": [0.9, lowest, 0.9, 0.9]} for lowest in (0.45, 0.55, 0.5)),
     "loss": ({"loss": 4.6}, {"loss": 4.4}, {"loss": 4.5}),
     "limit": ({"limit": {"cosine": [0.2] * 4}}, {"limit": {}}, {"limit": {"cosine": [0.1019] * 4}}),
 }  # fmt: skip
@@ -109,7 +109,10 @@ REAL = {
     "rank": ({"std_v": 1.0, "std_o": 1.0, "std_q": 0.0, "causal": False}, {}),
     "entropy": ({"std_q": 1.0, "std_k": 1.0}, {}),
     "loss": ({"tied": False, "std_logits": 0.4}, {}),
-    "limit": ({"width": 4, "heads": 1, "groups": 1, "head_dim": 2, "hidden": 2, "std": 0.5}, {"width": 512, "std": 0.02}),
+    "limit": (
+        {"width": 4, "heads": 1, "groups": 1, "head_dim": 2, "hidden": 2, "std": 0.5},
+        {"width": 512, "std": 0.02},
+    ),
 }  # fmt: skip
 
 
