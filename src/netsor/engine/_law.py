@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..language._value import Value
+from ._kept import kept_plan
 from ._montecarlo import Progress, check_memory, chunks, generator, one_blas_thread, run, whole_number
 from ._plan import SAMPLE, Plan
 from ._run import Streams
@@ -79,7 +80,7 @@ def drawn(
 ) -> list[Array]:
     """Draws of one coordinate of each output, (draws, *shape): all jointly, and no covariance is ever formed."""
     draws, seed = whole_number("draws", draws, 1), whole_number("seed", seed, 0)
-    plan = make_plan(outputs, widths, without=without)
+    plan = kept_plan(outputs, widths, without)
     size = plan.mean.shape[0]
     check_memory(8.0 * draws * size, f"draws={draws} of {size} outputs", "take fewer draws or outputs")
     found = np.empty((draws, size))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .. import language as ns
-from .._program import program
-from ..language._given import SCALE, one_of, real, scale, whole
-from ..nn import attention
+from ... import language as ns
+from ..._program import program
+from ...language._given import SCALE, one_of, real, scale, whole
+from ...nn import attention
 
 ACTIVATIONS = {
     "clip": ns.clip,

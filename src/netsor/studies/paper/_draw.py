@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .._style import BLACK, BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
-from ..laws import Estimate
+from ..._style import BLACK, BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
+from ...laws import Estimate
 from ._cases import Case
 from ._measure import HEADS, Curve, Densities, Divergences, Heads, Scores
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..engine._montecarlo import generator, one_blas_thread
-from ..laws import HeadSum, Mixture
-from ..laws._gaussians import Gaussians, compress
+from ...engine._montecarlo import generator, one_blas_thread
+from ...laws import HeadSum, Mixture
+from ...laws._gaussians import Gaussians, compress
+from .._store import Arrays, Store
 from ._cases import Part
-from ._store import Arrays, Store
 
 Array = npt.NDArray[np.float64]
 

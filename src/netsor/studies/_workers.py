@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -50,6 +50,14 @@ class Workers:
                 if child not in self.others:
                     child.terminate()
         self.executor.shutdown()
+
+
+def wait(futures: Sequence[Future[Any]], what: str, unit: str) -> None:
+    """Wait for some work, with a bar on a terminal."""
+    with tqdm(total=len(futures), desc=what, unit=unit, disable=None) as bar:
+        for future in as_completed(futures):
+            future.result()
+            bar.update()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The report: one file with everything in it, for any browser."""
+"""The report on the paper's claims."""
 
 from __future__ import annotations
 
@@ -6,35 +6,11 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .._page import page, picture
 from ._claims import ABSENT, AGREES, DISAGREES, Row
 from ._measure import Divergences, Heads
 
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>The paper, reproduced</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }}
-h1 {{ font-size: 1.6rem; margin-bottom: 0.2rem; }}
-h2 {{ font-size: 1.2rem; margin-top: 2.5rem; }}
-table {{ border-collapse: collapse; width: 100%; font-size: 0.9rem; }}
-th, td {{ text-align: left; vertical-align: top; padding: 0.5rem 0.7rem; border-bottom: 1px solid #ddd; }}
-td small, figcaption {{ color: #666; }}
-.agrees {{ color: #00694d; font-weight: 600; }}
-.disagrees {{ color: #b33; font-weight: 600; }}
-.undecided, .absent {{ color: #8a5a00; font-weight: 600; }}
-.quick {{ background: #fff3d6; padding: 0.6rem 0.9rem; border-left: 4px solid #e69f00; }}
-.figures {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1.5rem; }}
-figure {{ margin: 0; }}
-figure svg {{ width: 100%; height: auto; }}
-figcaption {{ font-size: 0.85rem; }}
-code {{ background: #f3f3f3; padding: 0 0.2rem; }}
-</style>
-</head>
-<body>
-<h1>The paper, reproduced</h1>
+BODY = """\
 <p><em>Infinite-Width Limit of a Single Attention Layer: Analysis via Tensor Programs</em> (Sakai, Karakida, Imaizumi,
 NeurIPS 2025). Every draw below is exact in law at its width; no weight matrix was drawn.</p>
 {quick}
@@ -56,10 +32,7 @@ each trial, their mean and standard deviation. The data of figure 1a are in <cod
 {figures}
 </div>
 <h2>How</h2>
-<p>{how}</p>
-</body>
-</html>
-"""
+<p>{how}</p>"""
 
 BOTH = (
     "The paper estimates KL from kernel estimates of two samples, which adds a floor: the dashed grey line is what "
@@ -80,14 +53,15 @@ def report(
         f"<code>{html.escape(manifest['command'])}</code>. Beside this file: each figure as PDF and PNG, its data as "
         "CSV, and <code>manifest.json</code>."
     )
-    return PAGE.format(
+    body = BODY.format(
         quick=f'<p class="quick">{html.escape(quick)}</p>' if quick else "",
         summary=html.escape(" ".join(summary(rows, data))),
         rows="\n".join(_row(row) for row in rows),
         estimators=BOTH if estimator == "both" else "",
-        figures="\n".join(_figure(name, svg[name], data[name].figure.title) for name in svg),
+        figures="\n".join(picture(name, svg[name], f"Figure {name}. {data[name].figure.title}.") for name in svg),
         how=how,
     )
+    return page("The paper, reproduced", body)
 
 
 def _row(row: Row) -> str:
@@ -97,14 +71,6 @@ def _row(row: Row) -> str:
         f"<tr><td>{html.escape(row.claim)}<br><small>Rule: {html.escape(row.rule)}</small></td>"
         f"<td>{html.escape(row.measured)}</td>"
         f'<td class="{name}">{row.verdict}</td><td>{links}</td></tr>'
-    )
-
-
-def _figure(name: str, svg: bytes, title: str) -> str:
-    text = svg.decode()
-    return (
-        f'<figure id="figure-{name}">{text[text.index("<svg") :]}'
-        f"<figcaption>Figure {name}. {html.escape(title)}.</figcaption></figure>"
     )
 
 

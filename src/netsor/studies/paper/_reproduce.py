@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import os
-import platform
 import shlex
 import time
-from collections.abc import Iterable
-from concurrent.futures import Future, as_completed
+from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-from .. import __version__
-from ..engine._montecarlo import cores, one_blas_thread, whole_number
-from ..language._given import shown
-from ._cases import GROUPS, NAMES, Figure, Part, figures
+from ...engine._montecarlo import cores, one_blas_thread, whole_number
+from ...language._given import shown
+from .._folder import Folder
+from .._manifest import surroundings, tidy
+from .._store import Store
+from .._workers import Workers, wait
+from ._cases import GROUPS, NAMES, Part, figures
 from ._claims import judged
 from ._draw import drawn
-from ._folder import COMMAND, Folder
 from ._measure import MEASURES, Plan
 from ._report import report, summary
 from ._sample import Cost, cost, draw
-from ._store import Store
-from ._workers import Workers
 
+COMMAND = "netsor reproduce"
 ESTIMATORS = ("paper", "exact", "both")
 QUICK = {"samples": 2_500, "trials": 2}
 
@@ -99,7 +92,7 @@ class Finished:
 
 def prepare(options: Options) -> Folder:
     """The folder of a run, where its files will overwrite none of somebody else's."""
-    folder = Folder(options.out)
+    folder = Folder(options.out, COMMAND, beside=["figures"])
     folder.prepare(["report.html", *(f"{name}.{kind}" for name in options.chosen for kind in ("csv", "pdf", "png"))])
     return folder
 
@@ -120,11 +113,11 @@ def reproduce(options: Options) -> Finished:
         there = {part: cost(arrays) for part in parts if (arrays := plan.store.load(part.key)) is not None}
         futures = {part: workers.submit(draw, part, plan.store.folder) for part in parts if part not in there}
         for figure in chosen:
-            _wait(figure, [futures[part] for part in plan.parts(figure) if part in futures])
+            wait([futures[part] for part in plan.parts(figure) if part in futures], f"figure {figure.name}", "trial")
             begun = time.perf_counter()
             with one_blas_thread():
                 data[figure.name] = MEASURES[figure.kind](plan, figure)
-            files[f"{figure.name}.csv"] = _csv(data[figure.name].rows())
+            files[f"{figure.name}.csv"] = tidy(data[figure.name].rows())
             seconds[f"figure {figure.name}"] = round(time.perf_counter() - begun, 3)
             pictures[figure.name] = workers.submit(drawn, data[figure.name])
         for name, picture in pictures.items():
@@ -150,16 +143,6 @@ def reproduce(options: Options) -> Finished:
     return Finished(options.out / "report.html", (one, two, last))
 
 
-def _csv(rows: Iterable[dict[str, Any]]) -> bytes:
-    table = list(rows)
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, fieldnames=list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in table:
-        writer.writerow({k: f"{v:.10g}" if isinstance(v, float) else v for k, v in row.items()})
-    return buffer.getvalue().encode()
-
-
 def _manifest(options: Options, plan: Plan, costs: dict[Part, Cost], seconds: dict[str, float]) -> dict[str, Any]:
     """What was run, with what, and what it took."""
     parts = [{**part.key, "file": plan.store.path(part.key).name, **cost._asdict()} for part, cost in costs.items()]
@@ -174,22 +157,9 @@ def _manifest(options: Options, plan: Plan, costs: dict[Part, Cost], seconds: di
             "quick": options.quick,
         },
         "seed": options.seed,
-        "versions": {
-            "netsor": __version__,
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("numpy", "scipy", "matplotlib")},
-        },
-        "machine": {"system": platform.system(), "architecture": platform.machine(), "cores": os.cpu_count()},
+        **surroundings(),
         "draws": sum(part["samples"] for part in parts),
         "random_numbers": sum(part["random_numbers"] for part in parts),
         "seconds": {"sampling": round(sum(part["seconds"] for part in parts), 3), **seconds},
         "parts": parts,
     }
-
-
-def _wait(figure: Figure, futures: list[Future[Cost]]) -> None:
-    """Wait for the trials of a figure, with a bar on a terminal."""
-    with tqdm(total=len(futures), desc=f"figure {figure.name}", unit="trial", disable=None) as bar:
-        for future in as_completed(futures):
-            future.result()
-            bar.update()

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import language as ns
-from .._program import Program, program
-from ..laws import HeadSum
+from ... import language as ns
+from ..._program import Program, program
+from ...laws import HeadSum
 from ._layer import layer
 
 WIDTHS = (16, 64, 256, 1024)

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,17 @@ from filelock import FileLock, Timeout
 from ._store import sweep, write
 
 MANIFEST = "manifest.json"
-COMMAND = "netsor reproduce"  # how the command of every manifest begins
 
 
 class Folder:
-    """Where a run puts its files."""
+    """Where a run puts its files.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    `command` is how the command of every manifest of this study begins: the files of another study are somebody
+    else's. `beside` names the options in which two runs may differ and still have their files side by side.
+    """
+
+    def __init__(self, path: Path, command: str, beside: Sequence[str] = ()) -> None:
+        self.path, self.command, self.beside = path, command, tuple(beside)
 
     def prepare(self, names: Iterable[str]) -> None:
         """Refuse a folder where these files would overwrite others, or that cannot be written to; make it if needed."""
@@ -52,7 +55,7 @@ class Folder:
             self._refuse_foreign(files, old)
             known = _hashes(old)
             new = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-            same = old is not None and _options(old) == _options(manifest)
+            same = old is not None and self._options(old) == self._options(manifest)
             manifest["files"] = {**(old["files"] if old is not None and same else {}), **new}
             manifest["replaced"] = {name: self._digest(name) for name in known if self._digest(name) in known[name]}
             write(self.path / MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -68,7 +71,7 @@ class Folder:
             found = json.loads((self.path / MANIFEST).read_bytes())
         except (OSError, ValueError, RecursionError):
             return None
-        ours = isinstance(found, dict) and str(found.get("command", "")).startswith(COMMAND)
+        ours = isinstance(found, dict) and str(found.get("command", "")).startswith(self.command)
         return found if ours and _hashes(found) and isinstance(found.get("options"), dict) else None
 
     def _refuse_foreign(self, names: Iterable[str], manifest: dict[str, Any] | None) -> None:
@@ -81,6 +84,11 @@ class Folder:
                     f"out={str(self.path)!r} holds a {name} that is not of an earlier run, or was changed since: "
                     "it would be overwritten; move it, or choose another folder"
                 )
+
+    def _options(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """What two runs must have in common for their files to stand side by side."""
+        options = {name: value for name, value in manifest["options"].items() if name not in self.beside}
+        return {**options, "seed": manifest.get("seed"), "versions": manifest.get("versions")}
 
     def _digest(self, name: str) -> str:
         try:
@@ -114,8 +122,3 @@ def _hashes(manifest: Mapping[str, Any] | None) -> dict[str, set[str]]:
         return {}
     plain = all(isinstance(name, str) and Path(name).name == name for name in found)
     return found if plain and all(isinstance(d, str) for digests in found.values() for d in digests) else {}
-
-
-def _options(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What two runs must have in common for their files to stand side by side."""
-    return {**manifest["options"], "figures": 0, "seed": manifest.get("seed"), "versions": manifest.get("versions")}

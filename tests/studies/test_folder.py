@@ -4,10 +4,14 @@ import json
 
 import pytest
 
-from netsor.paper._folder import Folder
+from netsor.studies._folder import Folder
 
 OPTIONS = {"command": "netsor reproduce 1b", "options": {"figures": ["1b"]}, "seed": 0, "versions": {}}
 FILES = {"1b.csv": b"one", "report.html": b"two"}
+
+
+def folder_of(path):
+    return Folder(path, "netsor reproduce", beside=["figures"])
 
 
 def contents(folder):
@@ -15,7 +19,7 @@ def contents(folder):
 
 
 def put(folder, files=FILES, **changed):
-    made = Folder(folder)
+    made = folder_of(folder)
     made.prepare(files)
     made.put(files, {**OPTIONS, **changed})
 
@@ -37,7 +41,7 @@ def test_what_is_not_ours_is_refused_before_any_work(name, text, after, tmp_path
     (tmp_path / name).write_text(text)
     before = contents(tmp_path)
     with pytest.raises(ValueError, match=r"out=.* holds a .* that is not of an earlier run, or was changed since"):
-        Folder(tmp_path).prepare(FILES)
+        folder_of(tmp_path).prepare(FILES)
     assert contents(tmp_path) == before
 
 
@@ -47,11 +51,11 @@ def test_a_manifest_that_names_files_elsewhere_is_not_ours(tmp_path):
     wrong = {**OPTIONS, "files": {"../mine": "x"}, "replaced": {}}
     (tmp_path / "out" / "manifest.json").write_text(json.dumps(wrong))
     with pytest.raises(ValueError, match=r"holds a manifest\.json"):
-        Folder(tmp_path / "out").prepare(FILES)
+        folder_of(tmp_path / "out").prepare(FILES)
 
 
 def test_a_file_that_appears_during_the_work_is_refused_at_the_end(tmp_path):
-    folder = Folder(tmp_path)
+    folder = folder_of(tmp_path)
     folder.prepare(FILES)
     (tmp_path / "report.html").write_text("mine")
     with pytest.raises(ValueError, match=r"holds a report\.html"):
@@ -65,7 +69,7 @@ def test_folders_and_links_in_the_place_of_files_are_refused(tmp_path):
     (tmp_path / "b" / "report.html").symlink_to("nowhere")
     for name in "ab":
         with pytest.raises(ValueError, match=r"holds a report\.html"):
-            Folder(tmp_path / name).prepare(FILES)
+            folder_of(tmp_path / name).prepare(FILES)
 
 
 def test_other_options_remove_what_was_not_changed(tmp_path):
@@ -79,7 +83,7 @@ def test_other_options_remove_what_was_not_changed(tmp_path):
 
 @pytest.mark.parametrize("writes", range(4))
 def test_a_run_that_is_ended_while_it_writes_is_known_to_the_next(writes, tmp_path, monkeypatch):
-    from netsor.paper import _folder
+    from netsor.studies import _folder
 
     put(tmp_path)
     left = iter(range(writes))
@@ -104,7 +108,15 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_system(tmp_path):
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "out"):
         with pytest.raises(OSError, match="file"):
-            Folder(out).prepare(FILES)
+            folder_of(out).prepare(FILES)
     (tmp_path / "parts").write_text("mine")
     with pytest.raises(FileExistsError):
-        Folder(tmp_path).prepare(FILES)
+        folder_of(tmp_path).prepare(FILES)
+
+
+def test_the_files_of_another_study_are_somebody_elses(tmp_path):
+    put(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=r"holds a manifest\.json that is not of an earlier run"):
+        Folder(tmp_path, "netsor audit").prepare(["layers.csv"])
+    assert contents(tmp_path) == before

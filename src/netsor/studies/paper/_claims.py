@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..laws import Estimate
+from ...laws import Estimate
 from ._measure import HEADS, Divergences, Heads, Scores
 
 AGREES, DISAGREES, UNDECIDED, ABSENT = "agrees", "disagrees", "undecided", "not run"

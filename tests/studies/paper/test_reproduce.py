@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.paper import _claims
-from netsor.paper._cases import GROUPS, NAMES, Case, figures
-from netsor.paper._reproduce import Options, reproduce
-from netsor.paper._sample import GRID, WEIGHTS, sampled
-from netsor.paper._store import Store
+from netsor.studies._store import Store
+from netsor.studies.paper import _claims
+from netsor.studies.paper._cases import GROUPS, NAMES, Case, figures
+from netsor.studies.paper._reproduce import Options, reproduce
+from netsor.studies.paper._sample import GRID, WEIGHTS, sampled
 
 SMALL = {"samples": 600, "trials": 2, "workers": 1}
 

@@ -9,11 +9,11 @@ import pytest
 import netsor as ns
 from netsor.laws import HeadSum, Origin
 from netsor.laws._head import Head
-from netsor.paper import _claims, _measure
-from netsor.paper._cases import Case, figures, limit_law
-from netsor.paper._measure import Agreement, Divergences, Plan
-from netsor.paper._reproduce import Options
-from netsor.paper._sample import sampled
+from netsor.studies.paper import _claims, _measure
+from netsor.studies.paper._cases import Case, figures, limit_law
+from netsor.studies.paper._measure import Agreement, Divergences, Plan
+from netsor.studies.paper._reproduce import Options
+from netsor.studies.paper._sample import sampled
 
 
 def filled(plan, cases):

@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from ..engine._montecarlo import generator
-from ..laws import Attention, Empirical, Estimate, Law, kl, paper_kl
-from ..laws._distance import kl_terms
-from ..laws._replicas import Replicated
-from ..laws._resample import jackknife
+from ...engine._montecarlo import generator
+from ...laws import Attention, Empirical, Estimate, Law, kl, paper_kl
+from ...laws._distance import kl_terms
+from ...laws._replicas import Replicated
+from ...laws._resample import jackknife
+from .._store import Arrays, Store
 from ._cases import Case, Figure, Part, limit_law
 from ._sample import AGAIN, GAUSS, GRID, LIMIT, WEIGHTS
-from ._store import Arrays, Store
 
 Array = npt.NDArray[np.float64]
 Row = dict[str, Any]
