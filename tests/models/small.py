@@ -49,7 +49,14 @@ CONFIGS = {
         **GROUPED,
         "rope_parameters": {**ROPE, "original_max_position_embeddings": 32},
     },
-    "mistral": {"model_type": "mistral", **GROUPED, "sliding_window": 3},
+    "mistral": {
+        "model_type": "mistral",
+        **GROUPED,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "head_dim": 4,
+        "sliding_window": 3,
+    },
     "qwen3": {"model_type": "qwen3", **GROUPED, "num_key_value_heads": 1},
     "gemma2": {
         "model_type": "gemma2",
@@ -111,13 +118,22 @@ def inputs(model: Transformer) -> dict[str, object]:
     return {"ids": IDS, "decoder_ids": DECODER_IDS} if model.decoder_layers else {"ids": IDS}
 
 
-NAMES = ("coordinate", "mean square", "cosine", "first mean square", "entropy", "logit of an id", "logit of another")
+NAMES = (
+    "coordinate",
+    "mean square",
+    "cosine",
+    "first mean square",
+    "entropy",
+    "logit of its id",
+    "logit of another id",
+)
 OTHER = 20  # an id that does not occur
 
 
 def seen(model: Transformer) -> tuple[int, int, int, int]:
-    """Which vectors, block and logit are looked at: a token, another one, a block but the last, an id that occurs."""
-    return 3 if model.decoder_layers else 4, 1, model.layers + model.decoder_layers - 2, 7
+    """Which vectors, block and logit are looked at: a token, the one before, a block but the last, the token's id."""
+    at = 3 if model.decoder_layers else 4
+    return at, at - 1, model.layers + model.decoder_layers - 2, DECODER_IDS[at] if model.decoder_layers else IDS[at]
 
 
 def program(model: Transformer) -> ns.Program:
