@@ -153,6 +153,7 @@ def test_alibi_has_the_slopes_of_its_paper():
     np.testing.assert_allclose(bias[2], -0.125 * np.abs(np.subtract.outer(range(4), range(4))))
     # twelve heads: the slopes of 8, then those of 16 in odd places
     np.testing.assert_allclose(-nn.alibi(12, 2)[8:, 0, 1], 2.0 ** -np.array([0.5, 1.5, 2.5, 3.5]))
+    np.testing.assert_allclose(-nn.alibi(7, 2)[4:, 0, 1], 2.0 ** -np.array([1.0, 3.0, 5.0]))
     np.testing.assert_allclose(-nn.alibi(1, 2)[:, 0, 1], [2.0**-8])
 
 
@@ -176,7 +177,7 @@ def bucket(apart, bidirectional, buckets, most):
 
 @pytest.mark.parametrize(
     ("bidirectional", "buckets", "most"),
-    [(True, 32, 128), (False, 32, 128), (True, 8, 20), (False, 5, 9), (True, 4, 2)],
+    [(True, 32, 128), (False, 32, 128), (True, 8, 20), (False, 9, 128), (False, 5, 9), (True, 4, 2)],
 )
 def test_relative_biases_are_shared_by_buckets(bidirectional, buckets, most):
     tokens = 150 if most == 128 else 40

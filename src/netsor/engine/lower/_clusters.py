@@ -18,7 +18,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from ...language._graph import widths_of
-from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Mix, Source, Take
+from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Mix, Rotate, Source, Take
 from ...language._value import Value, Vector
 from ...language._width import Width
 from ..passes._rewrite import COORDINATEWISE, Fuse
@@ -115,8 +115,9 @@ class Clusters:
             case Fuse(x):
                 label = self.labels()[self.ids[x]].ravel()
                 found, counts = np.unique(label, return_counts=True)
-                if len(set(counts.tolist())) > 1:  # unequal parts: one member holds them all
+                if len(set(counts.tolist())) > 1:  # unequal parts: one member holds them all, and so must one frame
                     found, label = found[:1], np.full_like(label, found[0])
+                    self._link(self.ids[x].ravel()[:1], self.ids[x].ravel())
                 self.parts[value] = np.stack([places for _, places in _split(label)])
                 members = self.members[value] = self._new(len(found), 1)
                 self._link(ids.ravel(), members[np.searchsorted(found, label), 0])
@@ -145,6 +146,8 @@ class Clusters:
                 for y in value.op.inputs:
                     if isinstance(y, Vector):
                         self._link(ids, self.ids[y].reshape((1,) * (value.ndim - y.ndim) + self.ids[y].shape))
+                if isinstance(value.op, Rotate):  # coordinates go from block to block
+                    self._link(ids[..., :1], ids)
         return ids
 
     def groups(self, widths: Mapping[Width, float]) -> list[Group]:
