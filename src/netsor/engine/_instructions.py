@@ -19,7 +19,8 @@ Array = Any
 Shape = tuple[int, ...]
 
 FEW = 8  # terms of a sum that are added one by one: array libraries are slow at many small matrix products
-LEAF = 12  # rows of a matrix that is factored column by column
+PANEL = 16  # columns of a matrix that are factored one by one, before the others hear of them
+PIECE = 2**15  # entries that a function of coordinates is given in one go
 TOLERANCE = 1e-13  # of a pivot, relative to its diagonal entry, below which a row depends on those before it
 
 
@@ -152,28 +153,28 @@ def residual(xp: Any, rest: Array, whole: Array) -> Array:
 
 
 def _factor(xp: Any, gram: Array, floor: Array) -> Array:
+    """By panels of columns, so that for a large matrix most of the work is in matrix products."""
     size = gram.shape[-1]
-    if size > LEAF:  # by blocks, so that most of the work is in matrix products
-        half = size // 2
-        first = _factor(xp, gram[..., :half, :half], floor[..., :half])
-        below = solve(xp, first, gram[..., half:, :half])
-        rest = gram[..., half:, half:] - below @ xp.matrix_transpose(below)
-        second = _factor(xp, rest, floor[..., half:])
-        above = xp.zeros((*first.shape[:-1], size - half), dtype=gram.dtype)
-        return xp.concat([xp.concat([first, above], axis=-1), xp.concat([below, second], axis=-1)], axis=-2)
-    rest, columns = gram, []
-    for j in range(size):  # `rest` loses its first row and column each time
-        pivot = rest[..., 0, 0]
-        fresh = pivot > floor[..., j]
-        inverse = xp.where(fresh, 1.0 / xp.sqrt(xp.where(fresh, pivot, 1.0)), 0.0)
-        column = rest[..., :, 0] * inverse[..., None]
-        if j:
-            column = xp.concat([xp.zeros((*column.shape[:-1], j), dtype=gram.dtype), column], axis=-1)
-        columns.append(column)
-        if j + 1 < size:
-            below = column[..., j + 1 :]
-            rest = rest[..., 1:, 1:] - below[..., :, None] * below[..., None, :]
-    return xp.stack(columns, axis=-1)
+    panels: list[Array] = []
+    for start in range(0, size, PANEL):
+        width = min(PANEL, size - start)
+        rest, columns = gram[..., start:, start : start + width], []
+        if panels:
+            known = (xp.concat(panels, axis=-1) if len(panels) > 1 else panels[0])[..., start:, :]
+            rest = rest - known @ xp.matrix_transpose(known[..., :width, :])
+        for j in range(width):  # `rest` loses its first row and column each time
+            pivot = rest[..., 0, 0]
+            fresh = pivot > floor[..., start + j]
+            inverse = xp.where(fresh, 1.0 / xp.sqrt(xp.where(fresh, pivot, 1.0)), 0.0)
+            below = rest[..., :, 0] * inverse[..., None]
+            if j + 1 < width:
+                rest = rest[..., 1:, 1:] - below[..., 1:, None] * below[..., None, 1 : width - j]
+            if start + j:
+                above = xp.zeros((*below.shape[:-1], start + j), dtype=gram.dtype)
+                below = xp.concat([above, below], axis=-1)
+            columns.append(below)
+        panels.append(xp.stack(columns, axis=-1))
+    return xp.concat(panels, axis=-1) if len(panels) > 1 else panels[0]
 
 
 def solve(xp: Any, lower: Array, b: Array) -> Array:
@@ -182,20 +183,28 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
     Along a direction that no row of C has, 0.
     """
     size = lower.shape[-1]
-    if size > LEAF:
+    if size > PANEL:
         half = size // 2
         first = solve(xp, lower[..., :half, :half], b[..., :half])
         rest = b[..., half:] - first @ xp.matrix_transpose(lower[..., half:, :half])
         return xp.concat([first, solve(xp, lower[..., half:, half:], rest)], axis=-1)
-    columns: list[Array] = []
-    for j in range(size):
-        rest = b[..., j]
-        for i, column in enumerate(columns):
-            rest = rest - column * lower[..., j, i, None]
+    rest, columns = b, []
+    for j in range(size):  # `rest` loses its first column each time
         pivot = lower[..., j, j]
         inverse = xp.where(pivot > 0, 1.0 / xp.where(pivot > 0, pivot, 1.0), 0.0)
-        columns.append(rest * inverse[..., None])
+        columns.append(rest[..., 0] * inverse[..., None])
+        rest = rest[..., 1:] - columns[-1][..., :, None] * lower[..., None, j + 1 :, j]
     return xp.stack(columns, axis=-1)
+
+
+def basis(xp: Any, rows: Array) -> Array:
+    """Orthonormal rows that span the given ones, fewer than directions: as if a frame had grown from them.
+
+    From the rows, and not from their products: so what is small beside them keeps its digits.
+    """
+    q, r = xp.linalg.qr(xp.matrix_transpose(rows))
+    signs = xp.stack([r[..., j, j] for j in range(r.shape[-1])], axis=-1)
+    return xp.matrix_transpose(q) * xp.where(signs < 0, -1.0, 1.0)[..., None]
 
 
 def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
@@ -231,9 +240,24 @@ def total(xp: Any, a: Array) -> Array:
     return xp.sum(a, axis=-1)
 
 
-def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape) -> Array:
+def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, coordinates: bool = False) -> Array:
     """A function of scalars, or of coordinates; one that hands its argument back gets a copy, to be written over."""
+    if coordinates and math.prod(shape) > PIECE // 4 and all(type(a) is np.ndarray for a in arrays):
+        return _by_pieces(arrays, f, shape)
     made = f(*arrays)
     if type(made) is np.ndarray and any(np.may_share_memory(made, a) for a in arrays if type(a) is np.ndarray):
         made = made.copy()
     return made if made.shape[1:] == shape else xp.broadcast_to(made, (made.shape[0], *shape))
+
+
+def _by_pieces(arrays: Sequence[Any], f: Callable[..., Array], shape: Shape) -> Array:
+    """A coordinatewise function of large arrays, in numpy: what it makes on its way stays in the cache."""
+    replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
+    made = np.empty((replicas, *shape))
+    axis = next((k for k, size in enumerate(made.shape) if size > 1), 0)
+    few = max(1, PIECE * made.shape[axis] // max(made.size, 1))
+    front = (slice(None),) * axis
+    for start in range(0, made.shape[axis], few):
+        some = (*front, slice(start, start + few))
+        made[some] = f(*(a[some] if a.shape[axis] > 1 else a for a in arrays))
+    return made

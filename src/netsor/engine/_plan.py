@@ -128,6 +128,8 @@ class Builder:
                 made = rule(np, *empty, **params).shape[1:]
             out = self.room(made, words)
             inner = args[0].shape[-1] if kind in ("product", "gram", "factor", "residual", "solve") else 1
+            if kind == "basis":
+                inner = 2 * args[0].shape[-2]
             self.steps.append(Step(kind, out, args, params, words, out.size * inner))
         if key is not None:
             self.known[key] = out
