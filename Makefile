@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help reproduce test test-all lint bench docs clean
+.PHONY: help reproduce test test-all test-peers lint bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -27,6 +27,9 @@ test: $(VENV)/stamp-test  ## every test but the slow ones
 
 test-all: $(VENV)/stamp-test  ## every test
 	$(BIN)/python -m pytest -m 'slow or not slow'
+
+test-peers: $(VENV)/stamp-test $(VENV)/stamp-peers  ## laws against real networks by transformers and PyTorch
+	$(BIN)/python -m pytest -o addopts='-q --strict-markers -s' tests/peers
 
 lint: $(VENV)/stamp-lint  ## format, lint and types
 	$(BIN)/ruff format --check .
