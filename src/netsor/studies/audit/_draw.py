@@ -42,6 +42,8 @@ def _figure(audit: Found, quantity: Quantity) -> Any:
         axes.set_yscale("log")
     elif quantity.name in ("entropy", "attention_share", "mlp_share", "cross_share", "largest_weight"):
         axes.set_ylim(-0.02, 1.02)
+    for start, _ in audit.stacks[1:]:
+        axes.axvline(start + 0.5, color=GREY, lw=0.5, zorder=0)  # the decoder begins
     if quantity.name == "cosine":
         axes.axhline(0.0, color=GREY, lw=0.5, zorder=0)
     axes.set(xlabel="block", ylabel=quantity.title)
