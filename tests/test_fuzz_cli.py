@@ -124,12 +124,12 @@ AUDIT = {
     "--widths": ["actual", "inf", "both", "none"],
     "--seed": ["0", "7", str(2**128)],
     "--workers": ["1", "2", "1024", "2000"],
-    "--out": ["", "file", "file/out", "theirs", "\udcff"],
+    "--out": ["out", "", "file", "file/out", "theirs", "\udcff"],
 }
 
 
 def audit_line(random):
-    """An audit of a small model; where it is right, nothing is written."""
+    """An audit of a small model."""
     words = ["audit", random.choice(["tiny.json"] * 8 + ["none.json", "mine.py", "theirs", "", "\udcff", "a\0b"])]
     if random.random() < 0.8:
         words += ["--draws", "10"]
@@ -189,8 +189,12 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(_cost, "LONGEST", 3.0)
     monkeypatch.setattr("sys.dont_write_bytecode", True)
 
+    real = Folder.prepare
+
     def prepare(folder, names):
-        folder._refuse_foreign(names, folder._manifest())  # and make no folder
+        if folder.command == _audit.COMMAND:
+            return real(folder, names)
+        return folder._refuse_foreign(names, folder._manifest())  # and make no folder
 
     def reproduce(options):
         return _reproduce.Finished(options.out / "report.html", ("one", "two", "three"))
@@ -253,7 +257,8 @@ def examine(folder, words):
     assert result.returncode == 0 or (words[0] == "check" and result.returncode == 1)
     assert result.stdout
     plots = {words[i + 1] for i, word in enumerate(words) if word == "--plot"}
-    assert added <= plots
+    outs = {words[i + 1] for i, word in enumerate(words) if word == "--out"} if words[0] == "audit" else set()
+    assert all(name in plots or name.partition("/")[0] in outs for name in added)
     for name in added:
         (folder / name).unlink()
     if "--json" in words and "-h" not in words:

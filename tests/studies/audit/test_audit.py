@@ -187,6 +187,7 @@ WRONG = [
     ({"out": ""}, "out=''"),
     ({"workers": 0}, "workers=0 must be"), ({"seed": -1}, "seed=-1 must be"), ({"compare": "nothing"}, "no file"),
     ({"tokens": 10**9}, "tokens=1000000000"), ({"ids": [1, 2.5]}, "ids=2.5 must be"),
+    ({"ids": 5}, "ids=5 must be a sequence"),
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from netsor.studies.audit._rules import ABSENT, FOUND, NOT_FOUND, RULES, UNDECID
 DRAWS, BLOCKS = 200, 4
 
 
-def facts(limit=None, distinct=8, uniform_loss=4.0, **columns):
+def facts(limit=None, distinct=8, uniform_loss=4.0, stacks=((0, 3),), **columns):
     """Draws of a model in which nothing is the matter, but for what is given: numbers a block, with a little noise."""
     plain = {
         "mean_square": [1, 2, 3, 4], "cosine": [0.1] * 4, "effective_rank": [7, 6, 6, 5], "score_std": [0.3] * 4,
@@ -19,7 +19,7 @@ def facts(limit=None, distinct=8, uniform_loss=4.0, **columns):
         "mlp_share": [0.3] * 4, "loss": 4.1, "logit_std": 0.4, "max_probability": 0.05,
     }  # fmt: skip
     return Facts(noisy({**plain, **columns}, 0), noisy({**plain, **limit}, 1) if limit is not None else None,
-                 distinct, uniform_loss)  # fmt: skip
+                 distinct, uniform_loss, stacks)  # fmt: skip
 
 
 def noisy(columns, seed):
@@ -58,6 +58,15 @@ def test_a_rule_comes_out_both_ways_and_may_be_left_open(name):
 
 def test_every_rule_is_tested():
     assert list(MADE) == [rule.name for rule in RULES]
+
+
+def test_an_encoder_and_a_decoder_are_looked_at_apart():
+    """The decoder begins anew: between the two nothing grows or collapses."""
+    apart = {"mean_square": [1, 2, 30, 60], "effective_rank": [7, 6, 1.5, 1.9], "stacks": ((0, 1), (2, 3))}
+    assert [verdict(name, facts(**apart)).verdict for name in ("growth", "rank")] == [NOT_FOUND, NOT_FOUND]
+    grown = verdict("growth", facts(**{**apart, "mean_square": [1, 2, 3, 60]}))
+    assert (grown.verdict, "behind block 3, 6" in grown.measured) == (FOUND, True)
+    assert verdict("rank", facts(**{**apart, "effective_rank": [7, 1.2, 7, 7]})).verdict == FOUND
 
 
 def test_the_other_branch_may_drown_too():

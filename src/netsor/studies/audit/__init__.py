@@ -41,7 +41,6 @@ def audit(
         raise ValueError("model=None must be a model: a name, a path, a configuration or a Transformer")
     from . import _audit, _request  # seldom needed, and not at once
 
-    chosen = tuple(ids) if ids is not None else None
     folder = None if out is None else Path(out)
-    request = _request.Request(first, second, tokens, chosen, draws, widths, seed, workers, folder, (first.name,))
+    request = _request.Request(first, second, tokens, ids, draws, widths, seed, workers, folder, (first.name,))
     return _audit.run(request)

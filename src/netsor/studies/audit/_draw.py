@@ -35,13 +35,16 @@ def _figure(audit: Found, quantity: Quantity) -> Any:
             mark = "." if len(blocks) == 1 else ""  # a line of one point is not seen
             if found is each.best:
                 axes.fill_between(blocks, low, high, color=colour, alpha=0.22, lw=0)
+            thick = 2.2 if colour == COLOURS[0] and audit.other is not None else 1.2  # so that neither hides the other
             line = DASHED if found.subject.infinite else "-"
-            axes.plot(blocks, median, linestyle=line, marker=mark, color=colour, label=label, lw=1.2)
+            axes.plot(blocks, median, linestyle=line, marker=mark, color=colour, label=label, lw=thick)
             ends += [float(low.min()), float(high.max())]
     if quantity.log and max(ends) > 5 * min(ends) > 0:
         axes.set_yscale("log")
     elif quantity.name in ("entropy", "attention_share", "mlp_share", "cross_share", "largest_weight"):
         axes.set_ylim(-0.02, 1.02)
+    for start, _ in audit.stacks[1:]:
+        axes.axvline(start + 0.5, color=GREY, lw=0.5, zorder=0)  # the decoder begins
     if quantity.name == "cosine":
         axes.axhline(0.0, color=GREY, lw=0.5, zorder=0)
     axes.set(xlabel="block", ylabel=quantity.title)

@@ -68,6 +68,12 @@ class Found:
         """How many there are."""
         return int(self.best["mean_square"].shape[1])
 
+    @property
+    def stacks(self) -> tuple[tuple[int, int], ...]:
+        """The first and the last block of the network; of the encoder and of the decoder, if there are two."""
+        encoder = self.model.layers
+        return ((0, self.blocks - 1),) if self.blocks == encoder else ((0, encoder - 1), (encoder, self.blocks - 1))
+
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """A verdict for each rule."""
@@ -76,7 +82,7 @@ class Found:
         distinct = len(set(ids)) if same and ids is not None else self.request.tokens
         uniform = math.log(model.vocabulary) if model.vocabulary else None
         beside = self.limit.arrays if self.actual is not None and self.limit is not None else None
-        return judged(Facts(self.best.arrays, beside, distinct, uniform))
+        return judged(Facts(self.best.arrays, beside, distinct, uniform, self.stacks))
 
     @property
     def measured(self) -> list[Measured]:

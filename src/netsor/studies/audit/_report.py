@@ -37,8 +37,8 @@ of the law. Where the threshold is within the interval the verdict is left open,
 </tbody>
 </table>
 <h2>Block by block</h2>
-<p>Bands hold 5 to 95 % of initialisations at the model's own widths, solid lines are medians. Dashed lines are medians
-with all widths at infinity. The numbers are in <code>audit.csv</code>.</p>
+<p>Bands hold 5 to 95 % of initialisations at the model's own widths, solid lines are medians.
+Dashed lines are medians with all widths at infinity, where those were asked for. The numbers are in <code>audit.csv</code>.</p>
 <div class="figures">
 {figures}
 </div>

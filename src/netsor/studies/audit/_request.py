@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -113,7 +114,7 @@ class Request:
     model: Transformer
     other: Transformer | None = None
     tokens: int = 16
-    ids: tuple[int, ...] | None = None
+    ids: Sequence[int] | None = None
     draws: int = 200
     widths: str = "both"
     seed: int = 0
@@ -145,7 +146,7 @@ class Request:
 
     def subject(self, model: Transformer, infinite: bool) -> Subject:
         """A model of it, at one set of widths."""
-        return Subject(model, self.tokens, self.ids, infinite)
+        return Subject(model, self.tokens, None if self.ids is None else tuple(self.ids), infinite)
 
     @property
     def models(self) -> tuple[Transformer, ...]:

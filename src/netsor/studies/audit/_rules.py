@@ -44,6 +44,7 @@ class Facts(NamedTuple):
     limit: Draws | None  # at infinity, where the first are not
     distinct: int  # tokens that begin as different vectors
     uniform_loss: float | None  # ln V
+    stacks: tuple[tuple[int, int], ...]  # first and last block of the network, or of its encoder and its decoder
 
 
 class Said(NamedTuple):
@@ -83,10 +84,15 @@ def _ratio(a: Array, b: Array, otherwise: float) -> Array:
 
 def _growth(facts: Facts, threshold: float) -> Said:
     square = facts.draws["mean_square"]
-    ratio = _ratio(square[:, -1], square[:, 0], 1.0)
-    middle, first, last = (float(np.median(v)) for v in (ratio, square[:, 0], square[:, -1]))
-    text = f"mean square {first:.3g} behind block 1, {last:.3g} behind block {square.shape[1]}: {middle:.3g} times"
-    return Said(text, above(ratio, threshold), middle)
+    ratios = [_ratio(square[:, last], square[:, first], 1.0) for first, last in facts.stacks]
+    most = int(np.argmax([np.median(ratio) for ratio in ratios]))
+    first, last = facts.stacks[most]
+    middle = float(np.median(ratios[most]))
+    text = (
+        f"mean square {np.median(square[:, first]):.3g} behind block {first + 1}, {np.median(square[:, last]):.3g} "
+        f"behind block {last + 1}: {middle:.3g} times"
+    )
+    return Said(text, above(ratios[most], threshold), middle)
 
 
 def _branches(facts: Facts, threshold: float) -> Said:
@@ -109,13 +115,13 @@ def _rank(facts: Facts, threshold: float) -> Said:
     if facts.distinct < 2:
         return Said("the tokens begin as one vector", ABSENT)
     rank = facts.draws["effective_rank"]
-    free = (rank[:, -1] - 1) / (facts.distinct - 1)
-    middle = float(np.median(free))
+    first, last = min(facts.stacks, key=lambda stack: float(np.median(rank[:, stack[1]])))
+    free = (rank[:, last] - 1) / (facts.distinct - 1)
     text = (
-        f"effective rank {np.median(rank[:, 0]):.3g} behind block 1, {np.median(rank[:, -1]):.3g} behind block "
-        f"{rank.shape[1]}, of {facts.distinct} tokens; cosine {np.median(facts.draws['cosine'][:, -1]):.2g}"
+        f"effective rank {np.median(rank[:, first]):.3g} behind block {first + 1}, {np.median(rank[:, last]):.3g} "
+        f"behind block {last + 1}, of {facts.distinct} tokens; cosine {np.median(facts.draws['cosine'][:, last]):.2g}"
     )
-    return Said(text, below(free, threshold), middle)
+    return Said(text, below(free, threshold), float(np.median(free)))
 
 
 def _entropy(facts: Facts, threshold: float) -> Said:
