@@ -6,15 +6,16 @@ N(obs; m_r, V_r + τ²I) and conditions each Gaussian: again a joint law, with l
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
+from ..language._given import as_number, as_whole, numbers, shown
+from ..language._where import TraceError
 from ._estimate import Array, Estimate
+from ._given import LARGEST
 from ._origin import Origin
 from ._replicas import average
 
@@ -45,10 +46,12 @@ def conditioned(
     log_density = -0.5 * (z**2).sum(axis=1) - heights
     with np.errstate(divide="ignore"):
         joint = np.log(weight) + log_density
-    evidence = float(special.logsumexp(joint))
-    posterior = np.exp(joint - evidence)
+    top = float(joint.max())  # first, or digits of a large exponent would be lost
+    posterior = np.exp(joint - top)
+    evidence = top + float(np.log(posterior.sum()))
+    posterior = posterior / posterior.sum()
     effective = 1 / float(np.sum(posterior**2))
-    relative = np.exp(log_density - evidence)  # of mean 1: its error is that of the logarithm
+    relative = np.exp(log_density - top - np.log(np.exp(joint - top).sum()))  # of mean 1: its error is the logarithm's
     error = float(average(relative, weight).error) if len(weight) > 1 else 0.0
     if len(weight) > 1 and effective < FEW:
         warnings.warn(
@@ -71,16 +74,24 @@ def _checked(
     dim: int, observed: Mapping[int, float], noise: npt.ArrayLike
 ) -> tuple[npt.NDArray[np.intp], Array, Array]:
     if not isinstance(observed, Mapping) or not observed:
-        raise ValueError(f"condition: observed={observed!r} must be a mapping {{entry: value}}, not empty")
+        raise TraceError("condition", f"observed={shown(observed)} must be a mapping {{entry: value}}, not empty")
+    values, places = [], []
     for entry, value in observed.items():
-        if isinstance(entry, bool) or not hasattr(entry, "__index__") or not -dim <= entry < dim:
-            raise ValueError(f"condition: entry {entry!r} must be an integer from 0 to {dim - 1}")
-        if not math.isfinite(value):
-            raise ValueError(f"condition: the value {value!r} of entry {entry!r} must be a finite number")
-    entries = np.array([int(entry) % dim for entry in observed], dtype=np.intp)
-    if len(set(entries.tolist())) < len(entries):
-        raise ValueError(f"condition: observed={observed!r} names an entry twice")
-    tau = np.asarray(noise, dtype=np.float64)
-    if tau.shape not in ((), (len(entries),)) or not np.isfinite(tau).all() or (tau < 0).any():
-        raise ValueError(f"condition: noise={noise!r} must be a standard deviation, 0 or more, or one for each value")
-    return entries, np.array(list(observed.values()), dtype=np.float64), np.broadcast_to(tau, entries.shape).copy()
+        place, number = as_whole(entry), as_number(value)
+        if place is None or not -dim <= place < dim:
+            raise TraceError("condition", f"observed: entry {shown(entry)} must be an integer from 0 to {dim - 1}")
+        if number is None or not abs(number) <= LARGEST:
+            raise TraceError(
+                "condition",
+                f"observed: the value {shown(value)} of entry {place} must be a finite number, at most {LARGEST:g}",
+            )
+        places.append(place % dim)
+        values.append(number)
+    if len(set(places)) < len(places):
+        raise TraceError("condition", f"observed={shown(observed)} names an entry twice")
+    tau = numbers(noise, "condition", "noise")
+    if tau.shape not in ((), (len(places),)) or (tau < 0).any() or tau.max() > LARGEST:
+        raise TraceError(
+            "condition", f"noise={shown(noise)} must be a standard deviation, 0 or more, or one for each value"
+        )
+    return np.array(places, dtype=np.intp), np.array(values), np.broadcast_to(tau, (len(places),)).copy()

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from .._style import BLACK, BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, VERMILLION, new
+from ..language._given import shown
+from ..language._where import TraceError
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK)
 POINTS = 401
@@ -22,9 +24,10 @@ def plot(*laws: Any, labels: Any = None, axes: Any = None) -> Any:
 
     if not laws or not all(hasattr(law, "with_error") and hasattr(law, "_slope") for law in laws):
         raise TypeError("plot: needs one law of one variable or more; a joint law has joint.plot()")
-    names = list(labels) if labels is not None else [law.method for law in laws]
-    if len(names) != len(laws):
-        raise ValueError(f"plot: labels={labels!r} must be {len(laws)} names, one for each law")
+    names = [law.method for law in laws] if labels is None else labels
+    listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    if not listed or len(names) != len(laws):
+        raise TraceError("plot", f"labels={shown(labels)} must be {len(laws)} names, one for each law")
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         if axes is None:
             figure = new(3.3)
@@ -72,9 +75,9 @@ def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
     """Contours of the joint density of two entries, on a grid of four standard deviations. Returns the axes."""
     import matplotlib as mpl
 
-    two = law.marginal(list(entries))
+    two = law.marginal(entries)
     if two.dim != 2:
-        raise ValueError(f"plot: entries={entries!r} must be two entries")
+        raise TraceError("plot", f"entries={shown(entries)} must be two entries")
     centre, scale = two.mean(), two.std()
     sides = [np.linspace(c - 3.5 * s, c + 3.5 * s, GRID) for c, s in zip(centre, scale, strict=True)]
     density = two.pdf(np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1))
