@@ -72,9 +72,9 @@ def _coordinate(s: State, output: Vector, k: int) -> tuple[Register, Register]:
     mean = build.constant(np.zeros(output.size))
     gaussian = build.constant(np.zeros((output.size, own)))
     if found.sample is not None:
-        flat = build.fitted(picked(found.sample), s.columns)
+        flat = build.fitted(picked(found.sample), max(found.sample.shape[-1], len(s.picked)))
         mean = build.reshape(build.step("part", flat, start=k, stop=k + 1), output.size)
-        gaussian = build.step("part", flat, start=len(s.picked), stop=s.columns)
+        gaussian = build.fitted(build.step("part", flat, start=len(s.picked), stop=flat.shape[-1]), own)
     if not math.isinf(width) and found.lead.shape[-1]:
         mean = build.step("add", mean, _in_frame(s, output, picked(found.lead), rows, place % int(width)))
     return mean, gaussian
