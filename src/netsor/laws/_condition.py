@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..language._given import as_number, as_whole, numbers, shown
 from ..language._where import TraceError
-from ._estimate import Array, Estimate
+from ._estimate import Array, Estimate, combined
 from ._given import LARGEST
 from ._origin import Origin
 from ._replicas import average
@@ -28,37 +28,28 @@ def conditioned(
 ) -> Conditioned:
     """Means, covariances, origin, weights and log evidence of the law given data."""
     entries, values, tau = _checked(mean.shape[1], observed, noise)
-    across = cov[:, :, entries]
-    inner = across[:, entries, :] + np.diag(tau**2)
-    try:
-        root = np.linalg.cholesky(inner)
-    except np.linalg.LinAlgError:
-        root = np.zeros_like(inner)
-    size = np.sqrt(np.diagonal(inner, axis1=1, axis2=2))
-    if (np.diagonal(root, axis1=1, axis2=2) <= 1e-7 * size).any():
-        raise ValueError(
-            "condition: what was observed is determined by the rest in some replicas, so the data have no density; "
-            f"give noise above 0, got {noise!r}"
-        )
-    z = np.linalg.solve(root, (values - mean[:, entries])[..., None])[..., 0]
+    off, across = values - mean[:, entries], cov[:, :, entries]
+    root = _root(across[:, entries, :], tau, noise)
+    z = np.asarray(np.linalg.solve(root, off[..., None])[..., 0], dtype=np.float64)
     half = np.linalg.solve(root, np.swapaxes(across, 1, 2))
-    heights = np.log(np.sqrt(2 * np.pi) * np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
-    log_density = -0.5 * (z**2).sum(axis=1) - heights
-    with np.errstate(divide="ignore"):
-        joint = np.log(weight) + log_density
-    top = float(joint.max())  # first, or digits of a large exponent would be lost
-    posterior = np.exp(joint - top)
-    evidence = top + float(np.log(posterior.sum()))
-    posterior = posterior / posterior.sum()
+    log_density = _log_density(root, z)
+    posterior, evidence = _weighed(weight, log_density)
     effective = 1 / float(np.sum(posterior**2))
-    relative = np.exp(log_density - top - np.log(np.exp(joint - top).sum()))  # of mean 1: its error is the logarithm's
-    error = float(average(relative, weight).error) if len(weight) > 1 else 0.0
-    if len(weight) > 1 and effective < FEW:
-        warnings.warn(
-            f"condition: the data leave an effective sample of {effective:.0f} of {len(weight)} replicas; take more "
-            "draws, or more noise",
-            stacklevel=4,
-        )
+    error = 0.0
+    if len(weight) > 1:
+        relative = np.divide(posterior, weight, out=np.zeros_like(weight), where=weight > 0)  # of mean 1
+        error = float(average(relative, weight).error)  # which is that of the logarithm
+        if effective < FEW:
+            warnings.warn(
+                f"condition: the data leave an effective sample of {effective:.0f} of {len(weight)} replicas; take "
+                "more draws, or more noise",
+                stacklevel=4,
+            )
+    doubt = 0.0
+    for sign in (1, -1) if origin.quadrature_error > 1e-14 else ():
+        other = _root(across[:, entries, :] * max(1 + sign * origin.quadrature_error, 0.0), tau, noise)
+        log_other = _log_density(other, np.asarray(np.linalg.solve(other, off[..., None])[..., 0], dtype=np.float64))
+        doubt = max(doubt, abs(_weighed(weight, log_other)[1] - evidence))
     new_mean = mean + np.einsum("rij,ri->rj", half, z)
     new_cov = cov - np.swapaxes(half, 1, 2) @ half
     exact = entries[tau == 0]
@@ -67,7 +58,38 @@ def conditioned(
     new_cov[:, :, exact] = 0.0
     given = Origin(origin.status, f"{origin.method}, given {len(entries)} observations", origin.random_numbers,
                    origin.seed, origin.quadrature_error, origin.notes)  # fmt: skip
-    return new_mean, new_cov, given, posterior, Estimate(evidence, error)
+    return new_mean, new_cov, given, posterior, Estimate(evidence, combined(error, doubt))
+
+
+def _root(cov: Array, tau: Array, noise: npt.ArrayLike) -> Array:
+    """The triangular roots of the covariances of what was observed."""
+    inner = cov + np.diag(tau**2)
+    try:
+        root = np.asarray(np.linalg.cholesky(inner), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        root = np.zeros_like(inner)
+    size = np.sqrt(np.diagonal(inner, axis1=1, axis2=2))
+    if (np.diagonal(root, axis1=1, axis2=2) <= 1e-7 * size).any():
+        raise TraceError(
+            "condition",
+            "what was observed is determined by the rest in some replicas, so the data have no density; "
+            f"give noise above 0, got noise={shown(noise)}",
+        )
+    return root
+
+
+def _log_density(root: Array, z: Array) -> Array:
+    heights = np.log(np.sqrt(2 * np.pi) * np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
+    return np.asarray(-0.5 * (z**2).sum(axis=1) - heights)
+
+
+def _weighed(weight: Array, log_density: Array) -> tuple[Array, float]:
+    """Weights after the data, and the log evidence: the largest term first, or digits of an exponent would be lost."""
+    with np.errstate(divide="ignore"):
+        joint = np.log(weight) + log_density
+    top = float(joint.max())
+    each = np.exp(joint - top)
+    return each / each.sum(), top + float(np.log(each.sum()))
 
 
 def _checked(

@@ -16,7 +16,7 @@ from ._condition import conditioned
 from ._described import Described
 from ._estimate import Array, Estimate, combined
 from ._given import LARGEST, checked_generator, checked_origin, checked_size, checked_weights, points
-from ._mixture import Mixture
+from ._mixture import CONSTANT, Mixture
 from ._normals import Normals
 from ._origin import Origin
 from ._replicas import average
@@ -127,8 +127,11 @@ class Joint(Described):
 
     def gaussian(self) -> Joint:
         """The Gaussian with this law's mean and covariance."""
-        origin = Origin(self.status, f"the Gaussian with mean and covariance of: {self.method}")
-        return Joint(self.mean()[None], self.cov()[None], origin)
+        value, error = self.with_error.cov()
+        size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
+        share = np.divide(error, size, out=np.zeros_like(size), where=(size > 0) & np.isfinite(error))
+        about = f"the Gaussian with mean and covariance of: {self.method}"
+        return Joint(self.mean()[None], value[None], Origin(self.status, about, quadrature_error=float(share.max())))
 
     # Numbers
 
@@ -227,8 +230,11 @@ class JointWithError:
     def mean(self) -> Estimate:
         """E[Y]."""
         law = self._law
-        doubt = law.origin.quadrature_error * law.std() if law.component_mean.any() else 0.0
-        return self._made(average(law.component_mean, law.weight), doubt)
+        found = average(law.component_mean, law.weight)
+        if not law.component_mean.any():
+            return self._made(found, 0.0)
+        std, size = law.std(), np.abs(found.value)
+        return self._made(found, law.origin.quadrature_error * np.where(std > CONSTANT * size, std, size))
 
     def cov(self) -> Estimate:
         """The covariance matrix."""

@@ -4,8 +4,8 @@ One replica of the engine gives the mean and the variance of one coordinate of t
 matrices; the law is the mean over the replicas. No kernel estimate is needed, and no bandwidth.
 
 A replica without any variance is a point. Points that repeat are atoms: the law gives them a probability, and its
-density is that of the rest. Points that do not are draws of a quantity that is known by draws alone (a score, a norm,
-the output of a last nonlinearity); its distribution function is theirs, its density a kernel estimate.
+density is that of the rest. Points that do not are draws of a quantity that is known by draws alone (a norm, an
+entropy, the output of a last nonlinearity); its distribution function is theirs, its density a kernel estimate.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from ._law import Law, normal_moment
 from ._origin import Origin
 from ._replicas import Replicated, average
 from ._store import storable
+
+CONSTANT = 1e-9  # of its mean: a number that varies by less is not random, and errors are shares of itself
 
 
 @storable
@@ -173,7 +175,10 @@ class Mixture(Components, Law):
         )
         pairs: list[tuple[Law, Law]] = [(up, down)] if len(self._smooth) else []
         if not self.centred:
-            scale = np.where(self.component_var > 0, np.sqrt(self.component_var), self.std())
+            whole = self.std()
+            if whole <= CONSTANT * abs(self.mean()):
+                whole = abs(self.mean())
+            scale = np.where(self.component_var > 0, np.sqrt(self.component_var), whole)
             right, left = (
                 Mixture(self.component_mean + sign * error * scale, self.component_var, origin, self.weight)
                 for sign in (1, -1)
@@ -249,5 +254,7 @@ class Mixture(Components, Law):
 
 def gaussian_like(law: Law) -> Mixture:
     """The Gaussian with a law's mean and variance."""
-    origin = Origin(law.status, f"the Gaussian with mean and variance of: {law.method}")
-    return Mixture(law.mean(), law.var(), origin)
+    value, error = law.with_error.var()
+    known = error / value if value > 0 and math.isfinite(error) else 0.0
+    about = f"the Gaussian with mean and variance of: {law.method}"
+    return Mixture(law.mean(), value, Origin(law.status, about, quadrature_error=known))

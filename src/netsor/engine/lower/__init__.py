@@ -59,7 +59,9 @@ def make_plan(
         raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
     narrowed = narrow(outputs)
     context = Context(bound, {value: number for number, value in enumerate(ordered(narrowed))})
-    return _lowered(State(rewrite(narrowed, context, without), context, frozenset(without), shift, picked), title)
+    return _lowered(
+        State(rewrite(narrowed, context, without), context, frozenset(without), shift, picked, narrowed), title
+    )
 
 
 def _lowered(s: State, title: str) -> Plan:

@@ -27,12 +27,17 @@ def results(s: State) -> tuple[Register, Register]:
     """
     build, means, columns = s.build, [], []
     count, own = len(s.picked), s.columns - len(s.picked)
-    for output in s.outputs:
+    for written, output in zip(s.written, s.outputs, strict=True):
         if isinstance(output, Scalar):
             means.append(build.reshape(s.scalars[output], output.size))
             columns.append(build.constant(np.zeros((output.size, count * own))))
             continue
         assert isinstance(output, Vector)
+        if isinstance(written, Scalar):  # it has the law of a coordinate, whatever coordinates are asked for
+            mean, gaussian = _coordinate(s, output, 0)
+            means.append(mean)
+            columns.append(build.fitted(gaussian, count * own))
+            continue
         if not s.chosen and _differ(s, output) and NOTE not in s.context.notes:
             s.context.notes.append(NOTE)
         parts = [_coordinate(s, output, k) for k in range(count)]

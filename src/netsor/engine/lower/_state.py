@@ -64,10 +64,12 @@ class State:
         context: Context,
         without: frozenset[str],
         shift: int,
-        picked: Sequence[int] | None = None,
+        picked: Sequence[int] | None,
+        written: Sequence[Value],
     ) -> None:
         self.outputs, self.context, self.without, self.chosen = outputs, context, without, picked is not None
         self.picked = (0,) if picked is None else tuple(picked)
+        self.written = written  # the outputs as they were: a scalar may have become a vector
         self.build = Builder(shift)
         values = ordered(outputs)
         self.names = names_of([v for v in values if not isinstance(v.op, Fuse)])
