@@ -46,10 +46,14 @@ def conditioned(
                 stacklevel=4,
             )
     doubt = 0.0
-    for sign in (1, -1) if origin.quadrature_error > 1e-14 else ():
-        other = _root(across[:, entries, :] * max(1 + sign * origin.quadrature_error, 0.0), tau, noise)
-        log_other = _log_density(other, np.asarray(np.linalg.solve(other, off[..., None])[..., 0], dtype=np.float64))
-        doubt = max(doubt, abs(_weighed(weight, log_other)[1] - evidence))
+    if origin.quadrature_error > 1e-14:
+        # d log N = ½ tr((S⁻¹zz^TS⁻¹ − S⁻¹) dC), each entry of C off by ε √(C_ii C_jj), either way
+        inverse = np.linalg.solve(root, np.broadcast_to(np.eye(len(entries)), root.shape))
+        alpha = np.einsum("rij,ri->rj", inverse, z)
+        slope = alpha[:, :, None] * alpha[:, None, :] - np.swapaxes(inverse, 1, 2) @ inverse
+        std = np.sqrt(np.maximum(np.diagonal(cov, axis1=1, axis2=2)[:, entries], 0.0))
+        each = np.sqrt(np.sum((slope * std[:, :, None] * std[:, None, :]) ** 2, axis=(1, 2)))
+        doubt = 0.5 * origin.quadrature_error * float(posterior @ each)
     new_mean = mean + np.einsum("rij,ri->rj", half, z)
     new_cov = cov - np.swapaxes(half, 1, 2) @ half
     exact = entries[tau == 0]
