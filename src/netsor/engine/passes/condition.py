@@ -60,9 +60,9 @@ def condition(outputs: Sequence[Value], context: Context) -> list[Value]:
                 size = 1.0 if power == 0.5 else context.width(a) ** -0.5
                 left, right = free(a, b, old), free(b, a, old)
                 if right and (not left or a.size <= b.size):
-                    return _coordinate(y, x, size, turned=True)
+                    return _coordinate(y, x, size, turned=True).reshape(old.shape)
                 if left:
-                    return _coordinate(x, y, size, turned=False)
+                    return _coordinate(x, y, size, turned=False).reshape(old.shape)
             case Take(), Take(Vector() as x, flat) if isinstance(old, Scalar):
                 return Vector(Take(x, flat), old.shape, x.width)
         return new
