@@ -11,20 +11,33 @@ import netsor as ns
 
 FOLDER = Path(__file__).parent.parent / "examples"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+PICTURES = {"picture": {"widths.png"}, "three_questions": {"entropy.png", "outputs.png", "posterior.png"}}
+
+
+def needs(name):
+    if "from sklearn" in (FOLDER / f"{name}.py").read_text():
+        pytest.importorskip("sklearn")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_runs(name, capsys, monkeypatch, tmp_path):
+    needs(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [name])
     runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == PICTURES.get(name, set())
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_network_is_at_most_ten_lines(name):
+    needs(name)
     net = importlib.import_module(f"examples.{name}").net
     assert isinstance(net(), ns.Program)
     source = inspect.getsource(net).splitlines()
     code = [line for line in source if line.strip() and not line.strip().startswith(("@", '"""'))]
     assert len(code) <= 10
+
+
+def test_the_script_of_a_user_is_short():
+    assert len((FOLDER / "three_questions.py").read_text().splitlines()) <= 30

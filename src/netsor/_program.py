@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .engine import NoLimitError, Plan, _literal
+from .engine._coordinates import picked
 from .engine._law import conditional, drawn
 from .engine._montecarlo import Progress
 from .engine._recognise import recognise
 from .engine.lower import make_plan
 from .language._check import NO_LIMIT, Report, check
-from .language._given import as_whole, picked, shown
+from .language._given import as_whole, shown
+from .language._given import picked as indexed
 from .language._graph import numbered, ordered, widths_of
 from .language._latex import latex
 from .language._print import text
@@ -75,7 +77,7 @@ class Program:
         if isinstance(self.output, tuple):
             if not isinstance(key, slice) and as_whole(key) is None:
                 raise TraceIndexError(f"program {self.name}", f"index {shown(key)} must be an integer or a slice")
-            places = picked(np.arange(len(self.output)), key, f"program {self.name}")
+            places = indexed(np.arange(len(self.output)), key, f"program {self.name}")
             chosen: Any = tuple(self.output[i] for i in places) if places.ndim else self.output[int(places)]
         else:
             chosen = self.output[key]
@@ -149,24 +151,29 @@ class Program:
         *,
         draws: int = 50_000,
         seed: int = 0,
+        coordinates: int | list[int] | None = None,
         workers: int | None = None,
         executor: Executor | None = None,
         progress: Progress = True,
         **widths: float,
     ) -> Any:
-        """The law of one coordinate of the output, exactly, at any widths, finite or `inf`: no weight matrix is drawn.
+        """The law of a coordinate of the output, exactly, at any widths, finite or `inf`: no weight matrix is drawn.
 
         Bind every width by its name, `law(n=256)`, `law(n=inf, d=64)`. The result is a `Mixture` of Gaussians over
         `draws` replicas (one, if nothing random is left to condition on), a `Joint` mixture if the output has several
         entries, and a `HeadSum`, accurate to many digits, for one output of an attention layer at infinite width whose
-        tokens have a fixed kernel. The same seed at two widths gives coupled laws. `workers`, `executor` and
+        tokens have a fixed kernel. The same seed at two widths gives coupled laws.
+
+        `coordinates` picks coordinates of each vector, `5` or `[0, 5]`, as in `simulate`; of several it is their joint
+        law, entries (*shape, coordinates) in numpy's order. Without it the law is that of coordinate 0: of any, unless
+        data or rotary positions make coordinates differ, and then `law.notes` says so. `workers`, `executor` and
         `progress` are as in `simulate`. `plan` says what will be drawn and computed, and what that costs.
         """
         bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
-        status = self._status(bound)
+        status, places = self._status(bound), picked(coordinates, self.outputs, bound)
 
         def engine() -> Mixture | Joint:
-            found = conditional(self.outputs, bound, draws, seed, workers, executor, progress)
+            found = conditional(self.outputs, bound, draws, seed, workers, executor, progress, picked=places)
             origin = Origin(
                 status=status,
                 method=f"exact engine at {', '.join(f'{k} = {v}' for k, v in bound.items()) or 'fixed widths'}",
@@ -179,7 +186,7 @@ class Program:
                 return Joint(found.mean, found.cov, origin)
             return Mixture(found.mean[:, 0], found.cov[:, 0, 0], origin)
 
-        layer = recognise(self.outputs, bound)
+        layer = recognise(self.outputs, bound) if places is None or len(places) == 1 else None
         if layer is None:
             return engine()
         origin = Origin(status, "convolution over heads at infinite width")

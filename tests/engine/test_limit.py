@@ -6,6 +6,7 @@ from examples import attention_layer, residual_block
 from scipy import integrate, stats
 
 import netsor as ns
+from netsor.engine._law import conditional
 
 from .compare import d, mixture, n
 
@@ -14,8 +15,13 @@ def test_score_covariance_is_the_product_of_kernels():
     cov = np.array([[1.0, 0.5, 0.2], [0.5, 1.0, 0.0], [0.2, 0.0, 2.0]])
     x = ns.gaussian(n, 3, cov=cov)
     q, k = ns.weight(d, n, std=1.5) @ x, ns.weight(d, n, std=0.8) @ x
-    scores = ns.Program(ns.dot(q, k)).law(n=ns.inf, d=ns.inf, draws=200_000).component_mean
+    net = ns.Program(ns.dot(q, k))
     expected = 1.5**2 * 0.8**2 * np.kron(cov, cov)  # Cov(p_ij, p_i'j') = σ_Q² σ_K² K_ii' K_jj'
+    np.testing.assert_allclose(net.law(n=ns.inf, d=ns.inf).cov(), expected, atol=1e-12)
+    widths = {"n": ns.inf, "d": ns.inf}
+    scores = conditional(
+        net.outputs, widths, 200_000, progress=False, without=["condition"]
+    ).mean  # as a layer draws them
     diagonal = np.diag(expected)
     error = np.sqrt((expected**2 + np.outer(diagonal, diagonal)) / len(scores))
     assert (np.abs(np.cov(scores.T) - expected) < 5.5 * error).all()  # 81 entries: level 1e-5

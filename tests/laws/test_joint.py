@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from examples import attention_layer
 from scipy import stats
 
 import netsor as ns
@@ -97,6 +98,48 @@ def test_several_combinations_are_a_joint_law():
     two = law.combination(w)
     np.testing.assert_allclose(two.cov(), w @ law.cov() @ w.T)
     assert two[1].var() == pytest.approx(law.combination(w[1]).var())
+
+
+# Of a program
+
+
+@pytest.fixture(scope="module")
+def joint():
+    return attention_layer.net().law(n=16, draws=4000)
+
+
+def test_joint_density(joint):
+    two = joint.marginal([0, 2])
+    y = np.linspace(-6, 6, 241)
+    grid = np.stack(np.meshgrid(y, y, indexing="ij"), axis=-1)[::4, ::4]
+    mass = np.exp(two.marginal([0, 1]).logpdf(grid)).sum() * (y[4] - y[0]) ** 2
+    assert mass == pytest.approx(1, abs=0.01)
+    one = joint.marginal([1])
+    assert one.logpdf([[0.3]])[0] == pytest.approx(joint[1].logpdf(0.3), abs=1e-9)
+
+
+def test_joint_moments_and_draws(joint):
+    drawn = joint.rvs(40_000, seed=2)
+    assert drawn.shape == (40_000, 4)
+    np.testing.assert_allclose(np.cov(drawn.T), joint.cov(), atol=0.03)
+    weights = np.array([1.0, -0.5, 0.0, 2.0])
+    assert joint.combination(weights).var() == pytest.approx(weights @ joint.cov() @ weights, rel=1e-9)
+    assert stats.kstest(drawn @ weights, joint.combination(weights).cdf).pvalue > 1e-5
+    assert len(joint) == 4
+    assert "Joint over 4 entries" in repr(joint)
+    np.testing.assert_allclose(joint.mean(), 0)
+
+
+def test_joint_errors(joint):
+    with pytest.raises(ValueError, match=r"weights of shape \(2,\) must be \(4,\)"):
+        joint.combination([1.0, 2.0])
+    with pytest.raises(IndexError, match="entry 7 of a joint law of 4 entries"):
+        joint[7]
+    with pytest.raises(ValueError, match="must have 4 entries along the last axis"):
+        joint.logpdf([1.0])
+    singular = ns.Program(ns.stack([*[ns.weight(1, ns.Width("n")) @ ns.gaussian(ns.Width("n"))] * 2])).law(n=3)
+    with pytest.raises(ValueError, match="singular covariance"):
+        singular.logpdf([0.0, 0.0])
 
 
 # Data
@@ -197,3 +240,21 @@ def test_pictures(tmp_path):
         ns.plot(one, other, labels=["one"])
     with pytest.raises(TypeError, match=r"a joint law has joint\.plot"):
         ns.plot(mixture(10, 2))
+
+
+def test_what_is_not_random_is_known_up_to_a_share_of_itself():
+    """The mean square of a function at infinite width is a number, by quadrature."""
+    doubtful = Origin("proved", "made for a test", quadrature_error=1e-3)
+    one = ns.Mixture(-4.0, 0.0, doubtful)
+    assert tuple(one.with_error.mean()) == (-4.0, pytest.approx(4e-3))
+    assert one.with_error.cdf(-3.0).value == 1
+    both = ns.Joint([[-4.0, 1.0]], [np.diag([0.0, 9.0])], doubtful)
+    np.testing.assert_allclose(both.with_error.mean().error, [4e-3, 3e-3])
+    n = ns.Width("n")
+    x = ns.nonlin(lambda a, b: np.sin(3 * a) * np.floor(b), ns.gaussian(n), ns.gaussian(n))
+    law = ns.Program(ns.mean_dot(x, x)).law(n=ns.inf)
+    value, error = law.with_error.mean()
+    k = np.arange(-40, 40)  # E[sin² 3a] E[⌊b⌋²]
+    right = (1 - np.exp(-18)) / 2 * np.sum(k**2 * np.diff(stats.norm.cdf(np.append(k, 40))))
+    assert abs(value - right) < 3 * error
+    assert 0 < error < 0.01

@@ -229,6 +229,24 @@ def sphere(xp: Any, known: Array, point: Array, *rest: Array) -> Array:
     return join(xp, known, found, axis=len(found.shape) - 2)
 
 
+def spheres(xp: Any, known: Array, points: Array, *rest: Array) -> Array:
+    """Coordinates of several orthonormal vectors (…, vectors, ·) along new directions, given those along known ones.
+
+    With S = I − known known^T and G standard normal rows, S^(1/2) (G G^T)^(−1/2) G is uniform; any roots will do.
+    `rest` are rows with the products of what of G lies outside of the frame.
+    """
+    one = xp.eye(points.shape[-2], dtype=points.dtype)
+    left = residual(xp, one - known @ xp.matrix_transpose(known), one)
+    alive = xp.stack([left[..., j, j] for j in range(points.shape[-2])], axis=-1) > 0  # a vector that is all known
+    points = points * xp.astype(alive, points.dtype)[..., None]
+    gram = points @ xp.matrix_transpose(points)
+    for rows in rest:
+        rows = rows * xp.astype(alive, points.dtype)[..., None]
+        gram = gram + rows @ xp.matrix_transpose(rows)
+    found = left @ xp.matrix_transpose(solve(xp, factor(xp, gram), xp.matrix_transpose(points)))
+    return join(xp, known, found, axis=len(found.shape) - 2)
+
+
 def rotate(xp: Any, a: Array, cos: Array, sin: Array) -> Array:
     """Pairs of coordinates (f, f + r/2) turned by angles, a (…, tokens, 1, width), cos and sin (tokens, 1, r/2)."""
     half = cos.shape[-1]

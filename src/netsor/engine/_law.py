@@ -26,10 +26,10 @@ TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is
 
 @dataclass(frozen=True)
 class Conditional:
-    """What is known of one coordinate of the outputs, given all that was drawn: N(mean, cov), a replica each.
+    """What is known of the coordinates of the outputs that were asked for, given all that was drawn: N(mean, cov).
 
-    The vectors and scalars of all outputs stand side by side along the last axes. If nothing that was drawn matters,
-    there is one replica.
+    The vectors (with their coordinates) and scalars of all outputs stand side by side along the last axes. If nothing
+    that was drawn matters, there is one replica.
     """
 
     mean: Array  # (replicas, k)
@@ -49,11 +49,12 @@ def conditional(
     executor: Executor | None = None,
     progress: Progress = True,
     without: Collection[str] = (),
+    picked: Sequence[int] | None = None,
 ) -> Conditional:
-    """Replicas of the conditional law of one coordinate of the outputs."""
+    """Replicas of the conditional law of some coordinates of the outputs."""
     draws, seed = whole_number("draws", draws, 2), whole_number("seed", seed, 0)
-    plan = make_plan(outputs, widths, without=without)
-    error = quadrature_error(outputs, widths, plan, without) if plan.expects else 0.0
+    plan = make_plan(outputs, widths, without=without, picked=picked)
+    error = quadrature_error(outputs, widths, plan, without, picked) if plan.expects else 0.0
     if plan.constant:
         mean, cov = _block(plan, Streams(seed, 0), 1)
         _check_finite(mean, cov)
@@ -169,7 +170,11 @@ class _Draws:
 
 
 def quadrature_error(
-    outputs: Sequence[Value], widths: dict[str, float], plan: Plan, without: Collection[str] = ()
+    outputs: Sequence[Value],
+    widths: dict[str, float],
+    plan: Plan,
+    without: Collection[str] = (),
+    picked: Sequence[int] | None = None,
 ) -> float:
     """How far the outputs move, relative to their spread, if every Gaussian expectation moves by its own error."""
     with one_blas_thread():
@@ -183,7 +188,7 @@ def quadrature_error(
         scale = np.where(spread > 1e-9 * whole, spread, np.maximum(np.abs(mean), 1e-3 * whole))
         moved = []
         for shift in (1, 2, 3, 4) if plan.nodes else (1, 2):
-            other = make_plan(outputs, widths, without=without, shift=shift)
+            other = make_plan(outputs, widths, without=without, shift=shift, picked=picked)
             other_mean, other_cov = _block(other, Streams(0, 0), TRIED)
             size = scale[:, :, None] * scale[:, None, :]
             moved.append(float(np.max(np.abs(other_mean - mean) / scale, initial=0.0)))

@@ -17,13 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ..activations import row_softmax
+from ..language._given import as_floats, as_whole, scale, scaled, shown
+from ..language._where import TraceError
 from ._estimate import student
+from ._given import checked_heads
 from ._heads import HeadSum
 from ._joint import Joint
 from ._origin import Origin
 from ._scores import SETS, Scores, head_law, normals
 
 Array = npt.NDArray[np.float64]
+MOST = 2**31  # points, days of work
 MANY = 4000  # tokens, above which the linear algebra alone takes minutes
 WORK = 2e10  # multiplications for E[A K A^T], unless points are given
 
@@ -45,20 +49,28 @@ class Attention:
     function: Callable[[Array], Array] = row_softmax
 
     def __post_init__(self) -> None:
-        k = np.asarray(self.kernel)
-        if k.ndim != 2 or k.shape[0] != k.shape[1] or not k.size or k.dtype.kind not in "fiub":
-            raise ValueError(f"kernel of shape {k.shape} and type {k.dtype} must be a real square matrix over tokens")
-        k = np.array(k, dtype=np.float64)
+        found = as_floats(self.kernel)
+        if found is None or found.ndim != 2 or found.shape[0] != found.shape[1] or not found.size:
+            raise TraceError("Attention", f"kernel={shown(self.kernel)} must be a real square matrix over tokens")
+        k = scaled(found, "Attention", "kernel", power=2)
         if len(k) > MANY:
             warnings.warn(f"kernel of {len(k)} tokens: its law may take minutes, and memory", stacklevel=3)
         size = np.abs(k).max()
-        if not np.isfinite(size) or np.abs(k - k.T).max() > 1e-9 * size or not _semidefinite(k, 1e-9 * size):
-            raise ValueError(f"kernel of shape {k.shape} must be a symmetric positive semidefinite matrix over tokens")
+        if np.abs(k - k.T).max() > 1e-9 * size or not _semidefinite(k, 1e-9 * size):
+            raise TraceError(
+                "Attention",
+                f"kernel={shown(self.kernel)} must be a symmetric positive semidefinite matrix over tokens",
+            )
         object.__setattr__(self, "kernel", (k + k.T) / 2)
         for name in ("sigma_q", "sigma_k", "sigma_v", "sigma_o"):
             sigma = getattr(self, name)
-            if not math.isfinite(sigma) or sigma < 0 or (sigma == 0 and name in ("sigma_v", "sigma_o")):
-                raise ValueError(f"{name}={sigma!r} must be a finite number above 0 (sigma_q and sigma_k may be 0)")
+            object.__setattr__(self, name, scale(sigma, name, "Attention"))
+            if getattr(self, name) == 0 and name in ("sigma_v", "sigma_o"):
+                raise TraceError(
+                    "Attention", f"{name}={shown(sigma)} must be a finite number above 0 (sigma_q, sigma_k may be 0)"
+                )
+        if not callable(self.function):
+            raise TraceError("Attention", f"function={shown(self.function)} must be a function of rows of scores")
         if self.mask is not None:
             object.__setattr__(self, "mask", _checked_mask(self.mask, len(k)))
 
@@ -69,17 +81,21 @@ class Attention:
         are not all alike that leaves an error of about 1e-6 in the density, and 2^25 one below 1e-7, in about half a
         minute.
         """
-        if isinstance(heads, bool) or heads < 1 or int(heads) != heads:
-            raise ValueError(f"heads={heads!r} must be a positive integer; for infinitely many, infinite_heads()")
+        heads = checked_heads(heads, "law")
         k: Array = np.asarray(self.kernel)
-        if isinstance(token, bool) or not hasattr(token, "__index__") or not -len(k) <= token < len(k):
-            raise ValueError(f"token={token!r} must be an integer from 0 to {len(k) - 1}")
-        if points is not None and (points < 2**10 or points & (points - 1)):
-            raise ValueError(f"points={points!r} must be a power of 2, 1024 or more")
+        place = as_whole(token)
+        if place is None or not -len(k) <= place < len(k):
+            raise TraceError("law", f"token={shown(token)} must be an integer from 0 to {len(k) - 1}")
+        token, points = place, _checked_points(points, "law", 2**10)
         allowed = np.ones(len(k), bool) if self.mask is None else np.asarray(self.mask)[token]
         keys = k[np.ix_(allowed, allowed)]
         if not np.diag(keys).any():
-            raise ValueError(f"token={token!r} sees tokens of kernel 0 alone: its output is 0, which has no density")
+            raise TraceError(
+                "law", f"token={token} sees tokens of kernel 0 alone: its output is 0, which has no density"
+            )
+        size = (self.sigma_q * self.sigma_k) ** 2 * k[token, token] * float(np.diag(keys).max())
+        if not math.isfinite(size * (self.sigma_o * self.sigma_v) ** 2):
+            raise TraceError("law", f"kernel and sigmas make scores of variance {size:g}: a double cannot hold the law")
         return head_sum(
             (self.sigma_q * self.sigma_k) ** 2 * k[token, token] * keys,
             keys,
@@ -100,8 +116,7 @@ class Attention:
         s = len(k)
         if points is None:
             points = 2 ** int(np.clip(math.log2(WORK / (6 * s**3)), 6, 15))
-        elif points < SETS or points & (points - 1):
-            raise ValueError(f"points={points!r} must be a power of 2, {SETS} or more")
+        points = _checked_points(points, "infinite_heads", SETS) or 0
         means = []
         for number in range(SETS):
             total = np.zeros((s, s))
@@ -133,7 +148,7 @@ def head_sum(
     scores: Array,
     values: Array,
     heads: int,
-    scale: float,
+    factor: float,
     origin: Origin,
     mixture: Any = None,
     function: Callable[[Array], Array] = row_softmax,
@@ -142,26 +157,39 @@ def head_sum(
     """The law of one output, from the covariance of its row of scores and the kernel of the values."""
     one = Scores(scores.tobytes(), values.tobytes(), len(values), function)
     points = points or 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, 21))
-    return HeadSum(partial(head_law, one, points), heads, scale, origin, mixture)
+    return HeadSum(partial(head_law, one, points), heads, factor, origin, mixture)
+
+
+def _checked_points(points: Any, operation: str, least: int) -> int | None:
+    """A number of points: Sobol's are balanced if it is a power of 2."""
+    count = as_whole(points)
+    if points is not None and (count is None or not least <= count <= MOST or count & (count - 1)):
+        raise TraceError(operation, f"points={shown(points)} must be a power of 2, {least} or more, at most 2^31")
+    return count
 
 
 def _checked_mask(mask: Any, tokens: int) -> npt.NDArray[np.bool_]:
     """The mask as a boolean array (queries, keys)."""
     if isinstance(mask, str):
         if mask != "causal":
-            raise ValueError(f"mask={mask!r} must be 'causal' or a boolean array")
+            raise TraceError("Attention", f"mask={shown(mask)} must be 'causal' or a boolean array")
         return np.tri(tokens, dtype=bool)
-    allowed = np.asarray(mask)
+    try:
+        allowed = np.asarray(mask)
+    except Exception:  # what an object does when it is made an array is its own
+        allowed = np.zeros(0)
     if allowed.dtype != bool:
-        raise ValueError(f"mask must be boolean, got an array of {allowed.dtype}; mask > 0 makes it one")
+        raise TraceError(
+            "Attention", f"mask={shown(mask)} must be boolean, got an array of {allowed.dtype}; mask > 0 makes it one"
+        )
     try:
         allowed = np.broadcast_to(allowed, (tokens, tokens))
     except ValueError:
-        raise ValueError(
-            f"mask of shape {allowed.shape} does not broadcast to scores of ({tokens}, {tokens})"
+        raise TraceError(
+            "Attention", f"mask of shape {allowed.shape} does not broadcast to scores of ({tokens}, {tokens})"
         ) from None
     if not allowed.any(axis=-1).all():
-        raise ValueError(f"mask leaves row {int(np.argmin(allowed.any(axis=-1)))} without any entry")
+        raise TraceError("Attention", f"mask leaves row {int(np.argmin(allowed.any(axis=-1)))} without any entry")
     return allowed
 
 

@@ -6,15 +6,16 @@ N(obs; m_r, V_r + τ²I) and conditions each Gaussian: again a joint law, with l
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
-from ._estimate import Array, Estimate
+from ..language._given import as_number, as_whole, numbers, shown
+from ..language._where import TraceError
+from ._estimate import Array, Estimate, combined
+from ._given import LARGEST
 from ._origin import Origin
 from ._replicas import average
 
@@ -27,35 +28,32 @@ def conditioned(
 ) -> Conditioned:
     """Means, covariances, origin, weights and log evidence of the law given data."""
     entries, values, tau = _checked(mean.shape[1], observed, noise)
-    across = cov[:, :, entries]
-    inner = across[:, entries, :] + np.diag(tau**2)
-    try:
-        root = np.linalg.cholesky(inner)
-    except np.linalg.LinAlgError:
-        root = np.zeros_like(inner)
-    size = np.sqrt(np.diagonal(inner, axis1=1, axis2=2))
-    if (np.diagonal(root, axis1=1, axis2=2) <= 1e-7 * size).any():
-        raise ValueError(
-            "condition: what was observed is determined by the rest in some replicas, so the data have no density; "
-            f"give noise above 0, got {noise!r}"
-        )
-    z = np.linalg.solve(root, (values - mean[:, entries])[..., None])[..., 0]
+    off, across = values - mean[:, entries], cov[:, :, entries]
+    root = _root(across[:, entries, :], tau, noise)
+    z = np.asarray(np.linalg.solve(root, off[..., None])[..., 0], dtype=np.float64)
     half = np.linalg.solve(root, np.swapaxes(across, 1, 2))
-    heights = np.log(np.sqrt(2 * np.pi) * np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
-    log_density = -0.5 * (z**2).sum(axis=1) - heights
-    with np.errstate(divide="ignore"):
-        joint = np.log(weight) + log_density
-    evidence = float(special.logsumexp(joint))
-    posterior = np.exp(joint - evidence)
+    log_density = _log_density(root, z)
+    posterior, evidence = _weighed(weight, log_density)
     effective = 1 / float(np.sum(posterior**2))
-    relative = np.exp(log_density - evidence)  # of mean 1: its error is that of the logarithm
-    error = float(average(relative, weight).error) if len(weight) > 1 else 0.0
-    if len(weight) > 1 and effective < FEW:
-        warnings.warn(
-            f"condition: the data leave an effective sample of {effective:.0f} of {len(weight)} replicas; take more "
-            "draws, or more noise",
-            stacklevel=4,
-        )
+    error = 0.0
+    if len(weight) > 1:
+        relative = np.divide(posterior, weight, out=np.zeros_like(weight), where=weight > 0)  # of mean 1
+        error = float(average(relative, weight).error)  # which is that of the logarithm
+        if effective < FEW:
+            warnings.warn(
+                f"condition: the data leave an effective sample of {effective:.0f} of {len(weight)} replicas; take "
+                "more draws, or more noise",
+                stacklevel=4,
+            )
+    doubt = 0.0
+    if origin.quadrature_error > 1e-14:
+        # d log N = ½ tr((S⁻¹zz^TS⁻¹ − S⁻¹) dC), each entry of C off by ε √(C_ii C_jj), either way
+        inverse = np.linalg.solve(root, np.broadcast_to(np.eye(len(entries)), root.shape))
+        alpha = np.einsum("rij,ri->rj", inverse, z)
+        slope = alpha[:, :, None] * alpha[:, None, :] - np.swapaxes(inverse, 1, 2) @ inverse
+        std = np.sqrt(np.maximum(np.diagonal(cov, axis1=1, axis2=2)[:, entries], 0.0))
+        each = np.sqrt(np.sum((slope * std[:, :, None] * std[:, None, :]) ** 2, axis=(1, 2)))
+        doubt = 0.5 * origin.quadrature_error * float(posterior @ each)
     new_mean = mean + np.einsum("rij,ri->rj", half, z)
     new_cov = cov - np.swapaxes(half, 1, 2) @ half
     exact = entries[tau == 0]
@@ -64,23 +62,62 @@ def conditioned(
     new_cov[:, :, exact] = 0.0
     given = Origin(origin.status, f"{origin.method}, given {len(entries)} observations", origin.random_numbers,
                    origin.seed, origin.quadrature_error, origin.notes)  # fmt: skip
-    return new_mean, new_cov, given, posterior, Estimate(evidence, error)
+    return new_mean, new_cov, given, posterior, Estimate(evidence, combined(error, doubt))
+
+
+def _root(cov: Array, tau: Array, noise: npt.ArrayLike) -> Array:
+    """The triangular roots of the covariances of what was observed."""
+    inner = cov + np.diag(tau**2)
+    try:
+        root = np.asarray(np.linalg.cholesky(inner), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        root = np.zeros_like(inner)
+    size = np.sqrt(np.diagonal(inner, axis1=1, axis2=2))
+    if (np.diagonal(root, axis1=1, axis2=2) <= 1e-7 * size).any():
+        raise TraceError(
+            "condition",
+            "what was observed is determined by the rest in some replicas, so the data have no density; "
+            f"give noise above 0, got noise={shown(noise)}",
+        )
+    return root
+
+
+def _log_density(root: Array, z: Array) -> Array:
+    heights = np.log(np.sqrt(2 * np.pi) * np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
+    return np.asarray(-0.5 * (z**2).sum(axis=1) - heights)
+
+
+def _weighed(weight: Array, log_density: Array) -> tuple[Array, float]:
+    """Weights after the data, and the log evidence: the largest term first, or digits of an exponent would be lost."""
+    with np.errstate(divide="ignore"):
+        joint = np.log(weight) + log_density
+    top = float(joint.max())
+    each = np.exp(joint - top)
+    return each / each.sum(), top + float(np.log(each.sum()))
 
 
 def _checked(
     dim: int, observed: Mapping[int, float], noise: npt.ArrayLike
 ) -> tuple[npt.NDArray[np.intp], Array, Array]:
     if not isinstance(observed, Mapping) or not observed:
-        raise ValueError(f"condition: observed={observed!r} must be a mapping {{entry: value}}, not empty")
+        raise TraceError("condition", f"observed={shown(observed)} must be a mapping {{entry: value}}, not empty")
+    values, places = [], []
     for entry, value in observed.items():
-        if isinstance(entry, bool) or not hasattr(entry, "__index__") or not -dim <= entry < dim:
-            raise ValueError(f"condition: entry {entry!r} must be an integer from 0 to {dim - 1}")
-        if not math.isfinite(value):
-            raise ValueError(f"condition: the value {value!r} of entry {entry!r} must be a finite number")
-    entries = np.array([int(entry) % dim for entry in observed], dtype=np.intp)
-    if len(set(entries.tolist())) < len(entries):
-        raise ValueError(f"condition: observed={observed!r} names an entry twice")
-    tau = np.asarray(noise, dtype=np.float64)
-    if tau.shape not in ((), (len(entries),)) or not np.isfinite(tau).all() or (tau < 0).any():
-        raise ValueError(f"condition: noise={noise!r} must be a standard deviation, 0 or more, or one for each value")
-    return entries, np.array(list(observed.values()), dtype=np.float64), np.broadcast_to(tau, entries.shape).copy()
+        place, number = as_whole(entry), as_number(value)
+        if place is None or not -dim <= place < dim:
+            raise TraceError("condition", f"observed: entry {shown(entry)} must be an integer from 0 to {dim - 1}")
+        if number is None or not abs(number) <= LARGEST:
+            raise TraceError(
+                "condition",
+                f"observed: the value {shown(value)} of entry {place} must be a finite number, at most {LARGEST:g}",
+            )
+        places.append(place % dim)
+        values.append(number)
+    if len(set(places)) < len(places):
+        raise TraceError("condition", f"observed={shown(observed)} names an entry twice")
+    tau = numbers(noise, "condition", "noise")
+    if tau.shape not in ((), (len(places),)) or (tau < 0).any() or tau.max() > LARGEST:
+        raise TraceError(
+            "condition", f"noise={shown(noise)} must be a standard deviation, 0 or more, or one for each value"
+        )
+    return np.array(places, dtype=np.intp), np.array(values), np.broadcast_to(tau, (len(places),)).copy()

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from ..language._given import numbers, shown
+from ..language._where import TraceError
 from ._difference import Cells
 from ._empirical import Empirical
 from ._estimate import Array, Estimate, combined
@@ -65,7 +67,7 @@ def distances(p: Other, q: Other, names: Sequence[str] = NAMES) -> dict[str, Est
     first, second = as_law(p), as_law(q)
     pair = _Pair(first, second)
     found = {}
-    for name in names:
+    for name in _checked_names(names):
         value, error = pair.distance(name)
         if not math.isnan(value):
             error = combined(error, *pair.doubts(name))
@@ -73,6 +75,14 @@ def distances(p: Other, q: Other, names: Sequence[str] = NAMES) -> dict[str, Est
         low = 0.0 if name == "wasserstein1" else ends[0]
         found[name] = Estimate(min(max(value, low), ends[1]), error, first.sources | second.sources)
     return found
+
+
+def _checked_names(names: Any) -> list[str]:
+    """Some of the distances, by name."""
+    listed = isinstance(names, list | tuple) and len(names) > 0
+    if not listed or not all(isinstance(name, str) and name in NAMES for name in names):
+        raise TraceError("distances", f"names={shown(names)} must be a list of some of {', '.join(NAMES)}")
+    return list(names)
 
 
 class _Pair:
@@ -267,7 +277,9 @@ def paper_kl(
     a, b = (law if isinstance(law, Empirical) else Empirical(law) for law in (finite, limit))
     if grid is None:
         grid = np.linspace(min(a.draws[0], b.draws[0]), max(a.draws[-1], b.draws[-1]), 500)
-    y = np.asarray(grid, dtype=np.float64)
+    y = numbers(grid, "paper_kl", "grid")
+    if y.ndim != 1 or y.size < 2 or not (np.diff(y) > 0).all():
+        raise TraceError("paper_kl", f"grid={shown(grid)} must be two or more points, each above the one before")
     f, g = (law.pdf(y) + 1e-12 for law in (a, b))
     f, g = f / np.trapezoid(f, y), g / np.trapezoid(g, y)
     return float(np.trapezoid(f * np.log(f / g), y))

@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from ..language._given import real
 from ._estimate import Array, Estimate, combined
+from ._given import LARGEST, checked_draws
 from ._law import Law, normal_moment
 from ._mixture import Mixture, gaussian_like
 from ._origin import Origin
@@ -23,19 +25,6 @@ from ._store import storable
 
 FINE = 128  # bins to a bandwidth
 BINS = 2**22  # at most: a bandwidth far below the range of the draws gets fewer
-
-
-def checked_draws(draws: Any) -> Array:
-    """Draws as doubles, or an error that says what they must be."""
-    if np.ma.isMaskedArray(draws):
-        raise ValueError("draws must not be masked: take draws.compressed()")
-    given = np.asarray(draws)
-    if given.dtype.kind not in "fiub":
-        raise ValueError(f"draws of type {given.dtype} must be real numbers")
-    found = given.astype(np.float64).ravel()
-    if found.size < 2 or not np.isfinite(found).all() or np.ptp(found) == 0:
-        raise ValueError("draws must be at least two finite numbers, not all alike")
-    return found
 
 
 @storable
@@ -48,9 +37,9 @@ class Empirical(Law):
         self.given = checked_draws(draws)  # as they came: neighbours in the order drawn are independent
         self.draws = np.sort(self.given)
         scott = float(self.draws.std(ddof=1) * self.draws.size ** (-0.2))
-        self.bandwidth = scott if bandwidth is None else float(bandwidth)
-        if not (math.isfinite(self.bandwidth) and self.bandwidth > 0):
-            raise ValueError(f"bandwidth={bandwidth!r} must be a finite number above 0")
+        self.bandwidth = (
+            scott if bandwidth is None else real(bandwidth, "bandwidth", "Empirical", above=0.0, most=LARGEST)
+        )
         self.origin = Origin("estimated", f"Gaussian kernel estimate from {self.draws.size} draws")
 
     @cached_property
@@ -149,15 +138,12 @@ class Empirical(Law):
         value = Mixture(self.draws, self.bandwidth**2, self.origin)._kurtosis().value
         return Estimate(value, combined(plain.error, abs(value - plain.value)))
 
-    def cf(self, t: npt.ArrayLike) -> Any:
-        """The characteristic function."""
-        points = np.asarray(t, dtype=np.float64)
-        flat = np.array([np.exp(1j * p * self.draws).mean() for p in points.ravel()]).reshape(points.shape)
-        return (flat * np.exp(-((points * self.bandwidth) ** 2) / 2))[()]
+    def _cf(self, t: Array) -> npt.NDArray[np.complex128]:
+        draws = np.array([np.exp(1j * p * self.draws).mean() for p in t])
+        return np.asarray(draws * np.exp(-((t * self.bandwidth) ** 2) / 2))
 
-    def rvs(self, size: int = 1, seed: int | None = None) -> Array:
-        """Draws of the sample, each with its kernel's noise."""
-        rng = np.random.default_rng(seed)
+    def _rvs(self, size: int, rng: np.random.Generator) -> Array:
+        # each draw of the sample with its kernel's noise
         return rng.choice(self.draws, size) + self.bandwidth * rng.standard_normal(size)
 
     def gaussian(self) -> Mixture:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..language._given import shown
 from ._described import Described
-from ._empirical import checked_draws
 from ._estimate import Array, Estimate
+from ._given import checked_draws
 from ._law import Law
 from ._mixture import Mixture, gaussian_like
 from ._origin import Origin
@@ -22,12 +23,12 @@ def as_law(other: Any) -> Law:
         return other
     if isinstance(other, Described):
         raise TypeError(
-            f"this distance is between laws of one variable, got {other!r}; of a joint law take one, law[i]"
+            f"this distance is between laws of one variable, got {shown(other)}; of a joint law take one, law[i]"
         )
     if all(hasattr(other, name) for name in ("pdf", "cdf", "sf", "rvs")) and not isinstance(other, np.ndarray):
         return Frozen(other)
     if hasattr(other, "pmf"):
-        raise TypeError(f"{other!r} is discrete; a distance needs a law with a density, or an array of draws")
+        raise TypeError(f"{shown(other)} is discrete; a distance needs a law with a density, or an array of draws")
     if isinstance(other, np.ndarray | list | tuple):
         draws = checked_draws(other)
         return Mixture(draws, 0.0, Origin("estimated", f"{draws.size} draws"))
@@ -70,16 +71,15 @@ class Frozen(Law):
         low, middle, high = (float(self.distribution.ppf(q)) for q in (0.1, 0.5, 0.9))
         return np.array([middle]), np.array([max((high - low) / 2.5, math.ulp(middle))])
 
-    def rvs(self, size: int = 1, seed: int | None = None) -> Array:
-        """Independent draws."""
-        return np.asarray(self.distribution.rvs(size, random_state=np.random.default_rng(seed)), dtype=np.float64)
+    def _rvs(self, size: int, rng: np.random.Generator) -> Array:
+        return np.asarray(self.distribution.rvs(size, random_state=rng), dtype=np.float64)
 
-    def cf(self, t: npt.ArrayLike) -> Any:
-        """The characteristic function, by quadrature over the density."""
+    def _cf(self, t: Array) -> npt.NDArray[np.complex128]:
+        # by quadrature over the density
         from ._grid import integrated, resolved  # seldom needed
 
         y, w = integrated(lambda p: self._pdf(p).value, resolved([self._read], *self._pieces()))
-        return (np.exp(1j * np.asarray(t, dtype=np.float64)[..., None] * y) @ (w * self._pdf(y).value))[()]
+        return np.asarray(np.exp(1j * t[:, None] * y) @ (w * self._pdf(y).value))
 
     def gaussian(self) -> Mixture:
         """The Gaussian with its mean and variance."""

@@ -23,6 +23,7 @@ from scipy import special
 
 from ._estimate import Array, Estimate, combined, student
 from ._gaussians import CELL, Gaussians, cell_width, compress
+from ._given import checked_heads
 from ._head import Head, power_moments, power_rule
 from ._law import Law, normal_moment
 from ._mixture import Mixture, gaussian_like
@@ -80,9 +81,7 @@ class HeadSum(Law):
 
     def with_heads(self, heads: int) -> HeadSum:
         """The law of the same layer with another number of heads."""
-        if isinstance(heads, bool) or not hasattr(heads, "__index__") or heads < 1:
-            raise ValueError(f"heads={heads!r} must be a positive integer")
-        return HeadSum(self.head, heads, self.scale, self.origin)
+        return HeadSum(self.head, checked_heads(heads, "with_heads"), self.scale, self.origin)
 
     def infinite_heads(self) -> Mixture:
         """The Gaussian of the same layer with infinitely many heads: it has the variance of every number of heads."""
@@ -172,8 +171,9 @@ class HeadSum(Law):
         result[~far] = np.log(self._rule.pdf(y[~far]).sum(axis=1))
         if far.any():
             found = self._tail(np.abs(y[far]))[0]
-            top = found.max(axis=1)
-            result[far] = top + np.log(np.exp(found - top[:, None]).mean(axis=1))
+            top = np.maximum(found.max(axis=1), -1e300)  # beyond END it is 0
+            with np.errstate(divide="ignore"):
+                result[far] = top + np.log(np.exp(found - top[:, None]).mean(axis=1))
         return result
 
     def _densities(self, y: Array) -> Replicated:
@@ -277,17 +277,15 @@ class HeadSum(Law):
 
     # Others
 
-    def cf(self, t: npt.ArrayLike) -> Any:
-        """The characteristic function ψ(σ² t²/2H)^H."""
-        points = np.asarray(t, dtype=np.float64)
-        u = self.scale * points[..., None] ** 2 / (2 * self.heads)
+    def _cf(self, t: Array) -> npt.NDArray[np.complex128]:
+        # ψ(σ² t²/2H)^H
+        u = self.scale * t[:, None] ** 2 / (2 * self.heads)
         psi = [np.maximum(np.expm1(-u * nodes) @ weights, -1.0) for nodes, weights in self.head.sets]  # less 1
         with np.errstate(divide="ignore"):  # where it is 0
-            return np.exp(self.heads * np.log1p(np.mean(psi, axis=0)))[()]
+            return np.asarray(np.exp(self.heads * np.log1p(np.mean(psi, axis=0))), dtype=np.complex128)
 
-    def rvs(self, size: int = 1, seed: int | None = None) -> Array:
-        """Independent draws: a variance of the rule, and a normal."""
-        rng = np.random.default_rng(seed)
+    def _rvs(self, size: int, rng: np.random.Generator) -> Array:
+        # a variance of the rule, and a normal
         weight = np.maximum(self._rule.weight.sum(axis=1), 0.0)
         var = rng.choice(self._rule.var, size=size, p=weight / weight.sum())
         return np.asarray(np.sqrt(var) * rng.standard_normal(size))

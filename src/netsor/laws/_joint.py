@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..language._given import SCALE, as_whole, numbers, shown
+from ..language._where import TraceError, TraceIndexError
 from ._condition import conditioned
 from ._described import Described
 from ._estimate import Array, Estimate, combined
-from ._mixture import Mixture
+from ._given import LARGEST, checked_generator, checked_origin, checked_size, checked_weights, points
+from ._mixture import CONSTANT, Mixture
 from ._normals import Normals
 from ._origin import Origin
-from ._replicas import average, checked_weights
+from ._replicas import average
 from ._store import storable
 
 
@@ -37,16 +40,19 @@ class Joint(Described):
         weight: npt.ArrayLike | None = None,
         log_evidence: Estimate | None = None,
     ) -> None:
-        self.component_mean = np.asarray(mean, dtype=np.float64)  # (replicas, entries)
-        self.component_cov = np.asarray(cov, dtype=np.float64)  # (replicas, entries, entries)
+        self.component_mean = numbers(mean, "Joint", "mean")  # (replicas, entries)
+        self.component_cov = numbers(cov, "Joint", "cov")  # (replicas, entries, entries)
         shape = (*self.component_mean.shape, *self.component_mean.shape[-1:])
         if self.component_mean.ndim != 2 or not self.component_mean.size or self.component_cov.shape != shape:
             found = f"{self.component_mean.shape} and {self.component_cov.shape}"
-            raise ValueError(f"mean and cov of shape {found} must be (replicas, k) and (replicas, k, k)")
-        if not (np.isfinite(self.component_mean).all() and np.isfinite(self.component_cov).all()):
-            raise ValueError("mean and cov must be finite")
-        self.weight = checked_weights(weight, len(self.component_mean))
-        self.origin = origin
+            raise TraceError("Joint", f"mean and cov of shape {found} must be (replicas, k) and (replicas, k, k)")
+        if np.abs(self.component_mean).max() > LARGEST or np.abs(self.component_cov).max() > LARGEST**2:
+            raise TraceError("Joint", f"mean must be below {LARGEST:g} in size, cov below {LARGEST**2:g}")
+        smallest = np.diagonal(self.component_cov, axis1=1, axis2=2).min()
+        if smallest < -1e-9 * np.abs(self.component_cov).max():  # conditioning leaves rounding errors of a 0
+            raise TraceError("Joint", "cov has a variance below 0; covariances must be positive semidefinite")
+        self.weight = checked_weights(weight, len(self.component_mean), "Joint")
+        self.origin = checked_origin(origin, "Joint")
         self.log_evidence = log_evidence  # of the data it was conditioned on
 
     @property
@@ -68,12 +74,13 @@ class Joint(Described):
         return self.dim
 
     def __getitem__(self, entry: int) -> Mixture:
-        if isinstance(entry, bool) or not hasattr(entry, "__index__"):
-            raise TypeError(f"entry {entry!r} of a joint law must be an integer; several of them: law.marginal([…])")
-        if not -self.dim <= entry < self.dim:
-            raise IndexError(f"entry {entry} of a joint law of {self.dim} entries (all outputs, flattened)")
-        var = np.maximum(self.component_cov[:, entry, entry], 0.0)
-        return Mixture(self.component_mean[:, entry], var, self.origin, self.weight)
+        k = as_whole(entry)
+        if k is None:
+            raise TypeError(f"entry {shown(entry)} of a joint law must be an integer; several: law.marginal([…])")
+        if not -self.dim <= k < self.dim:
+            raise IndexError(f"entry {shown(entry)} of a joint law of {self.dim} entries (all outputs, flattened)")
+        var = np.maximum(self.component_cov[:, k, k], 0.0)
+        return Mixture(self.component_mean[:, k], var, self.origin, self.weight)
 
     def __repr__(self) -> str:
         numbers = f"; {self.random_numbers} random numbers a replica" if self.random_numbers else ""
@@ -86,21 +93,22 @@ class Joint(Described):
 
     def marginal(self, entries: npt.ArrayLike) -> Joint:
         """The joint law of some of the entries."""
-        chosen = np.atleast_1d(np.asarray(entries))
-        if chosen.ndim != 1 or chosen.dtype.kind not in "iu" or not chosen.size:
-            raise ValueError(f"marginal: entries={entries!r} must be integers")
-        if (chosen < -self.dim).any() or (chosen >= self.dim).any():
-            raise IndexError(f"marginal: entries={entries!r} must be from 0 to {self.dim - 1}")
+        several = np.atleast_1d(points(entries, "entries", "marginal"))
+        if several.ndim != 1 or not several.size or not np.isfinite(several).all() or (several % 1).any():
+            raise TraceError("marginal", f"entries={shown(entries)} must be integers")
+        if (several < -self.dim).any() or (several >= self.dim).any():
+            raise TraceIndexError("marginal", f"entries={shown(entries)} must be from 0 to {self.dim - 1}")
+        chosen = several.astype(np.intp)
         cov = self.component_cov[:, chosen[:, None], chosen]
         return Joint(self.component_mean[:, chosen], cov, self.origin, self.weight, self.log_evidence)
 
     def combination(self, weights: npt.ArrayLike) -> Any:
         """The law of a linear combination of the entries; of several, the rows of a matrix, their joint law."""
-        w = np.asarray(weights, dtype=np.float64)
-        if w.ndim not in (1, 2) or w.shape[-1] != self.dim or not np.isfinite(w).all():
-            raise ValueError(
-                f"combination: weights of shape {w.shape} must be ({self.dim},), or (m, {self.dim}), and finite"
-            )
+        w = numbers(weights, "combination", "weights")
+        if w.ndim not in (1, 2) or w.shape[-1] != self.dim:
+            raise TraceError("combination", f"weights of shape {w.shape} must be ({self.dim},), or (m, {self.dim})")
+        if np.abs(w).max() > SCALE:
+            raise TraceError("combination", f"weights={shown(weights)} must be at most {SCALE:g} in size")
         if w.ndim == 2:
             cov = w @ self.component_cov @ w.T
             return Joint(self.component_mean @ w.T, cov, self.origin, self.weight, self.log_evidence)
@@ -119,8 +127,11 @@ class Joint(Described):
 
     def gaussian(self) -> Joint:
         """The Gaussian with this law's mean and covariance."""
-        origin = Origin(self.status, f"the Gaussian with mean and covariance of: {self.method}")
-        return Joint(self.mean()[None], self.cov()[None], origin)
+        value, error = self.with_error.cov()
+        size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
+        share = np.divide(error, size, out=np.zeros_like(size), where=(size > 0) & np.isfinite(error))
+        about = f"the Gaussian with mean and covariance of: {self.method}"
+        return Joint(self.mean()[None], value[None], Origin(self.status, about, quadrature_error=float(share.max())))
 
     # Numbers
 
@@ -155,27 +166,34 @@ class Joint(Described):
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
         """The logarithm of the joint density at points (…, entries)."""
-        points = self._at("logpdf", y)
-        return self._normals.logpdf(points.reshape(-1, self.dim)).reshape(points.shape[:-1])[()]
+        at = self._at("logpdf", y)
+        return self._normals.logpdf(at.reshape(-1, self.dim)).reshape(at.shape[:-1])[()]
 
     def pdf(self, y: npt.ArrayLike) -> Any:
         """The joint density at points (…, entries)."""
-        points = self._at("pdf", y)
-        return self._normals.pdf(points.reshape(-1, self.dim)).reshape(points.shape[:-1])[()]
+        at = self._at("pdf", y)
+        return self._normals.pdf(at.reshape(-1, self.dim)).reshape(at.shape[:-1])[()]
 
     def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> float:
         """The probability of a rectangle: lower < Y ≤ y in every entry; from −∞, if no `lower` is given."""
         return float(self.with_error.cdf(y, lower).value)
 
     def _at(self, name: str, y: npt.ArrayLike) -> Array:
-        points = np.asarray(y, dtype=np.float64)
-        if points.ndim == 0 or points.shape[-1] != self.dim:
-            raise ValueError(f"{name}: points of shape {points.shape} must have {self.dim} entries along the last axis")
-        return points
+        at = points(y, "y", name)
+        if at.ndim == 0 or at.shape[-1] != self.dim:
+            raise TraceError(name, f"y of shape {at.shape} must have {self.dim} entries along the last axis")
+        return at
+
+    def _corner(self, name: str, given: npt.ArrayLike) -> Array:
+        """A corner of a rectangle: a number for each entry, or one for all."""
+        corner = points(given, name, "cdf")
+        if corner.shape not in ((), (1,), (self.dim,)):
+            raise TraceError("cdf", f"{name} of shape {corner.shape} must be a number, or ({self.dim},)")
+        return np.broadcast_to(corner, (self.dim,))
 
     def rvs(self, size: int = 1, seed: int | None = None) -> Array:
         """Independent draws (size, entries)."""
-        rng = np.random.default_rng(seed)
+        size, rng = checked_size(size, "rvs"), checked_generator(seed, "rvs")
         if self.weight is None:
             chosen = rng.integers(self.replicas, size=size)
         else:
@@ -212,8 +230,11 @@ class JointWithError:
     def mean(self) -> Estimate:
         """E[Y]."""
         law = self._law
-        doubt = law.origin.quadrature_error * law.std() if law.component_mean.any() else 0.0
-        return self._made(average(law.component_mean, law.weight), doubt)
+        found = average(law.component_mean, law.weight)
+        if not law.component_mean.any():
+            return self._made(found, 0.0)
+        std, size = law.std(), np.abs(found.value)
+        return self._made(found, law.origin.quadrature_error * np.where(std > CONSTANT * size, std, size))
 
     def cov(self) -> Estimate:
         """The covariance matrix."""
@@ -246,8 +267,8 @@ class JointWithError:
     def pdf(self, y: npt.ArrayLike) -> Estimate:
         """The joint density at points (…, entries)."""
         law = self._law
-        points = law._at("pdf", y)
-        flat = points.reshape(-1, law.dim)
+        at = law._at("pdf", y)
+        flat = at.reshape(-1, law.dim)
         value, error = law._normals.pdf_with_error(flat)
         doubt: Any = 0.0
         if law.origin.quadrature_error > 1e-14:
@@ -257,16 +278,15 @@ class JointWithError:
             ]
             doubt = np.max([np.abs(other.pdf(flat) - value) for other in changed], axis=0)
         total = np.broadcast_to(combined(error, doubt), value.shape)
-        shape = points.shape[:-1]
+        shape = at.shape[:-1]
         return Estimate(value.reshape(shape)[()], total.reshape(shape)[()], law.sources)
 
     def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> Estimate:
         """The probability of a rectangle: lower < Y ≤ y in every entry."""
         law = self._law
-        upper = np.broadcast_to(np.asarray(y, dtype=np.float64), (law.dim,))
-        low = np.broadcast_to(np.asarray(-math.inf if lower is None else lower, dtype=np.float64), (law.dim,))
-        if np.isnan(upper).any() or np.isnan(low).any() or (low > upper).any():
-            raise ValueError(f"cdf: lower={lower!r} must be at most y={y!r}, in every entry")
+        upper, low = law._corner("y", y), law._corner("lower", -math.inf if lower is None else lower)
+        if not (low <= upper).all():
+            raise TraceError("cdf", f"lower={shown(lower)} must be at most y={shown(y)}, in every entry")
         found = law._normals.rectangle(low, upper)
         doubt = 0.0
         if law.origin.quadrature_error > 1e-14:

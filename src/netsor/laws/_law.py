@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..language._given import as_number, shown
+from ..language._where import TraceError
 from ._described import Described
 from ._estimate import Array, Estimate, combined
+from ._given import checked_generator, checked_order, checked_size, levels, points
 from ._grid import coarser, integrated, resolved
+from ._quantile import quantiles
 from ._replicas import Replicated
-from ._resample import jackknife
-from ._root import increasing_root
-
-HIGHEST = 300  # order of a moment: above, E[Z^k] of a standard normal Z is no double
+from ._resample import Jackknife, jackknife
 
 
 def normal_moment(k: int) -> float:
@@ -39,15 +40,17 @@ class WithError:
     def __init__(self, law: Law) -> None:
         self._law = law
 
-    def _at(self, f: Callable[[Law, Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]) -> Estimate:
+    def _at(
+        self, operation: str, f: Callable[[Law, Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]
+    ) -> Estimate:
         """A function of points, with the doubt that quadrature leaves."""
         law = self._law
 
-        def with_doubt(points: Array) -> Estimate:
-            value, error = f(law, points)
-            return Estimate(value, combined(error, law.doubt(lambda other: f(other, points).value)))
+        def with_doubt(p: Array) -> Estimate:
+            value, error = f(law, p)
+            return Estimate(value, combined(error, law.doubt(lambda other: f(other, p).value)))
 
-        value, error = shaped(with_doubt, y, ends)
+        value, error = _shaped(operation, with_doubt, y, ends)
         return Estimate(value, error, law.sources)
 
     def _number(self, f: Callable[[Law], Estimate]) -> Estimate:
@@ -57,15 +60,15 @@ class WithError:
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:
         """The density."""
-        return self._at(lambda law, p: law._pdf(p), y, (0.0, 0.0))
+        return self._at("pdf", lambda law, p: law._pdf(p), y, (0.0, 0.0))
 
     def cdf(self, y: npt.ArrayLike) -> Estimate:
         """P(Y ≤ y)."""
-        return self._at(lambda law, p: law._cdf(p), y, (0.0, 1.0))
+        return self._at("cdf", lambda law, p: law._cdf(p), y, (0.0, 1.0))
 
     def sf(self, y: npt.ArrayLike) -> Estimate:
         """P(Y > y)."""
-        return self._at(lambda law, p: Estimate(law._sf(p), law._cdf(p).error), y, (1.0, 0.0))
+        return self._at("sf", lambda law, p: Estimate(law._sf(p), law._cdf(p).error), y, (1.0, 0.0))
 
     def ppf(self, q: npt.ArrayLike) -> Estimate:
         """The quantile, with the error of the distribution function there over the density."""
@@ -135,16 +138,16 @@ class Law(Described, ABC):
         """The excess kurtosis, with all its errors."""
 
     @abstractmethod
-    def rvs(self, size: int = 1, seed: int | None = None) -> Array:
+    def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         """Independent draws."""
+
+    @abstractmethod
+    def _cf(self, t: Array) -> npt.NDArray[np.complex128]:
+        """The characteristic function at points (k,), one or more."""
 
     @abstractmethod
     def gaussian(self) -> Law:
         """The Gaussian with this law's mean and variance."""
-
-    @abstractmethod
-    def cf(self, t: npt.ArrayLike) -> Any:
-        """The characteristic function E[e^(itY)]."""
 
     # What distances ask, unless a law knows better: it is exact, smooth and of one piece
 
@@ -204,27 +207,27 @@ class Law(Described, ABC):
 
     def pdf(self, y: npt.ArrayLike) -> Any:
         """The density; of a law with atoms, that of the rest."""
-        return shaped(lambda p: Estimate(self._pdf(p).value, 0.0), y, (0.0, 0.0)).value
+        return _shaped("pdf", lambda p: Estimate(self._pdf(p).value, 0.0), y, (0.0, 0.0)).value
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
         """The logarithm of the density."""
-        return shaped(lambda p: Estimate(self._logpdf(p), 0.0), y, (-np.inf, -np.inf)).value
+        return _shaped("logpdf", lambda p: Estimate(self._logpdf(p), 0.0), y, (-np.inf, -np.inf)).value
 
     def cdf(self, y: npt.ArrayLike) -> Any:
         """P(Y ≤ y)."""
-        return shaped(lambda p: Estimate(self._cdf(p).value, 0.0), y, (0.0, 1.0)).value
+        return _shaped("cdf", lambda p: Estimate(self._cdf(p).value, 0.0), y, (0.0, 1.0)).value
 
     def sf(self, y: npt.ArrayLike) -> Any:
         """P(Y > y)."""
-        return shaped(lambda p: Estimate(self._sf(p), 0.0), y, (1.0, 0.0)).value
+        return _shaped("sf", lambda p: Estimate(self._sf(p), 0.0), y, (1.0, 0.0)).value
 
     def ppf(self, q: npt.ArrayLike) -> Any:
         """The quantile: the smallest y with P(Y ≤ y) ≥ q."""
-        return shaped(lambda p: Estimate(self._ppf(p, False), 0.0), _levels("ppf", q), (np.nan, np.nan)).value
+        return _shaped("ppf", lambda p: Estimate(self._ppf(p, False), 0.0), levels(q, "ppf"), (np.nan, np.nan)).value
 
     def isf(self, q: npt.ArrayLike) -> Any:
         """The quantile from above: where P(Y > y) is q, right for small q."""
-        return shaped(lambda p: Estimate(self._ppf(p, True), 0.0), _levels("isf", q), (np.nan, np.nan)).value
+        return _shaped("isf", lambda p: Estimate(self._ppf(p, True), 0.0), levels(q, "isf"), (np.nan, np.nan)).value
 
     def median(self) -> float:
         """The median."""
@@ -232,9 +235,10 @@ class Law(Described, ABC):
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """The central interval of this probability."""
-        if not 0 <= confidence <= 1:
-            raise ValueError(f"interval: confidence={confidence!r} must be between 0 and 1")
-        return float(self.ppf((1 - confidence) / 2)), float(self.isf((1 - confidence) / 2))
+        share = as_number(confidence)
+        if share is None or not 0 <= share <= 1:
+            raise TraceError("interval", f"confidence={shown(confidence)} must be between 0 and 1")
+        return float(self.ppf((1 - share) / 2)), float(self.isf((1 - share) / 2))
 
     def mean(self) -> float:
         """E[Y]."""
@@ -260,6 +264,19 @@ class Law(Described, ABC):
         """−E[log f(Y)], by quadrature; −∞ for a law with atoms."""
         return float(self.with_error.entropy().value)
 
+    def cf(self, t: npt.ArrayLike) -> Any:
+        """The characteristic function E[e^(itY)]."""
+        given = points(t, "t", "cf")
+        if (np.abs(given) > FAR).any():
+            raise TraceError("cf", f"t={shown(t)} must be finite, and at most {FAR:g} in size")
+        with np.errstate(over="ignore"):  # e^(−∞) is 0
+            found = self._cf(given.ravel()) if given.size else np.zeros(0)
+        return found.reshape(given.shape)[()]
+
+    def rvs(self, size: int = 1, seed: int | None = None) -> Array:
+        """Independent draws."""
+        return self._rvs(checked_size(size, "rvs"), checked_generator(seed, "rvs"))
+
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
         """The density, with its error as a band, on matplotlib axes (new ones unless given)."""
         from ._plot import plot_law  # slow to import, and seldom needed
@@ -276,21 +293,11 @@ class Law(Described, ABC):
     def _entropy(self) -> Estimate:
         if self.atoms:
             return Estimate(-math.inf, 0.0)
-        law = self._dense()
-        nodes = resolved([law._read], *law._pieces())
-
-        def integrand(y: Array) -> Array:
-            log_f = law._logpdf(y)
-            return np.asarray(-np.exp(log_f) * np.maximum(log_f, -1e300))
-
-        y, weights = integrated(integrand, coarser(nodes))
-
-        def functional(f: Array) -> Array:
-            logs = np.log(np.where(f > 0, f, 1.0))
-            return np.asarray(-np.sum(weights * f * logs, axis=-1))
-
-        value, bias, error, _ = jackknife(functional, [law._densities(y)])
-        return Estimate(value, combined(error, bias))  # the entropy of this law as it is, so the bias is an error
+        value, bias, error, _ = _entropy(self._dense())
+        wider = self._dense(math.sqrt(2))
+        # kernels: what twice their variance adds, they themselves have added
+        smoothing = 0.0 if wider is self else _entropy(wider).value - value
+        return Estimate(value, combined(error, bias, smoothing))  # of this law as it is, so a bias is an error
 
     # Quantiles
 
@@ -303,67 +310,36 @@ class Law(Described, ABC):
         centre, scale = self.mean(), self.std()
         if scale == 0:  # a point mass
             return np.full(len(q), centre)
-        result = np.where((q == 0) != upper, -np.inf, np.inf)
-        inner = np.flatnonzero((q > 0) & (q < 1))
-        if not len(inner):
-            return result
-        level = q[inner]
-
-        def excess(y: Array, which: npt.NDArray[np.intp]) -> Array:
-            below = level[which] < 0.5
-            value = np.empty(len(y))
-            for part, left in ((below, not upper), (~below, upper)):  # from the side where the probability is small
-                if part.any():
-                    small = np.asarray(self._cdf(y[part]).value) if left else self._sf(y[part])
-                    wanted = level[which][part] if left != upper else 1 - level[which][part]
-                    with np.errstate(divide="ignore"):
-                        found = np.log(small) - np.log(wanted)
-                    value[part] = found if left else -found
-            return value
-
-        reach = np.full(len(inner), 8.0)
-        every = np.arange(len(inner))
-        for _ in range(1100):
-            low, high = centre - reach * scale, centre + reach * scale
-            outside = (excess(low, every) >= 0) | (excess(high, every) < 0)
-            if not outside.any():
-                break
-            reach = np.where(outside, 2 * reach, reach)
-        low, high = increasing_root(excess, low, high, scale)
-        for at, _ in self.atoms:
-            high = np.where((low < at) & (at <= high), at, high)
-        result[inner] = high
-        return result
+        atoms = [at for at, _ in self.atoms]
+        return quantiles(q, upper, lambda y: np.asarray(self._cdf(y).value), self._sf, centre, scale, atoms)
 
 
-def checked_order(order: int) -> int:
-    """The order of a moment, or an error."""
-    if isinstance(order, bool) or not hasattr(order, "__index__") or order < 0:
-        raise ValueError(f"moment: order={order!r} must be an integer, 0 or more")
-    if order > HIGHEST:
-        raise ValueError(
-            f"moment: order={order!r} must be at most {HIGHEST}: above, a normal's own moment is no double"
-        )
-    return int(order)
+def _entropy(law: Law) -> Jackknife:
+    """−∫ f log f of a law with a density."""
+    nodes = resolved([law._read], *law._pieces())
+
+    def integrand(y: Array) -> Array:
+        log_f = law._logpdf(y)
+        return np.asarray(-np.exp(log_f) * np.maximum(log_f, -1e300))
+
+    y, weights = integrated(integrand, coarser(nodes))
+
+    def functional(f: Array) -> Array:
+        logs = np.log(np.where(f > 0, f, 1.0))
+        return np.asarray(-np.sum(weights * f * logs, axis=-1))
+
+    return jackknife(functional, [law._densities(y)])
 
 
-def _levels(name: str, q: npt.ArrayLike) -> Array:
-    levels = np.asarray(q, dtype=np.float64)
-    bad = (levels < 0) | (levels > 1)
-    if bad.any():
-        raise ValueError(f"{name}: q={levels[bad].ravel()[0]:g} must be between 0 and 1")
-    return levels
-
-
-def shaped(f: Callable[[Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]) -> Estimate:
+def _shaped(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]) -> Estimate:
     """Apply a function of finite points (k,) to points of any shape; `ends` are its values at ±∞, and NaN stays NaN."""
-    points = np.asarray(y, dtype=np.float64)
-    flat = points.reshape(-1)
+    given = points(y, "y", operation)
+    flat = given.reshape(-1)
     flat = np.where(np.abs(flat) > FAR, np.copysign(np.inf, flat), flat)
     value = np.where(flat == np.inf, ends[1], np.where(flat == -np.inf, ends[0], np.nan))
     error = np.zeros_like(value)
     finite = np.isfinite(flat)
     if finite.any():
         value[finite], error[finite] = f(flat[finite])
-    value, error = value.reshape(points.shape), error.reshape(points.shape)
-    return Estimate(float(value), float(error)) if points.ndim == 0 else Estimate(value, error)
+    value, error = value.reshape(given.shape), error.reshape(given.shape)
+    return Estimate(float(value), float(error)) if given.ndim == 0 else Estimate(value, error)

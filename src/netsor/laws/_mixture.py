@@ -4,109 +4,40 @@ One replica of the engine gives the mean and the variance of one coordinate of t
 matrices; the law is the mean over the replicas. No kernel estimate is needed, and no bandwidth.
 
 A replica without any variance is a point. Points that repeat are atoms: the law gives them a probability, and its
-density is that of the rest. Points that do not are draws of a quantity that is known by draws alone (a score, a norm,
-the output of a last nonlinearity); its distribution function is theirs, its density a kernel estimate.
+density is that of the rest. Points that do not are draws of a quantity that is known by draws alone (a norm, an
+entropy, the output of a last nonlinearity); its distribution function is theirs, its density a kernel estimate.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ._components import Components
 from ._estimate import Array, Estimate, combined, student
-from ._gaussians import Gaussians, binned, compress, merged
+from ._gaussians import Gaussians
+from ._given import checked_origin
 from ._law import Law, normal_moment
 from ._origin import Origin
-from ._replicas import Replicated, average, block_labels, checked_weights
+from ._replicas import Replicated, average
 from ._store import storable
 
-MANY = 1000  # components, above which fewer take their place
-SINGLES = 10  # points that occur once, from which on they are draws and not atoms
-
-
-class Points(NamedTuple):
-    """The replicas that have no variance: draws, and atoms with their masses."""
-
-    draws: npt.NDArray[np.intp]  # which replicas
-    atoms: Array
-    masses: Array
+CONSTANT = 1e-9  # of its mean: a number that varies by less is not random, and errors are shares of itself
 
 
 @storable
-class Mixture(Law):
+class Mixture(Components, Law):
     """The mixture of N(mean_r, var_r) over replicas r, of equal weight unless weights are given."""
 
     def __init__(
         self, mean: npt.ArrayLike, var: npt.ArrayLike, origin: Origin, weight: npt.ArrayLike | None = None
     ) -> None:
-        self.component_mean, self.component_var = np.broadcast_arrays(
-            np.atleast_1d(np.asarray(mean, dtype=np.float64)), np.atleast_1d(np.asarray(var, dtype=np.float64))
-        )
-        fine = self.component_mean.ndim == 1 and self.component_mean.size
-        if not fine or not (np.isfinite(self.component_mean).all() and np.isfinite(self.component_var).all()):
-            raise ValueError(f"mean and var of shape {self.component_mean.shape} must be (replicas,) and finite")
-        if (self.component_var < 0).any():
-            raise ValueError(f"var has {self.component_var.min():g}; variances must be 0 or more")
-        self.weight = checked_weights(weight, len(self.component_mean))
-        self.origin = origin
-        self._kernels = np.zeros(0, dtype=np.intp)  # the components that stand for draws
-
-    @property
-    def replicas(self) -> int:
-        """The number of components; one, if nothing random is left to condition on."""
-        return len(self.component_var)
-
-    @property
-    def effective(self) -> float:
-        """The number of replicas of equal weight that would say as much: 1/Σ w²."""
-        return float(self.replicas if self.weight is None else 1 / np.sum(self.weight**2))
-
-    @property
-    def centred(self) -> bool:
-        """Whether every component has mean 0."""
-        return not self.component_mean.any()
-
-    @cached_property
-    def component_weight(self) -> Array:
-        """The weights of the components, of sum 1."""
-        return np.full(self.replicas, 1 / self.replicas) if self.weight is None else self.weight
-
-    # The parts: Gaussians, atoms, draws
-
-    @cached_property
-    def _points(self) -> Points:
-        point = np.flatnonzero(self.component_var == 0)
-        at, inverse, count = np.unique(self.component_mean[point], return_inverse=True, return_counts=True)
-        # two draws of a continuous law never coincide: where pairs are not rarer than singles, all are atoms
-        once, twice = np.sum(count == 1), np.sum(count == 2)
-        single = (count == 1) if once >= SINGLES and twice < once / 10 else np.zeros(len(at), dtype=bool)
-        masses = np.bincount(inverse, self.component_weight[point], len(at))
-        return Points(point[single[inverse]], at[~single], masses[~single])
-
-    @cached_property
-    def _smooth(self) -> npt.NDArray[np.intp]:
-        return np.flatnonzero(self.component_var > 0)
-
-    @cached_property
-    def bandwidth(self) -> float:
-        """Of the kernel estimate for what is known by draws: Scott's rule, by the lesser of two measures of spread.
-
-        0 if nothing is known by draws.
-        """
-        draws = self._points.draws
-        if not len(draws):
-            return 0.0
-        values, weight = self.component_mean[draws], self.component_weight[draws] / self.component_weight[draws].sum()
-        mean = weight @ values
-        order = np.argsort(values)
-        low, high = np.interp([0.25, 0.75], np.cumsum(weight[order]), values[order])
-        spread = min(float(np.sqrt(weight @ (values - mean) ** 2)), (high - low) / 1.349 or math.inf)
-        return float(spread * np.sum(weight**2) ** 0.2)
+        Components.__init__(self, mean, var, weight)
+        self.origin = checked_origin(origin, "Mixture")
 
     def smoothed(self, factor: float = 1.0) -> Mixture:
         """The same law with a Gaussian kernel, of so many bandwidths, in place of each draw; itself if it has none."""
@@ -119,57 +50,6 @@ class Mixture(Law):
         made._kernels = draws
         return made
 
-    @cached_property
-    def _few(self) -> Gaussians:
-        """The Gaussian components, or fewer with the same law: see `compress` and `binned`."""
-        k = self._smooth
-        if self.centred and self.weight is None and len(k) > MANY:
-            return _centred(*compress(self.component_var[k], self.component_weight[k]))
-        return self._gathered(self.component_weight)
-
-    @cached_property
-    def _fewer(self) -> Gaussians:
-        """Fewer components still, as good for distances, where no relative precision in the tails is needed."""
-        few = self._few
-        return merged(few) if len(few.mean) > MANY else few
-
-    @cached_property
-    def _blocked(self) -> tuple[Gaussians, Array]:
-        """The Gaussian components with weights by blocks (each of sum 1 over its replicas), and the blocks' weights."""
-        k, labels = self._smooth, block_labels(self.replicas)
-        mass = np.bincount(labels, self.component_weight).astype(np.float64)
-        each = self.component_weight / np.where(mass > 0, mass, 1.0)[labels]
-        if self.centred and len(k) > MANY:
-            nodes, weight = compress(self.component_var[k], each[k], labels[k])
-            return _centred(nodes, np.pad(weight, ((0, 0), (0, len(mass) - weight.shape[1])))), mass
-        weight = np.zeros((self.replicas, len(mass)))
-        weight[np.arange(self.replicas), labels] = each
-        found = self._gathered(weight)
-        return (merged(found) if len(found.mean) > MANY else found), mass
-
-    def _gathered(self, weight: Array) -> Gaussians:
-        """The Gaussian components with these weights, kernels on a lattice."""
-        k, some = np.setdiff1d(self._smooth, self._kernels, assume_unique=True), self._kernels
-        rest = Gaussians(self.component_mean[k], self.component_var[k], weight[k])
-        if not len(some):
-            return rest
-        kernels = binned(self.component_mean[some], float(self.component_var[some[0]]), weight[some])
-        return Gaussians(*(np.concatenate(parts) for parts in zip(kernels, rest, strict=True)))
-
-    def _steps(self, y: Array, side: Any) -> Replicated:
-        """The distribution function of the points alone, by blocks."""
-        labels = block_labels(self.replicas)
-        mass = np.bincount(labels, self.component_weight).astype(np.float64)
-        point = np.flatnonzero(self.component_var == 0)
-        rows = np.zeros((len(mass), len(y)))
-        if len(point):
-            for block in np.unique(labels[point]):
-                mine = point[labels[point] == block]
-                mine = mine[np.argsort(self.component_mean[mine])]
-                heights = np.concatenate([[0.0], np.cumsum(self.component_weight[mine])]) / mass[block]
-                rows[block] = heights[np.searchsorted(self.component_mean[mine], y, side=side)]
-        return Replicated(rows, mass)
-
     @property
     def atoms(self) -> tuple[tuple[float, Estimate], ...]:
         """The points that have a probability of their own, with that probability."""
@@ -178,14 +58,6 @@ class Mixture(Law):
             (float(at), Estimate(float(mass), float(self._binomial(mass)), self.sources))
             for at, mass in zip(found.atoms, found.masses, strict=True)
         )
-
-    def _binomial(self, share: Any) -> Any:
-        """The error of a share of replicas, which is not 0 without any hit."""
-        if self.replicas == 1:
-            return np.zeros_like(share)
-        n = self.effective
-        inner = (share * n + 0.5) / (n + 1)
-        return student(max(2, int(n))) * np.sqrt(inner * (1 - inner) / n)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -292,20 +164,6 @@ class Mixture(Law):
         low = whole.cdf(y)
         return low, np.where(low < 0.5, 1 - low, whole.sf(y)), whole.pdf(y)
 
-    def _jumps(self) -> Array:
-        return np.unique(self.component_mean[self.component_var == 0])
-
-    def _pieces(self) -> tuple[Array, Array]:
-        k = self._smooth
-        if not len(k):
-            return np.zeros(0), np.zeros(0)
-        mean, std = self.component_mean[k], np.sqrt(self.component_var[k])
-        order = np.lexsort((std, mean))
-        chosen = order[np.linspace(0, len(k) - 1, min(len(k), 33)).astype(np.intp)]
-        chosen = np.append(chosen, [np.argmin(std), np.argmax(std)])
-        spread = max(float(np.ptp(mean)), float(std.max()))
-        return np.append(mean[chosen], mean.mean()), np.append(std[chosen], spread)
-
     def _perturbed(self) -> Sequence[tuple[Law, Law]]:
         error = self.origin.quadrature_error
         if error < 1e-14:
@@ -317,7 +175,10 @@ class Mixture(Law):
         )
         pairs: list[tuple[Law, Law]] = [(up, down)] if len(self._smooth) else []
         if not self.centred:
-            scale = np.where(self.component_var > 0, np.sqrt(self.component_var), self.std())
+            whole = self.std()
+            if whole <= CONSTANT * abs(self.mean()):
+                whole = abs(self.mean())
+            scale = np.where(self.component_var > 0, np.sqrt(self.component_var), whole)
             right, left = (
                 Mixture(self.component_mean + sign * error * scale, self.component_var, origin, self.weight)
                 for sign in (1, -1)
@@ -362,21 +223,16 @@ class Mixture(Law):
 
     # Others
 
-    def cf(self, t: npt.ArrayLike) -> Any:
-        """The characteristic function."""
-        points = np.asarray(t, dtype=np.float64)
-        flat = points.reshape(-1)
+    def _cf(self, t: Array) -> npt.NDArray[np.complex128]:
         step = max(1, 2**20 // self.replicas)
         made = [
             np.exp(1j * p[:, None] * self.component_mean - p[:, None] ** 2 * self.component_var / 2)
             @ self.component_weight
-            for p in (flat[k : k + step] for k in range(0, len(flat), step))
+            for p in (t[k : k + step] for k in range(0, len(t), step))
         ]
-        return (np.concatenate(made) if made else flat * 1j).reshape(points.shape)[()]
+        return np.concatenate(made)
 
-    def rvs(self, size: int = 1, seed: int | None = None) -> Array:
-        """Independent draws, from components chosen at random."""
-        rng = np.random.default_rng(seed)
+    def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         if self.weight is None:
             chosen = rng.integers(self.replicas, size=size)
         else:
@@ -396,11 +252,9 @@ class Mixture(Law):
         return cls(arrays["mean"], arrays["var"], origin, arrays.get("weight"))
 
 
-def _centred(var: Array, weight: Array) -> Gaussians:
-    return Gaussians(np.zeros_like(var), var, weight)
-
-
 def gaussian_like(law: Law) -> Mixture:
     """The Gaussian with a law's mean and variance."""
-    origin = Origin(law.status, f"the Gaussian with mean and variance of: {law.method}")
-    return Mixture(law.mean(), law.var(), origin)
+    value, error = law.with_error.var()
+    known = error / value if value > 0 and math.isfinite(error) else 0.0
+    about = f"the Gaussian with mean and variance of: {law.method}"
+    return Mixture(law.mean(), value, Origin(law.status, about, quadrature_error=known))

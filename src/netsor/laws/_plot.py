@@ -7,10 +7,16 @@ from typing import Any
 import numpy as np
 
 from .._style import BLACK, BLUE, DOTTED, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, VERMILLION, new
+from ..language._given import shown
+from ..language._where import TraceError
+from ._normals import Normals
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK)
 POINTS = 401
-GRID = 61
+GRID = 61  # points to a side, over so many standard deviations to each side
+REACH = 3.5
+WIDER = 0.7  # of a cell: a Gaussian as narrow as that shows no beads on a grid
+SHARES = (0.25, 0.5, 0.75, 0.9, 0.97)
 
 
 def plot(*laws: Any, labels: Any = None, axes: Any = None) -> Any:
@@ -22,9 +28,10 @@ def plot(*laws: Any, labels: Any = None, axes: Any = None) -> Any:
 
     if not laws or not all(hasattr(law, "with_error") and hasattr(law, "_slope") for law in laws):
         raise TypeError("plot: needs one law of one variable or more; a joint law has joint.plot()")
-    names = list(labels) if labels is not None else [law.method for law in laws]
-    if len(names) != len(laws):
-        raise ValueError(f"plot: labels={labels!r} must be {len(laws)} names, one for each law")
+    names = [law.method for law in laws] if labels is None else labels
+    listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    if not listed or len(names) != len(laws):
+        raise TraceError("plot", f"labels={shown(labels)} must be {len(laws)} names, one for each law")
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         if axes is None:
             figure = new(3.3)
@@ -69,19 +76,31 @@ def plot_law(law: Any, ax: Any, label: str | None) -> Any:
 
 
 def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
-    """Contours of the joint density of two entries, on a grid of four standard deviations. Returns the axes."""
+    """Contours of the joint density of two entries, each around a share of the probability. Returns the axes.
+
+    The density is shown as finely as the grid is: each Gaussian is widened by less than a cell, so that ridges which
+    are thinner (two tokens that attend to the same one) are seen as ridges.
+    """
     import matplotlib as mpl
 
-    two = law.marginal(list(entries))
+    two = law.marginal(entries)
     if two.dim != 2:
-        raise ValueError(f"plot: entries={entries!r} must be two entries")
+        raise TraceError("plot", f"entries={shown(entries)} must be two entries")
     centre, scale = two.mean(), two.std()
-    sides = [np.linspace(c - 3.5 * s, c + 3.5 * s, GRID) for c, s in zip(centre, scale, strict=True)]
-    density = two.pdf(np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1))
+    if not (scale > 0).all():
+        raise TraceError("plot", f"entries={shown(entries)}: entry {entries[int(np.argmin(scale))]} is not random")
+    sides = [np.linspace(c - REACH * s, c + REACH * s, GRID) for c, s in zip(centre, scale, strict=True)]
+    cell = 2 * REACH * scale / (GRID - 1)
+    seen = Normals(two.component_mean, two.component_cov + np.diag((WIDER * cell) ** 2), two.weight)
+    points = np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1)
+    density = seen.pdf(points.reshape(-1, 2)).reshape(GRID, GRID)
+    ordered = np.sort(density.ravel())[::-1]
+    mass = np.cumsum(ordered) * np.prod(cell)
+    levels = {float(ordered[min(int(np.searchsorted(mass, q)), GRID**2 - 1)]): f"{q:.0%}" for q in SHARES[::-1]}
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         axes = new().subplots() if ax is None else ax
-        levels = density.max() * np.exp(-0.5 * np.arange(3.0, 0.0, -0.5) ** 2)  # of a Gaussian, every half deviation
-        axes.contour(*sides, density.T, levels=levels, colors=BLUE, linewidths=1.0)
+        lines = axes.contour(*sides, density.T, levels=sorted(levels), colors=BLUE, linewidths=1.0)
+        axes.clabel(lines, fmt=levels, fontsize=6)
         axes.set(xlabel=f"entry {entries[0]}", ylabel=f"entry {entries[1]}")
     return axes
 

@@ -29,17 +29,6 @@ class Replicated(NamedTuple):
         return np.asarray(self.weight @ self.rows)
 
 
-def checked_weights(weight: npt.ArrayLike | None, count: int) -> Array | None:
-    """Weights of sum 1, or None for equal ones."""
-    if weight is None:
-        return None
-    w = np.asarray(weight, dtype=np.float64)
-    if w.shape != (count,) or not np.isfinite(w).all() or (w < 0).any() or w.sum() <= 0:
-        raise ValueError(f"weight of shape {w.shape} must be {count} finite numbers, 0 or more and not all 0")
-    total = float(w.sum())
-    return w if abs(total - 1) < 1e-12 else np.asarray(w / total)  # a copy keeps every digit
-
-
 def average(samples: Array, weight: Array | None) -> Estimate:
     """The mean over the first axis, with its standard error: exact if there is one replica.
 

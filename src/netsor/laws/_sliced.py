@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..language._given import shown, whole
+from ..language._where import TraceError
 from ._distance import wasserstein1
 from ._estimate import Estimate, combined
+from ._given import checked_generator
 from ._joint import Joint
 from ._replicas import average
+
+MOST = 10_000  # directions
 
 
 def sliced_wasserstein(p: Joint, q: Joint, directions: int = 16, seed: int = 2025) -> Estimate:
     """The mean over random unit directions of the W1 distance of Σ_i u_i Y_i under both laws."""
     for law in (p, q):
         if not isinstance(law, Joint):
-            raise TypeError(f"sliced_wasserstein: is between joint laws, got {law!r}; for one variable, wasserstein1")
+            raise TypeError(
+                f"sliced_wasserstein: is between joint laws, got {shown(law)}; for one variable, wasserstein1"
+            )
     if p.dim != q.dim:
         raise ValueError(f"sliced_wasserstein: joint laws of {p.dim} and {q.dim} entries; take marginals")
-    if isinstance(directions, bool) or not hasattr(directions, "__index__") or directions < 2:
-        raise ValueError(f"sliced_wasserstein: directions={directions!r} must be an integer, 2 or more")
-    u = np.random.default_rng(seed).standard_normal((directions, p.dim))
+    count = whole(directions, "directions", "sliced_wasserstein", least=2)
+    if count > MOST:
+        raise TraceError("sliced_wasserstein", f"directions={count} must be at most {MOST}, each a distance")
+    u = checked_generator(seed, "sliced_wasserstein").standard_normal((count, p.dim))
     u /= np.linalg.norm(u, axis=1, keepdims=True)
     found = [wasserstein1(p.combination(w), q.combination(w)) for w in u]
     value, over = average(np.array([one.value for one in found]), None)

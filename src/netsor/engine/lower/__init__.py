@@ -51,14 +51,17 @@ def make_plan(
     title: str = "",
     without: Collection[str] = (),
     shift: int = 0,
+    picked: Sequence[int] | None = None,
 ) -> Plan:
-    """The plan for a program with its widths bound; `without` names shortcuts to leave out."""
+    """The plan for these coordinates of a program with its widths bound; `without` names shortcuts to leave out."""
     unknown = set(without) - set(SHORTCUTS)
     if unknown:
         raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
     narrowed = narrow(outputs)
     context = Context(bound, {value: number for number, value in enumerate(ordered(narrowed))})
-    return _lowered(State(rewrite(narrowed, context, without), context, frozenset(without), shift), title)
+    return _lowered(
+        State(rewrite(narrowed, context, without), context, frozenset(without), shift, picked, narrowed), title
+    )
 
 
 def _lowered(s: State, title: str) -> Plan:

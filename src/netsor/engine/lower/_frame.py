@@ -44,12 +44,14 @@ class Directions:
 class Frame:
     """The frames of one group: how many directions they have, and what is known of those."""
 
-    def __init__(self, group: Group, kind: str, build: Builder) -> None:
+    def __init__(self, group: Group, kind: str, build: Builder, picked: Sequence[int]) -> None:
         self.group, self.kind, self.build = group, kind, build
+        # the coordinates that outputs ask for, each once, within a block
+        self.picked = sorted({c % int(group.width) for c in picked}) if group.width < math.inf else []
         self.turned = False
         self.directions = 0
         self.constant: Register | None = None  # the coordinates of (1, …, 1), (frames, directions)
-        self.oriented: Register | None = None  # the first coordinate of each direction, as far as it is known
+        self.oriented: Register | None = None  # the coordinates of each direction that are asked for, as far as known
         self.blocks: list[Directions] = []
         self.pairs: dict[tuple[int, int], Register] = {}
         self.crossings: dict[int, int] = {}
@@ -184,7 +186,7 @@ class Frame:
             wide = build.fitted(self.constant, self.directions)
             given.append(build.reshape(wide, self.group.frames, 1, self.directions))
         vectors = build.step("join", *given, axis=1) if len(given) > 1 else given[0]
-        first = build.reshape(self.orientation(), self.group.frames, 1, self.directions) if outputs else None
+        first = self.orientation() if outputs else None
         if self.kind == STANDARD and not self.turned:  # many coordinates, so by the products
             gram = build.step("gram", vectors, vectors, words="products of the vectors still in use")
             made = build.step("factor", gram, words="turn the frame to span them")
@@ -193,8 +195,8 @@ class Frame:
             spanned = build.step("basis", vectors, words="turn the frame to span the vectors still in use")
             made = build.step("gram", vectors, spanned)
             along = first and build.step("gram", first, spanned)
-        if along is not None:  # the first coordinate of each new direction
-            self.oriented = build.reshape(along, self.group.frames, vectors.shape[1])
+        if along is not None:  # the coordinates of each new direction
+            self.oriented = along
         self.directions, self.turned = vectors.shape[1], True
         parts, start = [], 0
         for row in given:
@@ -221,29 +223,47 @@ class Frame:
         return [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(rows))]
 
     def orientation(self) -> Register:
-        """The first coordinate of each direction, (frames, directions): the frame is uniformly oriented.
+        """The coordinates of each direction that are asked for, (frames, picked, directions).
 
-        The coordinates of the unknown directions and of the complement of the frame lie on a sphere; its radius is what
-        the known ones leave of 1, the first unit vector's length.
+        They are those of unit vectors along the directions, and the frame is uniformly oriented. For one unit vector
+        the coordinates along the unknown directions and the complement of the frame lie on a sphere; its radius is what
+        the known ones leave of 1. For several, they are uniform among those that keep the vectors orthonormal.
         """
-        frames, d, build = self.group.frames, self.directions, self.build
+        frames, d, build, count = self.group.frames, self.directions, self.build, len(self.picked)
         if self.kind == STANDARD and not self.turned:
-            return build.constant(np.broadcast_to(np.eye(1, d), (frames, d)))
+            return build.constant(np.broadcast_to(np.eye(d)[self.picked], (frames, count, d)))
         known = self.oriented
         if known is None:
             means = bool(self.group.constant)
-            known = build.constant(np.full((frames, int(means)), self.group.width**-0.5))
+            known = build.constant(np.full((frames, count, int(means)), self.group.width**-0.5))
         unknown = d - known.shape[-1]
         if unknown:
             self.asked += 1
-            key, words = (2**20, self.asked, self.group.number), "the first coordinate of each direction"
-            pieces = [known, build.draw("normals", (*key, ORIENTATION, 0), (frames, unknown), words)]
-            if self.group.width > d:
-                freedom = np.array([self.group.width - d])
-                pieces.append(build.draw("chi", (*key, ORIENTATION_CHI, 0), (frames, 1), words, freedom=freedom))
-            known = build.step("sphere", *pieces)
+            key, several = (2**20, self.asked, self.group.number), "s" if count > 1 else ""
+            words = f"the first coordinate{several} of each direction"
+            point = build.draw("normals", (*key, ORIENTATION, 0), (frames, count * unknown), words)
+            pieces = [known, build.reshape(point, frames, count, unknown)]
+            rest = min(count, int(self.group.width) - d)
+            if rest:  # outside of the frame: Bartlett's triangle
+                freedom = self.group.width - d - np.arange(rest)
+                chi = build.draw("chi", (*key, ORIENTATION_CHI, 0), (frames, rest), words, freedom=freedom)
+                pieces.append(self._triangle(chi, (*key, ORIENTATION, 1), count, words))
+            known = build.step("sphere" if count == 1 else "spheres", *pieces)
         self.oriented = known
         return known
+
+    def _triangle(self, chi: Register, key: tuple[int, ...], count: int, words: str) -> Register:
+        """Rows (frames, count, ·) with the products of so many standard isotropic vectors, given the norms χ."""
+        frames, rest, build = self.group.frames, chi.shape[-1], self.build
+        if count == 1:
+            return build.reshape(chi, frames, 1, 1)
+        lower = [(i, j) for i in range(count) for j in range(min(i, rest))]
+        own = build.draw("normals", key, (frames, len(lower)), words)
+        places = np.full((count, rest), len(lower) + rest)  # the last is a 0
+        for k, (i, j) in enumerate(lower):
+            places[i, j] = k
+        places[range(rest), range(rest)] = len(lower) + np.arange(rest)
+        return build.step("triangle", own, chi, places=places.ravel(), shape=(count, rest))
 
     def mask(self, chosen: Sequence[Directions]) -> npt.NDArray[np.bool_]:
         """Which directions belong to these blocks."""

@@ -43,7 +43,7 @@ def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scal
     sample = None
     if value in s.coordinates:
         columns = [x.sample or build.constant(np.zeros((*x.lead.shape[:-1], 1))) for x in given]
-        sample = applied([build.fitted(a, 1) for a in columns], 1)
+        sample = applied([build.fitted(a, len(s.picked)) for a in columns], len(s.picked))
     parts, marks, start = [], [], math.inf
     for group in s.groups_of(value):
         places, frame = group.positions[value], s.frames[group]

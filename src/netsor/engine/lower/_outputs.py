@@ -1,4 +1,4 @@
-"""What a plan ends in: one coordinate of the outputs, given all that was drawn."""
+"""What a plan ends in: some coordinates of the outputs, given all that was drawn."""
 
 from __future__ import annotations
 
@@ -6,58 +6,100 @@ import math
 
 import numpy as np
 
+from ...language._operation import Data, Rotate
 from ...language._value import Scalar, Vector
 from .._plan import Register
 from ._frame import STANDARD
 from ._state import Ints, State
 
+NOTE = (
+    "coordinates of the output differ, for data or rotary positions are not alike in all of them: this is number 0; "
+    "law(coordinates=…) picks others"
+)
+
 
 def results(s: State) -> tuple[Register, Register]:
     """For all outputs, side by side: mean and coefficients, so that a coordinate is mean + coefficients · N(0, I).
 
-    Sources that were never drawn are the Gaussian part (Rao–Blackwell); scalars have none.
+    Sources that were never drawn are the Gaussian part (Rao–Blackwell); scalars have none. Coordinates are i.i.d. given
+    the rest as far as such sources go, so each has a set of columns of its own. Entries are in numpy's order, the
+    coordinates last.
     """
     build, means, columns = s.build, [], []
-    for output in s.outputs:
+    count, own = len(s.picked), s.columns - len(s.picked)
+    for written, output in zip(s.written, s.outputs, strict=True):
         if isinstance(output, Scalar):
             means.append(build.reshape(s.scalars[output], output.size))
-            columns.append(build.constant(np.zeros((output.size, s.columns - 1))))
+            columns.append(build.constant(np.zeros((output.size, count * own))))
             continue
         assert isinstance(output, Vector)
-        found = s.vectors[output]
-        blocks = s.blocks[output]
-        first = np.arange(output.size) * blocks  # of the first block
-        mean = build.constant(np.zeros(output.size))
-        gaussian = build.constant(np.zeros((output.size, s.columns - 1)))
-        if found.sample is not None:
-            flat = build.reshape(found.sample, output.size * blocks, found.sample.shape[-1])
-            flat = build.taken(flat, first, axis=0)
-            mean = build.reshape(build.step("part", flat, start=0, stop=1), output.size)
-            gaussian = build.fitted(build.step("part", flat, start=1, stop=flat.shape[-1]), s.columns - 1)
-        if not math.isinf(s.widths[output]) and found.lead.shape[-1]:
-            mean = build.step("add", mean, _first_coordinate(s, output, found.lead, first))
-        means.append(mean)
-        columns.append(gaussian)
+        if isinstance(written, Scalar):  # it has the law of a coordinate, whatever coordinates are asked for
+            mean, gaussian = _coordinate(s, output, 0)
+            means.append(mean)
+            columns.append(build.fitted(gaussian, count * own))
+            continue
+        if not s.chosen and _differ(s, output) and NOTE not in s.context.notes:
+            s.context.notes.append(NOTE)
+        parts = [_coordinate(s, output, k) for k in range(count)]
+        if count == 1:
+            means.append(parts[0][0])
+            columns.append(parts[0][1])
+            continue
+        rows = [build.reshape(mean, output.size, 1) for mean, _ in parts]
+        wide = [build.step("pad", g, before=k * own, after=(count - 1 - k) * own) for k, (_, g) in enumerate(parts)]
+        wide = [build.reshape(g, output.size, 1, count * own) for g in wide]
+        means.append(build.reshape(build.step("join", *rows, axis=1), output.size * count))
+        columns.append(build.reshape(build.step("join", *wide, axis=1), output.size * count, count * own))
     if len(means) == 1:
         return means[0], columns[0]
     return build.step("join", *means, axis=0), build.step("join", *columns, axis=0)
 
 
-def _first_coordinate(s: State, output: Vector, lead: Register, first: Ints) -> Register:
-    """The first coordinate of vectors whose coordinates in a frame are known, by the orientation of the frame."""
-    build, blocks = s.build, s.blocks[output]
-    flat = build.taken(build.reshape(lead, output.size * blocks, lead.shape[-1]), first, axis=0)
+def _differ(s: State, output: Vector) -> bool:
+    """Whether something in the space of an output, known in its frame, is not alike in all coordinates."""
+    if math.isinf(s.widths[output]) or not s.vectors[output].lead.shape[-1]:
+        return False
+    given = [value.op for group in s.groups_of(output) for value in group.positions]
+    data = [op.vectors for op in given if isinstance(op, Data)]
+    return any(isinstance(op, Rotate) for op in given) or any(np.ptp(vectors, axis=-1).any() for vectors in data)
+
+
+def _coordinate(s: State, output: Vector, k: int) -> tuple[Register, Register]:
+    """Coordinate number k of those asked for: what is drawn of it, (vectors,), and coefficients (vectors, ·)."""
+    build, found, blocks, width = s.build, s.vectors[output], s.blocks[output], s.widths[output]
+    own = s.columns - len(s.picked)
+    place = 0 if math.isinf(width) else s.picked[k] % int(blocks * width)
+    rows = np.arange(output.size) * blocks + (0 if math.isinf(width) else place // int(width))
+
+    def picked(a: Register) -> Register:  # of (*shape, blocks, ·) the block that has this coordinate
+        return build.taken(build.reshape(a, output.size * blocks, a.shape[-1]), rows, axis=0)
+
+    mean = build.constant(np.zeros(output.size))
+    gaussian = build.constant(np.zeros((output.size, own)))
+    if found.sample is not None:
+        flat = build.fitted(picked(found.sample), max(found.sample.shape[-1], len(s.picked)))
+        mean = build.reshape(build.step("part", flat, start=k, stop=k + 1), output.size)
+        gaussian = build.fitted(build.step("part", flat, start=len(s.picked), stop=flat.shape[-1]), own)
+    if not math.isinf(width) and found.lead.shape[-1]:
+        mean = build.step("add", mean, _in_frame(s, output, picked(found.lead), rows, place % int(width)))
+    return mean, gaussian
+
+
+def _in_frame(s: State, output: Vector, lead: Register, rows: Ints, at: int) -> Register:
+    """A coordinate of vectors whose coordinates in a frame are known, by the orientation of the frame."""
+    build = s.build
     frames = [s.frames[group] for group in s.groups_of(output)]
     if all(frame.kind == STANDARD and not frame.turned for frame in frames):
-        return build.reshape(build.step("part", flat, start=0, stop=1), output.size)
+        return build.reshape(build.step("part", lead, start=at, stop=at + 1), output.size)
     parts = []
     for group in s.groups_of(output):
-        places = group.positions[output]
-        oriented = s.frames[group].orientation()
-        wide = build.reshape(oriented, group.frames, 1, oriented.shape[-1])
-        parts.append((places, build.step("spread", wide, shape=(*places.shape, oriented.shape[-1]))))
-    o = build.taken(s.scattered(parts), first, axis=0)
-    width = max(o.shape[-1], flat.shape[-1])
-    row = build.reshape(build.fitted(flat, width), output.size, 1, width)
+        frame, places = s.frames[group], group.positions[output]
+        oriented = frame.orientation()
+        which = frame.picked.index(at)
+        one = build.taken(oriented, np.array([which]), axis=1)
+        parts.append((places, build.step("spread", one, shape=(*places.shape, oriented.shape[-1]))))
+    o = build.taken(s.scattered(parts), rows, axis=0)
+    width = max(o.shape[-1], lead.shape[-1])
+    row = build.reshape(build.fitted(lead, width), output.size, 1, width)
     column = build.reshape(build.fitted(o, width), output.size, 1, width)
     return build.reshape(build.step("gram", row, column), output.size)

@@ -30,7 +30,7 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
     if slots and value in s.coordinates and (infinite or value not in s.drawn):
         if value in s.into and (infinite or "undrawn" in s.without):
             drawn = build.draw(
-                "normals", (*number, 0, SAMPLE, 0), (slots, sources, 1), f"{s.words(value)}: one coordinate"
+                "normals", (*number, 0, SAMPLE, 0), (slots, sources, len(s.picked)), f"{s.words(value)}: one coordinate"
             )
             sample = drawn
         else:  # a Gaussian variable each, never drawn
@@ -80,7 +80,7 @@ def _shifted(s: State, value: Vector, x: Lowered, mean: Register) -> Lowered:
     sample, support = x.sample, x.support
     if math.isinf(s.widths[value]):
         if value in s.coordinates:
-            wide = build.fitted(mean, s.columns)
+            wide = build.fitted(build.step("spread", mean, shape=(*mean.shape[:-1], len(s.picked))), s.columns)
             old = sample or build.constant(np.zeros((*x.lead.shape[:-1], 1)))
             sample = build.step("add", build.fitted(old, s.columns), wide)
         marks = np.zeros(lead.shape, dtype=bool)

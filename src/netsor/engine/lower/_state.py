@@ -48,10 +48,10 @@ class Turned:
 class Lowered:
     """A vector value: `lead`, coordinates in the frame (*shape, blocks, directions).
 
-    `sample` is what an output needs to know of one coordinate α (*shape, blocks, ·): its value so far, then its
-    coefficients of Gaussian variables that are never drawn. At infinite width, `support` says along which directions
-    there can be coordinates, `strong` along which of order 1 (others tend to 0), and `turned` by what rotary positions
-    the vectors were turned that these coordinates stand for.
+    `sample` is what an output needs to know of the coordinates α asked for (*shape, blocks, ·): a value each so far,
+    then coefficients of Gaussian variables that are never drawn, a set of which each coordinate has for itself. At
+    infinite width, `support` says along which directions there can be coordinates, `strong` along which of order 1
+    (others tend to 0), and `turned` by what rotary positions the vectors were turned that these coordinates stand for.
     """
 
     lead: Register
@@ -65,8 +65,18 @@ class Lowered:
 class State:
     """Facts about one program, and its values that are lowered already."""
 
-    def __init__(self, outputs: list[Value], context: Context, without: frozenset[str], shift: int) -> None:
-        self.outputs, self.context, self.without = outputs, context, without
+    def __init__(
+        self,
+        outputs: list[Value],
+        context: Context,
+        without: frozenset[str],
+        shift: int,
+        picked: Sequence[int] | None,
+        written: Sequence[Value],
+    ) -> None:
+        self.outputs, self.context, self.without, self.chosen = outputs, context, without, picked is not None
+        self.picked = (0,) if picked is None else tuple(picked)
+        self.written = written  # the outputs as they were: a scalar may have become a vector
         self.build = Builder(shift)
         values = ordered(_shallow_first(outputs))
         self.names = names_of([v for v in values if not isinstance(v.op, Fuse)])
@@ -99,7 +109,7 @@ class State:
         self.scored = {group for op in scores for x in (op.x, op.y) for group in self.groups_of(x)}
         for group in self.groups:
             self._check_room(group)
-        self.frames = {group: Frame(group, self._kind(group, made), self.build) for group in self.groups}
+        self.frames = {group: Frame(group, self._kind(group, made), self.build, self.picked) for group in self.groups}
         self.rests = {group: self._rests(group, edges) for group in self.groups}
         self.matrices: dict[Source, Matrix] = {}
         uses = Counter(v.op.weight.source for v in values if isinstance(v.op, MatMul))
@@ -108,7 +118,7 @@ class State:
         self.vectors: dict[Value, Lowered] = {}
         self.held: dict[Group, list[Value]] = {group: [] for group in self.groups}  # those of `vectors` still in use
         self.scalars: dict[Value, Register] = {}
-        self.columns = 1  # of `sample`: the value, then a Gaussian variable each
+        self.columns = len(self.picked)  # of `sample`: a value each, then a Gaussian variable each
         self.last = {value: k for k, value in enumerate(self.values)}
         self.acts_last = {v.op.weight.source: k for v, k in self.last.items() if isinstance(v.op, MatMul)}
         self.number: dict[Value, tuple[int, int]] = {}  # what seeds are made from: the place as written, and a count

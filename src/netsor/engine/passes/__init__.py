@@ -12,13 +12,20 @@ from ...language._value import Value
 from ._rewrite import Context
 from .commute import commute
 from .compose import compose
+from .condition import condition
 from .distinct import distinct
 from .fuse import fuse
 from .linearise import linearise
 
 Pass = Callable[[Sequence[Value], Context], list[Value]]
 
-GRAPH: dict[str, Pass] = {"linearise": linearise, "commute": commute, "compose": compose, "fuse": fuse}
+GRAPH: dict[str, Pass] = {
+    "condition": condition,
+    "linearise": linearise,
+    "commute": commute,
+    "compose": compose,
+    "fuse": fuse,
+}
 # All that can be switched off: those of the graph, those of lowering, and the formula for a sum over heads.
 SHORTCUTS = (*GRAPH, "leaves", "undrawn", "turn", "apart", "named", "recognise")
 

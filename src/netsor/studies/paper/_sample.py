@@ -68,14 +68,12 @@ def sampled(part: Part) -> Arrays:
             "density": block_densities(mixture, GRID, BLOCKS),
             "numbers": np.array(mixture.random_numbers * part.samples),
         }
-    if case.score:
-        return {"draws": _single(law.component_mean), "numbers": np.array(law.random_numbers * part.samples)}
     noise = generator(part.stream(NOISE)).standard_normal(part.samples)
-    return {
-        "draws": _single(law.component_mean + np.sqrt(law.component_var) * noise),
-        "density": block_densities(law, GRID, BLOCKS),
-        "numbers": np.array((law.random_numbers + 1) * part.samples),
-    }
+    draws = _single(law.component_mean + np.sqrt(law.component_var) * noise)
+    numbers = np.array((law.random_numbers + 1) * part.samples)
+    if case.score:
+        return {"draws": draws, "numbers": numbers}
+    return {"draws": draws, "density": block_densities(law, GRID, BLOCKS), "numbers": numbers}
 
 
 def _single(draws: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:

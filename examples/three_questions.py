@@ -1,0 +1,27 @@
+"""Three questions to one head: how sharp is it, how do two tokens go together, what do three outputs tell?"""
+
+from scipy.special import entr
+
+import netsor as ns
+
+n = ns.Width("n")
+
+
+@ns.program
+def net(tokens=4):
+    """The outputs of all tokens, and the entropy of the first row of attention."""
+    x = ns.gaussian(n, tokens)
+    q, k, v = (ns.weight(n, n, std=1.5) @ x for _ in range(3))
+    a = ns.softmax(ns.dot(q, k))
+    return ns.weight(n, n) @ (a @ v), ns.apply(lambda row: entr(row).sum(axis=-1), a[0], axes=1)
+
+
+if __name__ == "__main__":
+    wide, limit = (net()[1].law(n=width, draws=20_000) for width in (64, ns.inf))
+    print("Wasserstein-1 distance of the entropies:", ns.wasserstein1(wide, limit))
+    ns.plot(wide, limit, labels=["n = 64", "n = ∞"]).savefig("entropy.png", dpi=200)
+    outputs = net()[0].law(n=64, draws=20_000)
+    outputs.plot(entries=(0, 1)).figure.savefig("outputs.png", dpi=200)
+    given = outputs.condition({0: 1.5, 1: -0.5, 2: 0.5}, noise=0.1)
+    print("log evidence", given.log_evidence, "with an effective sample of", round(given.effective))
+    ns.plot(outputs[3], given[3], labels=["before", "given three"]).savefig("posterior.png", dpi=200)

@@ -1,0 +1,179 @@
+"""The components of a mixture of Gaussians, and the parts that they fall into: Gaussians, atoms, draws.
+
+A component without any variance is a point. Points that repeat are atoms; points that do not are draws of a quantity
+that is known by draws alone, for which kernels may stand.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..language._given import numbers
+from ..language._where import TraceError
+from ._estimate import Array, student
+from ._gaussians import Gaussians, binned, compress, merged
+from ._given import LARGEST, checked_weights
+from ._replicas import Replicated, block_labels
+
+MANY = 1000  # components, above which fewer take their place
+SINGLES = 10  # points that occur once, from which on they are draws and not atoms
+
+
+class Points(NamedTuple):
+    """The replicas that have no variance: draws, and atoms with their masses."""
+
+    draws: npt.NDArray[np.intp]  # which replicas
+    atoms: Array
+    masses: Array
+
+
+class Components:
+    """N(mean_r, var_r) over replicas r, of equal weight unless weights are given."""
+
+    def __init__(self, mean: npt.ArrayLike, var: npt.ArrayLike, weight: npt.ArrayLike | None) -> None:
+        means, variances = numbers(mean, "Mixture", "mean"), numbers(var, "Mixture", "var")
+        if max(means.ndim, variances.ndim) > 1 or len({a.size for a in (means, variances) if a.size != 1}) > 1:
+            raise TraceError(
+                "Mixture", f"mean and var of shape {means.shape} and {variances.shape} must be (replicas,)"
+            )
+        if (variances < 0).any():
+            raise TraceError("Mixture", f"var has {variances.min():g}; variances must be 0 or more")
+        if np.abs(means).max() > LARGEST or variances.max() > LARGEST**2:
+            raise TraceError("Mixture", f"mean must be below {LARGEST:g} in size, var below {LARGEST**2:g}")
+        self.component_mean, self.component_var = np.broadcast_arrays(np.atleast_1d(means), np.atleast_1d(variances))
+        self.weight = checked_weights(weight, len(self.component_mean), "Mixture")
+        self._kernels = np.zeros(0, dtype=np.intp)  # the components that stand for draws
+
+    @property
+    def replicas(self) -> int:
+        """The number of components; one, if nothing random is left to condition on."""
+        return len(self.component_var)
+
+    @property
+    def effective(self) -> float:
+        """The number of replicas of equal weight that would say as much: 1/Σ w²."""
+        return float(self.replicas if self.weight is None else 1 / np.sum(self.weight**2))
+
+    @property
+    def centred(self) -> bool:
+        """Whether every component has mean 0."""
+        return not self.component_mean.any()
+
+    @cached_property
+    def component_weight(self) -> Array:
+        """The weights of the components, of sum 1."""
+        return np.full(self.replicas, 1 / self.replicas) if self.weight is None else self.weight
+
+    # The parts: Gaussians, atoms, draws
+
+    @cached_property
+    def _points(self) -> Points:
+        point = np.flatnonzero(self.component_var == 0)
+        at, inverse, count = np.unique(self.component_mean[point], return_inverse=True, return_counts=True)
+        # two draws of a continuous law never coincide: where pairs are not rarer than singles, all are atoms
+        once, twice = np.sum(count == 1), np.sum(count == 2)
+        single = (count == 1) if once >= SINGLES and twice < once / 10 else np.zeros(len(at), dtype=bool)
+        masses = np.bincount(inverse, self.component_weight[point], len(at))
+        return Points(point[single[inverse]], at[~single], masses[~single])
+
+    @cached_property
+    def _smooth(self) -> npt.NDArray[np.intp]:
+        return np.flatnonzero(self.component_var > 0)
+
+    @cached_property
+    def bandwidth(self) -> float:
+        """Of the kernel estimate for what is known by draws: Scott's rule, by the lesser of two measures of spread.
+
+        0 if nothing is known by draws.
+        """
+        draws = self._points.draws
+        if not len(draws):
+            return 0.0
+        values, weight = self.component_mean[draws], self.component_weight[draws] / self.component_weight[draws].sum()
+        mean = weight @ values
+        order = np.argsort(values)
+        low, high = np.interp([0.25, 0.75], np.cumsum(weight[order]), values[order])
+        spread = min(float(np.sqrt(weight @ (values - mean) ** 2)), (high - low) / 1.349 or math.inf)
+        return float(spread * np.sum(weight**2) ** 0.2)
+
+    @cached_property
+    def _few(self) -> Gaussians:
+        """The Gaussian components, or fewer with the same law: see `compress` and `binned`."""
+        k = self._smooth
+        if self.centred and self.weight is None and len(k) > MANY:
+            return _centred(*compress(self.component_var[k], self.component_weight[k]))
+        return self._gathered(self.component_weight)
+
+    @cached_property
+    def _fewer(self) -> Gaussians:
+        """Fewer components still, as good for distances, where no relative precision in the tails is needed."""
+        few = self._few
+        return merged(few) if len(few.mean) > MANY else few
+
+    @cached_property
+    def _blocked(self) -> tuple[Gaussians, Array]:
+        """The Gaussian components with weights by blocks (each of sum 1 over its replicas), and the blocks' weights."""
+        k, labels = self._smooth, block_labels(self.replicas)
+        mass = np.bincount(labels, self.component_weight).astype(np.float64)
+        each = self.component_weight / np.where(mass > 0, mass, 1.0)[labels]
+        if self.centred and len(k) > MANY:
+            nodes, weight = compress(self.component_var[k], each[k], labels[k])
+            return _centred(nodes, np.pad(weight, ((0, 0), (0, len(mass) - weight.shape[1])))), mass
+        weight = np.zeros((self.replicas, len(mass)))
+        weight[np.arange(self.replicas), labels] = each
+        found = self._gathered(weight)
+        return (merged(found) if len(found.mean) > MANY else found), mass
+
+    def _gathered(self, weight: Array) -> Gaussians:
+        """The Gaussian components with these weights, kernels on a lattice."""
+        k, some = np.setdiff1d(self._smooth, self._kernels, assume_unique=True), self._kernels
+        rest = Gaussians(self.component_mean[k], self.component_var[k], weight[k])
+        if not len(some):
+            return rest
+        kernels = binned(self.component_mean[some], float(self.component_var[some[0]]), weight[some])
+        return Gaussians(*(np.concatenate(parts) for parts in zip(kernels, rest, strict=True)))
+
+    def _steps(self, y: Array, side: Any) -> Replicated:
+        """The distribution function of the points alone, by blocks."""
+        labels = block_labels(self.replicas)
+        mass = np.bincount(labels, self.component_weight).astype(np.float64)
+        point = np.flatnonzero(self.component_var == 0)
+        rows = np.zeros((len(mass), len(y)))
+        if len(point):
+            for block in np.unique(labels[point]):
+                mine = point[labels[point] == block]
+                mine = mine[np.argsort(self.component_mean[mine])]
+                heights = np.concatenate([[0.0], np.cumsum(self.component_weight[mine])]) / mass[block]
+                rows[block] = heights[np.searchsorted(self.component_mean[mine], y, side=side)]
+        return Replicated(rows, mass)
+
+    def _binomial(self, share: Any) -> Any:
+        """The error of a share of replicas, which is not 0 without any hit."""
+        if self.replicas == 1:
+            return np.zeros_like(share)
+        n = self.effective
+        inner = (share * n + 0.5) / (n + 1)
+        return student(max(2, int(n))) * np.sqrt(inner * (1 - inner) / n)
+
+    def _jumps(self) -> Array:
+        return np.unique(self.component_mean[self.component_var == 0])
+
+    def _pieces(self) -> tuple[Array, Array]:
+        k = self._smooth
+        if not len(k):
+            return np.zeros(0), np.zeros(0)
+        mean, std = self.component_mean[k], np.sqrt(self.component_var[k])
+        order = np.lexsort((std, mean))
+        chosen = order[np.linspace(0, len(k) - 1, min(len(k), 33)).astype(np.intp)]
+        chosen = np.append(chosen, [np.argmin(std), np.argmax(std)])
+        spread = max(float(np.ptp(mean)), float(std.max()))
+        return np.append(mean[chosen], mean.mean()), np.append(std[chosen], spread)
+
+
+def _centred(var: Array, weight: Array) -> Gaussians:
+    return Gaussians(np.zeros_like(var), var, weight)

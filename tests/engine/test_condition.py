@@ -1,0 +1,128 @@
+"""Scores that are outputs are Gaussian given one factor: against the literal interpreter, and where that is not so."""
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.engine._law import conditional
+
+from .test_coordinates import LEVEL, drawn, literal, pvalues
+
+n, d = ns.Width("n"), ns.Width("d")
+DRAWS = 10_000
+
+
+def all_scores():
+    x = ns.tanh(ns.weight(n, n, batch=2) @ ns.gaussian(n))
+    q, k = (ns.weight(d, n, batch=2) @ x for _ in range(2))
+    return ns.dot(q, k)
+
+
+def beside_a_query():
+    x = ns.gaussian(n, 2)
+    q, k = (ns.weight(n, n) @ x for _ in range(2))
+    p = ns.dot(q, k)
+    return p[0], q[0], p[1, 0]
+
+
+def each():
+    x = ns.gaussian(n, (2, 3))
+    return ns.dot(ns.weight(n, n, batch=2).each(x), ns.weight(n, n, batch=2).each(2 * x))
+
+
+def of_data():
+    x = ns.data(np.array([[1.0, 2.0, 3.0], [0.0, 1.0, -1.0]]))
+    return ns.dot(x, ns.weight(3, 3) @ x)
+
+
+def repeated():
+    x = ns.gaussian(n, 2)[[0, 1, 0]]
+    return ns.dot(ns.weight(n, n, batch=2)[[0, 0]] @ x, ns.weight(n, n, batch=2) @ x)
+
+
+def means():
+    x = ns.gaussian(n, 2)
+    return ns.mean_dot(ns.weight(n, n) @ x, ns.weight(n, n) @ x)
+
+
+GAUSSIAN = {
+    "all": all_scores,
+    "one": lambda: all_scores()[0, 0, 0],
+    "row": lambda: all_scores()[1, 0],
+    "column": lambda: all_scores()[1, :, 1],
+    "each": each,
+    "of data": of_data,
+    "repeated": repeated,
+    "means": means,
+}
+
+
+def shared():
+    x, w = ns.gaussian(n, 2), ns.weight(n, n)
+    return ns.dot(w @ x, w @ x)
+
+
+def used_again():
+    x = ns.gaussian(n, 2)
+    w = ns.weight(n, n)
+    k = ns.weight(n, n) @ x
+    q = w @ x
+    return ns.dot(q, k)[0], k[1], w @ q[0]
+
+
+def through_softmax():
+    p = all_scores()
+    return ns.softmax(p), p
+
+
+DRAWN = {"shared matrix": shared, "factors used again": used_again, "scores used again": through_softmax}
+
+
+def found(make, widths=None):
+    net = ns.Program(make())
+    bound = {name: {"n": 5, "d": 3}[name] for name in net.widths} if widths is None else widths
+    return net, bound, conditional(net.outputs, bound, DRAWS, 9, progress=False, picked=[0, 2])
+
+
+@pytest.mark.parametrize("name", [*GAUSSIAN, *DRAWN, "beside"])
+def test_scores_have_the_law_of_the_literal_interpreter(name):
+    make = {**GAUSSIAN, **DRAWN, "beside": beside_a_query}[name]
+    net, bound, law = found(make)
+    assert min(pvalues(drawn(law), literal(net, bound, [0, 2]))) > LEVEL
+
+
+@pytest.mark.parametrize("name", GAUSSIAN)
+def test_no_kernel_is_needed(name):
+    net, bound, law = found(GAUSSIAN[name])
+    assert (np.diagonal(law.cov, axis1=1, axis2=2) > 0).all()
+    without = conditional(net.outputs, bound, 10, progress=False, without=["condition"])
+    assert law.random_numbers < without.random_numbers
+    assert not without.cov.any()
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_what_is_used_elsewhere_is_drawn(name):
+    _, _, law = found(DRAWN[name])
+    assert not law.cov[:, 0, 0].any()
+
+
+def test_a_score_at_infinite_width_is_gaussian():
+    one = ns.Program(all_scores()[0, 0, 0]).law(n=ns.inf, d=ns.inf)
+    assert one.replicas == 1
+    several = ns.Program(all_scores()[0]).law(n=ns.inf, d=ns.inf)
+    kernel = ns.Program(ns.weight(1, n) @ ns.tanh(ns.weight(n, n) @ ns.gaussian(n))).law(n=ns.inf).var()
+    np.testing.assert_allclose(several.cov(), kernel**2 * np.eye(4), atol=1e-9)
+
+
+def test_given_its_query_it_has_chi_squared_variance():
+    """At n = ∞ and head dimension d: v = K² χ²_d/d, of excess kurtosis 3 · 2/d."""
+    law = ns.Program(all_scores()[0, 0, 0]).law(n=ns.inf, d=16, draws=200_000)
+    value, error = law.with_error.kurtosis()
+    assert abs(value - 6 / 16) < 4.5 * error
+    assert law.random_numbers == 1
+
+
+def test_a_score_of_zero_is_an_atom():
+    law = ns.Program(ns.dot(0 * ns.gaussian(n), ns.weight(n, n) @ ns.gaussian(n))).law(n=4, draws=10)
+    ((at, mass),) = law.atoms
+    assert (at, mass.value) == (0, pytest.approx(1))
