@@ -15,6 +15,7 @@ from .engine import NoLimitError, Plan, _literal
 from .engine._law import conditional
 from .engine._montecarlo import Progress
 from .engine._recognise import recognise
+from .engine.backends import Numpy, choose
 from .engine.lower import make_plan
 from .language._check import NO_LIMIT, Report, check
 from .language._given import as_whole, picked, shown
@@ -152,6 +153,9 @@ class Program:
         workers: int | None = None,
         executor: Executor | None = None,
         progress: Progress = True,
+        backend: str = "numpy",
+        device: str | None = None,
+        precision: str = "float64",
         **widths: float,
     ) -> Any:
         """The law of one coordinate of the output, exactly, at any widths, finite or `inf`: no weight matrix is drawn.
@@ -161,15 +165,21 @@ class Program:
         entries, and a `HeadSum`, accurate to many digits, for one output of an attention layer at infinite width whose
         tokens have a fixed kernel. The same seed at two widths gives coupled laws. `workers`, `executor` and
         `progress` are as in `simulate`. `plan` says what will be drawn and computed, and what that costs.
+
+        `backend` is "numpy", "jax" or "torch", and `device` "cpu" or "cuda" (if None, a CUDA device if there is one and
+        the backend sees it). `precision` is "float64" or "float32". The same seed gives the same bits on one backend,
+        and the same law on all.
         """
         bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
         status = self._status(bound)
+        where = choose(backend, device, precision)
 
         def engine() -> Mixture | Joint:
-            found = conditional(self.outputs, bound, draws, seed, workers, executor, progress)
+            found = conditional(self.outputs, bound, draws, seed, workers, executor, progress, backend=where)
+            at = ", ".join(f"{k} = {v}" for k, v in bound.items()) or "fixed widths"
             origin = Origin(
                 status=status,
-                method=f"exact engine at {', '.join(f'{k} = {v}' for k, v in bound.items()) or 'fixed widths'}",
+                method=f"exact engine at {at}" + (f" ({where})" if where != Numpy() else ""),
                 random_numbers=found.random_numbers,
                 seed=seed,
                 quadrature_error=found.quadrature_error,

@@ -1,4 +1,4 @@
-"""Sampling by a plan: chunks of replicas, in blocks that fit the cache, on any executor."""
+"""Sampling by a plan: chunks of replicas, on any backend and any executor."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import numpy.typing as npt
 from ..language._value import Value
 from ._montecarlo import Progress, check_memory, chunks, one_blas_thread, run, whole_number
 from ._plan import Plan
-from ._run import Streams
-from ._run import run as run_plan
+from .backends import Backend, Numpy
+from .backends._numpy import Streams, block
 from .lower import make_plan
 
 Array = npt.NDArray[np.float64]
 
-CHUNK = 8192  # replicas with one seed; no function of the width, so that one seed couples two widths
-BLOCK_BYTES = 2**22  # of arrays in one go: so large that Python costs little, and no larger than a cache
+AHEAD = 2  # chunks at a time where the library has its own threads: one is brought back while the next is made
 TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 
 
@@ -48,22 +47,24 @@ def conditional(
     executor: Executor | None = None,
     progress: Progress = True,
     without: Collection[str] = (),
+    backend: Backend | None = None,
 ) -> Conditional:
     """Replicas of the conditional law of one coordinate of the outputs."""
     draws, seed = whole_number("draws", draws, 2), whole_number("seed", seed, 0)
     plan = make_plan(outputs, widths, without=without)
     error = quadrature_error(outputs, widths, plan, without) if plan.expects else 0.0
     if plan.constant:
-        mean, cov = _block(plan, Streams(seed, 0), 1)
+        mean, cov = block(plan, Streams(seed, 0), 1)
         _check_finite(mean, cov)
         return Conditional(mean, cov, 0, error, plan.notes, True)
     size = plan.mean.shape[0]
     check_memory(8.0 * draws * (size + size**2), f"draws={draws} of {size} outputs", "take fewer draws or outputs")
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
-    # long rows of coordinates stream through memory anyway
-    room = BLOCK_BYTES * (4 if 2 * plan.long_numbers > plan.random_numbers else 1)
-    work = _Chunk(plan, seed, block=max(1, min(CHUNK, room // max(plan.bytes, 1))))
-    for part, (mean, cov) in run(work, chunks(draws, CHUNK), workers, executor, progress):
+    where = backend or Numpy()
+    work = _Chunk(plan, seed, where, where.chunk(plan, draws))
+    if not where.threads:
+        workers = AHEAD
+    for part, (mean, cov) in run(work, chunks(draws, work.size), workers, executor, progress):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(means, covs)
     return Conditional(means, covs, plan.random_numbers, error, plan.notes, False)
@@ -74,31 +75,26 @@ def _check_finite(mean: Array, cov: Array) -> None:
         raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
 
 
-def _block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
-    mean, columns = run_plan(plan, streams, replicas)
-    cov = columns @ np.swapaxes(columns, -1, -2)
-    return np.broadcast_to(mean, (replicas, *mean.shape[1:])), np.broadcast_to(cov, (replicas, *cov.shape[1:]))
-
-
 @dataclass(frozen=True)
 class _Chunk:
-    """The work for one chunk: its blocks, one after the other, from the same streams."""
+    """The work for one chunk: its blocks, one after the other."""
 
     plan: Plan
     seed: int
-    block: int
+    backend: Backend
+    size: int
 
     def __call__(self, part: range, tick: Callable[[int], None]) -> tuple[Array, Array]:
-        streams = Streams(self.seed, part.start // CHUNK)
-        means, covs = [], []
-        with one_blas_thread():
-            for start in range(0, len(part), self.block):
-                replicas = min(self.block, len(part) - start)
-                mean, cov = _block(self.plan, streams, replicas)
-                means.append(mean)
-                covs.append(cov)
-                tick(replicas)
-        return np.concatenate(means), np.concatenate(covs)
+        blocks = self.backend.sample(self.plan, self.seed, part, self.size, tick)
+        # brought to the host one by one: the next is not begun before the last is here, so that memory is bounded
+        means, covs = zip(*(map(self.backend.numpy, pair) for pair in blocks), strict=True)
+        return _whole(means, len(part)), _whole(covs, len(part))
+
+
+def _whole(blocks: Sequence[Array], replicas: int) -> Array:
+    """Blocks end to end; one that is the same for all replicas is repeated."""
+    made = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
+    return np.broadcast_to(made, (replicas, *made.shape[1:]))
 
 
 def quadrature_error(
@@ -106,7 +102,7 @@ def quadrature_error(
 ) -> float:
     """How far the outputs move, relative to their spread, if every Gaussian expectation moves by its own error."""
     with one_blas_thread():
-        mean, cov = _block(plan, Streams(0, 0), TRIED)
+        mean, cov = block(plan, Streams(0, 0), TRIED)
         if not (np.isfinite(mean).all() and np.isfinite(cov).all()):
             return 0.0  # told when the law is made
         variance = np.diagonal(cov, axis1=1, axis2=2)
@@ -117,7 +113,7 @@ def quadrature_error(
         moved = []
         for shift in (1, 2, 3, 4) if plan.nodes else (1, 2):
             other = make_plan(outputs, widths, without=without, shift=shift)
-            other_mean, other_cov = _block(other, Streams(0, 0), TRIED)
+            other_mean, other_cov = block(other, Streams(0, 0), TRIED)
             size = scale[:, :, None] * scale[:, None, :]
             moved.append(float(np.max(np.abs(other_mean - mean) / scale, initial=0.0)))
             moved[-1] = max(moved[-1], float(np.max(np.abs(other_cov - cov) / size, initial=0.0)))
