@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help reproduce test test-all lint bench docs clean
+.PHONY: help reproduce test test-all test-peers lint bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -26,7 +26,10 @@ test: $(VENV)/stamp-test  ## every test but the slow ones
 	$(BIN)/python -m pytest
 
 test-all: $(VENV)/stamp-test  ## every test
-	$(BIN)/python -m pytest -m 'slow or not slow'
+	$(BIN)/python -m pytest -m 'not peers'
+
+test-peers: $(VENV)/stamp-peers  ## tests against PyTorch and other large libraries
+	$(BIN)/python -m pytest -m peers tests/peers
 
 lint: $(VENV)/stamp-lint  ## format, lint and types
 	$(BIN)/ruff format --check .

@@ -56,12 +56,14 @@ class Function:
 def _special(name: str, x: Array) -> Array:
     # special functions are no part of the array API, but every library has these
     if is_jax_array(x):
-        from jax.scipy import special as own
-    elif is_torch_array(x):
-        from torch import special as own
-    else:
-        return array_namespace(x).asarray(getattr(special, name)(np.asarray(x)))
-    return getattr(own, name)(x)
+        from jax.scipy import special as in_jax
+
+        return getattr(in_jax, name)(x)
+    if is_torch_array(x):
+        from torch import special as in_torch
+
+        return getattr(in_torch, name)(x)
+    return array_namespace(x).asarray(getattr(special, name)(np.asarray(x)))
 
 
 def row_softmax(p: Array, allowed: Array | None = None) -> Array:

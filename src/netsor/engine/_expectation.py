@@ -78,9 +78,7 @@ def _native(xp: Any, u: Array, v: Array, f: Function, g: Function, more: bool) -
     if more or u.shape[-2] != 1 or v.shape[-2] != 1:
         raise HostOnly
     x, y = u[..., 0, :], v[..., 0, :]
-    found = closed_form(
-        f, g, 0.0, 0.0, squares(xp, x)[..., :, None], gram(xp, x, y), squares(xp, y)[..., None, :]
-    )
+    found = closed_form(f, g, 0.0, 0.0, squares(xp, x)[..., :, None], gram(xp, x, y), squares(xp, y)[..., None, :])
     if found is None:
         raise HostOnly
     return found

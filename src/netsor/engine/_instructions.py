@@ -140,7 +140,7 @@ def factor(xp: Any, gram: Array) -> Array:
     A row that depends on those before it has no direction of its own: its pivot is 0, whatever the scale of the row.
     """
     diagonal = xp.stack([gram[..., j, j] for j in range(gram.shape[-1])], axis=-1)
-    return factored(xp, gram, tolerance(xp, gram.dtype) * diagonal)
+    return _factor(xp, gram, tolerance(xp, gram.dtype) * diagonal)
 
 
 def residual(xp: Any, rest: Array, whole: Array) -> Array:
@@ -149,7 +149,7 @@ def residual(xp: Any, rest: Array, whole: Array) -> Array:
     What is left of a row counts as 0 relative to the whole row, for its rounding errors are those of the whole.
     """
     diagonal = xp.stack([whole[..., j, j] for j in range(whole.shape[-1])], axis=-1)
-    return factored(xp, rest, tolerance(xp, rest.dtype) * diagonal)
+    return _factor(xp, rest, tolerance(xp, rest.dtype) * diagonal)
 
 
 def tolerance(xp: Any, dtype: Any) -> float:
@@ -157,15 +157,14 @@ def tolerance(xp: Any, dtype: Any) -> float:
     return TOLERANCE if dtype == xp.float64 else SINGLE_TOLERANCE
 
 
-def factored(xp: Any, gram: Array, floor: Array) -> Array:
-    """The triangular factor; a pivot below `floor` (…, rows) is 0."""
+def _factor(xp: Any, gram: Array, floor: Array) -> Array:
     size = gram.shape[-1]
     if size > LEAF:  # by blocks, so that most of the work is in matrix products
         half = size // 2
-        first = factored(xp, gram[..., :half, :half], floor[..., :half])
+        first = _factor(xp, gram[..., :half, :half], floor[..., :half])
         below = solve(xp, first, gram[..., half:, :half])
         rest = gram[..., half:, half:] - below @ xp.matrix_transpose(below)
-        second = factored(xp, rest, floor[..., half:])
+        second = _factor(xp, rest, floor[..., half:])
         above = xp.zeros((*first.shape[:-1], size - half), dtype=gram.dtype)
         return xp.concat([xp.concat([first, above], axis=-1), xp.concat([below, second], axis=-1)], axis=-2)
     rest, columns = gram, []

@@ -13,7 +13,8 @@ from ..language._value import Value
 from ._montecarlo import Progress, check_memory, chunks, one_blas_thread, run, whole_number
 from ._plan import Plan
 from .backends import Backend, Numpy
-from .backends._numpy import Streams, block
+from .backends._numpy import Streams
+from .backends._numpy import block as numpy_block
 from .lower import make_plan
 
 Array = npt.NDArray[np.float64]
@@ -54,7 +55,7 @@ def conditional(
     plan = make_plan(outputs, widths, without=without)
     error = quadrature_error(outputs, widths, plan, without) if plan.expects else 0.0
     if plan.constant:
-        mean, cov = block(plan, Streams(seed, 0), 1)
+        mean, cov = _block(plan, seed, 1)
         _check_finite(mean, cov)
         return Conditional(mean, cov, 0, error, plan.notes, True)
     size = plan.mean.shape[0]
@@ -85,16 +86,24 @@ class _Chunk:
     size: int
 
     def __call__(self, part: range, tick: Callable[[int], None]) -> tuple[Array, Array]:
-        blocks = self.backend.sample(self.plan, self.seed, part, self.size, tick)
-        # brought to the host one by one: the next is not begun before the last is here, so that memory is bounded
-        means, covs = zip(*(map(self.backend.numpy, pair) for pair in blocks), strict=True)
-        return _whole(means, len(part)), _whole(covs, len(part))
+        size = self.plan.mean.shape[0]
+        means, covs = np.empty((len(part), size)), np.empty((len(part), size, size))
+        done = 0
+        for mean, columns in self.backend.sample(self.plan, self.seed, part, self.size, tick):
+            cov = self.backend.numpy(self.backend.cov(columns))
+            mean = self.backend.numpy(mean)
+            replicas = max(len(mean), len(cov))
+            means[done : done + replicas], covs[done : done + replicas] = mean, cov
+            done += replicas
+        return means, covs
 
 
-def _whole(blocks: Sequence[Array], replicas: int) -> Array:
-    """Blocks end to end; one that is the same for all replicas is repeated."""
-    made = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
-    return np.broadcast_to(made, (replicas, *made.shape[1:]))
+def _block(plan: Plan, seed: int, replicas: int) -> tuple[Array, Array]:
+    """A few replicas, by numpy."""
+    backend = Numpy()
+    mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
+    cov = backend.cov(columns)
+    return np.broadcast_to(mean, (replicas, *mean.shape[1:])), np.broadcast_to(cov, (replicas, *cov.shape[1:]))
 
 
 def quadrature_error(
@@ -102,7 +111,7 @@ def quadrature_error(
 ) -> float:
     """How far the outputs move, relative to their spread, if every Gaussian expectation moves by its own error."""
     with one_blas_thread():
-        mean, cov = block(plan, Streams(0, 0), TRIED)
+        mean, cov = _block(plan, 0, TRIED)
         if not (np.isfinite(mean).all() and np.isfinite(cov).all()):
             return 0.0  # told when the law is made
         variance = np.diagonal(cov, axis1=1, axis2=2)
@@ -113,7 +122,7 @@ def quadrature_error(
         moved = []
         for shift in (1, 2, 3, 4) if plan.nodes else (1, 2):
             other = make_plan(outputs, widths, without=without, shift=shift)
-            other_mean, other_cov = block(other, Streams(0, 0), TRIED)
+            other_mean, other_cov = _block(other, 0, TRIED)
             size = scale[:, :, None] * scale[:, None, :]
             moved.append(float(np.max(np.abs(other_mean - mean) / scale, initial=0.0)))
             moved[-1] = max(moved[-1], float(np.max(np.abs(other_cov - cov) / size, initial=0.0)))

@@ -39,7 +39,7 @@ def run(
             del given
         for number in dead:
             del arrays[plan.steps[number].out]
-    return tuple(arrays[r] if r.value is None else constant(r) for r in (plan.mean, plan.columns))  # type: ignore[return-value]
+    return tuple(arrays[r] if r.value is None else constant(r) for r in (plan.mean, plan.columns))
 
 
 def in_numpy(step: Step, given: Sequence[Array], place: int | None) -> Array:

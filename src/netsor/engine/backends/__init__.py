@@ -16,7 +16,7 @@ NAMES: dict[str, type[Backend]] = {"numpy": Numpy, "jax": Jax, "torch": Torch}
 
 
 def choose(backend: object = "numpy", device: object = None, precision: object = "float64") -> Backend:
-    """The backend of these names, if it is installed and sees the device; without one, a CUDA device if there is any."""
+    """The backend of these names, if it is installed and sees the device; None is a CUDA device if there is any."""
     if isinstance(backend, Backend):
         return backend
     if not isinstance(backend, str) or backend not in NAMES:

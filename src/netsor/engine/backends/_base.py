@@ -63,10 +63,14 @@ class Backend(ABC):
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
-        """Conditional means and covariances for the replicas of a chunk of `size`, in blocks, as arrays of the library.
+        """Conditional means and coefficients for the replicas of a chunk of `size`, in blocks, as the library's arrays.
 
-        They are (replicas or 1, entries) and (replicas or 1, entries, entries).
+        They are (replicas or 1, entries) and (replicas or 1, entries, ·): see `_run.run`.
         """
+
+    @abstractmethod
+    def cov(self, columns: Array) -> Array:
+        """The covariances (replicas or 1, entries, entries) of coefficients, as an array of the library."""
 
     @abstractmethod
     def numpy(self, array: Array) -> Array:
@@ -89,4 +93,4 @@ class Backend(ABC):
 def largest_block(plan: Plan, itemsize: int, kind: str, least: int = 1) -> int:
     """The replicas, a power of 2, whose arrays fill the room of a device: a function of the plan alone."""
     replicas = ROOM[kind] * 8 // (itemsize * max(plan.bytes, 1))
-    return max(least, min(MOST, 2 ** max(replicas.bit_length() - 1, 0)))
+    return max(least, min(MOST, 1 << max(replicas.bit_length() - 1, 0)))

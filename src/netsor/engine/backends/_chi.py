@@ -1,10 +1,10 @@
 """χ of many degrees of freedom from one normal: for libraries whose gamma generators are slow.
 
 χ²_ν = F_ν^(−1)(Φ(z)) for z ~ N(0, 1), exactly. The map is smooth, and after Wilson and Hilferty (1931) the cube root
-of χ²/ν is nearly linear in it: √(9ν/2) ((χ²/ν)^(1/3) − 1) = z + small, a polynomial in z of low degree for every z that
-a generator can give. It is fitted to the quantiles when a plan is made ready, to 1e-12 of a standard deviation: less than
-the rounding of z. No number is rejected, and one normal gives the χ of every width: coupled runs are coupled more
-tightly than by gammas. Below SMALL degrees χ² is the sum of as many squares.
+of χ²/ν is nearly linear in it: √(9ν/2) ((χ²/ν)^(1/3) − 1) = z + small, a polynomial in z of low degree for every z
+that a generator can give. It is fitted to the quantiles when a plan is made ready, to 1e-12 of a standard deviation.
+No number is rejected, and one normal gives the χ of every width: coupled runs are coupled more tightly than by
+gammas. Below SMALL degrees χ² is the sum of as many squares.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def chi(freedom: Array, precision: str) -> Chi:
     large = [j for j, f in enumerate(degrees) if f >= SMALL]
     small = [j for j, f in enumerate(degrees) if f < SMALL]
     rows = [_polynomial(degrees[j], precision) for j in large]
-    length = max(map(len, rows), default=0)
+    length = -(-max(map(len, rows), default=0) // 4) * 4  # alike for neighbours, so that less is compiled
     polynomial = np.zeros((length, len(large)))
     for column, row in enumerate(rows):
         polynomial[: len(row), column] = row

@@ -1,18 +1,21 @@
 """JAX: the whole plan compiled into one program for a block of replicas, on a CPU or a GPU.
 
-Replicas come in groups of GROUP, and the numbers of a draw for one group are keyed by (seed, draw, group) with JAX's
-counter-based generator. So they depend neither on the size of a block nor on who draws it, and one seed couples two
-widths. What differs between two plans of the same structure (widths, constants) is an argument of the compiled
-program: a law at another width or with another seed is not compiled again.
+Number e of a draw for replica r is Threefry(key; r, e) with the key of (seed, draw): JAX's own counter-based generator,
+called by its counters. So it depends neither on the size of a block nor on who draws it, and one seed couples two
+widths. Pairs of uniforms become pairs of normals (Box and Muller 1958).
+
+What differs between two plans of the same structure (widths, constants) is an argument of the compiled program: a law
+at another width or with another seed is not compiled again.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,26 +23,29 @@ import numpy as np
 from .. import _instructions
 from .._montecarlo import memory
 from .._plan import RULES, Builder, Plan, Register, Step
-from .._run import run
 from ._base import Backend, NoDeviceError, largest_block
-from ._chi import Chi, chi
+from ._chi import chi
+from ._jax_factor import OWN
 
 Array = Any
 
-GROUP = 64  # replicas with one key
+LEAST = 64  # replicas of a block
+SMALL = 1024  # numbers a replica, up to which draws are made together: fewer calls compile faster
 PROGRAMS = 64  # compiled ones that are kept
-LEAF = 4  # rows of a matrix, above which it is factored by a loop that is compiled once
 
 _programs: OrderedDict[Any, Any] = OrderedDict()
 _lock = threading.Lock()
 
 
 class Inputs(NamedTuple):
-    """What a compiled program is called with, besides the numbers of its groups."""
+    """What a compiled program is called with, for one block."""
 
-    keys: Any  # (draws, 2): of the generator, one for each draw of the plan
+    first: Any  # the number of the first replica, below 2^32
+    keys: Any  # (draws, 2): of the generator, one for each draw
     tables: list[tuple[Any, Any, Any]]  # of each χ
+    factors: list[Any]  # of each `scale`: widths, mostly
     constants: list[Any]
+    arrays: list[Any]  # that were made before
 
 
 class Jax(Backend):
@@ -65,10 +71,17 @@ class Jax(Backend):
         kind, _, number = self.device.partition(":")
         return jax.devices(kind)[int(number or 0)]
 
-    def _within(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def _within(self) -> Iterator[None]:
+        """In this precision and on this device, in this thread alone; products of matrices in full precision."""
         import jax
 
-        return jax.enable_x64(self.precision == "float64")  # in this thread alone
+        with (
+            jax.enable_x64(self.precision == "float64"),
+            jax.default_device(self._device()),
+            jax.default_matmul_precision("highest"),
+        ):
+            yield
 
     def memory(self) -> float:
         """Of the device, as JAX may use it."""
@@ -77,45 +90,72 @@ class Jax(Backend):
 
     def chunk(self, plan: Plan, draws: int) -> int:
         """One block, no larger than the draws need; the numbers drawn do not depend on it."""
-        needed = GROUP * 2 ** max(-(-draws // GROUP) - 1, 0).bit_length()
-        return self.fits(plan, min(needed, largest_block(plan, self.itemsize, self.kind, GROUP)))
+        needed = max(LEAST, 2 ** (draws - 1).bit_length())
+        return self.fits(plan, min(needed, largest_block(plan, self.itemsize, self.kind, LEAST)))
 
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
         """One block, drawn whole and cut."""
-        import jax
-
-        with self._within(), jax.default_device(self._device()), jax.default_matmul_precision("highest"):
-            ready = _Ready(plan, self.precision)
-            groups = part.start // GROUP + np.arange(size // GROUP, dtype=np.uint32)
-            mean, cov = ready.program(size)(groups, ready.inputs(seed))
-        yield tuple(a if a.shape[0] == 1 else a[: len(part)] for a in (mean, cov))  # type: ignore[misc]
+        with self._within():
+            made = _block(pieces(plan, self.precision), seed, part.start, size, self.precision)
+            results = [made[r] if r.value is None else np.asarray(r.value) for r in (plan.mean, plan.columns)]
+            mean, columns = (a if a.shape[0] in (1, len(part)) else a[: len(part)] for a in results)
+        yield mean, columns
         tick(len(part))
+
+    def cov(self, columns: Array) -> Array:
+        """On the device."""
+        with self._within():
+            return _gram()(columns)
 
     def numpy(self, array: Array) -> Array:
         """Brought from the device."""
         return np.asarray(array).astype(np.float64)
 
 
-class _Ready:
-    """A plan made ready for JAX: its draws, its constants, and the program that its structure compiles to."""
+@cache
+def _gram() -> Any:
+    import jax
+    import jax.numpy as jnp
 
-    def __init__(self, plan: Plan, precision: str) -> None:
-        self.plan, self.precision = plan, precision
-        self.draws = [step for step in plan.steps if step.kind in ("normals", "chi")]
+    return jax.jit(lambda a: _instructions.gram(jnp, a, a))
+
+
+class Piece:
+    """A stretch of a plan that is compiled as a whole, or one step that numpy does."""
+
+    def __init__(self, steps: Sequence[Step], host: bool, precision: str) -> None:
+        self.steps, self.host, self.precision = list(steps), host, precision
+        self.draws = [step for step in steps if step.kind in ("normals", "chi")]
         self.chi = {step: chi(step.params["freedom"], precision) for step in self.draws if step.kind == "chi"}
-        used = [arg for step in plan.steps for arg in step.args] + [plan.mean, plan.columns]
-        self.constants = list(dict.fromkeys(register for register in used if register.value is not None))
+        self.reads: list[Register] = []  # arrays that were made before
+        self.writes: list[Register] = []  # and those that are needed after
+        self.constants: list[Register] = []
 
-    def inputs(self, seed: int) -> Inputs:
-        """For one seed."""
-        keys = [np.random.SeedSequence(seed, spawn_key=step.params["key"]).generate_state(2) for step in self.draws]
+    def link(self, after: set[Register]) -> set[Register]:
+        """Say what is needed after this piece; hear what it needs itself, of that and of what was before."""
+        made = {step.out for step in self.steps}
+        used = list(dict.fromkeys(arg for step in self.steps for arg in step.args))
+        self.constants = [register for register in used if register.value is not None]
+        self.reads = [register for register in used if register.value is None and register not in made]
+        self.writes = [step.out for step in self.steps if step.out in after]
+        return (after - made) | set(self.reads)
+
+    def inputs(self, seed: int, start: int, arrays: Mapping[Register, Array]) -> Inputs:
+        """For one seed, and a block that begins with this replica."""
+        era, first = divmod(start, 2**32)  # counters have 32 bits; no block lies across two eras
+        keys = [
+            np.random.SeedSequence(seed, spawn_key=(*step.params["key"], era)).generate_state(2) for step in self.draws
+        ]
         number = partial(np.asarray, dtype=self.precision)
         return Inputs(
+            np.uint32(first),
             np.array(keys, dtype=np.uint32).reshape(-1, 2),
             [(number(c.polynomial), number(c.scale), number(c.squares)) for c in self.chi.values()],
+            [number(step.params["by"]) for step in self.steps if step.kind == "scale"],
             [number(register.value) for register in self.constants],
+            [arrays[register] for register in self.reads],
         )
 
     def program(self, replicas: int) -> Any:
@@ -125,7 +165,7 @@ class _Ready:
         key = self.structure, replicas, self.precision
         with _lock:
             if key not in _programs:
-                _programs[key] = jax.jit(partial(_block, self))
+                _programs[key] = jax.jit(partial(_traced, self, replicas))
                 if len(_programs) > PROGRAMS:
                     _programs.popitem(last=False)
             _programs.move_to_end(key)
@@ -133,138 +173,136 @@ class _Ready:
 
     @cached_property
     def structure(self) -> Any:
-        """Equal for two plans that compile to the same program."""
-        number: dict[Register, int] = {register: -1 - k for k, register in enumerate(self.constants)}
+        """Equal for two pieces that compile to the same program."""
+        number = {register: -1 - k for k, register in enumerate([*self.constants, *self.reads])}
         parts: list[Any] = []
-        for k, step in enumerate(self.plan.steps):
+        for k, step in enumerate(self.steps):
             number[step.out] = k
             args = tuple(number[arg] for arg in step.args)
-            if step.kind in ("normals", "chi"):
+            if step in self.draws:
                 made = self.chi.get(step)
                 shapes = (made.normals, made.polynomial.shape, made.squares.shape, made.order) if made else None
                 parts.append((step.kind, step.out.shape, shapes))
             else:
-                parts.append((args, step.out.shape, Builder.key(step.kind, (), step.params) or id(step)))
-        shapes_of = tuple(register.shape for register in self.constants)
-        return tuple(parts), shapes_of, number[self.plan.mean], number[self.plan.columns]
+                params = {} if step.kind == "scale" else step.params
+                parts.append((args, step.out.shape, Builder.key(step.kind, (), params) or id(step)))
+        given = tuple(register.shape for register in [*self.constants, *self.reads])
+        return tuple(parts), given, tuple(number[register] for register in self.writes)
 
 
-def _block(ready: _Ready, groups: Array, inputs: Inputs) -> tuple[Array, Array]:
-    """Means and covariances of the replicas of these groups."""
+def pieces(plan: Plan, precision: str) -> list[Piece]:
+    """The plan cut at the steps that JAX cannot trace: functions of one's own in numpy, kernels by quadrature."""
+    found: list[Piece] = []
+    stretch: list[Step] = []
+    for step in plan.steps:
+        if _native(step, precision):
+            stretch.append(step)
+            continue
+        if stretch:
+            found.append(Piece(stretch, False, precision))
+        found.append(Piece([step], True, precision))
+        stretch = []
+    if stretch:
+        found.append(Piece(stretch, False, precision))
+    needed = {plan.mean, plan.columns}
+    for piece in reversed(found):
+        needed = piece.link(needed)
+    return found
+
+
+def _native(step: Step, precision: str) -> bool:
     import jax
     import jax.numpy as jnp
 
-    place = {step: k for k, step in enumerate(ready.draws)}
-    table = dict(zip(ready.chi, inputs.tables, strict=True))
-    constants = dict(zip(ready.constants, inputs.constants, strict=True))
-    replicas = groups.shape[0] * GROUP
-
-    def normals(step: Step, shape: tuple[int, ...]) -> Array:
-        key = jax.random.wrap_key_data(inputs.keys[place[step]], impl="threefry2x32")
-        keys = jax.vmap(partial(jax.random.fold_in, key))(groups)
-        drawn = jax.vmap(lambda k: jax.random.normal(k, (GROUP, *shape), dtype=ready.precision))(keys)
-        return jnp.reshape(drawn, (replicas, *shape))
-
-    def draw(step: Step) -> Array:
-        made: Chi | None = ready.chi.get(step)
-        if made is None:
-            return normals(step, step.out.shape)
-        return made.of(jnp, normals(step, (*step.out.shape[:-1], made.normals)), *table[step])
-
-    mean, columns = run(ready.plan, draw, constants.__getitem__, _compute)
-    return mean, _instructions.gram(jnp, columns, columns)
-
-
-def _compute(step: Step, given: Sequence[Array], _: int | None) -> Array:
-    import jax.numpy as jnp
-
-    if step.kind in _OWN:
-        return _OWN[step.kind](*given)
+    if step.kind not in ("apply", "kernel", "moments"):
+        return True
+    shapes = [jax.ShapeDtypeStruct((2, *arg.shape), precision) for arg in step.args]
     try:
-        return RULES[step.kind](jnp, *given, **step.params)
-    except Exception:
-        if step.kind not in ("apply", "kernel", "moments"):
-            raise
-        return _on_host(step, given)
+        made = jax.eval_shape(lambda *arrays: RULES[step.kind](jnp, *arrays, **step.params), *shapes)
+    except Exception:  # whatever its reason is: numpy does it then, or tells what is wrong
+        return False
+    return bool(made.shape[1:] == step.out.shape)
 
 
-def _on_host(step: Step, given: Sequence[Array]) -> Array:
-    """A step that JAX cannot trace (a function of one's own in numpy, a kernel by quadrature), done by numpy."""
-    import jax
-
-    kinds = list({id(a): a for a in given}.values())  # an array that is given twice is told so: kernels look at it
-    which = [next(k for k, b in enumerate(kinds) if b is a) for a in given]
-    replicas = max((a.shape[0] for a in given), key=lambda r: (r != 1, r))
-    dtype = given[0].dtype
-
-    def work(*arrays: Array) -> Array:
-        double = [np.asarray(a, dtype=np.float64) for a in arrays]
-        made = RULES[step.kind](np, *(double[k] for k in which), **step.params)
-        return np.broadcast_to(made, (replicas, *step.out.shape)).astype(dtype)
-
-    return jax.pure_callback(work, jax.ShapeDtypeStruct((replicas, *step.out.shape), dtype), *kinds)
-
-
-# Triangular factors with loops: unrolled, the programs of many tokens would take minutes to compile.
-
-
-def _factor(gram: Array, whole: Array | None = None) -> Array:
+def _block(found: Sequence[Piece], seed: int, start: int, replicas: int, precision: str) -> dict[Register, Array]:
+    """The arrays that a plan ends with, for so many replicas."""
     import jax.numpy as jnp
 
-    diagonal = jnp.diagonal(gram if whole is None else whole, axis1=-2, axis2=-1)
-    return _factored(gram, _instructions.tolerance(jnp, gram.dtype) * diagonal)
+    arrays: dict[Register, Array] = {}
+    for piece in found:
+        if piece.host:
+            (step,) = piece.steps
+            given = {r: np.asarray(arrays[r] if r.value is None else r.value, dtype=np.float64) for r in step.args}
+            made = RULES[step.kind](np, *(given[register] for register in step.args), **step.params)
+            arrays[step.out] = jnp.asarray(made, dtype=precision)
+        else:
+            results = piece.program(replicas)(piece.inputs(seed, start, arrays))
+            arrays |= dict(zip(piece.writes, results, strict=True))
+    return arrays
 
 
-def _factored(gram: Array, floor: Array) -> Array:
+def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
+    """What is compiled: the steps of a piece, for the replicas from `first` on."""
     import jax.numpy as jnp
 
-    size = gram.shape[-1]
-    if size <= LEAF:
-        return _instructions.factored(jnp, gram, floor)
-    if size > 8 * LEAF:
-        half = size // 2
-        first = _factored(gram[..., :half, :half], floor[..., :half])
-        below = _solve(first, gram[..., half:, :half])
-        second = _factored(gram[..., half:, half:] - below @ jnp.matrix_transpose(below), floor[..., half:])
-        above = jnp.zeros((*first.shape[:-1], size - half), dtype=gram.dtype)
-        return jnp.concat([jnp.concat([first, above], axis=-1), jnp.concat([below, second], axis=-1)], axis=-2)
-    return _columns(gram, floor)
+    place = {step: k for k, step in enumerate(piece.draws)}
+    table = dict(zip(piece.chi, inputs.tables, strict=True))
+    arrays = dict(zip([*piece.constants, *piece.reads], [*inputs.constants, *inputs.arrays], strict=True))
+    shape = {step: step.out.shape for step in piece.draws}
+    shape |= {step: (*step.out.shape[:-1], made.normals) for step, made in piece.chi.items()}
+    counted = inputs.first + jnp.arange(replicas, dtype=jnp.uint32)
+
+    def normals(steps: Sequence[Step]) -> dict[Step, Array]:
+        """Those of some draws, from one call of the generator."""
+        pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
+        keys = jnp.concat([jnp.broadcast_to(inputs.keys[place[s]], (m, 2)) for s, m in zip(steps, pairs, strict=True)])
+        number = np.concatenate([np.arange(m, dtype=np.uint32) for m in pairs])
+        first, second = _normals(keys, counted, number, piece.precision)
+        ends = np.cumsum(pairs).tolist()
+        made = {}
+        for step, m, end in zip(steps, pairs, ends, strict=True):
+            both = jnp.concat([first[:, end - m : end], second[:, end - m : end]], axis=1)
+            made[step] = jnp.reshape(both[:, : math.prod(shape[step])], (replicas, *shape[step]))
+        return made
+
+    small = [step for step in piece.draws if math.prod(shape[step]) <= SMALL]
+    known = normals(small) if small else {}
+    factors = iter(inputs.factors)
+    for step in piece.steps:
+        if step in place:
+            z = known[step] if step in known else normals([step])[step]
+            arrays[step.out] = piece.chi[step].of(jnp, z, *table[step]) if step in piece.chi else z
+        else:
+            given = [arrays[arg] for arg in step.args]
+            if step.kind == "scale":
+                arrays[step.out] = given[0] * next(factors)
+            elif step.kind in OWN:
+                arrays[step.out] = OWN[step.kind](*given)
+            else:
+                arrays[step.out] = RULES[step.kind](jnp, *given, **step.params)
+    return [arrays[register] for register in piece.writes]
 
 
-def _columns(gram: Array, floor: Array) -> Array:
-    """Column by column, as `_instructions.factored`."""
-    import jax
+def _normals(keys: Array, replica: Array, number: Array, precision: str) -> tuple[Array, Array]:
+    """Pairs of normals (replicas, numbers), with a key for each number."""
     import jax.numpy as jnp
+    from jax.extend.random import threefry2x32_p
 
-    size = gram.shape[-1]
+    shape = len(replica), len(number)
 
-    def column(j: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        rest, made = state
-        pivot = jax.lax.dynamic_index_in_dim(jnp.diagonal(rest, axis1=-2, axis2=-1), j, -1, keepdims=False)
-        fresh = pivot > jax.lax.dynamic_index_in_dim(floor, j, -1, keepdims=False)
-        inverse = jnp.where(fresh, 1.0 / jnp.sqrt(jnp.where(fresh, pivot, 1.0)), 0.0)
-        below = jax.lax.dynamic_index_in_dim(rest, j, -1, keepdims=False) * inverse[..., None]
-        below = jnp.where(jnp.arange(size) >= j, below, 0.0)
-        made = jax.lax.dynamic_update_index_in_dim(made, below, j, -1)
-        return rest - below[..., :, None] * below[..., None, :], made
+    def words(count: Array) -> tuple[Array, Array]:
+        return tuple(
+            threefry2x32_p.bind(
+                *(jnp.broadcast_to(a, shape) for a in (keys[:, 0], keys[:, 1], replica[:, None], count))
+            )
+        )
 
-    return jax.lax.fori_loop(0, size, column, (gram, jnp.zeros_like(gram)))[1]
-
-
-def _solve(lower: Array, b: Array) -> Array:
-    """As `_instructions.solve`: a direction that no row has is one that nothing else depends on."""
-    import jax
-    import jax.numpy as jnp
-
-    if lower.shape[-1] <= LEAF:
-        return _instructions.solve(jnp, lower, b)
-    batch = jnp.broadcast_shapes(lower.shape[:-2], b.shape[:-2])
-    lower = jnp.broadcast_to(lower, (*batch, *lower.shape[-2:]))
-    b = jnp.broadcast_to(b, (*batch, *b.shape[-2:]))
-    missing = jnp.diagonal(lower, axis1=-2, axis2=-1) <= 0
-    whole = lower + jnp.where(missing[..., None], jnp.eye(lower.shape[-1], dtype=lower.dtype), 0.0)
-    found = jax.lax.linalg.triangular_solve(whole, b, left_side=False, lower=True, transpose_a=True)
-    return jnp.where(missing[..., None, :], 0.0, found)
-
-
-_OWN: dict[str, Callable[..., Array]] = {"factor": _factor, "residual": _factor, "solve": _solve}
+    if precision == "float32":
+        one, two = (w.astype(jnp.float32) * np.float32(2**-32) for w in words(number))
+        one = one + np.float32(2**-33)  # above 0
+    else:
+        (a, b), (c, d) = words(2 * number), words(2 * number + 1)
+        one = (a.astype(jnp.float64) * 2**21 + (b >> 11).astype(jnp.float64) + 0.5) * 2**-53
+        two = (c.astype(jnp.float64) * 2**21 + (d >> 11).astype(jnp.float64)) * 2**-53
+    radius = jnp.sqrt(-2.0 * jnp.log(jnp.minimum(one, 1.0)))
+    return radius * jnp.cos(2 * np.pi * two), radius * jnp.sin(2 * np.pi * two)

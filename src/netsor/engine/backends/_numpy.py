@@ -38,10 +38,10 @@ class Streams:
         rng = self._generators[key]
         shape = replicas, *step.out.shape
         if step.kind == "normals":
-            return _laid_out(rng.standard_normal(shape, dtype=self.dtype))  # type: ignore[arg-type]
+            return _laid_out(rng.standard_normal(shape, dtype=self.dtype))
         freedom = step.params["freedom"]
         half = freedom / 2 if len(freedom) > 1 else freedom[0] / 2  # numpy is faster with a number than with an array
-        halves = _laid_out(rng.standard_gamma(half, shape, dtype=self.dtype))  # type: ignore[arg-type]
+        halves = _laid_out(rng.standard_gamma(half, shape, dtype=self.dtype))
         halves *= 2
         return np.sqrt(halves, out=halves)
 
@@ -54,10 +54,8 @@ def _laid_out(a: Array) -> Array:
 
 
 def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
-    """Mean and covariance of one coordinate of the outputs for the next replicas of a chunk."""
-    mean, columns = run(plan, partial(streams.draw, replicas=replicas), partial(_constant, streams.dtype), in_numpy)
-    cov = columns @ np.swapaxes(columns, -1, -2)
-    return np.broadcast_to(mean, (replicas, *mean.shape[1:])), np.broadcast_to(cov, (replicas, *cov.shape[1:]))
+    """Mean and coefficients of one coordinate of the outputs for the next replicas of a chunk."""
+    return run(plan, partial(streams.draw, replicas=replicas), partial(_constant, streams.dtype), in_numpy)
 
 
 def _constant(dtype: Any, register: Register) -> Array:
@@ -92,6 +90,10 @@ class Numpy(Backend):
                 replicas = min(most, len(part) - start)
                 yield block(plan, streams, replicas)
                 tick(replicas)
+
+    def cov(self, columns: Array) -> Array:
+        """By a matrix product."""
+        return columns @ np.swapaxes(columns, -1, -2)
 
     def numpy(self, array: Array) -> Array:
         """As it is, in double precision."""

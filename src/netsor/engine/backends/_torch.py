@@ -35,7 +35,9 @@ class Torch(Backend):
         if self.kind == "cuda":
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
             if int(self.device.partition(":")[2] or 0) >= count:
-                raise NoDeviceError(f"device={self.device!r}: PyTorch sees {count} CUDA devices here; device='cpu' works")
+                raise NoDeviceError(
+                    f"device={self.device!r}: PyTorch sees {count} CUDA devices here; device='cpu' works"
+                )
 
     def memory(self) -> float:
         """Of the device."""
@@ -59,9 +61,14 @@ class Torch(Backend):
         with torch.device(self.device), torch.no_grad():
             work = _Block(self, seed, part.start // size, size, torch, xp)
             mean, columns = run(plan, work.draw, work.constant, work.compute)
-            cov = _instructions.gram(xp, columns, columns)
-        yield tuple(a if a.shape[0] == 1 else a[: len(part)] for a in (mean, cov))  # type: ignore[misc]
+        yield mean[: len(part)], columns[: len(part)]
         tick(len(part))
+
+    def cov(self, columns: Array) -> Array:
+        """On the device."""
+        from array_api_compat import torch as xp
+
+        return _instructions.gram(xp, columns, columns)
 
     def numpy(self, array: Array) -> Array:
         """Brought from the device."""
@@ -79,7 +86,7 @@ class _Block:
         self.known: dict[Register, Array] = {}
 
     def array(self, given: Array) -> Array:
-        return self.torch.as_tensor(np.ascontiguousarray(given), dtype=self.dtype, device=self.backend.device)
+        return self.torch.tensor(given, dtype=self.dtype, device=self.backend.device)
 
     def constant(self, register: Register) -> Array:
         if register not in self.known:
