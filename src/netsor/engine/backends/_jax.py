@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -34,7 +35,8 @@ SMALL = 1024  # numbers a replica, up to which draws are made together: fewer ca
 PROGRAMS = 64  # compiled ones that are kept
 
 _programs: OrderedDict[Any, Any] = OrderedDict()
-_lock = threading.Lock()
+_ready: WeakKeyDictionary[Plan, dict[Jax, list[Piece]]] = WeakKeyDictionary()
+_lock = threading.RLock()
 
 
 class Inputs(NamedTuple):
@@ -83,6 +85,14 @@ class Jax(Backend):
         ):
             yield
 
+    def _pieces(self, plan: Plan) -> list[Piece]:
+        """The plan made ready, once for all its chunks."""
+        with _lock:
+            known = _ready.setdefault(plan, {})
+            if self not in known:
+                known[self] = pieces(plan, self.precision)
+            return known[self]
+
     def memory(self) -> float:
         """Of the device, as JAX may use it."""
         stats = self._device().memory_stats()
@@ -98,7 +108,7 @@ class Jax(Backend):
     ) -> Iterator[tuple[Array, Array]]:
         """One block, drawn whole and cut."""
         with self._within():
-            made = _block(pieces(plan, self.precision), seed, part.start, size, self.precision)
+            made = _block(self._pieces(plan), seed, part.start, size, self.precision)
             results = [made[r] if r.value is None else np.asarray(r.value) for r in (plan.mean, plan.columns)]
             mean, columns = (a if a.shape[0] in (1, len(part)) else a[: len(part)] for a in results)
         yield mean, columns
@@ -132,6 +142,7 @@ class Piece:
         self.reads: list[Register] = []  # arrays that were made before
         self.writes: list[Register] = []  # and those that are needed after
         self.constants: list[Register] = []
+        self._keys: tuple[tuple[int, int], Any] | None = None
 
     def link(self, after: set[Register]) -> set[Register]:
         """Say what is needed after this piece; hear what it needs itself, of that and of what was before."""
@@ -145,18 +156,20 @@ class Piece:
     def inputs(self, seed: int, start: int, arrays: Mapping[Register, Array]) -> Inputs:
         """For one seed, and a block that begins with this replica."""
         era, first = divmod(start, 2**32)  # counters have 32 bits; no block lies across two eras
-        keys = [
-            np.random.SeedSequence(seed, spawn_key=(*step.params["key"], era)).generate_state(2) for step in self.draws
-        ]
+        if self._keys is None or self._keys[0] != (seed, era):
+            streams = [np.random.SeedSequence(seed, spawn_key=(*step.params["key"], era)) for step in self.draws]
+            made = np.array([stream.generate_state(2) for stream in streams], dtype=np.uint32).reshape(-1, 2)
+            self._keys = (seed, era), _placed(made)
+        tables, factors, constants = self._fixed
+        given = [arrays[register] for register in self.reads]
+        return Inputs(np.uint32(first), self._keys[1], tables, factors, constants, given)
+
+    @cached_property
+    def _fixed(self) -> tuple[Any, ...]:
         number = partial(np.asarray, dtype=self.precision)
-        return Inputs(
-            np.uint32(first),
-            np.array(keys, dtype=np.uint32).reshape(-1, 2),
-            [(number(c.polynomial), number(c.scale), number(c.squares)) for c in self.chi.values()],
-            [number(step.params["by"]) for step in self.steps if step.kind == "scale"],
-            [number(register.value) for register in self.constants],
-            [arrays[register] for register in self.reads],
-        )
+        tables = [(number(c.polynomial), number(c.scale), number(c.squares)) for c in self.chi.values()]
+        factors = [number(step.params["by"]) for step in self.steps if step.kind == "scale"]
+        return _placed((tables, factors, [number(register.value) for register in self.constants]))  # type: ignore[no-any-return]
 
     def program(self, replicas: int) -> Any:
         """The compiled program for a block of so many replicas."""
@@ -188,6 +201,13 @@ class Piece:
                 parts.append((args, step.out.shape, Builder.key(step.kind, (), params) or id(step)))
         given = tuple(register.shape for register in [*self.constants, *self.reads])
         return tuple(parts), given, tuple(number[register] for register in self.writes)
+
+
+def _placed(arrays: Any) -> Any:
+    """Arrays on the device, to stay there."""
+    import jax
+
+    return jax.device_put(arrays)
 
 
 def pieces(plan: Plan, precision: str) -> list[Piece]:
