@@ -25,7 +25,7 @@ from .language._print import text
 from .language._value import Value
 from .language._where import TraceError, TraceIndexError
 from .language._width import bind_widths, inf
-from .laws import Joint, Mixture, Origin
+from .laws import Gathered, Joint, Mixture, Origin
 from .laws._attention import head_sum
 
 P = ParamSpec("P")
@@ -163,7 +163,8 @@ class Program:
         Bind every width by its name, `law(n=256)`, `law(n=inf, d=64)`. The result is a `Mixture` of Gaussians over
         `draws` replicas (one, if nothing random is left to condition on), a `Joint` mixture if the output has several
         entries, and a `HeadSum`, accurate to many digits, for one output of an attention layer at infinite width whose
-        tokens have a fixed kernel. The same seed at two widths gives coupled laws. `workers`, `executor` and
+        tokens have a fixed kernel. More than 4 million draws of one output are a `Gathered` law, whose memory does not
+        grow with them. The same seed at two widths gives coupled laws. `workers`, `executor` and
         `progress` are as in `simulate`. `plan` says what will be drawn and computed, and what that costs.
 
         `backend` is "numpy", "jax" or "torch", and `device` "cpu" or "cuda" (if None, a CUDA device if there is one and
@@ -174,7 +175,7 @@ class Program:
         status = self._status(bound)
         where = choose(backend, device, precision)
 
-        def engine() -> Mixture | Joint:
+        def engine() -> Mixture | Joint | Gathered:
             found = conditional(self.outputs, bound, draws, seed, workers, executor, progress, backend=where)
             at = ", ".join(f"{k} = {v}" for k, v in bound.items()) or "fixed widths"
             origin = Origin(
@@ -187,6 +188,8 @@ class Program:
             )
             if found.mean.shape[1] > 1:
                 return Joint(found.mean, found.cov, origin)
+            if found.count is not None:
+                return Gathered(found.mean[:, 0], found.cov[:, 0, 0], found.count, origin, found.binning)
             return Mixture(found.mean[:, 0], found.cov[:, 0, 0], origin)
 
         layer = recognise(self.outputs, bound)

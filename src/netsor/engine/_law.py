@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..language._value import Value
-from ._montecarlo import Progress, check_memory, chunks, one_blas_thread, run, whole_number
+from ._cells import Cells, Gathered, Sums, binning, cells_for
+from ._montecarlo import Progress, Silent, check_memory, chunks, one_blas_thread, run, whole_number
 from ._plan import Plan
 from .backends import Backend, Numpy
 from .backends._numpy import Streams
@@ -20,6 +21,9 @@ from .lower import make_plan
 Array = npt.NDArray[np.float64]
 
 AHEAD = 2  # chunks at a time where the library has its own threads: one is brought back while the next is made
+PILOT = 8192  # replicas that say where the cells are
+LARGEST = 2**34  # draws
+KEPT = 2**22  # replicas of one output; more are gathered in cells
 TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 
 
@@ -37,6 +41,8 @@ class Conditional:
     quadrature_error: float  # relative: what errors of Gaussian expectations do to covariances, at most
     notes: tuple[str, ...]
     constant: bool  # nothing that was drawn matters
+    count: Array | None = None  # replicas that each of these stands for, if there were too many to keep
+    binning: float = 0.0  # and what that does to the density, relative to its largest value
 
 
 def conditional(
@@ -59,16 +65,72 @@ def conditional(
         _check_finite(mean, cov)
         return Conditional(mean, cov, 0, error, plan.notes, True)
     size = plan.mean.shape[0]
-    check_memory(8.0 * draws * (size + size**2), f"draws={draws} of {size} outputs", "take fewer draws or outputs")
-    means, covs = np.empty((draws, size)), np.empty((draws, size, size))
     where = backend or Numpy()
-    work = _Chunk(plan, seed, where, where.chunk(plan, draws))
     if not where.threads:
         workers = AHEAD
+    if size == 1 and draws > KEPT:
+        return _gathered(plan, draws, seed, where, workers, executor, progress, error)
+    check_memory(
+        8.0 * draws * (size + size**2),
+        f"draws={draws} of {size} outputs",
+        "take fewer draws or outputs (of one output at a time, any number)",
+    )
+    means, covs = np.empty((draws, size)), np.empty((draws, size, size))
+    work = _Chunk(plan, seed, where, where.chunk(plan, draws))
     for part, (mean, cov) in run(work, chunks(draws, work.size), workers, executor, progress):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(means, covs)
     return Conditional(means, covs, plan.random_numbers, error, plan.notes, False)
+
+
+def _gathered(
+    plan: Plan,
+    draws: int,
+    seed: int,
+    where: Backend,
+    workers: int | None,
+    executor: Executor | None,
+    progress: Progress,
+    error: float,
+) -> Conditional:
+    """More replicas than are kept: cells are laid by the first of them, and all are added up there."""
+    if draws > LARGEST:
+        raise ValueError(f"draws={draws} must be at most 2^34")
+    size = where.chunk(plan, draws)
+    first = range(min(PILOT, size))
+    mean, cov = _Chunk(plan, seed, where, size)(first, Silent())
+    _check_finite(mean, cov)
+    cells = cells_for(mean[:, 0], cov[:, 0, 0], f"draws={draws}")
+    gathered = Gathered(cells)
+    for _, found in run(_Sums(plan, seed, where, size, cells), chunks(draws, size), workers, executor, progress):
+        for block in found:
+            gathered.add(block)
+    nodes = gathered.nodes()
+    return Conditional(
+        nodes[0][:, None],
+        nodes[1][:, None, None],
+        plan.random_numbers,
+        error,
+        plan.notes,
+        False,
+        nodes[2],
+        binning(cells, mean[:, 0], cov[:, 0, 0]),
+    )
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """The work for one chunk of many: what is kept of its blocks."""
+
+    plan: Plan
+    seed: int
+    backend: Backend
+    size: int
+    cells: Cells
+
+    def __call__(self, part: range, tick: Callable[[int], None]) -> list[Sums]:
+        blocks = self.backend.sample(self.plan, self.seed, part, self.size, tick)
+        return [self.backend.sums(self.cells, mean, self.backend.cov(columns)) for mean, columns in blocks]
 
 
 def _check_finite(mean: Array, cov: Array) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .._cells import Cells, Sums, summed
 from .._montecarlo import in_bytes
 from .._plan import Plan
 
@@ -75,6 +76,11 @@ class Backend(ABC):
     @abstractmethod
     def numpy(self, array: Array) -> Array:
         """An array of the library, as numpy's in double precision."""
+
+    def sums(self, cells: Cells, mean: Array, cov: Array) -> Sums:
+        """What is kept of a block of replicas of one output: on the host, unless a backend knows better."""
+        m, v = np.broadcast_arrays(self.numpy(mean)[:, 0], self.numpy(cov)[:, 0, 0])
+        return summed(cells, m, v)
 
     def fits(self, plan: Plan, replicas: int) -> int:
         """So many replicas, if the device has room for them."""

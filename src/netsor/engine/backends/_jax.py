@@ -15,13 +15,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from .. import _instructions
+from .._cells import Cells, Sums
 from .._montecarlo import memory
 from .._plan import RULES, Builder, Plan, Register, Step
 from ._base import Backend, NoDeviceError, largest_block
@@ -122,6 +123,33 @@ class Jax(Backend):
     def numpy(self, array: Array) -> Array:
         """Brought from the device."""
         return np.asarray(array).astype(np.float64)
+
+    def sums(self, cells: Cells, mean: Array, cov: Array) -> Sums:
+        """Added up on the device, in double precision whatever the sampler has."""
+        import jax
+
+        with jax.enable_x64(True):
+            sums, outside = _summed(cells)(mean, cov)
+            sums = np.asarray(sums)
+            strays = np.flatnonzero(np.asarray(outside)) if outside.any() else np.zeros(0, dtype=np.intp)
+        m, v = (self.numpy(a) for a in ((mean[:, 0], cov[:, 0, 0]) if len(strays) else (np.zeros(1), np.zeros(1))))
+        m, v = np.broadcast_arrays(m, v)
+        found = np.flatnonzero(sums[0])
+        return Sums(found, sums[:, found], m[strays], v[strays])
+
+
+@lru_cache(maxsize=8)
+def _summed(cells: Cells) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    def add(mean: Array, cov: Array) -> tuple[Array, Array]:
+        m, v = jnp.broadcast_arrays(mean[:, 0].astype(jnp.float64), cov[:, 0, 0].astype(jnp.float64))
+        place, weights, outside = cells.placed(jnp, m, v)
+        # integers below 2^53: their sums are exact in any order, so the same bits
+        return jnp.stack([jnp.bincount(place, w, length=cells.size) for w in weights]), outside
+
+    return jax.jit(add)
 
 
 @cache
