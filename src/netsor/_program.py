@@ -15,7 +15,7 @@ from .engine import NoLimitError, Plan, _literal
 from .engine._law import conditional
 from .engine._montecarlo import Progress
 from .engine._recognise import recognise
-from .engine.backends import Numpy, choose
+from .engine.backends import Backend, Numpy, choose
 from .engine.lower import make_plan
 from .language._check import NO_LIMIT, Report, check
 from .language._given import as_whole, picked, shown
@@ -153,7 +153,7 @@ class Program:
         workers: int | None = None,
         executor: Executor | None = None,
         progress: Progress = True,
-        backend: str = "numpy",
+        backend: str | Backend = "numpy",
         device: str | None = None,
         precision: str = "float64",
         **widths: float,

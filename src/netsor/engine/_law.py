@@ -21,6 +21,7 @@ from .lower import make_plan
 Array = npt.NDArray[np.float64]
 
 AHEAD = 2  # chunks at a time where the library has its own threads: one is brought back while the next is made
+TASK = 0.5  # seconds of work that a task sent to another process should have
 PILOT = 8192  # replicas that say where the cells are
 LARGEST = 2**34  # draws
 KEPT = 2**22  # replicas of one output; more are gathered in cells
@@ -77,7 +78,8 @@ def conditional(
     )
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
     work = _Chunk(plan, seed, where, where.chunk(plan, draws))
-    for part, (mean, cov) in run(work, chunks(draws, work.size), workers, executor, progress):
+    together = _together(plan, work.size)
+    for part, (mean, cov) in run(work, chunks(draws, work.size), workers, executor, progress, together):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(means, covs)
     return Conditional(means, covs, plan.random_numbers, error, plan.notes, False)
@@ -102,7 +104,9 @@ def _gathered(
     _check_finite(mean, cov)
     cells = cells_for(mean[:, 0], cov[:, 0, 0], f"draws={draws}")
     gathered = Gathered(cells)
-    for _, found in run(_Sums(plan, seed, where, size, cells), chunks(draws, size), workers, executor, progress):
+    work = _Sums(plan, seed, where, size, cells)
+    together = _together(plan, size)
+    for _, found in run(work, chunks(draws, size), workers, executor, progress, together):
         for block in found:
             gathered.add(block)
     nodes = gathered.nodes()
@@ -116,6 +120,11 @@ def _gathered(
         nodes[2],
         binning(cells, mean[:, 0], cov[:, 0, 0]),
     )
+
+
+def _together(plan: Plan, size: int) -> int:
+    """How many chunks make a task that is worth sending."""
+    return max(1, int(TASK / max(plan.seconds(size), 1e-6)))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import platform
 import shlex
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future, as_completed
+from concurrent.futures import Executor, Future, as_completed
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from .. import __version__
 from ..engine._montecarlo import cores, one_blas_thread, whole_number
+from ..engine.backends import Backend, Numpy
 from ..language._given import shown
 from ._cases import GROUPS, NAMES, Figure, Part, figures
 from ._claims import judged
@@ -26,7 +27,7 @@ from ._draw import drawn
 from ._folder import COMMAND, Folder
 from ._measure import MEASURES, Plan
 from ._report import report, summary
-from ._sample import Cost, cost, draw
+from ._sample import Cost, cost, draw, timed
 from ._store import Store
 from ._workers import Workers
 
@@ -47,6 +48,8 @@ class Options:
     quick: bool = False
     estimator: str = "both"
     tokens: int = 16
+    backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
+    executor: Executor | None = None  # for the trials, in place of processes here
 
     def __post_init__(self) -> None:
         if not isinstance(self.names, tuple):
@@ -75,7 +78,12 @@ class Options:
         quick = QUICK if self.quick else {}
         samples = self.samples or quick.get("samples")
         return Plan(
-            Store(self.out / "parts"), self.trials or quick.get("trials", 10), samples, self.seed, self.estimator
+            Store(self.out / "parts"),
+            self.trials or quick.get("trials", 10),
+            samples,
+            self.seed,
+            self.estimator,
+            self.backend,
         )
 
     @property
@@ -86,6 +94,10 @@ class Options:
             value = getattr(self, name)
             if value != getattr(Options, name):
                 words += [f"--{name}", str(value)]
+        for name in ("backend", "device", "precision"):
+            value = self.backend.name if name == "backend" else getattr(self.backend, name)
+            if self.backend != Numpy():
+                words += [f"--{name}", value]
         return shlex.join(words + ["--quick"] * self.quick)
 
 
@@ -116,9 +128,14 @@ def reproduce(options: Options) -> Finished:
     pictures: dict[str, Future[dict[str, bytes]]] = {}
     seconds: dict[str, float] = {}
     parts = dict.fromkeys(part for figure in chosen for part in plan.parts(figure))
-    with Workers(min(options.workers or cores(), len(parts))) as workers:
+    count = min(options.workers or cores(), len(parts)) if options.backend.threads else 1  # a device has one master
+    with Workers(count) as workers:
         there = {part: cost(arrays) for part in parts if (arrays := plan.store.load(part.key)) is not None}
-        futures = {part: workers.submit(draw, part, plan.store.folder) for part in parts if part not in there}
+        missing = [part for part in parts if part not in there]
+        if options.executor is None:
+            futures = {part: workers.submit(draw, part, plan.store.folder) for part in missing}
+        else:
+            futures = {part: _elsewhere(options.executor, part, plan.store) for part in missing}
         for figure in chosen:
             _wait(figure, [futures[part] for part in plan.parts(figure) if part in futures])
             begun = time.perf_counter()
@@ -148,6 +165,22 @@ def reproduce(options: Options) -> Finished:
     last = f"{quick} {spent}." if quick else f"{spent}, in {manifest['seconds']['all']:.0f} s."
     one, two = summary(rows, data)
     return Finished(options.out / "report.html", (one, two, last))
+
+
+def _elsewhere(executor: Executor, part: Part, store: Store) -> Future[Cost]:
+    """A trial on other machines, which may have other disks: its numbers come back, and are kept here."""
+    kept: Future[Cost] = Future()
+
+    def keep(done: Future[Any]) -> None:
+        try:
+            arrays = done.result()
+            store.save(part.key, arrays)
+            kept.set_result(cost(arrays))
+        except BaseException as error:
+            kept.set_exception(error)
+
+    executor.submit(timed, part).add_done_callback(keep)
+    return kept
 
 
 def _csv(rows: Iterable[dict[str, Any]]) -> bytes:
