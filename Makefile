@@ -26,9 +26,9 @@ test: $(VENV)/stamp-test  ## every test but the slow ones
 	$(BIN)/python -m pytest
 
 test-all: $(VENV)/stamp-test  ## every test
-	$(BIN)/python -m pytest -m 'slow or not slow'
+	$(BIN)/python -m pytest -m 'not peers'
 
-test-peers: $(VENV)/stamp-test $(VENV)/stamp-peers  ## laws against real networks by transformers and PyTorch
+test-peers: $(VENV)/stamp-peers  ## laws against real networks by transformers and PyTorch
 	$(BIN)/python -m pytest -o addopts='-q --strict-markers -s' tests/peers
 
 lint: $(VENV)/stamp-lint  ## format, lint and types

@@ -122,7 +122,7 @@ BAD_OPTIONS = {
         "--activation",
         "tanh",
     ): "--draws 1000000 and --width 10000000 would take about 9.26 days",
-    ("law", "--width", "8", "--draws", "1000000000000"): "--draws 1000000000000 would need",
+    ("law", "--width", "8", "--draws", "1000000000000"): "--draws 1000000000000 would take about",
     ("compare", "--heads", "1000000000"): "--heads 1000000000 would need",
     ("plan", "--tokens", "100000"): "--tokens 100000 would need",
     ("plan", "--infinite-heads"): "--infinite-heads is a formula, and has no plan",

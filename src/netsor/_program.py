@@ -16,6 +16,7 @@ from .engine._coordinates import picked
 from .engine._law import conditional, drawn
 from .engine._montecarlo import Progress
 from .engine._recognise import recognise
+from .engine.backends import Backend, Numpy, choose
 from .engine.lower import make_plan
 from .language._check import NO_LIMIT, Report, check
 from .language._given import as_whole, shown
@@ -26,7 +27,7 @@ from .language._print import text
 from .language._value import Value
 from .language._where import TraceError, TraceIndexError
 from .language._width import bind_widths, inf
-from .laws import Joint, Mixture, Origin
+from .laws import Gathered, Joint, Mixture, Origin
 from .laws._attention import head_sum
 
 P = ParamSpec("P")
@@ -155,6 +156,9 @@ class Program:
         workers: int | None = None,
         executor: Executor | None = None,
         progress: Progress = True,
+        backend: str | Backend = "numpy",
+        device: str | None = None,
+        precision: str = "float64",
         **widths: float,
     ) -> Any:
         """The law of a coordinate of the output, exactly, at any widths, finite or `inf`: no weight matrix is drawn.
@@ -162,21 +166,30 @@ class Program:
         Bind every width by its name, `law(n=256)`, `law(n=inf, d=64)`. The result is a `Mixture` of Gaussians over
         `draws` replicas (one, if nothing random is left to condition on), a `Joint` mixture if the output has several
         entries, and a `HeadSum`, accurate to many digits, for one output of an attention layer at infinite width whose
-        tokens have a fixed kernel. The same seed at two widths gives coupled laws.
+        tokens have a fixed kernel. More than 4 million draws of one output are a `Gathered` law, whose memory does not
+        grow with them. The same seed at two widths gives coupled laws.
 
         `coordinates` picks coordinates of each vector, `5` or `[0, 5]`, as in `simulate`; of several it is their joint
         law, entries (*shape, coordinates) in numpy's order. Without it the law is that of coordinate 0: of any, unless
         data or rotary positions make coordinates differ, and then `law.notes` says so. `workers`, `executor` and
         `progress` are as in `simulate`. `plan` says what will be drawn and computed, and what that costs.
+
+        `backend` is "numpy", "jax" or "torch", and `device` "cpu" or "cuda" (if None, a CUDA device if there is one and
+        the backend sees it). `precision` is "float64" or "float32". The same seed gives the same bits on one backend,
+        and the same law on all.
         """
         bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
         status, places = self._status(bound), picked(coordinates, self.outputs, bound)
+        where = choose(backend, device, precision)
 
-        def engine() -> Mixture | Joint:
-            found = conditional(self.outputs, bound, draws, seed, workers, executor, progress, picked=places)
+        def engine() -> Mixture | Joint | Gathered:
+            found = conditional(
+                self.outputs, bound, draws, seed, workers, executor, progress, picked=places, backend=where
+            )
+            at = ", ".join(f"{k} = {v}" for k, v in bound.items()) or "fixed widths"
             origin = Origin(
                 status=status,
-                method=f"exact engine at {', '.join(f'{k} = {v}' for k, v in bound.items()) or 'fixed widths'}",
+                method=f"exact engine at {at}" + (f" ({where})" if where != Numpy() else ""),
                 random_numbers=found.random_numbers,
                 seed=seed,
                 quadrature_error=found.quadrature_error,
@@ -184,6 +197,8 @@ class Program:
             )
             if found.mean.shape[1] > 1:
                 return Joint(found.mean, found.cov, origin)
+            if found.count is not None:
+                return Gathered(found.mean[:, 0], found.cov[:, 0, 0], found.count, origin, found.binning)
             return Mixture(found.mean[:, 0], found.cov[:, 0, 0], origin)
 
         layer = recognise(self.outputs, bound) if places is None or len(places) == 1 else None
@@ -200,6 +215,9 @@ class Program:
         workers: int | None = None,
         executor: Executor | None = None,
         progress: Progress = True,
+        backend: str | Backend = "numpy",
+        device: str | None = None,
+        precision: str = "float64",
         **widths: float,
     ) -> Any:
         """Draws of the outputs, exactly, at any widths, finite or `inf`: no weight matrix is drawn, as in `law`.
@@ -207,12 +225,13 @@ class Program:
         Returns an array (draws, *shape) for each output, a tuple of arrays if the program returns a tuple: scalars as
         they are, and of each vector one coordinate, all of them jointly. Nothing is formed between pairs of outputs,
         so that a program may return thousands of scalars. Seeds, `workers`, `executor` and `progress` are as in
-        `simulate`; the same seed at two widths gives coupled draws. At infinite width Gaussian expectations are used
-        as they are: `law` tells what their errors amount to.
+        `simulate`, `backend`, `device` and `precision` as in `law`; the same seed at two widths gives coupled draws. At
+        infinite width Gaussian expectations are used as they are: `law` tells what their errors amount to.
         """
         bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
         self._status(bound)
-        found = drawn(self.outputs, bound, draws, seed, workers, executor, progress)
+        where = choose(backend, device, precision)
+        found = drawn(self.outputs, bound, draws, seed, workers, executor, progress, backend=where)
         return tuple(found) if isinstance(self.output, tuple) else found[0]
 
     def _status(self, widths: dict[str, float]) -> str:

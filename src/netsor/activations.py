@@ -15,7 +15,7 @@ from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_jax_array, is_torch_array
 from scipy import special
 
 Array = Any  # an array of any array-API library
@@ -38,7 +38,7 @@ class Function:
             raise ValueError(f"breaks={self.breaks!r} of {self.name}: give the finite points of its kinks and jumps")
 
     def __call__(self, *arrays: Array) -> Array:
-        """φ of the arrays, in double precision: products of booleans or small integers would be wrong."""
+        """φ of the arrays, in their precision: products of booleans or small integers would be wrong."""
         made = self.f(*arrays)
         if type(made) is np.ndarray and made.dtype == np.float64:
             return made
@@ -46,15 +46,24 @@ class Function:
         made = xp.asarray(made)
         if xp.isdtype(made.dtype, "complex floating"):
             raise ValueError(f"the function {self.name} gave complex numbers, which no vector or scalar can hold")
-        return xp.astype(made, xp.float64)
+        real = [a.dtype for a in arrays if xp.isdtype(a.dtype, "real floating")]
+        return xp.astype(made, real[0] if real else xp.float64)
 
 
 # Each f is a named function at the level of the module, so that a traced program can be sent to another process.
 
 
-def _through_numpy(f: Callable[[Any], Any], x: Array) -> Array:
-    # special functions are no part of the array API
-    return array_namespace(x).asarray(f(np.asarray(x)))
+def _special(name: str, x: Array) -> Array:
+    # special functions are no part of the array API, but every library has these
+    if is_jax_array(x):
+        from jax.scipy import special as in_jax
+
+        return getattr(in_jax, name)(x)
+    if is_torch_array(x):
+        from torch import special as in_torch
+
+        return getattr(in_torch, name)(x)
+    return array_namespace(x).asarray(getattr(special, name)(np.asarray(x)))
 
 
 def row_softmax(p: Array, allowed: Array | None = None) -> Array:
@@ -91,7 +100,7 @@ def _clip(x: Array, bound: float) -> Array:
 
 
 def _erf(x: Array) -> Array:
-    return _through_numpy(special.erf, x)
+    return _special("erf", x)
 
 
 def _tanh(x: Array) -> Array:
@@ -103,7 +112,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    return x * _through_numpy(special.ndtr, x)
+    return x * _special("ndtr", x)
 
 
 def _silu(x: Array) -> Array:

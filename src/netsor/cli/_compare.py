@@ -12,11 +12,13 @@ from ._cost import announce
 from ._group import cli
 from ._output import MANY, apart, check_plot, draw, echo_json, error_of, finite
 from ._subject import sampling_options, subject, subject_options
+from ._where import sampling, where_options
 
 
 @cli.command("compare")
 @subject_options(width="256")
 @sampling_options
+@where_options
 @click.option("--keep-head-dim", is_flag=True, help="Keep the head dimension on the infinite side.")
 def compare_command(
     draws: int,
@@ -32,7 +34,7 @@ def compare_command(
     Of a program of one's own, FILE:PROGRAM, the widths that --bind gives against all widths at ∞. FILE is run.
     """
     check_plot(plot)
-    with apart(as_json):
+    with apart(as_json), sampling(options) as where:
         asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True)
         if all(width == math.inf for width in asked.widths.values()) and not infinite_heads:
             option = "--width" if asked.built_in else "--bind"
@@ -41,7 +43,10 @@ def compare_command(
             )
         limit = asked.limit(keep=("d",) if keep_head_dim and asked.built_in else ())
         announce(asked.seconds)
-        laws = asked.law(draws, seed), limit.infinite_heads() if infinite_heads else limit.law(draws, seed)
+        laws = (
+            asked.law(draws, seed, **where),
+            limit.infinite_heads() if infinite_heads else limit.law(draws, seed, **where),
+        )
         found = distances(*laws)
         for name, distance in found.items():
             finite(name.replace("_", " "), distance.value)

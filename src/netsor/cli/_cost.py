@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from ..engine._law import KEPT
 from ..engine._montecarlo import cores, in_bytes, memory
 from ..engine._plan import Plan
 from ._output import complain
@@ -48,13 +49,16 @@ def layer_cost(
             replica += (16 * s + s**2) * width
             size += 40 * s * width * cores()
         nanoseconds += draws * replica * (2 if both else 1)
-        size += 48.0 * draws + 100 * h * s * cores()
+        size += 48.0 * min(draws, KEPT) + 100 * h * s * cores()
     return Cost(size, nanoseconds / 1e9)
 
 
 def plan_cost(plans: Sequence[Plan], draws: int) -> Cost:
     """So many draws of each plan; a block is held by every core."""
-    held = sum(draws * 8.0 * (p.mean.shape[0] + p.mean.shape[0] ** 2) for p in plans)
+    held = sum(
+        8.0 * (min(draws, KEPT) if p.mean.shape[0] == 1 else draws) * (p.mean.shape[0] + p.mean.shape[0] ** 2)
+        for p in plans
+    )
     block = max((2.0 * p.bytes for p in plans), default=0.0)
     return Cost(cores() * block + held, sum(p.seconds(draws) for p in plans) / cores())
 

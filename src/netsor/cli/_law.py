@@ -12,11 +12,13 @@ from ._group import cli
 from ._numbers import POINT
 from ._output import MANY, apart, check_plot, draw, echo_json, error_of, finite
 from ._subject import sampling_options, subject, subject_options
+from ._where import sampling, where_options
 
 
 @cli.command("law")
 @subject_options(width="inf")
 @sampling_options
+@where_options
 @click.option("--at", type=POINT, multiple=True, help="A point for the density; may be given again.")
 def law_command(
     draws: int, seed: int, as_json: bool, plot: str | None, at: tuple[float, ...], infinite_heads: bool, **options: Any
@@ -27,10 +29,10 @@ def law_command(
     returns one; PROGRAM[i] is one of several outputs. Bind its widths, --bind n=256 --bind d=inf.
     """
     check_plot(plot)
-    with apart(as_json):
+    with apart(as_json), sampling(options) as where:
         asked = subject({**options, "infinite_heads": infinite_heads}, draws)
         announce(asked.seconds)
-        law = asked.infinite_heads() if infinite_heads else asked.law(draws, seed)
+        law = asked.infinite_heads() if infinite_heads else asked.law(draws, seed, **where)
         moments = {"variance": law.with_error.var(), "excess kurtosis": law.with_error.kurtosis()}
         for name, found in moments.items():
             finite(name, found.value)

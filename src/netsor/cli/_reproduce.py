@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..engine._montecarlo import cores, in_bytes
+from ..engine.backends import choose
 from ..studies.paper._cases import Figure, figures
 from ._cost import Cost, afford, announce, layer_cost
 from ._group import cli
 from ._interrupt import Watch
 from ._numbers import DRAWS, POSITIVE, SEED, TRIALS, WORKERS, shown
 from ._output import check_name, complain
+from ._where import sampling, where_options
 
 if TYPE_CHECKING:
     from ..studies.paper._reproduce import Options
@@ -41,6 +43,7 @@ KEPT = "finished trials are kept, and the same command goes on from there"
     help="Kernel estimates as in the paper, the exact conditional densities, or both.",
 )
 @click.option("--tokens", type=POSITIVE, default=16, show_default=True, help="The larger number of tokens of figure 4.")
+@where_options
 @click.pass_obj
 def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **options: Any) -> None:
     """The paper's figures, their data, and a report on its claims.
@@ -49,13 +52,20 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
     code numbers its experiments; or all, the default. A run that was interrupted goes on where it stopped. Files in
     the folder that are not of an earlier run are never overwritten.
     """
+    with sampling(options, options["workers"]) as where:
+        _reproduced(watch, names, out, where, options)
+
+
+def _reproduced(watch: Watch, names: tuple[str, ...], out: str, where: dict[str, Any], options: dict[str, Any]) -> None:
     from concurrent.futures.process import BrokenProcessPool
 
     from ..studies.paper._reproduce import Options, prepare, reproduce
 
     check_name("--out", out)
     try:
-        chosen = Options(names, Path(out), **options)
+        executor = where.pop("executor", None)
+        backend = choose(**where)
+        chosen = Options(names, Path(out), **options, backend=backend, executor=executor)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     given = {name: options[name] for name in ("samples", "trials", "tokens", "workers")}

@@ -105,9 +105,9 @@ class Subject:
         """The same with its widths at infinity, but for those to keep."""
         return replace(self, widths={k: v if k in keep else math.inf for k, v in self.widths.items()})
 
-    def law(self, draws: int, seed: int) -> Law:
+    def law(self, draws: int, seed: int, **where: Any) -> Law:
         """The law of its one output."""
-        law = self.net.law(draws=draws, seed=seed, **self.widths)  # type: ignore[arg-type]
+        law = self.net.law(draws=draws, seed=seed, **where, **self.widths)  # type: ignore[arg-type]
         if not isinstance(law, Law):
             raise click.UsageError(f"{self.net.name} has several outputs: ask for one of them, FILE:PROGRAM[0]")
         return law

@@ -22,6 +22,7 @@ SMALL = 128  # terms of a matrix product: below, a library for large ones is slo
 PANEL = 16  # columns of a matrix that are factored one by one, before the others hear of them
 PIECE = 2**15  # entries that a function of coordinates is given in one go
 TOLERANCE = 1e-13  # of a pivot, relative to its diagonal entry, below which a row depends on those before it
+SINGLE_TOLERANCE = 1e-5  # the same in single precision: √TOLERANCE of a row's length may be lost
 
 
 def behind(a: Array) -> bool:
@@ -141,7 +142,7 @@ def factor(xp: Any, gram: Array) -> Array:
     A row that depends on those before it has no direction of its own: its pivot is 0, whatever the scale of the row.
     """
     diagonal = xp.stack([gram[..., j, j] for j in range(gram.shape[-1])], axis=-1)
-    return _factor(xp, gram, TOLERANCE * diagonal)
+    return _factor(xp, gram, tolerance(xp, gram.dtype) * diagonal)
 
 
 def residual(xp: Any, rest: Array, whole: Array) -> Array:
@@ -150,7 +151,12 @@ def residual(xp: Any, rest: Array, whole: Array) -> Array:
     What is left of a row counts as 0 relative to the whole row, for its rounding errors are those of the whole.
     """
     diagonal = xp.stack([whole[..., j, j] for j in range(whole.shape[-1])], axis=-1)
-    return _factor(xp, rest, TOLERANCE * diagonal)
+    return _factor(xp, rest, tolerance(xp, rest.dtype) * diagonal)
+
+
+def tolerance(xp: Any, dtype: Any) -> float:
+    """The pivot that counts as 0, relative to its diagonal entry."""
+    return TOLERANCE if dtype == xp.float64 else SINGLE_TOLERANCE
 
 
 def _factor(xp: Any, gram: Array, floor: Array) -> Array:

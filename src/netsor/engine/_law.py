@@ -1,4 +1,4 @@
-"""Sampling by a plan: chunks of replicas, in blocks that fit the cache, on any executor."""
+"""Sampling by a plan: chunks of replicas, on any backend and any executor."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ..language._value import Value
+from ._cells import Cells, Gathered, Sums, binning, cells_for
 from ._kept import kept_plan
-from ._montecarlo import Progress, check_memory, chunks, generator, one_blas_thread, run, whole_number
+from ._montecarlo import Progress, Silent, check_memory, chunks, generator, one_blas_thread, run, whole_number
 from ._plan import SAMPLE, Plan
-from ._run import Streams
-from ._run import run as run_plan
+from .backends import Backend, Numpy
+from .backends._numpy import CHUNK, Streams
+from .backends._numpy import block as numpy_block
 from .lower import make_plan
 
 Array = npt.NDArray[np.float64]
 
-CHUNK = 8192  # replicas with one seed; no function of the width, so that one seed couples two widths
-BLOCK_BYTES = 2**21  # of arrays in one go: so large that Python costs little, and no larger than a cache
+AHEAD = 2  # chunks at a time where the library has its own threads: one is brought back while the next is made
+TASK = 0.5  # seconds of work that a task sent to another process should have
+PILOT = 8192  # replicas that say where the cells are
+LARGEST = 2**34  # draws
+KEPT = 2**22  # replicas of one output; more are gathered in cells
 TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 
 
@@ -38,6 +43,8 @@ class Conditional:
     quadrature_error: float  # relative: what errors of Gaussian expectations do to covariances, at most
     notes: tuple[str, ...]
     constant: bool  # nothing that was drawn matters
+    count: Array | None = None  # replicas that each of these stands for, if there were too many to keep
+    binning: float = 0.0  # and what that does to the density, relative to its largest value
 
 
 def conditional(
@@ -50,20 +57,31 @@ def conditional(
     progress: Progress = True,
     without: Collection[str] = (),
     picked: Sequence[int] | None = None,
+    backend: Backend | None = None,
 ) -> Conditional:
     """Replicas of the conditional law of some coordinates of the outputs."""
     draws, seed = whole_number("draws", draws, 2), whole_number("seed", seed, 0)
     plan = make_plan(outputs, widths, without=without, picked=picked)
     error = quadrature_error(outputs, widths, plan, without, picked) if plan.expects else 0.0
     if plan.constant:
-        mean, cov = _block(plan, Streams(seed, 0), 1)
+        mean, cov = _block(plan, seed, 1)
         _check_finite(mean, cov)
         return Conditional(mean, cov, 0, error, plan.notes, True)
     size = plan.mean.shape[0]
-    check_memory(8.0 * draws * (size + size**2), f"draws={draws} of {size} outputs", "take fewer draws or outputs")
+    where = backend or Numpy()
+    if not where.threads:
+        workers = AHEAD
+    if size == 1 and draws > KEPT:
+        return _gathered(plan, draws, seed, where, workers, executor, progress, error)
+    check_memory(
+        8.0 * draws * (size + size**2),
+        f"draws={draws} of {size} outputs",
+        "take fewer draws or outputs (of one output at a time, any number)",
+    )
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
-    work = _Chunk(plan, seed, _block_of(plan))
-    for part, (mean, cov) in run(work, chunks(draws, CHUNK), workers, executor, progress):
+    work = _Chunk(plan, seed, where, where.chunk(plan, draws))
+    together = _together(plan, work.size)
+    for part, (mean, cov) in run(work, chunks(draws, work.size), workers, executor, progress, together):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(means, covs)
     return Conditional(means, covs, plan.random_numbers, error, plan.notes, False)
@@ -78,6 +96,7 @@ def drawn(
     executor: Executor | None = None,
     progress: Progress = True,
     without: Collection[str] = (),
+    backend: Backend | None = None,
 ) -> list[Array]:
     """Draws of one coordinate of each output, (draws, *shape): all jointly, and no covariance is ever formed."""
     draws, seed = whole_number("draws", draws, 1), whole_number("seed", seed, 0)
@@ -85,8 +104,13 @@ def drawn(
     size = plan.mean.shape[0]
     check_memory(8.0 * draws * size, f"draws={draws} of {size} outputs", "take fewer draws or outputs")
     found = np.empty((draws, size))
-    work = _Draws(plan, seed, _block_of(plan))
-    for part, values in run(work, growing(draws), workers, executor, progress):
+    where = backend or Numpy()
+    if where.threads:
+        work, parts = _Draws(plan, seed, where, 1), growing(draws)
+    else:
+        work, workers = _Draws(plan, seed, where, where.chunk(plan, draws)), AHEAD
+        parts = chunks(draws, work.size)
+    for part, values in run(work, parts, workers, executor, progress):
         found[part.start : part.stop] = values
     _check_finite(found)
     ends = np.cumsum([output.size for output in outputs])[:-1]
@@ -106,11 +130,61 @@ def growing(draws: int) -> list[range]:
     return found
 
 
-def _block_of(plan: Plan) -> int:
-    """How many replicas are run in one go."""
-    # long rows of coordinates stream through memory anyway
-    room = BLOCK_BYTES * (8 if 2 * plan.long_numbers > plan.random_numbers else 1)
-    return max(1, min(CHUNK, room // max(plan.bytes, 1)))
+def _gathered(
+    plan: Plan,
+    draws: int,
+    seed: int,
+    where: Backend,
+    workers: int | None,
+    executor: Executor | None,
+    progress: Progress,
+    error: float,
+) -> Conditional:
+    """More replicas than are kept: cells are laid by the first of them, and all are added up there."""
+    if draws > LARGEST:
+        raise ValueError(f"draws={draws} must be at most 2^34")
+    size = where.chunk(plan, draws)
+    first = range(min(PILOT, size))
+    mean, cov = _Chunk(plan, seed, where, size)(first, Silent())
+    _check_finite(mean, cov)
+    cells = cells_for(mean[:, 0], cov[:, 0, 0], f"draws={draws}")
+    gathered = Gathered(cells)
+    work = _Sums(plan, seed, where, size, cells)
+    together = _together(plan, size)
+    for _, found in run(work, chunks(draws, size), workers, executor, progress, together):
+        for block in found:
+            gathered.add(block)
+    nodes = gathered.nodes()
+    return Conditional(
+        nodes[0][:, None],
+        nodes[1][:, None, None],
+        plan.random_numbers,
+        error,
+        plan.notes,
+        False,
+        nodes[2],
+        binning(cells, mean[:, 0], cov[:, 0, 0]),
+    )
+
+
+def _together(plan: Plan, size: int) -> int:
+    """How many chunks make a task that is worth sending."""
+    return max(1, int(TASK / max(plan.seconds(size), 1e-6)))
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """The work for one chunk of many: what is kept of its blocks."""
+
+    plan: Plan
+    seed: int
+    backend: Backend
+    size: int
+    cells: Cells
+
+    def __call__(self, part: range, tick: Callable[[int], None]) -> list[Sums]:
+        blocks = self.backend.sample(self.plan, self.seed, part, self.size, tick)
+        return [self.backend.sums(self.cells, mean, self.backend.cov(columns)) for mean, columns in blocks]
 
 
 def _check_finite(*arrays: Array) -> None:
@@ -118,31 +192,34 @@ def _check_finite(*arrays: Array) -> None:
         raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
 
 
-def _block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
-    mean, columns = run_plan(plan, streams, replicas)
-    cov = columns @ np.swapaxes(columns, -1, -2)
-    return np.broadcast_to(mean, (replicas, *mean.shape[1:])), np.broadcast_to(cov, (replicas, *cov.shape[1:]))
-
-
 @dataclass(frozen=True)
 class _Chunk:
-    """The work for one chunk: its blocks, one after the other, from the same streams."""
+    """The work for one chunk: its blocks, one after the other."""
 
     plan: Plan
     seed: int
-    block: int
+    backend: Backend
+    size: int
 
     def __call__(self, part: range, tick: Callable[[int], None]) -> tuple[Array, Array]:
-        streams = Streams(self.seed, part.start // CHUNK)
-        means, covs = [], []
-        with one_blas_thread():
-            for start in range(0, len(part), self.block):
-                replicas = min(self.block, len(part) - start)
-                mean, cov = _block(self.plan, streams, replicas)
-                means.append(mean)
-                covs.append(cov)
-                tick(replicas)
-        return np.concatenate(means), np.concatenate(covs)
+        size = self.plan.mean.shape[0]
+        means, covs = np.empty((len(part), size)), np.empty((len(part), size, size))
+        done = 0
+        for mean, columns in self.backend.sample(self.plan, self.seed, part, self.size, tick):
+            cov = self.backend.numpy(self.backend.cov(columns))
+            mean = self.backend.numpy(mean)
+            replicas = max(len(mean), len(cov))
+            means[done : done + replicas], covs[done : done + replicas] = mean, cov
+            done += replicas
+        return means, covs
+
+
+def _block(plan: Plan, seed: int, replicas: int) -> tuple[Array, Array]:
+    """A few replicas, by numpy."""
+    backend = Numpy()
+    mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
+    cov = backend.cov(columns)
+    return np.broadcast_to(mean, (replicas, *mean.shape[1:])), np.broadcast_to(cov, (replicas, *cov.shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -151,21 +228,23 @@ class _Draws:
 
     plan: Plan
     seed: int
-    block: int
+    backend: Backend
+    size: int
 
     def __call__(self, part: range, tick: Callable[[int], None]) -> Array:
-        streams = Streams(self.seed, part.start)
         noise = generator(self.seed, 2**20, 0, 0, SAMPLE, 0, part.start)
         found = np.empty((len(part), self.plan.mean.shape[0]))
-        with one_blas_thread():
-            for start in range(0, len(part), self.block):
-                replicas = min(self.block, len(part) - start)
-                mean, columns = run_plan(self.plan, streams, replicas)
-                rows = found[start : start + replicas]
-                rows[:] = mean
-                if columns.shape[-1]:
-                    rows += (columns @ noise.standard_normal((replicas, columns.shape[-1], 1)))[..., 0]
-                tick(replicas)
+        done = 0
+        for mean, columns in self.backend.sample(self.plan, self.seed, part, self.size, tick):
+            mean, columns = self.backend.numpy(mean), self.backend.numpy(columns)
+            # a plan in which nothing that is drawn matters makes one replica for all
+            rows = found if self.plan.constant else found[done : done + max(len(mean), len(columns))]
+            rows[:] = mean
+            if columns.shape[-1]:
+                rows += (columns @ noise.standard_normal((len(rows), columns.shape[-1], 1)))[..., 0]
+            done += len(rows)
+            if done == len(part):
+                break
         return found
 
 
@@ -178,7 +257,7 @@ def quadrature_error(
 ) -> float:
     """How far the outputs move, relative to their spread, if every Gaussian expectation moves by its own error."""
     with one_blas_thread():
-        mean, cov = _block(plan, Streams(0, 0), TRIED)
+        mean, cov = _block(plan, 0, TRIED)
         if not (np.isfinite(mean).all() and np.isfinite(cov).all()):
             return 0.0  # told when the law is made
         variance = np.diagonal(cov, axis1=1, axis2=2)
@@ -189,7 +268,7 @@ def quadrature_error(
         moved = []
         for shift in (1, 2, 3, 4) if plan.nodes else (1, 2):
             other = make_plan(outputs, widths, without=without, shift=shift, picked=picked)
-            other_mean, other_cov = _block(other, Streams(0, 0), TRIED)
+            other_mean, other_cov = _block(other, 0, TRIED)
             size = scale[:, :, None] * scale[:, None, :]
             moved.append(float(np.max(np.abs(other_mean - mean) / scale, initial=0.0)))
             moved[-1] = max(moved[-1], float(np.max(np.abs(other_cov - cov) / size, initial=0.0)))

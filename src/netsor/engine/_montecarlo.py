@@ -157,14 +157,16 @@ def run(
     workers: int | None = None,
     executor: Executor | None = None,
     progress: Progress = True,
+    together: int = 1,
 ) -> Iterator[tuple[range, T]]:
     """Do the work for every chunk, and yield (chunk, result) as each is done.
 
     `work(part, tick)` calls `tick(draws)` after every block of draws. That is heard by the bar, and ends the work once
     the run was left: an interrupt is seen at once, and no thread goes on for longer than a block. There are `workers`
     threads (all cores, if None), or any `concurrent.futures.Executor`; one of another process hears no ticks and
-    finishes the chunks that it has begun. `progress` is a function of (draws done, draws in all), or True for a bar on
-    a terminal.
+    finishes the chunks that it has begun. So many chunks go `together` to an executor, whose tasks have a price; a
+    cluster of Dask is sent the work once, and does the chunks of a worker that died again. `progress` is a function of
+    (draws done, draws in all), or True for a bar on a terminal.
     """
     if workers is not None:
         workers = whole_number("workers", workers, 1)
@@ -179,30 +181,35 @@ def run(
     own = _Threads(min(workers or cores(), len(parts), THREADS)) if executor is None else None
     pool = own or executor
     assert pool is not None
-    ahead = 2 * min(workers or cores(), THREADS)  # enough to keep the workers busy, and no more results than that
-    waiting = iter(parts)
-    pending: dict[Future[T], range] = {}
+    slots = _slots(executor) if executor is not None else min(workers or cores(), THREADS)
+    ahead = 2 * slots  # enough to keep the workers busy, and no more results than that
+    if executor is None:
+        together = 1
+    together = max(1, min(together, len(parts) // (4 * slots)))
+    waiting = iter([parts[k : k + together] for k in range(0, len(parts), together)])
+    sent = _sent(executor, work)
+    pending: dict[Future[list[T]], Sequence[range]] = {}
     total = sum(map(len, parts))
     finished = shown = 0
     tick = Tick()
     bar = tqdm(total=total, unit=" draws", delay=1, disable=None if progress is True else True, leave=False)
     try:
         while True:
-            for part in waiting:
-                pending[pool.submit(_part, work, part, tick)] = part
+            for some in waiting:
+                pending[pool.submit(_parts, sent, some, tick)] = some
                 if len(pending) >= ahead:
                     break
             if not pending:
                 break
             done = wait(pending, timeout=HEARTBEAT, return_when=FIRST_COMPLETED).done
-            finished += sum(len(pending[future]) for future in done)
+            finished += sum(len(part) for future in done for part in pending[future])
             now = min(total, max(shown, finished + sum(tick.draws.copy().values())))
             bar.update(now - shown)
             if callable(progress) and now > shown:
                 progress(now, total)
             shown = now
             for future in done:
-                yield pending.pop(future), future.result()
+                yield from zip(pending.pop(future), future.result(), strict=True)
     finally:
         tick.cancelled.set()
         bar.close()
@@ -212,10 +219,27 @@ def run(
             own.leave()
 
 
-def _part(work: Callable[[range, Callable[[int], None]], T], part: range, tick: Callable[[int], None]) -> T:
-    """One part; what it ticked is forgotten when it is done, for then it counts as a whole."""
+def _slots(executor: Executor) -> int:
+    """How many tasks an executor does at once, as far as it says."""
+    client = getattr(executor, "_client", None)  # of Dask
+    if client is not None:
+        return max(1, int(sum(client.nthreads().values())))
+    said = getattr(executor, "num_workers", None) or getattr(executor, "_max_workers", None)  # of MPI, and of Python
+    return said if isinstance(said, int) and said > 0 else cores()
+
+
+def _sent(executor: Executor | None, work: Any) -> Any:
+    """The work as tasks get it: on a cluster of Dask a reference, to a copy that every worker has."""
+    client = getattr(executor, "_client", None)
+    return work if client is None else client.scatter(work, broadcast=True, hash=False)
+
+
+def _parts(
+    work: Callable[[range, Callable[[int], None]], T], parts: Sequence[range], tick: Callable[[int], None]
+) -> list[T]:
+    """Some parts; what they ticked is forgotten when they are done, for then they count as a whole."""
     try:
-        return work(part, tick)
+        return [work(part, tick) for part in parts]
     finally:
         if isinstance(tick, Tick):
             tick.draws.pop(threading.get_ident(), None)

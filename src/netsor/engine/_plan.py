@@ -115,7 +115,7 @@ class Builder:
             return args[0]
         if kind == "product" and args[0].shape[-1] == 1:  # a column times a row
             kind = "multiply"
-        key = self._key(kind, args, params)
+        key = self.key(kind, args, params)
         if key in self.known:
             return self.known[key]
         rule = RULES[kind]
@@ -166,7 +166,8 @@ class Builder:
         return self.step("take", a, places=places, axis=axis)
 
     @staticmethod
-    def _key(kind: str, args: tuple[Register, ...], params: dict[str, Any]) -> Any:
+    def key(kind: str, args: tuple[Register, ...], params: dict[str, Any]) -> Any:
+        """Equal for two steps that compute the same; None where that cannot be told."""
         parts = []
         for name, value in params.items():
             if isinstance(value, np.ndarray):

@@ -18,7 +18,7 @@ from ._where import TraceError
 inf = math.inf
 
 # Keywords of the methods that also bind widths; a width of that name could never be bound.
-RESERVED = {"self", "draws", "seed", "workers", "executor", "progress", "coordinates", "xp"}
+RESERVED = {"self", "draws", "seed", "workers", "executor", "progress", "coordinates", "backend", "device", "precision"}
 
 
 class Width:

@@ -4,6 +4,7 @@ from ._attention import Attention
 from ._distance import distances, kl, kolmogorov, paper_kl, total_variation, wasserstein1
 from ._empirical import Empirical
 from ._estimate import Estimate
+from ._gathered import Gathered
 from ._heads import HeadSum
 from ._joint import Joint
 from ._law import Law
@@ -17,6 +18,7 @@ __all__ = [
     "Attention",
     "Empirical",
     "Estimate",
+    "Gathered",
     "HeadSum",
     "Joint",
     "Law",

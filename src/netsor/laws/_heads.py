@@ -75,7 +75,7 @@ class HeadSum(Law):
     @property
     def mixture(self) -> Mixture | None:
         """The same law as a mixture over replicas."""
-        if self._mixture is not None and not isinstance(self._mixture, Mixture):
+        if callable(self._mixture):
             self._mixture = self._mixture()
         return self._mixture
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .._program import Program
 from ..engine import Plan
+from ..engine.backends import Backend
 from ..language import Scalar, Vector, apply, join, mean_dot, stack
 from ._description import Description
 from ._inputs import Inputs
@@ -88,6 +89,9 @@ class Probes:
         workers: int | None = None,
         executor: Executor | None = None,
         progress: Any = True,
+        backend: str | Backend = "numpy",
+        device: str | None = None,
+        precision: str = "float64",
         **widths: float,
     ) -> dict[str, Floats]:
         """Draws of every quantity: arrays (draws, layers) by name, (draws,) for those of the whole network.
@@ -95,9 +99,17 @@ class Probes:
         At the widths of the model unless given: `measure(100, n=inf, d=inf, m=inf)` is the limit. The arguments are
         those of `Program.draw`.
         """
-        bound = self.model.widths() | widths
+        bound: dict[str, Any] = {**self.model.widths(), **widths}
         found = self._at(bound).draw(
-            draws=draws, seed=seed, workers=workers, executor=executor, progress=progress, **bound
+            draws=draws,
+            seed=seed,
+            workers=workers,
+            executor=executor,
+            progress=progress,
+            backend=backend,
+            device=device,
+            precision=precision,
+            **bound,
         )
         return self.named(found)
 

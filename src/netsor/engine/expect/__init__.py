@@ -5,6 +5,7 @@ series is too long (`_condition`); `_features` finds the kinks and jumps that th
 Several arguments: product rules and randomised quasi-Monte Carlo (`_several`, `_nodes`).
 """
 
+from ._closed import closed_form
 from ._kernel import Rows, kernel, moments
 
-__all__ = ["Rows", "kernel", "moments"]
+__all__ = ["Rows", "closed_form", "kernel", "moments"]

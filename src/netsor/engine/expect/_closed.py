@@ -35,14 +35,18 @@ def closed_form(f: Function, g: Function, mu: Array, nu: Array, a: Array, c: Arr
     first, second = _piecewise_linear(f), _piecewise_linear(g)
     if not ((first and second) or kinds in ((_ERF, _ERF), (_GELU, _GELU))):
         return None
-    xp = array_namespace(a, b, c)
-    if xp.any(mu != 0) or xp.any(nu != 0):
+    if not (_is_zero(mu) and _is_zero(nu)):
         return None
     if first and second:  # φ = α x + β relu(x), and E[u relu(v)] = c/2
         (p, q), (r, s) = first, second
         linear = (p * r + (p * s + q * r) / 2) * c
         return linear + q * s * _relu(a, c, b) if q * s else linear
     return _erf(a, c, b) if kinds[0] is _ERF else _gelu(a, c, b)
+
+
+def _is_zero(mean: Array) -> bool:
+    """Whether means are 0; a plain number, where that is known without looking."""
+    return bool(mean == 0.0) if isinstance(mean, float) else not bool(array_namespace(mean).any(mean != 0))
 
 
 def _piecewise_linear(f: Function) -> tuple[float, float] | None:

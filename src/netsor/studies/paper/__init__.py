@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...engine.backends import choose
 from ._layer import ACTIVATIONS, layer
 
 if TYPE_CHECKING:
@@ -23,6 +25,10 @@ def reproduce(
     quick: bool = False,
     estimator: str = "both",
     tokens: int = 16,
+    backend: str = "numpy",
+    device: str | None = None,
+    precision: str = "float64",
+    executor: Executor | None = None,
 ) -> Finished:
     """The paper's figures, their data, and a report on its claims, as the command `netsor reproduce` does it.
 
@@ -30,10 +36,16 @@ def reproduce(
     the paper's unless given, `tokens` the larger number of tokens of figure 4. Trials are done by `workers` processes
     (all cores, if None) and kept in `out` as they finish; a run that was interrupted goes on where it stopped. Files in
     `out` that are not of an earlier run are never overwritten.
+
+    `backend`, `device` and `precision` are as in `Program.law`; a device is used by one process alone. An `executor`,
+    such as that of a cluster, does the trials in place of processes here.
     """
     if not str(out):
         raise ValueError("out='' must name a folder; for the current one give '.'")
     from . import _reproduce  # matplotlib is slow to import, and seldom needed
 
-    options = _reproduce.Options(figures, Path(out), samples, trials, seed, workers, quick, estimator, tokens)
+    where = choose(backend, device, precision)
+    options = _reproduce.Options(
+        figures, Path(out), samples, trials, seed, workers, quick, estimator, tokens, where, executor
+    )
     return _reproduce.reproduce(options)

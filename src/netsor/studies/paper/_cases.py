@@ -11,6 +11,7 @@ import numpy as np
 
 from ... import language as ns
 from ..._program import Program, program
+from ...engine.backends import Backend, Numpy
 from ...laws import HeadSum
 from ._layer import layer
 
@@ -83,12 +84,14 @@ class Part:
     trial: int
     samples: int
     seed: int
+    backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
 
     @property
     def key(self) -> dict[str, Any]:
         """All that its numbers depend on, as JSON can hold it."""
         case = {name: "inf" if value == math.inf else value for name, value in asdict(self.case).items()}
-        return {"case": case, "trial": self.trial, "samples": self.samples, "seed": self.seed}
+        made = {"case": case, "trial": self.trial, "samples": self.samples, "seed": self.seed}
+        return made if self.backend == Numpy() else {**made, "backend": str(self.backend)}
 
     def stream(self, purpose: int) -> int:
         """A seed for one purpose; cases of one trial share theirs, so that widths are coupled."""

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from scipy import special
 
 from ...engine._montecarlo import generator
+from ...engine.backends import Backend, Numpy
 from ...laws import Attention, Empirical, Estimate, Law, kl, paper_kl
 from ...laws._distance import kl_terms
 from ...laws._replicas import Replicated
@@ -51,6 +52,7 @@ class Plan:
     samples: int | None  # the paper's, if None
     seed: int
     estimator: str
+    backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
 
     @property
     def paper(self) -> bool:
@@ -64,7 +66,7 @@ class Plan:
 
     def part(self, case: Case, trial: int) -> Part:
         """One trial of a case."""
-        return Part(case, trial, self.samples or case.samples, self.seed)
+        return Part(case, trial, self.samples or case.samples, self.seed, self.backend)
 
     def parts(self, figure: Figure) -> list[Part]:
         """The trials that a figure needs; all cases of a trial before the next, so that the time left is well told."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 import time
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...engine._montecarlo import cores, one_blas_thread, whole_number
+from ...engine.backends import Backend, Numpy
 from ...language._given import shown
 from .._folder import Folder
 from .._manifest import surroundings, tidy
@@ -20,7 +21,7 @@ from ._claims import judged
 from ._draw import drawn
 from ._measure import MEASURES, Plan
 from ._report import report, summary
-from ._sample import Cost, cost, draw
+from ._sample import Cost, cost, draw, timed
 
 COMMAND = "netsor reproduce"
 ESTIMATORS = ("paper", "exact", "both")
@@ -40,6 +41,8 @@ class Options:
     quick: bool = False
     estimator: str = "both"
     tokens: int = 16
+    backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
+    executor: Executor | None = None  # for the trials, in place of processes here
 
     def __post_init__(self) -> None:
         if not isinstance(self.names, tuple):
@@ -68,7 +71,12 @@ class Options:
         quick = QUICK if self.quick else {}
         samples = self.samples or quick.get("samples")
         return Plan(
-            Store(self.out / "parts"), self.trials or quick.get("trials", 10), samples, self.seed, self.estimator
+            Store(self.out / "parts"),
+            self.trials or quick.get("trials", 10),
+            samples,
+            self.seed,
+            self.estimator,
+            self.backend,
         )
 
     @property
@@ -79,6 +87,10 @@ class Options:
             value = getattr(self, name)
             if value != getattr(Options, name):
                 words += [f"--{name}", str(value)]
+        for name in ("backend", "device", "precision"):
+            value = self.backend.name if name == "backend" else getattr(self.backend, name)
+            if self.backend != Numpy():
+                words += [f"--{name}", value]
         return shlex.join(words + ["--quick"] * self.quick)
 
 
@@ -109,9 +121,14 @@ def reproduce(options: Options) -> Finished:
     pictures: dict[str, Future[dict[str, bytes]]] = {}
     seconds: dict[str, float] = {}
     parts = dict.fromkeys(part for figure in chosen for part in plan.parts(figure))
-    with Workers(min(options.workers or cores(), len(parts))) as workers:
+    count = min(options.workers or cores(), len(parts)) if options.backend.threads else 1  # a device has one master
+    with Workers(count) as workers:
         there = {part: cost(arrays) for part in parts if (arrays := plan.store.load(part.key)) is not None}
-        futures = {part: workers.submit(draw, part, plan.store.folder) for part in parts if part not in there}
+        missing = [part for part in parts if part not in there]
+        if options.executor is None:
+            futures = {part: workers.submit(draw, part, plan.store.folder) for part in missing}
+        else:
+            futures = {part: _elsewhere(options.executor, part, plan.store) for part in missing}
         for figure in chosen:
             wait([futures[part] for part in plan.parts(figure) if part in futures], f"figure {figure.name}", "trial")
             begun = time.perf_counter()
@@ -141,6 +158,22 @@ def reproduce(options: Options) -> Finished:
     last = f"{quick} {spent}." if quick else f"{spent}, in {manifest['seconds']['all']:.0f} s."
     one, two = summary(rows, data)
     return Finished(options.out / "report.html", (one, two, last))
+
+
+def _elsewhere(executor: Executor, part: Part, store: Store) -> Future[Cost]:
+    """A trial on other machines, which may have other disks: its numbers come back, and are kept here."""
+    kept: Future[Cost] = Future()
+
+    def keep(done: Future[Any]) -> None:
+        try:
+            arrays = done.result()
+            store.save(part.key, arrays)
+            kept.set_result(cost(arrays))
+        except BaseException as error:
+            kept.set_exception(error)
+
+    executor.submit(timed, part).add_done_callback(keep)
+    return kept
 
 
 def _manifest(options: Options, plan: Plan, costs: dict[Part, Cost], seconds: dict[str, float]) -> dict[str, Any]:

@@ -40,12 +40,18 @@ class Cost(NamedTuple):
 
 def draw(part: Part, folder: Path) -> Cost:
     """Do a trial and keep it."""
+    arrays = timed(part)
+    Store(folder).save(part.key, arrays)
+    return cost(arrays)
+
+
+def timed(part: Part) -> Arrays:
+    """Do a trial, and say how long that took."""
     start = time.perf_counter()
     with one_blas_thread():
         arrays = sampled(part)
     arrays["seconds"] = np.array(time.perf_counter() - start)
-    Store(folder).save(part.key, arrays)
-    return cost(arrays)
+    return arrays
 
 
 def cost(arrays: Arrays) -> Cost:
@@ -60,7 +66,14 @@ def sampled(part: Part) -> Arrays:
     each block of replicas. The limit has no `draws`: its quantiles are known, so its draws cost nothing later.
     """
     case = part.case
-    law = case.program.law(draws=part.samples, seed=part.stream(ENGINE), workers=1, progress=False, **case.widths)  # type: ignore[arg-type]
+    law = case.program.law(
+        draws=part.samples,
+        seed=part.stream(ENGINE),
+        workers=1,
+        progress=False,
+        backend=part.backend,
+        **case.widths,  # type: ignore[arg-type]
+    )
     if isinstance(law, HeadSum):
         mixture = law.mixture
         assert mixture is not None

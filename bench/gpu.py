@@ -1,0 +1,233 @@
+"""What a GPU gives: `python bench/gpu.py`, at most eight minutes, into bench/results/gpu.md and gpu.csv.
+
+Times are wall times of this one process, after a first call that compiles (its seconds stand beside). Exact and literal
+networks are timed on the same device. `--device cpu --small` goes through the same motions where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import math
+import platform
+import time
+from pathlib import Path
+
+import netsor as ns
+from netsor.engine.backends import NoDeviceError, choose
+from netsor.studies.paper._cases import Case, figures
+
+RESULTS = Path(__file__).parent / "results"
+LIMIT = 480.0  # seconds in all: what is left then is left out, and said so
+GPT2 = {"width": 768, "heads": 12, "head_dim": 64, "hidden": 3072, "blocks": 12}
+TINY = {"width": 16, "heads": 2, "head_dim": 8, "hidden": 32, "blocks": 2}
+BEGUN = time.perf_counter()
+
+
+@ns.program
+def stack(tokens, width, heads, head_dim, hidden, blocks):
+    """Pre-norm blocks: RMSNorm, causal attention, a perceptron with GELU; the last token."""
+    x = ns.gaussian(width, tokens)
+    for _ in range(blocks):
+        x = x + ns.nn.attention(ns.rms_norm(x), heads, head_dim, mask="causal")
+        x = x + ns.nn.mlp(ns.rms_norm(x), hidden, activation=ns.gelu)
+    return x[tokens - 1]
+
+
+def literal(torch, replicas, device, tokens, width, heads, head_dim, hidden, blocks):
+    """The same network with every weight drawn, a batch of replicas in one go: the last token's first coordinate."""
+
+    def weight(rows, columns):
+        return torch.randn((replicas, rows, columns), device=device) / math.sqrt(columns)
+
+    def norm(x):
+        return x / torch.sqrt((x * x).mean(dim=-1, keepdim=True))
+
+    x = torch.randn((replicas, tokens, width), device=device)
+    later = torch.ones((tokens, tokens), device=device).triu(1).bool()
+    for _ in range(blocks):
+        y = norm(x)
+        q, k, v = (
+            (y @ weight(heads * head_dim, width).mT).reshape(replicas, tokens, heads, head_dim).transpose(1, 2)
+            for _ in range(3)
+        )
+        p = (q @ k.mT / math.sqrt(head_dim)).masked_fill(later, -math.inf)
+        mixed = (torch.softmax(p, dim=-1) @ v).transpose(1, 2).reshape(replicas, tokens, heads * head_dim)
+        x = x + mixed @ weight(width, heads * head_dim).mT
+        h = torch.nn.functional.gelu(norm(x) @ weight(hidden, width).mT)
+        x = x + h @ weight(width, hidden).mT
+    return x[:, -1, 0]
+
+
+def timed(work, sync, least):
+    """Seconds of the first call, and of one of as many more as take so long."""
+    start = time.perf_counter()
+    sync(work(0))
+    first, count, spent = time.perf_counter() - start, 1, 0.0
+    while spent < least:
+        start = time.perf_counter()
+        for k in range(count):
+            made = work(1 + k)
+        sync(made)
+        spent = time.perf_counter() - start
+        if spent < least:
+            count = max(2 * count, min(1000, int(count * 1.2 * least / max(spent, 1e-6))))
+    return first, spent / count
+
+
+def sampled(net, widths, backend, least=1.0):
+    """A row: replicas a second of the bare sampler, everything left on the device."""
+    plan = net.plan(**widths)
+    size = backend.chunk(plan, 2**40)
+
+    def work(k):
+        part = range(k * size, (k + 1) * size)
+        (pair,) = list(backend.sample(plan, 0, part, size, lambda draws: None))
+        return backend.cov(pair[1])
+
+    first, each = timed(work, lambda cov: backend.numpy(cov[-1:]), least)
+    return {
+        "replicas in one go": size,
+        "first call s": first,
+        "draws a second": size / each,
+        "ms a draw": 1e3 * each / size,
+    }
+
+
+class Table:
+    """Rows, printed as they come."""
+
+    def __init__(self):
+        self.rows = []
+
+    def add(self, what, how, work):
+        """Do the work for a row, if there is time for it."""
+        if time.perf_counter() - BEGUN > LIMIT:
+            row = {"left out": "no time was left"}
+        else:
+            try:
+                row = work()
+            except (NoDeviceError, ImportError, RuntimeError, MemoryError) as error:
+                row = {"left out": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"}
+        self.rows.append({"what": what, "how": how, **row})
+        shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in self.rows[-1].items()}
+        print(f"{time.perf_counter() - BEGUN:6.1f} s ", shown, flush=True)
+
+    def save(self, machine):
+        """Into bench/results."""
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        texts = [{k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()} for row in self.rows]
+        buffer = io.StringIO()
+        writer = csv.DictWriter(buffer, names, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(texts)
+        lines = ["# Measured on an accelerator", "", f"{machine}.", "", "| " + " | ".join(names) + " |"]
+        lines += ["|" + " --- |" * len(names)]
+        lines += ["| " + " | ".join(str(row.get(name, "")) for name in names) + " |" for row in texts]
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "gpu.csv").write_text(buffer.getvalue())
+        (RESULTS / "gpu.md").write_text("\n".join(lines) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true")
+    options = parser.parse_args()
+    least, device = (0.02, options.device) if options.small else (1.0, options.device)
+    table = Table()
+
+    def rate(what, net, widths, backend, precision):
+        where = f"{backend} {precision}"
+        table.add(what, where, lambda: sampled(net, widths, choose(backend, device, precision), least))
+
+    paper = Case(heads=2, width=1024)
+    for backend, precision in (("jax", "float32"), ("torch", "float32"), ("jax", "float64"), ("torch", "float64")):
+        rate("the paper's layer, n = 1024, H = 2", paper.program, paper.widths, backend, precision)
+    billion(table, paper, device, 10**5 if options.small else 10**9)
+    size = TINY if options.small else GPT2
+    for tokens in (4,) if options.small else (16, 128):
+        name = f"{size['blocks']} blocks, width {size['width']}, s = {tokens}"
+        for backend in ("jax", "torch"):
+            rate(name, stack(tokens, **size), {}, backend, "float32")
+        table.add(name, "literal, torch float32", lambda tokens=tokens: drawn(tokens, size, device, least))
+    whole = 0.0
+    cases = dict.fromkeys(case for figure in figures().values() for case in figure.cases if not case.score)
+    for case in list(cases)[: 2 if options.small else None]:
+        parts = [case.activation, f"s={case.tokens}", f"H={case.heads}", f"n={case.width:.0f}"]
+        rate(" ".join(parts), case.program, case.widths, "jax", "float32")
+        whole += 10 * case.samples / table.rows[-1].get("draws a second", math.nan)
+    table.add("all draws of the paper's figures", "jax float32", lambda: {"seconds": whole})
+    table.save(described(device))
+
+
+def billion(table, case, device, draws):
+    """A whole law of so many draws, from the call to its density."""
+
+    def work():
+        start = time.perf_counter()
+        law = case.program.law(
+            draws=draws, backend="jax", device=device, precision="float32", progress=False, **case.widths
+        )
+        spent = time.perf_counter() - start
+        value, error = law.with_error.pdf(0.5)
+        start = time.perf_counter()
+        law.pdf(0.25)
+        return {
+            "seconds": spent,
+            "draws a second": draws / spent,
+            "pdf(0.5)": f"{value:.8f} ± {error:.1e}",
+            "ms for a pdf": 1e3 * (time.perf_counter() - start),
+        }
+
+    table.add(f"law(draws={draws:.0e})", "jax float32, in all", work)
+
+
+def drawn(tokens, size, device, least):
+    """The literal network in torch, in batches that fit a quarter of the device."""
+    import torch
+
+    numbers = size["blocks"] * (
+        4 * size["width"] * size["heads"] * size["head_dim"] + 2 * size["width"] * size["hidden"]
+    )
+    replicas = (
+        2 if device == "cpu" else max(1, int(torch.cuda.mem_get_info()[0] // 4 // (8 * numbers // size["blocks"])))
+    )
+    with torch.no_grad():
+        first, each = timed(
+            lambda k: literal(torch, replicas, device, tokens, **size), lambda made: made[-1:].cpu(), least
+        )
+    return {
+        "replicas in one go": replicas,
+        "first call s": first,
+        "draws a second": replicas / each,
+        "ms a draw": 1e3 * each / replicas,
+    }
+
+
+def described(device):
+    """The machine, and what is installed on it."""
+    parts = [
+        platform.processor() or platform.machine(),
+        f"Python {platform.python_version()}",
+        f"netsor {ns.__version__}",
+    ]
+    try:
+        import jax
+
+        parts.append(f"jax {jax.__version__} ({jax.devices()[0].device_kind})")
+    except ImportError:
+        pass
+    try:
+        import torch
+
+        name = torch.cuda.get_device_name() if device != "cpu" and torch.cuda.is_available() else "CPU"
+        parts.append(f"torch {torch.__version__} ({name})")
+    except ImportError:
+        pass
+    return ", ".join(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""A billion replicas in bounded memory: counts and moments by cells of the conditional mean and variance.
+
+The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So replicas are put into cells, of log v of one width and, where
+conditional means vary, of m/√v of another, and each cell keeps its count and a few moments. Moments are sums of
+integers (shares of a cell in units of 2^(−26)): they do not depend on the order in which chunks come, so that the law
+of many draws has the same bits on any number of workers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = Any
+Doubles = npt.NDArray[np.float64]
+
+HEIGHT = 0.01  # of a cell in log v, and of one where means vary too
+WIDER = 0.04
+STEPS = 16  # cells to a standard deviation of a component, in its mean
+ROWS = 400  # cells in log v for what the first replicas span: where they span more, cells are higher
+WINDOW = 10  # times as many are there in all
+MOST = 2**22  # cells
+UNIT = 2.0**26
+STRAY = 100_000  # replicas of different kinds outside of all cells, at most: points, above all
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Where the cells are."""
+
+    height: float
+    first: int  # the cell floor(log v/height) of the first row
+    rows: int
+    columns: int  # 1 if every mean is 0
+
+    @property
+    def centred(self) -> bool:
+        """Whether every mean is 0."""
+        return self.columns == 1
+
+    @property
+    def size(self) -> int:
+        """How many cells there are."""
+        return self.rows * self.columns
+
+    def placed(self, xp: Any, mean: Array, var: Array) -> tuple[Array, Array, Array]:
+        """For replicas: their cells, a one and three moments (4, replicas) to be added up there, and who is outside.
+
+        Those outside of all cells have zeros, and any cell.
+        """
+        row = xp.floor(xp.log(xp.where(var > 0, var, 1.0)) / self.height) - self.first
+        inside = (var > 0) & (row >= 0) & (row < self.rows)
+        row = xp.where(inside, row, 0.0)
+        unit = xp.exp((row + (self.first + 0.5)) * self.height)
+        up = xp.where(inside, (var / unit - 1.0) / self.height, 0.0)
+        if self.centred:
+            inside = inside & (mean == 0)
+            moments = [up, up * up, up * up * up]
+            cell = row
+        else:
+            place = mean / xp.sqrt(unit) * STEPS
+            column = xp.floor(place)
+            inside = inside & (column >= -(self.columns // 2)) & (column < self.columns // 2)
+            across = xp.where(inside, place - column - 0.5, 0.0)
+            moments = [across, across * across, up]
+            cell = row * self.columns + xp.where(inside, column, 0.0) + self.columns // 2
+        cell = xp.astype(xp.where(inside, cell, 0.0), xp.int64)
+        weights = [xp.where(inside, 1.0, 0.0), *(xp.where(inside, xp.round(m * UNIT), 0.0) for m in moments)]
+        return cell, xp.stack(weights), ~inside
+
+    def nodes(self, sums: Array) -> tuple[Doubles, Doubles, Doubles]:
+        """Means, variances and counts of Gaussians that stand for the cells."""
+        index = np.flatnonzero(sums[0])
+        count = sums[0, index].astype(np.float64)
+        first, second, third = (sums[1:, index] / UNIT) / count
+        unit = np.exp((index // self.columns + self.first + 0.5) * self.height)
+        if not self.centred:
+            std = np.sqrt(unit) / STEPS
+            mean = (index % self.columns - self.columns // 2 + 0.5 + first) * std
+            return mean, unit * (1.0 + self.height * third) + std**2 * np.maximum(second - first**2, 0.0), count
+        # the two-point rule with the cell's mean, variance and third moment
+        spread = np.maximum(second - first**2, 0.0)
+        skew = third - 3 * first * second + 2 * first**3
+        lean = np.divide(skew, 2 * spread, out=np.zeros_like(skew), where=spread > 1e-9)
+        reach = np.sqrt(spread + lean**2)
+        share = np.divide(reach - lean, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0)
+        var = [unit * (1 + self.height * (first + lean + sign * reach)) for sign in (1, -1)]
+        weight = np.concatenate([count * share, count * (1 - share)])
+        return np.zeros(2 * len(index)), np.concatenate(var), weight
+
+
+def cells_for(mean: Doubles, var: Doubles, what: str) -> Cells:
+    """Cells that hold what the first replicas are like, and much more on all sides."""
+    alive = var > 0
+    if not alive.any():
+        raise ValueError(f"{what}: this law is known by its draws alone, which are kept one by one; take fewer")
+    x = np.log(var[alive])
+    centred = not mean.any()
+    height = HEIGHT if centred else WIDER
+    while np.ptp(x) > ROWS * height:
+        height *= 2
+    columns = 1
+    rows = int(np.ptp(x) / height) + 1
+    rows = max(WINDOW * rows, WINDOW * ROWS if centred else 64)
+    if not centred:
+        reach = float(np.max(np.abs(mean[alive]) / np.sqrt(var[alive])))
+        columns = 2 * int(4 * STEPS * max(reach, 2.0))
+        rows = min(rows, max(MOST // columns, 1))
+        if 1.5 * np.ptp(x) / height + 4 > rows:
+            raise ValueError(
+                f"{what}: conditional means spread over {reach:.3g} conditional standard deviations, "
+                "too far for cells; take fewer draws"
+            )
+    middle = math.floor((x.min() + x.max()) / 2 / height)
+    return Cells(height, middle - rows // 2, rows, columns)
+
+
+class Sums(NamedTuple):
+    """What is kept of a block of replicas: sums (4, k) of some cells, and the replicas outside of all cells."""
+
+    cells: Array
+    sums: Array
+    mean: Doubles
+    var: Doubles
+
+
+def summed(cells: Cells, mean: Doubles, var: Doubles) -> Sums:
+    """The sums of replicas, by numpy."""
+    place, weights, outside = cells.placed(np, mean, var)
+    found, where = np.unique(place, return_inverse=True)
+    sums = np.stack([np.bincount(where, weight, len(found)) for weight in weights])
+    return Sums(found, sums, mean[outside], var[outside])
+
+
+@dataclass
+class Gathered:
+    """Sums over all replicas so far."""
+
+    cells: Cells
+    total: Array = field(init=False)
+    stray: dict[tuple[float, float], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.total = np.zeros((4, self.cells.size), dtype=np.int64)
+
+    def add(self, found: Sums) -> None:
+        """The sums of one block."""
+        self.total[:, found.cells] += found.sums.astype(np.int64)
+        mean, var = found.mean, found.var
+        if len(mean):
+            if not (np.isfinite(mean).all() and np.isfinite(var).all()):
+                raise ValueError("the law is not finite: a function of the program gave NaN or infinity")
+            pairs, counts = np.unique(np.stack([mean, var], axis=1), axis=0, return_counts=True)
+            for pair, count in zip(map(tuple, pairs.tolist()), counts.tolist(), strict=True):
+                self.stray[pair] = self.stray.get(pair, 0) + count
+            if len(self.stray) > STRAY:
+                raise ValueError(
+                    f"more than {STRAY} replicas lie outside of all cells: this law is too wide for so many draws; "
+                    "take fewer, which are kept one by one"
+                )
+
+    def nodes(self) -> tuple[Doubles, Doubles, Doubles]:
+        """Means, variances and counts of the Gaussians (points, where the variance is 0) that make the law."""
+        mean, var, count = self.cells.nodes(self.total)
+        if not self.stray:
+            return mean, var, count
+        pairs = np.array(sorted(self.stray))
+        counts = np.array([self.stray[pair] for pair in sorted(self.stray)], dtype=np.float64)
+        return (
+            np.concatenate([mean, pairs[:, 0]]),
+            np.concatenate([var, pairs[:, 1]]),
+            np.concatenate([count, counts]),
+        )
+
+
+def binning(cells: Cells, mean: Doubles, var: Doubles) -> float:
+    """How far the density of these replicas is off once they are in cells, relative to its largest value."""
+    gathered = Gathered(cells)
+    gathered.add(summed(cells, mean, var))
+    at, width, count = gathered.nodes()
+    kept, alive = var > 0, width > 0
+    if not kept.any():
+        return 0.0
+    centre = float(mean[kept].mean())
+    reach = float(np.sqrt(np.mean(var[kept] + (mean[kept] - centre) ** 2)))
+    y = centre + reach * np.linspace(-6.0, 6.0, 49)
+    exact = _density(y, mean[kept], var[kept], np.ones(int(kept.sum())))
+    off = np.abs(_density(y, at[alive], width[alive], count[alive]) - exact)
+    return float(off.max() / exact.max())
+
+
+def _density(y: Doubles, mean: Doubles, var: Doubles, count: Doubles) -> Doubles:
+    rows = [np.sum(count * np.exp(-((at - mean) ** 2) / (2 * var)) / np.sqrt(var)) for at in y]
+    return np.array(rows)

@@ -1,0 +1,38 @@
+"""Where a plan runs: numpy, JAX or PyTorch, each a small file with its generators, its precisions and its devices."""
+
+from __future__ import annotations
+
+import re
+
+from ...language._given import shown
+from ._base import PRECISIONS, Backend, NoDeviceError
+from ._jax import Jax
+from ._numpy import Numpy
+from ._torch import Torch
+
+__all__ = ["NAMES", "PRECISIONS", "Backend", "NoDeviceError", "Numpy", "choose"]
+
+NAMES: dict[str, type[Backend]] = {"numpy": Numpy, "jax": Jax, "torch": Torch}
+
+
+def choose(backend: object = "numpy", device: object = None, precision: object = "float64") -> Backend:
+    """The backend of these names, if it is installed and sees the device; None is a CUDA device if there is any."""
+    if isinstance(backend, Backend):
+        return backend
+    if not isinstance(backend, str) or backend not in NAMES:
+        raise ValueError(f"backend={shown(backend)} must be one of {', '.join(NAMES)}")
+    if not isinstance(precision, str) or precision not in PRECISIONS:
+        raise ValueError(f"precision={shown(precision)} must be one of {', '.join(PRECISIONS)}")
+    if device is not None and not (isinstance(device, str) and re.fullmatch(r"cpu|cuda(:\d+)?", device)):
+        raise ValueError(f"device={shown(device)} must be 'cpu', 'cuda' or 'cuda:N'")
+    kind = NAMES[backend]
+    if kind is Numpy:
+        if device not in (None, "cpu"):
+            raise NoDeviceError(f"device={device!r} needs backend='jax' or 'torch'; numpy knows the CPU alone")
+        return Numpy("cpu", precision)
+    if device is not None:
+        return kind(device, precision)
+    try:
+        return kind("cuda", precision)
+    except NoDeviceError:
+        return kind("cpu", precision)

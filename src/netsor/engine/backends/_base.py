@@ -1,0 +1,102 @@
+"""What a backend is: an array library, its generators, a device and a precision."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .._cells import Cells, Sums, summed
+from .._montecarlo import in_bytes
+from .._plan import Plan
+
+Array = Any
+
+PRECISIONS = ("float64", "float32")
+ROOM = {"cpu": 2**24, "cuda": 2**31}  # bytes of arrays in one go: what a cache holds, or what fills a large device
+MOST = 2**22  # replicas in one go
+WORKING = 4  # copies of a plan's arrays that a library may hold at once, at most
+
+
+class NoDeviceError(ValueError):
+    """A backend that is not installed, or a device that is not there or is too small."""
+
+
+@dataclass(frozen=True)
+class Backend(ABC):
+    """An array library on a device, in a precision. It can be sent to another process, which finds its own device."""
+
+    device: str = "cpu"
+    precision: str = "float64"
+
+    name: ClassVar[str]
+    threads: ClassVar[bool] = False  # whether several threads should sample at once: else the library sees to it
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Refuse what is not installed, or a device that is not there."""
+        return
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of a number."""
+        return np.dtype(self.precision).itemsize
+
+    @property
+    def kind(self) -> str:
+        """The kind of its device: cpu or cuda."""
+        return self.device.partition(":")[0]
+
+    @abstractmethod
+    def memory(self) -> float:
+        """The bytes that the device has in all."""
+
+    @abstractmethod
+    def chunk(self, plan: Plan, draws: int) -> int:
+        """How many replicas are sampled in one piece of work: no more than fit."""
+
+    @abstractmethod
+    def sample(
+        self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
+    ) -> Iterator[tuple[Array, Array]]:
+        """Conditional means and coefficients for the replicas of a chunk of `size`, in blocks, as the library's arrays.
+
+        They are (replicas or 1, entries) and (replicas or 1, entries, ·): see `_run.run`.
+        """
+
+    @abstractmethod
+    def cov(self, columns: Array) -> Array:
+        """The covariances (replicas or 1, entries, entries) of coefficients, as an array of the library."""
+
+    @abstractmethod
+    def numpy(self, array: Array) -> Array:
+        """An array of the library, as numpy's in double precision."""
+
+    def sums(self, cells: Cells, mean: Array, cov: Array) -> Sums:
+        """What is kept of a block of replicas of one output: on the host, unless a backend knows better."""
+        m, v = np.broadcast_arrays(self.numpy(mean)[:, 0], self.numpy(cov)[:, 0, 0])
+        return summed(cells, m, v)
+
+    def fits(self, plan: Plan, replicas: int) -> int:
+        """So many replicas, if the device has room for them."""
+        size = float(WORKING * replicas * plan.bytes * self.itemsize / 8)
+        if size > self.memory():
+            raise NoDeviceError(
+                f"device={self.device!r}: {replicas} replicas at a time need {in_bytes(size)}, and it has "
+                f"{in_bytes(self.memory())}; take fewer tokens or heads, a smaller width, or backend='numpy'"
+            )
+        return replicas
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.device} in {self.precision}"
+
+
+def largest_block(plan: Plan, itemsize: int, kind: str, least: int = 1) -> int:
+    """The replicas, a power of 2, whose arrays fill the room of a device: a function of the plan alone."""
+    replicas = ROOM[kind] * 8 // (itemsize * max(plan.bytes, 1))
+    return max(least, min(MOST, 1 << max(replicas.bit_length() - 1, 0)))

@@ -1,0 +1,356 @@
+"""JAX: the whole plan compiled into one program for a block of replicas, on a CPU or a GPU.
+
+Number e of a draw for replica r is Threefry(key; r, e) with the key of (seed, draw): JAX's own counter-based generator,
+called by its counters. So it depends neither on the size of a block nor on who draws it, and one seed couples two
+widths. Pairs of uniforms become pairs of normals (Box and Muller 1958).
+
+What differs between two plans of the same structure (widths, constants) is an argument of the compiled program: a law
+at another width or with another seed is not compiled again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, cached_property, lru_cache, partial
+from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from .. import _instructions
+from .._cells import Cells, Sums
+from .._montecarlo import memory
+from .._plan import RULES, Builder, Plan, Register, Step
+from ._base import Backend, NoDeviceError, largest_block
+from ._chi import chi
+from ._jax_factor import OWN
+
+Array = Any
+
+LEAST = 64  # replicas of a block
+SMALL = 1024  # numbers a replica, up to which draws are made together: fewer calls compile faster
+PROGRAMS = 64  # compiled ones that are kept
+
+_programs: OrderedDict[Any, Any] = OrderedDict()
+_ready: WeakKeyDictionary[Plan, dict[Jax, list[Piece]]] = WeakKeyDictionary()
+_lock = threading.RLock()
+
+
+class Inputs(NamedTuple):
+    """What a compiled program is called with, for one block."""
+
+    first: Any  # the number of the first replica, below 2^32
+    keys: Any  # (draws, 2): of the generator, one for each draw
+    tables: list[tuple[Any, Any, Any]]  # of each χ
+    factors: list[Any]  # of each `scale`: widths, mostly
+    constants: list[Any]
+    arrays: list[Any]  # that were made before
+
+
+class Jax(Backend):
+    """JAX on one device."""
+
+    name: ClassVar[str] = "jax"
+
+    def check(self) -> None:
+        """Whether the library is here, and sees the device."""
+        try:
+            import jax
+        except ImportError:
+            raise NoDeviceError("backend='jax' needs JAX: pip install 'netsor[jax]'") from None
+        try:
+            self._device()
+        except (RuntimeError, IndexError):
+            found = ", ".join(dict.fromkeys(d.platform for d in jax.devices()))
+            raise NoDeviceError(f"device={self.device!r}: JAX sees no such device here, only {found}") from None
+
+    def _device(self) -> Any:
+        import jax
+
+        kind, _, number = self.device.partition(":")
+        return jax.devices(kind)[int(number or 0)]
+
+    @contextmanager
+    def _within(self) -> Iterator[None]:
+        """In this precision and on this device, in this thread alone; products of matrices in full precision."""
+        import jax
+
+        with (
+            jax.enable_x64(self.precision == "float64"),
+            jax.default_device(self._device()),
+            jax.default_matmul_precision("highest"),
+        ):
+            yield
+
+    def _pieces(self, plan: Plan) -> list[Piece]:
+        """The plan made ready, once for all its chunks."""
+        with _lock:
+            known = _ready.setdefault(plan, {})
+            if self not in known:
+                known[self] = pieces(plan, self.precision)
+            return known[self]
+
+    def memory(self) -> float:
+        """Of the device, as JAX may use it."""
+        stats = self._device().memory_stats()
+        return float(stats["bytes_limit"]) if stats and "bytes_limit" in stats else memory()
+
+    def chunk(self, plan: Plan, draws: int) -> int:
+        """One block, no larger than the draws need; the numbers drawn do not depend on it."""
+        needed = max(LEAST, 2 ** (draws - 1).bit_length())
+        return self.fits(plan, min(needed, largest_block(plan, self.itemsize, self.kind, LEAST)))
+
+    def sample(
+        self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
+    ) -> Iterator[tuple[Array, Array]]:
+        """One block, drawn whole and cut."""
+        with self._within():
+            made = _block(self._pieces(plan), seed, part.start, size, self.precision)
+            results = [made[r] if r.value is None else np.asarray(r.value) for r in (plan.mean, plan.columns)]
+            mean, columns = (a if a.shape[0] in (1, len(part)) else a[: len(part)] for a in results)
+        yield mean, columns
+        tick(len(part))
+
+    def cov(self, columns: Array) -> Array:
+        """On the device."""
+        with self._within():
+            return _gram()(columns)
+
+    def numpy(self, array: Array) -> Array:
+        """Brought from the device."""
+        return np.asarray(array).astype(np.float64)
+
+    def sums(self, cells: Cells, mean: Array, cov: Array) -> Sums:
+        """Added up on the device, in double precision whatever the sampler has."""
+        import jax
+
+        with jax.enable_x64(True):
+            sums, outside = _summed(cells)(mean, cov)
+            sums = np.asarray(sums)
+            strays = np.flatnonzero(np.asarray(outside)) if outside.any() else np.zeros(0, dtype=np.intp)
+        m, v = (self.numpy(a) for a in ((mean[:, 0], cov[:, 0, 0]) if len(strays) else (np.zeros(1), np.zeros(1))))
+        m, v = np.broadcast_arrays(m, v)
+        found = np.flatnonzero(sums[0])
+        return Sums(found, sums[:, found], m[strays], v[strays])
+
+
+@lru_cache(maxsize=8)
+def _summed(cells: Cells) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    def add(mean: Array, cov: Array) -> tuple[Array, Array]:
+        m, v = jnp.broadcast_arrays(mean[:, 0].astype(jnp.float64), cov[:, 0, 0].astype(jnp.float64))
+        place, weights, outside = cells.placed(jnp, m, v)
+        # integers below 2^53: their sums are exact in any order, so the same bits
+        return jnp.stack([jnp.bincount(place, w, length=cells.size) for w in weights]), outside
+
+    return jax.jit(add)
+
+
+@cache
+def _gram() -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    return jax.jit(lambda a: _instructions.gram(jnp, a, a))
+
+
+class Piece:
+    """A stretch of a plan that is compiled as a whole, or one step that numpy does."""
+
+    def __init__(self, steps: Sequence[Step], host: bool, precision: str) -> None:
+        self.steps, self.host, self.precision = list(steps), host, precision
+        self.draws = [step for step in steps if step.kind in ("normals", "chi")]
+        self.chi = {step: chi(step.params["freedom"], precision) for step in self.draws if step.kind == "chi"}
+        self.reads: list[Register] = []  # arrays that were made before
+        self.writes: list[Register] = []  # and those that are needed after
+        self.constants: list[Register] = []
+        self._keys: tuple[tuple[int, int], Any] | None = None
+
+    def link(self, after: set[Register]) -> set[Register]:
+        """Say what is needed after this piece; hear what it needs itself, of that and of what was before."""
+        made = {step.out for step in self.steps}
+        used = list(dict.fromkeys(arg for step in self.steps for arg in step.args))
+        self.constants = [register for register in used if register.value is not None]
+        self.reads = [register for register in used if register.value is None and register not in made]
+        self.writes = [step.out for step in self.steps if step.out in after]
+        return (after - made) | set(self.reads)
+
+    def inputs(self, seed: int, start: int, arrays: Mapping[Register, Array]) -> Inputs:
+        """For one seed, and a block that begins with this replica."""
+        era, first = divmod(start, 2**32)  # counters have 32 bits; no block lies across two eras
+        if self._keys is None or self._keys[0] != (seed, era):
+            streams = [np.random.SeedSequence(seed, spawn_key=(*step.params["key"], era)) for step in self.draws]
+            made = np.array([stream.generate_state(2) for stream in streams], dtype=np.uint32).reshape(-1, 2)
+            self._keys = (seed, era), _placed(made)
+        tables, factors, constants = self._fixed
+        given = [arrays[register] for register in self.reads]
+        return Inputs(np.uint32(first), self._keys[1], tables, factors, constants, given)
+
+    @cached_property
+    def _fixed(self) -> tuple[Any, ...]:
+        number = partial(np.asarray, dtype=self.precision)
+        tables = [(number(c.polynomial), number(c.scale), number(c.squares)) for c in self.chi.values()]
+        factors = [number(step.params["by"]) for step in self.steps if step.kind == "scale"]
+        return _placed((tables, factors, [number(register.value) for register in self.constants]))  # type: ignore[no-any-return]
+
+    def program(self, replicas: int) -> Any:
+        """The compiled program for a block of so many replicas."""
+        import jax
+
+        key = self.structure, replicas, self.precision
+        with _lock:
+            if key not in _programs:
+                _programs[key] = jax.jit(partial(_traced, self, replicas))
+                if len(_programs) > PROGRAMS:
+                    _programs.popitem(last=False)
+            _programs.move_to_end(key)
+            return _programs[key]
+
+    @cached_property
+    def structure(self) -> Any:
+        """Equal for two pieces that compile to the same program."""
+        number = {register: -1 - k for k, register in enumerate([*self.constants, *self.reads])}
+        parts: list[Any] = []
+        for k, step in enumerate(self.steps):
+            number[step.out] = k
+            args = tuple(number[arg] for arg in step.args)
+            if step in self.draws:
+                made = self.chi.get(step)
+                shapes = (made.normals, made.polynomial.shape, made.squares.shape, made.order) if made else None
+                parts.append((step.kind, step.out.shape, shapes))
+            else:
+                params = {} if step.kind == "scale" else step.params
+                parts.append((args, step.out.shape, Builder.key(step.kind, (), params) or id(step)))
+        given = tuple(register.shape for register in [*self.constants, *self.reads])
+        return tuple(parts), given, tuple(number[register] for register in self.writes)
+
+
+def _placed(arrays: Any) -> Any:
+    """Arrays on the device, to stay there."""
+    import jax
+
+    return jax.device_put(arrays)
+
+
+def pieces(plan: Plan, precision: str) -> list[Piece]:
+    """The plan cut at the steps that JAX cannot trace: functions of one's own in numpy, kernels by quadrature."""
+    found: list[Piece] = []
+    stretch: list[Step] = []
+    for step in plan.steps:
+        if _native(step, precision):
+            stretch.append(step)
+            continue
+        if stretch:
+            found.append(Piece(stretch, False, precision))
+        found.append(Piece([step], True, precision))
+        stretch = []
+    if stretch:
+        found.append(Piece(stretch, False, precision))
+    needed = {plan.mean, plan.columns}
+    for piece in reversed(found):
+        needed = piece.link(needed)
+    return found
+
+
+def _native(step: Step, precision: str) -> bool:
+    import jax
+    import jax.numpy as jnp
+
+    if step.kind not in ("apply", "kernel", "moments"):
+        return True
+    shapes = [jax.ShapeDtypeStruct((2, *arg.shape), precision) for arg in step.args]
+    try:
+        made = jax.eval_shape(lambda *arrays: RULES[step.kind](jnp, *arrays, **step.params), *shapes)
+    except Exception:  # whatever its reason is: numpy does it then, or tells what is wrong
+        return False
+    return bool(made.shape[1:] == step.out.shape)
+
+
+def _block(found: Sequence[Piece], seed: int, start: int, replicas: int, precision: str) -> dict[Register, Array]:
+    """The arrays that a plan ends with, for so many replicas."""
+    import jax.numpy as jnp
+
+    arrays: dict[Register, Array] = {}
+    for piece in found:
+        if piece.host:
+            (step,) = piece.steps
+            given = {r: np.asarray(arrays[r] if r.value is None else r.value, dtype=np.float64) for r in step.args}
+            made = RULES[step.kind](np, *(given[register] for register in step.args), **step.params)
+            arrays[step.out] = jnp.asarray(made, dtype=precision)
+        else:
+            results = piece.program(replicas)(piece.inputs(seed, start, arrays))
+            arrays |= dict(zip(piece.writes, results, strict=True))
+    return arrays
+
+
+def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
+    """What is compiled: the steps of a piece, for the replicas from `first` on."""
+    import jax.numpy as jnp
+
+    place = {step: k for k, step in enumerate(piece.draws)}
+    table = dict(zip(piece.chi, inputs.tables, strict=True))
+    arrays = dict(zip([*piece.constants, *piece.reads], [*inputs.constants, *inputs.arrays], strict=True))
+    shape = {step: step.out.shape for step in piece.draws}
+    shape |= {step: (*step.out.shape[:-1], made.normals) for step, made in piece.chi.items()}
+    counted = inputs.first + jnp.arange(replicas, dtype=jnp.uint32)
+
+    def normals(steps: Sequence[Step]) -> dict[Step, Array]:
+        """Those of some draws, from one call of the generator."""
+        pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
+        keys = jnp.concat([jnp.broadcast_to(inputs.keys[place[s]], (m, 2)) for s, m in zip(steps, pairs, strict=True)])
+        number = np.concatenate([np.arange(m, dtype=np.uint32) for m in pairs])
+        first, second = _normals(keys, counted, number, piece.precision)
+        ends = np.cumsum(pairs).tolist()
+        made = {}
+        for step, m, end in zip(steps, pairs, ends, strict=True):
+            both = jnp.concat([first[:, end - m : end], second[:, end - m : end]], axis=1)
+            made[step] = jnp.reshape(both[:, : math.prod(shape[step])], (replicas, *shape[step]))
+        return made
+
+    small = [step for step in piece.draws if math.prod(shape[step]) <= SMALL]
+    known = normals(small) if small else {}
+    factors = iter(inputs.factors)
+    for step in piece.steps:
+        if step in place:
+            z = known[step] if step in known else normals([step])[step]
+            arrays[step.out] = piece.chi[step].of(jnp, z, *table[step]) if step in piece.chi else z
+        else:
+            given = [arrays[arg] for arg in step.args]
+            if step.kind == "scale":
+                arrays[step.out] = given[0] * next(factors)
+            elif step.kind in OWN:
+                arrays[step.out] = OWN[step.kind](*given)
+            else:
+                arrays[step.out] = RULES[step.kind](jnp, *given, **step.params)
+    return [arrays[register] for register in piece.writes]
+
+
+def _normals(keys: Array, replica: Array, number: Array, precision: str) -> tuple[Array, Array]:
+    """Pairs of normals (replicas, numbers), with a key for each number."""
+    import jax.numpy as jnp
+    from jax.extend.random import threefry2x32_p
+
+    shape = len(replica), len(number)
+
+    def words(count: Array) -> tuple[Array, Array]:
+        return tuple(
+            threefry2x32_p.bind(
+                *(jnp.broadcast_to(a, shape) for a in (keys[:, 0], keys[:, 1], replica[:, None], count))
+            )
+        )
+
+    if precision == "float32":
+        one, two = (w.astype(jnp.float32) * np.float32(2**-32) for w in words(number))
+        one = one + np.float32(2**-33)  # above 0
+    else:
+        (a, b), (c, d) = words(2 * number), words(2 * number + 1)
+        one = (a.astype(jnp.float64) * 2**21 + (b >> 11).astype(jnp.float64) + 0.5) * 2**-53
+        two = (c.astype(jnp.float64) * 2**21 + (d >> 11).astype(jnp.float64)) * 2**-53
+    radius = jnp.sqrt(-2.0 * jnp.log(jnp.minimum(one, 1.0)))
+    return radius * jnp.cos(2 * np.pi * two), radius * jnp.sin(2 * np.pi * two)

@@ -1,0 +1,74 @@
+"""Triangular factors in JAX, with loops: unrolled, the programs of many tokens would take minutes to compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import _instructions
+
+Array = Any
+
+LEAF = 4  # rows of a matrix, above which it is factored by a loop that is compiled once
+
+
+def _factor(gram: Array, whole: Array | None = None) -> Array:
+    import jax.numpy as jnp
+
+    diagonal = jnp.diagonal(gram if whole is None else whole, axis1=-2, axis2=-1)
+    return _factored(gram, _instructions.tolerance(jnp, gram.dtype) * diagonal)
+
+
+def _factored(gram: Array, floor: Array) -> Array:
+    import jax.numpy as jnp
+
+    size = gram.shape[-1]
+    if size <= LEAF:
+        return _instructions._factor(jnp, gram, floor)
+    if size > 8 * LEAF:
+        half = size // 2
+        first = _factored(gram[..., :half, :half], floor[..., :half])
+        below = _solve(first, gram[..., half:, :half])
+        second = _factored(gram[..., half:, half:] - below @ jnp.matrix_transpose(below), floor[..., half:])
+        above = jnp.zeros((*first.shape[:-1], size - half), dtype=gram.dtype)
+        return jnp.concat([jnp.concat([first, above], axis=-1), jnp.concat([below, second], axis=-1)], axis=-2)
+    return _columns(gram, floor)
+
+
+def _columns(gram: Array, floor: Array) -> Array:
+    """Column by column, as `_instructions._factor`."""
+    import jax
+    import jax.numpy as jnp
+
+    size = gram.shape[-1]
+
+    def column(j: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        rest, made = state
+        pivot = jax.lax.dynamic_index_in_dim(jnp.diagonal(rest, axis1=-2, axis2=-1), j, -1, keepdims=False)
+        fresh = pivot > jax.lax.dynamic_index_in_dim(floor, j, -1, keepdims=False)
+        inverse = jnp.where(fresh, 1.0 / jnp.sqrt(jnp.where(fresh, pivot, 1.0)), 0.0)
+        below = jax.lax.dynamic_index_in_dim(rest, j, -1, keepdims=False) * inverse[..., None]
+        below = jnp.where(jnp.arange(size) >= j, below, 0.0)
+        made = jax.lax.dynamic_update_index_in_dim(made, below, j, -1)
+        return rest - below[..., :, None] * below[..., None, :], made
+
+    return jax.lax.fori_loop(0, size, column, (gram, jnp.zeros_like(gram)))[1]
+
+
+def _solve(lower: Array, b: Array) -> Array:
+    """As `_instructions.solve`: a direction that no row has is one that nothing else depends on."""
+    import jax
+    import jax.numpy as jnp
+
+    if lower.shape[-1] <= LEAF:
+        return _instructions.solve(jnp, lower, b)
+    batch = jnp.broadcast_shapes(lower.shape[:-2], b.shape[:-2])
+    lower = jnp.broadcast_to(lower, (*batch, *lower.shape[-2:]))
+    b = jnp.broadcast_to(b, (*batch, *b.shape[-2:]))
+    missing = jnp.diagonal(lower, axis1=-2, axis2=-1) <= 0
+    whole = lower + jnp.where(missing[..., None], jnp.eye(lower.shape[-1], dtype=lower.dtype), 0.0)
+    found = jax.lax.linalg.triangular_solve(whole, b, left_side=False, lower=True, transpose_a=True)
+    return jnp.where(missing[..., None, :], 0.0, found)
+
+
+OWN: dict[str, Callable[..., Array]] = {"factor": _factor, "residual": _factor, "solve": _solve}

@@ -1,0 +1,120 @@
+"""PyTorch, step by step, on a CPU or a CUDA device: for those who have it and not JAX.
+
+A draw for one block is keyed by (seed, draw, block). The size of a block is a function of the plan, so the same seed
+gives the same draws, and couples two widths whose plans are of one size (in JAX and numpy, any two).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .. import _instructions
+from .._montecarlo import memory
+from .._plan import RULES, Plan, Register, Step
+from .._run import run
+from ._base import Backend, NoDeviceError, largest_block
+from ._chi import chi
+
+Array = Any
+
+
+class Torch(Backend):
+    """PyTorch on one device."""
+
+    name: ClassVar[str] = "torch"
+
+    def check(self) -> None:
+        """Whether the library is here, and sees the device."""
+        try:
+            import torch
+        except ImportError:
+            raise NoDeviceError("backend='torch' needs PyTorch: pip install 'netsor[torch]'") from None
+        if self.kind == "cuda":
+            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            if int(self.device.partition(":")[2] or 0) >= count:
+                raise NoDeviceError(
+                    f"device={self.device!r}: PyTorch sees {count} CUDA devices here; device='cpu' works"
+                )
+
+    def memory(self) -> float:
+        """Of the device."""
+        import torch
+
+        if self.kind == "cuda":
+            return float(torch.cuda.get_device_properties(self.device).total_memory)
+        return memory()
+
+    def chunk(self, plan: Plan, draws: int) -> int:
+        """One block, of a size that is a function of the plan."""
+        return self.fits(plan, largest_block(plan, self.itemsize, self.kind))
+
+    def sample(
+        self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
+    ) -> Iterator[tuple[Array, Array]]:
+        """One block, drawn whole and cut."""
+        import torch
+        from array_api_compat import torch as xp
+
+        with torch.device(self.device), torch.no_grad():
+            work = _Block(self, seed, part.start // size, size, torch, xp)
+            mean, columns = run(plan, work.draw, work.constant, work.compute)
+        yield mean[: len(part)], columns[: len(part)]
+        tick(len(part))
+
+    def cov(self, columns: Array) -> Array:
+        """On the device."""
+        from array_api_compat import torch as xp
+
+        return _instructions.gram(xp, columns, columns)
+
+    def numpy(self, array: Array) -> Array:
+        """Brought from the device."""
+        return array.double().cpu().numpy()
+
+
+class _Block:
+    """The work for one block."""
+
+    def __init__(self, backend: Torch, seed: int, number: int, replicas: int, torch: Any, xp: Any) -> None:
+        self.backend, self.seed, self.number, self.replicas, self.torch, self.xp = (
+            backend, seed, number, replicas, torch, xp
+        )  # fmt: skip
+        self.dtype = getattr(torch, backend.precision)
+        self.known: dict[Register, Array] = {}
+
+    def array(self, given: Array) -> Array:
+        return self.torch.tensor(given, dtype=self.dtype, device=self.backend.device)
+
+    def constant(self, register: Register) -> Array:
+        if register not in self.known:
+            self.known[register] = self.array(register.value)
+        return self.known[register]
+
+    def draw(self, step: Step) -> Array:
+        """The random numbers of a step, (replicas, *shape)."""
+        key = np.random.SeedSequence(self.seed, spawn_key=(*step.params["key"], self.number))
+        generator = self.torch.Generator(device=self.backend.device)
+        generator.manual_seed(int(key.generate_state(1, np.uint64)[0]))
+
+        def normals(*shape: int) -> Array:
+            return self.torch.randn((self.replicas, *shape), generator=generator, dtype=self.dtype)
+
+        if step.kind == "normals":
+            return normals(*step.out.shape)
+        made = chi(step.params["freedom"], self.backend.precision)
+        tables = map(self.array, (made.polynomial, made.scale, made.squares))
+        return made.of(self.xp, normals(*step.out.shape[:-1], made.normals), *tables)
+
+    def compute(self, step: Step, given: Sequence[Array], _: int | None) -> Array:
+        """A step on tensors; a function of one's own in numpy, or a kernel by quadrature, on the host."""
+        try:
+            made = RULES[step.kind](self.xp, *given, **step.params)
+        except Exception:
+            if step.kind not in ("apply", "kernel", "moments"):
+                raise
+            known = {id(a): self.backend.numpy(a) for a in given}  # one that is given twice is told so
+            made = RULES[step.kind](np, *(known[id(a)] for a in given), **step.params)
+        return made if isinstance(made, self.torch.Tensor) else self.array(made)

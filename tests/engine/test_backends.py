@@ -1,0 +1,174 @@
+"""Backends: the same law on each, the same bits from one seed, and clear words where there is no device."""
+
+import pickle
+from collections import OrderedDict
+from functools import partial
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+import netsor as ns
+from netsor.engine import _plan, conditional
+from netsor.engine.backends import NoDeviceError, _base, _chi, _jax, choose
+from netsor.engine.lower import make_plan
+
+from .backend_cases import CASES, LEVEL, layer, replicas, smallest_p, transformer
+
+JAX = {"backend": "jax", "device": "cpu"}
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("case", CASES)
+def test_jax_has_the_law_of_numpy(case, precision):
+    assert smallest_p(case, **JAX, precision=precision) > LEVEL
+
+
+@pytest.mark.parametrize("case", ["layer", "transformer"])
+def test_single_precision_has_the_same_law_in_numpy(case):
+    assert smallest_p(case, backend="numpy", precision="float32") > LEVEL
+
+
+def test_the_comparison_sees_a_law_that_is_off(monkeypatch):
+    monkeypatch.setattr(_jax, "_programs", OrderedDict())
+    monkeypatch.setattr(_chi.Chi, "of", lambda self, xp, z, *tables: 1.05 + 0.0 * z[..., : len(self.order)])
+    assert smallest_p("few degrees of freedom", **JAX, precision="float32") < LEVEL
+
+
+@pytest.mark.parametrize("name", ["numpy", "jax"])
+def test_float32_is_float64_to_single_precision(name):
+    """With numbers from one seed of numpy; in JAX the two precisions draw different numbers, so their laws are held."""
+    if name == "jax":
+        one, two = (replicas(*CASES["layer"], **JAX, precision=p)[1][:, 0] for p in ("float64", "float32"))
+        assert stats.ks_2samp(one, two).pvalue > LEVEL
+        return
+    plan = make_plan(layer()[0].outputs, {"n": 64})
+    single = choose("numpy", precision="float32")
+    found = [columns for _, columns in single.sample(plan, 1, range(100), 8192, lambda draws: None)]
+    assert found[0].dtype == np.float32
+
+
+def test_the_same_seed_gives_the_same_bits():
+    net, widths = CASES["transformer"]
+    run = partial(conditional, net.outputs, widths, seed=5, progress=False, backend=choose(**JAX))
+    one, two, more = run(draws=300), run(draws=300), run(draws=1000)
+    assert one.cov.tobytes() == two.cov.tobytes()
+    np.testing.assert_allclose(more.cov[:300], one.cov, rtol=1e-12)  # blocks of other sizes may add in another order
+
+
+def test_blocks_and_workers_change_nothing(monkeypatch):
+    net, widths = CASES["layer"]
+    whole = replicas(net, widths, **JAX, draws=1000)[1]
+    monkeypatch.setattr(_base, "MOST", 128)
+    np.testing.assert_allclose(replicas(net, widths, **JAX, draws=1000)[1], whole, rtol=1e-12)
+
+
+def test_one_seed_couples_two_widths_in_jax():
+    one, two = (layer()[0].law(n=width, draws=2000, seed=4, progress=False, **JAX) for width in (1024, 4096))
+    assert np.corrcoef(one.component_var, two.component_var)[0, 1] > 0.95
+    other = layer()[0].law(n=1024, draws=2000, seed=5, progress=False, **JAX)
+    assert abs(np.corrcoef(one.component_var, other.component_var)[0, 1]) < 0.1
+
+
+def test_laws_of_one_structure_share_a_compiled_program():
+    net = layer()[0]
+    net.law(n=1024, draws=100, progress=False, **JAX)
+    count = len(_jax._programs)
+    net.law(n=1000, draws=100, seed=3, progress=False, **JAX)
+    assert len(_jax._programs) == count
+    transformer().law(n=6, draws=100, progress=False, **JAX)
+    assert len(_jax._programs) == count + 1
+
+
+def test_draws_beyond_the_counters_of_the_generator_differ():
+    plan = make_plan(layer()[0].outputs, {"n": 64})
+    backend = choose(**JAX)
+    starts = [0, 2**32, 2**33]
+    found = [next(iter(backend.sample(plan, 1, range(s, s + 64), 64, lambda draws: None)))[1] for s in starts]
+    assert len({np.asarray(columns).tobytes() for columns in found}) == 3
+
+
+# χ from a normal
+
+
+@pytest.mark.parametrize("freedom", [16, 17, 40, 333, 1024])
+def test_chi_is_the_quantile(freedom):
+    """Its probability is that of the normal, to 1e-11 of a standard deviation, as far out as a generator goes."""
+    z = np.array([-8.3, -4.0, -1.0, 0.0, 0.3, 2.0, 8.3])
+    made = _chi.chi([freedom], "float64")
+    found = made.of(np, z[:, None], made.polynomial, made.scale, made.squares)[:, 0]
+    tail = np.where(z < 0, special.gammainc(freedom / 2, found**2 / 2), special.gammaincc(freedom / 2, found**2 / 2))
+    off = (tail - special.ndtr(-np.abs(z))) / stats.norm.pdf(z)
+    assert np.abs(off).max() < 1e-11
+
+
+@pytest.mark.parametrize("freedom", [2**14 + 1, 10**5, 10**9, 2**60])
+def test_chi_of_many_degrees_of_freedom(freedom):
+    """Against the series of Cornish and Fisher for χ², whose next term is of order ν^(−3) beside the first."""
+    z = np.linspace(-5, 5, 41)
+    made = _chi.chi([freedom], "float64")
+    x = made.of(np, z[:, None], made.polynomial, made.scale, made.squares)[:, 0]
+    e = np.sqrt(2 / freedom)
+    square = z + e * (z**2 - 1) / 3 + e**2 * (z**3 - 7 * z) / 36 - e**3 * (6 * z**4 + 14 * z**2 - 32) / 1620
+    square += e**4 * (9 * z**5 + 256 * z**3 - 433 * z) / 38880
+    expected = (square * e + 1) ** 0.5
+    np.testing.assert_allclose(x / np.sqrt(freedom), expected, rtol=2 * e**6 + 1e-12 * e + 4e-16)
+
+
+@pytest.mark.parametrize("freedom", [[1, 2, 3], [20, 2, 18, 1], [15, 16]])
+def test_rows_of_chi(freedom):
+    rng = np.random.default_rng(3)
+    made = _chi.chi(freedom, "float64")
+    x = made.of(np, rng.standard_normal((20_000, made.normals)), made.polynomial, made.scale, made.squares)
+    assert x.shape == (20_000, len(freedom))
+    for j, f in enumerate(freedom):
+        assert stats.kstest(x[:, j], stats.chi(f).cdf).pvalue > 1e-5
+    assert np.abs(np.corrcoef(x.T) - np.eye(len(freedom))).max() < 5 / np.sqrt(20_000)
+
+
+# Words
+
+
+def test_what_is_not_there_is_refused():
+    net = layer()[0]
+    for wrong in ({"backend": "cupy"}, {"backend": 3}, {"precision": "float16"}, {"device": "tpu"}, {"device": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+            net.law(n=4, draws=2, **wrong)
+    with pytest.raises(NoDeviceError, match=r"device='cuda' needs backend='jax' or 'torch'"):
+        net.law(n=4, draws=2, device="cuda")
+    with pytest.raises(NoDeviceError, match=r"device='cuda:77': JAX sees no such device here, only "):
+        net.law(n=4, draws=2, backend="jax", device="cuda:77")
+
+
+def test_a_device_that_is_too_small_is_refused_before_anything_is_drawn(monkeypatch):
+    monkeypatch.setattr("netsor.engine.backends._jax.memory", lambda: 1000.0)
+    with pytest.raises(NoDeviceError, match=r"replicas at a time need .* MiB, and it has 0.000954 MiB; take fewer"):
+        layer()[0].law(n=64, draws=100, **JAX)
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "jax", None)
+    with pytest.raises(NoDeviceError, match=r"needs JAX: pip install 'netsor\[jax\]'"):
+        choose("jax")
+
+
+def test_a_backend_can_be_sent():
+    backend = choose(**JAX, precision="float32")
+    assert pickle.loads(pickle.dumps(backend)) == backend
+    assert "jax on cpu in float32" in layer()[0].law(n=8, draws=10, progress=False, **JAX, precision="float32").method
+
+
+def test_errors_of_a_function_are_not_swallowed():
+    def broken(x):
+        if len(x) > 10:  # not while it is traced
+            raise ZeroDivisionError("of its own")
+        return x
+
+    x = ns.weight(4, 4) @ ns.gaussian(4)
+    net = ns.Program(ns.weight(4, 4) @ (ns.apply(broken, ns.mean_dot(x, x)) * x))
+    with pytest.raises(ZeroDivisionError, match="of its own"):
+        net.law(draws=10, progress=False, **JAX)
+
+
+def test_every_instruction_is_known():
+    assert {"factor", "residual", "solve", "kernel", "moments", "apply"} <= set(_plan.RULES)

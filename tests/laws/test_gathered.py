@@ -1,0 +1,157 @@
+"""Laws of more replicas than are kept: the same numbers as if all were kept, in bounded memory."""
+
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.engine import _law
+
+n = ns.Width("n")
+DRAWS = 30_000
+Y = np.linspace(-4, 4, 33)
+
+
+@ns.program
+def residual():
+    """A residual block, whose conditional mean varies."""
+    x = ns.gaussian(n, 3)
+    return x + ns.nn.attention(ns.rms_norm(x), 2)
+
+
+@ns.program
+def gated():
+    """An output that is 0 with probability 1/4."""
+    x = ns.relu(ns.weight(1, n) @ ns.gaussian(n, 2))
+    return ns.weight(n, 1) @ x[0] + 2.0 * (ns.weight(n, 1) @ x[1])
+
+
+NETS = {
+    "centred": (ns.paper.layer(), {"n": 16}, 1e-9),
+    "means vary": (residual()[0], {"n": 12}, 2e-4),
+    "an atom": (gated(), {"n": 8}, 1e-9),
+    "tiny": (1e-8 * ns.paper.layer().output, {"n": 16}, 1e-9),
+    "huge": (1e8 * ns.paper.layer().output, {"n": 16}, 1e-9),
+}
+
+
+def both(name, monkeypatch, draws=DRAWS, **where):
+    net, widths, close = NETS[name]
+    net = net if isinstance(net, ns.Program) else ns.Program(net)
+    kept = net.law(draws=draws, seed=3, progress=False, **widths, **where)
+    monkeypatch.setattr(_law, "KEPT", 10_000)
+    return kept, net.law(draws=draws, seed=3, progress=False, **widths, **where), close
+
+
+JAX = {"backend": "jax", "device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [*((name, {}) for name in NETS), ("centred", JAX), ("means vary", JAX), ("an atom", JAX)]
+)
+def test_the_law_is_that_of_all_replicas(name, where, monkeypatch):
+    kept, gathered, close = both(name, monkeypatch, **where)
+    assert isinstance(kept, ns.Mixture)
+    assert isinstance(gathered, ns.Gathered)
+    assert gathered.replicas == DRAWS
+    y = Y * kept.std()
+    top = kept.pdf(y).max()
+    np.testing.assert_allclose(gathered.pdf(y), kept.pdf(y), atol=close * top, rtol=0)
+    assert np.abs(gathered.pdf(y) - kept.pdf(y)).max() < 20 * gathered.binning * top + 1e-13 * top
+    np.testing.assert_allclose(gathered.cdf(y), kept.cdf(y), atol=close)
+    np.testing.assert_allclose(gathered.sf(y), kept.sf(y), atol=close)
+    np.testing.assert_allclose(gathered.ppf([0.01, 0.3, 0.9]), kept.ppf([0.01, 0.3, 0.9]), atol=10 * close * kept.std())
+    np.testing.assert_allclose(gathered.var(), kept.var(), rtol=max(close, 1e-9))
+    np.testing.assert_allclose(gathered.kurtosis(), kept.kurtosis(), atol=max(10 * close, 1e-8))
+    np.testing.assert_allclose(gathered.moment(4), kept.moment(4), rtol=max(10 * close, 1e-9))
+    np.testing.assert_allclose(gathered.cf(1 / kept.std()), kept.cf(1 / kept.std()), atol=10 * close)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_errors_are_those_of_all_replicas(name, monkeypatch):
+    kept, gathered, _ = both(name, monkeypatch)
+    y = Y[8:25] * kept.std()
+    for method in ("pdf", "cdf"):
+        one, two = (getattr(law.with_error, method)(y).error for law in (kept, gathered))
+        if method == "cdf" and name == "an atom":
+            continue  # a mixture reports the error of a share there, which is larger
+        np.testing.assert_allclose(two, one, rtol=0.02, atol=1e-3 * one.max())
+    for method in ("var", "kurtosis", "mean"):
+        one, two = (float(getattr(law.with_error, method)().error) for law in (kept, gathered))
+        assert two == pytest.approx(one, rel=0.01, abs=1e-12 * kept.std())
+    assert [at for at, _ in kept.atoms] == [at for at, _ in gathered.atoms]
+    for (_, one), (_, two) in zip(kept.atoms, gathered.atoms, strict=True):
+        assert two.value == pytest.approx(one.value)
+        assert two.error == pytest.approx(one.error, rel=0.01)
+
+
+def test_distances_and_their_errors(monkeypatch):
+    """Blocks are split at random here; their spread must be that of blocks of replicas."""
+    kept, gathered, _ = both("centred", monkeypatch)
+    limit = ns.paper.layer().law(n=ns.inf, progress=False)
+    for distance in (ns.kl, ns.total_variation, ns.wasserstein1, ns.kolmogorov):
+        one, two = distance(kept, limit), distance(gathered, limit)
+        assert two.value == pytest.approx(one.value, abs=2 * one.error)
+        assert 0.4 < two.error / one.error < 2.5
+
+
+def test_bits_do_not_depend_on_who_adds_up(monkeypatch):
+    monkeypatch.setattr(_law, "KEPT", 10_000)
+    net = ns.paper.layer()
+    with ThreadPoolExecutor(3) as pool:
+        laws = [net.law(n=16, draws=60_000, progress=False, **how) for how in ({"workers": 1}, {"executor": pool})]
+    assert laws[0].count.tobytes() == laws[1].count.tobytes()
+    assert laws[0].component_var.tobytes() == laws[1].component_var.tobytes()
+
+
+def test_memory_does_not_grow_with_the_draws(monkeypatch):
+    monkeypatch.setattr(_law, "KEPT", 10_000)
+    net, peaks = ns.paper.layer(), []
+    net.law(n=16, draws=20_000, workers=1, progress=False)
+    for draws in (50_000, 400_000):
+        tracemalloc.start()
+        law = net.law(n=16, draws=draws, workers=1, progress=False)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert law.replicas == draws
+    assert peaks[1] < 1.3 * peaks[0] + 2**20
+
+
+def test_a_law_goes_to_disk_and_back(tmp_path, monkeypatch):
+    _, gathered, _ = both("centred", monkeypatch)
+    gathered.save(tmp_path / "law.npz")
+    again = ns.load(tmp_path / "law.npz")
+    assert again.pdf(0.3) == gathered.pdf(0.3)
+    assert again.with_error.var().error == gathered.with_error.var().error
+    assert "30,000 replicas gathered" in again.notes[-1]
+
+
+def test_what_is_refused(monkeypatch):
+    monkeypatch.setattr(_law, "KEPT", 10_000)
+    x = ns.weight(n, n) @ ns.gaussian(n)
+    known_by_draws = ns.Program(ns.mean_dot(x, x))
+    with pytest.raises(ValueError, match=r"draws=20000: this law is known by its draws alone"):
+        known_by_draws.law(n=4, draws=20_000, progress=False)
+    with pytest.raises(ValueError, match=r"draws=10{30} must be at most 2\^34"):
+        ns.paper.layer().law(n=4, draws=10**30, progress=False)
+    with pytest.raises(ValueError, match=r"draws=10{30} of 3 outputs would need .*of one output at a time, any number"):
+        residual().law(n=4, draws=10**30, progress=False)
+
+
+def test_what_leaves_all_cells_is_kept(monkeypatch):
+    """Cells laid by one sample, a far wider one put into them: strays count one by one, none is lost."""
+    from netsor.engine._cells import Gathered, cells_for, summed
+
+    rng = np.random.default_rng(3)
+    cells = cells_for(np.zeros(100), np.exp(0.001 * rng.standard_normal(100)), "x")
+    var = np.exp(30 * rng.standard_normal(5000))
+    var[:7] = 0.0
+    gathered = Gathered(cells)
+    gathered.add(summed(cells, np.zeros(5000), var))
+    mean, found, count = gathered.nodes()
+    assert count.sum() == pytest.approx(5000)
+    assert count[found == 0] == 7
+    assert count @ np.sqrt(found) == pytest.approx(np.sqrt(var).sum(), rel=1e-9)
+    assert not mean.any()

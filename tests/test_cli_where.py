@@ -1,0 +1,51 @@
+"""--backend and --device on the commands that sample."""
+
+import json
+
+import pytest
+
+from .command import netsor
+
+
+def test_the_law_on_another_backend():
+    numpy, jax = (
+        json.loads(netsor("law", "--width", "32", "--draws", "20000", "--at", "0.5", "--json", *more).stdout)
+        for more in ((), ("--backend", "jax", "--device", "cpu", "--precision", "float32"))
+    )
+    assert "jax on cpu in float32" in jax["method"]
+    one, two = numpy["pdf"][0], jax["pdf"][0]
+    assert one["value"] != two["value"]
+    assert abs(one["value"] - two["value"]) < 5 * (one["error"] + two["error"])
+
+
+def test_compare_on_another_backend():
+    command = ("compare", "--width", "16", "--draws", "20000", "--json", "--backend", "jax", "--device", "cpu")
+    found = json.loads(netsor(*command).stdout)
+    assert abs(found["kl"]["value"] - 2.218e-2) < 5 * found["kl"]["error"]  # known from independent scripts
+
+
+def test_the_paper_on_another_backend(tmp_path):
+    out = tmp_path / "results"
+    command = ("reproduce", "2a", "--samples", "600", "--trials", "1", "--workers", "1", "--out", str(out))
+    assert netsor(*command).returncode == 0
+    before = (out / "2a.csv").read_bytes()
+    done = netsor(*command, "--backend", "jax", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert (out / "2a.csv").read_bytes() != before  # trials of another backend are others
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert "--backend jax --device cpu --precision float64" in manifest["command"]
+
+
+@pytest.mark.parametrize("command", ["law", "compare", "reproduce"])
+def test_what_is_not_there(command, tmp_path):
+    for words, said in (
+        (("--backend", "cupy"), "cupy"),
+        (("--backend", "numpy", "--device", "cuda"), "--device 'cuda' needs backend='jax' or 'torch'"),
+        (("--backend", "jax", "--device", "cuda:99"), "--device 'cuda:99': JAX sees no such device here"),
+        (("--device", "moon"), "--device 'moon' must be 'cpu', 'cuda' or 'cuda:N'"),
+    ):
+        found = netsor(command, *words, cwd=tmp_path)
+        assert found.returncode == 2
+        assert said in found.stderr
+        assert found.stderr.count("\n") == 1
+        assert not list(tmp_path.iterdir())
