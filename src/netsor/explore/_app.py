@@ -1,0 +1,63 @@
+# /// script
+# [tool.marimo.display]
+# theme = "system"
+# ///
+"""The page: controls, and what a view makes of them. All that is computed is in the views."""
+
+import marimo
+
+app = marimo.App(width="full", app_title="netsor explore", css_file="_app.css")
+
+
+@app.cell
+def _():
+    import marimo as mo
+
+    from netsor.explore import _page as page
+    from netsor.explore import _program as program
+    from netsor.explore import _serve as served
+
+    return mo, page, program, served
+
+
+@app.cell
+def _(mo, served):
+    target = served.TARGET
+    names = ["One layer"] + (["Your program"] if target else [])
+    chosen = mo.ui.radio(names, value=names[-1], inline=True)
+    mo.Html(f'<h1 class="netsor-head">netsor: move a slider, see the law</h1>{chosen}')
+    return chosen, target
+
+
+@app.cell
+def _(page):
+    layer = page.layer_controls()
+    return (layer,)
+
+
+@app.cell
+def _(chosen, layer, mo, page):
+    mo.stop(chosen.value != "One layer")
+    page.show(page.layer_html(layer), lambda: page.layer_settings(layer.value).view(), "layer")
+    return
+
+
+@app.cell
+def _(mo, page, program, target):
+    mo.stop(target is None)
+    knobs = program.knobs(target)
+    own = page.program_controls(target, knobs)
+    return knobs, own
+
+
+@app.cell
+def _(chosen, knobs, mo, own, page, target):
+    mo.stop(chosen.value != "Your program")
+    page.show(
+        page.program_html(target, own), lambda: page.program_settings(target, knobs, own.value).view(), target.name
+    )
+    return
+
+
+if __name__ == "__main__":
+    app.run()
