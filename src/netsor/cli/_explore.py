@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import warnings
 
 import click
@@ -44,5 +45,8 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
     watch.message = "stopped"
     try:
         serve(target, port, not no_browser, lambda address: click.echo(f"open {address} (Ctrl-C ends it)"))
+    except KeyboardInterrupt:
+        watch.say()
+        os._exit(130)  # open tabs have threads that would keep the process; there is nothing to save
     except OSError as error:
         raise click.UsageError(f"--port {port} cannot be used: {error.strerror or error}") from None

@@ -174,7 +174,7 @@ def _beside(controls: str, view: str) -> Any:
 
 def _view(view: View, rows: Rows, waiting: str, saved: str) -> str:
     many = " netsor-many" if view.columns > 1 else ""
-    code = mo.md(f"```python\n{view.code}\n```")
+    code = mo.md(f"```python\n{view.code}\n```").text
     plan = fold("What is drawn (the plan)", f"<pre>{html.escape(view.plan)}</pre>") if view.plan else ""
     return (
         f'<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes(view.notes)}'

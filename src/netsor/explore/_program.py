@@ -15,7 +15,7 @@ from .._program import Program
 from ..engine import ExactError, NoLimitError
 from ..language import inf
 from ._layer import text, written
-from ._view import Named, View, afford, view_laws
+from ._view import Named, View, afford, has_density, view_laws
 
 GAUSSIAN = "the Gaussian of its variance"
 
@@ -115,6 +115,9 @@ class Own:
         law = net.law(draws=draws, progress=False, **self.widths)  # type: ignore[arg-type]
         if len(plans) == 2:
             limit = net.law(draws=draws, progress=False, **end)  # type: ignore[arg-type]
+            if not has_density(limit):
+                notes.append(f"in the limit it is always {limit.mean():g}")
+                limit = None
         label = ", ".join(f"{name} = {text(width)}" for name, width in self.widths.items()) or "the law"
         at_infinity = bool(self.widths) and dict(self.widths) == end
         laws = [Named("the limit" if at_infinity else label, "limit" if at_infinity else "finite", law)]

@@ -27,19 +27,16 @@ def serve(
     token = secrets.token_urlsafe(16)
     page = str(Path(__file__).with_name("_app.py"))
     app = marimo.create_asgi_app(quiet=True, token=token).with_app(path="", root=page).build()
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as door:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind((HOST, port))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
-        # in a thread of its own, so that an interrupt comes to the main thread as in all commands
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
-        thread.start()
-        address = f"http://{HOST}:{door.getsockname()[1]}/?access_token={token}"
-        say(address)
-        if browser:
-            webbrowser.open(address)
-        try:
-            while thread.is_alive():
-                thread.join(0.2)
-        finally:
-            server.should_exit = True
+    door = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    door.bind((HOST, port))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    # in a thread of its own, so that an interrupt comes to the main thread as in all commands
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
+    thread.start()
+    address = f"http://{HOST}:{door.getsockname()[1]}/?access_token={token}"
+    say(address)
+    if browser:
+        webbrowser.open(address)
+    while thread.is_alive():
+        thread.join(0.2)

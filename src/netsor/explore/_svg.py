@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -49,9 +49,9 @@ def _panel(panel: Panel) -> str:
 
     parts = list(_axes(panel, (left, right, bottom, top), above, high))
     for curve in panel.curves:
-        parts += _curve(curve, across(curve.x), up)
+        parts.append(f'<g class="netsor-{curve.look}">{"".join(_curve(curve, across(curve.x), up))}</g>')
     for k, curve in enumerate(entries):
-        parts += _entry(curve, ABOVE + LINE * (k - 0.2))
+        parts.append(f'<g class="netsor-{curve.look}">{"".join(_entry(curve, ABOVE + LINE * (k - 0.2)))}</g>')
     name = html.escape(f"{panel.title}: {', '.join(curve.label for curve in panel.curves)}", quote=True)
     return (
         f'<svg class="netsor-panel" viewBox="0 0 {WIDE:g} {high:.0f}" role="img" aria-label="{name}" '
@@ -79,12 +79,11 @@ def _axes(panel: Panel, ends: tuple[float, float, float, float], above: float, h
     )
 
 
-def _curve(curve: Curve, x: Array, up: object) -> Iterator[str]:
-    assert callable(up)
+def _curve(curve: Curve, x: Array, up: Callable[[Array], Array]) -> Iterator[str]:
     colour, dashes, thick = _look(curve)
     if curve.low is not None and curve.high is not None:
         edge = np.concatenate([np.stack([x, up(curve.low)], 1), np.stack([x, up(curve.high)], 1)[::-1]])
-        yield f'<path d="{_path(edge)}Z" fill="{colour}" fill-opacity="0.2"/>'
+        yield f'<path d="{_path(edge)}Z" fill="{colour}" fill-opacity="0.2" stroke="none"/>'
     points = np.stack([x, up(curve.y)], 1)
     if len(points) == 1:
         yield f'<circle cx="{points[0, 0]:.1f}" cy="{points[0, 1]:.1f}" r="3" fill="{colour}"/>'

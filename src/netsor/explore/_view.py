@@ -105,8 +105,9 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
     reach = REACH * max(named.law.std() for named in laws)
     if not (math.isfinite(centre) and math.isfinite(reach)):
         raise ValueError("the numbers leave double precision: less extreme values are needed")
-    if reach == 0:
-        raise ValueError(f"the output is always {centre:g}: its law has no density to show")
+    if not has_density(laws[0].law):
+        points = ", ".join(f"{at:g}" for at, _ in laws[0].law.atoms[:3])
+        raise ValueError(f"the output is always {points}: its law has no density to show")
     y = np.linspace(centre - reach, centre + reach, POINTS)
     curves = []
     for named in laws:
@@ -122,6 +123,11 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
     below = tuple(c.minus(base) for c in curves)
     label = f"difference from {base.label}"
     return top, Panel(label, "output coordinate y", "difference", below, share=0.5, legend=False)
+
+
+def has_density(law: Law) -> bool:
+    """Whether there is anything but points to its law."""
+    return sum(mass.value for _, mass in law.atoms) < 1 - 1e-12
 
 
 def _finite(rows: Rows) -> None:
