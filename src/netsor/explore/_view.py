@@ -127,7 +127,7 @@ def _panels(laws: list[Named]) -> tuple[Panel, ...]:
 
 def has_density(law: Law) -> bool:
     """Whether there is anything but points to its law."""
-    return sum(mass.value for _, mass in law.atoms) < 1 - 1e-12
+    return bool(sum(mass.value for _, mass in law.atoms) < 1 - 1e-12)
 
 
 def _finite(rows: Rows) -> None:
