@@ -24,7 +24,7 @@ import scipy
 
 import netsor as ns
 from netsor._style import BLUE, GREEN, ORANGE, PURPLE, STYLE, VERMILLION, new, rendered
-from netsor.paper._cases import Case, figures
+from netsor.studies.paper._cases import Case, figures
 
 RESULTS = Path(__file__).parent / "results"
 TRIALS = 10  # in the paper

@@ -31,7 +31,7 @@ class Built:
 
 STEPS = ["matmul"] * 4 + ["nonlin"] * 3 + ["several"] * 2 + ["residual"] * 2 + ["each", "two_each"]
 STEPS += ["add", "scale", "mix", "mix", "reduce", "rearrange", "concat", "norm", "attention", "attention"]
-STEPS += ["normal", "rotary"]
+STEPS += ["normal", "rotary", "layer", "layer", "perceptron", "embedding", "shared", "words"]
 STEPS += ["initial", "data"] + ["dot"] * 6 + ["function"] * 4
 
 
@@ -108,7 +108,7 @@ class LimitBuilder(Builder):
 
 
 LIMIT_STEPS = ["matmul"] * 3 + ["each", "nonlin", "nonlin", "nonlin", "several", "residual", "residual", "add"]
-LIMIT_STEPS += ["normal", "rotary"]
+LIMIT_STEPS += ["normal", "rotary", "layer", "layer", "perceptron", "embedding", "shared", "words"]
 LIMIT_STEPS += ["scale", "mix", "reduce", "rearrange", "concat", "norm", "norm", "attention", "attention"]
 LIMIT_STEPS += ["token_mixing", "token_mixing", "score", "score", "score", "mean", "function", "function", "initial"]
 

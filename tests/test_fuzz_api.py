@@ -15,7 +15,7 @@ import pytest
 import netsor as ns
 from netsor.engine import _montecarlo
 from netsor.laws import Origin
-from netsor.paper._reproduce import Options
+from netsor.studies.paper._reproduce import Options
 
 from .misuses import FURTHER, LANGUAGE, d, n, net
 

@@ -10,8 +10,8 @@ import random
 import pytest
 
 from netsor.cli import _cost
-from netsor.paper import _reproduce
-from netsor.paper._folder import Folder
+from netsor.studies._folder import Folder
+from netsor.studies.paper import _reproduce
 
 from .command import netsor
 

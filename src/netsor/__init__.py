@@ -4,7 +4,7 @@ Write a network once, the way the paper writes it, and read it at any width.
 """
 
 from . import _start as _start  # first: an interrupt may come while the rest is loaded
-from . import nn, paper
+from . import models, nn
 from ._program import Program, program
 from .activations import Function
 from .engine import ExactError, NoLimitError, Plan
@@ -65,6 +65,8 @@ from .laws import (
     total_variation,
     wasserstein1,
 )
+from .studies import paper
+from .studies.audit import audit
 
 __version__ = "0.1.0"
 
@@ -91,6 +93,7 @@ __all__ = [
     "Width",
     "abs",
     "apply",
+    "audit",
     "clip",
     "concat",
     "cos",
@@ -110,6 +113,7 @@ __all__ = [
     "leaky_relu",
     "load",
     "mean_dot",
+    "models",
     "nn",
     "nonlin",
     "normal",

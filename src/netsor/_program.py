@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .engine import NoLimitError, Plan, _literal
-from .engine._law import conditional
+from .engine._law import conditional, drawn
 from .engine._montecarlo import Progress
 from .engine._recognise import recognise
 from .engine.lower import make_plan
@@ -184,6 +184,29 @@ class Program:
             return engine()
         origin = Origin(status, "convolution over heads at infinite width")
         return head_sum(layer.scores, layer.values, layer.heads, layer.scale, origin, engine)
+
+    def draw(
+        self,
+        *,
+        draws: int,
+        seed: int = 0,
+        workers: int | None = None,
+        executor: Executor | None = None,
+        progress: Progress = True,
+        **widths: float,
+    ) -> Any:
+        """Draws of the outputs, exactly, at any widths, finite or `inf`: no weight matrix is drawn, as in `law`.
+
+        Returns an array (draws, *shape) for each output, a tuple of arrays if the program returns a tuple: scalars as
+        they are, and of each vector one coordinate, all of them jointly. Nothing is formed between pairs of outputs,
+        so that a program may return thousands of scalars. Seeds, `workers`, `executor` and `progress` are as in
+        `simulate`; the same seed at two widths gives coupled draws. At infinite width Gaussian expectations are used
+        as they are: `law` tells what their errors amount to.
+        """
+        bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
+        self._status(bound)
+        found = drawn(self.outputs, bound, draws, seed, workers, executor, progress)
+        return tuple(found) if isinstance(self.output, tuple) else found[0]
 
     def _status(self, widths: dict[str, float]) -> str:
         """Finite widths are exact; the theorem is about all widths at infinity; what has no limit has no law there."""

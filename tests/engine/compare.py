@@ -27,8 +27,15 @@ def literal_draws(net, draws, seed=5, **widths):
 
 
 def smallest_p(net, draws=1500, without=(), **widths):
-    """The smallest p-value of Kolmogorov–Smirnov tests: each entry, and random mixtures of entries and of squares."""
-    a, b = exact_draws(net, draws, without=without, **widths), literal_draws(net, draws, **widths)
+    """The smallest p-value of Kolmogorov–Smirnov tests between the engine and the literal interpreter."""
+    return smallest_of(exact_draws(net, draws, without=without, **widths), literal_draws(net, draws, **widths))
+
+
+def smallest_of(a, b):
+    """The smallest p-value between two samples (draws, entries), the second literal.
+
+    Tested are each entry, and random mixtures of entries and of squares.
+    """
     assert np.isfinite(a).all()
     largest = np.abs(b).max() + 1e-300
     rounding = np.abs(b).max(axis=0) < 1e-12 * largest  # what cancels, on both sides in its own way

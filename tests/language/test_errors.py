@@ -119,7 +119,7 @@ CASES = {
     "attention heads": (lambda: ns.nn.attention(x(2), 0), "attention: heads=0 must be a positive integer"),
     "attention scaling": (
         lambda: ns.nn.attention(x(2), 1, scaling="none"),
-        "scaling='none' must be 'sqrt' or 'linear'",
+        "scaling='none' must be 'sqrt', 'linear' or a number",
     ),
     "array for a vector": (lambda: ns.relu(np.ones((5, 3))), r"relu: needs a vector, got an array of shape \(5, 3\); "),
     "array for a vector, remedy": (lambda: ns.dot(x(), np.ones(3)), r"dot: .* given vectors are written ns\.data"),

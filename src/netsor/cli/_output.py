@@ -98,7 +98,7 @@ def check_plot(plot: str | None) -> None:
 def draw(plot: str, laws: dict[str, Law]) -> None:
     """The densities, in the style of the paper's figures."""
     from .._style import BLACK, BLUE, DOTTED, VERMILLION, new, rendered, styled
-    from ..paper._store import write
+    from ..studies._store import write
 
     reach = max(law.std() for law in laws.values()) * 4
     y = np.linspace(-reach, reach, 401)

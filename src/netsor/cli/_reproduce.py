@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..engine._montecarlo import cores, in_bytes
-from ..paper._cases import Figure, figures
+from ..studies.paper._cases import Figure, figures
 from ._cost import Cost, afford, announce, layer_cost
 from ._group import cli
 from ._interrupt import Watch
@@ -19,7 +19,7 @@ from ._numbers import DRAWS, POSITIVE, SEED, TRIALS, WORKERS, shown
 from ._output import check_name, complain
 
 if TYPE_CHECKING:
-    from ..paper._reproduce import Options
+    from ..studies.paper._reproduce import Options
 
 MODEST = {"samples": 100, "trials": 1, "tokens": 4, "workers": 1}
 KEPT = "finished trials are kept, and the same command goes on from there"
@@ -51,7 +51,7 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
     """
     from concurrent.futures.process import BrokenProcessPool
 
-    from ..paper._reproduce import Options, prepare, reproduce
+    from ..studies.paper._reproduce import Options, prepare, reproduce
 
     check_name("--out", out)
     try:

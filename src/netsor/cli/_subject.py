@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from .. import Program
 from ..laws import HeadSum, Law
-from ..paper import ACTIVATIONS, layer
+from ..studies.paper import ACTIVATIONS, layer
 from ._cost import Cost, afford, layer_cost, plan_cost
 from ._numbers import ABOVE, DRAWS, POSITIVE, SEED, SIGMA, WIDTH
 from ._target import bound, load

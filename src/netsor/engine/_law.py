@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..language._value import Value
-from ._montecarlo import Progress, check_memory, chunks, one_blas_thread, run, whole_number
-from ._plan import Plan
+from ._kept import kept_plan
+from ._montecarlo import Progress, check_memory, chunks, generator, one_blas_thread, run, whole_number
+from ._plan import SAMPLE, Plan
 from ._run import Streams
 from ._run import run as run_plan
 from .lower import make_plan
@@ -19,6 +20,7 @@ from .lower import make_plan
 Array = npt.NDArray[np.float64]
 
 CHUNK = 8192  # replicas with one seed; no function of the width, so that one seed couples two widths
+FIRST = 8  # replicas of the first chunks of `drawn`, which grow, so that a few draws keep many workers busy
 BLOCK_BYTES = 2**22  # of arrays in one go: so large that Python costs little, and no larger than a cache
 TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 
@@ -60,17 +62,56 @@ def conditional(
     size = plan.mean.shape[0]
     check_memory(8.0 * draws * (size + size**2), f"draws={draws} of {size} outputs", "take fewer draws or outputs")
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
-    # long rows of coordinates stream through memory anyway
-    room = BLOCK_BYTES * (4 if 2 * plan.long_numbers > plan.random_numbers else 1)
-    work = _Chunk(plan, seed, block=max(1, min(CHUNK, room // max(plan.bytes, 1))))
+    work = _Chunk(plan, seed, _block_of(plan))
     for part, (mean, cov) in run(work, chunks(draws, CHUNK), workers, executor, progress):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(means, covs)
     return Conditional(means, covs, plan.random_numbers, error, plan.notes, False)
 
 
-def _check_finite(mean: Array, cov: Array) -> None:
-    if not (np.isfinite(mean).all() and np.isfinite(cov).all()):
+def drawn(
+    outputs: Sequence[Value],
+    widths: dict[str, float],
+    draws: int,
+    seed: int = 0,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    progress: Progress = True,
+    without: Collection[str] = (),
+) -> list[Array]:
+    """Draws of one coordinate of each output, (draws, *shape): all jointly, and no covariance is ever formed."""
+    draws, seed = whole_number("draws", draws, 1), whole_number("seed", seed, 0)
+    plan = kept_plan(outputs, widths, without)
+    size = plan.mean.shape[0]
+    check_memory(8.0 * draws * size, f"draws={draws} of {size} outputs", "take fewer draws or outputs")
+    found = np.empty((draws, size))
+    work = _Draws(plan, seed, _block_of(plan))
+    for part, values in run(work, growing(draws), workers, executor, progress):
+        found[part.start : part.stop] = values
+    _check_finite(found)
+    ends = np.cumsum([output.size for output in outputs])[:-1]
+    return [a.reshape(draws, *o.shape) for a, o in zip(np.split(found, ends, axis=1), outputs, strict=True)]
+
+
+def growing(draws: int) -> list[range]:
+    """The draws in chunks that grow with their place, a quarter of it: where they begin depends on nothing else."""
+    found, start = [], 0
+    while start < draws:
+        size = min(CHUNK, max(FIRST, 2 ** start.bit_length() // 8))
+        found.append(range(start, min(start + size, draws)))
+        start += size
+    return found
+
+
+def _block_of(plan: Plan) -> int:
+    """How many replicas are run in one go."""
+    # long rows of coordinates stream through memory anyway
+    room = BLOCK_BYTES * (4 if 2 * plan.long_numbers > plan.random_numbers else 1)
+    return max(1, min(CHUNK, room // max(plan.bytes, 1)))
+
+
+def _check_finite(*arrays: Array) -> None:
+    if not all(np.isfinite(array).all() for array in arrays):
         raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
 
 
@@ -99,6 +140,30 @@ class _Chunk:
                 covs.append(cov)
                 tick(replicas)
         return np.concatenate(means), np.concatenate(covs)
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """The draws of one chunk: mean + coefficients · N(0, I), the normals from a stream of their own."""
+
+    plan: Plan
+    seed: int
+    block: int
+
+    def __call__(self, part: range, tick: Callable[[int], None]) -> Array:
+        streams = Streams(self.seed, part.start)
+        noise = generator(self.seed, 2**20, 0, 0, SAMPLE, 0, part.start)
+        found = np.empty((len(part), self.plan.mean.shape[0]))
+        with one_blas_thread():
+            for start in range(0, len(part), self.block):
+                replicas = min(self.block, len(part) - start)
+                mean, columns = run_plan(self.plan, streams, replicas)
+                rows = found[start : start + replicas]
+                rows[:] = mean
+                if columns.shape[-1]:
+                    rows += (columns @ noise.standard_normal((replicas, columns.shape[-1], 1)))[..., 0]
+                tick(replicas)
+        return found
 
 
 def quadrature_error(

@@ -194,9 +194,10 @@ class _Writer:
                 arguments += [decimal(p) for p in f.parameters]
                 entry = f"_{{{','.join(i[cut:])}}}" if i[cut:] else ""
                 return rf"\operatorname{{{escape(f.name)}}}({', '.join(arguments)}){entry}"
-            case Rotate(x, _, base, fraction):
+            case Rotate(x, _, base, fraction, stretch):
                 turned = "" if fraction == 1 else rf"^{{({decimal(fraction)})}}"
-                return rf"R{turned}_{{{decimal(base)}, t({i[-1]})}} \, {ref(x, i)}"
+                bent = "" if stretch is None else rf"{', '.join(map(decimal, stretch))}, "
+                return rf"R{turned}_{{{decimal(base)}, {bent}t({i[-1]})}} \, {ref(x, i)}"
             case Take(x, flat):
                 indices = taken_indices(flat, x.shape)
                 if indices is None:  # π: a selection that no formula in the indices gives
@@ -231,11 +232,11 @@ class _Writer:
                 return [self._covariance(value, value)]
             case Normal():
                 return [self._drawn(value, self.z(value, i))]
-            case Rotate(x, _, base, fraction):
+            case Rotate(x, _, base, fraction, stretch):
                 assert isinstance(value, Vector)
                 j = primed(i)
                 turned = rf"\kappa(t({i[-1]}) - t({j[-1]})) \, {self.product(x, i, x, j)}"
-                return [rf"{self.product(value, i, value, j)} = {turned}, \quad {kappa(base, fraction)}"]
+                return [rf"{self.product(value, i, value, j)} = {turned}, \quad {kappa(base, fraction, stretch)}"]
             case Dot(x, y, power):
                 left, right = self._factors(value, i)
                 if power == 1:

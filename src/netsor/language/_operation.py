@@ -13,6 +13,7 @@ import numpy as np
 
 from ._array import Ints, Operation, Source, Take, Value
 from ._given import Shape
+from ._stretch import Stretch
 from ._value import Add, Apply, Constant, Floats, Gaussian, Mix, Nonlin, Scale, Vector
 from ._weight import MatMul
 
@@ -77,13 +78,14 @@ class Rotate(Operation):
     """V: y[…, i] = R_{t_i} x[…, i], with t_i = positions[i], the tokens along the last axis.
 
     R_t turns the pair of coordinates (f, f + r/2) among the first r = fraction·n by the angle t θ_f,
-    θ_f = base^(−2f/r); the others stay.
+    θ_f = base^(−2f/r), stretched if that is given; the others stay.
     """
 
     x: Vector
     positions: Floats
     base: float
     fraction: float
+    stretch: Stretch | None = None
 
     def angles(self, width: int) -> Floats:
         """t_i θ_f, of shape (tokens, r/2), at a finite width; a ValueError if r is not even."""
@@ -91,7 +93,8 @@ class Rotate(Operation):
         if r % 2 or abs(r - self.fraction * width) > 1e-9 * width:
             of = f"width {width}" if self.fraction == 1 else f"{self.fraction:g} of width {width}"
             raise ValueError(f"rotary turns pairs of coordinates, but {of} is not an even number: bind an even width")
-        return np.outer(self.positions, self.base ** (-2.0 * np.arange(r // 2) / max(r, 1)))
+        theta = self.base ** (-2.0 * np.arange(r // 2) / max(r, 1))
+        return np.outer(self.positions, theta if self.stretch is None else self.stretch.of(theta))
 
 
 @dataclass(frozen=True, eq=False)

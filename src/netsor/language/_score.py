@@ -107,19 +107,22 @@ def rsqrt(x: Any, eps: float) -> Any:
     return xp.where(zero, 0.0, xp.where(zero, 1.0, x + eps) ** -0.5)
 
 
-def rms_norm(x: Vector, eps: float = 0.0) -> Vector:
-    """x / √(n^(−1) |x|² + eps), for each vector; a zero vector stays zero."""
+def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
+    """gain · x / √(n^(−1) |x|² + eps), for each vector; a zero vector stays zero."""
     x = as_vector(x, "rms_norm")
     eps = real(eps, "eps", "rms_norm", least=0)
     one = x[..., None]
     # away from 0 the reciprocal root is Lipschitz, which eps > 0 guarantees
     f = Function("rsqrt", partial(rsqrt, eps=eps), bounded=eps > 0, lipschitz=eps > 0, parameters=(eps,))
-    return applied(f, (mean_dot(one, one)[..., 0, 0],), x.shape) * x
+    normed = applied(f, (mean_dot(one, one)[..., 0, 0],), x.shape) * x
+    gain = real(gain, "gain", "rms_norm")
+    return normed if gain == 1 else gain * normed
 
 
-def layer_norm(x: Vector, eps: float = 0.0) -> Vector:
+def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     """`rms_norm` of x less the mean of its coordinates."""
     x = as_vector(x, "layer_norm")
     eps = real(eps, "eps", "layer_norm", least=0)
+    gain = real(gain, "gain", "layer_norm")
     one = ones(x.width)
-    return rms_norm(x - mean_dot(x, one) * one, eps)
+    return rms_norm(x - mean_dot(x, one) * one, eps, gain)

@@ -61,9 +61,12 @@ def dimension(width: Width) -> str:
     return name if width.factor == 1 else f"{width.factor}{name}"
 
 
-def kappa(base: float, fraction: float) -> str:
+def kappa(base: float, fraction: float, stretch: tuple[float, ...] | None) -> str:
     """The mean of cos(r θ) over the frequencies θ of a rotation; coordinates that are not turned count 1."""
-    turned = rf"\int_0^1 \cos(r \, {decimal(base)}^{{-u}}) \, du"
+    theta = rf"{decimal(base)}^{{-u}}"
+    if stretch is not None:
+        theta = rf"\sigma_{{{', '.join(map(decimal, stretch))}}}({theta})"
+    turned = rf"\int_0^1 \cos(r \, {theta}) \, du"
     if fraction == 1:
         return rf"\kappa(r) = {turned}"
     return rf"\kappa(r) = {decimal(fraction)} {turned} + {decimal(1 - fraction)}"

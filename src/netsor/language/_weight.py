@@ -78,13 +78,31 @@ def weight(
     batch: int | tuple[int, ...] = (),
     std: float = 1.0,
     name: str | None = None,
+    *,
+    entry_std: float | None = None,
 ) -> Weight:
     """A weight matrix in R^{out × in}, entries i.i.d. N(0, std²/in); a batch means independent matrices.
 
-    The name is what `print(net)` and `net.latex()` call it.
+    `entry_std` is the standard deviation of the entries themselves, as in N(0, 0.02²), for an in_width that is a
+    number. The name is what `print(net)` and `net.latex()` call it.
     """
     shape = as_shape(batch, "weight", "batch")
     sigma = scale(std, "std", "weight")
     members = np.arange(int(np.prod(shape, dtype=int))).reshape(shape)
-    widths = as_width(out_width, "weight", "out_width"), as_width(in_width, "weight", "in_width")
-    return Weight(Source(as_name(name, "weight")), *widths, sigma, members, members.size)
+    out, in_ = as_width(out_width, "weight", "out_width"), as_width(in_width, "weight", "in_width")
+    if entry_std is not None:
+        sigma = _absolute(scale(entry_std, "entry_std", "weight"), sigma, in_)
+    return Weight(Source(as_name(name, "weight")), out, in_, sigma, members, members.size)
+
+
+def _absolute(entry_std: float, std: float, in_width: Width) -> float:
+    """σ of entries N(0, σ²/in) that have this standard deviation."""
+    if std != 1:
+        raise TraceError("weight", f"std={std:g} and entry_std={entry_std:g} say the same thing: give one of them")
+    if in_width.name is not None:
+        raise TraceError(
+            "weight",
+            f"entry_std={entry_std:g} needs an in_width that is a number, got R^{in_width}: entries of a fixed size "
+            f"have no limit as it grows; write std={entry_std:g} * N**0.5 with N the number that the model has",
+        )
+    return scale(entry_std * in_width.factor**0.5, "entry_std", "weight")

@@ -1,6 +1,30 @@
-"""Layers, written in the language; no numerics here."""
+"""Layers of transformers, written in the language; no numerics here.
 
-from ._attention import attention
+Matrices have entries N(0, σ²/fan-in), σ a `sigma_…` argument. Real code draws N(0, std²): then σ = std·√fan-in, with
+the fan-in of the real model, also when a width goes to infinity.
+"""
+
+from ._attend import Attended, Rotary, attend, attention
+from ._block import Block, block
+from ._embedding import Embedding, embedding
+from ._logits import logits
 from ._mlp import mlp
+from ._positions import alibi, causal, relative_bias
+from ._shared import shared
 
-__all__ = ["attention", "mlp"]
+__all__ = [
+    "Attended",
+    "Block",
+    "Embedding",
+    "Rotary",
+    "alibi",
+    "attend",
+    "attention",
+    "block",
+    "causal",
+    "embedding",
+    "logits",
+    "mlp",
+    "relative_bias",
+    "shared",
+]

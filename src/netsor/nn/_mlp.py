@@ -1,12 +1,13 @@
-"""The multilayer perceptron."""
+"""The multilayer perceptron, plain and gated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..language import TraceError, Vector, Width, gaussian, relu, weight
-from ..language._given import scale, shown
+from ..language import TraceError, Vector, Width, relu
+from ..language._given import one_of, scale, shown
 from ..language._width import as_width
+from ._affine import affine, made_of
 
 
 def mlp(
@@ -15,28 +16,36 @@ def mlp(
     out: Width | int | None = None,
     activation: Callable[[Vector], Vector] = relu,
     *,
+    gate: bool = False,
     sigma_w: float = 1.0,
+    sigma_gate: float | None = None,
+    sigma_out: float | None = None,
     sigma_b: float = 0.0,
 ) -> Vector:
     """A perceptron on every vector of x: hidden layers φ(W x + b) of the given widths, then one linear layer.
 
-    `out` is the width of the result, that of x unless given. Weights have entries N(0, σ_w²/fan-in), biases N(0, σ_b²).
+    With `gate`, hidden layers are φ(W' x + b') ⊙ (W x + b): with `ns.silu` that is SwiGLU, with `ns.gelu_tanh` GeGLU.
+    `out` is the width of the result, that of x unless given. Weights have entries N(0, σ²/fan-in): σ_w in hidden
+    layers, sigma_gate in W' and sigma_out in the last layer (σ_w unless given). Biases have entries N(0, σ_b²).
     """
     if not isinstance(x, Vector):
         raise TraceError("mlp", f"x={shown(x)} must be a vector; given vectors are written ns.data(…)")
-    if not callable(activation):
-        raise TraceError("mlp", f"activation={shown(activation)} must be a function of vectors, such as ns.relu")
     layers = hidden if isinstance(hidden, list | tuple) else [hidden]
     widths = [as_width(width, "mlp", "hidden") for width in layers]
     out = x.width if out is None else as_width(out, "mlp", "out")
-    sigma_w, sigma_b = (scale(sigma, name, "mlp") for name, sigma in (("sigma_w", sigma_w), ("sigma_b", sigma_b)))
+    gate = one_of(gate, "gate", "mlp", (True, False))
+    sigma_w, sigma_gate, sigma_out, sigma_b = (
+        scale(sigma_w if sigma is None else sigma, name, "mlp")
+        for name, sigma in (
+            ("sigma_w", sigma_w),
+            ("sigma_gate", sigma_gate),
+            ("sigma_out", sigma_out),
+            ("sigma_b", sigma_b),
+        )
+    )
     for width in widths:
-        x = activation(_affine(x, width, sigma_w, sigma_b))
-        if not isinstance(x, Vector):
-            raise TraceError("mlp", f"activation={shown(activation)} must make vectors, and it made {shown(x)}")
-    return _affine(x, out, sigma_w, sigma_b)
-
-
-def _affine(x: Vector, width: Width, sigma_w: float, sigma_b: float) -> Vector:
-    y = weight(width, x.width, std=sigma_w) @ x
-    return y + gaussian(width, cov=sigma_b**2, name="b") if sigma_b else y
+        u = affine(x, width, sigma_w, sigma_b)
+        g = affine(x, width, sigma_gate, sigma_b, name="W^G") if gate else u
+        h = made_of(activation, g, "activation", "mlp")
+        x = h * u if gate else h
+    return affine(x, out, sigma_out, sigma_b)

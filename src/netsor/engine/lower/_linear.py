@@ -86,7 +86,7 @@ def _turned(value: Value, given: Sequence[Lowered]) -> Turned | None:
     if not found:
         return None
     first, parts = found[0], [t.positions for t in found]
-    same = len({(t.base, t.fraction) for t in found}) == 1 and len(found) == len(given)
+    same = len({t.rule for t in found}) == 1 and len(found) == len(given)
     match value.op:
         case Take(_, flat):
             return replace(first, positions=parts[0].ravel()[flat])

@@ -14,21 +14,48 @@ import numpy as np
 from scipy import special
 
 from ...language._operation import Rotate
+from ...language._stretch import Stretch
 from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._plan import Register
 from ._state import Floats, Lowered, State, Turned
 
+MOST = 2**12  # panels of a quadrature
+
 
 def kappa(by: Turned, r: Floats) -> Floats:
     """κ(r), by the cosine integral: ∫₀¹ cos(r base^(−u)) du = (Ci(r) − Ci(r/base))/log(base)."""
-    far = np.abs(r)
+    far = np.abs(np.asarray(r, dtype=np.float64))
     if by.base == 1.0:
         inside = np.cos(far)
+    elif by.stretch is not None:
+        inside = _stretched(by.base, by.stretch, far)
     else:
-        safe = np.where(far > 0, far, 1.0)
-        inside = (special.sici(safe)[1] - special.sici(safe / by.base)[1]) / math.log(by.base)
+        inside = _between(far, 1.0, 1.0 / by.base) / math.log(by.base)
     return np.asarray(1.0 - by.fraction + by.fraction * np.where(far > 0, inside, 1.0))
+
+
+def _between(r: Floats, top: float, bottom: float) -> Floats:
+    """∫ cos(r θ) dθ/θ from bottom to top, by the cosine integral; r = 0 gives log(top/bottom)."""
+    safe = np.where(r > 0, r, 1.0)
+    made = special.sici(safe * top)[1] - special.sici(safe * bottom)[1]
+    return np.where(r > 0, made, math.log(top / bottom))
+
+
+def _stretched(base: float, by: Stretch, r: Floats) -> Floats:
+    """κ(r) of stretched frequencies: exact where θ stays or is divided, Gauss–Legendre in log θ between."""
+    high, low = (min(1.0, max(1.0 / base, 2 * math.pi * c / by.original)) for c in (by.high, by.low))
+    made = _between(r, 1.0, high) + _between(r / by.factor, low, 1.0 / base)
+    if low < high:
+        panels = 4 + math.ceil(float(np.max(r, initial=0.0)) * high / math.pi)  # at most half a turn in each
+        if panels > MOST:
+            raise ValueError("rotary positions too far apart for the stretched frequencies of a limit")
+        edges = np.linspace(math.log(low), math.log(high), panels + 1)
+        x, w = np.polynomial.legendre.leggauss(16)
+        half = 0.5 * np.diff(edges)[:, None]
+        theta = by.of(np.exp(edges[:-1, None] + half * (1 + x)))
+        made = made + np.cos(r[..., None] * theta.ravel()) @ (half * w).ravel()
+    return np.asarray(made / math.log(base))
 
 
 def rotated(s: State, value: Vector, op: Rotate) -> Lowered:
@@ -39,7 +66,7 @@ def rotated(s: State, value: Vector, op: Rotate) -> Lowered:
     if math.isinf(s.widths[value.width]):
         if x.turned is not None or value in s.outputs:
             raise ExactError(value, "rotary positions twice, or of an output, at width inf")
-        turned = Turned(np.broadcast_to(op.positions, value.shape), op.base, op.fraction)
+        turned = Turned(np.broadcast_to(op.positions, value.shape), op.base, op.fraction, op.stretch)
         return Lowered(x.lead, x.sample, x.support, x.strong, turned)
     width = int(s.widths[value.width])
     angles = op.angles(width)
@@ -90,10 +117,10 @@ def process(s: State, value: Scalar, x: Vector, y: Vector) -> tuple[Floats, Floa
 
 def _both(s: State, value: Scalar, x: Vector, y: Vector) -> tuple[Turned, Turned]:
     found = [s.vectors[v].turned for v in (x, y)]
-    base, fraction = next((t.base, t.fraction) for t in found if t is not None)
-    if any(t is not None and (t.base, t.fraction) != (base, fraction) for t in found):
-        raise ExactError(value, "a product of vectors turned by different bases or fractions, at width inf")
-    made = [t or Turned(np.zeros(v.shape), base, fraction) for t, v in zip(found, (x, y), strict=True)]
+    rule = next(t.rule for t in found if t is not None)
+    if any(t is not None and t.rule != rule for t in found):
+        raise ExactError(value, "a product of vectors turned by different bases, fractions or stretches, at width inf")
+    made = [t or Turned(np.zeros(v.shape), *rule) for t, v in zip(found, (x, y), strict=True)]
     if any(t.positions.ndim == 0 for t in made):
         raise ExactError(value, "a product of single vectors that were turned, at width inf")
     return made[0], made[1]

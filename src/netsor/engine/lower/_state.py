@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ...language._graph import ordered
 from ...language._names import names_of
 from ...language._operation import Data, Gaussian, MatMul, Nonlin, Normal, Source
+from ...language._stretch import Stretch
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
 from .._plan import LARGEST, Builder, Register
@@ -35,6 +36,12 @@ class Turned:
     positions: Floats
     base: float
     fraction: float
+    stretch: Stretch | None = None
+
+    @property
+    def rule(self) -> tuple[float, float, Stretch | None]:
+        """By what positions become angles: two values turned by one rule have products."""
+        return self.base, self.fraction, self.stretch
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,23 @@
+"""Real transformers at initialisation: descriptions, readers of configurations, and well-known models as data."""
+
+from ..language._stretch import Stretch
+from ._description import settings
+from ._probes import Probes
+from ._read import names, read
+from ._trace import Layer, Trace
+from ._transformer import Transformer
+from .families.nanogpt import nanogpt
+from .families.pytorch import pytorch_encoder
+
+__all__ = [
+    "Layer",
+    "Probes",
+    "Stretch",
+    "Trace",
+    "Transformer",
+    "names",
+    "nanogpt",
+    "pytorch_encoder",
+    "read",
+    "settings",
+]

@@ -1,0 +1,232 @@
+"""What a transformer at initialisation is, as data: its sizes, its order of operations, the law of its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from ..language._stretch import Stretch
+
+POSITIONS = ("learned", "rotary", "alibi", "relative", "none")
+NORMS = ("layer", "rms")
+ORDERS = ("pre", "post", "parallel", "sandwich")
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "tanh")
+DISTRIBUTIONS = ("gaussian", "uniform", "truncated")
+INPUTS = ("tokens", "patches")
+READOUTS = ("linear", "transform", "class")
+CHOICES = {
+    "positions": POSITIONS,
+    "norm": NORMS,
+    "order": ORDERS,
+    "activation": ACTIVATIONS,
+    "distribution": DISTRIBUTIONS,
+    "inputs": INPUTS,
+    "readout": READOUTS,
+}
+# What `std` stands for: the matrices, embeddings and positions that a plain initialisation draws alike.
+MATRICES = ("q", "k", "v", "o", "in", "gate", "out", "embedding", "position", "logits")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """The fields of a `Transformer`, checked.
+
+    Every std is the standard deviation of the entries of a matrix, as real code gives it: entries N(0, std²). Every
+    field can be changed by `replace`, which checks names and values.
+    """
+
+    name: str
+    family: str
+    layers: int  # blocks; of the encoder, if there is a decoder
+    width: int  # n, of the residual stream
+    heads: int
+    groups: int  # heads of keys and values, each shared by heads/groups query heads
+    head_dim: int  # d
+    hidden: int  # m, of the perceptron
+    vocabulary: int | None = None  # None: no logits; classes, if the readout is "class"
+    decoder_layers: int = 0  # above 0: an encoder, and a decoder that looks at it
+
+    inputs: str = "tokens"  # or patches, which a matrix embeds, behind one class token
+    patch: int | None = None  # numbers in a patch: channels · height · width
+    positions: str = "learned"
+    length: int | None = None  # how many learned positions there are
+    rotary_base: float = 10000.0
+    rotary_fraction: float = 1.0  # of the coordinates of a head
+    rotary_stretch: Stretch | None = None
+    buckets: int = 32  # of relative positions
+    distance: int = 128  # beyond which relative positions share a bucket
+    padding: int | None = None  # the id whose embedding is zero
+
+    order: str = "pre"
+    norm: str = "layer"
+    eps: float = 1e-5
+    input_norm: bool = False  # of the embeddings
+    final_norm: bool = True
+    activation: str = "gelu"
+    gated: bool = False  # activation(gate) * in
+    qk_norm: bool = False
+    score_scale: float | None = None  # what ⟨q, k⟩ is multiplied by; None: d^(−1/2)
+    score_cap: float | None = None
+    window: int | None = None  # a token sees this many tokens, itself included
+    window_every: int = 1  # which blocks have the window: 0, window_every, …
+    causal: bool = True
+    shared: bool = False  # all blocks begin as copies of one draw
+
+    readout: str = "linear"  # logits by one matrix; by a dense layer first; or of the class token alone
+    tied: bool = False  # logits by the embedding vectors
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+
+    std_q: float = 0.02
+    std_k: float = 0.02
+    std_v: float = 0.02
+    std_o: float = 0.02
+    std_in: float = 0.02
+    std_gate: float = 0.02
+    std_out: float = 0.02
+    std_embedding: float = 0.02
+    std_position: float = 0.02
+    std_type: float = 0.0  # one more vector, added to every token
+    std_relative: float = 0.0  # relative biases of scores
+    std_logits: float = 0.02  # where the logits are not tied
+    bias_in: float = 0.0  # standard deviations of biases
+    bias_out: float = 0.0
+    distribution: str = "gaussian"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, _checked(field.name, str(field.type), getattr(self, field.name)))
+        if self.heads % self.groups:
+            _refuse("groups", self.groups, f"must divide heads={self.heads}: set both")
+        if self.positions == "learned" and self.length is None:
+            _refuse("length", None, "must say how many learned positions there are")
+        if self.inputs == "patches" and (self.patch is None or self.readout != "class" or not self.length):
+            _refuse("inputs", self.inputs, "needs patch, length and readout='class'")
+        if self.inputs == "tokens" and self.readout == "class":
+            _refuse("readout", self.readout, "is for inputs='patches', which have a class token")
+        if self.decoder_layers and (self.order != "pre" or self.shared or self.positions != "relative"):
+            _refuse("decoder_layers", self.decoder_layers, "is for order='pre', positions='relative', shared=False")
+        if self.gated and self.bias_in:
+            _refuse("bias_in", self.bias_in, "is for gated=False")
+        if self.rotary_stretch is not None and self.positions != "rotary":
+            _refuse("rotary_stretch", self.rotary_stretch, "is for positions='rotary'")
+        if self.positions == "relative" and (self.buckets < 4 or self.distance <= self.buckets // 2):
+            _refuse("buckets", self.buckets, f"must be at least 4, and below 2·distance={2 * self.distance}")
+
+    def replace(self, *, std: float | None = None, **changes: Any) -> Self:
+        """The same model with other fields; `std` sets those of all matrices, embeddings and positions at once."""
+        known = [field.name for field in fields(self)]
+        for name in changes:
+            if name not in known:
+                near = difflib.get_close_matches(name, [*known, "std"], 1)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(f"{name} is no field of a Transformer{meant} The fields are std, {', '.join(known)}")
+        if std is not None:
+            _checked("std", "float", std)
+            changes = {**{f"std_{matrix}": std for matrix in MATRICES}, **changes}
+        return dataclasses.replace(self, **changes)
+
+    def widths(self) -> dict[str, int]:
+        """The widths of this model by the symbols of its programs: n the stream, d a head, m the perceptron."""
+        return {"n": self.width, "d": self.head_dim, "m": self.hidden}
+
+    @property
+    def parameters(self) -> int:
+        """How many weights the matrices and embeddings of the model have; biases and gains are not counted."""
+        wide = self.heads * self.head_dim * self.width
+        attention = 2 * wide + 2 * wide * self.groups // self.heads
+        perceptron = (3 if self.gated else 2) * self.width * self.hidden
+        blocks = self.layers * (attention + perceptron) + self.decoder_layers * (2 * attention + perceptron)
+        rows = (self.vocabulary or 0) * (1 if self.tied or self.inputs == "patches" else 2) + (self.patch or 0)
+        rows += self.length or 0 if self.positions == "learned" else 0
+        return blocks + self.width * (rows + (self.width if self.readout == "transform" else 0))
+
+    def status(self, **widths: float) -> str:
+        """What the law at these widths is to the real model: "exact", "same limit" or "conjectured".
+
+        Weights that are not Gaussian have the same limit, and at finite width a law that differs by terms of the
+        order of their fourth cumulant over the width.
+        """
+        if any(math.isinf(width) for width in widths.values()):
+            return "conjectured"
+        return "exact" if self.distribution == "gaussian" else "same limit"
+
+
+def settings(texts: Iterable[str]) -> dict[str, Any]:
+    """Changes for `replace` from texts "field=value", as a command line gives them."""
+    types = {field.name: str(field.type) for field in fields(Description)} | {"std": "float"}
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals:
+            raise ValueError(f"{text!r} must be written field=value")
+        found[name] = _parsed(name, types.get(name, "str"), value.strip())
+    return found
+
+
+def _parsed(name: str, kind: str, text: str) -> Any:
+    if text.lower() == "none" and "None" in kind:
+        return None
+    if kind == "bool" and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        if kind.startswith("int"):
+            return int(text)
+        if kind.startswith("float"):
+            return float(text)
+        if kind.startswith("Stretch"):
+            return Stretch(*map(float, text.split(",")))
+    except (ValueError, TypeError):
+        pass  # the check names what is allowed
+    return text
+
+
+def _checked(name: str, kind: str, value: Any) -> Any:
+    if value is None and "None" in kind:
+        return None
+    if name in CHOICES:
+        if value not in CHOICES[name]:
+            _refuse(name, value, f"must be one of {', '.join(CHOICES[name])}")
+    elif kind == "str":
+        if not isinstance(value, str) or not value:
+            _refuse(name, value, "must be a text")
+    elif kind == "bool":
+        if not isinstance(value, bool):
+            _refuse(name, value, "must be True or False")
+    elif kind.startswith("int"):
+        least = 0 if name in ("decoder_layers", "padding") else 1
+        if isinstance(value, bool) or not hasattr(value, "__index__") or not least <= value < 2**53:
+            _refuse(name, value, f"must be an integer, at least {least}")
+        return int(value)
+    elif kind.startswith("Stretch"):
+        if not isinstance(value, tuple) or len(value) != 4 or not all(_positive(v) for v in value):
+            _refuse(name, value, "must be four positive numbers: factor, low, high, original")
+        if not value[1] < value[2]:
+            _refuse(name, value, "must have low below high")
+        return Stretch(*map(float, value))
+    else:
+        zero = name == "eps" or name.startswith(("std", "bias"))
+        if not (_positive(value) or (zero and _number(value) and value == 0)):
+            _refuse(name, value, f"must be a finite number, {'at least' if zero else 'above'} 0")
+        if name == "rotary_fraction" and value > 1:
+            _refuse(name, value, "must be at most 1")
+        return float(value)
+    return value
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _positive(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
+def _refuse(name: str, value: Any, allowed: str) -> None:
+    raise ValueError(f"{name}={value!r} of a Transformer {allowed}")

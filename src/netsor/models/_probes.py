@@ -1,0 +1,151 @@
+"""The quantities of an audit: what a transformer at initialisation does, layer by layer, as draws of their law."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Executor
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._program import Program
+from ..engine import Plan
+from ..language import Scalar, Vector, apply, join, mean_dot, stack
+from ._description import Description
+from ._inputs import Inputs
+from ._reduce import of_attention, of_gram, of_logits, of_shares
+from ._trace import Layer, Trace, logits, trace
+
+Floats = npt.NDArray[np.float64]
+
+# one number a block, in this order
+LAYER = (
+    "mean_square",
+    "cosine",
+    "effective_rank",
+    "score_std",
+    "score_max",
+    "entropy",
+    "largest_weight",
+    "attention_share",
+    "cross_share",
+    "mlp_share",
+)
+FINAL = ("logit_std", "loss", "max_probability")
+
+
+class Probes:
+    """Quantities of one model on given inputs; two tokens or more.
+
+    Per block: `mean_square` of the stream's coordinates over tokens, mean `cosine` of two tokens, `effective_rank` of
+    the tokens' Gram matrix; `score_std` and `score_max` over heads and allowed pairs; `entropy` of attention rows over
+    that of uniform rows, the `largest_weight`; `attention_share` and `mlp_share`, what the branches are of the sum of
+    mean squares that leaves the block (`cross_share` too, if there is a decoder, 0 in the encoder).
+    At the end: `logit_std`, step-0 `loss` (each token predicts the next id, or its own if nothing is masked;
+    `uniform_loss` is ln V), `max_probability`. `input_mean_square` is that of the embeddings.
+    """
+
+    def __init__(self, model: Description, inputs: Inputs) -> None:
+        if min(inputs.tokens, len(inputs.decoder_ids) or 2) < 2:
+            raise ValueError(f"tokens={inputs.tokens}: quantities of an audit need two tokens or more")
+        self.model, self.inputs = model, inputs
+        self.names = tuple(name for name in LAYER if model.decoder_layers or name != "cross_share")
+        self.final = FINAL if model.vocabulary else ()
+
+    @cached_property
+    def program(self) -> Program:
+        """The program for finite widths of the stream: a row of numbers a block, the input's mean square, the end."""
+        return self._made(limit=False)
+
+    @cached_property
+    def limit(self) -> Program:
+        """The program for n = ∞, where tied logits keep the fluctuation that they have at the width of the model."""
+        return self._made(limit=True)
+
+    @property
+    def layers(self) -> int:
+        """How many blocks there are, of encoder and decoder together."""
+        return self.model.layers + self.model.decoder_layers
+
+    @property
+    def uniform_loss(self) -> float | None:
+        """ln V, the loss of one who knows nothing; None without logits."""
+        return math.log(self.model.vocabulary) if self.model.vocabulary else None
+
+    def plan(self, **widths: float) -> Plan:
+        """What `measure` would draw and compute at these widths; at those of the model unless given."""
+        bound = self.model.widths() | widths
+        return self._at(bound).plan(**bound)
+
+    def measure(
+        self,
+        draws: int,
+        *,
+        seed: int = 0,
+        workers: int | None = None,
+        executor: Executor | None = None,
+        progress: Any = True,
+        **widths: float,
+    ) -> dict[str, Floats]:
+        """Draws of every quantity: arrays (draws, layers) by name, (draws,) for those of the whole network.
+
+        At the widths of the model unless given: `measure(100, n=inf, d=inf, m=inf)` is the limit. The arguments are
+        those of `Program.draw`.
+        """
+        bound = self.model.widths() | widths
+        found = self._at(bound).draw(
+            draws=draws, seed=seed, workers=workers, executor=executor, progress=progress, **bound
+        )
+        blocks = np.stack(found[: self.layers], axis=1)  # (draws, layers, names)
+        measured = {name: np.ascontiguousarray(blocks[:, :, i]) for i, name in enumerate(self.names)}
+        measured |= {name: np.ascontiguousarray(found[-1][:, i]) for i, name in enumerate(self.final)}
+        return measured | {"input_mean_square": found[self.layers]}
+
+    def _at(self, widths: dict[str, float]) -> Program:
+        return self.limit if math.isinf(widths["n"]) else self.program
+
+    def _made(self, limit: bool) -> Program:
+        traced = trace(self.model, self.inputs)
+        outputs: list[Scalar] = []
+        before = traced.embedded
+        for i, layer in enumerate(traced.layers):
+            if i == self.model.layers:  # the decoder begins with embeddings of its own
+                assert traced.decoded is not None
+                before = traced.decoded
+            mask = traced.masks[i]
+            shape = layer.scores.shape[-2:]
+            allowed = np.ones(shape) if mask is None else mask.astype(np.float64)
+            outputs.append(self._block(before, layer, allowed))
+            before = layer.stream
+        outputs.append(_square(traced.embedded))
+        if self.final:
+            outputs.append(self._end(traced, limit))
+        return Program(tuple(outputs), f"probes of {self.model.name}")
+
+    def _block(self, before: Vector, layer: Layer, allowed: Floats) -> Scalar:
+        added = [layer.attended, *([layer.crossed] if layer.crossed is not None else []), layer.fed]
+        squares = stack([_square(u) for u in (before, *added)])
+        post = np.full(1, float(self.model.order == "post"))
+        shares = apply(of_shares, squares, post, axes=1)
+        if self.model.decoder_layers and layer.crossed is None:
+            shares = stack([shares[0], shares[0] * 0.0, shares[1]])
+        attention = apply(of_attention, layer.scores, layer.weights, allowed[None], axes=3)
+        return join([apply(of_gram, mean_dot(layer.stream, layer.stream), axes=2), attention, shares])
+
+    def _end(self, traced: Trace, limit: bool) -> Scalar:
+        y, targets = traced.output, self.inputs.decoder_ids or self.inputs.ids
+        if self.model.readout == "class":
+            y, targets = y[:1], (0,)  # all classes are alike
+        elif self.model.causal or self.model.decoder_layers:
+            y, targets = y[:-1], targets[1:]
+        made = logits(self.model, traced, y, limit)
+        ends = apply(of_logits, made, axes=2)
+        right = made[np.arange(len(targets)), np.array(targets)].mean()
+        return stack([ends[0], ends[1] - right, ends[2]])
+
+
+def _square(x: Vector) -> Scalar:
+    one = x[..., None]
+    return mean_dot(one, one)[..., 0, 0].mean()

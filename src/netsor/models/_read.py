@@ -1,0 +1,81 @@
+"""From what a user has (a name, a file, a dict, an object) to the description of a transformer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ._transformer import Transformer
+from .families.bert import bert
+from .families.gemma2 import gemma2
+from .families.gpt2 import gpt2
+from .families.gpt_neox import gpt_neox
+from .families.llama import llama
+from .families.mistral import mistral
+from .families.qwen3 import qwen3
+from .families.t5 import t5
+from .families.vit import vit
+
+# by model_type, the field with which a configuration says what it is
+READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "bert": bert,
+    "gemma2": gemma2,
+    "gpt2": gpt2,
+    "gpt_neox": gpt_neox,
+    "llama": llama,
+    "mistral": mistral,
+    "qwen3": qwen3,
+    "t5": t5,
+    "vit": vit,
+}
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The models that ship as data."""
+    found = (entry.name for entry in (resources.files(__package__) / "data").iterdir())
+    return tuple(sorted(name.removesuffix(".json") for name in found if name.endswith(".json")))
+
+
+def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
+    """The model that a name, a path to a config.json (or its folder), a dict or a transformers config describes.
+
+    A shipped model may say what its authors drew where that is not what its configuration makes: Pythia does.
+    """
+    if isinstance(source, str) and source in names():
+        shipped = json.loads((resources.files(__package__) / "data" / f"{source}.json").read_text("utf-8"))
+        return _made(shipped["config"], source).replace(**shipped.get("drawn", {}))
+    if isinstance(source, str | Path):
+        path = Path(source)
+        path = path / "config.json" if path.is_dir() else path
+        try:
+            given = json.loads(path.read_text("utf-8"))
+        except OSError:
+            raise ValueError(
+                f"model {str(source)!r} is no file, and none of the models that ship: {', '.join(names())}"
+            ) from None
+        except ValueError as error:  # of JSON, or of its encoding
+            raise ValueError(f"{path} is no JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise ValueError(f"{path} must hold an object with the fields of a configuration")
+        return _made(given, path.parent.name if path.name == "config.json" and path.parent.name else path.stem)
+    if isinstance(source, Mapping):
+        return _made(dict(source))
+    if hasattr(source, "to_dict"):
+        return _made(source.to_dict())
+    raise ValueError(
+        f"source of type {type(source).__name__} must be the name of a model ({', '.join(names())}), a path to a "
+        "config.json, a dict, or an object with to_dict"
+    )
+
+
+def _made(given: dict[str, Any], name: str | None = None) -> Transformer:
+    family = given.get("model_type")
+    if not isinstance(family, str) or family not in READERS:
+        raise ValueError(f"model_type={family!r} of the configuration must be one of {', '.join(READERS)}")
+    called = name or given.get("_name_or_path") or family
+    return Transformer(name=called, family=family, **READERS[family](given))

@@ -1,0 +1,90 @@
+"""What an audit asks of the arrays of one network: functions over last axes, in any array namespace.
+
+They are asked once while a program is traced, of arbitrary numbers, so that none may fail on a matrix that is no Gram
+matrix.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace
+
+Array = Any
+
+
+def of_gram(gram: Array) -> Array:
+    """(…, s, s) → (…, 3): mean square over the tokens, mean cosine of two tokens, effective rank.
+
+    The effective rank is e^H, H the entropy of the eigenvalues divided by their sum (Roy and Vetterli 2007): 1 if all
+    tokens are one direction, s if they are orthogonal and of one size.
+    """
+    xp = array_namespace(gram)
+    s = gram.shape[-1]
+    diagonal = xp.linalg.diagonal(gram)
+    scale = xp.sqrt(xp.clip(diagonal, 0.0, None))
+    sizes = scale[..., :, None] * scale[..., None, :]
+    cosines = xp.where(sizes > 0, gram / xp.where(sizes > 0, sizes, 1.0), 0.0)
+    pairs = xp.asarray(np.triu(np.ones((s, s)), 1))
+    cosine = xp.sum(cosines * pairs, axis=(-2, -1)) / (0.5 * s * (s - 1))
+    spectrum = xp.clip(xp.linalg.eigvalsh(0.5 * (gram + xp.matrix_transpose(gram))), 0.0, None)
+    whole = xp.sum(spectrum, axis=-1, keepdims=True)
+    rank = xp.exp(_entropy(spectrum / xp.where(whole > 0, whole, 1.0)))
+    return xp.stack([xp.mean(diagonal, axis=-1), cosine, rank], axis=-1)
+
+
+def of_attention(scores: Array, weights: Array, allowed: Array) -> Array:
+    """(…, heads, s, t) → (…, 4): standard deviation and largest of the scores, entropy, largest weight.
+
+    Over heads and allowed pairs. The entropy of a row is divided by that of the uniform row over its allowed entries,
+    and averaged; rows with one allowed entry have nothing to choose and are left out, of the largest weight too.
+    """
+    xp = array_namespace(scores, weights)
+    axes = (-3, -2, -1)
+    some, heads = allowed > 0, scores.shape[-3]
+    count = heads * xp.sum(allowed, axis=axes)
+    mean = xp.sum(xp.where(some, scores, 0.0), axis=axes) / count
+    spread = xp.where(some, scores - mean[..., None, None, None], 0.0)
+    std = xp.sqrt(xp.sum(spread * spread, axis=axes) / count)
+    top = xp.max(xp.where(some, scores, -xp.inf), axis=axes)
+    entries = xp.sum(allowed, axis=-1)  # (…, 1, s)
+    free = entries > 1
+    relative = xp.where(free, _entropy(weights) / xp.log(xp.where(free, entries, 2.0)), 0.0)
+    rows = heads * xp.sum(xp.where(free, 1.0, 0.0), axis=(-2, -1))
+    entropy = xp.sum(relative, axis=(-2, -1)) / rows
+    largest = xp.max(xp.where(free, xp.max(weights, axis=-1), 0.0), axis=(-2, -1))
+    return xp.stack(list(xp.broadcast_arrays(std, top, entropy, largest)), axis=-1)
+
+
+def of_logits(logits: Array) -> Array:
+    """(…, t, V) → (…, 3): standard deviation, mean over rows of log Σ e^logit, and the largest probability."""
+    xp = array_namespace(logits)
+    top = xp.max(logits, axis=-1, keepdims=True)
+    mass = xp.sum(xp.exp(logits - top), axis=-1)
+    normaliser = xp.mean(top[..., 0] + xp.log(mass), axis=-1)
+    std = xp.std(logits, axis=(-2, -1))
+    return xp.stack([std, normaliser, 1.0 / xp.min(mass, axis=-1)], axis=-1)
+
+
+def of_shares(squares: Array, post: Array) -> Array:
+    """(…, 1 + branches) mean squares of the stream and of what was added → (…, branches): the share of each in the sum.
+
+    With a norm after each sum (post = 1) everything before the last branch has mean square 1 when that is added.
+    """
+    xp = array_namespace(squares)
+    before = xp.sum(squares[..., :-1], axis=-1, keepdims=True)
+    middle = xp.where(post > 0, 1.0, before)
+    total = middle + squares[..., -1:]
+    earlier = _ratio(squares[..., 1:-1], before) * _ratio(middle, total)
+    return xp.concat([earlier, _ratio(squares[..., -1:], total)], axis=-1)
+
+
+def _ratio(a: Array, b: Array) -> Array:
+    xp = array_namespace(a, b)
+    return xp.where(b == 0, 0.0, a / xp.where(b == 0, 1.0, b))
+
+
+def _entropy(p: Array) -> Array:
+    xp = array_namespace(p)
+    return -xp.sum(xp.where(p > 0, p * xp.log(xp.where(p > 0, p, 1.0)), 0.0), axis=-1)

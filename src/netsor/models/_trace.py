@@ -1,0 +1,239 @@
+"""A described transformer, written in the language: every vector and score of it, block by block.
+
+Matrices have entries N(0, std²) = N(0, σ²/N) with N the fan-in of the real model. The program keeps σ = std·√N, so that
+at other widths, and at infinite ones, it has the scale of this model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import nn
+from ..language import (
+    Scalar,
+    Vector,
+    Width,
+    data,
+    gaussian,
+    gelu,
+    gelu_tanh,
+    join,
+    layer_norm,
+    relu,
+    rms_norm,
+    silu,
+    tanh,
+    weight,
+)
+from ._description import Description
+from ._inputs import Inputs
+
+n, d, m = Width("n"), Width("d"), Width("m")
+Mask = npt.NDArray[np.bool_] | None
+Bias = Scalar | npt.NDArray[np.float64] | None
+ACTIVATIONS: dict[str, Callable[[Vector], Vector]] = {
+    "relu": relu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": silu,
+    "tanh": tanh,
+}
+
+
+class Layer(NamedTuple):
+    """One block: the stream that leaves it, what its branches added, and its attention (heads, tokens, tokens)."""
+
+    stream: Vector
+    attended: Vector
+    fed: Vector
+    scores: Scalar
+    weights: Scalar
+    crossed: Vector | None = None  # what attention to the encoder added
+
+
+class Trace(NamedTuple):
+    """A network from its embeddings to its last vectors."""
+
+    embedded: Vector
+    layers: tuple[Layer, ...]
+    output: Vector  # after the last norm
+    masks: tuple[Mask, ...]  # which scores of a layer take part: booleans (tokens, tokens); None: all
+    table: nn.Embedding | None  # the vectors of the ids
+    decoded: Vector | None = None  # the embeddings that the decoder begins with
+
+
+def trace(model: Description, given: Inputs) -> Trace:
+    """The network on these inputs."""
+    table, x = _embedded(model, given)
+    mask = [_mask(model, i, given.tokens, model.causal) for i in range(model.layers)]
+    bias = _bias(model, given.tokens, bidirectional=not model.causal)
+    layers: list[Layer] = []
+    stream = x
+    if model.shared:
+        again = nn.shared(lambda u: _layer(model, u, mask[0], bias)[:5])
+    for i in range(model.layers):
+        layers.append(Layer(*again(stream)) if model.shared else _layer(model, stream, mask[i], bias))
+        stream = layers[-1].stream
+    output = _norm(model, stream) if model.final_norm else stream
+    decoded = None
+    if model.decoder_layers:
+        assert table is not None
+        stream = decoded = _words(model, table, given.decoder_ids)
+        causal = _mask(model, 1, len(given.decoder_ids), True)
+        bias = _bias(model, len(given.decoder_ids), bidirectional=False)
+        for _ in range(model.decoder_layers):
+            layers.append(_decoder(model, stream, output, causal, bias))
+            stream = layers[-1].stream
+            mask.append(causal)
+        output = _norm(model, stream)
+    return Trace(x, tuple(layers), output, tuple(mask), table, decoded)
+
+
+def logits(model: Description, traced: Trace, y: Vector, limit: bool) -> Scalar:
+    """The logits of last vectors y, (vectors, vocabulary); `limit` says that they are for n = ∞.
+
+    There the product of y with the embedding of an id that occurs keeps the fluctuation that it has at the width of
+    the model (`Embedding.logits`).
+    """
+    assert model.vocabulary is not None
+    if model.readout == "transform":
+        hidden = weight(n, n, std=_sigma(model.std_logits, model.width), name="W^T") @ y
+        y = _norm(model, ACTIVATIONS[model.activation](hidden))
+    if model.logit_scale != 1:
+        y = model.logit_scale * y
+    if model.tied and traced.table is not None:
+        made = traced.table.logits(y, model.vocabulary, fan_in=model.width, spread=limit)
+        if model.padding is not None and model.padding < model.vocabulary:
+            made = made * np.where(np.arange(model.vocabulary) == model.padding, 0.0, 1.0)
+    else:
+        made = nn.logits(y, model.vocabulary, sigma=_sigma(model.std_logits, model.width))
+    return made if model.logit_cap is None else model.logit_cap * tanh(made / model.logit_cap)
+
+
+def _embedded(model: Description, given: Inputs) -> tuple[nn.Embedding | None, Vector]:
+    if model.inputs == "patches":
+        pixels = gaussian(model.patch or 1, given.tokens - 1) if given.patches is None else data(given.patches)
+        patches = weight(n, pixels.width, std=_sigma(model.std_embedding, pixels.width.factor), name="W^P") @ pixels
+        x = join([gaussian(n, 1, cov=model.std_embedding**2, name="class"), patches])
+        table = None
+    else:
+        table = nn.Embedding(given.ids + given.decoder_ids, n, model.std_embedding)
+        x = _words(model, table, given.ids)
+    if model.positions == "learned" and model.std_position:
+        x = x + nn.Embedding(np.arange(given.tokens), n, model.std_position)()
+    if model.std_type:
+        x = x + gaussian(n, cov=model.std_type**2, name="type")
+    return table, _norm(model, x) if model.input_norm else x
+
+
+def _words(model: Description, table: nn.Embedding, ids: tuple[int, ...]) -> Vector:
+    x = table(ids)
+    if model.padding in ids:
+        x = np.where(np.array(ids) == model.padding, 0.0, 1.0) * x
+    return x if model.embedding_scale == 1 else model.embedding_scale * x
+
+
+def _layer(model: Description, x: Vector, mask: Mask, bias: Bias) -> Layer:
+    looked: list[nn.Attended] = []
+
+    def look(u: Vector) -> Vector:
+        looked.append(_attend(model, u, mask, bias))
+        return looked[0].output
+
+    made = nn.block(x, look, partial(_feed, model), partial(_norm, model), model.order)
+    return Layer(made.output, made.attended, made.fed, looked[0].scores, looked[0].weights)
+
+
+def _decoder(model: Description, x: Vector, context: Vector, mask: Mask, bias: Bias) -> Layer:
+    own = _attend(model, _norm(model, x), mask, bias)
+    x = x + own.output
+    cross = _attend(model, _norm(model, x), None, None, context).output
+    x = x + cross
+    fed = _feed(model, _norm(model, x))
+    return Layer(x + fed, own.output, fed, own.scores, own.weights, cross)
+
+
+def _attend(
+    model: Description,
+    x: Vector,
+    mask: Mask,
+    bias: Bias,
+    context: Vector | None = None,
+) -> nn.Attended:
+    turned = (
+        nn.Rotary(model.rotary_base, model.rotary_fraction, None, model.rotary_stretch)
+        if model.positions == "rotary"
+        else None
+    )
+    scaling = "sqrt" if model.score_scale is None else model.score_scale * math.sqrt(model.head_dim)
+    return nn.attend(
+        x,
+        model.heads,
+        d,
+        mask,
+        context=context,
+        groups=model.groups,
+        rotary=turned,
+        qk_norm=partial(rms_norm, eps=model.eps) if model.qk_norm else None,
+        softcap=model.score_cap,
+        bias=bias,
+        scaling=scaling,
+        sigma_q=_sigma(model.std_q, model.width),
+        sigma_k=_sigma(model.std_k, model.width),
+        sigma_v=_sigma(model.std_v, model.width),
+        sigma_o=_sigma(model.std_o, model.heads * model.head_dim),
+    )
+
+
+def _feed(model: Description, x: Vector) -> Vector:
+    def activation(h: Vector) -> Vector:
+        h = h + gaussian(m, cov=model.bias_in**2, name="b") if model.bias_in else h
+        return ACTIVATIONS[model.activation](h)
+
+    fed = nn.mlp(
+        x,
+        m,
+        n,
+        activation,
+        gate=model.gated,
+        sigma_w=_sigma(model.std_in, model.width),
+        sigma_gate=_sigma(model.std_gate, model.width),
+        sigma_out=_sigma(model.std_out, model.hidden),
+    )
+    return fed + gaussian(n, cov=model.bias_out**2, name="b") if model.bias_out else fed
+
+
+def _norm(model: Description, x: Vector) -> Vector:
+    return layer_norm(x, model.eps) if model.norm == "layer" else rms_norm(x, model.eps)
+
+
+def _mask(model: Description, layer: int, tokens: int, causal: bool) -> Mask:
+    seen = model.window if model.window is not None and layer % model.window_every == 0 else None
+    if causal:
+        return nn.causal(tokens, seen)
+    return None if seen is None else nn.causal(tokens, seen) | nn.causal(tokens, seen).T
+
+
+def _bias(model: Description, tokens: int, *, bidirectional: bool) -> Bias:
+    if model.positions == "alibi":
+        return nn.alibi(model.heads, tokens)
+    if model.positions != "relative":
+        return None
+    return nn.relative_bias(
+        model.heads,
+        tokens,
+        buckets=model.buckets,
+        max_distance=model.distance,
+        std=model.std_relative,
+        bidirectional=bidirectional,
+    )
+
+
+def _sigma(std: float, fan_in: int) -> float:
+    return std * math.sqrt(fan_in)

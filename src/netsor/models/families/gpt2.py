@@ -1,0 +1,49 @@
+"""GPT-2, as Hugging Face's GPT2LMHeadModel draws it: output projections of both branches by 1/√(2L) smaller."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .._config import Config
+
+IMMATERIAL = [
+    "attn_pdrop",
+    "embd_pdrop",
+    "resid_pdrop",
+    "pad_token_id",
+    "reorder_and_upcast_attn",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+]
+
+
+def gpt2(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a `Transformer` from those of a GPT2Config."""
+    config = Config("gpt2", given, IMMATERIAL)
+    config.insist("scale_attn_weights", True)
+    config.insist("scale_attn_by_inverse_layer_idx", False)
+    config.insist("add_cross_attention", False)
+    config.insist("is_encoder_decoder", False)
+    width, layers, heads = (config.take(f, v) for f, v in (("n_embd", 768), ("n_layer", 12), ("n_head", 12)))
+    std = config.take("initializer_range", 0.02)
+    fields = {
+        "layers": layers,
+        "width": width,
+        "heads": heads,
+        "groups": heads,
+        "head_dim": width // heads,
+        "hidden": config.take("n_inner", None) or 4 * width,
+        "vocabulary": config.take("vocab_size", 50257),
+        "length": config.take("n_positions", 1024),
+        "activation": config.activation("activation_function", "gelu_new"),
+        "eps": config.take("layer_norm_epsilon", 1e-5),
+        "tied": config.take("tie_word_embeddings", True),
+        **dict.fromkeys(("std_q", "std_k", "std_v", "std_in", "std_embedding", "std_position", "std_logits"), std),
+        **dict.fromkeys(("std_o", "std_out"), std / math.sqrt(2 * layers)),
+    }
+    config.done()
+    return fields

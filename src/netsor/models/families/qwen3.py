@@ -1,0 +1,21 @@
+"""Qwen3: Llama with RMSNorm of queries and keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._config import Config
+from .llama import common
+
+
+def qwen3(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a `Transformer` from those of a Qwen3Config."""
+    ignored = ("attention_dropout", "max_position_embeddings", "attention_bias", "sliding_window", "max_window_layers")
+    config = Config("qwen3", {"head_dim": 128, **given}, ignored)
+    config.insist("use_sliding_window", False)  # without it the size of the window and its layers do not matter
+    types = config.take("layer_types", None) or []
+    if set(types) - {"full_attention"}:
+        raise ValueError(f"layer_types={types!r} of this qwen3 configuration must be 'full_attention' throughout")
+    fields = {**common(config, eps=1e-6, window=None), "qk_norm": True}
+    config.done()
+    return fields

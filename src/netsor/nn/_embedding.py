@@ -1,0 +1,98 @@
+"""Embeddings of given ids, and the logits that are tied to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..language import Scalar, TraceError, Vector, Width, gaussian, join, mean_dot, normal
+from ..language._apply import as_vector
+from ..language._given import LARGEST, as_floats, one_of, scale, shown, whole
+from ..language._width import as_width
+from ._logits import root
+
+
+class Embedding:
+    """A vector for each id that occurs, coordinates i.i.d. N(0, std²); calling it gives the vectors of its tokens.
+
+    `ids` are all ids that will be asked for, in any shape: repeated ids share their vector.
+    """
+
+    def __init__(self, ids: npt.ArrayLike, width: Width | int, std: float = 1.0) -> None:
+        self.ids = _as_ids(ids, "ids")
+        self.std = scale(std, "std", "embedding")
+        self.known = np.unique(self.ids)
+        self.vectors = gaussian(as_width(width, "embedding"), len(self.known), cov=self.std**2, name="embedding")
+
+    def __call__(self, ids: npt.ArrayLike | None = None) -> Vector:
+        """The vectors of ids, in their shape; of those that the embedding was made with, unless given."""
+        asked = self.ids if ids is None else _as_ids(ids, "ids")
+        if not np.isin(asked, self.known).all():
+            raise TraceError("embedding", f"ids={shown(ids)} must be among those that the embedding was made with")
+        return self.vectors[np.searchsorted(self.known, asked)]
+
+    def logits(self, y: Vector, vocabulary: int, *, fan_in: int | None = None, spread: bool = False) -> Scalar:
+        """Tied logits, ⟨e_t, y⟩ for every id t of the vocabulary: shape (*shape of y, vocabulary), ids in order.
+
+        For ids that occur they are products with their vectors. For all others they are jointly N(0, std² |y|²) over
+        the vectors y, independent between ids, since nothing else knows their vectors.
+
+        `fan_in` is N, the width of the real model; a width that is a number is its own. It turns means into sums:
+        ⟨e_t, y⟩ = N · (1/n) ⟨e_t, y⟩, exactly at n = N, and at n = ∞ with the scale of the real model, where a mean
+        has no fluctuation. At N it has one, as large as the logits of other words. `spread=True` adds its leading part
+        back, for use at n = ∞ alone: N(0, std² N |r|²/n), r the part of y that is no combination of the vectors e_t.
+        That is the law of ⟨e_t, r⟩ for an r independent of them; fluctuations of (1/n) ⟨e_t, e_t'⟩ stay out.
+        """
+        flat = as_vector(y, "logits").reshape(-1)
+        words, count = whole(vocabulary, "vocabulary", "logits"), len(self.known)
+        if self.known[-1] >= words:
+            raise TraceError("logits", f"vocabulary={words} must be above the largest id, {self.known[-1]}")
+        size, gram = self._fan_in(fan_in), mean_dot(flat, flat)
+        sigma = self.std * size**0.5
+        means = mean_dot(self.vectors, flat)  # (ids that occur, vectors)
+        parts = [size * means]
+        if one_of(spread, "spread", "logits", (True, False)) and self.std:
+            rest = gram - means.transpose() @ means / self.std**2
+            parts[0] = parts[0] + normal((count, flat.size), sigma) @ root(rest)
+        if words > count:
+            parts.append(normal((words - count, flat.size), sigma, name="words") @ root(gram))
+        others = np.setdiff1d(np.arange(words), self.known, assume_unique=True)
+        place = np.argsort(np.concatenate([self.known, others]))
+        return join(parts)[place].transpose().reshape(*y.shape, words)
+
+    def _fan_in(self, fan_in: int | None) -> int:
+        width = self.vectors.width
+        if fan_in is None and width.name is not None:
+            raise TraceError(
+                "logits", f"fan_in=None needs a width that is a number, got R^{width}: give fan_in=768, say"
+            )
+        return width.factor if fan_in is None else whole(fan_in, "fan_in", "logits")
+
+
+def embedding(
+    ids: npt.ArrayLike,
+    width: Width | int,
+    *,
+    std: float = 1.0,
+    position_std: float | None = None,
+    positions: npt.ArrayLike | None = None,
+) -> Vector:
+    """The vectors of ids, N(0, std²), in the shape of the ids; repeated ids share their vector.
+
+    With `position_std` learned positions are added, 0, 1, … along the last axis unless given. Further tables (the
+    segments of BERT) are further calls. For tied logits keep the `Embedding`.
+    """
+    tokens = Embedding(ids, width, std)
+    if position_std is None:
+        if positions is not None:
+            raise TraceError("embedding", "positions need position_std, the standard deviation of their vectors")
+        return tokens()
+    at = np.arange((1, *tokens.ids.shape)[-1]) if positions is None else positions
+    return tokens() + Embedding(at, width, position_std)()
+
+
+def _as_ids(ids: npt.ArrayLike, name: str) -> npt.NDArray[np.intp]:
+    given = as_floats(ids)
+    if given is None or given.size == 0 or not ((given >= 0) & (given < LARGEST) & (given == np.floor(given))).all():
+        raise TraceError("embedding", f"{name}={shown(ids)} must be integers, 0 or more")
+    return given.astype(np.intp)

@@ -1,0 +1,38 @@
+"""Logits: the products of the last vectors with a vector for every word, as scalars."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from array_api_compat import array_namespace
+
+from ..language import Scalar, Vector, apply, mean_dot, normal
+from ..language._apply import as_vector
+from ..language._given import scale, whole
+
+
+def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
+    """W y for a matrix of its own (untied), of shape (*shape of y, vocabulary); entries of W are N(0, σ²/fan-in).
+
+    Given y, the logits of a word are jointly N(0, σ² G) over the vectors, G_ij = ⟨y_i, y_j⟩/n, and words are
+    independent, at every width: so they are the symmetric root of G times i.i.d. normals. Loss and probabilities are
+    functions of rows, `ns.apply(f, p, axes=1)` and `ns.softmax(p)`.
+    """
+    y = as_vector(y, "logits")
+    words = whole(vocabulary, "vocabulary", "logits")
+    flat = y.reshape(-1)
+    made: Scalar = root(mean_dot(flat, flat)) @ normal(
+        (flat.size, words), scale(sigma, "sigma", "logits"), name="words"
+    )
+    return made.reshape(*y.shape, words)
+
+
+def root(gram: Scalar) -> Scalar:
+    """The symmetric square root of positive semidefinite matrices; what rounding makes negative is taken for 0."""
+    return apply(_root, gram, axes=2, name="root", bounded=False, lipschitz=False)
+
+
+def _root(gram: Any) -> Any:
+    xp = array_namespace(gram)
+    values, vectors = xp.linalg.eigh(gram)
+    return (vectors * xp.sqrt(xp.clip(values, 0.0, None))[..., None, :]) @ xp.matrix_transpose(vectors)

@@ -1,0 +1,72 @@
+"""What scores are given to know where tokens stand: masks, and biases that are added to them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from ..language import Scalar, TraceError, normal
+from ..language._given import scale, whole
+
+
+def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
+    """A mask for scores (…, i, j): token i sees itself and the tokens before it, with a window the last so many."""
+    tokens = whole(tokens, "tokens", "causal")
+    far = tokens if window is None else whole(window, "window", "causal")
+    behind = np.subtract.outer(np.arange(tokens), np.arange(tokens))
+    return (behind >= 0) & (behind < far)
+
+
+def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
+    """The linear biases −m_a |i − j| of ALiBi (Press et al. 2022), numbers of shape (heads, tokens, tokens).
+
+    The slopes m_a are 2^(−8a/H), a = 1 … H, for H a power of two. Otherwise they are those of the power of two below H,
+    and then every other one of the power above.
+    """
+    heads, tokens = whole(heads, "heads", "alibi"), whole(tokens, "tokens", "alibi")
+    below = 2 ** (heads.bit_length() - 1)
+    slopes = np.concatenate(
+        [2.0 ** (-8 * np.arange(1, below + 1) / below), 2.0 ** (-4 * np.arange(1, below, 2) / below)]
+    )
+    apart = np.abs(np.subtract.outer(np.arange(tokens), np.arange(tokens)))
+    return np.asarray(-slopes[:heads, None, None] * apart)
+
+
+def relative_bias(
+    heads: int,
+    tokens: int,
+    *,
+    buckets: int = 32,
+    max_distance: int = 128,
+    std: float = 1.0,
+    bidirectional: bool = True,
+) -> Scalar:
+    """The relative biases of T5, random scalars of shape (heads, tokens, tokens): one N(0, std²) a head and bucket.
+
+    The bucket of j − i has its sign (bidirectional; otherwise j > i is as j = i) and its size: exact while small, then
+    on a scale of logarithms up to `max_distance`, beyond which all are alike. T5 has one for all its layers: pass
+    the same value to each.
+    """
+    heads, tokens = whole(heads, "heads", "relative_bias"), whole(tokens, "tokens", "relative_bias")
+    buckets = whole(buckets, "buckets", "relative_bias")
+    if buckets < 2 + 2 * bidirectional or buckets % (1 + bidirectional):
+        raise TraceError(
+            "relative_bias", f"buckets={buckets} must be 2 or more, and with bidirectional an even number, 4 or more"
+        )
+    half = buckets // 2 if bidirectional else buckets
+    max_distance = whole(max_distance, "max_distance", "relative_bias", least=half // 2 + 1)
+    ahead = np.subtract.outer(-np.arange(tokens), -np.arange(tokens))  # j − i
+    place = _bucket(np.abs(ahead) if bidirectional else np.maximum(-ahead, 0), half, max_distance)
+    table = normal((heads, buckets), scale(std, "std", "relative_bias"), name="relative bias")
+    return table[:, np.where(bidirectional & (ahead > 0), half + place, place)]
+
+
+def _bucket(distance: npt.NDArray[np.intp], buckets: int, most: int) -> npt.NDArray[np.intp]:
+    """Half of the buckets for the distances 0, 1, …, the others for log(distance) up to log(most)."""
+    exact = buckets // 2
+    # a distance that begins a bucket belongs to it, whatever its logarithm is rounded to
+    logarithm = np.log(np.maximum(distance, exact) / exact) / math.log(most / exact)
+    coarse = exact + np.floor(logarithm * (buckets - exact) + 1e-9).astype(np.intp)
+    return np.where(distance < exact, distance, np.minimum(coarse, buckets - 1))

@@ -1,0 +1,50 @@
+"""The page of a report: one file with everything in it, for any browser, in one style for every study."""
+
+from __future__ import annotations
+
+import html
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }}
+h1 {{ font-size: 1.6rem; margin-bottom: 0.2rem; }}
+h2 {{ font-size: 1.2rem; margin-top: 2.5rem; }}
+table {{ border-collapse: collapse; width: 100%; font-size: 0.9rem; }}
+th, td {{ text-align: left; vertical-align: top; padding: 0.5rem 0.7rem; border-bottom: 1px solid #ddd; }}
+td small, figcaption {{ color: #666; }}
+.agrees {{ color: #00694d; font-weight: 600; }}
+.disagrees {{ color: #b33; font-weight: 600; }}
+.undecided, .absent {{ color: #8a5a00; font-weight: 600; }}
+.quick {{ background: #fff3d6; padding: 0.6rem 0.9rem; border-left: 4px solid #e69f00; }}
+.figures {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1.5rem; }}
+figure {{ margin: 0; }}
+figure svg {{ width: 100%; height: auto; }}
+figcaption {{ font-size: 0.85rem; }}
+code {{ background: #f3f3f3; padding: 0 0.2rem; }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+{body}
+</body>
+</html>
+"""
+
+
+def page(title: str, body: str) -> str:
+    """The whole file; the title is text, the body is HTML."""
+    return PAGE.format(title=html.escape(title), body=body)
+
+
+def picture(name: str, svg: bytes, caption: str) -> str:
+    """A figure within the page, that can be linked to; the caption is text."""
+    text = svg.decode()
+    return (
+        f'<figure id="figure-{html.escape(name)}">{text[text.index("<svg") :]}'
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+    )

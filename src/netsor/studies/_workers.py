@@ -1,0 +1,125 @@
+"""A pool of worker processes that end with this one, in whatever way, and import nothing but this package.
+
+Processes and not threads, for the interpreter's lock costs threads up to a third of the time. They write their own
+results, so that nothing finished is lost however a run ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+T = TypeVar("T")
+
+HOME = Path(__file__).parent.parent.parent  # the folder that this package is imported from
+
+
+class Workers:
+    """Worker processes, which end when this one does."""
+
+    def __init__(self, count: int) -> None:
+        self.others = multiprocessing.active_children()
+        with _isolated():
+            context = multiprocessing.get_context("spawn")
+            self.executor = ProcessPoolExecutor(count, mp_context=context, initializer=_follow)
+
+    def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
+        """Begin some work."""
+        with _isolated():  # a process is begun when there is work for it
+            return self.executor.submit(work, *args)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:  # interrupted, or a trial failed: do not wait for the others
+            self.executor.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                if child not in self.others:
+                    child.terminate()
+        self.executor.shutdown()
+
+
+def wait(futures: Sequence[Future[Any]], what: str, unit: str) -> None:
+    """Wait for some work, with a bar on a terminal."""
+    with tqdm(total=len(futures), desc=what, unit=unit, disable=None) as bar:
+        for future in as_completed(futures):
+            future.result()
+            bar.update()
+
+
+@contextmanager
+def _isolated() -> Iterator[None]:
+    """Processes begun meanwhile hear no interrupt, and run no code of the current folder or of the caller's script.
+
+    A folder of data may hold a `signal.py`: it is left out of the path, and of what Python looks through before
+    there is a path. The caller's script is nothing to a worker.
+    """
+    path, main = sys.path[:], sys.modules["__main__"]
+    safe = os.environ.get("PYTHONSAFEPATH")
+    here = Path.cwd()
+    with _interrupts_later():
+        sys.path[:] = [entry for entry in path if Path(entry).resolve() != here or Path(entry).resolve() == HOME]
+        sys.modules["__main__"] = ModuleType("__main__")
+        os.environ["PYTHONSAFEPATH"] = "1"
+        try:
+            yield
+        finally:
+            sys.path[:] = path
+            sys.modules["__main__"] = main
+            if safe is None:
+                del os.environ["PYTHONSAFEPATH"]
+            else:
+                os.environ["PYTHONSAFEPATH"] = safe
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """An interrupt waits until a process is begun, which would else be left with half of what it needs to know.
+
+    The process itself inherits that interrupts are blocked.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    heard: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # one that waits comes here
+        signal.signal(signal.SIGINT, handler)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _follow() -> None:
+    """In a worker: leave interrupts to the parent, end when it does, and keep memory rather than give it back."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
+    tqdm.set_lock(threading.RLock())  # or its semaphores would outlive a worker that is ended
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # glibc: a tenth of the time went into pages given back and asked for
+            mallopt = ctypes.CDLL(None).mallopt
+            for option, size in ((-3, 2**25), (-1, 2**30), (-2, 2**28)):  # mmap threshold, trim threshold, top pad
+                mallopt(option, size)

@@ -1,0 +1,35 @@
+"""Quantiles of draws, and intervals for them that assume nothing of the law.
+
+Of n draws, the number below the quantile θ_q is binomial (n, q). So the j-th smallest draw is above θ_q with
+probability P(B < j), and the k-th is below it with probability P(B ≥ k): two order statistics enclose θ_q at a level
+that is known exactly, whatever the law.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+Array = npt.NDArray[np.float64]
+
+LOW, HIGH = 0.05, 0.95  # the band
+LEVEL = 1e-4  # how often an interval misses what it is for
+
+
+def band(values: Array) -> tuple[Array, Array, Array]:
+    """The median and the ends of the band, over the first axis."""
+    median, low, high = np.quantile(values, [0.5, LOW, HIGH], axis=0)
+    return median, low, high
+
+
+def enclosed(values: Array, q: float) -> tuple[float, float]:
+    """An interval that has the quantile in it, but for one time in 1/LEVEL; infinite where the draws are too few."""
+    ordered = np.sort(values)
+    n = len(ordered)
+    count = np.arange(n + 1)
+    below = special.bdtr(count, n, q)  # P(B ≤ count)
+    above = special.bdtrc(count, n, q)  # P(B > count)
+    j = int(np.sum(below <= LEVEL / 2))  # P(B < j) is small enough
+    k = int(np.argmax(above <= LEVEL / 2)) + 1  # P(B ≥ k) is
+    return (float(ordered[j - 1]) if j else -np.inf), (float(ordered[k - 1]) if k <= n else np.inf)

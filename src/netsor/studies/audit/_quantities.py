@@ -1,0 +1,77 @@
+"""What an audit measures: the words for each quantity, in tables, figures and files."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Quantity(NamedTuple):
+    """One quantity of a block, or of the output."""
+
+    name: str  # in files, and in the arrays
+    title: str
+    meaning: str
+    log: bool = False  # drawn on a logarithmic axis, if it varies much
+    digits: int = 3
+
+
+BLOCKS = (
+    Quantity(
+        "mean_square",
+        "mean square of the stream",
+        "of the residual stream behind the block, over tokens and coordinates",
+        log=True,
+    ),
+    Quantity(
+        "attention_share",
+        "attention's share",
+        "what attention adds, as a share of the mean square that leaves the block",
+    ),
+    Quantity(
+        "cross_share",
+        "cross-attention's share",
+        "the same of attention to the encoder; 0 in the encoder itself",
+    ),
+    Quantity(
+        "mlp_share",
+        "MLP's share",
+        "what the MLP adds, as a share of the mean square that leaves the block",
+    ),
+    Quantity(
+        "cosine",
+        "cosine of tokens",
+        "between the stream's vectors of two tokens, mean over pairs",
+    ),
+    Quantity(
+        "effective_rank",
+        "effective rank",
+        "exp of the entropy of the eigenvalues of the tokens' Gram matrix: how many directions the tokens fill",
+    ),
+    Quantity(
+        "score_std",
+        "standard deviation of scores",
+        "of what the softmax is given, over heads and pairs of tokens",
+        log=True,
+    ),
+    Quantity(
+        "score_max",
+        "largest score",
+        "over heads and pairs of tokens",
+    ),
+    Quantity(
+        "entropy",
+        "entropy of attention",
+        "of a row of weights, over that of uniform weights, mean over heads and tokens",
+    ),
+    Quantity(
+        "largest_weight",
+        "largest weight",
+        "of attention, over heads and the rows of tokens that have a choice",
+    ),
+)
+FINAL = (
+    Quantity("logit_std", "standard deviation of logits", "over the vocabulary and tokens"),
+    Quantity("loss", "loss of the first step", "mean cross-entropy in nats, each token predicting the next", digits=4),
+    Quantity("max_probability", "largest probability", "that the untrained model gives to any one token"),
+)
+EVERY = {quantity.name: quantity for quantity in (*BLOCKS, *FINAL)}

@@ -1,0 +1,184 @@
+"""What an audit is asked: models, tokens, widths, draws; and the parts of work that this makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...engine import ExactError, NoLimitError, Plan
+from ...engine._montecarlo import check_memory, whole_number
+from ...language import TraceError
+from ...language._given import shown
+from ...models import Probes, Transformer
+
+WIDTHS = ("actual", "inf", "both")
+LEAST = 10  # draws: fewer have no band
+PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
+PART_DRAWS = 256  # at most
+MOST_LAYERS = 2000
+MOST_TOLD = 3  # fields, in a name
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with its input, at its own widths or with all of them at infinity."""
+
+    model: Transformer
+    tokens: int
+    ids: tuple[int, ...] | None
+    infinite: bool
+
+    @property
+    def widths(self) -> dict[str, float]:
+        """The widths by their names."""
+        return {name: math.inf if self.infinite else width for name, width in self.model.widths().items()}
+
+    @property
+    def status(self) -> str:
+        """What its law is to the model as it is drawn."""
+        return self.model.status(**self.widths)
+
+    def probes(self) -> Probes:
+        """The program of all that is measured."""
+        try:
+            return self.model.probes(tokens=self.tokens) if self.ids is None else self.model.probes(ids=self.ids)
+        except TraceError as error:  # the line that it names is one of ours
+            raise ValueError(f"{self.model.name}: {error}".removesuffix(f" (at {error.where})")) from None
+
+    @property
+    def plan(self) -> Plan:
+        """What a draw of it takes."""
+        return _plan(self)
+
+    @property
+    def part_draws(self) -> int:
+        """The draws of a part: a matter of what they cost at the model's own widths, and of nothing else.
+
+        So the draws of a model are the same whatever else is asked, and those of its limit are coupled to them.
+        """
+        one = dataclasses.replace(self, infinite=False).plan.seconds(1)
+        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, PART_SECONDS / max(one, 1e-9))))))
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that its draws depend on, as JSON can hold it; a name is nothing to them."""
+        fields = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
+        found = {"model": fields, "tokens": self.tokens, "ids": self.ids, "infinite": self.infinite}
+        plain: dict[str, Any] = json.loads(json.dumps(found))
+        return plain
+
+
+@lru_cache(maxsize=8)  # a plan of a hundred blocks takes seconds to make
+def _plan(subject: Subject) -> Plan:
+    return subject.probes().plan(**subject.widths)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some draws of a subject: the unit of work, and of what is kept on disk."""
+
+    subject: Subject
+    index: int
+    draws: int
+    seed: int
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that its numbers depend on."""
+        return {"audit": self.subject.key, "part": self.index, "draws": self.draws, "seed": self.seed}
+
+    @property
+    def stream(self) -> int:
+        """Its seed, the same for a model and its limit: they are compared with common random numbers."""
+        return int(np.random.SeedSequence([self.seed, self.index]).generate_state(1, np.uint64)[0] >> 1)
+
+
+@dataclass(frozen=True)
+class Request:
+    """An audit, checked, with nothing drawn yet."""
+
+    model: Transformer
+    other: Transformer | None = None
+    tokens: int = 16
+    ids: tuple[int, ...] | None = None
+    draws: int = 200
+    widths: str = "both"
+    seed: int = 0
+    workers: int | None = None
+    out: Path | None = None
+    words: tuple[str, ...] = ()  # of the command, which say what the models are
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.widths, str) or self.widths not in WIDTHS:
+            raise ValueError(f"widths={shown(self.widths)} must be one of {', '.join(WIDTHS)}")
+        for name, least in (("tokens", 1), ("draws", LEAST), ("seed", 0), ("workers", 1)):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, whole_number(name, value, least))
+        if self.other is not None and self.other.name == self.model.name:
+            object.__setattr__(self, "other", _named_apart(self.model, self.other))
+        if self.ids is not None:
+            try:
+                ids = tuple(whole_number("ids", value, 0) for value in self.ids)
+            except TypeError:
+                raise ValueError(f"ids={shown(self.ids)} must be a sequence of token ids") from None
+            if not ids:
+                raise ValueError("ids=() must have at least one token id")
+            object.__setattr__(self, "ids", ids)
+            object.__setattr__(self, "tokens", len(ids))
+
+        for model in (self.model,) if self.other is None else (self.model, self.other):
+            _refuse_large(model, self.tokens)
+
+    def subject(self, model: Transformer, infinite: bool) -> Subject:
+        """A model of it, at one set of widths."""
+        return Subject(model, self.tokens, self.ids, infinite)
+
+    @cached_property
+    def subjects(self) -> tuple[Subject, ...]:
+        """All that is measured, the first model before the other, its own widths before infinity.
+
+        A limit that a model has not, or that the engine cannot do, is left out if it was not asked for by itself.
+        """
+        kinds = {"actual": (False,), "inf": (True,), "both": (False, True)}[self.widths]
+        found = []
+        for model in (self.model,) if self.other is None else (self.model, self.other):
+            for infinite in kinds:
+                subject = self.subject(model, infinite)
+                try:
+                    subject.plan  # noqa: B018 (it is made here, or refused)
+                except (ExactError, NoLimitError):
+                    if self.widths != "both" or not infinite:
+                        raise
+                else:
+                    found.append(subject)
+        return tuple(found)
+
+    def parts(self, subject: Subject) -> list[Part]:
+        """The work for a subject."""
+        size = subject.part_draws
+        starts = range(0, self.draws, size)
+        return [Part(subject, i, min(size, self.draws - at), self.seed) for i, at in enumerate(starts)]
+
+
+def _named_apart(model: Transformer, other: Transformer) -> Transformer:
+    """The second model by the name of the first, with what is otherwise in it."""
+    fields = dataclasses.asdict(other)
+    differ = [f"{name}={value}" for name, value in fields.items() if value != getattr(model, name)]
+    words = ", ".join(differ[:MOST_TOLD]) + ", …" * (len(differ) > MOST_TOLD) if differ else "again"
+    return other.replace(name=f"{other.name}, {words}")
+
+
+def _refuse_large(model: Transformer, tokens: int) -> None:
+    """Refuse what could not even be written down as a program, before it is tried."""
+    if model.layers + model.decoder_layers > MOST_LAYERS:
+        raise ValueError(f"layers={model.layers} of {model.name} must be at most {MOST_LAYERS} for an audit")
+    size = 24.0 * tokens * (model.heads * tokens + model.hidden + model.width + (model.vocabulary or 0))
+    check_memory(size, f"tokens={tokens} of {model.name}", "take fewer tokens, or a smaller model")

@@ -1,0 +1,232 @@
+"""Findings: each rule says what it looks at, from where on it is worth a warning, and why.
+
+A rule compares a median over initialisations with a threshold, by an interval that has the median in it (level 1e-4):
+found, not found, or undecided if the threshold is within the interval and more draws are needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ._order import HIGH, LOW, enclosed
+from ._quantities import BLOCKS, EVERY
+
+Array = npt.NDArray[np.float64]
+Draws = Mapping[str, Array]
+
+FOUND, NOT_FOUND, UNDECIDED, ABSENT = "found", "not found", "undecided", "not measured"
+ROUNDING = 1e-9  # relative: numbers that are nearer than this are the same
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule says of a model."""
+
+    name: str
+    rule: str
+    reason: str
+    measured: str
+    verdict: str
+    value: float | None = None
+    threshold: float | None = None
+
+
+class Facts(NamedTuple):
+    """What the rules look at: draws at the model's own widths (at infinity, if nothing else was asked), and beside."""
+
+    draws: Draws
+    limit: Draws | None  # at infinity, where the first are not
+    distinct: int  # tokens that begin as different vectors
+    uniform_loss: float | None  # ln V
+
+
+class Said(NamedTuple):
+    """What a rule measured, and its verdict."""
+
+    measured: str
+    verdict: str
+    value: float | None = None
+
+
+class Rule(NamedTuple):
+    """A rule."""
+
+    name: str
+    rule: str
+    threshold: float
+    reason: str
+    judge: Callable[[Facts, float], Said]
+
+
+def above(values: Array, threshold: float) -> str:
+    """Is the median above the threshold?"""
+    low, high = enclosed(values, 0.5)
+    return FOUND if low > threshold else NOT_FOUND if high <= threshold else UNDECIDED
+
+
+def below(values: Array, threshold: float) -> str:
+    """Is the median below the threshold?"""
+    return above(-values, -threshold)
+
+
+def _ratio(a: Array, b: Array, otherwise: float) -> Array:
+    """a/b; `otherwise` where both are 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((a == 0) & (b == 0), otherwise, a / b)
+
+
+def _growth(facts: Facts, threshold: float) -> Said:
+    square = facts.draws["mean_square"]
+    ratio = _ratio(square[:, -1], square[:, 0], 1.0)
+    middle, first, last = (float(np.median(v)) for v in (ratio, square[:, 0], square[:, -1]))
+    text = f"mean square {first:.3g} behind block 1, {last:.3g} behind block {square.shape[1]}: {middle:.3g} times"
+    return Said(text, above(ratio, threshold), middle)
+
+
+def _branches(facts: Facts, threshold: float) -> Said:
+    draws = facts.draws
+    attention = draws["attention_share"] + draws.get("cross_share", np.zeros(1))
+    part = _ratio(attention, attention + draws["mlp_share"], 0.5)
+    lesser = np.minimum(np.median(part, axis=0), 1 - np.median(part, axis=0))
+    worst = int(np.argmin(lesser))
+    is_attention = bool(np.median(part[:, worst]) < 0.5)
+    shares = [float(np.median(share[:, 0])) for share in (draws["mlp_share"], attention)]
+    text = (
+        f"behind block 1 the stream is {shares[0]:.0%} MLP output, {shares[1]:.0%} attention output; in block "
+        f"{worst + 1} {'attention' if is_attention else 'the MLP'} is {lesser[worst]:.2g} of what is added"
+    )
+    drowned = part[:, worst] if is_attention else 1 - part[:, worst]
+    return Said(text, below(drowned, threshold), float(lesser[worst]))
+
+
+def _rank(facts: Facts, threshold: float) -> Said:
+    if facts.distinct < 2:
+        return Said("the tokens begin as one vector", ABSENT)
+    rank = facts.draws["effective_rank"]
+    free = (rank[:, -1] - 1) / (facts.distinct - 1)
+    middle = float(np.median(free))
+    text = (
+        f"effective rank {np.median(rank[:, 0]):.3g} behind block 1, {np.median(rank[:, -1]):.3g} behind block "
+        f"{rank.shape[1]}, of {facts.distinct} tokens; cosine {np.median(facts.draws['cosine'][:, -1]):.2g}"
+    )
+    return Said(text, below(free, threshold), middle)
+
+
+def _entropy(facts: Facts, threshold: float) -> Said:
+    entropy = facts.draws["entropy"]
+    medians = np.median(entropy, axis=0)
+    worst = int(np.argmin(medians))
+    text = (
+        f"{medians[worst]:.3g} of uniform in block {worst + 1}, the lowest; scores have a standard deviation of "
+        f"{np.median(facts.draws['score_std'][:, worst]):.3g} there"
+    )
+    return Said(text, below(entropy[:, worst], threshold), float(medians[worst]))
+
+
+def _loss(facts: Facts, threshold: float) -> Said:
+    if facts.uniform_loss is None or "loss" not in facts.draws:
+        return Said("the model has no logits", ABSENT)
+    excess = facts.draws["loss"] - facts.uniform_loss
+    middle = float(np.median(excess))
+    text = (
+        f"first loss {np.median(facts.draws['loss']):.4g}, which is ln V {middle:+.3g}; logits have a standard "
+        f"deviation of {np.median(facts.draws['logit_std']):.3g}"
+    )
+    return Said(text, above(excess, threshold), middle)
+
+
+def _limit(facts: Facts, threshold: float) -> Said:
+    if facts.limit is None:
+        return Said("only one of the two widths was measured", ABSENT)
+    names = [q.name for q in BLOCKS if q.name in facts.draws]
+    outside, doubtful, worst = 0, 0, (0.0, "")
+    columns = [(name, i) for name in names for i in range(facts.draws[name].shape[1])]
+    for name, i in columns:
+        here, there = facts.draws[name][:, i], facts.limit[name][:, i]
+        verdict = _misses(here, there)
+        outside += verdict == FOUND
+        doubtful += verdict == UNDECIDED
+        low, high, middle = *np.quantile(here, [LOW, HIGH]), float(np.median(there))
+        away = max(low - middle, middle - high)
+        if verdict == FOUND and (far := away / max(high - low, ROUNDING * abs(middle))) > worst[0]:
+            worst = far, f"{EVERY[name].title} in block {i + 1}: limit {middle:.3g}, band {low:.3g} to {high:.3g}"
+    share = outside / len(columns)
+    text = f"{outside} of {len(columns)} medians of the limit are outside the band"
+    if outside:
+        text += f"; farthest, {worst[1]}"
+    possible = (outside + doubtful) / len(columns)
+    verdict = FOUND if share > threshold else NOT_FOUND if possible <= threshold else UNDECIDED
+    return Said(text, verdict, share)
+
+
+def _misses(here: Array, there: Array) -> str:
+    """Is the median of the limit outside the band at the model's own widths?"""
+    low, high = enclosed(there, 0.5)
+    rounding = ROUNDING * float(np.max(np.abs(here), initial=0.0))
+    (bottom, bottom_high), (top_low, top) = enclosed(here, LOW), enclosed(here, HIGH)
+    if high < bottom - rounding or low > top + rounding:
+        return FOUND
+    return NOT_FOUND if low >= bottom_high - rounding and high <= top_low + rounding else UNDECIDED
+
+
+RULES = (
+    Rule(
+        "growth",
+        "the mean square of the stream behind the last block is more than 10 times that behind the first",
+        10.0,
+        "Blocks whose input is normalised add much the same each time, and so each is a smaller part of what is there: "
+        "the last blocks then hardly change the stream, and their input and gradients are on another scale.",
+        _growth,
+    ),
+    Rule(
+        "branches",
+        "in some block one branch, attention or MLP, is less than 0.1 of what the two add",
+        0.1,
+        "The other branch then decides what the next block sees, and learning through the weak one is slow at first.",
+        _branches,
+    ),
+    Rule(
+        "rank",
+        "at the end the tokens fill less than 0.1 of the directions in which they can differ",
+        0.1,
+        "Tokens that point the same way cannot be told apart behind a norm: the loss hardly depends on which is which.",
+        _rank,
+    ),
+    Rule(
+        "entropy",
+        "in some block the entropy of attention rows is less than 0.5 of that of uniform weights",
+        0.5,
+        "A softmax that has already chosen passes little gradient to its scores, and what it chose is chance.",
+        _entropy,
+    ),
+    Rule(
+        "loss",
+        "the first loss is more than 0.5 nats above ln V",
+        0.5,
+        "A model that knows nothing should say so: the first steps are spent on shrinking logits that mean nothing.",
+        _loss,
+    ),
+    Rule(
+        "limit",
+        "more than 0.05 of all medians at infinite width are outside the 5–95 % band at the model's own widths",
+        0.05,
+        "Where the limit is outside the band, a theory of infinite width does not describe this model.",
+        _limit,
+    ),
+)
+
+
+def judged(facts: Facts, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
+    """A finding for each rule."""
+    found = []
+    for rule in rules:
+        said = rule.judge(facts, rule.threshold)
+        value = said.value if said.value is None or math.isfinite(said.value) else None
+        found.append(Finding(rule.name, rule.rule, rule.reason, said.measured, said.verdict, value, rule.threshold))
+    return tuple(found)

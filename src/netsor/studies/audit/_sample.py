@@ -1,0 +1,31 @@
+"""The work of one part: draws of every quantity, kept where they are done."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from ...models import Probes
+from .._store import Arrays, Store
+from ._request import Part, Subject
+
+
+@lru_cache(maxsize=4)
+def _probes(subject: Subject) -> Probes:
+    return subject.probes()
+
+
+def measure(part: Part, folder: Path | None) -> Arrays:
+    """Do a part, and keep it if there is a folder for it."""
+    start = time.perf_counter()
+    probes = _probes(part.subject)
+    arrays: Arrays = dict(
+        probes.measure(draws=part.draws, seed=part.stream, workers=1, progress=False, **part.subject.widths)  # type: ignore[arg-type]
+    )
+    arrays["seconds"] = np.array(time.perf_counter() - start)
+    if folder is not None:
+        Store(folder).save(part.key, arrays)
+    return arrays

@@ -1,0 +1,100 @@
+"""An audit as text for a terminal, and as one JSON object."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from ._found import Found, Measured
+from ._quantities import BLOCKS, EVERY, FINAL
+
+NAME = 30  # columns for the words
+CELL = 31  # columns for a median and its band
+
+
+def table(audit: Found) -> str:
+    """Medians and bands at the first, middle and last block, the output, and the findings."""
+    lines = []
+    for each in audit.every:
+        lines += [headline(each), "", *_blocks(each), "", *_output(each), "", *_findings(each), ""]
+    return "\n".join(lines[:-1])
+
+
+def headline(audit: Found) -> str:
+    """The model and what was drawn of it, in a line."""
+    model, request = audit.model, audit.request
+    return (
+        f"{model.name}: {audit.blocks} blocks, width {model.width:,}, {model.heads} heads of {model.head_dim}, "
+        f"{model.parameters:,} parameters; {request.tokens} tokens, {request.draws:,} draws; "
+        f"{audit.best.subject.status}"
+    )
+
+
+def _blocks(audit: Found) -> list[str]:
+    chosen = sorted({0, (audit.blocks - 1) // 2, audit.blocks - 1})
+    heads = [f"block {i + 1}" for i in chosen] + [f"block {chosen[-1] + 1}, n = ∞"] * (audit.limit is not audit.best)
+    heads = heads if audit.limit is not None else heads[: len(chosen)]
+    lines = [f"{'median, 5–95 %':{NAME}}" + "".join(f"{head:{CELL}}" for head in heads).rstrip()]
+    for quantity in BLOCKS:
+        if quantity.name in audit.best:
+            cells = [cell(audit.best, quantity.name, i) for i in chosen]
+            if audit.limit is not None and audit.limit is not audit.best:
+                cells.append(cell(audit.limit, quantity.name, chosen[-1]))
+            lines.append(f"{quantity.title:{NAME}}" + "".join(f"{cell:{CELL}}" for cell in cells).rstrip())
+    return lines
+
+
+def _output(audit: Found) -> list[str]:
+    known = [q for q in FINAL if q.name in audit.best]
+    return [
+        f"{q.title:{NAME}}" + "   ∞: ".join(cell(found, q.name, None) for found in audit.measured) for q in known
+    ] or ["no logits"]
+
+
+def cell(found: Measured, name: str, block: int | None) -> str:
+    """A median and its band, of a block or of the output."""
+    median, low, high = (float(v if block is None else v[block]) for v in found.band(name))
+    digits = EVERY[name].digits
+    return f"{median:.{digits}g} ({low:.{digits}g}–{high:.{digits}g})"
+
+
+def _findings(audit: Found) -> list[str]:
+    return [f"{f.name + ':':10} {f.verdict}. {f.measured}" for f in audit.findings]
+
+
+def as_dict(audit: Found) -> dict[str, Any]:
+    """The object of `netsor audit --json`."""
+    found = _object(audit)
+    if audit.other is not None:
+        found["compare"] = _object(audit.other)
+    return {**found, "random_numbers": audit.random_numbers, "seconds": round(audit.seconds, 3)}
+
+
+def _object(audit: Found) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "model": audit.model.name,
+        "status": audit.best.subject.status,
+        "widths": "inf" if audit.best.subject.infinite else "actual",
+        "tokens": audit.request.tokens,
+        "draws": audit.request.draws,
+        **_summaries(audit.best),
+        "findings": [dataclasses.asdict(finding) for finding in audit.findings],
+    }
+    if audit.limit is not None and audit.limit is not audit.best:
+        made["limit"] = {"status": audit.limit.subject.status, **_summaries(audit.limit)}
+    return made
+
+
+def _summaries(found: Measured) -> dict[str, Any]:
+    """`layers`, a list of objects, one a block; and `final`, whose entries are null for a model without logits."""
+    bands = {q.name: found.band(q.name) for q in (*BLOCKS, *FINAL) if q.name in found}
+    names = [q.name for q in BLOCKS if q.name in bands]
+    layers = [{name: _three(*(v[i] for v in bands[name])) for name in names} for i in range(len(bands[names[0]][0]))]
+    return {"layers": layers, "final": {q.name: _three(*bands[q.name]) if q.name in bands else None for q in FINAL}}
+
+
+def _three(*values: Any) -> dict[str, float]:
+    if not all(map(math.isfinite, values)):
+        raise ValueError("what was measured is not finite: the numbers leave double precision")
+    return dict(zip(("median", "low", "high"), map(float, values), strict=True))

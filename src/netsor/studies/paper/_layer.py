@@ -1,0 +1,64 @@
+"""The attention layer of the paper's experiments (its Example 3.1)."""
+
+from __future__ import annotations
+
+from ... import language as ns
+from ..._program import program
+from ...language._given import SCALE, one_of, real, scale, whole
+from ...nn import attention
+
+ACTIVATIONS = {
+    "clip": ns.clip,
+    "relu": ns.relu,
+    "erf": ns.erf,
+    "tanh": ns.tanh,
+    "gelu": ns.gelu,
+    "identity": ns.identity,
+}
+
+
+@program
+def layer(
+    tokens: int = 4,
+    heads: int = 2,
+    activation: str = "clip",
+    clip: float = 100.0,
+    low_rank: bool = False,
+    scaling: str = "sqrt",
+    sigma_q: float = 1.0,
+    sigma_k: float = 1.0,
+    sigma_v: float = 1.0,
+    sigma_o: float = 1.0,
+    sigma_w: float = 1.0,
+    token: int = 0,
+    mask: str | None = None,
+) -> ns.Vector:
+    """One token of an attention layer over tokens x^i = φ(W^i h), h ~ N(0, I): width n, head dimension d or n.
+
+    `activation` is one of clip (at `clip`), relu, erf, tanh, gelu, identity. With `low_rank` the head dimension is a
+    width of its own, `law(n=…, d=…)`. `scaling` is "sqrt" or "linear": scores over √d or d. `token` is the one whose
+    output it is, the first unless given, and `mask` as in `ns.softmax`.
+    """
+    one_of(activation, "activation", "layer", tuple(ACTIVATIONS))
+    one_of(low_rank, "low_rank", "layer", (True, False))
+    tokens = whole(tokens, "tokens", "layer")
+    token = whole(token, "token", "layer", least=-tokens)
+    if token >= tokens:
+        raise ns.TraceError("layer", f"token={token} must be below tokens={tokens}: the first is 0")
+    bound = real(clip, "clip", "layer", least=1 / SCALE, most=SCALE)
+    sigma = scale(sigma_w, "sigma_w", "layer")
+    n = ns.Width("n")
+    g = ns.weight(n, n, batch=tokens, std=sigma) @ ns.gaussian(n)  # independent W^i, one for each token
+    x = ns.clip(g, bound) if activation == "clip" else ACTIVATIONS[activation](g)  # type: ignore[operator]
+    y = attention(
+        x,
+        heads,
+        head_dim=ns.Width("d") if low_rank else None,
+        mask=mask,
+        scaling=scaling,
+        sigma_q=sigma_q,
+        sigma_k=sigma_k,
+        sigma_v=sigma_v,
+        sigma_o=sigma_o,
+    )
+    return y[token]

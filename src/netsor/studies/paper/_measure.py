@@ -1,0 +1,432 @@
+"""From finished trials to the curves and numbers of a figure, by both estimators.
+
+Paper's: one kernel estimate a trial. Ours: f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)] over the replicas of all trials, f_∞
+the limit's own density and v_n, v_∞ from the same random numbers (coupled), then KL by quadrature with a jackknife over
+blocks. That is right only if f_∞ is E[N(y; v_∞)], so this is tested first, and where it fails nothing is coupled. Above
+`COUPLED` heads v_∞ hardly varies, coupling gains nothing, and E[N(y; v_n)] is taken as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from ...engine._montecarlo import generator
+from ...laws import Attention, Empirical, Estimate, Law, kl, paper_kl
+from ...laws._distance import kl_terms
+from ...laws._replicas import Replicated
+from ...laws._resample import jackknife
+from .._store import Arrays, Store
+from ._cases import Case, Figure, Part, limit_law
+from ._sample import AGAIN, GAUSS, GRID, LIMIT, WEIGHTS
+
+Array = npt.NDArray[np.float64]
+Row = dict[str, Any]
+
+COUPLED = 16  # heads, at most
+SHOWN = np.abs(GRID) < 2.5  # the part of the grid that is drawn: four standard deviations
+HEADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # for the exact distance from the limit to the Gaussian
+
+
+@lru_cache(maxsize=32)
+def _on_grid(limit: Case) -> Array:
+    return np.asarray(limit_law(limit).pdf(GRID))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which trials a run needs, and how their numbers are read."""
+
+    store: Store
+    trials: int
+    samples: int | None  # the paper's, if None
+    seed: int
+    estimator: str
+
+    @property
+    def paper(self) -> bool:
+        """Whether the paper's estimator is wanted."""
+        return self.estimator != "exact"
+
+    @property
+    def exact(self) -> bool:
+        """Whether ours is wanted."""
+        return self.estimator != "paper"
+
+    def part(self, case: Case, trial: int) -> Part:
+        """One trial of a case."""
+        return Part(case, trial, self.samples or case.samples, self.seed)
+
+    def parts(self, figure: Figure) -> list[Part]:
+        """The trials that a figure needs; all cases of a trial before the next, so that the time left is well told."""
+        cases = list(figure.cases)
+        if self.exact:
+            cases += dict.fromkeys(case.limit for case in figure.cases if _coupled(case))
+        return [self.part(case, trial) for trial in range(self.trials) for case in cases]
+
+    @lru_cache(maxsize=12)  # noqa: B019 (a process has few plans)
+    def load(self, case: Case) -> list[Arrays]:
+        """All trials of a case."""
+        found = [self.store.load(self.part(case, trial).key) for trial in range(self.trials)]
+        if any(arrays is None for arrays in found):
+            raise RuntimeError(f"a trial of {case} was removed while it was needed; run the command again")
+        return [arrays for arrays in found if arrays is not None]
+
+    def draws(self, case: Case) -> list[Empirical]:
+        """Kernel estimates of the outputs, one a trial."""
+        return [Empirical(arrays["draws"]) for arrays in self.load(case)]
+
+    @lru_cache(maxsize=4)  # noqa: B019
+    def limit_draws(self, limit: Case, purpose: int = LIMIT) -> list[Empirical]:
+        """Kernel estimates of draws of the limit, which are independent of those of any width."""
+        parts = [self.part(limit, trial) for trial in range(self.trials)]
+        return [Empirical(limit_law(limit).rvs(part.samples, part.stream(purpose))) for part in parts]
+
+    def gaussian_draws(self, limit: Case) -> list[Empirical]:
+        """Kernel estimates of draws of the Gaussian of infinitely many heads."""
+        parts = [self.part(limit, trial) for trial in range(self.trials)]
+        std = limit_law(limit).infinite_heads().std()
+        return [Empirical(std * generator(part.stream(GAUSS)).standard_normal(part.samples)) for part in parts]
+
+    def replicated(self, case: Case) -> Array:
+        """E[N(y; v)] at this width by blocks of replicas (blocks, points)."""
+        return np.concatenate([arrays["density"] for arrays in self.load(case)])
+
+    @lru_cache(maxsize=32)  # noqa: B019
+    def agreement(self, case: Case) -> Agreement | None:
+        """Whether the limit is that of the engine at infinite width; None where nothing is coupled through it."""
+        return agreement(limit_law(case), self.replicated(case.limit)) if _coupled(case) else None
+
+    def _through_limit(self, case: Case) -> bool:
+        found = self.agreement(case)
+        return found is not None and found.agrees
+
+    def blocks(self, case: Case) -> Array:
+        """The density at this width by blocks of replicas (blocks, points)."""
+        density = self.replicated(case)
+        if not self._through_limit(case):
+            return density
+        return np.asarray(_on_grid(case.limit) + (density - self.replicated(case.limit)))
+
+    def variance(self, case: Case) -> Estimate:
+        """The variance at this width."""
+        squares = self.replicated(case) @ (WEIGHTS * GRID**2)
+        return Estimate(float(squares.mean()), float(squares.std(ddof=1) / math.sqrt(len(squares))))
+
+    def kl(self, case: Case) -> Estimate:
+        """Our D(width n ‖ limit)."""
+        coupled = self._through_limit(case)
+        rows = self.replicated(case) - (self.replicated(case.limit) if coupled else 0.0)
+        groups = [Replicated(rows, np.full(len(rows), 1 / len(rows))), limit_law(case)._densities(GRID)]
+        logs = np.asarray(limit_law(case).logpdf(GRID))
+
+        def divergence(f: Array, limit: Array) -> Array:
+            return np.asarray(np.sum(WEIGHTS * kl_terms(limit + f if coupled else f, limit, logs), axis=-1))
+
+        return jackknife(divergence, groups).corrected()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The limit's density against the engine's own at infinite width: the largest deviation, in standard errors."""
+
+    deviation: float
+    allowed: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two are one law, as far as these draws can tell."""
+        return self.deviation < self.allowed
+
+
+def agreement(limit: Law, blocks: Array) -> Agreement:
+    """Compare a density with blocks of replicas of it: probabilities of intervals, second and fourth moment.
+
+    A test of level 1e-6. Moments are cut off at four standard deviations, where replicas still say something.
+    """
+    value, error = limit.with_error.pdf(GRID)
+    scale = limit.std()
+    shape = np.minimum(np.abs(GRID) / scale, 4.0)
+    tests = np.stack([*(np.abs(GRID) < c * scale for c in np.linspace(0.2, 3.0, 15)), shape**2, shape**4]) * WEIGHTS
+    found = blocks @ tests.T
+    gap = np.abs(found.mean(axis=0) - tests @ value)
+    spread = found.std(axis=0, ddof=1) / math.sqrt(len(found))
+    # rounding, and what 501 points leave of either integral
+    noise = np.sqrt(spread**2 + (np.abs(tests) @ error) ** 2 + (1e-9 * (np.abs(tests) @ value)) ** 2)
+    allowed = float(special.stdtrit(max(len(blocks) - 1, 1), 1 - 1e-6 / (2 * len(tests))))
+    return Agreement(float(np.max(gap / noise)), allowed)
+
+
+def _coupled(case: Case) -> bool:
+    return not case.score and case.heads <= COUPLED
+
+
+def _kernel(first: list[Empirical], second: list[Empirical]) -> list[float]:
+    """The paper's D(first ‖ second), one for each trial, on a grid over the draws of all trials."""
+    laws = [*first, *second]
+    grid = np.linspace(min(law.draws[0] for law in laws), max(law.draws[-1] for law in laws), 500)
+    return [paper_kl(a, b, grid) for a, b in zip(first, second, strict=True)]
+
+
+def _place(case: Case) -> Row:
+    """The columns that say which case a row is about."""
+    return {
+        "tokens": case.tokens,
+        "heads": case.heads,
+        "activation": case.activation,
+        "n": case.width,
+        "head_dim": case.head_dim or "",
+    }
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A density: of a finite width, a limit, or the Gaussian of infinitely many heads."""
+
+    role: str
+    estimator: str
+    case: Case
+    y: Array
+    density: Array
+    error: Array
+
+
+@dataclass(frozen=True)
+class Densities:
+    """A figure of densities."""
+
+    figure: Figure
+    curves: list[Curve]
+
+    def rows(self) -> Iterator[Row]:
+        """A row for each point."""
+        for c in self.curves:
+            for y, density, error in zip(c.y, c.density, c.error, strict=True):
+                yield {**_place(c.case), "law": c.role, "estimator": c.estimator, "y": y, "density": density,
+                       "error": error}  # fmt: skip
+
+
+def densities(plan: Plan, figure: Figure) -> Densities:
+    """Each case at its width, and its limit; for a figure over heads at width 256, the Gaussian too."""
+    curves = []
+    y = GRID[SHOWN]
+    none = np.zeros_like(y)
+    for case in figure.cases:
+        if plan.exact:
+            blocks = plan.blocks(case)[:, SHOWN]
+            error = blocks.std(axis=0, ddof=1) / math.sqrt(len(blocks))
+            curves.append(Curve("width n", "exact", case, y, blocks.mean(axis=0), error))
+        if plan.paper:
+            curves.append(_kernel_curve("width n", case, plan.draws(case)[0], y))
+    for limit in dict.fromkeys(case.limit for case in figure.cases):
+        if plan.exact:
+            density, error = limit_law(limit).with_error.pdf(y)
+            curves.append(Curve("limit", "exact", limit, y, density, error))
+        if plan.paper:
+            curves.append(_kernel_curve("limit", limit, plan.limit_draws(limit)[0], y))
+    if figure.parameter == "H" and figure.cases[0].head_dim is None:
+        gaussian = limit_law(figure.cases[0]).infinite_heads().pdf(y)
+        curves.append(Curve("infinitely many heads", "exact", figure.cases[0].limit, y, gaussian, none))
+    return Densities(figure, curves)
+
+
+def _kernel_curve(role: str, case: Case, law: Empirical, y: Array) -> Curve:
+    value, error = law.with_error.pdf(y)
+    return Curve(role, "paper", case, y, value, error)
+
+
+@dataclass(frozen=True)
+class Divergences:
+    """A figure of KL divergences: one point for each case, by one estimator or both."""
+
+    figure: Figure
+    paper: list[list[float]] = field(default_factory=list)  # a list of trials for each case
+    floor: list[list[float]] = field(default_factory=list)  # the same, of the limit against itself
+    exact: list[Estimate] = field(default_factory=list)
+    limits: list[Agreement | None] = field(default_factory=list)  # whether each limit is the engine's own
+
+    @property
+    def parameters(self) -> list[float]:
+        """What the figure varies: n or H."""
+        return [case.width if self.figure.parameter == "n" else case.heads for case in self.figure.cases]
+
+    def best(self) -> list[Estimate]:
+        """Our estimates; if there are none, the paper's, less what that estimator gives for the limit with itself."""
+        floors = self.floor or [[0.0] * len(trials) for trials in self.paper]
+        less = [np.subtract(trials, floor) for trials, floor in zip(self.paper, floors, strict=True)]
+        return self.exact or [_mean(trials) for trials in less]
+
+    @cached_property
+    def slope(self) -> Estimate | None:
+        """The slope of log KL against log n, by least squares over the points well above their errors."""
+        return slope(self.parameters, self.best())
+
+    @cached_property
+    def last_slope(self) -> Estimate | None:
+        """The same between the last two points."""
+        return slope(self.parameters[-2:], self.best()[-2:])
+
+    def rows(self) -> Iterator[Row]:
+        """A row for each trial of the paper's estimator, and one for ours; of the limit with itself, once."""
+        shown: set[Case] = set()
+        for index, case in enumerate(self.figure.cases):
+            place = {**_place(case), "compared": "width n with limit"}
+            yield from _trial_rows(place, self.paper[index] if self.paper else ())
+            if self.floor and case.limit not in shown:
+                shown.add(case.limit)
+                itself = {**_place(case.limit), "compared": "limit with itself"}
+                yield from _trial_rows(itself, self.floor[index])
+            if self.exact:
+                yield {**place, "estimator": "exact", "trial": "", "kl": self.exact[index].value,
+                       "error": self.exact[index].error}  # fmt: skip
+
+
+def _trial_rows(place: Row, trials: Sequence[float]) -> Iterator[Row]:
+    for trial, value in enumerate(trials):
+        yield {**place, "estimator": "paper", "trial": trial, "kl": value, "error": ""}
+
+
+def _mean(trials: Array) -> Estimate:
+    """The mean, with its standard error; larger for few trials, so that four of it mean what they do for many."""
+    if len(trials) < 2:
+        return Estimate(float(np.mean(trials)), math.inf)
+    student = float(special.stdtrit(len(trials) - 1, special.ndtr(4.0))) / 4
+    return Estimate(float(np.mean(trials)), student * float(np.std(trials, ddof=1)) / math.sqrt(len(trials)))
+
+
+def slope(parameters: Sequence[float], values: Sequence[Estimate]) -> Estimate | None:
+    """The slope of log KL against the log of a parameter, by least squares over the points well above their errors."""
+    kept = [(n, e.value, e.error) for n, e in zip(parameters, values, strict=True) if e.value > 4 * e.error]
+    if len(kept) < 2:
+        return None
+    n, value, error = (np.array(column) for column in zip(*kept, strict=True))
+    x = np.log(n) - np.log(n).mean()
+    weights = x / np.sum(x**2)
+    return Estimate(float(weights @ np.log(value)), float(np.sqrt(np.sum((weights * error / value) ** 2))))
+
+
+def divergences(plan: Plan, figure: Figure) -> Divergences:
+    """D(width n ‖ limit) for each case."""
+    made = Divergences(figure)
+    floors: dict[Case, list[float]] = {}
+    for case in figure.cases:
+        if plan.paper:
+            limit = plan.limit_draws(case.limit)
+            made.paper.append(_kernel(plan.draws(case), limit))
+            if case.limit not in floors:
+                floors[case.limit] = _kernel(plan.limit_draws(case.limit, AGAIN), limit)
+            made.floor.append(floors[case.limit])
+        if plan.exact:
+            made.exact.append(plan.kl(case))
+            made.limits.append(plan.agreement(case))
+    return made
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Draws of one score: the first trial in bins, and numbers from all of them."""
+
+    case: Case
+    edges: Array
+    counts: npt.NDArray[np.int64]
+    variance: Estimate
+    kolmogorov: Estimate  # to N(0, 1)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The figure of one score under both scalings."""
+
+    figure: Figure
+    histograms: list[Histogram]
+
+    def rows(self) -> Iterator[Row]:
+        """A row for each bin."""
+        for h in self.histograms:
+            density = h.counts / (h.counts.sum() * np.diff(h.edges))
+            for left, right, count, value in zip(h.edges[:-1], h.edges[1:], h.counts, density, strict=True):
+                yield {"n": h.case.width, "scaling": h.case.scaling, "left": left, "right": right,
+                       "count": int(count), "density": value}  # fmt: skip
+
+
+def scores(plan: Plan, figure: Figure) -> Scores:
+    """Histograms of p_11, over √n and over n."""
+    made = []
+    for case in figure.cases:
+        draws = np.stack([arrays["draws"] for arrays in plan.load(case)]).astype(np.float64)
+        width = 0.1 if case.scaling == "sqrt" else 0.1 / math.sqrt(case.width)
+        reach = (math.ceil(np.abs(draws[0]).max() / width) + 0.5) * width
+        counts, edges = np.histogram(draws[0], bins=round(2 * reach / width), range=(-reach, reach))
+        every = np.sort(draws.ravel())
+        square = every**2
+        rank = np.arange(every.size + 1) / every.size
+        normal = special.ndtr(every)
+        distance = float(max(np.max(rank[1:] - normal), np.max(normal - rank[:-1])))
+        made.append(
+            Histogram(
+                case,
+                edges,
+                counts,
+                Estimate(float(square.mean()), float(square.std(ddof=1) / math.sqrt(every.size))),
+                Estimate(distance, 0.5 / math.sqrt(every.size)),
+            )
+        )
+    return Scores(figure, made)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """KL against the number of heads: width 256 against the limit, and the limit against the Gaussian."""
+
+    finite: Divergences
+    gaussian: Divergences  # of the paper's numbers of heads
+    many: list[Estimate]  # the exact D(limit ‖ Gaussian), for each of HEADS
+    variances: list[Estimate]  # at width 256, for each case
+    limit_variances: list[float]
+    gaussian_variance: Estimate
+
+    @property
+    def figure(self) -> Figure:
+        """What it is a figure of."""
+        return self.finite.figure
+
+    def rows(self) -> Iterator[Row]:
+        """The rows of both comparisons."""
+        yield from self.finite.rows()
+        for row in self.gaussian.rows():
+            if row["compared"] == "width n with limit":
+                yield {**row, "n": math.inf, "compared": "limit with Gaussian"}
+        for heads, estimate in zip(HEADS, self.many, strict=False):
+            yield {**_place(self.figure.cases[0]), "heads": heads, "n": math.inf, "compared": "limit with Gaussian",
+                   "estimator": "exact", "trial": "", "kl": estimate.value, "error": estimate.error}  # fmt: skip
+
+
+def heads(plan: Plan, figure: Figure) -> Heads:
+    """Both comparisons, for each case; the exact one for more numbers of heads."""
+    gaussian = Divergences(figure)
+    if plan.paper:
+        for case in figure.cases:
+            gaussian.paper.append(_kernel(plan.limit_draws(case.limit), plan.gaussian_draws(case.limit)))
+    one = limit_law(figure.cases[0])
+    normal = one.infinite_heads()
+    many = [kl(one.with_heads(count), normal) for count in HEADS] if plan.exact else []
+    # independently: E[A K A^T] over all scores, in place of the law of one head; clipping at 100 leaves K = I
+    joint = Attention(np.eye(figure.cases[0].tokens)).infinite_heads(points=2**19)
+    return Heads(
+        divergences(plan, figure),
+        gaussian,
+        many,
+        [plan.variance(case) for case in figure.cases],
+        [one.with_heads(case.heads).var() for case in figure.cases],
+        joint[0].with_error.var(),
+    )
+
+
+MEASURES = {"density": densities, "kl": divergences, "scores": scores, "heads": heads}

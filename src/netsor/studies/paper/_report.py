@@ -1,0 +1,102 @@
+"""The report on the paper's claims."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .._page import page, picture
+from ._claims import ABSENT, AGREES, DISAGREES, Row
+from ._measure import Divergences, Heads
+
+BODY = """\
+<p><em>Infinite-Width Limit of a Single Attention Layer: Analysis via Tensor Programs</em> (Sakai, Karakida, Imaizumi,
+NeurIPS 2025). Every draw below is exact in law at its width; no weight matrix was drawn.</p>
+{quick}
+<p>{summary}</p>
+<h2>What the paper says, and what was measured</h2>
+<table>
+<thead><tr><th>Claim</th><th>Measured</th><th>Verdict</th><th>Figure</th></tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table>
+<p>A number agrees with a bound, or disagrees, when it is on that side of it by four standard errors; otherwise the
+verdict is left open, and more draws would settle it. {estimators}</p>
+<h2>Figures</h2>
+<p>Densities: finite widths dotted, limits solid, infinitely many heads black; below, the difference from the limit,
+with kernel estimates of the first trial thin. Divergences: ours with standard errors; the paper's as a faint dot for
+each trial, their mean and standard deviation. The data of figure 1a are in <code>1a.csv</code>, and so on.</p>
+<div class="figures">
+{figures}
+</div>
+<h2>How</h2>
+<p>{how}</p>"""
+
+BOTH = (
+    "The paper estimates KL from kernel estimates of two samples, which adds a floor: the dashed grey line is what "
+    "that estimator says of the limit against itself. Ours averages exact conditional densities over replicas that "
+    "share their random numbers with the limit, so it goes on where the other flattens."
+)
+
+
+def report(
+    rows: Sequence[Row], data: Mapping[str, Any], svg: Mapping[str, bytes], manifest: Mapping[str, Any], quick: str
+) -> str:
+    """The page."""
+    estimator = manifest["options"]["estimator"]
+    versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
+    how = (
+        f"{manifest['random_numbers']:,} random numbers for {manifest['draws']:,} draws; "
+        f"{manifest['seconds']['sampling']:.1f} core-seconds of sampling. {versions}. The command: "
+        f"<code>{html.escape(manifest['command'])}</code>. Beside this file: each figure as PDF and PNG, its data as "
+        "CSV, and <code>manifest.json</code>."
+    )
+    body = BODY.format(
+        quick=f'<p class="quick">{html.escape(quick)}</p>' if quick else "",
+        summary=html.escape(" ".join(summary(rows, data))),
+        rows="\n".join(_row(row) for row in rows),
+        estimators=BOTH if estimator == "both" else "",
+        figures="\n".join(picture(name, svg[name], f"Figure {name}. {data[name].figure.title}.") for name in svg),
+        how=how,
+    )
+    return page("The paper, reproduced", body)
+
+
+def _row(row: Row) -> str:
+    name = {AGREES: "agrees", DISAGREES: "disagrees", ABSENT: "absent"}.get(row.verdict, "undecided")
+    links = ", ".join(f'<a href="#figure-{figure}">{figure}</a>' for figure in row.figures)
+    return (
+        f"<tr><td>{html.escape(row.claim)}<br><small>Rule: {html.escape(row.rule)}</small></td>"
+        f"<td>{html.escape(row.measured)}</td>"
+        f'<td class="{name}">{row.verdict}</td><td>{links}</td></tr>'
+    )
+
+
+def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:
+    """Two sentences: how many claims agree, and how KL falls."""
+    judged = [row for row in rows if row.verdict != ABSENT]
+    count = {v: sum(row.verdict == v for row in judged) for v in (AGREES, DISAGREES)}
+    first = f"Of {len(judged)} claims of the paper {count[AGREES]} agree with what was measured"
+    if count[DISAGREES]:
+        first += f", {count[DISAGREES]} disagree"
+    if open_ := len(judged) - sum(count.values()):
+        first += f", {open_} cannot be decided with so few draws"
+    lines = [first + "." if judged else "No claim of the paper rests on these figures alone."]
+    for name in ("1b", "4b", "5b"):
+        found = data.get(name)
+        if isinstance(found, Divergences):
+            n, nearest = found.parameters[-1], found.best()[-1]
+            text = (
+                f"KL between width {n:.0f} and the limit is {nearest.value:.2e} ± {nearest.error:.0e} (figure {name})"
+            )
+            if found.slope is not None and found.last_slope is not None:
+                every, last = found.slope.value, found.last_slope.value
+                text += f"; it falls like n^{every:.2f} over all widths and n^{last:.2f} at the end"
+            return [*lines, text + "."]
+    found = data.get("heads")
+    if isinstance(found, Heads) and found.many:
+        return [*lines, f"KL between the limit and the Gaussian of infinitely many heads is {found.many[0].value:.2e} "
+                f"for one head and {found.many[-1].value:.2e} for 256."]  # fmt: skip
+    return [*lines, "For how KL falls with the width, ask for figure 1b."]

@@ -1,0 +1,165 @@
+"""Running the experiments: trials on a pool of processes, kept as they finish, then figures, data and the report."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...engine._montecarlo import cores, one_blas_thread, whole_number
+from ...language._given import shown
+from .._folder import Folder
+from .._manifest import surroundings, tidy
+from .._store import Store
+from .._workers import Workers, wait
+from ._cases import GROUPS, NAMES, Part, figures
+from ._claims import judged
+from ._draw import drawn
+from ._measure import MEASURES, Plan
+from ._report import report, summary
+from ._sample import Cost, cost, draw
+
+COMMAND = "netsor reproduce"
+ESTIMATORS = ("paper", "exact", "both")
+QUICK = {"samples": 2_500, "trials": 2}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to reproduce, and how; None where the paper's value is meant."""
+
+    names: tuple[str, ...] = ()  # all
+    out: Path = Path("results")
+    samples: int | None = None
+    trials: int | None = None
+    seed: int = 0
+    workers: int | None = None
+    quick: bool = False
+    estimator: str = "both"
+    tokens: int = 16
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.names, tuple):
+            raise ValueError(f"names={shown(self.names)} must be a tuple of the names of figures")
+        for name in self.names:
+            if not isinstance(name, str) or name not in (*NAMES, *GROUPS):
+                raise ValueError(
+                    f"FIGURE {shown(name)} must be one of {' '.join(NAMES)}, or of the groups {' '.join(GROUPS)}"
+                )
+        if not isinstance(self.estimator, str) or self.estimator not in ESTIMATORS:
+            raise ValueError(f"estimator={shown(self.estimator)} must be one of {', '.join(ESTIMATORS)}")
+        for name, least in (("samples", 100), ("trials", 1), ("seed", 0), ("workers", 1), ("tokens", 1)):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, whole_number(name, value, least))
+
+    @property
+    def chosen(self) -> list[str]:
+        """The names of the figures, in the paper's order."""
+        wanted = {figure for name in self.names or NAMES for figure in GROUPS.get(name, (name,))}
+        return [name for name in NAMES if name in wanted]
+
+    @property
+    def plan(self) -> Plan:
+        """Which trials that makes."""
+        quick = QUICK if self.quick else {}
+        samples = self.samples or quick.get("samples")
+        return Plan(
+            Store(self.out / "parts"), self.trials or quick.get("trials", 10), samples, self.seed, self.estimator
+        )
+
+    @property
+    def command(self) -> str:
+        """The command that does the same."""
+        words = [*COMMAND.split(), *self.names]
+        for name in ("out", "samples", "trials", "seed", "estimator", "tokens"):
+            value = getattr(self, name)
+            if value != getattr(Options, name):
+                words += [f"--{name}", str(value)]
+        return shlex.join(words + ["--quick"] * self.quick)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Where the report is, and what it says in three lines."""
+
+    report: Path
+    summary: tuple[str, str, str]
+
+
+def prepare(options: Options) -> Folder:
+    """The folder of a run, where its files will overwrite none of somebody else's."""
+    folder = Folder(options.out, COMMAND, beside=["figures"])
+    folder.prepare(["report.html", *(f"{name}.{kind}" for name in options.chosen for kind in ("csv", "pdf", "png"))])
+    return folder
+
+
+def reproduce(options: Options) -> Finished:
+    """Run the experiments, going on where an earlier run stopped, and write figures, data, manifest and report."""
+    start = time.perf_counter()
+    plan, every = options.plan, figures(options.tokens)
+    chosen = [every[name] for name in options.chosen]
+    folder = prepare(options)
+    files: dict[str, bytes] = {}
+    data: dict[str, Any] = {}
+    svg: dict[str, bytes] = {}
+    pictures: dict[str, Future[dict[str, bytes]]] = {}
+    seconds: dict[str, float] = {}
+    parts = dict.fromkeys(part for figure in chosen for part in plan.parts(figure))
+    with Workers(min(options.workers or cores(), len(parts))) as workers:
+        there = {part: cost(arrays) for part in parts if (arrays := plan.store.load(part.key)) is not None}
+        futures = {part: workers.submit(draw, part, plan.store.folder) for part in parts if part not in there}
+        for figure in chosen:
+            wait([futures[part] for part in plan.parts(figure) if part in futures], f"figure {figure.name}", "trial")
+            begun = time.perf_counter()
+            with one_blas_thread():
+                data[figure.name] = MEASURES[figure.kind](plan, figure)
+            files[f"{figure.name}.csv"] = tidy(data[figure.name].rows())
+            seconds[f"figure {figure.name}"] = round(time.perf_counter() - begun, 3)
+            pictures[figure.name] = workers.submit(drawn, data[figure.name])
+        for name, picture in pictures.items():
+            for kind, content in picture.result().items():
+                (svg if kind == "svg" else files)[name if kind == "svg" else f"{name}.{kind}"] = content
+    rows = judged(data)
+    costs = {part: there[part] if part in there else futures[part].result() for part in parts}
+    manifest = _manifest(options, plan, costs, seconds)
+    quick = ""
+    if options.quick:
+        quick = (
+            f"This is a quick look: {plan.trials} trials of {plan.samples:,} draws in place of the paper's "
+            "10 of 50,000 (100,000 for ReLU)."
+        )
+    manifest["seconds"]["all"] = round(time.perf_counter() - start, 3)
+    files["report.html"] = report(rows, data, svg, manifest, quick).encode()
+    folder.put(files, manifest)
+    spent = f"{manifest['draws']:,} draws from {manifest['random_numbers']:,} random numbers"
+    if there:
+        spent += f" ({len(there)} of {len(costs)} trials were there already)"
+    last = f"{quick} {spent}." if quick else f"{spent}, in {manifest['seconds']['all']:.0f} s."
+    one, two = summary(rows, data)
+    return Finished(options.out / "report.html", (one, two, last))
+
+
+def _manifest(options: Options, plan: Plan, costs: dict[Part, Cost], seconds: dict[str, float]) -> dict[str, Any]:
+    """What was run, with what, and what it took."""
+    parts = [{**part.key, "file": plan.store.path(part.key).name, **cost._asdict()} for part, cost in costs.items()]
+    return {
+        "command": options.command,
+        "options": {
+            "figures": options.chosen,
+            "samples": plan.samples or "50000, and 100000 for relu",
+            "trials": plan.trials,
+            "estimator": options.estimator,
+            "tokens": options.tokens,
+            "quick": options.quick,
+        },
+        "seed": options.seed,
+        **surroundings(),
+        "draws": sum(part["samples"] for part in parts),
+        "random_numbers": sum(part["random_numbers"] for part in parts),
+        "seconds": {"sampling": round(sum(part["seconds"] for part in parts), 3), **seconds},
+        "parts": parts,
+    }

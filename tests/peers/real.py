@@ -1,0 +1,88 @@
+"""Real networks, drawn by the code of their authors, and the same numbers of them as `small.program` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from netsor.models import Transformer
+
+from ..models.small import DECODER_IDS, IDS, OTHER, PIXELS, seen
+
+CLASSES = {
+    "gpt2": transformers.GPT2LMHeadModel,
+    "llama": transformers.LlamaForCausalLM,
+    "mistral": transformers.MistralForCausalLM,
+    "qwen3": transformers.Qwen3ForCausalLM,
+    "gemma2": transformers.Gemma2ForCausalLM,
+    "gpt_neox": transformers.GPTNeoXForCausalLM,
+    "bert": transformers.BertForMaskedLM,
+    "vit": transformers.ViTForImageClassification,
+    "t5": transformers.T5ForConditionalGeneration,
+}
+
+
+def configuration(given: dict[str, Any]) -> Any:
+    """The configuration object of transformers."""
+    fields = {k: v for k, v in given.items() if k != "model_type"}
+    return transformers.AutoConfig.for_model(given["model_type"], **fields)
+
+
+def draws(given: dict[str, Any], model: Transformer, count: int) -> np.ndarray:
+    """(count, quantities) of so many initialisations, each of a new model."""
+    config = configuration(given)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    return np.array([_numbers(CLASSES[given["model_type"]](config).eval(), model) for _ in range(count)])
+
+
+@torch.no_grad()
+def _numbers(network: Any, model: Transformer) -> list[float]:
+    asked = {"output_hidden_states": True, "output_attentions": True}
+    if model.inputs == "patches":
+        out = network(torch.tensor(PIXELS[None], dtype=torch.float32), **asked)
+        return _row(network.vit(torch.tensor(PIXELS[None], dtype=torch.float32)).last_hidden_state, out, model)
+    ids = torch.tensor([IDS])
+    if model.decoder_layers:
+        out = network(input_ids=ids, decoder_input_ids=torch.tensor([DECODER_IDS]), **asked)
+        out.hidden_states, out.attentions = out.decoder_hidden_states, out.decoder_attentions
+    else:
+        out = network(input_ids=ids, **asked)
+    return _row(out.hidden_states[-1], out, model)
+
+
+def _row(last: torch.Tensor, out: Any, model: Transformer) -> list[float]:
+    at, other, block, word = seen(model)
+    block -= model.layers if model.decoder_layers else 0
+    stream = out.hidden_states[block + 1][0].double().numpy()
+    start = out.hidden_states[0][0].double().numpy()
+    weights = out.attentions[block][0, -1, -1].double().numpy()
+    weights = weights[weights > 0]
+    logits = out.logits[0].double().numpy()
+    gram = stream @ stream.T
+    return [
+        float(last[0, at, 0]),
+        gram[at, at] / stream.shape[1],
+        gram[at, other] / np.sqrt(gram[at, at] * gram[other, other]),
+        float(np.mean(start[at] ** 2)),
+        float(-(weights * np.log(weights)).sum()),
+        *((logits[1], logits[4]) if logits.ndim == 1 else (logits[at, word], logits[at, OTHER])),
+    ]
+
+
+def encoder(model: Transformer, count: int, made: Callable[[], torch.nn.Module]) -> np.ndarray:
+    """(count, 1 coordinate, mean square, cosine) of PyTorch's own encoder on unit Gaussian tokens, ids repeated."""
+    torch.manual_seed(0)
+    found = []
+    at, other, *_ = seen(model)
+    with torch.no_grad():
+        for _ in range(count):
+            table = torch.nn.Embedding(max(IDS) + 1, model.width)
+            y = made().eval()(table(torch.tensor([IDS])))[0].double().numpy()
+            gram = y @ y.T
+            found.append([y[at, 0], gram[at, at] / model.width, gram[at, other] / np.sqrt(gram[at, at] * gram[other, other])])
+    return np.array(found)
