@@ -23,8 +23,8 @@ def _():
 @app.cell
 def _(mo, served):
     target = served.TARGET
-    names = ["One layer"] + (["Your program"] if target else [])
-    chosen = mo.ui.radio(names, value=names[-1], inline=True)
+    views = ["One layer", "One model"] + (["Your program"] if target else [])
+    chosen = mo.ui.radio(views, value="Your program" if target else "One layer", inline=True)
     mo.Html(f'<h1 class="netsor-head">netsor: move a slider, see the law</h1>{chosen}')
     return chosen, target
 
@@ -39,6 +39,24 @@ def _(page):
 def _(chosen, layer, mo, page):
     mo.stop(chosen.value != "One layer")
     page.show(page.layer_html(layer), lambda: page.layer_settings(layer.value).view(), "layer")
+    return
+
+
+@app.cell
+def _(mo, page):
+    model = page.model_controls()
+    sharper = mo.ui.run_button(label="Sharper: 200 draws")
+    return model, sharper
+
+
+@app.cell
+def _(chosen, mo, model, page, sharper):
+    mo.stop(chosen.value != "One model")
+    page.show_slowly(
+        page.model_html(model, sharper),
+        lambda tell: page.model_settings(model.value, sharper.value).view(tell),
+        "model",
+    )
     return
 
 

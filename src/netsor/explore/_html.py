@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from ..laws import Estimate
-from ._view import Rows
+from ._view import Band, Rows
 
 
 def table(rows: Rows, waiting: str = "") -> str:
@@ -24,9 +24,12 @@ def table(rows: Rows, waiting: str = "") -> str:
     )
 
 
-def _cell(value: Estimate | str) -> str:
+def _cell(value: Estimate | Band | str) -> str:
     if isinstance(value, str):
         return f"<td>{html.escape(value)}</td>"
+    if isinstance(value, Band):
+        text = f"{value.value:.4g} ({value.low:.4g} to {value.high:.4g})"
+        return f'<td title="median (5 % to 95 %)" data-value="{value.value!r}">{text}</td>'
     digits = f"{float(value.value)!r} ± {float(value.error)!r}"
     return f'<td title="{digits}" data-value="{float(value.value)!r}">{html.escape(brief(value))}</td>'
 

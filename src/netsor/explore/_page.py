@@ -7,16 +7,20 @@ begins them when the sliders have rested, and what it finds is dropped if they h
 from __future__ import annotations
 
 import html
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import marimo as mo
 
+from .. import paper
 from ..language import inf
-from ..paper import ACTIVATIONS
+from ..models import names
 from ._html import message, notes, table
 from ._layer import Layer, text
+from ._model import LIVE as LIVE_DRAWS
+from ._model import SHARP, Model
 from ._picture import as_csv, as_file
 from ._program import Knob, Own, Target
 from ._svg import as_svg
@@ -26,7 +30,10 @@ WIDTHS = (*(2**k for k in range(2, 17)), inf)
 HEAD_DIMS = (None, *(2**k for k in range(2, 13)), inf)  # None: the width
 CLIPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
 LIVE, MANY = "as many as are quick", 50_000
+STDS = (None, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1)  # None: the model's own
 REST = 0.12  # seconds that sliders rest before distances are begun
+OFTEN = 0.3  # seconds between two looks at a bar
+ONE = threading.Lock()  # long work is done one at a time
 
 
 def width_slider(label: str, start: float = 256) -> Any:
@@ -55,7 +62,7 @@ def layer_controls() -> Any:
             "tokens": whole("Tokens s", 32, 4),
             "width": width_slider("Width n"),
             "head_dim": mo.ui.slider(0, len(HEAD_DIMS) - 1, 1, label="Head dimension d", full_width=True),
-            "activation": mo.ui.dropdown(list(ACTIVATIONS), value="clip", label="Activation φ", full_width=True),
+            "activation": mo.ui.dropdown(list(paper.ACTIVATIONS), value="clip", label="Activation φ", full_width=True),
             "clip": mo.ui.slider(steps=CLIPS, value=100.0, label="Clip at", show_value=True, full_width=True),
             "scaling": mo.ui.dropdown(ends, value="over √d", label="Scores", full_width=True),
             "mask": mo.ui.checkbox(label="Causal mask"),
@@ -123,6 +130,39 @@ def program_html(target: Target, controls: Any) -> str:
     return _column(controls, tuple(controls.value), words)
 
 
+def model_controls() -> Any:
+    """What may be changed in one model."""
+
+    def choice(label: str) -> Any:
+        return mo.ui.dropdown(["as it is", "on", "off"], value="as it is", label=label, full_width=True)
+
+    return mo.ui.dictionary(
+        {
+            "name": mo.ui.dropdown(list(names()), value="gpt2", label="Model", full_width=True),
+            "path": mo.ui.text(label="or a config.json", placeholder="path/to/config.json", full_width=True),
+            "std": mo.ui.slider(0, len(STDS) - 1, 1, label="Std of all matrices", full_width=True),
+            "depth": choice("Depth scaling 1/√(2·blocks)"),
+            "qk_norm": choice("QK-norm"),
+            "tokens": mo.ui.slider(2, 16, 1, value=4, label="Tokens", show_value=True, full_width=True),
+            "limit": mo.ui.checkbox(label="The limit beside it"),
+        }
+    )
+
+
+def model_settings(values: Mapping[str, Any], sharp: bool) -> Model:
+    """What the controls of a model say."""
+    given = dict(values)
+    name, path, std = given.pop("name"), given.pop("path").strip(), STDS[int(given.pop("std"))]
+    return Model(source=path or name, std=std, draws=SHARP if sharp else LIVE_DRAWS, **given)
+
+
+def model_html(controls: Any, sharper: Any) -> str:
+    """The controls of a model."""
+    std = STDS[int(controls.value["std"])]
+    words = {"std": "as it is" if std is None else f"{std:g}"}
+    return _column(controls, tuple(controls.value), words) + f"{sharper}"
+
+
 def _column(controls: Any, names: tuple[str, ...], words: Mapping[str, str]) -> str:
     """Controls one below the other, with words for values that they do not show themselves."""
     rows = "".join(
@@ -166,6 +206,47 @@ def show(controls: str, make: Callable[[], View], name: str) -> None:
             mo.output.replace(_beside(controls, _view(view, {**view.rows, **rows}, wrong, saved)))
 
     mo.Thread(target=fill, daemon=True).start()
+
+
+def show_slowly(controls: str, make: Callable[[Callable[[int, int], None]], View], name: str) -> None:
+    """The controls at once, and the view when it is drawn; a bar shows how far it is. Moving a control begins anew."""
+    mo.output.replace(_beside(controls, _bar(0, 1)))
+
+    def fill() -> None:
+        thread = mo.current_thread()
+        time.sleep(REST)
+        told = time.monotonic()
+
+        def tell(done: int, total: int) -> None:
+            nonlocal told
+            if thread.should_exit:
+                raise Overtaken
+            if time.monotonic() > told + OFTEN:
+                told = time.monotonic()
+                mo.output.replace(_beside(controls, _bar(done, total)))
+
+        with ONE:  # those that wait here are overtaken by the last of them
+            if thread.should_exit:
+                return
+            try:
+                view = make(tell)
+                shown = _view(view, view.rows, "", _saved(view, name))
+            except Overtaken:
+                return
+            except Exception as error:
+                shown = message(said(error))
+            if not thread.should_exit:
+                mo.output.replace(_beside(controls, shown))
+
+    mo.Thread(target=fill, daemon=True).start()
+
+
+class Overtaken(Exception):
+    """What was asked for is no longer wanted."""
+
+
+def _bar(done: int, total: int) -> str:
+    return f'<p class="netsor-note">drawing initialisations …</p><progress value="{done}" max="{total}"></progress>'
 
 
 def _beside(controls: str, view: str) -> Any:

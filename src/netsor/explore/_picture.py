@@ -48,16 +48,24 @@ class Panel:
 
     title: str
     across: str
-    up: str
+    unit: str
     curves: tuple[Curve, ...]
     share: float = 1.0
     floor: float | None = None
     legend: bool = True
+    log: bool = False  # a vertical axis of logarithms, for what is above 0
+
+    def up(self, y: Array) -> Array:
+        """Where a number is on the vertical axis."""
+        if not self.log:
+            return y
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.log10(y))
 
     def reach(self) -> tuple[float, float, float, float]:
-        """The ends of both axes: all that is finite, and a little room above."""
+        """The ends of both axes, as `up` places numbers: all that is finite, and a little room above."""
         xs = np.concatenate([curve.x for curve in self.curves])
-        ys = [edge for c in self.curves for edge in (c.y, c.low, c.high) if edge is not None]
+        ys = [self.up(edge) for c in self.curves for edge in (c.y, c.low, c.high) if edge is not None]
         every = np.concatenate(ys)
         every = every[np.isfinite(every)]
         low, high = (float(every.min()), float(every.max())) if every.size else (0.0, 1.0)
@@ -107,6 +115,9 @@ def _draw(axes: Any, panel: Panel) -> None:
         axes.plot(curve.x, curve.y, linestyle=line, color=colour, lw=thick, label=curve.label, marker=marker)
         if curve.low is not None and curve.high is not None:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, lw=0)
-    axes.set(xlabel=panel.across, ylabel=panel.up, xlim=(left, right), ylim=(bottom, top), title=panel.title)
+    if panel.log:
+        axes.set_yscale("log")
+        bottom, top = 10**bottom, 10**top
+    axes.set(xlabel=panel.across, ylabel=panel.unit, xlim=(left, right), ylim=(bottom, top), title=panel.title)
     if panel.legend:
         axes.legend()

@@ -45,7 +45,7 @@ def _panel(panel: Panel) -> str:
         return LEFT + (x - left) / (right - left) * (WIDE - LEFT - RIGHT)
 
     def up(y: Array) -> Array:
-        return high - BELOW - (y - bottom) / (top - bottom) * (high - above - BELOW)
+        return high - BELOW - (panel.up(y) - bottom) / (top - bottom) * (high - above - BELOW)
 
     parts = list(_axes(panel, (left, right, bottom, top), above, high))
     for curve in panel.curves:
@@ -70,13 +70,13 @@ def _axes(panel: Panel, ends: tuple[float, float, float, float], above: float, h
         yield f'<text x="{x:.1f}" y="{floor + 15:.1f}" text-anchor="middle">{_number(value)}</text>'
     for value in ticks(bottom, top, 4):
         y = floor - (value - bottom) / (top - bottom) * (floor - above)
+        value = 10**value if panel.log else value
         yield f'<path d="M{LEFT},{y:.1f}h-4" class="netsor-axis"/>'
         yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(value)}</text>'
     centre, middle = (LEFT + WIDE) / 2, (above + floor) / 2
     yield f'<text x="{centre:.0f}" y="{high - 4:.1f}" text-anchor="middle">{html.escape(panel.across)}</text>'
-    yield (
-        f'<text transform="translate(11 {middle:.1f}) rotate(-90)" text-anchor="middle">{html.escape(panel.up)}</text>'
-    )
+    turned = f'transform="translate(11 {middle:.1f}) rotate(-90)" text-anchor="middle"'
+    yield f"<text {turned}>{html.escape(panel.unit)}</text>"
 
 
 def _curve(curve: Curve, x: Array, up: Callable[[Array], Array]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,16 @@ from ..engine._montecarlo import in_bytes, memory
 from ..laws import Estimate, Law, kl
 from ._picture import Curve, Panel
 
-Rows = dict[str, dict[str, Estimate | str]]  # name of a number → which law → the number
+
+class Band(NamedTuple):
+    """A number that varies from draw to draw: its median, and its 5 % and 95 % quantiles."""
+
+    value: float
+    low: float
+    high: float
+
+
+Rows = dict[str, dict[str, Estimate | Band | str]]  # name of a number → which law → the number
 
 POINTS = 241
 REACH = 4.5  # standard deviations to each side
