@@ -4,6 +4,7 @@ import csv
 import io
 import runpy
 
+import numpy as np
 import pytest
 
 import netsor as ns
@@ -73,6 +74,45 @@ def test_a_wrong_value_is_a_message(tab):
     assert tab.numbers()["variance"]
 
 
+def test_one_model(tab):
+    """Curves and numbers of a model that ships; of many positions, the last."""
+    tab.view("One model")
+    assert tab.page.locator(".netsor-panel").count() == 9
+    found = ns.models.read("gpt2").probes(tokens=4).measure(draws=12)
+    assert tab.numbers()["loss of the first step"] == [np.median(found["loss"])]
+    tab.control("tokens").press("Home")
+    for _ in range(6):
+        tab.control("std").press("ArrowRight")
+    assert "0.02" in tab.page.locator('[data-control="std"]').inner_text()
+    model = ns.models.read("gpt2").replace(std=0.02, std_o=0.02 / 24**0.5, std_out=0.02 / 24**0.5)
+    found = model.probes(tokens=2).measure(draws=12)
+    wanted = float(np.median(found["logit_std"]))
+    tab.page.wait_for_function(
+        """wanted => { const cell = document.querySelector('[data-row="standard deviation of logits"] td[data-value]');
+                       return cell && Math.abs(cell.dataset.value / wanted - 1) < 1e-9; }""",
+        arg=wanted,
+    )
+
+
+def test_a_model_of_ones_own(tab, programs):
+    """A config.json by its path; sharper on request, with a bar; a wrong path is a message."""
+    tab.view("One model")
+    path = tab.page.locator('[data-control="path"] input')
+    path.fill("nowhere.json")
+    path.press("Enter")
+    tab.page.wait_for_selector(".netsor-view [role=alert]")
+    assert "no file, and none of the models that ship" in tab.message()
+    path.fill(str(programs / "config.json"))
+    path.press("Enter")
+    tab.page.wait_for_selector(".netsor-many")
+    probes = ns.models.read(programs / "config.json").probes(tokens=4)
+    assert tab.numbers()["loss of the first step"] == [np.median(probes.measure(draws=12)["loss"])]
+    tab.page.get_by_text("Sharper").click()
+    tab.page.wait_for_selector("progress")
+    tab.page.wait_for_selector(".netsor-many")
+    assert tab.numbers()["loss of the first step"] == [np.median(probes.measure(draws=200)["loss"])]
+
+
 def test_own_program(tab):
     """Sliders for its arguments and widths; where it refuses, its own words are on the page."""
     tab.view("Your program")
@@ -137,7 +177,7 @@ def test_no_wider_than_the_screen(browser, served, width, scheme):
     context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
     context.set_default_timeout(60_000)
     tab = Watched(context, served.address)
-    for view in ("One layer", "Your program"):
+    for view in ("One layer", "One model", "Your program"):
         tab.view(view)
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
         wide = tab.page.evaluate(

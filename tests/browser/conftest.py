@@ -1,5 +1,6 @@
 """A real browser, headless, and the server that it looks at."""
 
+import json
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 FLAGS = """--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update
            --disable-sync"""
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 8}
 PROGRAMS = """
 import netsor as ns
 
@@ -71,6 +73,7 @@ class Served:
 def programs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("programs")
     (folder / "own.py").write_text(PROGRAMS)
+    (folder / "config.json").write_text(json.dumps(SMALL))
     return folder
 
 
@@ -104,7 +107,7 @@ class Watched:
     def settled(self):
         self.page.wait_for_function(
             """() => { const v = document.querySelector('.netsor-view');
-                       return v && (v.querySelector('[role=alert]') || v.querySelector('[data-row^="KL"]')); }"""
+                       return v && v.querySelector('[role=alert], [data-row^="KL"], .netsor-many'); }"""
         )
 
     def control(self, name):

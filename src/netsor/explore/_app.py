@@ -52,11 +52,8 @@ def _(mo, page):
 @app.cell
 def _(chosen, mo, model, page, sharper):
     mo.stop(chosen.value != "One model")
-    page.show_slowly(
-        page.model_html(model, sharper),
-        lambda tell: page.model_settings(model.value, sharper.value).view(tell),
-        "model",
-    )
+    asked = page.model_settings(model.value, sharper.value)  # here: the button is up again when the cell has run
+    page.show_slowly(page.model_html(model, sharper), asked.view, "model")
     return
 
 
