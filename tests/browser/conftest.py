@@ -102,6 +102,8 @@ class Watched:
     def view(self, name):
         """Go to a view, and wait until all its numbers are there."""
         self.page.get_by_text(name, exact=True).click()
+        own = {"One layer": "mask", "One model": "path", "Your program": "output"}[name]
+        self.page.wait_for_selector(f'[data-control="{own}"]')
         self.settled()
 
     def settled(self):

@@ -159,10 +159,12 @@ def test_knobs():
     assert OWN.widths == ("n", "m")
 
     @ns.program
-    def below(shift=-2, none=0, slope=-0.5, zero=0.0, big=float("inf")):
+    def below(unnamed=3, /, shift=-2, none=0, slope=-0.5, *, zero=0.0, big=float("inf"), **others):
         return ns.gaussian(n)
 
-    for knob in knobs(Target("x", "below", below)):
+    made = knobs(Target("x", "below", below))
+    assert [knob.name for knob in made] == ["shift", "none", "slope", "zero"]
+    for knob in made:
         assert knob.low <= knob.start <= knob.high
         assert (knob.start - knob.low) / knob.step == pytest.approx(round((knob.start - knob.low) / knob.step))
 

@@ -83,9 +83,15 @@ def layer_settings(values: Mapping[str, Any]) -> Layer:
     width, head_dim = WIDTHS[int(given.pop("width"))], HEAD_DIMS[int(given.pop("head_dim"))]
     mask = "causal" if given.pop("mask") else None
     token, tokens = int(given.pop("token")), int(given["tokens"])
+    given.update({name: _plain(value) for name, value in given.items() if name.startswith("sigma")})
     if token > tokens:
         raise ValueError(f"the output of token {token} is asked for, and there are {tokens} tokens: add tokens")
     return Layer(width=width, head_dim=head_dim, mask=mask, token=token - 1, **given)
+
+
+def _plain(value: float) -> float:
+    """The value of a slider as a person would write it: steps add up to 1.1500000000000001."""
+    return value if isinstance(value, int) else float(f"{value:.10g}")
 
 
 def layer_html(controls: Any) -> str:
@@ -117,7 +123,7 @@ def program_settings(target: Target, knobs: tuple[Knob, ...], values: Mapping[st
     """What the controls of a program say."""
     return Own(
         target,
-        {knob.name: values[f"argument {knob.name}"] for knob in knobs},
+        {knob.name: _plain(values[f"argument {knob.name}"]) for knob in knobs},
         {name: WIDTHS[int(values[f"width {name}"])] for name in target.widths},
         int(values["output"] or 0),
         values["draws"],

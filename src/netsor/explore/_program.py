@@ -76,7 +76,13 @@ def knobs(target: Target) -> tuple[Knob, ...]:
     if isinstance(target.found, Program):
         return ()
     made = []
-    for parameter in inspect.signature(target.found).parameters.values():
+    try:
+        parameters = inspect.signature(target.found).parameters.values()
+    except ValueError:  # some functions written in C tell nobody what they take
+        return ()
+    for parameter in parameters:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            continue
         value = target.arguments.get(parameter.name, parameter.default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             continue
