@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help explore reproduce test test-all test-browser lint bench docs docs-serve clean
+.PHONY: help explore reproduce test test-all test-browser test-peers lint bench docs docs-serve clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -33,6 +33,9 @@ test-all: $(VENV)/stamp-test  ## every test
 
 test-browser: $(VENV)/stamp-browser docs  ## the explorer and the documentation in Chromium (CHROMIUM=PATH, if it is elsewhere)
 	$(BIN)/python -m pytest -o python_files='browser_*.py' tests/browser
+
+test-peers: $(VENV)/stamp-test $(VENV)/stamp-peers  ## laws against real networks by transformers and PyTorch
+	$(BIN)/python -m pytest -o addopts='-q --strict-markers -s' tests/peers
 
 lint: $(VENV)/stamp-lint  ## format, lint and types
 	$(BIN)/ruff format --check .

@@ -11,9 +11,13 @@ import pytest
 
 from netsor.cli import _cost
 from netsor.studies._folder import Folder
+from netsor.studies.audit import _audit
 from netsor.studies.paper import _reproduce
 
 from .command import netsor
+from .inline import Inline
+
+TINY = {"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 20}
 
 PROGRAMS = """
 import sys
@@ -99,9 +103,46 @@ PLOTS = ["p.png", "p.pdf", "p.svg", "p.gif", "no/p.png", "", ".", "\udcff.png", 
 POINTS = ["0", "1", "-2.5", "1e300", "-1e300", "1e-300", "nan", "x"]
 
 
+AUDIT = {
+    "--set": [
+        "std=0.1",
+        "layers=1",
+        "width=8",
+        "width=0",
+        "layers=99999",
+        "std=x",
+        "qk_norm=true",
+        "heads=3",
+        "=",
+        "x=1",
+    ],
+    "--compare": ["tiny.json", "gpt5", "file", "", "theirs"],
+    "--compare-set": ["std=0.3", "causal=false", "std=1e300", "vocabulary=none", "vocabulary=5", "order=post"],
+    "--tokens": ["2", "3", "16", "17", "1", "1000000"],
+    "--ids": ["3,1", "3,7,7,1", "0,0", "1", "1,x", "1,99", ",", "-1,2"],
+    "--draws": ["10", "20", "9", "1000000000"],
+    "--widths": ["actual", "inf", "both", "none"],
+    "--seed": ["0", "7", str(2**128)],
+    "--workers": ["1", "2", "1024", "2000"],
+    "--out": ["out", "", "file", "file/out", "theirs", "\udcff"],
+}
+
+
+def audit_line(random):
+    """An audit of a small model."""
+    words = ["audit", random.choice(["tiny.json"] * 8 + ["none.json", "mine.py", "theirs", "", "\udcff", "a\0b"])]
+    if random.random() < 0.8:
+        words += ["--draws", "10"]
+    for option in random.sample(sorted(AUDIT), random.randint(0, 3)):
+        words += [option, value(random, AUDIT[option])]
+    return words + ["--json"] * (random.random() < 0.6)
+
+
 def line(random):
     """A command line: mostly right, with a wrong value or two."""
-    command = random.choice(["law"] * 5 + ["compare"] * 3 + ["check"] * 2 + ["reproduce"])
+    command = random.choice(["law"] * 5 + ["compare"] * 3 + ["check"] * 2 + ["reproduce"] + ["audit"] * 2)
+    if command == "audit":
+        return audit_line(random)
     words = [command]
     if command == "reproduce":
         words += random.sample(["1b", "2a", "all", "exp1", "6a", "", "5"], random.randint(0, 2))
@@ -140,6 +181,7 @@ def value(random, pool):
 def folder(tmp_path, monkeypatch):
     """A folder with programs and somebody's files; no command may take long, and none reproduces anything."""
     (tmp_path / "mine.py").write_text(PROGRAMS)
+    (tmp_path / "tiny.json").write_text(json.dumps(TINY))
     (tmp_path / "file").write_text("mine")
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "report.html").write_text("mine")
@@ -147,12 +189,17 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(_cost, "LONGEST", 3.0)
     monkeypatch.setattr("sys.dont_write_bytecode", True)
 
+    real = Folder.prepare
+
     def prepare(folder, names):
-        folder._refuse_foreign(names, folder._manifest())  # and make no folder
+        if folder.command == _audit.COMMAND:
+            return real(folder, names)
+        return folder._refuse_foreign(names, folder._manifest())  # and make no folder
 
     def reproduce(options):
         return _reproduce.Finished(options.out / "report.html", ("one", "two", "three"))
 
+    monkeypatch.setattr(_audit, "Workers", Inline)
     monkeypatch.setattr(Folder, "prepare", prepare)
     monkeypatch.setattr(_reproduce, "reproduce", reproduce)
     return tmp_path
@@ -183,6 +230,14 @@ def sane(command, found):
             assert found[name]["value"] >= -8 * (found[name]["error"] or math.inf) - 1e-9
         assert found["total_variation"]["value"] <= 1 + 1e-6
         assert found["kolmogorov"]["value"] <= 1 + 1e-6
+    elif command == "audit":
+        assert found["status"] in ("exact", "conjectured")
+        for layer in found["layers"]:
+            assert all(three["low"] <= three["median"] <= three["high"] for three in layer.values())
+            assert 0 <= layer["entropy"]["low"] <= layer["entropy"]["high"] <= 1 + 1e-9
+            assert -1 - 1e-9 <= layer["cosine"]["low"] <= layer["cosine"]["high"] <= 1 + 1e-9
+            assert layer["attention_share"]["median"] + layer["mlp_share"]["median"] <= 1.1  # of medians
+        assert all(f["verdict"] in ("found", "not found", "undecided", "not measured") for f in found["findings"])
     elif command == "check":
         assert found["verdict"] in ("proved", "conjectured", "no limit")
 
@@ -202,7 +257,8 @@ def examine(folder, words):
     assert result.returncode == 0 or (words[0] == "check" and result.returncode == 1)
     assert result.stdout
     plots = {words[i + 1] for i, word in enumerate(words) if word == "--plot"}
-    assert added <= plots
+    outs = {words[i + 1] for i, word in enumerate(words) if word == "--out"} if words[0] == "audit" else set()
+    assert all(name in plots or name.partition("/")[0] in outs for name in added)
     for name in added:
         (folder / name).unlink()
     if "--json" in words and "-h" not in words:

@@ -253,3 +253,38 @@ def test_constants_in_the_limit_have_sane_errors():
     x = ns.gaussian(n, 2, cov=[[1.0, 0.5], [0.5, 2.0]])
     law = ns.Program((ns.weight(n, n) @ (x * x), ns.mean_dot(x * x, x))).law(n=inf, draws=200)
     assert law.origin.quadrature_error < 1e-6
+
+
+def test_a_matrix_acts_again_on_a_concatenation_with_more_directions():
+    x, wo = ns.gaussian(n), ns.weight(n, 2 * d)
+    y = wo @ ns.concat(ns.weight(d, n, 2) @ x, axis=0)
+    z = wo @ ns.concat(ns.weight(d, n, 2) @ y, axis=0)
+    net = ns.Program(ns.mean_dot(y, z))  # mean 0; 0.47 when blocks were mistaken for each other
+    assert smallest_p(net, draws=4000, n=16, d=8) > LEVEL
+
+
+def test_stretched_rotary_frequencies():
+    """The rule of Llama 3.1 written out; at infinity κ by a fine sum over frequencies."""
+    stretch, at = (8.0, 1.0, 4.0, 64.0), [0.0, 3.0, 40.0]
+    theta = 100.0 ** (-2 * np.arange(8) / 16)
+    wavelength = 2 * np.pi / theta
+    smooth = (64.0 / wavelength - 1.0) / 3.0
+    right = np.where(wavelength < 16.0, theta, (1 - smooth) * theta / 8 + smooth * theta)
+    right = np.where(wavelength > 64.0, theta / 8, right)
+    assert (wavelength < 16).any()
+    assert (wavelength > 64).any()
+    assert ((wavelength > 16) & (wavelength < 64)).any()
+    turned = ns.rotary(ns.gaussian(16, 3), at, base=100.0, stretch=stretch)
+    np.testing.assert_allclose(turned.op.angles(16), np.outer(at, right), rtol=1e-12)
+    tokens = np.array([[1.0, 0.5, 0.2], [0.5, 1.0, 0.0], [0.2, 0.0, 2.0]])
+    x = ns.gaussian(n, 3, cov=tokens)
+    q, k = (ns.rotary(ns.weight(d, n) @ x, at, base=100.0, stretch=stretch) for _ in range(2))
+    found = ns.Program(ns.dot(q, k)).law(n=inf, d=inf, draws=100_000).component_mean
+    gaps = np.subtract.outer(at, at).T.ravel()
+    u = (np.arange(20_000) + 0.5) / 20_000
+    kappa = np.cos(np.subtract.outer(gaps, gaps)[..., None] * turned.op.stretch.of(100.0**-u)).mean(axis=-1)
+    cov = np.kron(tokens, tokens) * kappa
+    error = np.sqrt((cov**2 + np.outer(np.diag(cov), np.diag(cov))) / len(found))
+    assert (np.abs(np.cov(found.T) - cov) < 5 * error).all()  # 45 entries: level 3e-5
+    net = ns.Program(ns.dot(q, k))
+    assert smallest_p(net, draws=4000, n=5, d=4) > LEVEL

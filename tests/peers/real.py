@@ -74,15 +74,15 @@ def _row(last: torch.Tensor, out: Any, model: Transformer) -> list[float]:
     ]
 
 
-def encoder(model: Transformer, count: int, made: Callable[[], torch.nn.Module]) -> np.ndarray:
-    """(count, 1 coordinate, mean square, cosine) of PyTorch's own encoder on unit Gaussian tokens, ids repeated."""
+@torch.no_grad()
+def encoder(made: Callable[[], torch.nn.Module], width: int, count: int) -> np.ndarray:
+    """(count, 3) of PyTorch's own encoders on unit Gaussian tokens: of what they add to their input, a coordinate, the
+    mean square, and the product with what they add to another token.
+    """
     torch.manual_seed(0)
-    found = []
-    at, other, *_ = seen(model)
-    with torch.no_grad():
-        for _ in range(count):
-            table = torch.nn.Embedding(max(IDS) + 1, model.width)
-            y = made().eval()(table(torch.tensor([IDS])))[0].double().numpy()
-            gram = y @ y.T
-            found.append([y[at, 0], gram[at, at] / model.width, gram[at, other] / np.sqrt(gram[at, at] * gram[other, other])])
+    ids, found = torch.tensor([IDS]), []
+    for _ in range(count):
+        x = torch.nn.Embedding(max(IDS) + 1, width)(ids)
+        added = (made().eval()(x) - x)[0].double().numpy()
+        found.append([added[4, 0], added[4] @ added[4] / width, added[4] @ added[1] / width])
     return np.array(found)

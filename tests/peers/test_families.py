@@ -25,8 +25,11 @@ def test_a_family_has_the_law_of_its_real_initialisation(family):
     assert model.status(**model.widths()) == "exact"
     real = draws(CONFIGS[family], model, REAL)
     ours = np.stack(program(model).draw(draws=OURS, progress=False, **model.widths()), axis=1)
-    found = {name: stats.ks_2samp(real[:, i], ours[:, i]).pvalue for i, name in enumerate(NAMES)}
-    print(family, {name: round(p, 3) for name, p in found.items()})
+    fixed = ours.std(axis=0) < 1e-4  # a mean square after a norm is 1 up to eps; single precision rounds it
+    np.testing.assert_allclose(real[:, fixed], ours[:REAL, fixed], rtol=1e-4)
+    found = {name: stats.ks_2samp(real[:, i], ours[:, i]).pvalue for i, name in enumerate(NAMES) if not fixed[i]}
+    print(family, {name: round(float(p), 3) for name, p in found.items()})
+    assert len(found) >= 5
     assert min(found.values()) > LEVEL, found
 
 
@@ -35,3 +38,11 @@ def test_a_config_object_is_read_as_its_file_is(family):
     assert models.read(configuration(CONFIGS[family])).replace(name=family) == models.read(CONFIGS[family]).replace(
         name=family
     )
+
+
+def test_nanogpt_is_gpt2_with_the_exact_gelu():
+    given = {**CONFIGS["gpt2"], "activation_function": "gelu"}
+    own = {"n_layer": 3, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 31, "bias": False, "dropout": 0.1}
+    assert models.nanogpt(own).replace(std=0.25).replace(
+        name="x", family="gpt2", std_o=0.25 / 6**0.5, std_out=0.25 / 6**0.5
+    ) == models.read(configuration(given)).replace(name="x")

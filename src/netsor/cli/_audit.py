@@ -99,7 +99,9 @@ def _audited(watch: Watch, out: str | None, options: dict[str, Any]) -> Any:
 
 def _said(error: ValueError) -> str:
     """What the library says, whose arguments are options here."""
-    text = str(error)
+    from ..studies.audit._request import plainly
+
+    text = plainly(error)
     return f"--{text}" if text.startswith(tuple(f"{name}=" for name in OPTIONS)) else text
 
 

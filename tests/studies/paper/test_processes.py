@@ -51,6 +51,13 @@ class Running(subprocess.Popen):
             assert time.monotonic() < deadline, "it hangs"
             time.sleep(0.01)
 
+    def gone(self):
+        """Wait until no process of its session is left."""
+        deadline = time.monotonic() + HANG
+        while members(self.pid):
+            assert time.monotonic() < deadline, "a worker is left"
+            time.sleep(0.01)
+
     def ended(self):
         """What it wrote to stderr, at its end."""
         return self.communicate(timeout=HANG)[1]
@@ -112,10 +119,7 @@ def test_interrupts_and_kills_leave_no_workers_and_whole_parts(sent, tmp_path):
                 "netsor: interrupted; finished trials are kept, and the same command goes on from there"
             )
             assert "Traceback" not in error
-        deadline = time.monotonic() + HANG
-        while members(run.pid):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        run.gone()
     store = Store(tmp_path / "parts")
     plan = Options(("5",), tmp_path, samples=20000, trials=300).plan
     kept = [part for part in plan.parts(figures()["5b"]) if store.path(part.key).exists()]

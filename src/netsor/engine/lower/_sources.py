@@ -92,9 +92,13 @@ def _shifted(s: State, value: Vector, x: Lowered, mean: Register) -> Lowered:
     return Lowered(lead, sample, support, support)
 
 
-def _rows(s: State, x: Value, copies: int, start: int = 0) -> Register:
-    """Vectors as rows (copies, vectors, ·) whose products are ⟨x^i, x^j⟩, up to a norm; 0 before `start`."""
+def _rows(s: State, x: Value, copies: int, start: int = 0, directions: int = 0) -> Register:
+    """Vectors as rows (copies, vectors, ·) whose products are ⟨x^i, x^j⟩, up to a norm; 0 before `start`.
+
+    Rows of several values have products with each other if each block has as many directions in all of them.
+    """
     lead = s.vectors[x].lead
+    lead = s.build.fitted(lead, max(directions, lead.shape[-1]))
     lead = s.build.step("part", lead, start=start, stop=lead.shape[-1])
     if s.vectors[x].turned is not None:
         raise ExactError(x, "a matrix that acts on vectors turned by rotary positions, at width inf")
@@ -158,10 +162,11 @@ def _again(s: State, value: Vector, op: MatMul) -> Lowered:
     matrix = s.matrices.setdefault(source, Matrix(build, len(every)))
     s.uses[source].append(value)
     uses = []
+    directions = max(s.vectors[use.op.inputs[0]].lead.shape[-1] for use in s.uses[source])
     for use in s.uses[source]:
         assert isinstance(use.op, MatMul)
         weight, x = use.op.weight, use.op.x
-        rows = _rows(s, x, weight.members.size if use.op.each else 1)
+        rows = _rows(s, x, weight.members.size if use.op.each else 1, directions=directions)
         present = [every.index(int(m)) for m in weight.members.ravel()]
         uses.append((build.step("scale", rows, by=weight.std / s.norm(x)), present))
     c = matrix.coefficients(uses, s.words(value))

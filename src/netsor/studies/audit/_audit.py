@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,6 +22,7 @@ from ._table import as_dict, table
 COMMAND = "netsor audit"
 FILES = ("report.html", "audit.csv")
 BASE = 2.0**28  # bytes of a worker before it does anything
+COPIES = 4  # of the draws, at most, while they are put together and sorted
 BLOCK = 2.0**25  # bytes that the engine takes in one go, if a single draw does not need more
 
 
@@ -70,12 +72,14 @@ def folder_of(path: Path) -> Folder:
 def cost(request: Request) -> Cost:
     """What it will take. An audit that does not fit is refused; if nobody said how many work, it is as many as fit."""
     subjects = request.subjects
-    parts = sum(len(request.parts(subject)) for subject in subjects)
+    parts = sum(math.ceil(request.draws / subject.part_draws) for subject in subjects)  # perhaps more than fit a list
     one = BASE + max(2.0 * max(subject.plan.bytes, BLOCK) for subject in subjects)
-    fit = max(1, int(memory() // one))
+    held = COPIES * 8.0 * request.draws * sum(subject.plan.mean.shape[0] for subject in subjects)
+    check_memory(held, f"draws={request.draws}", "take fewer draws")
+    fit = max(1, int((memory() - held) // one))
     workers = min(request.workers or min(cores(), fit), parts)
     check_memory(
-        workers * one,
+        workers * one + held,
         f"tokens={request.tokens} with workers={workers}",
         "take fewer tokens or workers, or a smaller model",
     )

@@ -104,7 +104,7 @@ def _report(audit: Found, manifest: dict[str, Any]) -> str:
         "<code>manifest.json</code>, which has every field of the models."
     )
     body = BODY.format(
-        summary="\n".join(f"<p>{html.escape(headline(each))}.</p>" for each in audit.every),
+        summary="\n".join(f"<p>{html.escape(_summary(each))}.</p>" for each in audit.every),
         models="".join(f"<th>{name}</th>" for name in names),
         findings="\n".join(map(_finding, zip(*(each.findings for each in audit.every), strict=True))),
         columns=columns,
@@ -113,6 +113,11 @@ def _report(audit: Found, manifest: dict[str, Any]) -> str:
         how=how,
     )
     return page(f"Audit of {' beside '.join(each.model.name for each in audit.every)}", body)
+
+
+def _summary(audit: Found) -> str:
+    refused = audit.request.refused.get(audit.model)
+    return headline(audit) + ("" if refused is None else f". There is no limit: {refused}")
 
 
 def _exactly(audit: Found) -> str:

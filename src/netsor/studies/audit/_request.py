@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...engine import ExactError, NoLimitError, Plan
+from ...engine import ExactError, Plan
 from ...engine._montecarlo import check_memory, whole_number
 from ...language import TraceError
 from ...language._given import shown
@@ -47,10 +48,7 @@ class Subject:
 
     def probes(self) -> Probes:
         """The program of all that is measured."""
-        try:
-            return self.model.probes(tokens=self.tokens) if self.ids is None else self.model.probes(ids=self.ids)
-        except TraceError as error:  # the line that it names is one of ours
-            raise ValueError(f"{self.model.name}: {error}".removesuffix(f" (at {error.where})")) from None
+        return self.model.probes(tokens=self.tokens) if self.ids is None else self.model.probes(ids=self.ids)
 
     @property
     def plan(self) -> Plan:
@@ -75,9 +73,17 @@ class Subject:
         return plain
 
 
+def plainly(error: ValueError) -> str:
+    """What an error of the language or the engine says, without the line of code: that is one of ours."""
+    return re.sub(r" \(at .*\)(?=; |$)", "", str(error))
+
+
 @lru_cache(maxsize=8)  # a plan of a hundred blocks takes seconds to make
 def _plan(subject: Subject) -> Plan:
-    return subject.probes().plan(**subject.widths)
+    try:
+        return subject.probes().plan(**subject.widths)
+    except TraceError as error:
+        raise ValueError(f"{subject.model.name}: {plainly(error)}") from None
 
 
 @dataclass(frozen=True)
@@ -134,32 +140,37 @@ class Request:
             object.__setattr__(self, "ids", ids)
             object.__setattr__(self, "tokens", len(ids))
 
-        for model in (self.model,) if self.other is None else (self.model, self.other):
+        for model in self.models:
             _refuse_large(model, self.tokens)
 
     def subject(self, model: Transformer, infinite: bool) -> Subject:
         """A model of it, at one set of widths."""
         return Subject(model, self.tokens, self.ids, infinite)
 
-    @cached_property
-    def subjects(self) -> tuple[Subject, ...]:
-        """All that is measured, the first model before the other, its own widths before infinity.
+    @property
+    def models(self) -> tuple[Transformer, ...]:
+        """The model, and the second one."""
+        return (self.model,) if self.other is None else (self.model, self.other)
 
-        A limit that a model has not, or that the engine cannot do, is left out if it was not asked for by itself.
-        """
+    @cached_property
+    def refused(self) -> dict[Transformer, str]:
+        """Why there is no limit of a model: it has none, or the engine cannot do it. If it alone is asked, an error."""
+        found = {}
+        for model in self.models if self.widths != "actual" else ():
+            try:
+                self.subject(model, True).plan  # noqa: B018 (it is made here, or refused)
+            except ExactError as error:
+                if self.widths == "inf":
+                    raise
+                found[model] = plainly(error)
+        return found
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        """All that is measured, the first model before the other, its own widths before infinity."""
         kinds = {"actual": (False,), "inf": (True,), "both": (False, True)}[self.widths]
-        found = []
-        for model in (self.model,) if self.other is None else (self.model, self.other):
-            for infinite in kinds:
-                subject = self.subject(model, infinite)
-                try:
-                    subject.plan  # noqa: B018 (it is made here, or refused)
-                except (ExactError, NoLimitError):
-                    if self.widths != "both" or not infinite:
-                        raise
-                else:
-                    found.append(subject)
-        return tuple(found)
+        pairs = [(model, infinite) for model in self.models for infinite in kinds]
+        return tuple(self.subject(m, infinite) for m, infinite in pairs if not (infinite and m in self.refused))
 
     def parts(self, subject: Subject) -> list[Part]:
         """The work for a subject."""

@@ -17,7 +17,7 @@ def table(audit: Found) -> str:
     """Medians and bands at the first, middle and last block, the output, and the findings."""
     lines = []
     for each in audit.every:
-        lines += [headline(each), "", *_blocks(each), "", *_output(each), "", *_findings(each), ""]
+        lines += [headline(each), *_no_limit(each), "", *_blocks(each), "", *_output(each), "", *_findings(each), ""]
     return "\n".join(lines[:-1])
 
 
@@ -29,6 +29,11 @@ def headline(audit: Found) -> str:
         f"{model.parameters:,} parameters; {request.tokens} tokens, {request.draws:,} draws; "
         f"{audit.best.subject.status}"
     )
+
+
+def _no_limit(audit: Found) -> list[str]:
+    refused = audit.request.refused.get(audit.model)
+    return [] if refused is None else [f"no limit: {refused}"]
 
 
 def _blocks(audit: Found) -> list[str]:
@@ -81,7 +86,10 @@ def _object(audit: Found) -> dict[str, Any]:
         **_summaries(audit.best),
         "findings": [dataclasses.asdict(finding) for finding in audit.findings],
     }
-    if audit.limit is not None and audit.limit is not audit.best:
+    if audit.model in audit.request.refused:
+        made["limit"] = None
+        made["no_limit"] = audit.request.refused[audit.model]
+    elif audit.limit is not None and audit.limit is not audit.best:
         made["limit"] = {"status": audit.limit.subject.status, **_summaries(audit.limit)}
     return made
 

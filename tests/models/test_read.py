@@ -1,0 +1,212 @@
+"""Readers of configurations: what they find, and what they refuse by name."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+
+import netsor as ns
+from netsor import models
+
+from .small import CONFIGS
+
+# Weights and embeddings of the real models without biases and gains, counted from their published shapes.
+COUNTED = {
+    "bert-base": 30522 * 768 + 512 * 768 + 12 * 12 * 768**2 + 768**2,
+    "gemma-2-9b": 256000 * 3584 + 42 * (2 * 3584 * 4096 + 2 * 3584 * 2048 + 3 * 3584 * 14336),
+    "gpt2": 50257 * 768 + 1024 * 768 + 12 * 12 * 768**2,
+    "gpt2-large": 50257 * 1280 + 1024 * 1280 + 36 * 12 * 1280**2,
+    "gpt2-medium": 50257 * 1024 + 1024 * 1024 + 24 * 12 * 1024**2,
+    "gpt2-xl": 50257 * 1600 + 1024 * 1600 + 48 * 12 * 1600**2,
+    "gpt3-175b": 50257 * 12288 + 2048 * 12288 + 96 * 12 * 12288**2,
+    "llama-3-405b": 2 * 128256 * 16384 + 126 * (2 * 16384**2 + 2 * 16384 * 1024 + 3 * 16384 * 53248),
+    "llama-3-70b": 2 * 128256 * 8192 + 80 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672),
+    "llama-3-8b": 2 * 128256 * 4096 + 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336),
+    "pythia-410m": 2 * 50304 * 1024 + 24 * 12 * 1024**2,
+    "qwen3-8b": 2 * 151936 * 4096 + 36 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 12288),
+    "t5-base": 32128 * 768 + 12 * (4 * 768**2 + 2 * 768 * 3072) + 12 * (8 * 768**2 + 2 * 768 * 3072),
+    "vit-base": 197 * 768 + 768 * 768 + 12 * 12 * 768**2 + 1000 * 768,
+}
+
+
+def test_the_models_that_ship():
+    assert models.names() == tuple(sorted(COUNTED))
+    for name, count in COUNTED.items():
+        model = models.read(name)
+        assert (model.name, model.parameters) == (name, count)
+        assert model.distribution == "gaussian"
+        assert model.widths() == {"n": model.width, "d": model.head_dim, "m": model.hidden}
+
+
+def test_what_the_shipped_models_draw():
+    gpt2 = models.read("gpt2")
+    assert (gpt2.std_q, gpt2.std_in, gpt2.tied, gpt2.activation) == (0.02, 0.02, True, "gelu_tanh")
+    assert gpt2.std_o == gpt2.std_out == pytest.approx(0.02 / math.sqrt(24))
+    llama = models.read("llama-3-405b")
+    assert llama.rotary_stretch == models.Stretch(8.0, 1.0, 4.0, 8192.0)
+    assert (llama.groups, llama.rotary_base, llama.std_o, llama.eps) == (8, 500000.0, 0.02, 1e-5)
+    assert models.read("llama-3-70b").rotary_stretch is None
+    pythia = models.read("pythia-410m")  # as trained, not as Hugging Face would draw it
+    assert pythia.std_q == pytest.approx(math.sqrt(2 / (5 * 1024)))
+    assert pythia.std_o == pythia.std_out == pytest.approx(2 / (24 * math.sqrt(1024)))
+    assert (pythia.order, pythia.rotary_fraction) == ("parallel", 0.25)
+    gemma = models.read("gemma-2-9b")
+    assert (gemma.score_cap, gemma.logit_cap, gemma.window, gemma.window_every) == (50.0, 30.0, 4096, 2)
+    assert (gemma.score_scale, gemma.embedding_scale) == (1 / 16, pytest.approx(math.sqrt(3584)))
+    assert models.read("qwen3-8b").qk_norm
+    t5 = models.read("t5-base")
+    assert (t5.std_q, t5.std_k) == (pytest.approx((768 * 64) ** -0.5), pytest.approx(768**-0.5))
+    assert (t5.score_scale, t5.decoder_layers, t5.logit_scale) == (1.0, 12, pytest.approx(768**-0.5))
+    vit = models.read("vit-base")
+    assert (vit.inputs, vit.patch, vit.length, vit.vocabulary) == ("patches", 768, 197, 1000)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_way_to_a_configuration(family, tmp_path):
+    given = CONFIGS[family]
+    model = models.read(given)
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    assert models.read(tmp_path).name == tmp_path.name
+    for source in (tmp_path, tmp_path / "config.json", str(tmp_path / "config.json")):
+        assert models.read(source).replace(name=model.name) == model
+    assert models.read(SimpleNamespace(to_dict=lambda: dict(given))) == model
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_an_unknown_field_is_named(family):
+    with pytest.raises(ValueError, match="are not known here and may matter at initialisation: flash_scale=3"):
+        models.read({**CONFIGS[family], "flash_scale": 3})
+    immaterial = {"use_cache": False, "torch_dtype": "bfloat16", "transformers_version": "4.0", "bos_token_id": 5}
+    assert models.read({**CONFIGS[family], **immaterial}) == models.read(CONFIGS[family])
+
+
+ROPE = "rope_parameters"
+REFUSED = [
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True of this gpt2"),
+    ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights=False of this gpt2 configuration is not known"),
+    ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type='linear' of this llama"),
+    ("llama", {ROPE: {"rope_type": "yarn", "factor": 2.0}}, "rope_type='yarn' of this llama configuration"),
+    ("llama", {ROPE: {"rope_type": "default", "beta_fast": 2.0}}, "may matter at initialisation: beta_fast=2.0"),
+    ("llama", {"hidden_act": "mish"}, "hidden_act='mish' of this llama configuration is not known"),
+    ("llama3", {ROPE: {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor is missing from this rotary positions"),
+    ("qwen3", {"use_sliding_window": True}, "use_sliding_window=True of this qwen3 configuration"),
+    ("qwen3", {"layer_types": ["sliding_attention"] * 3}, "layer_types=.* of this qwen3 configuration"),
+    ("gemma2", {"layer_types": ["full_attention"] * 3}, "layer_types=.* of this gemma2 configuration must alternate"),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True of this gemma2"),
+    ("bert", {"is_decoder": True}, "is_decoder=True of this bert configuration"),
+    ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' of this bert"),
+    ("t5", {"initializer_factor": 0.5}, "initializer_factor=0.5 of this t5 configuration"),
+    ("t5", {"feed_forward_proj": "gated-mish"}, "feed_forward_proj='gated-mish' of this t5"),
+    ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder=False of this t5"),
+]
+
+
+@pytest.mark.parametrize(("family", "change", "message"), REFUSED)
+def test_a_value_that_no_description_has_is_refused_by_name(family, change, message):
+    with pytest.raises(ValueError, match=message):
+        models.read({**CONFIGS[family], **change})
+
+
+def test_older_ways_of_writing_rotary_positions():
+    old = {**CONFIGS["llama"], "rope_theta": 500.0, "rope_scaling": None}
+    assert models.read(old).rotary_base == 500.0
+    scaling = {"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+    scaling["original_max_position_embeddings"] = 8192
+    assert models.read({**old, "rope_scaling": scaling}).rotary_stretch == (8.0, 1.0, 4.0, 8192.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("gpt5", "'gpt5' is no file, and none of the models that ship: bert-base, "),
+        ({"model_type": "mamba"}, "model_type='mamba' of the configuration must be one of bert, gemma2"),
+        ({}, "model_type=None"),
+        (3, "source of type int must be the name of a model"),
+        ({"model_type": "llama"}, "intermediate_size is missing from this llama configuration"),
+        ({**CONFIGS["llama"], "num_hidden_layers": "3"}, "layers='3' of a Transformer must be an integer"),
+        ({**CONFIGS["gpt2"], "initializer_range": -1}, "std_q=-1 of a Transformer must be a finite number, at least 0"),
+    ],
+)
+def test_bad_sources(source, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        models.read(source)
+
+
+def test_a_file_that_is_no_configuration(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match="is no JSON"):
+        models.read(path)
+    path.write_text("[1]")
+    with pytest.raises(ValueError, match="must hold an object"):
+        models.read(path)
+
+
+def test_replace_checks_names_and_values():
+    gpt2 = models.read("gpt2")
+    changed = gpt2.replace(std=0.01, std_o=0.005, layers=3)
+    assert (changed.std_q, changed.std_embedding, changed.std_o, changed.layers) == (0.01, 0.01, 0.005, 3)
+    with pytest.raises(ValueError, match="layer is no field of a Transformer; did you mean layers"):
+        gpt2.replace(layer=3)
+    for change, message in (
+        ({"layers": 2.5}, r"layers=2\.5 of a Transformer must be an integer, at least 1"),
+        ({"layers": True}, "layers=True"),
+        ({"std_q": math.inf}, "std_q=inf of a Transformer must be a finite number"),
+        ({"norm": "batch"}, "norm='batch' of a Transformer must be one of layer, rms"),
+        ({"tied": 1}, "tied=1 of a Transformer must be True or False"),
+        ({"groups": 5}, "groups=5 of a Transformer must divide heads=12"),
+        ({"rotary_stretch": (1.0, 4.0, 1.0, 5.0), "positions": "rotary"}, "must have low below high"),
+        ({"rotary_stretch": (1.0, 1.0, 4.0, 5.0)}, "is for positions='rotary'"),
+        ({"length": None}, "length=None of a Transformer must say how many learned positions"),
+        ({"gated": True, "bias_in": 0.1}, "bias_in=0.1 of a Transformer is for gated=False"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gpt2.replace(**change)
+
+
+def test_settings_are_texts_of_fields():
+    texts = ["layers=4", "std=0.05", "tied=false", "score_cap=none", "positions=rotary", "rotary_stretch=8,1,4,64"]
+    found = models.settings(texts)
+    assert found == {
+        "layers": 4,
+        "std": 0.05,
+        "tied": False,
+        "score_cap": None,
+        "positions": "rotary",
+        "rotary_stretch": (8.0, 1.0, 4.0, 64.0),
+    }
+    assert models.read("gpt2").replace(**found).std_in == 0.05
+    for text, message in (
+        ("layers", "'layers' must be written field=value"),
+        ("layers=x", "layers='x' of a Transformer must be an integer"),
+        ("tied=maybe", "tied='maybe' of a Transformer must be True or False"),
+        ("nothing=1", "nothing is no field"),
+        ("std=x", "std='x' of a Transformer must be a finite number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            models.read("gpt2").replace(**models.settings([text]))
+
+
+def test_nanogpt_is_gpt2_with_the_exact_gelu():
+    own = {"n_layer": 3, "n_head": 2, "n_embd": 32, "block_size": 16, "vocab_size": 31, "bias": False, "dropout": 0.1}
+    same = models.read({**CONFIGS["gpt2"], "activation_function": "gelu", "initializer_range": 0.02})
+    for config in (own, SimpleNamespace(**own)):
+        assert models.nanogpt(config).replace(name=same.name, family=same.family) == same
+    assert models.nanogpt({}).vocabulary == 50304
+    with pytest.raises(ValueError, match="n_kv: no field of nanoGPT"):
+        models.nanogpt({**own, "n_kv": 2})
+
+
+def test_pytorch_encoder():
+    model = models.pytorch_encoder(64, 4, 128, num_layers=3)
+    assert (model.shared, model.order, model.distribution) == (True, "post", "uniform")
+    assert model.std_q == pytest.approx(math.sqrt(2 / (64 + 192)))  # Xavier, of one matrix with 192 rows
+    assert model.std_out == model.bias_out == pytest.approx(1 / math.sqrt(3 * 128))
+    assert model.status(**model.widths()) == "same limit"
+    assert model.status(n=ns.inf) == "conjectured"
+    assert models.read("gpt2").status(n=768) == "exact"
+    for change in ({"nhead": 5}, {"activation": "silu"}, {"d_model": 0}):
+        with pytest.raises(ValueError, match=next(iter(change))):
+            models.pytorch_encoder(**{"d_model": 64, "nhead": 4, **change})

@@ -1,0 +1,208 @@
+"""An audit: the same bits however it is cut up, nothing lost, nothing of somebody else's touched."""
+
+import csv
+import io
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.studies._store import Store
+from netsor.studies.audit import _audit, _request
+from netsor.studies.audit._quantities import BLOCKS, EVERY, FINAL
+from netsor.studies.audit._request import Request, Subject
+
+from ...inline import Inline
+
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
+TINY = ns.models.read(GPT2)
+SMALL = {"tokens": 3, "draws": 40}
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    """In this process, and in parts of 16 draws."""
+    monkeypatch.setattr(_audit, "Workers", Inline)
+    monkeypatch.setattr(_request, "PART_DRAWS", 16)
+
+
+def bits(audit):
+    return {
+        (each.model.name, found.subject.infinite, name): array.tobytes()
+        for each in audit.every
+        for found in each.measured
+        for name, array in found.arrays.items()
+    }
+
+
+def test_the_same_bits_for_any_number_of_worker_processes(monkeypatch):
+    monkeypatch.setattr(_request, "PART_DRAWS", 16)  # it is the parent that makes the parts
+    one, two = (bits(ns.audit(TINY, workers=workers, **SMALL)) for workers in (1, 2))
+    assert one == two
+    assert len(one) > 20
+
+
+def test_draws_do_not_depend_on_what_else_is_asked(inline):
+    plain = bits(ns.audit(TINY, widths="actual", **SMALL))
+    both = bits(ns.audit(TINY, compare=TINY.replace(std=0.3), **SMALL))
+    assert {key: both[key] for key in plain} == plain
+    more = ns.audit(TINY, widths="actual", tokens=3, draws=50).actual["cosine"]
+    assert more[:40].tobytes() == plain[TINY.name, False, "cosine"]
+    assert bits(ns.audit(TINY, widths="actual", seed=1, **SMALL)).values() != plain.values()
+
+
+def test_parts_are_draws_of_the_model(inline):
+    """Part by part what the model's own probes say, and no draw twice."""
+    audit = ns.audit(TINY, widths="actual", **SMALL)
+    parts = audit.request.parts(audit.actual.subject)
+    assert [part.draws for part in parts] == [16, 16, 8]
+    own = [TINY.probes(tokens=3).measure(p.draws, seed=p.stream, workers=1)["entropy"] for p in parts]
+    np.testing.assert_array_equal(audit.actual["entropy"], np.concatenate(own))
+    assert len(np.unique(audit.actual["entropy"][:, 0])) == 40
+
+
+def test_a_limit_is_coupled_to_its_model(inline):
+    """Common random numbers: the largest scores of the first block, which vary in the limit too, go together."""
+    audit = ns.audit(TINY.replace(width=400, head_dim=200, hidden=50), tokens=3, draws=100)
+    pairs = audit.actual["score_max"][:, 0], audit.limit["score_max"][:, 0]
+    assert np.corrcoef(*pairs)[0, 1] > 0.5  # 0 ± 0.1 if they were independent
+
+
+def test_finished_parts_are_kept_and_not_done_again(inline, tmp_path, monkeypatch):
+    whole = ns.audit(TINY, out=tmp_path / "whole", **SMALL)
+    work = _audit.measure
+    left = iter(range(2))
+
+    def interrupted(part, folder):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return work(part, folder)
+
+    monkeypatch.setattr(_audit, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ns.audit(TINY, out=tmp_path / "cut", **SMALL)
+    parts = list((tmp_path / "cut" / "parts").glob("*.npz"))
+    assert len(parts) == 2
+    assert not (tmp_path / "cut" / "report.html").exists()
+    done = []
+    monkeypatch.setattr(_audit, "measure", lambda part, folder: done.append(part) or work(part, folder))
+    again = ns.audit(TINY, out=tmp_path / "cut", **SMALL)
+    assert bits(again) == bits(whole)
+    assert len(done) == 4  # of three for each of two widths
+    assert (tmp_path / "cut" / "audit.csv").read_bytes() == (tmp_path / "whole" / "audit.csv").read_bytes()
+    parts[0].write_bytes(b"damaged")
+    done.clear()
+    assert bits(ns.audit(TINY, out=tmp_path / "cut", **SMALL)) == bits(whole)
+    assert len(done) == 1
+
+
+def test_a_part_is_named_by_all_that_its_draws_depend_on():
+    part = Request(TINY, **SMALL).parts(Subject(TINY, 3, None, False))[0]
+    others = [
+        replace(part, seed=1),
+        replace(part, index=1),
+        replace(part, draws=7),
+        replace(part, subject=replace(part.subject, infinite=True)),
+        replace(part, subject=replace(part.subject, tokens=4)),
+        replace(part, subject=replace(part.subject, ids=(0, 1, 2))),
+        *(replace(part, subject=replace(part.subject, model=TINY.replace(**change)))
+          for change in ({"std_q": 0.03}, {"eps": 1e-4}, {"tied": False}, {"score_cap": 30.0})),
+    ]  # fmt: skip
+    names = {Store(Path("parts")).path(p.key).name for p in (part, *others)}
+    assert len(names) == 1 + len(others)
+    renamed = replace(part, subject=replace(part.subject, model=TINY.replace(name="mine")))
+    assert renamed.key == part.key
+    assert pickle.loads(pickle.dumps(part)) == part
+
+
+def test_the_files_of_an_audit(inline, tmp_path):
+    audit = ns.audit(TINY, compare=TINY.replace(std=0.3), out=tmp_path, **SMALL)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == len(BLOCKS) - 1  # all but cross-attention's share
+    assert "http-equiv" not in page
+    assert not any(word in page for word in ("<script", 'src="', "<link", "@import"))  # nothing is fetched
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "audit.csv").read_text())))
+    assert len(rows) == 2 * 2 * (2 * (len(BLOCKS) - 1) + len(FINAL))
+    row = next(r for r in rows if r["quantity"] == "entropy" and r["block"] == "2" and r["widths"] == "actual")
+    assert float(row["median"]) == pytest.approx(np.median(audit.actual["entropy"][:, 1]), rel=1e-9)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["random_numbers"] == audit.random_numbers > 0
+    assert manifest["options"]["models"][1]["std_q"] == 0.3
+    assert set(manifest["files"]) == {"report.html", "audit.csv"}
+
+
+def test_what_was_in_the_folder_stays(inline, tmp_path):
+    (tmp_path / "report.html").write_text("mine")
+    with pytest.raises(ValueError, match=r"out=.* holds a report\.html that is not of an earlier run"):
+        ns.audit(TINY, out=tmp_path, **SMALL)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    found = ns.audit(TINY, **SMALL)
+    with pytest.raises(ValueError, match=r"holds a report\.html"):
+        found.save(tmp_path)
+    assert found.save(tmp_path / "other").read_text().startswith("<!DOCTYPE html>")
+    ns.audit(TINY, out=tmp_path / "other", seed=5, **SMALL)  # an earlier audit's files are ours
+
+
+def test_markup_in_names_is_text(inline, tmp_path):
+    page = ns.audit(TINY.replace(name="<b>&"), out=tmp_path, **SMALL).save(tmp_path).read_text()
+    assert "&lt;b&gt;&amp;" in page
+    assert "<b>&" not in page.replace("<b>&amp;", "")
+
+
+def test_the_quantities_are_those_of_the_models():
+    """Every name of the probes has its words, and no words are left over."""
+    names = set(ns.models.read("t5-base").replace(layers=1, decoder_layers=1).probes(tokens=2).names)
+    assert names | set(TINY.probes(tokens=2).final) == set(EVERY)
+
+
+def test_models_without_logits_have_no_loss(inline, tmp_path):
+    audit = ns.audit(TINY.replace(vocabulary=None), out=tmp_path, **SMALL)
+    assert audit.as_dict()["final"] == {"logit_std": None, "loss": None, "max_probability": None}
+    assert "no logits" in audit.table()
+    assert {f.name: f.verdict for f in audit.findings}["loss"] == "not measured"
+
+
+def test_only_the_limit(inline):
+    audit = ns.audit(TINY, widths="inf", **SMALL)
+    assert audit.actual is None
+    assert audit.as_dict()["widths"] == "inf"
+    assert audit.as_dict()["status"] == "conjectured"
+    assert "limit" not in audit.as_dict()
+
+
+def test_two_models_of_one_name_are_told_apart(inline):
+    audit = ns.audit(TINY, compare=TINY.replace(std_q=0.5, tied=False), **SMALL)
+    assert audit.other.model.name == f"{TINY.name}, tied=False, std_q=0.5"
+    assert ns.audit(TINY, compare=TINY, **SMALL).other.model.name == f"{TINY.name}, again"
+
+
+WRONG = [
+    ({"tokens": 0}, "tokens=0 must be"), ({"tokens": 1}, "two tokens or more"), ({"tokens": 17}, "tokens=17"),
+    ({"draws": 9}, "draws=9 must be"), ({"widths": "real"}, "widths='real' must be one of actual, inf, both"),
+    ({"ids": [1, 40]}, "ids=40"), ({"ids": []}, "at least one"), ({"ids": [1, -1]}, "ids=-1 must be"),
+    ({"out": ""}, "out=''"),
+    ({"workers": 0}, "workers=0 must be"), ({"seed": -1}, "seed=-1 must be"), ({"compare": "nothing"}, "no file"),
+    ({"tokens": 10**9}, "tokens=1000000000"), ({"ids": [1, 2.5]}, "ids=2.5 must be"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG)
+def test_wrong_arguments_are_named(given, said, inline):
+    with pytest.raises(ValueError, match=r".") as error:
+        ns.audit(TINY, **{**SMALL, **given})
+    assert said in str(error.value)
+    assert "functools" not in str(error.value)
+
+
+def test_what_does_not_fit_is_refused(inline, monkeypatch):
+    monkeypatch.setattr("netsor.engine._montecarlo.memory", lambda: 2.0**28)
+    with pytest.raises(
+        ValueError, match=r"tokens=3 with workers=1 would need 320 MiB of memory, and there are 256 MiB"
+    ):
+        ns.audit(TINY, workers=1, **SMALL)
+    with pytest.raises(ValueError, match=r"layers=5000 of gpt2 must be at most 2000"):
+        ns.audit(TINY.replace(layers=5000), **SMALL)

@@ -1,0 +1,146 @@
+"""Findings: each rule comes out both ways, on numbers made for it and on real models, and is left open in between."""
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.studies.audit._found import Found, Measured
+from netsor.studies.audit._request import Request
+from netsor.studies.audit._rules import ABSENT, FOUND, NOT_FOUND, RULES, UNDECIDED, Facts, above, below, judged
+
+DRAWS, BLOCKS = 200, 4
+
+
+def facts(limit=None, distinct=8, uniform_loss=4.0, **columns):
+    """Draws of a model in which nothing is the matter, but for what is given: numbers a block, with a little noise."""
+    plain = {
+        "mean_square": [1, 2, 3, 4], "cosine": [0.1] * 4, "effective_rank": [7, 6, 6, 5], "score_std": [0.3] * 4,
+        "score_max": [1.0] * 4, "entropy": [0.95] * 4, "largest_weight": [0.5] * 4, "attention_share": [0.2] * 4,
+        "mlp_share": [0.3] * 4, "loss": 4.1, "logit_std": 0.4, "max_probability": 0.05,
+    }  # fmt: skip
+    return Facts(noisy({**plain, **columns}, 0), noisy({**plain, **limit}, 1) if limit is not None else None,
+                 distinct, uniform_loss)  # fmt: skip
+
+
+def noisy(columns, seed):
+    rng = np.random.default_rng(seed)
+    found = {}
+    for name, value in columns.items():
+        centre = np.asarray(value, dtype=float)
+        found[name] = centre * (1 + 0.01 * rng.standard_normal((DRAWS, *centre.shape)))
+    return found
+
+
+def verdict(name, given):
+    return {finding.name: finding for finding in judged(given)}[name]
+
+
+MADE = {
+    "growth": ({"mean_square": [1, 4, 8, 10.5]}, {"mean_square": [1, 4, 8, 9.5]}, {"mean_square": [1, 4, 8, 10.01]}),
+    "branches": (
+        {"attention_share": [0.2, 0.02, 0.2, 0.2]},
+        {"attention_share": [0.2, 0.04, 0.2, 0.2]},
+        {"attention_share": [0.2, 0.3 / 9, 0.2, 0.2]},
+    ),
+    "rank": tuple({"effective_rank": [7, 3, 2, last]} for last in (1.5, 1.9, 1.7)),
+    "entropy": tuple({"entropy": [0.9, lowest, 0.9, 0.9]} for lowest in (0.45, 0.55, 0.5)),
+    "loss": ({"loss": 4.6}, {"loss": 4.4}, {"loss": 4.5}),
+    "limit": ({"limit": {"cosine": [0.2] * 4}}, {"limit": {}}, {"limit": {"cosine": [0.1019] * 4}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_rule_comes_out_both_ways_and_may_be_left_open(name):
+    assert [verdict(name, facts(**given)).verdict for given in MADE[name]] == [FOUND, NOT_FOUND, UNDECIDED]
+    quiet = [finding.verdict for finding in judged(facts(limit={}))]
+    assert quiet == [NOT_FOUND] * len(RULES)  # one rule's matter is not another's
+
+
+def test_every_rule_is_tested():
+    assert list(MADE) == [rule.name for rule in RULES]
+
+
+def test_the_other_branch_may_drown_too():
+    found = verdict("branches", facts(mlp_share=[0.3, 0.3, 0.3, 0.01]))
+    assert found.verdict == FOUND
+    assert "in block 4 the MLP is 0.048 of what is added" in found.measured
+
+
+def test_what_was_not_measured_is_said():
+    assert verdict("limit", facts()).verdict == ABSENT
+    assert verdict("loss", facts(uniform_loss=None)).verdict == ABSENT
+    assert verdict("rank", facts(distinct=1)).verdict == ABSENT
+
+
+def test_a_few_medians_outside_are_no_finding():
+    """One of 36, below the stated 0.05."""
+    found = verdict("limit", facts(limit={"cosine": [0.2, 0.1, 0.1, 0.1]}))
+    assert (found.verdict, found.value) == (NOT_FOUND, 1 / 36)
+    assert "cosine of tokens in block 1: limit 0.2, band 0.09" in found.measured
+
+
+def test_rounding_is_no_difference():
+    same = np.full((DRAWS, BLOCKS), 1.0)
+    given = facts(limit={})
+    given.draws["entropy"], given.limit["entropy"] = same, same * (1 + 1e-13)
+    assert verdict("limit", given).value == 0.0
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_a_stream_of_any_scale(scale):
+    assert verdict("growth", facts(mean_square=np.array([1, 4, 8, 11]) * scale)).verdict == FOUND
+
+
+def test_nothing_at_all_is_no_growth():
+    found = judged(facts(mean_square=[0.0] * 4, attention_share=[0.0] * 4, mlp_share=[0.0] * 4))
+    assert [f.verdict for f in found[:2]] == [NOT_FOUND, NOT_FOUND]
+    assert verdict("growth", facts(mean_square=[0, 0, 0, 1])).verdict == FOUND
+
+
+def test_thresholds_themselves():
+    at = np.full(100, 2.0)
+    assert (above(at, 2.0), above(at, 1.9), below(at, 2.0), below(at, 2.1)) == (NOT_FOUND, FOUND, NOT_FOUND, FOUND)
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 16, "vocab_size": 40}
+REAL = {
+    "growth": ({"layers": 14, "width": 16, "hidden": 64, "head_dim": 8, "std": 0.4}, {"order": "post", "std": 0.4}),
+    "branches": ({"std_o": 0.001}, {"std": 0.2}),
+    "rank": ({"std_v": 1.0, "std_o": 1.0, "std_q": 0.0, "causal": False}, {}),
+    "entropy": ({"std_q": 1.0, "std_k": 1.0}, {}),
+    "loss": ({"tied": False, "std_logits": 0.4}, {}),
+    "limit": (
+        {"width": 4, "heads": 1, "groups": 1, "head_dim": 2, "hidden": 2, "std": 0.5},
+        {"width": 512, "std": 0.02},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_models_come_out_both_ways(name):
+    """Seed 3, intervals of level 1e-4."""
+    for changes, expected in zip(REAL[name], (FOUND, NOT_FOUND), strict=True):
+        model = ns.models.read(GPT2).replace(**changes)
+        request = Request(model, tokens=6, draws=300)
+        probes = model.probes(tokens=6)
+        measured = [
+            Measured(request.subject(model, infinite), probes.measure(300, seed=3, workers=1, progress=False,
+                     **request.subject(model, infinite).widths), 0.0)
+            for infinite in ((False, True) if name == "limit" else (False,))
+        ]  # fmt: skip
+        found = Found(request, model, measured[0], measured[1] if len(measured) > 1 else None, 0.0)
+        assert verdict_of(found, name) == expected, changes
+
+
+def verdict_of(found, name):
+    return {finding.name: finding.verdict for finding in found.findings}[name]
+
+
+def test_repeated_ids_are_one_vector_where_positions_are_not_learned():
+    """Two ids, four tokens: with learned positions they begin as four vectors, else as two."""
+    for positions, distinct in (("learned", 4), ("rotary", 2)):
+        model = ns.models.read(GPT2).replace(positions=positions)
+        request = Request(model, ids=(1, 1, 2, 2), draws=20)
+        arrays = model.probes(ids=(1, 1, 2, 2)).measure(20, workers=1, progress=False)
+        found = Found(request, model, Measured(request.subject(model, False), arrays, 0.0), None, 0.0)
+        assert f"of {distinct} tokens" in {f.name: f.measured for f in found.findings}["rank"]
