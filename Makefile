@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help reproduce test test-all test-peers lint bench docs clean
+.PHONY: help explore reproduce test test-all test-browser test-peers lint bench docs docs-serve clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -19,6 +19,9 @@ $(VENV)/stamp-%: $(VENV)/stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
 	@touch $@
 
+explore: $(VENV)/stamp-explore  ## a page in the browser: move a slider, see the law
+	$(BIN)/netsor explore
+
 reproduce: $(VENV)/stamp  ## the paper's experiments, into results/
 	$(BIN)/netsor reproduce
 
@@ -27,6 +30,9 @@ test: $(VENV)/stamp-test  ## every test but the slow ones
 
 test-all: $(VENV)/stamp-test  ## every test
 	$(BIN)/python -m pytest -m 'not peers'
+
+test-browser: $(VENV)/stamp-browser docs  ## the explorer and the documentation in Chromium (CHROMIUM=PATH, if it is elsewhere)
+	$(BIN)/python -m pytest -o python_files='browser_*.py' tests/browser
 
 test-peers: $(VENV)/stamp-peers  ## laws against real networks by transformers and PyTorch
 	$(BIN)/python -m pytest -o addopts='-q --strict-markers -s' tests/peers
@@ -42,6 +48,9 @@ bench: $(VENV)/stamp  ## times and random numbers, into bench/results
 docs: $(VENV)/stamp-docs  ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+docs-serve: docs  ## the documentation on this machine, PORT=8000 unless given
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site $(or $(PORT),8000)
 
 clean:  ## remove what the targets above made
 	rm -rf $(VENV) site results .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,10 +8,17 @@ from latex2mathml.converter import convert
 MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 DOUBLE = re.compile(r'<mi mathvariant="double-struck">([A-Z])</mi>')
 LETTERS = {"C": "ℂ", "N": "ℕ", "P": "ℙ", "Q": "ℚ", "R": "ℝ", "Z": "ℤ"}
+# Fonts without tables for mathematics, which most machines have, leave a prime too small and a sum no larger than text
+PRIME = re.compile(r"<msup>(<m[ino]>[^<]*</m[ino]>)<mi>(&#x0203[23];)</mi></msup>")  # x′, whose sign is raised already
+PRIMES = re.compile(r"<msubsup>(<mi>[^<]*</mi>)((?:(?!</?msubsup>).)*?)<mi>(&#x0203[23];)</mi></msubsup>")  # x′_i
+SUM = re.compile(r"<mo>(&#x02211;|&#x0222B;|&#x0220F;)</mo>")
 
 
 def _mathml(match: re.Match[str]) -> str:
     made = convert(html.unescape(match[2]), display="block" if match[1] == "div" else "inline")
+    made = PRIME.sub(r"<mrow>\1<mi>\2</mi></mrow>", made)
+    made = PRIMES.sub(r"<msub><mrow>\1<mi>\3</mi></mrow>\2</msub>", made)
+    made = SUM.sub(r'<mo class="sum">\1</mo>', made)
     # browsers know the letters, not the variant
     return DOUBLE.sub(lambda m: f"<mi>{LETTERS.get(m[1], chr(0x1D538 + ord(m[1]) - ord('A')))}</mi>", made)
 

@@ -8,6 +8,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,46 @@ LOADED: set[str] = set()  # files of programs: an error that passes through one 
 NAME = re.compile(r"(?P<name>[^\W\d]\w*)(?:\[(?P<index>[-\d,\s]+)\])?")
 
 
-def load(target: str, arguments: Sequence[str] = ()) -> Program:
-    """The program that FILE:PROGRAM names, or a part of it, FILE:PROGRAM[0]; functions are called with --arg."""
+@dataclass(frozen=True)
+class Found:
+    """What FILE:PROGRAM names: a program, or a function that returns one, and the arguments for it."""
+
+    target: str
+    module: str
+    name: str
+    value: Any
+    arguments: dict[str, Any]
+    index: str | None
+
+    def build(self) -> Program:
+        """The program, or the part of it that is named."""
+        net = self.value
+        if callable(net) and not isinstance(net, Program):
+            try:
+                net = net(**self.arguments)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                raise click.UsageError(f"PROGRAM {shown(self.target)} cannot be built: {said(error)}") from None
+        elif self.arguments:
+            name = next(iter(self.arguments))
+            raise click.UsageError(f"--arg {name} is given, but PROGRAM {shown(self.target)} is no function")
+        if not isinstance(net, Program):
+            raise click.UsageError(
+                f"PROGRAM {shown(self.target)} must be a program (see ns.program), got {type(net).__name__}"
+            )
+        return net if self.index is None else _part(net, self.index, self.target)
+
+
+def find(target: str, arguments: Sequence[str] = ()) -> Found:
+    """What FILE:PROGRAM names, with a part of it, FILE:PROGRAM[0]; FILE is run."""
     module_name, _, attribute = target.rpartition(":")
     match = NAME.fullmatch(attribute)
     if not module_name or match is None:
         raise click.UsageError(
             f"FILE:PROGRAM {shown(target)} must be a .py file (or module), a colon and a name, with [i] for one output"
         )
-    given = pairs("--arg", arguments)
-    values = {name: _literal(text) for name, text in given.items()}
+    values = {name: _literal(text) for name, text in pairs("--arg", arguments).items()}
     try:
         module = _module(module_name)
     except KeyboardInterrupt:
@@ -37,23 +68,15 @@ def load(target: str, arguments: Sequence[str] = ()) -> Program:
     except BaseException as error:  # SystemExit too: a file that ends the process has no verdict
         raise click.UsageError(f"FILE {shown(module_name)} cannot be imported: {said(error)}") from None
     LOADED.add(str(getattr(module, "__file__", "")))
-    found: Any = getattr(module, match["name"], None)
-    if found is None:
+    value: Any = getattr(module, match["name"], None)
+    if value is None:
         raise click.UsageError(f"PROGRAM {match['name']!r} is not in {shown(module_name)}")
-    if callable(found) and not isinstance(found, Program):
-        try:
-            found = found(**values)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise click.UsageError(f"PROGRAM {shown(target)} cannot be built: {said(error)}") from None
-    elif values:
-        raise click.UsageError(f"--arg {next(iter(given))} is given, but PROGRAM {shown(target)} is no function")
-    if not isinstance(found, Program):
-        raise click.UsageError(
-            f"PROGRAM {shown(target)} must be a program (see ns.program), got {type(found).__name__}"
-        )
-    return found if match["index"] is None else _part(found, match["index"], target)
+    return Found(target, module_name, match["name"], value, values, match["index"])
+
+
+def load(target: str, arguments: Sequence[str] = ()) -> Program:
+    """The program that FILE:PROGRAM names; functions are called with --arg."""
+    return find(target, arguments).build()
 
 
 def _part(net: Program, index: str, target: str) -> Program:

@@ -1,0 +1,60 @@
+"""A hook of mkdocs: each notebook of examples/notebooks is run and becomes a page, with what it prints and draws."""
+
+import contextlib
+import functools
+import io
+from pathlib import Path
+
+import jupytext
+import matplotlib
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+FOLDER = Path(__file__).parent.parent / "examples" / "notebooks"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Called by mkdocs when it has found the pages in docs/."""
+    for path in sorted(FOLDER.glob("*.py")):
+        page, pictures = _run(path.stem, path.read_text())
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=page))
+        for name, content in pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
+    return files
+
+
+@functools.cache  # a notebook that has not changed is not run again while the docs are watched
+def _run(stem: str, source: str) -> tuple[str, dict[str, bytes]]:
+    """The page of a notebook, and the pictures on it by their names."""
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    page: list[str] = []
+    pictures: dict[str, bytes] = {}
+    names: dict[str, object] = {"__name__": "__main__"}
+
+    def show() -> None:
+        for number in plt.get_fignums():
+            name, drawn = f"{stem}-{len(pictures) + 1}.png", io.BytesIO()
+            plt.figure(number).savefig(drawn, dpi=144, bbox_inches="tight")
+            pictures[name] = drawn.getvalue()
+            page.append(f"![A figure of this notebook]({name})")
+        plt.close("all")
+
+    kept, plt.show = plt.show, show
+    try:
+        for cell in jupytext.reads(source, fmt="py:percent").cells:
+            if cell.cell_type == "markdown":
+                page.append(cell.source)
+                continue
+            page.append(f"```python\n{cell.source}\n```")
+            printed, here = io.StringIO(), len(page)
+            with contextlib.redirect_stdout(printed):
+                exec(compile(cell.source, f"{stem}.py", "exec"), names)
+            if printed.getvalue().strip():
+                page.insert(here, f"```text\n{printed.getvalue().rstrip()}\n```")
+    finally:
+        plt.show = kept
+        plt.close("all")
+    page.append(f"This page is the notebook `examples/notebooks/{stem}.py`, as it ran when the docs were built.")
+    return "\n\n".join(page), pictures

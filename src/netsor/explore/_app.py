@@ -1,0 +1,78 @@
+# /// script
+# [tool.marimo.display]
+# theme = "system"
+# ///
+"""The page: controls, and what a view makes of them. All that is computed is in the views."""
+
+import marimo
+
+app = marimo.App(width="full", app_title="netsor explore", css_file="_app.css")
+
+
+@app.cell
+def _():
+    import marimo as mo
+
+    from netsor.explore import _page as page
+    from netsor.explore import _program as program
+    from netsor.explore import _serve as served
+
+    return mo, page, program, served
+
+
+@app.cell
+def _(mo, served):
+    target = served.TARGET
+    views = ["One layer", "One model"] + (["Your program"] if target else [])
+    chosen = mo.ui.radio(views, value="Your program" if target else "One layer", inline=True)
+    mo.Html(f'<h1 class="netsor-head">netsor: move a slider, see the law</h1>{chosen}')
+    return chosen, target
+
+
+@app.cell
+def _(page):
+    layer = page.layer_controls()
+    return (layer,)
+
+
+@app.cell
+def _(chosen, layer, mo, page):
+    mo.stop(chosen.value != "One layer")
+    page.show(page.layer_html(layer), lambda: page.layer_settings(layer.value).view(), "layer")
+    return
+
+
+@app.cell
+def _(mo, page):
+    model = page.model_controls()
+    sharper = mo.ui.run_button(label="Sharper: 200 draws")
+    return model, sharper
+
+
+@app.cell
+def _(chosen, mo, model, page, sharper):
+    mo.stop(chosen.value != "One model")
+    asked = page.model_settings(model.value, sharper.value)  # here: the button is up again when the cell has run
+    page.show_slowly(page.model_html(model, sharper), asked.view, "model")
+    return
+
+
+@app.cell
+def _(mo, page, program, target):
+    mo.stop(target is None)
+    knobs = program.knobs(target)
+    own = page.program_controls(target, knobs)
+    return knobs, own
+
+
+@app.cell
+def _(chosen, knobs, mo, own, page, target):
+    mo.stop(chosen.value != "Your program")
+    page.show(
+        page.program_html(target, own), lambda: page.program_settings(target, knobs, own.value).view(), target.name
+    )
+    return
+
+
+if __name__ == "__main__":
+    app.run()

@@ -1,0 +1,49 @@
+"""Views as HTML: a table of numbers, and messages."""
+
+from __future__ import annotations
+
+import html
+
+from ..laws import Estimate
+from ._view import Band, Rows
+
+
+def table(rows: Rows, waiting: str = "") -> str:
+    """The numbers, a column for each law; pointing at one shows all of its digits. `waiting` ends the table."""
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
+    body = ""
+    for name, row in rows.items():
+        cells = "".join(_cell(row.get(column, "")) for column in columns)
+        body += f'<tr data-row="{html.escape(name, quote=True)}"><th scope="row">{html.escape(name)}</th>{cells}</tr>'
+    if waiting:
+        body += f'<tr><td colspan="{len(columns) + 1}">{html.escape(waiting)}</td></tr>'
+    return (
+        f'<div class="netsor-wide"><table class="netsor-numbers"><thead><tr><td></td>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(value: Estimate | Band | str) -> str:
+    if isinstance(value, str):
+        return f"<td>{html.escape(value)}</td>"
+    if isinstance(value, Band):
+        text = f"{value.value:.4g} ({value.low:.4g} to {value.high:.4g})"
+        return f'<td title="median (5 % to 95 %)" data-value="{value.value!r}">{text}</td>'
+    digits = f"{float(value.value)!r} ± {float(value.error)!r}"
+    return f'<td title="{digits}" data-value="{float(value.value)!r}">{html.escape(brief(value))}</td>'
+
+
+def brief(value: Estimate) -> str:
+    """A number as it is read, with its error where there is one."""
+    return f"{value.value:.6g}" if value.error == 0 else str(value)
+
+
+def message(text: str) -> str:
+    """What is wrong, and where on the page it is said."""
+    return f'<div class="netsor-message" role="alert">{html.escape(text)}</div>'
+
+
+def notes(lines: tuple[str, ...]) -> str:
+    """Remarks below the numbers."""
+    return "".join(f'<p class="netsor-note">{html.escape(line)}</p>' for line in lines)

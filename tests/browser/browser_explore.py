@@ -1,0 +1,218 @@
+"""The explorer in a real browser: every view, its sliders, its files, its messages."""
+
+import csv
+import io
+import runpy
+
+import numpy as np
+import pytest
+
+import netsor as ns
+
+from .conftest import Served, Watched
+
+
+def test_one_layer(tab):
+    """A slider moves; the picture changes, and the numbers are those of the library."""
+    tab.view("One layer")
+    before = tab.picture()
+    tab.move("heads", times=2)
+    assert tab.picture() != before
+    net = ns.paper.layer(heads=4)
+    law, limit = net.law(n=256, draws=5_000), net.law(n=ns.inf, draws=5_000)
+    found = tab.numbers()
+    assert found["variance"] == [law.var(), limit.var(), limit.infinite_heads().var()]
+    assert found["excess kurtosis"] == [law.kurtosis(), limit.kurtosis()]
+    assert found["KL to the limit"] == [float(ns.kl(law, limit))]
+    assert found["KL to infinitely many heads"] == [float(ns.kl(limit, limit.infinite_heads()))]
+
+
+def test_to_infinity(tab):
+    """At the right end of its slider the width is ∞, and one law is left beside the Gaussian."""
+    tab.view("One layer")
+    tab.move("width", "End")
+    limit = ns.paper.layer().law(n=ns.inf)
+    assert tab.numbers()["variance"] == [limit.var(), limit.infinite_heads().var()]
+    assert "∞" in tab.page.locator('[data-control="width"]').inner_text()
+
+
+def test_how_many_heads(tab):
+    """The question that the page is for: how many heads bring the excess kurtosis below 0.01?"""
+    tab.view("One layer")
+    tab.move("width", "End")
+    while tab.numbers()["excess kurtosis"][0] >= 0.01:
+        tab.move("heads")
+    assert tab.control("heads").get_attribute("aria-valuenow") == "25"
+    assert "below 0.01 from 25 heads on" in tab.page.locator(".netsor-view").inner_text()
+
+
+def test_dragging(tab):
+    """What is shown after a drag is the last position, not one that was overtaken."""
+    tab.view("One layer")
+    slider = tab.control("heads")
+    box = slider.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    tab.page.mouse.move(x, y)
+    tab.page.mouse.down()
+    for step in range(40):
+        tab.page.mouse.move(x + 3 * step, y)
+        tab.page.wait_for_timeout(10)
+    tab.page.mouse.up()
+    heads = int(slider.get_attribute("aria-valuenow"))
+    assert heads > 10
+    limit = ns.paper.layer(heads=heads).law(n=ns.inf)
+    tab.page.wait_for_selector(f'[data-row="excess kurtosis"] td[data-value="{limit.kurtosis()!r}"]')
+    tab.settled()
+    assert tab.numbers()["KL to infinitely many heads"] == [float(ns.kl(limit, limit.infinite_heads()))]
+
+
+def test_a_wrong_value_is_a_message(tab):
+    tab.view("One layer")
+    tab.move("head_dim", "End")  # infinite heads in a finite width
+    assert tab.message() == "head dimension ∞ must be at most the width 256"
+    tab.move("head_dim", "Home")
+    assert tab.numbers()["variance"]
+
+
+def test_one_model(tab):
+    """Curves and numbers of a model that ships; of many positions, the last."""
+    tab.view("One model")
+    assert tab.page.locator(".netsor-panel").count() == 9
+    found = ns.models.read("gpt2").probes(tokens=4).measure(draws=12)
+    assert tab.numbers()["loss of the first step"] == [np.median(found["loss"])]
+    tab.control("tokens").press("Home")
+    for _ in range(6):
+        tab.control("std").press("ArrowRight")
+    assert tab.control("std").get_attribute("aria-valuenow") == "6"  # 0.02
+    model = ns.models.read("gpt2").replace(std=0.02, std_o=0.02 / 24**0.5, std_out=0.02 / 24**0.5)
+    found = model.probes(tokens=2).measure(draws=12)
+    wanted = float(np.median(found["logit_std"]))
+    tab.page.wait_for_function(
+        """wanted => { const cell = document.querySelector('[data-row="standard deviation of logits"] td[data-value]');
+                       return cell && Math.abs(cell.dataset.value / wanted - 1) < 1e-9; }""",
+        arg=wanted,
+    )
+
+
+def test_a_model_of_ones_own(tab, programs):
+    """A config.json by its path; sharper on request, with a bar; a wrong path is a message."""
+    tab.view("One model")
+    path = tab.page.locator('[data-control="path"] input')
+    path.fill("nowhere.json")
+    path.press("Enter")
+    tab.page.wait_for_selector(".netsor-view [role=alert]")
+    assert "no file, and none of the models that ship" in tab.message()
+    path.fill(str(programs / "config.json"))
+    path.press("Enter")
+    tab.page.wait_for_selector(".netsor-many")
+    probes = ns.models.read(programs / "config.json").probes(tokens=4)
+    assert tab.numbers()["loss of the first step"] == [np.median(probes.measure(draws=12)["loss"])]
+    tab.page.get_by_text("Sharper").click()
+    tab.page.wait_for_selector("progress")
+    tab.page.wait_for_selector(".netsor-many")
+    assert tab.numbers()["loss of the first step"] == [np.median(probes.measure(draws=200)["loss"])]
+
+
+def test_own_program(tab):
+    """Sliders for its arguments and widths; where it refuses, its own words are on the page."""
+    tab.view("Your program")
+    assert {"width n", "argument tokens", "argument heads", "argument sigma"} <= {
+        c.get_attribute("data-control") for c in tab.page.locator("[data-control]").all()
+    }
+    tab.move("argument heads")
+    assert tab.message() == "three heads are one too many"
+    tab.move("argument heads")
+    law = ns.paper.layer(heads=4).law(n=256, draws=5_000)  # which it is
+    assert tab.numbers()["excess kurtosis"][0] == pytest.approx(law.kurtosis(), rel=1e-9)
+
+
+def test_the_code_makes_the_numbers(tab, tmp_path, monkeypatch):
+    """What is shown to be copied, run, gives what is shown."""
+    tab.view("Your program")
+    tab.move("width n", "ArrowLeft")
+    code = tab.page.locator(".netsor-code").inner_text()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "copied.py").write_text(code)
+    made = runpy.run_path("copied.py")
+    found = tab.numbers()
+    assert found["variance"][:2] == [made["law"].var(), made["limit"].var()]
+    assert found["KL to the limit"] == [float(ns.kl(made["law"], made["limit"]))]
+    assert (tmp_path / "laws.png").stat().st_size > 1000
+
+
+def test_files(tab):
+    tab.view("One layer")
+    contents = {}
+    for kind in ("PNG", "PDF", "CSV"):
+        with tab.page.expect_download() as waiting:
+            tab.page.get_by_role("button", name=kind).or_(tab.page.get_by_role("link", name=kind)).first.click()
+        contents[kind] = waiting.value.path().read_bytes()
+        assert waiting.value.suggested_filename == f"layer.{kind.lower()}"
+    assert contents["PNG"].startswith(b"\x89PNG")
+    assert contents["PDF"].startswith(b"%PDF")
+    rows = list(csv.DictReader(io.StringIO(contents["CSV"].decode())))
+    limit = ns.paper.layer().law(n=ns.inf)
+    row = next(r for r in rows if r["panel"] == "density" and r["curve"] == "the limit")
+    assert float(row["y"]) == limit.pdf(float(row["x"]))
+
+
+def test_two_tabs(browser, served):
+    """Each has its own sliders."""
+    context = browser.new_context()
+    context.set_default_timeout(60_000)
+    one, other = Watched(context, served.address), Watched(context, served.address)
+    for tab in (one, other):
+        tab.view("One layer")
+    one.move("heads")
+    other.move("heads", times=3)
+    for tab, heads in ((one, 3), (other, 5)):
+        assert tab.numbers()["excess kurtosis"][1] == ns.paper.layer(heads=heads).law(n=ns.inf).kurtosis()
+        assert not tab.wrong
+    context.close()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_wider_than_the_screen(browser, served, width, scheme):
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    context.set_default_timeout(60_000)
+    tab = Watched(context, served.address)
+    for view in ("One layer", "One model", "Your program"):
+        tab.view(view)
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        wide = tab.page.evaluate(
+            """width => [...document.querySelectorAll('.netsor-view *, .netsor-controls *')].filter(
+                e => e.getBoundingClientRect().right > width + 1 && !e.closest('.netsor-wide, pre, .netsor-code'))
+                .map(e => e.outerHTML.slice(0, 80))""",
+            width,
+        )
+        assert wide == []
+    dark = tab.page.evaluate("getComputedStyle(document.body).colorScheme + document.body.className")
+    assert ("dark" in dark) == (scheme == "dark")
+    context.close()
+
+
+def test_no_limit(browser, programs):
+    """A program without a limit has a law at finite widths, and a reason for the rest."""
+    server = Served("own.py:tied", folder=programs)
+    context = browser.new_context()
+    context.set_default_timeout(60_000)
+    tab = Watched(context, server.address)
+    tab.view("Your program")
+    assert "no limit to compare with" in tab.page.locator(".netsor-view").inner_text()
+    tab.move("width n", "End")
+    assert "has no limit" in tab.message()
+    code, said = server.stop()  # with a tab still open
+    assert code == 130
+    assert said == "netsor: stopped\n"
+    context.close()
+
+
+def test_the_token_is_needed(browser, served):
+    """Without it nothing of the page is shown."""
+    context = browser.new_context()
+    page = context.new_page()
+    answer = page.goto(served.address.partition("?")[0])
+    assert answer.status == 401 or "login" in page.url
+    assert page.locator(".netsor-view").count() == 0
+    context.close()

@@ -1,0 +1,151 @@
+"""A real browser, headless, and the server that it looks at."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).parent.parent.parent
+FLAGS = """--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update
+           --disable-sync"""
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 8}
+PROGRAMS = """
+import netsor as ns
+
+n = ns.Width("n")
+
+
+@ns.program
+def layer(tokens=4, heads=2, sigma=1.0):
+    if heads == 3:
+        raise ValueError("three heads are one too many")
+    x = ns.clip(ns.weight(n, n, batch=tokens, std=sigma) @ ns.gaussian(n), 100)
+    return ns.nn.attention(x, heads)
+
+
+@ns.program
+def tied(tokens=2):
+    g = ns.weight(n, n) @ ns.gaussian(n, tokens)
+    return ns.dot(g, g)
+"""
+
+
+@pytest.fixture(scope="session")
+def browser():
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    assert path, "no Chromium is found: install Debian's chromium, or name one by CHROMIUM=PATH"
+    with sync_playwright() as play:
+        found = play.chromium.launch(executable_path=path, args=FLAGS.split())
+        yield found
+        found.close()
+
+
+class Served:
+    """`netsor explore` in a process of its own; an interrupt ends it."""
+
+    def __init__(self, *arguments, folder):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "netsor", "explore", "--no-browser", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        self.address = self.process.stdout.readline().split()[1]
+
+    def stop(self):
+        """The exit code, and what it said meanwhile."""
+        self.process.send_signal(signal.SIGINT)
+        _, said = self.process.communicate(timeout=60)
+        return self.process.returncode, said
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "own.py").write_text(PROGRAMS)
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def served(programs):
+    server = Served("own.py:layer", folder=programs)
+    yield server
+    server.stop()
+
+
+class Watched:
+    """A tab, with what it complained of and what it asked of other machines."""
+
+    def __init__(self, context, address):
+        self.page = context.new_page()
+        self.wrong = []
+        self.page.on("console", lambda m: self.wrong.append(m.text) if m.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("request", self._request)
+        self.page.goto(address)
+
+    def _request(self, request):
+        if not request.url.startswith(("http://127.0.0.1:", "data:", "blob:")):
+            self.wrong.append(f"asked for {request.url}")
+
+    def view(self, name):
+        """Go to a view, and wait until all its numbers are there."""
+        self.page.get_by_text(name, exact=True).click()
+        own = {"One layer": "mask", "One model": "path", "Your program": "output"}[name]
+        self.page.wait_for_selector(f'[data-control="{own}"]')
+        self.settled()
+
+    def settled(self):
+        self.page.wait_for_function(
+            """() => { const v = document.querySelector('.netsor-view');
+                       return v && v.querySelector('[role=alert], [data-row^="KL"], .netsor-many'); }"""
+        )
+
+    def control(self, name):
+        return self.page.locator(f'[data-control="{name}"] [role=slider]')
+
+    def move(self, name, key="ArrowRight", times=1):
+        """Move a slider by keys, and wait for what comes of the last."""
+        slider = self.control(name)
+        old = self.page.locator(".netsor-view").inner_html()
+        for _ in range(times):
+            slider.press(key)
+        self.page.wait_for_function("old => document.querySelector('.netsor-view').innerHTML != old", arg=old)
+        self.settled()
+
+    def numbers(self):
+        """The table: row → values, in the order of its columns."""
+        rows = self.page.locator(".netsor-numbers tr[data-row]").all()
+        return {
+            row.get_attribute("data-row"): [
+                float(cell.get_attribute("data-value")) for cell in row.locator("td[data-value]").all()
+            ]
+            for row in rows
+        }
+
+    def picture(self):
+        return self.page.locator(".netsor-panel").first.inner_html()
+
+    def message(self):
+        return self.page.locator(".netsor-view [role=alert]").inner_text()
+
+
+@pytest.fixture
+def tab(browser, served):
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(60_000)
+    found = Watched(context, served.address)
+    yield found
+    context.close()
+    assert not found.wrong

@@ -1,0 +1,246 @@
+"""Views without a browser: settings in; pictures, numbers and code out."""
+
+import itertools
+import sys
+import types
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.engine import _montecarlo
+from netsor.explore import Target, _view
+from netsor.explore._html import message, table
+from netsor.explore._layer import Layer
+from netsor.explore._picture import Curve, Panel, as_csv, as_file
+from netsor.explore._program import Knob, Own, knobs
+from netsor.explore._svg import as_svg, ticks
+
+LAYERS = [
+    Layer(),
+    Layer(width=ns.inf),
+    Layer(width=64, head_dim=16, tokens=3, heads=5),
+    Layer(width=ns.inf, head_dim=16),
+    Layer(scaling="linear"),
+    Layer(activation="relu", width=32, tokens=2),
+    Layer(mask="causal", token=2, sigma_q=2.0, sigma_w=0.5),
+    Layer(tokens=1, heads=1, clip=0.5, draws=300),
+]
+n, m = ns.Width("n"), ns.Width("m")
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the code writes a picture
+
+
+def run(code):
+    made = {}
+    exec(code, made)
+    return made
+
+
+def values(row):
+    return [number.value for number in row.values() if isinstance(number, ns.Estimate)]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_the_code_makes_the_numbers(layer, capsys):
+    view = layer.view()
+    made = run(view.code)
+    laws = [made[name] for name in ("law", "limit", "many") if name in made]
+    assert ("law" in made) == (layer != LAYERS[1])
+    assert values(view.rows["variance"]) == [law.var() for law in laws]
+    assert values(view.rows["excess kurtosis"]) == [law.kurtosis() for law in laws[:-1]]
+    far = [number for row in view.more().values() for number in values(row)]
+    assert far == [ns.kl(one, other).value for one, other in itertools.pairwise(laws)]
+    assert str(view.rows["status"]).count("'") >= 4
+    printed = capsys.readouterr().out
+    assert str(laws[0].with_error.kurtosis()) in printed
+
+
+def test_the_picture_holds_the_laws():
+    """Densities above; below, the difference from the limit; in the file, every number."""
+    view = Layer(heads=3).view()
+    net = ns.paper.layer(heads=3)
+    law, limit = net.law(n=256, draws=5_000), net.law(n=ns.inf)
+    top, bottom = view.panels
+    y = top.curves[0].x
+    value, error = law.with_error.pdf(y)
+    assert np.array_equal(top.curves[0].y, value)
+    assert np.array_equal(top.curves[0].high, value + error)
+    assert np.array_equal(bottom.curves[0].y, value - limit.pdf(y))
+    assert np.array_equal(top.curves[2].y, limit.infinite_heads().pdf(y))
+    rows = as_csv(view.panels).decode().splitlines()
+    assert len(rows) == 1 + 6 * len(y)
+    assert rows[1] == f"density,n = 256,{y[0]!r},{value[0]!r},{value[0] - error[0]!r},{value[0] + error[0]!r}".replace(
+        "np.float64(", ""
+    ).replace(")", "")
+    assert as_file(view.panels, "png").startswith(b"\x89PNG")
+    assert as_file(view.panels, "pdf").startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e8])
+def test_scales(scale):
+    """The same picture, whatever the unit."""
+    one, other = Layer(width=64).view(), Layer(width=64, sigma_v=scale).view()
+    ratio = values(other.rows["variance"])[0] / values(one.rows["variance"])[0]
+    assert ratio == pytest.approx(scale**2, rel=1e-9)
+    assert values(other.rows["excess kurtosis"])[0] == pytest.approx(values(one.rows["excess kurtosis"])[0], rel=1e-9)
+    for view in (one, other):
+        ET.fromstring(f"<div>{as_svg(view.panels)}</div>")
+
+
+def test_heads_that_are_enough():
+    """The note says from which number of heads on the kurtosis of the limit is below 0.01: true, and the least."""
+    assert "from 25 heads on" in " ".join(Layer().view().notes)
+    kurtosis = [ns.paper.layer(heads=h).law(n=ns.inf).kurtosis() for h in (24, 25)]
+    assert kurtosis[0] >= 0.01 > kurtosis[1]
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (Layer(head_dim=512), "head dimension 512 must be at most the width 256"),
+        (Layer(tokens=2, token=5), "token=5 must be below tokens=2"),
+        (Layer(sigma_q=float("nan")), "sigma_q"),
+        (Layer(activation="swish"), "activation"),
+        (Layer(width=2**40, activation="tanh"), "bytes"),
+    ],
+)
+def test_a_wrong_value_is_told(layer, words):
+    with pytest.raises((ValueError, TypeError), match=words) as caught:
+        layer.view()
+    assert "\n" not in _view.said(caught.value)
+
+
+def test_draws_that_are_quick(monkeypatch):
+    """As many as the plan says are quick, and a note if they are few; those asked for are given."""
+    plan = ns.paper.layer(activation="relu").plan(n=4096)
+    draws, note = _view.afford([plan], None)
+    assert draws in _view.DRAWS[1:]
+    assert plan.seconds(draws) <= _view.QUICK or draws == _view.DRAWS[-1]
+    assert f"{draws:,}" in note
+    assert _view.afford([ns.paper.layer().plan(n=64)], None) == (5_000, "")
+    assert _view.afford([plan], 77) == (77, "")
+    monkeypatch.setattr(_view, "memory", lambda: 10.0)
+    with pytest.raises(ValueError, match="of memory"):
+        _view.afford([plan], None)
+    assert _montecarlo.memory() > 10.0
+
+
+@ns.program
+def net(tokens=3, heads=2, sigma=1.0, name="W", flag=True):
+    x = ns.clip(ns.weight(n, n, batch=tokens, std=sigma, name=name) @ ns.gaussian(n), 100)
+    y = ns.nn.attention(x, heads, head_dim=m)
+    return y, ns.mean_dot(x, x)
+
+
+@ns.program
+def tied(tokens=2):
+    g = ns.weight(n, n) @ ns.gaussian(n, tokens)
+    return ns.dot(g, g)
+
+
+OWN = Target("netsor_views", "net", net)
+
+
+def test_knobs():
+    """A slider for each number, about its value; flags and words have none."""
+    assert knobs(OWN) == (
+        Knob("tokens", 3, 1, 12, 1),
+        Knob("heads", 2, 1, 8, 1),
+        Knob("sigma", 1.0, 0.0, 4.0, 0.05),
+    )
+    assert knobs(replace(OWN, arguments={"heads": 16}))[1] == Knob("heads", 16, 1, 64, 1)
+    assert knobs(replace(OWN, found=net())) == ()
+    assert OWN.widths == ("n", "m")
+
+    @ns.program
+    def below(unnamed=3, /, shift=-2, none=0, slope=-0.5, *, zero=0.0, big=float("inf"), **others):
+        return ns.gaussian(n)
+
+    made = knobs(Target("x", "below", below))
+    assert [knob.name for knob in made] == ["shift", "none", "slope", "zero"]
+    for knob in made:
+        assert knob.low <= knob.start <= knob.high
+        assert (knob.start - knob.low) / knob.step == pytest.approx(round((knob.start - knob.low) / knob.step))
+
+
+@pytest.mark.parametrize(("output", "part", "key"), [(0, None, "[0][0]"), (2, None, "[0][2]"), (1, 0, "[0][1]")])
+def test_own_program(output, part, key, monkeypatch):
+    """The law of one output, its limit and the code, which finds the program again."""
+    monkeypatch.setitem(sys.modules, "netsor_views", types.SimpleNamespace(net=net))
+    own = Own(replace(OWN, part=part), {"tokens": 3, "heads": 2, "sigma": 1.5}, {"n": 32, "m": ns.inf}, output, 400)
+    view = own.view()
+    assert f"net(tokens=3, heads=2, sigma=1.5){key}" in view.code
+    made = run(view.code)
+    laws = [made[name] for name in ("law", "limit", "gaussian")]
+    assert values(view.rows["variance"]) == [law.var() for law in laws]
+    assert values(view.more()["KL to the limit"]) == [ns.kl(made["law"], made["limit"]).value]
+
+
+def test_own_program_whose_limit_is_a_point():
+    """The mean product of two tokens at a width, 0 at infinity."""
+    view = Own(OWN, {}, {"n": 32, "m": 4}, 4, 400).view()
+    assert "in the limit it is always 0" in view.notes
+    assert "net()[1][0, 1]" in view.code
+    assert list(view.rows["variance"]) == ["n = 32, m = 4", "the Gaussian of its variance"]
+
+
+def test_own_program_that_has_no_limit():
+    view = Own(Target("x", "tied", tied), {}, {"n": 16}, 1).view()
+    assert "no limit to compare with" in view.notes[0]
+    assert "limit" not in view.code
+    with pytest.raises(ValueError, match="no limit"):
+        Own(Target("x", "tied", tied), {}, {"n": ns.inf}, 0).view()
+
+
+def test_own_programs_that_are_wrong():
+    with pytest.raises(ValueError, match="output 12 is not there: the program has 12"):
+        Own(OWN, {}, {"n": 16, "m": 16}, 12).view()
+    with pytest.raises(TypeError, match="must return a program"):
+        Own(Target("x", "number", lambda: 3), {}, {}).view()
+    zero = ns.program(lambda: 0.0 * ns.gaussian(n))
+    with pytest.raises(ValueError, match="always 0"):
+        Own(Target("x", "zero", zero), {}, {"n": 4}).view()
+
+
+def test_a_program_of_fixed_widths():
+    fixed = ns.program(lambda: ns.relu(ns.weight(8, 8) @ ns.gaussian(8)))
+    view = Own(Target("x", "fixed", fixed), {}, {}, draws=500).view()
+    assert list(view.rows["variance"]) == ["the law", "the Gaussian of its variance"]
+    assert any(name.startswith("P(y = 0") for name in view.rows)
+
+
+def test_pictures_are_well_formed():
+    """Also with gaps, one point, nothing but zero, and names that are markup."""
+    x = np.linspace(0.0, 1.0, 5)
+    hole = np.array([1.0, np.nan, 3.0, np.inf, 2.0])
+    panels = [
+        Panel("a < b & c", "x", "y", (Curve("<script>", "limit", x, hole), Curve("b", "band", x, 0 * x, x, x + 1))),
+        Panel("flat", "x", "y", (Curve("zero", "finite", x, 0 * x),), floor=0.0),
+        Panel("point", "x", "y", (Curve("one", "other", x[:1], x[:1] + 7),)),
+        Panel("none", "x", "y", (Curve("no number", "gaussian", x, np.full(5, np.nan)),)),
+    ]
+    drawn = as_svg(panels)
+    assert "<script>" not in drawn
+    assert "nan" not in drawn
+    assert len(ET.fromstring(f"<div>{drawn}</div>")) == 4
+    assert as_file(panels, "png", columns=2).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-3.3, 2.9), (0, 1e-12), (1e8, 1.001e8), (-5e-5, 7e-5), (0, 0)])
+def test_ticks(low, high):
+    found = ticks(low, high)
+    assert 1 <= len(found) <= 6
+    assert all(low - 1e-6 * (high - low) <= tick <= high + 1e-6 * (high - low) for tick in found)
+
+
+def test_text_is_text():
+    assert "&lt;b&gt;" in message("<b>")
+    shown = table({"<i>": {"<u>": ns.Estimate(1.0, 0.0), "x": "<s>"}}, "<p>")
+    assert not any(tag in shown for tag in ("<i>", "<u>", "<s>", "<p>"))
+    assert 'data-value="1.0"' in shown
