@@ -144,7 +144,7 @@ def joint_numbers(law):
         "cdf": known.cdf(RECTANGLE[1], RECTANGLE[0]),
         "log_evidence": law.condition({0: 0.4}, noise=SPREAD).log_evidence,
         "kl": ns.kl(law, STANDARD),
-        "sliced_wasserstein": ns.sliced_wasserstein(law, STANDARD, directions=3, seed=None),
+        "sliced_wasserstein": ns.sliced_wasserstein(law, STANDARD, directions=8, seed=None),
     }
 
 
