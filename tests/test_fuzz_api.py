@@ -45,7 +45,10 @@ def deep():
 # what to call, and right arguments for it: those of a name are given by it
 CALLS = {
     "program": {
-        "law": (lambda **a: net().law(n=4, **a), {"draws": 20, "seed": 1, "workers": 1, "progress": False}),
+        "law": (
+            lambda **a: net().law(n=4, **a),
+            {"draws": 20, "seed": 1, "coordinates": 0, "workers": 1, "progress": False},
+        ),
         "limit": (lambda **a: deep().law(n=ns.inf, **a), {"draws": 20, "seed": 1, "workers": 1, "progress": False}),
         "simulate": (
             lambda **a: net().simulate(n=4, **a),

@@ -141,6 +141,7 @@ def test_one_coordinate_may_be_chosen():
         assert law.mean() == mean
         assert not law.notes
     assert net.law(coordinates=[2, 0]).mean().tolist() == [5.0, 1.0]
+    assert net.law(coordinates=np.array([2, 0])).mean().tolist() == [5.0, 1.0]
     assert net.law(coordinates=range(3)).mean().tolist() == [1.0, 2.0, 5.0]
     law = net.law()
     assert law.mean() == 1.0

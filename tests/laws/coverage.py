@@ -16,6 +16,7 @@ from netsor.laws._head import Head
 SHAPE, SCALE = 8.0, 0.1  # of the gamma law of v
 CENTRE, SPREAD = 0.5, 0.3  # of the means, where there are any
 SIZE = 500  # replicas, or draws
+DIRECTIONS = 16  # of sliced distances
 ORIGIN = Origin("exact", "made for a test")
 MIXED = np.array([[1.0, 0.5], [0.5, 1.0]])  # the covariance of two entries, times v
 
@@ -144,7 +145,7 @@ def joint_numbers(law):
         "cdf": known.cdf(RECTANGLE[1], RECTANGLE[0]),
         "log_evidence": law.condition({0: 0.4}, noise=SPREAD).log_evidence,
         "kl": ns.kl(law, STANDARD),
-        "sliced_wasserstein": ns.sliced_wasserstein(law, STANDARD, directions=3, seed=None),
+        "sliced_wasserstein": ns.sliced_wasserstein(law, STANDARD, directions=DIRECTIONS, seed=None),
     }
 
 

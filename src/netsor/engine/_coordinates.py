@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..language._given import as_whole, shown
 from ..language._value import Value, Vector
 
@@ -14,8 +16,10 @@ def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) 
     """The coordinates, in the order that was written; None if none were chosen."""
     if argument is None:
         return None
-    listed = isinstance(argument, list | tuple | range)
-    places = [as_whole(place) for place in (argument if listed else [argument])]
+    several = argument if isinstance(argument, list | tuple | range) else [argument]
+    if isinstance(argument, np.ndarray) and argument.ndim == 1:
+        several = list(argument)
+    places = [as_whole(place) for place in several]
     found = [place for place in places if place is not None]
     if not found or len(found) < len(places):
         raise ValueError(f"coordinates={shown(argument)} must be an integer or a list of integers")
@@ -23,7 +27,7 @@ def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) 
         low = 0 if math.isinf(width) else -int(width)  # there is no last one of infinitely many
         outside = [place for place in found if not low <= place < width]
         if outside:
-            raise ValueError(f"coordinates={shown(argument)}: {outside[0]} must be from {low} to {width - 1}")
+            raise ValueError(f"coordinates={shown(argument)}: {shown(outside[0])} must be from {low} to {width - 1}")
         if len({place if math.isinf(width) else place % int(width) for place in found}) < len(found):
             raise ValueError(f"coordinates={shown(argument)} names a coordinate twice")
     return found
