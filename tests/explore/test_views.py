@@ -61,10 +61,11 @@ def test_the_code_makes_the_numbers(layer, capsys):
     assert str(laws[0].with_error.kurtosis()) in printed
 
 
-def test_the_picture_holds_the_laws():
+@pytest.mark.parametrize("heads", [2, 3])
+def test_the_picture_holds_the_laws(heads):
     """Densities above; below, the difference from the limit; in the file, every number."""
-    view = Layer(heads=3).view()
-    net = ns.paper.layer(heads=3)
+    view = Layer(heads=heads).view()
+    net = ns.paper.layer(heads=heads)
     law, limit = net.law(n=256, draws=5_000), net.law(n=ns.inf)
     top, bottom = view.panels
     y = top.curves[0].x
