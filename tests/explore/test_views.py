@@ -61,10 +61,11 @@ def test_the_code_makes_the_numbers(layer, capsys):
     assert str(laws[0].with_error.kurtosis()) in printed
 
 
-def test_the_picture_holds_the_laws():
+@pytest.mark.parametrize("heads", [2, 3])
+def test_the_picture_holds_the_laws(heads):
     """Densities above; below, the difference from the limit; in the file, every number."""
-    view = Layer(heads=3).view()
-    net = ns.paper.layer(heads=3)
+    view = Layer(heads=heads).view()
+    net = ns.paper.layer(heads=heads)
     law, limit = net.law(n=256, draws=5_000), net.law(n=ns.inf)
     top, bottom = view.panels
     y = top.curves[0].x
@@ -125,6 +126,8 @@ def test_draws_that_are_quick(monkeypatch):
     assert f"{draws:,}" in note
     assert _view.afford([ns.paper.layer().plan(n=64)], None) == (5_000, "")
     assert _view.afford([plan], 77) == (77, "")
+    with pytest.raises(ValueError, match="10,000,000 draws would take about"):
+        _view.afford([plan], 10_000_000)
     monkeypatch.setattr(_view, "memory", lambda: 10.0)
     with pytest.raises(ValueError, match="of memory"):
         _view.afford([plan], None)
@@ -222,7 +225,7 @@ def test_pictures_are_well_formed():
     panels = [
         Panel("a < b & c", "x", "y", (Curve("<script>", "limit", x, hole), Curve("b", "band", x, 0 * x, x, x + 1))),
         Panel("flat", "x", "y", (Curve("zero", "finite", x, 0 * x),), floor=0.0),
-        Panel("point", "x", "y", (Curve("one", "other", x[:1], x[:1] + 7),)),
+        Panel("point", "x", "y", (Curve("one", "band", x[:1], x[:1] + 7),)),
         Panel("none", "x", "y", (Curve("no number", "gaussian", x, np.full(5, np.nan)),)),
     ]
     drawn = as_svg(panels)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._style import BLACK, BLUE, DOTTED, GREEN, VERMILLION, rendered, styled
+from .._style import BLACK, BLUE, DOTTED, VERMILLION, rendered, styled
 
 Array = npt.NDArray[np.float64]
 
@@ -21,8 +21,8 @@ LOOKS: dict[str, tuple[str, Any, float]] = {
     "limit": (BLUE, "-", 1.4),
     "gaussian": (BLACK, (0, (4.0, 2.0)), 1.1),
     "band": (VERMILLION, "-", 1.4),
-    "other": (GREEN, "-", 1.4),
 }
+ENTRY = 0.11  # of the height of a panel, for one name in a file
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,8 @@ def as_file(panels: Sequence[Panel], kind: str, columns: int = 1) -> bytes:
 
 def _draw(axes: Any, panel: Panel) -> None:
     left, right, bottom, top = panel.reach()
+    if panel.legend:
+        top += ENTRY * (top - bottom) * len(panel.curves)  # room for the names, above the curves
     for curve in panel.curves:
         colour, line, thick = LOOKS[curve.look]
         marker = "o" if len(curve.x) == 1 else None
@@ -120,4 +122,4 @@ def _draw(axes: Any, panel: Panel) -> None:
         bottom, top = 10**bottom, 10**top
     axes.set(xlabel=panel.across, ylabel=panel.unit, xlim=(left, right), ylim=(bottom, top), title=panel.title)
     if panel.legend:
-        axes.legend()
+        axes.legend(loc="upper left")

@@ -35,6 +35,7 @@ REACH = 4.5  # standard deviations to each side
 DRAWS = (5_000, 2_000, 1_000, 500, 200)  # as many as keep the page quick
 QUICK = 0.2  # seconds of one core, about, for the draws while a slider is dragged
 SLOW = 3.0  # seconds that even the fewest draws may take
+LONG = 30.0  # seconds that draws may take which were asked for
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,14 @@ def afford(plans: list[Plan], asked: int | None) -> tuple[int, str]:
         return sum(plan.seconds(draws) for plan in plans)
 
     if asked is not None:
+        if seconds(asked) > LONG:
+            raise ValueError(f"{asked:,} draws would take about {seconds(asked):.0f} s: choose fewer, or smaller sizes")
         return asked, ""
     draws = next((draws for draws in DRAWS if seconds(draws) <= QUICK), DRAWS[-1])
     if seconds(draws) > SLOW:
         raise ValueError(
             f"even {draws} draws would take about {seconds(draws):.0f} s, too long to drag a slider: "
-            "smaller widths, or fewer tokens or heads, need less; the lines of Python below have no such bound"
+            "smaller widths, or fewer tokens or heads, need less; the library itself has no such bound"
         )
     return draws, "" if draws == DRAWS[0] else f"{draws:,} draws, to stay quick"
 
