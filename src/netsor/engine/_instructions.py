@@ -211,7 +211,8 @@ def basis(xp: Any, rows: Array) -> Array:
     """
     q, r = xp.linalg.qr(xp.matrix_transpose(rows))
     signs = xp.stack([r[..., j, j] for j in range(r.shape[-1])], axis=-1)
-    return xp.matrix_transpose(q) * xp.where(signs < 0, -1.0, 1.0)[..., None]
+    one = xp.ones_like(signs)
+    return xp.matrix_transpose(q) * xp.where(signs < 0, -one, one)[..., None]
 
 
 def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
