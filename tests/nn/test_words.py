@@ -143,6 +143,14 @@ def test_untied_logits_at_infinite_width_are_those_of_a_large_one():
     np.testing.assert_allclose(np.cov(limit[:, [0, 2]].T), covariance, atol=5 * 0.49 * np.sqrt(2 / 3000))
 
 
+def test_equal_vectors_have_equal_logits():
+    """The root of a singular Gram matrix has no roots of rounding errors in it, which would be 1e-8."""
+    y = ns.tanh(ns.gaussian(n, 2))[[0, 1, 0]]
+    e = nn.Embedding(IDS, n, 0.5)
+    for p in ns.Program((nn.logits(y, 4), e.logits(y, WORDS, fan_in=6))).simulate(n=6, draws=200):
+        np.testing.assert_allclose(p[:, 0], p[:, 2], rtol=0, atol=1e-13)
+
+
 # Positions
 
 
