@@ -197,3 +197,17 @@ def test_factors_of_any_size_and_rank(size, rank):
     x = np.zeros((3, 2, 4, size))
     x[..., :known] = np.random.default_rng(9).standard_normal((3, 2, 4, known))
     np.testing.assert_allclose(_instructions.solve(np, c, x @ np.swapaxes(c, -1, -2)), x, atol=1e-9)
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_functions_of_many_coordinates_go_by_pieces(few, monkeypatch):
+    """Pieces of any size, written over an argument or not, make the same numbers."""
+    x = ns.gaussian(n, 2)
+    y = ns.nonlin(lambda a, b: np.tanh(a) * b + a, x, x[::-1])
+    z = ns.silu(ns.weight(n, n) @ y) * (ns.weight(n, n) @ y) + ns.nonlin(np.cos, y[0] if few else y)
+    outputs = ns.Program((z, ns.mean_dot(z, x), ns.mean_dot(y, y))).outputs
+    whole = conditional(outputs, {"n": 40}, 60, progress=False)
+    monkeypatch.setattr(_instructions, "PIECE", 1)
+    pieces = conditional(outputs, {"n": 40}, 60, progress=False)
+    np.testing.assert_array_equal(whole.mean, pieces.mean)
+    np.testing.assert_array_equal(whole.cov, pieces.cov)

@@ -19,7 +19,7 @@ from .lower import make_plan
 Array = npt.NDArray[np.float64]
 
 CHUNK = 8192  # replicas with one seed; no function of the width, so that one seed couples two widths
-BLOCK_BYTES = 2**22  # of arrays in one go: so large that Python costs little, and no larger than a cache
+BLOCK_BYTES = 2**21  # of arrays in one go: so large that Python costs little, and no larger than a cache
 TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 
 
@@ -107,7 +107,7 @@ def growing(draws: int) -> list[range]:
 def _block_of(plan: Plan) -> int:
     """How many replicas are run in one go."""
     # long rows of coordinates stream through memory anyway
-    room = BLOCK_BYTES * (4 if 2 * plan.long_numbers > plan.random_numbers else 1)
+    room = BLOCK_BYTES * (8 if 2 * plan.long_numbers > plan.random_numbers else 1)
     return max(1, min(CHUNK, room // max(plan.bytes, 1)))
 
 

@@ -284,7 +284,7 @@ def _overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int |
         places = [
             i
             for i, arg in enumerate(step.args)
-            if step.kind in ("add", "multiply", "scale")
+            if (step.kind in ("add", "multiply", "scale") or step.params.get("coordinates"))
             and arg.varies
             and arg.shape == step.out.shape
             and last[root.get(arg, arg)] == k

@@ -14,7 +14,7 @@ from .._error import ExactError
 from .._expectation import NODES
 from .._plan import Register, named
 from ._clusters import Group
-from ._features import Features, added
+from ._features import Features, added, unnamed
 from ._frame import AT_NODES
 from ._state import Bools, Lowered, State
 
@@ -94,7 +94,7 @@ def _features(
     rests, linear = s.rests[group][value]
     along[..., rests.places] = True
     along[..., : int(group.constant)] = True
-    new = Features(f, u, np.stack(supports), tuple(params))
+    new = Features(unnamed(f) if "named" in s.without else f, u, np.stack(supports), tuple(params))
     lead = added(build, frame, rests, new, linear, s.number[value], named(f))
     return lead, np.pad(along, ((0, 0), (0, 0), (0, count)), constant_values=True)
 
