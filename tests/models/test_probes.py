@@ -154,6 +154,12 @@ def test_tied_logits_keep_their_spread_in_the_limit():
     np.testing.assert_allclose(variances[0], variances[1], rtol=0.15)
 
 
+def test_a_window_of_one_token_leaves_no_choice():
+    found = MODELS["mistral"].replace(window=1).probes(IDS).measure(5, progress=False)
+    assert (found["entropy"] == 1).all()
+    assert (found["largest_weight"] == 1).all()
+
+
 def test_no_vocabulary_no_end():
     probes = MODELS["encoder"].probes(tokens=3)
     assert probes.final == ()

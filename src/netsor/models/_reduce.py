@@ -39,7 +39,8 @@ def of_attention(scores: Array, weights: Array, allowed: Array) -> Array:
     """(…, heads, s, t) → (…, 4): standard deviation and largest of the scores, entropy, largest weight.
 
     Over heads and allowed pairs. The entropy of a row is divided by that of the uniform row over its allowed entries,
-    and averaged; rows with one allowed entry have nothing to choose and are left out, of the largest weight too.
+    and averaged; rows with one allowed entry have nothing to choose and are left out, of the largest weight too. If
+    all rows are such (a window of one token), both are 1.
     """
     xp = array_namespace(scores, weights)
     axes = (-3, -2, -1)
@@ -53,8 +54,8 @@ def of_attention(scores: Array, weights: Array, allowed: Array) -> Array:
     free = entries > 1
     relative = xp.where(free, _entropy(weights) / xp.log(xp.where(free, entries, 2.0)), 0.0)
     rows = heads * xp.sum(xp.where(free, 1.0, 0.0), axis=(-2, -1))
-    entropy = xp.sum(relative, axis=(-2, -1)) / rows
-    largest = xp.max(xp.where(free, xp.max(weights, axis=-1), 0.0), axis=(-2, -1))
+    entropy = xp.where(rows > 0, xp.sum(relative, axis=(-2, -1)) / xp.where(rows > 0, rows, 1.0), 1.0)
+    largest = xp.max(xp.where(free | (rows[..., None, None] == 0), xp.max(weights, axis=-1), 0.0), axis=(-2, -1))
     return xp.stack(list(xp.broadcast_arrays(std, top, entropy, largest)), axis=-1)
 
 
