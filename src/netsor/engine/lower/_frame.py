@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ import numpy.typing as npt
 from .._expectation import NODES, gaussian_nodes
 from .._plan import CHI, COORDINATES, CROSS, ORIENTATION, ORIENTATION_CHI, OWN, Builder, Register
 from ._clusters import Group
+
+Floats = npt.NDArray[np.float64]
 
 # What a cluster's coordinates are
 STANDARD = "standard"  # finite width, every coordinate: it meets a nonlinearity, or data
@@ -41,6 +44,27 @@ class Directions:
     feature: bool = False
 
 
+class Stationary(Protocol):
+    """The covariance of a process over differences of positions, by their differences."""
+
+    def covariance(self, r: Floats) -> Floats:
+        """At these differences."""
+
+
+@dataclass(eq=False)
+class Field:
+    """The normals of two blocks of directions as a process: the differences asked for, and what was drawn for each."""
+
+    law: Stationary
+    gaps: Floats = field(default_factory=lambda: np.zeros(0))
+    normals: list[Register] = field(default_factory=list)  # (frames, later's, earlier's, differences)
+
+    def add(self, gaps: Floats, normals: Register) -> None:
+        """More differences."""
+        self.gaps = np.concatenate([self.gaps, gaps])
+        self.normals.append(normals)
+
+
 class Frame:
     """The frames of one group: how many directions they have, and what is known of those."""
 
@@ -53,8 +77,7 @@ class Frame:
         self.blocks: list[Directions] = []
         self.pairs: dict[tuple[int, int], Register] = {}
         self.crossings: dict[int, int] = {}
-        self.processes: dict[tuple[int, int], npt.NDArray[np.float64]] = {}  # the differences of positions asked for
-        self.fields: dict[tuple[int, int], Register] = {}
+        self.fields: dict[tuple[int, int], Field] = {}  # the same for vectors turned by positions
         self.sources = 0  # at nodes, the rows in use
         self.asked = 0  # how often the frame was oriented
         if kind == STANDARD:
@@ -123,8 +146,8 @@ class Frame:
         """At infinite width, the normals N_ab between the directions of two blocks, (frames, a's, b's)."""
         if a < b:
             return self.build.step("transposed", self.normals(b, a))
-        if (a, b) in self.processes:
-            raise ValueError("vectors are asked for scores both turned by rotary positions and not, at width inf")
+        if (a, b) in self.fields and (made := self.process(a, b, np.zeros(1), self.fields[a, b].law)) is not None:
+            return made
         if (a, b) not in self.pairs:
             later, earlier, frames = self.blocks[a], self.blocks[b], self.group.frames
             size = later.stop - later.start
@@ -145,33 +168,39 @@ class Frame:
             self.pairs[a, b] = made
         return self.pairs[a, b]
 
-    def process(self, a: int, b: int, gaps: npt.NDArray[np.float64], cov: npt.NDArray[np.float64]) -> Register | None:
-        """The normals N_ab(r) of two blocks for differences r of positions, with this covariance over r.
+    def process(self, a: int, b: int, gaps: Floats, law: Stationary) -> Register | None:
+        """The normals N_ab(r) of two blocks for differences r of positions, a process with this law over r.
 
-        (frames, a's, r · b's); None if the same two blocks are asked for other differences, or one block with itself.
+        (frames, a's, r · b's); None for one block with itself, or if the two were asked for with another law. Vectors
+        that were not turned are those of difference 0.
         """
         frames, build = self.group.frames, self.build
         first, second = self.blocks[a], self.blocks[b]
         later, earlier = max(a, b), min(a, b)
-        key = gaps if a > b else -gaps[::-1]
-        known = self.processes.setdefault((later, earlier), key)
-        if a == b or (later, earlier) in self.pairs or not np.array_equal(known, key):
-            return None
         sizes = tuple(self.blocks[k].stop - self.blocks[k].start for k in (later, earlier))
+        if a == b:
+            return None
         if (later, earlier) not in self.fields:
+            known = self.fields[later, earlier] = Field(law)
+            if (later, earlier) in self.pairs:
+                known.add(np.zeros(1), build.reshape(self.pairs[later, earlier], frames, *sizes, 1))
+        known = self.fields[later, earlier]
+        wanted = gaps if a > b else -gaps
+        new = wanted[~np.isin(wanted, known.gaps)]
+        if known.law != law:
+            return None
+        if new.size:
             again = self.crossings[later] = self.crossings.get(later, -1) + 1
             number = (*self.blocks[later].number, self.group.number, CROSS, again)
             words = "scores: a normal for each pair of directions and difference of positions"
-            drawn = build.draw("normals", number, (frames, *sizes, len(gaps)), words)
-            root = build.step("factor", build.constant(cov if a > b else cov[::-1, ::-1]))
-            self.fields[later, earlier] = build.step("gram", drawn, root)
-        made = self.fields[later, earlier]  # (frames, later's, earlier's, r)
-        if a < b:
-            made = build.step("take", made, places=np.arange(len(gaps))[::-1].copy(), axis=3)
-        order = (0, 1, 3, 2) if a > b else (0, 2, 3, 1)
-        made = build.step("permute", made, axes=order)
-        size = second.stop - second.start
-        return build.reshape(made, frames, first.stop - first.start, len(gaps) * size)
+            known.add(new, build.draw("normals", number, (frames, *sizes, len(new)), words))
+        # the factor for the first of the differences is that of fewer: what was drawn for them stays
+        root = build.step("factor", build.constant(law.covariance(known.gaps[:, None] - known.gaps)))
+        rows = build.taken(root, np.array([int(np.flatnonzero(known.gaps == r)[0]) for r in wanted]), axis=0)
+        normals = build.step("join", *known.normals, axis=3) if len(known.normals) > 1 else known.normals[0]
+        made = build.step("gram", normals, rows)  # (frames, later's, earlier's, r)
+        made = build.step("permute", made, axes=(0, 1, 3, 2) if a > b else (0, 2, 3, 1))
+        return build.reshape(made, frames, first.stop - first.start, len(gaps) * (second.stop - second.start))
 
     def turn(self, rows: Sequence[Register], outputs: bool) -> list[Register]:
         """Begin again with a frame that spans these vectors (frames, k, directions), and their coordinates in it.

@@ -10,7 +10,7 @@ from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._plan import Register
 from ._frame import AT_NODES, NO_VALUE
-from ._rotary import process, turned_products
+from ._rotary import Angles, process, turned_products
 from ._state import Bools, Floats, State
 
 
@@ -53,7 +53,7 @@ def _reach(s: State, x: Vector) -> tuple[int, int]:
     return (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
 
 
-def _crossed(s: State, value: Scalar, x: Vector, y: Vector, turned: tuple[Floats, Floats] | None = None) -> Register:
+def _crossed(s: State, value: Scalar, x: Vector, y: Vector, turned: tuple[Floats, Angles] | None = None) -> Register:
     """Σ_a x_a N_ab for the directions b that y reaches, in place of the coordinates of x (*shape, blocks, ·).
 
     For vectors that were turned by positions, Σ_a x_a N_ab(r) for all differences r, (*shape, blocks, r, ·).
@@ -62,6 +62,8 @@ def _crossed(s: State, value: Scalar, x: Vector, y: Vector, turned: tuple[Floats
     build, parts = s.build, []
     start, stop = _reach(s, y) if turned is None else (0, s.vectors[y].lead.shape[-1])
     lead, ours, theirs = s.vectors[x].lead, s.vectors[x].support, s.vectors[y].support
+    if turned is not None:  # what tends to 0 (a mean that a norm takes off) makes nothing of a score
+        ours, theirs = s.vectors[x].strong, s.vectors[y].strong
     assert ours is not None
     assert theirs is not None
     for group in s.groups_of(x):
@@ -86,7 +88,8 @@ def _crossed(s: State, value: Scalar, x: Vector, y: Vector, turned: tuple[Floats
                         if normals is None:
                             raise ExactError(
                                 value,
-                                "vectors asked for scores at different differences of rotary positions, at width inf",
+                                "vectors asked for scores by different bases or fractions of rotary positions, or with "
+                                "vectors drawn together with them, at width inf",
                             )
                         made = build.step("product", some, normals)
                         made = build.reshape(made, *made.shape[:2], *more, second.stop - second.start)

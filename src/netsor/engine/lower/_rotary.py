@@ -9,6 +9,7 @@ directions become a Gaussian process of that difference, with covariance κ(r �
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
@@ -23,7 +24,19 @@ from ._state import Floats, Lowered, State, Turned
 MOST = 2**12  # panels of a quadrature
 
 
-def kappa(by: Turned, r: Floats) -> Floats:
+@dataclass(frozen=True)
+class Angles:
+    """By what angles positions turn: the law of the process of differences."""
+
+    base: float
+    fraction: float
+
+    def covariance(self, r: Floats) -> Floats:
+        """κ at these differences."""
+        return kappa(self, r)
+
+
+def kappa(by: Turned | Angles, r: Floats) -> Floats:
     """κ(r), by the cosine integral: ∫₀¹ cos(r base^(−u)) du = (Ci(r) − Ci(r/base))/log(base)."""
     far = np.abs(np.asarray(r, dtype=np.float64))
     if by.base == 1.0:
@@ -107,13 +120,13 @@ def differences(first: Floats, second: Floats) -> Floats:
     return np.asarray(second[..., None, :] - first[..., :, None])
 
 
-def process(s: State, value: Scalar, x: Vector, y: Vector) -> tuple[Floats, Floats] | None:
-    """The differences of positions in an array of scores, and κ of their differences; None if nothing was turned."""
+def process(s: State, value: Scalar, x: Vector, y: Vector) -> tuple[Floats, Angles] | None:
+    """The differences of positions in an array of scores, and the law over them; None if nothing was turned."""
     if s.vectors[x].turned is None and s.vectors[y].turned is None:
         return None
     first, second = _both(s, value, x, y)
     gaps = np.unique(differences(first.positions, second.positions))
-    return gaps, kappa(first, gaps[:, None] - gaps)
+    return gaps, Angles(first.base, first.fraction)
 
 
 def _both(s: State, value: Scalar, x: Vector, y: Vector) -> tuple[Turned, Turned]:
