@@ -6,7 +6,7 @@ import numpy as np
 
 import netsor as ns
 from netsor.models import Transformer
-from netsor.models._trace import logits
+from netsor.models._words import column, words
 
 IDS = (3, 7, 7, 1, 9, 3)
 DECODER_IDS = (2, 7, 5, 5)
@@ -52,9 +52,9 @@ CONFIGS = {
     "mistral": {
         "model_type": "mistral",
         **GROUPED,
-        "num_attention_heads": 8,
+        "num_attention_heads": 12,
         "num_key_value_heads": 1,
-        "head_dim": 4,
+        "head_dim": 2,
         "sliding_window": 3,
     },
     "qwen3": {"model_type": "qwen3", **GROUPED, "num_key_value_heads": 1},
@@ -164,8 +164,9 @@ def program(model: Transformer) -> ns.Program:
     ]
     if model.vocabulary:
         y = traced.output[:1] if model.readout == "class" else traced.output
-        made = logits(model, traced, y, limit=False)
-        outputs += [made[0, 1], made[0, 4]] if model.readout == "class" else [made[at, word], made[at, OTHER]]
+        at, word = (0, 1) if model.readout == "class" else (at, word)
+        parts = words(model, traced, y, limit=False)
+        outputs += [parts[0][at, column(model, traced, [word])[0]], parts[-1][at, -1]]
     return ns.Program(tuple(outputs), model.name)
 
 

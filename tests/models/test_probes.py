@@ -7,7 +7,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf, models
-from netsor.models._trace import logits
+from netsor.models._words import column, words
 
 from .small import CONFIGS, DECODER_IDS, IDS, inputs
 
@@ -25,8 +25,8 @@ def by_hand(family: str, draws: int) -> tuple[dict[str, np.ndarray], dict[str, n
     for layer in traced.layers:
         raw += [layer.stream, layer.attended, layer.fed, layer.scores, layer.weights]
         raw += [layer.crossed] if layer.crossed is not None else []
-    end = probes.logits(traced, limit=False) if probes.final else None
-    raw += [] if end is None else [end]
+    end = probes.logits(traced, limit=False) if probes.final else ()
+    raw += end
     asked = probes.outputs(traced, end)
     found = ns.Program((*asked, *raw)).simulate(draws=draws, progress=False, **model.widths())
     return probes.named(found[: len(asked)]), _numpy(model, probes, traced, found[len(asked) :], count)
@@ -76,18 +76,20 @@ def _numpy(model, probes, traced, found, count):
     right = {name: np.stack(rows, axis=1) for name, rows in made.items()}
     right["input_mean_square"] = (starts[0] ** 2).mean(axis=(1, 2))
     if probes.final:
-        p = next(found)
+        p = np.concatenate(list(found), axis=-1)
         z = np.exp(p - p.max(axis=-1, keepdims=True))
         z /= z.sum(axis=-1, keepdims=True)
         if model.readout == "class":
-            targets = [0]
+            targets = (0,)
         elif model.decoder_layers:
             targets = DECODER_IDS[1:]
         else:
             targets = IDS[1:] if model.causal else IDS
+        targets = column(model, traced, targets)
         right["logit_std"] = p.std(axis=(1, 2))
         right["max_probability"] = z.max(axis=(1, 2))
         right["loss"] = -np.mean([np.log(z[:, i, t]) for i, t in enumerate(targets)], axis=0)
+        assert p.shape[-1] == model.vocabulary
     return right
 
 
@@ -146,9 +148,16 @@ def test_tied_logits_keep_their_spread_in_the_limit():
     variances = []
     for limit, widths in ((False, model.widths()), (True, dict.fromkeys("ndm", inf))):
         traced = model.trace(IDS)
-        made = logits(model, traced, traced.output, limit)
-        variances.append(ns.Program(made[2, [9, 20]]).draw(draws=4000, progress=False, **widths).var(axis=0))
+        known, others = words(model, traced, traced.output, limit)
+        made = ns.stack([known[2, column(model, traced, [9])[0]], others[2, 0]])
+        variances.append(ns.Program(made).draw(draws=4000, progress=False, **widths).var(axis=0))
     np.testing.assert_allclose(variances[0], variances[1], rtol=0.15)
+
+
+def test_a_window_of_one_token_leaves_no_choice():
+    found = MODELS["mistral"].replace(window=1).probes(IDS).measure(5, progress=False)
+    assert (found["entropy"] == 1).all()
+    assert (found["largest_weight"] == 1).all()
 
 
 def test_no_vocabulary_no_end():

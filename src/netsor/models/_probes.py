@@ -18,7 +18,8 @@ from ..language import Scalar, Vector, apply, join, mean_dot, stack
 from ._description import Description
 from ._inputs import Inputs
 from ._reduce import of_attention, of_gram, of_logits, of_shares
-from ._trace import Layer, Trace, logits, trace
+from ._trace import Layer, Trace, trace
+from ._words import column, words
 
 Floats = npt.NDArray[np.float64]
 
@@ -125,10 +126,10 @@ class Probes:
 
     def _made(self, limit: bool) -> Program:
         traced = trace(self.model, self.inputs)
-        end = self.logits(traced, limit) if self.final else None
+        end = self.logits(traced, limit) if self.final else ()
         return Program(self.outputs(traced, end), f"probes of {self.model.name}")
 
-    def outputs(self, traced: Trace, end: Scalar | None) -> tuple[Scalar, ...]:
+    def outputs(self, traced: Trace, end: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
         """The quantities of a network: a row a block, the mean square of its input, and a row for its logits."""
         rows: list[Scalar] = []
         before = traced.embedded
@@ -140,18 +141,18 @@ class Probes:
             rows.append(self._block(before, layer, allowed))
             before = layer.stream
         rows.append(_square(traced.embedded))
-        if end is not None:
-            rows.append(self._end(end))
+        if end:
+            rows.append(self._end(traced, end))
         return tuple(rows)
 
-    def logits(self, traced: Trace, limit: bool) -> Scalar:
-        """The logits that predict something, (predictions, vocabulary)."""
+    def logits(self, traced: Trace, limit: bool) -> tuple[Scalar, ...]:
+        """The logits that predict something, in parts (predictions, words) of the vocabulary."""
         y = traced.output
         if self.model.readout == "class":
             y = y[:1]
         elif self._next:
             y = y[:-1]
-        return logits(self.model, traced, y, limit)
+        return words(self.model, traced, y, limit)
 
     def _block(self, before: Vector, layer: Layer, allowed: Floats) -> Scalar:
         added = [layer.attended, *([layer.crossed] if layer.crossed is not None else []), layer.fed]
@@ -167,11 +168,11 @@ class Probes:
     def _next(self) -> bool:
         return self.model.causal or self.model.decoder_layers > 0
 
-    def _end(self, made: Scalar) -> Scalar:
+    def _end(self, traced: Trace, parts: tuple[Scalar, ...]) -> Scalar:
         ids = self.inputs.decoder_ids or self.inputs.ids
         targets = (0,) if self.model.readout == "class" else ids[1:] if self._next else ids  # all classes are alike
-        ends = apply(of_logits, made, axes=2)
-        right = made[np.arange(len(targets)), np.array(targets)].mean()
+        ends = apply(of_logits, *parts, axes=2)
+        right = parts[0][np.arange(len(targets)), np.array(column(self.model, traced, targets))].mean()
         return stack([ends[0], ends[1] - right, ends[2]])
 
 
