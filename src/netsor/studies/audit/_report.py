@@ -38,7 +38,8 @@ of the law. Where the threshold is within the interval the verdict is left open,
 </table>
 <h2>Block by block</h2>
 <p>Bands hold 5 to 95 % of initialisations at the model's own widths, solid lines are medians.
-Dashed lines are medians with all widths at infinity, where those were asked for. The numbers are in <code>audit.csv</code>.</p>
+Dashed lines are medians with all widths at infinity, where those were asked for. The numbers are in
+<code>audit.csv</code>.</p>
 <div class="figures">
 {figures}
 </div>
