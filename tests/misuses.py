@@ -84,8 +84,8 @@ LANGUAGE = {
     },
     "clip": (lambda *a, **b: ns.clip(*a, **b), {0: vectors(), "bound": 2.0}),
     "leaky_relu": (lambda *a, **b: ns.leaky_relu(*a, **b), {0: vectors(), "slope": 0.1}),
-    "rms_norm": (lambda *a, **b: ns.rms_norm(*a, **b), {0: vectors(), "eps": 1e-5}),
-    "layer_norm": (lambda *a, **b: ns.layer_norm(*a, **b), {0: vectors(), "eps": 1e-5}),
+    "rms_norm": (lambda *a, **b: ns.rms_norm(*a, **b), {0: vectors(), "eps": 1e-5, "gain": 2.0}),
+    "layer_norm": (lambda *a, **b: ns.layer_norm(*a, **b), {0: vectors(), "eps": 1e-5, "gain": 2.0}),
     "rotary": (
         lambda *a, **b: ns.rotary(*a, **b),
         {0: vectors(), "positions": [0, 1, 2], "base": 100.0, "fraction": 0.5},
@@ -128,9 +128,41 @@ LANGUAGE = {
         {0: vectors(), "heads": 2, "head_dim": d, "mask": "causal", "context": vectors(), "scaling": "sqrt",
          "sigma_q": 1.0, "sigma_k": 1.0, "sigma_v": 1.0, "sigma_o": 2.0},
     ),
+    "attend": (
+        lambda *a, **b: ns.nn.attend(*a, **b).output,
+        {0: vectors(), "heads": 2, "mask": "causal", "groups": 1, "window": 2,
+         "rotary": ns.nn.Rotary(), "qk_norm": ns.rms_norm, "softcap": 2.0, "bias": np.zeros((2, 3, 3)), "scaling": 2.0,
+         "sigma_b": 0.1},
+    ),
+    "Rotary": (
+        lambda **a: ns.nn.attention(vectors(), 2, 2 * d, rotary=ns.nn.Rotary(**a)),
+        {"base": 100.0, "fraction": 0.5, "positions": [0, 1, 2]},
+    ),
+    "block": (
+        lambda *a, **b: ns.nn.block(*a, **b).output,
+        {0: vectors(), "attend": ns.tanh, "feed": ns.relu, "norm": ns.rms_norm, "order": "pre"},
+    ),
+    "embedding": (
+        lambda *a, **b: ns.nn.embedding(*a, **b),
+        {0: [3, 7, 3], "width": n, "std": 0.02, "position_std": 0.01, "positions": [0, 1, 2]},
+    ),
+    "tied logits": (
+        lambda *a, **b: ns.nn.Embedding([3, 7], n, 0.02).logits(*a, **b),
+        {0: vectors(), "vocabulary": 9, "fan_in": 64, "spread": False},
+    ),
+    "vectors of ids": (lambda *a: ns.nn.Embedding([3, 7], n)(*a), {0: [7, 3, 3]}),
+    "logits": (lambda *a, **b: ns.nn.logits(*a, **b), {0: vectors(), "vocabulary": 9, "sigma": 0.5}),
+    "causal": (lambda **a: ns.softmax(scores(), ns.nn.causal(**a)), {"tokens": 3, "window": 2}),
+    "alibi": (lambda **a: scores() + ns.nn.alibi(**a)[0], {"heads": 2, "tokens": 3}),
+    "relative_bias": (
+        lambda **a: ns.nn.relative_bias(**a),
+        {"heads": 2, "tokens": 3, "buckets": 8, "max_distance": 20, "std": 0.5, "bidirectional": True},
+    ),
+    "shared": (lambda layer, x: ns.nn.shared(layer)(x), {"layer": ns.tanh, "x": vectors()}),
     "mlp": (
         lambda *a, **b: ns.nn.mlp(*a, **b),
-        {0: vectors(), "hidden": [n, d], "out": n, "activation": ns.tanh, "sigma_w": 1.0, "sigma_b": 0.1},
+        {0: vectors(), "hidden": [n, d], "out": n, "activation": ns.tanh, "gate": True, "sigma_w": 1.0,
+         "sigma_gate": 1.0, "sigma_out": 1.0, "sigma_b": 0.1},
     ),
     "Program": (lambda *a, **b: ns.Program(*a, **b), {0: vectors(), "name": "name"}),
     "part of a program": (lambda *a: net()[a[0]], {0: ...}),

@@ -110,10 +110,13 @@ CALLS = {
 }  # fmt: skip
 
 
+FUNCTIONS = ("progress", "activation", "qk_norm", "attend", "feed", "norm", "layer")
+
+
 def wrong_for(key, area):
     """What may be written for an argument by mistake. A function that fails is nobody's but the caller's."""
     pool = WRONG if area == "laws" else WRONG + FURTHER
-    return [value for value in pool if not callable(value)] if key in ("progress", "activation") else pool
+    return [value for value in pool if not callable(value)] if key in FUNCTIONS else pool
 
 
 def misused(source, area):

@@ -62,7 +62,7 @@ def row_softmax(p: Array, allowed: Array | None = None) -> Array:
     xp = array_namespace(p)
     if allowed is not None:
         p = xp.where(allowed > 0, p, xp.asarray(-np.inf, dtype=p.dtype))
-    if p.shape[-1] > 16:
+    if p.shape[-1] > 16 or (type(p) is np.ndarray and p.strides[-1] != p.itemsize):
         weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))
         return weights / xp.sum(weights, axis=-1, keepdims=True)
     columns = [p[..., j] for j in range(p.shape[-1])]  # one by one: numpy is slow at reducing short axes

@@ -82,7 +82,7 @@ def test_one_seed_couples_two_widths():
 def test_chunks_cover_the_draws_and_grow_to_the_largest():
     parts = _law.growing(100_000)
     assert [i for part in parts for i in part] == list(range(100_000))
-    assert len(parts[0]) == _law.FIRST
+    assert len(parts[0]) == 1
     assert max(map(len, parts)) == _law.CHUNK
     assert parts[:20] == _law.growing(parts[19].stop)
 

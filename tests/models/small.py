@@ -6,7 +6,7 @@ import numpy as np
 
 import netsor as ns
 from netsor.models import Transformer
-from netsor.models._trace import logits
+from netsor.models._words import column, words
 
 IDS = (3, 7, 7, 1, 9, 3)
 DECODER_IDS = (2, 7, 5, 5)
@@ -49,7 +49,14 @@ CONFIGS = {
         **GROUPED,
         "rope_parameters": {**ROPE, "original_max_position_embeddings": 32},
     },
-    "mistral": {"model_type": "mistral", **GROUPED, "sliding_window": 3},
+    "mistral": {
+        "model_type": "mistral",
+        **GROUPED,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 1,
+        "head_dim": 2,
+        "sliding_window": 3,
+    },
     "qwen3": {"model_type": "qwen3", **GROUPED, "num_key_value_heads": 1},
     "gemma2": {
         "model_type": "gemma2",
@@ -111,13 +118,31 @@ def inputs(model: Transformer) -> dict[str, object]:
     return {"ids": IDS, "decoder_ids": DECODER_IDS} if model.decoder_layers else {"ids": IDS}
 
 
-NAMES = ("coordinate", "mean square", "cosine", "first mean square", "entropy", "logit of an id", "logit of another")
+NAMES = (
+    "coordinate",
+    "mean square",
+    "cosine",
+    "first mean square",
+    "entropy",
+    "log ratio of weights",
+    "logit of its id",
+    "logit of another id",
+)
 OTHER = 20  # an id that does not occur
 
 
 def seen(model: Transformer) -> tuple[int, int, int, int]:
-    """Which vectors, block and logit are looked at: a token, another one, a block but the last, an id that occurs."""
-    return 3 if model.decoder_layers else 4, 1, model.layers + model.decoder_layers - 2, 7
+    """Which vectors, block and logit are looked at: a token, the one before, a block but the last, the token's id."""
+    at = 3 if model.decoder_layers else 4
+    return at, at - 1, model.layers + model.decoder_layers - 2, DECODER_IDS[at] if model.decoder_layers else IDS[at]
+
+
+def pair(model: Transformer) -> tuple[int, int]:
+    """Two tokens that the last one sees in the first block, of one id if there is no window; positions part them."""
+    last = len(DECODER_IDS if model.decoder_layers else IDS) - 1
+    if model.inputs == "patches":
+        last = 4
+    return last - 1 if model.window or model.decoder_layers else 0, last
 
 
 def program(model: Transformer) -> ns.Program:
@@ -128,20 +153,28 @@ def program(model: Transformer) -> ns.Program:
     gram = ns.mean_dot(first, first)
     start = traced.embedded if traced.decoded is None else traced.decoded
     weights = traced.layers[block].weights[-1, -1]
+    early = traced.layers[model.layers if model.decoder_layers else 0]
     outputs = [
         traced.output[at],
         gram[at, at],
         gram[at, other] / (gram[at, at] * gram[other, other]) ** 0.5,
         ns.mean_dot(start[at], start[at]),
         ns.apply(_entropy, weights, axes=1),
+        ns.apply(_log_ratio, early.weights[0, -1, list(pair(model))], axes=1),
     ]
     if model.vocabulary:
         y = traced.output[:1] if model.readout == "class" else traced.output
-        made = logits(model, traced, y, limit=False)
-        outputs += [made[0, 1], made[0, 4]] if model.readout == "class" else [made[at, word], made[at, OTHER]]
+        at, word = (0, 1) if model.readout == "class" else (at, word)
+        parts = words(model, traced, y, limit=False)
+        outputs += [parts[0][at, column(model, traced, [word])[0]], parts[-1][at, -1]]
     return ns.Program(tuple(outputs), model.name)
 
 
 def _entropy(w: np.ndarray) -> np.ndarray:
     safe = np.where(w > 0, w, 1.0)
     return -(safe * np.log(safe)).sum(axis=-1)
+
+
+def _log_ratio(w: np.ndarray) -> np.ndarray:
+    w = np.maximum(w, 1e-300)
+    return np.log(w[..., 0] / w[..., 1])

@@ -1,4 +1,4 @@
-"""Layers in plain numpy, a loop at a time, given their matrices; nothing here knows the library but the last function."""
+"""Layers in plain numpy, a loop at a time, given their matrices, which `opened` reads off literal draws."""
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def attention(
     bias=None,
     factor=None,
 ):
-    """One draw: outputs, scores and weights. `matrices` are q, k, v (heads, d, n) and o (n, heads·d), `biases` alike."""
+    """One draw: outputs, scores, weights. `matrices` are q, k, v (heads, d, n) and o (n, heads·d), `biases` alike."""
     (wq, wk, wv, wo), (bq, bk, bv, bo) = matrices, biases
     d = wq.shape[1]
     scores = np.zeros((heads, len(x), len(context)))

@@ -138,8 +138,8 @@ def test_infinite_width_is_a_large_one(name):
         ), i
 
 
-# Excess kurtosis of one output coordinate at n = ∞, 4 heads, 4 tokens, d = 16: a million draws of queries, keys and values
-# in plain numpy, errors 0.0003 to 0.0005. At d = ∞ it is 0.06083 for all, by the integrals for ordinary heads.
+# Excess kurtosis of one output coordinate at n = ∞, 4 heads, 4 tokens, d = 16: a million draws of queries, keys and
+# values in plain numpy, errors 0.0003 to 0.0005. At d = ∞ it is 0.06083 for all, by the integrals for ordinary heads.
 KURTOSIS = {4: 0.1689, 2: 0.2156, 1: 0.3066}
 
 

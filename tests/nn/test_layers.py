@@ -173,11 +173,11 @@ def test_copies_differ_from_layers_of_their_own():
 
 def test_norms_have_gains():
     x = ns.gaussian(n, 2)
-    made = ns.rms_norm(x, 0.1, gain=3.0), ns.layer_norm(x, gain=-2.0), ns.rms_norm(x), ns.layer_norm(x)
+    made = ns.rms_norm(x, 0.1, gain=3.0), ns.layer_norm(x, gain=2.0), ns.rms_norm(x), ns.layer_norm(x)
     a, b, c, e = ns.Program(made).simulate(n=N, draws=3)
     (raw,) = ns.Program((ns.rms_norm(x, 0.1),)).simulate(n=N, draws=3)
     np.testing.assert_allclose(a, 3 * raw)
-    np.testing.assert_allclose(b, -2 * e)
+    np.testing.assert_allclose(b, 2 * e)
     assert not np.allclose(c, raw)
 
 

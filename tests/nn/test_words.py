@@ -143,6 +143,14 @@ def test_untied_logits_at_infinite_width_are_those_of_a_large_one():
     np.testing.assert_allclose(np.cov(limit[:, [0, 2]].T), covariance, atol=5 * 0.49 * np.sqrt(2 / 3000))
 
 
+def test_equal_vectors_have_equal_logits():
+    """The root of a singular Gram matrix has no roots of rounding errors in it, which would be 1e-8."""
+    y = ns.tanh(ns.gaussian(n, 2))[[0, 1, 0]]
+    e = nn.Embedding(IDS, n, 0.5)
+    for p in ns.Program((nn.logits(y, 4), e.logits(y, WORDS, fan_in=6))).simulate(n=6, draws=200):
+        np.testing.assert_allclose(p[:, 0], p[:, 2], rtol=0, atol=1e-13)
+
+
 # Positions
 
 
@@ -153,6 +161,7 @@ def test_alibi_has_the_slopes_of_its_paper():
     np.testing.assert_allclose(bias[2], -0.125 * np.abs(np.subtract.outer(range(4), range(4))))
     # twelve heads: the slopes of 8, then those of 16 in odd places
     np.testing.assert_allclose(-nn.alibi(12, 2)[8:, 0, 1], 2.0 ** -np.array([0.5, 1.5, 2.5, 3.5]))
+    np.testing.assert_allclose(-nn.alibi(7, 2)[4:, 0, 1], 2.0 ** -np.array([1.0, 3.0, 5.0]))
     np.testing.assert_allclose(-nn.alibi(1, 2)[:, 0, 1], [2.0**-8])
 
 
@@ -176,7 +185,7 @@ def bucket(apart, bidirectional, buckets, most):
 
 @pytest.mark.parametrize(
     ("bidirectional", "buckets", "most"),
-    [(True, 32, 128), (False, 32, 128), (True, 8, 20), (False, 5, 9), (True, 4, 2)],
+    [(True, 32, 128), (False, 32, 128), (True, 8, 20), (False, 9, 128), (False, 5, 9), (True, 4, 2)],
 )
 def test_relative_biases_are_shared_by_buckets(bidirectional, buckets, most):
     tokens = 150 if most == 128 else 40

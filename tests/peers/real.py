@@ -11,7 +11,7 @@ import transformers
 
 from netsor.models import Transformer
 
-from ..models.small import DECODER_IDS, IDS, OTHER, PIXELS, seen
+from ..models.small import DECODER_IDS, IDS, OTHER, PIXELS, pair, seen
 
 CLASSES = {
     "gpt2": transformers.GPT2LMHeadModel,
@@ -62,6 +62,7 @@ def _row(last: torch.Tensor, out: Any, model: Transformer) -> list[float]:
     start = out.hidden_states[0][0].double().numpy()
     weights = out.attentions[block][0, -1, -1].double().numpy()
     weights = weights[weights > 0]
+    early, (i, j) = out.attentions[0][0, 0, -1].double().numpy(), pair(model)
     logits = out.logits[0].double().numpy()
     gram = stream @ stream.T
     return [
@@ -70,6 +71,7 @@ def _row(last: torch.Tensor, out: Any, model: Transformer) -> list[float]:
         gram[at, other] / np.sqrt(gram[at, at] * gram[other, other]),
         float(np.mean(start[at] ** 2)),
         float(-(weights * np.log(weights)).sum()),
+        float(np.log(early[i] / early[j])),
         *((logits[1], logits[4]) if logits.ndim == 1 else (logits[at, word], logits[at, OTHER])),
     ]
 

@@ -18,8 +18,9 @@ import numpy as np
 Array = Any
 Shape = tuple[int, ...]
 
-FEW = 8  # terms of a sum that are added one by one: array libraries are slow at many small matrix products
-LEAF = 12  # rows of a matrix that is factored column by column
+SMALL = 128  # terms of a matrix product: below, a library for large ones is slow at many of them
+PANEL = 16  # columns of a matrix that are factored one by one, before the others hear of them
+PIECE = 2**15  # entries that a function of coordinates is given in one go
 TOLERANCE = 1e-13  # of a pivot, relative to its diagonal entry, below which a row depends on those before it
 
 
@@ -28,10 +29,20 @@ def behind(a: Array) -> bool:
     return type(a) is np.ndarray and a.ndim > 1 and a.shape[0] > 1 and a.strides[0] == a.itemsize
 
 
+def _last(a: Any) -> Any:
+    """An array of numpy with the replicas as its last axis."""
+    return a.transpose((*range(1, a.ndim), 0))
+
+
+def _first(a: Any) -> Any:
+    """And back."""
+    return a.transpose((a.ndim - 1, *range(a.ndim - 1)))
+
+
 def reshape(xp: Any, a: Array, shape: Shape) -> Array:
     """The entries of a replica in another shape."""
     if behind(a):
-        return np.moveaxis(np.reshape(np.moveaxis(a, 0, -1), (*shape, a.shape[0])), -1, 0)
+        return _first(_last(a).reshape(*shape, a.shape[0]))
     return xp.reshape(a, (a.shape[0], *shape))
 
 
@@ -43,7 +54,7 @@ def permute(xp: Any, a: Array, axes: Sequence[int]) -> Array:
 def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
     """Entries along one axis of a replica."""
     if behind(a):
-        return np.moveaxis(np.take(np.moveaxis(a, 0, -1), places, axis=axis), -1, 0)
+        return _first(_last(a).take(places, axis=axis))
     axis = axis + 1 if axis >= 0 else axis
     return xp.take(a, xp.asarray(places), axis=axis)
 
@@ -64,7 +75,7 @@ def join(xp: Any, *arrays: Array, axis: int) -> Array:
     replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
     spread = [a if a.shape[0] == replicas else xp.broadcast_to(a, (replicas, *a.shape[1:])) for a in arrays]
     if any(behind(a) for a in arrays):
-        return np.moveaxis(np.concatenate([np.moveaxis(a, 0, -1) for a in spread], axis=axis), -1, 0)
+        return _first(np.concatenate([_last(a) for a in spread], axis=axis))
     return xp.concat(spread, axis=axis + 1)
 
 
@@ -95,21 +106,17 @@ def transposed(xp: Any, a: Array) -> Array:
 
 def product(xp: Any, a: Array, b: Array) -> Array:
     """The matrix product Σ_k a[…, i, k] b[…, k, j]."""
-    k = a.shape[-1]
+    (i, k), j = a.shape[-2:], b.shape[-1]
     if k == 1:
         return a * b
+    if (behind(a) or behind(b)) and (j == 1 or i * k * j <= SMALL):  # a loop over replicas, in the cache
+        return np.einsum("...ik,...kj->...ij", a, b)
     if b.shape[0] == 1 and math.prod(b.shape[1:-2]) == 1 and not behind(a):  # one matrix for all
-        return xp.reshape(
-            xp.reshape(a, (math.prod(a.shape[:-1]), k)) @ xp.reshape(b, b.shape[-2:]), (*a.shape[:-1], b.shape[-1])
-        )
-    if 0 < k <= FEW and max(a.shape[-2], b.shape[-1]) <= 4 * FEW:
-        total = a[..., :, 0, None] * b[..., None, 0, :]
-        for term in range(1, k):
-            total += a[..., :, term, None] * b[..., None, term, :]
-        return total
+        rows = xp.reshape(a, (math.prod(a.shape[:-1]), k)) @ xp.reshape(b, b.shape[-2:])
+        return xp.reshape(rows, (*a.shape[:-1], j))
     if math.prod(b.shape[1:-2]) == 1 and math.prod(a.shape[1:-2]) > 1:  # one matrix for all of a replica
         rows = xp.reshape(a, (a.shape[0], math.prod(a.shape[1:-1]), k)) @ xp.reshape(b, (b.shape[0], *b.shape[-2:]))
-        return xp.reshape(rows, (rows.shape[0], *a.shape[1:-1], b.shape[-1]))
+        return xp.reshape(rows, (rows.shape[0], *a.shape[1:-1], j))
     return a @ b
 
 
@@ -120,12 +127,7 @@ def gram(xp: Any, a: Array, b: Array) -> Array:
 
 def squares(xp: Any, a: Array) -> Array:
     """Σ_k a[…, k]²."""
-    if not 0 < a.shape[-1] <= 2 * FEW:
-        return xp.vecdot(a, a)
-    total = a[..., 0] * a[..., 0]
-    for term in range(1, a.shape[-1]):
-        total += a[..., term] * a[..., term]
-    return total
+    return np.einsum("...k,...k->...", a, a) if behind(a) else xp.vecdot(a, a)
 
 
 def root(xp: Any, a: Array) -> Array:
@@ -152,28 +154,28 @@ def residual(xp: Any, rest: Array, whole: Array) -> Array:
 
 
 def _factor(xp: Any, gram: Array, floor: Array) -> Array:
+    """By panels of columns, so that for a large matrix most of the work is in matrix products."""
     size = gram.shape[-1]
-    if size > LEAF:  # by blocks, so that most of the work is in matrix products
-        half = size // 2
-        first = _factor(xp, gram[..., :half, :half], floor[..., :half])
-        below = solve(xp, first, gram[..., half:, :half])
-        rest = gram[..., half:, half:] - below @ xp.matrix_transpose(below)
-        second = _factor(xp, rest, floor[..., half:])
-        above = xp.zeros((*first.shape[:-1], size - half), dtype=gram.dtype)
-        return xp.concat([xp.concat([first, above], axis=-1), xp.concat([below, second], axis=-1)], axis=-2)
-    rest, columns = gram, []
-    for j in range(size):  # `rest` loses its first row and column each time
-        pivot = rest[..., 0, 0]
-        fresh = pivot > floor[..., j]
-        inverse = xp.where(fresh, 1.0 / xp.sqrt(xp.where(fresh, pivot, 1.0)), 0.0)
-        column = rest[..., :, 0] * inverse[..., None]
-        if j:
-            column = xp.concat([xp.zeros((*column.shape[:-1], j), dtype=gram.dtype), column], axis=-1)
-        columns.append(column)
-        if j + 1 < size:
-            below = column[..., j + 1 :]
-            rest = rest[..., 1:, 1:] - below[..., :, None] * below[..., None, :]
-    return xp.stack(columns, axis=-1)
+    panels: list[Array] = []
+    for start in range(0, size, PANEL):
+        width = min(PANEL, size - start)
+        rest, columns = gram[..., start:, start : start + width], []
+        if panels:
+            known = (xp.concat(panels, axis=-1) if len(panels) > 1 else panels[0])[..., start:, :]
+            rest = rest - known @ xp.matrix_transpose(known[..., :width, :])
+        for j in range(width):  # `rest` loses its first row and column each time
+            pivot = rest[..., 0, 0]
+            fresh = pivot > floor[..., start + j]
+            inverse = xp.where(fresh, 1.0 / xp.sqrt(xp.where(fresh, pivot, 1.0)), 0.0)
+            below = rest[..., :, 0] * inverse[..., None]
+            if j + 1 < width:
+                rest = rest[..., 1:, 1:] - below[..., 1:, None] * below[..., None, 1 : width - j]
+            if start + j:
+                above = xp.zeros((*below.shape[:-1], start + j), dtype=gram.dtype)
+                below = xp.concat([above, below], axis=-1)
+            columns.append(below)
+        panels.append(xp.stack(columns, axis=-1))
+    return xp.concat(panels, axis=-1) if len(panels) > 1 else panels[0]
 
 
 def solve(xp: Any, lower: Array, b: Array) -> Array:
@@ -182,20 +184,28 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
     Along a direction that no row of C has, 0.
     """
     size = lower.shape[-1]
-    if size > LEAF:
+    if size > PANEL:
         half = size // 2
         first = solve(xp, lower[..., :half, :half], b[..., :half])
         rest = b[..., half:] - first @ xp.matrix_transpose(lower[..., half:, :half])
         return xp.concat([first, solve(xp, lower[..., half:, half:], rest)], axis=-1)
-    columns: list[Array] = []
-    for j in range(size):
-        rest = b[..., j]
-        for i, column in enumerate(columns):
-            rest = rest - column * lower[..., j, i, None]
+    rest, columns = b, []
+    for j in range(size):  # `rest` loses its first column each time
         pivot = lower[..., j, j]
         inverse = xp.where(pivot > 0, 1.0 / xp.where(pivot > 0, pivot, 1.0), 0.0)
-        columns.append(rest * inverse[..., None])
+        columns.append(rest[..., 0] * inverse[..., None])
+        rest = rest[..., 1:] - columns[-1][..., :, None] * lower[..., None, j + 1 :, j]
     return xp.stack(columns, axis=-1)
+
+
+def basis(xp: Any, rows: Array) -> Array:
+    """Orthonormal rows that span the given ones, fewer than directions: as if a frame had grown from them.
+
+    From the rows, and not from their products: so what is small beside them keeps its digits.
+    """
+    q, r = xp.linalg.qr(xp.matrix_transpose(rows))
+    signs = xp.stack([r[..., j, j] for j in range(r.shape[-1])], axis=-1)
+    return xp.matrix_transpose(q) * xp.where(signs < 0, -1.0, 1.0)[..., None]
 
 
 def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
@@ -231,9 +241,33 @@ def total(xp: Any, a: Array) -> Array:
     return xp.sum(a, axis=-1)
 
 
-def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape) -> Array:
+def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, coordinates: bool = False) -> Array:
     """A function of scalars, or of coordinates; one that hands its argument back gets a copy, to be written over."""
+    if coordinates and all(type(a) is np.ndarray and not behind(a) for a in arrays):
+        replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
+        if replicas * math.prod(shape) > 2 * PIECE:
+            return _by_pieces(arrays, f, np.empty((replicas, *shape)))
     made = f(*arrays)
     if type(made) is np.ndarray and any(np.may_share_memory(made, a) for a in arrays if type(a) is np.ndarray):
         made = made.copy()
     return made if made.shape[1:] == shape else xp.broadcast_to(made, (made.shape[0], *shape))
+
+
+def apply_over(*given: Any, out: Any) -> Any:
+    """The same for coordinates, written over the one of the arrays that nothing reads any more, in numpy."""
+    *arrays, f, shape, _ = given
+    others = [a for a in arrays if a is not out]
+    if behind(out) or any(behind(a) or np.may_share_memory(a, out) for a in others):
+        return apply(np, *arrays, f=f, shape=shape)
+    return _by_pieces(arrays, f, out)
+
+
+def _by_pieces(arrays: Sequence[Any], f: Callable[..., Array], made: Any) -> Any:
+    """A coordinatewise function of large arrays: what it makes on its way stays in the cache."""
+    axis = next((k for k, size in enumerate(made.shape) if size > 1), 0)
+    few = max(1, PIECE * made.shape[axis] // max(made.size, 1))
+    front = (slice(None),) * axis
+    for start in range(0, made.shape[axis], few):
+        some = (*front, slice(start, start + few))
+        made[some] = f(*(a[some] if a.shape[axis] > 1 else a for a in arrays))
+    return made

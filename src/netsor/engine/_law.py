@@ -20,8 +20,7 @@ from .lower import make_plan
 Array = npt.NDArray[np.float64]
 
 CHUNK = 8192  # replicas with one seed; no function of the width, so that one seed couples two widths
-FIRST = 8  # replicas of the first chunks of `drawn`, which grow, so that a few draws keep many workers busy
-BLOCK_BYTES = 2**22  # of arrays in one go: so large that Python costs little, and no larger than a cache
+BLOCK_BYTES = 2**21  # of arrays in one go: so large that Python costs little, and no larger than a cache
 TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 
 
@@ -94,10 +93,13 @@ def drawn(
 
 
 def growing(draws: int) -> list[range]:
-    """The draws in chunks that grow with their place, a quarter of it: where they begin depends on nothing else."""
+    """The draws in chunks that grow with their place, from one draw on: so a few keep many workers busy.
+
+    Where a chunk begins depends on nothing else, for it is part of the seed.
+    """
     found, start = [], 0
     while start < draws:
-        size = min(CHUNK, max(FIRST, 2 ** start.bit_length() // 8))
+        size = min(CHUNK, max(1, 2 ** start.bit_length() // 8))
         found.append(range(start, min(start + size, draws)))
         start += size
     return found
@@ -106,7 +108,7 @@ def growing(draws: int) -> list[range]:
 def _block_of(plan: Plan) -> int:
     """How many replicas are run in one go."""
     # long rows of coordinates stream through memory anyway
-    room = BLOCK_BYTES * (4 if 2 * plan.long_numbers > plan.random_numbers else 1)
+    room = BLOCK_BYTES * (8 if 2 * plan.long_numbers > plan.random_numbers else 1)
     return max(1, min(CHUNK, room // max(plan.bytes, 1)))
 
 

@@ -128,6 +128,8 @@ class Builder:
                 made = rule(np, *empty, **params).shape[1:]
             out = self.room(made, words)
             inner = args[0].shape[-1] if kind in ("product", "gram", "factor", "residual", "solve") else 1
+            if kind == "basis":
+                inner = 2 * args[0].shape[-2]
             self.steps.append(Step(kind, out, args, params, words, out.size * inner))
         if key is not None:
             self.known[key] = out
@@ -282,7 +284,7 @@ def _overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int |
         places = [
             i
             for i, arg in enumerate(step.args)
-            if step.kind in ("add", "multiply", "scale")
+            if (step.kind in ("add", "multiply", "scale") or step.params.get("coordinates"))
             and arg.varies
             and arg.shape == step.out.shape
             and last[root.get(arg, arg)] == k

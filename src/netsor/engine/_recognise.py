@@ -6,7 +6,7 @@ Recognises W^O concat_a(softmax(n^(−1/2) ⟨W^{Q,a} x, W^{K,a} x_j⟩) W^{V,a}
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +34,13 @@ class Recognised:
     scale: float
 
 
-def recognise(outputs: Sequence[Value], widths: dict[str, float]) -> Recognised | None:
-    """The layer that makes the one output, at infinite widths; None if there is no such layer."""
+def recognise(outputs: Sequence[Value], widths: dict[str, float], without: Collection[str] = ()) -> Recognised | None:
+    """The layer that makes the one output, at infinite widths; None if there is no such layer, or it is left out.
+
+    A shortcut: the general path is the mixture over replicas that the engine draws.
+    """
+    if "recognise" in without:
+        return None
     if len(outputs) != 1 or outputs[0].size != 1 or any(width < np.inf for width in widths.values()):
         return None
     (output,) = narrow(outputs)
@@ -60,7 +65,7 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float]) -> Recognised 
     named = all(w.in_width.name and w.out_width.name for w in (wq, wk, wv)) and wo.in_width.name
     if not fits or not named or any(uses[w.source] > 1 for w in parts) or wo.batch:
         return None
-    kernels = [_kernel(tokens, widths) for tokens in (x, y, z)]
+    kernels = [_kernel(tokens, widths, without) for tokens in (x, y, z)]
     if any(k is None for k in kernels):
         return None
     query, keys, values = (np.asarray(k) for k in kernels)
@@ -77,9 +82,9 @@ def recognise(outputs: Sequence[Value], widths: dict[str, float]) -> Recognised 
     return Recognised(scores, values[box], heads, scale)
 
 
-def _kernel(tokens: Vector, widths: dict[str, Any]) -> Array | None:
+def _kernel(tokens: Vector, widths: dict[str, Any], without: Collection[str]) -> Array | None:
     """E[Z^{x^i} Z^{x^j}], if it is not random: what a fresh matrix makes of the tokens has this covariance."""
     if any(isinstance(value.op, Dot) and value.op.power == 0.5 for value in ordered([tokens])):
         return None
-    found = conditional([weight(1, tokens.width) @ tokens], widths, draws=2, progress=False)
+    found = conditional([weight(1, tokens.width) @ tokens], widths, draws=2, progress=False, without=without)
     return found.cov[0] if found.constant else None

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from ._instructions import apply_over
 from ._montecarlo import generator
 from ._plan import LONG, RULES, Plan, Step
 
 Array = Any
 
-IN_PLACE: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "scale": np.multiply}
+IN_PLACE: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "scale": np.multiply, "apply": apply_over}
 
 
 class Streams:

@@ -56,7 +56,9 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     eigenvalues, vectors = np.linalg.eigh(covariance)
     if not np.allclose(covariance, covariance.T, rtol=0, atol=1e-10 * size) or eigenvalues[0] < -1e-10 * size:
         raise TraceError("gaussian", f"cov={shown(covariance)} must be symmetric and positive semidefinite")
-    root: npt.NDArray[np.float64] = (vectors * np.sqrt(np.maximum(eigenvalues, 0.0))) @ vectors.T
+    # a zero that rounding made 1e-17 would have a root of 3e-9, and equal vectors would differ by that much
+    eigenvalues[eigenvalues < 4e-16 * len(eigenvalues) * size] = 0.0
+    root: npt.NDArray[np.float64] = (vectors * np.sqrt(eigenvalues)) @ vectors.T
     return root
 
 

@@ -11,7 +11,7 @@ from array_api_compat import array_namespace
 
 from ..activations import Function, row_softmax
 from ._apply import as_vector
-from ._given import as_axis, real, shown
+from ._given import as_axis, real, scale, shown
 from ._operation import Concat, Dot
 from ._value import Scalar, Vector, applied, as_scalar, constant, ones, same_width
 from ._where import TraceError
@@ -115,7 +115,7 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     # away from 0 the reciprocal root is Lipschitz, which eps > 0 guarantees
     f = Function("rsqrt", partial(rsqrt, eps=eps), bounded=eps > 0, lipschitz=eps > 0, parameters=(eps,))
     normed = applied(f, (mean_dot(one, one)[..., 0, 0],), x.shape) * x
-    gain = real(gain, "gain", "rms_norm")
+    gain = scale(gain, "gain", "rms_norm")
     return normed if gain == 1 else gain * normed
 
 
@@ -123,6 +123,6 @@ def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     """`rms_norm` of x less the mean of its coordinates."""
     x = as_vector(x, "layer_norm")
     eps = real(eps, "eps", "layer_norm", least=0)
-    gain = real(gain, "gain", "layer_norm")
+    gain = scale(gain, "gain", "layer_norm")
     one = ones(x.width)
     return rms_norm(x - mean_dot(x, one) * one, eps, gain)

@@ -107,6 +107,8 @@ class Description:
             _refuse("length", None, "must say how many learned positions there are")
         if self.inputs == "patches" and (self.patch is None or self.readout != "class" or not self.length):
             _refuse("inputs", self.inputs, "needs patch, length and readout='class'")
+        if self.inputs == "patches" and self.tied:
+            _refuse("tied", self.tied, "is for inputs='tokens', which have an embedding")
         if self.inputs == "tokens" and self.readout == "class":
             _refuse("readout", self.readout, "is for inputs='patches', which have a class token")
         if self.decoder_layers and (self.order != "pre" or self.shared or self.positions != "relative"):

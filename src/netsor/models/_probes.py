@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,8 @@ from ..language import Scalar, Vector, apply, join, mean_dot, stack
 from ._description import Description
 from ._inputs import Inputs
 from ._reduce import of_attention, of_gram, of_logits, of_shares
-from ._trace import Layer, Trace, logits, trace
+from ._trace import Layer, Trace, trace
+from ._words import column, words
 
 Floats = npt.NDArray[np.float64]
 
@@ -98,6 +100,10 @@ class Probes:
         found = self._at(bound).draw(
             draws=draws, seed=seed, workers=workers, executor=executor, progress=progress, **bound
         )
+        return self.named(found)
+
+    def named(self, found: Sequence[Floats]) -> dict[str, Floats]:
+        """Draws of the outputs of the program, by the names of the quantities."""
         blocks = np.stack(found[: self.layers], axis=1)  # (draws, layers, names)
         measured = {name: np.ascontiguousarray(blocks[:, :, i]) for i, name in enumerate(self.names)}
         measured |= {name: np.ascontiguousarray(found[-1][:, i]) for i, name in enumerate(self.final)}
@@ -108,21 +114,33 @@ class Probes:
 
     def _made(self, limit: bool) -> Program:
         traced = trace(self.model, self.inputs)
-        outputs: list[Scalar] = []
+        end = self.logits(traced, limit) if self.final else ()
+        return Program(self.outputs(traced, end), f"probes of {self.model.name}")
+
+    def outputs(self, traced: Trace, end: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+        """The quantities of a network: a row a block, the mean square of its input, and a row for its logits."""
+        rows: list[Scalar] = []
         before = traced.embedded
         for i, layer in enumerate(traced.layers):
-            if i == self.model.layers:  # the decoder begins with embeddings of its own
-                assert traced.decoded is not None
-                before = traced.decoded
+            if i == self.model.layers and traced.decoded is not None:
+                before = traced.decoded  # the decoder begins with embeddings of its own
             mask = traced.masks[i]
-            shape = layer.scores.shape[-2:]
-            allowed = np.ones(shape) if mask is None else mask.astype(np.float64)
-            outputs.append(self._block(before, layer, allowed))
+            allowed = np.ones(layer.scores.shape[-2:]) if mask is None else mask.astype(np.float64)
+            rows.append(self._block(before, layer, allowed))
             before = layer.stream
-        outputs.append(_square(traced.embedded))
-        if self.final:
-            outputs.append(self._end(traced, limit))
-        return Program(tuple(outputs), f"probes of {self.model.name}")
+        rows.append(_square(traced.embedded))
+        if end:
+            rows.append(self._end(traced, end))
+        return tuple(rows)
+
+    def logits(self, traced: Trace, limit: bool) -> tuple[Scalar, ...]:
+        """The logits that predict something, in parts (predictions, words) of the vocabulary."""
+        y = traced.output
+        if self.model.readout == "class":
+            y = y[:1]
+        elif self._next:
+            y = y[:-1]
+        return words(self.model, traced, y, limit)
 
     def _block(self, before: Vector, layer: Layer, allowed: Floats) -> Scalar:
         added = [layer.attended, *([layer.crossed] if layer.crossed is not None else []), layer.fed]
@@ -134,15 +152,15 @@ class Probes:
         attention = apply(of_attention, layer.scores, layer.weights, allowed[None], axes=3)
         return join([apply(of_gram, mean_dot(layer.stream, layer.stream), axes=2), attention, shares])
 
-    def _end(self, traced: Trace, limit: bool) -> Scalar:
-        y, targets = traced.output, self.inputs.decoder_ids or self.inputs.ids
-        if self.model.readout == "class":
-            y, targets = y[:1], (0,)  # all classes are alike
-        elif self.model.causal or self.model.decoder_layers:
-            y, targets = y[:-1], targets[1:]
-        made = logits(self.model, traced, y, limit)
-        ends = apply(of_logits, made, axes=2)
-        right = made[np.arange(len(targets)), np.array(targets)].mean()
+    @property
+    def _next(self) -> bool:
+        return self.model.causal or self.model.decoder_layers > 0
+
+    def _end(self, traced: Trace, parts: tuple[Scalar, ...]) -> Scalar:
+        ids = self.inputs.decoder_ids or self.inputs.ids
+        targets = (0,) if self.model.readout == "class" else ids[1:] if self._next else ids  # all classes are alike
+        ends = apply(of_logits, *parts, axes=2)
+        right = parts[0][np.arange(len(targets)), np.array(column(self.model, traced, targets))].mean()
         return stack([ends[0], ends[1] - right, ends[2]])
 
 

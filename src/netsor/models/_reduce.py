@@ -6,6 +6,7 @@ matrix.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,8 @@ def of_attention(scores: Array, weights: Array, allowed: Array) -> Array:
     """(…, heads, s, t) → (…, 4): standard deviation and largest of the scores, entropy, largest weight.
 
     Over heads and allowed pairs. The entropy of a row is divided by that of the uniform row over its allowed entries,
-    and averaged; rows with one allowed entry have nothing to choose and are left out, of the largest weight too.
+    and averaged; rows with one allowed entry have nothing to choose and are left out, of the largest weight too. If
+    all rows are such (a window of one token), both are 1.
     """
     xp = array_namespace(scores, weights)
     axes = (-3, -2, -1)
@@ -52,18 +54,21 @@ def of_attention(scores: Array, weights: Array, allowed: Array) -> Array:
     free = entries > 1
     relative = xp.where(free, _entropy(weights) / xp.log(xp.where(free, entries, 2.0)), 0.0)
     rows = heads * xp.sum(xp.where(free, 1.0, 0.0), axis=(-2, -1))
-    entropy = xp.sum(relative, axis=(-2, -1)) / rows
-    largest = xp.max(xp.where(free, xp.max(weights, axis=-1), 0.0), axis=(-2, -1))
+    entropy = xp.where(rows > 0, xp.sum(relative, axis=(-2, -1)) / xp.where(rows > 0, rows, 1.0), 1.0)
+    largest = xp.max(xp.where(free | (rows[..., None, None] == 0), xp.max(weights, axis=-1), 0.0), axis=(-2, -1))
     return xp.stack(list(xp.broadcast_arrays(std, top, entropy, largest)), axis=-1)
 
 
-def of_logits(logits: Array) -> Array:
-    """(…, t, V) → (…, 3): standard deviation, mean over rows of log Σ e^logit, and the largest probability."""
-    xp = array_namespace(logits)
-    top = xp.max(logits, axis=-1, keepdims=True)
-    mass = xp.sum(xp.exp(logits - top), axis=-1)
+def of_logits(*parts: Array) -> Array:
+    """Parts (…, t, words) of a vocabulary → (…, 3): standard deviation, mean of log Σ e^logit, largest probability."""
+    xp = array_namespace(*parts)
+    top = reduce(xp.maximum, (xp.max(part, axis=-1, keepdims=True) for part in parts))
+    mass = reduce(xp.add, (xp.sum(xp.exp(part - top), axis=-1) for part in parts))
     normaliser = xp.mean(top[..., 0] + xp.log(mass), axis=-1)
-    std = xp.std(logits, axis=(-2, -1))
+    count = sum(part.shape[-2] * part.shape[-1] for part in parts)
+    mean = reduce(xp.add, (xp.sum(part, axis=(-2, -1)) for part in parts)) / count
+    away = (part - mean[..., None, None] for part in parts)
+    std = xp.sqrt(reduce(xp.add, (xp.sum(part * part, axis=(-2, -1)) for part in away)) / count)
     return xp.stack([std, normaliser, 1.0 / xp.min(mass, axis=-1)], axis=-1)
 
 

@@ -7,7 +7,7 @@ at other widths, and at infinite ones, it has the scale of this model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -57,6 +57,16 @@ class Layer(NamedTuple):
     crossed: Vector | None = None  # what attention to the encoder added
 
 
+class Table(NamedTuple):
+    """The embedding, which knows ids by their place among those that occur."""
+
+    ids: tuple[int, ...]  # that occur, in order
+    vectors: nn.Embedding
+
+    def __call__(self, ids: Sequence[int]) -> Vector:
+        return self.vectors(np.searchsorted(self.ids, ids))
+
+
 class Trace(NamedTuple):
     """A network from its embeddings to its last vectors."""
 
@@ -64,7 +74,7 @@ class Trace(NamedTuple):
     layers: tuple[Layer, ...]
     output: Vector  # after the last norm
     masks: tuple[Mask, ...]  # which scores of a layer take part: booleans (tokens, tokens); None: all
-    table: nn.Embedding | None  # the vectors of the ids
+    table: Table | None  # the vectors of the ids; None, if the inputs are patches
     decoded: Vector | None = None  # the embeddings that the decoder begins with
 
 
@@ -80,7 +90,7 @@ def trace(model: Description, given: Inputs) -> Trace:
     for i in range(model.layers):
         layers.append(Layer(*again(stream)) if model.shared else _layer(model, stream, mask[i], bias))
         stream = layers[-1].stream
-    output = _norm(model, stream) if model.final_norm else stream
+    output = normed(model, stream) if model.final_norm else stream
     decoded = None
     if model.decoder_layers:
         assert table is not None
@@ -91,48 +101,28 @@ def trace(model: Description, given: Inputs) -> Trace:
             layers.append(_decoder(model, stream, output, causal, bias))
             stream = layers[-1].stream
             mask.append(causal)
-        output = _norm(model, stream)
+        output = normed(model, stream)
     return Trace(x, tuple(layers), output, tuple(mask), table, decoded)
 
 
-def logits(model: Description, traced: Trace, y: Vector, limit: bool) -> Scalar:
-    """The logits of last vectors y, (vectors, vocabulary); `limit` says that they are for n = ∞.
-
-    There the product of y with the embedding of an id that occurs keeps the fluctuation that it has at the width of
-    the model (`Embedding.logits`).
-    """
-    assert model.vocabulary is not None
-    if model.readout == "transform":
-        hidden = weight(n, n, std=_sigma(model.std_logits, model.width), name="W^T") @ y
-        y = _norm(model, ACTIVATIONS[model.activation](hidden))
-    if model.logit_scale != 1:
-        y = model.logit_scale * y
-    if model.tied and traced.table is not None:
-        made = traced.table.logits(y, model.vocabulary, fan_in=model.width, spread=limit)
-        if model.padding is not None and model.padding < model.vocabulary:
-            made = made * np.where(np.arange(model.vocabulary) == model.padding, 0.0, 1.0)
-    else:
-        made = nn.logits(y, model.vocabulary, sigma=_sigma(model.std_logits, model.width))
-    return made if model.logit_cap is None else model.logit_cap * tanh(made / model.logit_cap)
-
-
-def _embedded(model: Description, given: Inputs) -> tuple[nn.Embedding | None, Vector]:
+def _embedded(model: Description, given: Inputs) -> tuple[Table | None, Vector]:
     if model.inputs == "patches":
         pixels = gaussian(model.patch or 1, given.tokens - 1) if given.patches is None else data(given.patches)
-        patches = weight(n, pixels.width, std=_sigma(model.std_embedding, pixels.width.factor), name="W^P") @ pixels
+        patches = weight(n, pixels.width, std=sigma_of(model.std_embedding, pixels.width.factor), name="W^P") @ pixels
         x = join([gaussian(n, 1, cov=model.std_embedding**2, name="class"), patches])
         table = None
     else:
-        table = nn.Embedding(given.ids + given.decoder_ids, n, model.std_embedding)
+        known = tuple(sorted({*given.ids, *given.decoder_ids}))
+        table = Table(known, nn.Embedding(np.arange(len(known)), n, model.std_embedding))
         x = _words(model, table, given.ids)
     if model.positions == "learned" and model.std_position:
         x = x + nn.Embedding(np.arange(given.tokens), n, model.std_position)()
     if model.std_type:
         x = x + gaussian(n, cov=model.std_type**2, name="type")
-    return table, _norm(model, x) if model.input_norm else x
+    return table, normed(model, x) if model.input_norm else x
 
 
-def _words(model: Description, table: nn.Embedding, ids: tuple[int, ...]) -> Vector:
+def _words(model: Description, table: Table, ids: tuple[int, ...]) -> Vector:
     x = table(ids)
     if model.padding in ids:
         x = np.where(np.array(ids) == model.padding, 0.0, 1.0) * x
@@ -146,16 +136,16 @@ def _layer(model: Description, x: Vector, mask: Mask, bias: Bias) -> Layer:
         looked.append(_attend(model, u, mask, bias))
         return looked[0].output
 
-    made = nn.block(x, look, partial(_feed, model), partial(_norm, model), model.order)
+    made = nn.block(x, look, partial(_feed, model), partial(normed, model), model.order)
     return Layer(made.output, made.attended, made.fed, looked[0].scores, looked[0].weights)
 
 
 def _decoder(model: Description, x: Vector, context: Vector, mask: Mask, bias: Bias) -> Layer:
-    own = _attend(model, _norm(model, x), mask, bias)
+    own = _attend(model, normed(model, x), mask, bias)
     x = x + own.output
-    cross = _attend(model, _norm(model, x), None, None, context).output
+    cross = _attend(model, normed(model, x), None, None, context).output
     x = x + cross
-    fed = _feed(model, _norm(model, x))
+    fed = _feed(model, normed(model, x))
     return Layer(x + fed, own.output, fed, own.scores, own.weights, cross)
 
 
@@ -184,10 +174,10 @@ def _attend(
         softcap=model.score_cap,
         bias=bias,
         scaling=scaling,
-        sigma_q=_sigma(model.std_q, model.width),
-        sigma_k=_sigma(model.std_k, model.width),
-        sigma_v=_sigma(model.std_v, model.width),
-        sigma_o=_sigma(model.std_o, model.heads * model.head_dim),
+        sigma_q=sigma_of(model.std_q, model.width),
+        sigma_k=sigma_of(model.std_k, model.width),
+        sigma_v=sigma_of(model.std_v, model.width),
+        sigma_o=sigma_of(model.std_o, model.heads * model.head_dim),
     )
 
 
@@ -202,14 +192,15 @@ def _feed(model: Description, x: Vector) -> Vector:
         n,
         activation,
         gate=model.gated,
-        sigma_w=_sigma(model.std_in, model.width),
-        sigma_gate=_sigma(model.std_gate, model.width),
-        sigma_out=_sigma(model.std_out, model.hidden),
+        sigma_w=sigma_of(model.std_in, model.width),
+        sigma_gate=sigma_of(model.std_gate, model.width),
+        sigma_out=sigma_of(model.std_out, model.hidden),
     )
     return fed + gaussian(n, cov=model.bias_out**2, name="b") if model.bias_out else fed
 
 
-def _norm(model: Description, x: Vector) -> Vector:
+def normed(model: Description, x: Vector) -> Vector:
+    """The norm of this model."""
     return layer_norm(x, model.eps) if model.norm == "layer" else rms_norm(x, model.eps)
 
 
@@ -235,5 +226,6 @@ def _bias(model: Description, tokens: int, *, bidirectional: bool) -> Bias:
     )
 
 
-def _sigma(std: float, fan_in: int) -> float:
+def sigma_of(std: float, fan_in: int) -> float:
+    """σ of entries N(0, σ²/fan-in) that have this standard deviation."""
     return std * math.sqrt(fan_in)

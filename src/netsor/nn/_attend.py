@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..language import Scalar, TraceError, Vector, Width, concat, dot, mean_dot, rotary, softmax, tanh
-from ..language._given import as_number, real, scale, shown, whole
+from ..language._given import SCALE, as_number, numbers, real, scale, shown, whole
 from ..language._stretch import Stretch
-from ..language._value import ScalarLike, as_scalar
+from ..language._value import ScalarLike, constant
 from ..language._width import as_width
 from ._affine import affine, made_of
 from ._positions import causal
@@ -125,14 +125,14 @@ def _scores(q: Vector, k: Vector, scaling: str | float) -> Scalar:
 def _capped(p: Scalar, softcap: float | None) -> Scalar:
     if softcap is None:
         return p
-    c = real(softcap, "softcap", "attention", above=0)
+    c = real(softcap, "softcap", "attention", least=1 / SCALE, most=SCALE)
     return c * tanh(p / c)
 
 
 def _biased(p: Scalar, bias: ScalarLike | None) -> Scalar:
     if bias is None:
         return p
-    added = as_scalar(bias, "attention")
+    added = bias if isinstance(bias, Scalar) else constant(numbers(bias, "attention", "bias"))
     try:
         fits = np.broadcast_shapes(p.shape, added.shape) == p.shape
     except ValueError:

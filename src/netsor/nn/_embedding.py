@@ -87,8 +87,10 @@ def embedding(
         if positions is not None:
             raise TraceError("embedding", "positions need position_std, the standard deviation of their vectors")
         return tokens()
-    at = np.arange((1, *tokens.ids.shape)[-1]) if positions is None else positions
-    return tokens() + Embedding(at, width, position_std)()
+    at = np.arange((1, *tokens.ids.shape)[-1]) if positions is None else _as_ids(positions, "positions")
+    if at.shape not in (tokens.ids.shape, tokens.ids.shape[-1:]):
+        raise TraceError("embedding", f"positions of shape {at.shape} must be one for each id, of {tokens.ids.shape}")
+    return tokens() + Embedding(at, width, scale(position_std, "position_std", "embedding"))()
 
 
 def _as_ids(ids: npt.ArrayLike, name: str) -> npt.NDArray[np.intp]:

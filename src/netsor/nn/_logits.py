@@ -28,11 +28,13 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
 
 
 def root(gram: Scalar) -> Scalar:
-    """The symmetric square root of positive semidefinite matrices; what rounding makes negative is taken for 0."""
+    """The symmetric square root of positive semidefinite matrices; what is 0 but for rounding is 0."""
     return apply(_root, gram, axes=2, name="root", bounded=False, lipschitz=False)
 
 
 def _root(gram: Any) -> Any:
     xp = array_namespace(gram)
     values, vectors = xp.linalg.eigh(gram)
-    return (vectors * xp.sqrt(xp.clip(values, 0.0, None))[..., None, :]) @ xp.matrix_transpose(vectors)
+    rounding = 4e-16 * gram.shape[-1] * xp.max(xp.abs(values), axis=-1, keepdims=True)
+    values = xp.where(values > rounding, values, 0.0)
+    return (vectors * xp.sqrt(values)[..., None, :]) @ xp.matrix_transpose(vectors)

@@ -8,14 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..language import Scalar, TraceError, normal
-from ..language._given import scale, whole
+from ..language._given import NUMBERS, one_of, scale, whole
 
 
 def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
     """A mask for scores (…, i, j): token i sees itself and the tokens before it, with a window the last so many."""
-    tokens = whole(tokens, "tokens", "causal")
-    far = tokens if window is None else whole(window, "window", "causal")
-    behind = np.subtract.outer(np.arange(tokens), np.arange(tokens))
+    behind = _behind(tokens, "causal")
+    far = len(behind) if window is None else whole(window, "window", "causal")
     return (behind >= 0) & (behind < far)
 
 
@@ -23,14 +22,17 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
     """The linear biases −m_a |i − j| of ALiBi (Press et al. 2022), numbers of shape (heads, tokens, tokens).
 
     The slopes m_a are 2^(−8a/H), a = 1 … H, for H a power of two. Otherwise they are those of the power of two below H,
-    and then every other one of the power above.
+    and then every other one of twice that power.
     """
-    heads, tokens = whole(heads, "heads", "alibi"), whole(tokens, "tokens", "alibi")
+    apart, heads = np.abs(_behind(tokens, "alibi")), whole(heads, "heads", "alibi")
+    if heads * apart.size > NUMBERS:
+        raise TraceError(
+            "alibi", f"heads={heads} of {apart.size:,} numbers each: at most {NUMBERS:,} are allowed in all"
+        )
     below = 2 ** (heads.bit_length() - 1)
     slopes = np.concatenate(
-        [2.0 ** (-8 * np.arange(1, below + 1) / below), 2.0 ** (-4 * np.arange(1, below, 2) / below)]
+        [2.0 ** (-8 * np.arange(1, below + 1) / below), 2.0 ** (-4 * np.arange(1, 2 * below, 2) / below)]
     )
-    apart = np.abs(np.subtract.outer(np.arange(tokens), np.arange(tokens)))
     return np.asarray(-slopes[:heads, None, None] * apart)
 
 
@@ -49,18 +51,26 @@ def relative_bias(
     on a scale of logarithms up to `max_distance`, beyond which all are alike. T5 has one for all its layers: pass
     the same value to each.
     """
-    heads, tokens = whole(heads, "heads", "relative_bias"), whole(tokens, "tokens", "relative_bias")
+    ahead, heads = -_behind(tokens, "relative_bias"), whole(heads, "heads", "relative_bias")
     buckets = whole(buckets, "buckets", "relative_bias")
+    bidirectional = one_of(bidirectional, "bidirectional", "relative_bias", (True, False))
     if buckets < 2 + 2 * bidirectional or buckets % (1 + bidirectional):
         raise TraceError(
             "relative_bias", f"buckets={buckets} must be 2 or more, and with bidirectional an even number, 4 or more"
         )
     half = buckets // 2 if bidirectional else buckets
     max_distance = whole(max_distance, "max_distance", "relative_bias", least=half // 2 + 1)
-    ahead = np.subtract.outer(-np.arange(tokens), -np.arange(tokens))  # j − i
     place = _bucket(np.abs(ahead) if bidirectional else np.maximum(-ahead, 0), half, max_distance)
     table = normal((heads, buckets), scale(std, "std", "relative_bias"), name="relative bias")
     return table[:, np.where(bidirectional & (ahead > 0), half + place, place)]
+
+
+def _behind(tokens: int, operation: str) -> npt.NDArray[np.intp]:
+    """i − j for tokens i and j."""
+    tokens = whole(tokens, "tokens", operation)
+    if tokens**2 > NUMBERS:
+        raise TraceError(operation, f"tokens={tokens} must be at most {int(NUMBERS**0.5):,}: pairs of them are held")
+    return np.asarray(np.subtract.outer(np.arange(tokens), np.arange(tokens)))
 
 
 def _bucket(distance: npt.NDArray[np.intp], buckets: int, most: int) -> npt.NDArray[np.intp]:

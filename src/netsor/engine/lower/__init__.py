@@ -42,7 +42,7 @@ from ._products import dot
 from ._rotary import rotated
 from ._sources import fuse, gaussian, matmul
 from ._state import Lowered, State
-from ._turn import turn
+from ._turn import turn, turn_again
 
 
 def make_plan(
@@ -77,8 +77,12 @@ def _lowered(s: State, title: str) -> Plan:
 
 def _value(s: State, value: Value, index: int, live: Mapping[Value, int]) -> None:
     if isinstance(value, Vector):
+        if value in s.drawn:
+            for group in s.groups_from(value):
+                turn_again(s, group, index, live)
         s.vectors[value] = _vector(s, value)
-        for group in s.groups:
+        for group in s.groups_of(value):
+            s.held[group].append(value)
             if group.nonlinear and group.nonlinear[-1] is value:
                 turn(s, group, index, live)
     elif isinstance(value, Scalar):
@@ -91,7 +95,7 @@ def _vector(s: State, value: Vector) -> Lowered:
         case Gaussian():
             return gaussian(s, value, value.op)
         case Data(vectors):
-            return Lowered(build.constant(vectors.reshape(*value.shape, s.blocks[value.width], -1)))
+            return Lowered(build.constant(vectors.reshape(*value.shape, s.blocks[value], -1)))
         case MatMul():
             return matmul(s, value, value.op)
         case Fuse(x):

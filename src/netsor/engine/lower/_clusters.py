@@ -17,10 +17,8 @@ import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from ...language._graph import widths_of
-from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Mix, Source, Take
+from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Mix, Rotate, Source, Take
 from ...language._value import Value, Vector
-from ...language._width import Width
 from ..passes._rewrite import COORDINATEWISE, Fuse
 
 Ints = npt.NDArray[np.intp]
@@ -44,27 +42,62 @@ class Group:
     given: bool = False  # data is among the vectors
 
 
-def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict[Width, int], dict[Width, float]]:
-    """How many blocks each width has, and how wide one is: a concatenation and its parts have blocks in common."""
-    widths = widths_of(values)
-    together = {width: {width} for width in widths}
+def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict[Value, int], dict[Value, float]]:
+    """How many blocks the vectors of each value have, and how wide one is.
+
+    A concatenation and its parts have blocks in common, and so has every vector that can meet one of them. Vectors of
+    the same width that never do are whole.
+    """
+    vectors = [value for value in values if isinstance(value, Vector)]
+    spaces, families = _Sets(vectors), _Sets(vectors)
+    inputs: dict[Source, Value] = {}
+    outputs: dict[Source, Value] = {}
     for value in values:
-        if isinstance(value.op, Concat) and isinstance(value, Vector):
-            joined = together[value.op.x.width] | together[value.width]
-            for width in joined:
-                together[width] = joined
-    factor = {width: math.gcd(*(w.factor for w in together[width])) for width in widths}
-    blocks = {width: width.factor // factor[width] for width in widths}
-    return blocks, {width: width.bind(bound) / blocks[width] for width in widths}
+        match value.op:
+            case MatMul(weight, x):  # one matrix has one space of inputs, and one of outputs
+                spaces.link(inputs.setdefault(weight.source, x), x)
+                spaces.link(outputs.setdefault(weight.source, value), value)
+            case Concat(x):
+                families.link(x, value)
+            case _:
+                met = [x for x in value.op.inputs if isinstance(x, Vector)]
+                for x in (*met, value) if isinstance(value, Vector) else met:
+                    spaces.link(x, met[0] if met else x)
+    for value in vectors:
+        families.link(value, spaces.of(value))
+    unit: dict[Value, int] = {}
+    for value in vectors:
+        family = families.of(value)
+        unit[family] = math.gcd(unit.get(family, 0), value.width.factor)
+    blocks: dict[Value, int] = {value: value.width.factor // unit[families.of(value)] for value in vectors}
+    return blocks, {value: value.width.bind(bound) / blocks[value] for value in vectors}
+
+
+class _Sets:
+    """Disjoint sets of values, which links unite."""
+
+    def __init__(self, values: Sequence[Value]) -> None:
+        self.parent: dict[Value, Value] = {value: value for value in values}
+
+    def of(self, value: Value) -> Value:
+        """The value that stands for the set of this one."""
+        while self.parent[value] is not value:
+            self.parent[value] = self.parent[self.parent[value]]
+            value = self.parent[value]
+        return value
+
+    def link(self, a: Value, b: Value) -> None:
+        self.parent[self.of(a)] = self.of(b)
 
 
 class Clusters:
     """Connected components of vectors, by numbers: one for each vector and block, one for each member and block."""
 
-    def __init__(self, values: Sequence[Value], blocks: Mapping[Width, int]) -> None:
+    def __init__(self, values: Sequence[Value], blocks: Mapping[Value, int]) -> None:
         self.values, self.blocks = values, blocks
         self.count = 0
         self.edges: list[tuple[Ints, Ints]] = []
+        self.label = np.zeros(0, dtype=np.intp)
         self.ids: dict[Value, Ints] = {}  # shape + (blocks,)
         self.members: dict[Value, Ints] = {}  # of a source: (members, blocks)
         self.parts: dict[Value, Ints] = {}
@@ -91,13 +124,24 @@ class Clusters:
         self.edges.append((first.ravel(), second.ravel()))
 
     def labels(self) -> Ints:
-        """The component of every number."""
-        first, second = (np.concatenate([np.zeros(0, np.intp), *(e[i] for e in self.edges)]) for i in (0, 1))
-        graph = coo_array((np.ones(len(first), dtype=np.int8), (first, second)), shape=(self.count, self.count))
-        return np.asarray(connected_components(graph, directed=False)[1], dtype=np.intp)
+        """The component of every number so far."""
+        label = np.concatenate([self.label, np.arange(len(self.label), self.count)])
+        if self.edges:  # those since it was asked the last time
+            ends = [label[np.concatenate([edge[i] for edge in self.edges])] for i in (0, 1)]
+            nodes, place = np.unique(np.concatenate(ends), return_inverse=True)
+            first, second = np.split(place, 2)
+            graph = coo_array((np.ones(len(first), dtype=np.int8), (first, second)), shape=(len(nodes), len(nodes)))
+            _, part = connected_components(graph, directed=False)
+            one = np.zeros(len(nodes), dtype=np.intp)
+            one[part[::-1]] = nodes[::-1]  # the first of its numbers stands for a component
+            renamed = np.arange(self.count)
+            renamed[nodes] = one[part]
+            label = renamed[label]
+        self.label, self.edges = label, []
+        return label
 
     def _vector(self, value: Vector) -> Ints:
-        blocks = self.blocks[value.width]
+        blocks = self.blocks[value]
         match value.op:
             case Take(x, flat):
                 return self.ids[x].reshape(x.size, blocks)[flat]
@@ -115,8 +159,9 @@ class Clusters:
             case Fuse(x):
                 label = self.labels()[self.ids[x]].ravel()
                 found, counts = np.unique(label, return_counts=True)
-                if len(set(counts.tolist())) > 1:  # unequal parts: one member holds them all
+                if len(set(counts.tolist())) > 1:  # unequal parts: one member holds them all, and so must one frame
                     found, label = found[:1], np.full_like(label, found[0])
+                    self._link(self.ids[x].ravel()[:1], self.ids[x].ravel())
                 self.parts[value] = np.stack([places for _, places in _split(label)])
                 members = self.members[value] = self._new(len(found), 1)
                 self._link(ids.ravel(), members[np.searchsorted(found, label), 0])
@@ -124,7 +169,7 @@ class Clusters:
                 acting = weight.members.ravel().tolist()
                 members = self.members[value] = self._new(len(acting), blocks)
                 self._link(ids.reshape(len(acting), -1, blocks), members[:, None])
-                inputs = self.ids[x].reshape(len(acting) if each else 1, -1, self.blocks[x.width])
+                inputs = self.ids[x].reshape(len(acting) if each else 1, -1, self.blocks[x])
                 for number, member in enumerate(acting):
                     # one matrix wants the products of all its inputs, and its outputs share sources
                     key = weight.source, member
@@ -145,9 +190,11 @@ class Clusters:
                 for y in value.op.inputs:
                     if isinstance(y, Vector):
                         self._link(ids, self.ids[y].reshape((1,) * (value.ndim - y.ndim) + self.ids[y].shape))
+                if isinstance(value.op, Rotate):  # coordinates go from block to block
+                    self._link(ids[..., :1], ids)
         return ids
 
-    def groups(self, widths: Mapping[Width, float]) -> list[Group]:
+    def groups(self, widths: Mapping[Value, float]) -> list[Group]:
         """The clusters, grouped by their structure: the numbers of vectors and sources of each value in them."""
         label = self.labels() if self.count else np.zeros(0, np.intp)
         content: dict[int, list[tuple[int, bool, Value, Ints]]] = {}
@@ -161,7 +208,7 @@ class Clusters:
             alike.setdefault(tuple((n, s, len(p)) for n, s, _, p in parts), []).append(cluster)
         groups: list[Group] = []
         for clusters in alike.values():
-            width = next(widths[v.width] for _, _, v, _ in content[clusters[0]] if isinstance(v, Vector))
+            width = next(widths[v] for _, _, v, _ in content[clusters[0]] if isinstance(v, Vector))
             group = Group(len(groups), width, len(clusters), {}, {})
             for k, (_, is_source, value, _) in enumerate(content[clusters[0]]):
                 places = np.stack([content[cluster][k][3] for cluster in clusters])

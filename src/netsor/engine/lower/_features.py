@@ -6,13 +6,15 @@ its triangular factor gives each feature coordinates along the rests before it a
 in the engine, products are sums over directions.
 
 Features that are never asked for a product with a linear vector (or with those of another nonlinearity) need no
-coordinates along it: the shortcut `apart`.
+coordinates along it: the shortcut `apart`. A function that the library knows has a formula for its kernel or for its
+conditional means: the shortcut `named`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +44,23 @@ class Features:
         if isinstance(self.f, Composed) and self.f.factors:
             return list(self.f.factors)
         return [(self.f, tuple(range(self.arguments.shape[2] + len(self.params))))]
+
+
+@dataclass(frozen=True)
+class _Unnamed:
+    """What a function computes, and nothing else that is known of it."""
+
+    f: Callable[..., Any]
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.f(*arguments)
+
+
+def unnamed(f: Function) -> Function:
+    """The same function, as one that nothing is known of."""
+    if isinstance(f, Composed):
+        return Composed(f.name, _Unnamed(f.f), factors=tuple((unnamed(g), of) for g, of in f.factors))
+    return Function(f.name, _Unnamed(f.f))
 
 
 @dataclass(eq=False)

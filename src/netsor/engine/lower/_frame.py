@@ -176,20 +176,25 @@ class Frame:
     def turn(self, rows: Sequence[Register], outputs: bool) -> list[Register]:
         """Begin again with a frame that spans these vectors (frames, k, directions), and their coordinates in it.
 
-        Their coordinates become the triangular factor of their Gram matrix, as in a frame that grew from them. So what
-        follows needs as many directions as there are vectors. `outputs`: whether an output needs a coordinate.
+        So what follows needs as many directions as there are vectors. `outputs`: whether an output needs a coordinate.
         """
         build = self.build
         given = list(rows)
         if self.constant is not None:
-            given.append(build.reshape(self.constant, self.group.frames, 1, self.directions))
+            wide = build.fitted(self.constant, self.directions)
+            given.append(build.reshape(wide, self.group.frames, 1, self.directions))
         vectors = build.step("join", *given, axis=1) if len(given) > 1 else given[0]
-        gram = build.step("gram", vectors, vectors, words="products of the vectors still in use")
-        made = build.step("factor", gram, words="turn the frame to span them")
-        if outputs:  # the first coordinate of each new direction
-            first = build.reshape(self.orientation(), self.group.frames, 1, self.directions)
-            along = build.step("gram", first, vectors)
-            self.oriented = build.reshape(build.step("solve", made, along), self.group.frames, vectors.shape[1])
+        first = build.reshape(self.orientation(), self.group.frames, 1, self.directions) if outputs else None
+        if self.kind == STANDARD and not self.turned:  # many coordinates, so by the products
+            gram = build.step("gram", vectors, vectors, words="products of the vectors still in use")
+            made = build.step("factor", gram, words="turn the frame to span them")
+            along = first and build.step("solve", made, build.step("gram", first, vectors))
+        else:
+            spanned = build.step("basis", vectors, words="turn the frame to span the vectors still in use")
+            made = build.step("gram", vectors, spanned)
+            along = first and build.step("gram", first, spanned)
+        if along is not None:  # the first coordinate of each new direction
+            self.oriented = build.reshape(along, self.group.frames, vectors.shape[1])
         self.directions, self.turned = vectors.shape[1], True
         parts, start = [], 0
         for row in given:
@@ -199,6 +204,21 @@ class Frame:
         if self.constant is not None:
             self.constant = build.reshape(parts.pop(), self.group.frames, self.directions)
         return parts
+
+    def turn_limit(self, rows: Sequence[Register]) -> list[Register]:
+        """The same at infinite width, where no score is asked for; the direction of (1, …, 1) stays the first."""
+        build, means = self.build, int(self.group.constant)
+        vectors = build.step("join", *rows, axis=1) if len(rows) > 1 else rows[0]
+        others = build.step("part", vectors, start=means, stop=self.directions)
+        spanned = build.step("basis", others, words="turn the frame to span the vectors still in use")
+        made = build.step("gram", others, spanned)
+        if means:
+            made = build.step("join", build.step("part", vectors, start=0, stop=1), made, axis=2)
+        self.directions, self.turned = made.shape[-1], True
+        self.blocks = [*self.blocks[:means], Directions(means, self.directions, NO_VALUE)]
+        self.behind = np.zeros((self.group.frames, self.directions), dtype=bool)
+        ends = np.cumsum([0, *(row.shape[1] for row in rows)])
+        return [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(rows))]
 
     def orientation(self) -> Register:
         """The first coordinate of each direction, (frames, directions): the frame is uniformly oriented.

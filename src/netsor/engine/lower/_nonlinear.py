@@ -8,34 +8,37 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...activations import Function
+from ...language._function import MULTIPLY
 from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._expectation import NODES
 from .._plan import Register, named
 from ._clusters import Group
-from ._features import Features, added
+from ._features import Features, added, unnamed
 from ._frame import AT_NODES
 from ._state import Bools, Lowered, State
 
 
 def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scalars: Sequence[Scalar]) -> Lowered:
-    build, infinite = s.build, math.isinf(s.widths[value.width])
+    build, infinite = s.build, math.isinf(s.widths[value])
     given = [s.vectors[x] for x in vectors]
     if any(x.turned is not None for x in given):
         raise ExactError(value, "a nonlinearity of vectors turned by rotary positions, at width inf")
     numbers = [s.lined(s.scalars[p], p.ndim, value.ndim) for p in scalars]
     numbers = [build.reshape(p, *p.shape, 1, 1) for p in numbers]
-    blocks = s.blocks[value.width]
+    blocks = s.blocks[value]
 
     def applied(arrays: Sequence[Register], last: int) -> Register:
         lined = [s.lined(a, x.ndim, value.ndim) for a, x in zip(arrays, vectors, strict=True)]
+        if f is MULTIPLY and len(lined) == 2:
+            return build.step("multiply", *lined, words="product of coordinates")
         return build.step(
             "apply", *lined, *numbers, made=(*value.shape, blocks, last), words=f"{named(f)} of coordinates",
-            f=f, shape=(*value.shape, blocks, last),
+            f=f, shape=(*value.shape, blocks, last), coordinates=True,
         )  # fmt: skip
 
     if not infinite:
-        width = int(s.widths[value.width])
+        width = int(s.widths[value])
         return Lowered(applied([build.fitted(x.lead, width) for x in given], width))
     sample = None
     if value in s.coordinates:
@@ -91,7 +94,7 @@ def _features(
     rests, linear = s.rests[group][value]
     along[..., rests.places] = True
     along[..., : int(group.constant)] = True
-    new = Features(f, u, np.stack(supports), tuple(params))
+    new = Features(unnamed(f) if "named" in s.without else f, u, np.stack(supports), tuple(params))
     lead = added(build, frame, rests, new, linear, s.number[value], named(f))
     return lead, np.pad(along, ((0, 0), (0, 0), (0, count)), constant_values=True)
 

@@ -25,7 +25,7 @@ def results(s: State) -> tuple[Register, Register]:
             continue
         assert isinstance(output, Vector)
         found = s.vectors[output]
-        blocks = s.blocks[output.width]
+        blocks = s.blocks[output]
         first = np.arange(output.size) * blocks  # of the first block
         mean = build.constant(np.zeros(output.size))
         gaussian = build.constant(np.zeros((output.size, s.columns - 1)))
@@ -34,7 +34,7 @@ def results(s: State) -> tuple[Register, Register]:
             flat = build.taken(flat, first, axis=0)
             mean = build.reshape(build.step("part", flat, start=0, stop=1), output.size)
             gaussian = build.fitted(build.step("part", flat, start=1, stop=flat.shape[-1]), s.columns - 1)
-        if not math.isinf(s.widths[output.width]) and found.lead.shape[-1]:
+        if not math.isinf(s.widths[output]) and found.lead.shape[-1]:
             mean = build.step("add", mean, _first_coordinate(s, output, found.lead, first))
         means.append(mean)
         columns.append(gaussian)
@@ -45,7 +45,7 @@ def results(s: State) -> tuple[Register, Register]:
 
 def _first_coordinate(s: State, output: Vector, lead: Register, first: Ints) -> Register:
     """The first coordinate of vectors whose coordinates in a frame are known, by the orientation of the frame."""
-    build, blocks = s.build, s.blocks[output.width]
+    build, blocks = s.build, s.blocks[output]
     flat = build.taken(build.reshape(lead, output.size * blocks, lead.shape[-1]), first, axis=0)
     frames = [s.frames[group] for group in s.groups_of(output)]
     if all(frame.kind == STANDARD and not frame.turned for frame in frames):

@@ -19,7 +19,7 @@ def dot(s: State, value: Scalar, x: Vector, y: Vector, power: float) -> Register
     a, b = s.vectors[x].lead, s.vectors[y].lead
     by = 1 / s.norm(x) ** (2 if power == 1 else 1)
     turned = process(s, value, x, y)
-    if power == 0.5 and math.isinf(s.widths[x.width]):
+    if power == 0.5 and math.isinf(s.widths[x]):
         _check_score(s, value, x, y)
         if turned is not None:
             return turned_products(s, value, x, y, _crossed(s, value, x, y, turned))

@@ -60,19 +60,20 @@ def _stretched(base: float, by: Stretch, r: Floats) -> Floats:
 
 def rotated(s: State, value: Vector, op: Rotate) -> Lowered:
     """R_{t_i} x_i, the tokens along the last axis."""
-    build, x, blocks = s.build, s.vectors[op.x], s.blocks[value.width]
-    if blocks > 1:
-        raise ExactError(value, "rotary positions of a concatenation of narrower vectors")
-    if math.isinf(s.widths[value.width]):
+    build, x, blocks = s.build, s.vectors[op.x], s.blocks[value]
+    if math.isinf(s.widths[value]):
+        if blocks > 1:
+            raise ExactError(value, "rotary positions of a concatenation of narrower vectors, at width inf")
         if x.turned is not None or value in s.outputs:
             raise ExactError(value, "rotary positions twice, or of an output, at width inf")
         turned = Turned(np.broadcast_to(op.positions, value.shape), op.base, op.fraction, op.stretch)
         return Lowered(x.lead, x.sample, x.support, x.strong, turned)
-    width = int(s.widths[value.width])
-    angles = op.angles(width)
+    width = int(s.widths[value])
+    angles = op.angles(blocks * width)
     cos, sin = (build.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin))
-    lead = build.step("rotate", build.fitted(x.lead, width), cos, sin, words="coordinates turned by positions")
-    return Lowered(lead)
+    whole = build.reshape(build.fitted(x.lead, width), *value.shape, 1, blocks * width)
+    lead = build.step("rotate", whole, cos, sin, words="coordinates turned by positions")
+    return Lowered(build.reshape(lead, *value.shape, blocks, width))
 
 
 def turned_products(s: State, value: Scalar, x: Vector, y: Vector, crossed: Register | None) -> Register:

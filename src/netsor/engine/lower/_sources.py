@@ -17,15 +17,14 @@ from ._state import Bools, Lowered, State
 def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register, Register | None]:
     """Fresh standard isotropic vectors, so many for each slot (member and block): lead and sample (slots, k, ·)."""
     build, number = s.build, s.number[value]
-    infinite = math.isinf(s.widths[value.width])  # type: ignore[attr-defined]
+    infinite = math.isinf(s.widths[value])
     lead = build.constant(np.zeros((slots, sources, 0)))
     if slots and (value in s.drawn or value in s.virtual):
         parts = []
-        for group in s.groups:
-            if value in group.slots:
-                places = group.slots[value]
-                made = s.frames[group].grow(number, places.shape[1] * sources, value in s.leaves, s.words(value))
-                parts.append((places, build.reshape(made, *places.shape, sources, made.shape[-1])))
+        for group in s.groups_from(value):
+            places = group.slots[value]
+            made = s.frames[group].grow(number, places.shape[1] * sources, value in s.leaves, s.words(value))
+            parts.append((places, build.reshape(made, *places.shape, sources, made.shape[-1])))
         lead = s.scattered(parts)
     sample = None
     if slots and value in s.coordinates and (infinite or value not in s.drawn):
@@ -43,7 +42,7 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
 
 def _support(s: State, value: Vector, lead: Register) -> Bools | None:
     """What fresh constants say: where a source has coordinates."""
-    if not math.isinf(s.widths[value.width]):
+    if not math.isinf(s.widths[value]):
         return None
     found: Bools = np.asarray(marks_of(lead).value)[0] > 0
     return found
@@ -51,7 +50,7 @@ def _support(s: State, value: Vector, lead: Register) -> Bools | None:
 
 def gaussian(s: State, value: Vector, op: Gaussian) -> Lowered:
     """h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k."""
-    build, blocks, rank = s.build, s.blocks[value.width], op.factor.shape[-1]
+    build, blocks, rank = s.build, s.blocks[value], op.factor.shape[-1]
     combine = op.factor.reshape(value.size, rank)
     lead, sample = _sources(s, value, rank * blocks, 1)
 
@@ -79,7 +78,7 @@ def _shifted(s: State, value: Vector, x: Lowered, mean: Register) -> Lowered:
     shift = build.step("multiply", build.fitted(one, width), mean)
     lead = build.step("add", build.fitted(x.lead, width), shift)
     sample, support = x.sample, x.support
-    if math.isinf(s.widths[value.width]):
+    if math.isinf(s.widths[value]):
         if value in s.coordinates:
             wide = build.fitted(mean, s.columns)
             old = sample or build.constant(np.zeros((*x.lead.shape[:-1], 1)))
@@ -120,7 +119,7 @@ def _reduced(s: State, rows: Register, words: str) -> Register:
 def matmul(s: State, value: Vector, op: MatMul) -> Lowered:
     """W x = C E."""
     build, weight, x = s.build, op.weight, op.x
-    members, blocks = weight.members.size, s.blocks[value.width]
+    members, blocks = weight.members.size, s.blocks[value]
     drawn = value in s.drawn or value in s.virtual
     if weight.source in s.uses:
         return _again(s, value, op)
@@ -134,7 +133,7 @@ def matmul(s: State, value: Vector, op: MatMul) -> Lowered:
 
 def _combined(s: State, value: Vector, c: Register, lead: Register, sample: Register | None, members: int) -> Lowered:
     """C E, from (members or 1, vectors, k) and sources (members · blocks, k, ·)."""
-    build, blocks = s.build, s.blocks[value.width]
+    build, blocks = s.build, s.blocks[value]
 
     def multiplied(c: Register, e: Register, words: str = "") -> Register:
         k, last = e.shape[-2:]
@@ -148,7 +147,7 @@ def _combined(s: State, value: Vector, c: Register, lead: Register, sample: Regi
 
     x = multiplied(c, lead, f"{s.words(value)} = C E" if lead.size else "")
     support = None
-    if math.isinf(s.widths[value.width]):
+    if math.isinf(s.widths[value]):
         # products that vanish in the limit are of order 1/√n, and count in a score: all vectors share all sources
         every = build.constant(np.ones(c.shape))
         support = np.asarray(multiplied(every, marks_of(lead)).value)[0] > 0
@@ -157,7 +156,7 @@ def _combined(s: State, value: Vector, c: Register, lead: Register, sample: Regi
 
 def _again(s: State, value: Vector, op: MatMul) -> Lowered:
     """A matrix that acts more than once: see `_reuse`."""
-    build, blocks = s.build, s.blocks[value.width]
+    build, blocks = s.build, s.blocks[value]
     source, every = op.weight.source, s.members[op.weight.source]
     matrix = s.matrices.setdefault(source, Matrix(build, len(every)))
     s.uses[source].append(value)
@@ -192,11 +191,11 @@ def fuse(s: State, value: Vector, x: Vector) -> Lowered:
     def multiplied(e: Register) -> Register:  # from (members, sources, ·)
         made = build.step("product", c, e)
         flat = build.taken(build.reshape(made, places.size, made.shape[-1]), back, axis=0)
-        return build.reshape(flat, *value.shape, s.blocks[value.width], made.shape[-1])
+        return build.reshape(flat, *value.shape, s.blocks[value], made.shape[-1])
 
     found = multiplied(lead)
     support = None
-    if math.isinf(s.widths[value.width]):
+    if math.isinf(s.widths[value]):
         flags = np.asarray(marks_of(lead).value)[0] > 0
         flat = np.repeat(flags.any(axis=1)[:, None], places.shape[1], axis=1).reshape(places.size, -1)[back]
         support = flat.reshape(found.shape)

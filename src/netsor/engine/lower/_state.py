@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ...language._graph import ordered
 from ...language._names import names_of
-from ...language._operation import Data, Gaussian, MatMul, Nonlin, Normal, Source
+from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source
 from ...language._stretch import Stretch
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
@@ -68,7 +68,7 @@ class State:
     def __init__(self, outputs: list[Value], context: Context, without: frozenset[str], shift: int) -> None:
         self.outputs, self.context, self.without = outputs, context, without
         self.build = Builder(shift)
-        values = ordered(outputs)
+        values = ordered(_shallow_first(outputs))
         self.names = names_of([v for v in values if not isinstance(v.op, Fuse)])
         made = linear_sources(values)
         self.virtual = {source for value in values if isinstance(value.op, Fuse) for source in made[value.op.x]}
@@ -84,11 +84,19 @@ class State:
         self.blocks, self.widths = blocks_of(values, context.bound)
         self.clusters = Clusters(self.values, self.blocks)
         self.groups = self.clusters.groups(self.widths)
+        self.with_vectors: dict[Value, list[Group]] = {}
+        self.with_sources: dict[Value, list[Group]] = {}
+        for group in self.groups:
+            for table, found in ((group.positions, self.with_vectors), (group.slots, self.with_sources)):
+                for value in table:
+                    found.setdefault(value, []).append(group)
         self.into = {
             s for v in values if isinstance(v.op, Nonlin) and v in self.coordinates for x in asked(v) for s in made[x]
         }
         if "undrawn" in without:
             self.into |= self.coordinates
+        scores = [v.op for v in values if isinstance(v.op, Dot) and v.op.power == 0.5]
+        self.scored = {group for op in scores for x in (op.x, op.y) for group in self.groups_of(x)}
         for group in self.groups:
             self._check_room(group)
         self.frames = {group: Frame(group, self._kind(group, made), self.build) for group in self.groups}
@@ -98,6 +106,7 @@ class State:
         self.uses: dict[Source, list[Value]] = {source: [] for source, times in uses.items() if times > 1}
         self.members = _all_members(values)
         self.vectors: dict[Value, Lowered] = {}
+        self.held: dict[Group, list[Value]] = {group: [] for group in self.groups}  # those of `vectors` still in use
         self.scalars: dict[Value, Register] = {}
         self.columns = 1  # of `sample`: the value, then a Gaussian variable each
         self.last = {value: k for k, value in enumerate(self.values)}
@@ -172,13 +181,18 @@ class State:
         return self.build.reshape(chosen, *places.shape, width)
 
     def groups_of(self, value: Value) -> list[Group]:
-        return [group for group in self.groups if value in group.positions]
+        """The groups that have vectors of a value."""
+        return self.with_vectors.get(value, [])
+
+    def groups_from(self, value: Value) -> list[Group]:
+        """The groups that have sources of a value."""
+        return self.with_sources.get(value, [])
 
     def norm(self, x: Value) -> float:
         """What coordinates are divided by so that their products are means over the coordinates α."""
         assert isinstance(x, Vector)
-        width = self.widths[x.width]
-        return math.sqrt(self.blocks[x.width] * (1.0 if math.isinf(width) else width))
+        width = self.widths[x]
+        return math.sqrt(self.blocks[x] * (1.0 if math.isinf(width) else width))
 
     def words(self, value: Value) -> str:
         match value.op:
@@ -190,7 +204,7 @@ class State:
 
     def argument(self, x: Value, value: Value, places: Ints) -> Ints:
         """Where the entries of an argument are that belong to the entries of a value at these flat places."""
-        blocks = self.blocks[value.width]  # type: ignore[attr-defined]
+        blocks = self.blocks[value]
         index = np.broadcast_to(np.arange(x.size).reshape(x.shape), value.shape).ravel()
         if isinstance(x, Scalar):
             return np.asarray(index[places // blocks])
@@ -208,7 +222,15 @@ class State:
                 (group.positions[value], self.build.step("spread", wide, shape=(group.frames, count, row.shape[-1])))
             )
         rows = self.scattered(parts)
-        return self.build.reshape(rows, *value.shape, self.blocks[value.width], rows.shape[-1])
+        return self.build.reshape(rows, *value.shape, self.blocks[value], rows.shape[-1])
+
+
+def _shallow_first(outputs: Sequence[Value]) -> list[Value]:
+    """Outputs of early layers before those of late ones: so what they are made of need not be kept until the end."""
+    depth: dict[Value, int] = {}
+    for value in ordered(outputs):
+        depth[value] = 1 + max((depth[x] for x in value.op.inputs), default=0)
+    return sorted(outputs, key=lambda output: depth[output])
 
 
 def _coordinates(outputs: Sequence[Value], used: Mapping[Value, list[Value]]) -> set[Value]:

@@ -1,16 +1,18 @@
-"""The shortcut `turn`: after the last nonlinearity of a cluster, its frame is turned to span the vectors still in use.
+"""The shortcut `turn`: frames are turned to span the vectors still in use.
 
-Identity: an isotropic source has the same law in every orthonormal frame, so the standard basis may be exchanged for
-one that spans the vectors of which products are still asked for, once nothing needs all coordinates any more. What
-follows then takes as many directions as there are vectors, not n. The conditions, all of them structure: the width is
-finite and larger than the number of vectors; no matrix that acted on or into this cluster will act again (its inputs
-and sources are kept in the old basis); and it pays: a source is still to come here, or no output needs a coordinate.
+Identity: an isotropic source has the same law in every orthonormal frame, so a basis may be exchanged for one that
+spans the vectors of which products are still asked for, once nothing needs all coordinates any more. What follows then
+takes as many directions as there are vectors: not n, after the last nonlinearity of a cluster; and not one for every
+source before, in a residual stream of many layers. The conditions, all of them structure: the width is larger than the
+number of vectors; no matrix that acted on or into this cluster will act again (its inputs and sources are kept in the
+old basis); and it pays: a source is still to come here, or no output needs a coordinate. At infinite width products are
+asked for alone: no score, whose normals belong to pairs of directions, and no nonlinearity.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,8 +21,10 @@ from ...language._operation import MatMul
 from ...language._value import Value, Vector
 from .._plan import Register
 from ._clusters import Group
-from ._frame import STANDARD
+from ._frame import GROWING, LIMIT, STANDARD
 from ._state import Lowered, State
+
+FEW, LOOSE = 64, 8  # directions of a frame that it does not pay to turn: so many, or so many for each vector in use
 
 
 def turn(s: State, group: Group, index: int, live: Mapping[Value, int]) -> None:
@@ -28,17 +32,38 @@ def turn(s: State, group: Group, index: int, live: Mapping[Value, int]) -> None:
     frame = s.frames[group]
     if "turn" in s.without or frame.kind != STANDARD or _acts_again(s, group, index):
         return
-    vectors = [
-        v for v in group.positions
-        if v in s.vectors and live[v] > index and s.vectors[v].lead.shape[-1]
-    ]  # fmt: skip
-    count = sum(group.positions[v].shape[1] for v in vectors) + (frame.constant is not None)
+    vectors, count = _in_use(s, group, index, live)
     outputs = any(output in group.positions for output in s.outputs)
     grows = any(s.last[value] > index and value in s.drawn for value in group.slots)
     if not vectors or count >= group.width or (outputs and not grows):
         return
+    _span(s, group, vectors)
+
+
+def turn_again(s: State, group: Group, index: int, live: Mapping[Value, int]) -> None:
+    """Turn the frames of a group that have grown far beyond the vectors in use, before value `index` adds sources."""
+    frame = s.frames[group]
+    grown = frame.kind == GROWING or (frame.kind == STANDARD and frame.turned)
+    grown |= frame.kind == LIMIT and not group.nonlinear and group not in s.scored
+    if "turn" in s.without or not grown or frame.directions <= FEW or _acts_again(s, group, index - 1):
+        return
+    vectors, count = _in_use(s, group, index - 1, live)
+    if vectors and frame.directions > LOOSE * count:
+        _span(s, group, vectors)
+
+
+def _in_use(s: State, group: Group, index: int, live: Mapping[Value, int]) -> tuple[list[Value], int]:
+    """The values of a group that are used after a place in the program, and how many vectors of a frame they are."""
+    held = s.held[group] = [v for v in s.held[group] if live[v] > index]
+    vectors = [v for v in held if s.vectors[v].lead.shape[-1]]
+    return vectors, sum(group.positions[v].shape[1] for v in vectors) + (s.frames[group].constant is not None)
+
+
+def _span(s: State, group: Group, vectors: Sequence[Value]) -> None:
+    frame, outputs = s.frames[group], any(output in group.positions for output in s.outputs)
     rows = [s.gathered(s.vectors[v].lead, group.positions[v], frame.directions) for v in vectors]
-    for v, part in zip(vectors, frame.turn(rows, outputs), strict=True):
+    made = frame.turn_limit(rows) if frame.kind == LIMIT else frame.turn(rows, outputs)
+    for v, part in zip(vectors, made, strict=True):
         s.vectors[v] = _put(s, v, group, part)
 
 
@@ -56,7 +81,7 @@ def _put(s: State, value: Value, group: Group, part: Register) -> Lowered:
     """A value with new coordinates for its vectors in a group; those in other groups stay as they are."""
     assert isinstance(value, Vector)
     old = s.vectors[value]
-    shape = (*value.shape, s.blocks[value.width])
+    shape = (*value.shape, s.blocks[value])
     parts = [(group.positions[value], part)]
     rest = np.setdiff1d(np.arange(math.prod(shape)), group.positions[value].ravel())
     if rest.size:
@@ -64,4 +89,13 @@ def _put(s: State, value: Value, group: Group, part: Register) -> Lowered:
         others = s.build.taken(others, rest, axis=0)
         parts.append((rest[None], s.build.reshape(others, 1, *others.shape)))
     rows = s.scattered(parts)
-    return replace(old, lead=s.build.reshape(rows, *shape, rows.shape[-1]))
+    lead = s.build.reshape(rows, *shape, rows.shape[-1])
+    if old.support is None:
+        return replace(old, lead=lead)
+    marks = np.zeros((2, *lead.shape), dtype=bool)
+    width = min(lead.shape[-1], old.support.shape[-1])
+    for made, known in zip(marks, (old.support, old.strong), strict=True):
+        assert known is not None
+        made[..., :width] = known[..., :width]
+        made.reshape(-1, lead.shape[-1])[group.positions[value].ravel()] = True
+    return replace(old, lead=lead, support=marks[0], strong=marks[1], start=0)

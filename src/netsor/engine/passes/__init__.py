@@ -19,7 +19,8 @@ from .linearise import linearise
 Pass = Callable[[Sequence[Value], Context], list[Value]]
 
 GRAPH: dict[str, Pass] = {"linearise": linearise, "commute": commute, "compose": compose, "fuse": fuse}
-SHORTCUTS = (*GRAPH, "leaves", "undrawn", "turn", "apart")  # all that can be switched off; the last four are lowering's
+# All that can be switched off: those of the graph, those of lowering, and the formula for a sum over heads.
+SHORTCUTS = (*GRAPH, "leaves", "undrawn", "turn", "apart", "named", "recognise")
 
 
 def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str] = ()) -> list[Value]:

@@ -63,9 +63,13 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
         copy = value if same else replace(value, op=value.op.with_inputs(*inputs))
         context.origin[copy] = context.origin[value]
         made = change(value, copy)
-        if made is not copy:
-            for inner in ordered([made]):  # what a change adds has the seed of what it replaces
-                context.origin.setdefault(inner, context.origin[value])
+        context.origin.setdefault(made, context.origin[value])
+        added = list(made.op.inputs) if made is not copy else []
+        while added:  # what a change adds has the seed of what it replaces
+            inner = added.pop()
+            if inner not in context.origin:
+                context.origin[inner] = context.origin[value]
+                added += inner.op.inputs
         new[value] = made
     return [new[output] for output in outputs]
 
@@ -127,10 +131,10 @@ def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value
             case MatMul(weight, x):
                 together.setdefault(weight.source, set()).update(made[x])
             case _ if isinstance(value.op, COORDINATEWISE):
-                sources = set().union(*(made[x] for x in asked(value)))
-                for source in sources:
-                    edges.setdefault(source, set()).update(sources)
-    for sources in together.values():
+                found = frozenset().union(*(made[x] for x in asked(value)))
+                for source in found:
+                    edges.setdefault(source, set()).update(found)
+    for sources in {frozenset(inputs) for inputs in together.values()}:  # many matrices act on the same vectors
         for source in sources:
             edges.setdefault(source, set()).update(sources)
     return edges

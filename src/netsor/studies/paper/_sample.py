@@ -21,7 +21,7 @@ BLOCKS = 8  # of replicas in a trial, for the jackknife
 ENGINE, NOISE, LIMIT, GAUSS, AGAIN = range(5)  # purposes of random numbers
 
 
-def _even_grid(scale: float, points: int, reach: float = 40.0) -> tuple[Array, Array]:
+def _even_grid(scale: float, points: int, reach: float = 16.0) -> tuple[Array, Array]:
     """Nodes and weights for integrals over the line, even in arcsinh(y): dense at the centre, to so many scales out."""
     x, step = np.linspace(-1, 1, points, retstep=True)
     last = float(np.arcsinh(reach))

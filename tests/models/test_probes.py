@@ -1,0 +1,172 @@
+"""The quantities of an audit: each against plain numpy on the same literal draws, and the facts they should tell."""
+
+import math
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor import inf, models
+from netsor.models._words import column, words
+
+from .small import CONFIGS, DECODER_IDS, IDS, inputs
+
+MODELS = {family: models.read(given) for family, given in CONFIGS.items()}
+MODELS["encoder"] = models.pytorch_encoder(16, 2, 24, num_layers=2)
+
+
+def by_hand(family: str, draws: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """What the probes give for literal draws, and the same from the vectors, scores and logits of these draws."""
+    model = MODELS[family]
+    probes = model.probes(**inputs(model))
+    traced = model.trace(**inputs(model))
+    raw = [traced.embedded, *([traced.decoded] if traced.decoded is not None else [])]
+    count = len(raw)
+    for layer in traced.layers:
+        raw += [layer.stream, layer.attended, layer.fed, layer.scores, layer.weights]
+        raw += [layer.crossed] if layer.crossed is not None else []
+    end = probes.logits(traced, limit=False) if probes.final else ()
+    raw += end
+    asked = probes.outputs(traced, end)
+    found = ns.Program((*asked, *raw)).simulate(draws=draws, progress=False, **model.widths())
+    return probes.named(found[: len(asked)]), _numpy(model, probes, traced, found[len(asked) :], count)
+
+
+def _numpy(model, probes, traced, found, count):
+    found = iter(found)
+    starts = [next(found) for _ in range(count)]
+    made = {name: [] for name in probes.names}
+    before = starts[0]
+    for i, layer in enumerate(traced.layers):
+        if i == model.layers:
+            before = starts[1]
+        stream, attended, fed, scores, weights = (next(found) for _ in range(5))
+        crossed = next(found) if layer.crossed is not None else None
+        s = stream.shape[1]
+        gram = np.einsum("rin,rjn->rij", stream, stream) / stream.shape[2]
+        size = np.sqrt(np.einsum("rii->ri", gram))
+        made["mean_square"].append((stream**2).mean(axis=(1, 2)))
+        pairs = [(a, b) for a in range(s) for b in range(a)]
+        made["cosine"].append(np.mean([gram[:, a, b] / size[:, a] / size[:, b] for a, b in pairs], axis=0))
+        values = np.linalg.svd(stream, compute_uv=False) ** 2
+        p = values / values.sum(axis=1, keepdims=True)
+        made["effective_rank"].append(
+            np.exp(-np.sum(np.where(p > 1e-14, p * np.log(np.maximum(p, 1e-300)), 0), axis=1))
+        )
+        allowed = np.ones(scores.shape[-2:], bool) if traced.masks[i] is None else traced.masks[i]
+        made["score_std"].append(scores[..., allowed].std(axis=(1, 2)))
+        made["score_max"].append(scores[..., allowed].max(axis=(1, 2)))
+        entropies, tops = [], []
+        for row in range(s):
+            w = weights[:, :, row][:, :, allowed[row]]
+            np.testing.assert_allclose(w.sum(axis=-1), 1.0)
+            if w.shape[-1] > 1:
+                entropies.append(-(w * np.log(w)).sum(axis=-1) / math.log(w.shape[-1]))
+                tops.append(w.max(axis=-1))
+        made["entropy"].append(np.mean(entropies, axis=(0, 2)))
+        made["largest_weight"].append(np.max(tops, axis=(0, 2)))
+        x, a, m = ((u**2).mean(axis=(1, 2)) for u in (before, attended, fed))
+        c = 0.0 if crossed is None else (crossed**2).mean(axis=(1, 2))
+        middle = 1.0 if model.order == "post" else x + a + c
+        made["attention_share"].append(a / (x + a + c) * middle / (middle + m))
+        made["mlp_share"].append(m / (middle + m))
+        if model.decoder_layers:
+            made["cross_share"].append(c / (x + a + c) * middle / (middle + m))
+        before = stream
+    right = {name: np.stack(rows, axis=1) for name, rows in made.items()}
+    right["input_mean_square"] = (starts[0] ** 2).mean(axis=(1, 2))
+    if probes.final:
+        p = np.concatenate(list(found), axis=-1)
+        z = np.exp(p - p.max(axis=-1, keepdims=True))
+        z /= z.sum(axis=-1, keepdims=True)
+        if model.readout == "class":
+            targets = (0,)
+        elif model.decoder_layers:
+            targets = DECODER_IDS[1:]
+        else:
+            targets = IDS[1:] if model.causal else IDS
+        targets = column(model, traced, targets)
+        right["logit_std"] = p.std(axis=(1, 2))
+        right["max_probability"] = z.max(axis=(1, 2))
+        right["loss"] = -np.mean([np.log(z[:, i, t]) for i, t in enumerate(targets)], axis=0)
+        assert p.shape[-1] == model.vocabulary
+    return right
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_quantities_are_what_numpy_makes_of_the_same_draws(family):
+    found, right = by_hand(family, draws=20)
+    assert set(found) == set(right)
+    for name, numbers in right.items():
+        np.testing.assert_allclose(found[name], numbers, rtol=1e-7, atol=1e-9, err_msg=name)
+
+
+def test_measure_is_the_law_at_the_model_and_at_infinity():
+    model = MODELS["llama"]
+    probes = model.probes(IDS)
+    real = probes.measure(400, progress=False)
+    limit = probes.measure(400, progress=False, n=inf, d=inf, m=inf)
+    for found in (real, limit):
+        assert set(found) == {*probes.names, *probes.final, "input_mean_square"}
+        assert all(found[name].shape == (400, 3) for name in probes.names)
+        assert all(found[name].shape == (400,) for name in probes.final)
+    again = probes.measure(400, progress=False, workers=1)
+    assert all(np.array_equal(again[name], real[name]) for name in real)
+    assert probes.plan().random_numbers > probes.plan(n=inf, d=inf, m=inf).random_numbers > 0
+    assert probes.uniform_loss == pytest.approx(math.log(31))
+    assert np.median(real["entropy"]) < 0.95  # these small models were made so
+
+
+def test_gpt2_is_mostly_perceptron_after_its_first_block():
+    found = models.read("gpt2").replace(layers=2, std_o=0.02 / 24**0.5, std_out=0.02 / 24**0.5).probes(tokens=8)
+    shares = found.measure(20, progress=False)["mlp_share"]
+    assert shares[:, 0].min() > 0.65
+    assert shares[:, 0].max() < 0.85
+    assert (shares[:, 1] < shares[:, 0]).all()
+
+
+def test_a_wide_model_with_std_002_has_scores_near_5():
+    """0.02² · 12,288 = 4.92 for tokens of unit mean square."""
+    model = models.read("gpt3-175b").replace(layers=1, vocabulary=64)
+    found = model.probes(tokens=6).measure(10, progress=False)["score_std"]
+    assert abs(np.median(found) - 4.9) < 0.2
+    normed = model.replace(qk_norm=True).probes(tokens=6).measure(10, progress=False)["score_std"]
+    assert abs(np.median(normed) - 1.0) < 0.1
+
+
+def test_logits_so_large_that_the_first_loss_exceeds_that_of_ignorance():
+    model = MODELS["llama"].replace(vocabulary=500)
+    small = model.replace(std_logits=0.01).probes(IDS).measure(50, progress=False)["loss"]
+    large = model.replace(std_logits=0.5).probes(IDS).measure(50, progress=False)["loss"]
+    assert abs(np.median(small) - math.log(500)) < 0.02
+    assert np.median(large) > math.log(500) + 1
+
+
+def test_tied_logits_keep_their_spread_in_the_limit():
+    """Of an id that occurs: the law at the model's widths and in the limit have variances within 15 %."""
+    model = models.read(CONFIGS["gpt2"]).replace(width=256, head_dim=128, hidden=1024, std=0.05)
+    variances = []
+    for limit, widths in ((False, model.widths()), (True, dict.fromkeys("ndm", inf))):
+        traced = model.trace(IDS)
+        known, others = words(model, traced, traced.output, limit)
+        made = ns.stack([known[2, column(model, traced, [9])[0]], others[2, 0]])
+        variances.append(ns.Program(made).draw(draws=4000, progress=False, **widths).var(axis=0))
+    np.testing.assert_allclose(variances[0], variances[1], rtol=0.15)
+
+
+def test_a_window_of_one_token_leaves_no_choice():
+    found = MODELS["mistral"].replace(window=1).probes(IDS).measure(5, progress=False)
+    assert (found["entropy"] == 1).all()
+    assert (found["largest_weight"] == 1).all()
+
+
+def test_no_vocabulary_no_end():
+    probes = MODELS["encoder"].probes(tokens=3)
+    assert probes.final == ()
+    assert probes.uniform_loss is None
+    assert "loss" not in probes.measure(5, progress=False)
+
+
+def test_one_token_has_no_pairs():
+    with pytest.raises(ValueError, match="tokens=1: quantities of an audit need two tokens"):
+        MODELS["gpt2"].probes(tokens=1)
