@@ -153,6 +153,14 @@ def test_markup_in_names_is_text(inline, tmp_path):
     assert "<b>&" not in page.replace("<b>&amp;", "")
 
 
+@pytest.mark.parametrize("name", ["$\\frac{1}$ _", "_hidden", "模型", "x" * 500, "a, b=1"])
+def test_any_name_can_be_drawn(name, inline, tmp_path):
+    model = TINY.replace(name=name)
+    page = ns.audit(model, compare=TINY, widths="actual", **SMALL).save(tmp_path).read_text()
+    assert name in page
+    assert page.count("<svg") == len(BLOCKS) - 1
+
+
 def test_the_quantities_are_those_of_the_models():
     """Every name of the probes has its words, and no words are left over."""
     names = set(ns.models.read("t5-base").replace(layers=1, decoder_layers=1).probes(tokens=2).names)

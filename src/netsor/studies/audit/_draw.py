@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,21 @@ from ._quantities import BLOCKS, Quantity
 
 COLOURS = (BLUE, VERMILLION)  # the model, and the second one
 DASHED = (0, (4.0, 1.6))
+SHORT, LONGEST = 24, 56  # letters of a name: two names fit beside each other, and one fits at all
 
 
 def drawn(audit: Found) -> dict[str, bytes]:
     """A figure for each quantity of a block, as svg."""
     names = [q for q in BLOCKS if any(q.name in each.best for each in audit.every)]
-    with styled():
+    with styled(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a name may have letters that the font has not
         return {quantity.name: rendered(_figure(audit, quantity), "svg")[0] for quantity in names}
 
 
 def _figure(audit: Found, quantity: Quantity) -> Any:
-    figure = new(2.6)
+    long = max(len(_label(each.model.name)) for each in audit.every) > SHORT
+    rows = sum(len(each.measured) for each in audit.every) // (1 if long else 2)
+    figure = new(2.5 + 0.14 * rows)
     axes = figure.subplots()
     ends = []
     for each, colour in zip(audit.every, COLOURS, strict=False):
@@ -31,7 +36,7 @@ def _figure(audit: Found, quantity: Quantity) -> Any:
                 continue
             median, low, high = found.band(quantity.name)
             blocks = np.arange(1, len(median) + 1)
-            label = each.model.name + (", n = ∞" if found.subject.infinite else "")
+            label = _label(each.model.name) + (", n = ∞" if found.subject.infinite else "")
             mark = "." if len(blocks) == 1 else ""  # a line of one point is not seen
             if found is each.best:
                 axes.fill_between(blocks, low, high, color=colour, alpha=0.22, lw=0)
@@ -49,5 +54,11 @@ def _figure(audit: Found, quantity: Quantity) -> Any:
         axes.axhline(0.0, color=GREY, lw=0.5, zorder=0)
     axes.set(xlabel="block", ylabel=quantity.title)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    figure.legend(loc="outside lower center", ncols=2)
+    figure.legend(loc="outside lower center", ncols=1 if long else 2)
     return figure
+
+
+def _label(name: str) -> str:
+    """A name for the legend: shortened, and with nothing that matplotlib takes for more than text."""
+    short = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+    return (" " if short.startswith("_") else "") + short.replace("$", r"\$")

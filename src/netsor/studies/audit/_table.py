@@ -9,8 +9,7 @@ from typing import Any
 from ._found import Found, Measured
 from ._quantities import BLOCKS, EVERY, FINAL
 
-NAME = 30  # columns for the words
-CELL = 31  # columns for a median and its band
+NAME = 28  # columns for the words
 
 
 def table(audit: Found) -> str:
@@ -38,22 +37,23 @@ def _no_limit(audit: Found) -> list[str]:
 
 def _blocks(audit: Found) -> list[str]:
     chosen = sorted({0, (audit.blocks - 1) // 2, audit.blocks - 1})
-    heads = [f"block {i + 1}" for i in chosen] + [f"block {chosen[-1] + 1}, n = ∞"] * (audit.limit is not audit.best)
-    heads = heads if audit.limit is not None else heads[: len(chosen)]
-    lines = [f"{'median, 5–95 %':{NAME}}" + "".join(f"{head:{CELL}}" for head in heads).rstrip()]
+    beside = audit.limit if audit.limit is not audit.best else None
+    heads = [f"block {i + 1}" for i in chosen] + ([] if beside is None else [f"block {chosen[-1] + 1}, n = ∞"])
+    rows = [["median, 5–95 %", *heads]]
     for quantity in BLOCKS:
         if quantity.name in audit.best:
             cells = [cell(audit.best, quantity.name, i) for i in chosen]
-            if audit.limit is not None and audit.limit is not audit.best:
-                cells.append(cell(audit.limit, quantity.name, chosen[-1]))
-            lines.append(f"{quantity.title:{NAME}}" + "".join(f"{cell:{CELL}}" for cell in cells).rstrip())
-    return lines
+            rows.append(
+                [quantity.title, *cells, *([] if beside is None else [cell(beside, quantity.name, chosen[-1])])]
+            )
+    sizes = [NAME, *(max(map(len, column)) for column in list(zip(*rows, strict=True))[1:])]
+    return ["  ".join(f"{word:{size}}" for word, size in zip(row, sizes, strict=True)).rstrip() for row in rows]
 
 
 def _output(audit: Found) -> list[str]:
     known = [q for q in FINAL if q.name in audit.best]
     return [
-        f"{q.title:{NAME}}" + "   ∞: ".join(cell(found, q.name, None) for found in audit.measured) for q in known
+        f"{q.title:{NAME}}  " + "   ∞: ".join(cell(found, q.name, None) for found in audit.measured) for q in known
     ] or ["no logits"]
 
 
