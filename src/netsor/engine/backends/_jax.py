@@ -31,7 +31,7 @@ from ._jax_factor import OWN
 
 Array = Any
 
-LEAST = 64  # replicas of a block
+LEAST = 8  # replicas of a block
 SMALL = 1024  # numbers a replica, up to which draws are made together: fewer calls compile faster
 PROGRAMS = 64  # compiled ones that are kept
 
@@ -206,7 +206,7 @@ class Piece:
         key = self.structure, replicas, self.precision
         with _lock:
             if key not in _programs:
-                _programs[key] = jax.jit(partial(_traced, self, replicas))
+                _programs[key] = _Program(jax.jit(partial(_traced, self, replicas)))
                 if len(_programs) > PROGRAMS:
                     _programs.popitem(last=False)
             _programs.move_to_end(key)
@@ -229,6 +229,21 @@ class Piece:
                 parts.append((args, step.out.shape, Builder.key(step.kind, (), params) or id(step)))
         given = tuple(register.shape for register in [*self.constants, *self.reads])
         return tuple(parts), given, tuple(number[register] for register in self.writes)
+
+
+class _Program:
+    """A function that JAX compiles when it is called first: by one thread, while others wait."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.lock, self.compiled = function, threading.Lock(), False
+
+    def __call__(self, inputs: Inputs) -> Any:
+        if self.compiled:
+            return self.function(inputs)
+        with self.lock:
+            made = self.function(inputs)
+            self.compiled = True
+            return made
 
 
 def _placed(arrays: Any) -> Any:
