@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property, lru_cache, partial
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -287,11 +288,18 @@ def _native(step: Step, precision: str) -> bool:
     return bool(made.shape[1:] == step.out.shape)
 
 
-def _block(found: Sequence[Piece], seed: int, start: int, replicas: int, precision: str) -> dict[Register, Array]:
-    """The arrays that a plan ends with, for so many replicas."""
+def _block(
+    found: Sequence[Piece],
+    seed: int,
+    start: int,
+    replicas: int,
+    precision: str,
+    given: Mapping[Register, Array] = MappingProxyType({}),
+) -> dict[Register, Array]:
+    """The arrays that pieces of a plan end with, for so many replicas, `given` those before."""
     import jax.numpy as jnp
 
-    arrays: dict[Register, Array] = {}
+    arrays = dict(given)
     for piece in found:
         if piece.host:
             (step,) = piece.steps
