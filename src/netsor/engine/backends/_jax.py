@@ -29,6 +29,7 @@ from .._plan import RULES, Builder, Plan, Register, Step
 from ._base import Backend, NoDeviceError, largest_block
 from ._chi import chi
 from ._jax_factor import OWN
+from ._jax_normals import normal_pairs
 
 Array = Any
 
@@ -328,7 +329,7 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
         pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
         keys = jnp.concat([jnp.broadcast_to(inputs.keys[place[s]], (m, 2)) for s, m in zip(steps, pairs, strict=True)])
         number = np.concatenate([np.arange(m, dtype=np.uint32) for m in pairs])
-        first, second = _normals(keys, counted, number, piece.precision)
+        first, second = normal_pairs(keys, counted, number, piece.precision)
         ends = np.cumsum(pairs).tolist()
         made = {}
         for step, m, end in zip(steps, pairs, ends, strict=True):
@@ -352,28 +353,3 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
             else:
                 arrays[step.out] = RULES[step.kind](jnp, *given, **step.params)
     return [arrays[register] for register in piece.writes]
-
-
-def _normals(keys: Array, replica: Array, number: Array, precision: str) -> tuple[Array, Array]:
-    """Pairs of normals (replicas, numbers), with a key for each number."""
-    import jax.numpy as jnp
-    from jax.extend.random import threefry2x32_p
-
-    shape = len(replica), len(number)
-
-    def words(count: Array) -> tuple[Array, Array]:
-        return tuple(
-            threefry2x32_p.bind(
-                *(jnp.broadcast_to(a, shape) for a in (keys[:, 0], keys[:, 1], replica[:, None], count))
-            )
-        )
-
-    if precision == "float32":
-        one, two = (w.astype(jnp.float32) * np.float32(2**-32) for w in words(number))
-        one = one + np.float32(2**-33)  # above 0
-    else:
-        (a, b), (c, d) = words(2 * number), words(2 * number + 1)
-        one = (a.astype(jnp.float64) * 2**21 + (b >> 11).astype(jnp.float64) + 0.5) * 2**-53
-        two = (c.astype(jnp.float64) * 2**21 + (d >> 11).astype(jnp.float64)) * 2**-53
-    radius = jnp.sqrt(-2.0 * jnp.log(jnp.minimum(one, 1.0)))
-    return radius * jnp.cos(2 * np.pi * two), radius * jnp.sin(2 * np.pi * two)
