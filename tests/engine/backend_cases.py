@@ -5,7 +5,13 @@ from scipy import stats
 
 import netsor as ns
 from netsor.engine import conditional
+from netsor.engine._run import in_numpy, run
 from netsor.engine.backends import choose
+from netsor.engine.backends._numpy import Streams
+from netsor.engine.lower import make_plan
+
+from ..builder import Builder
+from ..programs import LIMIT_STEPS, STEPS, WIDTHS, LimitBuilder, grown
 
 n = ns.Width("n")
 LEVEL = 1e-4 / 12  # of one comparison: a dozen of them are made
@@ -61,3 +67,32 @@ def smallest_p(case, **where):
     net, widths = CASES[case]
     ours, theirs = replicas(net, widths, seed=1), replicas(net, widths, seed=2, **where)
     return min(stats.ks_2samp(a[:, 0], b[:, 0]).pvalue for a, b in zip(ours, theirs, strict=True))
+
+
+def random_plans(seeds, replicas=16):
+    """Plans of random programs, at finite widths and at infinite ones, with numpy's draws and what it made of them."""
+    for seed in seeds:
+        for limit in (False, True):
+            builder = LimitBuilder(seed, WIDTHS[:2]) if limit else Builder(seed, WIDTHS)
+            built = grown(builder, LIMIT_STEPS if limit else STEPS, 7 if limit else 9, 12)
+            try:
+                plan = make_plan(built.net.outputs, dict.fromkeys(built.widths, ns.inf) if limit else built.widths)
+            except ValueError:
+                continue  # it has no limit, or none that is known
+            streams, drawn = Streams(3, 0), {}
+
+            def draw(step, streams=streams, drawn=drawn):
+                drawn[step] = np.array(streams.draw(step, replicas))
+                return drawn[step].copy()
+
+            with np.errstate(all="ignore"):
+                found = run(plan, draw, lambda register: register.value, in_numpy)
+            if not plan.constant and all(np.isfinite(a).all() for a in found):
+                yield plan, drawn, found
+
+
+def assert_same(found, other):
+    """Means and covariances agree; the coefficients themselves may be turned."""
+    for a, b in zip(*([mean, columns @ np.swapaxes(columns, -1, -2)] for mean, columns in (found, other)), strict=True):
+        a, b = np.broadcast_arrays(a, b)
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-7 * (np.abs(a).max() or 1.0))

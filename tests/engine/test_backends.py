@@ -13,7 +13,16 @@ from netsor.engine import _plan, conditional
 from netsor.engine.backends import NoDeviceError, _base, _chi, _jax, choose
 from netsor.engine.lower import make_plan
 
-from .backend_cases import CASES, LEVEL, layer, replicas, smallest_p, transformer
+from .backend_cases import (
+    CASES,
+    LEVEL,
+    assert_same,
+    layer,
+    random_plans,
+    replicas,
+    smallest_p,
+    transformer,
+)
 
 JAX = {"backend": "jax", "device": "cpu"}
 
@@ -22,6 +31,40 @@ JAX = {"backend": "jax", "device": "cpu"}
 @pytest.mark.parametrize("case", CASES)
 def test_jax_has_the_law_of_numpy(case, precision):
     assert smallest_p(case, **JAX, precision=precision) > LEVEL
+
+
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 12), marks=pytest.mark.slow)])
+def test_jax_computes_what_numpy_computes(seeds):
+    """Random programs, on the same random numbers."""
+    import jax
+    import jax.numpy as jnp
+
+    compared = 0
+    for plan, drawn, found in random_plans(seeds):
+        with choose(**JAX)._within():
+            arrays = {}
+            for piece in _jax.pieces(plan, "float64"):
+
+                def traced(given, piece=piece, drawn=drawn):
+                    here = dict(zip(piece.reads, given, strict=True)) | {
+                        s.out: jnp.asarray(drawn[s]) for s in piece.draws
+                    }
+                    for step in piece.steps:
+                        if step not in drawn:
+                            args = [here[r] if r.value is None else jnp.asarray(r.value) for r in step.args]
+                            rule = _jax.OWN.get(step.kind) or partial(_plan.RULES[step.kind], jnp, **step.params)
+                            here[step.out] = rule(*args)
+                    return [here[register] for register in piece.writes]
+
+                if piece.host:
+                    arrays |= _jax._block([piece], 0, 0, 16, "float64", arrays)
+                else:
+                    arrays |= dict(zip(piece.writes, jax.jit(traced)([arrays[r] for r in piece.reads]), strict=True))
+            assert_same(
+                found, [np.asarray(arrays[r] if r.value is None else r.value) for r in (plan.mean, plan.columns)]
+            )
+        compared += 1
+    assert compared >= len(seeds)
 
 
 @pytest.mark.parametrize("case", ["layer", "transformer"])

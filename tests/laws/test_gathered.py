@@ -142,13 +142,13 @@ def test_what_is_refused(monkeypatch):
 
 def test_what_leaves_all_cells_is_kept(monkeypatch):
     """Cells laid by one sample, a far wider one put into them: strays count one by one, none is lost."""
-    from netsor.engine._cells import Gathered, cells_for, summed
+    from netsor.engine._cells import Tally, cells_for, summed
 
     rng = np.random.default_rng(3)
     cells = cells_for(np.zeros(100), np.exp(0.001 * rng.standard_normal(100)), "x")
     var = np.exp(30 * rng.standard_normal(5000))
     var[:7] = 0.0
-    gathered = Gathered(cells)
+    gathered = Tally(cells)
     gathered.add(summed(cells, np.zeros(5000), var))
     mean, found, count = gathered.nodes()
     assert count.sum() == pytest.approx(5000)

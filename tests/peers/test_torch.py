@@ -5,9 +5,10 @@ from functools import partial
 import pytest
 
 from netsor.engine import conditional
-from netsor.engine.backends import NoDeviceError, choose
+from netsor.engine._run import run
+from netsor.engine.backends import NoDeviceError, _torch, choose
 
-from ..engine.backend_cases import CASES, LEVEL, smallest_p
+from ..engine.backend_cases import CASES, LEVEL, assert_same, random_plans, smallest_p
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers
@@ -18,6 +19,20 @@ TORCH = {"backend": "torch", "device": "cpu"}
 @pytest.mark.parametrize("case", CASES)
 def test_torch_has_the_law_of_numpy(case, precision):
     assert smallest_p(case, **TORCH, precision=precision) > LEVEL
+
+
+def test_torch_computes_what_numpy_computes():
+    """Random programs, on the same random numbers."""
+    from array_api_compat import torch as xp
+
+    backend, compared = choose(**TORCH), 0
+    for plan, drawn, found in random_plans(range(40)):
+        work = _torch._Block(backend, 0, 0, 16, torch, xp)
+        with torch.no_grad():
+            made = run(plan, lambda step, drawn=drawn: torch.tensor(drawn[step]), work.constant, work.compute)
+        assert_same(found, [array.numpy() for array in made])
+        compared += 1
+    assert compared > 40
 
 
 def test_the_same_seed_gives_the_same_bits():

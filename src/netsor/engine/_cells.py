@@ -137,7 +137,7 @@ def summed(cells: Cells, mean: Doubles, var: Doubles) -> Sums:
 
 
 @dataclass
-class Gathered:
+class Tally:
     """Sums over all replicas so far."""
 
     cells: Cells
@@ -179,9 +179,9 @@ class Gathered:
 
 def binning(cells: Cells, mean: Doubles, var: Doubles) -> float:
     """How far the density of these replicas is off once they are in cells, relative to its largest value."""
-    gathered = Gathered(cells)
-    gathered.add(summed(cells, mean, var))
-    at, width, count = gathered.nodes()
+    tally = Tally(cells)
+    tally.add(summed(cells, mean, var))
+    at, width, count = tally.nodes()
     kept, alive = var > 0, width > 0
     if not kept.any():
         return 0.0

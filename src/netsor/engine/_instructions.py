@@ -57,7 +57,8 @@ def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
     if behind(a):
         return _first(_last(a).take(places, axis=axis))
     axis = axis + 1 if axis >= 0 else axis
-    return xp.take(a, xp.asarray(places), axis=axis)
+    # a copy, for some libraries refuse what may not be written to
+    return xp.take(a, xp.asarray(places if xp is np else np.array(places)), axis=axis)
 
 
 def part(xp: Any, a: Array, start: int, stop: int) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..language._value import Value
-from ._cells import Cells, Gathered, Sums, binning, cells_for
+from ._cells import Cells, Sums, Tally, binning, cells_for
 from ._kept import kept_plan
 from ._montecarlo import Progress, Silent, check_memory, chunks, generator, one_blas_thread, run, whole_number
 from ._plan import SAMPLE, Plan
@@ -148,13 +148,13 @@ def _gathered(
     mean, cov = _Chunk(plan, seed, where, size)(first, Silent())
     _check_finite(mean, cov)
     cells = cells_for(mean[:, 0], cov[:, 0, 0], f"draws={draws}")
-    gathered = Gathered(cells)
+    tally = Tally(cells)
     work = _Sums(plan, seed, where, size, cells)
     together = _together(plan, size)
     for _, found in run(work, chunks(draws, size), workers, executor, progress, together):
         for block in found:
-            gathered.add(block)
-    nodes = gathered.nodes()
+            tally.add(block)
+    nodes = tally.nodes()
     return Conditional(
         nodes[0][:, None],
         nodes[1][:, None, None],

@@ -18,7 +18,7 @@ Array = Any
 PRECISIONS = ("float64", "float32")
 ROOM = {"cpu": 2**24, "cuda": 2**31}  # bytes of arrays in one go: what a cache holds, or what fills a large device
 MOST = 2**22  # replicas in one go
-WORKING = 4  # copies of a plan's arrays that a library may hold at once, at most
+WORKING = 8  # copies of a plan's arrays that a library may hold at once, of two blocks together
 
 
 class NoDeviceError(ValueError):

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property, lru_cache, partial
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -28,10 +29,11 @@ from .._plan import RULES, Builder, Plan, Register, Step
 from ._base import Backend, NoDeviceError, largest_block
 from ._chi import chi
 from ._jax_factor import OWN
+from ._jax_normals import normal_pairs
 
 Array = Any
 
-LEAST = 64  # replicas of a block
+LEAST = 8  # replicas of a block
 SMALL = 1024  # numbers a replica, up to which draws are made together: fewer calls compile faster
 PROGRAMS = 64  # compiled ones that are kept
 
@@ -206,7 +208,7 @@ class Piece:
         key = self.structure, replicas, self.precision
         with _lock:
             if key not in _programs:
-                _programs[key] = jax.jit(partial(_traced, self, replicas))
+                _programs[key] = _Program(jax.jit(partial(_traced, self, replicas)))
                 if len(_programs) > PROGRAMS:
                     _programs.popitem(last=False)
             _programs.move_to_end(key)
@@ -229,6 +231,21 @@ class Piece:
                 parts.append((args, step.out.shape, Builder.key(step.kind, (), params) or id(step)))
         given = tuple(register.shape for register in [*self.constants, *self.reads])
         return tuple(parts), given, tuple(number[register] for register in self.writes)
+
+
+class _Program:
+    """A function that JAX compiles when it is called first: by one thread, while others wait."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.lock, self.compiled = function, threading.Lock(), False
+
+    def __call__(self, inputs: Inputs) -> Any:
+        if self.compiled:
+            return self.function(inputs)
+        with self.lock:
+            made = self.function(inputs)
+            self.compiled = True
+            return made
 
 
 def _placed(arrays: Any) -> Any:
@@ -272,11 +289,18 @@ def _native(step: Step, precision: str) -> bool:
     return bool(made.shape[1:] == step.out.shape)
 
 
-def _block(found: Sequence[Piece], seed: int, start: int, replicas: int, precision: str) -> dict[Register, Array]:
-    """The arrays that a plan ends with, for so many replicas."""
+def _block(
+    found: Sequence[Piece],
+    seed: int,
+    start: int,
+    replicas: int,
+    precision: str,
+    given: Mapping[Register, Array] = MappingProxyType({}),
+) -> dict[Register, Array]:
+    """The arrays that pieces of a plan end with, for so many replicas, `given` those before."""
     import jax.numpy as jnp
 
-    arrays: dict[Register, Array] = {}
+    arrays = dict(given)
     for piece in found:
         if piece.host:
             (step,) = piece.steps
@@ -305,7 +329,7 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
         pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
         keys = jnp.concat([jnp.broadcast_to(inputs.keys[place[s]], (m, 2)) for s, m in zip(steps, pairs, strict=True)])
         number = np.concatenate([np.arange(m, dtype=np.uint32) for m in pairs])
-        first, second = _normals(keys, counted, number, piece.precision)
+        first, second = normal_pairs(keys, counted, number, piece.precision)
         ends = np.cumsum(pairs).tolist()
         made = {}
         for step, m, end in zip(steps, pairs, ends, strict=True):
@@ -329,28 +353,3 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
             else:
                 arrays[step.out] = RULES[step.kind](jnp, *given, **step.params)
     return [arrays[register] for register in piece.writes]
-
-
-def _normals(keys: Array, replica: Array, number: Array, precision: str) -> tuple[Array, Array]:
-    """Pairs of normals (replicas, numbers), with a key for each number."""
-    import jax.numpy as jnp
-    from jax.extend.random import threefry2x32_p
-
-    shape = len(replica), len(number)
-
-    def words(count: Array) -> tuple[Array, Array]:
-        return tuple(
-            threefry2x32_p.bind(
-                *(jnp.broadcast_to(a, shape) for a in (keys[:, 0], keys[:, 1], replica[:, None], count))
-            )
-        )
-
-    if precision == "float32":
-        one, two = (w.astype(jnp.float32) * np.float32(2**-32) for w in words(number))
-        one = one + np.float32(2**-33)  # above 0
-    else:
-        (a, b), (c, d) = words(2 * number), words(2 * number + 1)
-        one = (a.astype(jnp.float64) * 2**21 + (b >> 11).astype(jnp.float64) + 0.5) * 2**-53
-        two = (c.astype(jnp.float64) * 2**21 + (d >> 11).astype(jnp.float64)) * 2**-53
-    radius = jnp.sqrt(-2.0 * jnp.log(jnp.minimum(one, 1.0)))
-    return radius * jnp.cos(2 * np.pi * two), radius * jnp.sin(2 * np.pi * two)

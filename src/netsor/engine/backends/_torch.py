@@ -86,7 +86,7 @@ class _Block:
         self.known: dict[Register, Array] = {}
 
     def array(self, given: Array) -> Array:
-        return self.torch.tensor(given, dtype=self.dtype, device=self.backend.device)
+        return self.torch.tensor(np.array(given, order="C"), dtype=self.dtype, device=self.backend.device)
 
     def constant(self, register: Register) -> Array:
         if register not in self.known:
