@@ -30,6 +30,7 @@ class Angles:
 
     base: float
     fraction: float
+    stretch: Stretch | None = None
 
     def covariance(self, r: Floats) -> Floats:
         """κ at these differences."""
@@ -126,7 +127,7 @@ def process(s: State, value: Scalar, x: Vector, y: Vector) -> tuple[Floats, Angl
         return None
     first, second = _both(s, value, x, y)
     gaps = np.unique(differences(first.positions, second.positions))
-    return gaps, Angles(first.base, first.fraction)
+    return gaps, Angles(*first.rule)
 
 
 def _both(s: State, value: Scalar, x: Vector, y: Vector) -> tuple[Turned, Turned]:
