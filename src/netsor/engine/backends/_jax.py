@@ -15,14 +15,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, cached_property, lru_cache, partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from .. import _instructions
 from .._cells import Cells, Sums
 from .._montecarlo import memory
 from .._plan import RULES, Builder, Plan, Register, Step
@@ -30,6 +29,7 @@ from ._base import Backend, NoDeviceError, largest_block
 from ._chi import chi
 from ._jax_factor import OWN
 from ._jax_normals import normal_pairs
+from ._jax_sums import gram, summed
 
 Array = Any
 
@@ -120,7 +120,7 @@ class Jax(Backend):
     def cov(self, columns: Array) -> Array:
         """On the device."""
         with self._within():
-            return _gram()(columns)
+            return gram()(columns)
 
     def numpy(self, array: Array) -> Array:
         """Brought from the device."""
@@ -131,35 +131,13 @@ class Jax(Backend):
         import jax
 
         with jax.enable_x64(True):
-            sums, outside = _summed(cells)(mean, cov)
+            sums, outside = summed(cells)(mean, cov)
             sums = np.asarray(sums)
             strays = np.flatnonzero(np.asarray(outside)) if outside.any() else np.zeros(0, dtype=np.intp)
         m, v = (self.numpy(a) for a in ((mean[:, 0], cov[:, 0, 0]) if len(strays) else (np.zeros(1), np.zeros(1))))
         m, v = np.broadcast_arrays(m, v)
         found = np.flatnonzero(sums[0])
         return Sums(found, sums[:, found], m[strays], v[strays])
-
-
-@lru_cache(maxsize=8)
-def _summed(cells: Cells) -> Any:
-    import jax
-    import jax.numpy as jnp
-
-    def add(mean: Array, cov: Array) -> tuple[Array, Array]:
-        m, v = jnp.broadcast_arrays(mean[:, 0].astype(jnp.float64), cov[:, 0, 0].astype(jnp.float64))
-        place, weights, outside = cells.placed(jnp, m, v)
-        # integers below 2^53: their sums are exact in any order, so the same bits
-        return jnp.stack([jnp.bincount(place, w, length=cells.size) for w in weights]), outside
-
-    return jax.jit(add)
-
-
-@cache
-def _gram() -> Any:
-    import jax
-    import jax.numpy as jnp
-
-    return jax.jit(lambda a: _instructions.gram(jnp, a, a))
 
 
 class Piece:
