@@ -80,7 +80,7 @@ def done(tmp_path_factory):
 def verdicts(done):
     plan, chosen = done
     _measure._on_grid.cache_clear()
-    Plan.agreement.cache_clear()
+    Plan._agreement.cache_clear()
     data = {name: _measure.MEASURES[figure.kind](plan, figure) for name, figure in chosen.items()}
     return [row.verdict for row in _claims.judged(data) if row.verdict != "not run"]
 
@@ -110,7 +110,7 @@ def test_every_claim_turns_with_a_broken_limit(done, broken, monkeypatch):
     found = verdicts(done)
     monkeypatch.undo()
     _measure._on_grid.cache_clear()
-    Plan.agreement.cache_clear()
+    Plan._agreement.cache_clear()
     # with ReLU the limit is 6.8e-8 from a Gaussian in KL, which 30,000 draws cannot see
     assert "agrees" not in (found[:-1] if broken is gaussian else found)
 
