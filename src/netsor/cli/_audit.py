@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..engine._montecarlo import cores, in_bytes
+from ..engine.backends import choose
 from ..models import Transformer, read, settings
 from . import _cost
 from ._group import cli
 from ._interrupt import Watch
 from ._numbers import FEW, POSITIVE, SEED, WORKERS, shown
 from ._output import apart, check_name, complain, echo_json
+from ._where import sampling, where_options
 
 if TYPE_CHECKING:
     from ..studies.audit._audit import Cost
@@ -49,6 +51,7 @@ LOST = "nothing was kept; with --out DIR finished draws are"
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
 @click.option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")
+@where_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_obj
 def audit_command(watch: Watch, /, as_json: bool, out: str | None, **options: Any) -> None:
@@ -60,8 +63,9 @@ def audit_command(watch: Watch, /, as_json: bool, out: str | None, **options: An
     """
     if out is not None:
         check_name("--out", out)
-    with apart(as_json):
-        found = _audited(watch, out, options)
+    with apart(as_json), sampling(options, options["workers"]) as where:
+        executor = where.pop("executor", None)
+        found = _audited(watch, out, {**options, "backend": choose(**where), "executor": executor})
     if as_json:
         echo_json(found.as_dict())
         return

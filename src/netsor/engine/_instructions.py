@@ -272,7 +272,7 @@ def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, coordi
     if coordinates and all(type(a) is np.ndarray and not behind(a) for a in arrays):
         replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
         if replicas * math.prod(shape) > 2 * PIECE:
-            return _by_pieces(arrays, f, np.empty((replicas, *shape)))
+            return _by_pieces(arrays, f, np.empty((replicas, *shape), np.result_type(*arrays)))
     made = f(*arrays)
     if type(made) is np.ndarray and any(np.may_share_memory(made, a) for a in arrays if type(a) is np.ndarray):
         made = made.copy()

@@ -13,13 +13,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 from tqdm import tqdm
+
+from ._store import Arrays, Store
 
 T = TypeVar("T")
 
@@ -50,6 +52,25 @@ class Workers:
                 if child not in self.others:
                     child.terminate()
         self.executor.shutdown()
+
+
+def elsewhere(
+    executor: Executor, work: Callable[..., Arrays], part: Any, store: Store | None, told: Callable[[Arrays], T]
+) -> Future[T]:
+    """A part done on other machines, which may have other disks: its numbers come back, are kept here, and told of."""
+    kept: Future[T] = Future()
+
+    def keep(done: Future[Arrays]) -> None:
+        try:
+            arrays = done.result()
+            if store is not None:
+                store.save(part.key, arrays)
+            kept.set_result(told(arrays))
+        except BaseException as error:
+            kept.set_exception(error)
+
+    executor.submit(work, part).add_done_callback(keep)
+    return kept
 
 
 def wait(futures: Sequence[Future[Any]], what: str, unit: str) -> None:

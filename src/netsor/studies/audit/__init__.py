@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...engine.backends import choose
 from ...models import Transformer, read
 
 if TYPE_CHECKING:
@@ -25,6 +27,10 @@ def audit(
     seed: int = 0,
     workers: int | None = None,
     out: str | Path | None = None,
+    backend: str = "numpy",
+    device: str | None = None,
+    precision: str = "float64",
+    executor: Executor | None = None,
 ) -> Audit:
     """What a transformer does at initialisation, block by block, over `draws` initialisations: no weight is drawn.
 
@@ -33,6 +39,9 @@ def audit(
     given `ids`. `widths` are the model's own ("actual"), "inf", or "both". The draws depend on the seed alone, not on
     the number of worker processes (all cores, if None). With `out`, a folder, finished parts are kept there as they are
     done, an interrupted audit goes on where it stopped, and the report is written at the end.
+
+    `backend`, `device` and `precision` are as in `Program.law`. An `executor`, such as Dask's, does the parts in place
+    of processes here.
     """
     if out is not None and not str(out):
         raise ValueError("out='' must name a folder; for the current one give '.'")
@@ -41,6 +50,8 @@ def audit(
         raise ValueError("model=None must be a model: a name, a path, a configuration or a Transformer")
     from . import _audit, _request  # seldom needed, and not at once
 
-    folder = None if out is None else Path(out)
-    request = _request.Request(first, second, tokens, ids, draws, widths, seed, workers, folder, (first.name,))
+    folder, where = None if out is None else Path(out), choose(backend, device, precision)
+    request = _request.Request(
+        first, second, tokens, ids, draws, widths, seed, workers, folder, (first.name,), where, executor
+    )
     return _audit.run(request)

@@ -13,7 +13,7 @@ import numpy as np
 from ...engine._montecarlo import check_memory, cores, memory
 from .._folder import Folder
 from .._store import Arrays, Store
-from .._workers import Workers, wait
+from .._workers import Workers, elsewhere, wait
 from ._found import Found, Measured
 from ._request import Part, Request, Subject
 from ._sample import measure
@@ -77,7 +77,7 @@ def cost(request: Request) -> Cost:
     held = COPIES * 8.0 * request.draws * sum(subject.plan.mean.shape[0] for subject in subjects)
     check_memory(held, f"draws={request.draws}", "take fewer draws")
     fit = max(1, int((memory() - held) // one))
-    workers = min(request.workers or min(cores(), fit), parts)
+    workers = min(request.workers or min(cores(), fit), parts) if request.backend.threads else 1  # a device has one
     check_memory(
         workers * one + held,
         f"tokens={request.tokens} with workers={workers}",
@@ -104,9 +104,12 @@ def run(request: Request) -> Audit:
     missing = [part for some in parts.values() for part in some if part not in found]
     if missing:
         with Workers(min(spent.workers, len(missing))) as workers:
-            futures: dict[Part, Future[Arrays]] = {
-                part: workers.submit(measure, part, None if store is None else store.folder) for part in missing
-            }
+            futures: dict[Part, Future[Arrays]]
+            if request.executor is None:
+                folder = None if store is None else store.folder
+                futures = {part: workers.submit(measure, part, folder) for part in missing}
+            else:
+                futures = {part: elsewhere(request.executor, measure, part, store, dict) for part in missing}
             wait(list(futures.values()), request.model.name, "part")
             found.update({part: future.result() for part, future in futures.items()})
     measured = {subject: _joined(subject, [found[part] for part in some]) for subject, some in parts.items()}

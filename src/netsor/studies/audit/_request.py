@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 
 from ...engine import ExactError, Plan
 from ...engine._montecarlo import check_memory, whole_number
+from ...engine.backends import Backend, Numpy
 from ...language import TraceError
 from ...language._given import shown
 from ...models import Probes, Transformer
@@ -95,11 +97,13 @@ class Part:
     index: int
     draws: int
     seed: int
+    backend: Backend
 
     @property
     def key(self) -> dict[str, Any]:
         """All that its numbers depend on."""
-        return {"audit": self.subject.key, "part": self.index, "draws": self.draws, "seed": self.seed}
+        made = {"audit": self.subject.key, "part": self.index, "draws": self.draws, "seed": self.seed}
+        return made if self.backend == Numpy() else {**made, "backend": str(self.backend)}
 
     @property
     def stream(self) -> int:
@@ -121,6 +125,8 @@ class Request:
     workers: int | None = None
     out: Path | None = None
     words: tuple[str, ...] = ()  # of the command, which say what the models are
+    backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
+    executor: Executor | None = None  # for the parts, in place of processes here
 
     def __post_init__(self) -> None:
         if not isinstance(self.widths, str) or self.widths not in WIDTHS:
@@ -177,7 +183,7 @@ class Request:
         """The work for a subject."""
         size = subject.part_draws
         starts = range(0, self.draws, size)
-        return [Part(subject, i, min(size, self.draws - at), self.seed) for i, at in enumerate(starts)]
+        return [Part(subject, i, min(size, self.draws - at), self.seed, self.backend) for i, at in enumerate(starts)]
 
 
 def _named_apart(model: Transformer, other: Transformer) -> Transformer:

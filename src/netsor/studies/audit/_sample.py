@@ -18,12 +18,19 @@ def _probes(subject: Subject) -> Probes:
     return subject.probes()
 
 
-def measure(part: Part, folder: Path | None) -> Arrays:
+def measure(part: Part, folder: Path | None = None) -> Arrays:
     """Do a part, and keep it if there is a folder for it."""
     start = time.process_time()  # others may use the machine too
     probes = _probes(part.subject)
     arrays: Arrays = dict(
-        probes.measure(draws=part.draws, seed=part.stream, workers=1, progress=False, **part.subject.widths)  # type: ignore[arg-type]
+        probes.measure(
+            draws=part.draws,
+            seed=part.stream,
+            workers=1,
+            progress=False,
+            backend=part.backend,
+            **part.subject.widths,  # type: ignore[arg-type]
+        )
     )
     arrays["seconds"] = np.array(time.process_time() - start)
     if folder is not None:

@@ -15,7 +15,7 @@ from ...language._given import shown
 from .._folder import Folder
 from .._manifest import surroundings, tidy
 from .._store import Store
-from .._workers import Workers, wait
+from .._workers import Workers, elsewhere, wait
 from ._cases import GROUPS, NAMES, Part, figures
 from ._claims import judged
 from ._draw import drawn
@@ -128,7 +128,7 @@ def reproduce(options: Options) -> Finished:
         if options.executor is None:
             futures = {part: workers.submit(draw, part, plan.store.folder) for part in missing}
         else:
-            futures = {part: _elsewhere(options.executor, part, plan.store) for part in missing}
+            futures = {part: elsewhere(options.executor, timed, part, plan.store, cost) for part in missing}
         for figure in chosen:
             wait([futures[part] for part in plan.parts(figure) if part in futures], f"figure {figure.name}", "trial")
             begun = time.perf_counter()
@@ -158,22 +158,6 @@ def reproduce(options: Options) -> Finished:
     last = f"{quick} {spent}." if quick else f"{spent}, in {manifest['seconds']['all']:.0f} s."
     one, two = summary(rows, data)
     return Finished(options.out / "report.html", (one, two, last))
-
-
-def _elsewhere(executor: Executor, part: Part, store: Store) -> Future[Cost]:
-    """A trial on other machines, which may have other disks: its numbers come back, and are kept here."""
-    kept: Future[Cost] = Future()
-
-    def keep(done: Future[Any]) -> None:
-        try:
-            arrays = done.result()
-            store.save(part.key, arrays)
-            kept.set_result(cost(arrays))
-        except BaseException as error:
-            kept.set_exception(error)
-
-    executor.submit(timed, part).add_done_callback(keep)
-    return kept
 
 
 def _manifest(options: Options, plan: Plan, costs: dict[Part, Cost], seconds: dict[str, float]) -> dict[str, Any]:
