@@ -7,6 +7,7 @@ calls or works in place would change the law of a program without a word, so it 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ class _Probe:
 
     def shape(self) -> Shape:
         """Ask of several sets of numbers. The first must work; later ones may lie outside the domain of f."""
+        if self._ours and 6 * sum(map(math.prod, self.cores)) > LARGE:
+            return self._call([np.ones((1, 1, *core)) for core in self.cores]).shape[2:]
         made: Shape | None = None
         for arguments in self._arguments():
             try:
@@ -147,6 +150,11 @@ class _Probe:
             if np.allclose(a, b, rtol=0.0, atol=(1e-4 if single else 1e-9) * size, equal_nan=True):
                 return
         self._refuse(problem)
+
+    @property
+    def _ours(self) -> bool:
+        """Whether f is a function of this package, which its tests have asked: then a large one is not asked again."""
+        return str(getattr(self.f.f, "__module__", "")).split(".")[0] == __name__.split(".")[0]
 
     @property
     def _elementwise(self) -> bool:
