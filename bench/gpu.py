@@ -14,6 +14,8 @@ import platform
 import time
 from pathlib import Path
 
+import numpy as np
+
 import netsor as ns
 from netsor.engine.backends import NoDeviceError, choose
 from netsor.studies.paper._cases import Case, figures
@@ -152,6 +154,8 @@ def main():
         for backend in ("jax", "torch"):
             rate(name, stack(tokens, **size), {}, backend, "float32")
         table.add(name, "literal, torch float32", lambda tokens=tokens: drawn(tokens, size, device, least))
+    model = "gpt2" if options.small else "llama-3-405b"
+    table.add(f"audit of {model}, 16 tokens", "torch float32, in all", lambda: audited(model, device, options.small))
     whole = 0.0
     cases = dict.fromkeys(case for figure in figures().values() for case in figure.cases if not case.score)
     for case in list(cases)[: 2 if options.small else None]:
@@ -182,6 +186,17 @@ def billion(table, case, device, draws):
         }
 
     table.add(f"law(draws={draws:.0e})", "jax float32, in all", work)
+
+
+def audited(model, device, small):
+    """An audit at the model's own widths, from the call to its table."""
+    draws = 10 if small else 128
+    start = time.perf_counter()
+    found = ns.audit(model, draws=draws, widths="actual", backend="torch", device=device, precision="float32")
+    spent = time.perf_counter() - start
+    return {"replicas in one go": draws, "seconds": spent, "ms a draw": 1e3 * spent / draws} | {
+        "loss": "{:.3f} ({:.3f} to {:.3f})".format(*np.quantile(found.actual["loss"], [0.5, 0.05, 0.95]))
+    }
 
 
 def drawn(tokens, size, device, least):

@@ -181,7 +181,7 @@ class Request:
 
     def parts(self, subject: Subject) -> list[Part]:
         """The work for a subject."""
-        size = subject.part_draws
+        size = subject.part_draws if self.backend.threads else PART_DRAWS  # a device does many at once
         starts = range(0, self.draws, size)
         return [Part(subject, i, min(size, self.draws - at), self.seed, self.backend) for i, at in enumerate(starts)]
 
