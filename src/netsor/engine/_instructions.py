@@ -19,6 +19,7 @@ Array = Any
 Shape = tuple[int, ...]
 
 SMALL = 128  # terms of a matrix product: below, a library for large ones is slow at many of them
+FEW = 8  # terms of a sum that other libraries add one by one: they are slow at many small matrix products
 PANEL = 16  # columns of a matrix that are factored one by one, before the others hear of them
 PIECE = 2**15  # entries that a function of coordinates is given in one go
 TOLERANCE = 1e-13  # of a pivot, relative to its diagonal entry, below which a row depends on those before it
@@ -113,6 +114,8 @@ def product(xp: Any, a: Array, b: Array) -> Array:
         return a * b
     if (behind(a) or behind(b)) and (j == 1 or i * k * j <= SMALL):  # a loop over replicas, in the cache
         return np.einsum("...ik,...kj->...ij", a, b)
+    if xp is not np and 0 < k <= FEW and max(i, j) <= 4 * FEW:  # one pass over all replicas, where it is compiled
+        return sum(a[..., :, term, None] * b[..., None, term, :] for term in range(k))
     if b.shape[0] == 1 and math.prod(b.shape[1:-2]) == 1 and not behind(a):  # one matrix for all
         rows = xp.reshape(a, (math.prod(a.shape[:-1]), k)) @ xp.reshape(b, b.shape[-2:])
         return xp.reshape(rows, (*a.shape[:-1], j))
@@ -129,7 +132,11 @@ def gram(xp: Any, a: Array, b: Array) -> Array:
 
 def squares(xp: Any, a: Array) -> Array:
     """Σ_k a[…, k]²."""
-    return np.einsum("...k,...k->...", a, a) if behind(a) else xp.vecdot(a, a)
+    if behind(a):
+        return np.einsum("...k,...k->...", a, a)
+    if xp is not np and 0 < a.shape[-1] <= 2 * FEW:
+        return sum(a[..., term] * a[..., term] for term in range(a.shape[-1]))
+    return xp.vecdot(a, a)
 
 
 def root(xp: Any, a: Array) -> Array:

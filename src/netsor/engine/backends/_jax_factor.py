@@ -71,4 +71,37 @@ def _solve(lower: Array, b: Array) -> Array:
     return jnp.where(missing[..., None, :], 0.0, found)
 
 
-OWN: dict[str, Callable[..., Array]] = {"factor": _factor, "residual": _factor, "solve": _solve}
+def _basis(rows: Array) -> Array:
+    """As `_instructions.basis`, by reflections: libraries are slow at many small matrices."""
+    import jax
+    import jax.numpy as jnp
+
+    size, directions = rows.shape[-2:]
+    if size > 8 * LEAF:
+        return _instructions.basis(jnp, rows)
+    place = jnp.arange(directions)
+
+    def reflected(a: Array, v: Array) -> Array:  # rows, less their part along v, twice
+        return a - jnp.sum(a * v[..., None, :], axis=-1, keepdims=True) * v[..., None, :]
+
+    def reflect(j: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        rest, made = state
+        x = jnp.where(place >= j, jax.lax.dynamic_index_in_dim(rest, j, -2, keepdims=False), 0.0)
+        pivot = jax.lax.dynamic_index_in_dim(x, j, -1, keepdims=False)
+        length = jnp.sqrt(jnp.sum(x * x, axis=-1))
+        v = x + jnp.where(place == j, jnp.where(pivot < 0, -length, length)[..., None], 0.0)
+        square = jnp.sum(v * v, axis=-1, keepdims=True)
+        v = jnp.where(square > 0, v * jnp.sqrt(2.0 / jnp.where(square > 0, square, 1.0)), 0.0)
+        return reflected(rest, v), jax.lax.dynamic_update_index_in_dim(made, v, j, -2)
+
+    rest, made = jax.lax.fori_loop(0, size, reflect, (rows, jnp.zeros_like(rows)))
+
+    def back(k: Any, q: Array) -> Array:
+        return reflected(q, jax.lax.dynamic_index_in_dim(made, size - 1 - k, -2, keepdims=False))
+
+    one = jnp.broadcast_to(jnp.eye(size, directions, dtype=rows.dtype), rows.shape)
+    q = jax.lax.fori_loop(0, size, back, one)
+    return jnp.where(jnp.diagonal(rest, axis1=-2, axis2=-1)[..., None] < 0, -q, q)
+
+
+OWN: dict[str, Callable[..., Array]] = {"factor": _factor, "residual": _factor, "solve": _solve, "basis": _basis}
