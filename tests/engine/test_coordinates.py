@@ -41,7 +41,7 @@ def turned():
 
 
 def turned_alike():
-    """Vectors that are all alike fill one direction of a frame that is turned; in a narrow space the rest is too few."""
+    """Vectors that are all alike fill one direction of a frame that is turned: in a narrow space, few are left."""
     x = ns.relu(ns.gaussian(n, 2, cov=np.ones((2, 2))))
     z = x + 3 * (ns.weight(n, n) @ (ns.weight(n, n) @ x))
     return z, ns.mean_dot(z, z)
