@@ -40,6 +40,13 @@ def turned():
     return z + ns.weight(n, n) @ ns.rms_norm(z) * p, p
 
 
+def turned_alike():
+    """Vectors that are all alike fill one direction of a frame that is turned: in a narrow space, few are left."""
+    x = ns.relu(ns.gaussian(n, 2, cov=np.ones((2, 2))))
+    z = x + 3 * (ns.weight(n, n) @ (ns.weight(n, n) @ x))
+    return z, ns.mean_dot(z, z)
+
+
 def concatenated():
     x = ns.gaussian(n, 2)
     c = ns.concat(ns.weight(n, n, batch=2) @ x, axis=0)
@@ -64,6 +71,8 @@ CASES = [
     (with_means, {"n": 5}, [0, -1]),
     (with_means, {"n": 3}, [2, 0, 1]),
     (turned, {"n": 6}, [0, 5]),
+    (turned_alike, {"n": 3}, [0, 1]),
+    (turned_alike, {"n": 4}, [3, 0]),
     (concatenated, {"n": 3}, [1, 4]),  # of two blocks
     (rotated, {"n": 4}, [0, 2]),
     (given, {}, [4, 0]),

@@ -3,10 +3,12 @@
 Identity: an isotropic source has the same law in every orthonormal frame, so a basis may be exchanged for one that
 spans the vectors of which products are still asked for, once nothing needs all coordinates any more. What follows then
 takes as many directions as there are vectors: not n, after the last nonlinearity of a cluster; and not one for every
-source before, in a residual stream of many layers. The conditions, all of them structure: the width is larger than the
-number of vectors; no matrix that acted on or into this cluster will act again (its inputs and sources are kept in the
-old basis); and it pays: a source is still to come here, or no output needs a coordinate. At infinite width products are
-asked for alone: no score, whose normals belong to pairs of directions, and no nonlinearity.
+source before, in a residual stream of many layers. The conditions, all of them structure: the width has room for the
+vectors and the coordinates asked for (vectors that depend on each other leave directions without a vector, and these
+must be orthogonal to what those coordinates are taken along); no matrix that acted on or into this cluster will act
+again (its inputs and sources are kept in the old basis); and it pays: a source is still to come here, or no output
+needs a coordinate. At infinite width products are asked for alone: no score, whose normals belong to pairs of
+directions, and no nonlinearity.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def turn(s: State, group: Group, index: int, live: Mapping[Value, int]) -> None:
     vectors, count = _in_use(s, group, index, live)
     outputs = any(output in group.positions for output in s.outputs)
     grows = any(s.last[value] > index and value in s.drawn for value in group.slots)
-    if not vectors or count >= group.width or (outputs and not grows):
+    asked = len(frame.picked) if outputs else 0
+    if not vectors or count + max(asked, 1) > group.width or (outputs and not grows):
         return
     _span(s, group, vectors)
 
