@@ -210,9 +210,7 @@ class Moments:
         if self._kind[a] != Kind.OTHER:
             return bool(self._kind[a] != Kind.ONES)
         found = self._function(a)
-        return found is not None and all(
-            self._kind[c] in (Kind.NORMAL, Kind.PRODUCT) for c, _ in self.at.row(found[1])
-        )
+        return found is not None and all(self._kind[c] in (Kind.NORMAL, Kind.PRODUCT) for c, _ in self.at.row(found[1]))
 
     def _alive(self, x: Entry) -> bool:
         return sign(self.of(x, x)) == "+"
