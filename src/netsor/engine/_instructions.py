@@ -1,7 +1,8 @@
 """The instruction set of a plan: what each kind of step does to its arrays, in pure array code.
 
 Arrays are (replicas, …); what is the same for all replicas has one of them. Every function takes the array library
-first. Nothing here draws a number or looks at one to decide what to do.
+first. Nothing here draws a number or looks at one to decide what to do; `factor` in numpy looks whether matrices are
+regular, to choose between two ways to the same factor.
 
 In numpy, arrays with few entries a replica lie in memory with the replicas innermost, so that every loop is long.
 Nothing depends on it but speed: `behind` says that an array lies so, and views with the replicas last keep it so.
@@ -21,6 +22,7 @@ Shape = tuple[int, ...]
 SMALL = 128  # terms of a matrix product: below, a library for large ones is slow at many of them
 FEW = 8  # terms of a sum that other libraries add one by one: they are slow at many small matrix products
 PANEL = 16  # columns of a matrix that are factored one by one, before the others hear of them
+LAPACK = 8  # rows, from which on it factors a matrix faster than columns of many matrices are
 PIECE = 2**15  # entries that a function of coordinates is given in one go
 TOLERANCE = 1e-13  # of a pivot, relative to its diagonal entry, below which a row depends on those before it
 SINGLE_TOLERANCE = 1e-5  # the same in single precision: √TOLERANCE of a row's length may be lost
@@ -149,8 +151,7 @@ def factor(xp: Any, gram: Array) -> Array:
 
     A row that depends on those before it has no direction of its own: its pivot is 0, whatever the scale of the row.
     """
-    diagonal = xp.stack([gram[..., j, j] for j in range(gram.shape[-1])], axis=-1)
-    return _factor(xp, gram, tolerance(xp, gram.dtype) * diagonal)
+    return _factor(xp, gram, tolerance(xp, gram.dtype) * _diagonal(xp, gram))
 
 
 def residual(xp: Any, rest: Array, whole: Array) -> Array:
@@ -158,8 +159,14 @@ def residual(xp: Any, rest: Array, whole: Array) -> Array:
 
     What is left of a row counts as 0 relative to the whole row, for its rounding errors are those of the whole.
     """
-    diagonal = xp.stack([whole[..., j, j] for j in range(whole.shape[-1])], axis=-1)
-    return _factor(xp, rest, tolerance(xp, rest.dtype) * diagonal)
+    return _factor(xp, rest, tolerance(xp, rest.dtype) * _diagonal(xp, whole))
+
+
+def _diagonal(xp: Any, a: Array) -> Array:
+    """The diagonal of each matrix."""
+    if type(a) is np.ndarray:
+        return np.diagonal(a, axis1=-2, axis2=-1)  # a view
+    return xp.stack([a[..., j, j] for j in range(a.shape[-1])], axis=-1)
 
 
 def tolerance(xp: Any, dtype: Any) -> float:
@@ -170,6 +177,10 @@ def tolerance(xp: Any, dtype: Any) -> float:
 def _factor(xp: Any, gram: Array, floor: Array) -> Array:
     """By panels of columns, so that for a large matrix most of the work is in matrix products."""
     size = gram.shape[-1]
+    if type(gram) is np.ndarray and size >= LAPACK:
+        regular = _regular(gram, floor)
+        if regular is not None:
+            return regular
     panels: list[Array] = []
     for start in range(0, size, PANEL):
         width = min(PANEL, size - start)
@@ -190,6 +201,16 @@ def _factor(xp: Any, gram: Array, floor: Array) -> Array:
             columns.append(below)
         panels.append(xp.stack(columns, axis=-1))
     return xp.concat(panels, axis=-1) if len(panels) > 1 else panels[0]
+
+
+def _regular(gram: Any, floor: Any) -> Any:
+    """The same by LAPACK, ten times as fast for a few matrices, if each row has a direction of its own; else None."""
+    try:
+        lower = np.linalg.cholesky(gram)
+    except np.linalg.LinAlgError:
+        return None
+    pivots = _diagonal(np, lower)
+    return lower if (pivots * pivots > floor).all() else None
 
 
 def solve(xp: Any, lower: Array, b: Array) -> Array:
@@ -218,7 +239,7 @@ def basis(xp: Any, rows: Array) -> Array:
     From the rows, and not from their products: so what is small beside them keeps its digits.
     """
     q, r = xp.linalg.qr(xp.matrix_transpose(rows))
-    signs = xp.stack([r[..., j, j] for j in range(r.shape[-1])], axis=-1)
+    signs = _diagonal(xp, r)
     one = xp.ones_like(signs)
     return xp.matrix_transpose(q) * xp.where(signs < 0, -one, one)[..., None]
 
@@ -252,7 +273,7 @@ def spheres(xp: Any, known: Array, points: Array, *rest: Array) -> Array:
     """
     one = xp.eye(points.shape[-2], dtype=points.dtype)
     left = residual(xp, one - known @ xp.matrix_transpose(known), one)
-    alive = xp.stack([left[..., j, j] for j in range(points.shape[-2])], axis=-1) > 0  # a vector that is all known
+    alive = _diagonal(xp, left) > 0  # a vector that is all known
     points = points * xp.astype(alive, points.dtype)[..., None]
     gram = points @ xp.matrix_transpose(points)
     for rows in rest:

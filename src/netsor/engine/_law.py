@@ -26,6 +26,7 @@ TASK = 0.5  # seconds of work that a task sent to another process should have
 PILOT = 8192  # replicas that say where the cells are
 LARGEST = 2**34  # draws
 KEPT = 2**22  # replicas of one output; more are gathered in cells
+FIRST = 8  # draws of a first chunk: a large plan has thousands of steps, and Python costs as much for one as for all
 TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 
 
@@ -118,13 +119,13 @@ def drawn(
 
 
 def growing(draws: int) -> list[range]:
-    """The draws in chunks that grow with their place, from one draw on: so a few keep many workers busy.
+    """The draws in chunks that grow with their place, from a few draws on: so not many keep many workers busy.
 
     Where a chunk begins depends on nothing else, for it is part of the seed.
     """
     found, start = [], 0
     while start < draws:
-        size = min(CHUNK, max(1, 2 ** start.bit_length() // 8))
+        size = min(CHUNK, max(FIRST, 2 ** start.bit_length() // 8))
         found.append(range(start, min(start + size, draws)))
         start += size
     return found

@@ -6,6 +6,7 @@ same for all replicas is computed while the plan is made, and is a constant of i
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -93,9 +94,16 @@ class Builder:
     nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
 
     def constant(self, array: Array) -> Register:
-        """Given numbers, the same in every replica."""
-        array = np.asarray(array, dtype=np.float64)
-        return Register(array.shape, array[None])
+        """Given numbers, the same in every replica; equal ones are one array, and so is all that is made of them.
+
+        For the layers of a deep network are alike, and the constants of one can be as large as what it draws.
+        """
+        given = np.asarray(array)
+        seen = hashlib.blake2b(np.ascontiguousarray(given), digest_size=16).digest()
+        key = "constant", given.dtype.str, given.shape, seen
+        if key not in self.known:
+            self.known[key] = Register(given.shape, np.array(given, dtype=np.float64)[None])
+        return self.known[key]
 
     def draw(self, kind: str, key: tuple[int, ...], shape: Shape, words: str, **params: Any) -> Register:
         """Random numbers of one stream: `normals`, or `chi` with degrees of freedom along the last axis."""

@@ -86,6 +86,8 @@ class Moments:
         self.at = expansion
         self._known: dict[tuple[int, int], Moment] = {}
         self._depends: dict[int, frozenset[int]] = {}
+        self._parities: dict[int, int] = {}
+        self._kind = expansion.kind.tolist()  # numpy compares its integers slowly with an enumeration
 
     def of(self, x: Entry, y: Entry) -> Moment:
         """E[Z^x Z^y]."""
@@ -118,14 +120,14 @@ class Moments:
 
     def _found(self, a: int, b: int) -> Moment:
         at = self.at
-        kinds = at.kind[a], at.kind[b]
+        kinds = self._kind[a], self._kind[b]
         if Kind.OTHER not in kinds:
             if at.matrix[a] != at.matrix[b]:
                 return 0.0
             if kinds[0] != Kind.PRODUCT:  # (1, …, 1) or E_k with itself
                 return 1.0
             return product(float(at.variance[a]), self.of(at.entry(a), at.entry(b)))
-        given = [self._value(c).op for c in (a, b) if at.kind[c] == Kind.OTHER]
+        given = [self._value(c).op for c in (a, b) if self._kind[c] == Kind.OTHER]
         if all(isinstance(op, Data) for op in given) and len(given) == 2:
             return self._inner(at.entry(a), at.entry(b))
         if "0" in (self._factor(a), self._factor(b)):
@@ -172,8 +174,8 @@ class Moments:
 
     def _mean(self, a: int) -> Moment:
         at = self.at
-        if at.kind[a] != Kind.OTHER:
-            return 1.0 if at.kind[a] == Kind.ONES else 0.0
+        if self._kind[a] != Kind.OTHER:
+            return 1.0 if self._kind[a] == Kind.ONES else 0.0
         if self._parity(a) == -1:
             return 0.0
         found = self._function(a)
@@ -195,7 +197,7 @@ class Moments:
 
     def _function(self, a: int) -> tuple[Function, Entry] | None:
         """φ and u of a column φ(u)."""
-        if self.at.kind[a] != Kind.OTHER:
+        if self._kind[a] != Kind.OTHER:
             return None
         value, position = self.at.entry(a)
         match value.op:
@@ -205,12 +207,10 @@ class Moments:
 
     def _gaussian(self, a: int) -> bool:
         """Whether the column, or the argument of its function, is Gaussian of mean 0 in the limit."""
-        if self.at.kind[a] != Kind.OTHER:
-            return bool(self.at.kind[a] != Kind.ONES)
+        if self._kind[a] != Kind.OTHER:
+            return bool(self._kind[a] != Kind.ONES)
         found = self._function(a)
-        return found is not None and all(
-            self.at.kind[c] in (Kind.NORMAL, Kind.PRODUCT) for c, _ in self.at.row(found[1])
-        )
+        return found is not None and all(self._kind[c] in (Kind.NORMAL, Kind.PRODUCT) for c, _ in self.at.row(found[1]))
 
     def _alive(self, x: Entry) -> bool:
         return sign(self.of(x, x)) == "+"
@@ -226,7 +226,7 @@ class Moments:
                     return False
                 if base(f) in ZERO_AT_ZERO or f is MULTIPLY:
                     return True
-                if any(self.at.kind[c] == Kind.OTHER for entry in inputs for c, _ in self.at.row(entry)):
+                if any(self._kind[c] == Kind.OTHER for entry in inputs for c, _ in self.at.row(entry)):
                     return False
                 # a function of Gaussian vectors, then: it must not be 0 at a hundred numbers
                 normals = np.random.default_rng(0).standard_normal((len(vectors) + len(scalars), 100))
@@ -243,7 +243,7 @@ class Moments:
 
     def _factor(self, a: int) -> str:
         """What is known of the scalar of a column c·x: "0", "≠" (not 0) or "?"; of other columns, "≠"."""
-        if self.at.kind[a] != Kind.OTHER:
+        if self._kind[a] != Kind.OTHER:
             return "≠"
         value, position = self.at.entry(a)
         if not isinstance(value.op, Scale):
@@ -282,8 +282,8 @@ class Moments:
 
     def _sources(self, a: int) -> frozenset[int]:
         """The matrices and E_k that Z of a column is a function of; those of x in W x are not among them."""
-        if self.at.kind[a] != Kind.OTHER:
-            return frozenset() if self.at.kind[a] == Kind.ONES else frozenset([int(self.at.matrix[a])])
+        if self._kind[a] != Kind.OTHER:
+            return frozenset() if self._kind[a] == Kind.ONES else frozenset([int(self.at.matrix[a])])
         if a not in self._depends:
             value, _ = self.at.entry(a)
             inputs = self._inputs(a)
@@ -295,8 +295,13 @@ class Moments:
 
     def _parity(self, a: int) -> int:
         """1 if Z stays, −1 if it turns when all Gaussian variables change sign (their law stays); 0 if neither."""
-        if self.at.kind[a] != Kind.OTHER:
-            return 1 if self.at.kind[a] == Kind.ONES else -1
+        if self._kind[a] != Kind.OTHER:
+            return 1 if self._kind[a] == Kind.ONES else -1
+        if a not in self._parities:
+            self._parities[a] = self._parity_of(a)
+        return self._parities[a]
+
+    def _parity_of(self, a: int) -> int:
         inputs = self._inputs(a)
         if inputs is None:
             return 0

@@ -6,6 +6,7 @@ matrix.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -62,6 +63,8 @@ def of_attention(scores: Array, weights: Array, allowed: Array) -> Array:
 def of_logits(*parts: Array) -> Array:
     """Parts (…, t, words) of a vocabulary → (…, 3): standard deviation, mean of log Σ e^logit, largest probability."""
     xp = array_namespace(*parts)
+    if all(type(part) is np.ndarray for part in parts):
+        return _by_rows(parts)
     top = reduce(xp.maximum, (xp.max(part, axis=-1, keepdims=True) for part in parts))
     mass = reduce(xp.add, (xp.sum(xp.exp(part - top), axis=-1) for part in parts))
     normaliser = xp.mean(top[..., 0] + xp.log(mass), axis=-1)
@@ -70,6 +73,26 @@ def of_logits(*parts: Array) -> Array:
     away = (part - mean[..., None, None] for part in parts)
     std = xp.sqrt(reduce(xp.add, (xp.sum(part * part, axis=(-2, -1)) for part in away)) / count)
     return xp.stack([std, normaliser, 1.0 / xp.min(mass, axis=-1)], axis=-1)
+
+
+def _by_rows(parts: Sequence[Array]) -> Array:
+    """The same in numpy, a row at a time, for a vocabulary of one row stays in the cache and all of them do not."""
+    words = sum(part.shape[-1] for part in parts)
+    leading = np.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    precision = np.result_type(*parts)
+    top, mass, mean, square = (np.empty(leading, precision) for _ in range(4))
+    made = np.empty(words, precision)
+    spread = [np.broadcast_to(part, (*leading, part.shape[-1])) for part in parts]
+    for row in np.ndindex(leading):
+        logits = np.concatenate([part[row] for part in spread], out=made)
+        top[row], mean[row] = logits.max(), logits.mean()
+        logits -= mean[row]
+        square[row] = logits @ logits
+        logits -= top[row] - mean[row]
+        mass[row] = np.exp(logits, out=logits).sum()
+    whole = mean.mean(axis=-1, keepdims=True)
+    std = np.sqrt((square / words + (mean - whole) ** 2).mean(axis=-1))  # within rows, and between them
+    return np.stack([std, (top + np.log(mass)).mean(axis=-1), 1.0 / mass.min(axis=-1)], axis=-1)
 
 
 def of_shares(squares: Array, post: Array) -> Array:

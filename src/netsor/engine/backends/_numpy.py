@@ -24,7 +24,7 @@ CHUNK = 8192  # replicas with one seed; no function of the width, so that one se
 BLOCK_BYTES = 2**21  # of arrays in one go: so large that Python costs little, and no larger than a cache
 LARGE_BYTES = 2**28  # of plans that fit no cache: a few replicas in one go, while Python costs more than their work
 FEW = 16
-STEP_SECONDS = 2e-5  # what Python costs a step
+STEP_SECONDS = 1.3e-5  # what Python costs a step
 
 
 class Streams:
@@ -66,8 +66,9 @@ def block_of(plan: Plan) -> int:
     """How many replicas are run in one go: a function of the plan alone."""
     # long rows of coordinates stream through memory anyway
     room = BLOCK_BYTES * (8 if 2 * plan.long_numbers > plan.random_numbers else 1)
-    worth = math.ceil(4 * STEP_SECONDS * len(plan.steps) / max(plan.seconds(1), 1e-9))
+    worth = math.ceil(32 * STEP_SECONDS * len(plan.steps) / max(plan.seconds(1), 1e-9))
     few = min(FEW, worth, LARGE_BYTES // max(plan.bytes, 1))
+    few = 1 << max(few, 1).bit_length() - 1  # a chunk has a power of two of them
     return max(1, few, min(CHUNK, room // max(plan.bytes, 1)))
 
 

@@ -44,7 +44,7 @@ def _support(s: State, value: Vector, lead: Register) -> Bools | None:
     """What fresh constants say: where a source has coordinates."""
     if not math.isinf(s.widths[value]):
         return None
-    found: Bools = np.asarray(marks_of(lead).value)[0] > 0
+    found = marks_of(lead)
     return found
 
 
@@ -150,7 +150,7 @@ def _combined(s: State, value: Vector, c: Register, lead: Register, sample: Regi
     if math.isinf(s.widths[value]):
         # products that vanish in the limit are of order 1/√n, and count in a score: all vectors share all sources
         every = build.constant(np.ones(c.shape))
-        support = np.asarray(multiplied(every, marks_of(lead)).value)[0] > 0
+        support = np.asarray(multiplied(every, build.constant(marks_of(lead))).value)[0] > 0
     return Lowered(x, None if sample is None else multiplied(c, sample), support, support)
 
 
@@ -196,13 +196,13 @@ def fuse(s: State, value: Vector, x: Vector) -> Lowered:
     found = multiplied(lead)
     support = None
     if math.isinf(s.widths[value]):
-        flags = np.asarray(marks_of(lead).value)[0] > 0
+        flags = marks_of(lead)
         flat = np.repeat(flags.any(axis=1)[:, None], places.shape[1], axis=1).reshape(places.size, -1)[back]
         support = flat.reshape(found.shape)
     made = Lowered(found, None if sample is None else multiplied(sample), support, support)
     return made if mean is None else _shifted(s, value, made, mean)
 
 
-def marks_of(a: Register) -> Register:
+def marks_of(a: Register) -> Bools:
     """Where an array can be other than 0: everywhere if it is drawn."""
-    return Register(a.shape, np.ones((1, *a.shape)) if a.value is None else (a.value != 0).astype(np.float64))
+    return np.ones(a.shape, dtype=bool) if a.value is None else np.asarray(a.value[0] != 0)
