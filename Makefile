@@ -25,11 +25,16 @@ explore: $(VENV)/stamp-explore  ## a page in the browser: move a slider, see the
 reproduce: $(VENV)/stamp  ## the paper's experiments, into results/
 	$(BIN)/netsor reproduce
 
-test: $(VENV)/stamp-test  ## every test but the slow ones
-	$(BIN)/python -m pytest
+# Neighbours stay in one process, so that what a file of tests makes once is made once, until a process has none left.
+# One thread of linear algebra in each: there is one process a core.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
+PARALLEL := -n auto --maxprocesses 8 --dist worksteal
+
+test: $(VENV)/stamp-test  ## every test but the slow ones, on all cores
+	$(PYTEST) $(PARALLEL)
 
 test-all: $(VENV)/stamp-test  ## every test
-	$(BIN)/python -m pytest -m 'not peers'
+	$(PYTEST) $(PARALLEL) -m 'not peers'
 
 test-browser: $(VENV)/stamp-browser docs  ## the explorer and the documentation in Chromium (CHROMIUM=PATH, if it is elsewhere)
 	$(BIN)/python -m pytest -o python_files='browser_*.py' tests/browser

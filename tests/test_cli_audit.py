@@ -11,7 +11,8 @@ import pytest
 from netsor.cli import _cost
 from netsor.engine import NoLimitError
 from netsor.models import Probes
-from netsor.studies.audit import _audit, _request
+from netsor.studies.audit import _audit, _draw, _request
+from netsor.studies.audit._quantities import BLOCKS
 
 from .command import netsor
 from .inline import Inline
@@ -79,7 +80,8 @@ def test_ids_are_the_tokens(folder):
     assert repeated["tokens"] == 4
 
 
-def test_out_has_the_report_and_goes_on(folder):
+def test_out_has_the_report_and_goes_on(folder, monkeypatch):
+    monkeypatch.setattr(_draw, "BLOCKS", BLOCKS[:1])  # pictures take most of the time
     words = [*SMALL, "--out", "out", "--set", "std=0.1"]
     first = netsor(*words, cwd=folder)
     assert first.stdout.rstrip().endswith("report: out/report.html")
@@ -168,7 +170,7 @@ def test_an_interrupt_keeps_what_is_done(kept, tmp_path):
     with Running(command, cwd=tmp_path, stdout=subprocess.PIPE) as run:
         run.stderr.readline()  # what it will take
         if kept:
-            run.until(lambda: len(list((tmp_path / "out" / "parts").glob("*.npz"))) > 2)
+            run.until(lambda: len(list((tmp_path / "out" / "parts").glob("*.npz"))) > 0)
         run.send_signal(signal.SIGINT)
         out, error = run.communicate(timeout=HANG)
         assert run.returncode == 130

@@ -34,7 +34,7 @@ def test_a_closed_stderr_is_no_error():
 
 
 @POSIX
-@pytest.mark.parametrize("closed", ["0<&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
 def test_closed_streams_take_no_file(closed, tmp_path):
     """A picture must not get the number of a closed stream, and with it what others print."""
     result = shell(" ".join([*QUICK, "--plot", "p.svg", closed]), cwd=tmp_path)
@@ -84,7 +84,9 @@ def test_a_bad_backend_is_of_no_concern(tmp_path):
     environment = {**os.environ, "MPLBACKEND": "nonsense"}
     result = run(*QUICK, "--plot", "p.png", cwd=tmp_path, env=environment)
     assert (result.returncode, result.stderr) == (0, "wrote p.png\n")
-    result = run("reproduce", "2a", "--samples", "100", "--trials", "1", cwd=tmp_path, env=environment)
+    result = run(
+        "reproduce", "2a", "--samples", "100", "--trials", "1", "--workers", "1", cwd=tmp_path, env=environment
+    )
     assert (result.returncode, result.stderr) == (0, "")
 
 

@@ -27,8 +27,14 @@ from .backend_cases import (
 JAX = {"backend": "jax", "device": "cpu"}
 
 
-@pytest.mark.parametrize("precision", ["float64", "float32"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "precision"),
+    [
+        *((case, "float32") for case in CASES),  # the harder one
+        ("transformer", "float64"),
+        *(pytest.param(case, "float64", marks=pytest.mark.slow) for case in CASES if case != "transformer"),
+    ],
+)
 def test_jax_has_the_law_of_numpy(case, precision):
     assert smallest_p(case, **JAX, precision=precision) > LEVEL
 

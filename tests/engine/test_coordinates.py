@@ -131,7 +131,7 @@ def test_at_infinite_width_they_are_independent_given_the_scores():
     law = net.law(n=ns.inf, draws=DRAWS, coordinates=[0, 5])
     assert law.dim == 2
     found = drawn(conditional(net.outputs, {"n": ns.inf}, DRAWS, 5, progress=False, picked=[0, 5]))
-    wide = net.simulate(n=200, draws=4000, seed=1, coordinates=[0, 5], progress=False)
+    wide = net.simulate(n=100, draws=4000, seed=1, coordinates=[0, 5], progress=False)
     assert min(pvalues(found, wide)) > LEVEL
     layer = ns.Program(ns.nn.attention(x, 1, sigma_q=3.0))[0]
     two = layer.law(n=ns.inf, coordinates=[0, 1])

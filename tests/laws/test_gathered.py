@@ -49,7 +49,12 @@ JAX = {"backend": "jax", "device": "cpu"}
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), [*((name, {}) for name in NETS), ("centred", JAX), ("means vary", JAX), ("an atom", JAX)]
+    ("name", "where"),
+    [
+        *((name, {}) for name in NETS),
+        ("means vary", JAX),
+        *(pytest.param(name, JAX, marks=pytest.mark.slow) for name in ("centred", "an atom")),
+    ],
 )
 def test_the_law_is_that_of_all_replicas(name, where, monkeypatch):
     kept, gathered, close = both(name, monkeypatch, **where)

@@ -27,7 +27,7 @@ MODELS = {family: models.read(given) for family, given in CONFIGS.items()} | ENC
 def test_a_family_has_the_law_of_its_literal_draws(family):
     model = MODELS[family]
     net, widths = program(model), model.widths()
-    ours = net.draw(draws=4000, progress=False, **widths)
+    ours = net.draw(draws=2500, progress=False, **widths)
     literal = net.simulate(draws=1000, seed=1, coordinates=0, progress=False, **widths)
     found = {}
     for name, a, b in zip(NAMES, ours, literal, strict=False):

@@ -9,9 +9,10 @@ import pytest
 import netsor as ns
 from netsor.laws import HeadSum, Origin
 from netsor.laws._head import Head
-from netsor.studies.paper import _claims, _measure
+from netsor.studies.paper import _claims, _measure, _plan
 from netsor.studies.paper._cases import Case, figures, limit_law
-from netsor.studies.paper._measure import Agreement, Divergences, Plan
+from netsor.studies.paper._measure import Divergences
+from netsor.studies.paper._plan import Agreement, Plan
 from netsor.studies.paper._reproduce import Options
 from netsor.studies.paper._sample import sampled
 
@@ -79,7 +80,7 @@ def done(tmp_path_factory):
 
 def verdicts(done):
     plan, chosen = done
-    _measure._on_grid.cache_clear()
+    _plan._on_grid.cache_clear()
     Plan._agreement.cache_clear()
     data = {name: _measure.MEASURES[figure.kind](plan, figure) for name, figure in chosen.items()}
     return [row.verdict for row in _claims.judged(data) if row.verdict != "not run"]
@@ -106,10 +107,11 @@ def narrow(law):
 
 @pytest.mark.parametrize("broken", [doubled, gaussian, narrow])
 def test_every_claim_turns_with_a_broken_limit(done, broken, monkeypatch):
-    monkeypatch.setattr(_measure, "limit_law", lru_cache(lambda case: broken(limit_law(case))))
+    for module in (_plan, _measure):
+        monkeypatch.setattr(module, "limit_law", lru_cache(lambda case: broken(limit_law(case))))
     found = verdicts(done)
     monkeypatch.undo()
-    _measure._on_grid.cache_clear()
+    _plan._on_grid.cache_clear()
     Plan._agreement.cache_clear()
     # with ReLU the limit is 6.8e-8 from a Gaussian in KL, which 30,000 draws cannot see
     assert "agrees" not in (found[:-1] if broken is gaussian else found)

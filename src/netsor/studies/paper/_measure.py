@@ -1,181 +1,26 @@
-"""From finished trials to the curves and numbers of a figure, by both estimators.
-
-Paper's: one kernel estimate a trial. Ours: f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)] over the replicas of all trials, f_∞
-the limit's own density and v_n, v_∞ from the same random numbers (coupled), then KL by quadrature with a jackknife over
-blocks. That is right only if f_∞ is E[N(y; v_∞)], so this is tested first, and where it fails nothing is coupled. Above
-`COUPLED` heads v_∞ hardly varies, coupling gains nothing, and E[N(y; v_n)] is taken as it is.
-"""
+"""From finished trials to the curves and numbers of a figure, by both estimators."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from ...engine._montecarlo import generator
-from ...engine.backends import Backend, Numpy
-from ...laws import Attention, Empirical, Estimate, Law, kl, paper_kl
-from ...laws._distance import kl_terms
-from ...laws._replicas import Replicated
-from ...laws._resample import jackknife
-from .._store import Arrays, Store
-from ._cases import Case, Figure, Part, limit_law
-from ._sample import AGAIN, GAUSS, GRID, LIMIT, WEIGHTS
+from ...laws import Attention, Empirical, Estimate, kl, paper_kl
+from ._cases import Case, Figure, limit_law
+from ._plan import Agreement, Array, Plan
+from ._sample import AGAIN, GRID
 
-Array = npt.NDArray[np.float64]
 Row = dict[str, Any]
 
-COUPLED = 16  # heads, at most
 SHOWN = np.abs(GRID) < 2.5  # the part of the grid that is drawn: four standard deviations
 HEADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # for the exact distance from the limit to the Gaussian
-
-
-@lru_cache(maxsize=32)
-def _on_grid(limit: Case) -> tuple[Replicated, Array]:
-    """The density of a limit, by its sets of points, and its logarithm."""
-    law = limit_law(limit)
-    return law._densities(GRID), np.asarray(law.logpdf(GRID))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which trials a run needs, and how their numbers are read."""
-
-    store: Store
-    trials: int
-    samples: int | None  # the paper's, if None
-    seed: int
-    estimator: str
-    backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
-
-    @property
-    def paper(self) -> bool:
-        """Whether the paper's estimator is wanted."""
-        return self.estimator != "exact"
-
-    @property
-    def exact(self) -> bool:
-        """Whether ours is wanted."""
-        return self.estimator != "paper"
-
-    def part(self, case: Case, trial: int) -> Part:
-        """One trial of a case."""
-        return Part(case, trial, self.samples or case.samples, self.seed, self.backend)
-
-    def parts(self, figure: Figure) -> list[Part]:
-        """The trials that a figure needs; all cases of a trial before the next, so that the time left is well told."""
-        cases = list(figure.cases)
-        if self.exact:
-            cases += dict.fromkeys(case.limit for case in figure.cases if _coupled(case))
-        return [self.part(case, trial) for trial in range(self.trials) for case in cases]
-
-    @lru_cache(maxsize=12)  # noqa: B019 (a process has few plans)
-    def load(self, case: Case) -> list[Arrays]:
-        """All trials of a case."""
-        found = [self.store.load(self.part(case, trial).key) for trial in range(self.trials)]
-        if any(arrays is None for arrays in found):
-            raise RuntimeError(f"a trial of {case} was removed while it was needed; run the command again")
-        return [arrays for arrays in found if arrays is not None]
-
-    def draws(self, case: Case) -> list[Empirical]:
-        """Kernel estimates of the outputs, one a trial."""
-        return [Empirical(arrays["draws"]) for arrays in self.load(case)]
-
-    @lru_cache(maxsize=4)  # noqa: B019
-    def limit_draws(self, limit: Case, purpose: int = LIMIT) -> list[Empirical]:
-        """Kernel estimates of draws of the limit, which are independent of those of any width."""
-        parts = [self.part(limit, trial) for trial in range(self.trials)]
-        return [Empirical(limit_law(limit).rvs(part.samples, part.stream(purpose))) for part in parts]
-
-    def gaussian_draws(self, limit: Case) -> list[Empirical]:
-        """Kernel estimates of draws of the Gaussian of infinitely many heads."""
-        parts = [self.part(limit, trial) for trial in range(self.trials)]
-        std = limit_law(limit).infinite_heads().std()
-        return [Empirical(std * generator(part.stream(GAUSS)).standard_normal(part.samples)) for part in parts]
-
-    def replicated(self, case: Case) -> Array:
-        """E[N(y; v)] at this width by blocks of replicas (blocks, points)."""
-        return np.concatenate([arrays["density"] for arrays in self.load(case)])
-
-    def agreement(self, case: Case) -> Agreement | None:
-        """Whether the limit is that of the engine at infinite width; None where nothing is coupled through it."""
-        return self._agreement(case.limit) if _coupled(case) else None
-
-    @lru_cache(maxsize=32)  # noqa: B019
-    def _agreement(self, limit: Case) -> Agreement:
-        return agreement(limit_law(limit), self.replicated(limit))
-
-    def _through_limit(self, case: Case) -> bool:
-        found = self.agreement(case)
-        return found is not None and found.agrees
-
-    def blocks(self, case: Case) -> Array:
-        """The density at this width by blocks of replicas (blocks, points)."""
-        density = self.replicated(case)
-        if not self._through_limit(case):
-            return density
-        return np.asarray(np.exp(_on_grid(case.limit)[1]) + (density - self.replicated(case.limit)))
-
-    def variance(self, case: Case) -> Estimate:
-        """The variance at this width."""
-        squares = self.replicated(case) @ (WEIGHTS * GRID**2)
-        return Estimate(float(squares.mean()), float(squares.std(ddof=1) / math.sqrt(len(squares))))
-
-    def kl(self, case: Case) -> Estimate:
-        """Our D(width n ‖ limit)."""
-        coupled = self._through_limit(case)
-        rows = self.replicated(case) - (self.replicated(case.limit) if coupled else 0.0)
-        densities, logs = _on_grid(case.limit)
-        groups = [Replicated(rows, np.full(len(rows), 1 / len(rows))), densities]
-
-        def divergence(f: Array, limit: Array) -> Array:
-            return np.asarray(np.sum(WEIGHTS * kl_terms(limit + f if coupled else f, limit, logs), axis=-1))
-
-        return jackknife(divergence, groups).corrected()
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The limit's density against the engine's own at infinite width: the largest deviation, in standard errors."""
-
-    deviation: float
-    allowed: float
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the two are one law, as far as these draws can tell."""
-        return self.deviation < self.allowed
-
-
-def agreement(limit: Law, blocks: Array) -> Agreement:
-    """Compare a density with blocks of replicas of it: probabilities of intervals, second and fourth moment.
-
-    A test of level 1e-6. Moments are cut off at four standard deviations, where replicas still say something.
-    """
-    scale = limit.std()
-    near = np.abs(GRID) < 6 * scale  # beyond, replicas say nothing
-    y = GRID[near]
-    value, error = limit.with_error.pdf(y)
-    shape = np.minimum(np.abs(y) / scale, 4.0)
-    inside = [np.abs(y) < c * scale for c in np.linspace(0.2, 3.0, 15)]
-    tests = np.stack([*inside, shape**2, shape**4]) * WEIGHTS[near]
-    found = blocks[:, near] @ tests.T
-    gap = np.abs(found.mean(axis=0) - tests @ value)
-    spread = found.std(axis=0, ddof=1) / math.sqrt(len(found))
-    # rounding, and what 501 points leave of either integral
-    noise = np.sqrt(spread**2 + (np.abs(tests) @ error) ** 2 + (1e-9 * (np.abs(tests) @ value)) ** 2)
-    allowed = float(special.stdtrit(max(len(blocks) - 1, 1), 1 - 1e-6 / (2 * len(tests))))
-    return Agreement(float(np.max(gap / noise)), allowed)
-
-
-def _coupled(case: Case) -> bool:
-    return not case.score and case.heads <= COUPLED
 
 
 def _kernel(first: list[Empirical], second: list[Empirical]) -> list[float]:

@@ -19,7 +19,8 @@ from .._workers import Workers, elsewhere, wait
 from ._cases import GROUPS, NAMES, Part, figures
 from ._claims import judged
 from ._draw import drawn
-from ._measure import MEASURES, Plan
+from ._measure import MEASURES
+from ._plan import Plan
 from ._report import report, summary
 from ._sample import Cost, cost, draw, timed
 
