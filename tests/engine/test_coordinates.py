@@ -53,6 +53,11 @@ def concatenated():
     return ns.mean_dot(c[0], c[1]) * c
 
 
+def concatenated_tokens():
+    """Blocks that one matrix made: a place in two of them is one row of it, which nothing draws."""
+    return ns.concat(ns.weight(n, n) @ ns.relu(ns.gaussian(n, 3)), axis=0)
+
+
 def rotated():
     x = ns.rotary(ns.weight(n, n) @ ns.gaussian(n, 3), [0, 1, 2])
     return x + x[0] * ns.mean_dot(x[1], x[2])
@@ -74,6 +79,7 @@ CASES = [
     (turned_alike, {"n": 3}, [0, 1]),
     (turned_alike, {"n": 4}, [3, 0]),
     (concatenated, {"n": 3}, [1, 4]),  # of two blocks
+    (concatenated_tokens, {"n": 2}, [1, 3, 4]),
     (rotated, {"n": 4}, [0, 2]),
     (given, {}, [4, 0]),
     (given, {}, [3]),

@@ -22,8 +22,8 @@ def results(s: State) -> tuple[Register, Register]:
     """For all outputs, side by side: mean and coefficients, so that a coordinate is mean + coefficients · N(0, I).
 
     Sources that were never drawn are the Gaussian part (Rao–Blackwell); scalars have none. Coordinates are i.i.d. given
-    the rest as far as such sources go, so each has a set of columns of its own. Entries are in numpy's order, the
-    coordinates last.
+    the rest as far as such sources go, so each has a set of columns of its own (see `_sets`). Entries are in numpy's
+    order, the coordinates last.
     """
     build, means, columns = s.build, [], []
     count, own = len(s.picked), s.columns - len(s.picked)
@@ -46,13 +46,25 @@ def results(s: State) -> tuple[Register, Register]:
             columns.append(parts[0][1])
             continue
         rows = [build.reshape(mean, output.size, 1) for mean, _ in parts]
-        wide = [build.step("pad", g, before=k * own, after=(count - 1 - k) * own) for k, (_, g) in enumerate(parts)]
+        sets = _sets(s, output)
+        wide = [
+            build.step("pad", g, before=k * own, after=(count - 1 - k) * own)
+            for k, (_, g) in zip(sets, parts, strict=True)
+        ]
         wide = [build.reshape(g, output.size, 1, count * own) for g in wide]
         means.append(build.reshape(build.step("join", *rows, axis=1), output.size * count))
         columns.append(build.reshape(build.step("join", *wide, axis=1), output.size * count, count * own))
     if len(means) == 1:
         return means[0], columns[0]
     return build.step("join", *means, axis=0), build.step("join", *columns, axis=0)
+
+
+def _sets(s: State, output: Vector) -> list[int]:
+    """Which set of columns each coordinate has: one place in two blocks of a concatenation is one row of a matrix."""
+    if math.isinf(s.widths[output]):
+        return list(range(len(s.picked)))
+    places = [place % int(s.widths[output]) for place in s.picked]
+    return [places.index(place) for place in places]
 
 
 def _differ(s: State, output: Vector) -> bool:
