@@ -44,8 +44,7 @@ def _support(s: State, value: Vector, lead: Register) -> Bools | None:
     """What fresh constants say: where a source has coordinates."""
     if not math.isinf(s.widths[value]):
         return None
-    found = marks_of(lead)
-    return found
+    return marks_of(lead)
 
 
 def gaussian(s: State, value: Vector, op: Gaussian) -> Lowered:
