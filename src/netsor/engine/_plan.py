@@ -99,7 +99,7 @@ class Builder:
         For the layers of a deep network are alike, and the constants of one can be as large as what it draws.
         """
         given = np.asarray(array)
-        seen = hashlib.blake2b(np.ascontiguousarray(given), digest_size=16).digest()
+        seen = hashlib.blake2b(np.ascontiguousarray(given).data, digest_size=16).digest()
         key = "constant", given.dtype.str, given.shape, seen
         if key not in self.known:
             self.known[key] = Register(given.shape, np.array(given, dtype=np.float64)[None])

@@ -173,7 +173,6 @@ class Moments:
         return total((1.0 / len(first), self.of(u, v)) for u, v in zip(first, second, strict=True))
 
     def _mean(self, a: int) -> Moment:
-        at = self.at
         if self._kind[a] != Kind.OTHER:
             return 1.0 if self._kind[a] == Kind.ONES else 0.0
         if self._parity(a) == -1:

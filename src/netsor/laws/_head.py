@@ -99,7 +99,7 @@ def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> 
         if not count:
             assert result is not None
             return result
-        base = _sum(base, base, _width(cell, total, size))
+        base = _twice(base, _width(cell, total, size))
 
 
 def _width(cell: float, total: int, part: int) -> float:
@@ -107,8 +107,16 @@ def _width(cell: float, total: int, part: int) -> float:
 
 
 def _sum(a: Rule, b: Rule, cell: float) -> Rule:
-    nodes = (a[0][:, None] + b[0]).ravel()
-    weights = (a[1][:, None] * b[1]).ravel()
+    return _fewer((a[0][:, None] + b[0]).ravel(), (a[1][:, None] * b[1]).ravel(), cell)
+
+
+def _twice(a: Rule, cell: float) -> Rule:
+    """The sum of two of one law: a pair and its mirror image are one node."""
+    i, j = np.triu_indices(len(a[0]))
+    return _fewer(a[0][i] + a[0][j], np.where(i == j, 1.0, 2.0) * a[1][i] * a[1][j], cell)
+
+
+def _fewer(nodes: Array, weights: Array, cell: float) -> Rule:
     found, weights = compress(nodes, weights, cell=cell)
     return found, weights / weights.sum()  # or rounding would grow with every squaring
 

@@ -44,8 +44,7 @@ def _support(s: State, value: Vector, lead: Register) -> Bools | None:
     """What fresh constants say: where a source has coordinates."""
     if not math.isinf(s.widths[value]):
         return None
-    found = marks_of(lead)
-    return found
+    return marks_of(lead)
 
 
 def gaussian(s: State, value: Vector, op: Gaussian) -> Lowered:
@@ -196,8 +195,8 @@ def fuse(s: State, value: Vector, x: Vector) -> Lowered:
     found = multiplied(lead)
     support = None
     if math.isinf(s.widths[value]):
-        flags = marks_of(lead)
-        flat = np.repeat(flags.any(axis=1)[:, None], places.shape[1], axis=1).reshape(places.size, -1)[back]
+        flags = np.asarray(marks_of(lead).any(axis=1))
+        flat = np.repeat(flags[:, None], places.shape[1], axis=1).reshape(places.size, -1)[back]
         support = flat.reshape(found.shape)
     made = Lowered(found, None if sample is None else multiplied(sample), support, support)
     return made if mean is None else _shifted(s, value, made, mean)
@@ -205,4 +204,5 @@ def fuse(s: State, value: Vector, x: Vector) -> Lowered:
 
 def marks_of(a: Register) -> Bools:
     """Where an array can be other than 0: everywhere if it is drawn."""
-    return np.ones(a.shape, dtype=bool) if a.value is None else np.asarray(a.value[0] != 0)
+    found: Bools = np.ones(a.shape, dtype=bool) if a.value is None else np.asarray(a.value[0] != 0)
+    return found
