@@ -10,6 +10,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor.engine import _law
+from netsor.engine.backends import _numpy
 
 from ..programs import programs
 from .compare import d, literal_draws, n, smallest_of
@@ -65,7 +66,9 @@ def test_draws_are_the_same_for_any_workers_and_blocks_and_begin_alike(monkeypat
     with ThreadPoolExecutor(2) as pool:
         np.testing.assert_array_equal(first, flat(net.draw(draws=700, executor=pool, **at), 700))
     np.testing.assert_array_equal(first[:45], flat(net.draw(draws=45, **at), 45))
-    monkeypatch.setattr(_law, "BLOCK_BYTES", 1)  # a block is one replica
+    monkeypatch.setattr(_numpy, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(_numpy, "FEW", 1)
+    assert _numpy.block_of(net.plan(n=6, d=3)) == 1  # a block is one replica
     np.testing.assert_allclose(first, flat(net.draw(draws=700, **at), 700), rtol=1e-9, atol=1e-12)
     assert len(np.unique(first[:, 0])) == 700  # no two chunks draw the same
 
