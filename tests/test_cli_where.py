@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from netsor.studies.paper import _reproduce
+
 from .command import netsor
+from .inline import Inline
 
 
 def test_the_law_on_another_backend():
@@ -24,7 +27,8 @@ def test_compare_on_another_backend():
     assert abs(found["kl"]["value"] - 2.218e-2) < 5 * found["kl"]["error"]  # known from independent scripts
 
 
-def test_the_paper_on_another_backend(tmp_path):
+def test_the_paper_on_another_backend(tmp_path, monkeypatch):
+    monkeypatch.setattr(_reproduce, "Workers", Inline)
     out = tmp_path / "results"
     command = ("reproduce", "2a", "--samples", "600", "--trials", "1", "--workers", "1", "--out", str(out))
     assert netsor(*command).returncode == 0

@@ -109,14 +109,23 @@ def test_the_paper_on_a_cluster(cluster, folder):
     assert parts[0] == parts[1]
 
 
-def test_the_option(folder):
-    """A cluster that the command begins itself, and one that is not there."""
-    command = ["law", "--width", "16", "--draws", "20000", "--json"]
-    process = [sys.executable, "-m", "netsor", *command, "--dask", "local"]  # of its own: it begins further ones
+COMMAND = ["law", "--width", "16", "--draws", "20000", "--json"]
+
+
+@pytest.mark.slow
+def test_the_option_begins_a_cluster():
+    process = [sys.executable, "-m", "netsor", *COMMAND, "--dask", "local"]  # of its own: it begins further ones
     there = subprocess.run(process, capture_output=True, text=True, check=False)
     assert there.returncode == 0, there.stderr
-    assert there.stdout == netsor(*command).stdout
-    lost = netsor(*command, "--dask", "nowhere")
+    assert there.stdout == netsor(*COMMAND).stdout
+
+
+def test_the_option(cluster, folder):
+    """A cluster by its address, and one that is not there."""
+    there = netsor(*COMMAND, "--dask", cluster.scheduler.address)
+    assert there.returncode == 0, there.stderr
+    assert there.stdout == netsor(*COMMAND).stdout
+    lost = netsor(*COMMAND, "--dask", "nowhere")
     assert lost.returncode == 2
     assert lost.stderr.count("\n") == 1
     assert "--dask 'nowhere' must be local or the address of a scheduler" in lost.stderr

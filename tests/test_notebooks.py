@@ -22,7 +22,10 @@ def test_all_are_there():
     ]
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "own_activation" else pytest.param(name, marks=pytest.mark.slow) for name in NOTEBOOKS],
+)
 def test_notebook_runs(name, capsys, monkeypatch, tmp_path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt

@@ -91,7 +91,7 @@ def compared(name, draws=3000):
     """The smallest p-value over entries, and the largest gap of second moments in standard errors."""
     net = ns.Program(CASES[name]())
     limit, wide = drawn(net, draws, 1, n=inf, d=inf), drawn(net, draws, 2, n=inf, d=512)
-    smallest = min(stats.ks_2samp(a, b).pvalue for a, b in zip(limit.T, wide.T, strict=True))
+    smallest = min(stats.ks_2samp(a, b, method="asymp").pvalue for a, b in zip(limit.T, wide.T, strict=True))
     products = [x[:, :, None] * x[:, None, :] for x in (limit, wide)]
     errors = np.sqrt(sum(p.var(axis=0) for p in products) / draws)
     return smallest, np.max(np.abs(products[0].mean(axis=0) - products[1].mean(axis=0)) / errors)
@@ -116,7 +116,7 @@ def test_scores_asked_for_in_parts_are_those_asked_for_at_once():
     """The correlations between what is drawn first and what later: covariances by the formula."""
     found = drawn(ns.Program(cached()), 100_000, 3, n=inf, d=inf)
     at = [(i, j) for i in range(3) for j in range(i + 1)]
-    by = _rotary.Angles(3.0, 1.0)
+    by = _rotary.Angles(3.0, 1.0, None)
     right = np.array(
         [
             [KERNEL[i, k] * KERNEL[j, m] * by.covariance(np.array(float((j - i) - (m - k)))) for k, m in at]
