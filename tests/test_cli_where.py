@@ -27,6 +27,7 @@ def test_compare_on_another_backend():
     assert abs(found["kl"]["value"] - 2.218e-2) < 5 * found["kl"]["error"]  # known from independent scripts
 
 
+@pytest.mark.slow
 def test_the_paper_on_another_backend(tmp_path, monkeypatch):
     monkeypatch.setattr(_reproduce, "Workers", Inline)
     out = tmp_path / "results"

@@ -100,6 +100,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_paper_on_a_cluster(cluster, folder):
     for out, executor in (("here", None), ("there", cluster.get_executor())):
         ns.paper.reproduce("2a", out=out, samples=600, trials=2, workers=1, executor=executor)

@@ -19,7 +19,10 @@ def needs(name):
         pytest.importorskip("sklearn")
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name",  # docs/regression.md runs nearly the same in every test
+    [pytest.param(name, marks=pytest.mark.slow) if name == "regression" else name for name in EXAMPLES],
+)
 def test_example_runs(name, capsys, monkeypatch, tmp_path):
     needs(name)
     monkeypatch.chdir(tmp_path)
