@@ -37,7 +37,7 @@ test-all: $(VENV)/stamp-test  ## every test
 	$(PYTEST) $(PARALLEL) -m 'not peers'
 
 test-browser: $(VENV)/stamp-browser docs  ## the explorer and the documentation in Chromium (CHROMIUM=PATH, if it is elsewhere)
-	$(BIN)/python -m pytest -o python_files='browser_*.py' tests/browser
+	$(BIN)/python -m pytest -o addopts='-q --strict-markers' -o python_files='browser_*.py' tests/browser
 
 test-peers: $(VENV)/stamp-peers  ## laws against real networks by transformers and PyTorch
 	$(BIN)/python -m pytest -o addopts='-q --strict-markers -s' tests/peers
