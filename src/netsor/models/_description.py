@@ -126,7 +126,7 @@ class Description:
         for name in changes:
             if name not in known:
                 near = difflib.get_close_matches(name, [*known, "std"], 1)
-                meant = f"; did you mean {near[0]}?" if near else ""
+                meant = f"; did you mean {near[0]}?" if near else "."
                 raise ValueError(f"{name} is no field of a Transformer{meant} The fields are std, {', '.join(known)}")
         if std is not None:
             _checked("std", "float", std)
