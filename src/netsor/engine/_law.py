@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,7 @@ from .backends._numpy import block as numpy_block
 from .lower import make_plan
 
 Array = npt.NDArray[np.float64]
+T = TypeVar("T")
 
 AHEAD = 2  # chunks at a time where the library has its own threads: one is brought back while the next is made
 TASK = 0.5  # seconds of work that a task sent to another process should have
@@ -70,8 +73,6 @@ def conditional(
         return Conditional(mean, cov, 0, error, plan.notes, True)
     size = plan.mean.shape[0]
     where = backend or Numpy()
-    if not where.threads:
-        workers = AHEAD
     if size == 1 and draws > KEPT:
         return _gathered(plan, draws, seed, where, workers, executor, progress, error)
     check_memory(
@@ -82,7 +83,7 @@ def conditional(
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
     work = _Chunk(plan, seed, where, where.chunk(plan, draws))
     together = _together(plan, work.size)
-    for part, (mean, cov) in run(work, chunks(draws, work.size), workers, executor, progress, together):
+    for part, (mean, cov) in _sampled(where, work, chunks(draws, work.size), workers, executor, progress, together):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(means, covs)
     return Conditional(means, covs, plan.random_numbers, error, plan.notes, False)
@@ -109,9 +110,9 @@ def drawn(
     if where.threads:
         work, parts = _Draws(plan, seed, where, 1), growing(draws)
     else:
-        work, workers = _Draws(plan, seed, where, where.chunk(plan, draws)), AHEAD
+        work = _Draws(plan, seed, where, where.chunk(plan, draws))
         parts = chunks(draws, work.size)
-    for part, values in run(work, parts, workers, executor, progress):
+    for part, values in _sampled(where, work, parts, workers, executor, progress):
         found[part.start : part.stop] = values
     _check_finite(found)
     ends = np.cumsum([output.size for output in outputs])[:-1]
@@ -152,7 +153,7 @@ def _gathered(
     tally = Tally(cells)
     work = _Sums(plan, seed, where, size, cells)
     together = _together(plan, size)
-    for _, found in run(work, chunks(draws, size), workers, executor, progress, together):
+    for _, found in _sampled(where, work, chunks(draws, size), workers, executor, progress, together):
         for block in found:
             tally.add(block)
     nodes = tally.nodes()
@@ -166,6 +167,24 @@ def _gathered(
         nodes[2],
         binning(cells, mean[:, 0], cov[:, 0, 0]),
     )
+
+
+def _sampled(
+    where: Backend,
+    work: Callable[[range, Callable[[int], None]], T],
+    parts: Sequence[range],
+    workers: int | None,
+    executor: Executor | None,
+    progress: Progress,
+    together: int = 1,
+) -> Iterator[tuple[range, T]]:
+    """Every chunk, as it is done.
+
+    Where threads sample, BLAS is found and held to one of them here: if every chunk did, that would cost as much as
+    drawing a fifth of its numbers.
+    """
+    with one_blas_thread() if where.threads else nullcontext():
+        yield from run(work, parts, workers if where.threads else AHEAD, executor, progress, together)
 
 
 def _together(plan: Plan, size: int) -> int:

@@ -90,6 +90,7 @@ class Builder:
     shift: int = 0
     steps: list[Step] = field(default_factory=list)
     known: dict[Any, Register] = field(default_factory=dict)  # steps made before, not to be made again
+    shaped: dict[Register, Register] = field(default_factory=dict)  # of one array in another shape: that array
     expects: bool = False
     nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
 
@@ -153,8 +154,13 @@ class Builder:
         return Register(shape)
 
     def reshape(self, a: Register, *shape: int) -> Register:
-        """The entries in another shape."""
-        return a if a.shape == shape else self.step("reshape", a, shape=shape)
+        """The entries in another shape: from the array that they were made in, for steps cost what views save."""
+        whole = self.shaped.get(a, a)
+        if whole.shape == shape:
+            return whole
+        made = self.step("reshape", whole, made=shape, shape=shape)
+        self.shaped[made] = whole
+        return made
 
     def fitted(self, a: Register, width: int) -> Register:
         """The last axis cut or filled with zeros to a width."""
