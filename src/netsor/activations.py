@@ -84,6 +84,8 @@ def _identity(x: Array) -> Array:
 
 
 def _relu(x: Array) -> Array:
+    if type(x) is np.ndarray:
+        return np.maximum(x, 0.0)  # two thirds of the time of clip
     return array_namespace(x).clip(x, 0.0, None)
 
 
