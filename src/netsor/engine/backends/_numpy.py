@@ -55,7 +55,8 @@ def _laid_out(a: Array) -> Array:
     """The replicas innermost in memory, if a row of a replica is short: see `_instructions`."""
     if a.shape[-1] >= LONG:
         return a
-    return np.moveaxis(np.ascontiguousarray(np.moveaxis(a, 0, -1)), -1, 0)
+    last = a.ndim - 1
+    return np.ascontiguousarray(a.transpose((*range(1, a.ndim), 0))).transpose((last, *range(last)))
 
 
 def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
