@@ -1,0 +1,63 @@
+"""What costs the same for every block or chunk is paid once: a few replicas take Python as long as thousands do."""
+
+import numpy as np
+
+import netsor as ns
+from netsor.engine import _montecarlo
+from netsor.engine._law import conditional
+from netsor.engine.backends import Numpy
+from netsor.engine.backends._numpy import CHUNK, block_of
+
+n = ns.Width("n")
+
+
+@ns.program
+def layer(tokens=4, heads=2):
+    x = ns.clip(ns.weight(n, n, batch=tokens, name="W") @ ns.gaussian(n), 100)
+    return ns.nn.attention(x, heads)
+
+
+@ns.program
+def transformer(tokens=3, heads=2):
+    x = ns.gaussian(n, tokens)
+    x = x + ns.nn.attention(ns.rms_norm(x), heads)
+    return x + ns.nn.mlp(ns.rms_norm(x), 4 * n, activation=ns.gelu)
+
+
+def test_no_step_reshapes_what_another_reshaped():
+    for net in (layer(), layer()[0], transformer(), transformer()[0]):
+        for width in (16, ns.inf):
+            steps = net.plan(n=width).steps
+            reshaped = {step.out for step in steps if step.kind == "reshape"}
+            again = [step for step in steps if step.kind == "reshape" and step.args[0] in reshaped]
+            assert not again
+            assert all(step.out.shape != step.args[0].shape for step in steps if step.kind == "reshape")
+
+
+def test_blocks_of_a_chunk_are_as_few_as_fit_and_of_one_size():
+    plan = layer()[0].plan(n=256)
+    most = block_of(plan)
+    assert CHUNK // 2 < most < CHUNK  # else this tests nothing
+    for replicas in (1, 7, most, most + 1, CHUNK):
+        ticks: list[int] = []
+        blocks = list(Numpy().sample(plan, 0, range(replicas), CHUNK, ticks.append))
+        assert [len(columns) for _, columns in blocks] == ticks
+        assert sum(ticks) == replicas
+        assert len(ticks) == -(-replicas // most)
+        assert max(ticks) - min(ticks) <= 1
+
+
+def test_draws_do_not_depend_on_how_a_chunk_is_cut():
+    net = layer()
+    whole = conditional(net.outputs, {"n": 64.0}, CHUNK, progress=False)
+    part = conditional(net.outputs, {"n": 64.0}, CHUNK - 3001, progress=False)
+    np.testing.assert_array_equal(part.cov, whole.cov[: CHUNK - 3001])
+
+
+def test_blas_is_found_once_a_run(monkeypatch):
+    found = []
+    limits = _montecarlo.threadpool_limits
+    monkeypatch.setattr(_montecarlo, "threadpool_limits", lambda *a, **k: found.append(a) or limits(*a, **k))
+    law = layer()[0].law(n=16, draws=5 * CHUNK, workers=1, progress=False)
+    assert len(law.component_var) == 5 * CHUNK
+    assert len(found) == 1
