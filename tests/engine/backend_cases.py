@@ -91,8 +91,40 @@ def random_plans(seeds, replicas=16):
                 yield plan, drawn, found
 
 
-def assert_same(found, other):
+def products(rows, directions=None):
+    """Those of rows with each other, as far as they lie along orthonormal directions."""
+    along = rows if directions is None else rows @ np.swapaxes(directions, -1, -2)
+    return along @ np.swapaxes(along, -1, -2)
+
+
+# What a law depends on, of steps that choose a basis: a vector that is 0 but for rounding turns it by any angle
+INVARIANT = {
+    "factor": lambda made, *_: products(made),
+    "residual": lambda made, *_: products(made),
+    "basis": lambda made, rows: products(rows, made),
+    "span": lambda made, rows, *known: products(rows, made) + sum(products(rows, old) for old in known),
+}
+
+
+def assert_same_steps(plan, drawn, compute):
+    """Each step of a plan, by `compute(step, arrays)`, makes what numpy makes of the same arrays."""
+
+    def both(step, given, _):
+        ours = in_numpy(step, given, None)
+        pair = ours, compute(step, given)
+        if step.kind in INVARIANT:
+            pair = [INVARIANT[step.kind](made, *given) for made in pair]
+        one, two = np.broadcast_arrays(*pair)
+        unit = np.abs(one).max(initial=0.0) or 1.0
+        np.testing.assert_allclose(two / unit, one / unit, rtol=0, atol=1e-11, err_msg=str(step))
+        return ours
+
+    with np.errstate(all="ignore"):
+        run(plan, drawn.get, lambda register: register.value, both)
+
+
+def assert_same(found, other, atol=1e-7):
     """Means and covariances agree; the coefficients themselves may be turned."""
     for a, b in zip(*([mean, columns @ np.swapaxes(columns, -1, -2)] for mean, columns in (found, other)), strict=True):
         a, b = np.broadcast_arrays(a, b)
-        np.testing.assert_allclose(b, a, rtol=0, atol=1e-7 * (np.abs(a).max() or 1.0))
+        np.testing.assert_allclose(b, a, rtol=0, atol=atol * (np.abs(a).max() or 1.0))

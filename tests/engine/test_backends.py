@@ -215,4 +215,4 @@ def test_errors_of_a_function_are_not_swallowed():
 
 
 def test_every_instruction_is_known():
-    assert {"factor", "residual", "solve", "kernel", "moments", "apply"} <= set(_plan.RULES)
+    assert {"factor", "residual", "solve", "span", "kernel", "moments", "apply"} <= set(_plan.RULES)

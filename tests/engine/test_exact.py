@@ -9,7 +9,7 @@ from examples import attention_layer, causal_attention, cross_attention, recurre
 from hypothesis import given, settings
 
 import netsor as ns
-from netsor.engine import _instructions, _plan, lower
+from netsor.engine import _instructions, _orthogonal, _plan, lower
 from netsor.engine._run import in_numpy, run
 from netsor.engine.backends._numpy import Streams
 from netsor.engine.lower import _frame, _state, make_plan
@@ -134,7 +134,13 @@ def _no_sigma(monkeypatch):
 
 
 def _no_projection(monkeypatch):
-    monkeypatch.setitem(_plan.RULES, "solve", lambda xp, lower, b: 0.0 * _instructions.solve(xp, lower, b))
+    def along(xp, rows, directions):
+        found = _orthogonal.along(xp, rows, directions)
+        found[..., : directions.shape[-2] - rows.shape[-2]] = 0.0
+        return found
+
+    monkeypatch.setitem(_plan.RULES, "span", lambda xp, rows, *known: _orthogonal.span(xp, rows))
+    monkeypatch.setitem(_plan.RULES, "along", along)
 
 
 def _full_frame_forgotten(monkeypatch):

@@ -8,6 +8,8 @@ import pytest
 
 import netsor as ns
 from netsor.engine import _law
+from netsor.engine._cells import Tally, cells_for, summed
+from netsor.laws import Origin
 
 n = ns.Width("n")
 DRAWS = 30_000
@@ -30,7 +32,8 @@ def gated():
 
 NETS = {
     "centred": (ns.paper.layer(), {"n": 16}, 1e-9),
-    "means vary": (residual()[0], {"n": 12}, 2e-4),
+    "means vary": (residual()[0], {"n": 12}, 1e-6),
+    "one mean": (ns.paper.layer().output + 3.0, {"n": 16}, 1e-9),
     "an atom": (gated(), {"n": 8}, 1e-9),
     "tiny": (1e-8 * ns.paper.layer().output, {"n": 16}, 1e-9),
     "huge": (1e8 * ns.paper.layer().output, {"n": 16}, 1e-9),
@@ -45,7 +48,16 @@ def both(name, monkeypatch, draws=DRAWS, **where):
     return kept, net.law(draws=draws, seed=3, progress=False, **widths, **where), close
 
 
+def nodes(mean, var):
+    """Means, variances and counts of the Gaussians that stand for replicas."""
+    cells = cells_for(mean, var, "these")
+    tally = Tally(cells)
+    tally.add(summed(cells, mean, var))
+    return tally.nodes()
+
+
 JAX = {"backend": "jax", "device": "cpu"}
+ORIGIN = Origin("exact", "given")
 
 
 @pytest.mark.parametrize(
@@ -90,6 +102,34 @@ def test_errors_are_those_of_all_replicas(name, monkeypatch):
     for (_, one), (_, two) in zip(kept.atoms, gathered.atoms, strict=True):
         assert two.value == pytest.approx(one.value)
         assert two.error == pytest.approx(one.error, rel=0.01)
+
+
+def test_the_shape_of_a_law_whose_means_vary_is_kept():
+    """Cells that forget the spread of their variances move the kurtosis by 1e-3: far more than 10⁹ draws do."""
+    rng = np.random.default_rng(5)
+    var = np.exp(0.3 * rng.standard_normal(40_000))
+    for mean in (rng.standard_normal(40_000), 3.0 * np.sqrt(var)):
+        kept, gathered = ns.Mixture(mean, var, ORIGIN), ns.Gathered(*nodes(mean, var), ORIGIN)
+        assert gathered.kurtosis() == pytest.approx(kept.kurtosis(), abs=1e-6)
+        assert gathered.moment(4) == pytest.approx(kept.moment(4), rel=1e-7)
+        y = kept.mean() + kept.std() * Y
+        np.testing.assert_allclose(gathered.cdf(y), kept.cdf(y), atol=1e-7)
+
+
+@pytest.mark.parametrize("centre", [3.0, -1e6])
+def test_one_mean_for_all_is_as_good_as_none(centre):
+    var = np.exp(0.3 * np.random.default_rng(5).standard_normal(20_000))
+    gathered = ns.Gathered(*nodes(np.full(20_000, centre), var), ORIGIN)
+    plain = ns.Gathered(*nodes(np.zeros(20_000), var), ORIGIN)
+    np.testing.assert_array_equal(gathered.component_var, plain.component_var)
+    np.testing.assert_allclose(gathered.pdf(centre + Y), plain.pdf(Y), rtol=1e-9)
+
+
+def test_far_out_a_distribution_function_has_an_error():
+    """Differences of squares near 1 are rounding there; those of the other tail are not."""
+    law = ns.Gathered([0.0, 0.0], [1.0, 2.0], [500.0, 500.0], ORIGIN)
+    low, high = (law.with_error.cdf(y).error for y in (-9.5, 9.5))
+    assert 0 < high == pytest.approx(low, rel=1e-9)
 
 
 def test_distances_and_their_errors(monkeypatch):
@@ -145,10 +185,31 @@ def test_what_is_refused(monkeypatch):
         residual().law(n=4, draws=10**30, progress=False)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (([0.0], [1.0, 2.0], [1.0]), r"mean, var and count must be \(components,\)"),
+        (([0.0], [-1.0], [1.0]), "var has -1"),
+        (([0.0], [1.0], [-2.0]), "count has -2"),
+        (([0.0], [0.0], [2.0]), "no component has a variance"),
+        (([np.nan], [1.0], [2.0]), "numbers must be finite"),
+        (("x", [1.0], [2.0]), "mean='x' must be"),
+    ],
+)
+def test_components_that_make_no_law(given, words):
+    with pytest.raises(ValueError, match=words):
+        ns.Gathered(*given, ORIGIN)
+
+
+def test_arguments_are_checked_as_those_of_other_laws():
+    law = ns.Gathered([0.0], [1.0], [10.0], ORIGIN)
+    for wrong in (lambda: law.rvs(-1), lambda: law.rvs(3, seed="x"), lambda: law.cf(np.inf)):
+        with pytest.raises(ValueError, match=r"size=|seed=|t="):
+            wrong()
+
+
 def test_what_leaves_all_cells_is_kept(monkeypatch):
     """Cells laid by one sample, a far wider one put into them: strays count one by one, none is lost."""
-    from netsor.engine._cells import Tally, cells_for, summed
-
     rng = np.random.default_rng(3)
     cells = cells_for(np.zeros(100), np.exp(0.001 * rng.standard_normal(100)), "x")
     var = np.exp(30 * rng.standard_normal(5000))

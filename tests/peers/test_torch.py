@@ -2,15 +2,17 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 
 from netsor.engine import conditional
 from netsor.engine._run import run
 from netsor.engine.backends import NoDeviceError, _torch, choose
 
-from ..engine.backend_cases import CASES, LEVEL, assert_same, random_plans, smallest_p
+from ..engine.backend_cases import CASES, LEVEL, assert_same, assert_same_steps, random_plans, smallest_p
 
 torch = pytest.importorskip("torch")
+xp = pytest.importorskip("array_api_compat.torch")
 pytestmark = pytest.mark.peers
 TORCH = {"backend": "torch", "device": "cpu"}
 
@@ -21,18 +23,28 @@ def test_torch_has_the_law_of_numpy(case, precision):
     assert smallest_p(case, **TORCH, precision=precision) > LEVEL
 
 
-def test_torch_computes_what_numpy_computes():
-    """Random programs, on the same random numbers."""
-    from array_api_compat import torch as xp
+def test_every_step_computes_what_numpy_computes():
+    """Random programs, step by step, on the same arrays."""
+    work, compared = _torch._Block(choose(**TORCH), 0, 0, 16, torch, xp), 0
 
-    backend, compared = choose(**TORCH), 0
-    for plan, drawn, found in random_plans(range(40)):
-        work = _torch._Block(backend, 0, 0, 16, torch, xp)
+    def compute(step, given):
+        tensors = {id(a): torch.tensor(np.ascontiguousarray(a)) for a in given}  # one that is given twice is one
+        return work.compute(step, [tensors[id(a)] for a in given], None).numpy()
+
+    for plan, drawn, _ in random_plans(range(40)):
         with torch.no_grad():
-            made = run(plan, lambda step, drawn=drawn: torch.tensor(drawn[step]), work.constant, work.compute)
-        assert_same(found, [array.numpy() for array in made])
+            assert_same_steps(plan, drawn, compute)
         compared += 1
     assert compared > 40
+
+
+def test_torch_computes_what_numpy_computes():
+    """Random programs as a whole, on the same random numbers: some of these use matrices again, in full frames."""
+    for plan, drawn, found in random_plans([0, 1, 2, 7, 63, 80]):
+        work = _torch._Block(choose(**TORCH), 0, 0, 16, torch, xp)
+        with torch.no_grad():
+            made = run(plan, lambda step, drawn=drawn: torch.tensor(drawn[step]), work.constant, work.compute)
+        assert_same(found, [array.numpy() for array in made], atol=1e-10)
 
 
 def test_the_same_seed_gives_the_same_bits():

@@ -1,7 +1,8 @@
 """A billion replicas in bounded memory: counts and moments by cells of the conditional mean and variance.
 
 The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So replicas are put into cells, of log v of one width and, where
-conditional means vary, of m/√v of another, and each cell keeps its count and a few moments. Moments are sums of
+conditional means vary, of m/√v of another, and each cell keeps its count and a few moments. Two Gaussians stand for a
+cell, with its mean and covariance of (m, v), so that the fourth moment of the law is kept too. Moments are sums of
 integers (shares of a cell in units of 2^(−26)): they do not depend on the order in which chunks come, so that the law
 of many draws has the same bits on any number of workers.
 """
@@ -35,12 +36,18 @@ class Cells:
     height: float
     first: int  # the cell floor(log v/height) of the first row
     rows: int
-    columns: int  # 1 if every mean is 0
+    columns: int  # 1 if every mean is the same
+    centre: float  # of the means: that mean itself, if it is one
 
     @property
-    def centred(self) -> bool:
-        """Whether every mean is 0."""
+    def one_mean(self) -> bool:
+        """Whether every mean is the same."""
         return self.columns == 1
+
+    @property
+    def sums(self) -> int:
+        """How many sums a cell has: its count, and moments."""
+        return 4 if self.one_mean else 6
 
     @property
     def size(self) -> int:
@@ -48,7 +55,7 @@ class Cells:
         return self.rows * self.columns
 
     def placed(self, xp: Any, mean: Array, var: Array) -> tuple[Array, Array, Array]:
-        """For replicas: their cells, a one and three moments (4, replicas) to be added up there, and who is outside.
+        """For replicas: their cells, a one and moments (sums, replicas) to be added up there, and who is outside.
 
         Those outside of all cells have zeros, and any cell.
         """
@@ -57,16 +64,17 @@ class Cells:
         row = xp.where(inside, row, 0.0)
         unit = xp.exp((row + (self.first + 0.5)) * self.height)
         up = xp.where(inside, (var / unit - 1.0) / self.height, 0.0)
-        if self.centred:
-            inside = inside & (mean == 0)
+        if self.one_mean:
+            inside = inside & (mean == self.centre)
             moments = [up, up * up, up * up * up]
             cell = row
         else:
-            place = mean / xp.sqrt(unit) * STEPS
+            place = (mean - self.centre) / xp.sqrt(unit) * STEPS
             column = xp.floor(place)
             inside = inside & (column >= -(self.columns // 2)) & (column < self.columns // 2)
             across = xp.where(inside, place - column - 0.5, 0.0)
-            moments = [across, across * across, up]
+            up = xp.where(inside, up, 0.0)
+            moments = [across, across * across, up, up * up, across * up]
             cell = row * self.columns + xp.where(inside, column, 0.0) + self.columns // 2
         cell = xp.astype(xp.where(inside, cell, 0.0), xp.int64)
         weights = [xp.where(inside, 1.0, 0.0), *(xp.where(inside, xp.round(m * UNIT), 0.0) for m in moments)]
@@ -76,13 +84,12 @@ class Cells:
         """Means, variances and counts of Gaussians that stand for the cells."""
         index = np.flatnonzero(sums[0])
         count = sums[0, index].astype(np.float64)
-        first, second, third = (sums[1:, index] / UNIT) / count
+        moments = (sums[1:, index] / UNIT) / count
         unit = np.exp((index // self.columns + self.first + 0.5) * self.height)
-        if not self.centred:
-            std = np.sqrt(unit) / STEPS
-            mean = (index % self.columns - self.columns // 2 + 0.5 + first) * std
-            return mean, unit * (1.0 + self.height * third) + std**2 * np.maximum(second - first**2, 0.0), count
+        if not self.one_mean:
+            return self._pairs(index, count, moments, unit)
         # the two-point rule with the cell's mean, variance and third moment
+        first, second, third = moments
         spread = np.maximum(second - first**2, 0.0)
         skew = third - 3 * first * second + 2 * first**3
         lean = np.divide(skew, 2 * spread, out=np.zeros_like(skew), where=spread > 1e-9)
@@ -90,7 +97,21 @@ class Cells:
         share = np.divide(reach - lean, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0)
         var = [unit * (1 + self.height * (first + lean + sign * reach)) for sign in (1, -1)]
         weight = np.concatenate([count * share, count * (1 - share)])
-        return np.zeros(2 * len(index)), np.concatenate(var), weight
+        return np.full(2 * len(index), self.centre), np.concatenate(var), weight
+
+    def _pairs(self, index: Array, count: Doubles, moments: Doubles, unit: Doubles) -> tuple[Doubles, Doubles, Doubles]:
+        """Two Gaussians a cell: its variances up and down by their deviation, what its means do beside that in both."""
+        across, across2, up, up2, both = moments
+        std = np.sqrt(unit) / STEPS
+        step = np.sqrt(np.maximum(up2 - up**2, 0.0))
+        slope = np.divide(both - across * up, step, out=np.zeros_like(step), where=step > 1e-7)
+        rest = std**2 * np.maximum(across2 - across**2 - slope**2, 0.0)
+        mean = self.centre + (index % self.columns - self.columns // 2 + 0.5 + across) * std
+        sides = [
+            (mean + sign * slope * std, unit * (1.0 + self.height * (up + sign * step)) + rest) for sign in (1, -1)
+        ]
+        means, variances = (np.concatenate(both) for both in zip(*sides, strict=True))
+        return means, variances, np.concatenate([count / 2, count / 2])
 
 
 def cells_for(mean: Doubles, var: Doubles, what: str) -> Cells:
@@ -98,16 +119,17 @@ def cells_for(mean: Doubles, var: Doubles, what: str) -> Cells:
     alive = var > 0
     if not alive.any():
         raise ValueError(f"{what}: this law is known by its draws alone, which are kept one by one; take fewer")
-    x = np.log(var[alive])
-    centred = not mean.any()
-    height = HEIGHT if centred else WIDER
+    x, mean = np.log(var[alive]), mean[alive]
+    one_mean = np.ptp(mean) == 0
+    centre = float(mean[0] if one_mean else mean.min() + np.ptp(mean) / 2)
+    height = HEIGHT if one_mean else WIDER
     while np.ptp(x) > ROWS * height:
         height *= 2
     columns = 1
     rows = int(np.ptp(x) / height) + 1
-    rows = max(WINDOW * rows, WINDOW * ROWS if centred else 64)
-    if not centred:
-        reach = float(np.max(np.abs(mean[alive]) / np.sqrt(var[alive])))
+    rows = max(WINDOW * rows, WINDOW * ROWS if one_mean else 64)
+    if not one_mean:
+        reach = float(np.max(np.abs(mean - centre) / np.sqrt(var[alive])))
         columns = 2 * int(4 * STEPS * max(reach, 2.0))
         rows = min(rows, max(MOST // columns, 1))
         if 1.5 * np.ptp(x) / height + 4 > rows:
@@ -116,11 +138,11 @@ def cells_for(mean: Doubles, var: Doubles, what: str) -> Cells:
                 "too far for cells; take fewer draws"
             )
     middle = math.floor((x.min() + x.max()) / 2 / height)
-    return Cells(height, middle - rows // 2, rows, columns)
+    return Cells(height, middle - rows // 2, rows, columns, centre)
 
 
 class Sums(NamedTuple):
-    """What is kept of a block of replicas: sums (4, k) of some cells, and the replicas outside of all cells."""
+    """What is kept of a block of replicas: sums (·, k) of some cells, and the replicas outside of all cells."""
 
     cells: Array
     sums: Array
@@ -145,7 +167,7 @@ class Tally:
     stray: dict[tuple[float, float], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.total = np.zeros((4, self.cells.size), dtype=np.int64)
+        self.total = np.zeros((self.cells.sums, self.cells.size), dtype=np.int64)
 
     def add(self, found: Sums) -> None:
         """The sums of one block."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..activations import Function
-from . import _expectation, _instructions
+from . import _expectation, _instructions, _orthogonal
 
 Array = Any
 Shape = tuple[int, ...]
@@ -75,6 +75,8 @@ RULES: dict[str, Callable[..., Array]] = {
         for name, rule in vars(_instructions).items()
         if getattr(rule, "__module__", "") == _instructions.__name__ and not name.startswith("_")
     },
+    "span": _orthogonal.span,
+    "along": _orthogonal.along,
     "kernel": _expectation.kernel,
     "moments": _expectation.moments,
 }
@@ -136,9 +138,11 @@ class Builder:
                 empty = [arg.value if arg.value is not None else np.empty((0, *arg.shape)) for arg in args]
                 made = rule(np, *empty, **params).shape[1:]
             out = self.room(made, words)
-            inner = args[0].shape[-1] if kind in ("product", "gram", "factor", "residual", "solve") else 1
+            inner = args[0].shape[-1] if kind in ("product", "gram", "along", "factor", "residual", "solve") else 1
             if kind == "basis":
                 inner = 2 * args[0].shape[-2]
+            if kind == "span":
+                inner = 4 * sum(arg.shape[-2] for arg in args)
             self.steps.append(Step(kind, out, args, params, words, out.size * inner))
         if key is not None:
             self.known[key] = out

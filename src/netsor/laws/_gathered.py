@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..language._given import numbers
+from ..language._where import TraceError
 from ._estimate import Array, Estimate, combined, student
 from ._gaussians import Gaussians
+from ._given import checked_origin
 from ._law import Law, normal_moment
 from ._mixture import gaussian_like
 from ._origin import Origin
@@ -34,10 +37,17 @@ class Gathered(Law):
     def __init__(
         self, mean: npt.ArrayLike, var: npt.ArrayLike, count: npt.ArrayLike, origin: Origin, binning: float = 0.0
     ) -> None:
-        self.component_mean, self.component_var, self.count = (
-            np.asarray(a, dtype=np.float64) for a in (mean, var, count)
-        )
-        self.origin, self.binning = origin, float(binning)
+        given = {"mean": mean, "var": var, "count": count}
+        self.component_mean, self.component_var, self.count = (numbers(a, "Gathered", k) for k, a in given.items())
+        shapes = {a.shape for a in (self.component_mean, self.component_var, self.count)}
+        if len(shapes) > 1 or self.count.ndim != 1:
+            raise TraceError("Gathered", f"mean, var and count must be (components,), got {sorted(shapes)}")
+        for name, array in (("var", self.component_var), ("count", self.count)):
+            if (array < 0).any():
+                raise TraceError("Gathered", f"{name} has {array.min():g}; it must be 0 or more")
+        if not (self.count @ self.component_var > 0):
+            raise TraceError("Gathered", "no component has a variance and a count above 0; Mixture takes points alone")
+        self.origin, self.binning = checked_origin(origin, "Gathered"), float(binning)
         self.replicas = round(float(self.count.sum()))
         self.component_weight = self.count / self.count.sum()
         smooth = self.component_var > 0
@@ -51,18 +61,19 @@ class Gathered(Law):
         many = f"{self.replicas:,} replicas gathered in {len(self.count):,} Gaussians"
         return (*super().notes, f"{many}, which moves the density by {self.binning:.0e} of its largest value")
 
-    def _spread(self, square: Array, value: Array) -> Array:
-        """The standard error of an average over replicas, from the average of its square."""
+    def _spread(self, square: Array, value: Any = 0.0) -> Array:
+        """The standard error of an average over replicas, from the average of its square, about 0 or the value."""
         variance = np.maximum(square - value**2, 0.0)
         return np.asarray(student(max(2, self.replicas)) * np.sqrt(variance / max(self.replicas - 1, 1)))
 
     def _average(self, each: Array) -> Estimate:
         value = float(self.component_weight @ each)
-        off = (each - value) / max(float(np.abs(each - value).max()), 1e-300)
+        unit = max(float(np.abs(each - value).max()), 1e-300)
+        off = (each - value) / unit
         square, fourth = self.count @ off**2, self.count @ off**4
         if fourth > 0 and square**2 / fourth < min(FEW, self.replicas / 8):
             return Estimate(value, math.inf)
-        return Estimate(value, float(self._spread(self.component_weight @ each**2, np.asarray(value))))
+        return Estimate(value, float(unit * self._spread(self.component_weight @ off**2)))
 
     def _steps(self, y: Array, side: Any = "right") -> Array:
         at, mass = self._points
@@ -86,9 +97,8 @@ class Gathered(Law):
 
     @cached_property
     def _largest(self) -> float:
-        """Of the density."""
-        at = self._smooth.weight @ self._smooth.mean
-        return float(self._smooth.pdf(np.array([at / max(self._smooth.weight.sum(), 1e-300)]))[0])
+        """Of the density: as far as it is known at the components that a grid is made for."""
+        return float(self._smooth.pdf(self._pieces()[0]).max())
 
     def _logpdf(self, y: Array) -> Array:
         return self._smooth.logpdf(y)
@@ -96,8 +106,16 @@ class Gathered(Law):
     def _cdf(self, y: Array) -> Estimate:
         steps = self._steps(y)
         value = np.minimum(self._smooth.cdf(y) + steps, 1.0)
-        square = Gaussians(self._smooth.mean, self._smooth.var, np.sqrt(self._smooth.weight)).squares(y, "cdf")[:, 0]
-        return Estimate(value, self._spread(square + steps, value))
+        # of the smaller one of the two tails: the other's square is 1, but for what is asked for
+        upper = value > 0.5
+        side, tail = np.where(upper, -1.0, 1.0), np.where(upper, self._sf(y), value)
+        points = np.where(upper, self._points[1].sum() - steps, steps)
+        square = np.empty_like(value)
+        for sign in (1.0, -1.0):
+            here = side == sign
+            one = Gaussians(sign * self._smooth.mean, self._smooth.var, np.sqrt(self._smooth.weight))
+            square[here] = one.squares(sign * y[here], "cdf")[:, 0]
+        return Estimate(value, combined(self._spread(square + points, tail), self.binning))
 
     def _sf(self, y: Array) -> Array:
         return np.asarray(self._smooth.sf(y) + self._points[1].sum() - self._steps(y))
@@ -191,11 +209,6 @@ class Gathered(Law):
 
     # Others
 
-    def cf(self, t: npt.ArrayLike) -> Any:
-        """The characteristic function."""
-        points = np.asarray(t, dtype=np.float64)
-        return self._cf(points.reshape(-1)).reshape(points.shape)[()]
-
     def _cf(self, t: Array) -> Any:
         step = max(1, 2**20 // len(self.count))
         made = [
@@ -204,10 +217,6 @@ class Gathered(Law):
             for p in (t[k : k + step] for k in range(0, len(t), step))
         ]
         return np.concatenate(made) if made else t * 1j
-
-    def rvs(self, size: int = 1, seed: int | None = None) -> Array:
-        """Independent draws, from components chosen at random."""
-        return self._rvs(size, np.random.default_rng(seed))
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         chosen = rng.choice(len(self.count), size=size, p=self.component_weight)

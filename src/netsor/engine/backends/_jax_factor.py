@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .. import _instructions
+from .. import _instructions, _orthogonal
 
 Array = Any
 
@@ -104,4 +104,12 @@ def _basis(rows: Array) -> Array:
     return jnp.where(jnp.diagonal(rest, axis1=-2, axis2=-1)[..., None] < 0, -q, q)
 
 
-OWN: dict[str, Callable[..., Array]] = {"factor": _factor, "residual": _factor, "solve": _solve, "basis": _basis}
+def _span(rows: Array, *known: Array) -> Array:
+    import jax.numpy as jnp
+
+    return _orthogonal.span(jnp, rows, *known, factored=_factored, solved=_solve)
+
+
+OWN: dict[str, Callable[..., Array]] = {
+    "factor": _factor, "residual": _factor, "solve": _solve, "basis": _basis, "span": _span
+}  # fmt: skip

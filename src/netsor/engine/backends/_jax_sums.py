@@ -13,7 +13,7 @@ Array = Any
 
 @lru_cache(maxsize=8)
 def summed(cells: Cells) -> Any:
-    """Sums over the cells (4, cells), and who is outside of them, as a function of means and covariances."""
+    """Sums over the cells (sums, cells), and who is outside of them, as a function of means and covariances."""
     import jax
     import jax.numpy as jnp
 

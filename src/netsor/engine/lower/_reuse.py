@@ -1,8 +1,9 @@
 """A matrix that acts more than once, perhaps on vectors that depend on what it made before (a recurrent net).
 
-The inputs of all its uses, in order, have a Gram matrix with triangular factor C, and W x_i = Σ_j C_ij E_j: so a later
-use has coefficients of the sources of earlier ones, and of fresh sources for what of its inputs is orthogonal to all
-earlier inputs.
+Along orthonormal directions of the inputs of all its uses, in order, it makes sources: W x_i = Σ_j C_ij E_j with
+C_ij = ⟨x_i, direction j⟩. So a later use has coefficients of the sources of earlier ones, and of fresh sources for what
+of its inputs is orthogonal to all earlier inputs. The directions are found from the inputs themselves, not from their
+products (see `_orthogonal`): an input that earlier ones span gets nothing fresh, however they lean on each other.
 """
 
 from __future__ import annotations
@@ -19,33 +20,29 @@ class Matrix:
 
     def __init__(self, build: Builder, members: int) -> None:
         self.build, self.members = build, members
-        self.factor: Register | None = None  # (members, K, K)
+        self.spanned: Register | None = None  # (members, K, blocks, directions): of the inputs so far
         self.leads: list[Register] = []  # of each use: its sources (members, blocks, k, ·)
         self.samples: list[Register] = []
         self.sampled = False
 
-    def coefficients(self, uses: Sequence[tuple[Register, Sequence[int]]], words: str) -> Register:
-        """C for the newest use, (members present, k, K + k), from the inputs of all uses and the members in each.
+    @property
+    def directions(self) -> int:
+        """How many directions a block of the inputs has had so far."""
+        return 0 if self.spanned is None else self.spanned.shape[-1]
 
-        Inputs are (members present or 1, k, ·).
-        """
-        build, present = self.build, uses[-1][1]
-        *earlier, rows = (self._all_members(r, p) for r, p in uses)
-        width = max(r.shape[-1] for r in (*earlier, rows))
-        new = build.fitted(rows, width)
-        block = build.step("gram", new, new, words=f"⟨x, x'⟩ for {words}")
-        if self.factor is None:
-            made = build.step("factor", block, words=f"K = C C^T for {words}")
-            self.factor = made
-        else:
-            crosses = [build.step("gram", new, build.fitted(old, width)) for old in earlier]
-            cross = build.step("join", *crosses, axis=2) if len(crosses) > 1 else crosses[0]
-            below = build.step("solve", self.factor, cross, words="what the matrix did before")
-            rest = build.step("add", block, build.step("scale", build.step("gram", below, below), by=-1.0))
-            fresh = build.step("residual", rest, block, words=f"what is new for {words}")
-            made = build.step("join", below, fresh, axis=2)
-            above = build.step("pad", self.factor, before=0, after=fresh.shape[-1])
-            self.factor = build.step("join", above, made, axis=1)
+    def coefficients(self, rows: Register, present: Sequence[int], blocks: int, words: str) -> Register:
+        """C for the newest use, (members present, k, K + k), from its inputs (members present or 1, k, ·)."""
+        build = self.build
+        new = self._all_members(rows, present)
+        directions = rows.shape[-1] // blocks
+        known = []
+        if self.spanned is not None:
+            wide = build.fitted(self.spanned, directions)
+            known = [build.reshape(wide, self.members, wide.shape[1], blocks * directions)]
+        fresh = build.step("span", new, *known, words=f"what is new for {words}")
+        every = build.step("join", *known, fresh, axis=1) if known else fresh
+        self.spanned = build.reshape(every, self.members, every.shape[1], blocks, directions)
+        made = build.step("along", new, every, words=f"⟨x, direction⟩ for {words}")
         return build.taken(made, np.array(present), axis=0)
 
     def remember(self, lead: Register, sample: Register | None, present: Sequence[int], blocks: int) -> None:

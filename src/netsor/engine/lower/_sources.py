@@ -159,16 +159,11 @@ def _again(s: State, value: Vector, op: MatMul) -> Lowered:
     source, every = op.weight.source, s.members[op.weight.source]
     matrix = s.matrices.setdefault(source, Matrix(build, len(every)))
     s.uses[source].append(value)
-    uses = []
-    directions = max(s.vectors[use.op.inputs[0]].lead.shape[-1] for use in s.uses[source])
-    for use in s.uses[source]:
-        assert isinstance(use.op, MatMul)
-        weight, x = use.op.weight, use.op.x
-        rows = _rows(s, x, weight.members.size if use.op.each else 1, directions=directions)
-        present = [every.index(int(m)) for m in weight.members.ravel()]
-        uses.append((build.step("scale", rows, by=weight.std / s.norm(x)), present))
-    c = matrix.coefficients(uses, s.words(value))
-    rows, present = uses[-1]
+    weight, x = op.weight, op.x
+    rows = _rows(s, x, weight.members.size if op.each else 1, directions=matrix.directions)
+    rows = build.step("scale", rows, by=weight.std / s.norm(x))
+    present = [every.index(int(m)) for m in weight.members.ravel()]
+    c = matrix.coefficients(rows, present, s.blocks[x], s.words(value))
     lead, sample = _sources(s, value, len(present) * blocks, rows.shape[1])
     matrix.remember(lead, sample, present, blocks)
     return _combined(s, value, c, *matrix.sources(present), len(present))

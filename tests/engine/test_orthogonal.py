@@ -1,0 +1,55 @@
+"""Orthonormal directions from the vectors themselves: what earlier vectors span has nothing new, however they lean."""
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.engine import _orthogonal, conditional
+
+
+def leaning(rng, count, directions, lean, scale=1.0):
+    """Rows that differ from one vector by a share `lean` of it: far more than √tolerance, below which they are one."""
+    rows = rng.standard_normal((50, 1, 1, directions)) + lean * rng.standard_normal((50, 1, count, directions))
+    return scale * rows
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+@pytest.mark.parametrize("lean", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("directions", [3, 9])
+def test_what_is_spanned_has_nothing_new(directions, lean, scale):
+    rng = np.random.default_rng(1)
+    first = leaning(rng, 3, directions, lean, scale)
+    known = _orthogonal.span(np, first)
+    later = rng.standard_normal((50, 1, 4, 3)) @ first  # combinations of them
+    assert not _orthogonal.span(np, later, known).any()
+    c = _orthogonal.along(np, later, known)
+    size = np.linalg.norm(later, axis=-1, keepdims=True)
+    np.testing.assert_allclose(c @ known / size, later / size, atol=1e-9)  # 1e-16 of the first, which lean
+
+
+@pytest.mark.parametrize("lean", [1.0, 1e-2, 1e-4])
+def test_directions_are_orthonormal_and_the_products_kept(lean):
+    rng = np.random.default_rng(2)
+    first, second = leaning(rng, 3, 8, lean), leaning(rng, 4, 8, lean)
+    second[:, :, 2] = 0.0
+    known = _orthogonal.span(np, first)
+    every = np.concatenate([known, _orthogonal.span(np, second, known)], axis=-2)
+    products = every @ np.swapaxes(every, -1, -2)
+    np.testing.assert_allclose(products, np.broadcast_to(np.diag([1, 1, 1, 1, 1, 0, 1]), products.shape), atol=1e-14)
+    rows = np.concatenate([first, second], axis=-2)
+    c = _orthogonal.along(np, rows, every)
+    np.testing.assert_allclose(c @ np.swapaxes(c, -1, -2), rows @ np.swapaxes(rows, -1, -2), atol=1e-13)
+    assert not np.triu(c, 1).any()  # exactly
+
+
+def test_a_matrix_that_knows_its_whole_space_draws_nothing_new():
+    """Three vectors of R^3 span it: what the matrix makes of others is known, and the output is a point exactly.
+
+    By products of the vectors, parts of 1e-4 of their lengths seemed new.
+    """
+    w, v = ns.weight(3, 3), ns.weight(3, 3)
+    x = ns.tanh(v @ ns.tanh(v @ ns.gaussian(3, 3, cov=np.ones((3, 3)) + 1e-3 * np.eye(3))))
+    y = w @ x
+    net = ns.Program((y, w @ ns.tanh(y), w @ ns.tanh(w @ ns.tanh(y))))
+    law = conditional(net.outputs, {}, 500, progress=False)
+    assert not law.cov[:, 3:, 3:].any()
