@@ -45,6 +45,15 @@ def fails():
         return x
     return ns.weight(n, n) @ ns.nonlin(f, ns.gaussian(n))
 
+@ns.program
+def shifted():
+    return ns.data([1.0, 5.0, 9.0]) + ns.weight(3, n) @ ns.relu(ns.gaussian(n))
+
+@ns.program
+def score():
+    x = ns.gaussian(n)
+    return ns.dot(ns.weight(n, n) @ x, ns.weight(n, n) @ x)
+
 built = good()
 constant = ns.Program(ns.ones(n))
 number = 3
@@ -126,6 +135,26 @@ def test_law_of_ones_own_program(folder):
     assert found["status"] == "conjectured"
 
 
+def test_a_coordinate_may_be_chosen(folder):
+    """Of one's own program, whose coordinates differ, and of the layer, whose do not."""
+    words = "law", "mine.py:shifted", "--bind", "n=8", "--draws", "100", "--at", "9"
+    first, third = (
+        json.loads(netsor(*words, *more, "--json", cwd=folder).stdout) for more in ((), ("--coordinate", "2"))
+    )
+    assert first["cdf"][0]["value"] > 0.999 > 0.6 > third["cdf"][0]["value"] > 0.4
+    assert "--coordinate, picks others" in first["notes"][0]
+    assert third["notes"] == []
+    words = "law", "--width", "16", "--draws", "100", "--json"
+    assert netsor(*words).stdout == netsor(*words, "--coordinate", "15").stdout
+    found = netsor("plan", "mine.py:shifted", "--bind", "n=8", "--coordinate", "-1", cwd=folder).stdout
+    assert found.startswith("plan of shifted() at n = 8, coordinate -1\n")
+    found = netsor("compare", "mine.py:shifted", "--bind", "n=8", "--draws", "100", cwd=folder).stdout
+    assert "note: coordinates of the output differ" in found
+    found = netsor("compare", "mine.py:shifted", "--bind", "n=8", "--draws", "100", "--coordinate", "1", cwd=folder)
+    assert "note" not in found.stdout
+    assert found.returncode == 0
+
+
 def mine_law():
     n, d = ns.Width("n"), ns.Width("d")
     net = ns.Program(ns.nn.attention(ns.tanh(ns.gaussian(n, 2)), 3, head_dim=d))
@@ -150,6 +179,9 @@ OWN = {
     ("mine.py:own[0]", "--arg", "head=3"): "PROGRAM 'mine.py:own[0]' cannot be built: got an unexpected keyword",
     ("mine.py:built", "--arg", "heads=3"): "--arg heads is given, but PROGRAM 'mine.py:built' is no function",
     ("mine.py:own[0]", "--heads", "3"): "--heads is of the built-in layer; FILE:PROGRAM takes --bind and --arg",
+    ("mine.py:shifted", "--bind", "n=9", "--coordinate", "3"): "--coordinate 3: 3 must be from -3 to 2",
+    ("mine.py:score", "--bind", "n=9", "--coordinate", "0"): "--coordinate 0: a scalar has no coordinates",
+    ("mine.py:own[0]", "--coordinate", "x"): "Invalid value for '--coordinate': 'x' must be an integer",
     ("mine.py:fails", "--bind", "n=99"): "FILE:PROGRAM failed: KeyError: 'theirs'",
     ("mine.py:own[0]", "--bind", "n=1000000000000", "--bind", "d=4"): "a nonlinearity at width 1000000000000 needs",
     ("mine.py:own[0]", "--bind", "n=10000000", "--bind", "d=4", "--draws", "10000000"): (
@@ -198,7 +230,7 @@ class Plan:
 
 
 def test_plan(folder, monkeypatch):
-    monkeypatch.setattr(ns.Program, "plan", lambda net, **widths: Plan(net, widths), raising=False)
+    monkeypatch.setattr(ns.Program, "plan", lambda net, coordinates=None, **widths: Plan(net, widths), raising=False)
     result = netsor("plan", "mine.py:own", "--bind", "n=16", "--bind", "d=inf", cwd=folder)
     assert (result.returncode, result.stdout) == (0, "a plan of own(heads=2) at {'n': 16, 'd': inf}\n")
     found = json.loads(netsor("plan", "--width", "64", "--json").stdout)

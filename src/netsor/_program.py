@@ -136,16 +136,20 @@ class Program:
         )
         return tuple(drawn) if isinstance(self.output, tuple) else drawn[0]
 
-    def plan(self, **widths: float) -> Plan:
+    def plan(self, *, coordinates: int | list[int] | None = None, **widths: float) -> Plan:
         """What `law` would draw and compute at these widths, step by step, and what it costs: `print(net.plan(n=256))`.
 
         It has `random_numbers`, `bytes` and `operations` a replica, and `seconds(draws)`. Nothing is drawn. A program
-        that cannot be done is refused here already, with the reason.
+        that cannot be done is refused here already, with the reason. `coordinates` are those of `law`.
         """
         bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
         self._status(bound)
+        places = picked(coordinates, self.outputs, bound)
         at = ", ".join(f"{name} = {_width_text(width)}" for name, width in bound.items())
-        return make_plan(self.outputs, bound, f"plan of {self.name}" + (f" at {at}" if at else ""))
+        title = f"plan of {self.name}" + (f" at {at}" if at else "")
+        if places is not None:
+            title += f", coordinate{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
+        return make_plan(self.outputs, bound, title, picked=places)
 
     def law(
         self,

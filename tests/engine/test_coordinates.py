@@ -184,5 +184,19 @@ def test_bad_coordinates():
     ):
         with pytest.raises(ValueError, match=problem):
             net.law(n=4, coordinates=bad)
-    with pytest.raises(ValueError, match="-1 must be from 0 to inf"):
+        with pytest.raises(ValueError, match=problem):
+            net.plan(n=4, coordinates=bad)
+    with pytest.raises(ValueError, match="-1 must be 0 or more at infinite width"):
         net.law(n=ns.inf, coordinates=-1)
+    with pytest.raises(ValueError, match="a scalar has no coordinates; leave them out"):
+        ns.Program(ns.mean_dot(ns.gaussian(n), ns.gaussian(n))).law(n=4, coordinates=0)
+
+
+@pytest.mark.parametrize("make", [residual, scaled, with_means, turned, rotated])
+@pytest.mark.parametrize("places", [None, 2, [3, 0]])
+def test_a_plan_counts_what_the_law_of_these_coordinates_draws(make, places):
+    net = ns.Program(make())
+    plan, law = net.plan(n=4, coordinates=places), net.law(n=4, coordinates=places, draws=4)
+    assert plan.random_numbers == law.random_numbers
+    assert plan.mean.shape == (law.dim,)
+    assert ("coordinate" in plan.title) == (places is not None)

@@ -48,6 +48,7 @@ def compare_command(
             limit.infinite_heads() if infinite_heads else limit.law(draws, seed, **where),
         )
         found = distances(*laws)
+        notes = list(dict.fromkeys(note for law in laws for note in law.notes))
         for name, distance in found.items():
             finite(name.replace("_", " "), distance.value)
         if plot:
@@ -55,8 +56,10 @@ def compare_command(
             draw(plot, dict(zip(names, laws, strict=True)))
     if as_json:
         rows = {name: {"value": e.value, "error": error_of(e.error)} for name, e in found.items()}
-        echo_json({**rows, "method": [law.method for law in laws], "status": laws[1].status})
+        echo_json({**rows, "method": [law.method for law in laws], "status": laws[1].status, "notes": notes})
         return
     click.echo(f"{laws[0].method} against {laws[1].method} ({laws[1].status})")
+    for note in notes:
+        click.echo(f"note: {note}")
     for name, estimate in found.items():
         click.echo(f"{name.replace('_', ' '):16} {estimate}")

@@ -54,6 +54,7 @@ def law_command(
                 "method": law.method,
                 "status": law.status,
                 "random_numbers": law.random_numbers,
+                "notes": list(law.notes),
             }
         )
         return

@@ -23,7 +23,7 @@ def plan_command(as_json: bool, **options: Any) -> None:
         raise click.UsageError("--infinite-heads is a formula, and has no plan")
     with apart(as_json):
         asked = subject(options)
-        plan = asked.net.plan(**asked.widths)
+        plan = asked.plan()
         text = str(plan)
     if as_json:
         costs = {name: int(getattr(plan, name)) for name in ("bytes", "operations", "random_numbers")}

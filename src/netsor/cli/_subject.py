@@ -12,10 +12,12 @@ import click
 from click.core import ParameterSource
 
 from .. import Program
+from ..engine import Plan
+from ..engine._coordinates import picked
 from ..laws import HeadSum, Law
 from ..studies.paper import ACTIVATIONS, layer
 from ._cost import Cost, afford, layer_cost, plan_cost
-from ._numbers import ABOVE, DRAWS, POSITIVE, SEED, SIGMA, WIDTH
+from ._numbers import ABOVE, DRAWS, PLACE, POSITIVE, SEED, SIGMA, WIDTH
 from ._target import bound, load
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -30,6 +32,7 @@ def subject_options(width: str) -> Callable[[Command], Command]:
         click.argument("program", metavar="[FILE:PROGRAM]", required=False),
         click.option("--bind", "binds", multiple=True, metavar="NAME=N|inf", help="A width of FILE:PROGRAM."),
         click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function."),
+        click.option("--coordinate", type=PLACE, help="A coordinate of the output, where they differ.  [default: 0]"),
         click.option("--width", type=WIDTH, default=width, show_default=True, help="Width n, an integer or inf."),
         click.option("--heads", type=POSITIVE, default=2, show_default=True, help="Attention heads, H."),
         click.option("--tokens", type=POSITIVE, default=4, show_default=True, help="Tokens, s."),
@@ -88,12 +91,19 @@ def _all(options: list[Callable[[Any], Any]]) -> Callable[[Command], Command]:
 
 @dataclass(frozen=True)
 class Subject:
-    """A program and its widths."""
+    """A program, its widths, and the coordinate of its output, if one was chosen."""
 
     net: Program
     widths: dict[str, float]
     built_in: bool
+    coordinate: int | None = None
     seconds: float = 0.0  # that it will take, where that is known
+
+    def __post_init__(self) -> None:
+        try:
+            picked(self.coordinate, self.net.outputs, self.widths)
+        except ValueError as error:
+            raise click.UsageError(f"--coordinate {str(error).removeprefix('coordinates=')}") from None
 
     @property
     def label(self) -> str:
@@ -107,10 +117,16 @@ class Subject:
 
     def law(self, draws: int, seed: int, **where: Any) -> Law:
         """The law of its one output."""
-        law = self.net.law(draws=draws, seed=seed, **where, **self.widths)  # type: ignore[arg-type]
+        where |= {"draws": draws, "seed": seed, "coordinates": self.coordinate}
+        law = self.net.law(**where, **self.widths)  # type: ignore[arg-type]
         if not isinstance(law, Law):
             raise click.UsageError(f"{self.net.name} has several outputs: ask for one of them, FILE:PROGRAM[0]")
         return law
+
+    def plan(self) -> Plan:
+        """What would be drawn and computed for it."""
+        widths: dict[str, Any] = self.widths
+        return self.net.plan(coordinates=self.coordinate, **widths)
 
     def infinite_heads(self) -> Law:
         """The law of infinitely many heads."""
@@ -127,7 +143,9 @@ def subject(options: dict[str, Any], draws: int = 0, both: bool = False) -> Subj
         for option, values in (("--bind", binds), ("--arg", arguments)):
             if values:
                 raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
-        return _built_in(draws, both, **{name: options[name] for name in LAYER if name != "infinite_heads"})
+        return _built_in(
+            draws, both, options["coordinate"], **{name: options[name] for name in LAYER if name != "infinite_heads"}
+        )
     context = click.get_current_context()
     for name in LAYER:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -135,16 +153,15 @@ def subject(options: dict[str, Any], draws: int = 0, both: bool = False) -> Subj
             raise click.UsageError(f"{option} is of the built-in layer; FILE:PROGRAM takes --bind and --arg")
     warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
     net = load(target, arguments)
-    asked = Subject(net, bound(net, binds), built_in=False)
+    asked = Subject(net, bound(net, binds), built_in=False, coordinate=options["coordinate"])
     if not draws:
         return asked
 
     def cost(draws: int, bind: str) -> Cost:
         most = math.inf if bind == given else 64  # to see if it is the widths that are too large
         sides = [asked.widths, asked.limit().widths][: 1 + both]
-        return plan_cost(
-            [net.plan(**{k: v if v == math.inf else min(v, most) for k, v in w.items()}) for w in sides], draws
-        )
+        narrow: list[dict[str, Any]] = [{k: v if v == math.inf else min(v, most) for k, v in w.items()} for w in sides]
+        return plan_cost([net.plan(**widths) for widths in narrow], draws)
 
     given = " --bind ".join(f"{k}={v}" for k, v in asked.widths.items())
     seconds = afford(cost, {"draws": draws, "bind": given}, {"bind": "", "draws": 2})
@@ -152,7 +169,14 @@ def subject(options: dict[str, Any], draws: int = 0, both: bool = False) -> Subj
 
 
 def _built_in(
-    draws: int, both: bool, width: float, head_dim: float | None, token: int, mask: str | None, **model: Any
+    draws: int,
+    both: bool,
+    coordinate: int | None,
+    width: float,
+    head_dim: float | None,
+    token: int,
+    mask: str | None,
+    **model: Any,
 ) -> Subject:
     if head_dim is not None and head_dim > width:
         raise click.UsageError(f"--head-dim {head_dim} must be at most --width {width}")
@@ -164,4 +188,4 @@ def _built_in(
     seconds = afford(layer_cost, size, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})
     net = layer(**model, token=token - 1, mask=mask, low_rank=head_dim is not None)
     widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
-    return Subject(net, widths, True, seconds)
+    return Subject(net, widths, True, coordinate, seconds)

@@ -23,11 +23,15 @@ def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) 
     found = [place for place in places if place is not None]
     if not found or len(found) < len(places):
         raise ValueError(f"coordinates={shown(argument)} must be an integer or a list of integers")
-    for width in {value.width.bind(bound) for value in outputs if isinstance(value, Vector)}:
+    widths = {value.width.bind(bound) for value in outputs if isinstance(value, Vector)}
+    if not widths:
+        raise ValueError(f"coordinates={shown(argument)}: a scalar has no coordinates; leave them out")
+    for width in widths:
         low = 0 if math.isinf(width) else -int(width)  # there is no last one of infinitely many
         outside = [place for place in found if not low <= place < width]
         if outside:
-            raise ValueError(f"coordinates={shown(argument)}: {shown(outside[0])} must be from {low} to {width - 1}")
+            allowed = "0 or more at infinite width" if math.isinf(width) else f"from {low} to {width - 1}"
+            raise ValueError(f"coordinates={shown(argument)}: {shown(outside[0])} must be {allowed}")
         if len({place if math.isinf(width) else place % int(width) for place in found}) < len(found):
             raise ValueError(f"coordinates={shown(argument)} names a coordinate twice")
     return found

@@ -56,7 +56,7 @@ class Layer:
         if self.head_dim is not None and self.head_dim > self.width:
             raise ValueError(f"head dimension {text(self.head_dim)} must be at most the width {text(self.width)}")
         net = paper.layer(**self.arguments)
-        plan = net.plan(**self.widths)
+        plan = net.plan(**self.widths)  # type: ignore[arg-type]
         draws, note = afford([plan], self.draws)
         limit = _limit(tuple(self.arguments.items()), draws)
         many = limit.infinite_heads() if isinstance(limit, HeadSum) else limit.gaussian()

@@ -109,12 +109,12 @@ class Own:
         """The law at these widths, its limit if it has one, and the Gaussian beside it."""
         net, key = self._part(self.target.build(self.arguments))
         end = dict.fromkeys(self.widths, inf)
-        plan = net.plan(**self.widths)
+        plan = net.plan(**self.widths)  # type: ignore[arg-type]
         notes: list[str] = []
         plans, limit = [plan], None
         if self.widths and dict(self.widths) != end:
             try:
-                plans.append(net.plan(**end))
+                plans.append(net.plan(**end))  # type: ignore[arg-type]
             except (NoLimitError, ExactError) as error:
                 notes.append(f"no limit to compare with: {error}")
         draws, note = afford(plans, self.draws)

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from ..language._given import numbers
 from ..language._where import TraceError
 from ._estimate import Array, student
-from ._gaussians import Gaussians, binned, compress, merged
+from ._gaussians import MANY, Blocks, Gaussians, binned, compress, merged
 from ._given import LARGEST, checked_weights
 from ._replicas import Replicated, block_labels
 
-MANY = 1000  # components, above which fewer take their place
+JUMPS = 2**14  # draws at which a distribution function is seen to jump: of more, so many quantiles
 SINGLES = 10  # points that occur once, from which on they are draws and not atoms
 
 
@@ -112,8 +112,7 @@ class Components:
     @cached_property
     def _fewer(self) -> Gaussians:
         """Fewer components still, as good for distances, where no relative precision in the tails is needed."""
-        few = self._few
-        return merged(few) if len(few.mean) > MANY else few
+        return merged(self._few)
 
     @cached_property
     def _blocked(self) -> tuple[Gaussians, Array]:
@@ -124,19 +123,19 @@ class Components:
         if self.centred and len(k) > MANY:
             nodes, weight = compress(self.component_var[k], each[k], labels[k])
             return _centred(nodes, np.pad(weight, ((0, 0), (0, len(mass) - weight.shape[1])))), mass
-        weight = np.zeros((self.replicas, len(mass)))
-        weight[np.arange(self.replicas), labels] = each
-        found = self._gathered(weight)
-        return (merged(found) if len(found.mean) > MANY else found), mass
+        return self._gathered(each, Blocks(labels, len(mass))), mass
 
-    def _gathered(self, weight: Array) -> Gaussians:
-        """The Gaussian components with these weights, kernels on a lattice."""
+    def _gathered(self, weight: Array, blocks: Blocks | None = None) -> Gaussians:
+        """The Gaussian components with these weights, kernels on a lattice; with blocks, (nodes, blocks) of them."""
         k, some = np.setdiff1d(self._smooth, self._kernels, assume_unique=True), self._kernels
-        rest = Gaussians(self.component_mean[k], self.component_var[k], weight[k])
+        found = Gaussians(self.component_mean[k], self.component_var[k], weight[k])
+        if blocks is not None:
+            found = merged(found, blocks.of(k))
         if not len(some):
-            return rest
-        kernels = binned(self.component_mean[some], float(self.component_var[some[0]]), weight[some])
-        return Gaussians(*(np.concatenate(parts) for parts in zip(kernels, rest, strict=True)))
+            return found
+        own = None if blocks is None else blocks.of(some)
+        kernels = binned(self.component_mean[some], float(self.component_var[some[0]]), weight[some], own)
+        return Gaussians(*(np.concatenate(parts) for parts in zip(kernels, found, strict=True)))
 
     def _steps(self, y: Array, side: Any) -> Replicated:
         """The distribution function of the points alone, by blocks."""
@@ -161,7 +160,12 @@ class Components:
         return student(max(2, int(n))) * np.sqrt(inner * (1 - inner) / n)
 
     def _jumps(self) -> Array:
-        return np.unique(self.component_mean[self.component_var == 0])
+        draws = self._points.draws
+        draws = draws[np.argsort(self.component_mean[draws])]
+        if len(draws) > JUMPS:  # what lies between two of them is at most 1/JUMPS, far below its error
+            level = np.floor(np.cumsum(self.component_weight[draws]) * JUMPS)
+            draws = draws[np.append(np.diff(level, prepend=-1.0)[:-1] > 0, True)]
+        return np.union1d(self._points.atoms, self.component_mean[draws])
 
     def _pieces(self) -> tuple[Array, Array]:
         k = self._smooth

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -99,52 +100,72 @@ class _Pair:
                 if not math.isfinite(law.mean()):
                     raise ValueError(f"wasserstein1: {law!r} has no mean, and so is at no finite distance")
         steps = name in ("wasserstein1", "kolmogorov")  # distribution functions, which draws have without kernels
-        value, error = self._difference(name) if steps else self._dense(name, 1.0)
+        value, error = self._difference(name) if steps else self._with_kernels._smooth(name)
         smoothed = any(law.kernel if steps else law._dense(2.0) is not law for law in (self.p, self.q))
         if np.isfinite(value) and smoothed:
             # kernels: what twice their variance adds, they themselves have added; taken off, and counted as an error
-            bias = float(_Pair(self.p._dense(math.sqrt(2)), self.q._dense(math.sqrt(2)))._plain(name))
-            bias -= float(_Pair(self.p._dense(), self.q._dense())._plain(name))
+            bias = self._with_wider._plain(name) - self._with_kernels._plain(name)
             value, error = value - bias, combined(error, bias)
         return Estimate(value, error)
 
-    def _dense(self, name: str, factor: float) -> Estimate:
-        laws = [law._dense(factor) for law in (self.p, self.q)]
+    @cached_property
+    def _with_kernels(self) -> _Pair:
+        """The laws with kernels in place of draws; itself, if there are none."""
+        laws = [law._dense() for law in (self.p, self.q)]
         same = all(a is b for a, b in zip(laws, (self.p, self.q), strict=True))
-        pair = self if same else _Pair(laws[0], laws[1])
-        return pair._kl() if name == "kl" else pair._difference(name)
+        return self if same else _Pair(laws[0], laws[1])
+
+    @cached_property
+    def _with_wider(self) -> _Pair:
+        """The laws with kernels of twice the variance."""
+        return _Pair(self.p._dense(math.sqrt(2)), self.q._dense(math.sqrt(2)))
 
     def doubts(self, name: str) -> list[float]:
         """What quadrature errors of each law may change."""
         changes = []
+        for pairs in self._perturbed:
+            values = [pair._plain(name) for pair in pairs]
+            changes.append(max(abs(value - values[0]) for value in values[1:]))
+        return changes
+
+    @cached_property
+    def _perturbed(self) -> list[list[_Pair]]:
+        """The laws as they are, and with one of them off by its quadrature error either way."""
+        found = []
         for law, other, first in ((self.p, self.q, True), (self.q, self.p, False)):
             for ends in law._perturbed():
                 pairs = [(changed, other) if first else (other, changed) for changed in (law, *ends)]
-                values = [_Pair(a, b, couple=False)._plain(name) for a, b in pairs]
-                changes.append(max(abs(value - values[0]) for value in values[1:]))
-        return changes
+                found.append([_Pair(a._dense(), b._dense(), couple=False) for a, b in pairs])
+        return found
+
+    def _smooth(self, name: str) -> Estimate:
+        return self._kl() if name == "kl" else self._difference(name)
 
     def _plain(self, name: str) -> float:
-        laws = [law._dense() for law in (self.p, self.q)]
-        pair = _Pair(laws[0], laws[1], couple=False)
-        return (
-            float(pair._kl(errors=False).value) if name == "kl" else float(pair._difference(name, errors=False).value)
-        )
+        """The distance of laws that have their kernels, uncoupled, without its errors."""
+        alone = self if self.coupled is None else _Pair(self.p, self.q, couple=False)
+        if name == "kl":
+            return float(alone._kl(errors=False).value)
+        cells, groups = alone._groups
+        functional: Callable[[Array], float] = getattr(cells, name)
+        return functional(np.sum([group.mean for group in groups], axis=0))
 
     # Distances of D = P − Q
 
-    def _difference(self, name: str, errors: bool = True) -> Estimate:
+    @cached_property
+    def _groups(self) -> tuple[Cells, list[Replicated]]:
+        """A grid, and D on it by independent groups of blocks."""
         y = np.unique(np.concatenate([_nodes(self.p, self.q), self.p._jumps(), self.q._jumps()]))
         cells = Cells(y)
         if self.coupled is not None:
             a, b = (_vector(law, y) for law in self.coupled)
-            groups = [Replicated(a.rows - b.rows, a.weight)]
-        else:
-            a, b = _vector(self.p, y), _vector(self.q, y)
-            groups = [a, Replicated(-b.rows, b.weight)]
+            return cells, [Replicated(a.rows - b.rows, a.weight)]
+        a, b = _vector(self.p, y), _vector(self.q, y)
+        return cells, [a, Replicated(-b.rows, b.weight)]
+
+    def _difference(self, name: str) -> Estimate:
+        cells, groups = self._groups
         functional: Callable[[Array], float] = getattr(cells, name)
-        if not errors:
-            groups = [Replicated(group.mean[None], np.ones(1)) for group in groups]
         return bootstrap(lambda *parts: np.asarray(functional(sum(parts))), groups)
 
     # KL
@@ -157,6 +178,8 @@ class _Pair:
                 return Estimate(math.inf, 0.0)
             value += mass.value * math.log(mass.value / common[at].value) - mass.value
         value += sum(mass.value for mass in common.values())
+        if len(p._pieces()[0]) and not len(q._pieces()[0]):
+            return Estimate(math.inf, 0.0)  # a density, where q has points
         nodes = _nodes(p, q)
         if not len(nodes):
             return Estimate(value, _atoms_error(p, q))

@@ -43,10 +43,19 @@ class Frozen(Law):
 
     def __init__(self, distribution: Any) -> None:
         self.distribution = distribution
-        self.origin = Origin("exact", f"scipy.stats {getattr(distribution, 'dist', distribution)!r}")
+        kind = getattr(distribution, "dist", distribution)
+        self.origin = Origin("exact", f"scipy.stats {getattr(kind, 'name', type(kind).__name__)}")
 
     def _pdf(self, y: Array) -> Estimate:
-        return Estimate(np.asarray(self.distribution.pdf(y), dtype=np.float64), np.zeros(len(y)))
+        try:
+            value = np.asarray(self.distribution.pdf(y), dtype=np.float64)
+        except OverflowError:  # some say so, and some return infinity
+            value = np.full(len(y), np.inf)
+        if not np.isfinite(value).all():
+            raise ValueError(
+                f"{self.method} has an infinite density somewhere; a distance needs a bounded one, or an array of draws"
+            )
+        return Estimate(value, np.zeros(len(y)))
 
     def _cdf(self, y: Array) -> Estimate:
         return Estimate(np.asarray(self.distribution.cdf(y), dtype=np.float64), np.zeros(len(y)))

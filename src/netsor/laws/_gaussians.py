@@ -14,6 +14,7 @@ Array = npt.NDArray[np.float64]
 PIECE = 2**20  # entries of a table (points × components) at a time: what a cache holds, nearly
 CELL = 0.01  # of log v, in compression
 CELLS = 400  # at most
+MANY = 1000  # components, above which fewer take their place
 LATTICE = 16  # steps to a standard deviation, in binning
 ROOT = float(np.sqrt(2 * np.pi))
 
@@ -120,41 +121,59 @@ def compress(
     return nodes, np.concatenate([upper[keep], (each - upper)[keep]])
 
 
-def binned(mean: Array, var: float, weight: Array) -> Gaussians:
+class Blocks(NamedTuple):
+    """Which block each of some components belongs to, and how many blocks there are."""
+
+    labels: npt.NDArray[np.intp]
+    number: int
+
+    def of(self, which: npt.NDArray[np.intp]) -> Blocks:
+        """The same for some of the components."""
+        return Blocks(self.labels[which], self.number)
+
+
+def summed(index: npt.NDArray[np.intp], weight: Array, size: int, blocks: Blocks | None) -> Array:
+    """Weights added up by index, (size,), or (size, blocks)."""
+    if blocks is None:
+        return np.bincount(index, weight, size).astype(np.float64)
+    place = index * blocks.number + blocks.labels
+    return np.bincount(place, weight, size * blocks.number).astype(np.float64).reshape(size, blocks.number)
+
+
+def binned(mean: Array, var: float, weight: Array, blocks: Blocks | None = None) -> Gaussians:
     """Few of many Gaussians of one variance: their means moved to a lattice, shared between its two nearest points.
 
-    `weight` is (n,) or (n, sums). That widens each by a sixth of the lattice's step squared (on average), which is
-    taken off; with 16 steps to a standard deviation what is left is below 1e-5 of the density.
+    That widens each by a sixth of the lattice's step squared (on average), which is taken off; with 16 steps to a
+    standard deviation what is left is below 1e-5 of the density. With blocks, the weights are (nodes, blocks).
     """
     step = float(np.sqrt(var)) / LATTICE
     place = (mean - mean.min()) / step
     left = np.floor(place).astype(np.intp)
-    share = (place - left).reshape(-1, *[1] * (weight.ndim - 1))
+    share = place - left
     at, index = np.unique(np.concatenate([left, left + 1]), return_inverse=True)
-    both = np.concatenate([weight * (1 - share), weight * share])
-    if weight.ndim == 1:
-        total: Array = np.bincount(index, both, len(at)).astype(np.float64)
-    else:
-        total = np.zeros((len(at), weight.shape[1]))
-        np.add.at(total, index, both)
+    twice = None if blocks is None else Blocks(np.tile(blocks.labels, 2), blocks.number)
+    total = summed(index, np.concatenate([weight * (1 - share), weight * share]), len(at), twice)
     return Gaussians(mean.min() + step * at, np.full(len(at), var - step**2 / 6), total)
 
 
-def merged(given: Gaussians) -> Gaussians:
+def merged(given: Gaussians, blocks: Blocks | None = None) -> Gaussians:
     """Few of many Gaussians of different means and variances: cells of log v, each of one variance, on a lattice.
 
     Within a cell of width 0.02 variances differ from their mean by 1% at most, which is second order in the density:
-    it errs by about 1e-5 of its largest value, so by more than that of its own in the tails.
+    it errs by about 1e-5 of its largest value, so by more than that of its own in the tails. With blocks, the weights
+    are (nodes, blocks). A few Gaussians, or those that are not fewer on a lattice, stay as they are.
     """
-    x = np.log(given.var)
-    h = cell_width(float(np.ptp(x)), 2 * CELL)
-    place = np.floor(x / h).astype(np.intp)
-    share = given.weight if given.weight.ndim == 1 else given.weight.sum(axis=1)
-    parts = []
-    for cell in np.unique(place):
-        k = np.flatnonzero(place == cell)
-        total = share[k].sum()
-        var = float(share[k] @ given.var[k] / total) if total > 0 else float(given.var[k].mean())
-        parts.append(binned(given.mean[k], var, given.weight[k]))
-    made = Gaussians(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-    return made if 2 * len(made.mean) < len(given.mean) else given
+    every = np.arange(len(given.mean))
+    if len(every) > MANY:
+        x = np.log(given.var)
+        place = np.floor(x / cell_width(float(np.ptp(x)), 2 * CELL)).astype(np.intp)
+        parts = []
+        for cell in np.unique(place):
+            k = np.flatnonzero(place == cell)
+            total = given.weight[k].sum()
+            var = float(given.weight[k] @ given.var[k] / total) if total > 0 else float(given.var[k].mean())
+            parts.append(binned(given.mean[k], var, given.weight[k], None if blocks is None else blocks.of(k)))
+        made = Gaussians(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        if 2 * len(made.mean) < len(every):
+            return made
+    return given._replace(weight=summed(every, given.weight, len(every), blocks))

@@ -80,7 +80,7 @@ class Probes:
     def plan(self, **widths: float) -> Plan:
         """What `measure` would draw and compute at these widths; at those of the model unless given."""
         bound = self.model.widths() | widths
-        return self._at(bound).plan(**bound)
+        return self._at(bound).plan(**bound)  # type: ignore[arg-type]
 
     def measure(
         self,

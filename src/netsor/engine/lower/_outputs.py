@@ -14,7 +14,7 @@ from ._state import Ints, State
 
 NOTE = (
     "coordinates of the output differ, for data or rotary positions are not alike in all of them: this is number 0; "
-    "law(coordinates=…) picks others"
+    "law(coordinates=…), or --coordinate, picks others"
 )
 
 
