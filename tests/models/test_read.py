@@ -126,6 +126,8 @@ def test_older_ways_of_writing_rotary_positions():
     assert models.read(both).rotary_base == 3.0  # the real code takes one of the two whole
     assert models.read({**both, "rope_scaling": {}}).rotary_base == 7.0
     assert models.read({**CONFIGS["gpt_neox"], "rotary_pct": 0.3}).rotary_fraction == 4 / 16  # of 4.8 coordinates
+    repeated = {**CONFIGS["gpt_neox"], "rope_theta": 3.0, "partial_rotary_factor": 1.0}
+    assert models.read(repeated) == models.read(CONFIGS["gpt_neox"])
 
 
 def test_values_that_real_code_reads_in_its_own_way():
@@ -203,9 +205,21 @@ def test_replace_checks_names_and_values():
         ({"rotary_stretch": (1.0, 1.0, 4.0, 5.0)}, "is for positions='rotary'"),
         ({"length": None}, "length=None of a Transformer must say how many learned positions"),
         ({"gated": True, "bias_in": 0.1}, "bias_in=0.1 of a Transformer is for gated=False"),
+        ({"rotary_base": 500.0}, r"rotary_base=500\.0 .* would change nothing in gpt2: it needs positions='rotary'"),
+        ({"std_gate": 1.0}, "std_gate=1.0 .* would change nothing in gpt2: it needs gated=True"),
+        ({"std_logits": 1.0}, "std_logits=1.0 .* would change nothing in gpt2: it needs tied=False"),
+        ({"padding": 50257}, "padding=50257 of a Transformer must be an id of the vocabulary, which has 50257"),
+        ({"shared": True, "window": 3, "window_every": 2}, "window_every=2 of a Transformer must be 1 with shared"),
     ):
         with pytest.raises(ValueError, match=message):
             gpt2.replace(**change)
+
+
+def test_a_decoder_is_refused_what_it_has_not():
+    t5 = models.read("t5-base")
+    for change in ({"order": "post"}, {"shared": True}, {"std_type": 0.1}, {"input_norm": True}):
+        with pytest.raises(ValueError, match=f"{next(iter(change))}=.* must be .* with decoder_layers=12"):
+            t5.replace(**change)
 
 
 def test_settings_are_texts_of_fields():

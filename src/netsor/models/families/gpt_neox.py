@@ -21,7 +21,8 @@ IMMATERIAL = [
 
 def gpt_neox(given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a `Transformer` from those of a GPTNeoXConfig, drawn as Hugging Face draws it."""
-    given = dict(given)
+    # rotary_emb_base and rotary_pct are what the model reads; files of older versions repeat them under other names
+    given = {k: v for k, v in given.items() if k not in ("rope_theta", "partial_rotary_factor")}
     if "rotary_emb_base" in given:
         given["rope_theta"] = given.pop("rotary_emb_base")
     config = Config("gpt_neox", given, IMMATERIAL)
