@@ -6,7 +6,7 @@ import numpy as np
 
 import netsor as ns
 from netsor.models import Transformer
-from netsor.models._words import column, words
+from netsor.models._words import words
 
 IDS = (3, 7, 7, 1, 9, 3)
 DECODER_IDS = (2, 7, 5, 5)
@@ -165,8 +165,8 @@ def program(model: Transformer) -> ns.Program:
     if model.vocabulary:
         y = traced.output[:1] if model.readout == "class" else traced.output
         at, word = (0, 1) if model.readout == "class" else (at, word)
-        parts = words(model, traced, y, limit=False)
-        outputs += [parts[0][at, column(model, traced, [word])[0]], parts[-1][at, -1]]
+        logits = words(model, traced, y, limit=False)
+        outputs += [logits.of([word] * y.size)[at], logits.parts()[-1][at, -1]]
     return ns.Program(tuple(outputs), model.name)
 
 

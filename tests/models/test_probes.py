@@ -7,7 +7,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf, models
-from netsor.models._words import column, words
+from netsor.models._words import words
 
 from .small import CONFIGS, DECODER_IDS, IDS, inputs
 
@@ -25,14 +25,15 @@ def by_hand(family: str, draws: int) -> tuple[dict[str, np.ndarray], dict[str, n
     for layer in traced.layers:
         raw += [layer.stream, layer.attended, layer.fed, layer.scores, layer.weights]
         raw += [layer.crossed] if layer.crossed is not None else []
-    end = probes.logits(traced, limit=False) if probes.final else ()
-    raw += end
+    end = probes.logits(traced, limit=False) if probes.final else None
+    raw += end.parts() if end is not None else ()
     asked = probes.outputs(traced, end)
     found = ns.Program((*asked, *raw)).simulate(draws=draws, progress=False, **model.widths())
-    return probes.named(found[: len(asked)]), _numpy(model, probes, traced, found[len(asked) :], count)
+    column = end.column if end is not None else None
+    return probes.named(found[: len(asked)]), _numpy(model, probes, traced, found[len(asked) :], count, column)
 
 
-def _numpy(model, probes, traced, found, count):
+def _numpy(model, probes, traced, found, count, column):
     found = iter(found)
     starts = [next(found) for _ in range(count)]
     made = {name: [] for name in probes.names}
@@ -85,7 +86,7 @@ def _numpy(model, probes, traced, found, count):
             targets = DECODER_IDS[1:]
         else:
             targets = IDS[1:] if model.causal else IDS
-        targets = column(model, traced, targets)
+        targets = targets if column is None else [column[i] for i in targets]
         right["logit_std"] = p.std(axis=(1, 2))
         right["max_probability"] = z.max(axis=(1, 2))
         right["loss"] = -np.mean([np.log(z[:, i, t]) for i, t in enumerate(targets)], axis=0)
@@ -148,8 +149,9 @@ def test_tied_logits_keep_their_spread_in_the_limit():
     variances = []
     for limit, widths in ((False, model.widths()), (True, dict.fromkeys("ndm", inf))):
         traced = model.trace(IDS)
-        known, others = words(model, traced, traced.output, limit)
-        made = ns.stack([known[2, column(model, traced, [9])[0]], others[2, 0]])
+        logits = words(model, traced, traced.output, limit)
+        known, others = logits.parts()
+        made = ns.stack([known[2, logits.column[9]], others[2, 0]])
         variances.append(ns.Program(made).draw(draws=4000, progress=False, **widths).var(axis=0))
     np.testing.assert_allclose(variances[0], variances[1], rtol=0.15)
 

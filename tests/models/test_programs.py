@@ -119,6 +119,20 @@ def test_one_token_and_one_head():
     np.testing.assert_allclose(rows.sum(axis=-1), 1.0)
 
 
+def test_blocks_of_a_decoder_have_the_window_in_their_turn():
+    """Blocks 0 and 1 are the encoder's, 2 and 3 the decoder's; every second one has a window of two tokens."""
+    traced = MODELS["t5"].replace(window=2, window_every=2).trace(IDS, decoder_ids=[2, 7, 5, 5])
+    assert [mask is None or int(mask.sum()) for mask in traced.masks] == [16, True, 7, 10]
+
+
+def test_a_decoder_without_its_last_norm():
+    model = MODELS["t5"].replace(final_norm=False)
+    traced = model.trace(IDS)
+    both = [ns.mean_dot(y[0], y[0]) for y in (traced.output, traced.layers[-1].stream)]
+    found = ns.Program(ns.stack(both)).draw(draws=20, progress=False, **model.widths())
+    np.testing.assert_array_equal(found[:, 0], found[:, 1])
+
+
 @pytest.mark.parametrize("std", [1e-8, 1e8])
 def test_extreme_scales(std):
     """Norms take scale away: the output of pre-norm blocks has unit mean square whatever the std of the embedding."""

@@ -100,6 +100,13 @@ REFUSED = [
     ("t5", {"initializer_factor": 0.5}, "initializer_factor=0.5 of this t5 configuration"),
     ("t5", {"feed_forward_proj": "gated-mish"}, "feed_forward_proj='gated-mish' of this t5"),
     ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder=False of this t5"),
+    ("t5", {"tie_encoder_decoder": True}, "may matter at initialisation: tie_encoder_decoder=True"),
+    ("gpt2", {"pruned_heads": {"0": [1]}}, "may matter at initialisation: pruned_heads="),
+    ("gpt2", {"n_head": 5}, "a width of 32 in this gpt2 configuration is no multiple of 5 heads"),
+    ("llama", {ROPE: {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor=0\.5 .* it must be 1\.0"),
+    ("llama", {"pad_token_id": 31}, "pad_token_id=31 of this llama configuration must be null or an id"),
+    ("gpt_neox", {"rotary_pct": 0.2}, "3 coordinates of 16 are turned by the rotary positions of this gpt_neox"),
+    ("vit", {"initializer_range": 0.5}, r"initializer_range=0\.5 of this vit configuration must be .* at most 0\.2"),
 ]
 
 
@@ -115,6 +122,40 @@ def test_older_ways_of_writing_rotary_positions():
     scaling = {"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
     scaling["original_max_position_embeddings"] = 8192
     assert models.read({**old, "rope_scaling": scaling}).rotary_stretch == (8.0, 1.0, 4.0, 8192.0)
+    both = {**old, "rope_scaling": {"rope_type": "default", "rope_theta": 3.0}, ROPE: {"rope_theta": 7.0}}
+    assert models.read(both).rotary_base == 3.0  # the real code takes one of the two whole
+    assert models.read({**both, "rope_scaling": {}}).rotary_base == 7.0
+    assert models.read({**CONFIGS["gpt_neox"], "rotary_pct": 0.3}).rotary_fraction == 4 / 16  # of 4.8 coordinates
+    repeated = {**CONFIGS["gpt_neox"], "rope_theta": 3.0, "partial_rotary_factor": 1.0}
+    assert models.read(repeated) == models.read(CONFIGS["gpt_neox"])
+
+
+def test_values_that_real_code_reads_in_its_own_way():
+    tied = {**CONFIGS["llama"], "tie_word_embeddings": True}
+    assert models.read({**tied, "pad_token_id": -1}) == models.read({**tied, "pad_token_id": 30})
+    assert models.read({**tied, "initializer_range": 0}) == models.read({**tied, "initializer_range": 0.02})
+    gpt2 = models.read({**CONFIGS["gpt2"], "initializer_range": 0})
+    assert (gpt2.std_q, gpt2.std_out, gpt2.std_embedding, gpt2.std_position) == (0, 0, 0.02, 0.02)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_objects_of_older_versions_say_more_that_does_not_matter(family):
+    """What every configuration object of transformers 4 holds, at its defaults."""
+    more = {"is_decoder": False, "add_cross_attention": False, "cross_attention_hidden_size": None, "pruned_heads": {}}
+    more |= {"tie_encoder_decoder": False, "top_k": 50, "temperature": 1.0, "num_beams": 1, "tf_legacy_loss": False}
+    more |= {"is_encoder_decoder": family.startswith("t5")}
+    assert models.read({**CONFIGS[family], **more}) == models.read(CONFIGS[family])
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_any_value_of_any_field_is_read_or_refused(family):
+    odd = [None, "x", -1, 0, 2.5, True, [1], {"a": 1}, math.nan, 1e300, 10**400]
+    for field in (*CONFIGS[family], "rope_scaling", "layer_types", "pad_token_id", "n_inner", "tie_word_embeddings"):
+        for value in odd:
+            try:
+                models.read({**CONFIGS[family], field: value})
+            except ValueError as error:
+                assert str(error)  # noqa: PT017 (any other error fails)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +165,11 @@ def test_older_ways_of_writing_rotary_positions():
         ({"model_type": "mamba"}, "model_type='mamba' of the configuration must be one of bert, gemma2"),
         ({}, "model_type=None"),
         (3, "source of type int must be the name of a model"),
-        ({"model_type": "llama"}, "intermediate_size is missing from this llama configuration"),
-        ({**CONFIGS["llama"], "num_hidden_layers": "3"}, "layers='3' of a Transformer must be an integer"),
+        ({"model_type": "llama"}, "hidden_size is missing from this llama configuration"),
+        (
+            {**CONFIGS["llama"], "num_hidden_layers": "3"},
+            "num_hidden_layers='3' of this llama configuration must be a whole",
+        ),
         ({**CONFIGS["gpt2"], "initializer_range": -1}, "std_q=-1 of a Transformer must be a finite number, at least 0"),
     ],
 )
@@ -161,9 +205,21 @@ def test_replace_checks_names_and_values():
         ({"rotary_stretch": (1.0, 1.0, 4.0, 5.0)}, "is for positions='rotary'"),
         ({"length": None}, "length=None of a Transformer must say how many learned positions"),
         ({"gated": True, "bias_in": 0.1}, "bias_in=0.1 of a Transformer is for gated=False"),
+        ({"rotary_base": 500.0}, r"rotary_base=500\.0 .* would change nothing in gpt2: it needs positions='rotary'"),
+        ({"std_gate": 1.0}, "std_gate=1.0 .* would change nothing in gpt2: it needs gated=True"),
+        ({"std_logits": 1.0}, "std_logits=1.0 .* would change nothing in gpt2: it needs tied=False"),
+        ({"padding": 50257}, "padding=50257 of a Transformer must be an id of the vocabulary, which has 50257"),
+        ({"shared": True, "window": 3, "window_every": 2}, "window_every=2 of a Transformer must be 1 with shared"),
     ):
         with pytest.raises(ValueError, match=message):
             gpt2.replace(**change)
+
+
+def test_a_decoder_is_refused_what_it_has_not():
+    t5 = models.read("t5-base")
+    for change in ({"order": "post"}, {"shared": True}, {"std_type": 0.1}, {"input_norm": True}):
+        with pytest.raises(ValueError, match=f"{next(iter(change))}=.* must be .* with decoder_layers=12"):
+            t5.replace(**change)
 
 
 def test_settings_are_texts_of_fields():

@@ -1,25 +1,49 @@
-"""What an audit asks of logits, in numpy row by row: the same numbers as from whole arrays."""
+"""What an audit asks of logits, by pieces of the vocabulary: the same numbers as from whole arrays."""
 
 import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from netsor.models._reduce import of_logits
+from netsor.models import _reduce
+from netsor.models._reduce import of_attention, of_logits, of_words
+
+
+def right(every):
+    mass = logsumexp(every, axis=-1)
+    largest = (1 / np.exp(every - every.max(axis=-1, keepdims=True)).sum(axis=-1)).max(axis=-1)
+    return np.stack([every.std(axis=(-2, -1)), mass.mean(axis=-1), largest], axis=-1)
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e3, 1e8])
 @pytest.mark.parametrize("far", [0.0, 1e4])
-def test_logits_row_by_row(scale, far):
+@pytest.mark.parametrize("piece", [5, 37 * 5, 10**6])
+def test_logits_by_pieces(scale, far, piece, monkeypatch):
+    monkeypatch.setattr(_reduce, "PIECE", piece)
     rng = np.random.default_rng(0)
-    parts = [scale * (far + rng.standard_normal((3, 5, words))) for words in (4, 700)]
-    every = np.concatenate(parts, axis=-1)
-    mass = logsumexp(every, axis=-1)
-    largest = np.exp(every.max(axis=-1) - mass).max(axis=-1)
-    right = np.stack([every.std(axis=(-2, -1)), mass.mean(axis=-1), largest], axis=-1)
-    np.testing.assert_allclose(of_logits(*parts), right, rtol=1e-11)
-    np.testing.assert_allclose(of_logits(every), right, rtol=1e-11)
+    known = scale * (far + rng.standard_normal((3, 5, 4)))
+    root, noise = scale * rng.standard_normal((3, 5, 5)), far + rng.standard_normal((3, 5, 150))
+    before = [array.copy() for array in (root, noise, known)]
+    every = np.concatenate([known, root @ noise], axis=-1)
+    np.testing.assert_allclose(of_words(root, noise, known), right(every), rtol=1e-10)
+    np.testing.assert_allclose(of_words(root, noise), right(root @ noise), rtol=1e-10)
+    np.testing.assert_allclose(of_logits(known, root @ noise), right(every), rtol=1e-10)
+    cap = 2 * scale
+    np.testing.assert_allclose(of_words(root, noise, known, cap=cap), right(cap * np.tanh(every / cap)), rtol=1e-10)
+    for array, same in zip((root, noise, known), before, strict=True):
+        np.testing.assert_array_equal(array, same)
 
 
 def test_no_replicas_and_one_for_all():
-    assert of_logits(np.zeros((0, 5, 4)), np.zeros((0, 5, 9))).shape == (0, 3)
-    assert of_logits(np.ones((1, 5, 4)), np.zeros((3, 5, 9))).shape == (3, 3)
+    assert of_words(np.zeros((0, 5, 5)), np.zeros((0, 5, 9)), np.zeros((0, 5, 4))).shape == (0, 3)
+    assert of_words(np.ones((1, 5, 5)), np.zeros((3, 5, 9)), np.ones((1, 5, 4))).shape == (3, 3)
+
+
+def test_single_precision_stays_single():
+    root, noise = np.eye(2, dtype=np.float32), np.ones((2, 9), np.float32)
+    assert of_words(root, noise).dtype == np.float32
+
+
+def test_weights_that_chose_have_no_entropy():
+    weights = np.array([[[1.0, 0.0], [0.0, 1.0]]])
+    found = of_attention(np.zeros((1, 2, 2)), weights, allowed=np.ones((2, 2), bool))
+    np.testing.assert_array_equal(found, [0, 0, 0, 1])

@@ -8,45 +8,65 @@ from typing import Any
 from ..language._stretch import Stretch
 
 # What a configuration of any family may hold and a network at initialisation does not feel: names, token ids that
-# only a text reader uses, dropout, caches, precision, how outputs are handed over.
+# only a text reader uses, dropout, caches, precision, how texts are continued and outputs handed over.
 IMMATERIAL = frozenset(
     [
-        "_name_or_path",
         "_attn_implementation",
         "_attn_implementation_autoset",
         "_commit_hash",
+        "_name_or_path",
         "architectures",
         "attn_implementation",
         "auto_map",
+        "bad_words_ids",
+        "begin_suppress_tokens",
         "bos_token_id",
         "cache_implementation",
         "chunk_size_feed_forward",
         "classifier_dropout",
         "decoder_start_token_id",
+        "diversity_penalty",
+        "do_sample",
         "dtype",
+        "early_stopping",
+        "encoder_no_repeat_ngram_size",
         "eos_token_id",
+        "exponential_decay_length_penalty",
         "finetuning_task",
         "forced_bos_token_id",
         "forced_eos_token_id",
         "gradient_checkpointing",
         "id2label",
         "label2id",
+        "length_penalty",
         "max_length",
         "min_length",
         "model_type",
         "n_ctx",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
         "num_labels",
+        "num_return_sequences",
         "output_attentions",
         "output_hidden_states",
         "output_past",
+        "output_scores",
         "prefix",
         "pretraining_tp",
         "problem_type",
+        "remove_invalid_values",
+        "repetition_penalty",
         "return_dict",
         "return_dict_in_generate",
         "sep_token_id",
+        "suppress_tokens",
         "task_specific_params",
+        "temperature",
+        "tf_legacy_loss",
         "tokenizer_class",
+        "top_k",
+        "top_p",
         "torch_dtype",
         "torchscript",
         "transformers_version",
@@ -55,6 +75,15 @@ IMMATERIAL = frozenset(
         "use_cache",
     ]
 )
+# What any configuration may hold at a value that says nothing, as objects of older versions do.
+INERT: dict[str, Any] = {
+    "add_cross_attention": False,
+    "cross_attention_hidden_size": None,
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "pruned_heads": {},
+    "tie_encoder_decoder": False,
+}
 ACTIVATION = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -66,6 +95,15 @@ ACTIVATION = {
     "tanh": "tanh",
 }
 MISSING = object()
+LARGEST = 2**53
+KINDS: dict[type, tuple[tuple[type, ...], str]] = {
+    int: ((int,), "a whole number from 1 to 2^53"),
+    float: ((int, float), "a finite number, at most 2^53"),
+    bool: ((bool,), "true or false"),
+    str: ((str,), "a text"),
+    dict: ((Mapping,), "an object"),
+    list: ((list, tuple), "a list"),
+}
 
 
 class Config:
@@ -73,13 +111,23 @@ class Config:
 
     def __init__(self, family: str, given: Mapping[str, Any], immaterial: Iterable[str] = ()) -> None:
         self.family = family
-        self._left = {k: v for k, v in given.items() if k not in IMMATERIAL and k not in frozenset(immaterial)}
+        self._immaterial = IMMATERIAL.union(immaterial)
+        self._left = dict(given)
 
-    def take(self, field: str, default: Any = MISSING) -> Any:
-        """The value of a field, which counts as read; without a default it must be there."""
+    def take(self, field: str, default: Any = MISSING, kind: type | None = None) -> Any:
+        """The value of a field, which counts as read; without a default it must be there.
+
+        `kind` is what it must be: int (1 or more), float, bool, str, dict or list; or None, if that is the default.
+        """
         value = self._left.pop(field, default)
         if value is MISSING:
             raise ValueError(f"{field} is missing from this {self.family} configuration, and has no default")
+        if kind is None or (value is None and default is None):
+            return value
+        types, words = KINDS[kind]
+        right = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
+        if not right or (kind is int and not 1 <= value < LARGEST) or (kind is float and not abs(value) < LARGEST):
+            raise ValueError(f"{field}={value!r} of this {self.family} configuration must be {words}")
         return value
 
     def insist(self, field: str, *allowed: Any) -> None:
@@ -94,7 +142,7 @@ class Config:
 
     def activation(self, field: str, default: str) -> str:
         """The activation that a field names."""
-        value = self.take(field, default)
+        value = self.take(field, default, str)
         if value not in ACTIVATION:
             raise ValueError(
                 f"{field}={value!r} of this {self.family} configuration is not known here: it must be one of "
@@ -102,21 +150,53 @@ class Config:
             )
         return ACTIVATION[value]
 
-    def rotary(self, fraction: float = 1.0) -> dict[str, Any]:
-        """Rotary positions, in the older way of writing (rope_theta, rope_scaling) and the newer (rope_parameters)."""
-        given = {**(self.take("rope_scaling", None) or {}), **(self.take("rope_parameters", None) or {})}
+    def std(self) -> float:
+        """initializer_range, which Hugging Face's code reads as 0.02 where it is 0."""
+        return float(self.take("initializer_range", 0.02, float)) or 0.02
+
+    def head_dim(self, width: int, heads: int) -> int:
+        """The dimension of a head where the heads share the width among them."""
+        if width % heads:
+            raise ValueError(f"a width of {width} in this {self.family} configuration is no multiple of {heads} heads")
+        return width // heads
+
+    def padding(self, vocabulary: int, default: int | None = None) -> int | None:
+        """The id whose embedding is drawn as zero; negative ones are counted from the end, as PyTorch counts them."""
+        value = self.take("pad_token_id", default)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not -vocabulary <= value < vocabulary:
+            raise ValueError(
+                f"pad_token_id={value!r} of this {self.family} configuration must be null or an id of the vocabulary, "
+                f"which has {vocabulary}"
+            )
+        return value % vocabulary
+
+    def rotary(self, head_dim: int, fraction: float | None = None) -> dict[str, Any]:
+        """Rotary positions, in the older way of writing (rope_scaling, which wins) and the newer (rope_parameters).
+
+        `fraction` is what partial_rotary_factor is unless given. None: the family turns whole heads, and its code does
+        not look at that field.
+        """
+        new, old = (self.take(name, None, dict) for name in ("rope_parameters", "rope_scaling"))
         outside = {"rope_theta": self.take("rope_theta", 10000.0)}
-        rope = Config(f"rotary positions of a {self.family}", {**outside, **given})
-        kind = rope.take("rope_type", rope.take("type", "default"))
-        rope.take("type", None)
-        found: dict[str, Any] = {
-            "positions": "rotary",
-            "rotary_base": float(rope.take("rope_theta")),
-            "rotary_fraction": float(rope.take("partial_rotary_factor", fraction)),
-        }
+        rope = Config(f"rotary positions of a {self.family}", {**outside, **(old or new or {})})
+        kind = rope.take("type", "default")
+        kind = rope.take("rope_type", kind)
+        found: dict[str, Any] = {"positions": "rotary", "rotary_base": float(rope.take("rope_theta", kind=float))}
+        if fraction is None:
+            rope.insist("partial_rotary_factor", 1.0)
+        else:
+            turned = int(head_dim * rope.take("partial_rotary_factor", fraction, float))
+            if turned < 2 or turned % 2 or turned > head_dim:
+                raise ValueError(
+                    f"{turned} coordinates of {head_dim} are turned by the rotary positions of this {self.family} "
+                    "configuration: they must be an even number, and no more than there are"
+                )
+            found["rotary_fraction"] = turned / head_dim
         if kind == "llama3":
             names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-            found["rotary_stretch"] = Stretch(*(float(rope.take(name)) for name in names))
+            found["rotary_stretch"] = Stretch(*(float(rope.take(name, kind=float)) for name in names))
         elif kind != "default":
             raise ValueError(
                 f"rope_type={kind!r} of this {self.family} configuration is not known here: it must be 'default' or "
@@ -127,8 +207,10 @@ class Config:
 
     def done(self) -> None:
         """Refuse fields that nobody took: they may matter."""
-        if self._left:
-            fields = ", ".join(f"{field}={value!r}" for field, value in sorted(self._left.items()))
+        left = {k: v for k, v in sorted(self._left.items()) if k not in self._immaterial}
+        left = {k: v for k, v in left.items() if k not in INERT or v != INERT[k]}
+        if left:
+            fields = ", ".join(f"{field}={value!r}" for field, value in left.items())
             raise ValueError(
                 f"the {self.family} configuration has fields that are not known here and may matter at "
                 f"initialisation: {fields}. Remove them if they do not"

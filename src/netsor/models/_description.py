@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from ..language._stretch import Stretch
+from ._idle import idle
 
 POSITIONS = ("learned", "rotary", "alibi", "relative", "none")
 NORMS = ("layer", "rms")
@@ -36,7 +37,8 @@ class Description:
     """The fields of a `Transformer`, checked.
 
     Every std is the standard deviation of the entries of a matrix, as real code gives it: entries N(0, std²). Every
-    field can be changed by `replace`, which checks names and values.
+    field can be changed by `replace`, which checks names and values. A field is changed alone: what a family derives
+    from it (GPT-2 its smaller output projections from the number of layers) stays.
     """
 
     name: str
@@ -72,7 +74,7 @@ class Description:
     score_scale: float | None = None  # what ⟨q, k⟩ is multiplied by; None: d^(−1/2)
     score_cap: float | None = None
     window: int | None = None  # a token sees this many tokens, itself included
-    window_every: int = 1  # which blocks have the window: 0, window_every, …
+    window_every: int = 1  # which blocks have the window: 0, window_every, …; a decoder's are counted on
     causal: bool = True
     shared: bool = False  # all blocks begin as copies of one draw
 
@@ -111,8 +113,12 @@ class Description:
             _refuse("tied", self.tied, "is for inputs='tokens', which have an embedding")
         if self.inputs == "tokens" and self.readout == "class":
             _refuse("readout", self.readout, "is for inputs='patches', which have a class token")
-        if self.decoder_layers and (self.order != "pre" or self.shared or self.positions != "relative"):
-            _refuse("decoder_layers", self.decoder_layers, "is for order='pre', positions='relative', shared=False")
+        if self.decoder_layers:
+            self._check_decoder()
+        if self.shared and self.window is not None and self.window_every > 1:
+            _refuse("window_every", self.window_every, "must be 1 with shared=True: copies of one block are alike")
+        if self.padding is not None and self.padding >= (self.vocabulary or math.inf):
+            _refuse("padding", self.padding, f"must be an id of the vocabulary, which has {self.vocabulary}")
         if self.gated and self.bias_in:
             _refuse("bias_in", self.bias_in, "is for gated=False")
         if self.rotary_stretch is not None and self.positions != "rotary":
@@ -120,18 +126,32 @@ class Description:
         if self.positions == "relative" and (self.buckets < 4 or self.distance <= self.buckets // 2):
             _refuse("buckets", self.buckets, f"must be at least 4, and below 2·distance={2 * self.distance}")
 
+    def _check_decoder(self) -> None:
+        needed = {"order": "pre", "positions": "relative", "shared": False, "input_norm": False, "std_type": 0.0}
+        for name, value in (needed | {"inputs": "tokens"}).items():
+            if getattr(self, name) != value:
+                _refuse(name, getattr(self, name), f"must be {value!r} with decoder_layers={self.decoder_layers}")
+
     def replace(self, *, std: float | None = None, **changes: Any) -> Self:
-        """The same model with other fields; `std` sets those of all matrices, embeddings and positions at once."""
+        """The same model with other fields; `std` sets those of all matrices, embeddings and positions at once.
+
+        To change a field that nothing in the model reads is an error, since it would change nothing.
+        """
         known = [field.name for field in fields(self)]
         for name in changes:
             if name not in known:
                 near = difflib.get_close_matches(name, [*known, "std"], 1)
                 meant = f"; did you mean {near[0]}?" if near else "."
                 raise ValueError(f"{name} is no field of a Transformer{meant} The fields are std, {', '.join(known)}")
+        every: dict[str, Any] = {}
         if std is not None:
             _checked("std", "float", std)
-            changes = {**{f"std_{matrix}": std for matrix in MATRICES}, **changes}
-        return dataclasses.replace(self, **changes)
+            every = {f"std_{matrix}": std for matrix in MATRICES}
+        made = dataclasses.replace(self, **{**every, **changes})
+        for name, needs in idle(made).items():
+            if name in changes and getattr(made, name) != getattr(self, name):
+                _refuse(name, getattr(made, name), f"would change nothing in {self.name}: it needs {needs}")
+        return made
 
     def widths(self) -> dict[str, int]:
         """The widths of this model by the symbols of its programs: n the stream, d a head, m the perceptron."""

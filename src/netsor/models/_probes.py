@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,9 @@ from ..engine.backends import Backend
 from ..language import Scalar, Vector, apply, join, mean_dot, stack
 from ._description import Description
 from ._inputs import Inputs
-from ._reduce import of_attention, of_gram, of_logits, of_shares
+from ._reduce import Mask, of_attention, of_gram, of_shares
 from ._trace import Layer, Trace, trace
-from ._words import column, words
+from ._words import Words, words
 
 Floats = npt.NDArray[np.float64]
 
@@ -126,10 +126,10 @@ class Probes:
 
     def _made(self, limit: bool) -> Program:
         traced = trace(self.model, self.inputs)
-        end = self.logits(traced, limit) if self.final else ()
+        end = self.logits(traced, limit) if self.final else None
         return Program(self.outputs(traced, end), f"probes of {self.model.name}")
 
-    def outputs(self, traced: Trace, end: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+    def outputs(self, traced: Trace, end: Words | None) -> tuple[Scalar, ...]:
         """The quantities of a network: a row a block, the mean square of its input, and a row for its logits."""
         rows: list[Scalar] = []
         before = traced.embedded
@@ -137,16 +137,16 @@ class Probes:
             if i == self.model.layers and traced.decoded is not None:
                 before = traced.decoded  # the decoder begins with embeddings of its own
             mask = traced.masks[i]
-            allowed = np.ones(layer.scores.shape[-2:]) if mask is None else mask.astype(np.float64)
+            allowed = np.ones(layer.scores.shape[-2:], bool) if mask is None else mask
             rows.append(self._block(before, layer, allowed))
             before = layer.stream
         rows.append(_square(traced.embedded))
-        if end:
-            rows.append(self._end(traced, end))
+        if end is not None:
+            rows.append(self._end(end))
         return tuple(rows)
 
-    def logits(self, traced: Trace, limit: bool) -> tuple[Scalar, ...]:
-        """The logits that predict something, in parts (predictions, words) of the vocabulary."""
+    def logits(self, traced: Trace, limit: bool) -> Words:
+        """The logits that predict something."""
         y = traced.output
         if self.model.readout == "class":
             y = y[:1]
@@ -154,26 +154,26 @@ class Probes:
             y = y[:-1]
         return words(self.model, traced, y, limit)
 
-    def _block(self, before: Vector, layer: Layer, allowed: Floats) -> Scalar:
+    def _block(self, before: Vector, layer: Layer, allowed: Mask) -> Scalar:
         added = [layer.attended, *([layer.crossed] if layer.crossed is not None else []), layer.fed]
         squares = stack([_square(u) for u in (before, *added)])
         post = np.full(1, float(self.model.order == "post"))
         shares = apply(of_shares, squares, post, axes=1)
         if self.model.decoder_layers and layer.crossed is None:
             shares = stack([shares[0], shares[0] * 0.0, shares[1]])
-        attention = apply(of_attention, layer.scores, layer.weights, allowed[None], axes=3)
+        asked = partial(of_attention, allowed=allowed)
+        attention = apply(asked, layer.scores, layer.weights, axes=3, name="of_attention")
         return join([apply(of_gram, mean_dot(layer.stream, layer.stream), axes=2), attention, shares])
 
     @property
     def _next(self) -> bool:
         return self.model.causal or self.model.decoder_layers > 0
 
-    def _end(self, traced: Trace, parts: tuple[Scalar, ...]) -> Scalar:
+    def _end(self, logits: Words) -> Scalar:
         ids = self.inputs.decoder_ids or self.inputs.ids
         targets = (0,) if self.model.readout == "class" else ids[1:] if self._next else ids  # all classes are alike
-        ends = apply(of_logits, *parts, axes=2)
-        right = parts[0][np.arange(len(targets)), np.array(column(self.model, traced, targets))].mean()
-        return stack([ends[0], ends[1] - right, ends[2]])
+        ends = logits.ends()
+        return stack([ends[0], ends[1] - logits.of(targets).mean(), ends[2]])
 
 
 def _square(x: Vector) -> Scalar:

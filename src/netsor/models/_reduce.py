@@ -11,9 +11,14 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from array_api_compat import array_namespace
 
 Array = Any
+Mask = npt.NDArray[np.bool_]
+
+SMALLEST = 1e-37  # a normal number in single precision too; what is smaller adds nothing to an entropy
+PIECE = 2**16  # numbers of a piece of logits: it fits a cache, and numpy is called seldom
 
 
 def of_gram(gram: Array) -> Array:
@@ -36,7 +41,7 @@ def of_gram(gram: Array) -> Array:
     return xp.stack([xp.mean(diagonal, axis=-1), cosine, rank], axis=-1)
 
 
-def of_attention(scores: Array, weights: Array, allowed: Array) -> Array:
+def of_attention(scores: Array, weights: Array, *, allowed: Mask) -> Array:
     """(…, heads, s, t) → (…, 4): standard deviation and largest of the scores, entropy, largest weight.
 
     Over heads and allowed pairs. The entropy of a row is divided by that of the uniform row over its allowed entries,
@@ -44,27 +49,27 @@ def of_attention(scores: Array, weights: Array, allowed: Array) -> Array:
     all rows are such (a window of one token), both are 1.
     """
     xp = array_namespace(scores, weights)
-    axes = (-3, -2, -1)
-    some, heads = allowed > 0, scores.shape[-3]
-    count = heads * xp.sum(allowed, axis=axes)
-    mean = xp.sum(xp.where(some, scores, 0.0), axis=axes) / count
-    spread = xp.where(some, scores - mean[..., None, None, None], 0.0)
-    std = xp.sqrt(xp.sum(spread * spread, axis=axes) / count)
-    top = xp.max(xp.where(some, scores, -xp.inf), axis=axes)
-    entries = xp.sum(allowed, axis=-1)  # (…, 1, s)
-    free = entries > 1
-    relative = xp.where(free, _entropy(weights) / xp.log(xp.where(free, entries, 2.0)), 0.0)
-    rows = heads * xp.sum(xp.where(free, 1.0, 0.0), axis=(-2, -1))
-    entropy = xp.where(rows > 0, xp.sum(relative, axis=(-2, -1)) / xp.where(rows > 0, rows, 1.0), 1.0)
-    largest = xp.max(xp.where(free | (rows[..., None, None] == 0), xp.max(weights, axis=-1), 0.0), axis=(-2, -1))
+    kept = xp.take(_flat(scores), xp.asarray(np.flatnonzero(allowed)), axis=-1)  # (…, heads, allowed pairs)
+    axes, entries = (-2, -1), allowed.sum(axis=-1)
+    away = kept - xp.mean(kept, axis=axes, keepdims=True)
+    std, top = xp.sqrt(xp.mean(away * away, axis=axes)), xp.max(kept, axis=axes)
+    free = np.flatnonzero(entries > 1)
+    if not len(free):
+        one = xp.ones_like(xp.max(weights, axis=(-3, -2, -1)))
+        return xp.stack(list(xp.broadcast_arrays(std, top, one, one)), axis=-1)
+    rows = weights if len(free) == len(entries) else xp.take(weights, xp.asarray(free), axis=-2)
+    relative = _entropy(rows) / xp.asarray(np.log(entries[free]), dtype=rows.dtype)
+    entropy, largest = xp.mean(relative, axis=axes), xp.max(rows, axis=(-3, -2, -1))
     return xp.stack(list(xp.broadcast_arrays(std, top, entropy, largest)), axis=-1)
+
+
+def _flat(scores: Array) -> Array:
+    return array_namespace(scores).reshape(scores, (*scores.shape[:-2], scores.shape[-2] * scores.shape[-1]))
 
 
 def of_logits(*parts: Array) -> Array:
     """Parts (…, t, words) of a vocabulary → (…, 3): standard deviation, mean of log Σ e^logit, largest probability."""
     xp = array_namespace(*parts)
-    if all(type(part) is np.ndarray for part in parts):
-        return _by_rows(parts)
     top = reduce(xp.maximum, (xp.max(part, axis=-1, keepdims=True) for part in parts))
     mass = reduce(xp.add, (xp.sum(xp.exp(part - top), axis=-1) for part in parts))
     normaliser = xp.mean(top[..., 0] + xp.log(mass), axis=-1)
@@ -75,24 +80,64 @@ def of_logits(*parts: Array) -> Array:
     return xp.stack([std, normaliser, 1.0 / xp.min(mass, axis=-1)], axis=-1)
 
 
-def _by_rows(parts: Sequence[Array]) -> Array:
-    """The same in numpy, a row at a time, for a vocabulary of one row stays in the cache and all of them do not."""
-    words = sum(part.shape[-1] for part in parts)
-    leading = np.broadcast_shapes(*(part.shape[:-1] for part in parts))
-    precision = np.result_type(*parts)
-    top, mass, mean, square = (np.empty(leading, precision) for _ in range(4))
-    made = np.empty(words, precision)
-    spread = [np.broadcast_to(part, (*leading, part.shape[-1])) for part in parts]
-    for row in np.ndindex(leading):
-        logits = np.concatenate([part[row] for part in spread], out=made)
-        top[row], mean[row] = logits.max(), logits.mean()
-        logits -= mean[row]
-        square[row] = logits @ logits
-        logits -= top[row] - mean[row]
-        mass[row] = np.exp(logits, out=logits).sum()
-    whole = mean.mean(axis=-1, keepdims=True)
-    std = np.sqrt((square / words + (mean - whole) ** 2).mean(axis=-1))  # within rows, and between them
-    return np.stack([std, (top + np.log(mass)).mean(axis=-1), 1.0 / mass.min(axis=-1)], axis=-1)
+def of_words(root: Array, noise: Array, *known: Array, cap: float | None = None) -> Array:
+    """`of_logits` of words whose logits are root · noise, (…, t, t) times (…, t, words), and of known ones beside them.
+
+    In numpy by pieces of the vocabulary: a piece of the logits stays in the cache, and all of them are never made.
+    """
+    if all(type(array) is np.ndarray for array in (root, noise, *known)):
+        return _by_pieces(root, noise, known, cap)
+    return of_logits(*(_capped(part, cap) for part in (root @ noise, *known)))
+
+
+def _capped(logits: Array, cap: float | None) -> Array:
+    """cap · tanh(logits/cap)."""
+    return logits if cap is None else cap * array_namespace(logits).tanh(logits / cap)
+
+
+def _by_pieces(root: Array, noise: Array, known: Sequence[Array], cap: float | None) -> Array:
+    leading = np.broadcast_shapes(*(array.shape[:-2] for array in (root, noise, *known)))
+    roots, words, *firsts = (np.broadcast_to(a, (*leading, *a.shape[-2:])) for a in (root, noise, *known))
+    made = np.empty((*leading, 3), np.result_type(root, noise, *known))
+    size = max(1, PIECE // root.shape[-1])
+    room = np.empty((root.shape[-1], size), made.dtype)
+    for at in np.ndindex(leading):
+        seen = Rows(root.shape[-1], made.dtype)
+        for first in firsts:
+            seen.add(_capped(first[at].copy(), cap))
+        for start in range(0, noise.shape[-1], size):
+            some = words[at][:, start : start + size]
+            seen.add(_capped(np.matmul(roots[at], some, out=room[:, : some.shape[-1]]), cap))
+        made[at] = seen.ends()
+    return made
+
+
+class Rows:
+    """Moments, and log Σ e^x, of rows that come piece by piece; squares are joined as Chan et al. (1979) do."""
+
+    def __init__(self, rows: int, precision: Any) -> None:
+        self.count = 0
+        self.mean, self.square, self.mass = (np.zeros((rows, 1), precision) for _ in range(3))
+        self.top = np.full((rows, 1), -np.inf, precision)
+
+    def add(self, x: Array) -> None:
+        """A piece (rows, numbers), which is written over."""
+        count, total = x.shape[-1], self.count + x.shape[-1]
+        top, mean = np.maximum(self.top, x.max(axis=-1, keepdims=True)), x.mean(axis=-1, keepdims=True)
+        x -= mean
+        step = mean - self.mean
+        self.square += np.einsum("ij,ij->i", x, x)[:, None] + step * step * (self.count * count / total)
+        self.mean += step * (count / total)
+        x -= top - mean
+        self.mass *= np.exp(self.top - top)
+        self.mass += np.exp(x, out=x).sum(axis=-1, keepdims=True)
+        self.top, self.count = top, total
+
+    def ends(self) -> tuple[Array, Array, Array]:
+        """Standard deviation of all, mean of log Σ e^x, largest e^x/Σ e^x."""
+        between = self.mean - self.mean.mean()
+        std = np.sqrt((self.square / self.count + between * between).mean())
+        return std, (self.top + np.log(self.mass)).mean(), 1.0 / self.mass.min()
 
 
 def of_shares(squares: Array, post: Array) -> Array:
@@ -115,4 +160,4 @@ def _ratio(a: Array, b: Array) -> Array:
 
 def _entropy(p: Array) -> Array:
     xp = array_namespace(p)
-    return -xp.sum(xp.where(p > 0, p * xp.log(xp.where(p > 0, p, 1.0)), 0.0), axis=-1)
+    return -xp.sum(p * xp.log(xp.clip(p, SMALLEST, None)), axis=-1)

@@ -95,13 +95,13 @@ def trace(model: Description, given: Inputs) -> Trace:
     if model.decoder_layers:
         assert table is not None
         stream = decoded = _words(model, table, given.decoder_ids)
-        causal = _mask(model, 1, len(given.decoder_ids), True)
         bias = _bias(model, len(given.decoder_ids), bidirectional=False)
-        for _ in range(model.decoder_layers):
-            layers.append(_decoder(model, stream, output, causal, bias))
+        context = output
+        for i in range(model.layers, model.layers + model.decoder_layers):
+            mask.append(_mask(model, i, len(given.decoder_ids), True))
+            layers.append(_decoder(model, stream, context, mask[i], bias))
             stream = layers[-1].stream
-            mask.append(causal)
-        output = normed(model, stream)
+        output = normed(model, stream) if model.final_norm else stream
     return Trace(x, tuple(layers), output, tuple(mask), table, decoded)
 
 

@@ -132,7 +132,7 @@ def _scalar(s: State, value: Scalar) -> Register:
             return build.constant(numbers)
         case Normal(_, std, shape):
             drawn = build.draw("normals", (*s.number[value], 0, SAMPLE, 0), shape, "random scalars")
-            return build.step("scale", drawn, by=std)
+            return drawn if std == 1 else build.step("scale", drawn, by=std)
         case Dot(x, y, power):
             return dot(s, value, x, y, power)
         case Apply(f, scalars, axes):

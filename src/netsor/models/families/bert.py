@@ -15,28 +15,27 @@ def bert(given: dict[str, Any]) -> dict[str, Any]:
     config = Config("bert", given, [*IMMATERIAL, *(f for f in given if f.startswith("pooler_"))])
     config.insist("is_decoder", False)
     config.insist("add_cross_attention", False)
-    config.insist("is_encoder_decoder", False)
     config.insist("position_embedding_type", "absolute")
-    width, heads = config.take("hidden_size", 768), config.take("num_attention_heads", 12)
-    std = config.take("initializer_range", 0.02)
+    width, heads = config.take("hidden_size", 768, int), config.take("num_attention_heads", 12, int)
+    vocabulary, std = config.take("vocab_size", 30522, int), config.std()
     fields = {
-        "layers": config.take("num_hidden_layers", 12),
+        "layers": config.take("num_hidden_layers", 12, int),
         "width": width,
         "heads": heads,
         "groups": heads,
-        "head_dim": width // heads,
-        "hidden": config.take("intermediate_size", 3072),
-        "vocabulary": config.take("vocab_size", 30522),
-        "length": config.take("max_position_embeddings", 512),
-        "padding": config.take("pad_token_id", 0),
+        "head_dim": config.head_dim(width, heads),
+        "hidden": config.take("intermediate_size", 3072, int),
+        "vocabulary": vocabulary,
+        "length": config.take("max_position_embeddings", 512, int),
+        "padding": config.padding(vocabulary, 0),
         "order": "post",
-        "eps": config.take("layer_norm_eps", 1e-12),
+        "eps": config.take("layer_norm_eps", 1e-12, float),
         "input_norm": True,
         "final_norm": False,
         "activation": config.activation("hidden_act", "gelu"),
         "causal": False,
         "readout": "transform",
-        "tied": config.take("tie_word_embeddings", True),
+        "tied": config.take("tie_word_embeddings", True, bool),
         **{f"std_{matrix}": std for matrix in STDS},
     }
     config.done()

@@ -8,22 +8,33 @@ from typing import Any
 from .._config import Config
 from .llama import common
 
+DEFAULTS = {
+    "head_dim": 256,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+    "sliding_window": 4096,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+
 
 def gemma2(given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a `Transformer` from those of a Gemma2Config; its norms multiply by 1 + w with w = 0."""
-    given = {"head_dim": 256, "tie_word_embeddings": True, "pad_token_id": 0, **given}
+    given = {**DEFAULTS, **given}
     # hidden_activation is what the model reads; older files hold hidden_act beside it
     given["hidden_act"] = given.pop("hidden_activation", None) or "gelu_pytorch_tanh"
     config = Config("gemma2", given, ("attention_dropout", "max_position_embeddings", "attention_bias"))
     config.insist("use_bidirectional_attention", None, False)
-    types = config.take("layer_types", None)
+    types = config.take("layer_types", None, list)
     fields = {
-        **common(config, eps=1e-6, window=config.take("sliding_window", 4096)),
+        **common(config),
         "order": "sandwich",
+        "window": config.take("sliding_window", None, int),
         "window_every": 2,
-        "score_scale": config.take("query_pre_attn_scalar", 256) ** -0.5,
-        "score_cap": config.take("attn_logit_softcapping", 50.0),
-        "logit_cap": config.take("final_logit_softcapping", 30.0),
+        "score_scale": config.take("query_pre_attn_scalar", 256, int) ** -0.5,
+        "score_cap": config.take("attn_logit_softcapping", None, float),
+        "logit_cap": config.take("final_logit_softcapping", None, float),
     }
     every_second = [("full_attention", "sliding_attention")[i % 2 == 0] for i in range(fields["layers"])]
     if types is not None and list(types) != every_second:

@@ -27,22 +27,22 @@ def gpt2(given: dict[str, Any]) -> dict[str, Any]:
     config.insist("scale_attn_weights", True)
     config.insist("scale_attn_by_inverse_layer_idx", False)
     config.insist("add_cross_attention", False)
-    config.insist("is_encoder_decoder", False)
-    width, layers, heads = (config.take(f, v) for f, v in (("n_embd", 768), ("n_layer", 12), ("n_head", 12)))
-    std = config.take("initializer_range", 0.02)
+    width, layers, heads = (config.take(f, v, int) for f, v in (("n_embd", 768), ("n_layer", 12), ("n_head", 12)))
+    std = config.take("initializer_range", 0.02, float)
     fields = {
         "layers": layers,
         "width": width,
         "heads": heads,
         "groups": heads,
-        "head_dim": width // heads,
-        "hidden": config.take("n_inner", None) or 4 * width,
-        "vocabulary": config.take("vocab_size", 50257),
-        "length": config.take("n_positions", 1024),
+        "head_dim": config.head_dim(width, heads),
+        "hidden": config.take("n_inner", None, int) or 4 * width,
+        "vocabulary": config.take("vocab_size", 50257, int),
+        "length": config.take("n_positions", 1024, int),
         "activation": config.activation("activation_function", "gelu_new"),
-        "eps": config.take("layer_norm_epsilon", 1e-5),
-        "tied": config.take("tie_word_embeddings", True),
-        **dict.fromkeys(("std_q", "std_k", "std_v", "std_in", "std_embedding", "std_position", "std_logits"), std),
+        "eps": config.take("layer_norm_epsilon", 1e-5, float),
+        "tied": config.take("tie_word_embeddings", True, bool),
+        **dict.fromkeys(("std_q", "std_k", "std_v", "std_in"), std),
+        **dict.fromkeys(("std_embedding", "std_position", "std_logits"), std or 0.02),  # 0 is read as 0.02 in these
         **dict.fromkeys(("std_o", "std_out"), std / math.sqrt(2 * layers)),
     }
     config.done()

@@ -21,28 +21,28 @@ IMMATERIAL = [
 
 def gpt_neox(given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a `Transformer` from those of a GPTNeoXConfig, drawn as Hugging Face draws it."""
-    given = dict(given)
+    # rotary_emb_base and rotary_pct are what the model reads; files of older versions repeat them under other names
+    given = {k: v for k, v in given.items() if k not in ("rope_theta", "partial_rotary_factor")}
     if "rotary_emb_base" in given:
         given["rope_theta"] = given.pop("rotary_emb_base")
-    fraction = given.pop("rotary_pct", 0.25)
     config = Config("gpt_neox", given, IMMATERIAL)
-    config.insist("is_encoder_decoder", False)
-    width, heads = config.take("hidden_size", 6144), config.take("num_attention_heads", 64)
+    width, heads = config.take("hidden_size", 6144, int), config.take("num_attention_heads", 64, int)
+    head_dim = config.head_dim(width, heads)
     fields = {
-        "layers": config.take("num_hidden_layers", 44),
+        "layers": config.take("num_hidden_layers", 44, int),
         "width": width,
         "heads": heads,
         "groups": heads,
-        "head_dim": width // heads,
-        "hidden": config.take("intermediate_size", 24576),
-        "vocabulary": config.take("vocab_size", 50432),
-        "order": "parallel" if config.take("use_parallel_residual", True) else "pre",
-        "eps": config.take("layer_norm_eps", 1e-5),
+        "head_dim": head_dim,
+        "hidden": config.take("intermediate_size", 24576, int),
+        "vocabulary": config.take("vocab_size", 50432, int),
+        "order": "parallel" if config.take("use_parallel_residual", True, bool) else "pre",
+        "eps": config.take("layer_norm_eps", 1e-5, float),
         "activation": config.activation("hidden_act", "gelu"),
-        "tied": config.take("tie_word_embeddings", False),
+        "tied": config.take("tie_word_embeddings", False, bool),
         "std_position": 0.0,
-        **config.rotary(fraction),
-        **dict.fromkeys(PLAIN, config.take("initializer_range", 0.02)),
+        **config.rotary(head_dim, config.take("rotary_pct", 0.25, float)),
+        **dict.fromkeys(PLAIN, config.std()),
     }
     config.done()
     return fields

@@ -12,31 +12,34 @@ PLAIN = ("std_q", "std_k", "std_v", "std_o", "std_in", "std_gate", "std_out", "s
 def llama(given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a `Transformer` from those of a LlamaConfig."""
     config = Config("llama", given, ("attention_dropout", "max_position_embeddings", "attention_bias", "mlp_bias"))
-    fields = common(config, eps=1e-6, window=None)
+    fields = common(config)
     config.done()
     return fields
 
 
-def common(config: Config, eps: float, window: int | None) -> dict[str, Any]:
-    """What Llama and its relatives share; biases are drawn as 0, so that it does not matter whether they are there."""
-    config.insist("is_encoder_decoder", False)
-    width, heads = config.take("hidden_size", 4096), config.take("num_attention_heads", 32)
+def common(config: Config) -> dict[str, Any]:
+    """What Llama and its relatives share; biases are drawn as 0, so that it does not matter whether they are there.
+
+    Sizes have no defaults here, since each relative has others.
+    """
+    width, heads = config.take("hidden_size", kind=int), config.take("num_attention_heads", kind=int)
+    head_dim = config.take("head_dim", None, int) or config.head_dim(width, heads)
+    vocabulary = config.take("vocab_size", kind=int)
     return {
-        "layers": config.take("num_hidden_layers", 32),
+        "layers": config.take("num_hidden_layers", kind=int),
         "width": width,
         "heads": heads,
-        "groups": config.take("num_key_value_heads", None) or heads,
-        "head_dim": config.take("head_dim", None) or width // heads,
-        "hidden": config.take("intermediate_size"),
-        "vocabulary": config.take("vocab_size"),
-        "padding": config.take("pad_token_id", None),
+        "groups": config.take("num_key_value_heads", None, int) or heads,
+        "head_dim": head_dim,
+        "hidden": config.take("intermediate_size", kind=int),
+        "vocabulary": vocabulary,
+        "padding": config.padding(vocabulary),
         "norm": "rms",
-        "eps": config.take("rms_norm_eps", eps),
+        "eps": config.take("rms_norm_eps", 1e-6, float),
         "activation": config.activation("hidden_act", "silu"),
         "gated": True,
-        "window": window,
-        "tied": config.take("tie_word_embeddings", False),
+        "tied": config.take("tie_word_embeddings", False, bool),
         "std_position": 0.0,
-        **config.rotary(),
-        **dict.fromkeys(PLAIN, config.take("initializer_range", 0.02)),
+        **config.rotary(head_dim),
+        **dict.fromkeys(PLAIN, config.std()),
     }

@@ -10,7 +10,11 @@ from .llama import common
 
 def mistral(given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a `Transformer` from those of a MistralConfig."""
-    config = Config("mistral", {"num_key_value_heads": 8, **given}, ("attention_dropout", "max_position_embeddings"))
-    fields = common(config, eps=1e-6, window=config.take("sliding_window", 4096))
+    config = Config(
+        "mistral",
+        {"num_key_value_heads": 8, "sliding_window": 4096, **given},
+        ("attention_dropout", "max_position_embeddings"),
+    )
+    fields = {**common(config), "window": config.take("sliding_window", None, int)}
     config.done()
     return fields

@@ -11,11 +11,11 @@ from .llama import common
 def qwen3(given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a `Transformer` from those of a Qwen3Config."""
     ignored = ("attention_dropout", "max_position_embeddings", "attention_bias", "sliding_window", "max_window_layers")
-    config = Config("qwen3", {"head_dim": 128, **given}, ignored)
+    config = Config("qwen3", {"head_dim": 128, "num_key_value_heads": 32, **given}, ignored)
     config.insist("use_sliding_window", False)  # without it the size of the window and its layers do not matter
-    types = config.take("layer_types", None) or []
-    if set(types) - {"full_attention"}:
+    types = config.take("layer_types", None, list)
+    if types is not None and not all(kind == "full_attention" for kind in types):
         raise ValueError(f"layer_types={types!r} of this qwen3 configuration must be 'full_attention' throughout")
-    fields = {**common(config, eps=1e-6, window=None), "qk_norm": True}
+    fields = {**common(config), "qk_norm": True}
     config.done()
     return fields

@@ -17,14 +17,13 @@ def t5(given: dict[str, Any]) -> dict[str, Any]:
     """
     scaled = given.get("scale_decoder_outputs", given.get("tie_word_embeddings", True) is not False)
     config = Config("t5", given, IMMATERIAL)
-    config.take("tie_word_embeddings", True)
+    config.take("tie_word_embeddings", None)
     config.insist("is_decoder", False)
     config.insist("is_encoder_decoder", True)
     config.insist("initializer_factor", 1.0)  # another factor is also the gain of every norm
-    width, heads, d = config.take("d_model", 512), config.take("num_heads", 8), config.take("d_kv", 64)
-    hidden, layers = config.take("d_ff", 2048), config.take("num_layers", 6)
-    decoder = config.take("num_decoder_layers", None)
-    gate, _, activation = config.take("feed_forward_proj", "relu").rpartition("-")
+    width, heads, d = (config.take(f, v, int) for f, v in (("d_model", 512), ("num_heads", 8), ("d_kv", 64)))
+    hidden, layers = config.take("d_ff", 2048, int), config.take("num_layers", 6, int)
+    gate, _, activation = config.take("feed_forward_proj", "relu", str).rpartition("-")
     if gate not in ("", "gated") or activation not in ACTIVATION:
         raise ValueError(
             f"feed_forward_proj={f'{gate}-{activation}'.strip('-')!r} of this t5 configuration must be an activation "
@@ -34,18 +33,18 @@ def t5(given: dict[str, Any]) -> dict[str, Any]:
         activation = "gelu_new"  # as the model reads it
     fields = {
         "layers": layers,
-        "decoder_layers": layers if decoder is None else decoder,
+        "decoder_layers": config.take("num_decoder_layers", None, int) or layers,
         "width": width,
         "heads": heads,
         "groups": heads,
         "head_dim": d,
         "hidden": hidden,
-        "vocabulary": config.take("vocab_size", 32128),
+        "vocabulary": config.take("vocab_size", 32128, int),
         "positions": "relative",
-        "buckets": config.take("relative_attention_num_buckets", 32),
-        "distance": config.take("relative_attention_max_distance", 128),
+        "buckets": config.take("relative_attention_num_buckets", 32, int),
+        "distance": config.take("relative_attention_max_distance", 128, int),
         "norm": "rms",
-        "eps": config.take("layer_norm_epsilon", 1e-6),
+        "eps": config.take("layer_norm_epsilon", 1e-6, float),
         "activation": ACTIVATION[activation],
         "gated": bool(gate),
         "causal": False,

@@ -1,7 +1,8 @@
 """ViT: patches of an image embedded by a matrix, a class token before them, norms before each branch.
 
 Positions and the class token are drawn from a normal that is cut off at ±2, whatever its standard deviation: at 0.02
-that is a hundred standard deviations, and no cut at all.
+that is a hundred standard deviations, and no cut at all. Where it is one, their coordinates are not Gaussian at any
+width.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 from .._config import Config
 
 STDS = ("q", "k", "v", "o", "in", "out", "embedding", "position", "logits")
-CUT = 2.0
+LARGEST = 0.2  # a cut at ten standard deviations: P(|z| > 10) = 2e-23
 IMMATERIAL = [
     "attention_probs_dropout_prob",
     "hidden_dropout_prob",
@@ -24,33 +25,40 @@ IMMATERIAL = [
 
 def vit(given: dict[str, Any]) -> dict[str, Any]:
     """The fields of a `Transformer` from those of a ViTConfig."""
-    classes = given.get("num_labels") or len(given.get("id2label") or (0, 1))
     config = Config("vit", given, IMMATERIAL)
-    config.insist("is_encoder_decoder", False)
-    width, heads = config.take("hidden_size", 768), config.take("num_attention_heads", 12)
-    std = config.take("initializer_range", 0.02)
-    image, patch = (_pair(config.take(f, v)) for f, v in (("image_size", 224), ("patch_size", 16)))
+    width, heads = config.take("hidden_size", 768, int), config.take("num_attention_heads", 12, int)
+    std = config.take("initializer_range", 0.02, float)
+    if not 0 < std <= LARGEST:
+        raise ValueError(
+            f"initializer_range={std!r} of this vit configuration must be above 0 and at most {LARGEST}: positions are "
+            "drawn from a normal that is cut off at ±2, and beyond that it shows"
+        )
+    labels = config.take("id2label", None, dict) or (0, 1)  # two, unless they are given
+    image, patch = (_pair(config, field, size) for field, size in (("image_size", 224), ("patch_size", 16)))
     fields = {
-        "layers": config.take("num_hidden_layers", 12),
+        "layers": config.take("num_hidden_layers", 12, int),
         "width": width,
         "heads": heads,
         "groups": heads,
-        "head_dim": width // heads,
-        "hidden": config.take("intermediate_size", 3072),
-        "vocabulary": classes,
+        "head_dim": config.head_dim(width, heads),
+        "hidden": config.take("intermediate_size", 3072, int),
+        "vocabulary": config.take("num_labels", None, int) or len(labels),
         "inputs": "patches",
-        "patch": config.take("num_channels", 3) * patch[0] * patch[1],
+        "patch": config.take("num_channels", 3, int) * patch[0] * patch[1],
         "length": 1 + (image[0] // patch[0]) * (image[1] // patch[1]),
-        "eps": config.take("layer_norm_eps", 1e-12),
+        "eps": config.take("layer_norm_eps", 1e-12, float),
         "activation": config.activation("hidden_act", "gelu"),
         "causal": False,
         "readout": "class",
-        "distribution": "gaussian" if 10 * std <= CUT else "truncated",  # P(|z| > 10) = 2e-23
         **{f"std_{matrix}": std for matrix in STDS},
     }
     config.done()
     return fields
 
 
-def _pair(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+def _pair(config: Config, field: str, default: int) -> tuple[int, int]:
+    size = config.take(field, default)
+    sides = size if isinstance(size, list | tuple) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, int) and side >= 1 for side in sides):
+        raise ValueError(f"{field}={size!r} of this vit configuration must be a whole number, or two")
+    return sides[0], sides[1]
