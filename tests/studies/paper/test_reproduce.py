@@ -39,6 +39,12 @@ def inline(monkeypatch):
     monkeypatch.setattr(_reproduce, "Workers", Inline)
 
 
+@pytest.fixture
+def unillustrated(monkeypatch):
+    """Runs without pictures, which take most of their time."""
+    monkeypatch.setattr(_reproduce, "drawn", lambda data: {})
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """All figures, small."""
@@ -94,7 +100,7 @@ def test_any_number_of_workers_makes_the_bytes_of_two(workers, whole, tmp_path):
     assert read(tmp_path) == {"1b.csv": read(whole[0])["1b.csv"]}
 
 
-def test_a_second_run_recomputes_nothing(whole, inline):
+def test_a_second_run_recomputes_nothing(whole, inline, unillustrated):
     out, _ = whole
     before, files = stamps(out), read(out)
     reproduce(Options(("1a",), out, **SMALL))
@@ -102,7 +108,7 @@ def test_a_second_run_recomputes_nothing(whole, inline):
     assert read(out) == files
 
 
-def test_damaged_parts_are_found_and_done_again(whole, inline):
+def test_damaged_parts_are_found_and_done_again(whole, inline, unillustrated):
     out, _ = whole
     before, files = stamps(out), read(out)
     options = Options(("2a",), out, **SMALL)
@@ -119,7 +125,7 @@ def test_damaged_parts_are_found_and_done_again(whole, inline):
     assert read(out) == files
 
 
-def test_other_options_never_mix_with_old_data(whole, inline, tmp_path):
+def test_other_options_never_mix_with_old_data(whole, inline, unillustrated, tmp_path):
     out, _ = whole
     old = Options(("2a",), tmp_path, **SMALL)
     reproduce(old)
