@@ -89,7 +89,7 @@ def drawn(net, draws, seed, **widths):
 def compared(name, draws=3000):
     """The smallest p-value over entries, and the largest gap of second moments in standard errors."""
     net = ns.Program(CASES[name]())
-    limit, wide = drawn(net, draws, 1, n=inf, d=inf), drawn(net, draws, 2, n=inf, d=512)
+    limit, wide = drawn(net, draws, 1, n=inf, d=inf), drawn(net, draws, 2, n=inf, d=256)
     smallest = smallest_ks(zip(limit.T, wide.T, strict=True))
     products = [x[:, :, None] * x[:, None, :] for x in (limit, wide)]
     errors = np.sqrt(sum(p.var(axis=0) for p in products) / draws)

@@ -163,29 +163,20 @@ TRAP = "import os\nos.close(os.open({sprung!r}, os.O_CREAT))\nraise ImportError(
 NAMES = ["signal", "pickle", "numpy", "scipy", "multiprocessing", "threading", "struct", "matplotlib", "tqdm", "random"]
 
 
-def test_nothing_is_imported_from_a_folder_of_data(tmp_path):
-    """As the installed command does it: a script in another folder, started where the data are."""
+def test_nothing_is_imported_from_a_folder_of_data_and_a_script_needs_no_guard(tmp_path):
+    """As the installed command does it: a script in another folder, started where the data are.
+
+    Its workers do not import it either, so that it says what it says once.
+    """
     script, data = tmp_path / "bin" / "netsor", tmp_path / "data"
     script.parent.mkdir()
     data.mkdir()
-    script.write_text("import sys\nfrom netsor.cli import main\nsys.exit(main())\n")
+    script.write_text("import sys\nfrom netsor.cli import main\nprint('begun', flush=True)\nsys.exit(main())\n")
     for name in NAMES:
         (data / f"{name}.py").write_text(TRAP.format(sprung=str(tmp_path / f"{name}-was-imported")))
-    with Running([sys.executable, script, "reproduce", *TINY], cwd=data) as run:
-        error = run.ended()
+    with Running([sys.executable, script, "reproduce", *TINY], cwd=data, stdout=subprocess.PIPE) as run:
+        out, error = run.communicate(timeout=HANG)
     assert not list(tmp_path.glob("*-was-imported"))
     assert (run.returncode, error) == (0, "")
+    assert out.count("begun") == 1
     assert (data / "results" / "report.html").exists()
-
-
-def test_a_script_needs_no_guard(tmp_path):
-    """Workers do not import the script that began them."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import netsor as ns\n"
-        "print('begun', flush=True)\n"
-        "ns.paper.reproduce('2a', out='out', samples=600, trials=2, workers=1)\n"
-    )
-    with Running([sys.executable, script], cwd=tmp_path, stdout=subprocess.PIPE) as run:
-        out, error = run.communicate(timeout=HANG)
-    assert (run.returncode, out, error) == (0, "begun\n", "")
