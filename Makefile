@@ -26,12 +26,16 @@ reproduce: $(VENV)/stamp  ## the paper's experiments, into results/
 	$(BIN)/netsor reproduce
 
 # Neighbours stay in one process, so that what a file of tests makes once is made once, until a process has none left.
-# One thread of linear algebra in each: there is one process a core.
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest
+# One thread of linear algebra in each: there is one process a core. Bytecode is kept, whatever the environment says of it:
+# the tests begin many processes, and without it each compiles the library anew.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 
+# Most of the time of JAX is that of its compiler, which need not optimise here; in test-all it does, as for users.
+COMPILED := XLA_FLAGS='--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
+
 test: $(VENV)/stamp-test  ## every test but the slow ones, on all cores
-	$(PYTEST) $(PARALLEL)
+	$(COMPILED) $(PYTEST) $(PARALLEL)
 
 test-all: $(VENV)/stamp-test  ## every test
 	$(PYTEST) $(PARALLEL) -m 'not peers'

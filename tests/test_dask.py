@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -15,13 +16,17 @@ from netsor.engine import _law
 
 from .command import netsor
 
-distributed = pytest.importorskip("distributed")
-pytestmark = pytest.mark.filterwarnings("default")  # the library warns about itself and its ports
+pytestmark = [
+    pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask"),
+    pytest.mark.filterwarnings("default"),  # the library warns about itself and its ports
+]
 DRAWS = 150_000
 
 
 @pytest.fixture(scope="module")
 def cluster():
+    import distributed  # slow to import
+
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         made = distributed.LocalCluster(
@@ -54,6 +59,8 @@ def test_many_draws_are_gathered_on_a_cluster(cluster, monkeypatch):
 
 def test_the_plan_is_sent_once(cluster, monkeypatch):
     """What a task carries must not grow with the plan."""
+    import distributed
+
     sizes = []
     pool = cluster.get_executor()
     submit = pool.submit

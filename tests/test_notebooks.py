@@ -3,8 +3,6 @@
 import runpy
 from pathlib import Path
 
-import jupytext
-import matplotlib
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "examples" / "notebooks"
@@ -27,10 +25,9 @@ def test_all_are_there():
     [name if name == "own_activation" else pytest.param(name, marks=pytest.mark.slow) for name in NOTEBOOKS],
 )
 def test_notebook_runs(name, capsys, monkeypatch, tmp_path):
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    import matplotlib.pyplot as plt  # slow to import, as jupytext is: by the one process that needs it
 
-    plt.close("all")
+    plt.switch_backend("Agg")
     shown = []
     monkeypatch.setattr(plt, "show", lambda: shown.extend(plt.get_fignums()))
     monkeypatch.chdir(tmp_path)
@@ -49,6 +46,8 @@ def test_notebook_runs(name, capsys, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook_is_one(name):
+    import jupytext
+
     notebook = jupytext.read(FOLDER / f"{name}.py")
     assert notebook.metadata["kernelspec"]["name"] == "python3"
     cells = notebook.cells

@@ -49,17 +49,34 @@ def smallest_of(a, b):
         (a / scale @ weights, b / scale @ weights),
         ((a / scale) ** 2 @ weights, (b / scale) ** 2 @ weights),
     ]
-    values = [1.0]
+    columns = []
     for x, y in pairs:
         for i in range(x.shape[1]):
             size = max(np.abs(y[:, i]).max(), 1e-300)
             if np.ptp(y[:, i]) < 1e-9 * size:  # not random: then it is the same number
                 np.testing.assert_allclose(x[:, i], y[:, i], rtol=1e-6, atol=1e-7 * np.abs(y).max())
             else:  # rounded, so that ties of one law are ties of the other
-                values.append(
-                    stats.ks_2samp(np.round(x[:, i] / size, 9), np.round(y[:, i] / size, 9), method="asymp").pvalue
-                )
-    return min(values)
+                columns.append((np.round(x[:, i] / size, 9), np.round(y[:, i] / size, 9)))
+    return smallest_ks(columns)
+
+
+def apart(a, b):
+    """The largest distance between the distribution functions of two samples."""
+    a, b = np.sort(a), np.sort(b)
+    both = np.concatenate([a, b])
+    return np.abs(a.searchsorted(both, "right") / len(a) - b.searchsorted(both, "right") / len(b)).max()
+
+
+def smallest_ks(pairs):
+    """The smallest asymptotic p-value of Kolmogorov–Smirnov tests between pairs of samples, all of the same two sizes.
+
+    It is that of the largest distance; scipy's `ks_2samp` gives the same number, and takes five times as long or more.
+    """
+    pairs = list(pairs)
+    if not pairs:
+        return 1.0
+    first, second = map(len, pairs[0])
+    return stats.kstwo.sf(max(apart(a, b) for a, b in pairs), round(first * second / (first + second)))
 
 
 n, d = ns.Width("n"), ns.Width("d")

@@ -6,7 +6,7 @@ import pytest
 import netsor as ns
 from netsor.engine._law import conditional
 
-from .test_coordinates import LEVEL, drawn, literal, pvalues
+from .test_coordinates import LEVEL, drawn, literal, smallest_p
 
 n, d = ns.Width("n"), ns.Width("d")
 DRAWS = 10_000
@@ -88,7 +88,7 @@ def found(make, widths=None):
 def test_scores_have_the_law_of_the_literal_interpreter(name):
     make = {**GAUSSIAN, **DRAWN, "beside": beside_a_query}[name]
     net, bound, law = found(make)
-    assert min(pvalues(drawn(law), literal(net, bound, [0, 2]))) > LEVEL
+    assert smallest_p(drawn(law), literal(net, bound, [0, 2])) > LEVEL
 
 
 @pytest.mark.parametrize("name", GAUSSIAN)

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 import netsor as ns
 from netsor.engine._law import conditional
 from netsor.engine.passes import SHORTCUTS
+
+from .compare import smallest_ks
 
 n = ns.Width("n")
 DRAWS = 10_000
@@ -86,8 +87,8 @@ CASES = [
 ]
 
 
-def pvalues(first, second):
-    """Of each entry, of each product of two, and of a few functions of all."""
+def smallest_p(first, second):
+    """Of tests of each entry, of each product of two, and of a few functions of all."""
     count = first.shape[1]
     rng = np.random.default_rng(0)
     tests = [lambda a, k=k: a[:, k] for k in range(count)]
@@ -95,7 +96,7 @@ def pvalues(first, second):
     tests += [lambda a: (a**2).sum(axis=1), lambda a: np.abs(a).max(axis=1)]
     tests += [lambda a, u=u: a @ u for u in rng.standard_normal((3, count))]
     tests += [lambda a, u=u: np.cos(a @ u) * a[:, 0] ** 2 for u in rng.standard_normal((3, count))]
-    return [stats.ks_2samp(f(first), f(second), method="asymp").pvalue for f in tests]
+    return smallest_ks((f(first), f(second)) for f in tests)
 
 
 def drawn(found, seed=3):
@@ -115,19 +116,19 @@ def literal(net, widths, coordinates):
 def test_coordinates_are_those_of_the_literal_interpreter(make, widths, coordinates, without):
     net = ns.Program(make())
     found = conditional(net.outputs, widths, DRAWS, 5, progress=False, without=without, picked=coordinates)
-    assert min(pvalues(drawn(found), literal(net, widths, coordinates))) > LEVEL
+    assert smallest_p(drawn(found), literal(net, widths, coordinates)) > LEVEL
 
 
 def test_a_wrong_choice_of_coordinates_is_seen():
     """Other coordinates, and independent ones, fail: so the comparison can."""
     net = ns.Program(given())
     found = conditional(net.outputs, {}, DRAWS, 5, progress=False, picked=[4, 1])
-    assert min(pvalues(drawn(found), literal(net, {}, [4, 0]))) < LEVEL
+    assert smallest_p(drawn(found), literal(net, {}, [4, 0])) < LEVEL
     net = ns.Program(scaled())
     found = conditional(net.outputs, {"n": 3}, DRAWS, 5, progress=False, picked=[0, 1, 2])
     apart = drawn(found)
     apart[:, 1::3] = apart[np.random.default_rng(0).permutation(DRAWS), 1::3]  # the second coordinate of others
-    assert min(pvalues(apart, literal(net, {"n": 3}, [0, 1, 2]))) < LEVEL
+    assert smallest_p(apart, literal(net, {"n": 3}, [0, 1, 2])) < LEVEL
 
 
 def test_at_infinite_width_they_are_independent_given_the_scores():
@@ -138,7 +139,7 @@ def test_at_infinite_width_they_are_independent_given_the_scores():
     assert law.dim == 2
     found = drawn(conditional(net.outputs, {"n": ns.inf}, DRAWS, 5, progress=False, picked=[0, 5]))
     wide = net.simulate(n=100, draws=4000, seed=1, coordinates=[0, 5], progress=False)
-    assert min(pvalues(found, wide)) > LEVEL
+    assert smallest_p(found, wide) > LEVEL
     layer = ns.Program(ns.nn.attention(x, 1, sigma_q=3.0))[0]
     two = layer.law(n=ns.inf, coordinates=[0, 1])
     one = layer.law(n=ns.inf)

@@ -38,23 +38,19 @@ def transformer(blocks, tokens=16, heads=4, norm=ns.rms_norm, widths=(n, d, h), 
 @pytest.mark.parametrize("norm", [ns.rms_norm, ns.layer_norm])
 @pytest.mark.parametrize("vector", [False, True])
 def test_numbers_and_time_are_linear_in_depth_and_bytes_constant(norm, vector):
-    plans = [transformer(k, norm=norm, vector=vector).plan(n=4000, d=64, h=500) for k in (8, 16, 32)]
+    plans = [transformer(k, norm=norm, vector=vector).plan(n=4000, d=64, h=500) for k in (4, 8, 16)]
     numbers, work = [p.random_numbers for p in plans], [p.operations for p in plans]
     for amounts in (numbers, work):  # one part in a hundred: where frames are turned falls differently
         assert amounts[2] - amounts[1] == pytest.approx(2 * (amounts[1] - amounts[0]), rel=0.01)
-    outputs = 8 * (256 + 1) * 24  # those of 24 more blocks are kept
+    outputs = 8 * (256 + 1) * 12  # those of 12 more blocks are kept
     assert plans[2].bytes - plans[0].bytes < 1.2 * outputs
-    left_out = transformer(32, norm=norm).plan(n=4000, d=64, h=500)
-    assert (
-        left_out.random_numbers
-        < make_plan(
-            transformer(32, norm=norm).outputs, {"n": 4000, "d": 64, "h": 500}, without=("turn",)
-        ).random_numbers
-    )
+    outputs = transformer(16, norm=norm, vector=vector).outputs
+    unturned = make_plan(outputs, {"n": 4000, "d": 64, "h": 500}, without=("turn",))
+    assert numbers[2] < unturned.random_numbers
 
 
 def test_at_infinite_width_too():
-    plans = [transformer(k, vector=False).plan(n=ns.inf, d=ns.inf, h=ns.inf) for k in (8, 16, 32)]
+    plans = [transformer(k, vector=False).plan(n=ns.inf, d=ns.inf, h=ns.inf) for k in (4, 8, 16)]
     work = [p.operations for p in plans]
     assert work[2] - work[1] == pytest.approx(2 * (work[1] - work[0]), rel=0.02)
 

@@ -11,7 +11,7 @@ from scipy import stats
 import netsor as ns
 
 from ..programs import limit_programs, programs
-from .compare import exact_draws
+from .compare import apart, exact_draws
 
 LEVEL = 1e-8  # of one Kolmogorov–Smirnov test; some 10 a program
 SHIFT = 0.04  # what the distribution function may be off by at the finite width, besides noise
@@ -39,7 +39,7 @@ def disagreements(limit, wide, width):
             else:
                 # atoms of the limit are spread by 1/√n at a finite width: blur both
                 blur = 0.05 * b.std() * np.random.default_rng(4).standard_normal((2, len(b)))
-                gap = stats.ks_2samp(a + blur[0], b + blur[1], method="asymp").statistic - SHIFT
+                gap = apart(a + blur[0], b + blur[1]) - SHIFT
                 if gap > 0 and stats.kstwo.sf(gap, len(a) * len(b) // (len(a) + len(b))) < LEVEL:
                     found[kind, i, "distribution functions"] = gap + SHIFT
     return found

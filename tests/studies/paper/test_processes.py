@@ -81,29 +81,32 @@ def members(session):
     return alive
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    out = tmp_path_factory.mktemp("undisturbed")
-    subprocess.run([*NETSOR, *COMMAND, "--out", out], check=True, capture_output=True)
-    return read(out)
+@pytest.fixture
+def inline(monkeypatch):
+    """In this process, without pictures: what is asked are the numbers, and what was kept."""
+    monkeypatch.setattr(_reproduce, "Workers", Inline)
+    monkeypatch.setattr(_reproduce, "drawn", lambda data: {})
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_runs_lose_nothing(kills, undisturbed, tmp_path):
+def test_killed_runs_lose_nothing(kills, inline, tmp_path):
     """kill −9 when some more parts are there, then once more to the end: the bytes of an undisturbed run."""
     moment = random.Random(kills)
     kept = {}
     for _ in range(kills):
         with Running([*NETSOR, *COMMAND, "--out", tmp_path], stderr=subprocess.DEVNULL) as run:
-            more = len(kept) + moment.randint(0, 8)
+            more = len(kept) + moment.randint(1, 8)
             run.until(lambda more=more: len(stamps(tmp_path)) >= more)
             run.kill()
             run.wait(HANG)
         now = stamps(tmp_path)
         assert all(now[name] == kept[name] for name in kept)  # what was finished stays as it was
         kept = now
-    subprocess.run([*NETSOR, *COMMAND, "--out", tmp_path], check=True, capture_output=True)
-    assert read(tmp_path) == undisturbed
+    for out in (tmp_path, tmp_path / "undisturbed"):
+        reproduce(Options(("2a",), out, samples=3000, trials=8))
+    now = stamps(tmp_path)
+    assert all(now[name] == kept[name] for name in kept)
+    assert read(tmp_path) == read(tmp_path / "undisturbed")
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
@@ -130,11 +133,10 @@ def test_interrupts_and_kills_leave_no_workers_and_whole_parts(sent, tmp_path):
     assert all(store.load(part.key) is not None for part in kept)
 
 
-def test_two_runs_into_one_folder_do_no_harm(tmp_path, monkeypatch):
+def test_two_runs_into_one_folder_do_no_harm(inline, tmp_path):
     small = [*NETSOR, *TINY, "--out", tmp_path]
     with Running(small) as one, Running([*small, "--seed", "7"]) as two:
         assert [run.wait(HANG) for run in (one, two)] == [0, 0]
-    monkeypatch.setattr(_reproduce, "Workers", Inline)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     options = Options(("2a",), tmp_path / "alone", samples=600, trials=2, workers=1)
     reproduce(options)
@@ -161,29 +163,20 @@ TRAP = "import os\nos.close(os.open({sprung!r}, os.O_CREAT))\nraise ImportError(
 NAMES = ["signal", "pickle", "numpy", "scipy", "multiprocessing", "threading", "struct", "matplotlib", "tqdm", "random"]
 
 
-def test_nothing_is_imported_from_a_folder_of_data(tmp_path):
-    """As the installed command does it: a script in another folder, started where the data are."""
+def test_nothing_is_imported_from_a_folder_of_data_and_a_script_needs_no_guard(tmp_path):
+    """As the installed command does it: a script in another folder, started where the data are.
+
+    Its workers do not import it either, so that it says what it says once.
+    """
     script, data = tmp_path / "bin" / "netsor", tmp_path / "data"
     script.parent.mkdir()
     data.mkdir()
-    script.write_text("import sys\nfrom netsor.cli import main\nsys.exit(main())\n")
+    script.write_text("import sys\nfrom netsor.cli import main\nprint('begun', flush=True)\nsys.exit(main())\n")
     for name in NAMES:
         (data / f"{name}.py").write_text(TRAP.format(sprung=str(tmp_path / f"{name}-was-imported")))
-    with Running([sys.executable, script, "reproduce", *TINY], cwd=data) as run:
-        error = run.ended()
+    with Running([sys.executable, script, "reproduce", *TINY], cwd=data, stdout=subprocess.PIPE) as run:
+        out, error = run.communicate(timeout=HANG)
     assert not list(tmp_path.glob("*-was-imported"))
     assert (run.returncode, error) == (0, "")
+    assert out.count("begun") == 1
     assert (data / "results" / "report.html").exists()
-
-
-def test_a_script_needs_no_guard(tmp_path):
-    """Workers do not import the script that began them."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import netsor as ns\n"
-        "print('begun', flush=True)\n"
-        "ns.paper.reproduce('2a', out='out', samples=600, trials=2, workers=1)\n"
-    )
-    with Running([sys.executable, script], cwd=tmp_path, stdout=subprocess.PIPE) as run:
-        out, error = run.communicate(timeout=HANG)
-    assert (run.returncode, out, error) == (0, "begun\n", "")

@@ -39,11 +39,19 @@ def inline(monkeypatch):
     monkeypatch.setattr(_reproduce, "Workers", Inline)
 
 
+@pytest.fixture
+def unillustrated(monkeypatch):
+    """Runs without pictures, which take most of their time."""
+    monkeypatch.setattr(_reproduce, "drawn", lambda data: {})
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """All figures, small."""
+    """All figures, small, in this process."""
     out = tmp_path_factory.mktemp("whole")
-    return out, reproduce(Options(out=out, **{**SMALL, "workers": 2}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_reproduce, "Workers", Inline)
+        return out, reproduce(Options(out=out, **SMALL))
 
 
 def test_every_figure_has_its_files(whole):
@@ -88,13 +96,13 @@ def test_the_manifest_says_what_was_run(whole):
                 assert part["random_numbers"] == 600 * numbers
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_any_number_of_workers_makes_the_bytes_of_two(workers, whole, tmp_path):
+@pytest.mark.parametrize("workers", [3, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 2, 7))])
+def test_any_number_of_workers_makes_the_bytes_of_this_process(workers, whole, tmp_path):
     reproduce(Options(("1b",), tmp_path, **{**SMALL, "workers": workers}))
     assert read(tmp_path) == {"1b.csv": read(whole[0])["1b.csv"]}
 
 
-def test_a_second_run_recomputes_nothing(whole, inline):
+def test_a_second_run_recomputes_nothing(whole, inline, unillustrated):
     out, _ = whole
     before, files = stamps(out), read(out)
     reproduce(Options(("1a",), out, **SMALL))
@@ -102,7 +110,7 @@ def test_a_second_run_recomputes_nothing(whole, inline):
     assert read(out) == files
 
 
-def test_damaged_parts_are_found_and_done_again(whole, inline):
+def test_damaged_parts_are_found_and_done_again(whole, inline, unillustrated):
     out, _ = whole
     before, files = stamps(out), read(out)
     options = Options(("2a",), out, **SMALL)
@@ -119,7 +127,7 @@ def test_damaged_parts_are_found_and_done_again(whole, inline):
     assert read(out) == files
 
 
-def test_other_options_never_mix_with_old_data(whole, inline, tmp_path):
+def test_other_options_never_mix_with_old_data(whole, inline, unillustrated, tmp_path):
     out, _ = whole
     old = Options(("2a",), tmp_path, **SMALL)
     reproduce(old)
