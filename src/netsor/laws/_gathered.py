@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ._estimate import Array, Estimate, combined, student
-from ._gaussians import Gaussians
-from ._law import Law, normal_moment
+from ._gaussians import Gaussians, normal_moment
+from ._law import Law
 from ._mixture import gaussian_like
 from ._origin import Origin
 from ._replicas import BLOCKS, FEW, Replicated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,6 +18,11 @@ CELLS = 400  # at most
 MANY = 1000  # components, above which fewer take their place
 LATTICE = 16  # steps to a standard deviation, in binning
 ROOT = float(np.sqrt(2 * np.pi))
+
+
+def normal_moment(k: int) -> float:
+    """E[Z^k] of a standard normal Z, for even k: (k − 1)!!."""
+    return float(math.prod(range(k - 1, 0, -2)))
 
 
 class Gaussians(NamedTuple):
