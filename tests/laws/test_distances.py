@@ -121,9 +121,10 @@ def test_blocks_of_many_components_add_up_to_the_law():
     y = np.linspace(-3, 3, 9)
     blocks = law._densities(y)
     assert len(law._blocked[0].mean) < 1500
-    np.testing.assert_allclose(blocks.mean, law.pdf(y), rtol=1e-4)
-    mine = ns.Mixture(law.component_mean[:75], law.component_var[:75], ORIGIN)  # the first of forty
-    np.testing.assert_allclose(blocks.rows[0], mine.pdf(y), rtol=2e-3)
+    mine = ns.Mixture(law.component_mean[:75], law.component_var[:75], ORIGIN)  # the first of forty blocks
+    # in a cell variances differ by 0.6 % (sd), which is first order in one component and averages out over them
+    for found, right, count in ((blocks.mean, law, 3000), (blocks.rows[0], mine, 75)):
+        assert np.abs(found - right.pdf(y)).max() < 4 * 0.006 / count**0.5 * law.pdf(0.0)
 
 
 def test_a_density_against_points():
