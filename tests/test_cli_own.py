@@ -144,6 +144,7 @@ def test_a_coordinate_may_be_chosen(folder):
     assert first["cdf"][0]["value"] > 0.999 > 0.6 > third["cdf"][0]["value"] > 0.4
     assert "--coordinate, picks others" in first["notes"][0]
     assert third["notes"] == []
+    assert (first["mean"], third["mean"]) == (1.0, 9.0)
     words = "law", "--width", "16", "--draws", "100", "--json"
     assert netsor(*words).stdout == netsor(*words, "--coordinate", "15").stdout
     found = netsor("plan", "mine.py:shifted", "--bind", "n=8", "--coordinate", "-1", cwd=folder).stdout
