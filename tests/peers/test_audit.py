@@ -45,6 +45,12 @@ def attention(weights: np.ndarray, windows: list[int]) -> list[float]:
     return [float(np.mean(shares)), float(max(top))]
 
 
+def scores(qkv: np.ndarray, heads: int) -> np.ndarray:
+    """Of queries, keys and values side by side: (heads, pairs that see each other)."""
+    q, k = (u.reshape(len(IDS), heads, -1).transpose(1, 0, 2) for u in np.split(qkv, 3, axis=1)[:2])
+    return (q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1]))[:, *np.tril_indices(len(IDS))]
+
+
 @torch.no_grad()
 def real(family: str, count: int) -> dict[str, np.ndarray]:
     config = configuration(CONFIGS[family])
@@ -57,6 +63,8 @@ def real(family: str, count: int) -> dict[str, np.ndarray]:
         for i, block in enumerate(network.get_submodule(blocks)):
             for name, module in (("out", block), *((b, block.get_submodule(b)) for b in branches)):
                 module.register_forward_hook(_keep(seen, (i, name)))
+            if family == "gpt2":
+                block.attn.c_attn.register_forward_hook(_keep(seen, (i, "qkv")))
             block.register_forward_pre_hook(lambda _, given, i=i, seen=seen: seen.__setitem__((i, "in"), given[0]))
         out = network(input_ids=torch.tensor([IDS]), output_attentions=True)
         at = {key: value[0].double().numpy() for key, value in seen.items()}
@@ -68,6 +76,9 @@ def real(family: str, count: int) -> dict[str, np.ndarray]:
             whole = [*rows(at[i, "out"]), *attention(weights[0].double().numpy(), windows)]
             whole += [squares[1] / sum(squares), squares[2] / sum(squares)]
             numbers |= {(name, i): value for name, value in zip(BLOCK, whole, strict=True)}
+            if family == "gpt2":
+                p = scores(at[i, "qkv"], config.n_head)
+                numbers |= {("score_std", i): float(p.std()), ("score_max", i): float(p.max())}
         logits = out.logits[0, :-1].double()
         p = torch.softmax(logits, dim=-1)
         right = p[torch.arange(len(IDS) - 1), torch.tensor(IDS[1:])]
@@ -95,5 +106,5 @@ def test_an_audit_says_what_real_initialisations_do(family):
         own = ours[key] if isinstance(key, str) else ours[key[0]][:, key[1]]
         found[key] = float(stats.ks_2samp(numbers, own).pvalue)
     print(family, {str(key): round(p, 4) for key, p in sorted(found.items(), key=lambda pair: pair[1])[:6]})
-    assert len(found) == 7 * models.read(CONFIGS[family]).layers + 4
+    assert len(found) == (9 if family == "gpt2" else 7) * models.read(CONFIGS[family]).layers + 4
     assert min(found.values()) > LEVEL, found
