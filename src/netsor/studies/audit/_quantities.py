@@ -71,7 +71,12 @@ BLOCKS = (
 )
 FINAL = (
     Quantity("logit_std", "standard deviation of logits", "over the vocabulary and tokens"),
-    Quantity("loss", "loss of the first step", "mean cross-entropy in nats, each token predicting the next", digits=4),
+    Quantity(
+        "loss",
+        "loss of the first step",
+        "mean cross-entropy in nats: of the next token, of a token itself where nothing is masked, of a class",
+        digits=4,
+    ),
     Quantity("max_probability", "largest probability", "that the untrained model gives to any one token"),
 )
 EVERY = {quantity.name: quantity for quantity in (*BLOCKS, *FINAL)}
