@@ -18,6 +18,7 @@ Array = Any
 PRECISIONS = ("float64", "float32")
 ROOM = {"cpu": 2**24, "cuda": 2**31}  # bytes of arrays in one go: what a cache holds, or what fills a large device
 MOST = 2**22  # replicas in one go
+BY_QUADRATURE = 2**16  # the same, where the host may have to integrate for each
 WORKING = 8  # copies of a plan's arrays that a library may hold at once, of two blocks together
 
 
@@ -99,4 +100,5 @@ class Backend(ABC):
 def largest_block(plan: Plan, itemsize: int, kind: str, least: int = 1) -> int:
     """The replicas, a power of 2, whose arrays fill the room of a device: a function of the plan alone."""
     replicas = ROOM[kind] * 8 // (itemsize * max(plan.bytes, 1))
-    return max(least, min(MOST, 1 << max(replicas.bit_length() - 1, 0)))
+    most = BY_QUADRATURE if any(step.kind in ("kernel", "moments") for step in plan.steps) else MOST
+    return max(least, min(most, 1 << max(replicas.bit_length() - 1, 0)))

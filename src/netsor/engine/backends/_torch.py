@@ -1,7 +1,8 @@
 """PyTorch, step by step, on a CPU or a CUDA device: for those who have it and not JAX.
 
-A draw for one block is keyed by (seed, draw, block). The size of a block is a function of the plan, so the same seed
-gives the same draws, and couples two widths whose plans are of one size (in JAX and numpy, any two).
+A draw for one block is keyed by (seed, draw, the block's first replica). Where blocks begin is a function of the plan,
+so the same seed gives the same draws, and couples two widths as far as their blocks are the same (in JAX and numpy,
+any two).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from .._plan import RULES, Plan, Register, Step
 from .._run import run
 from ._base import Backend, NoDeviceError, largest_block
 from ._chi import chi
+
+FIRST = 512  # replicas of the first block
 
 Array = Any
 
@@ -48,21 +51,26 @@ class Torch(Backend):
         return memory()
 
     def chunk(self, plan: Plan, draws: int) -> int:
-        """One block, of a size that is a function of the plan."""
+        """A number that is a function of the plan: what fills the device."""
         return self.fits(plan, largest_block(plan, self.itemsize, self.kind))
 
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
-        """One block, drawn whole and cut."""
+        """One block, drawn whole and cut; the first chunk in blocks that double, so that few draws cost little."""
         import torch
         from array_api_compat import torch as xp
 
-        with torch.device(self.device), torch.no_grad():
-            work = _Block(self, seed, part.start // size, size, torch, xp)
-            mean, columns = run(plan, work.draw, work.constant, work.compute)
-        yield mean[: len(part)], columns[: len(part)]
-        tick(len(part))
+        start = part.start
+        while start < part.stop:
+            replicas = min(size, max(FIRST, start))
+            with torch.device(self.device), torch.no_grad():
+                work = _Block(self, seed, start, replicas, torch, xp)
+                mean, columns = run(plan, work.draw, work.constant, work.compute)
+            needed = min(replicas, part.stop - start)
+            yield mean[:needed], columns[:needed]
+            tick(needed)
+            start += replicas
 
     def cov(self, columns: Array) -> Array:
         """On the device."""
@@ -78,9 +86,9 @@ class Torch(Backend):
 class _Block:
     """The work for one block."""
 
-    def __init__(self, backend: Torch, seed: int, number: int, replicas: int, torch: Any, xp: Any) -> None:
-        self.backend, self.seed, self.number, self.replicas, self.torch, self.xp = (
-            backend, seed, number, replicas, torch, xp
+    def __init__(self, backend: Torch, seed: int, start: int, replicas: int, torch: Any, xp: Any) -> None:
+        self.backend, self.seed, self.start, self.replicas, self.torch, self.xp = (
+            backend, seed, start, replicas, torch, xp
         )  # fmt: skip
         self.dtype = getattr(torch, backend.precision)
         self.known: dict[Register, Array] = {}
@@ -95,7 +103,7 @@ class _Block:
 
     def draw(self, step: Step) -> Array:
         """The random numbers of a step, (replicas, *shape)."""
-        key = np.random.SeedSequence(self.seed, spawn_key=(*step.params["key"], self.number))
+        key = np.random.SeedSequence(self.seed, spawn_key=(*step.params["key"], self.start))
         generator = self.torch.Generator(device=self.backend.device)
         generator.manual_seed(int(key.generate_state(1, np.uint64)[0]))
 
