@@ -33,7 +33,11 @@ def law_command(
         asked = subject({**options, "infinite_heads": infinite_heads}, draws)
         announce(asked.seconds)
         law = asked.infinite_heads() if infinite_heads else asked.law(draws, seed, **where)
-        moments = {"variance": law.with_error.var(), "excess kurtosis": law.with_error.kurtosis()}
+        moments = {
+            "mean": law.with_error.mean(),
+            "variance": law.with_error.var(),
+            "excess kurtosis": law.with_error.kurtosis(),
+        }
         for name, found in moments.items():
             finite(name, found.value)
         points = {"pdf": [], "cdf": []} if not at else _points(law, at)
@@ -46,6 +50,8 @@ def law_command(
         }
         echo_json(
             {
+                "mean": float(moments["mean"].value),
+                "mean_error": error_of(moments["mean"].error),
                 "variance": float(moments["variance"].value),
                 "variance_error": error_of(moments["variance"].error),
                 "excess_kurtosis": float(moments["excess kurtosis"].value),
