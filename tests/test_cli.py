@@ -228,6 +228,9 @@ def test_no_number_that_is_not_json_is_printed(value, monkeypatch):
         def var(self):
             return ns.Estimate(self.law.var() if unknown else value, value)
 
+        def mean(self):
+            return exact.fget(self.law).mean()
+
         def kurtosis(self):
             return exact.fget(self.law).kurtosis()
 

@@ -106,8 +106,8 @@ BAD = {
     "ends.py:good": "FILE 'ends.py' cannot be imported: it ends the process (sys.exit(0))",
     "mine:ends": "PROGRAM 'mine:ends' cannot be built: it ends the process (sys.exit(3))",
     "mine:mute": "PROGRAM 'mine:mute' cannot be built: Mute",
-    "mine:good[7]": "PROGRAM 'mine:good[7]' has no part [7]: index: index 7 on shape (2,): index 7 is out of bounds for "
-    "axis 0 with size 2\n",
+    "mine:good[7]": "PROGRAM 'mine:good[7]' has no part [7]: index: index 7 on shape (2,): index 7 is out of bounds "
+    "for axis 0 with size 2\n",
     "mine:good[]": "FILE:PROGRAM 'mine:good[]' must be",
     "mine:absent": "PROGRAM 'absent' is not in 'mine'",
     "mine:number": "PROGRAM 'mine:number' must be a program (see ns.program), got int",
@@ -145,6 +145,7 @@ def test_a_coordinate_may_be_chosen(folder):
     assert first["cdf"][0]["value"] > 0.999 > 0.6 > third["cdf"][0]["value"] > 0.4
     assert "--coordinate, picks others" in first["notes"][0]
     assert third["notes"] == []
+    assert (first["mean"], third["mean"]) == (1.0, 9.0)
     words = "law", "--width", "16", "--draws", "100", "--json"
     assert netsor(*words).stdout == netsor(*words, "--coordinate", "15").stdout
     found = netsor("plan", "mine.py:shifted", "--bind", "n=8", "--coordinate", "-1", cwd=folder).stdout

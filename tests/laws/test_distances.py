@@ -5,7 +5,8 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.laws import Origin, distances
+from netsor.laws import Origin, _components, distances
+from netsor.laws._foreign import as_law
 
 ORIGIN = Origin("exact", "made for a test")
 
@@ -95,5 +96,53 @@ def test_the_papers_estimator_as_it_is_defined():
 
 def test_distances_are_between_laws_of_one_variable():
     joint = ns.Program(ns.gaussian(ns.Width("n"), 2)).law(n=3, draws=100)
-    with pytest.raises(TypeError, match=r"between laws of one variable, got <Joint.*take one, law\[i\]"):
+    with pytest.raises(TypeError, match=r"between joint laws.*got <Mixture.*take an entry, law\[i\]"):
         ns.kl(joint, gaussian(1.0))
+    with pytest.raises(TypeError, match=r"between laws of one variable, got <Joint.*take one, law\[i\]"):
+        ns.total_variation(joint, gaussian(1.0))
+
+
+def test_many_draws_are_seen_at_their_quantiles(monkeypatch):
+    """Of more draws than JUMPS the distribution function is read at so many quantiles, which moves it by 1/JUMPS."""
+    draws = np.random.default_rng(3).standard_normal(4000)
+    whole = [float(f(draws, stats.norm(0.2))) for f in (ns.kolmogorov, ns.wasserstein1)]
+    monkeypatch.setattr(_components, "JUMPS", 500)
+    assert len(as_law(draws)._jumps()) == pytest.approx(500, abs=1)
+    few = [float(f(draws, stats.norm(0.2))) for f in (ns.kolmogorov, ns.wasserstein1)]
+    assert abs(whole[0] - stats.kstest(draws, stats.norm(0.2).cdf).statistic) < 0.005  # noise is taken off
+    assert 0 < abs(few[0] - whole[0]) < 1 / 500
+    assert abs(few[1] - whole[1]) < 1 / 500
+
+
+def test_blocks_of_many_components_add_up_to_the_law():
+    """More components than are kept one by one are merged on a lattice, block by block."""
+    rng = np.random.default_rng(4)
+    law = ns.Mixture(rng.standard_normal(3000), rng.gamma(800.0, 1e-3, 3000), ORIGIN)
+    y = np.linspace(-3, 3, 9)
+    blocks = law._densities(y)
+    assert len(law._blocked[0].mean) < 1500
+    mine = ns.Mixture(law.component_mean[:75], law.component_var[:75], ORIGIN)  # the first of forty blocks
+    # in a cell variances differ by 0.6 % (sd), which is first order in one component and averages out over them
+    for found, right, count in ((blocks.mean, law, 3000), (blocks.rows[0], mine, 75)):
+        assert np.abs(found - right.pdf(y)).max() < 4 * 0.006 / count**0.5 * law.pdf(0.0)
+
+
+def test_a_density_against_points():
+    """KL is infinite either way, and the others are what they are."""
+    point = gaussian(0.0)
+    for p, q in ((point, gaussian(1.0)), (gaussian(1.0), point)):
+        assert ns.kl(p, q).value == np.inf
+        assert ns.total_variation(p, q).value == 1.0
+        assert ns.kolmogorov(p, q).value == 0.5
+        assert ns.wasserstein1(p, q).value == pytest.approx((2 / np.pi) ** 0.5)
+
+
+@pytest.mark.parametrize("law", [stats.gamma(0.5), stats.beta(0.5, 0.5)])
+def test_an_infinite_density_is_refused(law):
+    with pytest.raises(ValueError, match="infinite density somewhere; a distance needs a bounded one"):
+        ns.total_variation(gaussian(1.0), law)
+
+
+def test_what_has_a_law_is_no_law():
+    with pytest.raises(TypeError, match="got Program; ask for its law first"):
+        ns.kl(ns.paper.layer(), gaussian(1.0))

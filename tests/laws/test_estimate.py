@@ -102,3 +102,11 @@ def test_arrays_of_values():
     e = ns.Mixture(0.0, [1.0, 2.0], Origin("exact", "test")).with_error.pdf([0.0, 1.0])
     assert (2 * e).value.shape == (2,)
     assert (np.array([1.0, 2.0]) * e).error == pytest.approx(np.array([1.0, 2.0]) * e.error)
+
+
+def test_numpy_takes_the_values():
+    """Not for a list of two: a sum over estimates would add their errors."""
+    several = [ns.Estimate(1.0, 0.5), ns.Estimate(2.0, 0.25)]
+    assert np.asarray(several).tolist() == [1.0, 2.0]
+    assert np.sum(several) == 3.0
+    assert np.asarray(ns.Estimate(np.arange(3.0), np.ones(3))).tolist() == [0.0, 1.0, 2.0]

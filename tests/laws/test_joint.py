@@ -220,6 +220,31 @@ def test_sliced_distance_of_joint_laws():
     assert abs(found.value - 10 / math.pi) < 4.5 * found.error
     with pytest.raises(TypeError, match="is between joint laws"):
         ns.sliced_wasserstein(p, q[0])
+    with pytest.raises(ValueError, match="joint laws of 2 and 3 entries; take marginals"):
+        ns.sliced_wasserstein(p, np.zeros((9, 3)))
+
+
+def test_joint_laws_against_foreign_ones():
+    """A frozen normal of scipy.stats is the Gaussian that it says, and an array of draws is what drew it."""
+    a = np.array([[2.0, 0.6], [0.6, 1.0]])
+    p, q = ns.Joint([[0.4, 0.0]], [a], ORIGIN), ns.Joint([[0.0, 0.0]], [np.eye(2)], ORIGIN)
+    frozen = stats.multivariate_normal([0.0, 0.0], np.eye(2))
+    assert ns.kl(p, frozen) == ns.kl(p, q)
+    assert ns.sliced_wasserstein(frozen, p, directions=2) == ns.sliced_wasserstein(q, p, directions=2)
+    draws = frozen.rvs(200, random_state=5)
+    near, far = (ns.sliced_wasserstein(q, draws + shift, directions=4) for shift in (0.0, 5.0))
+    assert near.value < 4 * near.error < 0.6
+    assert far.value > 4 * far.error
+
+
+def test_there_is_no_density_at_infinity():
+    law = mixture(100, 2)
+    at = [[math.inf, 0.0], [0.0, -1e200], [math.nan, 0.0], [math.nan, math.inf], [0.1, 0.2]]
+    value, error = law.with_error.pdf(at)
+    assert value[:2].tolist() == error[:2].tolist() == [0.0, 0.0]
+    assert np.isnan(value[2:4]).all()
+    assert value[4] == law.pdf([0.1, 0.2]) > 0
+    assert law.logpdf(at)[:2].tolist() == [-math.inf, -math.inf]
 
 
 def test_pictures(tmp_path):

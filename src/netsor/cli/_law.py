@@ -33,11 +33,8 @@ def law_command(
         asked = subject({**options, "infinite_heads": infinite_heads}, draws)
         announce(asked.seconds)
         law = asked.infinite_heads() if infinite_heads else asked.law(draws, seed, **where)
-        moments = {
-            "mean": law.with_error.mean(),
-            "variance": law.with_error.var(),
-            "excess kurtosis": law.with_error.kurtosis(),
-        }
+        known = law.with_error
+        moments = {"mean": known.mean(), "variance": known.var(), "excess kurtosis": known.kurtosis()}
         for name, found in moments.items():
             finite(name, found.value)
         points = {"pdf": [], "cdf": []} if not at else _points(law, at)

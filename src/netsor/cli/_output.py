@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from ..laws import Law
 from ._numbers import shown
@@ -96,20 +95,17 @@ def check_plot(plot: str | None) -> None:
 
 
 def draw(plot: str, laws: dict[str, Law]) -> None:
-    """The densities, in the style of the paper's figures."""
-    from .._style import BLACK, BLUE, DOTTED, VERMILLION, new, rendered, styled
+    """The densities, in the style of the paper's figures; of two laws, their difference below."""
+    from .._style import rendered, styled
+    from ..laws import plot as plot_several
     from ..studies._store import write
 
-    reach = max(law.std() for law in laws.values()) * 4
-    y = np.linspace(-reach, reach, 401)
     with styled():
-        figure = new()
-        axes = figure.subplots()
-        for name, law in laws.items():
-            line, colour, thick = (DOTTED, VERMILLION, 1.8) if name[-1].isdigit() else ("-", BLUE, 1.2)
-            axes.plot(y, law.pdf(y), linestyle=line, color=BLACK if name == MANY else colour, lw=thick, label=name)
-        axes.set(xlabel="output coordinate y", ylabel="density", xlim=(-reach, reach), ylim=(0, None))
-        axes.legend(loc="upper left", bbox_to_anchor=(0.62, 1.0))
+        if len(laws) == 1:
+            ((name, law),) = laws.items()
+            figure = law.plot(label=name).figure
+        else:
+            figure = plot_several(*laws.values(), labels=list(laws))
         content = rendered(figure, Path(plot).suffix[1:])[0]
     try:
         write(Path(plot), content)

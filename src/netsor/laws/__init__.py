@@ -10,7 +10,7 @@ from ._joint import Joint
 from ._law import Law
 from ._mixture import Mixture
 from ._origin import Origin
-from ._plot import plot
+from ._plot_several import plot
 from ._sliced import sliced_wasserstein
 from ._store import load
 

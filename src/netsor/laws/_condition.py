@@ -60,7 +60,8 @@ def conditioned(
     new_mean[:, exact] = values[tau == 0]  # what was seen without noise is known, to the last digit
     new_cov[:, exact, :] = 0.0
     new_cov[:, :, exact] = 0.0
-    given = Origin(origin.status, f"{origin.method}, given {len(entries)} observations", origin.random_numbers,
+    method = f"{origin.method}, given {len(entries)} observation{'s' * (len(entries) > 1)}"
+    given = Origin(origin.status, method, origin.random_numbers,
                    origin.seed, origin.quadrature_error, origin.notes)  # fmt: skip
     return new_mean, new_cov, given, posterior, Estimate(evidence, combined(error, doubt))
 

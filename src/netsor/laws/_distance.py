@@ -22,7 +22,7 @@ from ..language._where import TraceError
 from ._difference import Cells
 from ._empirical import Empirical
 from ._estimate import Array, Estimate, combined
-from ._foreign import as_law
+from ._foreign import as_joint, as_law
 from ._grid import coarser, integrated, resolved
 from ._heads import HeadSum
 from ._joint import Joint
@@ -40,11 +40,12 @@ Other = Any  # a law, a frozen distribution of scipy.stats, or an array of draws
 def kl(p: Other, q: Other) -> Estimate:
     """The Kullback–Leibler divergence D(p ‖ q) = ∫ p log(p/q).
 
-    Both may be laws, frozen distributions of scipy.stats, or arrays of draws, here and in all distances; or both joint
-    laws, here.
+    Both may be laws, frozen distributions of scipy.stats, or arrays of draws, here and in all distances; here they may
+    be joint laws and multivariate normals as well.
     """
-    if isinstance(p, Joint) and isinstance(q, Joint):
-        return joint_kl(p, q)
+    for law in (p, q):
+        if isinstance(law, Joint):
+            return joint_kl(as_joint(p, law.dim, "kl"), as_joint(q, law.dim, "kl"))
     return distances(p, q, ["kl"])["kl"]
 
 

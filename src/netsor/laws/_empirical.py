@@ -16,8 +16,9 @@ from scipy import special
 
 from ..language._given import real
 from ._estimate import Array, Estimate, combined
+from ._gaussians import normal_moment
 from ._given import LARGEST, checked_draws
-from ._law import Law, normal_moment
+from ._law import Law
 from ._mixture import Mixture, gaussian_like
 from ._origin import Origin
 from ._replicas import Replicated, average, block_labels

@@ -74,6 +74,10 @@ class Estimate:
     def __float__(self) -> float:
         return float(self.value)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Its value: numpy would else take it for a list of two, and a sum over estimates would add their errors."""
+        return np.array(self.value, dtype=dtype)
+
     # Compared with numbers it is its value; two estimates are equal if their errors are too
 
     def __eq__(self, other: object) -> Any:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..language._given import shown
+from ..language._given import numbers, shown
 from ._described import Described
 from ._estimate import Array, Estimate
 from ._given import checked_draws
+from ._joint import Joint
 from ._law import Law
 from ._mixture import Mixture, gaussian_like
 from ._origin import Origin
@@ -32,10 +33,31 @@ def as_law(other: Any) -> Law:
     if isinstance(other, np.ndarray | list | tuple):
         draws = checked_draws(other)
         return Mixture(draws, 0.0, Origin("estimated", f"{draws.size} draws"))
+    hint = "; ask for its law first, net.law(n=…)" if hasattr(other, "law") else ""
     raise TypeError(
         "distances are between laws, frozen distributions of scipy.stats and arrays of draws, "
-        f"got {type(other).__name__}"
+        f"got {type(other).__name__}{hint}"
     )
+
+
+def as_joint(other: Any, dim: int, operation: str) -> Joint:
+    """The joint law of so many entries that is meant; draws, an array (draws, entries), are points."""
+    if isinstance(other, Joint):
+        law = other
+    elif all(hasattr(other, name) for name in ("mean", "cov", "logpdf", "rvs")):  # multivariate_normal
+        law = Joint(np.atleast_2d(other.mean), np.atleast_2d(other.cov)[None], Origin("exact", "scipy.stats normal"))
+    elif isinstance(other, np.ndarray) and other.ndim == 2 and len(other) > 1:
+        draws = numbers(other, operation, "draws")
+        cov = np.zeros((*draws.shape, draws.shape[1]))
+        law = Joint(draws, cov, Origin("estimated", f"{len(draws)} draws"))
+    else:
+        raise TypeError(
+            f"{operation}: is between joint laws, frozen scipy.stats.multivariate_normal and arrays (draws, entries), "
+            f"got {shown(other)}; for one variable take an entry, law[i]"
+        )
+    if law.dim != dim:
+        raise ValueError(f"{operation}: joint laws of {dim} and {law.dim} entries; take marginals")
+    return law
 
 
 class Frozen(Law):

@@ -25,12 +25,6 @@ from ._quantile import quantiles
 from ._replicas import Replicated
 from ._resample import Jackknife, jackknife
 
-
-def normal_moment(k: int) -> float:
-    """E[Z^k] of a standard normal Z, for even k: (k − 1)!!."""
-    return float(math.prod(range(k - 1, 0, -2)))
-
-
 FAR = 1e150  # no law has mass beyond, and squares of such points overflow
 
 
@@ -157,13 +151,21 @@ class Law(Described, ABC):
         """This law with kernels, of so many bandwidths, in place of draws; itself if it has none."""
         return self
 
+    def _density(self, y: Array) -> Array:
+        """The density where nobody asks for its error."""
+        return np.asarray(self._pdf(y).value)
+
+    def _distribution(self, y: Array) -> Array:
+        """The distribution function where nobody asks for its error."""
+        return np.asarray(self._cdf(y).value)
+
     def _densities(self, y: Array) -> Replicated:
         """The density by blocks."""
-        return Replicated(np.asarray(self._pdf(y).value)[None], np.ones(1))
+        return Replicated(self._density(y)[None], np.ones(1))
 
     def _distributions(self, y: Array, side: str = "right") -> Replicated:
         """The distribution function by blocks, of what is below y or (side right) at most y."""
-        return Replicated(np.asarray(self._cdf(y).value)[None], np.ones(1))
+        return Replicated(self._distribution(y)[None], np.ones(1))
 
     def _slopes(self, y: Array) -> Replicated:
         """The slope of the distribution function, by blocks, between its jumps."""
@@ -175,7 +177,7 @@ class Law(Described, ABC):
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
         """The distribution function, the rest, and the slope, of the part without jumps."""
-        return np.asarray(self._cdf(y).value), self._sf(y), np.asarray(self._pdf(y).value)
+        return self._distribution(y), self._sf(y), self._density(y)
 
     def _perturbed(self) -> Sequence[tuple[Law, Law]]:
         """Pairs of laws that are off from this one by ±ε, one for each thing that ε is about."""
@@ -207,7 +209,7 @@ class Law(Described, ABC):
 
     def pdf(self, y: npt.ArrayLike) -> Any:
         """The density; of a law with atoms, that of the rest."""
-        return _shaped("pdf", lambda p: Estimate(self._pdf(p).value, 0.0), y, (0.0, 0.0)).value
+        return _shaped("pdf", lambda p: Estimate(self._density(p), 0.0), y, (0.0, 0.0)).value
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
         """The logarithm of the density."""
@@ -215,7 +217,7 @@ class Law(Described, ABC):
 
     def cdf(self, y: npt.ArrayLike) -> Any:
         """P(Y ≤ y)."""
-        return _shaped("cdf", lambda p: Estimate(self._cdf(p).value, 0.0), y, (0.0, 1.0)).value
+        return _shaped("cdf", lambda p: Estimate(self._distribution(p), 0.0), y, (0.0, 1.0)).value
 
     def sf(self, y: npt.ArrayLike) -> Any:
         """P(Y > y)."""
@@ -311,7 +313,7 @@ class Law(Described, ABC):
         if scale == 0:  # a point mass
             return np.full(len(q), centre)
         atoms = [at for at, _ in self.atoms]
-        return quantiles(q, upper, lambda y: np.asarray(self._cdf(y).value), self._sf, centre, scale, atoms)
+        return quantiles(q, upper, self._distribution, self._sf, centre, scale, atoms)
 
 
 def _entropy(law: Law) -> Jackknife:

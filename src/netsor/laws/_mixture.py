@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from ._components import Components
 from ._estimate import Array, Estimate, combined, student
-from ._gaussians import Gaussians
+from ._gaussians import Gaussians, normal_moment
 from ._given import checked_origin
-from ._law import Law, normal_moment
+from ._law import Law
 from ._origin import Origin
 from ._replicas import Replicated, average
 from ._store import storable
@@ -97,8 +97,12 @@ class Mixture(Components, Law):
             value, error = self.smoothed()._pdf(y)
             wider = self.smoothed(math.sqrt(2))._few.pdf(y)  # twice the squared bandwidth: twice the bias
             return Estimate(value, combined(error, np.abs(wider - value)))
-        value = self._few.pdf(y)
+        value = self._density(y)
         return Estimate(value, self._error(value, y, "pdf"))
+
+    def _density(self, y: Array) -> Array:
+        self._needs_density("pdf")
+        return self.smoothed()._few.pdf(y)
 
     def _logpdf(self, y: Array) -> Array:
         self._needs_density("logpdf")
@@ -117,9 +121,11 @@ class Mixture(Components, Law):
     def _slope(self, y: Any) -> Any:
         return self.pdf(y) if len(self._smooth) or len(self._points.draws) else np.zeros(np.shape(y))
 
+    def _distribution(self, y: Array) -> Array:
+        return np.minimum(self._few.cdf(y) + self._steps(y, "right").mean, 1.0)
+
     def _cdf(self, y: Array) -> Estimate:
-        smooth = self._few.cdf(y)
-        value = np.minimum(smooth + self._steps(y, "right").mean, 1.0)
+        value = self._distribution(y)
         if len(self._smooth) < self.replicas:  # points: a share, at least as uncertain as one
             return Estimate(value, self._binomial(value))
         return Estimate(value, self._error(value, y, "cdf"))

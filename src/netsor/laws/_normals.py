@@ -11,6 +11,7 @@ import numpy.typing as npt
 from scipy import special
 
 from ._estimate import Array, Estimate, combined, student
+from ._given import LARGEST
 from ._replicas import average
 
 PIECE = 2**17  # entries of a table (points × replicas) at a time: what a cache holds
@@ -89,6 +90,11 @@ class Normals:
 
     def _sums(self, y: Array, squares: bool) -> tuple[Array, Array]:
         """Σ w_r k_r and Σ (w_r k_r)² at points, in blocks that fit a cache, on all cores."""
+        far = (np.abs(y) > LARGEST).any(axis=1) & ~np.isnan(y).any(axis=1)
+        if far.any():
+            found = np.zeros((2, len(y)))
+            found[:, ~far] = self._sums(y[~far], squares)
+            return found[0], found[1]
         expanded = self._expanded
         if expanded is None or not len(y):
             exponent = self._exponents(y)
@@ -127,7 +133,8 @@ class Normals:
         """The logarithm of the density, right however far out."""
         with np.errstate(divide="ignore"):
             result = np.log(self.pdf(y))
-        for i in np.flatnonzero(~(result > -600.0)):
+        reached = (np.abs(y) <= LARGEST).all(axis=1)  # beyond it is −∞, and NaN where y is
+        for i in np.flatnonzero(~(result > -600.0) & reached):
             result[i] = special.logsumexp(self._exponents(y[i : i + 1]))
         return result
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..language._given import shown, whole
 from ..language._where import TraceError
 from ._distance import wasserstein1
 from ._estimate import Estimate, combined
+from ._foreign import as_joint
 from ._given import checked_generator
 from ._joint import Joint
 from ._replicas import average
@@ -15,15 +18,17 @@ from ._replicas import average
 MOST = 10_000  # directions
 
 
-def sliced_wasserstein(p: Joint, q: Joint, directions: int = 16, seed: int = 2025) -> Estimate:
-    """The mean over random unit directions of the W1 distance of Σ_i u_i Y_i under both laws."""
-    for law in (p, q):
-        if not isinstance(law, Joint):
-            raise TypeError(
-                f"sliced_wasserstein: is between joint laws, got {shown(law)}; for one variable, wasserstein1"
-            )
-    if p.dim != q.dim:
-        raise ValueError(f"sliced_wasserstein: joint laws of {p.dim} and {q.dim} entries; take marginals")
+def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int = 2025) -> Estimate:
+    """The mean over random unit directions of the W1 distance of Σ_i u_i Y_i under both laws.
+
+    One must be a joint law; the other may be a frozen scipy.stats.multivariate_normal, or an array (draws, entries).
+    """
+    joint = [law for law in (p, q) if isinstance(law, Joint)]
+    if not joint:
+        raise TypeError(
+            f"sliced_wasserstein: is between joint laws, got {shown(p)} and {shown(q)}; for one variable, wasserstein1"
+        )
+    p, q = (as_joint(law, joint[0].dim, "sliced_wasserstein") for law in (p, q))
     count = whole(directions, "directions", "sliced_wasserstein", least=2)
     if count > MOST:
         raise TraceError("sliced_wasserstein", f"directions={count} must be at most {MOST}, each a distance")

@@ -41,8 +41,8 @@ def load(path: str | Path) -> Any:
             arrays = {name: file[name] for name in file.files}
         about = json.loads(str(arrays.pop("about")))
         kind, made = KINDS[about["kind"]], about["format"]
-    except (zipfile.BadZipFile, ValueError, KeyError, EOFError, AttributeError) as error:
-        raise ValueError(f"{str(path)!r} is no law: it must be a file that law.save(path) wrote ({error})") from None
+    except (zipfile.BadZipFile, ValueError, KeyError, EOFError, AttributeError):
+        raise ValueError(f"{str(path)!r} is no law: it must be a file that law.save(path) wrote") from None
     if made != FORMAT:
         raise ValueError(f"{str(path)!r} has format {made}; this version reads {FORMAT}: write it again with law.save")
     origin = Origin(**{**about["origin"], "notes": tuple(about["origin"]["notes"])})

@@ -1,0 +1,54 @@
+"""A picture of several laws: densities, and differences below, as in the figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._style import DOTTED, GREY, STYLE, new
+from ..language._given import shown
+from ..language._where import TraceError
+from ._foreign import as_law
+from ._joint import Joint
+from ._plot import COLOURS, POINTS, add_arrows, add_line, curve_of, range_of
+
+
+def plot(*laws: Any, labels: Any = None, axes: Any = None) -> Any:
+    """Densities above; below, what each differs by from the last, where the eye can see it.
+
+    Laws of one variable, frozen distributions of scipy.stats and arrays of draws; an arrow is an atom.
+    `axes` is a pair of matplotlib axes, new ones unless given; `labels` are names for the laws. Returns the figure.
+    """
+    import matplotlib as mpl
+
+    if not laws or any(isinstance(law, Joint) for law in laws):
+        raise TypeError("plot: needs one law of one variable or more; a joint law has joint.plot()")
+    laws = tuple(as_law(law) for law in laws)
+    names = [law.method for law in laws] if labels is None else labels
+    listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    if not listed or len(names) != len(laws):
+        raise TraceError("plot", f"labels={shown(labels)} must be {len(laws)} names, one for each law")
+    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+        if axes is None:
+            figure = new(3.3)
+            top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
+        else:
+            top, bottom = axes
+            figure = top.figure
+        low, high = zip(*(range_of(law) for law in laws), strict=True)
+        y = np.linspace(min(low), max(high), POINTS)
+        curves = [curve_of(law, y) for law in laws]
+        last, last_error = curves[-1]
+        for k, (name, (density, error)) in enumerate(zip(names, curves, strict=True)):
+            colour = COLOURS[k % len(COLOURS)]
+            line = "-" if k == len(laws) - 1 else DOTTED
+            add_line(top, y, density, error, colour, line, name)
+            add_arrows(top, laws[k], max(float(curve.max()) for curve, _ in curves), colour)
+            if k < len(laws) - 1:
+                add_line(bottom, y, density - last, np.hypot(error, last_error), colour, line, None)
+        bottom.axhline(0.0, color=GREY, lw=0.5, zorder=0)
+        top.set(ylabel="density", ylim=(0, None))
+        bottom.set(xlabel="y", ylabel="difference", xlim=(y[0], y[-1]))
+        top.legend(loc="best")
+    return figure
