@@ -222,9 +222,6 @@ def test_no_number_that_is_not_json_is_printed(value, monkeypatch):
         def __init__(self, law):
             self.law = law
 
-        def mean(self):
-            return exact.fget(self.law).mean()
-
         def var(self):
             return ns.Estimate(self.law.var() if unknown else value, value)
 

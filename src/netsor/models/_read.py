@@ -62,7 +62,8 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
             raise ValueError(f"{path} is no JSON: {error}") from None
         if not isinstance(given, dict):
             raise ValueError(f"{path} must hold an object with the fields of a configuration")
-        return _made(given, path.parent.name if path.name == "config.json" and path.parent.name else path.stem)
+        folder = path.absolute().parent.name
+        return _made(given, folder if path.name == "config.json" and folder else path.stem)
     if isinstance(source, Mapping):
         return _made(dict(source))
     if hasattr(source, "to_dict"):

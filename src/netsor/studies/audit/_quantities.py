@@ -73,7 +73,12 @@ BLOCKS = (
 )
 FINAL = (
     Quantity("logit_std", "standard deviation of logits", "over the vocabulary and the tokens that predict one"),
-    Quantity("loss", "loss of the first step", "mean cross-entropy in nats, each token predicting the next", digits=4),
+    Quantity(
+        "loss",
+        "loss of the first step",
+        "mean cross-entropy in nats: of the next token, of a token itself where nothing is masked, of a class",
+        digits=4,
+    ),
     Quantity(
         "max_probability",
         "largest probability",
