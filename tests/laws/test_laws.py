@@ -82,7 +82,9 @@ def test_moments_agree_with_integration(law):
     assert law.var() == pytest.approx(variance, rel=1e-5)
     assert law.std() == pytest.approx(variance**0.5, rel=1e-5)
     assert law.kurtosis() == pytest.approx(np.sum(f * (y - mean) ** 4) / variance**2 - 3, abs=1e-4)
+    assert law.skewness() == pytest.approx(np.sum(f * (y - mean) ** 3) / variance**1.5, abs=1e-4)
     assert law.moment(4) == pytest.approx(np.sum(f * y**4), rel=1e-4)
+    assert law.support() == (-np.inf, np.inf)
 
 
 def test_entropy_and_characteristic_function(law):
@@ -97,6 +99,8 @@ def test_draws_follow_the_distribution_function(law):
     drawn = law.rvs(20_000, seed=3)
     assert stats.kstest(drawn, law.cdf).pvalue > 1e-5  # level 1e-5
     assert np.array_equal(drawn, law.rvs(20_000, seed=3))
+    assert np.ndim(law.rvs()) == 0
+    assert law.rvs((2, 3), seed=3).ravel().tolist() == law.rvs(6, seed=3).tolist()
     shifted = stats.kstest(drawn + 0.05 * law.std(), law.cdf).pvalue
     assert shifted < 1e-5  # a law that is off by a twentieth of its width fails
 
