@@ -26,7 +26,7 @@ BLOCKS = (
         "attention_share",
         "attention's share",
         "the mean square of what attention adds, as a share of the sum of the mean squares of the stream and of all "
-        "that is added to it in the block (products of the two, which are small, are left out)",
+        "that is added to it in the block (products between them are left out)",
     ),
     Quantity(
         "cross_share",
