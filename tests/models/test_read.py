@@ -228,6 +228,9 @@ def test_heads_of_keys_and_their_dimension_follow_where_the_family_derives_them(
         heads = 256 if name == "llama-3-8b" else 24
         for changed in (model.replace(heads=heads), replace(model, heads=heads)):
             assert (changed.key_heads, changed.d, changed.widths()["d"]) == (key_heads, d, d)
+    for family, field in (("gpt2", "n_head"), ("bert", "num_attention_heads"), ("gpt_neox", "num_attention_heads")):
+        config = {**CONFIGS[family], field: 1}
+        assert models.read(CONFIGS[family]).replace(heads=1) == models.read(config)
     several = {**CONFIGS["llama"], "num_key_value_heads": CONFIGS["llama"]["num_attention_heads"]}
     assert models.read(several).replace(heads=1).key_heads == 1
     assert models.read("gpt2").replace(heads=24, groups=12, head_dim=64).weights > models.read("gpt2").weights

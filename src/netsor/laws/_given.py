@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..language._given import NUMBERS, as_floats, as_whole, numbers, shown, whole
+from ..language._given import AXES, NUMBERS, as_floats, as_whole, numbers, shown, whole
 from ..language._where import TraceError
 from ._origin import Origin
 
@@ -79,9 +79,9 @@ def checked_shape(argument: Any, operation: str) -> tuple[int, ...]:
         return ()
     sizes = [as_whole(size) for size in (argument if isinstance(argument, tuple | list) else (argument,))]
     shape = tuple(size for size in sizes if size is not None and 0 <= size <= NUMBERS)
-    if len(shape) < len(sizes) or math.prod(shape) > NUMBERS:
+    if len(shape) < len(sizes) or len(shape) > AXES or math.prod(shape) > NUMBERS:
         raise TraceError(
-            operation, f"size={shown(argument)} must be an integer from 0 to {NUMBERS:,}, or a tuple of some, or None"
+            operation, f"size={shown(argument)} must be an integer from 0 to {NUMBERS:,}, or a tuple of at most {AXES}"
         )
     return shape
 

@@ -181,9 +181,7 @@ def _limit(facts: Facts, threshold: float) -> Said:
     verdict = FOUND if share > threshold else NOT_FOUND if possible <= threshold else UNDECIDED
     if verdict == UNDECIDED:
         few = min(len(facts.draws[names[0]]), len(facts.limit[names[0]])) < FEWEST
-        text += (
-            f"; {FEWEST} draws or more enclose the ends of a band" if few else f"; {doubtful} may be, by their errors"
-        )
+        text += f"; the ends of a band take {FEWEST} draws or more" if few else f"; {doubtful} may be, by their errors"
     return Said(text, verdict, share)
 
 
