@@ -1,24 +1,57 @@
-"""Every code block of the README and the docs runs, and prints what is printed below it."""
+"""Every code block of the README and the docs runs, and prints what is printed below it.
+
+Long pages run with few draws in a quick run: then what they print is not looked at.
+"""
 
 import contextlib
 import io
 import re
+import warnings
 from pathlib import Path
 
 import pytest
 
+from netsor.engine import _law
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(path for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")) if "```python" in path.read_text())
 BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
+DRAWS = re.compile(r"draws=([\d_]+)")
+LONG = {"estimator.md", "howto.md", "regression.md", "scale.md"}
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_blocks(page, monkeypatch, tmp_path):
-    if "from sklearn" in page.read_text():
-        pytest.importorskip("sklearn")
+@pytest.fixture
+def apart(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
+
+
+def needs(page):
+    if "from sklearn" in page.read_text():
+        pytest.importorskip("sklearn")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name in LONG], ids=lambda page: page.name)
+def test_code_blocks_of_long_pages_run(page, apart, monkeypatch):
+    needs(page)
+    monkeypatch.setattr(_law, "KEPT", _law.KEPT // 50)
+    names: dict[str, object] = {}
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of errors that so few draws do not tell
+        for code, _ in BLOCK.findall(page.read_text()):
+            few = DRAWS.sub(lambda found: f"draws={max(100, int(found[1]) // 50)}", code)
+            exec(compile(few, str(page), "exec"), names)
+    assert names
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow) if page.name in LONG else page for page in PAGES],
+    ids=lambda page: page.name,
+)
+def test_code_blocks(page, apart):
+    needs(page)
     names: dict[str, object] = {}
     for code, printed in BLOCK.findall(page.read_text()):
         output = io.StringIO()

@@ -281,7 +281,7 @@ def many(folder, seed, count):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_command_lines(seed, folder):
-    many(folder, seed, 75)
+    many(folder, seed, 60)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from netsor.language._graph import ordered
 from .builder import Builder
 from .programs import LIMIT_STEPS, STEPS, WIDTHS, LimitBuilder, grown, limit_programs, programs
 
-few = settings(max_examples=150, deadline=None, derandomize=True)
+few = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 @few

@@ -21,12 +21,16 @@ from netsor.explore._svg import as_svg, ticks
 LAYERS = [
     Layer(),
     Layer(width=ns.inf),
+    Layer(width=64, head_dim=16, tokens=3, heads=5, mask="causal", token=1, sigma_q=2.0, sigma_w=0.5),
+    Layer(scaling="linear", activation="relu", width=32, tokens=2),
+    Layer(tokens=1, heads=1, clip=0.5, draws=300),
+]
+FURTHER = [
     Layer(width=64, head_dim=16, tokens=3, heads=5),
     Layer(width=ns.inf, head_dim=16),
     Layer(scaling="linear"),
     Layer(activation="relu", width=32, tokens=2),
     Layer(mask="causal", token=2, sigma_q=2.0, sigma_w=0.5),
-    Layer(tokens=1, heads=1, clip=0.5, draws=300),
 ]
 n, m = ns.Width("n"), ns.Width("m")
 
@@ -46,7 +50,9 @@ def values(row):
     return [number.value for number in row.values() if isinstance(number, ns.Estimate)]
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=str)
+@pytest.mark.parametrize(
+    "layer", [*LAYERS, *(pytest.param(layer, marks=pytest.mark.slow) for layer in FURTHER)], ids=str
+)
 def test_the_code_makes_the_numbers(layer, capsys):
     view = layer.view()
     made = run(view.code)
@@ -61,7 +67,7 @@ def test_the_code_makes_the_numbers(layer, capsys):
     assert str(laws[0].with_error.kurtosis()) in printed
 
 
-@pytest.mark.parametrize("heads", [2, 3])
+@pytest.mark.parametrize("heads", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_picture_holds_the_laws(heads):
     """Densities above; below, the difference from the limit; in the file, every number."""
     view = Layer(heads=heads).view()
@@ -172,7 +178,10 @@ def test_knobs():
         assert (knob.start - knob.low) / knob.step == pytest.approx(round((knob.start - knob.low) / knob.step))
 
 
-@pytest.mark.parametrize(("output", "part", "key"), [(0, None, "[0][0]"), (2, None, "[0][2]"), (1, 0, "[0][1]")])
+@pytest.mark.parametrize(
+    ("output", "part", "key"),
+    [(2, None, "[0][2]"), (1, 0, "[0][1]"), pytest.param(0, None, "[0][0]", marks=pytest.mark.slow)],
+)
 def test_own_program(output, part, key, monkeypatch):
     """The law of one output, its limit and the code, which finds the program again."""
     monkeypatch.setitem(sys.modules, "netsor_views", types.SimpleNamespace(net=net))

@@ -91,7 +91,7 @@ def test_points_that_repeat_are_atoms_and_others_are_draws():
 
 def test_a_law_known_by_draws_is_a_law():
     rng = np.random.default_rng(2)
-    law = ns.Mixture(rng.standard_normal(20_000), 0.0, ORIGIN)
+    law = ns.Mixture(rng.standard_normal(8_000), 0.0, ORIGIN)
     assert not law.atoms
     value, error = law.with_error.pdf([0.0, 1.0])
     assert (np.abs(value - stats.norm.pdf([0.0, 1.0])) < 3 * error).all()

@@ -16,6 +16,7 @@ from ._cells import Cells, Sums, Tally, binning, cells_for
 from ._kept import kept_plan
 from ._montecarlo import Progress, Silent, check_memory, chunks, generator, one_blas_thread, run, whole_number
 from ._plan import SAMPLE, Plan
+from ._single import check_single
 from .backends import Backend, Numpy
 from .backends._numpy import CHUNK, Streams
 from .backends._numpy import block as numpy_block
@@ -73,6 +74,7 @@ def conditional(
         return Conditional(mean, cov, 0, error, plan.notes, True)
     size = plan.mean.shape[0]
     where = backend or Numpy()
+    check_single(plan, where)
     if size == 1 and draws > KEPT:
         return _gathered(plan, draws, seed, where, workers, executor, progress, error)
     check_memory(
@@ -107,6 +109,7 @@ def drawn(
     check_memory(8.0 * draws * size, f"draws={draws} of {size} outputs", "take fewer draws or outputs")
     found = np.empty((draws, size))
     where = backend or Numpy()
+    check_single(plan, where)
     if where.threads:
         work, parts = _Draws(plan, seed, where, 1), growing(draws)
     else:

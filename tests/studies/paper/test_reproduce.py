@@ -10,7 +10,7 @@ import pytest
 
 import netsor as ns
 from netsor.studies._store import Store
-from netsor.studies.paper import _claims, _reproduce
+from netsor.studies.paper import _claims, _draw, _reproduce
 from netsor.studies.paper._cases import GROUPS, NAMES, Case, figures
 from netsor.studies.paper._reproduce import Options, reproduce
 from netsor.studies.paper._sample import GRID, WEIGHTS, sampled
@@ -47,11 +47,26 @@ def unillustrated(monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """All figures, small, in this process."""
-    out = tmp_path_factory.mktemp("whole")
+    """All figures, small, in this process; of figures that are drawn alike one is."""
+    out, alike = tmp_path_factory.mktemp("whole"), {}
+
+    def drawn(data):
+        kind = type(data), data.figure.parameter
+        if kind not in alike:
+            alike[kind] = _draw.drawn(data)
+        return alike[kind]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_reproduce, "Workers", Inline)
+        patch.setattr(_reproduce, "drawn", drawn)
         return out, reproduce(Options(out=out, **SMALL))
+
+
+@pytest.mark.slow
+def test_every_figure_is_drawn(inline, tmp_path):
+    reproduce(Options(out=tmp_path, **SMALL))
+    for kind in ("pdf", "png"):
+        assert len(set(read(tmp_path, f"*.{kind}").values())) == len(NAMES)
 
 
 def test_every_figure_has_its_files(whole):

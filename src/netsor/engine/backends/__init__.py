@@ -18,6 +18,10 @@ NAMES: dict[str, type[Backend]] = {"numpy": Numpy, "jax": Jax, "torch": Torch}
 def choose(backend: object = "numpy", device: object = None, precision: object = "float64") -> Backend:
     """The backend of these names, if it is installed and sees the device; None is a CUDA device if there is any."""
     if isinstance(backend, Backend):
+        if device not in (None, backend.device) or precision not in ("float64", backend.precision):
+            raise ValueError(
+                f"device={shown(device)}, precision={shown(precision)}: backend is {backend} already; leave them out"
+            )
         return backend
     if not isinstance(backend, str) or backend not in NAMES:
         raise ValueError(f"backend={shown(backend)} must be one of {', '.join(NAMES)}")
