@@ -186,3 +186,18 @@ def test_bad_draws():
     for draws in ([1.0], [2.0, 2.0], [0.0, np.nan]):
         with pytest.raises(ValueError, match="at least two finite numbers, not all alike"):
             ns.Empirical(draws)
+
+
+def test_the_error_of_the_skewness_is_its_own():
+    """200 seeds: errors that are normal and of this size have a sum of squares within these, at level 1e-4."""
+    means = stats.beta(2, 5)
+    spread = 16 * means.var()
+    right = float(means.stats("s")) * (spread / (spread + 1)) ** 1.5
+    total = 0.0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        law = ns.Mixture(4 * rng.beta(2, 5, 2000), rng.gamma(8, 1 / 8, 2000), ORIGIN)
+        value, error = law.with_error.skewness()
+        total += ((value - right) / error) ** 2
+    low, high = stats.chi2(200).ppf([5e-5, 1 - 5e-5])
+    assert low < total < high
