@@ -48,6 +48,7 @@ def test_law_as_json():
     assert result.stderr == ""
     assert found["variance"] == pytest.approx(0.39197144, abs=1e-7)
     assert found["excess_kurtosis"] == pytest.approx(0.12165921, abs=1e-7)
+    assert (found["mean"], found["mean_error"]) == (0.0, 0.0)
     assert [row["y"] for row in found["pdf"]] == [0, 1]
     assert found["pdf"][0]["value"] == pytest.approx(0.646080, abs=2e-6)
     assert set(found["cdf"][0]) == {"y", "value", "error"}
@@ -126,6 +127,7 @@ BAD_OPTIONS = {
     ("compare", "--heads", "1000000000"): "--heads 1000000000 would need",
     ("plan", "--tokens", "100000"): "--tokens 100000 would need",
     ("plan", "--infinite-heads"): "--infinite-heads is a formula, and has no plan",
+    ("law", "--activation", "tanh", "--clip", "2"): "--clip 2 is for --activation clip, not tanh",
     ("law", "--token", "5"): "--token 5 must be at most --tokens 4",
     ("law", "--mask", "none"): "'--mask': 'none' is not",
     ("law", "--bind", "n=4"): "--bind n=4 needs a FILE:PROGRAM",

@@ -106,12 +106,13 @@ BAD = {
     "ends.py:good": "FILE 'ends.py' cannot be imported: it ends the process (sys.exit(0))",
     "mine:ends": "PROGRAM 'mine:ends' cannot be built: it ends the process (sys.exit(3))",
     "mine:mute": "PROGRAM 'mine:mute' cannot be built: Mute",
-    "mine:good[7]": "PROGRAM 'mine:good[7]' has no part [7]",
+    "mine:good[7]": "PROGRAM 'mine:good[7]' has no part [7]: index: index 7 on shape (2,): index 7 is out of bounds "
+    "for axis 0 with size 2\n",
     "mine:good[]": "FILE:PROGRAM 'mine:good[]' must be",
     "mine:absent": "PROGRAM 'absent' is not in 'mine'",
     "mine:number": "PROGRAM 'mine:number' must be a program (see ns.program), got int",
     "mine:needs": "PROGRAM 'mine:needs' cannot be built: missing a required argument: 'heads'",
-    "mine:broken": "PROGRAM 'mine:broken' cannot be built: relu: needs a vector, got 1.0",
+    "mine:broken": "PROGRAM 'mine:broken' cannot be built: relu: needs a vector, got 1.0 (at mine.py:",
 }
 
 

@@ -3,6 +3,8 @@
 Write a network once, the way the paper writes it, and read it at any width.
 """
 
+from typing import TYPE_CHECKING, NoReturn
+
 from . import _start as _start  # first: an interrupt may come while the rest is loaded
 from . import models, nn
 from ._program import Program, program
@@ -70,6 +72,22 @@ from .studies import paper
 from .studies.audit import audit
 
 __version__ = "0.1.0"
+
+
+if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
+
+    def __getattr__(name: str) -> NoReturn:
+        """What is not here is an error that says what is."""
+        import difflib  # seldom needed
+
+        import numpy as np
+
+        near = difflib.get_close_matches(name, __all__, 1, 0.75)
+        hint = f"; did you mean ns.{near[0]}?" if near else ""
+        if isinstance(getattr(np, name, None), np.ufunc):
+            hint += f"; of coordinates write ns.nonlin(np.{name}, x), of scalars ns.apply(np.{name}, p)"
+        raise AttributeError(f"netsor has no {name!r}{hint}")
+
 
 __all__ = [
     "Attention",

@@ -302,6 +302,13 @@ class Traced(Generic[P]):
     def __getitem__(self, key: Any) -> Program:
         raise TypeError(f"{self._name} makes a program when it is called: write {self._name}()[{_key_text(key)}]")
 
+    def __repr__(self) -> str:
+        try:
+            signature = str(inspect.signature(self._function))
+        except ValueError:
+            signature = "(…)"
+        return f"<{self._name}{signature}: makes a program when it is called, {self._name}()>"
+
     def __reduce__(self) -> str:
         return self._function.__qualname__  # by name, so that it can be sent to another process
 

@@ -1,5 +1,6 @@
 """Every error path: the message names the operation, what was given, what is allowed, and the line."""
 
+import inspect
 import re
 
 import numpy as np
@@ -52,6 +53,7 @@ CASES = {
     "multiply shapes": (lambda: x(2) * np.ones(3), r"\*: shapes \(3,\) and \(2,\) do not broadcast"),
     "add text": (lambda: x() + "a", r"\+: needs a netsor value or real numbers, got 'a'"),
     "divide by vector": (lambda: x() / x(), "/: a vector is divided by numbers or scalars"),
+    "power": (lambda: x() ** 2, r"\*\*: is for scalars; the squares of coordinates are x \* x"),
     "divide by zero": (lambda: x() / 0.0, "/: division by zero"),
     "mix": (lambda: np.ones((2, 3)) @ x(2), r"@: scalars of shape \(2, 3\) do not combine vectors of shape \(2,\)"),
     "mix one": (lambda: np.ones(3) @ x(), r"@: scalars of shape \(3,\) do not combine vectors of shape \(\)"),
@@ -184,6 +186,29 @@ def test_an_error_in_a_layer_points_at_the_users_line():
     with pytest.raises(ns.TraceError, match=r"this line is named") as caught:
         ns.nn.attention(x(2), heads=2, context=x(3), mask="causal")  # this line is named
     assert caught.value.where.file.endswith("test_errors.py")
+
+
+def test_names_that_are_not_there_say_what_is():
+    for name, message in (
+        ("exp", r"no 'exp'; of coordinates write ns\.nonlin\(np\.exp, x\)"),
+        ("layernorm", r"did you mean ns\.layer_norm"),
+    ):
+        with pytest.raises(AttributeError, match=message):
+            getattr(ns, name)
+    with pytest.raises(
+        TypeError, match=r"attention\(\) has no option 'temperature'; its options are context, .*sigma_b"
+    ):
+        ns.nn.attention(x(2), 2, temperature=3)
+    assert "softcap" in inspect.signature(ns.nn.attention).parameters
+    assert x(2, 3).T.shape == (3, 2)
+
+
+def test_a_function_that_makes_programs_says_so():
+    @ns.program
+    def layer(tokens=4):
+        return x(tokens)
+
+    assert repr(layer) == "<layer(tokens=4): makes a program when it is called, layer()>"
 
 
 def test_index_errors_are_index_errors():

@@ -82,6 +82,7 @@ def test_the_law_is_that_of_all_replicas(name, where, monkeypatch):
     np.testing.assert_allclose(gathered.ppf([0.01, 0.3, 0.9]), kept.ppf([0.01, 0.3, 0.9]), atol=10 * close * kept.std())
     np.testing.assert_allclose(gathered.var(), kept.var(), rtol=max(close, 1e-9))
     np.testing.assert_allclose(gathered.kurtosis(), kept.kurtosis(), atol=max(10 * close, 1e-8))
+    np.testing.assert_allclose(gathered.skewness(), kept.skewness(), atol=max(10 * close, 1e-8))
     np.testing.assert_allclose(gathered.moment(4), kept.moment(4), rtol=max(10 * close, 1e-9))
     np.testing.assert_allclose(gathered.cf(1 / kept.std()), kept.cf(1 / kept.std()), atol=10 * close)
 
@@ -95,7 +96,7 @@ def test_errors_are_those_of_all_replicas(name, monkeypatch):
         if method == "cdf" and name == "an atom":
             continue  # a mixture reports the error of a share there, which is larger
         np.testing.assert_allclose(two, one, rtol=0.02, atol=1e-3 * one.max())
-    for method in ("var", "kurtosis", "mean"):
+    for method in ("var", "kurtosis", "skewness", "mean"):
         one, two = (float(getattr(law.with_error, method)().error) for law in (kept, gathered))
         assert two == pytest.approx(one, rel=0.01, abs=1e-12 * kept.std())
     assert [at for at, _ in kept.atoms] == [at for at, _ in gathered.atoms]

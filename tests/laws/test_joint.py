@@ -121,6 +121,7 @@ def test_joint_density(joint):
 def test_joint_moments_and_draws(joint):
     drawn = joint.rvs(40_000, seed=2)
     assert drawn.shape == (40_000, 4)
+    assert [joint.rvs().shape, joint.rvs((2, 3)).shape] == [(4,), (2, 3, 4)]
     np.testing.assert_allclose(np.cov(drawn.T), joint.cov(), atol=0.03)
     weights = np.array([1.0, -0.5, 0.0, 2.0])
     assert joint.combination(weights).var() == pytest.approx(weights @ joint.cov() @ weights, rel=1e-9)
@@ -224,6 +225,12 @@ def test_sliced_distance_of_joint_laws():
         ns.sliced_wasserstein(p, np.zeros((9, 3)))
 
 
+def test_a_joint_law_is_at_no_distance_from_itself():
+    law, other = mixture(100, 2), mixture(100, 2)
+    assert ns.kl(law, law) == ns.kl(law, other) == ns.Estimate(0.0, 0.0)
+    assert ns.kl(law, ns.Joint(law.component_mean + 0.5, law.component_cov, ORIGIN)) > 0.01
+
+
 def test_joint_laws_against_foreign_ones():
     """A frozen normal of scipy.stats is the Gaussian that it says, and an array of draws is what drew it."""
     a = np.array([[2.0, 0.6], [0.6, 1.0]])
@@ -259,7 +266,13 @@ def test_pictures(tmp_path):
     assert len(figure.axes) == 2
     figure.savefig(tmp_path / "laws.png")
     given = Figure().subplots(2, 1)
-    assert ns.plot(one, one.gaussian(), axes=given) is given[0].figure
+    assert ns.plot(one, one.gaussian(), ax=given) is given[0].figure
+    assert ns.plot(one, [0.1, 0.2, 0.4, 0.5], ax=given[0]) is given[0].figure
+    for wrong in (3, given[:1], [given[0], 3]):
+        with pytest.raises(ValueError, match=r"plot: ax=.* must be one of matplotlib's axes, or two of them"):
+            ns.plot(one, one, ax=wrong)
+    with pytest.raises(ValueError, match=r"plot: ax=3 must be one of matplotlib's axes"):
+        one.plot(ax=3)
     assert mixture(100, 3).plot(entries=(0, 2)).get_xlabel() == "entry 0"
     with pytest.raises(ValueError, match="must be 2 names"):
         ns.plot(one, other, labels=["one"])

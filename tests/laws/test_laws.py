@@ -82,7 +82,9 @@ def test_moments_agree_with_integration(law):
     assert law.var() == pytest.approx(variance, rel=1e-5)
     assert law.std() == pytest.approx(variance**0.5, rel=1e-5)
     assert law.kurtosis() == pytest.approx(np.sum(f * (y - mean) ** 4) / variance**2 - 3, abs=1e-4)
+    assert law.skewness() == pytest.approx(np.sum(f * (y - mean) ** 3) / variance**1.5, abs=1e-4)
     assert law.moment(4) == pytest.approx(np.sum(f * y**4), rel=1e-4)
+    assert law.support() == (-np.inf, np.inf)
 
 
 def test_entropy_and_characteristic_function(law):
@@ -97,6 +99,8 @@ def test_draws_follow_the_distribution_function(law):
     drawn = law.rvs(20_000, seed=3)
     assert stats.kstest(drawn, law.cdf).pvalue > 1e-5  # level 1e-5
     assert np.array_equal(drawn, law.rvs(20_000, seed=3))
+    assert np.ndim(law.rvs()) == 0
+    assert law.rvs((2, 3), seed=3).ravel().tolist() == law.rvs(6, seed=3).tolist()
     shifted = stats.kstest(drawn + 0.05 * law.std(), law.cdf).pvalue
     assert shifted < 1e-5  # a law that is off by a twentieth of its width fails
 
@@ -182,3 +186,18 @@ def test_bad_draws():
     for draws in ([1.0], [2.0, 2.0], [0.0, np.nan]):
         with pytest.raises(ValueError, match="at least two finite numbers, not all alike"):
             ns.Empirical(draws)
+
+
+def test_the_error_of_the_skewness_is_its_own():
+    """200 seeds: errors that are normal and of this size have a sum of squares within these, at level 1e-4."""
+    means = stats.beta(2, 5)
+    spread = 16 * means.var()
+    right = float(means.stats("s")) * (spread / (spread + 1)) ** 1.5
+    total = 0.0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        law = ns.Mixture(4 * rng.beta(2, 5, 2000), rng.gamma(8, 1 / 8, 2000), ORIGIN)
+        value, error = law.with_error.skewness()
+        total += ((value - right) / error) ** 2
+    low, high = stats.chi2(200).ppf([5e-5, 1 - 5e-5])
+    assert low < total < high

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -34,9 +35,9 @@ def test_the_models_that_ship():
     assert models.names() == tuple(sorted(COUNTED))
     for name, count in COUNTED.items():
         model = models.read(name)
-        assert (model.name, model.parameters) == (name, count)
+        assert (model.name, model.weights) == (name, count)
         assert model.distribution == "gaussian"
-        assert model.widths() == {"n": model.width, "d": model.head_dim, "m": model.hidden}
+        assert model.widths() == {"n": model.width, "d": model.d, "m": model.hidden}
 
 
 def test_what_the_shipped_models_draw():
@@ -201,6 +202,12 @@ def test_replace_checks_names_and_values():
         ({"norm": "batch"}, "norm='batch' of a Transformer must be one of layer, rms"),
         ({"tied": 1}, "tied=1 of a Transformer must be True or False"),
         ({"groups": 5}, "groups=5 of a Transformer must divide heads=12"),
+        ({"heads": 10}, "heads=10 of a Transformer must divide width=768 where head_dim is None: set that too"),
+        ({"positions": "rotary", "head_dim": 9}, "head_dim=9 of a Transformer must be even: rotary positions"),
+        (
+            {"positions": "rotary", "rotary_fraction": 0.3},
+            r"width/heads=64 times rotary_fraction=0\.3 of a Transformer",
+        ),
         ({"rotary_stretch": (1.0, 4.0, 1.0, 5.0), "positions": "rotary"}, "must have low below high"),
         ({"rotary_stretch": (1.0, 1.0, 4.0, 5.0)}, "is for positions='rotary'"),
         ({"length": None}, "length=None of a Transformer must say how many learned positions"),
@@ -213,6 +220,20 @@ def test_replace_checks_names_and_values():
     ):
         with pytest.raises(ValueError, match=message):
             gpt2.replace(**change)
+
+
+def test_heads_of_keys_and_their_dimension_follow_where_the_family_derives_them():
+    for name, key_heads, d in (("gpt2", 24, 32), ("llama-3-8b", 8, 16), ("qwen3-8b", 8, 128), ("t5-base", 24, 64)):
+        model = models.read(name)
+        heads = 256 if name == "llama-3-8b" else 24
+        for changed in (model.replace(heads=heads), replace(model, heads=heads)):
+            assert (changed.key_heads, changed.d, changed.widths()["d"]) == (key_heads, d, d)
+    for family, field in (("gpt2", "n_head"), ("bert", "num_attention_heads"), ("gpt_neox", "num_attention_heads")):
+        config = {**CONFIGS[family], field: 1}
+        assert models.read(CONFIGS[family]).replace(heads=1) == models.read(config)
+    several = {**CONFIGS["llama"], "num_key_value_heads": CONFIGS["llama"]["num_attention_heads"]}
+    assert models.read(several).replace(heads=1).key_heads == 1
+    assert models.read("gpt2").replace(heads=24, groups=12, head_dim=64).weights > models.read("gpt2").weights
 
 
 def test_a_decoder_is_refused_what_it_has_not():

@@ -143,12 +143,13 @@ def subject(options: dict[str, Any], draws: int = 0, both: bool = False) -> Subj
         for option, values in (("--bind", binds), ("--arg", arguments)):
             if values:
                 raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
+        if options["activation"] != "clip" and _is_given("clip"):
+            raise click.UsageError(f"--clip {options['clip']:g} is for --activation clip, not {options['activation']}")
         return _built_in(
             draws, both, options["coordinate"], **{name: options[name] for name in LAYER if name != "infinite_heads"}
         )
-    context = click.get_current_context()
     for name in LAYER:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if _is_given(name):
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} is of the built-in layer; FILE:PROGRAM takes --bind and --arg")
     warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
@@ -166,6 +167,10 @@ def subject(options: dict[str, Any], draws: int = 0, both: bool = False) -> Subj
     given = " --bind ".join(f"{k}={v}" for k, v in asked.widths.items())
     seconds = afford(cost, {"draws": draws, "bind": given}, {"bind": "", "draws": 2})
     return replace(asked, seconds=seconds)
+
+
+def _is_given(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _built_in(

@@ -14,9 +14,10 @@ from typing import Any
 
 import click
 
-from .. import Program
+from .. import Program, TraceError
 from ._numbers import WIDTH, shown
 
+OURS = Path(click.__file__).parent  # the caller of a command
 LOADED: set[str] = set()  # files of programs: an error that passes through one may be its own
 NAME = re.compile(r"(?P<name>[^\W\d]\w*)(?:\[(?P<index>[-\d,\s]+)\])?")
 
@@ -108,6 +109,8 @@ def said(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except Exception:  # its __str__ is somebody else's
         text = ""
+    if isinstance(error, TraceError) and Path(error.where.file).is_relative_to(OURS):
+        text = error.plain  # no line of the user's is to blame
     if isinstance(error, SystemExit):
         return f"it ends the process (sys.exit({text}))"
     return text or type(error).__name__

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -209,7 +210,7 @@ def run(
                 progress(now, total)
             shown = now
             for future in done:
-                yield from zip(pending.pop(future), future.result(), strict=True)
+                yield from zip(pending.pop(future), _result(future), strict=True)
     finally:
         tick.cancelled.set()
         bar.close()
@@ -217,6 +218,18 @@ def run(
             future.cancel()
         if own is not None:
             own.leave()
+
+
+def _result(future: Future[list[T]]) -> list[T]:
+    try:
+        return future.result()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if "pickle" not in str(error):
+            raise
+        raise ValueError(
+            f"executor: the program is sent to other processes, and this in it cannot be: {error}. Write its functions "
+            "with def at the top of a module, not as a lambda or inside a function; or take threads, workers=…"
+        ) from error
 
 
 def _slots(executor: Executor) -> int:

@@ -142,6 +142,11 @@ class Value:
             raise TraceError("transpose", f"axes {shown(given)} do not reorder shape {self.shape}: name each axis once")
         return self.take(self._positions().transpose(order), "transpose")
 
+    @property
+    def T(self) -> Self:
+        """The axes of the array reversed; of vectors, not their coordinates: ⟨x, y⟩ is `ns.dot(x, y)`."""
+        return self.transpose()
+
     def broadcast_to(self, shape: int | Sequence[int]) -> Self:
         """Repeat the values over new or singleton axes."""
         sizes = as_shape(shape, "broadcast_to")

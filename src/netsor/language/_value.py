@@ -136,6 +136,11 @@ class Vector(Value):
     def __neg__(self) -> Vector:
         return self * -1.0
 
+    def __pow__(self, exponent: object) -> NoReturn:
+        raise TraceError(
+            "**", f"is for scalars; the squares of coordinates are x * x, other powers ns.nonlin(f, x); got {self!r}"
+        )
+
     def __matmul__(self, other: object) -> NoReturn:
         raise TraceError(
             "@", f"vectors stand on the right: W @ x, a @ x; for x @ y write ns.dot(x, y); got {shown(other)}"

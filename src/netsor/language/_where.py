@@ -33,7 +33,8 @@ class TraceError(ValueError):
 
     def __init__(self, operation: str, problem: str) -> None:
         self.where = user_line()
-        super().__init__(f"{operation}: {problem} (at {self.where})")
+        self.plain = f"{operation}: {problem}"  # without the place, for those who have a better one
+        super().__init__(f"{self.plain} (at {self.where})")
 
 
 class TraceIndexError(TraceError, IndexError):

@@ -139,6 +139,11 @@ class Empirical(Law):
         value = Mixture(self.draws, self.bandwidth**2, self.origin)._kurtosis().value
         return Estimate(value, combined(plain.error, abs(value - plain.value)))
 
+    def _skewness(self) -> Estimate:
+        plain = Mixture(self.draws, 0.0, self.origin)._skewness()
+        value = Mixture(self.draws, self.bandwidth**2, self.origin)._skewness().value
+        return Estimate(value, combined(plain.error, abs(value - plain.value)))
+
     def _cf(self, t: Array) -> npt.NDArray[np.complex128]:
         draws = np.array([np.exp(1j * p * self.draws).mean() for p in t])
         return np.asarray(draws * np.exp(-((t * self.bandwidth) ** 2) / 2))

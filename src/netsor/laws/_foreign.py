@@ -35,7 +35,7 @@ def as_law(other: Any) -> Law:
         return Mixture(draws, 0.0, Origin("estimated", f"{draws.size} draws"))
     hint = "; ask for its law first, net.law(n=…)" if hasattr(other, "law") else ""
     raise TypeError(
-        "distances are between laws, frozen distributions of scipy.stats and arrays of draws, "
+        "what is compared or drawn are laws, frozen distributions of scipy.stats and arrays of draws, "
         f"got {type(other).__name__}{hint}"
     )
 
@@ -97,6 +97,14 @@ class Frozen(Law):
 
     def _kurtosis(self) -> Estimate:
         return Estimate(float(self.distribution.stats(moments="k")), 0.0)
+
+    def _skewness(self) -> Estimate:
+        return Estimate(float(self.distribution.stats(moments="s")), 0.0)
+
+    def support(self) -> tuple[float, float]:
+        """The ends of where the law is."""
+        low, high = self.distribution.support()
+        return float(low), float(high)
 
     def _pieces(self) -> tuple[Array, Array]:
         low, middle, high = (float(self.distribution.ppf(q)) for q in (0.1, 0.5, 0.9))

@@ -23,6 +23,7 @@ from ._law import Law
 from ._mixture import gaussian_like
 from ._origin import Origin
 from ._replicas import BLOCKS, FEW, Replicated
+from ._skewness import skewness
 from ._store import storable
 
 
@@ -206,6 +207,13 @@ class Gathered(Law):
         worst = np.abs((6 * var**2 + 6 * var * mean**2) / m2**2 - 2 * m4 * var / m2**3)
         doubt = self.origin.quadrature_error * float(self.component_weight @ worst)
         return Estimate(m4 / m2**2 - 3, combined(self._average(influence).error, doubt))
+
+    def _skewness(self) -> Estimate:
+        unit = math.sqrt(self.var())
+        if unit == 0:
+            return Estimate(math.nan, 0.0)
+        mean = (self.component_mean - self.component_weight @ self.component_mean) / unit
+        return skewness(mean, self.component_var / unit**2, self._average, self.origin.quadrature_error)
 
     # Others
 

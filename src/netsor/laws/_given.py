@@ -5,12 +5,13 @@ The words are those of `language._given`: the argument, its value, and what is a
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..language._given import NUMBERS, as_floats, as_whole, numbers, shown, whole
+from ..language._given import AXES, NUMBERS, as_floats, as_whole, numbers, shown, whole
 from ..language._where import TraceError
 from ._origin import Origin
 
@@ -72,12 +73,17 @@ def checked_heads(argument: Any, operation: str) -> int:
     return heads
 
 
-def checked_size(argument: Any, operation: str) -> int:
-    """How many draws are wanted."""
-    size = as_whole(argument)
-    if size is None or not 0 <= size <= NUMBERS:
-        raise TraceError(operation, f"size={shown(argument)} must be an integer from 0 to {NUMBERS:,}")
-    return size
+def checked_shape(argument: Any, operation: str) -> tuple[int, ...]:
+    """How many draws are wanted: one, so many, or an array of this shape."""
+    if argument is None:
+        return ()
+    sizes = [as_whole(size) for size in (argument if isinstance(argument, tuple | list) else (argument,))]
+    shape = tuple(size for size in sizes if size is not None and 0 <= size <= NUMBERS)
+    if len(shape) < len(sizes) or len(shape) > AXES or math.prod(shape) > NUMBERS:
+        raise TraceError(
+            operation, f"size={shown(argument)} must be an integer from 0 to {NUMBERS:,}, or a tuple of at most {AXES}"
+        )
+    return shape
 
 
 def checked_generator(argument: Any, operation: str) -> np.random.Generator:

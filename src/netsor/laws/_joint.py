@@ -15,7 +15,7 @@ from ..language._where import TraceError, TraceIndexError
 from ._condition import conditioned
 from ._described import Described
 from ._estimate import Array, Estimate, combined
-from ._given import LARGEST, checked_generator, checked_origin, checked_size, checked_weights, points
+from ._given import LARGEST, checked_generator, checked_origin, checked_shape, checked_weights, points
 from ._mixture import CONSTANT, Mixture
 from ._normals import Normals
 from ._origin import Origin
@@ -191,14 +191,15 @@ class Joint(Described):
             raise TraceError("cdf", f"{name} of shape {corner.shape} must be a number, or ({self.dim},)")
         return np.broadcast_to(corner, (self.dim,))
 
-    def rvs(self, size: int = 1, seed: int | None = None) -> Array:
-        """Independent draws (size, entries)."""
-        size, rng = checked_size(size, "rvs"), checked_generator(seed, "rvs")
+    def rvs(self, size: int | tuple[int, ...] | None = None, seed: int | None = None) -> Array:
+        """Independent draws (*size, entries), one of them if no size is given; as in `Law.rvs`, of the replicas."""
+        shape, rng = checked_shape(size, "rvs"), checked_generator(seed, "rvs")
+        size = math.prod(shape)
         if self.weight is None:
             chosen = rng.integers(self.replicas, size=size)
         else:
             chosen = rng.choice(self.replicas, size=size, p=self.weight)
-        return self._normals.draws(chosen, rng)
+        return self._normals.draws(chosen, rng).reshape(*shape, self.dim)
 
     def plot(self, ax: Any = None, entries: tuple[int, int] = (0, 1)) -> Any:
         """Contours of the joint density of two entries, on matplotlib axes (new ones unless given)."""

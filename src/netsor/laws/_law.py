@@ -19,83 +19,12 @@ from ..language._given import as_number, shown
 from ..language._where import TraceError
 from ._described import Described
 from ._estimate import Array, Estimate, combined
-from ._given import checked_generator, checked_order, checked_size, levels, points
+from ._given import checked_generator, checked_order, checked_shape, levels, points
 from ._grid import coarser, integrated, resolved
 from ._quantile import quantiles
 from ._replicas import Replicated
 from ._resample import Jackknife, jackknife
-
-FAR = 1e150  # no law has mass beyond, and squares of such points overflow
-
-
-class WithError:
-    """The methods of a law, each returning an Estimate: the value and its standard error."""
-
-    def __init__(self, law: Law) -> None:
-        self._law = law
-
-    def _at(
-        self, operation: str, f: Callable[[Law, Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]
-    ) -> Estimate:
-        """A function of points, with the doubt that quadrature leaves."""
-        law = self._law
-
-        def with_doubt(p: Array) -> Estimate:
-            value, error = f(law, p)
-            return Estimate(value, combined(error, law.doubt(lambda other: f(other, p).value)))
-
-        value, error = _shaped(operation, with_doubt, y, ends)
-        return Estimate(value, error, law.sources)
-
-    def _number(self, f: Callable[[Law], Estimate]) -> Estimate:
-        value, error = f(self._law)
-        doubt = self._law.doubt(lambda other: f(other).value)
-        return Estimate(float(value), combined(float(error), doubt), self._law.sources)
-
-    def pdf(self, y: npt.ArrayLike) -> Estimate:
-        """The density."""
-        return self._at("pdf", lambda law, p: law._pdf(p), y, (0.0, 0.0))
-
-    def cdf(self, y: npt.ArrayLike) -> Estimate:
-        """P(Y ≤ y)."""
-        return self._at("cdf", lambda law, p: law._cdf(p), y, (0.0, 1.0))
-
-    def sf(self, y: npt.ArrayLike) -> Estimate:
-        """P(Y > y)."""
-        return self._at("sf", lambda law, p: Estimate(law._sf(p), law._cdf(p).error), y, (1.0, 0.0))
-
-    def ppf(self, q: npt.ArrayLike) -> Estimate:
-        """The quantile, with the error of the distribution function there over the density."""
-        value = np.asarray(self._law.ppf(q))
-        error = self.cdf(value).error / np.maximum(np.asarray(self._law._slope(value)), 1e-300)
-        return Estimate(value[()], np.asarray(error)[()], self._law.sources)
-
-    def moment(self, order: int) -> Estimate:
-        """E[Y^order]."""
-        k = checked_order(order)
-        return self._number(lambda law: law._moment(k))
-
-    def mean(self) -> Estimate:
-        """E[Y]."""
-        return self.moment(1)
-
-    def var(self) -> Estimate:
-        """The variance."""
-        return self._number(lambda law: law._var())
-
-    def std(self) -> Estimate:
-        """The standard deviation."""
-        value, error = self.var()
-        return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
-
-    def kurtosis(self) -> Estimate:
-        """The excess kurtosis."""
-        value, error = self._law._kurtosis()
-        return Estimate(float(value), float(error), self._law.sources)
-
-    def entropy(self) -> Estimate:
-        """−E[log f(Y)]."""
-        return self._number(lambda law: law._entropy())
+from ._with_error import FAR, WithError, shaped
 
 
 class Law(Described, ABC):
@@ -130,6 +59,10 @@ class Law(Described, ABC):
     @abstractmethod
     def _kurtosis(self) -> Estimate:
         """The excess kurtosis, with all its errors."""
+
+    @abstractmethod
+    def _skewness(self) -> Estimate:
+        """E[(Y − EY)³]/Var(Y)^(3/2), with all its errors."""
 
     @abstractmethod
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
@@ -209,27 +142,27 @@ class Law(Described, ABC):
 
     def pdf(self, y: npt.ArrayLike) -> Any:
         """The density; of a law with atoms, that of the rest."""
-        return _shaped("pdf", lambda p: Estimate(self._density(p), 0.0), y, (0.0, 0.0)).value
+        return shaped("pdf", lambda p: Estimate(self._density(p), 0.0), y, (0.0, 0.0)).value
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
         """The logarithm of the density."""
-        return _shaped("logpdf", lambda p: Estimate(self._logpdf(p), 0.0), y, (-np.inf, -np.inf)).value
+        return shaped("logpdf", lambda p: Estimate(self._logpdf(p), 0.0), y, (-np.inf, -np.inf)).value
 
     def cdf(self, y: npt.ArrayLike) -> Any:
         """P(Y ≤ y)."""
-        return _shaped("cdf", lambda p: Estimate(self._distribution(p), 0.0), y, (0.0, 1.0)).value
+        return shaped("cdf", lambda p: Estimate(self._distribution(p), 0.0), y, (0.0, 1.0)).value
 
     def sf(self, y: npt.ArrayLike) -> Any:
         """P(Y > y)."""
-        return _shaped("sf", lambda p: Estimate(self._sf(p), 0.0), y, (1.0, 0.0)).value
+        return shaped("sf", lambda p: Estimate(self._sf(p), 0.0), y, (1.0, 0.0)).value
 
     def ppf(self, q: npt.ArrayLike) -> Any:
         """The quantile: the smallest y with P(Y ≤ y) ≥ q."""
-        return _shaped("ppf", lambda p: Estimate(self._ppf(p, False), 0.0), levels(q, "ppf"), (np.nan, np.nan)).value
+        return shaped("ppf", lambda p: Estimate(self._ppf(p, False), 0.0), levels(q, "ppf"), (np.nan, np.nan)).value
 
     def isf(self, q: npt.ArrayLike) -> Any:
         """The quantile from above: where P(Y > y) is q, right for small q."""
-        return _shaped("isf", lambda p: Estimate(self._ppf(p, True), 0.0), levels(q, "isf"), (np.nan, np.nan)).value
+        return shaped("isf", lambda p: Estimate(self._ppf(p, True), 0.0), levels(q, "isf"), (np.nan, np.nan)).value
 
     def median(self) -> float:
         """The median."""
@@ -262,6 +195,10 @@ class Law(Described, ABC):
         """The excess kurtosis, E[(Y − EY)⁴]/Var(Y)² − 3."""
         return float(self._kurtosis().value)
 
+    def skewness(self) -> float:
+        """E[(Y − EY)³]/Var(Y)^(3/2)."""
+        return float(self._skewness().value)
+
     def entropy(self) -> float:
         """−E[log f(Y)], by quadrature; −∞ for a law with atoms."""
         return float(self.with_error.entropy().value)
@@ -275,9 +212,19 @@ class Law(Described, ABC):
             found = self._cf(given.ravel()) if given.size else np.zeros(0)
         return found.reshape(given.shape)[()]
 
-    def rvs(self, size: int = 1, seed: int | None = None) -> Array:
-        """Independent draws."""
-        return self._rvs(checked_size(size, "rvs"), checked_generator(seed, "rvs"))
+    def rvs(self, size: int | tuple[int, ...] | None = None, seed: int | None = None) -> Any:
+        """Independent draws, in an array of this shape; a number, if none is given.
+
+        Without a seed they are others each time; what scipy calls random_state is the seed here. A law that is known by
+        replicas draws one of them and then its Gaussian, so that draws are no better than the law: `Program.draw` makes
+        new ones.
+        """
+        shape = checked_shape(size, "rvs")
+        return self._rvs(math.prod(shape), checked_generator(seed, "rvs")).reshape(shape)[()]
+
+    def support(self) -> tuple[float, float]:
+        """The ends of where the law is; of one that is known by points alone, the least and the largest."""
+        return -math.inf, math.inf
 
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
         """The density, with its error as a band, on matplotlib axes (new ones unless given)."""
@@ -331,17 +278,3 @@ def _entropy(law: Law) -> Jackknife:
         return np.asarray(-np.sum(weights * f * logs, axis=-1))
 
     return jackknife(functional, [law._densities(y)])
-
-
-def _shaped(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]) -> Estimate:
-    """Apply a function of finite points (k,) to points of any shape; `ends` are its values at ±∞, and NaN stays NaN."""
-    given = points(y, "y", operation)
-    flat = given.reshape(-1)
-    flat = np.where(np.abs(flat) > FAR, np.copysign(np.inf, flat), flat)
-    value = np.where(flat == np.inf, ends[1], np.where(flat == -np.inf, ends[0], np.nan))
-    error = np.zeros_like(value)
-    finite = np.isfinite(flat)
-    if finite.any():
-        value[finite], error[finite] = f(flat[finite])
-    value, error = value.reshape(given.shape), error.reshape(given.shape)
-    return Estimate(float(value), float(error)) if given.ndim == 0 else Estimate(value, error)

@@ -24,6 +24,7 @@ from ._given import checked_origin
 from ._law import Law
 from ._origin import Origin
 from ._replicas import Replicated, average
+from ._skewness import skewness
 from ._store import storable
 
 CONSTANT = 1e-9  # of its mean: a number that varies by less is not random, and errors are shares of itself
@@ -226,6 +227,19 @@ class Mixture(Components, Law):
         worst = np.abs((6 * var**2 + 6 * var * mean**2) / m2**2 - 2 * m4 * var / m2**3)
         doubt = self.origin.quadrature_error * float(average(worst, self.weight).value)
         return Estimate(m4 / m2**2 - 3, combined(average(influence, self.weight).error, doubt))
+
+    def _skewness(self) -> Estimate:
+        unit = math.sqrt(self.var())
+        if unit == 0:
+            return Estimate(math.nan, 0.0)
+        mean, var = self._central() / unit, self.component_var / unit**2
+        return skewness(mean, var, lambda x: average(x, self.weight), self.origin.quadrature_error)
+
+    def support(self) -> tuple[float, float]:
+        """The ends of where the law is; of one that is known by points alone, the least and the largest."""
+        if self.component_var.any():
+            return super().support()
+        return float(self.component_mean.min()), float(self.component_mean.max())
 
     # Others
 

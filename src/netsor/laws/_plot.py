@@ -19,12 +19,26 @@ WIDER = 0.7  # of a cell: a Gaussian as narrow as that shows no beads on a grid
 SHARES = (0.25, 0.5, 0.75, 0.9, 0.97)
 
 
+def is_axes(given: Any) -> bool:
+    """Whether one can draw on it."""
+    return all(hasattr(given, name) for name in ("plot", "fill_between", "contour", "figure"))
+
+
+def _axes(ax: Any) -> Any:
+    """The axes that are given, or new ones."""
+    if ax is None:
+        return new().subplots()
+    if not is_axes(ax):
+        raise TraceError("plot", f"ax={shown(ax)} must be one of matplotlib's axes, or None for new ones")
+    return ax
+
+
 def plot_law(law: Any, ax: Any, label: str | None) -> Any:
     """The density of one law, with its error as a band, and an arrow for each atom. Returns the axes."""
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
-        axes = new().subplots() if ax is None else ax
+        axes = _axes(ax)
         y = np.linspace(*range_of(law), POINTS)
         density, error = curve_of(law, y)
         colour = COLOURS[len(axes.lines) % len(COLOURS)]
@@ -59,7 +73,7 @@ def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
     mass = np.cumsum(ordered) * np.prod(cell)
     levels = {float(ordered[min(int(np.searchsorted(mass, q)), GRID**2 - 1)]): f"{q:.0%}" for q in SHARES[::-1]}
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
-        axes = new().subplots() if ax is None else ax
+        axes = _axes(ax)
         lines = axes.contour(*sides, density.T, levels=sorted(levels), colors=BLUE, linewidths=1.0)
         axes.clabel(lines, fmt=levels, fontsize=6)
         axes.set(xlabel=f"entry {entries[0]}", ylabel=f"entry {entries[1]}")

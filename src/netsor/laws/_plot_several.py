@@ -11,14 +11,15 @@ from ..language._given import shown
 from ..language._where import TraceError
 from ._foreign import as_law
 from ._joint import Joint
-from ._plot import COLOURS, POINTS, add_arrows, add_line, curve_of, range_of
+from ._plot import COLOURS, POINTS, add_arrows, add_line, curve_of, is_axes, range_of
 
 
-def plot(*laws: Any, labels: Any = None, axes: Any = None) -> Any:
+def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
     """Densities above; below, what each differs by from the last, where the eye can see it.
 
     Laws of one variable, frozen distributions of scipy.stats and arrays of draws; an arrow is an atom.
-    `axes` is a pair of matplotlib axes, new ones unless given; `labels` are names for the laws. Returns the figure.
+    `ax` is a pair of matplotlib axes, or one, for the densities alone; new ones unless given. `labels` are names for
+    the laws. Returns the figure.
     """
     import matplotlib as mpl
 
@@ -30,12 +31,7 @@ def plot(*laws: Any, labels: Any = None, axes: Any = None) -> Any:
     if not listed or len(names) != len(laws):
         raise TraceError("plot", f"labels={shown(labels)} must be {len(laws)} names, one for each law")
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
-        if axes is None:
-            figure = new(3.3)
-            top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
-        else:
-            top, bottom = axes
-            figure = top.figure
+        top, bottom = _pair(ax)
         low, high = zip(*(range_of(law) for law in laws), strict=True)
         y = np.linspace(min(low), max(high), POINTS)
         curves = [curve_of(law, y) for law in laws]
@@ -45,10 +41,25 @@ def plot(*laws: Any, labels: Any = None, axes: Any = None) -> Any:
             line = "-" if k == len(laws) - 1 else DOTTED
             add_line(top, y, density, error, colour, line, name)
             add_arrows(top, laws[k], max(float(curve.max()) for curve, _ in curves), colour)
-            if k < len(laws) - 1:
+            if k < len(laws) - 1 and bottom is not None:
                 add_line(bottom, y, density - last, np.hypot(error, last_error), colour, line, None)
-        bottom.axhline(0.0, color=GREY, lw=0.5, zorder=0)
         top.set(ylabel="density", ylim=(0, None))
-        bottom.set(xlabel="y", ylabel="difference", xlim=(y[0], y[-1]))
+        if bottom is not None:
+            bottom.axhline(0.0, color=GREY, lw=0.5, zorder=0)
+            bottom.set(ylabel="difference")
+        (bottom or top).set(xlabel="y", xlim=(y[0], y[-1]))
         top.legend(loc="best")
-    return figure
+    return top.figure
+
+
+def _pair(ax: Any) -> tuple[Any, Any]:
+    """The axes for densities and for differences, None if these are not wanted."""
+    if ax is None:
+        top, bottom = new(3.3).subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
+        return top, bottom
+    if is_axes(ax):
+        return ax, None
+    listed = isinstance(ax, list | tuple | np.ndarray) and len(ax) == 2
+    if not listed or not all(map(is_axes, ax)):
+        raise TraceError("plot", f"ax={shown(ax)} must be one of matplotlib's axes, or two of them")
+    return ax[0], ax[1]

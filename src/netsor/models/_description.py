@@ -38,7 +38,8 @@ class Description:
 
     Every std is the standard deviation of the entries of a matrix, as real code gives it: entries N(0, std²). Every
     field can be changed by `replace`, which checks names and values. A field is changed alone: what a family derives
-    from it (GPT-2 its smaller output projections from the number of layers) stays.
+    from it (GPT-2 its smaller output projections from the number of layers) stays, but for fields that are None, which
+    follow: `d` and `key_heads` say what `head_dim` and `groups` come to.
     """
 
     name: str
@@ -46,8 +47,10 @@ class Description:
     layers: int  # blocks; of the encoder, if there is a decoder
     width: int  # n, of the residual stream
     heads: int
-    groups: int  # heads of keys and values, each shared by heads/groups query heads
-    head_dim: int  # d
+    groups: int | None = (
+        None  # heads of keys and values, each shared by heads/groups query heads; None: as many as heads
+    )
+    head_dim: int | None = None  # d; None: width/heads
     hidden: int  # m, of the perceptron
     vocabulary: int | None = None  # None: no logits; classes, if the readout is "class"
     decoder_layers: int = 0  # above 0: an encoder, and a decoder that looks at it
@@ -103,7 +106,9 @@ class Description:
     def __post_init__(self) -> None:
         for field in fields(self):
             object.__setattr__(self, field.name, _checked(field.name, str(field.type), getattr(self, field.name)))
-        if self.heads % self.groups:
+        if self.head_dim is None and self.width % self.heads:
+            _refuse("heads", self.heads, f"must divide width={self.width} where head_dim is None: set that too")
+        if self.heads % self.key_heads:
             _refuse("groups", self.groups, f"must divide heads={self.heads}: set both")
         if self.positions == "learned" and self.length is None:
             _refuse("length", None, "must say how many learned positions there are")
@@ -121,10 +126,19 @@ class Description:
             _refuse("padding", self.padding, f"must be an id of the vocabulary, which has {self.vocabulary}")
         if self.gated and self.bias_in:
             _refuse("bias_in", self.bias_in, "is for gated=False")
-        if self.rotary_stretch is not None and self.positions != "rotary":
+        if self.positions == "rotary":
+            self._check_rotary()
+        elif self.rotary_stretch is not None:
             _refuse("rotary_stretch", self.rotary_stretch, "is for positions='rotary'")
         if self.positions == "relative" and (self.buckets < 4 or self.distance <= self.buckets // 2):
             _refuse("buckets", self.buckets, f"must be at least 4, and below 2·distance={2 * self.distance}")
+
+    def _check_rotary(self) -> None:
+        turned = self.rotary_fraction * self.d
+        if round(turned) % 2 or abs(turned - round(turned)) > 1e-9 * self.d:
+            share = "" if self.rotary_fraction == 1 else f" times rotary_fraction={self.rotary_fraction:g}"
+            size = f"head_dim={self.head_dim}" if self.head_dim is not None else f"width/heads={self.d}"
+            raise ValueError(f"{size}{share} of a Transformer must be even: rotary positions turn pairs of coordinates")
 
     def _check_decoder(self) -> None:
         needed = {"order": "pre", "positions": "relative", "shared": False, "input_norm": False, "std_type": 0.0}
@@ -155,13 +169,26 @@ class Description:
 
     def widths(self) -> dict[str, int]:
         """The widths of this model by the symbols of its programs: n the stream, d a head, m the perceptron."""
-        return {"n": self.width, "d": self.head_dim, "m": self.hidden}
+        return {"n": self.width, "d": self.d, "m": self.hidden}
 
     @property
-    def parameters(self) -> int:
-        """How many weights the matrices and embeddings of the model have; biases and gains are not counted."""
-        wide = self.heads * self.head_dim * self.width
-        attention = 2 * wide + 2 * wide * self.groups // self.heads
+    def d(self) -> int:
+        """The dimension of a head."""
+        return self.width // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def key_heads(self) -> int:
+        """How many heads of keys and values there are."""
+        return self.heads if self.groups is None else self.groups
+
+    @property
+    def weights(self) -> int:
+        """How many weights its matrices, embeddings and learned positions have.
+
+        Biases and gains of norms, which begin at 0 and 1, are not counted: published totals are larger by them.
+        """
+        wide = self.heads * self.d * self.width
+        attention = 2 * wide + 2 * wide * self.key_heads // self.heads
         perceptron = (3 if self.gated else 2) * self.width * self.hidden
         blocks = self.layers * (attention + perceptron) + self.decoder_layers * (2 * attention + perceptron)
         rows = (self.vocabulary or 0) * (1 if self.tied or self.inputs == "patches" else 2) + (self.patch or 0)

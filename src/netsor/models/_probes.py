@@ -44,15 +44,22 @@ class Probes:
 
     Per block: `mean_square` of the stream's coordinates over tokens, mean `cosine` of two tokens, `effective_rank` of
     the tokens' Gram matrix; `score_std` and `score_max` over heads and allowed pairs; `entropy` of attention rows over
-    that of uniform rows, the `largest_weight`; `attention_share` and `mlp_share`, what the branches are of the sum of
-    mean squares that leaves the block (`cross_share` too, if there is a decoder, 0 in the encoder).
+    that of uniform rows, the `largest_weight`; `attention_share` and `mlp_share`, the mean squares of what the branches
+    add, over the sum of these and that of the stream (`cross_share` too, if there is a decoder, 0 in the encoder).
     At the end: `logit_std`, step-0 `loss` (each token predicts the next id, or its own if nothing is masked;
-    `uniform_loss` is ln V), `max_probability`. `input_mean_square` is that of the embeddings.
+    `uniform_loss` is ln V), `max_probability`, all three at the tokens that predict something: where the next id is
+    predicted that leaves out the last token. `input_mean_square` is that of the embeddings.
     """
 
     def __init__(self, model: Description, inputs: Inputs) -> None:
         if min(inputs.tokens, len(inputs.decoder_ids) or 2) < 2:
             raise ValueError(f"tokens={inputs.tokens}: quantities of an audit need two tokens or more")
+        empty = not model.std_embedding or {*inputs.ids, *inputs.decoder_ids} == {model.padding}
+        if empty and not model.std_type and not (model.positions == "learned" and model.std_position):
+            raise ValueError(
+                f"std_embedding={model.std_embedding:g} of {model.name} with these tokens makes all vectors 0, which "
+                "have no cosine, rank or shares: an audit needs embeddings above 0, or other ids than padding"
+            )
         self.model, self.inputs = model, inputs
         self.names = tuple(name for name in LAYER if model.decoder_layers or name != "cross_share")
         self.final = FINAL if model.vocabulary else ()

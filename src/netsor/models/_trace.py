@@ -161,14 +161,14 @@ def _attend(
         if model.positions == "rotary"
         else None
     )
-    scaling = "sqrt" if model.score_scale is None else model.score_scale * math.sqrt(model.head_dim)
+    scaling = "sqrt" if model.score_scale is None else model.score_scale * math.sqrt(model.d)
     return nn.attend(
         x,
         model.heads,
         d,
         mask,
         context=context,
-        groups=model.groups,
+        groups=model.key_heads,
         rotary=turned,
         qk_norm=partial(rms_norm, eps=model.eps) if model.qk_norm else None,
         softcap=model.score_cap,
@@ -177,7 +177,7 @@ def _attend(
         sigma_q=sigma_of(model.std_q, model.width),
         sigma_k=sigma_of(model.std_k, model.width),
         sigma_v=sigma_of(model.std_v, model.width),
-        sigma_o=sigma_of(model.std_o, model.heads * model.head_dim),
+        sigma_o=sigma_of(model.std_o, model.heads * model.d),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -104,8 +105,19 @@ def attention(
     """Multi-head attention over the tokens along the last axis of x, with the options of `attend`.
 
     y^i = H^(−1/2) Σ_a Σ_j softmax_j(p^a_i·) W^{O,a} W^{V,a} x^j, with p^a_ij = d^(−1/2) ⟨W^{Q,a} x^i, W^{K,a} x^j⟩.
+
+    The options are context, groups, window, rotary, qk_norm, softcap, bias, scaling, and the standard deviations
+    sigma_q, sigma_k, sigma_v, sigma_o and sigma_b; `attend` says what each does.
     """
+    for name in options:
+        if name not in OPTIONS:
+            raise TypeError(f"attention() has no option {name!r}; its options are {', '.join(OPTIONS)}")
     return attend(x, heads, head_dim, mask, **options).output
+
+
+_SIGNATURE = inspect.signature(attend)
+OPTIONS = tuple(name for name, given in _SIGNATURE.parameters.items() if given.kind is given.KEYWORD_ONLY)
+attention.__signature__ = _SIGNATURE.replace(return_annotation="Vector")  # type: ignore[attr-defined]  # for help()
 
 
 def _turned(u: Vector, by: Rotary) -> Vector:

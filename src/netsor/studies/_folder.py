@@ -80,9 +80,10 @@ class Folder:
             if os.path.lexists(self.path / name) and not (
                 manifest is not None if name == MANIFEST else self._digest(name) in known.get(name, ())
             ):
+                article = "an" if name[0] in "aeiou" else "a"
                 raise ValueError(
-                    f"out={str(self.path)!r} holds a {name} that is not of an earlier run, or was changed since: "
-                    "it would be overwritten; move it, or choose another folder"
+                    f"out={str(self.path)!r} holds {article} {name} that is not of an earlier run, or was changed "
+                    "since: it would be overwritten; move it, or choose another folder"
                 )
 
     def _options(self, manifest: Mapping[str, Any]) -> dict[str, Any]:

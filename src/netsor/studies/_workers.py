@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from ..engine._montecarlo import Progress
 from ._store import Arrays, Store
 
 T = TypeVar("T")
@@ -73,12 +74,14 @@ def elsewhere(
     return kept
 
 
-def wait(futures: Sequence[Future[Any]], what: str, unit: str) -> None:
-    """Wait for some work, with a bar on a terminal."""
-    with tqdm(total=len(futures), desc=what, unit=unit, disable=None) as bar:
-        for future in as_completed(futures):
+def wait(futures: Sequence[Future[Any]], what: str, unit: str, progress: Progress = True) -> None:
+    """Wait for some work, with a bar on a terminal, or telling a function of (done, in all)."""
+    with tqdm(total=len(futures), desc=what, unit=unit, disable=None if progress is True else True) as bar:
+        for done, future in enumerate(as_completed(futures), 1):
             future.result()
             bar.update()
+            if callable(progress):
+                progress(done, len(futures))
 
 
 @contextmanager

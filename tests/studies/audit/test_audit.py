@@ -71,6 +71,18 @@ def test_parts_are_draws_of_the_model(inline):
     assert len(np.unique(audit.actual["entropy"][:, 0])) == 40
 
 
+def test_what_an_audit_looks_like_and_whom_it_tells(inline):
+    told = []
+    audit = ns.audit(TINY, widths="actual", progress=lambda *done: told.append(done), **SMALL)
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert len(repr(audit)) < 120
+    assert repr(audit).startswith("<Audit of gpt2: 40 draws; found: ")
+    assert (str(audit), "&lt;" in audit._repr_html_()) == (audit.table(), "<" in audit.table())
+    assert repr(audit.actual).startswith("<40 draws of gpt2 at its own widths: mean_square, ")
+    with pytest.raises(ValueError, match="progress=3 must be True, False or a function of"):
+        ns.audit(TINY, progress=3)
+
+
 def test_a_limit_is_coupled_to_its_model(inline):
     """Common random numbers: the largest scores of the first block, which vary in the limit too, go together."""
     audit = ns.audit(TINY.replace(width=400, head_dim=200, hidden=50), tokens=3, draws=100)

@@ -5,6 +5,7 @@ import pytest
 
 import netsor as ns
 from netsor.studies.audit._found import Found, Measured
+from netsor.studies.audit._order import FEWEST, needed
 from netsor.studies.audit._request import Request
 from netsor.studies.audit._rules import ABSENT, FOUND, NOT_FOUND, RULES, UNDECIDED, Facts, above, below, judged
 
@@ -102,13 +103,33 @@ def test_a_stream_of_any_scale(scale):
 
 def test_nothing_at_all_is_no_growth():
     found = judged(facts(mean_square=[0.0] * 4, attention_share=[0.0] * 4, mlp_share=[0.0] * 4))
-    assert [f.verdict for f in found[:2]] == [NOT_FOUND, NOT_FOUND]
+    assert [f.verdict for f in found[:2]] == [NOT_FOUND, ABSENT]
+    assert found[1].measured == "neither branch adds anything"
     assert verdict("growth", facts(mean_square=[0, 0, 0, 1])).verdict == FOUND
 
 
 def test_thresholds_themselves():
     at = np.full(100, 2.0)
     assert (above(at, 2.0), above(at, 1.9), below(at, 2.0), below(at, 2.1)) == (NOT_FOUND, FOUND, NOT_FOUND, FOUND)
+
+
+def test_an_open_verdict_says_how_many_draws_decide():
+    """As many do decide: of a law with a share p below the threshold, and of one that is all on one side of it."""
+    assert FEWEST == 194  # 0.95^194 is the first power below 5e-5
+    for low, of, expected in ((10, 10, NOT_FOUND), (7, 10, NOT_FOUND), (9, 20, FOUND)):
+        few = np.repeat([0.0, 2.0], [low, of - low])
+        draws = needed(few, 1.0)
+        assert draws is not None
+        many = np.repeat([0.0, 2.0], [round(draws * low / of), draws - round(draws * low / of)])
+        assert above(few, 1.0) == UNDECIDED
+        assert above(many, 1.0) == expected
+        half = np.repeat([0.0, 2.0], [round(draws * low / of) // 2, (draws - round(draws * low / of)) // 2])
+        assert above(half, 1.0) == UNDECIDED
+    assert needed(np.array([0.0, 2.0]), 1.0) is None
+    given = facts(entropy=[0.3] * 4)
+    given = given._replace(draws={name: array[:10] for name, array in given.draws.items()})
+    assert verdict("entropy", given).verdict == UNDECIDED
+    assert verdict("entropy", given).measured.endswith("; about 19 draws decide")
 
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 16, "vocab_size": 40}

@@ -18,12 +18,11 @@ def bert(given: dict[str, Any]) -> dict[str, Any]:
     config.insist("position_embedding_type", "absolute")
     width, heads = config.take("hidden_size", 768, int), config.take("num_attention_heads", 12, int)
     vocabulary, std = config.take("vocab_size", 30522, int), config.std()
+    config.head_dim(width, heads)  # it follows from them, and is refused here if it cannot
     fields = {
         "layers": config.take("num_hidden_layers", 12, int),
         "width": width,
         "heads": heads,
-        "groups": heads,
-        "head_dim": config.head_dim(width, heads),
         "hidden": config.take("intermediate_size", 3072, int),
         "vocabulary": vocabulary,
         "length": config.take("max_position_embeddings", 512, int),

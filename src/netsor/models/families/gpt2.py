@@ -29,12 +29,11 @@ def gpt2(given: dict[str, Any]) -> dict[str, Any]:
     config.insist("add_cross_attention", False)
     width, layers, heads = (config.take(f, v, int) for f, v in (("n_embd", 768), ("n_layer", 12), ("n_head", 12)))
     std = config.take("initializer_range", 0.02, float)
+    config.head_dim(width, heads)  # it follows from them, and is refused here if it cannot
     fields = {
         "layers": layers,
         "width": width,
         "heads": heads,
-        "groups": heads,
-        "head_dim": config.head_dim(width, heads),
         "hidden": config.take("n_inner", None, int) or 4 * width,
         "vocabulary": config.take("vocab_size", 50257, int),
         "length": config.take("n_positions", 1024, int),

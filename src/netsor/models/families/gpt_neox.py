@@ -32,8 +32,6 @@ def gpt_neox(given: dict[str, Any]) -> dict[str, Any]:
         "layers": config.take("num_hidden_layers", 44, int),
         "width": width,
         "heads": heads,
-        "groups": heads,
-        "head_dim": head_dim,
         "hidden": config.take("intermediate_size", 24576, int),
         "vocabulary": config.take("vocab_size", 50432, int),
         "order": "parallel" if config.take("use_parallel_residual", True, bool) else "pre",

@@ -23,13 +23,14 @@ def common(config: Config) -> dict[str, Any]:
     Sizes have no defaults here, since each relative has others.
     """
     width, heads = config.take("hidden_size", kind=int), config.take("num_attention_heads", kind=int)
-    head_dim = config.take("head_dim", None, int) or config.head_dim(width, heads)
+    head_dim = config.take("head_dim", None, int)
+    groups = config.take("num_key_value_heads", None, int)
     vocabulary = config.take("vocab_size", kind=int)
     return {
         "layers": config.take("num_hidden_layers", kind=int),
         "width": width,
         "heads": heads,
-        "groups": config.take("num_key_value_heads", None, int) or heads,
+        "groups": None if groups == heads else groups,  # as many as heads go on being so
         "head_dim": head_dim,
         "hidden": config.take("intermediate_size", kind=int),
         "vocabulary": vocabulary,
@@ -40,6 +41,6 @@ def common(config: Config) -> dict[str, Any]:
         "gated": True,
         "tied": config.take("tie_word_embeddings", False, bool),
         "std_position": 0.0,
-        **config.rotary(head_dim),
+        **config.rotary(head_dim or config.head_dim(width, heads)),
         **dict.fromkeys(PLAIN, config.std()),
     }

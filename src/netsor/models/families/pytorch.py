@@ -43,8 +43,6 @@ def pytorch_encoder(
         layers=num_layers,
         width=d_model,
         heads=nhead,
-        groups=nhead,
-        head_dim=d_model // nhead,
         hidden=dim_feedforward,
         positions="none",
         order="pre" if norm_first else "post",

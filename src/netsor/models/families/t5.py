@@ -36,7 +36,6 @@ def t5(given: dict[str, Any]) -> dict[str, Any]:
         "decoder_layers": config.take("num_decoder_layers", None, int) or layers,
         "width": width,
         "heads": heads,
-        "groups": heads,
         "head_dim": d,
         "hidden": hidden,
         "vocabulary": config.take("vocab_size", 32128, int),

@@ -35,12 +35,11 @@ def vit(given: dict[str, Any]) -> dict[str, Any]:
         )
     labels = config.take("id2label", None, dict) or (0, 1)  # two, unless they are given
     image, patch = (_pair(config, field, size) for field, size in (("image_size", 224), ("patch_size", 16)))
+    config.head_dim(width, heads)  # it follows from them, and is refused here if it cannot
     fields = {
         "layers": config.take("num_hidden_layers", 12, int),
         "width": width,
         "heads": heads,
-        "groups": heads,
-        "head_dim": config.head_dim(width, heads),
         "hidden": config.take("intermediate_size", 3072, int),
         "vocabulary": config.take("num_labels", None, int) or len(labels),
         "inputs": "patches",

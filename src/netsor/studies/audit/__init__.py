@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...engine._montecarlo import Progress
 from ...engine.backends import choose
 from ...models import Transformer, read
 
@@ -31,6 +32,7 @@ def audit(
     device: str | None = None,
     precision: str = "float64",
     executor: Executor | None = None,
+    progress: Progress = True,
 ) -> Audit:
     """What a transformer does at initialisation, block by block, over `draws` initialisations: no weight is drawn.
 
@@ -41,7 +43,8 @@ def audit(
     done, an interrupted audit goes on where it stopped, and the report is written at the end.
 
     `backend`, `device` and `precision` are as in `Program.law`. An `executor`, such as Dask's, does the parts in place
-    of processes here.
+    of processes here. `progress` is True for a bar on a terminal, False for none, or a function of (parts done, parts
+    in all).
     """
     if out is not None and not str(out):
         raise ValueError("out='' must name a folder; for the current one give '.'")
@@ -52,6 +55,6 @@ def audit(
 
     folder, where = None if out is None else Path(out), choose(backend, device, precision)
     request = _request.Request(
-        first, second, tokens, ids, draws, widths, seed, workers, folder, (first.name,), where, executor
+        first, second, tokens, ids, draws, widths, seed, workers, folder, (first.name,), where, executor, progress
     )
     return _audit.run(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import time
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from .._store import Arrays, Store
 from .._workers import Workers, elsewhere, wait
 from ._found import Found, Measured
 from ._request import Part, Request, Subject
+from ._rules import FOUND
 from ._sample import measure
 from ._table import as_dict, table
 
@@ -41,6 +43,17 @@ class Audit(Found):
     Each has the draws of a quantity by its name, `found.actual["entropy"]`, of shape (draws, blocks), and
     `found.actual.band("entropy")`. `findings` are verdicts by stated rules; `other` is the audit of the second model.
     """
+
+    def __repr__(self) -> str:
+        names = " and ".join(each.model.name for each in self.every)
+        found = ", ".join(finding.name for finding in self.findings if finding.verdict == FOUND) or "none"
+        return f"<Audit of {names}: {self.request.draws} draws; found: {found}; print it for the table>"
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.table())}</pre>"
 
     def table(self) -> str:
         """Medians, bands and findings, as text."""
@@ -110,7 +123,7 @@ def run(request: Request) -> Audit:
                 futures = {part: workers.submit(measure, part, folder) for part in missing}
             else:
                 futures = {part: elsewhere(request.executor, measure, part, store, dict) for part in missing}
-            wait(list(futures.values()), request.model.name, "part")
+            wait(list(futures.values()), request.model.name, "part", request.progress)
             found.update({part: future.result() for part, future in futures.items()})
     measured = {subject: _joined(subject, [found[part] for part in some]) for subject, some in parts.items()}
     seconds = time.perf_counter() - start

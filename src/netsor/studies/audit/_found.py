@@ -34,11 +34,20 @@ class Measured:
     def __contains__(self, name: str) -> bool:
         return name in self.arrays
 
+    def __repr__(self) -> str:
+        widths = "infinite widths" if self.subject.infinite else "its own widths"
+        names = ", ".join(self.arrays)
+        return f"<{self.draws} draws of {self.subject.model.name} at {widths}: {names}>"
+
+    @property
+    def draws(self) -> int:
+        """How many there are."""
+        return int(next(iter(self.arrays.values())).shape[0])
+
     @property
     def random_numbers(self) -> int:
         """All that were drawn."""
-        draws: int = next(iter(self.arrays.values())).shape[0]
-        return self.subject.plan.random_numbers * draws
+        return self.subject.plan.random_numbers * self.draws
 
     def band(self, name: str) -> tuple[Array, Array, Array]:
         """Median, 5 % and 95 % quantile of a quantity, for each block."""

@@ -25,7 +25,8 @@ BLOCKS = (
     Quantity(
         "attention_share",
         "attention's share",
-        "what attention adds, as a share of the mean square that leaves the block",
+        "the mean square of what attention adds, as a share of the sum of the mean squares of the stream and of all "
+        "that is added to it in the block (products between them are left out)",
     ),
     Quantity(
         "cross_share",
@@ -35,17 +36,18 @@ BLOCKS = (
     Quantity(
         "mlp_share",
         "MLP's share",
-        "what the MLP adds, as a share of the mean square that leaves the block",
+        "the mean square of what the MLP adds, as a share of that sum",
     ),
     Quantity(
         "cosine",
         "cosine of tokens",
-        "between the stream's vectors of two tokens, mean over pairs",
+        "between the stream's vectors of two tokens, mean over pairs; 0 if one of the vectors is 0, as padding may be",
     ),
     Quantity(
         "effective_rank",
         "effective rank",
-        "exp of the entropy of the eigenvalues of the tokens' Gram matrix: how many directions the tokens fill",
+        "exp of the entropy of the eigenvalues of the tokens' Gram matrix, divided by their sum: how many directions "
+        "the tokens fill, a longer vector counting for more",
     ),
     Quantity(
         "score_std",
@@ -70,13 +72,17 @@ BLOCKS = (
     ),
 )
 FINAL = (
-    Quantity("logit_std", "standard deviation of logits", "over the vocabulary and tokens"),
+    Quantity("logit_std", "standard deviation of logits", "over the vocabulary and the tokens that predict one"),
     Quantity(
         "loss",
         "loss of the first step",
         "mean cross-entropy in nats: of the next token, of a token itself where nothing is masked, of a class",
         digits=4,
     ),
-    Quantity("max_probability", "largest probability", "that the untrained model gives to any one token"),
+    Quantity(
+        "max_probability",
+        "largest probability",
+        "that the untrained model gives to any one token, at a token that predicts one",
+    ),
 )
 EVERY = {quantity.name: quantity for quantity in (*BLOCKS, *FINAL)}

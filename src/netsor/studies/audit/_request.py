@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...engine import ExactError, Plan
-from ...engine._montecarlo import check_memory, whole_number
+from ...engine._montecarlo import Progress, check_memory, whole_number
 from ...engine.backends import Backend, Numpy
 from ...language import TraceError
 from ...language._given import shown
@@ -127,10 +127,15 @@ class Request:
     words: tuple[str, ...] = ()  # of the command, which say what the models are
     backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
     executor: Executor | None = None  # for the parts, in place of processes here
+    progress: Progress = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.widths, str) or self.widths not in WIDTHS:
             raise ValueError(f"widths={shown(self.widths)} must be one of {', '.join(WIDTHS)}")
+        if self.progress is not True and self.progress is not False and not callable(self.progress):
+            raise ValueError(
+                f"progress={shown(self.progress)} must be True, False or a function of (parts done, parts in all)"
+            )
         for name, least in (("tokens", 1), ("draws", LEAST), ("seed", 0), ("workers", 1)):
             value = getattr(self, name)
             if value is not None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ._order import HIGH, LOW, enclosed
+from ._order import FEWEST, HIGH, LOW, enclosed, needed
 from ._quantities import BLOCKS, EVERY
 
 Array = npt.NDArray[np.float64]
@@ -76,6 +76,15 @@ def below(values: Array, threshold: float) -> str:
     return above(-values, -threshold)
 
 
+def _compared(text: str, is_it: Callable[[Array, float], str], values: Array, threshold: float, value: float) -> Said:
+    """A verdict on a median; where it is open, with how many draws would settle it."""
+    verdict = is_it(values, threshold)
+    if verdict == UNDECIDED:
+        draws = needed(values, threshold)
+        text += "; at the threshold as far as draws can tell" if draws is None else f"; about {draws:,} draws decide"
+    return Said(text, verdict, value)
+
+
 def _ratio(a: Array, b: Array, otherwise: float) -> Array:
     """a/b; `otherwise` where both are 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -92,12 +101,14 @@ def _growth(facts: Facts, threshold: float) -> Said:
         f"mean square {np.median(square[:, first]):.3g} behind block {first + 1}, {np.median(square[:, last]):.3g} "
         f"behind block {last + 1}: {middle:.3g} times"
     )
-    return Said(text, above(ratios[most], threshold), middle)
+    return _compared(text, above, ratios[most], threshold, middle)
 
 
 def _branches(facts: Facts, threshold: float) -> Said:
     draws = facts.draws
     attention = draws["attention_share"] + draws.get("cross_share", np.zeros(1))
+    if not (attention + draws["mlp_share"]).any():
+        return Said("neither branch adds anything", ABSENT)
     part = _ratio(attention, attention + draws["mlp_share"], 0.5)
     lesser = np.minimum(np.median(part, axis=0), 1 - np.median(part, axis=0))
     worst = int(np.argmin(lesser))
@@ -108,7 +119,7 @@ def _branches(facts: Facts, threshold: float) -> Said:
         f"{worst + 1} {'attention' if is_attention else 'the MLP'} is {lesser[worst]:.2g} of what is added"
     )
     drowned = part[:, worst] if is_attention else 1 - part[:, worst]
-    return Said(text, below(drowned, threshold), float(lesser[worst]))
+    return _compared(text, below, drowned, threshold, float(lesser[worst]))
 
 
 def _rank(facts: Facts, threshold: float) -> Said:
@@ -121,7 +132,7 @@ def _rank(facts: Facts, threshold: float) -> Said:
         f"effective rank {np.median(rank[:, first]):.3g} behind block {first + 1}, {np.median(rank[:, last]):.3g} "
         f"behind block {last + 1}, of {facts.distinct} tokens; cosine {np.median(facts.draws['cosine'][:, last]):.2g}"
     )
-    return Said(text, below(free, threshold), float(np.median(free)))
+    return _compared(text, below, free, threshold, float(np.median(free)))
 
 
 def _entropy(facts: Facts, threshold: float) -> Said:
@@ -132,7 +143,7 @@ def _entropy(facts: Facts, threshold: float) -> Said:
         f"{medians[worst]:.3g} of uniform in block {worst + 1}, the lowest; scores have a standard deviation of "
         f"{np.median(facts.draws['score_std'][:, worst]):.3g} there"
     )
-    return Said(text, below(entropy[:, worst], threshold), float(medians[worst]))
+    return _compared(text, below, entropy[:, worst], threshold, float(medians[worst]))
 
 
 def _loss(facts: Facts, threshold: float) -> Said:
@@ -144,7 +155,7 @@ def _loss(facts: Facts, threshold: float) -> Said:
         f"first loss {np.median(facts.draws['loss']):.4g}, which is ln V {middle:+.3g}; logits have a standard "
         f"deviation of {np.median(facts.draws['logit_std']):.3g}"
     )
-    return Said(text, above(excess, threshold), middle)
+    return _compared(text, above, excess, threshold, middle)
 
 
 def _limit(facts: Facts, threshold: float) -> Said:
@@ -168,6 +179,9 @@ def _limit(facts: Facts, threshold: float) -> Said:
         text += f"; farthest, {worst[1]}"
     possible = (outside + doubtful) / len(columns)
     verdict = FOUND if share > threshold else NOT_FOUND if possible <= threshold else UNDECIDED
+    if verdict == UNDECIDED:
+        few = min(len(facts.draws[names[0]]), len(facts.limit[names[0]])) < FEWEST
+        text += f"; the ends of a band take {FEWEST} draws or more" if few else f"; {doubtful} may be, by their errors"
     return Said(text, verdict, share)
 
 

@@ -24,8 +24,8 @@ def headline(audit: Found) -> str:
     """The model and what was drawn of it, in a line."""
     model, request = audit.model, audit.request
     return (
-        f"{model.name}: {audit.blocks} blocks, width {model.width:,}, {model.heads} heads of {model.head_dim}, "
-        f"{model.parameters:,} parameters; {request.tokens} tokens, {request.draws:,} draws; "
+        f"{model.name}: {audit.blocks} blocks, width {model.width:,}, {model.heads} heads of {model.d}, "
+        f"{model.weights:,} weights in matrices and embeddings; {request.tokens} tokens, {request.draws:,} draws; "
         f"{audit.best.subject.status}"
     )
 

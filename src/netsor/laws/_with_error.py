@@ -1,0 +1,106 @@
+"""The numbers of a law with their errors, at points of any shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ._estimate import Array, Estimate, combined
+from ._given import checked_order, points
+
+if TYPE_CHECKING:
+    from ._law import Law
+
+FAR = 1e150  # no law has mass beyond, and squares of such points overflow
+
+
+class WithError:
+    """The methods of a law, each returning an Estimate: the value and its standard error."""
+
+    def __init__(self, law: Law) -> None:
+        self._law = law
+
+    def _at(
+        self, operation: str, f: Callable[[Law, Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]
+    ) -> Estimate:
+        """A function of points, with the doubt that quadrature leaves."""
+        law = self._law
+
+        def with_doubt(p: Array) -> Estimate:
+            value, error = f(law, p)
+            return Estimate(value, combined(error, law.doubt(lambda other: f(other, p).value)))
+
+        value, error = shaped(operation, with_doubt, y, ends)
+        return Estimate(value, error, law.sources)
+
+    def _number(self, f: Callable[[Law], Estimate]) -> Estimate:
+        value, error = f(self._law)
+        doubt = self._law.doubt(lambda other: f(other).value)
+        return Estimate(float(value), combined(float(error), doubt), self._law.sources)
+
+    def pdf(self, y: npt.ArrayLike) -> Estimate:
+        """The density."""
+        return self._at("pdf", lambda law, p: law._pdf(p), y, (0.0, 0.0))
+
+    def cdf(self, y: npt.ArrayLike) -> Estimate:
+        """P(Y ≤ y)."""
+        return self._at("cdf", lambda law, p: law._cdf(p), y, (0.0, 1.0))
+
+    def sf(self, y: npt.ArrayLike) -> Estimate:
+        """P(Y > y)."""
+        return self._at("sf", lambda law, p: Estimate(law._sf(p), law._cdf(p).error), y, (1.0, 0.0))
+
+    def ppf(self, q: npt.ArrayLike) -> Estimate:
+        """The quantile, with the error of the distribution function there over the density."""
+        value = np.asarray(self._law.ppf(q))
+        error = self.cdf(value).error / np.maximum(np.asarray(self._law._slope(value)), 1e-300)
+        return Estimate(value[()], np.asarray(error)[()], self._law.sources)
+
+    def moment(self, order: int) -> Estimate:
+        """E[Y^order]."""
+        k = checked_order(order)
+        return self._number(lambda law: law._moment(k))
+
+    def mean(self) -> Estimate:
+        """E[Y]."""
+        return self.moment(1)
+
+    def var(self) -> Estimate:
+        """The variance."""
+        return self._number(lambda law: law._var())
+
+    def std(self) -> Estimate:
+        """The standard deviation."""
+        value, error = self.var()
+        return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
+
+    def kurtosis(self) -> Estimate:
+        """The excess kurtosis."""
+        value, error = self._law._kurtosis()
+        return Estimate(float(value), float(error), self._law.sources)
+
+    def skewness(self) -> Estimate:
+        """E[(Y − EY)³]/Var(Y)^(3/2)."""
+        value, error = self._law._skewness()
+        return Estimate(float(value), float(error), self._law.sources)
+
+    def entropy(self) -> Estimate:
+        """−E[log f(Y)]."""
+        return self._number(lambda law: law._entropy())
+
+
+def shaped(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]) -> Estimate:
+    """Apply a function of finite points (k,) to points of any shape; `ends` are its values at ±∞, and NaN stays NaN."""
+    given = points(y, "y", operation)
+    flat = given.reshape(-1)
+    flat = np.where(np.abs(flat) > FAR, np.copysign(np.inf, flat), flat)
+    value = np.where(flat == np.inf, ends[1], np.where(flat == -np.inf, ends[0], np.nan))
+    error = np.zeros_like(value)
+    finite = np.isfinite(flat)
+    if finite.any():
+        value[finite], error[finite] = f(flat[finite])
+    value, error = value.reshape(given.shape), error.reshape(given.shape)
+    return Estimate(float(value), float(error)) if given.ndim == 0 else Estimate(value, error)
