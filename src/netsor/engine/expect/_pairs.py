@@ -30,11 +30,15 @@ def coefficients(f: Single, terms: int) -> Series:
         return series(f, terms)
     centred = (f.mean == 0.0) & (f.std > 0.0)
     if centred.all():
-        return tabulated(f.f, f.std**2, terms)
+        table = tabulated(f.f, f.std**2, terms)
+        centred = np.isfinite(table.error)  # a piece of the table may end where E[φ²] does
+        if centred.all():
+            return table
+        parts = [(centred, Series(*(part[..., centred] for part in table)))]
+    else:
+        parts = [(centred, tabulated(f.f, f.std[centred] ** 2, terms))] if centred.any() else []
     made = Series(np.empty((terms, len(f))), np.empty(len(f)), np.empty(len(f)))
-    parts = [(~centred, series(f.take(~centred), terms))]
-    if centred.any():
-        parts.append((centred, tabulated(f.f, f.std[centred] ** 2, terms)))
+    parts.append((~centred, series(f.take(~centred), terms)))
     for rows, part in parts:
         for whole, some in zip(made, part, strict=True):
             whole[..., rows] = some

@@ -47,6 +47,7 @@ class Resolved(NamedTuple):
     weight: Array  # (panels, NODES), of Lebesgue measure
     values: Array  # (panels, NODES)
     error: Array  # (rows,): ∫ |what is not resolved| · density
+    rough: Array  # (rows,): ∫ |what is not resolved|² under N(0, 1), where it is more than the tolerance
 
     def integrate(self, values: Array) -> Array:
         """Σ weight · values, a row each; values of shape (panels, NODES)."""
@@ -82,16 +83,18 @@ def resolve(
     tolerance: float,
     scale: Array | None = None,
     failing: int = 400,
+    squares: bool = False,
 ) -> Resolved:
     """Halve the panels between edges (rows, edges) until values_at(row, x) is resolved to tolerance · scale.
 
     `density(left, right)` is the largest weight that the values will meet on a panel. Without a scale it is the root
     mean square of the values under that weight. If more than `failing` panels of an integral fail at once, that is
-    noise or an oscillation without end: they stay as they are.
+    noise or an oscillation without end: they stay as they are. With `squares` the density is that of N(0, 1), and the
+    tolerance is for the root mean square of what is not resolved: for values that grow into the tails.
     """
     row, left, right = panels_between(np.sort(edges, axis=1))
     rows = len(edges)
-    error = np.zeros(rows)
+    error, rough = np.zeros(rows), np.zeros(rows)
     done: list[tuple[Array, ...]] = []
     for halving in range(HALVINGS + 1):
         half = 0.5 * (right - left)
@@ -100,15 +103,23 @@ def resolve(
         finite = np.isfinite(values).all(axis=1)
         weight = half[:, None] * WEIGHTS
         with np.errstate(invalid="ignore", over="ignore"):
-            if scale is None:
+            if scale is None and squares:
+                mass = np.sum(weight * (values[:, :NODES] * np.sqrt(density(left, right))[:, None]) ** 2, axis=1)
+                scale = np.sqrt(np.bincount(row[finite], mass[finite], rows))
+            elif scale is None:
                 mass = np.sum(weight * values[:, :NODES] ** 2, axis=1) * density(left, right)
                 scale = np.sqrt(np.bincount(row[finite], mass[finite], rows))
-            missing = np.where(finite, unresolved(values), np.inf) * 2 * half * density(left, right)
+            missing = np.where(finite, unresolved(values), np.inf)
+            square = 2 * half * (missing * np.sqrt(largest_density(left, right))) ** 2
+            missing = np.sqrt(square) if squares else missing * 2 * half * density(left, right)
         halve = (missing > tolerance * scale[row]) & finite & (halving < HALVINGS)
         halve &= ~(np.bincount(row[halve], minlength=rows) > failing)[row]
         halve &= half > 1e-16 * (1.0 + np.abs(left))
         good = ~halve
         error += np.bincount(row[good], missing[good], rows)
+        with np.errstate(invalid="ignore"):
+            unsettled = good & ~(missing <= tolerance * scale[row])
+        rough += np.bincount(row[unsettled], square[unsettled], rows)
         done.append((row[good], x[good, :NODES], weight[good], values[good, :NODES]))
         if not halve.any():
             break
@@ -118,4 +129,4 @@ def resolve(
         left, right = np.concatenate([left, middle]), np.concatenate([middle, right])
     row, x, weight, values = (np.concatenate(parts) for parts in zip(*done, strict=True))
     order = np.argsort(row, kind="stable")
-    return Resolved(row[order], x[order], weight[order], values[order], error)
+    return Resolved(row[order], x[order], weight[order], values[order], error, rough)

@@ -14,6 +14,8 @@ from ._features import Features, declared, features
 
 Array = Any
 
+MOST = 2**12  # intervals that panels are fitted to
+
 
 @dataclass(frozen=True)
 class Single:
@@ -63,6 +65,8 @@ class Single:
         breaks = breaks[(breaks > low) & (breaks < high)]
         short = (right > low) & (left < high) & (right - left < step * np.max(std))
         left, right = left[short], right[short]
+        if len(left) > MOST:  # an oscillation without end: the error will say what panels do not resolve
+            left, right = left[:0], right[:0]
         ends = np.concatenate([left, right])
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             x = (ends - mean) / std

@@ -22,6 +22,7 @@ WIDTH = np.log(4.0)  # of a cell, in log a
 DEGREE = 23
 HALVINGS = 5  # of a cell, where breaks make the coefficients oscillate
 PRECISION = 1e-14
+STEEP = 1e3  # E[φ²] at the ends of a piece: its smallest would have the error of its largest
 
 CHEBYSHEV = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))
 _at = np.polynomial.chebyshev.chebvander(CHEBYSHEV, DEGREE)
@@ -82,7 +83,11 @@ def _cell(f: Function, left: float, right: float, terms: int, halvings: int) -> 
         size = np.sqrt(exact.square.max())
         last = np.abs(polynomial[:, -3:]).max(axis=1)
         missing = max(float(last[:-1].max()), float(last[-1]) / size if size > 0 else 0.0)
-    if not missing > PRECISION * size or halvings == 0 or not np.isfinite(missing):
-        return [_Piece(left, right, polynomial, float(exact.error.max()) + 3 * missing)]
+        steep = exact.square.max() > STEEP * exact.square.min() > 0
+    finite = np.isfinite(exact.error)
+    settled = not missing > PRECISION * size and not steep and finite.all()
+    if settled or halvings == 0 or not finite.any():
+        error = float(exact.error.max()) + 3 * missing
+        return [_Piece(left, right, polynomial, error if np.isfinite(error) else np.inf)]
     middle = 0.5 * (left + right)
     return _cell(f, left, middle, terms, halvings - 1) + _cell(f, middle, right, terms, halvings - 1)
