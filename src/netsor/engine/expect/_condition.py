@@ -46,7 +46,7 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
 
     rows = np.arange(len(rho))
     edges = [np.broadcast_to(between(REACH, STEP), (len(rho), len(between(REACH, STEP)))), x.edges(rows, REACH, STEP)]
-    along = Single(y.f, y.mean, np.abs(slope), y.params)  # ψ of what u explains of v
+    along = Single(y.f, y.mean, np.abs(slope), y.params, y.octaves)  # ψ of what u explains of v
     edges.append(np.sign(rho)[:, None] * along.edges(rows, REACH, STEP))
     edges.append(_around(y, slope, rest))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -79,4 +79,4 @@ def _smoothed(y: Single, pair: Array, m: Array, s: Array) -> Array:
         return y.f.smoothed(m, s[:, None])
     repeats = m.shape[1]
     params = tuple(np.repeat(p[pair], repeats) for p in y.params)
-    return series(Single(y.f, m.ravel(), np.repeat(s, repeats), params), 1).coefficients[0].reshape(m.shape)
+    return series(Single(y.f, m.ravel(), np.repeat(s, repeats), params, y.octaves), 1).coefficients[0].reshape(m.shape)

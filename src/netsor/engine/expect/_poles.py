@@ -18,11 +18,12 @@ from ._single import Single
 
 Array = Any
 
-INNERMOST = {True: 200, False: 28}  # halvings from |b|, or from 2^TOP at b = 0, where distances keep all their digits
+INNERMOST = {True: 200, False: 22}  # halvings from |b|, or from 2^TOP at b = 0, where distances keep all their digits
 TOP = 20
 GROWTH = 1.5  # of φ over OVER halvings, from which on a break is a pole
 OVER = 15
-SMOOTH = 1e-12
+STILL = 1.01  # and over the last three
+SMOOTH = 1e-8  # sixteen nodes integrate to the square of this
 ENDLESS = 0.9993  # a ratio r from which on a series has no end to be seen
 PLACE = 1e-14  # how well the place of a pole is known, relative to 1 + |b|
 
@@ -72,7 +73,7 @@ def _side(f: Function, b: float, side: float, breaks: Array, always: bool = Fals
     with np.errstate(all="ignore"):
         values = np.broadcast_to(f(points), points.shape)
     size = np.abs(values[:, :NODES]).max(axis=1)
-    if not always and not size[-1] > GROWTH * size[-1 - OVER]:
+    if not always and not (size[-1] > GROWTH * size[-1 - OVER] and size[-1] > STILL * size[-4]):
         return None
     with np.errstate(all="ignore"):
         rough = unresolved(values) > np.maximum(SMOOTH, PLACE * (b != 0) * (1 + abs(b)) / near) * size
@@ -145,9 +146,9 @@ class Windows(NamedTuple):
             inner = pole.near[-1] if len(pole.near) else 0.0
             varies = np.abs(x) * inner / f.std + (inner / f.std) ** 2
             with np.errstate(invalid="ignore"):
-                first, square = pole.tail.first * density, pole.tail.square * density
+                first, square = (np.where(density > 0, v * density, 0.0) for v in (pole.tail.first, pole.tail.square))
                 errors = [
-                    np.where(density > 0, error * density, 0.0) + varies * np.abs(value)
+                    np.where(density > 0, error * density + varies * np.abs(value), 0.0)
                     for error, value in ((pole.tail.first_error, first), (pole.tail.square_error, square))
                 ]
             made.append((x, first, errors[0], square, errors[1]))
