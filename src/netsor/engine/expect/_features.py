@@ -47,7 +47,7 @@ def features(f: Function, lowest: int = 0, highest: int = -1) -> Features:
     found = known[b""]
     if f.smoothed is not None or highest < lowest:
         return found
-    extra, step = narrow(f, lowest, highest)
+    extra, step = narrow(f, lowest, highest, found.noise)
     if len(extra):
         extra = extra[~_seen(found, extra, 8 * step)]
     key = extra.tobytes()

@@ -28,20 +28,20 @@ OFFSET = 0.37  # of the grid, as in `_features`
 _found: WeakKeyDictionary[Function, dict[tuple[int, bool], Array]] = WeakKeyDictionary()
 
 
-def narrow(f: Function, lowest: int, highest: int) -> Array:
+def narrow(f: Function, lowest: int, highest: int, noise: float) -> Array:
     """Points around the narrow features with |u| < 2^(highest + 1), and the step of their grid, (2, ·).
 
-    Below 2^lowest there is one grid for all.
+    Below 2^lowest there is one grid for all. `noise` is that of the function's values, relative to their size.
     """
     known = _found.setdefault(f, {})
     wanted = [(octave, False) for octave in range(lowest, highest + 1)] + [(lowest, True)]
     for octave in wanted:
         if octave not in known:
-            known[octave] = _octave(f, *octave)
+            known[octave] = _octave(f, *octave, max(VISIBLE, 64 * noise))
     return np.concatenate([known[octave] for octave in wanted], axis=1)
 
 
-def _octave(f: Function, octave: int, centre: bool) -> Array:
+def _octave(f: Function, octave: int, centre: bool, visible: float) -> Array:
     step = 2.0**octave / POINTS
     if centre:
         step *= BLOCK // 2
@@ -51,7 +51,7 @@ def _octave(f: Function, octave: int, centre: bool) -> Array:
         grids = [outward, -outward]
     values = [_values(f, grid) for grid in grids]
     least = NOTHING * max(float(np.nanmax(np.abs(v), initial=0.0)) for v in values)
-    found = np.concatenate([g[_standing_out(v, least)] for g, v in zip(grids, values, strict=True)])
+    found = np.concatenate([g[_standing_out(v, least, visible)] for g, v in zip(grids, values, strict=True)])
     found = np.unique(found if len(found) <= 5 * MOST else found[:0])
     return np.stack([found, np.full(len(found), step)])
 
@@ -63,7 +63,7 @@ def _values(f: Function, grid: Array) -> Array:
         return np.where(np.abs(values) < LARGE, values, np.nan)
 
 
-def _standing_out(values: Array, least: float) -> Array:
+def _standing_out(values: Array, least: float, visible: float) -> Array:
     """The numbers of the five points of every fourth difference that stands out."""
     with np.errstate(all="ignore"):
         second = np.diff(values, n=2)
@@ -72,6 +72,6 @@ def _standing_out(values: Array, least: float) -> Array:
         parts = np.nan_to_num(difference[: blocks * BLOCK]).reshape(blocks, BLOCK)
         size = np.nan_to_num(np.abs(values[2 : 2 + blocks * BLOCK])).reshape(blocks, BLOCK).max(axis=1)
         usual = np.sort(parts, axis=1)[:, BLOCK // 2]
-        level = np.maximum(VISIBLE * np.maximum(size, least), OUTSTANDING * usual)
+        level = np.maximum(visible * np.maximum(size, least), OUTSTANDING * usual)
         found = np.nonzero((parts > level[:, None]).ravel())[0]
     return (found[:, None] + np.arange(5)).ravel()

@@ -18,7 +18,7 @@ from ._single import Single
 
 Array = Any
 
-INNERMOST = {True: 200, False: 22}  # halvings from |b|, or from 2^TOP at b = 0, where distances keep all their digits
+INNERMOST = {True: 110, False: 22}  # halvings from |b|, or from 2^TOP at b = 0, where distances keep all their digits
 TOP = 20
 GROWTH = 1.5  # of φ over OVER halvings, from which on a break is a pole
 OVER = 15

@@ -84,10 +84,10 @@ def _cell(f: Function, left: float, right: float, terms: int, halvings: int) -> 
         last = np.abs(polynomial[:, -3:]).max(axis=1)
         missing = max(float(last[:-1].max()), float(last[-1]) / size if size > 0 else 0.0)
         steep = exact.square.max() > STEEP * exact.square.min() > 0
-    finite = np.isfinite(exact.error)
-    settled = not missing > PRECISION * size and not steep and finite.all()
-    if settled or halvings == 0 or not finite.any():
-        error = float(exact.error.max()) + 3 * missing
-        return [_Piece(left, right, polynomial, error if np.isfinite(error) else np.inf)]
+    error = float(exact.error.max()) + 3 * missing
+    if not np.isfinite(error):  # E[φ²] may end within the piece: its rows are left to their own integrals
+        return [_Piece(left, right, polynomial, np.inf)]
+    if halvings == 0 or not (missing > PRECISION * size or steep):
+        return [_Piece(left, right, polynomial, error)]
     middle = 0.5 * (left + right)
     return _cell(f, left, middle, terms, halvings - 1) + _cell(f, middle, right, terms, halvings - 1)
