@@ -94,8 +94,8 @@ def _check_known(value: Array, error: Array, functions: tuple[Function, ...], xx
     names = " and ".join(dict.fromkeys(f.name for f in functions))
     std = np.sqrt(np.max(np.einsum("...ii->...i", xx), initial=0.0))
     raise InfiniteError(
-        f"the second moment of {names} of a Gaussian vector looks infinite, or {names} varies faster than can be resolved "
-        f"(standard deviation up to {std:.4g}); bound the function, say by ns.clip, or take a smaller standard deviation"
+        f"the second moment of {names} looks infinite, or {names} varies faster than can be resolved, for a Gaussian "
+        f"argument of standard deviation up to {std:.4g}: bound the function, or take a smaller standard deviation"
     )
 
 

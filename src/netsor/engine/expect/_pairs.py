@@ -110,8 +110,8 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
     rest_f = _rest(f, lengths)
     rest_g = rest_f if g is f else _rest(g, lengths)
     parity = _parity(f) or (None if g is f else _parity(g)) or (0, 1)
-    if x.f is y.f and x.f.smoothed is None and f is g and parity[1] == 2 and rows_x.centred:
-        mirrored = todo & (rho == -1.0) & (rows_x.std[ix] == rows_x.std[iy])  # φ(−u) = ± φ(u)
+    if x.f is y.f and x.f.smoothed is None and parity[1] == 2 and rows_x.centred and rows_y.centred:
+        mirrored = todo & (rho == -1.0) & (rows_x.std[ix] == rows_y.std[iy])  # φ(−u) = ± φ(u)
         value[mirrored] = (1 - 2 * parity[0]) * f.square[ix[mirrored]]
         todo &= ~mirrored
     for length, left_f, left_g in zip(lengths, rest_f, rest_g, strict=True):

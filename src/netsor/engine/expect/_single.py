@@ -16,7 +16,7 @@ Array = Any
 
 DOWN = 10  # octaves below eight standard deviations
 OCTAVES = 64  # at most
-MOST = 2**12  # intervals that panels are fitted to
+MOST = 2**13  # intervals that panels are fitted to
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ Array = Any
 FARTHEST = 52.0  # the root of the density underflows beyond
 FALL = 64.0  # of the logarithm: e^−32, a coefficient's part in it, is rounding
 STEP = 0.5
-_OUTWARD = STEP * (np.arange(1, 121) - 0.63)  # to 60; no point where people put their poles
+_OUTWARD = STEP * (np.arange(1, 105) - 0.63)  # no point where people put their poles
 _AHEAD = np.array([1.0, 1.15, 1.3, 1.5, 1.8, 2.2, 2.7, 3.5, 4.3, 6.0, 9.0, 14.0])
 SLOWEST = 1.05  # of −d log(φ² density)/d log x, below which a tail is taken for one without end
 SAFETY = 4.0
@@ -34,7 +34,8 @@ def growing(f: Single, rows: Array, square: Array, end: float, mean_only: bool) 
             beyond, whole = size + log_density(x) + np.log(np.abs(x)), 0.5 * np.log(square) - 0.5 * FALL
         else:
             beyond, whole = 2 * size + log_density(x), np.log(square) - FALL
-        return np.any(~(beyond <= whole[:, None]), axis=1)
+        # what overflows beyond points where the rest has fallen is of no weight
+        return ~(square < np.inf) | np.any(beyond > np.maximum(whole, -1e300)[:, None], axis=1, where=beyond < np.inf)
 
 
 def ends(f: Single, rows: Array, fall: float = FALL) -> tuple[Array, Array]:
@@ -64,7 +65,7 @@ def ends(f: Single, rows: Array, fall: float = FALL) -> tuple[Array, Array]:
 
 def _slow(sides: Array) -> Array:
     """The root of the tails beyond the farthest point, from how fast they fall there."""
-    far, farther = (int(np.searchsorted(_OUTWARD, at)) for at in (0.9 * FARTHEST, FARTHEST))
+    far, farther = int(np.searchsorted(_OUTWARD, 0.9 * FARTHEST)), len(_OUTWARD) - 1
     with np.errstate(all="ignore"):
         fall = sides[:, :, far] - sides[:, :, farther]
         rate = fall / np.log(_OUTWARD[farther] / _OUTWARD[far])  # of log(φ² density), in log x

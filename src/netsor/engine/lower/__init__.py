@@ -77,7 +77,8 @@ def _lowered(s: State, title: str) -> Plan:
         except InfiniteError as error:
             raise ExactError(value, str(error)) from None
     mean, columns = results(s)
-    return Plan(title, s.build.steps, mean, columns, tuple(s.context.notes), s.build.expects, s.build.nodes)
+    build = s.build
+    return Plan(title, build.steps, mean, columns, tuple(s.context.notes), build.expects, build.nodes, tuple(build.tried))
 
 
 def _value(s: State, value: Value, index: int, live: Mapping[Value, int]) -> None:
