@@ -69,9 +69,11 @@ def _standing_out(values: Array, least: float, visible: float) -> Array:
         second = np.diff(values, n=2)
         difference = np.abs(second[:-2] - 2 * second[1:-1] + second[2:])
         blocks = len(difference) // BLOCK
-        parts = np.nan_to_num(difference[: blocks * BLOCK]).reshape(blocks, BLOCK)
-        size = np.nan_to_num(np.abs(values[2 : 2 + blocks * BLOCK])).reshape(blocks, BLOCK).max(axis=1)
+        parts = difference[: blocks * BLOCK].reshape(blocks, BLOCK)
+        size = np.nan_to_num(np.abs(values[2 : 2 + blocks * BLOCK]).reshape(blocks, BLOCK).max(axis=1))
+        level = visible * np.maximum(size, least)
+        some = np.nonzero(~(parts.max(axis=1) <= level))[0]
+        parts = np.nan_to_num(parts[some])
         usual = np.sort(parts, axis=1)[:, BLOCK // 2]
-        level = np.maximum(visible * np.maximum(size, least), OUTSTANDING * usual)
-        found = np.nonzero((parts > level[:, None]).ravel())[0]
-    return (found[:, None] + np.arange(5)).ravel()
+        block, place = np.nonzero(parts > np.maximum(level[some], OUTSTANDING * usual)[:, None])
+    return ((some[block] * BLOCK + place)[:, None] + np.arange(5)).ravel()

@@ -78,7 +78,9 @@ def _lowered(s: State, title: str) -> Plan:
             raise ExactError(value, str(error)) from None
     mean, columns = results(s)
     build = s.build
-    return Plan(title, build.steps, mean, columns, tuple(s.context.notes), build.expects, build.nodes, tuple(build.tried))
+    return Plan(
+        title, build.steps, mean, columns, tuple(s.context.notes), build.expects, build.nodes, tuple(build.tried)
+    )
 
 
 def _value(s: State, value: Value, index: int, live: Mapping[Value, int]) -> None:
