@@ -147,6 +147,24 @@ def test_zero_at_every_point_is_told_as_that():
     assert not any("must be declared" in note for note in law(np.tanh).notes)
 
 
+def test_poles_at_a_place_that_differs_by_replica():
+    place = np.random.default_rng(14).normal(size=(20, 1))
+
+    def square(power):
+        x = Rows(Function("mine", lambda u, t: np.abs(u - t) ** -power), np.zeros((1, 1, 1)), (place,))
+        one = np.ones((1, 1, 1, 1))
+        return (made[:, 0, 0] for made in kernel(x, x, one, one[..., None], one))
+
+    for power in (0.1, 0.2, 0.4):
+        value, error = square(power)
+        true = 2**-power * special.gamma(0.5 - power) / np.sqrt(np.pi) * special.hyp1f1(power, 0.5, -(place**2) / 2)
+        assert np.all(np.abs(value - true[:, 0]) <= error)
+        if power < 0.3:
+            assert error.max() < 0.1
+    for power in (0.5, 1.0):
+        assert np.all(np.isinf(tuple(square(power))[1]))
+
+
 def test_an_oscillation_without_end_is_refused_after_a_bounded_number_of_tries():
     tried = []
 

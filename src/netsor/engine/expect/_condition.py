@@ -19,7 +19,7 @@ Array = Any
 
 REACH = 10.0
 BOUNDED = 13.0  # where the square of a function that hardly grows ends
-UNSETTLED = 8.0  # times what the shortest panels leave, for what they do not see
+UNSETTLED = 32.0  # times what the shortest panels leave, for what they do not see
 STEP = 1.0
 AROUND = np.array([0.0, 1.0, 2.5, 4.5, 8.0])  # a break of ψ, in units of s
 TOLERANCE = 1e-13
@@ -64,7 +64,8 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
         rounding = ROUNDING * found.integrate(
             np.abs(x.at(found.row, found.x)) * (size + rest[found.row, None]) * density
         )
-    missing = np.where(found.rough > 0, UNSETTLED * found.error, found.error)
+    own = x.f.smoothed is None or y.f.smoothed is None
+    missing = np.where(own & (found.rough > 0), UNSETTLED * found.error, found.error)
     return value, np.where(np.isfinite(value), missing + rounding, np.inf)
 
 

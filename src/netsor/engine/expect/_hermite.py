@@ -20,8 +20,8 @@ Array = Any
 
 TOLERANCE = 2e-14
 VALUES = 2**21  # of the function at once, to bound memory
-UNSETTLED = 4.0  # roots of the mean square of what panels too short to halve leave, that count as error
-LOST = 0.05  # of E[φ²]: more than this unresolved, and nothing is known
+UNSETTLED = 32.0  # times what the shortest panels leave, for what they do not see
+LOST = 0.004  # of E[φ²]: with more than this on panels too short to halve, that has no end to be seen
 
 
 class Series(NamedTuple):
@@ -176,7 +176,9 @@ def _integrate(
             made.coefficients[k, rows] = np.add.reduceat(weighted.ravel() * h, starts)
         error = found.error
         if f.f.smoothed is None:
-            error = error + UNSETTLED * np.sqrt(found.rough)
+            error = np.where(
+                found.rough > 0, UNSETTLED * (error + 0.5 * found.rough / np.sqrt(made.square[rows])), error
+            )
         for x, value, doubt, square, square_doubt in around.tails(f):
             made.square[rows] += square
             for k, h in enumerate(_hermite(x, terms, np.ones(len(x)))):

@@ -17,6 +17,8 @@ Array = Any
 
 NODES = 16  # of a panel
 HALVINGS = 48
+ROUGH = 1e-6  # of the largest value on a panel
+POLE = 1e-12  # the length of a panel on which a pole need not be told from values next to it
 
 NODE, WEIGHTS = special.roots_legendre(NODES)
 NEXT = 1.0 - 1e-6  # checked too, or a jump between the last node and the end would not be seen
@@ -47,7 +49,7 @@ class Resolved(NamedTuple):
     weight: Array  # (panels, NODES), of Lebesgue measure
     values: Array  # (panels, NODES)
     error: Array  # (rows,): ∫ |what is not resolved| · density
-    rough: Array  # (rows,): ∫ |what is not resolved|² under N(0, 1), where it is more than the tolerance
+    rough: Array  # (rows,): ∫ |values · what is not resolved| under N(0, 1), where that is much of them
 
     def integrate(self, values: Array) -> Array:
         """Σ weight · values, a row each; values of shape (panels, NODES)."""
@@ -101,6 +103,12 @@ def resolve(
         x = 0.5 * (left + right)[:, None] + half[:, None] * POINTS
         values = values_at(row, x)
         finite = np.isfinite(values).all(axis=1)
+        pole = np.zeros_like(finite) if finite.all() else ~finite & np.isfinite(values).any(axis=1)
+        if pole.any():  # hit by a node: its panel is halved, and at last taken for as large as it is next to it
+            short = pole & (half <= POLE * (1.0 + np.abs(left)))
+            around = np.max(np.abs(values), axis=1, where=np.isfinite(values), initial=0.0)
+            values = np.where(short[:, None] & ~np.isfinite(values), around[:, None], values)
+            finite = finite | short
         weight = half[:, None] * WEIGHTS
         with np.errstate(invalid="ignore", over="ignore"):
             if scale is None and squares:
@@ -110,16 +118,19 @@ def resolve(
                 mass = np.sum(weight * values[:, :NODES] ** 2, axis=1) * density(left, right)
                 scale = np.sqrt(np.bincount(row[finite], mass[finite], rows))
             missing = np.where(finite, unresolved(values), np.inf)
-            square = 2 * half * (missing * np.sqrt(largest_density(left, right))) ** 2
-            missing = np.sqrt(square) if squares else missing * 2 * half * density(left, right)
-        halve = (missing > tolerance * scale[row]) & finite & (halving < HALVINGS)
+            largest = np.max(np.abs(values), axis=1)
+            unsettled = np.where(missing > ROUGH * largest, 2 * half * missing, 0.0) * largest_density(left, right)
+            unsettled = np.where(unsettled > 0, unsettled * largest, 0.0)
+            if squares:
+                missing = np.sqrt(2 * half) * missing * np.sqrt(density(left, right))
+            else:
+                missing = missing * 2 * half * density(left, right)
+        halve = (missing > tolerance * scale[row]) & (finite | pole) & (halving < HALVINGS)
         halve &= ~(np.bincount(row[halve], minlength=rows) > failing)[row]
         halve &= half > 1e-16 * (1.0 + np.abs(left))
         good = ~halve
         error += np.bincount(row[good], missing[good], rows)
-        with np.errstate(invalid="ignore"):
-            unsettled = good & ~(missing <= tolerance * scale[row])
-        rough += np.bincount(row[unsettled], square[unsettled], rows)
+        rough += np.bincount(row[good], unsettled[good], rows)
         done.append((row[good], x[good, :NODES], weight[good], values[good, :NODES]))
         if not halve.any():
             break
