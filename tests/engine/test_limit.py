@@ -162,7 +162,7 @@ def structured():
 
 @pytest.mark.parametrize("name", structured())
 def test_structured_programs_approach_their_limit(name):
-    """Means and covariances at width 400: within 0.2 and 0.28, 5 standard errors of 1,000 replicas and a bias of 1/√400."""
+    """Means and covariances at width 400: within 0.2 and 0.28, 5 standard errors of 1,000 replicas and 1/20 of bias."""
     output, head_dim = structured()[name]
     net = ns.Program(output)
     widths = {} if head_dim is None else {"d": head_dim}

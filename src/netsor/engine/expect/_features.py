@@ -86,7 +86,7 @@ def _probe(f: Function, extra: Array) -> Features:
         edges = np.unique(np.concatenate([edges, breaks]))
     kept = _halved(f, edges, level)[0]
     long = np.diff(kept, prepend=-np.inf) > SHORT * (1.0 + np.abs(kept))
-    kept = np.unique(np.concatenate([kept[long], breaks]))
+    kept = np.unique(np.concatenate([kept[long], breaks, extra]))
     kept = _merged(f, kept, np.concatenate([breaks, extra]), level)
     return Features(breaks, len(breaks) > 0 and _jumps(f, breaks), kept[:-1], kept[1:], level.noise)
 
