@@ -23,6 +23,7 @@ STEP = 1 / 32
 OFFSET = 0.37  # of the grid: its points must not fall on those where people put their kinks
 SMOOTH = 1e-13
 SHORT = 1e-8  # intervals below this length that are still not smooth hold a kink or a jump
+PASSES = 16  # of merging: each halves what smoothness does not ask for
 PANELS = 1500  # that are halved at once, those nearest to 0 first
 
 
@@ -174,7 +175,7 @@ def _clusters(short: Array) -> Array:
 
 def _merged(f: Function, edges: Array, wanted: Array, level: _Level) -> Array:
     """The edges without those that smoothness does not ask for, but for those that are wanted."""
-    while True:
+    for _ in range(PASSES):
         left, middle, right = edges[:-2:2], edges[1:-1:2], edges[2::2]
         needless = _smooth(f, left, right, level) & ~np.isin(middle, wanted)
         needless &= right - left <= 0.5 * (1.0 + np.abs(middle))
@@ -184,8 +185,9 @@ def _merged(f: Function, edges: Array, wanted: Array, level: _Level) -> Array:
         needless &= right - left <= 0.5 * (1.0 + np.abs(middle))
         fewer = np.delete(fewer, 2 + 2 * np.nonzero(needless)[0])
         if len(fewer) == len(edges):
-            return edges
+            break
         edges = fewer
+    return edges
 
 
 def _jumps(f: Function, breaks: Array) -> bool:

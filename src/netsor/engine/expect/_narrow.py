@@ -53,6 +53,10 @@ def _octave(f: Function, octave: int, centre: bool, visible: float) -> Array:
     least = NOTHING * max(float(np.nanmax(np.abs(v), initial=0.0)) for v in values)
     found = np.concatenate([g[_standing_out(v, least, visible)] for g, v in zip(grids, values, strict=True)])
     found = np.unique(found if len(found) <= 5 * MOST else found[:0])
+    runs = np.split(found, 1 + np.nonzero(np.diff(found) > 1.5 * step)[0])
+    found = np.concatenate(
+        [run[np.unique(np.linspace(0, len(run) - 1, 9).astype(int))] for run in runs if len(run)] or [found]
+    )
     return np.stack([found, np.full(len(found), step)])
 
 
