@@ -17,3 +17,10 @@ class NoLimitError(ExactError):
 
     def __init__(self, problem: str) -> None:
         ValueError.__init__(self, problem)
+
+
+class InfiniteError(ExactError):
+    """A Gaussian expectation that is infinite, or that no rule resolves; it says of which function."""
+
+    def __init__(self, problem: str) -> None:
+        ValueError.__init__(self, problem)

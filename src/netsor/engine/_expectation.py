@@ -15,6 +15,7 @@ import numpy as np
 from scipy import special
 
 from ..activations import Function
+from ._error import InfiniteError
 from ._instructions import gram, squares
 from .expect import Rows, closed_form
 from .expect import kernel as expected_kernel
@@ -59,6 +60,7 @@ def kernel(
     x = Rows(f, mu, params[:given])
     y = x if own else Rows(g, nu, params[given:])  # a symmetric kernel takes half the work
     value, error = expected_kernel(x, y, xx, xy, yy)
+    _check_known(value, error, (f, g), xx)
     return _shifted(value, error, shift)
 
 
@@ -69,6 +71,7 @@ def moments(xp: Any, u: Array, *params: Array, f: Function, constant: bool, shif
     mu, a = _law(u, constant)
     xx = a @ np.swapaxes(a, -1, -2)
     mean, slope, error = expected_moments(Rows(f, mu, params), xx)
+    _check_known(mean, error, (f,), xx)
     both = np.concatenate([mean[..., None], slope], axis=-1)
     return _shifted(both, np.asarray(error)[..., None] if np.ndim(error) else error, int(shift in (1, 2)))
 
@@ -82,6 +85,18 @@ def _native(xp: Any, u: Array, v: Array, f: Function, g: Function, more: bool) -
     if found is None:
         raise HostOnly
     return found
+
+
+def _check_known(value: Array, error: Array, functions: tuple[Function, ...], xx: Array) -> None:
+    """An expectation whose error is infinite has no value; one that is NaN is told when the law is made."""
+    if not np.any(np.isinf(error) & ~np.isnan(value)):
+        return
+    names = " and ".join(dict.fromkeys(f.name for f in functions))
+    std = np.sqrt(np.max(np.einsum("...ii->...i", xx), initial=0.0))
+    raise InfiniteError(
+        f"the second moment of {names} looks infinite, or {names} varies faster than can be resolved, for a Gaussian "
+        f"argument of standard deviation up to {std:.4g}: bound the function, or take a smaller standard deviation"
+    )
 
 
 def _shifted(value: Array, error: Array, shift: int) -> Array:

@@ -71,7 +71,7 @@ def conditional(
     if plan.constant:
         mean, cov = _block(plan, seed, 1)
         _check_finite(mean, cov)
-        return Conditional(mean, cov, 0, error, plan.notes, True)
+        return Conditional(mean, cov, 0, error, _notes(plan, mean, cov), True)
     size = plan.mean.shape[0]
     where = backend or Numpy()
     check_single(plan, where)
@@ -88,7 +88,19 @@ def conditional(
     for part, (mean, cov) in _sampled(where, work, chunks(draws, work.size), workers, executor, progress, together):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(means, covs)
-    return Conditional(means, covs, plan.random_numbers, error, plan.notes, False)
+    return Conditional(means, covs, plan.random_numbers, error, _notes(plan, means, covs), False)
+
+
+def _notes(plan: Plan, mean: Array, cov: Array) -> tuple[str, ...]:
+    """Those of the plan; and of an output that is 0 because functions were 0 wherever they were tried, that."""
+    zero = ~(np.any(mean, axis=0) | np.any(np.diagonal(cov, axis1=1, axis2=2), axis=0))
+    if not (plan.tried and zero.any()):
+        return plan.notes
+    narrow = (
+        f"that Y = 0 rests on points 6e-5 of |u| apart at which {', '.join(plan.tried)} was tried: "
+        "a feature narrower than that must be declared, ns.Function(…, breaks=…)"
+    )
+    return (*plan.notes, narrow)
 
 
 def drawn(

@@ -95,6 +95,7 @@ class Builder:
     shaped: dict[Register, Register] = field(default_factory=dict)  # of one array in another shape: that array
     expects: bool = False
     nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
+    tried: dict[str, None] = field(default_factory=dict)  # functions whose expectations come from points alone
 
     def constant(self, array: Array) -> Register:
         """Given numbers, the same in every replica; equal ones are one array, and so is all that is made of them.
@@ -120,6 +121,8 @@ class Builder:
         """The result of an instruction; its shape, unless `made` gives it, is found by running it on no replicas."""
         if kind in ("kernel", "moments"):
             params["shift"], self.expects = self.shift, True
+            functions = (params[name] for name in ("f", "g") if name in params)
+            self.tried |= {named(f): None for f in functions if f.smoothed is None}
         if (kind == "pad" and not params["before"] and not params["after"]) or (
             kind == "part" and (params["start"], params["stop"]) == (0, args[0].shape[-1])
         ):
@@ -210,6 +213,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     expects: bool = False  # whether Gaussian expectations are among its steps or constants
     nodes: bool = False  # and whether some are means over quasi-random nodes
+    tried: tuple[str, ...] = ()  # the functions of which only values at points were used for them
 
     def __post_init__(self) -> None:
         self.steps = _needed(self.steps, (self.mean, self.columns))

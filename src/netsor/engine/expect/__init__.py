@@ -1,7 +1,8 @@
 """Gaussian expectations: what a nonlinearity makes of Gaussian vectors of infinite width, each with its error.
 
 One argument: closed forms (`_closed`), Hermite series from a table (`_hermite`, `_table`), and conditioning where the
-series is too long (`_condition`); `_features` finds the kinks and jumps that the rules of `_panels` must respect.
+series is too long (`_condition`). `_features` and `_narrow` find the kinks, jumps and spikes that the rules of
+`_panels` must respect, `_poles` integrates around poles, and `_tails` says how far out an integral goes.
 Several arguments: product rules and randomised quasi-Monte Carlo (`_several`, `_nodes`).
 """
 

@@ -13,10 +13,13 @@ import numpy as np
 from ._hermite import series
 from ._panels import largest_density, log_density, resolve
 from ._single import Single, between, blocks
+from ._tails import ends
 
 Array = Any
 
 REACH = 10.0
+BOUNDED = 13.0  # where the square of a function that hardly grows ends
+UNSETTLED = 32.0  # times what the shortest panels leave, for what they do not see
 STEP = 1.0
 AROUND = np.array([0.0, 1.0, 2.5, 4.5, 8.0])  # a break of ψ, in units of s
 TOLERANCE = 1e-13
@@ -45,10 +48,12 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
             return x.at(pair, at) * given_u
 
     rows = np.arange(len(rho))
-    edges = [np.broadcast_to(between(REACH, STEP), (len(rho), len(between(REACH, STEP)))), x.edges(rows, REACH, STEP)]
-    along = Single(y.f, y.mean, np.abs(slope), y.params)  # ψ of what u explains of v
-    edges.append(np.sign(rho)[:, None] * along.edges(rows, REACH, STEP))
-    edges.append(_around(y, slope, rest))
+    reach = max(_reach(x, rows), _reach(y, rows))
+    even = between(reach, STEP)
+    edges = [np.broadcast_to(even, (len(rho), len(even))), x.edges(rows, reach, STEP)]
+    along = Single(y.f, y.mean, np.abs(slope), y.params, y.octaves)  # ψ of what u explains of v
+    edges.append(np.sign(rho)[:, None] * along.edges(rows, reach, STEP))
+    edges.append(_around(y, slope, rest, reach))
     with np.errstate(invalid="ignore", over="ignore"):
         tolerance = max(TOLERANCE, 4 * x.features.noise, 4 * y.features.noise)
         found = resolve(values, np.concatenate(edges, axis=1), largest_density, tolerance, scale)
@@ -59,18 +64,28 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
         rounding = ROUNDING * found.integrate(
             np.abs(x.at(found.row, found.x)) * (size + rest[found.row, None]) * density
         )
-    return value, np.where(np.isfinite(value), found.error + rounding, np.inf)
+    own = x.f.smoothed is None or y.f.smoothed is None
+    missing = np.where(own & (found.rough > 0), UNSETTLED * found.error, found.error)
+    return value, np.where(np.isfinite(value), missing + rounding, np.inf)
 
 
-def _around(y: Single, slope: Array, rest: Array) -> Array:
+def _reach(x: Single, rows: Array) -> float:
+    """Where to stop: where the mass of φ² ends, and with it (Cauchy–Schwarz) that of φ E[ψ(v) | u]."""
+    if x.f.smoothed is not None:
+        return REACH
+    end = float(np.max(ends(x, rows)[0]))
+    return end if end > BOUNDED else REACH
+
+
+def _around(y: Single, slope: Array, rest: Array, reach: float) -> Array:
     """Edges where E[ψ(v) | u] turns: at each break of ψ, and at multiples of s from it."""
     breaks = y.features.breaks
-    low, high = (np.min(y.mean - REACH * y.std), np.max(y.mean + REACH * y.std))
+    low, high = (np.min(y.mean - reach * y.std), np.max(y.mean + reach * y.std))
     breaks = breaks[(breaks > low) & (breaks < high)][:, None]
     offsets = np.concatenate([AROUND, -AROUND[1:]])
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         edges = (breaks + offsets * rest[:, None, None] - y.mean[:, None, None]) / slope[:, None, None]
-    return np.clip(np.nan_to_num(edges, nan=REACH), -REACH, REACH).reshape(len(rest), -1)
+    return np.clip(np.nan_to_num(edges, nan=reach), -reach, reach).reshape(len(rest), -1)
 
 
 def _smoothed(y: Single, pair: Array, m: Array, s: Array) -> Array:
@@ -79,4 +94,4 @@ def _smoothed(y: Single, pair: Array, m: Array, s: Array) -> Array:
         return y.f.smoothed(m, s[:, None])
     repeats = m.shape[1]
     params = tuple(np.repeat(p[pair], repeats) for p in y.params)
-    return series(Single(y.f, m.ravel(), np.repeat(s, repeats), params), 1).coefficients[0].reshape(m.shape)
+    return series(Single(y.f, m.ravel(), np.repeat(s, repeats), params, y.octaves), 1).coefficients[0].reshape(m.shape)

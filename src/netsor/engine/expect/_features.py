@@ -1,7 +1,8 @@
 """Where a function of one argument has its kinks, its jumps and its fine structure.
 
 The function is probed on a grid that is uniform near 0 and geometric far out, and wherever it is no polynomial between
-two grid points the interval is halved. Intervals that never become smooth close in on a kink or a jump.
+two grid points the interval is halved. Intervals that never become smooth close in on a kink or a jump. What is too
+narrow for this grid `_narrow` looks for.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ...activations import Function
+from ._narrow import narrow
 from ._panels import NODE, NODES, POINTS, unresolved
 
 Array = Any
@@ -21,6 +23,7 @@ STEP = 1 / 32
 OFFSET = 0.37  # of the grid: its points must not fall on those where people put their kinks
 SMOOTH = 1e-13
 SHORT = 1e-8  # intervals below this length that are still not smooth hold a kink or a jump
+PASSES = 16  # of merging: each halves what smoothness does not ask for
 PANELS = 1500  # that are halved at once, those nearest to 0 first
 
 
@@ -34,14 +37,35 @@ class Features(NamedTuple):
     noise: float  # of its values, relative to their size: large if it computes in low precision
 
 
-_found: WeakKeyDictionary[Function, Features] = WeakKeyDictionary()
+_found: WeakKeyDictionary[Function, dict[bytes, Features]] = WeakKeyDictionary()
 
 
-def features(f: Function) -> Features:
-    """The features of a function without parameters, found once."""
-    if f not in _found:
-        _found[f] = _probe(f)
-    return _found[f]
+def features(f: Function, lowest: int = 0, highest: int = -1) -> Features:
+    """The features of a function without parameters, found once; narrow ones with |u| in 2^lowest … 2^(highest + 1)."""
+    known = _found.setdefault(f, {})
+    if b"" not in known:
+        known[b""] = _probe(f, np.empty(0))
+    found = known[b""]
+    if f.smoothed is not None or highest < lowest:
+        return found
+    extra, step = narrow(f, lowest, highest, found.noise)
+    if len(extra):
+        extra = extra[~_seen(found, extra, 8 * step)]
+    key = extra.tobytes()
+    if key not in known:
+        known[key] = _probe(f, extra)
+    return known[key]
+
+
+def _seen(found: Features, points: Array, near: Array) -> Array:
+    """Which points lie near a break, or on intervals that are short."""
+    place = np.clip(np.searchsorted(found.right, points), 0, len(found.right) - 1)
+    seen: Array = found.right[place] - found.left[place] < near
+    if len(found.breaks):
+        after = np.clip(np.searchsorted(found.breaks, points), 1, max(len(found.breaks) - 1, 1))
+        for place in (after - 1, np.minimum(after, len(found.breaks) - 1)):
+            seen |= np.abs(found.breaks[place] - points) < near
+    return seen
 
 
 def declared(f: Function) -> Features:
@@ -50,11 +74,11 @@ def declared(f: Function) -> Features:
     return Features(breaks, len(breaks) > 0, np.empty(0), np.empty(0), 0.0)
 
 
-def _probe(f: Function) -> Features:
+def _probe(f: Function, extra: Array) -> Features:
     grid = np.sinh((np.arange(-REACH / STEP, REACH / STEP) + OFFSET) * STEP)
     near = STEP * 2.0 ** -np.arange(1, 30)
     given = np.array(sorted(f.breaks or ()), dtype=float)
-    fine = [grid, near, -0.7 * near, given, *(point + sign * near for point in given for sign in (1, -1))]
+    fine = [grid, near, -0.7 * near, given, extra, *(point + sign * near for point in given for sign in (1, -1))]
     edges = np.unique(np.concatenate(fine))
     level, breaks = _level(f, edges), given
     level = level._replace(noise=_noise(f, grid[np.abs(grid) < 30.0], level))
@@ -63,8 +87,8 @@ def _probe(f: Function) -> Features:
         edges = np.unique(np.concatenate([edges, breaks]))
     kept = _halved(f, edges, level)[0]
     long = np.diff(kept, prepend=-np.inf) > SHORT * (1.0 + np.abs(kept))
-    kept = np.unique(np.concatenate([kept[long], breaks]))
-    kept = _merged(f, kept, breaks, level)
+    kept = np.unique(np.concatenate([kept[long], breaks, extra]))
+    kept = _merged(f, kept, np.concatenate([breaks, extra]), level)
     return Features(breaks, len(breaks) > 0 and _jumps(f, breaks), kept[:-1], kept[1:], level.noise)
 
 
@@ -149,20 +173,21 @@ def _clusters(short: Array) -> Array:
     return centres
 
 
-def _merged(f: Function, edges: Array, breaks: Array, level: _Level) -> Array:
-    """The edges without those that smoothness does not ask for."""
-    while True:
+def _merged(f: Function, edges: Array, wanted: Array, level: _Level) -> Array:
+    """The edges without those that smoothness does not ask for, but for those that are wanted."""
+    for _ in range(PASSES):
         left, middle, right = edges[:-2:2], edges[1:-1:2], edges[2::2]
-        needless = _smooth(f, left, right, level) & ~np.isin(middle, breaks)
+        needless = _smooth(f, left, right, level) & ~np.isin(middle, wanted)
         needless &= right - left <= 0.5 * (1.0 + np.abs(middle))
         fewer = np.delete(edges, 1 + 2 * np.nonzero(needless)[0])
         left, middle, right = fewer[1:-2:2], fewer[2:-1:2], fewer[3::2]  # the pairs that lie across
-        needless = _smooth(f, left, right, level) & ~np.isin(middle, breaks)
+        needless = _smooth(f, left, right, level) & ~np.isin(middle, wanted)
         needless &= right - left <= 0.5 * (1.0 + np.abs(middle))
         fewer = np.delete(fewer, 2 + 2 * np.nonzero(needless)[0])
         if len(fewer) == len(edges):
-            return edges
+            break
         edges = fewer
+    return edges
 
 
 def _jumps(f: Function, breaks: Array) -> bool:

@@ -11,13 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._panels import NODES, POINTS, WEIGHTS, log_density, resolve, unresolved
+from ._panels import NODES, POINTS, WEIGHTS, Resolved, largest_density, log_density, resolve, unresolved
+from ._poles import Windows, windows
 from ._single import Single, between, blocks
+from ._tails import FARTHEST, ends, growing
 
 Array = Any
 
 TOLERANCE = 2e-14
 VALUES = 2**21  # of the function at once, to bound memory
+UNSETTLED = 32.0  # times what the shortest panels leave, for what they do not see
+LOST = 0.004  # of E[φ²]: with more than this on panels too short to halve, that has no end to be seen
 
 
 class Series(NamedTuple):
@@ -60,7 +64,12 @@ def series(f: Single, terms: int) -> Series:
     panels = len(_common(terms)[0])
     for block in blocks(len(varied), VALUES // (panels * len(POINTS))):
         _fill(made, f, varied[block], terms)
-    made.error[varied] += _beyond(f, varied, made.square[varied], terms)
+    if f.f.smoothed is not None:
+        made.error[varied] += _beyond(f, varied, made.square[varied], terms)
+        return made
+    far = varied[growing(f, varied, made.square[varied], reach(terms), mean_only=terms <= 2)]
+    for block in blocks(len(far), VALUES // (16 * panels * len(POINTS))):
+        _fill_far(made, f, far[block], terms)
     return made
 
 
@@ -85,12 +94,12 @@ def _common(terms: int) -> tuple[Array, Array, Array]:
     points = 0.5 * (edges[:-1] + edges[1:])[:, None] + half * POINTS
     x = (points[:, :NODES]).ravel()
     weight = (half * WEIGHTS).ravel() * np.exp(log_density(x))
-    table = np.stack([weight, *(weight * h for h in _hermite(x, terms))], axis=1)
+    table = np.stack([weight, *(weight * h for h in _hermite(x, terms, np.ones_like(x)))], axis=1)
     return points, _largest(edges[:-1], edges[1:], terms), table
 
 
-def _hermite(x: Array, terms: int) -> Any:
-    previous, h = np.zeros_like(x), np.ones_like(x)
+def _hermite(x: Array, terms: int, first: Array) -> Any:
+    previous, h = np.zeros_like(x), first
     for k in range(terms):
         yield h
         previous, h = h, (x * h - np.sqrt(k) * previous) / np.sqrt(k + 1)
@@ -120,16 +129,60 @@ def _fill(made: Series, f: Single, rows: Array, terms: int) -> None:
 
 
 def _fill_own(made: Series, f: Single, rows: Array, terms: int) -> None:
-    """On panels of their own, with edges where the function has its breaks."""
+    """On panels of their own, with edges where the function has its breaks, and its poles apart."""
     common = np.broadcast_to(between(reach(terms), step(terms)), (len(rows), len(_common(terms)[0]) + 1))
-    edges = np.concatenate([common, f.edges(rows, reach(terms), step(terms))], axis=1)
+    own, around = f.take(rows), windows(f.take(rows), reach(terms), step(terms))
+    edges = [common, f.edges(rows, reach(terms), step(terms)), around.edges(own, reach(terms))]
     largest = partial(_largest, terms=terms)
-    found = resolve(lambda row, x: f.at(rows[row], x), edges, largest, _tolerance(f), failing=64 if terms == 1 else 400)
-    density = np.exp(log_density(found.x))
-    with np.errstate(invalid="ignore", over="ignore"):
-        made.square[rows] = found.integrate(found.values**2 * density)
+    values_at = partial(_hidden, own, around)
+    failing = 64 if terms == 1 else 400
+    found = resolve(values_at, np.concatenate(edges, axis=1), largest, _tolerance(f), failing=failing)
+    _integrate(made, own, rows, terms, around, found)
+
+
+def _fill_far(made: Series, f: Single, rows: Array, terms: int) -> None:
+    """As far out as φ² times the density matters."""
+    end, beyond = ends(f, rows)
+    own, around = f.take(rows), windows(f.take(rows), FARTHEST, step(terms))
+    edges = [between(FARTHEST, step(terms))[None, :], f.edges(rows, FARTHEST, step(terms)), around.edges(own, FARTHEST)]
+    edges = [np.clip(np.broadcast_to(part, (len(rows), part.shape[1])), -end[:, None], end[:, None]) for part in edges]
+    values_at = partial(_hidden, own, around)
+    found = resolve(values_at, np.concatenate(edges, axis=1), largest_density, _tolerance(f), squares=True)
+    _integrate(made, own, rows, terms, around, found, far=True)
+    made.error[rows] += beyond
+
+
+def _hidden(f: Single, around: Windows, rows: Array, x: Array) -> Array:
+    """φ at x, but 0 where poles have panels of their own."""
+    if not around.poles:
+        return f.at(rows, x)
+    u = f.mean[rows][:, None] + f.std[rows][:, None] * x
+    return around.hide(rows, u, f.of(rows, u))
+
+
+def _integrate(
+    made: Series, f: Single, rows: Array, terms: int, around: Windows, found: Resolved, far: bool = False
+) -> None:
+    """The sums over panels; far out the density is split in two, so that neither φ² nor h_k meets it underflown."""
+    if around.poles:
+        found = around.filled(f, found)
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        density = np.exp((0.5 if far else 1.0) * log_density(found.x))
         weighted = found.weight * found.values * density
+        made.square[rows] = found.integrate((found.values * density) ** 2 if far else found.values**2 * density)
         starts = np.searchsorted(found.row, np.arange(len(rows))) * NODES
-        for k, h in enumerate(_hermite(found.x.ravel(), terms)):
+        first = density.ravel() if far else np.ones(density.size)
+        for k, h in enumerate(_hermite(found.x.ravel(), terms, first)):
             made.coefficients[k, rows] = np.add.reduceat(weighted.ravel() * h, starts)
-    made.error[rows] = np.where(np.isfinite(made.square[rows]), found.error, np.inf)
+        error = found.error
+        if f.f.smoothed is None:
+            error = np.where(
+                found.rough > 0, UNSETTLED * (error + 0.5 * found.rough / np.sqrt(made.square[rows])), error
+            )
+        for x, value, doubt, square, square_doubt in around.tails(f):
+            made.square[rows] += square
+            for k, h in enumerate(_hermite(x, terms, np.ones(len(x)))):
+                made.coefficients[k, rows] += h * value
+            error = error + doubt * np.exp(0.25 * x * x) + 0.5 * square_doubt / np.sqrt(made.square[rows])
+        lost = ~np.isfinite(made.square[rows]) | ~(found.rough <= LOST * made.square[rows])
+    made.error[rows] = np.where(lost, np.inf, error)

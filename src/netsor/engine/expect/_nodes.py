@@ -17,6 +17,7 @@ Array = Any
 
 SETS = 16  # independent randomisations
 WIDER = 1.5
+RIM = 0.85  # of the largest coordinate
 
 
 @cache
@@ -40,11 +41,16 @@ def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
 
 
 @cache
-def product(variables: int, nodes: int) -> tuple[Array, Array]:
-    """Nodes (variables, N) and weights (N,) of the product Gauss–Hermite rule, without weights below 1e-18."""
+def product(variables: int, nodes: int, least: float) -> tuple[Array, Array, Array]:
+    """Nodes (variables, N) and weights (N,) of the product Gauss–Hermite rule, without weights below the least.
+
+    And which of the nodes lie on the rim of what is left.
+    """
     x, w = special.roots_hermitenorm(nodes)
     w = w / w.sum()
     grid = np.stack(np.meshgrid(*[x] * variables, indexing="ij")).reshape(variables, -1)
     weight = np.prod(np.stack(np.meshgrid(*[w] * variables, indexing="ij")), axis=0).ravel()
-    keep = weight > 1e-18
-    return grid[:, keep], weight[keep]
+    keep = weight > least
+    grid, weight = grid[:, keep], weight[keep]
+    size = np.max(np.abs(grid), axis=0)
+    return grid, weight, (weight < 1e3 * least) | (size > RIM * np.max(size, initial=0.0))

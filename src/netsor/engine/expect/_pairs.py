@@ -30,11 +30,15 @@ def coefficients(f: Single, terms: int) -> Series:
         return series(f, terms)
     centred = (f.mean == 0.0) & (f.std > 0.0)
     if centred.all():
-        return tabulated(f.f, f.std**2, terms)
+        table = tabulated(f.f, f.std**2, terms)
+        centred = np.isfinite(table.error)  # a piece of the table may end where E[φ²] does
+        if centred.all():
+            return table
+        parts = [(centred, Series(*(part[..., centred] for part in table)))]
+    else:
+        parts = [(centred, tabulated(f.f, f.std[centred] ** 2, terms))] if centred.any() else []
     made = Series(np.empty((terms, len(f))), np.empty(len(f)), np.empty(len(f)))
-    parts = [(~centred, series(f.take(~centred), terms))]
-    if centred.any():
-        parts.append((centred, tabulated(f.f, f.std[centred] ** 2, terms)))
+    parts.append((~centred, series(f.take(~centred), terms)))
     for rows, part in parts:
         for whole, some in zip(made, part, strict=True):
             whole[..., rows] = some
@@ -106,6 +110,10 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
     rest_f = _rest(f, lengths)
     rest_g = rest_f if g is f else _rest(g, lengths)
     parity = _parity(f) or (None if g is f else _parity(g)) or (0, 1)
+    if x.f is y.f and x.f.smoothed is None and parity[1] == 2 and rows_x.centred and rows_y.centred:
+        mirrored = todo & (rho == -1.0) & (rows_x.std[ix] == rows_y.std[iy])  # φ(−u) = ± φ(u)
+        value[mirrored] = (1 - 2 * parity[0]) * f.square[ix[mirrored]]
+        todo &= ~mirrored
     for length, left_f, left_g in zip(lengths, rest_f, rest_g, strict=True):
         some = np.nonzero(todo)[0]
         if not len(some):

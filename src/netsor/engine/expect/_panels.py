@@ -17,6 +17,8 @@ Array = Any
 
 NODES = 16  # of a panel
 HALVINGS = 48
+ROUGH = 1e-6  # of the largest value on a panel
+POLE = 1e-12  # the length of a panel on which a pole need not be told from values next to it
 
 NODE, WEIGHTS = special.roots_legendre(NODES)
 NEXT = 1.0 - 1e-6  # checked too, or a jump between the last node and the end would not be seen
@@ -47,6 +49,7 @@ class Resolved(NamedTuple):
     weight: Array  # (panels, NODES), of Lebesgue measure
     values: Array  # (panels, NODES)
     error: Array  # (rows,): ∫ |what is not resolved| · density
+    rough: Array  # (rows,): ∫ |values · what is not resolved| under N(0, 1), where that is much of them
 
     def integrate(self, values: Array) -> Array:
         """Σ weight · values, a row each; values of shape (panels, NODES)."""
@@ -82,33 +85,52 @@ def resolve(
     tolerance: float,
     scale: Array | None = None,
     failing: int = 400,
+    squares: bool = False,
 ) -> Resolved:
     """Halve the panels between edges (rows, edges) until values_at(row, x) is resolved to tolerance · scale.
 
     `density(left, right)` is the largest weight that the values will meet on a panel. Without a scale it is the root
     mean square of the values under that weight. If more than `failing` panels of an integral fail at once, that is
-    noise or an oscillation without end: they stay as they are.
+    noise or an oscillation without end: they stay as they are. With `squares` the density is that of N(0, 1), and the
+    tolerance is for the root mean square of what is not resolved: for values that grow into the tails.
     """
     row, left, right = panels_between(np.sort(edges, axis=1))
     rows = len(edges)
-    error = np.zeros(rows)
+    error, rough = np.zeros(rows), np.zeros(rows)
     done: list[tuple[Array, ...]] = []
     for halving in range(HALVINGS + 1):
         half = 0.5 * (right - left)
         x = 0.5 * (left + right)[:, None] + half[:, None] * POINTS
         values = values_at(row, x)
         finite = np.isfinite(values).all(axis=1)
+        pole = np.zeros_like(finite) if finite.all() else ~finite & np.isfinite(values).any(axis=1)
+        if pole.any():  # hit by a node: its panel is halved, and at last taken for as large as it is next to it
+            short = pole & (half <= POLE * (1.0 + np.abs(left)))
+            around = np.max(np.abs(values), axis=1, where=np.isfinite(values), initial=0.0)
+            values = np.where(short[:, None] & ~np.isfinite(values), around[:, None], values)
+            finite = finite | short
         weight = half[:, None] * WEIGHTS
         with np.errstate(invalid="ignore", over="ignore"):
-            if scale is None:
+            if scale is None and squares:
+                mass = np.sum(weight * (values[:, :NODES] * np.sqrt(density(left, right))[:, None]) ** 2, axis=1)
+                scale = np.sqrt(np.bincount(row[finite], mass[finite], rows))
+            elif scale is None:
                 mass = np.sum(weight * values[:, :NODES] ** 2, axis=1) * density(left, right)
                 scale = np.sqrt(np.bincount(row[finite], mass[finite], rows))
-            missing = np.where(finite, unresolved(values), np.inf) * 2 * half * density(left, right)
-        halve = (missing > tolerance * scale[row]) & finite & (halving < HALVINGS)
+            missing = np.where(finite, unresolved(values), np.inf)
+            largest = np.max(np.abs(values), axis=1)
+            unsettled = np.where(missing > ROUGH * largest, 2 * half * missing, 0.0) * largest_density(left, right)
+            unsettled = np.where(unsettled > 0, unsettled * largest, 0.0)
+            if squares:
+                missing = np.sqrt(2 * half) * missing * np.sqrt(density(left, right))
+            else:
+                missing = missing * 2 * half * density(left, right)
+        halve = (missing > tolerance * scale[row]) & (finite | pole) & (halving < HALVINGS)
         halve &= ~(np.bincount(row[halve], minlength=rows) > failing)[row]
         halve &= half > 1e-16 * (1.0 + np.abs(left))
         good = ~halve
         error += np.bincount(row[good], missing[good], rows)
+        rough += np.bincount(row[good], unsettled[good], rows)
         done.append((row[good], x[good, :NODES], weight[good], values[good, :NODES]))
         if not halve.any():
             break
@@ -118,4 +140,4 @@ def resolve(
         left, right = np.concatenate([left, middle]), np.concatenate([middle, right])
     row, x, weight, values = (np.concatenate(parts) for parts in zip(*done, strict=True))
     order = np.argsort(row, kind="stable")
-    return Resolved(row[order], x[order], weight[order], values[order], error)
+    return Resolved(row[order], x[order], weight[order], values[order], error, rough)

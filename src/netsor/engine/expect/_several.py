@@ -19,6 +19,12 @@ SMOOTH = 0.02  # product rules are trusted if they agree this much better than S
 PRODUCT = 6  # variables at most for a product rule
 RANK = 1e-12  # eigenvalues below this part of the largest are rounding
 VALUES = 2**20  # at once, to bound memory
+LEAST = 1e-18, 1e-150  # weights of a product rule: for all, and for integrands that grow
+WIDE = 45  # nodes of a variable, from which on a product rule ends where the density does
+ROUNDING = 1e-13
+ENDLESS = 3e-3  # of an integral on the rim of a wide rule: it has no end there
+SHARE = 2e-3  # of a sum in its largest term, from which on its tail is looked at
+INFINITE = 0.93  # tail index (Hill) from which on the mean is taken for infinite
 
 
 def root(covariance: Array) -> tuple[Array, Array, Array]:
@@ -57,17 +63,55 @@ def _estimate(
         means = np.einsum("...sn,sn->...s", values.reshape(*values.shape[:-1], *weight.shape), weight)
         value = means.mean(axis=-1)
         error = STANDARD_ERRORS * means.std(axis=-1, ddof=1) / np.sqrt(SETS)
+        doubt = error + _tail(values * weight.ravel(), value)
         if variables <= PRODUCT:
-            most = min(100, int((SETS << log_points) ** (1 / variables)))
-            sizes = (most - max(2, most // 3), most - max(1, most // 6), most)
-            coarse, middle, fine = (_by_product(integrand, some, variables, n) for n in sizes)
-            spread = 3 * np.maximum(np.abs(fine - middle), np.abs(middle - coarse))
-            spread += 1e-13 * np.sqrt(np.mean(values**2, axis=-1))  # rounding
-            better = (spread < SMOOTH * error) & (np.abs(fine - value) <= 2 * error)
-            value, error = np.where(better, fine, value), np.where(better, spread, error)
-        return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
+            fine, spread = _products(integrand, some, variables, log_points)
+            spread += ROUNDING * np.sqrt(np.mean(values**2, axis=-1))
+            better = (spread < SMOOTH * error) & (np.abs(fine - value) <= 2 * doubt)
+            value, doubt = np.where(better, fine, value), np.where(better, spread, doubt)
+        return value, np.where(np.isfinite(value) & np.isfinite(doubt), doubt, np.inf)
 
 
-def _by_product(integrand: Callable[[Array, Array], Array], some: Array, variables: int, nodes: int) -> Array:
-    z, weight = product(variables, nodes)
-    return integrand(some, z) @ weight
+def _tail(terms: Array, value: Array) -> Array:
+    """What the terms (…, N) of a sum leave out of its tail: ∞ if that has no mean, by Hill's estimate of its index.
+
+    A few terms that carry much of a sum say that larger ones were not met.
+    """
+    size = np.abs(terms)
+    share = size.max(axis=-1) / np.maximum(size.sum(axis=-1), np.finfo(float).tiny)
+    left = np.zeros(share.shape)
+    heavy = share > SHARE
+    if heavy.any():
+        count = max(32, size.shape[-1] // 1024)
+        top = np.log(np.partition(size[heavy], -count, axis=-1)[:, -count:])
+        index = np.mean(top - top.min(axis=-1, keepdims=True), axis=-1)
+        whole = size[heavy].sum(axis=-1)
+        inflated = np.where(index > 0.5, share[heavy] * whole * index / np.maximum(1 - index, 1e-9), 0.0)
+        left[heavy] = np.where(index < INFINITE, inflated, np.inf)
+    return left
+
+
+def _products(
+    integrand: Callable[[Array, Array], Array], some: Array, variables: int, log_points: int
+) -> tuple[Array, Array]:
+    """By product rules of three sizes: the finest, and their disagreement."""
+    most = min(100, int((SETS << log_points) ** (1 / variables)))
+    sizes = (most - max(2, most // 3), most - max(1, most // 6), most)
+    made = [_by_product(integrand, some, variables, n, LEAST[0]) for n in sizes]
+    if most >= WIDE and np.any(made[2][1] > ROUNDING * made[2][2]):
+        made = [_by_product(integrand, some, variables, n, LEAST[1]) for n in sizes]
+    (coarse, _, _), (middle, _, _), (fine, rim, whole) = made
+    spread = 3 * np.maximum(np.abs(fine - middle), np.abs(middle - coarse))
+    if most >= WIDE:
+        spread = spread + np.where(rim <= ENDLESS * whole, 20 * rim, np.inf)
+    return fine, spread
+
+
+def _by_product(
+    integrand: Callable[[Array, Array], Array], some: Array, variables: int, nodes: int, least: float
+) -> tuple[Array, Array, Array]:
+    """The integral, its part on the rim and the whole of it, the last two of absolute values."""
+    z, weight, rim = product(variables, nodes, least)
+    values = integrand(some, z)
+    size = np.abs(values)
+    return values @ weight, size[..., rim] @ weight[rim], size @ weight

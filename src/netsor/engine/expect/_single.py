@@ -14,6 +14,10 @@ from ._features import Features, declared, features
 
 Array = Any
 
+DOWN = 10  # octaves below eight standard deviations
+OCTAVES = 64  # at most
+MOST = 2**13  # intervals that panels are fitted to
+
 
 @dataclass(frozen=True)
 class Single:
@@ -23,18 +27,31 @@ class Single:
     mean: Array
     std: Array
     params: tuple[Array, ...] = ()
+    window: tuple[int, int] | None = None  # log₂ |u| within which narrow features matter; None: that of the rows
 
     def __len__(self) -> int:
         return len(self.mean)
 
     def take(self, rows: Array) -> Single:
         """Some of the rows."""
-        return Single(self.f, self.mean[rows], self.std[rows], tuple(p[rows] for p in self.params))
+        return Single(self.f, self.mean[rows], self.std[rows], tuple(p[rows] for p in self.params), self.octaves)
+
+    @cached_property
+    def octaves(self) -> tuple[int, int]:
+        """The octaves of |u| that narrow features are looked for in: from far below one standard deviation to eight."""
+        if self.window is not None:
+            return self.window
+        top = np.abs(self.mean) + 8.0 * self.std
+        top = top[(self.std > 0) & np.isfinite(top)]
+        if self.f.smoothed is not None or not len(top):
+            return 0, -1
+        lowest, highest = (int(np.floor(np.log2(np.clip(end, 1e-200, 1e200)))) for end in (top.min(), top.max()))
+        return max(lowest - DOWN, highest - OCTAVES), highest
 
     @cached_property
     def features(self) -> Features:
         """Where φ is not smooth, or smooth on small intervals only."""
-        return declared(self.f) if self.params else features(self.f)
+        return declared(self.f) if self.params else features(self.f, *self.octaves)
 
     @property
     def centred(self) -> bool:
@@ -63,6 +80,8 @@ class Single:
         breaks = breaks[(breaks > low) & (breaks < high)]
         short = (right > low) & (left < high) & (right - left < step * np.max(std))
         left, right = left[short], right[short]
+        if len(left) > MOST:  # an oscillation without end: the error will say what panels do not resolve
+            left, right = left[:0], right[:0]
         ends = np.concatenate([left, right])
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             x = (ends - mean) / std

@@ -22,6 +22,8 @@ WIDTH = np.log(4.0)  # of a cell, in log a
 DEGREE = 23
 HALVINGS = 5  # of a cell, where breaks make the coefficients oscillate
 PRECISION = 1e-14
+ROUGH = 1e-9  # errors of the coefficients above which no polynomial need be better than they are
+STEEP = 1e3  # E[φ²] over a piece: its smallest would have the error of its largest
 
 CHEBYSHEV = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))
 _at = np.polynomial.chebyshev.chebvander(CHEBYSHEV, DEGREE)
@@ -33,6 +35,7 @@ class _Piece(NamedTuple):
     right: float
     polynomial: Array  # (K + 1, DEGREE + 1): of the coefficients and of E[φ²]
     error: float
+    steep: bool = False  # of the coefficients over √E[φ²], and of log E[φ²]; the error is relative to that root
 
 
 _tables: WeakKeyDictionary[Function, dict[tuple[int, int], list[_Piece]]] = WeakKeyDictionary()
@@ -57,6 +60,10 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
     with np.errstate(invalid="ignore", over="ignore"):
         for piece, part in zip(pieces, parts, strict=True):
             made[:, part] = piece.polynomial @ chebyshev[:, part]
+            if piece.steep:
+                norm = np.exp(0.5 * made[-1, part])
+                made[:-1, part] *= norm
+                made[-1, part], error[part] = norm * norm, piece.error * norm
     back = np.empty(len(t), dtype=int)
     back[order] = np.arange(len(t))
     made = made[:, back]
@@ -77,12 +84,20 @@ def _pieces(f: Function, t: Array, terms: int) -> list[_Piece]:
 def _cell(f: Function, left: float, right: float, terms: int, halvings: int) -> list[_Piece]:
     variance = np.exp(0.5 * (left + right) + 0.5 * (right - left) * CHEBYSHEV)
     exact = series(Single(f, np.zeros(len(variance)), np.sqrt(variance)), terms)
-    with np.errstate(invalid="ignore", over="ignore"):
+    if not np.isfinite(exact.error).all():  # E[φ²] may end within the piece: its rows are left to their own integrals
+        return [_Piece(left, right, np.full((terms + 1, DEGREE + 1), np.nan), np.inf)]
+    known, size = float(exact.error.max()), np.sqrt(exact.square.max())
+    steep = bool(exact.square.max() > STEEP * exact.square.min() > 0)
+    if steep:
+        norm = np.sqrt(exact.square)
+        polynomial = np.concatenate([exact.coefficients / norm, 2 * np.log(norm)[None]]) @ TO_COEFFICIENTS.T
+        missing = float(np.abs(polynomial[:, -3:]).max())
+        known, size = float(np.max(exact.error / norm)), 1.0
+    else:
         polynomial = np.concatenate([exact.coefficients, exact.square[None]]) @ TO_COEFFICIENTS.T
-        size = np.sqrt(exact.square.max())
         last = np.abs(polynomial[:, -3:]).max(axis=1)
         missing = max(float(last[:-1].max()), float(last[-1]) / size if size > 0 else 0.0)
-    if not missing > PRECISION * size or halvings == 0 or not np.isfinite(missing):
-        return [_Piece(left, right, polynomial, float(exact.error.max()) + 3 * missing)]
+    if halvings == 0 or not missing > (known if known > ROUGH * size else PRECISION * size):
+        return [_Piece(left, right, polynomial, known + 3 * missing, steep)]
     middle = 0.5 * (left + right)
     return _cell(f, left, middle, terms, halvings - 1) + _cell(f, middle, right, terms, halvings - 1)

@@ -31,7 +31,7 @@ from ...language._operation import (
     Take,
 )
 from ...language._value import Scalar, Value, Vector
-from .._error import ExactError
+from .._error import ExactError, InfiniteError
 from .._plan import SAMPLE, Plan, Register, TooLargeError, named
 from ..passes import SHORTCUTS, rewrite
 from ..passes._rewrite import Context, Fuse
@@ -74,8 +74,13 @@ def _lowered(s: State, title: str) -> Plan:
             raise ExactError(
                 value, str(error), instead="take fewer tokens, heads or outputs, or a smaller width"
             ) from None
+        except InfiniteError as error:
+            raise ExactError(value, str(error)) from None
     mean, columns = results(s)
-    return Plan(title, s.build.steps, mean, columns, tuple(s.context.notes), s.build.expects, s.build.nodes)
+    build = s.build
+    return Plan(
+        title, build.steps, mean, columns, tuple(s.context.notes), build.expects, build.nodes, tuple(build.tried)
+    )
 
 
 def _value(s: State, value: Value, index: int, live: Mapping[Value, int]) -> None:
