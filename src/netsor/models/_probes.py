@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import cached_property, partial
 from typing import Any
@@ -17,7 +17,7 @@ from ..engine.backends import Backend
 from ..language import Scalar, Vector, apply, join, mean_dot, stack
 from ._description import Description
 from ._inputs import Inputs
-from ._reduce import Mask, of_attention, of_gram, of_shares
+from ._reduce import of_attention, of_gram, of_shares
 from ._trace import Layer, Trace, trace
 from ._words import Words, words
 
@@ -140,12 +140,16 @@ class Probes:
         """The quantities of a network: a row a block, the mean square of its input, and a row for its logits."""
         rows: list[Scalar] = []
         before = traced.embedded
+        asked: dict[
+            tuple[bytes, tuple[int, ...]], Callable[..., Any]
+        ] = {}  # one function for all blocks of a mask: it is probed once
         for i, layer in enumerate(traced.layers):
             if i == self.model.layers and traced.decoded is not None:
                 before = traced.decoded  # the decoder begins with embeddings of its own
             mask = traced.masks[i]
             allowed = np.ones(layer.scores.shape[-2:], bool) if mask is None else mask
-            rows.append(self._block(before, layer, allowed))
+            key = allowed.tobytes(), allowed.shape
+            rows.append(self._block(before, layer, asked.setdefault(key, partial(of_attention, allowed=allowed))))
             before = layer.stream
         rows.append(_square(traced.embedded))
         if end is not None:
@@ -161,15 +165,14 @@ class Probes:
             y = y[:-1]
         return words(self.model, traced, y, limit)
 
-    def _block(self, before: Vector, layer: Layer, allowed: Mask) -> Scalar:
+    def _block(self, before: Vector, layer: Layer, of_scores: Callable[..., Any]) -> Scalar:
         added = [layer.attended, *([layer.crossed] if layer.crossed is not None else []), layer.fed]
         squares = stack([_square(u) for u in (before, *added)])
         post = np.full(1, float(self.model.order == "post"))
         shares = apply(of_shares, squares, post, axes=1)
         if self.model.decoder_layers and layer.crossed is None:
             shares = stack([shares[0], shares[0] * 0.0, shares[1]])
-        asked = partial(of_attention, allowed=allowed)
-        attention = apply(asked, layer.scores, layer.weights, axes=3, name="of_attention")
+        attention = apply(of_scores, layer.scores, layer.weights, axes=3, name="of_attention")
         return join([apply(of_gram, mean_dot(layer.stream, layer.stream), axes=2), attention, shares])
 
     @property
