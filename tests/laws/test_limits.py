@@ -31,7 +31,7 @@ def test_the_papers_limit(activation, heads):
     assert (error < 1e-8).all()
 
 
-@pytest.mark.parametrize("tokens", [2, 5, 8])
+@pytest.mark.parametrize("tokens", [2, 5, pytest.param(8, marks=pytest.mark.slow)])
 def test_accuracy_of_the_density_is_better_than_1e_7(tokens, monkeypatch):
     """By its own estimate; and the same points without the known moments agree within their larger error."""
     law = ns.Attention(np.eye(tokens) + 0.2).law(heads=2)
@@ -46,7 +46,7 @@ def test_accuracy_of_the_density_is_better_than_1e_7(tokens, monkeypatch):
     assert (np.abs(law.pdf(y) - value) < 6 * error + 1e-8).all()
 
 
-@pytest.mark.parametrize("large", [10.0, 1e3, 1e4])
+@pytest.mark.parametrize("large", [10.0, pytest.param(1e3, marks=pytest.mark.slow), 1e4])
 def test_draws_of_a_law_with_a_narrow_core(large):
     law = ns.Attention(np.diag([1.0, large, 1.0])).law(1)
     assert stats.kstest(law.rvs(50_000, seed=1), law.cdf).pvalue > 1e-4
