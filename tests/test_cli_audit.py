@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import lru_cache
 
 import pytest
 
@@ -152,7 +153,7 @@ def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
         return made(self, **widths)
 
     monkeypatch.setattr(Probes, "plan", refuses)
-    monkeypatch.setattr(_request, "_plan", _request._plan.__wrapped__)
+    monkeypatch.setattr(_request, "_plan", lru_cache(_request._plan.__wrapped__))
     found = json.loads(netsor(*SMALL, "--json", cwd=folder).stdout)
     assert (found["limit"], found["no_limit"], len(found["layers"])) == (None, "the scores diverge", 2)
     assert "no limit: the scores diverge" in netsor(*SMALL, cwd=folder).stdout
@@ -165,7 +166,7 @@ def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
 def test_an_interrupt_keeps_what_is_done(kept, tmp_path):
     """An endless audit, so that it is the signal that ends it, and nothing is left running."""
     (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
-    words = ["--tokens", "3", "--draws", "2000000", "--widths", "actual", "--workers", "2"]
+    words = ["--tokens", "3", "--draws", "400000", "--widths", "actual", "--workers", "2"]
     command = [sys.executable, "-m", "netsor", "audit", "tiny.json", *words, *(["--out", "out"] if kept else [])]
     with Running(command, cwd=tmp_path, stdout=subprocess.PIPE) as run:
         run.stderr.readline()  # what it will take

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from netsor.engine import _law
+from netsor.studies.audit import _audit
+
+from .inline import Inline
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(path for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")) if "```python" in path.read_text())
@@ -25,6 +28,7 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 def apart(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.setattr(_audit, "Workers", Inline)  # the same bits, and no process to begin
 
 
 def needs(page):

@@ -67,8 +67,8 @@ def test_limit_programs_have_symbols_for_widths(built):
 
 
 def test_the_programs_are_of_every_kind():
-    """Every operation, and every verdict, in one of 300; and what is made for the limit mostly has one."""
-    nets = [grown(Builder(seed, WIDTHS), STEPS, 8, 6).net for seed in range(300)]
+    """Every operation, and every verdict, in one of 100; and what is made for the limit mostly has one."""
+    nets = [grown(Builder(seed, WIDTHS), STEPS, 8, 6).net for seed in range(100)]
     limits = [grown(LimitBuilder(seed, WIDTHS[:2]), LIMIT_STEPS, 6, 6).net for seed in range(100)]
     kinds = [{type(value.op).__name__ for value in ordered(net.outputs)} for net in nets]
     every = {name for name in _operation.__all__ if name not in ("Floats", "Ints", "Operation", "Source")}

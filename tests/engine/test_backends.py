@@ -21,7 +21,6 @@ from .backend_cases import (
     random_plans,
     replicas,
     smallest_p,
-    transformer,
 )
 
 JAX = {"backend": "jax", "device": "cpu"}
@@ -39,7 +38,7 @@ def test_jax_has_the_law_of_numpy(case, precision):
     assert smallest_p(case, **JAX, precision=precision) > LEVEL
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 12), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 12), marks=pytest.mark.slow)])
 def test_jax_computes_what_numpy_computes(seeds):
     """Random programs, on the same random numbers."""
     import jax
@@ -93,7 +92,7 @@ def test_numpy_computes_in_the_precision_that_is_asked_for(precision):
 
 
 def test_the_same_seed_gives_the_same_bits():
-    net, widths = CASES["transformer"]
+    net, widths = CASES["few degrees of freedom"]
     run = partial(conditional, net.outputs, widths, seed=5, progress=False, backend=choose(**JAX))
     one, two, more = run(draws=300), run(draws=300), run(draws=1000)
     assert one.cov.tobytes() == two.cov.tobytes()
@@ -120,7 +119,7 @@ def test_laws_of_one_structure_share_a_compiled_program():
     count = len(_jax._programs)
     net.law(n=1000, draws=100, seed=3, progress=False, **JAX)
     assert len(_jax._programs) == count
-    transformer().law(n=6, draws=100, progress=False, **JAX)
+    layer(tokens=1)[0].law(n=1024, draws=100, progress=False, **JAX)
     assert len(_jax._programs) == count + 1
 
 

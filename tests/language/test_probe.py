@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -218,6 +219,24 @@ def test_the_librarys_functions_are_not_probed(monkeypatch):
     monkeypatch.setattr(_probe._Probe, "shape", lambda self: pytest.fail("probed"))
     y = ns.nn.attention(ns.layer_norm(ns.gelu(ns.clip(x(3), 2.0))), 2, mask="causal")
     assert (ns.sigmoid(ns.mean_dot(y, y)) ** 2 / 3).sum().shape == ()
+
+
+def test_a_large_function_of_the_library_is_asked_once_for_its_shape():
+    """Also with arguments given beforehand; one of the user's is asked all that a small one is."""
+    asked = []
+
+    def scaled(p, by=1.0):
+        asked.append(p.shape)
+        return by * p
+
+    large = ns.normal((2, _probe.LARGE // 10))
+    ns.apply(partial(scaled, by=2.0), large, axes=2)
+    assert len(asked) > 10
+    scaled.__module__ = "netsor.models"
+    for f in (scaled, partial(scaled, by=2.0)):
+        asked.clear()
+        assert ns.apply(f, large, axes=2).shape == large.shape
+        assert asked == [(1, 1, *large.shape)]
 
 
 def test_a_function_that_declares_twice():

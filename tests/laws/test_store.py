@@ -16,7 +16,7 @@ LAWS = {
     "weighted": lambda: ns.Mixture(0.0, rng.gamma(2.0, 1.0, 50), ORIGIN, rng.uniform(size=50)),
     "atoms": lambda: ns.Mixture([0.0, 0.0, 1.0], [0.0, 0.0, 2.0], ORIGIN),
     "limit": lambda: ns.paper.layer().law(n=ns.inf, draws=500),
-    "attention": lambda: ns.Attention(np.eye(3), function=lambda p: p / 3).law(10**18),
+    "attention": lambda: ns.Attention(np.eye(3), function=lambda p: p / 3).law(10**18, points=2**12),
     "kernel estimate": lambda: ns.Empirical(rng.normal(size=50), 0.3),
     "engine": lambda: ns.paper.layer().law(n=8, draws=200),
 }

@@ -76,7 +76,7 @@ SPIKES = {
 
 
 @pytest.mark.parametrize("name", SPIKES)
-@pytest.mark.parametrize("heads", [1, 2, 8])
+@pytest.mark.parametrize("heads", [1, pytest.param(2, marks=pytest.mark.slow), 8])
 def test_spiky_limits_are_laws(name, heads):
     law = SPIKES[name](heads)
     assert len(law._rule.var) <= 4000  # the work is bounded

@@ -143,7 +143,7 @@ def test_infinite_width_is_a_large_one(name):
 KURTOSIS = {4: 0.1689, 2: 0.2156, 1: 0.3066}
 
 
-@pytest.mark.parametrize("groups", KURTOSIS)
+@pytest.mark.parametrize("groups", [4, pytest.param(2, marks=pytest.mark.slow), 1])
 def test_groups_matter_at_finite_head_dimensions_alone(groups):
     """Five times the spread over seeds: 0.0009 with the error of the numbers, 0.00035."""
     n, d = ns.Width("n"), ns.Width("d")

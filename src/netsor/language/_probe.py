@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -154,7 +155,8 @@ class _Probe:
     @property
     def _ours(self) -> bool:
         """Whether f is a function of this package, which its tests have asked: then a large one is not asked again."""
-        return str(getattr(self.f.f, "__module__", "")).split(".")[0] == __name__.split(".")[0]
+        f = self.f.f.func if isinstance(self.f.f, partial) else self.f.f  # a partial says it is of functools
+        return str(getattr(f, "__module__", "")).split(".")[0] == __name__.split(".")[0]
 
     @property
     def _elementwise(self) -> bool:

@@ -20,6 +20,14 @@ from netsor.studies.paper._reproduce import Options, reproduce
 from ...inline import Inline
 
 NETSOR = [sys.executable, "-m", "netsor", "reproduce"]
+UNILLUSTRATED = (  # the command without pictures, which take most of the time of a small run
+    "from functools import partial\n"
+    "from netsor.cli import main\n"
+    "from netsor.studies.paper import _reproduce\n"
+    "_reproduce.drawn = partial(dict.fromkeys, ())\n"
+    "main()\n"
+)
+PLAIN = [sys.executable, "-c", UNILLUSTRATED, "reproduce"]
 COMMAND = ["2a", "--samples", "3000", "--trials", "8", "--workers", "2"]
 TINY = ["2a", "--samples", "600", "--trials", "2", "--workers", "1"]
 HANG = 300  # seconds: a deadline that only a hang reaches
@@ -134,7 +142,7 @@ def test_interrupts_and_kills_leave_no_workers_and_whole_parts(sent, tmp_path):
 
 
 def test_two_runs_into_one_folder_do_no_harm(inline, tmp_path):
-    small = [*NETSOR, *TINY, "--out", tmp_path]
+    small = [*PLAIN, *TINY, "--out", tmp_path]
     with Running(small) as one, Running([*small, "--seed", "7"]) as two:
         assert [run.wait(HANG) for run in (one, two)] == [0, 0]
     manifest = json.loads((tmp_path / "manifest.json").read_text())
@@ -151,7 +159,7 @@ def test_two_runs_into_one_folder_do_no_harm(inline, tmp_path):
 
 def test_a_run_that_waits_for_another_says_so(tmp_path):
     tmp_path.mkdir(exist_ok=True)
-    with FileLock(tmp_path / ".netsor.lock"), Running([*NETSOR, *TINY, "--out", tmp_path]) as run:
+    with FileLock(tmp_path / ".netsor.lock"), Running([*PLAIN, *TINY, "--out", tmp_path]) as run:
         assert run.stderr.readline() == f"netsor: waiting for another run to leave {tmp_path}\n"
         assert not (tmp_path / "report.html").exists()
         run.send_signal(signal.SIGINT)
