@@ -48,7 +48,7 @@ def unillustrated(monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """All figures, small, in this process; of figures that are drawn alike one is, and the first alone as every file."""
+    """All figures, small, in this process; of figures that are drawn alike one is, and only the first as every file."""
     out, alike, first = tmp_path_factory.mktemp("whole"), {}, {}
 
     def drawn(data):
@@ -116,7 +116,7 @@ def test_the_manifest_says_what_was_run(whole):
 
 @pytest.mark.parametrize("workers", [3, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 2, 7))])
 def test_any_number_of_workers_makes_the_bytes_of_this_process(workers, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(_reproduce, "drawn", partial(dict.fromkeys, ()))  # no pictures, which processes can be told
+    monkeypatch.setattr(_reproduce, "drawn", partial(dict.fromkeys, ()))  # no pictures; a partial can be sent
     reproduce(Options(("1b",), tmp_path, **{**SMALL, "workers": workers}))
     assert read(tmp_path) == {"1b.csv": read(whole[0])["1b.csv"]}
 
