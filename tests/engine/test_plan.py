@@ -12,6 +12,7 @@ from netsor.engine.backends._numpy import Streams
 from netsor.engine.lower import make_plan
 
 from ..programs import programs
+from .compare import smallest_p
 
 n = ns.Width("n")
 
@@ -74,3 +75,13 @@ def test_the_estimate_of_time_grows_with_the_work():
     small, large = (ns.paper.layer(heads=h).plan(n=256) for h in (1, 256))
     assert large.seconds(1000) > 20 * small.seconds(1000)
     assert small.seconds(2000) == pytest.approx(2 * small.seconds(1000))
+
+
+def test_a_residual_of_many_coordinates_costs_a_factor_of_a_gram_matrix():
+    """What a matrix adds to vectors that are drawn, where sources that are never drawn are as many as coordinates."""
+    x = ns.gaussian(n, 3, mean=0.7)
+    net = ns.Program(0.5 * x + ns.weight(n, n) @ ns.relu(x))
+    plan = net.plan(n=100_000)
+    assert plan.bytes < 100 * 100_000
+    assert plan.operations < 100 * 100_000
+    assert smallest_p(net, n=300) > 1e-5

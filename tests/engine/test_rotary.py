@@ -133,3 +133,11 @@ def test_one_product_by_two_bases_is_refused():
     net = ns.Program((ns.dot(turned(q), turned(k)), ns.dot(ns.rotary(q), ns.rotary(k))))
     with pytest.raises(ns.ExactError, match="different bases"):
         net.draw(draws=3, n=inf, d=inf, progress=False)
+
+
+def test_a_coordinate_of_turned_vectors_is_refused():
+    """Coordinates at one place turn by cos of the gap at finite width, at others hardly: there is no one limit."""
+    turn = turned(ns.weight(d, n) @ tokens())
+    for output in (turn, turn[0], turn[1:]):
+        with pytest.raises(ns.ExactError, match="a coordinate of vectors turned"):
+            ns.Program(output).draw(draws=3, n=inf, d=inf, progress=False)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...language._operation import Data, Rotate
 from ...language._value import Scalar, Vector
+from .._error import ExactError
 from .._plan import Register
 from ._frame import STANDARD
 from ._state import Ints, State
@@ -33,6 +34,8 @@ def results(s: State) -> tuple[Register, Register]:
             columns.append(build.constant(np.zeros((output.size, count * own))))
             continue
         assert isinstance(output, Vector)
+        if s.vectors[output].turned is not None:  # no coordinate is turned as the others are
+            raise ExactError(output, "a coordinate of vectors turned by rotary positions, at width inf")
         if isinstance(written, Scalar):  # it has the law of a coordinate, whatever coordinates are asked for
             mean, gaussian = _coordinate(s, output, 0)
             means.append(mean)

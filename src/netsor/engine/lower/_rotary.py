@@ -78,8 +78,8 @@ def rotated(s: State, value: Vector, op: Rotate) -> Lowered:
     if math.isinf(s.widths[value]):
         if blocks > 1:
             raise ExactError(value, "rotary positions of a concatenation of narrower vectors, at width inf")
-        if x.turned is not None or value in s.outputs:
-            raise ExactError(value, "rotary positions twice, or of an output, at width inf")
+        if x.turned is not None:
+            raise ExactError(value, "rotary positions twice, at width inf")
         turned = Turned(np.broadcast_to(op.positions, value.shape), op.base, op.fraction, op.stretch)
         return Lowered(x.lead, x.sample, x.support, x.strong, turned)
     width = int(s.widths[value])

@@ -9,9 +9,12 @@ import numpy as np
 from ...language._operation import Gaussian, MatMul
 from ...language._value import Value, Vector
 from .._error import ExactError
+from .._montecarlo import check_memory
 from .._plan import SAMPLE, Register
 from ._reuse import Matrix
 from ._state import Bools, Lowered, State
+
+MANY = 256  # sources, never drawn, for fewer vectors: a factor of these vectors' Gram matrix costs less
 
 
 def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register, Register | None]:
@@ -34,6 +37,8 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
             )
             sample = drawn
         else:  # a Gaussian variable each, never drawn
+            size = 8.0 * slots * sources * (s.columns + slots * sources)
+            check_memory(size, f"{s.words(value)}, {slots * sources} sources,", "take fewer vectors or a smaller width")
             unit = np.eye(slots * sources, s.columns + slots * sources, s.columns)
             s.columns = unit.shape[-1]
             sample = build.constant(unit.reshape(slots, sources, -1))
@@ -124,7 +129,8 @@ def matmul(s: State, value: Vector, op: MatMul) -> Lowered:
         return _again(s, value, op)
     rows = _rows(s, x, members if op.each else 1, s.vectors[x].start)
     # sources that are never drawn cost nothing, but a norm costs less than many of them
-    c = _reduced(s, rows, s.words(value)) if drawn or rows.shape[-2] == 1 else rows
+    fewer = drawn or rows.shape[-2] == 1 or rows.shape[-1] > MANY
+    c = _reduced(s, rows, s.words(value)) if fewer else rows
     c = build.step("scale", c, by=weight.std / s.norm(x))
     lead, sample = _sources(s, value, members * blocks, c.shape[-1])
     return _combined(s, value, c, lead, sample, members)
