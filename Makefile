@@ -29,7 +29,8 @@ reproduce: $(VENV)/stamp  ## the paper's experiments, into results/
 # One thread of linear algebra in each: there is one process a core. Bytecode is kept, whatever the environment says of it:
 # the tests begin many processes, and without it each compiles the library anew.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
-PARALLEL := -n auto --maxprocesses 8 --dist worksteal
+# One process more than cores: some tests wait for processes that they began.
+PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))') --dist worksteal
 
 # Most of the time of JAX is that of its compiler, which need not optimise here; in test-all it does, as for users.
 COMPILED := XLA_FLAGS='--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'

@@ -21,6 +21,7 @@ def test_the_law_on_another_backend():
     assert abs(one["value"] - two["value"]) < 5 * (one["error"] + two["error"])
 
 
+@pytest.mark.slow
 def test_compare_on_another_backend():
     command = ("compare", "--width", "16", "--draws", "20000", "--json", "--backend", "jax", "--device", "cpu")
     found = json.loads(netsor(*command).stdout)

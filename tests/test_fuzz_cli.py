@@ -281,7 +281,7 @@ def many(folder, seed, count):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_command_lines(seed, folder):
-    many(folder, seed, 60)
+    many(folder, seed, 50)
 
 
 @pytest.mark.slow

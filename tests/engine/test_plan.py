@@ -79,9 +79,9 @@ def test_the_estimate_of_time_grows_with_the_work():
 
 def test_a_residual_of_many_coordinates_costs_a_factor_of_a_gram_matrix():
     """What a matrix adds to vectors that are drawn, where sources that are never drawn are as many as coordinates."""
-    x = ns.gaussian(n, 3, mean=0.7)
+    x = ns.gaussian(n, 2, mean=0.7)
     net = ns.Program(0.5 * x + ns.weight(n, n) @ ns.relu(x))
     plan = net.plan(n=100_000)
     assert plan.bytes < 100 * 100_000
     assert plan.operations < 100 * 100_000
-    assert smallest_p(net, n=300) > 1e-5
+    assert smallest_p(net, draws=800, n=260) > 1e-5
