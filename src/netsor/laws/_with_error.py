@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,7 @@ import numpy.typing as npt
 from ._estimate import Array, Estimate, combined
 from ._given import checked_order, points
 
-if TYPE_CHECKING:
-    from ._law import Law
-
+Law = Any  # `_law.Law`, which imports this file
 FAR = 1e150  # no law has mass beyond, and squares of such points overflow
 
 

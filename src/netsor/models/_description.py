@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from ..language._stretch import Stretch
-from ._idle import idle
 
 POSITIONS = ("learned", "rotary", "alibi", "relative", "none")
 NORMS = ("layer", "rms")
@@ -279,3 +278,20 @@ def _positive(value: Any) -> bool:
 
 def _refuse(name: str, value: Any, allowed: str) -> None:
     raise ValueError(f"{name}={value!r} of a Transformer {allowed}")
+
+
+def idle(model: Description) -> dict[str, str]:
+    """The fields that nothing in this model reads, each with what would make it count."""
+    rules = (
+        (model.positions == "rotary", "positions='rotary'", ("rotary_base", "rotary_fraction", "rotary_stretch")),
+        (model.positions == "relative", "positions='relative'", ("buckets", "distance", "std_relative")),
+        (model.positions == "learned", "positions='learned'", ("std_position",)),
+        (model.positions == "learned" or model.inputs == "patches", "positions='learned'", ("length",)),
+        (model.gated, "gated=True", ("std_gate",)),
+        (model.window is not None, "window", ("window_every",)),
+        (model.inputs == "patches", "inputs='patches'", ("patch",)),
+        (model.inputs == "tokens", "inputs='tokens'", ("padding", "embedding_scale")),
+        (not model.tied or model.readout == "transform", "tied=False", ("std_logits",)),
+        (model.vocabulary is not None, "vocabulary", ("tied", "readout", "logit_scale", "logit_cap", "std_logits")),
+    )
+    return {name: needs for counts, needs, names in rules if not counts for name in names}
