@@ -166,12 +166,16 @@ class _Literal:
         return stream.standard_normal((self.replicas, *shape))
 
     def matrix(self, weight: Weight, member: int) -> Array:
-        """W, entries i.i.d. N(0, σ_W²/in); one array (replicas, out, in), drawn once however often it acts."""
+        """W, entries i.i.d. N(0, σ_W²/fan), (replicas, out, in); its normals are drawn once, however often it acts."""
         key = weight.source, member
         if key not in self.matrices:
-            rows, columns = int(weight.out_width.bind(self.widths)), int(weight.in_width.bind(self.widths))
-            self.matrices[key] = self.normals(*key, rows, columns) * (weight.std / np.sqrt(columns))
-        return self.matrices[key]
+            drawn = weight.T if weight.transposed else weight
+            rows, columns = int(drawn.out_width.bind(self.widths)), int(drawn.in_width.bind(self.widths))
+            self.matrices[key] = self.normals(*key, rows, columns)
+        normals = self.matrices[key]
+        if weight.transposed:
+            normals = np.swapaxes(normals, -1, -2)
+        return normals * (weight.std / np.sqrt(weight.fan.bind(self.widths)))
 
     def evaluate(self, value: Value) -> None:
         """Compute a value whose inputs are computed."""

@@ -44,7 +44,7 @@ def text(name: str, outputs: Sequence[Value]) -> str:
     introduced: set[Source] = set()
     for value in values:
         if isinstance(value.op, MatMul) and value.op.weight.source not in introduced:
-            weight = value.op.weight
+            weight = value.op.weight.T if value.op.weight.transposed else value.op.weight
             introduced.add(weight.source)
             rows.append((names[weight.source], _entries(weight), ""))
         if not _inlined(value):
@@ -60,7 +60,7 @@ def text(name: str, outputs: Sequence[Value]) -> str:
 def _entries(weight: Weight) -> str:
     size = weight.members.size
     many = "matrix" if size == 1 else f"{size} matrices"
-    return f"{many} {weight.out_width}×{weight.in_width}, entries N(0, {weight.std**2:g}/{weight.in_width})"
+    return f"{many} {weight.out_width}×{weight.in_width}, entries N(0, {weight.std**2:g}/{weight.fan})"
 
 
 def _inlined(value: Value) -> bool:
@@ -90,7 +90,8 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
         case Data(vectors):
             return f"given vectors in R^{vectors.shape[-1]}"
         case MatMul(weight, x, each):
-            return f"{names[weight.source]}.each({ref(x)})" if each else f"{names[weight.source]} {ref(x)}"
+            matrix = names[weight.source] + (".T" if weight.transposed else "")
+            return f"{matrix}.each({ref(x)})" if each else f"{matrix} {ref(x)}"
         case Nonlin(f, vectors, scalars):
             if f in INFIX:
                 return f" {INFIX[f]} ".join(map(ref, vectors))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,11 @@ from ._width import Width, as_width
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Weight:
-    """A batch of independent matrices in R^{out × in} with i.i.d. entries N(0, std²/in).
+    """A batch of independent matrices in R^{out × in} with i.i.d. entries N(0, std²/fan), where fan is the width in.
 
     `members` says which matrices of the source these are, so that `W[0]` is one of the matrices of `W`, not a new one.
+    `W.T` are the same matrices transposed: its widths are exchanged, and its entries are those of W, so that fan is then
+    the width out.
     """
 
     source: Source
@@ -28,6 +32,8 @@ class Weight:
     std: float
     members: npt.NDArray[np.intp]
     count: int  # of matrices in the source
+    fan: Width  # what the variance of the entries is divided by
+    transposed: bool = False  # the matrices of the source are those of R^{in × out}
 
     __array_ufunc__ = None  # an array on the left is a mistake that Python names
 
@@ -36,16 +42,30 @@ class Weight:
         """The shape of the batch: () for a single matrix."""
         return self.members.shape
 
+    @property
+    def T(self) -> Weight:
+        """The transposed matrices, those of each batch index for themselves: `W.T @ v` is W^T v.
+
+        Entries are those of W, so with W in R^{out × in} the coordinates of W^T v have variance std² |v|²/in.
+        """
+        return replace(self, out_width=self.in_width, in_width=self.out_width, transposed=not self.transposed)
+
+    def gain(self, widths: Mapping[str, float]) -> float:
+        """By what W x is larger, in mean square and as a root, than x: std √(in/fan), NaN if that is not determined."""
+        if self.in_width.name == self.fan.name:
+            return self.std * math.sqrt(self.in_width.factor / self.fan.factor)
+        many, few = self.in_width.bind(widths), self.fan.bind(widths)
+        return self.std * math.sqrt(many / few) if math.isfinite(many) or math.isfinite(few) else math.nan
+
     def __repr__(self) -> str:
-        return f"<Weight {self.out_width}×{self.in_width}, batch {self.batch}>"
+        return f"<Weight {self.out_width}×{self.in_width}, batch {self.batch}{', transposed' * self.transposed}>"
 
     def __getitem__(self, key: Any) -> Weight:
-        members = picked(self.members, key, "weight")
-        return Weight(self.source, self.out_width, self.in_width, self.std, members, self.count)
+        return replace(self, members=picked(self.members, key, "weight"))
 
     def __matmul__(self, x: Vector) -> Vector:
         """Every matrix of the batch on every vector: shape batch + x.shape."""
-        self._accept("W @ x", x)
+        self._accept("W.T @ x" if self.transposed else "W @ x", x)
         return Vector(MatMul(self, x, each=False), self.batch + x.shape, self.out_width)
 
     def each(self, x: Vector) -> Vector:
@@ -60,7 +80,10 @@ class Weight:
             remedy = "; given vectors are written ns.data(…)" if isinstance(x, np.ndarray | list) else ""
             raise TraceError(operation, f"a weight multiplies vectors, got {shown(x)}{remedy}")
         if x.width != self.in_width:
-            raise TraceError(operation, f"W maps R^{self.in_width} to R^{self.out_width}, but x lives in R^{x.width}")
+            name = "W.T" if self.transposed else "W"
+            raise TraceError(
+                operation, f"{name} maps R^{self.in_width} to R^{self.out_width}, but x lives in R^{x.width}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +115,7 @@ def weight(
     out, in_ = as_width(out_width, "weight", "out_width"), as_width(in_width, "weight", "in_width")
     if entry_std is not None:
         sigma = _absolute(scale(entry_std, "entry_std", "weight"), sigma, in_)
-    return Weight(Source(as_name(name, "weight")), out, in_, sigma, members, members.size)
+    return Weight(Source(as_name(name, "weight")), out, in_, sigma, members, members.size, in_)
 
 
 def _absolute(entry_std: float, std: float, in_width: Width) -> float:

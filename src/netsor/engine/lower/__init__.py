@@ -34,8 +34,10 @@ from ...language._value import Scalar, Value, Vector
 from .._error import ExactError, InfiniteError
 from .._plan import SAMPLE, Plan, Register, TooLargeError, named
 from ..passes import SHORTCUTS, rewrite
-from ..passes._rewrite import Context, Fuse
-from ._linear import concatenated, linear, mixed, taken
+from ..passes._operations import Along, Correction, Extend, Fuse, Span
+from ..passes._rewrite import Context
+from ._directions import along, span
+from ._linear import concatenated, corrected, linear, mixed, taken
 from ._nonlinear import nonlin
 from ._outputs import results
 from ._products import dot
@@ -127,6 +129,12 @@ def _vector(s: State, value: Vector) -> Lowered:
             return linear(s, value, parts, lambda *arrays: build.step("join", *arrays, axis=0))
         case Rotate():
             return rotated(s, value, value.op)
+        case Span(x, known):
+            return span(s, value, x, known)
+        case Extend(parts):
+            return linear(s, value, parts, lambda *arrays: build.step("join", *arrays, axis=value.ndim - 1))
+        case Correction(a, x):
+            return corrected(s, value, a, x)
     raise ExactError(value, f"{type(value.op).__name__} is unknown to the exact engine")
 
 
@@ -140,6 +148,8 @@ def _scalar(s: State, value: Scalar) -> Register:
             return drawn if std == 1 else build.step("scale", drawn, by=std)
         case Dot(x, y, power):
             return dot(s, value, x, y, power)
+        case Along(x, y):
+            return along(s, x, y)
         case Apply(f, scalars, axes):
             leading = max(p.ndim for p in scalars) - axes
             arrays = [s.lined(s.scalars[p], p.ndim, leading + axes) for p in scalars]

@@ -19,7 +19,8 @@ from scipy.sparse.csgraph import connected_components
 
 from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Mix, Rotate, Source, Take
 from ...language._value import Value, Vector
-from ..passes._rewrite import COORDINATEWISE, Fuse
+from ..passes._operations import Along, Correction, Extend, Fuse, Span
+from ..passes._rewrite import COORDINATEWISE
 
 Ints = npt.NDArray[np.intp]
 
@@ -101,12 +102,10 @@ class Clusters:
         self.ids: dict[Value, Ints] = {}  # shape + (blocks,)
         self.members: dict[Value, Ints] = {}  # of a source: (members, blocks)
         self.parts: dict[Value, Ints] = {}
-        self.inputs: dict[tuple[Source, int], list[Ints]] = {}
-        self.outputs: dict[tuple[Source, int], Ints] = {}
         for value in values:
             if isinstance(value, Vector):
                 self.ids[value] = self._vector(value)
-            elif isinstance(value.op, Dot):
+            elif isinstance(value.op, Dot | Along):
                 x, y = self.ids[value.op.x], self.ids[value.op.y]
                 ndim = value.ndim  # a batch, the two paired axes, and the blocks
                 x, y = (i.reshape((1,) * (ndim - i.ndim) + i.shape) for i in (x, y))
@@ -147,6 +146,8 @@ class Clusters:
                 return self.ids[x].reshape(x.size, blocks)[flat]
             case Join(parts):
                 return np.concatenate([self.ids[part] for part in parts])
+            case Extend(parts):
+                return np.concatenate([self.ids[part] for part in parts], axis=-2)
             case Concat(x, axis):
                 ids = np.moveaxis(self.ids[x], axis, -2)
                 return ids.reshape(*ids.shape[:-2], blocks)
@@ -170,18 +171,14 @@ class Clusters:
                 members = self.members[value] = self._new(len(acting), blocks)
                 self._link(ids.reshape(len(acting), -1, blocks), members[:, None])
                 inputs = self.ids[x].reshape(len(acting) if each else 1, -1, self.blocks[x])
-                for number, member in enumerate(acting):
-                    # one matrix wants the products of all its inputs, and its outputs share sources
-                    key = weight.source, member
-                    rows = inputs[number if each else 0]
-                    if each or number == 0:
-                        self._link(rows[:1], rows)
-                    if key in self.inputs:
-                        self._link(self.inputs[key][0], rows[:1])
-                        self._link(self.outputs[key], members[number])
-                    self.inputs.setdefault(key, []).append(rows[:1])
-                    self.outputs[key] = members[number]
-            case Mix(_, x):
+                self._link(inputs[:, :1], inputs)  # a matrix asks for the products of all its inputs
+            case Span(x, known):
+                for y in (x, *known):
+                    rows = self.ids[y]
+                    self._link(rows[..., :1, :], rows)
+                    self._link(rows[..., :1, :], ids[..., :1, :])
+                self._link(ids[..., :1, :], ids)
+            case Mix(_, x) | Correction(_, x):
                 rows = self.ids[x]
                 self._link(rows[..., :1, :], rows)
                 lead = rows[..., :1, :]

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...language._operation import Apply, Constant, Join, Mix, Scale, Take
 from ...language._score import MASKED_SOFTMAX
-from ...language._value import Scalar, Value
+from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
 from .._plan import Register
 from ._state import Bools, Ints, Lowered, State, Turned
@@ -45,6 +45,15 @@ def linear(
     support = _marked(s, value, inputs, [x.support for x in given], lead, acted, by, weak=True)
     strong = _marked(s, value, inputs, [x.strong for x in given], lead, acted, by, weak=False)
     return Lowered(lead, sample, support, strong, turned, min(x.start for x in given))
+
+
+def corrected(s: State, value: Vector, a: Scalar, x: Vector) -> Lowered:
+    """n^(−1/2) Σ_j a_ij x_j; at infinite width it is 0, but for what a score would see of it."""
+    weights = s.lined(s.scalars[a], a.ndim, value.ndim + 1)
+    width = s.blocks[value] * s.widths[value]
+    by = 0.0 if math.isinf(width) else width**-0.5
+    made = linear(s, value, [x], lambda v: s.build.step("scale", mixed(s, weights, v), by=by), lined=True)
+    return made if made.strong is None else replace(made, strong=np.zeros_like(made.strong))
 
 
 def _marked(

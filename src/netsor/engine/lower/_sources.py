@@ -11,7 +11,7 @@ from ...language._value import Value, Vector
 from .._error import ExactError
 from .._montecarlo import check_memory
 from .._plan import SAMPLE, Register
-from ._reuse import Matrix
+from ..passes._operations import Span
 from ._state import Bools, Lowered, State
 
 MANY = 256  # sources, never drawn, for fewer vectors: a factor of these vectors' Gram matrix costs less
@@ -95,13 +95,9 @@ def _shifted(s: State, value: Vector, x: Lowered, mean: Register) -> Lowered:
     return Lowered(lead, sample, support, support)
 
 
-def _rows(s: State, x: Value, copies: int, start: int = 0, directions: int = 0) -> Register:
-    """Vectors as rows (copies, vectors, ·) whose products are ⟨x^i, x^j⟩, up to a norm; 0 before `start`.
-
-    Rows of several values have products with each other if each block has as many directions in all of them.
-    """
+def _rows(s: State, x: Value, copies: int, start: int = 0) -> Register:
+    """Vectors as rows (copies, vectors, ·) whose products are ⟨x^i, x^j⟩, up to a norm; 0 before `start`."""
     lead = s.vectors[x].lead
-    lead = s.build.fitted(lead, max(directions, lead.shape[-1]))
     lead = s.build.step("part", lead, start=start, stop=lead.shape[-1])
     if s.vectors[x].turned is not None:
         raise ExactError(x, "a matrix that acts on vectors turned by rotary positions, at width inf")
@@ -125,8 +121,9 @@ def matmul(s: State, value: Vector, op: MatMul) -> Lowered:
     build, weight, x = s.build, op.weight, op.x
     members, blocks = weight.members.size, s.blocks[value]
     drawn = value in s.drawn or value in s.virtual
-    if weight.source in s.uses:
-        return _again(s, value, op)
+    if isinstance(x.op, Span):  # orthonormal, so that C is the identity
+        lead, sample = _sources(s, value, members * blocks, x.shape[-1])
+        return _combined(s, value, build.constant(np.eye(x.shape[-1])[None]), lead, sample, members)
     rows = _rows(s, x, members if op.each else 1, s.vectors[x].start)
     # sources that are never drawn cost nothing, but a norm costs less than many of them
     fewer = drawn or rows.shape[-2] == 1 or rows.shape[-1] > MANY
@@ -157,22 +154,6 @@ def _combined(s: State, value: Vector, c: Register, lead: Register, sample: Regi
         every = build.constant(np.ones(c.shape))
         support = np.asarray(multiplied(every, build.constant(marks_of(lead))).value)[0] > 0
     return Lowered(x, None if sample is None else multiplied(c, sample), support, support)
-
-
-def _again(s: State, value: Vector, op: MatMul) -> Lowered:
-    """A matrix that acts more than once: see `_reuse`."""
-    build, blocks = s.build, s.blocks[value]
-    source, every = op.weight.source, s.members[op.weight.source]
-    matrix = s.matrices.setdefault(source, Matrix(build, len(every)))
-    s.uses[source].append(value)
-    weight, x = op.weight, op.x
-    rows = _rows(s, x, weight.members.size if op.each else 1, directions=matrix.directions)
-    rows = build.step("scale", rows, by=weight.std / s.norm(x))
-    present = [every.index(int(m)) for m in weight.members.ravel()]
-    c = matrix.coefficients(rows, present, s.blocks[x], s.words(value))
-    lead, sample = _sources(s, value, len(present) * blocks, rows.shape[1])
-    matrix.remember(lead, sample, present, blocks)
-    return _combined(s, value, c, *matrix.sources(present), len(present))
 
 
 def fuse(s: State, value: Vector, x: Vector) -> Lowered:

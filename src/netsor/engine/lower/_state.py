@@ -12,17 +12,17 @@ import numpy.typing as npt
 
 from ...language._graph import ordered
 from ...language._names import names_of
-from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source
+from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal
 from ...language._stretch import Stretch
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
 from .._plan import LARGEST, Builder, Register
-from ..passes._rewrite import Context, Fuse, asked, asked_together, earlier_uses, linear_sources
+from ..passes._operations import Fuse
+from ..passes._rewrite import Context, asked, asked_together, linear_sources
 from ..passes.leaves import leaves
 from ._clusters import Clusters, Group, blocks_of
 from ._features import Rests
 from ._frame import AT_NODES, GROWING, LIMIT, STANDARD, UNITS, Frame
-from ._reuse import Matrix
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -79,11 +79,11 @@ class State:
         self.written = written  # the outputs as they were: a scalar may have become a vector
         self.build = Builder(shift)
         values = ordered(_shallow_first(outputs))
-        self.names = names_of([v for v in values if not isinstance(v.op, Fuse)])
+        self.names = names_of(ordered(written))
         made = linear_sources(values)
         self.virtual = {source for value in values if isinstance(value.op, Fuse) for source in made[value.op.x]}
         edges = asked_together(values, made)
-        self.coordinates = _coordinates(outputs, earlier_uses(values))
+        self.coordinates = _coordinates(outputs)
         self.leaves: set[Value] = set()
         if "leaves" not in without:
             self.leaves, values = leaves(values, edges, self.coordinates)
@@ -111,16 +111,11 @@ class State:
             self._check_room(group)
         self.frames = {group: Frame(group, self._kind(group, made), self.build, self.picked) for group in self.groups}
         self.rests = {group: self._rests(group, edges) for group in self.groups}
-        self.matrices: dict[Source, Matrix] = {}
-        uses = Counter(v.op.weight.source for v in values if isinstance(v.op, MatMul))
-        self.uses: dict[Source, list[Value]] = {source: [] for source, times in uses.items() if times > 1}
-        self.members = _all_members(values)
         self.vectors: dict[Value, Lowered] = {}
         self.held: dict[Group, list[Value]] = {group: [] for group in self.groups}  # those of `vectors` still in use
         self.scalars: dict[Value, Register] = {}
         self.columns = len(self.picked)  # of `sample`: a value each, then a Gaussian variable each
         self.last = {value: k for k, value in enumerate(self.values)}
-        self.acts_last = {v.op.weight.source: k for v, k in self.last.items() if isinstance(v.op, MatMul)}
         self.number: dict[Value, tuple[int, int]] = {}  # what seeds are made from: the place as written, and a count
         count: Counter[int] = Counter()
         for value in values:
@@ -207,7 +202,7 @@ class State:
     def words(self, value: Value) -> str:
         match value.op:
             case MatMul(weight):
-                return f"{self.names.get(weight.source, 'W')} x"
+                return f"{self.names.get(weight.source, weight.source.name or 'W')} x"
             case Gaussian():
                 return "initial vectors"
         return "combined sources"
@@ -243,7 +238,7 @@ def _shallow_first(outputs: Sequence[Value]) -> list[Value]:
     return sorted(outputs, key=lambda output: depth[output])
 
 
-def _coordinates(outputs: Sequence[Value], used: Mapping[Value, list[Value]]) -> set[Value]:
+def _coordinates(outputs: Sequence[Value]) -> set[Value]:
     """The vectors of which the outputs need a coordinate: back from them to the sources."""
     found: set[Value] = set()
     pending: list[Value] = [output for output in outputs if isinstance(output, Vector)]
@@ -251,17 +246,7 @@ def _coordinates(outputs: Sequence[Value], used: Mapping[Value, list[Value]]) ->
         value = pending.pop()
         if value not in found:
             found.add(value)
-            pending += used[value]
             if not isinstance(value.op, Gaussian | MatMul | Fuse | Data):
                 pending += [x for x in value.op.inputs if isinstance(x, Vector)]
     return found
 
-
-def _all_members(values: Sequence[Value]) -> dict[Source, list[int]]:
-    """The members of each matrix that act anywhere in the program."""
-    found: dict[Source, list[int]] = {}
-    for value in values:
-        if isinstance(value.op, MatMul):
-            known = found.setdefault(value.op.weight.source, [])
-            known += [int(m) for m in value.op.weight.members.ravel() if int(m) not in known]
-    return found

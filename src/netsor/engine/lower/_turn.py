@@ -5,8 +5,7 @@ spans the vectors of which products are still asked for, once nothing needs all 
 takes as many directions as there are vectors: not n, after the last nonlinearity of a cluster; and not one for every
 source before, in a residual stream of many layers. The conditions, all of them structure: the width has room for the
 vectors and the coordinates asked for (vectors that depend on each other leave directions without a vector, and these
-must be orthogonal to what those coordinates are taken along); no matrix that acted on or into this cluster will act
-again (its inputs and sources are kept in the old basis); and it pays: a source is still to come here, or no output
+must be orthogonal to what those coordinates are taken along); and it pays: a source is still to come here, or no output
 needs a coordinate. At infinite width products are asked for alone: no score, whose normals belong to pairs of
 directions, and no nonlinearity.
 """
@@ -19,7 +18,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...language._operation import MatMul
 from ...language._value import Value, Vector
 from .._plan import Register
 from ._clusters import Group
@@ -32,7 +30,7 @@ FEW, LOOSE = 64, 8  # directions of a frame that it does not pay to turn: so man
 def turn(s: State, group: Group, index: int, live: Mapping[Value, int]) -> None:
     """Turn the frames of a group, given the place in the program and the place of the last use of each value."""
     frame = s.frames[group]
-    if "turn" in s.without or frame.kind != STANDARD or _acts_again(s, group, index):
+    if "turn" in s.without or frame.kind != STANDARD:
         return
     vectors, count = _in_use(s, group, index, live)
     outputs = any(output in group.positions for output in s.outputs)
@@ -48,7 +46,7 @@ def turn_again(s: State, group: Group, index: int, live: Mapping[Value, int]) ->
     frame = s.frames[group]
     grown = frame.kind == GROWING or (frame.kind == STANDARD and frame.turned)
     grown |= frame.kind == LIMIT and not group.nonlinear and group not in s.scored
-    if "turn" in s.without or not grown or frame.directions <= FEW or _acts_again(s, group, index - 1):
+    if "turn" in s.without or not grown or frame.directions <= FEW:
         return
     vectors, count = _in_use(s, group, index - 1, live)
     if vectors and frame.directions > LOOSE * count:
@@ -68,16 +66,6 @@ def _span(s: State, group: Group, vectors: Sequence[Value]) -> None:
     made = frame.turn_limit(rows) if frame.kind == LIMIT else frame.turn(rows, outputs)
     for v, part in zip(vectors, made, strict=True):
         s.vectors[v] = _put(s, v, group, part)
-
-
-def _acts_again(s: State, group: Group, index: int) -> bool:
-    """Whether a matrix whose inputs or outputs are in this group acted before and will act again."""
-    for uses in s.uses.values():
-        for use in uses:
-            assert isinstance(use.op, MatMul)
-            if s.acts_last[use.op.weight.source] > index and (use in group.positions or use.op.x in group.positions):
-                return True
-    return False
 
 
 def _put(s: State, value: Value, group: Group, part: Register) -> Lowered:

@@ -1,6 +1,6 @@
 """Passes: graph to graph, one idea a file, each an identity in law stated at its top.
 
-`distinct` brings a program to the form that lowering reads. Every other one is a shortcut, and can be left out: the
+`distinct` and `reuse` bring a program to the form that lowering reads. Every other one is a shortcut, and can be left out: the
 law stays the same (the tests try it), and takes more random numbers or time.
 """
 
@@ -16,6 +16,7 @@ from .condition import condition
 from .distinct import distinct
 from .fuse import fuse
 from .linearise import linearise
+from .reuse import reuse
 
 Pass = Callable[[Sequence[Value], Context], list[Value]]
 
@@ -32,7 +33,7 @@ SHORTCUTS = (*GRAPH, "leaves", "undrawn", "turn", "apart", "named", "recognise")
 
 def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str] = ()) -> list[Value]:
     """The program after all passes but those left out."""
-    made = distinct(outputs, context)
+    made = reuse(distinct(outputs, context), context)
     for name, change in GRAPH.items():
         if name not in without:
             made = change(made, context)

@@ -16,13 +16,13 @@ from ...language._operation import (
     MatMul,
     Mix,
     Nonlin,
-    Operation,
     Rotate,
     Scale,
     Source,
     Take,
 )
 from ...language._value import Value, Vector
+from ._operations import Along, Correction, Extend, Fuse, Span
 
 
 @dataclass(eq=False)
@@ -40,18 +40,6 @@ class Context:
         """The width of the vectors of a value."""
         assert isinstance(value, Vector)
         return value.width.bind(self.bound)
-
-
-@dataclass(frozen=True, eq=False)
-class Fuse(Operation):
-    """V: x, whose sources nothing else asks about, drawn afresh from its conditional covariance."""
-
-    x: Vector
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The vectors that are drawn afresh."""
-        return (self.x,)
 
 
 def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Value, Value], Value]) -> list[Value]:
@@ -75,41 +63,27 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
 
 
 # Every operation on vectors is one of three kinds, and a new one is entered here.
-LINEAR = Add | Scale | Mix | Concat | Take | Join  # acts alike in every orthonormal frame
+LINEAR = Add | Scale | Mix | Concat | Take | Join | Span | Extend | Correction  # acts alike in every orthonormal frame
 COORDINATEWISE = Nonlin | Rotate  # needs the coordinates of its inputs, though it may be a linear map
 SOURCES = Gaussian | MatMul | Data | Fuse | COORDINATEWISE  # where a linear section of a program begins
-
-
-def earlier_uses(values: Sequence[Value]) -> dict[Value, list[Value]]:
-    """For each MatMul, those before it of the same matrix: its output is also a combination of their sources."""
-    uses: dict[Source, list[Value]] = {}
-    before: dict[Value, list[Value]] = {}
-    for value in values:
-        before[value] = []
-        if isinstance(value.op, MatMul):
-            used = uses.setdefault(value.op.weight.source, [])
-            before[value] = list(used)
-            used.append(value)
-    return before
 
 
 def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:
     """For each vector, the values that it is a linear combination of: sources, data, outputs of nonlinearities."""
     made: dict[Value, frozenset[Value]] = {}
-    before = earlier_uses(values)
     for value in values:
         if isinstance(value, Vector):
             begins = isinstance(value.op, SOURCES)
             if not begins and not isinstance(value.op, LINEAR):
                 raise TypeError(f"{type(value.op).__name__} has no kind: enter it in engine/passes/_rewrite.py")
-            inputs = before[value] if begins else [x for x in value.op.inputs if isinstance(x, Vector)]
+            inputs = () if begins else [x for x in value.op.inputs if isinstance(x, Vector)]
             made[value] = frozenset([value] if begins else ()).union(*(made[x] for x in inputs))
     return made
 
 
 def asked(value: Value) -> tuple[Vector, ...]:
     """The vectors whose products, or coordinates, an operation asks for."""
-    if isinstance(value.op, Dot | MatMul | COORDINATEWISE):
+    if isinstance(value.op, Dot | Along | Span | MatMul | COORDINATEWISE):
         return tuple(dict.fromkeys(x for x in value.op.inputs if isinstance(x, Vector)))
     return ()
 
@@ -124,13 +98,13 @@ def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value
     together: dict[Source, set[Value]] = {}
     for value in values:
         match value.op:
-            case Dot(x, y):
+            case Dot(x, y) | Along(x, y):
                 for a, b in ((made[x], made[y]), (made[y], made[x])):
                     for source in a:
                         edges.setdefault(source, set()).update(b)
             case MatMul(weight, x):
                 together.setdefault(weight.source, set()).update(made[x])
-            case _ if isinstance(value.op, COORDINATEWISE):
+            case _ if isinstance(value.op, Span | COORDINATEWISE):
                 found = frozenset().union(*(made[x] for x in asked(value)))
                 for source in found:
                     edges.setdefault(source, set()).update(found)

@@ -4,14 +4,14 @@ Identity: given q and z, the products n^(−1/2) ⟨q_i, W z_j⟩ with a fresh W
 L L^T = ⟨q_i, q_i'⟩/n and W^c independent copies of W, for W z is i.i.d. over coordinates. For one q that is |q|/√n
 times a coordinate of W z_j. So the output becomes a vector of which one coordinate is asked for, and sources of which
 nothing else is asked stay Gaussian variables. The conditions: the dot is used for outputs alone, the product W z for
-this dot alone, and W for nothing else; of a mean, 1/n in place of n^(−1/2), that the width is finite.
+this dot alone; of a mean, 1/n in place of n^(−1/2), that the width is finite.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from ...language._graph import ordered
 from ...language._operation import Dot, MatMul, Source, Take
 from ...language._score import mean_dot
 from ...language._value import Scalar, Value, Vector, applied, mix
-from ...language._weight import Weight
 from .._instructions import factor
 from ._rewrite import Context, rewritten
 
@@ -42,7 +41,6 @@ def condition(outputs: Sequence[Value], context: Context) -> list[Value]:
     for value in values:
         for x in value.op.inputs:
             users.setdefault(x, []).append(value)
-    matrices = Counter(value.op.weight.source for value in values if isinstance(value.op, MatMul))
 
     def only_indexed(value: Value) -> bool:
         return all(isinstance(user.op, Take) and only_indexed(user) for user in users.get(value, ()))
@@ -52,7 +50,7 @@ def condition(outputs: Sequence[Value], context: Context) -> list[Value]:
         if not isinstance(x.op, MatMul) or x is other or x in outputs or users[x] != [dot]:
             return False
         batch = x.op.weight.batch
-        return matrices[x.op.weight.source] == 1 and x.shape[:-1] == other.shape[:-1] == batch
+        return x.shape[:-1] == other.shape[:-1] == batch
 
     def change(old: Value, new: Value) -> Value:
         match old.op, new.op:
@@ -78,7 +76,7 @@ def _coordinate(x: Vector, given: Vector, size: float, turned: bool) -> Vector:
     if count == 1:
         return root[..., 0] * x
     members = np.arange(w.members.size * count).reshape(*w.batch, count)
-    copies = Weight(Source(w.source.name), w.out_width, w.in_width, w.std, members, members.size)
+    copies = replace(w, source=Source(w.source.name), members=members, count=members.size)
     each = z[..., None, :].broadcast_to((*w.batch, count, z.shape[-1])) if x.op.each else z
     y = copies.each(each) if x.op.each else copies @ z  # (…, count, x)
     axes = tuple(range(y.ndim))

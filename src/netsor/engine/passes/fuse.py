@@ -1,7 +1,7 @@
 """Sources that are asked about only through one value (a product and a bias, say) are drawn at that value instead.
 
 Identity: a linear combination of independent Gaussian vectors is Gaussian, given its coefficients. The condition: every
-source of the value is a Gaussian or a MatMul whose matrix acts once, is asked about through this value alone, and there
+source of the value is a Gaussian or a MatMul, is asked about through this value alone, and there
 are more of them than vectors in the value.
 """
 
@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import cast
 
 from ...language._graph import ordered
-from ...language._operation import Gaussian, MatMul, Source
+from ...language._operation import Gaussian, MatMul
 from ...language._value import Value, Vector
-from ._rewrite import Context, Fuse, asked, linear_sources, rewritten
+from ._operations import Fuse
+from ._rewrite import Context, asked, linear_sources, rewritten
 
 
 def fuse(outputs: Sequence[Value], context: Context) -> list[Value]:
@@ -25,14 +26,9 @@ def fuse(outputs: Sequence[Value], context: Context) -> list[Value]:
     for x in (*outputs, *(x for value in values for x in asked(value))):
         for source in made.get(x, ()):
             points.setdefault(source, set()).add(x)
-    uses: dict[Source, int] = {}
-    for value in values:
-        if isinstance(value.op, MatMul):
-            uses[value.op.weight.source] = uses.get(value.op.weight.source, 0) + 1
 
     def private(source: Value, x: Value) -> bool:
-        again = isinstance(source.op, MatMul) and uses[source.op.weight.source] > 1  # its outputs are needed again
-        return isinstance(source.op, Gaussian | MatMul) and points[source] == {x} and not again
+        return isinstance(source.op, Gaussian | MatMul) and points[source] == {x}
 
     def worth(x: Value) -> bool:
         sources = made[x]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from ...language._operation import Gaussian, MatMul
 from ...language._value import Value
-from ._rewrite import Fuse, earlier_uses
+from ._operations import Fuse
 
 
 def leaves(values: list[Value], edges: Mapping[Value, set[Value]], whole: set[Value]) -> tuple[set[Value], list[Value]]:
@@ -42,8 +42,7 @@ def leaves(values: list[Value], edges: Mapping[Value, set[Value]], whole: set[Va
 def _order(values: Sequence[Value], before: Mapping[Value, set[Value]]) -> list[Value] | None:
     """Values in an order that respects their inputs and `before`, as near to the program's as can be; None if none."""
     index = {value: i for i, value in enumerate(values)}
-    used = earlier_uses(values)
-    needs = {value: {*value.op.inputs, *used[value], *before.get(value, ())} for value in values}
+    needs = {value: {*value.op.inputs, *before.get(value, ())} for value in values}
     users: dict[Value, list[Value]] = {}
     for value, inputs in needs.items():
         for x in inputs:

@@ -1,0 +1,162 @@
+"""A matrix that acts more than once, as W or as W^T, becomes matrices that act once.
+
+Identity (theory, "A matrix and its transpose"): let D_j be orthonormal directions of what W acted on, for ⟨·,·⟩/in, with
+E_j = W D_j, and B_k those of what W^T acted on, with U_k = W^T B_k. A new input is x = Σ_j c_j D_j, where the last D is
+what x adds to the directions before. So W x = Σ_j c_j E_j. Given all that is known of W, W D for a new D is
+E = g + Σ_k (what makes ⟨B_k, E⟩ agree with ⟨U_k, D⟩) B_k with g a fresh matrix on D; W^T with the roles exchanged.
+
+Here W has entries N(0, 1/in) and W^T, as a matrix of its own, N(0, 1/out), so that all directions have coordinates of
+order 1. Then in^(−1/2) ⟨U_k, D⟩ = out^(−1/2) ⟨B_k, E⟩, and
+E = g + out^(−1/2) Σ_k (in^(−1/2) ⟨U_k, D⟩ − out^(−1/2) ⟨B_k, g⟩) B_k.
+
+After this pass no matrix acts twice, which lowering relies on: it cannot be switched off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from ...language._graph import ordered
+from ...language._join import join
+from ...language._operation import MatMul, Source
+from ...language._score import dot
+from ...language._value import Scalar, Value, Vector, constant, mix
+from ...language._weight import Weight
+from .._error import ExactError
+from ._operations import Along, Correction, Extend, Span
+from ._rewrite import Context, rewritten
+
+
+def reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """The program with each matrix in one MatMul at most."""
+    uses: dict[Source, list[Value]] = {}
+    for value in ordered(outputs):
+        if isinstance(value.op, MatMul):
+            uses.setdefault(value.op.weight.source, []).append(value)
+    alike = {source: list(_alike(many)) for source, many in uses.items() if len(many) > 1}
+    matrices: dict[tuple[Source, int], _Matrices] = {}
+
+    def change(old: Value, new: Value) -> Value:
+        match new.op:
+            case MatMul(weight, x, each):
+                gain = _gain(new, weight, context)
+                if weight.source in alike:
+                    return _scaled(gain, _acting(weight, x, each, alike[weight.source]).reshape(*new.shape))
+                if weight.fan != weight.in_width:  # a transposed matrix that acts once is a matrix
+                    own = replace(weight, std=1.0, fan=weight.in_width, transposed=False)
+                    return _scaled(gain, own.each(x) if each else own @ x)
+        return new
+
+    def _acting(weight: Weight, x: Vector, each: bool, classes: Sequence[tuple[list[int], int]]) -> Vector:
+        """W x for the members of a weight, (members, vectors): those that always act together at once."""
+        members = weight.members.ravel().tolist()
+        place = {member: k for k, member in enumerate(members)}
+        rows = x.reshape(len(members), -1) if each else x.reshape(-1)
+        parts, order = [], []
+        for chosen, times in classes:
+            if chosen[0] not in place:
+                continue
+            at = [place[member] for member in chosen]
+            order += at
+            key = weight.source, chosen[0]
+            if key not in matrices:
+                acting = replace(weight, members=np.array(chosen))
+                matrices[key] = _Matrices(acting.T if acting.transposed else acting)
+            part, side = (rows[at] if each else rows), int(weight.transposed)
+            parts.append(matrices[key].act(part, side) if times > 1 else matrices[key].fresh(part, side))
+        return cast(Vector, join(parts)[np.argsort(order)])
+
+    return rewritten(outputs, context, change)
+
+
+def _alike(uses: Sequence[Value]) -> Iterator[tuple[list[int], int]]:
+    """The members of a weight in classes of those that act in the same uses, each with the number of these uses."""
+    found: dict[int, list[int]] = {}
+    for number, value in enumerate(uses):
+        assert isinstance(value.op, MatMul)
+        for member in value.op.weight.members.ravel().tolist():
+            found.setdefault(member, []).append(number)
+    classes: dict[tuple[int, ...], list[int]] = {}
+    for member, where in sorted(found.items()):
+        classes.setdefault(tuple(where), []).append(member)
+    for where, members in classes.items():
+        yield members, len(where)
+
+
+class _Matrices:
+    """Matrices that act together: what they, and their transposes, acted on so far, and what they made of it.
+
+    Side 0 is W, side 1 is W^T. Directions are (K,) if all matrices had the same inputs, else (matrices, K).
+    """
+
+    def __init__(self, weight: Weight) -> None:
+        self.weight = weight
+        self.directions: list[Vector | None] = [None, None]
+        self.images: list[Vector | None] = [None, None]
+
+    def act(self, x: Vector, side: int) -> Vector:
+        """W x, or W^T x, with entries N(0, 1/in) of a matrix of its own: (matrices, vectors)."""
+        known, images = self.directions[side], self.images[side]
+        if known is not None and known.ndim != x.ndim:
+            known, x = self._apart(known), self._apart(x)
+        new = Vector(Span(x, () if known is None else (known,)), x.shape, x.width)
+        made = self._corrected(self.fresh(new, side), new, side)
+        every = new if known is None else _extended(known, new)
+        self.directions[side] = every
+        self.images[side] = images = made if images is None else _extended(images, made)
+        return mix(Scalar(Along(x, every), (*x.shape, every.shape[-1])), images)
+
+    def _apart(self, x: Vector) -> Vector:
+        """Vectors that are the same for all matrices, for each of them."""
+        return x if x.ndim == 2 else x.broadcast_to((self.weight.members.size, *x.shape))
+
+    def fresh(self, directions: Vector, side: int) -> Vector:
+        """g: matrices of their own on new directions."""
+        weight, count = self.weight, self.weight.members.size
+        turned = weight if side == 0 else weight.T
+        fresh = replace(
+            turned,
+            source=Source(weight.source.name),
+            std=1.0,
+            members=np.arange(count),
+            count=count,
+            fan=turned.in_width,
+            transposed=False,
+        )
+        return fresh.each(directions) if directions.ndim == 2 else fresh @ directions
+
+    def _corrected(self, g: Vector, new: Vector, side: int) -> Vector:
+        """E: what is known of W from the other side, put into g."""
+        known, images = self.directions[1 - side], self.images[1 - side]
+        if known is None or images is None:
+            return g
+        wanted = dot(new, images)  # (matrices, new, known)
+        given = dot(g, known)
+        return g + Vector(Correction(wanted - given, known), g.shape, g.width)
+
+
+def _gain(value: Value, weight: Weight, context: Context) -> float:
+    """By what a matrix with entries N(0, 1/in) is to be multiplied, for entries N(0, std²/fan)."""
+    gain = weight.gain(context.bound)
+    if not math.isfinite(gain):
+        known = "that ratio is not given" if math.isnan(gain) else "that is infinite"
+        raise ExactError(
+            value,
+            f"W.T @ x grows with the ratio of widths {weight.in_width}/{weight.fan} of W, and at these widths {known}",
+            instead="write both widths as multiples of one symbol, or bind one of them to a number",
+        )
+    return gain
+
+
+def _scaled(by: float, x: Vector) -> Vector:
+    return x if by == 1 else constant(np.asarray(by)) * x
+
+
+def _extended(known: Vector, new: Vector) -> Vector:
+    shape = (*new.shape[:-1], known.shape[-1] + new.shape[-1])
+    return Vector(Extend((known, new)), shape, new.width)
