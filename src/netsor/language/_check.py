@@ -97,12 +97,18 @@ def check(name: str, outputs: Sequence[Value]) -> Report:
         _point("matrices of score factors are used for nothing else", _used_elsewhere(facts)),
         _point("inputs of score factors are bounded", _unbounded(facts)),
         _point("functions are pseudo-Lipschitz", _not_lipschitz(facts)),
+        _point("no matrix acts with its transpose beside scores", _transposed(facts)),
         _point("a vector that depends on a score is not multiplied again", _deep(facts)),
         _point("no mean enters a program with scores", _means(facts)),
         _point("coordinates are treated alike", _rotated(facts)),
         _point("every width goes to infinity", _fixed_widths(facts)),
     )
-    theorem = "Theorem 3.1" if facts.scores else "Yang 2019: there are no scores"
+    if facts.scores:
+        theorem = "Theorem 3.1"
+    elif facts.expansion.transposed:
+        theorem = "Yang 2020, Netsor with transposes: there are no scores"
+    else:
+        theorem = "Yang 2019: there are no scores"
     return Report(name, points, theorem)
 
 
@@ -184,7 +190,7 @@ def _all(truths: Iterable[bool | None]) -> bool | None:
 def _not_matmul(facts: _Facts) -> Iterator[str]:
     for score in facts.scores:
         for factor in dict.fromkeys(score.op.inputs):
-            if -1 in facts.expansion.matrices(factor):
+            if -1 in facts.expansion.matrices(factor):  # or of a matrix that acts transposed too
                 yield (
                     f"{facts.at(score)}: the factor {facts.names[factor]} is no combination of MatMul outputs by fixed "
                     "numbers; the score has a limit only if its factors are uncorrelated"
@@ -268,6 +274,13 @@ def _not_lipschitz(facts: _Facts) -> Iterator[str]:
         if isinstance(value.op, Nonlin | Apply) and value.op.f.lipschitz is not True:
             known = "is not" if value.op.f.lipschitz is False else "is not known to be (declare lipschitz=)"
             yield f"{facts.at(value)}: {value.op.f.name} {known} pseudo-Lipschitz"
+
+
+def _transposed(facts: _Facts) -> Iterator[str]:
+    for value in facts.values if facts.scores else ():
+        if isinstance(value.op, MatMul) and value.op.weight.transposed:
+            matrix = facts.names[value.op.weight.source]
+            yield f"{facts.at(value)} is made by the transpose of {matrix}; Yang (2020) covers that without scores alone"
 
 
 def _deep(facts: _Facts) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Every vector of a program as a combination, by fixed numbers, of vectors that are no such combinations.
 
-Those are the columns here: outputs W x of a matrix, the standard Gaussian vectors E_k of initial ones, (1, …, 1), data,
+Those are the columns here: outputs W x of a matrix that never acts transposed, the standard Gaussian vectors E_k of initial ones, (1, …, 1), data,
 and all else that a program makes (nonlinearities, combinations by random scalars, concatenations). Sums, multiples and
 rearrangements of vectors are rows of numbers over the columns, so ⟨x, y⟩ is a sum over pairs of columns.
 """
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from ._graph import transposed
 from ._operation import Add, Constant, Data, Gaussian, Join, MatMul, Mix, Scale, Source, Take
 from ._value import Value, Vector
 
@@ -40,6 +41,7 @@ class Expansion:
 
     def __init__(self, values: Sequence[Value]) -> None:
         self.values = values
+        self.transposed = transposed(values)
         self._tables: dict[Value, tuple[Ints, Ints, npt.NDArray[np.float64]]] = {}  # positions, columns, numbers
         self.kind: npt.NDArray[np.int8] = np.zeros(1, dtype=np.int8)
         self.matrix: Ints = np.full(1, -1)
@@ -124,7 +126,9 @@ class Expansion:
             match value.op:
                 case Take() | Join() | Add() | Scale(Value(op=Constant())) | Mix(Value(op=Constant())):
                     continue
-                case Gaussian() | MatMul():
+                case Gaussian():
+                    continue
+                case MatMul(weight) if weight.source not in self.transposed:
                     continue
                 case Data(vectors):
                     present = np.flatnonzero(vectors.reshape(value.size, -1).any(axis=1))
@@ -137,7 +141,9 @@ class Expansion:
         """W x that is written twice is one column; if W = 0, none."""
         identity = _identities(self.values)
         index = {value: i for i, value in enumerate(self.values)}
-        made = [(v, v.op) for v in self.values if isinstance(v.op, MatMul)]
+        made = [
+            (v, v.op) for v in self.values if isinstance(v.op, MatMul) and v.op.weight.source not in self.transposed
+        ]
         count = sum(value.size for value in self.values if isinstance(value, Vector))
         keys, parts, variances = (
             [],

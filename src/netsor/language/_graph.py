@@ -52,6 +52,11 @@ def widths_of(values: Iterable[Value]) -> list[Width]:
     return list(found)
 
 
+def transposed(values: Iterable[Value]) -> set[Source]:
+    """The sources of which some matrix acts transposed."""
+    return {weight.source for weight in weights_of(values) if weight.transposed}
+
+
 def weights_of(values: Iterable[Value]) -> list[Weight]:
     """The weights that act in a program, one for each MatMul."""
     return [value.op.weight for value in values if isinstance(value.op, MatMul)]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import combinations
 
 from ._check import CONJECTURED, NO_LIMIT, check
 from ._function import ADD, MATMUL, MULTIPLY, SUBTRACT
-from ._graph import ordered
+from ._graph import ordered, transposed
 from ._names import LETTERS, names_of, taken_indices
 from ._narrow import narrow
 from ._operation import (
@@ -83,6 +84,7 @@ class _Writer:
     def __init__(self, values: Sequence[Value]) -> None:
         self.values = values
         self.names = names_of(values)
+        self.transposed = transposed(values)  # sources of which some matrix acts transposed
         self.rotated: set[Value] = set()  # vectors whose coordinates were turned by angles of their own
         self.random: set[Value] = set()  # what depends on scores, and so is random in the limit
         for value in values:
@@ -231,6 +233,8 @@ class _Writer:
                     constant = decimal(mean.ravel()[0]) if (mean == mean.ravel()[0]).all() else r"\text{ its mean}"
                     return [f"{self.z(value, i)} = {constant}"]
                 return [rf"{self.z(value, i)} \text{{ distributed as {law}}}"]
+            case MatMul(weight) if weight.source in self.transposed:
+                return self._both_ways(value)
             case MatMul():
                 return [self._covariance(value, value)]
             case Normal():
@@ -263,6 +267,26 @@ class _Writer:
                 return [rf"{self.product(value, i, value, primed(i))} = {average}"]
         return [f"{self.z(value, i)} = {self.formula(value, i, limit=True)}"]
 
+    def gaussian(self, value: Value, i: Indices) -> str:
+        """The Gaussian part of Z^{Wx}: all of it, unless the matrix acts transposed too."""
+        assert isinstance(value.op, MatMul)
+        return ("\\hat " if value.op.weight.source in self.transposed else "") + self.z(value, i)
+
+    def _both_ways(self, value: Value) -> list[str]:
+        """Z^{Wx} of a matrix that acts transposed too: a Gaussian part, and what x has of W^T y, by Stein's lemma."""
+        assert isinstance(value.op, MatMul)
+        weight, x, i = value.op.weight, value.op.x, letters(value.shape)
+        terms = [self.gaussian(value, i)]
+        for other in self._uses(weight.source):
+            assert isinstance(other.op, MatMul)
+            if other.op.weight.transposed != weight.transposed:
+                j = primed(letters(other.shape))
+                of, by = self.z(x, self._multiplied(value, i)), self.z(other.op.x, self._multiplied(other, j))
+                slope = rf"\mathbb{{E}}\left[\frac{{\partial {of}}}{{\partial {self.gaussian(other, j)}}}\right]"
+                total = rf"\sum_{{{','.join(j)}}} " if j else ""
+                terms.append(f"{_variance(weight)} {total}{slope} {by}")
+        return [self._covariance(value, value), f"{self.z(value, i)} = {' + '.join(terms)}"]
+
     def _rotated_scores(self, value: Value, i: Indices, j: Indices) -> str:
         """The covariance of scores of rotated vectors, which is no product of covariances of their coordinates."""
         assert isinstance(value.op, Dot)
@@ -291,28 +315,38 @@ class _Writer:
         weight, x, y = value.op.weight, value.op.x, other.op.x
         i, j = letters(value.shape), primed(letters(other.shape))
         given = r" \mid \mathring p" if value in self.random or other in self.random else ""
-        cov = rf"\operatorname{{Cov}}({self.z(value, i)}, {self.z(other, j)}{given})"
+        cov = rf"\operatorname{{Cov}}({self.gaussian(value, i)}, {self.gaussian(other, j)}{given})"
         batch = i[: len(weight.batch)], j[: len(other.op.weight.batch)]
         same = (
             rf"\mathbf 1_{{{self.matrix(weight, batch[0])} = {self.matrix(weight, batch[1])}}} \," if any(batch) else ""
         )
-        variance = "" if weight.std == 1 else rf"{decimal(weight.std**2)} \,"
         of = self.product(x, self._multiplied(value, i), y, self._multiplied(other, j))
-        mean = rf"{self.z(value, i)} \text{{ Gaussian, mean 0}}, \quad " if value is other else ""
-        return rf"{mean}{cov} = {same} {variance} {of}"
+        mean = rf"{self.gaussian(value, i)} \text{{ Gaussian, mean 0}}, \quad " if value is other else ""
+        return rf"{mean}{cov} = {same} {_variance(weight)} {of}"
 
     def shared(self) -> list[str]:
         """The covariances between outputs of one matrix that was used more than once."""
-        uses: dict[Source, list[Value]] = {}
-        for value in self.values:
-            if isinstance(value.op, MatMul):
-                uses.setdefault(value.op.weight.source, []).append(value)
+        sources = dict.fromkeys(value.op.weight.source for value in self.values if isinstance(value.op, MatMul))
         return [
             self._covariance(first, second)
-            for used in uses.values()
-            for k, first in enumerate(used)
-            for second in used[k + 1 :]
+            for source in sources
+            for first, second in combinations(self._uses(source), 2)
+            if _transposes(first) == _transposes(second)  # W x and W^T v are independent in their Gaussian parts
         ]
+
+    def _uses(self, source: Source) -> list[Value]:
+        return [v for v in self.values if isinstance(v.op, MatMul) and v.op.weight.source is source]
+
+
+def _transposes(value: Value) -> bool:
+    return isinstance(value.op, MatMul) and value.op.weight.transposed
+
+
+def _variance(weight: Weight) -> str:
+    """σ² in/fan, by which E[Z^x Z^x'] becomes a covariance of W x; nothing for 1."""
+    number = "" if weight.std == 1 else rf"{decimal(weight.std**2)} \,"
+    many, few = dimension(weight.in_width), dimension(weight.fan)
+    return number + ("" if many == few else rf"\frac{{{many}}}{{{few}}} \,")
 
 
 def _different_matrices(x: Value, y: Value) -> bool:

@@ -20,7 +20,7 @@ from .. import activations as known
 from ..activations import Function, row_softmax
 from ._expand import Entry, Expansion, Kind
 from ._function import MULTIPLY
-from ._operation import Apply, Concat, Data, Dot, Mix, Nonlin, Normal, Rotate, Scale, Take
+from ._operation import Apply, Concat, Data, Dot, MatMul, Mix, Nonlin, Normal, Rotate, Scale, Take
 from ._score import rsqrt
 from ._value import Value
 
@@ -128,6 +128,8 @@ class Moments:
                 return 1.0
             return product(float(at.variance[a]), self.of(at.entry(a), at.entry(b)))
         given = [self._value(c).op for c in (a, b) if self._kind[c] == Kind.OTHER]
+        if any(isinstance(op, MatMul) for op in given):  # a matrix beside its transpose: Z is not Gaussian alone
+            return "?"
         if all(isinstance(op, Data) for op in given) and len(given) == 2:
             return self._inner(at.entry(a), at.entry(b))
         if "0" in (self._factor(a), self._factor(b)):
@@ -285,6 +287,8 @@ class Moments:
             return frozenset() if self._kind[a] == Kind.ONES else frozenset([int(self.at.matrix[a])])
         if a not in self._depends:
             value, _ = self.at.entry(a)
+            if isinstance(value.op, MatMul):  # it may depend on all that its matrix acted on
+                return frozenset(self.at.matrix.tolist())
             inputs = self._inputs(a)
             if inputs is None:
                 inputs = _parts(self.at.entry(a)) if isinstance(value.op, Concat) else []
