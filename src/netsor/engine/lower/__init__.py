@@ -9,38 +9,39 @@ Without any shortcut every source is drawn whole in the frame of its cluster, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
 
 from ...language._graph import ordered
 from ...language._narrow import narrow
 from ...language._operation import (
-    Add,
     Apply,
-    Concat,
     Constant,
     Data,
     Dot,
     Gaussian,
     Join,
     MatMul,
-    Mix,
     Nonlin,
     Normal,
     Rotate,
-    Scale,
     Take,
 )
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError, InfiniteError
 from .._plan import SAMPLE, Plan, Register, TooLargeError, named
 from ..passes import SHORTCUTS, rewrite
-from ..passes._operations import Along, Correction, Extend, Fuse, Span
+from ..passes._operations import Adjoint, Along, Fuse, Span
 from ..passes._rewrite import Context
-from ._directions import along, span
-from ._linear import concatenated, corrected, linear, mixed, taken
+from ._directions import adjoint, along, span
+from ._dual import score
+from ._linear import combined, taken
+from ._marks import overlap
 from ._nonlinear import nonlin
 from ._outputs import results
-from ._products import dot
+from ._products import mean, products
 from ._rotary import rotated
 from ._sources import fuse, gaussian, matmul
 from ._state import Lowered, State
@@ -112,30 +113,11 @@ def _vector(s: State, value: Vector) -> Lowered:
             return fuse(s, value, x)
         case Nonlin(f, vectors, scalars):
             return nonlin(s, value, f, vectors, scalars)
-        case Add(x, y):
-            return linear(s, value, [x, y], lambda a, b: build.step("add", a, b), lined=True)
-        case Scale(c, x):
-            factor = s.lined(s.scalars[c], c.ndim, value.ndim)
-            factor = build.reshape(factor, *factor.shape, 1, 1)
-            return linear(s, value, [x], lambda a: build.step("multiply", a, factor), lined=True, by=c)
-        case Mix(a, x):
-            weights = s.lined(s.scalars[a], a.ndim, value.ndim + 1)
-            return linear(s, value, [x], lambda v: mixed(s, weights, v), lined=True, by=a)
-        case Concat(x, axis):
-            return linear(s, value, [x], lambda a: concatenated(s, a, axis))
-        case Take(x, flat):
-            return linear(s, value, [x], lambda a: taken(s, a, x.ndim, flat))
-        case Join(parts):
-            return linear(s, value, parts, lambda *arrays: build.step("join", *arrays, axis=0))
         case Rotate():
             return rotated(s, value, value.op)
         case Span(x, known):
             return span(s, value, x, known)
-        case Extend(parts):
-            return linear(s, value, parts, lambda *arrays: build.step("join", *arrays, axis=value.ndim - 1))
-        case Correction(a, x):
-            return corrected(s, value, a, x)
-    raise ExactError(value, f"{type(value.op).__name__} is unknown to the exact engine")
+    return combined(s, value)
 
 
 def _scalar(s: State, value: Scalar) -> Register:
@@ -147,9 +129,17 @@ def _scalar(s: State, value: Scalar) -> Register:
             drawn = build.draw("normals", (*s.number[value], 0, SAMPLE, 0), shape, "random scalars")
             return drawn if std == 1 else build.step("scale", drawn, by=std)
         case Dot(x, y, power):
-            return dot(s, value, x, y, power)
+            if power == 0.5 and math.isinf(s.widths[x]):
+                return score(s, value, x, y)
+            if math.isinf(s.widths[x]) and not overlap(s, x, y, value.ndim).any():
+                return build.constant(np.zeros(value.shape))
+            if power == 1:
+                return mean(s, value, x, y)
+            return build.step("scale", products(s, x, y, value.ndim, "p = ⟨q, k⟩"), by=1 / s.norm(x))
         case Along(x, y):
             return along(s, x, y)
+        case Adjoint():
+            return adjoint(s, value, value.op)
         case Apply(f, scalars, axes):
             leading = max(p.ndim for p in scalars) - axes
             arrays = [s.lined(s.scalars[p], p.ndim, leading + axes) for p in scalars]

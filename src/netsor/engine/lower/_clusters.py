@@ -19,7 +19,7 @@ from scipy.sparse.csgraph import connected_components
 
 from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Mix, Rotate, Source, Take
 from ...language._value import Value, Vector
-from ..passes._operations import Along, Correction, Extend, Fuse, Span
+from ..passes._operations import Adjoint, Along, Extend, Fuse, Span
 from ..passes._rewrite import COORDINATEWISE
 
 Ints = npt.NDArray[np.intp]
@@ -60,6 +60,9 @@ def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict
                 spaces.link(outputs.setdefault(weight.source, value), value)
             case Concat(x):
                 families.link(x, value)
+            case Adjoint(d, u, g, b):
+                spaces.link(d, u)
+                spaces.link(g, b)
             case _:
                 met = [x for x in value.op.inputs if isinstance(x, Vector)]
                 for x in (*met, value) if isinstance(value, Vector) else met:
@@ -106,12 +109,17 @@ class Clusters:
             if isinstance(value, Vector):
                 self.ids[value] = self._vector(value)
             elif isinstance(value.op, Dot | Along):
-                x, y = self.ids[value.op.x], self.ids[value.op.y]
-                ndim = value.ndim  # a batch, the two paired axes, and the blocks
-                x, y = (i.reshape((1,) * (ndim - i.ndim) + i.shape) for i in (x, y))
-                self._link(x[..., :1, :], x)
-                self._link(y[..., :1, :], y)
-                self._link(x[..., 0, :], y[..., 0, :])
+                self._pairs(value.ndim, value.op.x, value.op.y)
+            elif isinstance(value.op, Adjoint):
+                self._pairs(value.ndim, value.op.d, value.op.u)
+                self._pairs(value.ndim, value.op.g, value.op.b)
+
+    def _pairs(self, ndim: int, *vectors: Vector) -> None:
+        """Products ⟨x[…, i], y[…, j]⟩; the ids have a batch, one of the paired axes, and the blocks."""
+        x, y = (i.reshape((1,) * (ndim - i.ndim) + i.shape) for i in (self.ids[v] for v in vectors))
+        self._link(x[..., :1, :], x)
+        self._link(y[..., :1, :], y)
+        self._link(x[..., 0, :], y[..., 0, :])
 
     def _new(self, *shape: int) -> Ints:
         size = int(np.prod(shape, dtype=int))
@@ -178,7 +186,7 @@ class Clusters:
                     self._link(rows[..., :1, :], rows)
                     self._link(rows[..., :1, :], ids[..., :1, :])
                 self._link(ids[..., :1, :], ids)
-            case Mix(_, x) | Correction(_, x):
+            case Mix(_, x):
                 rows = self.ids[x]
                 self._link(rows[..., :1, :], rows)
                 lead = rows[..., :1, :]

@@ -10,10 +10,15 @@ import math
 
 import numpy as np
 
-from ...language._value import Value, Vector
+from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
 from .._plan import Register
-from ._state import Lowered, State
+from ..passes._operations import Adjoint
+from ._dual import read
+from ._linear import fitted
+from ._marks import overlap
+from ._products import mean, paired_products, products
+from ._state import Bools, Lowered, State
 
 
 def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> Lowered:
@@ -25,13 +30,44 @@ def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> Lower
     lead = build.reshape(build.step("scale", made, by=s.norm(x)), *value.shape, s.blocks[value], directions)
     if not math.isinf(s.widths[value]):
         return Lowered(lead)
-    marks = np.zeros((2, *lead.shape), dtype=bool)
-    for v in (x, *known):
-        for made_of, found in zip(marks, (s.vectors[v].support, s.vectors[v].strong), strict=True):
-            assert found is not None
-            reach = found.any(axis=-3, keepdims=True)
-            made_of[..., : reach.shape[-1]] |= reach
-    return Lowered(lead, None, marks[0], marks[1])
+    return Lowered(lead, _sample(s, value, x, known, lead), _reach(s, x, known, lead))
+
+
+def _sample(s: State, value: Vector, x: Vector, known: tuple[Vector, ...], lead: Register) -> Register | None:
+    """What an output needs to know of coordinates: the combinations of vectors that the directions are."""
+    build, given = s.build, [s.vectors[v].sample for v in (x, *known)]
+    if all(sample is None for sample in given):
+        return None
+    width = max(sample.shape[-1] for sample in given if sample is not None)
+    whole = [a or build.constant(np.zeros((*s.vectors[v].lead.shape[:-1], 1))) for a, v in zip(given, (x, *known), strict=True)]
+    rows = [build.reshape(build.fitted(a, width), *a.shape[:-2], a.shape[-2] * width) for a in whole]
+    left = rows[0]
+    for v, old in zip(known, rows[1:], strict=True):
+        by = build.step("scale", products(s, x, v, value.ndim + 1, ""), by=-1 / s.norm(x) ** 2)
+        left = build.step("add", left, build.step("product", by, old))
+    own = build.step("scale", paired_products(s, s.vectors[x].lead, lead, x, x, value.ndim + 1), by=1 / s.norm(x) ** 2)
+    made = build.step("transposed", build.step("solve", own, build.step("transposed", left)))
+    return build.reshape(made, *lead.shape[:-1], width)
+
+
+def _reach(s: State, x: Vector, known: tuple[Vector, ...], lead: Register) -> Bools:
+    """Along what a new direction can lie: x_i, and the directions before it that x_i is not orthogonal to."""
+    shape = lead.shape
+    marks = s.vectors[x].support
+    assert marks is not None
+    own = fitted(marks, shape).reshape(-1, shape[-3], shape[-2] * shape[-1])
+    old = [np.zeros((1, 0, own.shape[-1]), dtype=bool)]
+    for v in known:
+        support = s.vectors[v].support
+        assert support is not None
+        old.append(fitted(support, (*support.shape[:-1], shape[-1])).reshape(-1, v.shape[-1], own.shape[-1]))
+    found = []
+    for k, rows in enumerate(own):
+        reach = list(old[-1][k if len(old[-1]) > 1 else 0])
+        for row in rows:
+            reach.append(np.logical_or.reduce([row, *(other for other in reach if (other & row).any())]))
+        found.append(reach[len(reach) - len(rows) :])
+    return np.array(found).reshape(shape)
 
 
 def along(s: State, x: Vector, y: Vector) -> Register:
@@ -49,3 +85,25 @@ def _rows(s: State, x: Value, directions: int) -> Register:
     lead = s.build.fitted(s.vectors[x].lead, directions)
     copies = math.prod(x.shape[:-1])
     return s.build.reshape(lead, copies, x.shape[-1], lead.shape[-2] * directions)
+
+
+def adjoint(s: State, value: Scalar, op: Adjoint) -> Register:
+    """m^(−1/2) (n^(−1/2) ⟨d_i, u_k⟩ − m^(−1/2) ⟨g_i, b_k⟩), of order 1."""
+    build, (d, u, g, b) = s.build, (op.d, op.u, op.g, op.b)
+    n, m = s.widths[d], s.widths[g]
+    if math.isinf(m):  # g is fresh: its mean product with b is 0
+        none = build.constant(np.zeros(value.shape))
+        if math.isfinite(n) or not overlap(s, d, u, value.ndim).any():
+            return none
+        if d.width.name != g.width.name:
+            raise ExactError(
+                value,
+                f"W beside W.T, with widths {d.width} and {g.width} of W that go to infinity at rates of their own",
+                instead="write both widths as multiples of one symbol, or bind one of them to a number",
+            )
+        return build.step("scale", mean(s, value, d, u), by=math.sqrt(d.width.factor / g.width.factor))
+    size = s.blocks[g] * m
+    wanted = read(s, value, d, u) if math.isinf(n) else products(s, d, u, value.ndim, "⟨W^T b, d⟩")
+    wanted = build.step("scale", wanted, by=size**-0.5 / s.norm(d))
+    given = build.step("scale", products(s, g, b, value.ndim, "⟨b, g⟩"), by=-1 / size)
+    return build.step("add", wanted, given)

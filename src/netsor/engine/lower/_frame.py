@@ -78,6 +78,7 @@ class Frame:
         self.oriented: Register | None = None  # the coordinates of each direction that are asked for, as far as known
         self.blocks: list[Directions] = []
         self.pairs: dict[tuple[int, int], Register] = {}
+        self.diagonals: dict[int, Register] = {}
         self.crossings: dict[int, int] = {}
         self.fields: dict[tuple[int, int], Field] = {}  # the same for vectors turned by positions
         self.sources = 0  # at nodes, the rows in use
@@ -144,8 +145,13 @@ class Frame:
         rows = np.eye(sources, d + sources, d)
         return self.build.constant(np.broadcast_to(rows, (self.group.frames, sources, d + sources)))
 
-    def normals(self, a: int, b: int) -> Register:
-        """At infinite width, the normals N_ab between the directions of two blocks, (frames, a's, b's)."""
+    def normals(self, a: int, b: int, same: bool = False) -> Register:
+        """At infinite width, the normals N_ab between the directions of two blocks, (frames, a's, b's).
+
+        Those of directions with themselves are N(0, 2); they are drawn if `same` asks for them, else 0.
+        """
+        if same and self.blocks[a].number != NO_VALUE:
+            return self.build.step("add", self.normals(a, b), self._own(a))
         if a < b:
             return self.build.step("transposed", self.normals(b, a))
         if (a, b) in self.fields and (made := self.process(a, b, np.zeros(1), self.fields[a, b].law)) is not None:
@@ -169,6 +175,19 @@ class Frame:
                 made = self.build.draw("normals", key, shape, "scores: a normal for each pair of directions")
             self.pairs[a, b] = made
         return self.pairs[a, b]
+
+    def _own(self, a: int) -> Register:
+        """The normals of the directions of a block with themselves, on a diagonal; those of features are not asked."""
+        if a not in self.diagonals:
+            block, frames = self.blocks[a], self.group.frames
+            size = block.stop - block.start
+            key = (*block.number, self.group.number, OWN, 1)
+            drawn = self.build.draw("normals", key, (frames, size), "squares of sources")
+            places = np.full((size, size), size)  # the last is a 0
+            np.fill_diagonal(places, np.arange(size))
+            drawn = self.build.step("scale", drawn, by=math.sqrt(2.0))
+            self.diagonals[a] = self.build.step("triangle", drawn, places=places.ravel(), shape=(size, size))
+        return self.diagonals[a]
 
     def process(self, a: int, b: int, gaps: Floats, law: Stationary) -> Register | None:
         """The normals N_ab(r) of two blocks for differences r of positions, a process with this law over r.

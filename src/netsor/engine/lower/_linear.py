@@ -1,92 +1,91 @@
-"""Linear operations: they act on coordinates, samples and supports alike."""
+"""Linear operations: one rule each, for whatever stands for the vectors.
+
+A rule acts on arrays (*shape, blocks, ·) in place of its vectors, and on an array in place of its coefficients: on
+coordinates, on what is known of an output's coordinates, on marks that say where something can be other than 0, and on
+the parts of order n^(−1/2) (see `_dual`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from ...language._operation import Apply, Constant, Join, Mix, Scale, Take
-from ...language._score import MASKED_SOFTMAX
+from ...language._operation import Add, Concat, Join, Mix, Scale, Take
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
 from .._plan import Register
+from ..passes._operations import Extend
+from ._marks import nonzero
 from ._state import Bools, Ints, Lowered, State, Turned
 
 
-def linear(
-    s: State,
-    value: Value,
-    inputs: Sequence[Value],
-    act: Callable[..., Register],
-    lined: bool = False,
-    by: Scalar | None = None,
-) -> Lowered:
-    """A linear operation acts on coordinates, samples and supports alike; `by` are its coefficients."""
-    build = s.build
-    given = [s.vectors[x] for x in inputs]
-
-    def acted(arrays: Sequence[Register]) -> Register:
-        width = max(a.shape[-1] for a in arrays)
-        fitted = [build.fitted(a, width) for a in arrays]
-        if lined:
-            fitted = [s.lined(a, x.ndim, value.ndim) for a, x in zip(fitted, inputs, strict=True)]
-        return act(*fitted)
-
-    turned = _turned(value, given)
-    lead = acted([x.lead for x in given])
+def combined(s: State, value: Value) -> Lowered:
+    """A value made by a linear operation: its coordinates, samples and supports."""
+    vectors, by = parts_of(value)
+    given = [s.vectors[x] for x in vectors]
+    weights = None if by is None else s.scalars[by]
+    lead = act(s, value, [x.lead for x in given], weights)
     sample = None
     if any(x.sample is not None for x in given):
-        sample = acted([x.sample or build.constant(np.zeros((*x.lead.shape[:-1], 1))) for x in given])
+        none = [s.build.constant(np.zeros((*x.lead.shape[:-1], 1))) for x in given]
+        sample = act(s, value, [x.sample or zero for x, zero in zip(given, none, strict=True)], weights)
     if all(x.support is None for x in given):
         return Lowered(lead, sample)
-    support = _marked(s, value, inputs, [x.support for x in given], lead, acted, by, weak=True)
-    strong = _marked(s, value, inputs, [x.strong for x in given], lead, acted, by, weak=False)
-    return Lowered(lead, sample, support, strong, turned, min(x.start for x in given))
+    supports = [np.zeros((*x.lead.shape[:-1], 0), bool) if x.support is None else x.support for x in given]
+    support = marked(s, value, supports, None if by is None else nonzero(s, by))
+    return Lowered(lead, sample, fitted(support, lead.shape), _turned(value, given), min(x.start for x in given))
 
 
-def corrected(s: State, value: Vector, a: Scalar, x: Vector) -> Lowered:
-    """n^(−1/2) Σ_j a_ij x_j; at infinite width it is 0, but for what a score would see of it."""
-    weights = s.lined(s.scalars[a], a.ndim, value.ndim + 1)
-    width = s.blocks[value] * s.widths[value]
-    by = 0.0 if math.isinf(width) else width**-0.5
-    made = linear(s, value, [x], lambda v: s.build.step("scale", mixed(s, weights, v), by=by), lined=True)
-    return made if made.strong is None else replace(made, strong=np.zeros_like(made.strong))
+def parts_of(value: Value) -> tuple[list[Vector], Scalar | None]:
+    """The vectors that a linear operation combines, and its coefficients if it has any."""
+    by = next((x for x in value.op.inputs if isinstance(x, Scalar)), None)
+    return [x for x in value.op.inputs if isinstance(x, Vector)], by
 
 
-def _marked(
-    s: State,
-    value: Value,
-    inputs: Sequence[Value],
-    given: Sequence[Bools | None],
-    lead: Register,
-    acted: Callable[[Sequence[Register]], Register],
-    by: Scalar | None,
-    weak: bool,
-) -> Bools:
-    """Along which directions there can be coordinates, from where those of the inputs are."""
-    build, front = s.build, lead.shape[:-1]
-    marks = [
-        build.constant(mark if mark is not None else np.zeros((*s.vectors[x].lead.shape[:-1], 0)))
-        for x, mark in zip(inputs, given, strict=True)
-    ]
-    if by is None:
-        found = acted(marks)
-    else:
-        mark, zero = s.lined(marks[0], inputs[0].ndim, value.ndim), zeros_of(by)
-        limit = s.scalars[by].value
-        if not weak and limit is not None:  # coefficients that tend to 0
-            zero = zero | (np.asarray(limit)[0] == 0)
-        some = build.constant(~zero)
-        if isinstance(value.op, Mix):
-            found = mixed(s, s.lined(some, by.ndim, value.ndim + 1), mark)
-        else:
-            some = s.lined(some, by.ndim, value.ndim)
-            found = build.step("multiply", mark, build.reshape(some, *some.shape, 1, 1))
-    marked = np.asarray(found.value)[0] > 0
-    return np.broadcast_to(marked, (*front, marked.shape[-1]))
+def act(s: State, value: Value, arrays: Sequence[Register], by: Register | None) -> Register:
+    """The rule of a linear operation, on arrays in place of its vectors and coefficients."""
+    build, ndim = s.build, value.ndim
+    width = max(a.shape[-1] for a in arrays)
+    a, *others = [build.fitted(array, width) for array in arrays]
+    match value.op:
+        case Add(x, y):
+            return build.step("add", s.lined(a, x.ndim, ndim), s.lined(others[0], y.ndim, ndim))
+        case Scale(c, x):
+            assert by is not None
+            factor = s.lined(by, c.ndim, ndim)
+            return build.step("multiply", s.lined(a, x.ndim, ndim), build.reshape(factor, *factor.shape, 1, 1))
+        case Mix(c, x):
+            assert by is not None
+            *front, blocks, directions = (v := s.lined(a, x.ndim, ndim)).shape
+            rows = build.reshape(v, *front, blocks * directions)
+            made = build.step("product", s.lined(by, c.ndim, ndim + 1), rows)
+            return build.reshape(made, *made.shape[:-1], blocks, directions)
+        case Concat(_, axis):
+            return _concatenated(s, a, axis)
+        case Take(x, flat):
+            return taken(s, a, x.ndim, flat)
+        case Join():
+            return build.step("join", a, *others, axis=0)
+        case Extend():
+            return build.step("join", a, *others, axis=ndim - 1)
+    raise ExactError(value, f"{type(value.op).__name__} is unknown to the exact engine")
+
+
+def marked(s: State, value: Value, marks: Sequence[Bools], by: Bools | None) -> Bools:
+    """Where the result of a linear operation can be other than 0, from where its vectors and coefficients can."""
+    numbers = [s.build.constant(mark) for mark in marks]
+    found = act(s, value, numbers, None if by is None else s.build.constant(by))
+    return np.asarray(found.value)[0] > 0
+
+
+def fitted(marks: Bools, shape: tuple[int, ...]) -> Bools:
+    """Marks for arrays of a shape: none along directions that are not in them, broadcast where they repeat."""
+    wide = np.zeros((*marks.shape[:-1], shape[-1]), dtype=bool)
+    wide[..., : marks.shape[-1]] = marks[..., : shape[-1]]
+    return np.broadcast_to(wide, shape)
 
 
 def _turned(value: Value, given: Sequence[Lowered]) -> Turned | None:
@@ -106,14 +105,7 @@ def _turned(value: Value, given: Sequence[Lowered]) -> Turned | None:
     raise ExactError(value, "a combination of vectors turned by rotary positions, at width inf")
 
 
-def mixed(s: State, weights: Register, v: Register) -> Register:
-    """Σ_j a[…, i, j] v[…, j, block, direction]."""
-    *front, blocks, directions = v.shape
-    made = s.build.step("product", weights, s.build.reshape(v, *front, blocks * directions))
-    return s.build.reshape(made, *made.shape[:-1], blocks, directions)
-
-
-def concatenated(s: State, a: Register, axis: int) -> Register:
+def _concatenated(s: State, a: Register, axis: int) -> Register:
     """The values along an axis become blocks of one."""
     order = [k for k in range(len(a.shape)) if k != axis]
     order.insert(len(order) - 2, axis)
@@ -127,17 +119,3 @@ def taken(s: State, a: Register, ndim: int, flat: Ints) -> Register:
     rest = a.shape[ndim:]
     entries = s.build.reshape(a, math.prod(a.shape[:ndim]), *rest)
     return s.build.reshape(s.build.taken(entries, flat.ravel(), axis=0), *flat.shape, *rest)
-
-
-def zeros_of(value: Scalar) -> Bools:
-    """The scalars that are 0 by the program, at every width: a number that only tends to 0 counts in a score."""
-    match value.op:
-        case Constant(numbers):
-            return np.asarray(numbers == 0)
-        case Take(Scalar() as x, flat):
-            return zeros_of(x).ravel()[flat]
-        case Join(parts):
-            return np.concatenate([zeros_of(part) for part in parts if isinstance(part, Scalar)])
-        case Apply(f, (_, Scalar(op=Constant(allowed))), 1) if f is MASKED_SOFTMAX:
-            return np.broadcast_to(allowed == 0, value.shape)
-    return np.zeros(value.shape, dtype=bool)

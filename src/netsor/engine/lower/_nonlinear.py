@@ -59,7 +59,7 @@ def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scal
     rows, found = s.scattered(parts), s.scattered(marks)
     shape = (*value.shape, blocks, rows.shape[-1])
     support = np.asarray(found.value)[0].reshape(shape) > 0
-    return Lowered(build.reshape(rows, *shape), sample, support, support, start=int(start))
+    return Lowered(build.reshape(rows, *shape), sample, support, start=int(start))
 
 
 def _features(

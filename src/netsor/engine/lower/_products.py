@@ -1,48 +1,60 @@
-"""Products of vectors: means and scores. At infinite width a score is a sum over pairs of directions."""
+"""Products of vectors: means over the coordinates, and scores.
+
+At infinite width a score is what is left of a product when its part of order 1 is 0 (see `_dual`): a sum over pairs of
+directions, Σ_ab x_a N_ab y_b.
+"""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
+import numpy.typing as npt
 
 from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._plan import Register
-from ._frame import AT_NODES, NO_VALUE
 from ._rotary import Angles, process, turned_products
 from ._state import Bools, Floats, State
 
 
-def dot(s: State, value: Scalar, x: Vector, y: Vector, power: float) -> Register:
-    """n^(−power) ⟨x_i, y_j⟩; at infinite width a score is a sum over pairs of directions."""
-    a, b = s.vectors[x].lead, s.vectors[y].lead
-    by = 1 / s.norm(x) ** (2 if power == 1 else 1)
-    turned = process(s, value, x, y)
-    if power == 0.5 and math.isinf(s.widths[x]):
-        _check_score(s, value, x, y)
-        if turned is not None:
-            return turned_products(s, value, x, y, _crossed(s, value, x, y, turned))
-        if x.size <= y.size:
-            start, stop = _reach(s, y)
-            a, b = _crossed(s, value, x, y), s.build.step("part", b, start=start, stop=stop)
-        else:
-            start, stop = _reach(s, x)
-            a, b = s.build.step("part", a, start=start, stop=stop), _crossed(s, value, y, x)
-    if turned is not None:
+def mean(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
+    """⟨x_i, y_j⟩/n."""
+    if process(s, value, x, y) is not None:
         return turned_products(s, value, x, y, None)
-    made = _products(s, a, b, x.ndim, y.ndim, value.ndim - 1, "p = ⟨q, k⟩" if power == 0.5 else "⟨x, x'⟩/n")
-    return s.build.step("scale", made, by=by)
+    made = products(s, x, y, value.ndim, "⟨x, x'⟩/n")
+    return s.build.step("scale", made, by=1 / s.norm(x) ** 2)
 
 
-def _products(s: State, a: Register, b: Register, x: int, y: int, ndim: int, words: str) -> Register:
-    """Σ over blocks and directions of a[…, i, ·, ·] b[…, j, ·, ·]."""
+def products(s: State, x: Vector, y: Vector, ndim: int, words: str) -> Register:
+    """Σ over blocks and directions of x[…, i, ·, ·] y[…, j, ·, ·], in an array with so many axes."""
+    return paired_products(s, s.vectors[x].lead, s.vectors[y].lead, x, y, ndim, words)
+
+
+def paired_products(s: State, a: Register, b: Register, x: Vector, y: Vector, ndim: int, words: str = "") -> Register:
+    """The same of arrays in place of the coordinates of x and y."""
     build, width = s.build, min(a.shape[-1], b.shape[-1])  # beyond, one of them is 0
     rows = []
-    for array, axes in ((a, x), (b, y)):
-        array = s.lined(build.fitted(array, width), axes, ndim)
+    for array, v in ((a, x), (b, y)):
+        array = s.lined(build.fitted(array, width), v.ndim, ndim - 1)
         rows.append(build.reshape(array, *array.shape[:-2], array.shape[-2] * width))
     return build.step("gram", *rows, words=words)
+
+
+def crossed_products(s: State, x: Vector, y: Vector, ndim: int) -> Register:
+    """Σ_ab x_a N_ab y_b, summed over blocks."""
+    a, b = s.vectors[x].lead, s.vectors[y].lead
+    if x.size <= y.size:
+        start, stop = _reach(s, y)
+        a, b = crossed(s, x, y), s.build.step("part", b, start=start, stop=stop)
+    else:
+        start, stop = _reach(s, x)
+        a, b = s.build.step("part", a, start=start, stop=stop), crossed(s, y, x)
+    return paired_products(s, a, b, x, y, ndim, "p = ⟨q, k⟩")
+
+
+def turned_scores(s: State, value: Scalar, x: Vector, y: Vector) -> Register | None:
+    """Scores of vectors of which some were turned by rotary positions; None if none was."""
+    turned = process(s, value, x, y)
+    return None if turned is None else turned_products(s, value, x, y, crossed(s, x, y, (value, *turned)))
 
 
 def _reach(s: State, x: Vector) -> tuple[int, int]:
@@ -53,17 +65,15 @@ def _reach(s: State, x: Vector) -> tuple[int, int]:
     return (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
 
 
-def _crossed(s: State, value: Scalar, x: Vector, y: Vector, turned: tuple[Floats, Angles] | None = None) -> Register:
+def crossed(s: State, x: Vector, y: Vector, turned: tuple[Scalar, Floats, Angles] | None = None) -> Register:
     """Σ_a x_a N_ab for the directions b that y reaches, in place of the coordinates of x (*shape, blocks, ·).
 
     For vectors that were turned by positions, Σ_a x_a N_ab(r) for all differences r, (*shape, blocks, r, ·).
     """
-    more = () if turned is None else (len(turned[0]),)
+    more = () if turned is None else (len(turned[1]),)
     build, parts = s.build, []
     start, stop = _reach(s, y) if turned is None else (0, s.vectors[y].lead.shape[-1])
     lead, ours, theirs = s.vectors[x].lead, s.vectors[x].support, s.vectors[y].support
-    if turned is not None:  # what tends to 0 (a mean that a norm takes off) makes nothing of a score
-        ours, theirs = s.vectors[x].strong, s.vectors[y].strong
     assert ours is not None
     assert theirs is not None
     for group in s.groups_of(x):
@@ -72,8 +82,8 @@ def _crossed(s: State, value: Scalar, x: Vector, y: Vector, turned: tuple[Floats
             parts.append((places, build.constant(np.zeros((*places.shape, *more, 0)))))
             continue
         rows = s.gathered(lead, places, frame.directions)
-        here: Bools = ours.reshape(-1, ours.shape[-1])[places.ravel()].any(axis=0)  # type: ignore[assignment]
-        there: Bools = theirs.reshape(-1, theirs.shape[-1])[group.positions[y].ravel()].any(axis=0)  # type: ignore[assignment]
+        here = _directions(ours, places, frame.directions)
+        there = _directions(theirs, group.positions[y], frame.directions)
         total: Register | None = None
         for j, second in enumerate(frame.blocks):
             if not there[second.start : second.stop].any():
@@ -82,12 +92,13 @@ def _crossed(s: State, value: Scalar, x: Vector, y: Vector, turned: tuple[Floats
                 if here[first.start : first.stop].any():
                     some = build.step("part", rows, start=first.start, stop=first.stop)
                     if turned is None:
-                        made = build.step("product", some, frame.normals(i, j))
+                        same = i == j and bool((here & there)[first.start : first.stop].any())
+                        made = build.step("product", some, frame.normals(i, j, same))
                     else:
-                        normals = frame.process(i, j, *turned)
+                        normals = frame.process(i, j, *turned[1:])
                         if normals is None:
                             raise ExactError(
-                                value,
+                                turned[0],
                                 "vectors asked for scores by different bases or fractions of rotary positions, or with "
                                 "vectors drawn together with them, at width inf",
                             )
@@ -102,54 +113,7 @@ def _crossed(s: State, value: Scalar, x: Vector, y: Vector, turned: tuple[Floats
     return build.reshape(rows, *lead.shape[:-1], *more, rows.shape[-1])
 
 
-def _check_score(s: State, value: Scalar, x: Vector, y: Vector) -> None:
-    """A score has a limit that is known if its factors have no direction in common, and are functions of none."""
-    kinds = {s.frames[group].kind for v in (x, y) for group in s.groups_of(v)}
-    if AT_NODES in kinds:
-        raise ExactError(
-            value, "a score in a space where a nonlinearity acts on a mixture of another's outputs, at width inf"
-        )
-    ndim = value.ndim - 1
-    marks, strong, odd, features, behind = [], [], [], [], []
-    for v in (x, y):
-        support, leading = s.vectors[v].support, s.vectors[v].strong
-        assert support is not None
-        assert leading is not None
-        flat = support.reshape(-1, support.shape[-1])
-        strange, kind, back = np.zeros((3, *flat.shape), dtype=bool)
-        for group in s.groups_of(v):
-            frame, places = s.frames[group], group.positions[v]
-            size = min(flat.shape[-1], frame.directions)
-            # (1, …, 1) has a score with sources alone, as a feature has
-            special = [b for b in frame.blocks if b.feature or b.number == NO_VALUE]
-            strange[places.ravel(), :size] = frame.mask(special)[:size]
-            kind[places.ravel(), :size] = frame.mask([b for b in frame.blocks if b.feature])[:size]
-            back[places.ravel(), :size] = np.repeat(frame.behind, places.shape[1], axis=0)[:, :size]
-        shape = (*(1,) * (ndim - v.ndim), *support.shape)
-        marks.append(support.reshape(shape))
-        strong.append(leading.reshape(*shape[:-1], leading.shape[-1]))
-        odd.append((flat & strange).any(axis=-1).reshape(shape[:-1]))
-        features.append((flat & kind).any(axis=-1).reshape(shape[:-1]))
-        behind.append((flat & back).any(axis=-1).reshape(shape[:-1]))
-    # parts that tend to 0 are of order 1/√n: two of them make nothing of a score, one and one of order 1 do
-    if _paired(marks[0], strong[1]).any() or _paired(strong[0], marks[1]).any():
-        raise ExactError(
-            value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞"
-        )
-    met = features[0][..., :, None, :] & odd[1][..., None, :, :]
-    met |= odd[0][..., :, None, :] & features[1][..., None, :, :]
-    met |= features[0][..., :, None, :] & behind[1][..., None, :, :]
-    met |= behind[0][..., :, None, :] & features[1][..., None, :, :]
-    if met.any():
-        raise ExactError(
-            value,
-            "a score of two vectors that met nonlinearities or have means, or of one with what it is a function of, "
-            "has no known law as n → ∞",
-        )
-
-
-def _paired(a: Bools, b: Bools) -> Bools:
-    """Whether rows a[…, i, block, ·] and b[…, j, block, ·] have an entry in common."""
-    width = min(a.shape[-1], b.shape[-1])
-    rows = [m[..., :width].reshape(*m.shape[:-2], m.shape[-2] * width).astype(np.float64) for m in (a, b)]
-    return np.asarray(rows[0] @ np.swapaxes(rows[1], -1, -2) > 0)
+def _directions(support: Bools, places: npt.NDArray[np.intp], directions: int) -> Bools:
+    """The directions of a frame that some vector at these places reaches."""
+    found = support.reshape(-1, support.shape[-1])[places.ravel()].any(axis=0)[:directions]
+    return np.pad(found, (0, directions - len(found)))

@@ -81,7 +81,7 @@ def rotated(s: State, value: Vector, op: Rotate) -> Lowered:
         if x.turned is not None:
             raise ExactError(value, "rotary positions twice, at width inf")
         turned = Turned(np.broadcast_to(op.positions, value.shape), op.base, op.fraction, op.stretch)
-        return Lowered(x.lead, x.sample, x.support, x.strong, turned)
+        return Lowered(x.lead, x.sample, x.support, turned)
     width = int(s.widths[value])
     angles = op.angles(blocks * width)
     cos, sin = (build.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin))

@@ -70,7 +70,7 @@ def gaussian(s: State, value: Vector, op: Gaussian) -> Lowered:
 
     x = combined(lead)
     support = _support(s, value, x)
-    found = Lowered(x, None if sample is None else combined(sample), support, support)
+    found = Lowered(x, None if sample is None else combined(sample), support)
     return _shifted(s, value, found, build.constant(op.mean[..., None, None])) if op.mean.any() else found
 
 
@@ -92,7 +92,7 @@ def _shifted(s: State, value: Vector, x: Lowered, mean: Register) -> Lowered:
             marks[..., : support.shape[-1]] |= support
         marks |= np.asarray(build.fitted(one, width).value)[0] != 0
         support = marks
-    return Lowered(lead, sample, support, support)
+    return Lowered(lead, sample, support)
 
 
 def _rows(s: State, x: Value, copies: int, start: int = 0) -> Register:
@@ -150,10 +150,10 @@ def _combined(s: State, value: Vector, c: Register, lead: Register, sample: Regi
     x = multiplied(c, lead, f"{s.words(value)} = C E" if lead.size else "")
     support = None
     if math.isinf(s.widths[value]):
-        # products that vanish in the limit are of order 1/√n, and count in a score: all vectors share all sources
-        every = build.constant(np.ones(c.shape))
+        # of a factor that is not known, any entry can be other than 0
+        every = build.constant(marks_of(c))
         support = np.asarray(multiplied(every, build.constant(marks_of(lead))).value)[0] > 0
-    return Lowered(x, None if sample is None else multiplied(c, sample), support, support)
+    return Lowered(x, None if sample is None else multiplied(c, sample), support)
 
 
 def fuse(s: State, value: Vector, x: Vector) -> Lowered:
@@ -180,7 +180,7 @@ def fuse(s: State, value: Vector, x: Vector) -> Lowered:
         flags = np.asarray(marks_of(lead).any(axis=1))
         flat = np.repeat(flags[:, None], places.shape[1], axis=1).reshape(places.size, -1)[back]
         support = flat.reshape(found.shape)
-    made = Lowered(found, None if sample is None else multiplied(sample), support, support)
+    made = Lowered(found, None if sample is None else multiplied(sample), support)
     return made if mean is None else _shifted(s, value, made, mean)
 
 

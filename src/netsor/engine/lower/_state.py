@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,14 +51,12 @@ class Lowered:
 
     `sample` is what an output needs to know of the coordinates α asked for (*shape, blocks, ·): a value each so far,
     then coefficients of Gaussian variables that are never drawn, a set of which each coordinate has for itself. At
-    infinite width, `support` says along which directions there can be coordinates, `strong` along which of order 1
-    (others tend to 0), and `turned` by what rotary positions the vectors were turned that these coordinates stand for.
+    infinite width, `support` says along which directions there can be coordinates of order 1, and `turned` by what rotary positions the vectors were turned that these coordinates stand for.
     """
 
     lead: Register
     sample: Register | None = None
     support: Bools | None = None
-    strong: Bools | None = None
     turned: Turned | None = None
     start: int = 0  # before this direction all coordinates are 0
 
@@ -114,6 +113,9 @@ class State:
         self.vectors: dict[Value, Lowered] = {}
         self.held: dict[Group, list[Value]] = {group: [] for group in self.groups}  # those of `vectors` still in use
         self.scalars: dict[Value, Register] = {}
+        self.faint: dict[Vector, Any] = {}  # and the parts of order n^(−1/2) that were asked for, of vectors
+        self.shade: dict[Scalar, Any] = {}  # and of scalars
+        self.marks: dict[Value, Bools] = {}  # at infinite width, which scalars can be other than 0
         self.columns = len(self.picked)  # of `sample`: a value each, then a Gaussian variable each
         self.last = {value: k for k, value in enumerate(self.values)}
         self.number: dict[Value, tuple[int, int]] = {}  # what seeds are made from: the place as written, and a count
@@ -249,4 +251,3 @@ def _coordinates(outputs: Sequence[Value]) -> set[Value]:
             if not isinstance(value.op, Gaussian | MatMul | Fuse | Data):
                 pending += [x for x in value.op.inputs if isinstance(x, Vector)]
     return found
-

@@ -83,10 +83,8 @@ def _put(s: State, value: Value, group: Group, part: Register) -> Lowered:
     lead = s.build.reshape(rows, *shape, rows.shape[-1])
     if old.support is None:
         return replace(old, lead=lead)
-    marks = np.zeros((2, *lead.shape), dtype=bool)
+    marks = np.zeros(lead.shape, dtype=bool)
     width = min(lead.shape[-1], old.support.shape[-1])
-    for made, known in zip(marks, (old.support, old.strong), strict=True):
-        assert known is not None
-        made[..., :width] = known[..., :width]
-        made.reshape(-1, lead.shape[-1])[group.positions[value].ravel()] = True
-    return replace(old, lead=lead, support=marks[0], strong=marks[1], start=0)
+    marks[..., :width] = old.support[..., :width]
+    marks.reshape(-1, lead.shape[-1])[group.positions[value].ravel()] = True
+    return replace(old, lead=lead, support=marks, start=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...language._operation import Operation
-from ...language._value import Scalar, Vector
+from ...language._value import Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +42,13 @@ class Extend(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Correction(Operation):
-    """V: n^(−1/2) Σ_j a[…, i, j] x[…, j] with a of order 1: it vanishes as n grows, but a score still sees it."""
+class Adjoint(Operation):
+    """S: m^(−1/2) (n^(−1/2) ⟨d[…, i], u[…, k]⟩ − m^(−1/2) ⟨g[…, i], b[…, k]⟩), n the width of d and u, m of g and b.
 
-    a: Scalar
-    x: Vector
+    With u = W^T b and g a fresh matrix on d, it is by how much of b a fresh W d must be changed to be the W of u.
+    """
+
+    d: Vector
+    u: Vector
+    g: Vector
+    b: Vector

@@ -22,7 +22,7 @@ from ...language._operation import (
     Take,
 )
 from ...language._value import Value, Vector
-from ._operations import Along, Correction, Extend, Fuse, Span
+from ._operations import Adjoint, Along, Extend, Fuse, Span
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
 
 
 # Every operation on vectors is one of three kinds, and a new one is entered here.
-LINEAR = Add | Scale | Mix | Concat | Take | Join | Span | Extend | Correction  # acts alike in every orthonormal frame
+LINEAR = Add | Scale | Mix | Concat | Take | Join | Span | Extend  # acts alike in every orthonormal frame
 COORDINATEWISE = Nonlin | Rotate  # needs the coordinates of its inputs, though it may be a linear map
 SOURCES = Gaussian | MatMul | Data | Fuse | COORDINATEWISE  # where a linear section of a program begins
 
@@ -83,7 +83,7 @@ def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:
 
 def asked(value: Value) -> tuple[Vector, ...]:
     """The vectors whose products, or coordinates, an operation asks for."""
-    if isinstance(value.op, Dot | Along | Span | MatMul | COORDINATEWISE):
+    if isinstance(value.op, Dot | Along | Adjoint | Span | MatMul | COORDINATEWISE):
         return tuple(dict.fromkeys(x for x in value.op.inputs if isinstance(x, Vector)))
     return ()
 
@@ -99,9 +99,10 @@ def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value
     for value in values:
         match value.op:
             case Dot(x, y) | Along(x, y):
-                for a, b in ((made[x], made[y]), (made[y], made[x])):
-                    for source in a:
-                        edges.setdefault(source, set()).update(b)
+                _joined(edges, made[x], made[y])
+            case Adjoint(d, u, g, b):
+                _joined(edges, made[d], made[u])
+                _joined(edges, made[g], made[b])
             case MatMul(weight, x):
                 together.setdefault(weight.source, set()).update(made[x])
             case _ if isinstance(value.op, Span | COORDINATEWISE):
@@ -112,3 +113,9 @@ def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value
         for source in sources:
             edges.setdefault(source, set()).update(sources)
     return edges
+
+
+def _joined(edges: dict[Value, set[Value]], a: frozenset[Value], b: frozenset[Value]) -> None:
+    for first, second in ((a, b), (b, a)):
+        for source in first:
+            edges.setdefault(source, set()).update(second)

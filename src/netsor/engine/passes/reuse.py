@@ -5,6 +5,9 @@ E_j = W D_j, and B_k those of what W^T acted on, with U_k = W^T B_k. A new input
 what x adds to the directions before. So W x = Σ_j c_j E_j. Given all that is known of W, W D for a new D is
 E = g + Σ_k (what makes ⟨B_k, E⟩ agree with ⟨U_k, D⟩) B_k with g a fresh matrix on D; W^T with the roles exchanged.
 
+At infinite width the same form serves a matrix that made both factors of a score: what counts there are coefficients c
+of order n^(−1/2).
+
 Here W has entries N(0, 1/in) and W^T, as a matrix of its own, N(0, 1/out), so that all directions have coordinates of
 order 1. Then in^(−1/2) ⟨U_k, D⟩ = out^(−1/2) ⟨B_k, E⟩, and
 E = g + out^(−1/2) Σ_k (in^(−1/2) ⟨U_k, D⟩ − out^(−1/2) ⟨B_k, g⟩) B_k.
@@ -23,13 +26,12 @@ import numpy as np
 
 from ...language._graph import ordered
 from ...language._join import join
-from ...language._operation import MatMul, Source
-from ...language._score import dot
+from ...language._operation import Dot, MatMul, Source
 from ...language._value import Scalar, Value, Vector, constant, mix
 from ...language._weight import Weight
 from .._error import ExactError
-from ._operations import Along, Correction, Extend, Span
-from ._rewrite import Context, rewritten
+from ._operations import Adjoint, Along, Extend, Span
+from ._rewrite import Context, linear_sources, rewritten
 
 
 def reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
@@ -38,7 +40,8 @@ def reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
     for value in ordered(outputs):
         if isinstance(value.op, MatMul):
             uses.setdefault(value.op.weight.source, []).append(value)
-    alike = {source: list(_alike(many)) for source, many in uses.items() if len(many) > 1}
+    met = _met(outputs, context)
+    alike = {source: list(_alike(many)) for source, many in uses.items() if len(many) > 1 or source in met}
     matrices: dict[tuple[Source, int], _Matrices] = {}
 
     def change(old: Value, new: Value) -> Value:
@@ -68,10 +71,23 @@ def reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
                 acting = replace(weight, members=np.array(chosen))
                 matrices[key] = _Matrices(acting.T if acting.transposed else acting)
             part, side = (rows[at] if each else rows), int(weight.transposed)
-            parts.append(matrices[key].act(part, side) if times > 1 else matrices[key].fresh(part, side))
+            again = times > 1 or weight.source in met
+            parts.append(matrices[key].act(part, side) if again else matrices[key].fresh(part, side))
         return cast(Vector, join(parts)[np.argsort(order)])
 
     return rewritten(outputs, context, change)
+
+
+def _met(outputs: Sequence[Value], context: Context) -> set[Source]:
+    """The matrices that made both factors of a score at infinite width: what of it counts is seen along directions."""
+    values = ordered(outputs)
+    made, found = linear_sources(values), set()
+    for value in values:
+        match value.op:
+            case Dot(x, y, 0.5) if context.width(x) == math.inf:
+                first, second = ({s.op.weight.source for s in made[v] if isinstance(s.op, MatMul)} for v in (x, y))
+                found |= first & second
+    return found
 
 
 def _alike(uses: Sequence[Value]) -> Iterator[tuple[list[int], int]]:
@@ -135,9 +151,8 @@ class _Matrices:
         known, images = self.directions[1 - side], self.images[1 - side]
         if known is None or images is None:
             return g
-        wanted = dot(new, images)  # (matrices, new, known)
-        given = dot(g, known)
-        return g + Vector(Correction(wanted - given, known), g.shape, g.width)
+        change = Scalar(Adjoint(new, images, g, known), (*g.shape, known.shape[-1]))  # (matrices, new, known)
+        return g + mix(change, known)
 
 
 def _gain(value: Value, weight: Weight, context: Context) -> float:

@@ -1,0 +1,84 @@
+"""Where scalars can be other than 0 at infinite width, by the structure of the program and not by drawn numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...language._function import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
+from ...language._operation import Apply, Constant, Dot, Join, Take
+from ...language._score import MASKED_SOFTMAX
+from ...language._value import Scalar, Vector
+from ..passes._operations import Adjoint, Along
+from ._state import Bools, State
+
+
+def nonzero(s: State, value: Scalar) -> Bools:
+    """The scalars whose limit can be other than 0, (*shape,)."""
+    if value not in s.marks:
+        known = s.scalars[value].value
+        found = np.broadcast_to(_nonzero(s, value), value.shape)
+        s.marks[value] = found if known is None else found & (np.asarray(known)[0] != 0)
+    return s.marks[value]
+
+
+def _nonzero(s: State, value: Scalar) -> Bools:
+    match value.op:
+        case Constant(numbers):
+            return np.asarray(numbers != 0)
+        case Take(Scalar() as x, flat):
+            return nonzero(s, x).ravel()[flat]
+        case Join(parts):
+            return np.concatenate([nonzero(s, part) for part in parts if isinstance(part, Scalar)])
+        case Dot(x, y, 1.0) if math.isinf(s.widths[x]):
+            return overlap(s, x, y, value.ndim)
+        case Along(x, y) if math.isinf(s.widths[x]):
+            # a vector has coefficients along its own direction and those before, which are the last ones
+            before = np.tri(x.shape[-1], y.shape[-1], y.shape[-1] - x.shape[-1], dtype=bool)
+            return overlap(s, x, y, value.ndim) & before
+        case Adjoint(d, u, g) if math.isinf(s.widths[g]):
+            return overlap(s, d, u, value.ndim) if math.isinf(s.widths[d]) else np.zeros(value.shape, dtype=bool)
+        case Apply(f, (_, Scalar(op=Constant(allowed))), 1) if f is MASKED_SOFTMAX:
+            return np.broadcast_to(allowed != 0, value.shape)
+        case Apply(f, scalars, axes) if f in (ADD, SUBTRACT, MULTIPLY, MATMUL, SUM, MEAN):
+            return combined(value, [nonzero(s, p) for p in scalars])
+    return np.ones(value.shape, dtype=bool)
+
+
+def combined(value: Scalar, marks: list[Bools]) -> Bools:
+    """What a sum or a product of scalars can be other than 0 at."""
+    assert isinstance(value.op, Apply)
+    leading = max(p.ndim for p in value.op.scalars) - value.op.axes
+    lined = [
+        m.reshape((1,) * (leading + value.op.axes - p.ndim) + m.shape)
+        for m, p in zip(marks, value.op.scalars, strict=True)
+    ]
+    f = value.op.f
+    if f is MULTIPLY:
+        return lined[0] & lined[1]
+    if f is MATMUL:
+        return (lined[0].astype(np.float64) @ lined[1].astype(np.float64)) > 0
+    if f in (SUM, MEAN):
+        return np.asarray(lined[0].any(axis=-1))
+    return lined[0] | lined[1]
+
+
+def overlap(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
+    """Whether vectors x[…, i] and y[…, j] have a direction in common."""
+    first, second = s.vectors[x].support, s.vectors[y].support
+    assert first is not None
+    assert second is not None
+    return paired(lined(first, x, ndim - 1), lined(second, y, ndim - 1))
+
+
+def lined(marks: Bools, x: Vector, ndim: int) -> Bools:
+    """Marks (*shape, blocks, ·) with axes of size 1 set in front."""
+    return marks.reshape((1,) * (ndim - x.ndim) + marks.shape)
+
+
+def paired(a: Bools, b: Bools) -> Bools:
+    """Whether rows a[…, i, block, ·] and b[…, j, block, ·] have an entry in common."""
+    width = min(a.shape[-1], b.shape[-1])
+    rows = [m[..., :width].reshape(*m.shape[:-2], m.shape[-2] * width).astype(np.float64) for m in (a, b)]
+    return np.asarray(rows[0] @ np.swapaxes(rows[1], -1, -2) > 0)
