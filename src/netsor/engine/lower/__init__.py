@@ -39,7 +39,7 @@ from ._directions import adjoint, along, span
 from ._dual import score
 from ._linear import combined, taken
 from ._marks import overlap
-from ._nonlinear import nonlin
+from ._nonlinear import NestedError, nonlin
 from ._outputs import results
 from ._products import mean, products
 from ._rotary import rotated
@@ -62,9 +62,12 @@ def make_plan(
         raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
     narrowed = narrow(outputs)
     context = Context(bound, {value: number for number, value in enumerate(ordered(narrowed))})
-    return _lowered(
-        State(rewrite(narrowed, context, without), context, frozenset(without), shift, picked, narrowed), title
-    )
+    made, nested = rewrite(narrowed, context, without), frozenset[int]()
+    while True:
+        try:
+            return _lowered(State(made, context, frozenset(without), shift, picked, narrowed, nested), title)
+        except NestedError as error:  # found as directions are: another way for this space
+            nested |= {error.group}
 
 
 def _lowered(s: State, title: str) -> Plan:

@@ -39,7 +39,10 @@ def _sample(s: State, value: Vector, x: Vector, known: tuple[Vector, ...], lead:
     if all(sample is None for sample in given):
         return None
     width = max(sample.shape[-1] for sample in given if sample is not None)
-    whole = [a or build.constant(np.zeros((*s.vectors[v].lead.shape[:-1], 1))) for a, v in zip(given, (x, *known), strict=True)]
+    whole = [
+        a or build.constant(np.zeros((*s.vectors[v].lead.shape[:-1], 1)))
+        for a, v in zip(given, (x, *known), strict=True)
+    ]
     rows = [build.reshape(build.fitted(a, width), *a.shape[:-2], a.shape[-2] * width) for a in whole]
     left = rows[0]
     for v, old in zip(known, rows[1:], strict=True):

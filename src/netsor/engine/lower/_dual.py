@@ -28,7 +28,8 @@ from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._plan import Register
 from ..passes._operations import Adjoint, Along, Fuse, Span
-from ._frame import AT_NODES, NO_VALUE
+from ._clusters import Group
+from ._frame import AT_NODES, NO_VALUE, Frame
 from ._linear import act, fitted, marked, parts_of, taken
 from ._marks import combined, lined, nonzero, overlap, paired
 from ._products import crossed_products, paired_products, products, turned_scores
@@ -127,31 +128,54 @@ def product(s: State, x: Vector, y: Vector, ndim: int) -> Faint:
 
 
 def _strange(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
-    """Pairs whose normals have no known law: of two features, of a feature and what it is a function of or a mean."""
-    odd, features, behind, lost = [], [], [], []
-    for v in (x, y):
-        support = s.vectors[v].support
-        assert support is not None
-        flat = support.reshape(-1, support.shape[-1])
-        strange, kind, back, gone = np.zeros((4, *flat.shape), dtype=bool)
-        for group in s.groups_of(v):
-            frame, places = s.frames[group], group.positions[v].ravel()
-            size = min(flat.shape[-1], frame.directions)
-            # (1, …, 1) has a score with sources alone, as a feature has
-            special = [b for b in frame.blocks if b.feature or b.number == NO_VALUE]
-            strange[places, :size] = frame.mask(special)[:size]
-            kind[places, :size] = frame.mask([b for b in frame.blocks if b.feature])[:size]
-            back[places, :size] = np.repeat(frame.behind, group.positions[v].shape[1], axis=0)[:, :size]
-            gone[places] = frame.turned or frame.kind == AT_NODES
-        shape = (*(1,) * (ndim - 1 - v.ndim), *support.shape[:-1])
-        for found, marks in ((odd, strange), (features, kind), (behind, back), (lost, gone)):
-            found.append((flat & marks).any(axis=-1).reshape(shape))
-    met = features[0][..., :, None, :] & odd[1][..., None, :, :]
-    met |= odd[0][..., :, None, :] & features[1][..., None, :, :]
-    met |= features[0][..., :, None, :] & behind[1][..., None, :, :]
-    met |= behind[0][..., :, None, :] & features[1][..., None, :, :]
-    met |= lost[0][..., :, None, :] | lost[1][..., None, :, :]
-    return np.asarray(met.any(axis=-1))
+    """Pairs of vectors that reach a pair of blocks of directions whose normals have no known law."""
+    found: Bools | None = None
+    for group in s.groups_of(x):
+        frame = s.frames[group]
+        if y not in group.positions or (not frame.blocks and frame.kind != AT_NODES):
+            continue
+        if frame.turned or frame.kind == AT_NODES:
+            ours, theirs = (_within(s, v, group, np.ones((1, 1), dtype=bool), ndim) for v in (x, y))
+            clash = np.ones((1, 1), dtype=bool)
+        else:
+            inside = np.stack([frame.mask([b]) for b in frame.blocks], axis=1)  # (directions, blocks)
+            ours, theirs = (_within(s, v, group, inside, ndim) for v in (x, y))
+            clash = np.array(
+                [[_clash(s, frame, i, j) for j in range(len(frame.blocks))] for i in range(len(frame.blocks))]
+            )
+        met = paired((ours.astype(np.float64) @ clash.astype(np.float64)) > 0, theirs)
+        found = met if found is None else found | met
+    if found is None:
+        shapes = [(1,) * (ndim - 1 - v.ndim) + v.shape for v in (x, y)]
+        batch = np.broadcast_shapes(shapes[0][:-1], shapes[1][:-1])
+        return np.zeros((*batch, shapes[0][-1], shapes[1][-1]), dtype=bool)
+    return found
+
+
+def _within(s: State, x: Vector, group: Group, inside: Bools, ndim: int) -> Bools:
+    """Which blocks of directions each vector that lies in a group reaches, (…, i, blocks of the space, ·)."""
+    support = s.vectors[x].support
+    assert support is not None
+    flat = support.reshape(-1, support.shape[-1])
+    made = np.zeros((len(flat), inside.shape[1]), dtype=bool)
+    places = group.positions[x].ravel()
+    if len(inside) == 1:
+        made[places] = flat[places].any(axis=-1, keepdims=True)
+    else:
+        size = min(flat.shape[1], len(inside))
+        made[places] = flat[places, :size].astype(np.float64) @ inside[:size].astype(np.float64) > 0
+    return lined(made.reshape(*support.shape[:-1], -1), x, ndim - 1)
+
+
+def _clash(s: State, frame: Frame, i: int, j: int) -> bool:
+    """Whether the normals of two blocks are unknown: of two features, of a feature with a mean or its arguments."""
+    a, b = frame.blocks[i], frame.blocks[j]
+    if a.feature is None and b.feature is None:
+        return False
+    if a.feature is not None and b.feature is not None:
+        return True
+    source, feature = (b, a.feature) if a.feature is not None else (a, b.feature)
+    return source.number == NO_VALUE or bool(feature.reach[source.start : source.stop].any())
 
 
 def faint(s: State, x: Vector) -> Faint:
@@ -189,10 +213,15 @@ def _all_features(s: State, value: Vector, support: Bools) -> Bools:
     """Along what a change of a nonlinearity's arguments can show: the arguments, and functions of them."""
     found = support.copy().reshape(-1, support.shape[-1])
     for group in s.groups_of(value):
-        frame, size = s.frames[group], support.shape[-1]
-        features = np.pad(frame.mask([b for b in frame.blocks if b.feature]), (0, size))[:size]
-        behind = np.pad(frame.behind, ((0, 0), (0, size)))[:, :size]
-        found[group.positions[value].ravel()] |= np.repeat(behind | features, group.positions[value].shape[1], axis=0)
+        own = next(b.feature for b in s.frames[group].blocks if b.feature is not None and b.number == s.number[value])
+        marks = np.zeros(support.shape[-1], dtype=bool)
+        for block in s.frames[group].blocks:
+            inside = slice(block.start, min(block.stop, len(marks)))
+            if block.feature is None:
+                marks[inside] = np.pad(own.reach, (0, len(marks)))[inside]
+            else:
+                marks[inside] = own.related(block.feature)
+        found[group.positions[value].ravel()] |= marks
     return found.reshape(support.shape)
 
 

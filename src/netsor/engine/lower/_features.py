@@ -13,16 +13,19 @@ conditional means: the shortcut `named`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...activations import Function
+from ...activations import IDENTITY, Function
+from ...language._value import Vector
 from .._plan import Builder, Register, named
 from ..passes.compose import Composed
 from ._frame import Frame
+
+Factors = list[tuple[Function, tuple[int, ...]]]  # functions, each of some of the arguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +36,40 @@ class Features:
     arguments: Register  # (frames, k, r, directions)
     supports: npt.NDArray[np.bool_]  # (r, directions): random ones, along which some frame's argument has coordinates
     params: tuple[Register, ...]  # (frames, k) each
+    centred: tuple[bool, ...]  # of each argument, whether its mean is 0
+    vectors: tuple[tuple[Vector, npt.NDArray[np.intp]], ...]  # each argument, and its places (frames, k) there
+    rows: Register | None = None  # the coordinates (frames, k, directions) that they have got
 
     @property
     def count(self) -> int:
         """How many there are in a frame."""
         return self.arguments.shape[1]
+
+    @property
+    def reach(self) -> npt.NDArray[np.bool_]:
+        """The directions that they are functions of."""
+        return np.asarray(self.supports.any(axis=0))
+
+    def zero(self, factors: Factors) -> bool:
+        """Whether a product of some factors has mean 0 by its structure: a centred Gaussian vector itself."""
+        return len(factors) == 1 and factors[0][0] is IDENTITY and self.centred[factors[0][1][0]]
+
+    def slopes(self) -> npt.NDArray[np.bool_]:
+        """The directions along which they can have coordinates: those of a factor if no other has mean 0."""
+        found = np.zeros(self.supports.shape[1], dtype=bool)
+        parts = [factors for factors, _ in _independent(self, None)]
+        for k, factors in enumerate(parts):
+            if not any(self.zero(other) for i, other in enumerate(parts) if i != k):
+                numbers = {number for _, of in factors for number in of if number < len(self.supports)}
+                found |= np.logical_or.reduce([self.supports[number] for number in numbers], initial=False)
+        return found
+
+    def related(self, other: Features) -> bool:
+        """Whether products with other features can be other than 0."""
+        for ours, theirs in _independent(self, other):
+            if (not theirs and self.zero(ours)) or (not ours and other.zero(theirs)):
+                return False
+        return True
 
     def factors(self) -> list[tuple[Function, tuple[int, ...]]]:
         """The functions that these are products of, each with the numbers of its arguments (vectors, then scalars)."""
@@ -82,7 +114,7 @@ def added(
     """
     frames, count, old = frame.group.frames, new.count, frame.directions
     constant = bool(frame.group.constant)
-    if linear:
+    if linear and new.slopes().any():
         along = _regression(build, new, constant, old)
     else:
         along = build.constant(np.zeros((frames, count, old)))
@@ -94,6 +126,9 @@ def added(
     else:
         cross = []
         for earlier, part in zip(rests.features, rests.along, strict=True):
+            if not new.related(earlier):
+                cross.append(build.constant(np.zeros((frames, count, earlier.count))))
+                continue
             both = _kernel(build, new, earlier, constant, words)
             cross.append(_less(build, both, along, build.fitted(part, old)) if linear else both)
         joined = build.step("join", *cross, axis=2) if len(cross) > 1 else cross[0]
@@ -106,11 +141,12 @@ def added(
         place[rests.places] = np.arange(size)
         spread = build.step("take", build.step("pad", below, before=0, after=1), places=place, axis=2)
         rows = build.step("add", rows, spread)
-    frame.unit(number, count, feature=True)
+    rows = build.step("join", rows, fresh, axis=2)
+    frame.unit(number, count, replace(new, rows=rows))
     rests.places += range(old, old + count)
     rests.features.append(new)
     rests.along.append(along)
-    return build.step("join", rows, fresh, axis=2)
+    return rows
 
 
 def _less(build: Builder, gram: Register, a: Register, b: Register) -> Register:
@@ -177,9 +213,6 @@ def _regression(build: Builder, new: Features, constant: bool, directions: int) 
             mean = build.step("multiply", mean, other)
         total = build.step("join", mean, build.step("part", total, start=1, stop=directions), axis=2)
     return total
-
-
-Factors = list[tuple[Function, tuple[int, ...]]]
 
 
 def _independent(x: Features, y: Features | None) -> list[tuple[Factors, Factors]]:

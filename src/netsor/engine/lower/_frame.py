@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ class Directions:
     start: int
     stop: int
     number: tuple[int, int]  # of the value, for seeds; (−1, 0) for (1, …, 1)
-    feature: bool = False
+    feature: Any = None  # what these are functions of, if they are outputs of a nonlinearity: see `_features`
 
 
 class Stationary(Protocol):
@@ -90,9 +90,6 @@ class Frame:
         elif group.constant or kind == UNITS:  # a Fuse wants its means apart, in every frame
             self.directions = 1
             self.blocks.append(Directions(0, 1, NO_VALUE))
-        self.behind = np.zeros(
-            (group.frames, self.directions), dtype=bool
-        )  # directions of which a feature is a function
         if group.constant or kind == UNITS:
             row = np.ones(self.directions)
             if kind == GROWING:
@@ -135,13 +132,12 @@ class Frame:
         flat = build.reshape(cross, frames, sources * d)
         return build.step("triangle", flat, own, chi, places=places.ravel(), shape=(sources, d + new))
 
-    def unit(self, number: tuple[int, int], sources: int, feature: bool = False) -> Register:
+    def unit(self, number: tuple[int, int], sources: int, feature: Any = None) -> Register:
         """New directions, one for each of so many rows."""
         d = self.directions
         self.directions += sources
         self.build.room((self.group.frames, sources, self.directions))
         self.blocks.append(Directions(d, self.directions, number, feature))
-        self.behind = np.pad(self.behind, ((0, 0), (0, self.directions - self.behind.shape[1])))
         rows = np.eye(sources, d + sources, d)
         return self.build.constant(np.broadcast_to(rows, (self.group.frames, sources, d + sources)))
 
@@ -266,7 +262,6 @@ class Frame:
             made = build.step("join", build.step("part", vectors, start=0, stop=1), made, axis=2)
         self.directions, self.turned = made.shape[-1], True
         self.blocks = [*self.blocks[:means], Directions(means, self.directions, NO_VALUE)]
-        self.behind = np.zeros((self.group.frames, self.directions), dtype=bool)
         ends = np.cumsum([0, *(row.shape[1] for row in rows)])
         return [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(rows))]
 

@@ -19,6 +19,14 @@ from ._frame import AT_NODES
 from ._state import Bools, Lowered, State
 
 
+class NestedError(Exception):
+    """A nonlinearity of another's outputs in a space at infinite width; it carries the number of the group."""
+
+    def __init__(self, group: int) -> None:
+        super().__init__(group)
+        self.group = group
+
+
 def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scalars: Sequence[Scalar]) -> Lowered:
     build, infinite = s.build, math.isinf(s.widths[value])
     given = [s.vectors[x] for x in vectors]
@@ -68,8 +76,8 @@ def _features(
     """The coordinates of features in the frames of a group, and along which directions they can have any."""
     build, frame, places = s.build, s.frames[group], group.positions[value]
     frames, count, d = *places.shape, frame.directions
-    arguments, supports = [], []
-    along = np.zeros((frames, count, d), dtype=bool)
+    arguments, supports, centred, taken = [], [], [], []
+    features = frame.mask([b for b in frame.blocks if b.feature is not None])
     for x in vectors:
         at = s.argument(x, value, places)
         rows = s.gathered(s.vectors[x].lead, at, d)
@@ -79,12 +87,14 @@ def _features(
         marks = np.zeros((math.prod(support.shape[:-1]), d), dtype=bool)
         marks[:, : min(d, support.shape[-1])] = support.reshape(len(marks), -1)[:, :d]
         marks = marks[at]  # (frames, k, directions)
-        along |= marks
-        frame.behind |= marks.any(axis=1)
         reach: Bools = marks.any(axis=(0, 1))  # type: ignore[assignment]
+        if (reach & features).any():
+            raise NestedError(group.number)
+        centred.append(not (group.constant and reach[0]))
         if group.constant:
             reach[0] = False
         supports.append(reach)
+        taken.append((x, at))
     u = build.step("join", *arguments, axis=2) if len(arguments) > 1 else arguments[0]
     params = []
     for p in scalars:
@@ -92,11 +102,18 @@ def _features(
         chosen = build.taken(flat, s.argument(p, value, places).ravel(), axis=0)
         params.append(build.reshape(chosen, frames, count))
     rests, linear = s.rests[group][value]
-    along[..., rests.places] = True
-    along[..., : int(group.constant)] = True
-    new = Features(unnamed(f) if "named" in s.without else f, u, np.stack(supports), tuple(params))
+    known = unnamed(f) if "named" in s.without else f
+    new = Features(known, u, np.stack(supports), tuple(params), tuple(centred), tuple(taken))
+    along = np.zeros(d + count, dtype=bool)
+    along[d:], along[: int(group.constant)] = True, True
+    if linear:
+        along[:d] |= new.slopes()
+    start = 0
+    for earlier in rests.features:
+        along[rests.places[start : start + earlier.count]] = new.related(earlier)
+        start += earlier.count
     lead = added(build, frame, rests, new, linear, s.number[value], named(f))
-    return lead, np.pad(along, ((0, 0), (0, 0), (0, count)), constant_values=True)
+    return lead, np.broadcast_to(along, (frames, count, d + count))
 
 
 def _at_nodes(

@@ -72,7 +72,9 @@ class State:
         shift: int,
         picked: Sequence[int] | None,
         written: Sequence[Value],
+        nested: frozenset[int] = frozenset(),
     ) -> None:
+        self.nested = nested  # groups in which a nonlinearity acts on another's outputs
         self.outputs, self.context, self.without, self.chosen = outputs, context, without, picked is not None
         self.picked = (0,) if picked is None else tuple(picked)
         self.written = written  # the outputs as they were: a scalar may have become a vector
@@ -108,7 +110,7 @@ class State:
         self.scored = {group for op in scores for x in (op.x, op.y) for group in self.groups_of(x)}
         for group in self.groups:
             self._check_room(group)
-        self.frames = {group: Frame(group, self._kind(group, made), self.build, self.picked) for group in self.groups}
+        self.frames = {group: Frame(group, self._kind(group), self.build, self.picked) for group in self.groups}
         self.rests = {group: self._rests(group, edges) for group in self.groups}
         self.vectors: dict[Value, Lowered] = {}
         self.held: dict[Group, list[Value]] = {group: [] for group in self.groups}  # those of `vectors` still in use
@@ -137,15 +139,13 @@ class State:
                     instead="take the width inf, or a smaller one",
                 )
 
-    def _kind(self, group: Group, made: Mapping[Value, frozenset[Value]]) -> str:
+    def _kind(self, group: Group) -> str:
         """What coordinates the vectors of a group have."""
         if any(value in self.virtual for value in group.slots):
             return UNITS
         if group.width < math.inf:
             return STANDARD if group.nonlinear or group.given else GROWING
-        functions = [value for value in group.nonlinear if isinstance(value.op, Nonlin)]
-        nested = any(isinstance(source.op, Nonlin) for value in functions for x in asked(value) for source in made[x])
-        return AT_NODES if nested else LIMIT
+        return AT_NODES if group.number in self.nested else LIMIT
 
     def _rests(self, group: Group, edges: Mapping[Value, set[Value]]) -> dict[Value, tuple[Rests, bool]]:
         """For each nonlinearity of a group at infinite width: with which others it is asked for products.
