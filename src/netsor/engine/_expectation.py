@@ -135,3 +135,59 @@ def gaussian_nodes(sources: int, constant: bool, scramble: int) -> Array:
     q, r = np.linalg.qr(rows.T)  # Gram–Schmidt, in order
     orthonormal: Array = (q * np.sign(np.diagonal(r))).T
     return orthonormal if constant else orthonormal[1:]
+
+
+NEARLY = 1e-8  # of the product of their squares: below it the determinant of two vectors counts as 0
+
+
+def tilted_means(xp: Any, e: Array, g: Array, zeroth: Array, second: Array) -> Array:
+    """E[e_a ψ(g_l) x] for x along each direction, from E[ψ(g_l)] and E[g_l² ψ(g_l)], (…, A k, directions)."""
+    square = squares(xp, g)[..., None]
+    alive = square > 0
+    inverse = xp.where(alive, 1.0 / xp.where(alive, square, xp.ones_like(square)), xp.zeros_like(square))
+    alpha = gram(xp, e, g * inverse)[..., None]  # (…, A, k, 1): of e_a along g_l
+    by = alpha * (second * inverse - zeroth)[..., None, :, :]
+    found = by * g[..., None, :, :] + zeroth[..., None, :, :] * e[..., :, None, :]
+    return xp.reshape(found, (*found.shape[:-3], found.shape[-3] * found.shape[-2], found.shape[-1]))
+
+
+def tilted(xp: Any, e: Array, g: Array, h: Array, *given: Array, rows: int) -> Array:
+    """E[e_a ψ(g_l) F_j] for F = e'_b χ(h_m), with four rows, or F = χ(h_m), with three.
+
+    From E[g^p ψ(g) h^q χ(h)] for (p, q) = (2,0), (1,1), (0,2), (0,0), or (1,0), (0,1), by regression on g_l and h_m.
+    """
+    others, kernels = given[: rows - 3], given[rows - 3 :]
+    gg, hh, gh = squares(xp, g)[..., :, None], squares(xp, h)[..., None, :], gram(xp, g, h)
+    det = gg * hh - gh * gh
+    regular = det > NEARLY * gg * hh
+    one, zero = xp.ones_like(gh), xp.zeros_like(gh)
+    safe = xp.where(regular, det, one)
+    first = xp.where(regular, hh / safe, xp.where(gg > 0, one / xp.where(gg > 0, gg, one), zero))
+    both = xp.where(regular, -gh / safe, zero)
+    last = xp.where(regular, gg / safe, xp.where((gg > 0) | (hh == 0), zero, one / xp.where(hh > 0, hh, one)))
+
+    def along(rows: Array) -> tuple[Array, Array, Array, Array]:
+        """Products with g_l and h_m, and coefficients along them, (…, a, l, m)."""
+        x, y = gram(xp, rows, g)[..., :, :, None], gram(xp, rows, h)[..., :, None, :]
+        return (
+            x,
+            y,
+            first[..., None, :, :] * x + both[..., None, :, :] * y,
+            both[..., None, :, :] * x + last[..., None, :, :] * y,
+        )
+
+    _, _, a1, a2 = along(e)
+    if not others:
+        found = a1 * kernels[0][..., None, :, :] + a2 * kernels[1][..., None, :, :]
+        return xp.reshape(found, (*found.shape[:-3], found.shape[-3] * found.shape[-2], found.shape[-1]))
+    x, y, b1, b2 = along(others[0])
+    k20, k11, k02, k00 = (k[..., None, :, None, :] for k in kernels)
+    a1, a2 = a1[..., :, :, None, :], a2[..., :, :, None, :]  # (…, a, l, b, m)
+    b1, b2, x, y = (
+        xp.moveaxis(z, -3, -2)[..., None, :, :, :]
+        for z in (b1, b2, xp.broadcast_to(x, b1.shape), xp.broadcast_to(y, b1.shape))
+    )
+    left = gram(xp, e, others[0])[..., :, None, :, None] - a1 * x - a2 * y
+    found = a1 * b1 * k20 + (a1 * b2 + a2 * b1) * k11 + a2 * b2 * k02 + left * k00
+    *front, a, l, b, m = found.shape
+    return xp.reshape(found, (*front, a * l, b * m))

@@ -79,6 +79,8 @@ RULES: dict[str, Callable[..., Array]] = {
     "along": _orthogonal.along,
     "kernel": _expectation.kernel,
     "moments": _expectation.moments,
+    "tilted": _expectation.tilted,
+    "tilted_means": _expectation.tilted_means,
 }
 
 

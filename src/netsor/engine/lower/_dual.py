@@ -29,11 +29,13 @@ from .._error import ExactError
 from .._plan import Register
 from ..passes._operations import Adjoint, Along, Fuse, Span
 from ._clusters import Group
+from ._features import Features
 from ._frame import AT_NODES, NO_VALUE, Frame
 from ._linear import act, fitted, marked, parts_of, taken
 from ._marks import combined, lined, nonzero, overlap, paired
 from ._products import crossed_products, paired_products, products, turned_scores
 from ._state import Bools, State
+from ._tilted import known, prepared, tilt
 
 ROUNDING = 1e-12  # of the size of its terms, below which a sum of known numbers is 0
 
@@ -119,7 +121,7 @@ def product(s: State, x: Vector, y: Vector, ndim: int) -> Faint:
     support = here.any(axis=(-2, -1))[..., :, None] & there.any(axis=(-2, -1))[..., None, :]
     terms = []
     if (support & ~unknown).any():
-        terms.append(crossed_products(s, x, y, ndim))
+        terms.append(crossed_products(s, x, y, ndim, _prepare))
     if more.part is not None and paired(lined(more.support, x, ndim - 1), there).any():
         terms.append(paired_products(s, more.part, s.vectors[y].lead, x, y, ndim))
     if other.part is not None and paired(here, lined(other.support, y, ndim - 1)).any():
@@ -175,7 +177,28 @@ def _clash(s: State, frame: Frame, i: int, j: int) -> bool:
     if a.feature is not None and b.feature is not None:
         return True
     source, feature = (b, a.feature) if a.feature is not None else (a, b.feature)
-    return source.number == NO_VALUE or bool(feature.reach[source.start : source.stop].any())
+    if source.number == NO_VALUE:
+        return True
+    if not feature.reach[source.start : source.stop].any():
+        return False
+    return not known(frame, source, feature) or _blurred(s, frame, feature)
+
+
+def _blurred(s: State, frame: Frame, feature: Features) -> bool:
+    """Whether the u of features ψ(g) ⊙ u has an ε part that is unknown along what ψ(g) is made of."""
+    found = tilt(feature)
+    assert found is not None
+    unknown = faint(s, feature.vectors[found[0]][0]).unknown
+    marks = unknown.reshape(-1, unknown.shape[-1]).any(axis=0)
+    marks[: len(feature.reach)] &= ~feature.supports[found[0]][: len(marks)]
+    for block in frame.blocks:
+        if block.feature is not None and tilt(block.feature) is not None:
+            marks[block.start : block.stop] = False
+    return bool(marks.any())
+
+
+def _prepare(s: State, group: Group, i: int, j: int) -> None:
+    prepared(s, group, i, j, faint)
 
 
 def faint(s: State, x: Vector) -> Faint:
@@ -215,10 +238,13 @@ def _all_features(s: State, value: Vector, support: Bools) -> Bools:
     for group in s.groups_of(value):
         own = next(b.feature for b in s.frames[group].blocks if b.feature is not None and b.number == s.number[value])
         marks = np.zeros(support.shape[-1], dtype=bool)
+        # ⟨e, ψ(g) ⊙ u⟩ has a rule of its own for a change of u, and a change of g is nothing to it
+        turned = tilt(own)
+        reach = own.reach if turned is None else own.supports[turned[0]]
         for block in s.frames[group].blocks:
             inside = slice(block.start, min(block.stop, len(marks)))
             if block.feature is None:
-                marks[inside] = np.pad(own.reach, (0, len(marks)))[inside]
+                marks[inside] = np.pad(reach, (0, len(marks)))[inside]
             else:
                 marks[inside] = own.related(block.feature)
         found[group.positions[value].ravel()] |= marks
@@ -292,7 +318,7 @@ def _span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> Fain
         made = build.reshape(build.step("transposed", solved), *lead.shape)
         reach = _reached(own[..., -count:], reach)
     if cross.any():
-        inner = [crossed_products(s, value, value, value.ndim + 1)]
+        inner = [crossed_products(s, value, value, value.ndim + 1, _prepare)]
         if made is not None:
             sides = paired_products(s, made, lead, value, value, value.ndim + 1)
             inner += [sides, build.step("transposed", sides)]

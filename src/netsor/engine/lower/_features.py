@@ -39,6 +39,7 @@ class Features:
     centred: tuple[bool, ...]  # of each argument, whether its mean is 0
     vectors: tuple[tuple[Vector, npt.NDArray[np.intp]], ...]  # each argument, and its places (frames, k) there
     rows: Register | None = None  # the coordinates (frames, k, directions) that they have got
+    rests: Any = None  # the component that they are in
 
     @property
     def count(self) -> int:
@@ -75,7 +76,7 @@ class Features:
         """The functions that these are products of, each with the numbers of its arguments (vectors, then scalars)."""
         if isinstance(self.f, Composed) and self.f.factors:
             return list(self.f.factors)
-        return [(self.f, tuple(range(self.arguments.shape[2] + len(self.params))))]
+        return [(self.f, tuple(range(len(self.supports) + len(self.params))))]
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def added(
     frames, count, old = frame.group.frames, new.count, frame.directions
     constant = bool(frame.group.constant)
     if linear and new.slopes().any():
-        along = _regression(build, new, constant, old)
+        along = new.regression(build, old) if hasattr(new, "regression") else _regression(build, new, constant, old)
     else:
         along = build.constant(np.zeros((frames, count, old)))
     whole = _kernel(build, new, new, constant, words)
@@ -142,7 +143,7 @@ def added(
         spread = build.step("take", build.step("pad", below, before=0, after=1), places=place, axis=2)
         rows = build.step("add", rows, spread)
     rows = build.step("join", rows, fresh, axis=2)
-    frame.unit(number, count, replace(new, rows=rows))
+    frame.unit(number, count, replace(new, rows=rows, rests=rests))
     rests.places += range(old, old + count)
     rests.features.append(new)
     rests.along.append(along)
@@ -156,6 +157,10 @@ def _less(build: Builder, gram: Register, a: Register, b: Register) -> Register:
 
 def _kernel(build: Builder, x: Features, y: Features, constant: bool, words: str) -> Register:
     """E[F_i F'_j]: a product over the parts of the factors that are independent of each other."""
+    if hasattr(x, "kernel"):
+        return x.kernel(build, y, words)
+    if hasattr(y, "kernel"):
+        return build.step("transposed", y.kernel(build, x, words))
     total: Register | None = None
     for ours, theirs in _independent(x, y):
         left, right = (_part(build, z, factors) for z, factors in ((x, ours), (y, theirs)))
@@ -219,7 +224,7 @@ def _independent(x: Features, y: Features | None) -> list[tuple[Factors, Factors
     """The factors of x, and of y, in sets that have no direction in common; by structure, not by drawn numbers."""
     sets: list[tuple[npt.NDArray[np.bool_], Factors, Factors]] = []
     for side, features in enumerate((x, y) if y is not None else (x,)):
-        vectors = features.arguments.shape[2]
+        vectors = len(features.supports)
         width = max(features.supports.shape[1], *(z.supports.shape[1] for z in (x, y) if z is not None))
         for f, numbers in features.factors():
             reach = np.zeros(width, dtype=bool)
@@ -262,7 +267,7 @@ def _part(build: Builder, x: Features, factors: Factors) -> tuple[Register, Func
     """Some factors of features as features: arguments, function and parameters; None if there are no factors."""
     if not factors:
         return None
-    vectors = x.arguments.shape[2]
+    vectors = len(x.supports)
     numbers = sorted({number for _, of in factors for number in of})
     chosen = [n for n in numbers if n < vectors]
     params = tuple(x.params[n - vectors] for n in numbers if n >= vectors)

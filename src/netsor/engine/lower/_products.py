@@ -6,12 +6,15 @@ directions, Σ_ab x_a N_ab y_b.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
 from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._plan import Register
+from ._clusters import Group
 from ._rotary import Angles, process, turned_products
 from ._state import Bools, Floats, State
 
@@ -39,22 +42,27 @@ def paired_products(s: State, a: Register, b: Register, x: Vector, y: Vector, nd
     return build.step("gram", *rows, words=words)
 
 
-def crossed_products(s: State, x: Vector, y: Vector, ndim: int) -> Register:
+Prepare = Callable[
+    [State, Group, int, int], None
+]  # makes normals of two blocks of a frame that have a rule of their own
+
+
+def crossed_products(s: State, x: Vector, y: Vector, ndim: int, prepare: Prepare) -> Register:
     """Σ_ab x_a N_ab y_b, summed over blocks."""
     a, b = s.vectors[x].lead, s.vectors[y].lead
     if x.size <= y.size:
         start, stop = _reach(s, y)
-        a, b = crossed(s, x, y), s.build.step("part", b, start=start, stop=stop)
+        a, b = crossed(s, x, y, prepare), s.build.step("part", b, start=start, stop=stop)
     else:
         start, stop = _reach(s, x)
-        a, b = s.build.step("part", a, start=start, stop=stop), crossed(s, y, x)
+        a, b = s.build.step("part", a, start=start, stop=stop), crossed(s, y, x, prepare)
     return paired_products(s, a, b, x, y, ndim, "p = ⟨q, k⟩")
 
 
 def turned_scores(s: State, value: Scalar, x: Vector, y: Vector) -> Register | None:
     """Scores of vectors of which some were turned by rotary positions; None if none was."""
     turned = process(s, value, x, y)
-    return None if turned is None else turned_products(s, value, x, y, crossed(s, x, y, (value, *turned)))
+    return None if turned is None else turned_products(s, value, x, y, crossed(s, x, y, None, (value, *turned)))
 
 
 def _reach(s: State, x: Vector) -> tuple[int, int]:
@@ -65,7 +73,9 @@ def _reach(s: State, x: Vector) -> tuple[int, int]:
     return (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
 
 
-def crossed(s: State, x: Vector, y: Vector, turned: tuple[Scalar, Floats, Angles] | None = None) -> Register:
+def crossed(
+    s: State, x: Vector, y: Vector, prepare: Prepare | None, turned: tuple[Scalar, Floats, Angles] | None = None
+) -> Register:
     """Σ_a x_a N_ab for the directions b that y reaches, in place of the coordinates of x (*shape, blocks, ·).
 
     For vectors that were turned by positions, Σ_a x_a N_ab(r) for all differences r, (*shape, blocks, r, ·).
@@ -91,6 +101,8 @@ def crossed(s: State, x: Vector, y: Vector, turned: tuple[Scalar, Floats, Angles
             for i, first in enumerate(frame.blocks):
                 if here[first.start : first.stop].any():
                     some = build.step("part", rows, start=first.start, stop=first.stop)
+                    if prepare is not None:
+                        prepare(s, group, i, j)
                     if turned is None:
                         same = i == j and bool((here & there)[first.start : first.stop].any())
                         made = build.step("product", some, frame.normals(i, j, same))
