@@ -189,5 +189,5 @@ def tilted(xp: Any, e: Array, g: Array, h: Array, *given: Array, rows: int) -> A
     )
     left = gram(xp, e, others[0])[..., :, None, :, None] - a1 * x - a2 * y
     found = a1 * b1 * k20 + (a1 * b2 + a2 * b1) * k11 + a2 * b2 * k02 + left * k00
-    *front, a, l, b, m = found.shape
-    return xp.reshape(found, (*front, a * l, b * m))
+    *front, i, j, k, m = found.shape
+    return xp.reshape(found, (*front, i * j, k * m))

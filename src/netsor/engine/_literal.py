@@ -175,7 +175,7 @@ class _Literal:
         normals = self.matrices[key]
         if weight.transposed:
             normals = np.swapaxes(normals, -1, -2)
-        return normals * (weight.std / np.sqrt(weight.fan.bind(self.widths)))
+        return np.asarray(normals * (weight.std / np.sqrt(weight.fan.bind(self.widths))))
 
     def evaluate(self, value: Value) -> None:
         """Compute a value whose inputs are computed."""

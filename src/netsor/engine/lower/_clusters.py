@@ -181,8 +181,8 @@ class Clusters:
                 inputs = self.ids[x].reshape(len(acting) if each else 1, -1, self.blocks[x])
                 self._link(inputs[:, :1], inputs)  # a matrix asks for the products of all its inputs
             case Span(x, known):
-                for y in (x, *known):
-                    rows = self.ids[y]
+                for vectors in (x, *known):
+                    rows = self.ids[vectors]
                     self._link(rows[..., :1, :], rows)
                     self._link(rows[..., :1, :], ids[..., :1, :])
                 self._link(ids[..., :1, :], ids)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,22 +34,10 @@ from ._frame import AT_NODES, NO_VALUE, Frame
 from ._linear import act, fitted, marked, parts_of, taken
 from ._marks import combined, lined, nonzero, overlap, paired
 from ._products import crossed_products, paired_products, products, turned_scores
-from ._state import Bools, State
+from ._state import Bools, Faint, State, Unit
 from ._tilted import known, prepared, tilt
 
 ROUNDING = 1e-12  # of the size of its terms, below which a sum of known numbers is 0
-
-Unit = tuple[str | None, float]  # ε = (factor · width)^(−1/2), by the name of a width
-
-
-@dataclass(frozen=True, eq=False)
-class Faint:
-    """An ε part: the numbers as far as they are known, where they can be other than 0, and where they are unknown."""
-
-    part: Register | None
-    support: Bools
-    unknown: Bools
-    unit: Unit | None = None  # of scalars that have one
 
 
 def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
@@ -94,8 +82,8 @@ def _check_order(s: State, value: Scalar, x: Vector, y: Vector) -> None:
 
 def products_of_sizes(s: State, x: Vector, y: Vector, ndim: int) -> np.ndarray:
     """Σ_a |x_a| |y_a|, for coordinates that are known numbers."""
-    sizes = [s.build.constant(np.abs(np.asarray(s.vectors[v].lead.value))[0]) for v in (x, y)]
-    return np.asarray(paired_products(s, *sizes, x, y, ndim).value)
+    first, second = (s.build.constant(np.abs(np.asarray(s.vectors[v].lead.value))[0]) for v in (x, y))
+    return np.asarray(paired_products(s, first, second, x, y, ndim).value)
 
 
 def _refuse(value: Scalar, unknown: Bools) -> None:
@@ -118,7 +106,8 @@ def product(s: State, x: Vector, y: Vector, ndim: int) -> Faint:
     unknown = (
         unknown | paired(lined(more.unknown, x, ndim - 1), there) | paired(here, lined(other.unknown, y, ndim - 1))
     )
-    support = here.any(axis=(-2, -1))[..., :, None] & there.any(axis=(-2, -1))[..., None, :]
+    some, others = (np.asarray(marks.any(axis=(-2, -1))) for marks in (here, there))
+    support = some[..., :, None] & others[..., None, :]
     terms = []
     if (support & ~unknown).any():
         terms.append(crossed_products(s, x, y, ndim, _prepare))
@@ -189,7 +178,7 @@ def _blurred(s: State, frame: Frame, feature: Features) -> bool:
     found = tilt(feature)
     assert found is not None
     unknown = faint(s, feature.vectors[found[0]][0]).unknown
-    marks = unknown.reshape(-1, unknown.shape[-1]).any(axis=0)
+    marks = np.asarray(unknown.reshape(-1, unknown.shape[-1]).any(axis=0))
     marks[: len(feature.reach)] &= ~feature.supports[found[0]][: len(marks)]
     for block in frame.blocks:
         if block.feature is not None and tilt(block.feature) is not None:
@@ -363,11 +352,11 @@ def _mixed(s: State, by: Register, rows: Register) -> Register:
 
 def shade(s: State, p: Scalar) -> Faint:
     """The ε part of scalars, (*shape,)."""
-    if p not in s.shade:
+    if p not in s.faint:
         found = _scalar(s, p)
         support, unknown = (np.broadcast_to(marks, p.shape) for marks in (found.support, found.unknown))
-        s.shade[p] = Faint(found.part, support, unknown, found.unit)
-    return s.shade[p]
+        s.faint[p] = Faint(found.part, support, unknown, found.unit)
+    return s.faint[p]
 
 
 def _scalar(s: State, value: Scalar) -> Faint:

@@ -51,6 +51,14 @@ class Features:
         """The directions that they are functions of."""
         return np.asarray(self.supports.any(axis=0))
 
+    def regression(self, build: Builder, directions: int) -> Register | None:
+        """Their coordinates along linear directions, if they have a rule of their own for them."""
+        return None
+
+    def kernel(self, build: Builder, other: Features, words: str) -> Register | None:
+        """Their products with other features, if they have a rule of their own for them."""
+        return None
+
     def zero(self, factors: Factors) -> bool:
         """Whether a product of some factors has mean 0 by its structure: a centred Gaussian vector itself."""
         return len(factors) == 1 and factors[0][0] is IDENTITY and self.centred[factors[0][1][0]]
@@ -116,7 +124,7 @@ def added(
     frames, count, old = frame.group.frames, new.count, frame.directions
     constant = bool(frame.group.constant)
     if linear and new.slopes().any():
-        along = new.regression(build, old) if hasattr(new, "regression") else _regression(build, new, constant, old)
+        along = new.regression(build, old) or _regression(build, new, constant, old)
     else:
         along = build.constant(np.zeros((frames, count, old)))
     whole = _kernel(build, new, new, constant, words)
@@ -157,10 +165,10 @@ def _less(build: Builder, gram: Register, a: Register, b: Register) -> Register:
 
 def _kernel(build: Builder, x: Features, y: Features, constant: bool, words: str) -> Register:
     """E[F_i F'_j]: a product over the parts of the factors that are independent of each other."""
-    if hasattr(x, "kernel"):
-        return x.kernel(build, y, words)
-    if hasattr(y, "kernel"):
-        return build.step("transposed", y.kernel(build, x, words))
+    if (own := x.kernel(build, y, words)) is not None:
+        return own
+    if (own := y.kernel(build, x, words)) is not None:
+        return build.step("transposed", own)
     total: Register | None = None
     for ours, theirs in _independent(x, y):
         left, right = (_part(build, z, factors) for z, factors in ((x, ours), (y, theirs)))

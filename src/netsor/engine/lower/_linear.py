@@ -78,7 +78,7 @@ def marked(s: State, value: Value, marks: Sequence[Bools], by: Bools | None) -> 
     """Where the result of a linear operation can be other than 0, from where its vectors and coefficients can."""
     numbers = [s.build.constant(mark) for mark in marks]
     found = act(s, value, numbers, None if by is None else s.build.constant(by))
-    return np.asarray(found.value)[0] > 0
+    return np.asarray(np.asarray(found.value)[0] > 0)
 
 
 def fitted(marks: Bools, shape: tuple[int, ...]) -> Bools:

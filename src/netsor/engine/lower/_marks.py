@@ -36,12 +36,12 @@ def _nonzero(s: State, value: Scalar) -> Bools:
         case Along(x, y) if math.isinf(s.widths[x]):
             # a vector has coefficients along its own direction and those before, which are the last ones
             before = np.tri(x.shape[-1], y.shape[-1], y.shape[-1] - x.shape[-1], dtype=bool)
-            return overlap(s, x, y, value.ndim) & before
+            return np.asarray(overlap(s, x, y, value.ndim) & before)
         case Adjoint(d, u, g) if math.isinf(s.widths[g]):
             return overlap(s, d, u, value.ndim) if math.isinf(s.widths[d]) else np.zeros(value.shape, dtype=bool)
         case Apply(f, (_, Scalar(op=Constant(allowed))), 1) if f is MASKED_SOFTMAX:
             return np.broadcast_to(allowed != 0, value.shape)
-        case Apply(f, scalars, axes) if f in (ADD, SUBTRACT, MULTIPLY, MATMUL, SUM, MEAN):
+        case Apply(f, scalars) if f in (ADD, SUBTRACT, MULTIPLY, MATMUL, SUM, MEAN):
             return combined(value, [nonzero(s, p) for p in scalars])
     return np.ones(value.shape, dtype=bool)
 

@@ -127,5 +127,5 @@ def crossed(
 
 def _directions(support: Bools, places: npt.NDArray[np.intp], directions: int) -> Bools:
     """The directions of a frame that some vector at these places reaches."""
-    found = support.reshape(-1, support.shape[-1])[places.ravel()].any(axis=0)[:directions]
+    found = np.asarray(support.reshape(-1, support.shape[-1])[places.ravel()].any(axis=0))[:directions]
     return np.pad(found, (0, directions - len(found)))

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +50,8 @@ class Lowered:
 
     `sample` is what an output needs to know of the coordinates α asked for (*shape, blocks, ·): a value each so far,
     then coefficients of Gaussian variables that are never drawn, a set of which each coordinate has for itself. At
-    infinite width, `support` says along which directions there can be coordinates of order 1, and `turned` by what rotary positions the vectors were turned that these coordinates stand for.
+    infinite width, `support` says along which directions there can be coordinates of order 1, and `turned` by what
+    rotary positions the vectors were turned that these coordinates stand for.
     """
 
     lead: Register
@@ -59,6 +59,19 @@ class Lowered:
     support: Bools | None = None
     turned: Turned | None = None
     start: int = 0  # before this direction all coordinates are 0
+
+
+Unit = tuple[str | None, float]  # ε = (factor · width)^(−1/2), by the name of a width
+
+
+@dataclass(frozen=True, eq=False)
+class Faint:
+    """An ε part: the numbers as far as they are known, where they can be other than 0, and where they are unknown."""
+
+    part: Register | None
+    support: Bools
+    unknown: Bools
+    unit: Unit | None = None  # of scalars that have one
 
 
 class State:
@@ -115,8 +128,7 @@ class State:
         self.vectors: dict[Value, Lowered] = {}
         self.held: dict[Group, list[Value]] = {group: [] for group in self.groups}  # those of `vectors` still in use
         self.scalars: dict[Value, Register] = {}
-        self.faint: dict[Vector, Any] = {}  # and the parts of order n^(−1/2) that were asked for, of vectors
-        self.shade: dict[Scalar, Any] = {}  # and of scalars
+        self.faint: dict[Value, Faint] = {}  # and the parts of order n^(−1/2) that were asked for
         self.marks: dict[Value, Bools] = {}  # at infinite width, which scalars can be other than 0
         self.columns = len(self.picked)  # of `sample`: a value each, then a Gaussian variable each
         self.last = {value: k for k, value in enumerate(self.values)}

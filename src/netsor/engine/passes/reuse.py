@@ -1,8 +1,8 @@
 """A matrix that acts more than once, as W or as W^T, becomes matrices that act once.
 
-Identity (theory, "A matrix and its transpose"): let D_j be orthonormal directions of what W acted on, for ⟨·,·⟩/in, with
-E_j = W D_j, and B_k those of what W^T acted on, with U_k = W^T B_k. A new input is x = Σ_j c_j D_j, where the last D is
-what x adds to the directions before. So W x = Σ_j c_j E_j. Given all that is known of W, W D for a new D is
+Identity (theory, "A matrix and its transpose"): let D_j be orthonormal directions of what W acted on, for ⟨·,·⟩/in,
+with E_j = W D_j, and B_k those of what W^T acted on, with U_k = W^T B_k. A new input is x = Σ_j c_j D_j, where the last
+D is what x adds to the directions before. So W x = Σ_j c_j E_j. Given all that is known of W, W D for a new D is
 E = g + Σ_k (what makes ⟨B_k, E⟩ agree with ⟨U_k, D⟩) B_k with g a fresh matrix on D; W^T with the roles exchanged.
 
 At infinite width the same form serves a matrix that made both factors of a score: what counts there are coefficients c
@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 
@@ -73,7 +72,7 @@ def reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
             part, side = (rows[at] if each else rows), int(weight.transposed)
             again = times > 1 or weight.source in met
             parts.append(matrices[key].act(part, side) if again else matrices[key].fresh(part, side))
-        return cast(Vector, join(parts)[np.argsort(order)])
+        return join(parts)[np.argsort(order)]
 
     return rewritten(outputs, context, change)
 
@@ -100,8 +99,8 @@ def _alike(uses: Sequence[Value]) -> Iterator[tuple[list[int], int]]:
     classes: dict[tuple[int, ...], list[int]] = {}
     for member, where in sorted(found.items()):
         classes.setdefault(tuple(where), []).append(member)
-    for where, members in classes.items():
-        yield members, len(where)
+    for numbers, members in classes.items():
+        yield members, len(numbers)
 
 
 class _Matrices:
