@@ -2,7 +2,7 @@
 
 With u independent of e and g, ⟨e_a, ψ(g_l) ⊙ u⟩ = ⟨e_a ψ(g_l), u⟩, so its ε part is Σ_b f_b P(q_b, u): f_b are the
 coordinates of the function e_a ψ(g_l) along orthonormal functions q_b of the forward sources, and P(q_b, u) is the ε
-part of ⟨q_b, u⟩: normals for pairs of directions, and what u has of q_b itself. The functions f = e_a ψ(g_l) are features
+part of ⟨q_b, u⟩: normals for pairs of directions, and what u has of q_b itself. The functions e_a ψ(g_l) are features
 as others are; their expectations follow from those of pairs (g, h) by regression of e_a on g and h,
 E[e_a ψ(g) e_b χ(h)] = Σ α β E[g^p ψ(g) h^q χ(h)] + c E[ψ(g) χ(h)].
 """
