@@ -42,7 +42,7 @@ class Matrix:
         fresh = build.step("span", new, *known, words=f"what is new for {words}")
         every = build.step("join", *known, fresh, axis=1) if known else fresh
         self.spanned = build.reshape(every, self.members, every.shape[1], blocks, directions)
-        made = build.step("along", new, every, words=f"⟨x, direction⟩ for {words}")
+        made = build.step("along", new, every, words=f"⟨x, direction⟩ for {words}", own=True)
         return build.taken(made, np.array(present), axis=0)
 
     def remember(self, lead: Register, sample: Register | None, present: Sequence[int], blocks: int) -> None:
