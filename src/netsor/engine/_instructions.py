@@ -277,7 +277,8 @@ def sphere(xp: Any, known: Array, point: Array, *rest: Array) -> Array:
     square = squares(xp, point)
     for norm in rest:
         square = square + norm[..., 0] * norm[..., 0]
-    left = xp.maximum(1.0 - squares(xp, known), xp.zeros((), dtype=point.dtype)) if known.shape[-1] else 1.0
+    left = 1.0 - squares(xp, known) if known.shape[-1] else xp.ones_like(square)
+    left = xp.where(left > 16 * xp.finfo(point.dtype).eps, left, xp.zeros_like(left))  # else the vector is all known
     ratio = xp.sqrt(left / square)[..., None]
     found = point * ratio
     return join(xp, known, found, axis=len(found.shape) - 2)

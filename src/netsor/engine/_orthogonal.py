@@ -50,20 +50,16 @@ def span(xp: Any, rows: Array, *known: Array, ways: Ways | None = None) -> Array
     second time of rows that are orthonormal but for those; or vector by vector, see above.
     """
     ways = ways or _ways(xp)
-    made = _less(xp, rows, known)
+    made = less(xp, rows, known)
     square = squares(xp, made)
     made = made * xp.astype(square > least(xp, rows), rows.dtype)[..., None]
-    lower, products, unsure = None, None, None
-    for turn in range(2):
-        if turn:
-            made = _less(xp, made, known)
-        products = gram(xp, made, made)
-        floor = _diagonal(xp, products) * tolerance(xp, rows.dtype) if not turn else 0.0 * square + REAL
-        lower = ways.factored(products, floor)
-        if not turn:
-            unsure = weak(xp, lower, _diagonal(xp, products))
-        made = xp.matrix_transpose(ways.solved(lower, xp.matrix_transpose(made)))
-    return ways.mended(made, unsure, ways.singly, rows, *known)
+    products = gram(xp, made, made)
+    lower = ways.factored(products, tolerance(xp, rows.dtype) * _diagonal(xp, products))
+    again = weak(xp, lower, _diagonal(xp, products))
+    made = less(xp, xp.matrix_transpose(ways.solved(lower, xp.matrix_transpose(made))), known)
+    lower = ways.factored(gram(xp, made, made), 0.0 * square + REAL)
+    made = xp.matrix_transpose(ways.solved(lower, xp.matrix_transpose(made)))
+    return ways.mended(made, again, ways.singly, rows, *known)
 
 
 def singly(xp: Any, rows: Array, *known: Array) -> Array:
@@ -71,8 +67,8 @@ def singly(xp: Any, rows: Array, *known: Array) -> Array:
     floor = least(xp, rows)
     made = xp.zeros_like(rows)
     for j in range(rows.shape[-2]):
-        once = _less(xp, rows[..., j : j + 1, :], (*known, made[..., :j, :]))
-        rest = _less(xp, once, (*known, made[..., :j, :]))
+        once = less(xp, rows[..., j : j + 1, :], (*known, made[..., :j, :]))
+        rest = less(xp, once, (*known, made[..., :j, :]))
         made[..., j, :] = unit(xp, rest, squares(xp, once), floor[..., j : j + 1])[..., 0, :]
     return made
 
@@ -90,7 +86,7 @@ def least(xp: Any, rows: Array) -> Array:
     return (REST if rows.dtype == xp.float64 else SINGLE_REST) ** 2 * squares(xp, rows)
 
 
-def _less(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
+def less(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
     """Rows, less their parts along orthonormal ones."""
     for old in known:
         if old.shape[-2]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from .. import _instructions, _orthogonal
@@ -110,22 +110,17 @@ def _singly(rows: Array, *known: Array) -> Array:
     import jax.numpy as jnp
 
     batch = jnp.broadcast_shapes(*(a.shape[:-2] for a in (rows, *known)))
-    rows, *known = (jnp.broadcast_to(a, (*batch, *a.shape[-2:])) for a in (rows, *known))
     floor = _orthogonal.least(jnp, rows)
-
-    def less(v: Array, others: Sequence[Array]) -> Array:
-        for old in others:
-            v = v - _instructions.gram(jnp, v, old) @ old
-        return v
 
     def one(j: Any, made: Array) -> Array:
         x = jax.lax.dynamic_slice_in_dim(rows, j, 1, -2)
-        once = less(x, (*known, made))
+        once = _orthogonal.less(jnp, x, (*known, made))
+        rest = _orthogonal.less(jnp, once, (*known, made))
         least = jax.lax.dynamic_slice_in_dim(floor, j, 1, -1)
-        found = _orthogonal.unit(jnp, less(once, (*known, made)), _instructions.squares(jnp, once), least)
+        found = _orthogonal.unit(jnp, rest, _instructions.squares(jnp, once), least)
         return jax.lax.dynamic_update_slice_in_dim(made, found, j, -2)
 
-    return jax.lax.fori_loop(0, rows.shape[-2], one, jnp.zeros_like(rows))
+    return jax.lax.fori_loop(0, rows.shape[-2], one, jnp.zeros((*batch, *rows.shape[-2:]), dtype=rows.dtype))
 
 
 def _mended(made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
