@@ -100,6 +100,8 @@ def products(rows, directions=None):
 # What a law depends on, of steps that choose a basis: a vector that is 0 but for rounding turns it by any angle
 INVARIANT = {
     "factor": lambda made, *_: products(made),
+    "reduced": lambda made, *_: products(made),
+    "oriented": lambda made, lower, *_: made @ np.swapaxes(lower, -1, -2),
     "residual": lambda made, *_: products(made),
     "basis": lambda made, rows: products(rows, made),
     "span": lambda made, rows, *known: products(rows, made) + sum(products(rows, old) for old in known),

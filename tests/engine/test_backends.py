@@ -224,4 +224,6 @@ def test_errors_of_a_function_are_not_swallowed():
 
 
 def test_every_instruction_is_known():
-    assert {"factor", "residual", "solve", "span", "kernel", "moments", "apply"} <= set(_plan.RULES)
+    assert {"factor", "residual", "reduced", "oriented", "solve", "span", "kernel", "moments", "apply"} <= set(
+        _plan.RULES
+    )

@@ -141,8 +141,8 @@ def _no_sigma(monkeypatch):
 
 
 def _no_projection(monkeypatch):
-    def along(xp, rows, directions):
-        found = _orthogonal.along(xp, rows, directions)
+    def along(xp, rows, directions, own):
+        found = _orthogonal.along(xp, rows, directions, own)
         found[..., : directions.shape[-2] - rows.shape[-2]] = 0.0
         return found
 
@@ -163,7 +163,7 @@ def _full_frame_forgotten(monkeypatch):
 
 
 def _gram_for_its_factor(monkeypatch):
-    monkeypatch.setitem(_plan.RULES, "factor", lambda xp, gram: gram)
+    monkeypatch.setitem(_plan.RULES, "reduced", lambda xp, gram, rows: gram)
 
 
 def _wrong_orientation(monkeypatch):

@@ -1,53 +1,148 @@
-"""Orthonormal directions of vectors, from the vectors and not from their products: so that dependence is seen as such.
+"""Orthonormal directions of vectors, from the vectors and not from their products: so that small parts are seen.
 
-Products of vectors know a length down to the root of the rounding error, and less the more the vectors lean on each
-other: a vector that lies in the span of others seems to have a part outside of it, of 1e-4 of its length at times. From
-the vectors themselves that part is the rounding error.
+Products of vectors know a length down to the root of the rounding error: what of a vector is below 3e-7 of it is lost
+in them, and a vector that lies in the span of others seems to have a part outside of it. From the vectors themselves a
+part is known down to the rounding error; what is below 1e-12 of a vector is taken for it, and is 0.
+
+Products cost less. So they are used where every pivot of a factor of theirs is sure, and what they tell is right to
+many digits; the other matrices are made again, vector by vector (Gram and Schmidt, each twice). Which way is taken is
+decided matrix by matrix, so that no replica depends on those beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from ._instructions import _factor, gram, product, solve, squares, tolerance
+from ._instructions import _diagonal, _factor, gram, product, solve, squares, sure, tolerance
 
 Array = Any
 
-REAL = 0.25  # of the square of a unit vector: what is left of one that was made of rounding errors is far below
+REAL = 0.25  # of the square of a vector: what is left of one that was made of rounding errors is far below
+REST, SINGLE_REST = 1e-12, 1e-5  # of a vector: what is left of it, in double and single precision, that counts as 0
+ROUNDING, SINGLE_ROUNDING = 1e-15, 5e-7  # of a vector: coefficients that are rounding errors
 
 
-def span(
-    xp: Any,
-    rows: Array,
-    *known: Array,
-    factored: Callable[[Array, Array], Array] | None = None,
-    solved: Callable[[Array, Array], Array] | None = None,
-) -> Array:
+@dataclass(frozen=True)
+class Ways:
+    """How an array library factors matrices, solves for triangular ones, and makes some of many matrices again."""
+
+    factored: Callable[[Array, Array], Array]  # of Gram matrices and pivots that count as 0
+    solved: Callable[[Array, Array], Array]
+    singly: Callable[..., Array]  # of rows, and of known orthonormal ones
+    mended: Callable[..., Array]  # of matrices, which are to be made again, how, and from what
+
+
+def _ways(xp: Any) -> Ways:
+    return Ways(
+        lambda a, floor: _factor(xp, a, floor),
+        lambda lower, b: solve(xp, lower, b),
+        lambda rows, *known: singly(xp, rows, *known),
+        lambda made, again, remake, *arrays: _mended(xp, made, again, remake, *arrays),
+    )
+
+
+def span(xp: Any, rows: Array, *known: Array, ways: Ways | None = None) -> Array:
     """An orthonormal row for what each row (…, k, ·) adds to those before it, and to the known orthonormal ones.
 
-    0 for a row that adds nothing: less than √tolerance of its length. Gram and Schmidt by blocks, twice: the first time
-    with the products' own errors, the second time of rows that are orthonormal but for those. `factored` and `solved`
-    are a library's own ways to do what `_factor` and `solve` do.
+    0 for a row that adds nothing. Gram and Schmidt by blocks, twice: the first time with the products' own errors, the
+    second time of rows that are orthonormal but for those; or vector by vector, see above.
     """
-    factored = factored or (lambda a, floor: _factor(xp, a, floor))
-    solved = solved or (lambda lower, b: solve(xp, lower, b))
-    floor = tolerance(xp, rows.dtype) * squares(xp, rows)
-    made = rows
-    for _ in range(2):
-        for old in known:
-            made = made - product(xp, gram(xp, made, old), old)
-        lower = factored(gram(xp, made, made), floor)
-        made = xp.matrix_transpose(solved(lower, xp.matrix_transpose(made)))
-        floor = 0.0 * floor + REAL
+    ways = ways or _ways(xp)
+    made = less(xp, rows, known)
+    square = squares(xp, made)
+    made = made * xp.astype(square > least(xp, rows), rows.dtype)[..., None]
+    products = gram(xp, made, made)
+    lower = ways.factored(products, tolerance(xp, rows.dtype) * _diagonal(xp, products))
+    again = weak(xp, lower, _diagonal(xp, products))
+    made = less(xp, xp.matrix_transpose(ways.solved(lower, xp.matrix_transpose(made))), known)
+    lower = ways.factored(gram(xp, made, made), 0.0 * square + REAL)
+    made = xp.matrix_transpose(ways.solved(lower, xp.matrix_transpose(made)))
+    return ways.mended(made, again, ways.singly, rows, *known)
+
+
+def singly(xp: Any, rows: Array, *known: Array) -> Array:
+    """The same, vector by vector: what is left of one is known to the rounding error of the whole."""
+    floor = least(xp, rows)
+    made = xp.zeros_like(rows)
+    for j in range(rows.shape[-2]):
+        once = less(xp, rows[..., j : j + 1, :], (*known, made[..., :j, :]))
+        rest = less(xp, once, (*known, made[..., :j, :]))
+        made[..., j, :] = unit(xp, rest, squares(xp, once), floor[..., j : j + 1])[..., 0, :]
     return made
 
 
-def along(xp: Any, rows: Array, directions: Array) -> Array:
-    """Coefficients of rows along orthonormal directions; those below the tolerance of a row's length are rounding: 0.
+def unit(xp: Any, rest: Array, before: Array, floor: Array) -> Array:
+    """Rests of unit length; 0 for one that is rounding: below the floor, or far shorter than it was before."""
+    square = squares(xp, rest)
+    real = (square > floor) & (square > REAL * before)
+    one = xp.ones_like(square)
+    return rest * xp.where(real, 1.0 / xp.sqrt(xp.where(real, square, one)), 0.0 * one)[..., None]
 
-    So a vector that has no part of its own has none exactly, and what is made of it is not a little random.
+
+def least(xp: Any, rows: Array) -> Array:
+    """The squares of what counts as 0 beside each row."""
+    return (REST if rows.dtype == xp.float64 else SINGLE_REST) ** 2 * squares(xp, rows)
+
+
+def less(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
+    """Rows, less their parts along orthonormal ones."""
+    for old in known:
+        if old.shape[-2]:
+            rows = rows - product(xp, gram(xp, rows, old), old)
+    return rows
+
+
+def along(xp: Any, rows: Array, directions: Array, own: bool = False) -> Array:
+    """Coefficients of rows along orthonormal directions; those of the size of rounding errors are 0.
+
+    `own`: the last directions are those that `span` found for these rows, one each. None has a part along a later one.
     """
     found = gram(xp, rows, directions)
-    least = tolerance(xp, rows.dtype) * xp.sqrt(squares(xp, rows))[..., None]
-    return xp.where(xp.abs(found) > least, found, xp.zeros_like(found))
+    rounding = ROUNDING if rows.dtype == xp.float64 else SINGLE_ROUNDING
+    real = xp.abs(found) > rounding * xp.sqrt(squares(xp, rows))[..., None]
+    found = xp.where(real, found, xp.zeros_like(found))
+    return xp.tril(found, k=directions.shape[-2] - rows.shape[-2]) if own else found
+
+
+def reduced(xp: Any, products: Array, rows: Array, ways: Ways | None = None) -> Array:
+    """The triangular C with C C^T the products of rows: coefficients of the rows along directions of their own.
+
+    By the products, and where these do not tell how the rows differ, by the rows.
+    """
+    ways = ways or _ways(xp)
+    diagonal = _diagonal(xp, products)
+    lower = ways.factored(products, tolerance(xp, products.dtype) * diagonal)
+
+    def again(rows: Array) -> Array:
+        return along(xp, rows, ways.singly(rows), own=True)
+
+    return ways.mended(lower, weak(xp, lower, diagonal), again, rows)
+
+
+def oriented(xp: Any, lower: Array, rows: Array, others: Array, ways: Ways | None = None) -> Array:
+    """Coefficients of other vectors along the directions of rows that `reduced` gave their coefficients C."""
+    ways = ways or _ways(xp)
+    found = ways.solved(lower, gram(xp, others, rows))
+
+    def again(rows: Array, others: Array) -> Array:
+        return gram(xp, others, ways.singly(rows))
+
+    return ways.mended(found, weak(xp, lower, squares(xp, lower)), again, rows, others)
+
+
+def weak(xp: Any, lower: Array, diagonal: Array) -> Array:
+    """Which triangular factors have a row, not 0, whose pivot is not sure, given the squares of the rows."""
+    pivots = _diagonal(xp, lower)
+    return xp.any((pivots * pivots <= sure(xp, lower.dtype) * diagonal) & (diagonal > 0), axis=-1)
+
+
+def _mended(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
+    """Matrices (…, ·, ·) of which some are made again, from arrays with the same batch or one for all."""
+    if not bool(xp.any(again)):
+        return made
+    batch = again.shape
+    chosen = [xp.broadcast_to(a, (*batch, *a.shape[-2:]))[again] for a in arrays]
+    made[again] = remake(*chosen)
+    return made

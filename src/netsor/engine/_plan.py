@@ -77,6 +77,8 @@ RULES: dict[str, Callable[..., Array]] = {
     },
     "span": _orthogonal.span,
     "along": _orthogonal.along,
+    "reduced": _orthogonal.reduced,
+    "oriented": _orthogonal.oriented,
     "kernel": _expectation.kernel,
     "moments": _expectation.moments,
     "tilted": _expectation.tilted,
@@ -143,9 +145,15 @@ class Builder:
                 empty = [arg.value if arg.value is not None else np.empty((0, *arg.shape)) for arg in args]
                 made = rule(np, *empty, **params).shape[1:]
             out = self.room(made, words)
-            inner = args[0].shape[-1] if kind in ("product", "gram", "along", "factor", "residual", "solve") else 1
+            inner = (
+                args[0].shape[-1]
+                if kind in ("product", "gram", "along", "factor", "reduced", "residual", "solve")
+                else 1
+            )
             if kind == "basis":
                 inner = 2 * args[0].shape[-2]
+            if kind == "oriented":
+                inner = args[0].shape[-1] + args[1].shape[-1]
             if kind == "span":
                 inner = 4 * sum(arg.shape[-2] for arg in args)
             self.steps.append(Step(kind, out, args, params, words, out.size * inner))

@@ -104,12 +104,56 @@ def _basis(rows: Array) -> Array:
     return jnp.where(jnp.diagonal(rest, axis1=-2, axis2=-1)[..., None] < 0, -q, q)
 
 
-def _span(rows: Array, *known: Array) -> Array:
+def _singly(rows: Array, *known: Array) -> Array:
+    """As `_orthogonal.singly`: rows that are still to be found are 0, and take nothing off."""
+    import jax
     import jax.numpy as jnp
 
-    return _orthogonal.span(jnp, rows, *known, factored=_factored, solved=_solve)
+    batch = jnp.broadcast_shapes(*(a.shape[:-2] for a in (rows, *known)))
+    floor = _orthogonal.least(jnp, rows)
+
+    def one(j: Any, made: Array) -> Array:
+        x = jax.lax.dynamic_slice_in_dim(rows, j, 1, -2)
+        once = _orthogonal.less(jnp, x, (*known, made))
+        rest = _orthogonal.less(jnp, once, (*known, made))
+        least = jax.lax.dynamic_slice_in_dim(floor, j, 1, -1)
+        found = _orthogonal.unit(jnp, rest, _instructions.squares(jnp, once), least)
+        return jax.lax.dynamic_update_slice_in_dim(made, found, j, -2)
+
+    return jax.lax.fori_loop(0, rows.shape[-2], one, jnp.zeros((*batch, *rows.shape[-2:]), dtype=rows.dtype))
+
+
+def _mended(made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
+    """Some matrices made again: all are, where any has to be, and those are taken that had to."""
+    import jax
+    import jax.numpy as jnp
+
+    def both(given: tuple[Array, ...]) -> Array:
+        return jnp.where(again[..., None, None], remake(*given), made)
+
+    return jax.lax.cond(jnp.any(again), both, lambda _: made, arrays)
+
+
+WAYS = _orthogonal.Ways(_factored, _solve, _singly, _mended)
+
+
+def _by(rule: Callable[..., Array]) -> Callable[..., Array]:
+    """An instruction of `_orthogonal`, in these ways."""
+
+    def made(*arrays: Array) -> Array:
+        import jax.numpy as jnp
+
+        return rule(jnp, *arrays, ways=WAYS)
+
+    return made
 
 
 OWN: dict[str, Callable[..., Array]] = {
-    "factor": _factor, "residual": _factor, "solve": _solve, "basis": _basis, "span": _span
-}  # fmt: skip
+    "factor": _factor,
+    "residual": _factor,
+    "solve": _solve,
+    "basis": _basis,
+    "span": _by(_orthogonal.span),
+    "reduced": _by(_orthogonal.reduced),
+    "oriented": _by(_orthogonal.oriented),
+}

@@ -77,7 +77,7 @@ def along(s: State, x: Vector, y: Vector) -> Register:
     """⟨x_i, y_j⟩/n for directions y that span x."""
     directions = max(s.vectors[v].lead.shape[-1] for v in (x, y))
     rows = [s.build.step("scale", _rows(s, v, directions), by=1 / s.norm(v)) for v in (x, y)]
-    made = s.build.step("along", *rows, words="⟨x, direction⟩ for a matrix that acts again")
+    made = s.build.step("along", *rows, words="⟨x, direction⟩ for a matrix that acts again", own=True)
     return s.build.reshape(made, *x.shape, y.shape[-1])
 
 

@@ -231,10 +231,10 @@ class Frame:
             given.append(build.reshape(wide, self.group.frames, 1, self.directions))
         vectors = build.step("join", *given, axis=1) if len(given) > 1 else given[0]
         first = self.orientation() if outputs else None
-        if self.kind == STANDARD and not self.turned:  # many coordinates, so by the products
+        if self.kind == STANDARD and not self.turned:  # many coordinates, so by the products where these tell enough
             gram = build.step("gram", vectors, vectors, words="products of the vectors still in use")
-            made = build.step("factor", gram, words="turn the frame to span them")
-            along = first and build.step("solve", made, build.step("gram", first, vectors))
+            made = build.step("reduced", gram, vectors, words="turn the frame to span them")
+            along = first and build.step("oriented", made, vectors, first)
         else:
             spanned = build.step("basis", vectors, words="turn the frame to span the vectors still in use")
             made = build.step("gram", vectors, spanned)

@@ -113,7 +113,7 @@ def _reduced(s: State, rows: Register, words: str) -> Register:
         norm = build.step("root", build.step("squares", rows, words=f"|x|² for {words}"))
         return build.reshape(norm, *norm.shape, 1)
     gram = build.step("gram", rows, rows, words=f"⟨x, x'⟩ for {words}")
-    return build.step("factor", gram, words=f"K = C C^T for {words}")
+    return build.step("reduced", gram, rows, words=f"K = C C^T for {words}")
 
 
 def matmul(s: State, value: Vector, op: MatMul) -> Lowered:
