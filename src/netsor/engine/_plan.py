@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..activations import Function
-from . import _expectation, _instructions, _orthogonal
+from . import _alike, _expectation, _instructions, _orthogonal
 
 Array = Any
 Shape = tuple[int, ...]
@@ -77,6 +77,8 @@ RULES: dict[str, Callable[..., Array]] = {
     },
     "span": _orthogonal.span,
     "along": _orthogonal.along,
+    "alike": _alike.alike,
+    "identified": _alike.identified,
     "kernel": _expectation.kernel,
     "moments": _expectation.moments,
 }
