@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 
+from ...language._asked import asked_entries
+from ...language._expand import Expansion
 from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._plan import Register
@@ -132,7 +134,8 @@ def _check_score(s: State, value: Scalar, x: Vector, y: Vector) -> None:
         features.append((flat & kind).any(axis=-1).reshape(shape[:-1]))
         behind.append((flat & back).any(axis=-1).reshape(shape[:-1]))
     # parts that tend to 0 are of order 1/√n: two of them make nothing of a score, one and one of order 1 do
-    if _paired(marks[0], strong[1]).any() or _paired(strong[0], marks[1]).any():
+    shared = _paired(marks[0], strong[1]) | _paired(strong[0], marks[1])
+    if shared.any() and (shared & _counted(s, value, x, y)).any():
         raise ExactError(
             value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞"
         )
@@ -140,12 +143,20 @@ def _check_score(s: State, value: Scalar, x: Vector, y: Vector) -> None:
     met |= odd[0][..., :, None, :] & features[1][..., None, :, :]
     met |= features[0][..., :, None, :] & behind[1][..., None, :, :]
     met |= behind[0][..., :, None, :] & features[1][..., None, :, :]
-    if met.any():
+    if met.any() and (met.any(axis=-1) & _counted(s, value, x, y)).any():
         raise ExactError(
             value,
             "a score of two vectors that met nonlinearities or have means, or of one with what it is a function of, "
             "has no known law as n → ∞",
         )
+
+
+def _counted(s: State, value: Scalar, x: Vector, y: Vector) -> Bools:
+    """The scores that something asks for (a mask may leave out some), of factors that are not 0 at every width."""
+    expansion, counted = Expansion(s.values), asked_entries(s.outputs)[value].copy()
+    for v, places in ((x, np.s_[..., :, None]), (y, np.s_[..., None, :])):
+        counted &= (np.diff(expansion.rows[v].indptr) > 0).reshape(v.shape)[places]
+    return counted
 
 
 def _paired(a: Bools, b: Bools) -> Bools:
