@@ -6,7 +6,7 @@ from scipy import special
 
 import netsor as ns
 from netsor.activations import Function
-from netsor.engine.expect import Rows, kernel
+from netsor.engine.expect import Rows, kernel, kernel_of_several
 from netsor.engine.expect._features import features
 
 from .test_expect import one
@@ -179,9 +179,9 @@ def test_an_oscillation_without_end_is_refused_after_a_bounded_number_of_tries()
 
 def two(f, correlation=0.0):
     """E f(u, v)² and its error."""
-    covariance = np.array([[[1.0, correlation], [correlation, 1.0]]])
+    rows = np.array([[[1.0, 0.0], [correlation, np.sqrt(1 - correlation**2)]]])
     x = Rows(Function("two", f), np.zeros((1, 2)))
-    value, error = kernel(x, x, covariance, covariance[None], covariance)
+    value, error = kernel_of_several(x, x, rows, rows)
     return float(value[0, 0]), float(error[0, 0])
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from netsor import activations
 from netsor.activations import Function
-from netsor.engine.expect import Rows, kernel, moments
+from netsor.engine.expect import Rows, kernel, kernel_of_several, moments_of_several
 
 from . import quadrature
 
@@ -27,10 +27,22 @@ def two_arguments(rng, count, independent):
     return joint, np.einsum("niirs->nirs", joint)
 
 
+def coordinates(covariance):
+    """Rows (…, r, r) with this covariance (…, r, r)."""
+    eigenvalues, vectors = np.linalg.eigh(covariance)
+    return vectors * np.sqrt(np.maximum(eigenvalues, 0.0))[..., None, :]
+
+
+def rows_of(joint):
+    """Coordinates (…, 2, 2, 4) of two rows with two arguments each, from joint[…, row, row, argument, argument]."""
+    whole = np.swapaxes(joint, -3, -2).reshape(*joint.shape[:-4], 4, 4)
+    return coordinates(whole).reshape(*joint.shape[:-4], 2, 2, 4)
+
+
 def test_a_gate_is_the_product_of_its_factors():
     joint, own = two_arguments(np.random.default_rng(10), 2, independent=True)
     x = Rows(GATE, np.zeros((1, 2, 2)))
-    value, error = kernel(x, x, own, joint, own)
+    value, error = kernel_of_several(x, x, rows_of(joint), rows_of(joint))
     silu = Rows(activations.SILU, np.zeros((1, 2, 1)))
     factor, _ = kernel(silu, silu, own[..., :1, :1], joint[..., :1, :1], own[..., :1, :1])
     assert np.all(np.abs(value - factor * joint[..., 1, 1]) <= error)
@@ -40,7 +52,7 @@ def test_a_gate_is_the_product_of_its_factors():
 def test_heavy_tails_by_wick():
     joint, own = two_arguments(np.random.default_rng(11), 2, independent=False)
     x = Rows(PRODUCT, np.zeros((1, 2, 2)))
-    value, error = kernel(x, x, own, joint, own)
+    value, error = kernel_of_several(x, x, rows_of(joint), rows_of(joint))
     own_part = own[:, :, 0, 1]
     true = own_part[:, :, None] * own_part[:, None, :]
     true = true + joint[..., 0, 0] * joint[..., 1, 1] + joint[..., 0, 1] * joint[..., 1, 0]
@@ -57,7 +69,8 @@ def test_errors_of_several_arguments_cover(log_points, monkeypatch):
     turn = np.array([[0.8, 0.6], [-0.6, 0.8]])  # so that no kink lies along an axis
     turned = Function("turned", lambda u, v: RELUS(0.8 * u - 0.6 * v, 0.6 * u + 0.8 * v))
     x = Rows(turned, np.zeros((1, 2, 2)))
-    value, error = kernel(x, x, turn @ own @ turn.T, turn @ joint @ turn.T, turn @ own @ turn.T)
+    turned_rows = turn @ rows_of(joint)
+    value, error = kernel_of_several(x, x, turned_rows, turned_rows)
     relu = Rows(activations.RELU, np.zeros((1, 2, 1)))
     true = 1.0
     for k in (0, 1):
@@ -70,13 +83,13 @@ def test_errors_of_several_arguments_cover(log_points, monkeypatch):
 
 def test_moments_of_several_arguments():
     covariance = np.array([[[1.0, 0.4], [0.4, 0.5]], [[1.0, 1.0], [1.0, 1.0]]])
-    mean, slope, error = moments(Rows(PRODUCT, np.array([[0.3, -0.2]])), covariance)
+    mean, slope, error = moments_of_several(Rows(PRODUCT, np.array([[0.3, -0.2]])), coordinates(covariance))
     np.testing.assert_allclose(mean, covariance[:, 0, 1] + 0.3 * -0.2, atol=1e-10)
     np.testing.assert_allclose(slope[0], [-0.2, 0.3], atol=1e-9)
     # of rank one, the coefficients are those of least norm
     np.testing.assert_allclose(slope[1], [0.05, 0.05], atol=1e-9)
     assert error.max() < 1e-9
     third = Function("third", lambda u, v, w: np.tanh(u) + v * w**2)
-    mean, slope, error = moments(Rows(third, np.zeros((1, 3))), np.eye(3)[None])
+    mean, slope, error = moments_of_several(Rows(third, np.zeros((1, 3))), np.eye(3)[None])
     assert abs(mean[0]) <= error[0]
     np.testing.assert_allclose(slope[0], [quadrature.mean(lambda u: 1 - np.tanh(u) ** 2, 0, 1), 1.0, 0.0], atol=1e-5)

@@ -228,3 +228,32 @@ def test_tokens_that_are_nearly_the_same(f, error):
     alone = ns.Program(ns.weight(n, n) @ f(ns.gaussian(n, cov=400.0))).law(n=ns.inf).var()
     np.testing.assert_allclose(np.diag(cov), alone, rtol=error)
     np.testing.assert_allclose(cov[0, 3], alone, rtol=max(error, 1e-5))
+
+
+def test_scores_that_nothing_asks_for_do_not_count():
+    """Tokens that are queries and keys: their scores with themselves diverge, and the mask leaves them out.
+
+    A score of a token with another is the same both ways. The covariance of two outputs at width 10⁹, from the same
+    random numbers, is that of the limit up to 1/√n.
+    """
+    g = ns.gaussian(n, 3)
+    p = ns.dot(g, g)
+    assert ns.Program(p[0, 1]).law(n=ns.inf).status == "proved"
+    both = ns.Program(p[[0, 1], [1, 0]]).draw(n=ns.inf, draws=100)
+    np.testing.assert_array_equal(both[:, 0], both[:, 1])
+    net = ns.Program(ns.softmax(p, mask=np.eye(3) < 1) @ (ns.weight(n, n) @ g))
+    limit, wide = (net.law(n=width, draws=2000).cov() for width in (ns.inf, 10**9))
+    np.testing.assert_allclose(limit, wide, atol=2e-4)
+    with pytest.raises(ns.NoLimitError):
+        ns.Program(ns.softmax(p, mask="causal") @ g).law(n=ns.inf)
+    q = ns.weight(n, n) @ g
+    shared = ns.Program(ns.softmax(ns.dot(q, q), mask=np.eye(3) < 1) @ g)
+    assert shared.check().verdict == "conjectured"
+
+
+def test_a_score_of_a_vector_that_is_0():
+    g = ns.gaussian(n, 2)
+    for q in (g, ns.weight(n, n) @ g):
+        for zero in (q[0] - q[0], 2 * q[0] - (q[0] + q[0])):
+            law = ns.Program(ns.dot(zero, q[0])).law(n=ns.inf)
+            assert law.mean() == law.var() == 0.0

@@ -38,6 +38,13 @@ def tied():
     return ns.softmax(ns.dot(a @ x, a @ x)) @ (w() @ x)
 
 
+def shared(mask):
+    """Reformer: queries are keys."""
+    x = tokens()
+    q = w() @ x
+    return ns.softmax(ns.dot(q, q), mask=mask) @ (w() @ x)
+
+
 def tied_by_members():
     x, a = tokens(), w(2)
     return ns.softmax(ns.dot(a[0] @ x, a[1] @ x)) @ (w() @ x)
@@ -245,6 +252,28 @@ CASES = {
         "conjectured",
         {TIED},
     ),
+    # scores that no output depends on
+    "two of one array": (lambda: (lambda h: ns.dot(h, h)[0, 1])(ns.gaussian(n, 2)), "proved", set()),
+    "two of one array, both ways": (
+        lambda: (lambda h: ns.dot(h, h)[[0, 1], [1, 0]])(ns.gaussian(n, 2)),
+        "proved",
+        set(),
+    ),
+    "one of one array with itself": (
+        lambda: (lambda h: ns.dot(h, h)[[0, 1], [1, 1]])(ns.gaussian(n, 2)),
+        "no limit",
+        {TIED, CORRELATED},
+    ),
+    "two of one matrix": (lambda: (lambda q: ns.dot(q, q)[0, 1])(w() @ tokens()), "conjectured", {TIED}),
+    "queries that are keys, none of its own": (lambda: shared(np.eye(3) < 1), "conjectured", {TIED}),
+    "queries that are keys, causal": (lambda: shared("causal"), "no limit", {TIED, CORRELATED}),
+    "queries that are keys, one with its own": (
+        lambda: shared(np.diag([1, 0, 1]) < 1),
+        "no limit",
+        {TIED, CORRELATED},
+    ),
+    "queries that are keys, the others": (lambda: shared(np.diag([1, 0, 1]) < 1)[[0, 2]], "conjectured", {TIED}),
+    "a difference of equal vectors": (lambda: (lambda q: ns.dot(q[0] - q[0], q[0]))(w() @ tokens()), "proved", set()),
     "initial vectors with a mean": (
         lambda: ns.dot(ns.gaussian(n, mean=1.0), ns.gaussian(n, mean=2.0)),
         "no limit",

@@ -17,7 +17,7 @@ from scipy import special
 from ..activations import Function
 from ._error import InfiniteError
 from ._instructions import gram, squares
-from .expect import Rows, closed_form
+from .expect import Rows, closed_form, kernel_of_several, moments_of_several
 from .expect import kernel as expected_kernel
 from .expect import moments as expected_moments
 
@@ -49,18 +49,16 @@ def kernel(
     own = u is v and f is g and all(p is q for p, q in zip(params[:given], params[given:], strict=True))
     mu, a = _law(u, constant)
     nu, b = (mu, a) if own else _law(v, constant)
-    xx = a @ np.swapaxes(a, -1, -2)
-    yy = xx if own else b @ np.swapaxes(b, -1, -2)
-    *batch, i, r, directions = a.shape
-    j, s = b.shape[-3:-1]
-    xy = np.reshape(a, (*batch, i * r, directions)) @ np.swapaxes(
-        np.reshape(b, (*b.shape[:-3], j * s, directions)), -1, -2
-    )
-    xy = np.swapaxes(np.reshape(xy, (*xy.shape[:-2], i, r, j, s)), -3, -2)
     x = Rows(f, mu, params[:given])
     y = x if own else Rows(g, nu, params[given:])  # a symmetric kernel takes half the work
-    value, error = expected_kernel(x, y, xx, xy, yy)
-    _check_known(value, error, (f, g), xx)
+    if a.shape[-2] == b.shape[-2] == 1:
+        xx = a @ np.swapaxes(a, -1, -2)
+        yy = xx if own else b @ np.swapaxes(b, -1, -2)
+        xy = (a[..., 0, :] @ np.swapaxes(b[..., 0, :], -1, -2))[..., None, None]
+        value, error = expected_kernel(x, y, xx, xy, yy)
+    else:
+        value, error = kernel_of_several(x, y, a, b)
+    _check_known(value, error, (f, g), a)
     return _shifted(value, error, shift)
 
 
@@ -69,9 +67,12 @@ def moments(xp: Any, u: Array, *params: Array, f: Function, constant: bool, shif
     if xp is not np:
         raise HostOnly
     mu, a = _law(u, constant)
-    xx = a @ np.swapaxes(a, -1, -2)
-    mean, slope, error = expected_moments(Rows(f, mu, params), xx)
-    _check_known(mean, error, (f,), xx)
+    x = Rows(f, mu, params)
+    if a.shape[-2] == 1:
+        mean, slope, error = expected_moments(x, a @ np.swapaxes(a, -1, -2))
+    else:
+        mean, slope, error = moments_of_several(x, a)
+    _check_known(mean, error, (f,), a)
     both = np.concatenate([mean[..., None], slope], axis=-1)
     return _shifted(both, np.asarray(error)[..., None] if np.ndim(error) else error, int(shift in (1, 2)))
 
@@ -87,12 +88,12 @@ def _native(xp: Any, u: Array, v: Array, f: Function, g: Function, more: bool) -
     return found
 
 
-def _check_known(value: Array, error: Array, functions: tuple[Function, ...], xx: Array) -> None:
+def _check_known(value: Array, error: Array, functions: tuple[Function, ...], a: Array) -> None:
     """An expectation whose error is infinite has no value; one that is NaN is told when the law is made."""
     if not np.any(np.isinf(error) & ~np.isnan(value)):
         return
     names = " and ".join(dict.fromkeys(f.name for f in functions))
-    std = np.sqrt(np.max(np.einsum("...ii->...i", xx), initial=0.0))
+    std = np.max(np.linalg.norm(a, axis=-1), initial=0.0)
     raise InfiniteError(
         f"the second moment of {names} looks infinite, or {names} varies faster than can be resolved, for a Gaussian "
         f"argument of standard deviation up to {std:.4g}: bound the function, or take a smaller standard deviation"

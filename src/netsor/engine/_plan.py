@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..activations import Function
-from . import _expectation, _instructions, _orthogonal
+from . import _alike, _expectation, _instructions, _orthogonal
 
 Array = Any
 Shape = tuple[int, ...]
@@ -79,6 +79,8 @@ RULES: dict[str, Callable[..., Array]] = {
     "along": _orthogonal.along,
     "reduced": _orthogonal.reduced,
     "oriented": _orthogonal.oriented,
+    "alike": _alike.alike,
+    "identified": _alike.identified,
     "kernel": _expectation.kernel,
     "moments": _expectation.moments,
     "tilted": _expectation.tilted,

@@ -1,7 +1,7 @@
 """The checker: is the limit of this program proved by the paper?
 
 Goes through Assumption 3.1 of the paper point by point. A point that does not hold, or is not known to, makes the limit
-law a conjecture; a score of correlated factors has no limit at all.
+law a conjecture; a score of correlated factors has no limit at all, if an output depends on it.
 
 The theorem speaks of dots of two MatMul outputs. Three identities carry it further, and the points below use them.
 ⟨x, y⟩ is bilinear, so scores of combinations of MatMul outputs by fixed numbers (scaled queries, say) are combinations
@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
-from ._expand import Entry, Expansion
+from ._asked import asked_entries
+from ._expand import Entry, Expansion, Ints
 from ._graph import ordered
 from ._moment import Moments, sign
 from ._names import names_of
@@ -163,17 +165,20 @@ class _Facts:
     def at(self, value: Value) -> str:
         return f"{self.names[value]} ({value.where})"
 
-    def factors(self, score: Value) -> Iterator[tuple[list[Entry], list[Entry]]]:
-        """The vectors x_i and y_j of the scores n^(−1/2) ⟨x_i, y_j⟩, for each index in front."""
+    @cached_property
+    def asked(self) -> dict[Value, npt.NDArray[np.bool_]]:
+        """The entries of each value that the outputs depend on."""
+        return asked_entries(self.outputs)
+
+    def pairs(self, score: Value) -> tuple[Ints, Ints]:
+        """The flat positions of x_i and y_j of the scores n^(−1/2) ⟨x_i, y_j⟩ asked for, those with i = j first."""
         assert isinstance(score.op, Dot)
-        x, y = score.op.x, score.op.y
-        batch = score.shape[:-2]
-        first, second = (
-            np.broadcast_to(np.arange(v.size).reshape(v.shape), (*batch, v.shape[-1])).reshape(-1, v.shape[-1])
-            for v in (x, y)
-        )
-        for i, j in zip(first.tolist(), second.tolist(), strict=True):
-            yield [(x, position) for position in i], [(y, position) for position in j]
+        index = np.nonzero(self.asked[score])
+        order = np.argsort(index[-1] != index[-2], kind="stable")
+        x, y = (np.arange(v.size).reshape(v.shape) for v in (score.op.x, score.op.y))
+        first = np.broadcast_to(x[..., :, None], score.shape)[index]
+        second = np.broadcast_to(y[..., None, :], score.shape)[index]
+        return first[order], second[order]
 
     def plain(self, score: Value) -> bool:
         """Whether the factors are combinations of MatMul outputs, with no matrix in common: what nearly all are."""
@@ -198,33 +203,30 @@ def _not_matmul(facts: _Facts) -> Iterator[str]:
 
 
 def _tied(facts: _Facts) -> Iterator[str]:
-    matrix = facts.expansion.matrix
     for score in facts.scores:
         first, second = (facts.expansion.matrices(x) for x in score.op.inputs)
         if not np.setdiff1d(np.intersect1d(first, second), [-1]).size:
             continue
-        for x, y in facts.factors(score):
-            used = ({int(matrix[c]) for entry in side for c, _ in facts.expansion.row(entry)} for side in (x, y))
-            if set.intersection(*used) - {-1}:
-                yield f"{facts.at(score)}: tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0"
-                break
+        used = [facts.expansion.used(x) for x in score.op.inputs]
+        common = (used[0] @ used[1].T).tocoo()
+        first, second = facts.pairs(score)
+        size = common.shape[1]
+        if np.isin(common.row.astype(np.intp) * size + common.col, first * size + second).any():
+            yield f"{facts.at(score)}: tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0"
 
 
 def _diverging(facts: _Facts) -> Iterator[str]:
     for score in facts.scores:
         assert isinstance(score.op, Dot)
-        if score.op.x.width.name is not None and not facts.plain(score):
-            pairs = ((x, y) for first, second in facts.factors(score) for x, y in _diagonal_first(first, second))
-            if any(sign(_moment(facts, x, y)) in "+−" for x, y in islice(pairs, MOST_PAIRS)):
-                yield (
-                    f"{facts.at(score)}: its factors are correlated, E[Z^x Z^y] ≠ 0, and n^(-1/2) <x, y> grows like "
-                    "n^(1/2); mean_dot (1/n) has a limit"
-                )
-
-
-def _diagonal_first(first: list[Entry], second: list[Entry]) -> Iterator[tuple[Entry, Entry]]:
-    yield from zip(first, second, strict=False)
-    yield from ((x, y) for i, x in enumerate(first) for j, y in enumerate(second) if i != j)
+        x, y = score.op.x, score.op.y
+        if x.width.name is None or facts.plain(score):
+            continue
+        pairs = zip(*(part[:MOST_PAIRS].tolist() for part in facts.pairs(score)), strict=True)
+        if any(sign(_moment(facts, (x, i), (y, j))) in "+−" for i, j in pairs):
+            yield (
+                f"{facts.at(score)}: its factors are correlated, E[Z^x Z^y] ≠ 0, and n^(-1/2) <x, y> grows like "
+                "n^(1/2); mean_dot (1/n) has a limit"
+            )
 
 
 def _moment(facts: _Facts, x: Entry, y: Entry) -> float | str:

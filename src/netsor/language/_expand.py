@@ -77,6 +77,14 @@ class Expansion:
         """The matrices of all columns of the array; −1 if some have none."""
         return np.unique(self.matrix[self.columns(value)])
 
+    def used(self, value: Value) -> Rows:
+        """The matrices that each vector of the array has a column of, (vectors, matrices)."""
+        rows = self.rows[value].tocoo()
+        matrix = self.matrix[rows.col]
+        some = matrix >= 0
+        shape = value.size, int(self.matrix.max(initial=-1)) + 1
+        return Rows((np.ones(int(some.sum())), (rows.row[some], matrix[some])), shape=shape)
+
     # The columns
 
     def _numbered(self) -> dict[Source, int]:

@@ -51,15 +51,29 @@ def gaussian(
 
 
 def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The symmetric square root of a positive semidefinite matrix, which may be singular."""
+    """A square root of a positive semidefinite matrix, which may be singular: R with R Rᵀ = cov.
+
+    That of the correlations, which is symmetric, times standard deviations: vectors of 1e-8 stand beside those of 1e8.
+    """
     size = np.abs(covariance).max()
-    eigenvalues, vectors = np.linalg.eigh(covariance)
-    if not np.allclose(covariance, covariance.T, rtol=0, atol=1e-10 * size) or eigenvalues[0] < -1e-10 * size:
+    symmetric = np.allclose(covariance, covariance.T, rtol=0, atol=1e-10 * size)
+    if not symmetric or np.linalg.eigvalsh(covariance)[0] < -1e-10 * size:
         raise TraceError("gaussian", f"cov={shown(covariance)} must be symmetric and positive semidefinite")
+    std = np.sqrt(np.maximum(np.diagonal(covariance), 0.0))
+    unit = np.where(std > 0, std, 1.0)
+    eigenvalues, vectors = np.linalg.eigh(covariance / unit[:, None] / unit)
+    if eigenvalues[0] < -1e-10:  # variances that are rounding beside others have no correlations
+        unit = np.ones(len(std))
+        eigenvalues, vectors = np.linalg.eigh(covariance)
     # a zero that rounding made 1e-17 would have a root of 3e-9, and equal vectors would differ by that much
-    eigenvalues[eigenvalues < 4e-16 * len(eigenvalues) * size] = 0.0
-    root: npt.NDArray[np.float64] = (vectors * np.sqrt(eigenvalues)) @ vectors.T
-    return root
+    eigenvalues[eigenvalues < 4e-16 * len(eigenvalues) * eigenvalues[-1]] = 0.0
+    root = unit[:, None] * ((vectors * np.sqrt(eigenvalues)) @ vectors.T)
+    # vectors with equal or opposite covariances are equal or opposite to their last digits, whatever rounding did
+    sign = np.where(covariance[np.arange(len(std)), np.argmax(covariance != 0, axis=1)] < 0, -1.0, 1.0)
+    _, first, which = np.unique(sign[:, None] * covariance, axis=0, return_index=True, return_inverse=True)
+    same = first[which.ravel()]
+    equal: npt.NDArray[np.float64] = (sign * sign[same])[:, None] * root[same]
+    return equal
 
 
 def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | None = None) -> Scalar:

@@ -16,8 +16,8 @@ POINTS = 2**25  # for all expectations of one call together, and for each of the
 FEWEST, MOST = 9, 14  # log₂ of the points of a Sobol set
 STANDARD_ERRORS = 5.0  # reported: t with 15 degrees of freedom exceeds it once in 6,000 times
 SMOOTH = 0.02  # product rules are trusted if they agree this much better than Sobol sets do: a kink keeps them from it
+AGREED = 1e-9  # relative disagreement up to which they are trusted where Sobol sets fail
 PRODUCT = 6  # variables at most for a product rule
-RANK = 1e-12  # eigenvalues below this part of the largest are rounding
 VALUES = 2**20  # at once, to bound memory
 LEAST = 1e-18, 1e-150  # weights of a product rule: for all, and for integrands that grow
 WIDE = 45  # nodes of a variable, from which on a product rule ends where the density does
@@ -25,14 +25,6 @@ ROUNDING = 1e-13
 ENDLESS = 3e-3  # of an integral on the rim of a wide rule: it has no end there
 SHARE = 2e-3  # of a sum in its largest term, from which on its tail is looked at
 INFINITE = 0.93  # tail index (Hill) from which on the mean is taken for infinite
-
-
-def root(covariance: Array) -> tuple[Array, Array, Array]:
-    """(V, √λ, rank) of covariances (n, d, d) = V λ Vᵀ, the largest eigenvalues first."""
-    eigenvalues, vectors = np.linalg.eigh(0.5 * (covariance + np.swapaxes(covariance, -1, -2)))
-    eigenvalues, vectors = eigenvalues[:, ::-1], vectors[:, :, ::-1]
-    rank = np.sum(eigenvalues > RANK * np.maximum(eigenvalues[:, :1], 0.0), axis=1)
-    return vectors, np.sqrt(np.maximum(eigenvalues, 0.0)), rank
 
 
 def expected(integrand: Callable[[Array, Array], Array], rank: Array, outputs: int) -> tuple[Array, Array]:
@@ -67,7 +59,9 @@ def _estimate(
         if variables <= PRODUCT:
             fine, spread = _products(integrand, some, variables, log_points)
             spread += ROUNDING * np.sqrt(np.mean(values**2, axis=-1))
-            better = (spread < SMOOTH * error) & (np.abs(fine - value) <= 2 * doubt)
+            # a sum whose tail the points do not reach says nothing: there product rules stand on their own
+            agree = np.where(np.isinf(doubt), spread <= AGREED * np.abs(fine), spread < SMOOTH * error)
+            better = agree & (np.abs(fine - value) <= 2 * doubt)
             value, doubt = np.where(better, fine, value), np.where(better, spread, doubt)
         return value, np.where(np.isfinite(value) & np.isfinite(doubt), doubt, np.inf)
 

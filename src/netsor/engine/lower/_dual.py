@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 
 from ...activations import Function
+from ...language._asked import asked_entries
+from ...language._expand import Expansion
 from ...language._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
 from ...language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Rotate, Take
 from ...language._score import rsqrt
@@ -46,12 +48,12 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     turned = turned_scores(s, value, x, y)
     if turned is None:
         return s.build.step("scale", read(s, value, x, y), by=1 / s.norm(x))
-    _refuse(value, _strange(s, x, y, value.ndim))
+    _refuse(s, value, x, y, _strange(s, x, y, value.ndim))
     for v, other in ((x, y), (y, x)):
         found, support = faint(s, v), s.vectors[other].support
         assert support is not None
         seen = lined(found.support | found.unknown, v, value.ndim - 1), lined(support, other, value.ndim - 1)
-        _refuse(value, paired(*seen))
+        _refuse(s, value, x, y, paired(*seen) if v is x else np.swapaxes(paired(*seen), -1, -2))
     return turned
 
 
@@ -59,7 +61,7 @@ def read(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     """The ε part of products of which the part of order 1 is 0, summed over blocks."""
     _check_order(s, value, x, y)
     found = product(s, x, y, value.ndim)
-    _refuse(value, found.unknown)
+    _refuse(s, value, x, y, found.unknown)
     return s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
 
 
@@ -69,13 +71,13 @@ def _check_order(s: State, value: Scalar, x: Vector, y: Vector) -> None:
         raise ExactError(
             value, "a score in a space where a nonlinearity acts on a mixture of another's outputs, at width inf"
         )
-    if not overlap(s, x, y, value.ndim).any():
+    if not (overlap(s, x, y, value.ndim) & _asked(s, value)).any():
         return
     whole = [s.vectors[v].lead.value for v in (x, y)]
     if all(numbers is not None for numbers in whole):
         made = products(s, x, y, value.ndim, "").value
         size = products_of_sizes(s, x, y, value.ndim)
-        if (np.abs(np.asarray(made)) <= ROUNDING * size).all():
+        if ((np.abs(np.asarray(made)) <= ROUNDING * size) | ~_asked(s, value)).all():
             return
     raise ExactError(value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞")
 
@@ -86,8 +88,20 @@ def products_of_sizes(s: State, x: Vector, y: Vector, ndim: int) -> np.ndarray:
     return np.asarray(paired_products(s, first, second, x, y, ndim).value)
 
 
-def _refuse(value: Scalar, unknown: Bools) -> None:
-    if unknown.any():
+def _asked(s: State, value: Scalar) -> Bools:
+    """The scores that something asks for: a mask may leave out some."""
+    if s.asked is None:
+        s.asked = asked_entries(s.outputs)
+    return s.asked[value]
+
+
+def _refuse(s: State, value: Scalar, x: Vector, y: Vector, unknown: Bools) -> None:
+    wrong = unknown & _asked(s, value)
+    if wrong.any():  # of factors that are not 0 at every width
+        rows = Expansion(s.values).rows
+        for v, places in ((x, np.s_[..., :, None]), (y, np.s_[..., None, :])):
+            wrong = wrong & (np.diff(rows[v].indptr) > 0).reshape(v.shape)[places]
+    if wrong.any():
         raise ExactError(
             value,
             "a score of two vectors that met nonlinearities or have means, of one with what it is a function of, or of "

@@ -36,7 +36,10 @@ def combined(s: State, value: Value) -> Lowered:
         return Lowered(lead, sample)
     supports = [np.zeros((*x.lead.shape[:-1], 0), bool) if x.support is None else x.support for x in given]
     support = marked(s, value, supports, None if by is None else nonzero(s, by))
-    return Lowered(lead, sample, fitted(support, lead.shape), _turned(value, given), min(x.start for x in given))
+    support = fitted(support, lead.shape)
+    if lead.value is not None:  # terms may cancel
+        support = support & (lead.value[0] != 0)
+    return Lowered(lead, sample, support, _turned(value, given), min(x.start for x in given))
 
 
 def parts_of(value: Value) -> tuple[list[Vector], Scalar | None]:

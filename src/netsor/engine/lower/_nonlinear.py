@@ -12,7 +12,8 @@ from ...language._function import MULTIPLY
 from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._expectation import NODES
-from .._plan import Register, named
+from .._plan import Builder, Register, named
+from ..passes.compose import Composed
 from ._clusters import Group
 from ._features import Features, added, unnamed
 from ._frame import AT_NODES
@@ -36,8 +37,13 @@ def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scal
     numbers = [build.reshape(p, *p.shape, 1, 1) for p in numbers]
     blocks = s.blocks[value]
 
-    def applied(arrays: Sequence[Register], last: int) -> Register:
-        lined = [s.lined(a, x.ndim, value.ndim) for a, x in zip(arrays, vectors, strict=True)]
+    def applied(rows: Sequence[Register], arrays: Sequence[Register], last: int) -> Register:
+        """f of arrays; `rows` are the vectors that these are coordinates of."""
+        all_rows, lined = (
+            [s.lined(a, x.ndim, value.ndim) for a, x in zip(given, vectors, strict=True)] for given in (rows, arrays)
+        )
+        if _compares(f, len(vectors)):
+            lined = _identified(build, all_rows, lined)
         if f is MULTIPLY and len(lined) == 2:
             return build.step("multiply", *lined, words="product of coordinates")
         return build.step(
@@ -47,11 +53,14 @@ def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scal
 
     if not infinite:
         width = int(s.widths[value])
-        return Lowered(applied([build.fitted(x.lead, width) for x in given], width))
+        arrays = [build.fitted(x.lead, width) for x in given]
+        return Lowered(applied(arrays, arrays, width))
     sample = None
     if value in s.coordinates:
         columns = [x.sample or build.constant(np.zeros((*x.lead.shape[:-1], 1))) for x in given]
-        sample = applied([build.fitted(a, len(s.picked)) for a in columns], len(s.picked))
+        most = max(x.lead.shape[-1] for x in given)
+        leads = [build.fitted(x.lead, most) for x in given]
+        sample = applied(leads, [build.fitted(a, len(s.picked)) for a in columns], len(s.picked))
     parts, marks, start = [], [], math.inf
     for group in s.groups_of(value):
         places, frame = group.positions[value], s.frames[group]
@@ -68,6 +77,24 @@ def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scal
     shape = (*value.shape, blocks, rows.shape[-1])
     support = np.asarray(found.value)[0].reshape(shape) > 0
     return Lowered(build.reshape(rows, *shape), sample, support, start=int(start))
+
+
+def _compares(f: Function, vectors: int) -> bool:
+    """Whether a function might tell equal arguments from others: not a product of functions of one vector each."""
+    if isinstance(f, Composed) and f.factors:
+        return any(sum(number < vectors for number in numbers) > 1 for _, numbers in f.factors)
+    return vectors > 1 and f is not MULTIPLY
+
+
+def _identified(build: Builder, rows: Sequence[Register], arrays: Sequence[Register]) -> list[Register]:
+    """The arrays of arguments; of those whose rows are one vector, or opposite ones, the same numbers: see `_alike`."""
+    made = list(arrays)
+    for later in range(1, len(made)):
+        for earlier in range(later):
+            if rows[earlier] is not rows[later]:
+                same = build.step("alike", rows[earlier], rows[later])
+                made[later] = build.step("identified", same, made[earlier], made[later])
+    return made
 
 
 def _features(
@@ -126,6 +153,8 @@ def _at_nodes(
         build.step("scale", s.gathered(s.vectors[x].lead, s.argument(x, value, places), NODES), by=NODES**0.5)
         for x in vectors
     ]
+    if _compares(f, len(vectors)):
+        arrays = _identified(build, arrays, arrays)
     for p in scalars:
         flat = build.reshape(s.scalars[p], p.size)
         chosen = build.taken(flat, s.argument(p, value, places).ravel(), axis=0)

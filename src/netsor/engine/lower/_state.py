@@ -129,6 +129,7 @@ class State:
         self.held: dict[Group, list[Value]] = {group: [] for group in self.groups}  # those of `vectors` still in use
         self.scalars: dict[Value, Register] = {}
         self.faint: dict[Value, Faint] = {}  # and the parts of order n^(−1/2) that were asked for
+        self.asked: dict[Value, Bools] | None = None  # the entries that outputs depend on, once that was asked for
         self.marks: dict[Value, Bools] = {}  # at infinite width, which scalars can be other than 0
         self.columns = len(self.picked)  # of `sample`: a value each, then a Gaussian variable each
         self.last = {value: k for k, value in enumerate(self.values)}

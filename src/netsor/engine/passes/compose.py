@@ -3,7 +3,8 @@
 Identity: coordinatewise operations compose coordinatewise. So x · sigmoid(1.7 x) is a function of one Gaussian
 variable, whose kernel is known to many digits, and silu(g) · u is a product of a function of g and one of u, which
 `Composed.factors` tells. Sums and multiples inside are taken in, as far as they are coordinatewise; what is left as an
-argument is linear in the sources, unless vectors of different places are mixed on the way.
+argument is linear in the sources, unless vectors of different places are mixed on the way. A function of one vector
+twice, or of sums and multiples of fewer vectors, is a function of these: f(x, 3 x) sees what it sees at finite widths.
 """
 
 from __future__ import annotations
@@ -75,10 +76,11 @@ def compose(outputs: Sequence[Value], context: Context) -> list[Value]:
     def change(old: Value, new: Value) -> Value:
         match new.op:
             case Nonlin(f, vectors) if context.width(new) == np.inf:
-                if f is not MULTIPLY and not any(_nonlinear(x) for x in vectors):
-                    return new
                 lazy, full = _Expander(new, whole=False), _Expander(new, whole=True)
                 chosen = full if len(full.vectors) < len(lazy.vectors) else lazy
+                linear = f is not MULTIPLY and not any(_nonlinear(x) for x in vectors)
+                if linear and len(chosen.vectors) == len(vectors):
+                    return new
                 op = Nonlin(chosen.function(f.name), tuple(chosen.vectors), tuple(chosen.scalars))
                 return replace(new, op=op)
         return new
