@@ -166,11 +166,16 @@ def verdict_of(found, name):
     return {finding.name: finding.verdict for finding in found.findings}[name]
 
 
-def test_repeated_ids_are_one_vector_where_positions_are_not_learned():
-    """Two ids, four tokens: with learned positions they begin as four vectors, else as two."""
-    for positions, distinct in (("learned", 4), ("rotary", 2)):
-        model = ns.models.read(GPT2).replace(positions=positions)
+def test_repeated_ids_are_one_vector_where_positions_do_not_part_them():
+    """Two ids, four tokens: with learned positions they begin as four vectors, else as two, or as one without ids."""
+    for changes, said in (
+        ({}, "of 4 tokens"),
+        ({"positions": "rotary"}, "of 2 tokens"),
+        ({"std_position": 0.0}, "of 2 tokens"),  # positions that are there, and all 0
+        ({"std_position": 0.0, "std_embedding": 0.0, "std_type": 0.02}, "the tokens begin as one vector"),
+    ):
+        model = ns.models.read(GPT2).replace(**changes)
         request = Request(model, ids=(1, 1, 2, 2), draws=20)
         arrays = model.probes(ids=(1, 1, 2, 2)).measure(20, workers=1, progress=False)
         found = Found(request, model, Measured(request.subject(model, False), arrays, 0.0), None, 0.0)
-        assert f"of {distinct} tokens" in {f.name: f.measured for f in found.findings}["rank"]
+        assert said in {f.name: f.measured for f in found.findings}["rank"]
