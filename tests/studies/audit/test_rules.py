@@ -66,7 +66,7 @@ def test_an_encoder_and_a_decoder_are_looked_at_apart():
     apart = {"mean_square": [1, 2, 30, 60], "effective_rank": [7, 6, 1.5, 1.9], "stacks": ((0, 1), (2, 3))}
     assert [verdict(name, facts(**apart)).verdict for name in ("growth", "rank")] == [NOT_FOUND, NOT_FOUND]
     grown = verdict("growth", facts(**{**apart, "mean_square": [1, 2, 3, 60]}))
-    assert (grown.verdict, "behind block 3, 6" in grown.measured) == (FOUND, True)
+    assert (grown.verdict, "after block 3, 6" in grown.measured) == (FOUND, True)
     assert verdict("rank", facts(**{**apart, "effective_rank": [7, 1.2, 7, 7]})).verdict == FOUND
 
 
