@@ -64,7 +64,8 @@ class Store:
     def save(self, key: Mapping[str, Any], arrays: Arrays) -> None:
         """Keep a finished part."""
         buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, key=np.array(self._text(key)), **arrays)
+        named: dict[str, Any] = {"key": np.array(self._text(key)), **arrays}
+        np.savez(buffer, **named)
         content = buffer.getvalue()
         write(self.path(key), content + hashlib.sha256(content).digest())
 
