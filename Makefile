@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help explore reproduce test test-all test-browser test-peers lint bench docs docs-serve clean
+.PHONY: help explore reproduce test test-fast test-all test-lowest test-browser test-peers lint bench docs docs-serve clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -28,7 +28,8 @@ reproduce: $(VENV)/stamp  ## the paper's experiments, into results/
 # Neighbours stay in one process, so that what a file of tests makes once is made once, until a process has none left.
 # One thread of linear algebra in each: there is one process a core. Bytecode is kept, whatever the environment says of it:
 # the tests begin many processes, and without it each compiles the library anew.
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+PYTEST := $(ONE_THREAD) $(BIN)/python -m pytest
 # One process more than cores: some tests wait for processes that they began.
 PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))') --dist worksteal
 
@@ -38,8 +39,27 @@ COMPILED := XLA_FLAGS='--xla_backend_optimization_level=0 --xla_llvm_disable_exp
 test: $(VENV)/stamp-test  ## every test but the slow ones, on all cores
 	$(COMPILED) $(PYTEST) $(PARALLEL)
 
+# The language and its layers; exact programs against literal ones; plans, passes and counts of random numbers; laws.
+FAST := tests/language tests/nn tests/laws/test_laws.py tests/laws/test_estimate.py tests/models/test_reduce.py \
+	$(addprefix tests/engine/test_, exact.py literal.py counts.py plan.py passes.py condition.py orthogonal.py blocks.py)
+
+test-fast: $(VENV)/stamp-test  ## what one runs between two edits: under a minute on two cores
+	$(PYTEST) $(PARALLEL) $(FAST)
+
 test-all: $(VENV)/stamp-test  ## every test
 	$(PYTEST) $(PARALLEL) -m 'not peers'
+
+# The lowest versions that pyproject.toml allows, in an environment of their own.
+LOWEST := .venv-lowest
+$(LOWEST)/stamp: pyproject.toml tests/lowest.py
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python tests/lowest.py > $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOWEST)/lowest.txt -e '.[test]'
+	@touch $@
+
+# What old versions say of each other's names is not ours to mend, so such warnings are no errors here.
+test-lowest: $(LOWEST)/stamp  ## the tests of `make test` with the lowest versions of all dependencies
+	$(COMPILED) $(ONE_THREAD) $(LOWEST)/bin/python -m pytest $(PARALLEL) -W ignore::DeprecationWarning
 
 test-browser: $(VENV)/stamp-browser docs  ## the explorer and the documentation in Chromium (CHROMIUM=PATH, if it is elsewhere)
 	$(BIN)/python -m pytest -o addopts='-q --strict-markers' -o python_files='browser_*.py' tests/browser
@@ -63,4 +83,4 @@ docs-serve: docs  ## the documentation on this machine, PORT=8000 unless given
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site $(or $(PORT),8000)
 
 clean:  ## remove what the targets above made
-	rm -rf $(VENV) site results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) site results .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -29,7 +29,7 @@ class Function:
     f: Callable[..., Array]
     bounded: bool | None = None
     lipschitz: bool | None = None
-    parameters: tuple[float, ...] = ()  # printed behind the arguments: clip(x, 100)
+    parameters: tuple[float, ...] = ()  # printed after the arguments: clip(x, 100)
     breaks: tuple[float, ...] | None = None  # where a function of one argument has a kink or a jump; None: not known
     smoothed: Callable[[Array, Array], Array] | None = None  # (m, s) ↦ E[φ(m + s z)], z ~ N(0, 1), numpy arrays
 

@@ -13,6 +13,12 @@ from .small import CONFIGS, DECODER_IDS, IDS, inputs
 
 MODELS = {family: models.read(given) for family, given in CONFIGS.items()}
 MODELS["encoder"] = models.pytorch_encoder(16, 2, 24, num_layers=2)
+# embeddings so small that eps decides what a norm makes of them: their mean square after it is far from 1
+MODELS["encoder of small inputs"] = MODELS["encoder"].replace(std_embedding=1e-3, shared=False)
+MODELS["bert of small inputs"] = MODELS["bert"].replace(
+    std_embedding=1e-3, std_position=1e-3, input_norm=False, eps=1e-4
+)
+MODELS["gpt2 of small inputs"] = MODELS["gpt2"].replace(std_embedding=1e-3, std_position=1e-3, eps=1.0)
 
 
 def by_hand(family: str, draws: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -68,7 +74,10 @@ def _numpy(model, probes, traced, found, count, column):
         made["largest_weight"].append(np.max(tops, axis=(0, 2)))
         x, a, m = ((u**2).mean(axis=(1, 2)) for u in (before, attended, fed))
         c = 0.0 if crossed is None else (crossed**2).mean(axis=(1, 2))
-        middle = 1.0 if model.order == "post" else x + a + c
+        middle = x + a + c
+        if model.order == "post":
+            both = before + attended - (before + attended).mean(axis=-1, keepdims=True) * (model.norm == "layer")
+            middle = (both**2 / ((both**2).mean(axis=-1, keepdims=True) + model.eps)).mean(axis=(1, 2))
         made["attention_share"].append(a / (x + a + c) * middle / (middle + m))
         made["mlp_share"].append(m / (middle + m))
         if model.decoder_layers:

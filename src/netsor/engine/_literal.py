@@ -231,7 +231,7 @@ class _Literal:
         raise TypeError(f"unknown operation {value.op!r}")
 
     def _lined_up(self, value: Value, ndim: int) -> Array:
-        """The array of a value with axes of size 1 set in behind the replicas, so that numpy broadcasts it."""
+        """The array of a value with axes of size 1 set in after the replicas, so that numpy broadcasts it."""
         array = self.drawn[value]
         return array.reshape(array.shape[0], *(1,) * (ndim - value.ndim), *array.shape[1:])
 

@@ -28,10 +28,10 @@ def storable(kind: Kind) -> Kind:
 
 def save(law: Any, path: str | Path) -> None:
     """Write a law to an npz file."""
-    arrays = {name: np.asarray(value) for name, value in law._arrays().items() if value is not None}
+    arrays: dict[str, Any] = {name: np.asarray(value) for name, value in law._arrays().items() if value is not None}
     about = {"format": FORMAT, "kind": type(law).__name__, "origin": asdict(law.origin)}
     with open(path, "wb") as file:  # numpy would add .npz to another name
-        np.savez(file, allow_pickle=False, about=np.array(json.dumps(about)), **arrays)
+        np.savez(file, about=np.array(json.dumps(about)), **arrays)
 
 
 def load(path: str | Path) -> Any:

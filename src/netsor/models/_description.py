@@ -54,7 +54,7 @@ class Description:
     vocabulary: int | None = None  # None: no logits; classes, if the readout is "class"
     decoder_layers: int = 0  # above 0: an encoder, and a decoder that looks at it
 
-    inputs: str = "tokens"  # or patches, which a matrix embeds, behind one class token
+    inputs: str = "tokens"  # or patches, which a matrix embeds, after one class token
     patch: int | None = None  # numbers in a patch: channels · height · width
     positions: str = "learned"
     length: int | None = None  # how many learned positions there are

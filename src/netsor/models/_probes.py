@@ -168,8 +168,8 @@ class Probes:
     def _block(self, before: Vector, layer: Layer, of_scores: Callable[..., Any]) -> Scalar:
         added = [layer.attended, *([layer.crossed] if layer.crossed is not None else []), layer.fed]
         squares = stack([_square(u) for u in (before, *added)])
-        post = np.full(1, float(self.model.order == "post"))
-        shares = apply(of_shares, squares, post, axes=1)
+        middle = [stack([_square(layer.given)])] if self.model.order == "post" else []
+        shares = apply(of_shares, squares, *middle, axes=1)
         if self.model.decoder_layers and layer.crossed is None:
             shares = stack([shares[0], shares[0] * 0.0, shares[1]])
         attention = apply(of_scores, layer.scores, layer.weights, axes=3, name="of_attention")

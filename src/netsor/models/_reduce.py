@@ -140,16 +140,16 @@ class Rows:
         return std, (self.top + np.log(self.mass)).mean(), 1.0 / self.mass.min()
 
 
-def of_shares(squares: Array, post: Array) -> Array:
+def of_shares(squares: Array, *middle: Array) -> Array:
     """(…, 1 + branches) mean squares of the stream and of what was added → (…, branches): the share of each in the sum.
 
-    With a norm after each sum (post = 1) everything before the last branch has mean square 1 when that is added.
+    With a norm after each sum, `middle` (…, 1) is the mean square that all before the last branch has after that norm.
     """
-    xp = array_namespace(squares)
+    xp = array_namespace(squares, *middle)
     before = xp.sum(squares[..., :-1], axis=-1, keepdims=True)
-    middle = xp.where(post > 0, 1.0, before)
-    total = middle + squares[..., -1:]
-    earlier = _ratio(squares[..., 1:-1], before) * _ratio(middle, total)
+    kept = middle[0] if middle else before
+    total = kept + squares[..., -1:]
+    earlier = _ratio(squares[..., 1:-1], before) * _ratio(kept, total)
     return xp.concat([earlier, _ratio(squares[..., -1:], total)], axis=-1)
 
 

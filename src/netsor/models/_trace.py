@@ -47,11 +47,15 @@ ACTIVATIONS: dict[str, Callable[[Vector], Vector]] = {
 
 
 class Layer(NamedTuple):
-    """One block: the stream that leaves it, what its branches added, and its attention (heads, tokens, tokens)."""
+    """One block: the stream that leaves it, what its branches added, and its attention (heads, tokens, tokens).
+
+    `given` is what the perceptron acts on; with `order="post"` it is also what its output is added to.
+    """
 
     stream: Vector
     attended: Vector
     fed: Vector
+    given: Vector
     scores: Scalar
     weights: Scalar
     crossed: Vector | None = None  # what attention to the encoder added
@@ -86,7 +90,7 @@ def trace(model: Description, given: Inputs) -> Trace:
     layers: list[Layer] = []
     stream = x
     if model.shared:
-        again = nn.shared(lambda u: _layer(model, u, mask[0], bias)[:5])
+        again = nn.shared(lambda u: _layer(model, u, mask[0], bias)[:6])
     for i in range(model.layers):
         layers.append(Layer(*again(stream)) if model.shared else _layer(model, stream, mask[i], bias))
         stream = layers[-1].stream
@@ -131,13 +135,18 @@ def _words(model: Description, table: Table, ids: tuple[int, ...]) -> Vector:
 
 def _layer(model: Description, x: Vector, mask: Mask, bias: Bias) -> Layer:
     looked: list[nn.Attended] = []
+    given: list[Vector] = []
 
     def look(u: Vector) -> Vector:
         looked.append(_attend(model, u, mask, bias))
         return looked[0].output
 
-    made = nn.block(x, look, partial(_feed, model), partial(normed, model), model.order)
-    return Layer(made.output, made.attended, made.fed, looked[0].scores, looked[0].weights)
+    def feed(u: Vector) -> Vector:
+        given.append(u)
+        return _feed(model, u)
+
+    made = nn.block(x, look, feed, partial(normed, model), model.order)
+    return Layer(made.output, made.attended, made.fed, given[0], looked[0].scores, looked[0].weights)
 
 
 def _decoder(model: Description, x: Vector, context: Vector, mask: Mask, bias: Bias) -> Layer:
@@ -145,8 +154,9 @@ def _decoder(model: Description, x: Vector, context: Vector, mask: Mask, bias: B
     x = x + own.output
     cross = _attend(model, normed(model, x), None, None, context).output
     x = x + cross
-    fed = _feed(model, normed(model, x))
-    return Layer(x + fed, own.output, fed, own.scores, own.weights, cross)
+    given = normed(model, x)
+    fed = _feed(model, given)
+    return Layer(x + fed, own.output, fed, given, own.scores, own.weights, cross)
 
 
 def _attend(

@@ -20,7 +20,7 @@ import numpy as np
 
 from .. import __version__
 
-FORMAT = 2  # to be raised when the engine draws otherwise, or a part holds other numbers
+FORMAT = 3  # to be raised when the engine draws otherwise, or a part holds other numbers
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -64,7 +64,8 @@ class Store:
     def save(self, key: Mapping[str, Any], arrays: Arrays) -> None:
         """Keep a finished part."""
         buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, key=np.array(self._text(key)), **arrays)
+        named: dict[str, Any] = {"key": np.array(self._text(key)), **arrays}
+        np.savez(buffer, **named)
         content = buffer.getvalue()
         write(self.path(key), content + hashlib.sha256(content).digest())
 

@@ -8,7 +8,7 @@ import pytest
 import netsor as ns
 
 
-def test_gpt2_is_mostly_mlp_output_behind_its_first_block():
+def test_gpt2_is_mostly_mlp_output_after_its_first_block():
     """24 draws of the whole model would do; one block is the same first block, up to its depth-scaled projections."""
     model = ns.models.read("gpt2").replace(layers=1)
     found = model.probes(tokens=16).measure(24, workers=1, progress=False)

@@ -66,7 +66,7 @@ def test_an_encoder_and_a_decoder_are_looked_at_apart():
     apart = {"mean_square": [1, 2, 30, 60], "effective_rank": [7, 6, 1.5, 1.9], "stacks": ((0, 1), (2, 3))}
     assert [verdict(name, facts(**apart)).verdict for name in ("growth", "rank")] == [NOT_FOUND, NOT_FOUND]
     grown = verdict("growth", facts(**{**apart, "mean_square": [1, 2, 3, 60]}))
-    assert (grown.verdict, "behind block 3, 6" in grown.measured) == (FOUND, True)
+    assert (grown.verdict, "after block 3, 6" in grown.measured) == (FOUND, True)
     assert verdict("rank", facts(**{**apart, "effective_rank": [7, 1.2, 7, 7]})).verdict == FOUND
 
 
@@ -166,11 +166,16 @@ def verdict_of(found, name):
     return {finding.name: finding.verdict for finding in found.findings}[name]
 
 
-def test_repeated_ids_are_one_vector_where_positions_are_not_learned():
-    """Two ids, four tokens: with learned positions they begin as four vectors, else as two."""
-    for positions, distinct in (("learned", 4), ("rotary", 2)):
-        model = ns.models.read(GPT2).replace(positions=positions)
+def test_repeated_ids_are_one_vector_where_positions_do_not_part_them():
+    """Two ids, four tokens: with learned positions they begin as four vectors, else as two, or as one without ids."""
+    for changes, said in (
+        ({}, "of 4 tokens"),
+        ({"positions": "rotary"}, "of 2 tokens"),
+        ({"std_position": 0.0}, "of 2 tokens"),  # positions that are there, and all 0
+        ({"std_position": 0.0, "std_embedding": 0.0, "std_type": 0.02}, "the tokens begin as one vector"),
+    ):
+        model = ns.models.read(GPT2).replace(**changes)
         request = Request(model, ids=(1, 1, 2, 2), draws=20)
         arrays = model.probes(ids=(1, 1, 2, 2)).measure(20, workers=1, progress=False)
         found = Found(request, model, Measured(request.subject(model, False), arrays, 0.0), None, 0.0)
-        assert f"of {distinct} tokens" in {f.name: f.measured for f in found.findings}["rank"]
+        assert said in {f.name: f.measured for f in found.findings}["rank"]

@@ -15,6 +15,7 @@ from netsor.studies.paper._measure import Divergences
 from netsor.studies.paper._plan import Agreement, Plan
 from netsor.studies.paper._reproduce import Options
 from netsor.studies.paper._sample import sampled
+from netsor.studies.paper._separate import separations
 
 
 def filled(plan, cases):
@@ -88,6 +89,28 @@ def verdicts(done):
 
 def test_every_claim_agrees_with_the_right_limit(done):
     assert verdicts(done) == ["agrees"] * 6
+
+
+def test_what_can_be_told_apart_is_computed_from_the_laws(done):
+    """The limit of ReLU is 6.8e-8 from a Gaussian in KL, that of figure 1 is 2.73e-4: from independent scripts.
+
+    Width 1024 is farther than the first from its own limit, so that figure 5 cannot tell one head from 64.
+    """
+    plan, chosen = done
+    data = {
+        name: _measure.MEASURES[figure.kind](plan, figure) for name, figure in chosen.items() if name in ("1b", "5b")
+    }
+    clip, relu = separations(plan, data)
+    assert (clip.figure, clip.case.width, relu.figure, relu.case.width) == ("1b", 1024, "5b", 1024)
+    assert clip.others[-1].kl == pytest.approx(2.73e-4, rel=5e-3)
+    assert relu.others[-1].kl == pytest.approx(6.8e-8, rel=5e-3)
+    assert {other.heads for other in clip.others if other.by_width} >= {1, 64, np.inf}
+    assert not any(other.by_width for other in relu.others)
+    assert all(other.by_draws for other in clip.others)
+    near = dataclasses.replace(data["5b"], exact=[ns.Estimate(1e-9, 1e-10)] * 4)
+    assert all(other.by_width for other in separations(plan, {"5b": near})[0].others)
+    far = dataclasses.replace(data["1b"], exact=[ns.Estimate(1e-4, 1e-5)] * 4)
+    assert not any(other.by_width for other in separations(plan, {"1b": far})[0].others)
 
 
 def doubled(law):

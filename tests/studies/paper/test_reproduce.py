@@ -94,6 +94,8 @@ def test_the_report_stands_alone_and_has_a_row_for_each_claim(whole):
     assert page.count("<td class=") == len(_claims.CLAIMS) == 7
     assert not re.search(r'(?:src|href)="(?!#)', page.replace("xlink:href", "href"))
     assert "<script" not in page
+    relu = re.search(r'<tr><td><a href="#figure-5b">.*?</tr>', page)[0]
+    assert "<td>none of these</td><td>1 head (KL 6.8e-08);" in relu  # what width 1024 is told from, and what not
 
 
 def test_the_manifest_says_what_was_run(whole):

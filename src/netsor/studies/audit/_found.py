@@ -86,12 +86,19 @@ class Found:
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """A verdict for each rule."""
-        model, ids = self.model, self.request.ids
-        same = ids is not None and model.positions != "learned"  # repeated ids begin as one vector
-        distinct = len(set(ids)) if same and ids is not None else self.request.tokens
-        uniform = math.log(model.vocabulary) if model.vocabulary else None
+        uniform = math.log(self.model.vocabulary) if self.model.vocabulary else None
         beside = self.limit.arrays if self.actual is not None and self.limit is not None else None
-        return judged(Facts(self.best.arrays, beside, distinct, uniform, self.stacks))
+        return judged(Facts(self.best.arrays, beside, self._distinct, uniform, self.stacks))
+
+    @property
+    def _distinct(self) -> int:
+        """How many different vectors the tokens begin as: learned positions tell them apart, otherwise their ids."""
+        model, ids = self.model, self.request.ids
+        if model.positions == "learned" and model.std_position:
+            return self.request.tokens
+        if not model.std_embedding:
+            return 1  # what is added to every token alike
+        return self.request.tokens if ids is None else len(set(ids))
 
     @property
     def measured(self) -> list[Measured]:

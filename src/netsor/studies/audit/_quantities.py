@@ -19,7 +19,7 @@ BLOCKS = (
     Quantity(
         "mean_square",
         "mean square of the stream",
-        "of the residual stream behind the block, over tokens and coordinates",
+        "of the residual stream after the block, over tokens and coordinates",
         log=True,
     ),
     Quantity(

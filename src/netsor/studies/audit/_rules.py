@@ -98,8 +98,8 @@ def _growth(facts: Facts, threshold: float) -> Said:
     first, last = facts.stacks[most]
     middle = float(np.median(ratios[most]))
     text = (
-        f"mean square {np.median(square[:, first]):.3g} behind block {first + 1}, {np.median(square[:, last]):.3g} "
-        f"behind block {last + 1}: {middle:.3g} times"
+        f"mean square {np.median(square[:, first]):.3g} after block {first + 1}, {np.median(square[:, last]):.3g} "
+        f"after block {last + 1}: {middle:.3g} times"
     )
     return _compared(text, above, ratios[most], threshold, middle)
 
@@ -115,7 +115,7 @@ def _branches(facts: Facts, threshold: float) -> Said:
     is_attention = bool(np.median(part[:, worst]) < 0.5)
     shares = [float(np.median(share[:, 0])) for share in (draws["mlp_share"], attention)]
     text = (
-        f"behind block 1 the stream is {shares[0]:.0%} MLP output, {shares[1]:.0%} attention output; in block "
+        f"after block 1 the stream is {shares[0]:.0%} MLP output, {shares[1]:.0%} attention output; in block "
         f"{worst + 1} {'attention' if is_attention else 'the MLP'} is {lesser[worst]:.2g} of what is added"
     )
     drowned = part[:, worst] if is_attention else 1 - part[:, worst]
@@ -129,8 +129,8 @@ def _rank(facts: Facts, threshold: float) -> Said:
     first, last = min(facts.stacks, key=lambda stack: float(np.median(rank[:, stack[1]])))
     free = (rank[:, last] - 1) / (facts.distinct - 1)
     text = (
-        f"effective rank {np.median(rank[:, first]):.3g} behind block {first + 1}, {np.median(rank[:, last]):.3g} "
-        f"behind block {last + 1}, of {facts.distinct} tokens; cosine {np.median(facts.draws['cosine'][:, last]):.2g}"
+        f"effective rank {np.median(rank[:, first]):.3g} after block {first + 1}, {np.median(rank[:, last]):.3g} "
+        f"after block {last + 1}, of {facts.distinct} tokens; cosine {np.median(facts.draws['cosine'][:, last]):.2g}"
     )
     return _compared(text, below, free, threshold, float(np.median(free)))
 
@@ -198,7 +198,7 @@ def _misses(here: Array, there: Array) -> str:
 RULES = (
     Rule(
         "growth",
-        "the mean square of the stream behind the last block is more than 10 times that behind the first",
+        "the mean square of the stream after the last block is more than 10 times that after the first",
         10.0,
         "Blocks whose input is normalised add much the same each time, and so each is a smaller part of what is there: "
         "the last blocks then hardly change the stream, and their input and gradients are on another scale.",
@@ -215,7 +215,7 @@ RULES = (
         "rank",
         "at the end the tokens fill less than 0.1 of the directions in which they can differ",
         0.1,
-        "Tokens that point the same way cannot be told apart behind a norm: the loss hardly depends on which is which.",
+        "Tokens that point the same way cannot be told apart after a norm: the loss hardly depends on which is which.",
         _rank,
     ),
     Rule(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._page import page, picture
 from ._claims import ABSENT, AGREES, DISAGREES, Row
 from ._measure import Divergences, Heads
+from ._separate import Separation
 
 BODY = """\
 <p><em>Infinite-Width Limit of a Single Attention Layer: Analysis via Tensor Programs</em> (Sakai, Karakida, Imaizumi,
@@ -24,6 +26,7 @@ NeurIPS 2025). Every draw below is exact in law at its width; no weight matrix w
 </table>
 <p>A number agrees with a bound, or disagrees, when it is on that side of it by four standard errors; otherwise the
 verdict is left open, and more draws would settle it. {estimators}</p>
+{apart}
 <h2>Figures</h2>
 <p>Densities: finite widths dotted, limits solid, infinitely many heads black; below, the difference from the limit,
 with kernel estimates of the first trial thin. Divergences: ours with standard errors; the paper's as a faint dot for
@@ -34,6 +37,20 @@ each trial, their mean and standard deviation. The data of figure 1a are in <cod
 <h2>How</h2>
 <p>{how}</p>"""
 
+APART = """\
+<h2>What this can tell apart, and what not</h2>
+<p>A width that converges to its limit may be as near to other laws. Here these are the limits of the same layer with
+other numbers of heads, each with the KL from the limit to it. KL is, to leading order, half a squared distance: a width
+is told from a law that is more than four times as far from the limit in KL as the width itself, four standard errors
+added. Draws at infinite width are told from a law by the test, of level 1e-6, that the limit itself has to pass.</p>
+<table>
+<thead><tr><th>Figure</th><th>Limit</th><th>Nearest width</th><th>It is told from</th><th>It is not told from</th>
+<th>Draws at infinite width are told from</th></tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table>"""
+
 BOTH = (
     "The paper estimates KL from kernel estimates of two samples, which adds a floor: the dashed grey line is what "
     "that estimator says of the limit against itself. Ours averages exact conditional densities over replicas that "
@@ -42,7 +59,12 @@ BOTH = (
 
 
 def report(
-    rows: Sequence[Row], data: Mapping[str, Any], svg: Mapping[str, bytes], manifest: Mapping[str, Any], quick: str
+    rows: Sequence[Row],
+    data: Mapping[str, Any],
+    apart: Sequence[Separation],
+    svg: Mapping[str, bytes],
+    manifest: Mapping[str, Any],
+    quick: str,
 ) -> str:
     """The page."""
     estimator = manifest["options"]["estimator"]
@@ -58,6 +80,7 @@ def report(
         summary=html.escape(" ".join(summary(rows, data))),
         rows="\n".join(_row(row) for row in rows),
         estimators=BOTH if estimator == "both" else "",
+        apart=APART.format(rows="\n".join(map(_separated, apart))) if apart else "",
         figures="\n".join(picture(name, svg[name], f"Figure {name}. {data[name].figure.title}.") for name in svg),
         how=how,
     )
@@ -72,6 +95,29 @@ def _row(row: Row) -> str:
         f"<td>{html.escape(row.measured)}</td>"
         f'<td class="{name}">{row.verdict}</td><td>{links}</td></tr>'
     )
+
+
+def _separated(found: Separation) -> str:
+    case = found.case
+    limit = f"{_heads(case.heads)}, {case.tokens} tokens, {case.activation}: excess kurtosis {found.kurtosis:.2g}"
+    by_width = [[other for other in found.others if other.by_width is told] for told in (True, False)]
+    by_draws = [other for other in found.others if other.by_draws]
+    cells = [
+        f'<a href="#figure-{found.figure}">{found.figure}</a>',
+        limit,
+        f"n = {case.width:.0f}, at KL {found.kl}",
+        *("; ".join(f"{_heads(o.heads)} (KL {o.kl:.2g})" for o in others) or "none of these" for others in by_width),
+        "; ".join(_heads(o.heads) for o in by_draws) or "none of these",
+    ]
+    if any(other.by_draws is None for other in found.others):
+        cells[-1] = "not compared"
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _heads(count: float) -> str:
+    if math.isinf(count):
+        return "infinitely many heads, a Gaussian"
+    return "1 head" if count == 1 else f"{count:.0f} heads"
 
 
 def summary(rows: Sequence[Row], data: Mapping[str, Any]) -> list[str]:

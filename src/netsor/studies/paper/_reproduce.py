@@ -23,6 +23,7 @@ from ._measure import MEASURES
 from ._plan import Plan
 from ._report import report, summary
 from ._sample import Cost, cost, draw, timed
+from ._separate import separations
 
 COMMAND = "netsor reproduce"
 ESTIMATORS = ("paper", "exact", "both")
@@ -141,7 +142,7 @@ def reproduce(options: Options) -> Finished:
         for name, picture in pictures.items():
             for kind, content in picture.result().items():
                 (svg if kind == "svg" else files)[name if kind == "svg" else f"{name}.{kind}"] = content
-    rows = judged(data)
+    rows, apart = judged(data), separations(plan, data)
     costs = {part: there[part] if part in there else futures[part].result() for part in parts}
     manifest = _manifest(options, plan, costs, seconds)
     quick = ""
@@ -151,7 +152,7 @@ def reproduce(options: Options) -> Finished:
             "10 of 50,000 (100,000 for ReLU)."
         )
     manifest["seconds"]["all"] = round(time.perf_counter() - start, 3)
-    files["report.html"] = report(rows, data, svg, manifest, quick).encode()
+    files["report.html"] = report(rows, data, apart, svg, manifest, quick).encode()
     folder.put(files, manifest)
     spent = f"{manifest['draws']:,} draws from {manifest['random_numbers']:,} random numbers"
     if there:

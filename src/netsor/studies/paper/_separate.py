@@ -1,0 +1,85 @@
+"""What an experiment can and cannot tell apart: its limit, and those of the same layer with other numbers of heads.
+
+A law that converges to its limit does so in sight of other laws. To leading order KL is half a squared distance between
+laws, so a width is surely nearer to its own limit than to another law if the two laws are more than four times as far
+apart in KL as the width is from its limit. What is nearer than that, the widths alone cannot tell from the limit.
+Draws at infinite width, where they were made, are compared with each law as they are with the limit itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...laws import Estimate, Law
+from ...laws._distance import kl_terms
+from ._cases import Case, limit_law
+from ._measure import Divergences, Heads
+from ._plan import Plan, agreement
+from ._sample import GRID, WEIGHTS
+
+BESIDE = (1, 64, math.inf)  # numbers of heads: one, many, infinitely many
+SIGMAS = 4.0  # as for verdicts
+TWICE = 4.0  # in KL: twice the distance
+
+
+class Other(NamedTuple):
+    """The limit of the same layer with another number of heads."""
+
+    heads: float
+    kl: float  # D(limit ‖ this law)
+    by_width: bool  # whether the nearest width is told from it
+    by_draws: bool | None  # whether draws at infinite width are; None, if there are none
+
+
+@dataclass(frozen=True)
+class Separation:
+    """What the nearest width of a figure tells from its limit."""
+
+    figure: str
+    case: Case  # the nearest width to a limit
+    kurtosis: float  # of the limit
+    kl: Estimate  # from width n to the limit
+    others: tuple[Other, ...]
+
+
+def separations(plan: Plan, data: Mapping[str, Any]) -> list[Separation]:
+    """For every figure of divergences, and every limit in it."""
+    found = []
+    for name, measured in data.items():
+        curve = measured.finite if isinstance(measured, Heads) else measured
+        if isinstance(curve, Divergences):
+            pairs = zip(curve.figure.cases, curve.best(), strict=True)
+            nearest = {case.limit: (case, kl) for case, kl in pairs}  # of each limit the last, and widest
+            found += [_separation(plan, name, case, kl) for case, kl in nearest.values()]
+    return found
+
+
+def _separation(plan: Plan, figure: str, case: Case, kl: Estimate) -> Separation:
+    blocks = plan.replicated(case.limit) if plan.exact and plan.agreement(case) is not None else None
+    others = []
+    for heads in BESIDE:
+        if heads != case.heads:
+            apart = _apart(case.limit, heads)
+            told = None if blocks is None else not agreement(_with(case.limit, heads), blocks).agrees
+            others.append(Other(heads, apart, apart > TWICE * (kl.value + SIGMAS * kl.error), told))
+    return Separation(figure, case, float(limit_law(case).kurtosis()), kl, tuple(others))
+
+
+def _with(limit: Case, heads: float) -> Law:
+    """The limit of the same layer with so many heads."""
+    if math.isinf(heads):
+        return limit_law(limit).infinite_heads()
+    return limit_law(replace(limit, heads=int(heads)))
+
+
+@lru_cache(maxsize=64)  # figures share limits
+def _apart(limit: Case, heads: float) -> float:
+    """D(limit ‖ the limit with so many heads), by quadrature."""
+    here, there = (np.asarray(law.logpdf(GRID)) for law in (limit_law(limit), _with(limit, heads)))
+    return float(np.sum(WEIGHTS * kl_terms(np.exp(here), np.exp(there), there)))

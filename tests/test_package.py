@@ -1,0 +1,60 @@
+"""What is handed on: the archive of the sources, the wheel, and the versions of others that it asks for."""
+
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
+
+from .lowest import lowest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("src", "tests", "examples", "docs", "bench")
+FILES = ("Makefile", "CONTRIBUTING.md", "CHANGELOG.md", "README.md", "LICENSE", "mkdocs.yml", "pyproject.toml")
+ADDED = {".gitignore", "PKG-INFO"}  # by the builder
+
+
+def below(folder):
+    """The files of a folder of the sources, without what Python leaves there."""
+    return {path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dist")
+    kinds = (SdistBuilder, WheelBuilder)
+    return [next(kind(str(ROOT)).build(directory=str(folder), versions=["standard"])) for kind in kinds]
+
+
+def test_the_sources_are_whole(built):
+    """All that `make` and the tests need, and nothing else."""
+    with tarfile.open(built[0]) as archive:
+        found = {name.split("/", 1)[1] for name in archive.getnames()}
+    wanted = {str(path.relative_to(ROOT)) for folder in FOLDERS for path in below(folder)}
+    assert found - ADDED == wanted | set(FILES)
+
+
+def test_the_wheel_is_the_package_alone(built):
+    with zipfile.ZipFile(built[1]) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+        entry = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        assert "netsor = netsor.cli:main" in archive.read(entry).decode()
+    assert found == {str(path.relative_to(ROOT / "src")) for path in below("src")}
+    assert {"netsor/py.typed", "netsor/models/data/gpt2.json", "netsor/explore/_app.css"} <= found
+
+
+def test_lowest_versions_are_read_off(tmp_path):
+    """Of the library and of every extra; what has no lowest version, or is the library itself, has no line."""
+    file = tmp_path / "pyproject.toml"
+    file.write_text(
+        '[project]\ndependencies = ["numpy>=2.0", "any"]\n[project.optional-dependencies]\n'
+        'a = ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.26", "torch==2.13.0"]\nb = ["netsor[a]", "numpy>=2.0"]\n'
+    )
+    assert lowest(file) == ["mkdocs-material==9.5", "mkdocstrings==0.26", "numpy==2.0"]
+
+
+def test_every_dependency_has_a_lowest_version():
+    named = {line.split("==")[0] for line in lowest(ROOT / "pyproject.toml")}
+    assert {"numpy", "scipy", "matplotlib", "click", "jax", "distributed", "pytest", "hypothesis"} <= named
