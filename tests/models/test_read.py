@@ -172,8 +172,14 @@ def test_any_value_of_any_field_is_read_or_refused(family):
             {**CONFIGS["llama"], "num_hidden_layers": "3"},
             "num_hidden_layers='3' of this llama configuration must be a whole",
         ),
-        ({**CONFIGS["gpt2"], "initializer_range": -1}, "std_q=-1 of a Transformer must be a finite number, 0 or from 1e-40"),
-        ({**CONFIGS["gpt2"], "initializer_range": 1e-300}, "std_q=1e-300 of a Transformer must be a finite number, 0 or"),
+        (
+            {**CONFIGS["gpt2"], "initializer_range": -1},
+            "std_q=-1 of a Transformer must be a finite number, 0 or from 1e-40",
+        ),
+        (
+            {**CONFIGS["gpt2"], "initializer_range": 1e-300},
+            "std_q=1e-300 of a Transformer must be a finite number, 0 or",
+        ),
     ],
 )
 def test_bad_sources(source, message):

@@ -138,8 +138,8 @@ class Config:
         if value not in allowed:
             which = " or ".join(map(repr, allowed))
             raise ValueError(
-                f"{field}={shown(value)} of this {self.family} configuration is not known here: it must be {which}. Write "
-                "such a network in the language (netsor.nn), or set the field to compare without it"
+                f"{field}={shown(value)} of this {self.family} configuration is not known here: it must be {which}. "
+                "Write such a network in the language (netsor.nn), or set the field to compare without it"
             )
 
     def activation(self, field: str, default: str) -> str:
@@ -169,8 +169,8 @@ class Config:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not -vocabulary <= value < vocabulary:
             raise ValueError(
-                f"pad_token_id={shown(value)} of this {self.family} configuration must be null or an id of the vocabulary, "
-                f"which has {vocabulary}"
+                f"pad_token_id={shown(value)} of this {self.family} configuration must be null or an id of the "
+                f"vocabulary, which has {vocabulary}"
             )
         return value % vocabulary
 
@@ -201,8 +201,8 @@ class Config:
             found["rotary_stretch"] = Stretch(*(float(rope.take(name, kind=float)) for name in names))
         elif kind != "default":
             raise ValueError(
-                f"rope_type={shown(kind)} of this {self.family} configuration is not known here: it must be 'default' or "
-                "'llama3'"
+                f"rope_type={shown(kind)} of this {self.family} configuration is not known here: it must be "
+                "'default' or 'llama3'"
             )
         rope.done()
         return found

@@ -39,12 +39,16 @@ def inputs_of(
     if patches is not None:
         raise ValueError(f"patches are for models of images, and {model.name} reads ids")
     if (ids is None) == (tokens is None):
-        raise ValueError(f"give ids or tokens (a number of different ids), one of them; got ids={shown(ids)}, tokens={shown(tokens)}")
+        raise ValueError(
+            f"give ids or tokens (a number of different ids), one of them; got ids={shown(ids)}, tokens={shown(tokens)}"
+        )
     if ids is None:
         count = _whole(tokens, "tokens", 1, model.length or 2**20)
         words = (model.vocabulary or math.inf) - (model.padding is not None)
         if count > words:
-            raise ValueError(f"tokens={count} must be at most {words}: so many different ids {model.name} has; give ids")
+            raise ValueError(
+                f"tokens={count} must be at most {words}: so many different ids {model.name} has; give ids"
+            )
         ids = [i for i in range(count + 1) if i != model.padding][:count]
     found = _ids(model, ids, "ids")
     after = (

@@ -53,8 +53,8 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
         return _made(shipped["config"], source).replace(**shipped.get("drawn", {}))
     if isinstance(source, str | Path):
         path = Path(source)
-        path = path / "config.json" if path.is_dir() else path
         try:
+            path = path / "config.json" if path.is_dir() else path
             given = fields_of(path)
         except OSError as error:
             why = "is no file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"

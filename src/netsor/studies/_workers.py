@@ -93,9 +93,9 @@ def _isolated() -> Iterator[None]:
     """
     path, main = sys.path[:], sys.modules["__main__"]
     safe = os.environ.get("PYTHONSAFEPATH")
-    here = Path.cwd()
+    here = _place(".")
     with _interrupts_later():
-        sys.path[:] = [entry for entry in path if Path(entry).resolve() != here or Path(entry).resolve() == HOME]
+        sys.path[:] = [entry for entry in path if _place(entry) != here or _place(entry) == HOME]
         sys.modules["__main__"] = ModuleType("__main__")
         os.environ["PYTHONSAFEPATH"] = "1"
         try:
@@ -107,6 +107,14 @@ def _isolated() -> Iterator[None]:
                 del os.environ["PYTHONSAFEPATH"]
             else:
                 os.environ["PYTHONSAFEPATH"] = safe
+
+
+def _place(entry: str) -> Path | None:
+    """Where a folder is; None if it is told from the current folder, and that was removed."""
+    try:
+        return Path(entry).resolve()
+    except OSError:
+        return None
 
 
 @contextmanager

@@ -31,8 +31,8 @@ def vit(given: dict[str, Any]) -> dict[str, Any]:
     std = config.take("initializer_range", 0.02, float)
     if not 0 < std <= LARGEST:
         raise ValueError(
-            f"initializer_range={shown(std)} of this vit configuration must be above 0 and at most {LARGEST}: positions are "
-            "drawn from a normal that is cut off at ±2, and beyond that it shows"
+            f"initializer_range={shown(std)} of this vit configuration must be above 0 and at most {LARGEST}: "
+            "positions are drawn from a normal that is cut off at ±2, and beyond that it shows"
         )
     labels = config.take("id2label", None, dict) or (0, 1)  # two, unless they are given
     image, patch = (_pair(config, field, size) for field, size in (("image_size", 224), ("patch_size", 16)))
