@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -94,7 +94,7 @@ def _isolated() -> Iterator[None]:
     path, main = sys.path[:], sys.modules["__main__"]
     safe = os.environ.get("PYTHONSAFEPATH")
     here = _place(".")
-    with _interrupts_later():
+    with _interrupts_later(), nullcontext() if here is not None else _elsewhere():
         sys.path[:] = [entry for entry in path if _place(entry) != here or _place(entry) == HOME]
         sys.modules["__main__"] = ModuleType("__main__")
         os.environ["PYTHONSAFEPATH"] = "1"
@@ -115,6 +115,18 @@ def _place(entry: str) -> Path | None:
         return Path(entry).resolve()
     except OSError:
         return None
+
+
+@contextmanager
+def _elsewhere() -> Iterator[None]:
+    """Meanwhile in another folder, for a process cannot be begun in one that was removed."""
+    here = os.open(".", os.O_RDONLY)
+    os.chdir("/")
+    try:
+        yield
+    finally:
+        os.fchdir(here)
+        os.close(here)
 
 
 @contextmanager
