@@ -1,7 +1,10 @@
 """netsor audit on the command line: its contract, its errors, its signals. No test depends on the clock."""
 
+import dataclasses
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,8 +13,8 @@ from functools import lru_cache
 import pytest
 
 from netsor.cli import _cost
-from netsor.engine import NoLimitError
-from netsor.models import Probes
+from netsor.engine import NoLimitError, _montecarlo
+from netsor.models import Probes, read
 from netsor.studies.audit import _audit, _draw, _request
 from netsor.studies.audit._quantities import BLOCKS
 
@@ -51,7 +54,7 @@ def test_json_is_the_contract(folder):
 def test_the_cost_is_told_first(folder):
     result = netsor(*SMALL, cwd=folder)
     assert result.stderr.startswith("netsor: tiny: 40 draws from ")
-    assert "less than a second" in result.stderr
+    assert int(re.search(r"about (\d+) s", result.stderr)[1]) >= 1  # workers begin, and plan what this process planned
     assert "growth: " in result.stdout
 
 
@@ -111,7 +114,16 @@ BAD = {
     ("tiny.json", "--draws", "1000000000000"): "--draws=1000000000000 would need",
     ("tiny.json", "--out", "tiny.json"): "--out 'tiny.json' must be a folder that can be written to",
     ("tiny.json", "--out", "theirs"): "--out='theirs' holds a report.html that is not of an earlier run",
-    ("tiny.json", "--set", "std=1e300"): "must be a finite number, 0 or from 1e-50 to 1e+50",
+    ("tiny.json", "--set", "std=1e300"): "--set 'std=1e300': std=1e+300 of a Transformer must be a finite number, 0 or",
+    ("tiny.json", "--set", "std=1e-300"): "--set 'std=1e-300': std=1e-300 of a Transformer must be a finite number",
+    ("tiny.json", "--set", "vocabulary=1"): "--tokens=3 must be at most 1: so many different ids",
+    ("tiny.json", "--out", "a" * 300): "a' must be a folder that can be written to: File name too long\n",
+    ("b" * 300,): "cannot be read (File name too long), and none of the models that ship",
+    ("twice.json",): "MODEL 'twice.json': 'twice.json' has the field 'n_layer' twice",
+    ("deep.json",): "MODEL 'deep.json': 'deep.json' is no configuration: its brackets are nested too deeply",
+    ("escape.json",): r"'\x1b[2J'=1",
+    ("/dev/zero",): "MODEL '/dev/zero': '/dev/zero' must be a file",
+    ("llama-3-8b", "--set", "heads=1000000000", "--set", "head_dim=2", "--tokens", "2"): "1,000,000,000 heads would",
     ("text.json",): "is no JSON",
     ("list.json",): "must hold an object",
     ("llama-3-8b", "--tokens", "1000000"): "--tokens=1000000",
@@ -124,6 +136,9 @@ def test_bad_input_is_one_line_and_no_file(words, folder):
     (folder / "theirs" / "report.html").write_text("mine")
     (folder / "text.json").write_text("{")
     (folder / "list.json").write_text("[]")
+    (folder / "twice.json").write_text('{"n_layer": 1, "n_layer": 2}')
+    (folder / "deep.json").write_text("[" * 100_000)
+    (folder / "escape.json").write_text(json.dumps({**CONFIG, "\x1b[2J": 1}))
     before = sorted(folder.rglob("*"))
     given = () if {"--tokens", "--ids"} & {*words} else ("--tokens", "3")
     result = netsor("audit", *words, *given, cwd=folder)
@@ -131,9 +146,55 @@ def test_bad_input_is_one_line_and_no_file(words, folder):
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("netsor: ")
     assert BAD[words] in result.stderr
+    assert len(result.stderr) < 1000
+    assert result.stderr[:-1].isprintable()
     assert " (at " not in result.stderr  # no line of ours
     assert result.stdout == ""
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.fixture
+def unplanned(monkeypatch):
+    """A plan is begun, and that is told."""
+
+    def begins(*_, **__):
+        raise ValueError("a plan is begun")
+
+    monkeypatch.setattr(Probes, "plan", begins)
+    monkeypatch.setattr(_request, "_planned", lru_cache(_request._planned.__wrapped__))
+
+
+def test_what_cannot_be_planned_is_refused_before_it_is_tried(unplanned, monkeypatch):
+    """GPT-2 on 1,024 tokens: the covariances of its scores at infinite width, 12 blocks of 12 · 1,024² of them."""
+    monkeypatch.setattr(_montecarlo, "memory", lambda: 2.0**34)
+    result = netsor("audit", "gpt2", "--tokens", "1024")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("netsor: --tokens=1024 of gpt2 with 12 heads would need ")
+    assert "--widths actual" in result.stderr
+    actual = netsor("audit", "gpt2", "--tokens", "1024", "--widths", "actual")
+    assert actual.stderr.endswith("netsor: a plan is begun\n")
+
+
+def test_a_long_plan_is_announced_before_it_is_begun(unplanned, monkeypatch):
+    monkeypatch.setattr(_montecarlo, "memory", lambda: 2.0**40)
+    heads = ("--set", "heads=1000000", "--set", "head_dim=64")
+    for words in (("--tokens", "1024"), ("--tokens", "2", *heads)):
+        first, second = netsor("audit", "gpt2", *words).stderr.splitlines()
+        size = float(re.search(r"to plan this takes about [\d.]+ (?:s|min|h) and ([\d.]+) GiB; Ctrl-C", first)[1])
+        assert 4 < size < 100  # measured: 26 GiB for so many tokens, 7.9 GiB for two blocks of so many heads
+        assert second == "netsor: a plan is begun"
+
+
+def test_the_cost_counts_plans_and_workers(folder):
+    request = _request.Request(read(str(folder / "tiny.json")), tokens=3, draws=600, workers=1)
+    found = _audit.cost(request)
+    draws = sum(subject.plan.seconds(600) for subject in request.subjects)
+    plans = sum(math.ceil(600 / subject.part_draws) * subject.planning for subject in request.subjects)
+    assert plans > 0
+    assert found.seconds == pytest.approx(draws + plans, rel=1e-9)
+    assert found.first == _audit.START
+    kept = dataclasses.replace(request, out=folder / "out")
+    assert _audit.cost(kept).first == _audit.START + _audit.REPORT
 
 
 def test_what_would_take_too_long_is_refused(folder, monkeypatch):
@@ -153,7 +214,7 @@ def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
         return made(self, **widths)
 
     monkeypatch.setattr(Probes, "plan", refuses)
-    monkeypatch.setattr(_request, "_plan", lru_cache(_request._plan.__wrapped__))
+    monkeypatch.setattr(_request, "_planned", lru_cache(_request._planned.__wrapped__))
     found = json.loads(netsor(*SMALL, "--json", cwd=folder).stdout)
     assert (found["limit"], found["no_limit"], len(found["layers"])) == (None, "the scores diverge", 2)
     assert "no limit: the scores diverge" in netsor(*SMALL, cwd=folder).stdout

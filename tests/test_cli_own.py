@@ -1,11 +1,13 @@
 """The command line on programs of one's own: FILE:PROGRAM, --bind and --arg."""
 
+import itertools
 import json
+import os
 
 import pytest
 
 import netsor as ns
-from netsor.cli import _cost
+from netsor.cli import _cost, _plan, _subject
 
 from .command import netsor
 
@@ -54,6 +56,28 @@ def score():
     x = ns.gaussian(n)
     return ns.dot(ns.weight(n, n) @ x, ns.weight(n, n) @ x)
 
+@ns.program
+def several(tokens=2, both=False):
+    x = ns.gaussian(n, tokens)
+    return (x[0], ns.mean_dot(x, x)) if both else x
+
+@ns.program
+def deep(layers=3):
+    x = ns.gaussian(n)
+    for _ in range(layers):
+        x = ns.tanh(ns.weight(n, n) @ x)
+    return x
+
+@ns.program
+def zero():
+    x = ns.gaussian(n)
+    return ns.weight(n, n) @ (x - x)
+
+@ns.program
+def steered():
+    raise ValueError("\\x1b[2J" + "x" * 10**6)
+
+named = ns.Program(ns.gaussian(n), "\\x1b[31mred")
 built = good()
 constant = ns.Program(ns.ones(n))
 number = 3
@@ -243,3 +267,90 @@ def test_plan(folder, monkeypatch):
 def test_help_says_that_the_file_is_run():
     for command in ("check", "law", "compare", "plan"):
         assert "is run" in " ".join(netsor(command, "--help").stdout.split())
+
+
+def test_what_is_refused_is_refused_before_it_is_planned(folder, monkeypatch):
+    for name in ("plan", "law"):
+        monkeypatch.setattr(ns.Program, name, lambda *_, **__: pytest.fail("it is begun"))
+    for words, said in {
+        ("law", "mine.py:several", "--bind", "n=8"): "several(tokens=2, both=False) has several outputs: ask for one",
+        ("law", "mine.py:several", "--bind", "n=8", "--arg", "both=True"): "has several outputs: ask for one of them",
+        ("compare", "mine.py:several", "--bind", "n=8"): "has several outputs: ask for one of them, FILE:PROGRAM[0]",
+        ("compare", "mine.py:deep", "--bind", "n=inf"): "--bind inf is what it is compared with",
+        ("law", "mine.py:own", "--bind", "n=8", "--bind", "d=9007199254740991"): "--bind d=9007199254740991 makes the",
+        ("compare", "mine.py:good", "--bind", "n=8", "--keep-head-dim"): "--keep-head-dim needs --head-dim D",
+        ("compare", "--width", "8", "--keep-head-dim"): "--keep-head-dim needs --head-dim D",
+        ("compare", "--head-dim", "2", "--keep-head-dim", "--infinite-heads"): "exclude each other",
+        ("compare", "--width", "inf"): "--width inf is what it is compared with",
+        ("law", "--width", "8", "--infinite-heads"): "--infinite-heads needs --width inf",
+        ("law", "--width", "9007199254740991"): "--width 9007199254740991 times --heads 2 must be below 2^53, or inf",
+        ("compare", "--width", "9007199254740991"): "--width 9007199254740991 times --heads 2 must be below 2^53, or",
+        (
+            "plan",
+            "--width",
+            "9007199254740991",
+            "--head-dim",
+            "9007199254740990",
+            "--heads",
+            "3",
+        ): "--head-dim 90071992",
+    }.items():
+        result = netsor(*words, cwd=folder)
+        assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        assert said in result.stderr
+
+
+def test_an_output_that_is_always_zero_is_compared(folder):
+    result = netsor("compare", "mine.py:zero", "--bind", "n=8", "--draws", "100", "--json", cwd=folder)
+    assert (result.returncode, result.stderr) == (0, "")
+    found = json.loads(result.stdout)
+    assert all(abs(found[name]["value"]) < 1e-9 for name in ("kl", "total_variation", "wasserstein1", "kolmogorov"))
+
+
+def test_plans_are_counted(folder, monkeypatch):
+    """A plan that takes 7 s is made once more for a law at finite width, and three times at infinite width."""
+    seconds = itertools.count(0, 7)
+    monkeypatch.setattr(_subject.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(_cost, "LONG", 1.0)
+    for width, total in (("8", 7), ("inf", 21)):
+        result = netsor("law", "mine.py:deep", "--bind", f"n={width}", "--draws", "100", cwd=folder)
+        assert result.stderr == f"netsor: this will take about {total} s; Ctrl-C ends it\n"
+
+
+def test_a_plan_tells_what_planning_takes(folder, monkeypatch):
+    """Of 300 layers at infinite width the draws take next to nothing, and the plan a second."""
+    seconds = itertools.count(0, 7)
+    monkeypatch.setattr(_plan.time, "perf_counter", lambda: next(seconds))
+    result = netsor("plan", "mine.py:deep", "--bind", "n=inf", cwd=folder)
+    assert result.stdout.endswith("the plan itself took 7 s; a law makes 3 like it, and takes so much longer\n")
+    found = json.loads(netsor("plan", "mine.py:deep", "--bind", "n=8", "--json", cwd=folder).stdout)
+    assert found["planning_seconds"] == 7
+
+
+def test_many_operations_are_announced_before_they_are_planned(folder, monkeypatch):
+    monkeypatch.setattr(ns.Program, "plan", lambda *_, **__: exec('raise ValueError("a plan is begun")'))
+    for command in ("law", "plan"):
+        words = (command, "mine.py:deep", "--bind", "n=inf", "--arg", "layers=3000")
+        first, second = netsor(*words, cwd=folder).stderr.splitlines()
+        assert first.startswith("netsor: 6,001 operations: to plan this takes about ")
+        assert "a plan is begun" in second
+    few = netsor("law", "mine.py:deep", "--bind", "n=inf", cwd=folder)
+    assert "to plan this" not in few.stderr
+
+
+def test_what_a_file_says_steers_no_terminal(folder):
+    said = netsor("check", "mine.py:steered", cwd=folder).stderr
+    assert len(said) < 3000
+    assert said[:-1].isprintable()
+    for words in (("plan", "mine.py:named", "--bind", "n=8"), ("check", "mine.py:named")):
+        shown = netsor(*words, cwd=folder).stdout
+        assert r"\x1b[31mred" in shown
+        assert "\x1b" not in shown
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_a_pipe_is_no_program(folder):
+    os.mkfifo(folder / "pipe.py")
+    result = netsor("check", "pipe.py:x", cwd=folder)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "FILE 'pipe.py' cannot be imported: it is a folder, a device or a pipe" in result.stderr

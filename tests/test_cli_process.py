@@ -5,8 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import netsor
 
 NETSOR = [sys.executable, "-m", "netsor"]
 QUICK = ["law", "--width", "8", "--draws", "100"]
@@ -179,3 +182,33 @@ def interrupted(words, **how):
         finally:
             process.kill()
     return out, error, process.returncode
+
+
+@POSIX
+def test_a_working_folder_that_was_removed(tmp_path):
+    """What needs no folder is done; what does names the option."""
+    config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16, "vocab_size": 20}
+    (tmp_path / "tiny.json").write_text(json.dumps(config))
+    gone = tmp_path / "gone"
+    env = {**os.environ, "PYTHONPATH": str(Path(netsor.__file__).parents[1])}  # not told from the folder that is gone
+    for words, code, said in (
+        (
+            ["audit", str(tmp_path / "tiny.json"), "--tokens", "2", "--draws", "10", "--workers", "1"],
+            0,
+            "tiny: 1 block",
+        ),
+        (
+            ["audit", str(tmp_path / "tiny.json"), "--tokens", "2", "--draws", "10", "--out", "out"],
+            2,
+            "--out 'out' must",
+        ),
+        (["reproduce", "1b", "--quick"], 2, "--out 'results' must be a folder that can be written to"),
+    ):
+        gone.mkdir()
+        command = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m netsor {' '.join(words)}"
+        result = subprocess.run(
+            ["sh", "-c", command], capture_output=True, text=True, timeout=HANG, check=False, env=env
+        )
+        assert result.returncode == code, result.stderr
+        assert said in (result.stderr if code else result.stdout)
+        assert "Traceback" not in result.stderr

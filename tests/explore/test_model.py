@@ -78,3 +78,15 @@ def test_progress(source):
 def test_a_wrong_value_is_told(model, words):
     with pytest.raises(ValueError, match=words):
         model.view()
+
+
+def test_what_the_command_refuses_is_refused_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(ns.models.Transformer, "probes", lambda *_, **__: pytest.fail("it is begun"))
+    for change, said in (
+        ({"n_layer": 10**9}, "layers=1000000000 of large must be at most 2000"),
+        ({"n_head": 10**9, "n_embd": 10**9}, "would need"),
+        ({"n_layer": 1500}, "s to plan, too long for a page"),
+    ):
+        (tmp_path / "large.json").write_text(json.dumps({**SMALL, **change}))
+        with pytest.raises(ValueError, match=said):
+            Model(str(tmp_path / "large.json"), limit=True).view()

@@ -36,6 +36,16 @@ def test_a_law_with_an_atom(half):
     assert half.entropy() == -math.inf
 
 
+def test_distances_of_two_points():
+    """Two laws of one point each: there is no cell between two nodes to look into."""
+    point, other = (ns.Mixture(np.full(5, at), np.zeros(5), ORIGIN) for at in (0.0, 3.0))
+    assert {name: found.value for name, found in distances(point, point).items()} == dict.fromkeys(
+        ("kl", "total_variation", "wasserstein1", "kolmogorov"), 0.0
+    )
+    apart = distances(point, other)
+    assert [apart[name].value for name in ("total_variation", "wasserstein1", "kolmogorov")] == [1.0, 3.0, 1.0]
+
+
 def test_distances_see_atoms(half):
     other = ns.Mixture(np.repeat([0.5, 0.0], [250, 750]), np.repeat([0.0, 1.0], [250, 750]), ORIGIN)
     found = distances(half, other)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -171,7 +172,14 @@ def test_any_value_of_any_field_is_read_or_refused(family):
             {**CONFIGS["llama"], "num_hidden_layers": "3"},
             "num_hidden_layers='3' of this llama configuration must be a whole",
         ),
-        ({**CONFIGS["gpt2"], "initializer_range": -1}, "std_q=-1 of a Transformer must be a finite number, at least 0"),
+        (
+            {**CONFIGS["gpt2"], "initializer_range": -1},
+            "std_q=-1 of a Transformer must be a finite number, 0 or from 1e-40",
+        ),
+        (
+            {**CONFIGS["gpt2"], "initializer_range": 1e-300},
+            "std_q=1e-300 of a Transformer must be a finite number, 0 or",
+        ),
     ],
 )
 def test_bad_sources(source, message):
@@ -187,6 +195,63 @@ def test_a_file_that_is_no_configuration(tmp_path):
     path.write_text("[1]")
     with pytest.raises(ValueError, match="must hold an object"):
         models.read(path)
+
+
+def refused(source):
+    with pytest.raises(ValueError, match=r".") as caught:
+        models.read(source)
+    return str(caught.value)
+
+
+def test_odd_files_are_refused_before_they_are_read_to_an_end(tmp_path):
+    path = tmp_path / "config.json"
+    for text in ("[" * 100_000, '{"model_type": ' + "[" * 100_000 + "]" * 100_000 + "}"):
+        path.write_text(text)
+        assert "nested too deeply" in refused(path)
+    path.write_text('{"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_embd": 8}')
+    assert "has the field 'n_embd' twice" in refused(path)
+    path.write_text('{"model_type": "llama", "rope_scaling": {"factor": 8, "factor": 9}}')
+    assert "has the field 'factor' twice" in refused(path)
+    with path.open("r+b") as file:
+        file.truncate(2**40)  # a hole of a terabyte
+    assert "more than 16 MiB" in refused(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes and devices")
+def test_devices_and_pipes_are_no_configurations(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    for path in (tmp_path / "config.json", "/dev/zero"):
+        assert "must be a file" in refused(path)
+
+
+def test_values_are_repeated_briefly_and_in_plain_text():
+    long, escape = "x" * 10**6, "\x1b[31m\x07"
+    for field in ("odd", "activation_function", "model_type", "n_embd", "scale_attn_weights"):
+        for value in (long, escape, [long] * 9, {escape: long}):
+            message = refused({**CONFIGS["gpt2"], field: value})
+            assert field in message
+            assert len(message) < 600
+            assert message.isprintable()
+    for name in (long, escape):
+        message = refused({**CONFIGS["gpt2"], name: 1})
+        assert len(message) < 600
+        assert message.isprintable()
+    assert len(refused({**CONFIGS["gpt2"], **{f"odd{i}": 1 for i in range(10_000)}})) < 600
+
+
+def test_different_tokens_are_as_many_as_there_are_ids():
+    for changes, most in (({"vocab_size": 1}, 1), ({"vocab_size": 9, "pad_token_id": 3}, 8)):
+        model = models.read({**CONFIGS["llama"], "tie_word_embeddings": True, **changes})
+        with pytest.raises(ValueError, match=f"tokens={most + 1} must be at most {most}: so many different ids"):
+            model.probes(tokens=most + 1)
+
+
+@pytest.mark.parametrize("value", [1e-300, 1e300])
+def test_numbers_that_cannot_be_drawn_are_refused_by_their_names(value):
+    gpt2 = models.read("gpt2")
+    for name in ("std", "std_o", "bias_in", "embedding_scale", "logit_scale", "score_scale", "eps"):
+        with pytest.raises(ValueError, match=f"{name}=.* of a Transformer must be a finite number"):
+            gpt2.replace(**{name: value})
 
 
 def test_replace_checks_names_and_values():

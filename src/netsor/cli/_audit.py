@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..engine._montecarlo import cores, in_bytes
-from ..engine.backends import choose
 from ..models import Transformer, read, settings
 from . import _cost
 from ._group import cli
 from ._interrupt import Watch
 from ._numbers import FEW, POSITIVE, SEED, WORKERS, shown
-from ._output import apart, check_name, complain, echo_json
-from ._where import sampling, where_options
+from ._output import apart, check_name, complain, echo_json, reason, say
+from ._where import Where, chosen, sampling, where_options
 
 if TYPE_CHECKING:
     from ..studies.audit._audit import Cost
@@ -63,25 +63,26 @@ def audit_command(watch: Watch, /, as_json: bool, out: str | None, **options: An
     """
     if out is not None:
         check_name("--out", out)
-    with apart(as_json), sampling(options, options["workers"]) as where:
-        executor = where.pop("executor", None)
-        found = _audited(watch, out, {**options, "backend": choose(**where), "executor": executor})
+    where = chosen(options)
+    with apart(as_json):
+        found = _audited(watch, out, where, options)
     if as_json:
         echo_json(found.as_dict())
         return
-    click.echo(found.table())
+    say(found.table())
     if out is not None:
-        click.echo(f"\nreport: {Path(out) / 'report.html'}")
+        say(f"\nreport: {Path(out) / 'report.html'}")
 
 
-def _audited(watch: Watch, out: str | None, options: dict[str, Any]) -> Any:
+def _audited(watch: Watch, out: str | None, where: Where, options: dict[str, Any]) -> Any:
     from concurrent.futures.process import BrokenProcessPool
 
     from ..studies.audit import _audit
 
     kept = LOST if out is None else KEPT
     try:
-        request = _request(out, options)
+        request = _request(out, {**options, "backend": where.backend})
+        _cost.announce_plan(" and ".join(model.name for model in request.models), *request.planning)
         cost = _audit.cost(request)
     except ValueError as error:
         raise click.UsageError(_said(error)) from None
@@ -91,12 +92,15 @@ def _audited(watch: Watch, out: str | None, options: dict[str, Any]) -> Any:
         if request.out is not None:
             _audit.folder_of(request.out).prepare(_audit.FILES)
         _announce(request, cost)
-        return _audit.run(request)
+        with sampling(where, request.workers) as how:
+            return _audit.run(replace(request, executor=how.get("executor")))
     except BrokenProcessPool:
         complain(f"a worker was killed, for want of memory perhaps: fewer --workers need less; {kept}")
         raise click.exceptions.Exit(1) from None
     except OSError as error:
-        raise click.UsageError(f"--out {shown(out)} must be a folder that can be written to: {error}") from None
+        if out is None:
+            raise
+        raise click.UsageError(f"--out {shown(out)} must be a folder that can be written to: {reason(error)}") from None
     except ValueError as error:
         raise click.UsageError(_said(error)) from None
 
@@ -105,7 +109,7 @@ def _said(error: ValueError) -> str:
     """What the library says, whose arguments are options here."""
     from ..studies.audit._request import plainly
 
-    text = plainly(error)
+    text = plainly(error).replace("widths='actual'", "--widths actual")
     return f"--{text}" if text.startswith(tuple(f"{name}=" for name in OPTIONS)) else text
 
 
@@ -137,7 +141,8 @@ def _read(option: str, source: str) -> Transformer:
     try:
         return read(source)
     except (ValueError, OSError) as error:
-        raise click.UsageError(f"{option} {shown(source)}: {error}") from None
+        said = reason(error) if isinstance(error, OSError) else error
+        raise click.UsageError(f"{option} {shown(source)}: {said}") from None
 
 
 def _changed(model: Transformer, option: str, texts: Sequence[str]) -> Transformer:
@@ -161,7 +166,7 @@ def _ids(text: str | None) -> tuple[int, ...] | None:
 
 
 def _seconds(cost: Cost) -> float:
-    return cost.seconds / min(cost.workers, cores())
+    return cost.first + cost.seconds / min(cost.workers, cores())
 
 
 def _afford(request: Request, cost: Cost) -> None:
@@ -175,8 +180,7 @@ def _afford(request: Request, cost: Cost) -> None:
 
 def _announce(request: Request, cost: Cost) -> None:
     """Say what it takes, before it begins."""
-    seconds = _seconds(cost)
-    time = f"about {_cost.in_time(seconds)}" if seconds >= 1 else "less than a second"
+    time = f"about {_cost.in_time(_seconds(cost))}"
     names = " and ".join(dict.fromkeys(subject.model.name for subject in request.subjects))
     complain(
         f"{names}: {request.draws:,} draws from {cost.random_numbers:,} random numbers, {time} and "

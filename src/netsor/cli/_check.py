@@ -6,7 +6,7 @@ import click
 
 from ..language._check import NO_LIMIT
 from ._group import cli
-from ._output import apart, echo_json
+from ._output import apart, echo_json, say
 from ._target import load
 
 
@@ -26,6 +26,6 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
         points = [{"name": p.name, "verdict": p.verdict, "findings": list(p.findings)} for p in report.points]
         echo_json({"program": report.program, "verdict": report.verdict, "points": points})
     else:
-        click.echo(str(report))
+        say(str(report))
     if report.verdict == NO_LIMIT:
         raise click.exceptions.Exit(1)

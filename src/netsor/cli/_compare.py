@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import click
@@ -10,9 +9,9 @@ import click
 from ..laws import distances
 from ._cost import announce
 from ._group import cli
-from ._output import MANY, apart, check_plot, draw, echo_json, error_of, finite
+from ._output import MANY, apart, check_plot, draw, echo_json, error_of, finite, say
 from ._subject import sampling_options, subject, subject_options
-from ._where import sampling, where_options
+from ._where import chosen, sampling, where_options
 
 
 @cli.command("compare")
@@ -34,19 +33,22 @@ def compare_command(
     Of a program of one's own, FILE:PROGRAM, the widths that --bind gives against all widths at ∞. FILE is run.
     """
     check_plot(plot)
-    with apart(as_json), sampling(options) as where:
-        asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True)
-        if all(width == math.inf for width in asked.widths.values()) and not infinite_heads:
-            option = "--width" if asked.built_in else "--bind"
-            raise click.UsageError(
-                f"{option} inf is what it is compared with; {option} must give a positive integer somewhere"
-            )
-        limit = asked.limit(keep=("d",) if keep_head_dim and asked.built_in else ())
-        announce(asked.seconds)
-        laws = (
-            asked.law(draws, seed, **where),
-            limit.infinite_heads() if infinite_heads else limit.law(draws, seed, **where),
+    where = chosen(options)
+    if keep_head_dim and options["head_dim"] is None:
+        raise click.UsageError("--keep-head-dim needs --head-dim D, the head dimension of the built-in layer to keep")
+    if keep_head_dim and infinite_heads:
+        raise click.UsageError(
+            "--keep-head-dim and --infinite-heads exclude each other: the latter takes d to infinity"
         )
+    with apart(as_json):
+        asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True)
+        limit = asked.limit(keep=("d",) if keep_head_dim else ())
+        announce(asked.seconds)
+        with sampling(where) as how:
+            laws = (
+                asked.law(draws, seed, **how),
+                limit.infinite_heads() if infinite_heads else limit.law(draws, seed, **how),
+            )
         found = distances(*laws)
         notes = list(dict.fromkeys(note for law in laws for note in law.notes))
         for name, distance in found.items():
@@ -58,8 +60,8 @@ def compare_command(
         rows = {name: {"value": e.value, "error": error_of(e.error)} for name, e in found.items()}
         echo_json({**rows, "method": [law.method for law in laws], "status": laws[1].status, "notes": notes})
         return
-    click.echo(f"{laws[0].method} against {laws[1].method} ({laws[1].status})")
+    say(f"{laws[0].method} against {laws[1].method} ({laws[1].status})")
     for note in notes:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
     for name, estimate in found.items():
-        click.echo(f"{name.replace('_', ' '):16} {estimate}")
+        say(f"{name.replace('_', ' '):16} {estimate}")

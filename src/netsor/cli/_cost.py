@@ -18,6 +18,7 @@ from ..engine._plan import Plan
 from ._output import complain
 
 LONG = 10.0  # seconds; what takes longer is announced
+SILENT = 3.0  # seconds; a plan that takes longer to make is announced before
 LONGEST = 86_400.0  # seconds; what takes longer is refused
 
 
@@ -53,14 +54,14 @@ def layer_cost(
     return Cost(size, nanoseconds / 1e9)
 
 
-def plan_cost(plans: Sequence[Plan], draws: int) -> Cost:
-    """So many draws of each plan; a block is held by every core."""
+def plan_cost(plans: Sequence[Plan], draws: int, planning: float) -> Cost:
+    """So many draws of each plan; a block is held by every core. `planning` are the seconds to make them again."""
     held = sum(
         8.0 * (min(draws, KEPT) if p.mean.shape[0] == 1 else draws) * (p.mean.shape[0] + p.mean.shape[0] ** 2)
         for p in plans
     )
     block = max((2.0 * p.bytes for p in plans), default=0.0)
-    return Cost(cores() * block + held, sum(p.seconds(draws) for p in plans) / cores())
+    return Cost(cores() * block + held, planning + sum(p.seconds(draws) for p in plans) / cores())
 
 
 def afford(cost: Callable[..., Cost], given: Mapping[str, Any], modest: Mapping[str, Any]) -> float:
@@ -86,6 +87,12 @@ def announce(seconds: float) -> None:
     """Say so if it will be long."""
     if seconds > LONG:
         complain(f"this will take about {in_time(seconds)}; Ctrl-C ends it")
+
+
+def announce_plan(what: str, seconds: float, size: float) -> None:
+    """Say so if even the plan, which tells what the rest takes, will be long."""
+    if seconds > SILENT:
+        complain(f"{what}: to plan this takes about {in_time(seconds)} and {in_bytes(size)}; Ctrl-C ends it")
 
 
 def in_time(seconds: float) -> str:

@@ -10,9 +10,9 @@ from ..laws import Estimate
 from ._cost import announce
 from ._group import cli
 from ._numbers import POINT
-from ._output import MANY, apart, check_plot, draw, echo_json, error_of, finite
+from ._output import MANY, apart, check_plot, draw, echo_json, error_of, finite, say
 from ._subject import sampling_options, subject, subject_options
-from ._where import sampling, where_options
+from ._where import chosen, sampling, where_options
 
 
 @cli.command("law")
@@ -29,10 +29,12 @@ def law_command(
     returns one; PROGRAM[i] is one of several outputs. Bind its widths, --bind n=256 --bind d=inf.
     """
     check_plot(plot)
-    with apart(as_json), sampling(options) as where:
+    where = chosen(options)
+    with apart(as_json):
         asked = subject({**options, "infinite_heads": infinite_heads}, draws)
         announce(asked.seconds)
-        law = asked.infinite_heads() if infinite_heads else asked.law(draws, seed, **where)
+        with sampling(where) as how:
+            law = asked.infinite_heads() if infinite_heads else asked.law(draws, seed, **how)
         known = law.with_error
         moments = {"mean": known.mean(), "variance": known.var(), "excess kurtosis": known.kurtosis()}
         for name, found in moments.items():
@@ -61,13 +63,13 @@ def law_command(
             }
         )
         return
-    click.echo(f"{law.method} ({law.status}; {law.random_numbers} random numbers a replica)")
+    say(f"{law.method} ({law.status}; {law.random_numbers} random numbers a replica)")
     for note in law.notes:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
     for name, found in moments.items():
-        click.echo(f"{name:16} {found}")
+        say(f"{name:16} {found}")
     for y, pdf, cdf in zip(at, points["pdf"], points["cdf"], strict=True):
-        click.echo(f"y = {y:<10g} pdf {pdf}   cdf {cdf}")
+        say(f"y = {y:<10g} pdf {pdf}   cdf {cdf}")
 
 
 def _points(law: Any, at: tuple[float, ...]) -> dict[str, list[Estimate]]:

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,31 @@ from ..laws import Law
 from ._numbers import shown
 
 MANY = "infinitely many heads"
+LONGEST = 2000  # characters of a message
+
+
+def plain(text: str) -> str:
+    """Text as a terminal may have it: characters that would steer it, such as escapes in a name, are written out."""
+    return "".join(
+        c if c.isprintable() or c == "\n" or unicodedata.category(c) == "Zs" else ascii(c)[1:-1] for c in text
+    )
+
+
+def say(text: str) -> None:
+    """Lines on stdout."""
+    click.echo(plain(text))
 
 
 def complain(text: str) -> None:
-    """One line on stderr, if anybody listens."""
+    """One line on stderr, if anybody listens; shortened if it is very long."""
+    brief = text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} … {text[-200:]}"
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(f"netsor: {text}", file=sys.stderr, flush=True)
+        print(f"netsor: {plain(brief)}", file=sys.stderr, flush=True)
+
+
+def reason(error: OSError) -> str:
+    """Why the system refused, without the path, which may be long and is told as the option has it."""
+    return error.strerror or str(error) or type(error).__name__
 
 
 @contextlib.contextmanager
@@ -91,7 +111,9 @@ def check_plot(plot: str | None) -> None:
         with tempfile.TemporaryFile(dir=path.parent):  # rights alone do not tell
             pass
     except OSError as error:
-        raise click.UsageError(f"--plot {shown(plot)} must be in a folder that can be written to: {error}") from None
+        raise click.UsageError(
+            f"--plot {shown(plot)} must be in a folder that can be written to: {reason(error)}"
+        ) from None
 
 
 def draw(plot: str, laws: dict[str, Law]) -> None:
@@ -110,5 +132,5 @@ def draw(plot: str, laws: dict[str, Law]) -> None:
     try:
         write(Path(plot), content)
     except OSError as error:
-        raise click.ClickException(f"--plot {shown(plot)} cannot be written: {error}") from None
-    click.echo(f"wrote {plot}", err=True)
+        raise click.ClickException(f"--plot {shown(plot)} cannot be written: {reason(error)}") from None
+    click.echo(plain(f"wrote {plot}"), err=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import click
 
 from ._group import cli
-from ._output import apart, echo_json
-from ._subject import subject, subject_options
+from ._output import apart, echo_json, say
+from ._subject import PLANS, subject, subject_options
+
+NOTICED = 0.1  # seconds
 
 
 @cli.command("plan")
@@ -23,10 +27,15 @@ def plan_command(as_json: bool, **options: Any) -> None:
         raise click.UsageError("--infinite-heads is a formula, and has no plan")
     with apart(as_json):
         asked = subject(options)
+        start = time.perf_counter()
         plan = asked.plan()
+        seconds = time.perf_counter() - start
         text = str(plan)
     if as_json:
         costs = {name: int(getattr(plan, name)) for name in ("bytes", "operations", "random_numbers")}
-        echo_json({"program": asked.net.name, **costs, "plan": text})
+        echo_json({"program": asked.net.name, **costs, "planning_seconds": seconds, "plan": text})
         return
-    click.echo(text)
+    say(text)
+    if seconds > NOTICED:
+        count = PLANS[math.inf in asked.widths.values()]
+        say(f"  the plan itself took {seconds:.2g} s; a law makes {count} like it, and takes so much longer")

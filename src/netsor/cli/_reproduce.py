@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..engine._montecarlo import cores, in_bytes
-from ..engine.backends import choose
 from ..studies.paper._cases import Figure, figures
 from ._cost import Cost, afford, announce, layer_cost
 from ._group import cli
 from ._interrupt import Watch
 from ._numbers import DRAWS, POSITIVE, SEED, TRIALS, WORKERS, shown
-from ._output import check_name, complain
-from ._where import sampling, where_options
+from ._output import check_name, complain, reason, say
+from ._where import Where, chosen, sampling, where_options
 
 if TYPE_CHECKING:
     from ..studies.paper._reproduce import Options
@@ -52,45 +51,43 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
     code numbers its experiments; or all, the default. A run that was interrupted goes on where it stopped. Files in
     the folder that are not of an earlier run are never overwritten.
     """
-    with sampling(options, options["workers"]) as where:
-        _reproduced(watch, names, out, where, options)
+    check_name("--out", out)
+    _reproduced(watch, names, out, chosen(options), options)
 
 
-def _reproduced(watch: Watch, names: tuple[str, ...], out: str, where: dict[str, Any], options: dict[str, Any]) -> None:
+def _reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, options: dict[str, Any]) -> None:
     from concurrent.futures.process import BrokenProcessPool
 
     from ..studies.paper._reproduce import Options, prepare, reproduce
 
-    check_name("--out", out)
     try:
-        executor = where.pop("executor", None)
-        backend = choose(**where)
-        chosen = Options(names, Path(out), **options, backend=backend, executor=executor)
+        asked = Options(names, Path(out), **options, backend=where.backend)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     given = {name: options[name] for name in ("samples", "trials", "tokens", "workers")}
     modest = {name: small for name, small in MODEST.items() if given[name] is not None}
-    seconds = afford(lambda **sizes: _cost(replace(chosen, **sizes)), given, modest)
-    _check_disk(chosen)
+    seconds = afford(lambda **sizes: _cost(replace(asked, **sizes)), given, modest)
     watch.message = f"interrupted; {KEPT}"
     try:
-        prepare(chosen)
+        _check_disk(asked)
+        prepare(asked)
         announce(seconds)
-        done = reproduce(chosen)
+        with sampling(where, asked.workers) as how:
+            done = reproduce(replace(asked, executor=how.get("executor")))
     except BrokenProcessPool:
         complain(f"a worker was killed, for want of memory perhaps: fewer --workers need less; {KEPT}")
         raise click.exceptions.Exit(1) from None
     except OSError as error:
-        raise click.UsageError(f"--out {shown(out)} must be a folder that can be written to: {error}") from None
+        raise click.UsageError(f"--out {shown(out)} must be a folder that can be written to: {reason(error)}") from None
     except ValueError as error:
         if not str(error).startswith("out="):
             raise
         raise click.UsageError(f"--{error}") from None
     except RuntimeError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(f"report: {done.report}")
+    say(f"report: {done.report}")
     for line in done.summary:
-        click.echo(line)
+        say(line)
 
 
 def _cost(chosen: Options) -> Cost:

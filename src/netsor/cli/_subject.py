@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,13 +15,17 @@ from click.core import ParameterSource
 from .. import Program
 from ..engine import Plan
 from ..engine._coordinates import picked
+from ..engine._montecarlo import check_memory
+from ..language._graph import ordered
 from ..laws import HeadSum, Law
+from ..studies._planning import of_values
 from ..studies.paper import ACTIVATIONS, layer
-from ._cost import Cost, afford, layer_cost, plan_cost
-from ._numbers import ABOVE, DRAWS, PLACE, POSITIVE, SEED, SIGMA, WIDTH
+from ._cost import Cost, afford, announce_plan, layer_cost, plan_cost
+from ._numbers import ABOVE, DRAWS, LARGEST, PLACE, POSITIVE, SEED, SIGMA, WIDTH, shown
 from ._target import bound, load
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+PLANS = 1, 3  # that a law makes at finite width, and at infinite width to know its errors
 SIGMAS = (("q", "W^Q"), ("k", "W^K"), ("v", "W^V"), ("o", "W^O"), ("w", "the tokens' W"))
 LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", "scaling", "mask", "infinite_heads",
          *(f"sigma_{k}" for k, _ in SIGMAS))  # fmt: skip
@@ -118,9 +123,7 @@ class Subject:
     def law(self, draws: int, seed: int, **where: Any) -> Law:
         """The law of its one output."""
         where |= {"draws": draws, "seed": seed, "coordinates": self.coordinate}
-        law = self.net.law(**where, **self.widths)  # type: ignore[arg-type]
-        if not isinstance(law, Law):
-            raise click.UsageError(f"{self.net.name} has several outputs: ask for one of them, FILE:PROGRAM[0]")
+        law: Law = self.net.law(**where, **self.widths)  # type: ignore[arg-type]
         return law
 
     def plan(self) -> Plan:
@@ -129,9 +132,7 @@ class Subject:
         return self.net.plan(coordinates=self.coordinate, **widths)
 
     def infinite_heads(self) -> Law:
-        """The law of infinitely many heads."""
-        if not all(width == math.inf for width in self.widths.values()):
-            raise click.UsageError("--infinite-heads needs --width inf (and --head-dim inf)")
+        """The law of infinitely many heads; of infinite width."""
         law = self.net.law(progress=False, **self.widths)  # type: ignore[arg-type]
         return law.infinite_heads() if isinstance(law, HeadSum) else law  # 1/n scaling is Gaussian already
 
@@ -145,9 +146,7 @@ def subject(options: dict[str, Any], draws: int = 0, both: bool = False) -> Subj
                 raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
         if options["activation"] != "clip" and _is_given("clip"):
             raise click.UsageError(f"--clip {options['clip']:g} is for --activation clip, not {options['activation']}")
-        return _built_in(
-            draws, both, options["coordinate"], **{name: options[name] for name in LAYER if name != "infinite_heads"}
-        )
+        return _built_in(draws, both, options["coordinate"], **{name: options[name] for name in LAYER})
     for name in LAYER:
         if _is_given(name):
             option = f"--{name.replace('_', '-')}"
@@ -155,18 +154,50 @@ def subject(options: dict[str, Any], draws: int = 0, both: bool = False) -> Subj
     warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
     net = load(target, arguments)
     asked = Subject(net, bound(net, binds), built_in=False, coordinate=options["coordinate"])
+    sides = [asked.widths, *([asked.limit().widths] if both else [])]
     if not draws:
+        _announce_plan(net, sides)
         return asked
+    if sum(math.prod(value.shape) for value in net.outputs) > 1:
+        raise click.UsageError(f"{net.name} has several outputs: ask for one of them, FILE:PROGRAM[0]")
+    if both:
+        _refuse_limit("--bind", asked.widths)
+
+    _announce_plan(net, sides)
 
     def cost(draws: int, bind: str) -> Cost:
         most = math.inf if bind == given else 64  # to see if it is the widths that are too large
-        sides = [asked.widths, asked.limit().widths][: 1 + both]
         narrow: list[dict[str, Any]] = [{k: v if v == math.inf else min(v, most) for k, v in w.items()} for w in sides]
-        return plan_cost([net.plan(**widths) for widths in narrow], draws)
+        start = time.perf_counter()
+        plans = [net.plan(**widths) for widths in narrow]
+        again = sum(PLANS[math.inf in widths.values()] for widths in narrow) / len(narrow)
+        return plan_cost(plans, draws, again * (time.perf_counter() - start))
 
     given = " --bind ".join(f"{k}={v}" for k, v in asked.widths.items())
     seconds = afford(cost, {"draws": draws, "bind": given}, {"bind": "", "draws": 2})
     return replace(asked, seconds=seconds)
+
+
+def _announce_plan(net: Program, sides: list[dict[str, float]]) -> None:
+    """Say what it takes to plan it, if that is long; refuse what cannot be planned in the memory that there is."""
+    values = ordered(net.outputs)
+    found = [of_values(values, widths) for widths in sides]
+    size = max(plan.bytes for plan in found)
+    try:
+        check_memory(size, f"PROGRAM {shown(net.name)} of {len(values):,} operations", "fewer vectors need less")
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    announce_plan(f"{len(values):,} operations", sum(plan.seconds for plan in found), size)
+
+
+def _refuse_limit(option: str, widths: dict[str, float]) -> None:
+    """A limit is not compared with itself."""
+    if not widths:
+        raise click.UsageError("PROGRAM has no width: there is no limit to compare it with")
+    if all(width == math.inf for width in widths.values()):
+        raise click.UsageError(
+            f"{option} inf is what it is compared with; {option} must give a positive integer somewhere"
+        )
 
 
 def _is_given(name: str) -> bool:
@@ -181,16 +212,25 @@ def _built_in(
     head_dim: float | None,
     token: int,
     mask: str | None,
+    infinite_heads: bool,
     **model: Any,
 ) -> Subject:
     if head_dim is not None and head_dim > width:
         raise click.UsageError(f"--head-dim {head_dim} must be at most --width {width}")
     if token > model["tokens"]:
         raise click.UsageError(f"--token {token} must be at most --tokens {model['tokens']}")
+    fan_in = model["heads"] * (width if head_dim is None else head_dim)
+    if LARGEST <= fan_in < math.inf:
+        option = f"--width {width}" if head_dim is None else f"--head-dim {head_dim}"
+        raise click.UsageError(f"{option} times --heads {model['heads']} must be below 2^53, or inf")
+    widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
+    if infinite_heads and not both and not all(size == math.inf for size in widths.values()):
+        raise click.UsageError("--infinite-heads needs --width inf (and --head-dim inf)")
+    if both and not infinite_heads:
+        _refuse_limit("--width", widths)
     never = model["activation"] == "clip" and model["clip"] > 10 * model["sigma_w"]
     size = {"tokens": model["tokens"], "heads": model["heads"], "width": width, "head_dim": head_dim}
     size |= {"activation": "identity" if never else model["activation"], "draws": draws, "both": both}
     seconds = afford(layer_cost, size, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})
     net = layer(**model, token=token - 1, mask=mask, low_rank=head_dim is not None)
-    widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
     return Subject(net, widths, True, coordinate, seconds)

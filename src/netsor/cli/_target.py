@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from typing import Any
 import click
 
 from .. import Program, TraceError
-from ._numbers import WIDTH, shown
+from ..language._graph import ordered, widths_of
+from ._numbers import LARGEST, WIDTH, shown
 
 OURS = Path(click.__file__).parent  # the caller of a command
 LOADED: set[str] = set()  # files of programs: an error that passes through one may be its own
@@ -93,6 +95,8 @@ def _module(name: str) -> Any:
         sys.path.insert(0, "")  # as python -m does
         return importlib.import_module(name)
     path = Path(name)
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ValueError("it is a folder, a device or a pipe")
     spec = importlib.util.spec_from_file_location(f"netsor_program_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -152,4 +156,10 @@ def bound(net: Program, binds: Sequence[str]) -> dict[str, float]:
     missing = [name for name in net.widths if name not in widths]
     if missing:
         raise click.UsageError(f"--bind {missing[0]}=N is missing: the program has the widths {names}")
+    for width in widths_of(ordered(net._whole)):
+        if LARGEST <= width.bind(widths) < math.inf:
+            name = str(width.name)
+            raise click.UsageError(
+                f"--bind {name}={widths[name]} makes the width {width} 2^53 or more: give less, or inf"
+            )
     return widths

@@ -2,20 +2,24 @@
 
 @where_options
 def command(..., **options):
-    with sampling(options) as where:        # takes its own options out of the others
-        net.law(..., **where)
+    where = chosen(options)                 # takes its own options out of the others, and refuses wrong ones
+    ...                                     # what else may be refused
+    with sampling(where) as how:            # begins a cluster, if there is to be one
+        net.law(..., **how)
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 
 from ..engine._montecarlo import cores
-from ..engine.backends import NAMES, PRECISIONS, choose
+from ..engine.backends import NAMES, PRECISIONS, Backend, choose
 from ._numbers import shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -43,33 +47,40 @@ def where_options(command: Command) -> Command:
     return command
 
 
-def check_where(options: dict[str, Any]) -> None:
-    """Refuse a backend that is not installed, or a device that is not there, before anything else is done."""
+@dataclass(frozen=True)
+class Where:
+    """A backend that is there, and the address of a cluster, if it is to be one."""
+
+    backend: Backend
+    address: str | None
+
+
+def chosen(options: dict[str, Any]) -> Where:
+    """What these options say, which are taken out; refuse what is not installed, or a device that is not there."""
+    address = options.pop("dask")
     try:
-        choose(*(options[name] for name in OPTIONS))
+        backend = choose(*(options.pop(name) for name in OPTIONS))
     except ValueError as error:
         raise click.UsageError(f"--{str(error).replace('=', ' ', 1)}") from None
+    if address is not None and importlib.util.find_spec("distributed") is None:
+        raise click.UsageError(f"--dask {shown(address)} needs Dask: pip install 'netsor[dask]'")
+    return Where(backend, address)
 
 
 @contextmanager
-def sampling(options: dict[str, Any], workers: int | None = None) -> Iterator[dict[str, Any]]:
-    """The arguments of `Program.law` for these options, which are taken out; a cluster stays while this is entered."""
-    check_where(options)
-    address = options.pop("dask")
-    where = {name: options.pop(name) for name in OPTIONS}
-    if address is None:
-        yield where
+def sampling(where: Where, workers: int | None = None) -> Iterator[dict[str, Any]]:
+    """The arguments of `Program.law`; a cluster stays while this is entered, so enter it when all else is checked."""
+    if where.address is None:
+        yield {"backend": where.backend}
         return
-    with _client(address, workers) as client:
-        yield {**where, "executor": client.get_executor()}
+    with _client(where.address, workers) as client:
+        yield {"backend": where.backend, "executor": client.get_executor()}
 
 
 @contextmanager
 def _client(address: str, workers: int | None) -> Iterator[Any]:
-    try:
-        import distributed
-    except ImportError:
-        raise click.UsageError(f"--dask {address} needs Dask: pip install 'netsor[dask]'") from None
+    import distributed  # seldom needed, and slow to import
+
     if address == "local":
         made = distributed.LocalCluster(
             n_workers=workers or cores(), threads_per_worker=1, dashboard_address=None, host="127.0.0.1"

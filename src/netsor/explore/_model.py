@@ -11,9 +11,10 @@ import numpy as np
 
 from ..language import inf
 from ..models import Transformer, read
+from ..studies.audit._large import ahead, refuse_large
 from ..studies.audit._quantities import BLOCKS, FINAL, Quantity
 from ._picture import Array, Curve, Panel
-from ._view import Band, Rows, View
+from ._view import LONG, Band, Rows, View
 
 Draws = dict[str, Array]
 LIVE, SHARP = 12, 200  # draws, while controls are moved and on request
@@ -61,6 +62,14 @@ class Model:
     def view(self, progress: Callable[[int, int], None] | bool = False) -> View:
         """A panel for each quantity against depth, and numbers of the output; `progress` is as in `Program.draw`."""
         model = self.model
+        refuse_large(model, self.tokens, self.limit)
+        kinds = (False, True) if self.limit else (False,)
+        seconds = sum(ahead(model, self.tokens, infinite).seconds for infinite in kinds)
+        if seconds > LONG:
+            raise ValueError(
+                f"{model.name} would take about {seconds:.0f} s to plan, too long for a page: "
+                "netsor audit has no such bound"
+            )
         probes = model.probes(tokens=self.tokens)
         sides: list[tuple[str, str, dict[str, float]]] = [(AT, "band", {})] + (
             [(LIMIT, "limit", dict.fromkeys(model.widths(), inf))] if self.limit else []

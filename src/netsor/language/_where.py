@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from contextlib import suppress
 from typing import NamedTuple
 
 
@@ -16,7 +17,9 @@ class Where(NamedTuple):
 
     def __str__(self) -> str:
         code = linecache.getline(self.file, self.line).strip()
-        here = os.path.relpath(self.file) if os.path.exists(self.file) else self.file
+        here = self.file
+        with suppress(OSError, ValueError):  # the current folder was removed, or is on another drive
+            here = os.path.relpath(self.file) if os.path.exists(self.file) else self.file
         return f"{min(here, self.file, key=len)}:{self.line}" + (f": {code}" if code else "")
 
 

@@ -44,10 +44,10 @@ class Cells:
         return float(min(0.5 * way, 1.0))
 
     def kolmogorov(self, d: Array) -> float:
-        """sup |D|."""
+        """sup |D|; two laws of one point have a single node, and no cell."""
         after, before, a, b, rise, fall = self._read(d)
         turn = self._turning(a, b, rise, fall)
-        return float(min(max(np.abs(part).max() for part in (after, before, turn)), 1.0))
+        return float(min(max(np.abs(part).max(initial=0.0) for part in (after, before, turn)), 1.0))
 
     def wasserstein1(self, d: Array) -> float:
         """∫ |D|."""

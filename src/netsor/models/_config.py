@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..language._given import SHOWN, shown
 from ..language._stretch import Stretch
 
 # What a configuration of any family may hold and a network at initialisation does not feel: names, token ids that
@@ -96,6 +97,7 @@ ACTIVATION = {
 }
 MISSING = object()
 LARGEST = 2**53
+MOST_TOLD = 8  # fields, in one message
 KINDS: dict[type, tuple[tuple[type, ...], str]] = {
     int: ((int,), "a whole number from 1 to 2^53"),
     float: ((int, float), "a finite number, at most 2^53"),
@@ -127,7 +129,7 @@ class Config:
         types, words = KINDS[kind]
         right = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
         if not right or (kind is int and not 1 <= value < LARGEST) or (kind is float and not abs(value) < LARGEST):
-            raise ValueError(f"{field}={value!r} of this {self.family} configuration must be {words}")
+            raise ValueError(f"{field}={shown(value)} of this {self.family} configuration must be {words}")
         return value
 
     def insist(self, field: str, *allowed: Any) -> None:
@@ -136,8 +138,8 @@ class Config:
         if value not in allowed:
             which = " or ".join(map(repr, allowed))
             raise ValueError(
-                f"{field}={value!r} of this {self.family} configuration is not known here: it must be {which}. Write "
-                "such a network in the language (netsor.nn), or set the field to compare without it"
+                f"{field}={shown(value)} of this {self.family} configuration is not known here: it must be {which}. "
+                "Write such a network in the language (netsor.nn), or set the field to compare without it"
             )
 
     def activation(self, field: str, default: str) -> str:
@@ -145,7 +147,7 @@ class Config:
         value = self.take(field, default, str)
         if value not in ACTIVATION:
             raise ValueError(
-                f"{field}={value!r} of this {self.family} configuration is not known here: it must be one of "
+                f"{field}={shown(value)} of this {self.family} configuration is not known here: it must be one of "
                 + ", ".join(sorted(ACTIVATION))
             )
         return ACTIVATION[value]
@@ -167,8 +169,8 @@ class Config:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not -vocabulary <= value < vocabulary:
             raise ValueError(
-                f"pad_token_id={value!r} of this {self.family} configuration must be null or an id of the vocabulary, "
-                f"which has {vocabulary}"
+                f"pad_token_id={shown(value)} of this {self.family} configuration must be null or an id of the "
+                f"vocabulary, which has {vocabulary}"
             )
         return value % vocabulary
 
@@ -199,19 +201,25 @@ class Config:
             found["rotary_stretch"] = Stretch(*(float(rope.take(name, kind=float)) for name in names))
         elif kind != "default":
             raise ValueError(
-                f"rope_type={kind!r} of this {self.family} configuration is not known here: it must be 'default' or "
-                "'llama3'"
+                f"rope_type={shown(kind)} of this {self.family} configuration is not known here: it must be "
+                "'default' or 'llama3'"
             )
         rope.done()
         return found
 
     def done(self) -> None:
         """Refuse fields that nobody took: they may matter."""
-        left = {k: v for k, v in sorted(self._left.items()) if k not in self._immaterial}
+        left = {k: v for k, v in sorted(self._left.items(), key=lambda item: str(item[0])) if k not in self._immaterial}
         left = {k: v for k, v in left.items() if k not in INERT or v != INERT[k]}
         if left:
-            fields = ", ".join(f"{field}={value!r}" for field, value in left.items())
+            told = [f"{_name(field)}={shown(value)}" for field, value in left.items()]
+            fields = ", ".join(told[:MOST_TOLD]) + f" and {len(told) - MOST_TOLD} more" * (len(told) > MOST_TOLD)
             raise ValueError(
                 f"the {self.family} configuration has fields that are not known here and may matter at "
                 f"initialisation: {fields}. Remove them if they do not"
             )
+
+
+def _name(field: Any) -> str:
+    """The name of a field as a message repeats it; in a file it may be any text."""
+    return field if isinstance(field, str) and field.isidentifier() and len(field) <= SHOWN else shown(field)

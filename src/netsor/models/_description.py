@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from ..language._given import shown
 from ..language._stretch import Stretch
 
 POSITIONS = ("learned", "rotary", "alibi", "relative", "none")
@@ -27,6 +28,8 @@ CHOICES = {
     "inputs": INPUTS,
     "readout": READOUTS,
 }
+# Numbers of a description are within these, so that their squares, and they times the root of any width, can be drawn.
+LEAST, MOST = 1e-40, 1e40
 # What `std` stands for: the matrices, embeddings and positions that a plain initialisation draws alike.
 MATRICES = ("q", "k", "v", "o", "in", "gate", "out", "embedding", "position", "logits")
 
@@ -155,7 +158,8 @@ class Description:
             if name not in known:
                 near = difflib.get_close_matches(name, [*known, "std"], 1)
                 meant = f"; did you mean {near[0]}?" if near else "."
-                raise ValueError(f"{name} is no field of a Transformer{meant} The fields are std, {', '.join(known)}")
+                given = name if name.isidentifier() else shown(name)
+                raise ValueError(f"{given} is no field of a Transformer{meant} The fields are std, {', '.join(known)}")
         every: dict[str, Any] = {}
         if std is not None:
             _checked("std", "float", std)
@@ -213,7 +217,7 @@ def settings(texts: Iterable[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals:
-            raise ValueError(f"{text!r} must be written field=value")
+            raise ValueError(f"{shown(text)} must be written field=value")
         found[name] = _parsed(name, types.get(name, "str"), value.strip())
     return found
 
@@ -260,8 +264,8 @@ def _checked(name: str, kind: str, value: Any) -> Any:
         return Stretch(*map(float, value))
     else:
         zero = name == "eps" or name.startswith(("std", "bias"))
-        if not (_positive(value) or (zero and _number(value) and value == 0)):
-            _refuse(name, value, f"must be a finite number, {'at least' if zero else 'above'} 0")
+        if not _number(value) or not ((zero and value == 0) or LEAST <= value <= MOST):
+            _refuse(name, value, f"must be a finite number,{' 0 or' * zero} from {LEAST:g} to {MOST:g}")
         if name == "rotary_fraction" and value > 1:
             _refuse(name, value, "must be at most 1")
         return float(value)
@@ -277,7 +281,7 @@ def _positive(value: Any) -> bool:
 
 
 def _refuse(name: str, value: Any, allowed: str) -> None:
-    raise ValueError(f"{name}={value!r} of a Transformer {allowed}")
+    raise ValueError(f"{name}={shown(value)} of a Transformer {allowed}")
 
 
 def idle(model: Description) -> dict[str, str]:

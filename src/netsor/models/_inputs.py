@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..language._given import shown
 from ._description import Description
 
 
@@ -31,15 +33,22 @@ def inputs_of(
 ) -> Inputs:
     """The inputs that a user gave, or so many tokens, all different."""
     if decoder_ids is not None and not model.decoder_layers:
-        raise ValueError(f"decoder_ids={decoder_ids!r}: {model.name} has no decoder")
+        raise ValueError(f"decoder_ids={shown(decoder_ids)}: {model.name} has no decoder")
     if model.inputs == "patches":
         return _patches(model, ids, tokens, patches)
     if patches is not None:
         raise ValueError(f"patches are for models of images, and {model.name} reads ids")
     if (ids is None) == (tokens is None):
-        raise ValueError(f"give ids or tokens (a number of different ids), one of them; got {ids=}, {tokens=}")
+        raise ValueError(
+            f"give ids or tokens (a number of different ids), one of them; got ids={shown(ids)}, tokens={shown(tokens)}"
+        )
     if ids is None:
         count = _whole(tokens, "tokens", 1, model.length or 2**20)
+        words = (model.vocabulary or math.inf) - (model.padding is not None)
+        if count > words:
+            raise ValueError(
+                f"tokens={count} must be at most {words}: so many different ids {model.name} has; give ids"
+            )
         ids = [i for i in range(count + 1) if i != model.padding][:count]
     found = _ids(model, ids, "ids")
     after = (
@@ -51,7 +60,7 @@ def inputs_of(
 def _ids(model: Description, ids: Sequence[int], name: str) -> tuple[int, ...]:
     found = tuple(_whole(i, name, 0, (model.vocabulary or 2**53) - 1) for i in ids)
     if not found:
-        raise ValueError(f"{name}={ids!r} must be one id or more")
+        raise ValueError(f"{name}={shown(ids)} must be one id or more")
     if model.positions == "learned" and len(found) > (model.length or 0):
         raise ValueError(f"{name} of {len(found)} tokens: {model.name} has {model.length} positions")
     return found
@@ -80,5 +89,5 @@ def _whole(value: object, name: str, least: int, most: int) -> int:
     except TypeError:
         number = -1
     if isinstance(value, bool) or not least <= number <= most:
-        raise ValueError(f"{name}={value!r} must be an integer from {least} to {most}")
+        raise ValueError(f"{name}={shown(value)} must be an integer from {least} to {most}")
     return number

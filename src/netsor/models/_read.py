@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ..language._given import shown
+from ._file import fields_of
 from ._transformer import Transformer
 from .families.bert import bert
 from .families.gemma2 import gemma2
@@ -51,17 +53,14 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
         return _made(shipped["config"], source).replace(**shipped.get("drawn", {}))
     if isinstance(source, str | Path):
         path = Path(source)
-        path = path / "config.json" if path.is_dir() else path
         try:
-            given = json.loads(path.read_text("utf-8"))
-        except OSError:
+            path = path / "config.json" if path.is_dir() else path
+            given = fields_of(path)
+        except OSError as error:
+            why = "is no file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
             raise ValueError(
-                f"model {str(source)!r} is no file, and none of the models that ship: {', '.join(names())}"
+                f"model {shown(str(source))} {why}, and none of the models that ship: {', '.join(names())}"
             ) from None
-        except ValueError as error:  # of JSON, or of its encoding
-            raise ValueError(f"{path} is no JSON: {error}") from None
-        if not isinstance(given, dict):
-            raise ValueError(f"{path} must hold an object with the fields of a configuration")
         folder = path.absolute().parent.name
         return _made(given, folder if path.name == "config.json" and folder else path.stem)
     if isinstance(source, Mapping):
@@ -77,6 +76,6 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
 def _made(given: dict[str, Any], name: str | None = None) -> Transformer:
     family = given.get("model_type")
     if not isinstance(family, str) or family not in READERS:
-        raise ValueError(f"model_type={family!r} of the configuration must be one of {', '.join(READERS)}")
+        raise ValueError(f"model_type={shown(family)} of the configuration must be one of {', '.join(READERS)}")
     called = name or given.get("_name_or_path") or family
     return Transformer(name=called, family=family, **READERS[family](given))

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -93,9 +93,9 @@ def _isolated() -> Iterator[None]:
     """
     path, main = sys.path[:], sys.modules["__main__"]
     safe = os.environ.get("PYTHONSAFEPATH")
-    here = Path.cwd()
-    with _interrupts_later():
-        sys.path[:] = [entry for entry in path if Path(entry).resolve() != here or Path(entry).resolve() == HOME]
+    here = _place(".")
+    with _interrupts_later(), nullcontext() if here is not None else _elsewhere():
+        sys.path[:] = [entry for entry in path if _place(entry) != here or _place(entry) == HOME]
         sys.modules["__main__"] = ModuleType("__main__")
         os.environ["PYTHONSAFEPATH"] = "1"
         try:
@@ -107,6 +107,26 @@ def _isolated() -> Iterator[None]:
                 del os.environ["PYTHONSAFEPATH"]
             else:
                 os.environ["PYTHONSAFEPATH"] = safe
+
+
+def _place(entry: str) -> Path | None:
+    """Where a folder is; None if it is told from the current folder, and that was removed."""
+    try:
+        return Path(entry).resolve()
+    except OSError:
+        return None
+
+
+@contextmanager
+def _elsewhere() -> Iterator[None]:
+    """Meanwhile in another folder, for a process cannot be begun in one that was removed."""
+    here = os.open(".", os.O_RDONLY)
+    os.chdir("/")
+    try:
+        yield
+    finally:
+        os.fchdir(here)
+        os.close(here)
 
 
 @contextmanager

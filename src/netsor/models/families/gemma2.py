@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ...language._given import shown
 from .._config import Config
 from .llama import common
 
@@ -38,6 +39,8 @@ def gemma2(given: dict[str, Any]) -> dict[str, Any]:
     }
     every_second = [("full_attention", "sliding_attention")[i % 2 == 0] for i in range(fields["layers"])]
     if types is not None and list(types) != every_second:
-        raise ValueError(f"layer_types={types!r} of this gemma2 configuration must alternate, sliding_attention first")
+        raise ValueError(
+            f"layer_types={shown(types)} of this gemma2 configuration must alternate, sliding_attention first"
+        )
     config.done()
     return {**fields, "embedding_scale": math.sqrt(fields["width"])}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...language._given import shown
 from .._config import Config
 from .llama import common
 
@@ -15,7 +16,7 @@ def qwen3(given: dict[str, Any]) -> dict[str, Any]:
     config.insist("use_sliding_window", False)  # without it the size of the window and its layers do not matter
     types = config.take("layer_types", None, list)
     if types is not None and not all(kind == "full_attention" for kind in types):
-        raise ValueError(f"layer_types={types!r} of this qwen3 configuration must be 'full_attention' throughout")
+        raise ValueError(f"layer_types={shown(types)} of this qwen3 configuration must be 'full_attention' throughout")
     fields = {**common(config), "qk_norm": True}
     config.done()
     return fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...language._given import shown
 from .._config import ACTIVATION, Config
 
 IMMATERIAL = ["dense_act_fn", "is_gated_act", "scale_decoder_outputs", "dropout_rate", "n_positions", "pad_token_id"]
@@ -26,8 +27,8 @@ def t5(given: dict[str, Any]) -> dict[str, Any]:
     gate, _, activation = config.take("feed_forward_proj", "relu", str).rpartition("-")
     if gate not in ("", "gated") or activation not in ACTIVATION:
         raise ValueError(
-            f"feed_forward_proj={f'{gate}-{activation}'.strip('-')!r} of this t5 configuration must be an activation "
-            f"({', '.join(sorted(ACTIVATION))}) or 'gated-' and one"
+            f"feed_forward_proj={shown(f'{gate}-{activation}'.strip('-'))} of this t5 configuration must be an "
+            f"activation ({', '.join(sorted(ACTIVATION))}) or 'gated-' and one"
         )
     if gate and activation == "gelu":
         activation = "gelu_new"  # as the model reads it

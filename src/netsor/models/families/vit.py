@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...language._given import shown
 from .._config import Config
 
 STDS = ("q", "k", "v", "o", "in", "out", "embedding", "position", "logits")
@@ -30,8 +31,8 @@ def vit(given: dict[str, Any]) -> dict[str, Any]:
     std = config.take("initializer_range", 0.02, float)
     if not 0 < std <= LARGEST:
         raise ValueError(
-            f"initializer_range={std!r} of this vit configuration must be above 0 and at most {LARGEST}: positions are "
-            "drawn from a normal that is cut off at ±2, and beyond that it shows"
+            f"initializer_range={shown(std)} of this vit configuration must be above 0 and at most {LARGEST}: "
+            "positions are drawn from a normal that is cut off at ±2, and beyond that it shows"
         )
     labels = config.take("id2label", None, dict) or (0, 1)  # two, unless they are given
     image, patch = (_pair(config, field, size) for field, size in (("image_size", 224), ("patch_size", 16)))
@@ -59,5 +60,5 @@ def _pair(config: Config, field: str, default: int) -> tuple[int, int]:
     size = config.take(field, default)
     sides = size if isinstance(size, list | tuple) else (size, size)
     if len(sides) != 2 or not all(isinstance(side, int) and side >= 1 for side in sides):
-        raise ValueError(f"{field}={size!r} of this vit configuration must be a whole number, or two")
+        raise ValueError(f"{field}={shown(size)} of this vit configuration must be a whole number, or two")
     return sides[0], sides[1]

@@ -25,13 +25,16 @@ COMMAND = "netsor audit"
 FILES = ("report.html", "audit.csv")
 BASE = 2.0**28  # bytes of a worker before it does anything
 COPIES = 4  # of the draws, at most, while they are put together and sorted
+START = 1.5  # seconds until workers have begun, one on each core
+REPORT = 3.0  # seconds for its pictures
 BLOCK = 2.0**25  # bytes that the engine takes in one go, if a single draw does not need more
 
 
 class Cost(NamedTuple):
     """What an audit takes."""
 
-    seconds: float  # of one core
+    seconds: float  # of one core, for the draws
+    first: float  # seconds before the first draw, and for the report
     bytes: float  # of one worker
     random_numbers: int
     workers: int
@@ -85,7 +88,7 @@ def folder_of(path: Path) -> Folder:
 def cost(request: Request) -> Cost:
     """What it will take. An audit that does not fit is refused; if nobody said how many work, it is as many as fit."""
     subjects = request.subjects
-    parts = sum(math.ceil(request.draws / subject.part_draws) for subject in subjects)  # perhaps more than fit a list
+    parts = sum(_parts(request, subject) for subject in subjects)
     one = BASE + max(2.0 * max(subject.plan.bytes, BLOCK) for subject in subjects)
     held = COPIES * 8.0 * request.draws * sum(subject.plan.mean.shape[0] for subject in subjects)
     check_memory(held, f"draws={request.draws}", "take fewer draws")
@@ -96,9 +99,16 @@ def cost(request: Request) -> Cost:
         f"tokens={request.tokens} with workers={workers}",
         "take fewer tokens or workers, or a smaller model",
     )
-    seconds = sum(subject.plan.seconds(request.draws) for subject in subjects)
+    seconds = sum(
+        subject.plan.seconds(request.draws) + _parts(request, subject) * subject.planning for subject in subjects
+    )
+    first = START * math.ceil(workers / cores()) + (REPORT if request.out is not None else 0.0)
     numbers = sum(subject.plan.random_numbers * request.draws for subject in subjects)
-    return Cost(seconds, one, numbers, workers)
+    return Cost(seconds, first, one, numbers, workers)
+
+
+def _parts(request: Request, subject: Subject) -> int:
+    return math.ceil(request.draws / subject.part_draws)  # perhaps more than fit a list
 
 
 def run(request: Request) -> Audit:

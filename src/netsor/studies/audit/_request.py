@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -16,17 +17,18 @@ from typing import Any
 import numpy as np
 
 from ...engine import ExactError, Plan
-from ...engine._montecarlo import Progress, check_memory, whole_number
+from ...engine._montecarlo import Progress, whole_number
 from ...engine.backends import Backend, Numpy
 from ...language import TraceError
 from ...language._given import shown
 from ...models import Probes, Transformer
+from .._planning import Planning
+from ._large import ahead, refuse_large
 
-WIDTHS = ("actual", "inf", "both")
+KINDS = {"actual": (False,), "inf": (True,), "both": (False, True)}  # widths that are infinite, or not
 LEAST = 10  # draws: fewer have no band
 PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
 PART_DRAWS = 256  # at most
-MOST_LAYERS = 2000
 MOST_TOLD = 3  # fields, in a name
 
 
@@ -56,7 +58,12 @@ class Subject:
     @property
     def plan(self) -> Plan:
         """What a draw of it takes."""
-        return _plan(self)
+        return _planned(self)[0]
+
+    @property
+    def planning(self) -> float:
+        """The seconds that it took to make the plan, which a worker makes again for each part."""
+        return _planned(self)[1]
 
     @property
     def part_draws(self) -> int:
@@ -82,9 +89,10 @@ def plainly(error: ValueError) -> str:
 
 
 @lru_cache(maxsize=8)  # a plan of a hundred blocks takes seconds to make
-def _plan(subject: Subject) -> Plan:
+def _planned(subject: Subject) -> tuple[Plan, float]:
+    start = time.perf_counter()
     try:
-        return subject.probes().plan(**subject.widths)
+        return subject.probes().plan(**subject.widths), time.perf_counter() - start
     except TraceError as error:
         raise ValueError(f"{subject.model.name}: {plainly(error)}") from None
 
@@ -130,8 +138,8 @@ class Request:
     progress: Progress = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.widths, str) or self.widths not in WIDTHS:
-            raise ValueError(f"widths={shown(self.widths)} must be one of {', '.join(WIDTHS)}")
+        if not isinstance(self.widths, str) or self.widths not in KINDS:
+            raise ValueError(f"widths={shown(self.widths)} must be one of {', '.join(KINDS)}")
         if self.progress is not True and self.progress is not False and not callable(self.progress):
             raise ValueError(
                 f"progress={shown(self.progress)} must be True, False or a function of (parts done, parts in all)"
@@ -153,7 +161,7 @@ class Request:
             object.__setattr__(self, "tokens", len(ids))
 
         for model in self.models:
-            _refuse_large(model, self.tokens)
+            refuse_large(model, self.tokens, self.widths != "actual")
 
     def subject(self, model: Transformer, infinite: bool) -> Subject:
         """A model of it, at one set of widths."""
@@ -178,10 +186,16 @@ class Request:
         return found
 
     @property
+    def planning(self) -> Planning:
+        """What it takes to plan all of it, one after the other."""
+        kinds = KINDS[self.widths]
+        found = [ahead(model, self.tokens, infinite) for model in self.models for infinite in kinds]
+        return Planning(sum(plan.seconds for plan in found), max(plan.bytes for plan in found))
+
+    @property
     def subjects(self) -> tuple[Subject, ...]:
         """All that is measured, the first model before the other, its own widths before infinity."""
-        kinds = {"actual": (False,), "inf": (True,), "both": (False, True)}[self.widths]
-        pairs = [(model, infinite) for model in self.models for infinite in kinds]
+        pairs = [(model, infinite) for model in self.models for infinite in KINDS[self.widths]]
         return tuple(self.subject(m, infinite) for m, infinite in pairs if not (infinite and m in self.refused))
 
     def parts(self, subject: Subject) -> list[Part]:
@@ -197,11 +211,3 @@ def _named_apart(model: Transformer, other: Transformer) -> Transformer:
     differ = [f"{name}={value}" for name, value in fields.items() if value != getattr(model, name)]
     words = ", ".join(differ[:MOST_TOLD]) + ", …" * (len(differ) > MOST_TOLD) if differ else "again"
     return other.replace(name=f"{other.name}, {words}")
-
-
-def _refuse_large(model: Transformer, tokens: int) -> None:
-    """Refuse what could not even be written down as a program, before it is tried."""
-    if model.layers + model.decoder_layers > MOST_LAYERS:
-        raise ValueError(f"layers={model.layers} of {model.name} must be at most {MOST_LAYERS} for an audit")
-    size = 24.0 * tokens * (model.heads * tokens + model.hidden + model.width + (model.vocabulary or 0))
-    check_memory(size, f"tokens={tokens} of {model.name}", "take fewer tokens, or a smaller model")
