@@ -50,7 +50,10 @@ class Truth:
             "pdf": float(self.pdf(0.5)),
             "cdf": float(self.cdf(0.5)),
             "sf": 1 - float(self.cdf(0.5)),
+            "logpdf": math.log(self.pdf(0.5)),
+            "cf": complex(np.exp(1j * self.centre - self.var / 2) @ self.weight),
             "ppf": optimize.brentq(lambda y: float(self.cdf(y)) - 0.8, -5, 5),
+            "median": self.centre,
             "mean": self.centre,
             "var": moments[2],
             "std": math.sqrt(moments[2]),
@@ -74,7 +77,8 @@ class Truth:
 def numbers(law):
     known = law.with_error
     return {
-        "pdf": known.pdf(0.5), "cdf": known.cdf(0.5), "sf": known.sf(0.5), "ppf": known.ppf(0.8), "mean": known.mean(),
+        "pdf": known.pdf(0.5), "cdf": known.cdf(0.5), "sf": known.sf(0.5), "logpdf": known.logpdf(0.5),
+        "cf": known.cf(1.0), "ppf": known.ppf(0.8), "median": known.median(), "mean": known.mean(),
         "var": known.var(), "std": known.std(), "kurtosis": known.kurtosis(), "moment 6": known.moment(6),
         "entropy": known.entropy(),
     }  # fmt: skip

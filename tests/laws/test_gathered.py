@@ -93,12 +93,11 @@ def test_errors_are_those_of_all_replicas(name, monkeypatch):
     y = Y[8:25] * kept.std()
     for method in ("pdf", "cdf"):
         one, two = (getattr(law.with_error, method)(y).error for law in (kept, gathered))
-        if method == "cdf" and name == "an atom":
-            continue  # a mixture reports the error of a share there, which is larger
         np.testing.assert_allclose(two, one, rtol=0.02, atol=1e-3 * one.max())
     for method in ("var", "kurtosis", "skewness", "mean"):
         one, two = (float(getattr(law.with_error, method)().error) for law in (kept, gathered))
-        assert two == pytest.approx(one, rel=0.01, abs=1e-12 * kept.std())
+        # of a kurtosis most is what lies beyond the twenty largest, and cells know these up to their width
+        assert two == pytest.approx(one, rel=0.1 if method == "kurtosis" else 0.01, abs=1e-12 * kept.std())
     assert [at for at, _ in kept.atoms] == [at for at, _ in gathered.atoms]
     for (_, one), (_, two) in zip(kept.atoms, gathered.atoms, strict=True):
         assert two.value == pytest.approx(one.value)

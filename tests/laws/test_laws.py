@@ -201,3 +201,24 @@ def test_the_error_of_the_skewness_is_its_own():
         total += ((value - right) / error) ** 2
     low, high = stats.chi2(200).ppf([5e-5, 1 - 5e-5])
     assert low < total < high
+
+
+def test_every_number_has_an_error(law):
+    """The median, the logarithm of the density and the characteristic function too, with the values of the law."""
+    known = law.with_error
+    y, t = law.mean() + law.std() * np.array([[-0.3], [6.5]]), np.array([0.0, 0.7 / law.std()])
+    value, error = known.logpdf(y)
+    np.testing.assert_array_equal(value, law.logpdf(y))
+    pdf = known.pdf(y)
+    np.testing.assert_allclose(error[0], pdf.error[0] / pdf.value[0], rtol=1e-12)
+    assert (error >= 0).all()
+    assert error.shape == y.shape
+    value, error = known.cf(t)
+    np.testing.assert_array_equal(value, law.cf(t))
+    assert error.shape == t.shape
+    assert error[0] < 1e-12
+    assert np.isfinite(error).all()
+    assert isinstance(known.cf(0.1).error, float)
+    assert known.median().value == law.median()
+    assert known.median().error == known.ppf(0.5).error
+    assert known.ppf([0.0, 1.0]).error.tolist() == [0.0, 0.0]

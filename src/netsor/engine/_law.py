@@ -16,7 +16,7 @@ from ._cells import Cells, Sums, Tally, binning, cells_for
 from ._kept import kept_plan
 from ._montecarlo import Progress, Silent, check_memory, chunks, generator, one_blas_thread, run, whole_number
 from ._plan import SAMPLE, Plan
-from ._single import check_single
+from ._single import check_single, unrounded
 from .backends import Backend, Numpy
 from .backends._numpy import CHUNK, Streams
 from .backends._numpy import block as numpy_block
@@ -88,6 +88,8 @@ def conditional(
     for part, (mean, cov) in _sampled(where, work, chunks(draws, work.size), workers, executor, progress, together):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(means, covs)
+    if where.precision == "float32":
+        means = unrounded(plan, means, covs, seed)
     return Conditional(means, covs, plan.random_numbers, error, _notes(plan, means, covs), False)
 
 

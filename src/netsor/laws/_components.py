@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from ..language._given import numbers
 from ..language._where import TraceError
-from ._estimate import Array, student
+from ._estimate import Array
 from ._gaussians import MANY, Blocks, Gaussians, binned, compress, merged
 from ._given import LARGEST, checked_weights
-from ._replicas import Replicated, block_labels
+from ._replicas import Replicas, Replicated, block_labels
 
 JUMPS = 2**14  # draws at which a distribution function is seen to jump: of more, so many quantiles
 SINGLES = 10  # points that occur once, from which on they are draws and not atoms
@@ -58,6 +58,10 @@ class Components:
     def effective(self) -> float:
         """The number of replicas of equal weight that would say as much: 1/Σ w²."""
         return float(self.replicas if self.weight is None else 1 / np.sum(self.weight**2))
+
+    @property
+    def _replicas(self) -> Replicas:
+        return Replicas(self.replicas, self.weight)
 
     @property
     def centred(self) -> bool:
@@ -150,14 +154,6 @@ class Components:
                 heights = np.concatenate([[0.0], np.cumsum(self.component_weight[mine])]) / mass[block]
                 rows[block] = heights[np.searchsorted(self.component_mean[mine], y, side=side)]
         return Replicated(rows, mass)
-
-    def _binomial(self, share: Any) -> Any:
-        """The error of a share of replicas, which is not 0 without any hit."""
-        if self.replicas == 1:
-            return np.zeros_like(share)
-        n = self.effective
-        inner = (share * n + 0.5) / (n + 1)
-        return student(max(2, int(n))) * np.sqrt(inner * (1 - inner) / n)
 
     def _jumps(self) -> Array:
         draws = self._points.draws

@@ -15,13 +15,15 @@ import numpy.typing as npt
 from scipy import special
 
 from ..language._given import real
+from ._cf import mixture_cf
 from ._estimate import Array, Estimate, combined
 from ._gaussians import normal_moment
 from ._given import LARGEST, checked_draws
 from ._law import Law
 from ._mixture import Mixture, gaussian_like
 from ._origin import Origin
-from ._replicas import Replicated, average, block_labels
+from ._replicas import Replicas, Replicated, average, block_labels, of_share
+from ._shape import STEEPER
 from ._store import storable
 
 FINE = 128  # bins to a bandwidth
@@ -87,11 +89,9 @@ class Empirical(Law):
     def _cdf(self, y: Array) -> Estimate:
         grid, _, distribution = self._bins
         value = _distribution(y, grid, distribution)
-        n = self.draws.size
-        inner = (value * n + 0.5) / (n + 1)
         wider = self._wider._bins
         bias = np.abs(_distribution(y, wider[0], wider[2]) - value)
-        return Estimate(value, combined(np.sqrt(inner * (1 - inner) / n), bias))
+        return Estimate(value, combined(of_share(value, self.draws.size), bias))
 
     def _sf(self, y: Array) -> Array:
         return 1.0 - np.asarray(self._cdf(y).value)
@@ -127,7 +127,7 @@ class Empirical(Law):
         for k in range(0, order + 1, 2):  # of the sum of a draw and an independent kernel
             total += math.comb(order, k) * self.draws ** (order - k) * (self.bandwidth**k * normal_moment(k))
         # what the kernels add is known, and counts as an error: the sample has it not
-        value, error = average(total, None)
+        value, error = average(total, None, STEEPER if order > 2 else 0.0)
         return Estimate(value, combined(error, abs(value - float((self.draws**order).mean()))))
 
     def _var(self) -> Estimate:
@@ -144,9 +144,11 @@ class Empirical(Law):
         value = Mixture(self.draws, self.bandwidth**2, self.origin)._skewness().value
         return Estimate(value, combined(plain.error, abs(value - plain.value)))
 
-    def _cf(self, t: Array) -> npt.NDArray[np.complex128]:
-        draws = np.array([np.exp(1j * p * self.draws).mean() for p in t])
-        return np.asarray(draws * np.exp(-((t * self.bandwidth) ** 2) / 2))
+    def _cf(self, t: Array) -> Estimate:
+        draws, error = mixture_cf(t, self.draws, np.zeros_like(self.draws), Replicas(self.draws.size))
+        with np.errstate(over="ignore"):
+            value = draws * np.exp(-((t * self.bandwidth) ** 2) / 2)
+        return Estimate(value, combined(error, np.abs(value - draws)))
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         # each draw of the sample with its kernel's noise

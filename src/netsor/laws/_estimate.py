@@ -234,5 +234,6 @@ def student(count: int) -> float:
 
 def combined(*errors: Any) -> Any:
     """Errors of different origin, together: the root of the sum of their squares."""
-    total = np.sqrt(sum((np.asarray(e, dtype=np.float64) ** 2 for e in errors), start=np.zeros(())))
+    with np.errstate(over="ignore"):  # infinity says so
+        total = np.sqrt(sum((np.asarray(e, dtype=np.float64) ** 2 for e in errors), start=np.zeros(())))
     return float(total) if np.ndim(total) == 0 else total

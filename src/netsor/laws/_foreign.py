@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..language._given import numbers, shown
 from ._described import Described
@@ -113,12 +112,12 @@ class Frozen(Law):
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         return np.asarray(self.distribution.rvs(size, random_state=rng), dtype=np.float64)
 
-    def _cf(self, t: Array) -> npt.NDArray[np.complex128]:
+    def _cf(self, t: Array) -> Estimate:
         # by quadrature over the density
         from ._grid import integrated, resolved  # seldom needed
 
         y, w = integrated(lambda p: self._pdf(p).value, resolved([self._read], *self._pieces()))
-        return np.asarray(np.exp(1j * t[:, None] * y) @ (w * self._pdf(y).value))
+        return Estimate(np.exp(1j * t[:, None] * y) @ (w * self._pdf(y).value), np.zeros(len(t)))
 
     def gaussian(self) -> Mixture:
         """The Gaussian with its mean and variance."""

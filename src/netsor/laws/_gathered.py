@@ -16,14 +16,15 @@ import numpy.typing as npt
 
 from ..language._given import numbers
 from ..language._where import TraceError
+from ._cf import mixture_cf
 from ._estimate import Array, Estimate, combined, student
 from ._gaussians import Gaussians, normal_moment
 from ._given import checked_origin
 from ._law import Law
 from ._mixture import gaussian_like
 from ._origin import Origin
-from ._replicas import BLOCKS, FEW, Replicated
-from ._skewness import skewness
+from ._replicas import BLOCKS, Replicas, Replicated
+from ._shape import STEEPER, Shape
 from ._store import storable
 
 
@@ -67,14 +68,9 @@ class Gathered(Law):
         variance = np.maximum(square - value**2, 0.0)
         return np.asarray(student(max(2, self.replicas)) * np.sqrt(variance / max(self.replicas - 1, 1)))
 
-    def _average(self, each: Array) -> Estimate:
-        value = float(self.component_weight @ each)
-        unit = max(float(np.abs(each - value).max()), 1e-300)
-        off = (each - value) / unit
-        square, fourth = self.count @ off**2, self.count @ off**4
-        if fourth > 0 and square**2 / fourth < min(FEW, self.replicas / 8):
-            return Estimate(value, math.inf)
-        return Estimate(value, float(unit * self._spread(self.component_weight @ off**2)))
+    @property
+    def _replicas(self) -> Replicas:
+        return Replicas(len(self.count), self.component_weight, self.replicas)
 
     def _steps(self, y: Array, side: Any = "right") -> Array:
         at, mass = self._points
@@ -94,7 +90,8 @@ class Gathered(Law):
     def _pdf(self, y: Array) -> Estimate:
         value = self._smooth.pdf(y)
         square = Gaussians(self._smooth.mean, self._smooth.var, np.sqrt(self._smooth.weight)).squares(y, "pdf")[:, 0]
-        return Estimate(value, combined(self._spread(square, value), self.binning * self._largest))
+        unseen = self._smooth.unseen(y, "pdf", self.replicas)
+        return Estimate(value, combined(self._spread(square, value), unseen, self.binning * self._largest))
 
     @cached_property
     def _largest(self) -> float:
@@ -116,7 +113,8 @@ class Gathered(Law):
             here = side == sign
             one = Gaussians(sign * self._smooth.mean, self._smooth.var, np.sqrt(self._smooth.weight))
             square[here] = one.squares(sign * y[here], "cdf")[:, 0]
-        return Estimate(value, combined(self._spread(square + points, tail), self.binning))
+        unseen = self._smooth.unseen(y, "cdf", self.replicas)
+        return Estimate(value, combined(self._spread(square + points, tail), unseen, self.binning))
 
     def _sf(self, y: Array) -> Array:
         return np.asarray(self._smooth.sf(y) + self._points[1].sum() - self._steps(y))
@@ -188,43 +186,27 @@ class Gathered(Law):
                 total = total + math.comb(order, k) * mean ** (order - k) * var ** (k // 2) * normal_moment(k)
         if not np.isfinite(total).all():
             raise OverflowError(f"moment: order={order}: E[Y^{order}] is above the largest double; take a lower order")
-        return self._average(total)
+        return self._replicas.average(total, STEEPER if order > 2 else 0.0)
 
     def _var(self) -> Estimate:
         centre = self.component_weight @ self.component_mean
-        return self._average(self.component_var + (self.component_mean - centre) ** 2)
+        return self._replicas.average(self.component_var + (self.component_mean - centre) ** 2)
 
     def _kurtosis(self) -> Estimate:
-        unit = math.sqrt(self.var())
-        if unit == 0:
-            return Estimate(math.nan, 0.0)
-        mean = (self.component_mean - self.component_weight @ self.component_mean) / unit
-        var = self.component_var / unit**2
-        second, fourth = var + mean**2, 3 * var**2 + 6 * var * mean**2 + mean**4
-        m2, m4 = (float(self.component_weight @ x) for x in (second, fourth))
-        third = float(self.component_weight @ (3 * mean * var + mean**3))
-        influence = fourth / m2**2 - 2 * m4 * second / m2**3 - 4 * third * mean / m2**2
-        worst = np.abs((6 * var**2 + 6 * var * mean**2) / m2**2 - 2 * m4 * var / m2**3)
-        doubt = self.origin.quadrature_error * float(self.component_weight @ worst)
-        return Estimate(m4 / m2**2 - 3, combined(self._average(influence).error, doubt))
+        return self._shape().kurtosis()
 
     def _skewness(self) -> Estimate:
+        return self._shape().skewness()
+
+    def _shape(self) -> Shape:
         unit = math.sqrt(self.var())
-        if unit == 0:
-            return Estimate(math.nan, 0.0)
         mean = (self.component_mean - self.component_weight @ self.component_mean) / unit
-        return skewness(mean, self.component_var / unit**2, self._average, self.origin.quadrature_error)
+        return Shape(mean, self.component_var / unit**2, self._replicas, self.origin.quadrature_error)
 
     # Others
 
-    def _cf(self, t: Array) -> Any:
-        step = max(1, 2**20 // len(self.count))
-        made = [
-            np.exp(1j * p[:, None] * self.component_mean - p[:, None] ** 2 * self.component_var / 2)
-            @ self.component_weight
-            for p in (t[k : k + step] for k in range(0, len(t), step))
-        ]
-        return np.concatenate(made) if made else t * 1j
+    def _cf(self, t: Array) -> Estimate:
+        return mixture_cf(t, self.component_mean, self.component_var, self._replicas)
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         chosen = rng.choice(len(self.count), size=size, p=self.component_weight)

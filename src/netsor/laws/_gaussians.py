@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from ._tail import unseen
+
 Array = npt.NDArray[np.float64]
 
 PIECE = 2**20  # entries of a table (points × components) at a time: what a cache holds, nearly
@@ -56,6 +58,22 @@ class Gaussians(NamedTuple):
         term = _density if kernel == "pdf" else _distribution
         square = self._replace(weight=self.weight**2)
         return np.stack([square._sum(y, lambda z, s: term(z, s) ** 2), square._sum(y, term)], axis=-1)
+
+    def unseen(self, y: Array, kernel: str, count: float) -> Array:
+        """What components that so many draws of them do not show may add to the sum: see `_tail`."""
+        term = _density if kernel == "pdf" else _distribution
+        total, std = self.weight.sum(), np.sqrt(self.var)
+        share = None if np.ptp(self.weight) == 0 else self.weight / total
+        step = max(1, PIECE // max(len(std), 1))
+        made = [
+            unseen(term((y[k : k + step, None] - self.mean) / std, std).T, share, count * total)
+            for k in range(0, len(y), step)
+        ]
+        found = total * np.concatenate(made) if made else np.zeros(0)
+        # one in so many draws lies beyond them: a Gaussian is no higher than the narrowest one, and a distribution
+        # function no more than 1, or 1/2 from where it is in the middle
+        most = 1 / (ROOT * std.min()) if kernel == "pdf" else 1.0 if self.mean.any() else 0.5
+        return np.minimum(found, most / count)
 
     def logpdf(self, y: Array) -> Array:
         """The logarithm of the density, right however far out."""

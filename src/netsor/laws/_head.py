@@ -36,7 +36,7 @@ class Head:
     def _rule(self, sample: Array) -> Rule:
         nodes, weights = compress(sample)
         if self.moments is not None:
-            weights = calibrated(nodes, weights, self.moments)
+            weights = calibrated(nodes, weights, sample, self.moments)
         return nodes, weights / weights.sum()
 
     @property
@@ -140,27 +140,29 @@ def power_moments(nodes: Array, weights: Array, known: Array | None, count: int,
         return float(series[order] * factorial[order] * nodes.max() ** order)
 
 
-def calibrated(nodes: Array, weights: Array, moments: Array) -> Array:
-    """The weights, changed as little as can be, so that the first moments are as given (a control variate each).
+def calibrated(nodes: Array, weights: Array, sample: Array, moments: Array) -> Array:
+    """The weights, changed as little as can be, by what the first moments of the sample lack (a control variate each).
 
-    In orthonormal polynomials p_k of the rule, the new weights are weights · Σ_k E[p_k] p_k(nodes). Of as many moments
-    as leave them positive: a small sample cannot bear high ones.
+    In orthonormal polynomials p_k of the rule, the new weights are weights · (1 + Σ_k (E[p_k] − mean of p_k over the
+    sample) p_k(nodes)). The rule's own means would not do: wide cells change its high moments, which is no error of
+    the sample, and mending them would move mass to and from the smallest nodes. Of as many moments as leave the weights
+    positive: a small sample cannot bear high ones.
     """
     mean, var = moments[0], moments[1] - moments[0] ** 2
     if var <= 1e-12 * mean**2:
         return weights
-    x = (nodes - mean) / np.sqrt(var)
+    unit = np.sqrt(var)
     raw = np.concatenate([[1.0], moments])
-    central = np.array(
-        [
-            sum(math.comb(k, i) * raw[i] * (-mean) ** (k - i) for i in range(k + 1)) / var ** (k / 2)
-            for k in range(len(raw))
-        ]
-    )
+    count = min(len(raw), len(nodes))
+    lack, power = np.zeros(count), np.ones_like(sample)
+    for k in range(1, count):
+        power = power * ((sample - mean) / unit)
+        central = sum(math.comb(k, i) * raw[i] * (-mean) ** (k - i) for i in range(k + 1)) / unit**k
+        lack[k] = central - power.mean()
     root = np.sqrt(weights)
-    for count in range(min(len(raw), len(nodes)), 2, -1):
-        q, r = np.linalg.qr(root[:, None] * x[:, None] ** np.arange(count))
-        changed = np.asarray(root * (q @ np.linalg.solve(r.T, central[:count])))
+    q, r = np.linalg.qr(root[:, None] * ((nodes - mean) / unit)[:, None] ** np.arange(count))
+    for some in range(count, 2, -1):
+        changed = np.asarray(weights + root * (q[:, :some] @ np.linalg.solve(r[:some, :some].T, lack[:some])))
         if (changed > 0).all():
             return changed
     return weights

@@ -34,6 +34,7 @@ from ._store import storable
 CENTRAL = 6.0  # standard deviations within which the plain sample of w decides
 PLAIN = 1.0  # exponent of the tilt, up to which the plain sample serves in the tails too
 END = 1e5  # standard deviations, beyond which the density is 0: below e^(-10⁹)
+SOFT = 100.0  # times as small as another's: the least w of samples of a law with E[1/√w] = ∞, and of hardly another
 RUNG = 1.3  # of the ladder of tilts, from one to the next
 
 
@@ -160,7 +161,17 @@ class HeadSum(Law):
         return np.asarray(np.abs(y) > CENTRAL * self._std)
 
     def _pdf(self, y: Array) -> Estimate:
-        return self._estimate(y, self._rule.pdf, 0)
+        value, error = self._estimate(y, self._rule.pdf, 0)
+        return Estimate(value, np.where(y**2 < self._unknown, np.inf, error))
+
+    @cached_property
+    def _unknown(self) -> float:
+        """The variance that some samples do not reach, if others reach far less; 0 if they agree on the least one.
+
+        Then the density of one head grows without end towards 0, and what is nearer than that is not known.
+        """
+        lowest = [float(nodes.min()) for nodes, _ in self.head.sets]
+        return self.scale * max(lowest) if self.heads == 1 and max(lowest) > SOFT * min(lowest) else 0.0
 
     def _cdf(self, y: Array) -> Estimate:
         return self._estimate(y, self._rule.cdf, 1, y)
@@ -177,6 +188,16 @@ class HeadSum(Law):
             top = np.maximum(found.max(axis=1), -1e300)  # beyond END it is 0
             with np.errstate(divide="ignore"):
                 result[far] = top + np.log(np.exp(found - top[:, None]).mean(axis=1))
+        return result
+
+    def _log_error(self, y: Array) -> Array:
+        result, far = np.empty(len(y)), self._far(y)
+        result[~far] = super()._log_error(y[~far])
+        if far.any():  # where the density may be no double, by what its sets are of each other
+            found = self._tail(np.abs(y[far]))[0]
+            part = np.exp(found - np.maximum(found.max(axis=1, keepdims=True), -1e300))
+            mean = part.mean(axis=1)
+            result[far] = np.divide(_spread(part.T), mean, out=np.zeros(len(mean)), where=mean > 0) + self._coarse
         return result
 
     def _densities(self, y: Array) -> Replicated:
@@ -280,12 +301,15 @@ class HeadSum(Law):
 
     # Others
 
-    def _cf(self, t: Array) -> npt.NDArray[np.complex128]:
+    def _cf(self, t: Array) -> Estimate:
         # ψ(σ² t²/2H)^H
-        u = self.scale * t[:, None] ** 2 / (2 * self.heads)
+        with np.errstate(over="ignore"):  # e^(−∞) is 0
+            u = self.scale * t[:, None] ** 2 / (2 * self.heads)
         psi = [np.maximum(np.expm1(-u * nodes) @ weights, -1.0) for nodes, weights in self.head.sets]  # less 1
         with np.errstate(divide="ignore"):  # where it is 0
-            return np.asarray(np.exp(self.heads * np.log1p(np.mean(psi, axis=0))), dtype=np.complex128)
+            each = np.exp(self.heads * np.log1p(psi))
+            value = np.exp(self.heads * np.log1p(np.mean(psi, axis=0)))
+        return Estimate(value.astype(np.complex128), combined(_spread(each), self._coarse * value))
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         # a variance of the rule, and a normal

@@ -19,12 +19,12 @@ from ..language._given import as_number, shown
 from ..language._where import TraceError
 from ._described import Described
 from ._estimate import Array, Estimate, combined
-from ._given import checked_generator, checked_order, checked_shape, levels, points
+from ._given import checked_generator, checked_order, checked_shape, levels
 from ._grid import coarser, integrated, resolved
 from ._quantile import quantiles
 from ._replicas import Replicated
 from ._resample import Jackknife, jackknife
-from ._with_error import FAR, WithError, shaped
+from ._with_error import WithError, shaped
 
 
 class Law(Described, ABC):
@@ -48,6 +48,11 @@ class Law(Described, ABC):
     def _logpdf(self, y: Array) -> Array:
         """The logarithm of the density at points (k,)."""
 
+    def _log_error(self, y: Array) -> Array:
+        """The error of the logarithm of the density at points (k,): that of the density, of itself."""
+        value, error = self._pdf(y)
+        return np.asarray(np.divide(error, value, out=np.full(len(y), np.inf), where=np.asarray(value) > 0))
+
     @abstractmethod
     def _moment(self, order: int) -> Estimate:
         """E[Y^order]."""
@@ -69,8 +74,8 @@ class Law(Described, ABC):
         """Independent draws."""
 
     @abstractmethod
-    def _cf(self, t: Array) -> npt.NDArray[np.complex128]:
-        """The characteristic function at points (k,), one or more."""
+    def _cf(self, t: Array) -> Estimate:
+        """The characteristic function at points (k,), one or more, with errors of sampling."""
 
     @abstractmethod
     def gaussian(self) -> Law:
@@ -205,12 +210,7 @@ class Law(Described, ABC):
 
     def cf(self, t: npt.ArrayLike) -> Any:
         """The characteristic function E[e^(itY)]."""
-        given = points(t, "t", "cf")
-        if (np.abs(given) > FAR).any():
-            raise TraceError("cf", f"t={shown(t)} must be finite, and at most {FAR:g} in size")
-        with np.errstate(over="ignore"):  # e^(−∞) is 0
-            found = self._cf(given.ravel()) if given.size else np.zeros(0)
-        return found.reshape(given.shape)[()]
+        return self.with_error.cf(t).value
 
     def rvs(self, size: int | tuple[int, ...] | None = None, seed: int | None = None) -> Any:
         """Independent draws, in an array of this shape; a number, if none is given.

@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._cf import mixture_cf
 from ._components import Components
 from ._estimate import Array, Estimate, combined, student
 from ._gaussians import Gaussians, normal_moment
 from ._given import checked_origin
 from ._law import Law
 from ._origin import Origin
-from ._replicas import Replicated, average
-from ._skewness import skewness
+from ._replicas import Replicated, of_share
+from ._shape import STEEPER, Shape
 from ._store import storable
 
 CONSTANT = 1e-9  # of its mean: a number that varies by less is not random, and errors are shares of itself
@@ -56,7 +57,7 @@ class Mixture(Components, Law):
         """The points that have a probability of their own, with that probability."""
         found = self._points
         return tuple(
-            (float(at), Estimate(float(mass), float(self._binomial(mass)), self.sources))
+            (float(at), Estimate(float(mass), float(of_share(mass, self.effective)), self.sources))
             for at, mass in zip(found.atoms, found.masses, strict=True)
         )
 
@@ -78,8 +79,8 @@ class Mixture(Components, Law):
             more = ", …" if len(self._points.atoms) > 3 else ""
             raise ValueError(f"{name}: this law is {many}{at}{more}, which has no density; law.atoms has their masses")
 
-    def _error(self, value: Array, y: Array, kernel: str) -> Array:
-        """The standard error of Σ_r w_r k_r."""
+    def _error(self, value: Array, y: Array, kernel: str, points: Array | float = 0.0) -> Array:
+        """The standard error of Σ_r w_r k_r; of `points`, a share of the replicas, k is 1."""
         if self.replicas == 1:
             return np.zeros_like(value)
         few = self._few
@@ -87,10 +88,10 @@ class Mixture(Components, Law):
             square = Gaussians(few.mean, few.var, np.sqrt(few.weight / self.replicas)).squares(y, kernel)
         else:
             square = few.squares(y, kernel)
-        own = float(np.sum(self.component_weight**2))
-        variance = square[:, 0] - 2 * value * square[:, 1] + value**2 * own
         n = self.effective
-        return np.asarray(student(max(2, int(n))) * np.sqrt(np.maximum(variance, 0.0) * n / max(n - 1, 0.5)))
+        variance = square[:, 0] - 2 * value * square[:, 1] + value**2 / n + points * (1 - 2 * value) / n
+        spread = student(max(2, int(n))) * np.sqrt(np.maximum(variance, 0.0) * n / max(n - 1, 0.5))
+        return np.asarray(combined(spread, few.unseen(y, kernel, n)))
 
     def _pdf(self, y: Array) -> Estimate:
         self._needs_density("pdf")
@@ -127,9 +128,9 @@ class Mixture(Components, Law):
 
     def _cdf(self, y: Array) -> Estimate:
         value = self._distribution(y)
-        if len(self._smooth) < self.replicas:  # points: a share, at least as uncertain as one
-            return Estimate(value, self._binomial(value))
-        return Estimate(value, self._error(value, y, "cdf"))
+        if not len(self._smooth):
+            return Estimate(value, of_share(value, self.effective))
+        return Estimate(value, self._error(value, y, "cdf", self._steps(y, "right").mean))
 
     def _sf(self, y: Array) -> Array:
         steps = self._steps(np.append(y, np.inf), "right").mean
@@ -204,36 +205,28 @@ class Mixture(Components, Law):
                     total = total + math.comb(order, k) * mean ** (order - k) * var ** (k // 2) * normal_moment(k)
         if not np.isfinite(total).all():
             raise OverflowError(f"moment: order={order}: E[Y^{order}] is above the largest double; take a lower order")
-        return average(total, self.weight)
+        return self._replicas.average(total, STEEPER if order > 2 else 0.0)
 
     def _central(self) -> Array:
         mean = np.average(self.component_mean, weights=self.weight)
         return np.asarray(self.component_mean - mean)
 
     def _var(self) -> Estimate:
-        return average(self.component_var + self._central() ** 2, self.weight)
+        return self._replicas.average(self.component_var + self._central() ** 2)
 
     def _kurtosis(self) -> Estimate:
-        unit = math.sqrt(self.var())
-        if unit == 0:  # a point mass has none
-            return Estimate(math.nan, 0.0)
-        mean, var = self._central() / unit, self.component_var / unit**2
-        second, fourth = var + mean**2, 3 * var**2 + 6 * var * mean**2 + mean**4
-        m2, m4 = (float(average(x, self.weight).value) for x in (second, fourth))
-        third = float(average(3 * mean * var + mean**3, self.weight).value)
-        # delta method, the mean being estimated as well
-        influence = fourth / m2**2 - 2 * m4 * second / m2**3 - 4 * third * mean / m2**2
-        # each component's variance may be off by ε of itself, up or down
-        worst = np.abs((6 * var**2 + 6 * var * mean**2) / m2**2 - 2 * m4 * var / m2**3)
-        doubt = self.origin.quadrature_error * float(average(worst, self.weight).value)
-        return Estimate(m4 / m2**2 - 3, combined(average(influence, self.weight).error, doubt))
+        shape = self._shape()
+        return shape.kurtosis() if shape else Estimate(math.nan, 0.0)  # a point mass has none
 
     def _skewness(self) -> Estimate:
+        shape = self._shape()
+        return shape.skewness() if shape else Estimate(math.nan, 0.0)
+
+    def _shape(self) -> Shape | None:
         unit = math.sqrt(self.var())
         if unit == 0:
-            return Estimate(math.nan, 0.0)
-        mean, var = self._central() / unit, self.component_var / unit**2
-        return skewness(mean, var, lambda x: average(x, self.weight), self.origin.quadrature_error)
+            return None
+        return Shape(self._central() / unit, self.component_var / unit**2, self._replicas, self.origin.quadrature_error)
 
     def support(self) -> tuple[float, float]:
         """The ends of where the law is; of one that is known by points alone, the least and the largest."""
@@ -243,14 +236,8 @@ class Mixture(Components, Law):
 
     # Others
 
-    def _cf(self, t: Array) -> npt.NDArray[np.complex128]:
-        step = max(1, 2**20 // self.replicas)
-        made = [
-            np.exp(1j * p[:, None] * self.component_mean - p[:, None] ** 2 * self.component_var / 2)
-            @ self.component_weight
-            for p in (t[k : k + step] for k in range(0, len(t), step))
-        ]
-        return np.concatenate(made)
+    def _cf(self, t: Array) -> Estimate:
+        return mixture_cf(t, self.component_mean, self.component_var, self._replicas)
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         if self.weight is None:

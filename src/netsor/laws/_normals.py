@@ -12,7 +12,7 @@ from scipy import special
 
 from ._estimate import Array, Estimate, combined, student
 from ._given import LARGEST
-from ._replicas import average
+from ._replicas import Replicas, average
 
 PIECE = 2**17  # entries of a table (points × replicas) at a time: what a cache holds
 SPREAD = 1e9  # of m²/v, above which the expanded square would lose digits
@@ -157,8 +157,7 @@ class Normals:
         found = _genz(root[which], (lower - self.mean)[which], (upper - self.mean)[which], u).reshape(many, count)
         value, error = average(found.mean(axis=0), self.weight)
         if many > 1:  # what the points leave, by how they differ
-            spread = average((found * self._weights).sum(axis=1), None).error
-            error = combined(error, spread)
+            error = combined(error, float(Replicas(many).spread((found * self._weights).sum(axis=1))))
         return Estimate(value, error)
 
 

@@ -1,17 +1,17 @@
-"""Averages over replicas with weights, and errors that say so when they cannot be known."""
+"""Averages over replicas with weights, and their errors."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ._estimate import Array, Estimate, student
+from ._estimate import Array, Estimate, combined, student
+from ._tail import unseen
 
 BLOCKS = 40  # of replicas, for errors of what is no average
-FEW = 20  # replicas that carry an error, below which it is not known
 
 
 class Replicated(NamedTuple):
@@ -29,30 +29,63 @@ class Replicated(NamedTuple):
         return np.asarray(self.weight @ self.rows)
 
 
-def average(samples: Array, weight: Array | None) -> Estimate:
-    """The mean over the first axis, with its standard error: exact if there is one replica.
+class Replicas:
+    """Averages over replicas (the first axis), with their errors.
 
-    The error of a heavy tail is carried by a few replicas, and then says nothing: (Σ d²)²/Σ d⁴, with d what a replica
-    adds to the sum, is how many there are. Below FEW (for few replicas, an eighth of them) the error is infinite.
+    Weights are of sum 1, equal if None. Each component stands for one replica, or for its share of `count` of them.
     """
-    n = len(samples)
-    value = samples.mean(axis=0) if weight is None else np.tensordot(weight, samples, axes=1)
-    if n == 1:
-        return _plain(value, np.zeros_like(value))
-    each = 1 / n if weight is None else weight.reshape(-1, *[1] * (samples.ndim - 1))
-    off = each * (samples - value)
-    scale = np.abs(off).max(axis=0)
-    unit = off / np.where(scale > 0, scale, 1.0)
-    square, fourth = (unit**2).sum(axis=0), (unit**4).sum(axis=0)
-    effective = n if weight is None else 1 / np.sum(weight**2)
-    factor = student(max(2, math.floor(effective))) * math.sqrt(effective / max(effective - 1, 0.5))
-    error = factor * scale * np.sqrt(square)
-    carriers = np.where(fourth > 0, square**2 / np.where(fourth > 0, fourth, 1.0), np.inf)
-    return _plain(value, np.where(carriers < min(FEW, effective / 8), np.inf, error))
+
+    def __init__(self, number: int, weight: Array | None = None, count: float | None = None) -> None:
+        self.weight = weight
+        if count is not None and weight is not None:
+            self.count, self._square = count, weight / count
+        else:
+            self.count = number if weight is None else float(1 / np.sum(weight**2))
+            self._square = np.full(number, 1 / number**2) if weight is None else weight**2
+
+    def mean(self, samples: Array) -> Array:
+        """The weighted mean."""
+        return np.asarray(samples.mean(axis=0) if self.weight is None else np.tensordot(self.weight, samples, axes=1))
+
+    def spread(self, samples: Array) -> Array:
+        """The standard error of the mean, from the spread of the replicas: 0 of one, which is exact."""
+        if self.count == 1:
+            return np.zeros(samples.shape[1:])
+        off = samples - self.mean(samples)
+        scale = np.abs(off).max(axis=0)
+        unit = off / np.where(scale > 0, scale, 1.0)
+        factor = student(max(2, math.floor(self.count))) * math.sqrt(self.count / max(self.count - 1, 0.5))
+        return np.asarray(factor * scale * np.sqrt(np.tensordot(self._square, unit**2, axes=1)))
+
+    def unseen(self, samples: Array, steeper: float = 0.0) -> Array:
+        """What the tail beyond these replicas may add to the mean: see `_tail`."""
+        return unseen(samples, self.weight, self.count, steeper)
+
+    def average(self, samples: Array, steeper: float = 0.0) -> Estimate:
+        """The mean, with both errors."""
+        value, error = self.mean(samples), combined(self.spread(samples), self.unseen(samples, steeper))
+        return Estimate(float(value), float(error)) if np.ndim(value) == 0 else Estimate(value, error)
 
 
-def _plain(value: Array, error: Array) -> Estimate:
-    return Estimate(float(value), float(error)) if np.ndim(value) == 0 else Estimate(value, error)
+def average(samples: Array, weight: Array | None, steeper: float = 0.0) -> Estimate:
+    """The mean over the first axis, with its standard error: exact if there is one replica."""
+    return Replicas(len(samples), weight).average(samples, steeper)
+
+
+def of_share(share: Any, count: float) -> Any:
+    """The error of a share of so many draws, which is not 0 without any hit.
+
+    By Wilson's interval, (p + z²/2n ± z √(p(1 − p)/n + z²/4n²))/(1 + z²/n): how far its middle is off, and half its
+    width, together; for z = 1, or half of that for z = 2 where it is more.
+    """
+    if count == 1:
+        return np.zeros_like(share)
+    found = []
+    for z in (1.0, 2.0):
+        half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+        off = z**2 / count * (0.5 - share)
+        found.append(combined(off, half) / (1 + z**2 / count) / z)
+    return student(max(2, int(count))) * np.maximum(*found)
 
 
 def block_labels(count: int) -> npt.NDArray[np.intp]:

@@ -13,7 +13,7 @@ from ._estimate import Estimate, combined
 from ._foreign import as_joint
 from ._given import checked_generator
 from ._joint import Joint
-from ._replicas import average
+from ._replicas import Replicas
 
 MOST = 10_000  # directions
 
@@ -35,6 +35,7 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int = 2025) -
     u = checked_generator(seed, "sliced_wasserstein").standard_normal((count, p.dim))
     u /= np.linalg.norm(u, axis=1, keepdims=True)
     found = [wasserstein1(p.combination(w), q.combination(w)) for w in u]
-    value, over = average(np.array([one.value for one in found]), None)
+    each, replicas = np.array([one.value for one in found]), Replicas(count)
+    value, over = float(replicas.mean(each)), float(replicas.spread(each))
     # directions share their draws, so their errors are one
     return Estimate(value, combined(over, float(np.mean([one.error for one in found]))), p.sources | q.sources)

@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
+from ..language._given import shown
+from ..language._where import TraceError
 from ._estimate import Array, Estimate, combined
-from ._given import checked_order, points
+from ._given import checked_order, levels, points
 
 Law = Any  # `_law.Law`, which imports this file
+ROUNDING = 1e-14  # of a standard deviation: what a root may be off by
 FAR = 1e150  # no law has mass beyond, and squares of such points overflow
 
 
@@ -52,10 +56,40 @@ class WithError:
         return self._at("sf", lambda law, p: Estimate(law._sf(p), law._cdf(p).error), y, (1.0, 0.0))
 
     def ppf(self, q: npt.ArrayLike) -> Estimate:
-        """The quantile, with the error of the distribution function there over the density."""
-        value = np.asarray(self._law.ppf(q))
-        error = self.cdf(value).error / np.maximum(np.asarray(self._law._slope(value)), 1e-300)
-        return Estimate(value[()], np.asarray(error)[()], self._law.sources)
+        """The quantile: how far it is to where the distribution function is off by its error, in log odds."""
+        law = self._law
+        level, value = levels(q, "ppf"), np.asarray(law.ppf(q))
+        inner = np.where((level > 0) & (level < 1), level, 0.5)
+        error = np.asarray(self.cdf(value).error)
+        step = special.logit(inner) + np.multiply.outer([-1.0, 1.0], error / (inner * (1 - inner)))
+        with np.errstate(invalid="ignore"):
+            reach = np.abs(np.asarray(law.ppf(special.expit(step))) - value).max(axis=0)
+        # and at least what the slope says, which draws hide between them; an atom has none
+        slope = np.asarray(law._slope(value))
+        straight = np.divide(error, slope, out=np.zeros_like(error), where=slope > 0)
+        reach = np.where(np.isin(value, [at for at, _ in law.atoms]), reach, np.maximum(reach, straight))
+        known = ~np.isfinite(value) | (reach < ROUNDING * law.std())
+        return Estimate(value[()], np.where(known, 0.0, reach)[()], law.sources)
+
+    def median(self) -> Estimate:
+        """The median."""
+        return self.ppf(0.5)
+
+    def logpdf(self, y: npt.ArrayLike) -> Estimate:
+        """The logarithm of the density; where that is no double, an infinite error if draws alone tell of it."""
+        return self._at("logpdf", lambda law, p: Estimate(law._logpdf(p), law._log_error(p)), y, (-np.inf, -np.inf))
+
+    def cf(self, t: npt.ArrayLike) -> Estimate:
+        """The characteristic function, within a circle of this error in the plane."""
+        law, given = self._law, points(t, "t", "cf")
+        if (np.abs(given) > FAR).any():
+            raise TraceError("cf", f"t={shown(t)} must be finite, and at most {FAR:g} in size")
+        if not given.size:
+            return Estimate(np.zeros(given.shape, dtype=np.complex128), np.zeros(given.shape))
+        value, error = law._cf(given.ravel())
+        error = combined(error, law.doubt(lambda other: other._cf(given.ravel()).value))
+        error = np.broadcast_to(error, value.shape).reshape(given.shape)
+        return Estimate(value.reshape(given.shape)[()], error[()], law.sources)
 
     def moment(self, order: int) -> Estimate:
         """E[Y^order]."""
