@@ -27,9 +27,11 @@ from ._operation import (
     Mix,
     Nonlin,
     Normal,
+    Root,
     Rotate,
     Scale,
     Source,
+    Split,
     Take,
 )
 from ._print import initial_law
@@ -128,6 +130,9 @@ class _Writer:
         ranges = ", ".join(rf"{index} \le {size}" for index, size in zip(i, value.shape, strict=True) if size > 1)
         where = rf"\qquad ({ranges})" if ranges else ""
         match value.op:
+            case Root(over, under):
+                top, bottom = (" ".join(map(dimension, sizes)) or "1" for sizes in (over, under))
+                return [rf"{self.ref(value, i)} = \sqrt{{{top}/({bottom})}}"]
             case Constant():
                 if value.size == 1:
                     return []
@@ -185,6 +190,8 @@ class _Writer:
             case Concat(x, axis):
                 first, last = ([*i[:axis], k, *i[axis:]] for k in ("1", str(x.shape[axis])))
                 return rf"({ref(x, first)}; \dots; {ref(x, last)})"
+            case Split(x, axis):
+                return rf"({ref(x, [*i[:axis], *i[axis + 1 :]])})_{{\text{{part }} {i[axis]}}}"
             case Dot(x, y, power):
                 left, right = self._factors(value, i)
                 scale = rf"{dimension(x.width)}^{{{'-1/2' if power == 0.5 else '-1'}}}"
@@ -225,7 +232,7 @@ class _Writer:
         """The law of the limit of a value, by the rule of Definition 3.1 for its operation."""
         i = letters(value.shape)
         match value.op:
-            case Constant() | Data():
+            case Constant() | Data() | Root():
                 return []
             case Gaussian(_, mean, factor):
                 law = escape(initial_law(mean, factor).replace("…", "..."))

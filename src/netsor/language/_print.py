@@ -24,9 +24,11 @@ from ._operation import (
     Mix,
     Nonlin,
     Normal,
+    Root,
     Rotate,
     Scale,
     Source,
+    Split,
     Take,
 )
 from ._value import Value, Vector
@@ -105,6 +107,10 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
             return f"{ref(a)} @ {ref(x)}"
         case Concat(x, axis):
             return f"concat({ref(x)}, axis={axis})"
+        case Split(x, axis, count):
+            return f"split({ref(x)}, {count}, axis={axis})"
+        case Root():
+            return str(value.op)
         case Dot(x, y, power):
             return f"{x.width}^(-{'1/2' if power == 0.5 else '1'}) <{ref(x)}, {ref(y)}>"
         case Constant(numbers):
@@ -142,6 +148,8 @@ KINDS = {
     Scale: "scaling",
     Mix: "combination",
     Concat: "concatenation",
+    Split: "parts",
+    Root: "ratio of widths",
     Dot: "dot",
     Constant: "given",
     Normal: "random scalars",
