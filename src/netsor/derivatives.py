@@ -8,19 +8,20 @@ found like the first: polynomials in x and tanh(a x + b x³) (tanh, sigmoid, sil
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from array_api_compat import array_namespace
 from scipy import special
 
-from . import activations as known
+from . import activations
 from .activations import Function, _density, _gelu_difference, _logistic, _special
 
 Array = Any
+T = TypeVar("T")
 Row = tuple[float, ...]  # coefficients of a polynomial, the constant first
 Table = tuple[Row, ...]  # [i][j] of x^i t^j
 
@@ -29,22 +30,32 @@ CUBIC = 0.044715  # of gelu_tanh
 
 
 def derivative(f: Function, k: int = 0) -> Function | float | None:
-    """∂f/∂x_k: a function of the same arguments, a number if it is constant, None if it is not known.
+    """∂f/∂x_k: a function of the same arguments, a number if it is constant, None if it is not activations.
 
     What the user declared counts; else f is recognised by what it computes.
     """
     declared = f.derivative
     if declared is not None:
-        chosen = declared[k] if isinstance(declared, tuple | list) else declared
-        if isinstance(chosen, Function | int | float):
+        several = isinstance(declared, tuple)
+        chosen = declared[k] if several else declared
+        if chosen is None or isinstance(chosen, Function | float):
             return chosen
-        return Function(f"{f.name}'" if not isinstance(declared, tuple | list) else f"{f.name}'_{k + 1}", chosen)
-    rule = RULES.get(_base(f))
+        return Function(f"{f.name}'_{k + 1}" if several else f"{f.name}'", chosen)
+    rule = known(RULES, f)
     return None if rule is None or k else rule(f)
 
 
-def _base(f: Function) -> Any:
+def base(f: Function) -> Any:
+    """The function behind a Function, without its parameters: what it is recognised by, never its name."""
     return f.f.func if isinstance(f.f, partial) else f.f
+
+
+def known(table: Mapping[Any, T], f: Function) -> T | None:
+    """The entry of a function in a table."""
+    try:
+        return table.get(base(f))
+    except TypeError:  # an object without a hash is none of ours
+        return None
 
 
 # Between kinks
@@ -251,19 +262,19 @@ GELU_TANH = _tanh_family(
 )
 
 RULES: dict[Any, Callable[[Function], Function | float]] = {
-    _base(known.IDENTITY): lambda f: 1.0,
-    _base(known.RELU): lambda f: STEP,
-    _base(known.ABS): lambda f: SIGN,
-    _base(known.leaky_relu(0.5)): _of_leaky,
-    _base(known.clip(1.0)): _of_clip,
-    _base(known.ERF): lambda f: ERF,
-    _base(known.GELU): lambda f: GELU,
-    _base(known.TANH): lambda f: TANH,
-    _base(known.SIGMOID): lambda f: SIGMOID,
-    _base(known.SILU): lambda f: SILU,
-    _base(known.GELU_TANH): lambda f: GELU_TANH,
-    _base(known.SIN): lambda f: known.COS,
-    _base(known.COS): lambda f: _turning("cos'", 2),
+    base(activations.IDENTITY): lambda f: 1.0,
+    base(activations.RELU): lambda f: STEP,
+    base(activations.ABS): lambda f: SIGN,
+    base(activations.leaky_relu(0.5)): _of_leaky,
+    base(activations.clip(1.0)): _of_clip,
+    base(activations.ERF): lambda f: ERF,
+    base(activations.GELU): lambda f: GELU,
+    base(activations.TANH): lambda f: TANH,
+    base(activations.SIGMOID): lambda f: SIGMOID,
+    base(activations.SILU): lambda f: SILU,
+    base(activations.GELU_TANH): lambda f: GELU_TANH,
+    base(activations.SIN): lambda f: activations.COS,
+    base(activations.COS): lambda f: _turning("cos'", 2),
     _of_tanh: _more_tanh,
     _of_normal: _more_normal,
     _wave: _more_waves,
