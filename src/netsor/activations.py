@@ -32,7 +32,9 @@ class Function:
     parameters: tuple[float, ...] = ()  # printed behind the arguments: clip(x, 100)
     breaks: tuple[float, ...] | None = None  # where a function of one argument has a kink or a jump; None: not known
     smoothed: Callable[[Array, Array], Array] | None = None  # (m, s) ↦ E[φ(m + s z)], z ~ N(0, 1), numpy arrays
-    derivative: Any = None  # a Function or callable; of several arguments a tuple, one each: see `ns.nonlin`, `ns.apply`
+    derivative: Any = (
+        None  # a Function or callable; of several arguments a tuple, one each: see `ns.nonlin`, `ns.apply`
+    )
     parity: int | None = None  # 1 if φ(−x) = φ(x), −1 if φ(−x) = −φ(x); None: neither, or not known
 
     def __post_init__(self) -> None:

@@ -3,7 +3,8 @@
 Each activation belongs to a family that contains its derivatives of all orders, so that a derivative of a derivative is
 found like the first: polynomials in x and tanh(a x + b x³) (tanh, sigmoid, silu, gelu_tanh), polynomials times Φ and φ
 (erf, gelu), waves, and functions that are constant between kinks (relu, leaky_relu, abs, clip), whose own derivative is
-0: they are differentiable but at a few points, which a Gaussian coordinate meets with probability 0.
+0: they are differentiable but at a few points, which a Gaussian coordinate meets with probability 0. Of numpy's functions
+those that losses are made of are known.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CUBIC = 0.044715  # of gelu_tanh
 def derivative(f: Function, k: int = 0) -> Function | float | None:
     """∂f/∂x_k: a function of the same arguments, a number if it is constant, None if it is not activations.
 
-    What the user declared counts; else f is recognised by what it computes.
+    What the user declared counts; else f is recognised by what it computes, numpy's own functions too.
     """
     declared = f.derivative
     if declared is not None:
@@ -132,7 +133,9 @@ def _tanh_family(name: str, a: float, b: float, table: Table, parity: int | None
     """Such a polynomial; with `derivative` left to be found by the family."""
     f = partial(_of_tanh, a=a, b=b, table=table)
     # t tends to ±1 so fast that the polynomial is bounded if its rows are 0 there, but for the first
-    bounded = all(abs(sum(row)) < 1e-12 and abs(sum(c * (-1) ** j for j, c in enumerate(row))) < 1e-12 for row in table[1:])
+    bounded = all(
+        abs(sum(row)) < 1e-12 and abs(sum(c * (-1) ** j for j, c in enumerate(row))) < 1e-12 for row in table[1:]
+    )
     return Function(name, f, bounded, True, breaks=(), smoothed=smoothed, parity=parity)
 
 
@@ -198,6 +201,23 @@ def _turning(name: str, turns: int) -> Function:
 
 def _more_waves(f: Function) -> Function:
     return _turning(f"{f.name}'", f.f.keywords["turns"] + 1)  # type: ignore[attr-defined]
+
+
+# c x^k, and e^x: derivatives of functions of numpy
+
+
+def _monomial(x: Array, c: float, k: float) -> Array:
+    return c * x**k
+
+
+def _monomials(name: str, c: float, k: float) -> Function:
+    polynomial = k >= 0 and float(k).is_integer()
+    return Function(name, partial(_monomial, c=c, k=k), False, polynomial, breaks=() if polynomial else None)
+
+
+def _more_monomials(f: Function) -> Function | float:
+    c, k = f.f.keywords["c"], f.f.keywords["k"]  # type: ignore[attr-defined]
+    return c if k == 1 else _monomials(f"{f.name}'", c * k, k - 1)
 
 
 # E[φ'(m + s z)] is the derivative of E[φ(m + s z)] in m
@@ -278,4 +298,14 @@ RULES: dict[Any, Callable[[Function], Function | float]] = {
     _of_tanh: _more_tanh,
     _of_normal: _more_normal,
     _wave: _more_waves,
+    _monomial: _more_monomials,
+    np.tanh: lambda f: TANH,
+    np.sin: lambda f: activations.COS,
+    np.cos: lambda f: _turning("cos'", 2),
+    np.absolute: lambda f: SIGN,
+    np.exp: lambda f: f,
+    np.log: lambda f: _monomials("log'", 1.0, -1.0),
+    np.sqrt: lambda f: _monomials("sqrt'", 0.5, -0.5),
+    np.square: lambda f: _monomials("square'", 2.0, 1.0),
+    np.reciprocal: lambda f: _monomials("reciprocal'", -1.0, -2.0),
 }

@@ -1,7 +1,5 @@
 """Derivatives of the literal network by differences: the same matrices, one thing moved."""
 
-import numpy as np
-
 from netsor.engine._literal import _Literal
 from netsor.language._graph import numbered, ordered
 

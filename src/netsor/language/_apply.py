@@ -13,7 +13,6 @@ from ._probe import probed
 from ._value import Nonlin, Scalar, ScalarLike, Vector, applied, as_scalar, broadcast, same_width
 from ._where import TraceError
 
-
 Derivative = Callable[..., Any] | tuple[Callable[..., Any] | None, ...] | None
 
 

@@ -22,11 +22,12 @@ import numpy as np
 from ..activations import Function, row_softmax
 from ..derivatives import base, derivative, known
 from ._apply import apply, nonlin
-from ._array import Operation, Value
+from ._array import Operation
 from ._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, power
 from ._operation import Add, Apply, Concat, Constant, Dot, MatMul, Mix, Nonlin, Root, Rotate, Scale, Split
 from ._score import concat, dot, mean_dot, rsqrt, split
 from ._value import Scalar, Vector, constant, mix, ones
+from ._weight import Weight
 from ._where import TraceError
 from ._width import Width
 
@@ -82,13 +83,13 @@ def _matmul(op: MatMul, made: Vector, d: Vector, wants: Wants) -> Found:
     yield 0, left if op.each or not weight.batch else left.sum(tuple(range(len(weight.batch))))
 
 
-def _acting(weight: Any, d: Vector) -> Vector:
+def _acting(weight: Weight, d: Vector) -> Vector:
     return weight.each(d) if weight.batch else weight @ d
 
 
 def _nonlin(op: Nonlin, made: Vector, d: Vector, wants: Wants) -> Found:
     """h = φ(g; p): δ_g = ∂_g φ ⊙ δ_h, and ∂p = n^(−1/2) ⟨δ_h, ∂_p φ⟩."""
-    arguments = (*op.vectors, *op.scalars)
+    arguments: tuple[Any, ...] = (*op.vectors, *op.scalars)
     for k in range(len(arguments)):
         units = wants(k)
         if not units:
@@ -192,7 +193,9 @@ def _product(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
 
 
 def _matrices(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
-    return d @ _swapped(op.scalars[1]) if k == 0 else _swapped(op.scalars[0]) @ d
+    left, right = (d, _swapped(op.scalars[1])) if k == 0 else (_swapped(op.scalars[0]), d)
+    product: Scalar = left @ right
+    return product
 
 
 def _total(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
@@ -240,8 +243,8 @@ def _slope(f: Function, k: int, operation: str) -> Function | float:
     if found is None:
         raise TraceError(
             "grad",
-            f"the derivative of {f.name} is not known: declare it, ns.{operation}(f, …, derivative=g) with g a function "
-            "of the same arguments; of several arguments a tuple, one each",
+            f"the derivative of {f.name} is not known: declare it, ns.{operation}(f, …, derivative=g) with g a "
+            "function of the same arguments; of several arguments a tuple, one each",
         )
     return found
 
@@ -290,6 +293,6 @@ def unbroadcast(d: Any, shape: tuple[int, ...]) -> Any:
     return made.reshape(*shape) if made.shape != shape else made
 
 
-def zeros_like(x: Value) -> Value:
+def zeros_like(x: Any) -> Any:
     """0 in place of each vector or scalar."""
     return constant(np.zeros(x.shape)) if isinstance(x, Scalar) else 0.0 * x

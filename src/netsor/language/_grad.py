@@ -21,13 +21,13 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     shape of p) are given. `wrt`, a vector or scalar at any place of the program, or a list of them; an index of a value
     stands for its entries.
 
-    Returns a value of the shape and kind of `wrt`, or a tuple of them. Of scalars it is ∂p/∂q. **Of vectors it is √width
-    · ∂p/∂x**, so that its coordinates are of order 1 at every width if p is a score: for p = ns.dot(r, x), which is
-    n^(−1/2) ⟨r, x⟩, it is r. The squared norm of the gradient itself is then `ns.mean_dot(g, g)`.
+    Returns a value of the shape and kind of `wrt`, or a tuple of them. Of scalars it is ∂p/∂q. **Of vectors it is
+    √width · ∂p/∂x**, so that its coordinates are of order 1 at every width if p is a score: for p = ns.dot(r, x), which
+    is n^(−1/2) ⟨r, x⟩, it is r. The squared norm of the gradient itself is then `ns.mean_dot(g, g)`.
 
-    p is a scalar. A coordinate of an output y is read by a random readout, `ns.dot(ns.gaussian(n), y)`, which has the law
-    of the coordinate of one more matrix. Derivatives of a user's functions are declared, see `ns.nonlin` and
-    `ns.apply`.
+    p is a scalar. A coordinate of an output y is read by a random readout, `ns.dot(ns.gaussian(n), y)`, which has the
+    law of the coordinate of one more matrix. Derivatives of a user's functions are declared, see `ns.nonlin` and
+    `ns.apply`. Gradients are values as others, and have gradients.
 
     >>> import netsor as ns
     >>> n = ns.Width("n")
@@ -56,8 +56,8 @@ def as_loss(p: object, operation: str, name: str = "p") -> Scalar:
     if isinstance(p, Vector):
         raise TraceError(
             operation,
-            f"{name} must be a scalar, got {p!r}: read a coordinate by a random readout, ns.dot(ns.gaussian(n), y), or take "
-            "ns.mean_dot(y, y)",
+            f"{name} must be a scalar, got {p!r}: read a coordinate by a random readout, ns.dot(ns.gaussian(n), y), or "
+            "take ns.mean_dot(y, y)",
         )
     if not isinstance(p, Scalar) or isinstance(p.op, Constant):
         raise TraceError(operation, f"{name}={shown(p)} must be a scalar of the program")
@@ -83,7 +83,7 @@ def _leaf(x: object, p: Scalar) -> Value:
     if leaf not in made:
         raise TraceError(
             "grad",
-            f"p is not made of wrt={x!r}: name the value that the program uses, or an index of it; what is computed anew, "
-            "however alike, is another value",
+            f"p is not made of wrt={x!r}: name the value that the program uses, or an index of it; what is computed "
+            "anew, however alike, is another value",
         )
     return leaf

@@ -149,13 +149,15 @@ class _Writer:
                 return [rf"{self._drawn(value, self.ref(value, i))} {where}"]
             case MatMul(weight, x, _):
                 batch = i[: len(weight.batch)]
-                weight = weight.T if weight.transposed else weight  # as it is drawn
+                weight = weight.drawn
                 entries = rf"\mathcal N(0, {decimal(weight.std**2)}/{dimension(weight.fan)})"
                 new = next(v for v in self.values if isinstance(v.op, MatMul) and v.op.weight.source is weight.source)
                 size = rf"\mathbb R^{{{dimension(weight.out_width)} \times {dimension(weight.in_width)}}}"
                 drawn = rf"{self.matrix(weight, batch)} \in {size} \text{{ with i.i.d.\ entries }} {entries}"
                 top = r"^{\top}" if value.op.weight.transposed else ""
                 turned = f"({self.matrix(weight, batch)}){top}" if top else self.matrix(weight, batch)
+                if value.op.weight.fan != weight.fan:  # the adjoint, which a gradient is made by
+                    turned = rf"\sqrt{{{dimension(weight.fan)}/{dimension(value.op.weight.fan)}}} \, {turned}"
                 line = f"{self.ref(value, i)} = {turned} {self.ref(x, self._multiplied(value, i))}"
                 return ([drawn] if new is value else []) + [f"{line} {where}"]
         return [f"{self.ref(value, i)} = {self.formula(value, i, limit=False)} {where}"]

@@ -46,7 +46,7 @@ def text(name: str, outputs: Sequence[Value]) -> str:
     introduced: set[Source] = set()
     for value in values:
         if isinstance(value.op, MatMul) and value.op.weight.source not in introduced:
-            weight = value.op.weight.T if value.op.weight.transposed else value.op.weight
+            weight = value.op.weight.drawn
             introduced.add(weight.source)
             rows.append((names[weight.source], _entries(weight), ""))
         if not _inlined(value):
@@ -93,6 +93,8 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
             return f"given vectors in R^{vectors.shape[-1]}"
         case MatMul(weight, x, each):
             matrix = names[weight.source] + (".T" if weight.transposed else "")
+            if weight.fan != weight.drawn.fan:  # the adjoint, which a gradient is made by
+                matrix = f"({weight.drawn.fan}/{weight.fan})^(1/2) {matrix}"
             return f"{matrix}.each({ref(x)})" if each else f"{matrix} {ref(x)}"
         case Nonlin(f, vectors, scalars):
             if f in INFIX:

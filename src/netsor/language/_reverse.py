@@ -6,23 +6,25 @@ contributions, each with the entries that it is for, and a rule sees the smalles
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, cast
 
 import numpy as np
 
 from ._array import Ints
-from ._derivative import RULES, Unit, Units, passed, ratio, times, unbroadcast, zeros_like
+from ._derivative import RULES, Unit, passed, ratio, times, unbroadcast, zeros_like
 from ._graph import ordered
 from ._join import join
 from ._narrow import Keep, box, demand, rebuilt_op, widened
-from ._operation import Constant, Dot, Gaussian, Join, MatMul, Normal, Operation, Take
+from ._operation import Dot, Join, MatMul, Take
 from ._value import Scalar, Value, Vector
 from ._where import TraceError
 from ._width import Width
 
-Part = tuple[Ints, Value]  # flat positions in an array, each once, and a value for each of them
+Part = tuple[Ints, Any]  # flat positions in an array, each once, and a value for each of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +60,7 @@ class Reverse:
             for value in reversed(self.values):
                 self._pass(value)
 
-    def of(self, leaf: Value) -> Value:
+    def of(self, leaf: Value) -> Any:
         """The cotangent of a leaf, in its shape."""
         found = self._parts.get((leaf, None))
         return zeros_like(leaf) if found is None else _filled(leaf, _everything(leaf), found)
@@ -165,14 +167,14 @@ def _gathered(origin: Ints, d: Any) -> Part:
     return np.concatenate(found), parts[0] if len(parts) == 1 else join(parts)
 
 
-def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Value:
+def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
     """The sum of contributions on a box of entries, 0 where there is none."""
     whole = _places(value)[box(keep)] if value.shape else _places(value)
     groups: list[Part] = []
     for places, d in parts:  # those for the same entries are summed at once
         for k, (known, total) in enumerate(groups):
             if np.array_equal(known, places):
-                groups[k] = known, total + d  # type: ignore[operator]
+                groups[k] = known, total + d
                 break
         else:
             groups.append((places, d))
@@ -194,9 +196,6 @@ def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Value:
         if not terms:
             first = groups[0][1]
             terms = [zeros_like(first.take(np.zeros(len(entries), dtype=np.intp), "index"))]
-        total: Any = terms[0]
-        for term in terms[1:]:
-            total = total + term
-        made.append(total)
+        made.append(reduce(operator.add, terms))
     joined: Any = made[0] if len(made) == 1 else join(made)
-    return cast(Value, joined.take(np.argsort(np.concatenate(order)).reshape(whole.shape), "index"))
+    return joined.take(np.argsort(np.concatenate(order)).reshape(whole.shape), "index")

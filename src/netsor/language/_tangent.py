@@ -1,7 +1,8 @@
 """The tangent kernel, and norms of gradients: products of Gram matrices over all uses of a matrix.
 
-A use makes W x with cotangent δ, or W^T x. In R^out × R^in, the space of W, its part of ∂p/∂W is l r^T: l = δ and r = x,
-or l = x and r = δ if W acted transposed. So Σ_W ⟨∂p/∂W, ∂q/∂W⟩ = Σ ⟨l, l'⟩ ⟨r, r'⟩ over pairs of uses of one matrix.
+A use makes W x with cotangent δ, or W^T x. In R^out × R^in, the space of W, its part of ∂p/∂W is l r^T: l = δ and
+r = x, or l = x and r = δ if W acted transposed. So Σ_W ⟨∂p/∂W, ∂q/∂W⟩ = Σ ⟨l, l'⟩ ⟨r, r'⟩ over pairs of uses of one
+matrix.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from ._array import Source
 from ._derivative import ratio, times
-from ._given import Shape, one_of, shown
+from ._given import one_of, shown
 from ._grad import as_loss
 from ._graph import ordered, weights_of
 from ._join import join, stack
@@ -24,7 +25,6 @@ from ._score import mean_dot
 from ._value import Scalar, Value, Vector, constant, mix
 from ._weight import Weight
 from ._where import TraceError
-from ._width import Width
 
 Parameter = Weight | Vector | Scalar
 
@@ -45,7 +45,7 @@ def ntk(
 
     Returns scalars of shape p.shape + q.shape. They have a law like any others, joint with p and q.
 
-    p and q are scalars: a coordinate of an output y is read by a random readout, `ns.dot(r, y)` with r = ns.gaussian(n).
+    p and q are scalars: a coordinate of an output y is read by a random readout, `ns.dot(r, y)`, r = ns.gaussian(n).
     Then r stands for the last layer; it counts if it is among `weights`.
 
     >>> import netsor as ns
@@ -68,9 +68,10 @@ def ntk(
 def grad_norm(p: Scalar, weight: Parameter, parametrisation: str = "standard") -> Scalar:
     """The squared norm of the gradient of p with respect to one parameter, |∂p/∂W|², as a scalar of the program.
 
-    Parameters: `p`, one scalar. `weight`, a weight (all matrices of its batch; `W[0]` is one), an initial vector or random
-    scalars. `parametrisation` as in `ntk`, of which this is one term: "standard" is the sum of the squares of ∂p/∂W_ij,
-    what an optimiser sees; it grows with the width that W acts on. "ntk" is that times σ²/in, which has a limit.
+    Parameters: `p`, one scalar. `weight`, a weight (all matrices of its batch; `W[0]` is one), an initial vector or
+    random scalars. `parametrisation` as in `ntk`, of which this is one term: "standard" is the sum of the squares of
+    ∂p/∂W_ij, what an optimiser sees; it grows with the width that W acts on. "ntk" is that times σ²/in, which has a
+    limit.
 
     >>> import netsor as ns
     >>> n = ns.Width("n")
@@ -147,13 +148,12 @@ def _terms(output: int, use: Use, chosen: _Parameters) -> Iterable[_Term]:
     d = d.reshape(len(members), -1)
     x = x.reshape(len(members) if use.op.each else 1, -1)
     left, right = (x, d) if weight.transposed else (d, x)
-    drawn = weight.T if weight.transposed else weight
     counting = np.isin(members, list(chosen.members[weight.source]))
     if counting.all() and len(np.unique(members)) == len(members):
-        yield _Term(output, drawn, tuple(members.tolist()), left, right, weight)
+        yield _Term(output, weight.drawn, tuple(members.tolist()), left, right, weight)
         return
     for k in np.flatnonzero(counting):  # one by one, where some do not count or act twice
-        yield _alone(_Term(output, drawn, tuple(members.tolist()), left, right, weight), int(k))
+        yield _alone(_Term(output, weight.drawn, tuple(members.tolist()), left, right, weight), int(k))
 
 
 def _alone(term: _Term, k: int) -> _Term:
@@ -193,7 +193,8 @@ def _matrices(pair: Sequence[Sequence[_Term]], shape: tuple[int, int], standard:
         sums.append(np.eye(outputs)[:, belongs])  # (outputs, K): which of them a term belongs to
     gram = mean_dot(*lefts) * mean_dot(*rights)
     gram = gram.sum(0)
-    return constant(sums[0]) @ gram @ constant(sums[1].T.copy())
+    made: Scalar = constant(sums[0]) @ gram @ constant(sums[1].T.copy())
+    return made
 
 
 def _unit(term: _Term, standard: bool) -> Scalar | float:

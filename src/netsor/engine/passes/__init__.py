@@ -1,7 +1,7 @@
 """Passes: graph to graph, one idea a file, each an identity in law stated at its top.
 
-`roots`, `distinct` and `reuse` bring a program to the form that lowering reads. Every other one is a shortcut, and can be
-left out: the law stays the same (the tests try it), and takes more random numbers or time.
+`roots`, `distinct` and `reuse` bring a program to the form that lowering reads. Every other one is a shortcut, and can
+be left out: the law stays the same (the tests try it), and takes more random numbers or time.
 """
 
 from __future__ import annotations

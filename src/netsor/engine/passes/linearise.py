@@ -16,7 +16,21 @@ import numpy as np
 
 from ... import activations as known
 from ...language._graph import ordered, widths_of
-from ...language._operation import Add, Apply, Concat, Constant, Data, Gaussian, Join, MatMul, Mix, Nonlin, Scale, Split, Take
+from ...language._operation import (
+    Add,
+    Apply,
+    Concat,
+    Constant,
+    Data,
+    Gaussian,
+    Join,
+    MatMul,
+    Mix,
+    Nonlin,
+    Scale,
+    Split,
+    Take,
+)
 from ...language._score import MASKED_SOFTMAX, SOFTMAX
 from ...language._value import Scalar, Value, Vector
 from ._rewrite import Context, rewritten

@@ -1,7 +1,7 @@
 """Roots of ratios of widths, √(n/m), are numbers once the widths are bound.
 
-A ratio that vanishes or grows with an infinite width is refused: a gradient that vanishes like n^(−1/2) has limit 0, but
-a score of it would still count, and lowering would have to know by how much.
+A ratio that vanishes or grows with an infinite width is refused: a gradient that vanishes like n^(−1/2) has limit 0,
+but a score of it would still count, and lowering would have to know by how much.
 """
 
 from __future__ import annotations
