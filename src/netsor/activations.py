@@ -32,6 +32,10 @@ class Function:
     parameters: tuple[float, ...] = ()  # printed after the arguments: clip(x, 100)
     breaks: tuple[float, ...] | None = None  # where a function of one argument has a kink or a jump; None: not known
     smoothed: Callable[[Array, Array], Array] | None = None  # (m, s) ↦ E[φ(m + s z)], z ~ N(0, 1), numpy arrays
+    derivative: Any = (
+        None  # a Function or callable; of several arguments a tuple, one each: see `ns.nonlin`, `ns.apply`
+    )
+    parity: int | None = None  # 1 if φ(−x) = φ(x), −1 if φ(−x) = −φ(x); None: neither, or not known
 
     def __post_init__(self) -> None:
         if self.breaks is not None and not all(np.isfinite(point) for point in self.breaks):
@@ -241,21 +245,23 @@ def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
     return made
 
 
-def _smooth(name: str, f: Callable[..., Array], smoothed: Callable[..., Array], bounded: bool) -> Function:
-    return Function(name, f, bounded, lipschitz=True, breaks=(), smoothed=smoothed)
+def _smooth(
+    name: str, f: Callable[..., Array], smoothed: Callable[..., Array], bounded: bool, parity: int | None = None
+) -> Function:
+    return Function(name, f, bounded, lipschitz=True, breaks=(), smoothed=smoothed, parity=parity)
 
 
-IDENTITY = _smooth("identity", _identity, _identity_smoothed, bounded=False)
+IDENTITY = _smooth("identity", _identity, _identity_smoothed, bounded=False, parity=-1)
 RELU = Function("relu", _relu, bounded=False, lipschitz=True, breaks=(0.0,), smoothed=_relu_smoothed)
-ABS = Function("abs", _abs, bounded=False, lipschitz=True, breaks=(0.0,), smoothed=_abs_smoothed)
-ERF = _smooth("erf", _erf, _erf_smoothed, bounded=True)
-TANH = _smooth("tanh", _tanh, _tanh_smoothed, bounded=True)
+ABS = Function("abs", _abs, bounded=False, lipschitz=True, breaks=(0.0,), smoothed=_abs_smoothed, parity=1)
+ERF = _smooth("erf", _erf, _erf_smoothed, bounded=True, parity=-1)
+TANH = _smooth("tanh", _tanh, _tanh_smoothed, bounded=True, parity=-1)
 SIGMOID = _smooth("sigmoid", _sigmoid, _sigmoid_smoothed, bounded=True)
 GELU = _smooth("gelu", _gelu, _gelu_smoothed, bounded=False)
 GELU_TANH = _smooth("gelu_tanh", _gelu_tanh, _gelu_tanh_smoothed, bounded=False)  # the gelu_new of GPT-2
 SILU = _smooth("silu", _silu, _silu_smoothed, bounded=False)
-SIN = _smooth("sin", _sin, _sin_smoothed, bounded=True)
-COS = _smooth("cos", _cos, _cos_smoothed, bounded=True)
+SIN = _smooth("sin", _sin, _sin_smoothed, bounded=True, parity=-1)
+COS = _smooth("cos", _cos, _cos_smoothed, bounded=True, parity=1)
 
 
 def leaky_relu(slope: float) -> Function:
@@ -267,7 +273,7 @@ def leaky_relu(slope: float) -> Function:
 def clip(bound: float) -> Function:
     """x cut off at ± bound."""
     f, smoothed = partial(_clip, bound=bound), partial(_clip_smoothed, bound=bound)
-    return Function("clip", f, True, True, parameters=(bound,), breaks=(-bound, bound), smoothed=smoothed)
+    return Function("clip", f, True, True, parameters=(bound,), breaks=(-bound, bound), smoothed=smoothed, parity=-1)
 
 
 def is_clip(f: Function) -> bool:

@@ -31,9 +31,11 @@ from ..language._operation import (
     Mix,
     Nonlin,
     Normal,
+    Root,
     Rotate,
     Scale,
     Source,
+    Split,
     Take,
 )
 from ..language._value import Value, Vector
@@ -213,6 +215,11 @@ class _Literal:
             case Concat(x, axis):
                 end_to_end = np.moveaxis(self.drawn[x], 1 + axis, -2)
                 return end_to_end.reshape(*end_to_end.shape[:-2], -1)
+            case Split(x, axis, count):
+                whole = self.drawn[x]
+                return np.moveaxis(whole.reshape(*whole.shape[:-1], count, -1), -2, 1 + axis)
+            case Root():
+                return np.array([value.op.of(self.widths)])
             case Dot(x, y, power):
                 q, k = self._lined_up(x, value.ndim - 1), self._lined_up(y, value.ndim - 1)
                 scale: float = q.shape[-1] ** -power

@@ -2,10 +2,12 @@
 
 from ._activation import abs, clip, cos, erf, gelu, gelu_tanh, identity, leaky_relu, relu, sigmoid, silu, sin, tanh
 from ._apply import apply, nonlin
+from ._grad import grad
 from ._initial import data, gaussian, normal
 from ._join import join, stack
 from ._rotary import rotary
 from ._score import concat, dot, layer_norm, mean_dot, rms_norm, softmax
+from ._tangent import grad_norm, ntk
 from ._value import Scalar, Value, Vector, ones
 from ._weight import Weight, weight
 from ._where import TraceError
@@ -29,6 +31,8 @@ __all__ = [
     "gaussian",
     "gelu",
     "gelu_tanh",
+    "grad",
+    "grad_norm",
     "identity",
     "inf",
     "join",
@@ -37,6 +41,7 @@ __all__ = [
     "mean_dot",
     "nonlin",
     "normal",
+    "ntk",
     "ones",
     "relu",
     "rms_norm",

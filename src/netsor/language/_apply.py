@@ -13,6 +13,8 @@ from ._probe import probed
 from ._value import Nonlin, Scalar, ScalarLike, Vector, applied, as_scalar, broadcast, same_width
 from ._where import TraceError
 
+Derivative = Callable[..., Any] | tuple[Callable[..., Any] | None, ...] | None
+
 
 def apply(
     f: Callable[..., Any],
@@ -21,6 +23,7 @@ def apply(
     name: str | None = None,
     bounded: bool | None = None,
     lipschitz: bool | None = None,
+    derivative: Derivative = None,
 ) -> Scalar:
     """Any function of scalars.
 
@@ -28,9 +31,11 @@ def apply(
     `axes=1`) and may return any number of axes in their place. f gets arrays with further axes in front, over which
     it must be vectorised, as numpy's functions with `axis=-1` are. It must be deterministic and leave its arguments
     as they are, which is tried on a few numbers. `bounded` and `lipschitz` (pseudo-Lipschitz) declare what the checker
-    cannot see.
+    cannot see. `derivative` is what `ns.grad` needs: with `axes=0` a function of the same arguments, ∂f/∂p; with
+    `axes=k` one of the arguments and of d, an array like the result of f, that gives the gradient of Σ d·f. For
+    several arguments it is a tuple, one for each, with None for those that are never differentiated.
     """
-    f = as_function(f, "apply", name, bounded, lipschitz)
+    f = as_function(f, "apply", name, bounded, lipschitz, derivative, len(scalars))
     values = tuple(as_scalar(scalar, "apply") for scalar in scalars)
     if not values:
         raise TraceError("apply", f"{f.name} needs at least one scalar")
@@ -53,14 +58,16 @@ def nonlin(
     name: str | None = None,
     bounded: bool | None = None,
     lipschitz: bool | None = None,
+    derivative: Derivative = None,
 ) -> Vector:
     """Any coordinatewise function of vectors, then scalars: h_α = φ(g¹_α, …, g^m_α; p_1, …, p_r).
 
     f gets one array for each argument, whose shapes broadcast, and must act elementwise, be deterministic and leave
     its arguments as they are, which is tried on a few numbers. `bounded` and `lipschitz` (pseudo-Lipschitz) declare
-    what the checker cannot see.
+    what the checker cannot see. `derivative` is what `ns.grad` needs: a function of the same arguments, or for several
+    arguments a tuple of them, ∂φ by each, with None for those that are never differentiated.
     """
-    f = as_function(f, "nonlin", name, bounded, lipschitz)
+    f = as_function(f, "nonlin", name, bounded, lipschitz, derivative, len(arguments))
     vectors = tuple(value for value in arguments if isinstance(value, Vector))
     if not vectors or not all(isinstance(value, Vector) for value in arguments[: len(vectors)]):
         given = ", ".join(map(shown, arguments[:4]))
@@ -83,15 +90,21 @@ def as_vector(x: object, operation: str) -> Vector:
 
 
 def as_function(
-    f: Callable[..., Any], operation: str, name: str | None, bounded: bool | None, lipschitz: bool | None
+    f: Callable[..., Any],
+    operation: str,
+    name: str | None,
+    bounded: bool | None,
+    lipschitz: bool | None,
+    derivative: Derivative = None,
+    arguments: int = 1,
 ) -> Function:
     """A Function from what the user wrote for one; what is not declared stays unknown."""
     if isinstance(f, Function):
-        made, again = f, not (name is None and bounded is None and lipschitz is None)
+        made, again = f, not (name is None and bounded is None and lipschitz is None and derivative is None)
     else:
         called = getattr(f, "__name__", None)
         known = (called if isinstance(called, str) else "f").replace("<lambda>", "f")
-        made, again = Function(known if name is None else name, f, bounded, lipschitz), False
+        made, again = Function(known if name is None else name, f, bounded, lipschitz, derivative=derivative), False
     if as_name(made.name, operation) is None:
         raise TraceError(operation, f"name=None of the Function of {shown(made.f)} must be a string")
     if again:
@@ -102,4 +115,10 @@ def as_function(
     one_of(made.lipschitz, "lipschitz", operation, (True, False, None))
     if not callable(made.f):
         raise TraceError(operation, f"needs a function, got f={shown(made.f)}")
+    declared = made.derivative if isinstance(made.derivative, tuple) else (made.derivative,)
+    if not all(g is None or isinstance(g, Function | float) or callable(g) for g in declared) or (
+        made.derivative is not None and len(declared) != arguments
+    ):
+        needed = "a function" if arguments == 1 else f"a tuple of {arguments} functions, one for each argument"
+        raise TraceError(operation, f"derivative={shown(made.derivative)} of {made.name} must be {needed}")
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ._operation import Gaussian, MatMul, Normal, Source
+from ._operation import Gaussian, MatMul, Normal, Root, Source
 from ._value import Value, Vector
 from ._weight import Weight
 from ._width import Width
@@ -47,6 +47,8 @@ def widths_of(values: Iterable[Value]) -> list[Width]:
     for value in values:
         if isinstance(value.op, MatMul):
             found[value.op.weight.in_width] = None
+        if isinstance(value.op, Root):
+            found |= dict.fromkeys((*value.op.over, *value.op.under))
         if isinstance(value, Vector):
             found[value.width] = None
     return list(found)

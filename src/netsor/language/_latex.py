@@ -27,9 +27,11 @@ from ._operation import (
     Mix,
     Nonlin,
     Normal,
+    Root,
     Rotate,
     Scale,
     Source,
+    Split,
     Take,
 )
 from ._print import initial_law
@@ -128,6 +130,9 @@ class _Writer:
         ranges = ", ".join(rf"{index} \le {size}" for index, size in zip(i, value.shape, strict=True) if size > 1)
         where = rf"\qquad ({ranges})" if ranges else ""
         match value.op:
+            case Root(over, under):
+                top, bottom = (" ".join(map(dimension, sizes)) or "1" for sizes in (over, under))
+                return [rf"{self.ref(value, i)} = \sqrt{{{top}/({bottom})}}"]
             case Constant():
                 if value.size == 1:
                     return []
@@ -144,13 +149,15 @@ class _Writer:
                 return [rf"{self._drawn(value, self.ref(value, i))} {where}"]
             case MatMul(weight, x, _):
                 batch = i[: len(weight.batch)]
-                weight = weight.T if weight.transposed else weight  # as it is drawn
+                weight = weight.drawn
                 entries = rf"\mathcal N(0, {decimal(weight.std**2)}/{dimension(weight.fan)})"
                 new = next(v for v in self.values if isinstance(v.op, MatMul) and v.op.weight.source is weight.source)
                 size = rf"\mathbb R^{{{dimension(weight.out_width)} \times {dimension(weight.in_width)}}}"
                 drawn = rf"{self.matrix(weight, batch)} \in {size} \text{{ with i.i.d.\ entries }} {entries}"
                 top = r"^{\top}" if value.op.weight.transposed else ""
                 turned = f"({self.matrix(weight, batch)}){top}" if top else self.matrix(weight, batch)
+                if value.op.weight.fan != weight.fan:  # the adjoint, which a gradient is made by
+                    turned = rf"\sqrt{{{dimension(weight.fan)}/{dimension(value.op.weight.fan)}}} \, {turned}"
                 line = f"{self.ref(value, i)} = {turned} {self.ref(x, self._multiplied(value, i))}"
                 return ([drawn] if new is value else []) + [f"{line} {where}"]
         return [f"{self.ref(value, i)} = {self.formula(value, i, limit=False)} {where}"]
@@ -185,6 +192,8 @@ class _Writer:
             case Concat(x, axis):
                 first, last = ([*i[:axis], k, *i[axis:]] for k in ("1", str(x.shape[axis])))
                 return rf"({ref(x, first)}; \dots; {ref(x, last)})"
+            case Split(x, axis):
+                return rf"({ref(x, [*i[:axis], *i[axis + 1 :]])})_{{\text{{part }} {i[axis]}}}"
             case Dot(x, y, power):
                 left, right = self._factors(value, i)
                 scale = rf"{dimension(x.width)}^{{{'-1/2' if power == 0.5 else '-1'}}}"
@@ -225,7 +234,7 @@ class _Writer:
         """The law of the limit of a value, by the rule of Definition 3.1 for its operation."""
         i = letters(value.shape)
         match value.op:
-            case Constant() | Data():
+            case Constant() | Data() | Root():
                 return []
             case Gaussian(_, mean, factor):
                 law = escape(initial_law(mean, factor).replace("…", "..."))

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from functools import partial
-from typing import Any
 
 import numpy as np
 
 from .. import activations as known
 from ..activations import Function, row_softmax
+from ..derivatives import base
 from ._expand import Entry, Expansion, Kind
 from ._function import MULTIPLY
 from ._operation import Apply, Concat, Data, Dot, MatMul, Mix, Nonlin, Normal, Rotate, Scale, Take
@@ -29,18 +28,11 @@ Moment = float | str  # a number, or "+" (above 0), "−" (below 0), "?" (not kn
 LONGEST = 100  # columns of a vector that are gone through
 
 
-def base(f: Function) -> Any:
-    """The function behind a Function, without its parameters: what it is recognised by, never its name."""
-    return f.f.func if isinstance(f.f, partial) else f.f
-
-
 LEAKY, CLIP = base(known.leaky_relu(0.5)), base(known.clip(1.0))
 RELU, ABS, SIGMOID = base(known.RELU), base(known.ABS), base(known.SIGMOID)
-ODD = {base(known.IDENTITY), base(known.TANH), base(known.ERF), base(known.SIN), CLIP}
-EVEN = {ABS, base(known.COS)}
-NOT_NEGATIVE = {RELU, ABS, SIGMOID}
-ZERO_AT_ZERO = {*ODD, ABS, base(known.GELU), base(known.SILU)} - {base(known.SIN)}  # and nowhere else
 RISING = {base(known.IDENTITY), base(known.TANH), base(known.ERF), CLIP}  # odd, nowhere falling
+NOT_NEGATIVE = {RELU, ABS, SIGMOID}
+ZERO_AT_ZERO = {*RISING, ABS, base(known.GELU), base(known.SILU)}  # and nowhere else
 # For Gaussian v of mean 0 and positive variance: E[φ'(v)] > 0, and E[φ(v)] > 0
 POSITIVE_SLOPE = {*RISING, RELU, SIGMOID, base(known.GELU), base(known.SILU), base(known.SIN)}
 POSITIVE_MEAN = {RELU, ABS, SIGMOID, base(known.GELU), base(known.SILU), base(known.COS)}
@@ -317,10 +309,8 @@ class Moments:
         match self._value(a).op:
             case Nonlin(f) if f is MULTIPLY:
                 return parities[0] * parities[1]
-            case Nonlin(f, (_,), ()) if base(f) in ODD:
-                return parities[0]
-            case Nonlin(f, (_,), ()) if base(f) in EVEN:
-                return abs(parities[0])
+            case Nonlin(f, (_,), ()) if f.parity is not None:
+                return parities[0] if f.parity == -1 else abs(parities[0])
             case Scale() | Mix() | Rotate():
                 return parities[0] if len(set(parities)) == 1 else 0
         return 0

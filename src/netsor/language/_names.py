@@ -23,9 +23,11 @@ from ._operation import (
     Mix,
     Nonlin,
     Normal,
+    Root,
     Rotate,
     Scale,
     Source,
+    Split,
     Take,
 )
 from ._value import Scalar, Value
@@ -62,11 +64,11 @@ def _letter(value: Value) -> str:
             return "x"
         case Dot(power=power):
             return "p" if power == 0.5 else "m"
-        case Constant():
+        case Constant() | Root():
             return "c"
         case Normal():
             return "z"
-        case Add() | Scale() | Mix() | Concat() | Rotate():
+        case Add() | Scale() | Mix() | Concat() | Split() | Rotate():
             return "u"
         case Apply() | Take() | Join():
             return "a" if isinstance(value, Scalar) else "u"

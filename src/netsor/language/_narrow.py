@@ -33,6 +33,7 @@ from ._operation import (
     Operation,
     Rotate,
     Scale,
+    Split,
     Take,
 )
 from ._value import Value
@@ -43,14 +44,10 @@ Keep = tuple[npt.NDArray[np.bool_], ...]  # for each axis, which of its position
 def narrow(outputs: Sequence[Value]) -> list[Value]:
     """The same outputs, by a program that computes nothing they do not need."""
     values = ordered(outputs)
-    keeps: dict[Value, Keep] = {output: _all(output.shape) for output in outputs}
+    keeps: dict[Value, Keep] = {output: every(output.shape) for output in outputs}
     for value in reversed(values):
         if value in keeps:
-            if isinstance(value.op, Normal):  # a few numbers, drawn whole, so that they are the same in every part
-                keeps[value] = _all(value.shape)
-            if isinstance(value.op, Apply):  # a function sees its last axes whole
-                leading = max(scalar.ndim for scalar in value.op.scalars) - value.op.axes
-                keeps[value] = keeps[value][:leading] + _all(value.shape[leading:])
+            keeps[value] = widened(value, keeps[value])
             for x, keep in demand(value, keeps[value]):
                 before = keeps.get(x, keep)
                 keeps[x] = tuple(a | b for a, b in zip(before, keep, strict=True))
@@ -62,7 +59,7 @@ def narrow(outputs: Sequence[Value]) -> list[Value]:
         key = x, b"".join(axis.tobytes() for axis in keep)
         if key not in parts:
             among = tuple(axis[kept] for axis, kept in zip(keep, keeps[x], strict=True))
-            parts[key] = new[x][_box(among)] if x.shape else new[x]
+            parts[key] = new[x][box(among)] if x.shape else new[x]
         return parts[key]
 
     for value in values:
@@ -75,7 +72,20 @@ def narrow(outputs: Sequence[Value]) -> list[Value]:
     return [new[output] for output in outputs]
 
 
-def _all(shape: Shape) -> Keep:
+def widened(value: Value, keep: Keep) -> Keep:
+    """What is made of a value if these entries of it are needed: some operations make all of an axis, or nothing."""
+    match value.op:
+        case Normal():  # a few numbers, drawn whole, so that they are the same in every part
+            return every(value.shape)
+        case Apply(_, scalars, axes):  # a function sees its last axes whole
+            leading = max(scalar.ndim for scalar in scalars) - axes
+            return keep[:leading] + every(value.shape[leading:])
+        case Split(_, axis, count):
+            return keep[:axis] + every((count,)) + keep[axis + 1 :]
+    return keep
+
+
+def every(shape: Shape) -> Keep:
     return tuple(np.ones(size, dtype=bool) for size in shape)
 
 
@@ -85,7 +95,7 @@ def _aligned(keep: Keep, shape: Shape) -> Keep:
     return tuple(np.ones(1, dtype=bool) if size == 1 else axis for size, axis in zip(shape, axes, strict=True))
 
 
-def _box(keep: Keep) -> tuple[npt.NDArray[np.intp], ...]:
+def box(keep: Keep) -> tuple[npt.NDArray[np.intp], ...]:
     """The index that selects the kept positions of every axis."""
     return np.ix_(*(np.flatnonzero(axis) for axis in keep)) if keep else ()
 
@@ -96,10 +106,12 @@ def demand(value: Value, keep: Keep) -> Iterator[tuple[Value, Keep]]:
         case MatMul(weight, x, each):
             yield x, keep if each else keep[len(weight.batch) :]
         case Mix(a, x):
-            yield a, (*_aligned(keep[:-1], a.shape[:-2]), keep[-1], *_all(a.shape[-1:]))
-            yield x, (*_aligned(keep[:-1], x.shape[:-1]), *_all(x.shape[-1:]))
+            yield a, (*_aligned(keep[:-1], a.shape[:-2]), keep[-1], *every(a.shape[-1:]))
+            yield x, (*_aligned(keep[:-1], x.shape[:-1]), *every(x.shape[-1:]))
         case Concat(x, axis):
-            yield x, keep[:axis] + _all(x.shape[axis : axis + 1]) + keep[axis:]
+            yield x, keep[:axis] + every(x.shape[axis : axis + 1]) + keep[axis:]
+        case Split(x, axis):
+            yield x, keep[:axis] + keep[axis + 1 :]
         case Dot(x, y):
             yield x, (*_aligned(keep[:-2], x.shape[:-1]), keep[-2])
             yield y, (*_aligned(keep[:-2], y.shape[:-1]), keep[-1])
@@ -107,9 +119,9 @@ def demand(value: Value, keep: Keep) -> Iterator[tuple[Value, Keep]]:
             leading = max(scalar.ndim for scalar in scalars) - axes
             for scalar in scalars:
                 cut = scalar.ndim - axes
-                yield scalar, _aligned(keep[:leading], scalar.shape[:cut]) + _all(scalar.shape[cut:])
+                yield scalar, _aligned(keep[:leading], scalar.shape[:cut]) + every(scalar.shape[cut:])
         case Take(x, flat):
-            needed = np.unravel_index(flat[_box(keep)].ravel(), x.shape) if x.shape else ()
+            needed = np.unravel_index(flat[box(keep)].ravel(), x.shape) if x.shape else ()
             yield x, tuple(np.isin(np.arange(n), i) for n, i in zip(x.shape, needed, strict=True))
         case Join(parts):
             start = 0
@@ -132,24 +144,24 @@ def rebuilt(value: Value, keep: Keep, inputs: Sequence[Any]) -> Value:
         case Take(x, flat):
             (needed,) = (need for _, need in demand(value, keep))
             position = np.full(x.shape, -1, dtype=np.intp)
-            position[_box(needed)] = np.arange(inputs[0].size).reshape(inputs[0].shape)
-            return cast(Value, inputs[0].take(position.ravel()[flat[_box(keep)]].reshape(shape), "index"))
+            position[box(needed)] = np.arange(inputs[0].size).reshape(inputs[0].shape)
+            return cast(Value, inputs[0].take(position.ravel()[flat[box(keep)]].reshape(shape), "index"))
         case Join() if len(inputs) == 1:
             return cast(Value, inputs[0])
-    return replace(value, op=_rebuilt(value.op, keep, inputs), shape=shape)
+    return replace(value, op=rebuilt_op(value.op, keep, inputs), shape=shape)
 
 
-def _rebuilt(op: Operation, keep: Keep, inputs: Sequence[Any]) -> Operation:
+def rebuilt_op(op: Operation, keep: Keep, inputs: Sequence[Any]) -> Operation:
     match op:
         case Gaussian(source, mean, factor):
-            return Gaussian(source, mean[_box(keep)], factor[_box((*keep, *_all(factor.shape[-1:])))])
+            return Gaussian(source, mean[box(keep)], factor[box((*keep, *every(factor.shape[-1:])))])
         case Data(vectors):
-            return Data(vectors[_box((*keep, *_all(vectors.shape[-1:])))])
+            return Data(vectors[box((*keep, *every(vectors.shape[-1:])))])
         case Constant(numbers):
-            return Constant(numbers[_box(keep)])
+            return Constant(numbers[box(keep)])
         case MatMul(weight, _, each):
             batch = keep[: len(weight.batch)]
-            return MatMul(weight[_box(batch)] if batch else weight, inputs[0], each)
+            return MatMul(weight[box(batch)] if batch else weight, inputs[0], each)
         case Rotate(positions=positions):
             return replace(op, x=inputs[0], positions=positions[keep[-1]])
     return op.with_inputs(*inputs)

@@ -7,6 +7,7 @@ operators make are defined beside the values they make: indexing, the algebra of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from ._given import Shape
 from ._stretch import Stretch
 from ._value import Add, Apply, Constant, Floats, Gaussian, Mix, Nonlin, Scale, Vector
 from ._weight import MatMul
+from ._width import Width
 
 __all__ = [
     "Add",
@@ -33,9 +35,11 @@ __all__ = [
     "Nonlin",
     "Normal",
     "Operation",
+    "Root",
     "Rotate",
     "Scale",
     "Source",
+    "Split",
     "Take",
 ]
 
@@ -56,6 +60,15 @@ class Concat(Operation):
 
 
 @dataclass(frozen=True, eq=False)
+class Split(Operation):
+    """V: the parts of vectors that are `count` ones set end to end, along a new axis: what a Concat along it undoes."""
+
+    x: Vector
+    axis: int
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
 class Dot(Operation):
     """S: p[b, i, j] = n^(−power) ⟨x[b, i], y[b, j]⟩, power 1/2 (a score) or 1 (a mean)."""
 
@@ -71,6 +84,26 @@ class Normal(Operation):
     source: Source
     std: float
     shape: Shape
+
+
+@dataclass(frozen=True, eq=False)
+class Root(Operation):
+    """S: √(n_1 n_2 … / (m_1 m_2 …)), a number once the widths are bound."""
+
+    over: tuple[Width, ...]
+    under: tuple[Width, ...]
+
+    def of(self, widths: Mapping[str, float]) -> float:
+        """The number: NaN if two widths go to infinity at rates of their own."""
+        ratio = 1.0
+        for sizes, power in ((self.over, 0.5), (self.under, -0.5)):
+            for width in sizes:
+                ratio *= width.bind(widths) ** power
+        return ratio
+
+    def __str__(self) -> str:
+        over, under = (" ".join(map(str, sizes)) or "1" for sizes in (self.over, self.under))
+        return f"({over}/{under})^(1/2)" if self.under else f"({over})^(1/2)"
 
 
 @dataclass(frozen=True, eq=False)

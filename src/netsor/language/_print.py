@@ -24,9 +24,11 @@ from ._operation import (
     Mix,
     Nonlin,
     Normal,
+    Root,
     Rotate,
     Scale,
     Source,
+    Split,
     Take,
 )
 from ._value import Value, Vector
@@ -44,7 +46,7 @@ def text(name: str, outputs: Sequence[Value]) -> str:
     introduced: set[Source] = set()
     for value in values:
         if isinstance(value.op, MatMul) and value.op.weight.source not in introduced:
-            weight = value.op.weight.T if value.op.weight.transposed else value.op.weight
+            weight = value.op.weight.drawn
             introduced.add(weight.source)
             rows.append((names[weight.source], _entries(weight), ""))
         if not _inlined(value):
@@ -91,6 +93,8 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
             return f"given vectors in R^{vectors.shape[-1]}"
         case MatMul(weight, x, each):
             matrix = names[weight.source] + (".T" if weight.transposed else "")
+            if weight.fan != weight.drawn.fan:  # the adjoint, which a gradient is made by
+                matrix = f"({weight.drawn.fan}/{weight.fan})^(1/2) {matrix}"
             return f"{matrix}.each({ref(x)})" if each else f"{matrix} {ref(x)}"
         case Nonlin(f, vectors, scalars):
             if f in INFIX:
@@ -105,6 +109,10 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
             return f"{ref(a)} @ {ref(x)}"
         case Concat(x, axis):
             return f"concat({ref(x)}, axis={axis})"
+        case Split(x, axis, count):
+            return f"split({ref(x)}, {count}, axis={axis})"
+        case Root():
+            return str(value.op)
         case Dot(x, y, power):
             return f"{x.width}^(-{'1/2' if power == 0.5 else '1'}) <{ref(x)}, {ref(y)}>"
         case Constant(numbers):
@@ -142,6 +150,8 @@ KINDS = {
     Scale: "scaling",
     Mix: "combination",
     Concat: "concatenation",
+    Split: "parts",
+    Root: "ratio of widths",
     Dot: "dot",
     Constant: "given",
     Normal: "random scalars",

@@ -12,9 +12,10 @@ from array_api_compat import array_namespace
 from ..activations import Function, row_softmax
 from ._apply import as_vector
 from ._given import as_axis, real, scale, shown
-from ._operation import Concat, Dot
+from ._operation import Concat, Dot, Split
 from ._value import Scalar, Vector, applied, as_scalar, constant, ones, same_width
 from ._where import TraceError
+from ._width import Width
 
 
 def dot(x: Vector, y: Vector) -> Scalar:
@@ -51,6 +52,13 @@ def concat(x: Vector, axis: int = 0) -> Vector:
     as_vector(x, "concat")
     axis = as_axis(axis, x.shape, "concat")
     return Vector(Concat(x, axis), x.shape[:axis] + x.shape[axis + 1 :], x.shape[axis] * x.width)
+
+
+def split(x: Vector, count: int, axis: int) -> Vector:
+    """The parts that vectors of width count·d are made of, along a new axis: what `concat` along it undoes."""
+    factor = x.width.factor // count
+    part = Width(factor) if x.width.name is None else Width(x.width.name, factor)
+    return Vector(Split(x, axis, count), (*x.shape[:axis], count, *x.shape[axis:]), part)
 
 
 SOFTMAX = Function("softmax", row_softmax, bounded=True, lipschitz=True)

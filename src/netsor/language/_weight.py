@@ -50,6 +50,20 @@ class Weight:
         """
         return replace(self, out_width=self.in_width, in_width=self.out_width, transposed=not self.transposed)
 
+    @property
+    def adjoint(self) -> Weight:
+        """√(in/out) W^T if the entries of W are N(0, std²/in): the same matrices with entries N(0, std²/out).
+
+        It is what takes √out ∂p/∂(W x) to √in ∂p/∂x; for other entries a factor √(in/fan) is left.
+        """
+        return replace(self.T, fan=self.out_width)
+
+    @property
+    def drawn(self) -> Weight:
+        """The matrices as they are drawn: not transposed, with entries N(0, std²/in)."""
+        made = self.T if self.transposed else self
+        return replace(made, fan=made.in_width)
+
     def gain(self, widths: Mapping[str, float]) -> float:
         """By what W x is larger, in mean square and as a root, than x: std √(in/fan), NaN if that is not determined."""
         if self.in_width.name == self.fan.name:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Mix, Rotate, Source, Take
+from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Mix, Rotate, Source, Split, Take
 from ...language._value import Value, Vector
 from ..passes._operations import Adjoint, Along, Extend, Fuse, Span
 from ..passes._rewrite import COORDINATEWISE
@@ -58,7 +58,7 @@ def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict
             case MatMul(weight, x):  # one matrix has one space of inputs, and one of outputs
                 spaces.link(inputs.setdefault(weight.source, x), x)
                 spaces.link(outputs.setdefault(weight.source, value), value)
-            case Concat(x):
+            case Concat(x) | Split(x):
                 families.link(x, value)
             case Adjoint(d, u, g, b):
                 spaces.link(d, u)
@@ -159,6 +159,8 @@ class Clusters:
             case Concat(x, axis):
                 ids = np.moveaxis(self.ids[x], axis, -2)
                 return ids.reshape(*ids.shape[:-2], blocks)
+            case Split(x, axis, count):
+                return np.moveaxis(self.ids[x].reshape(*x.shape, count, blocks), -2, axis)
         ids = self._new(*value.shape, blocks)
         match value.op:
             case Gaussian(_, _, factor):

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...language._operation import Add, Concat, Join, Mix, Scale, Take
+from ...language._operation import Add, Concat, Join, Mix, Scale, Split, Take
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
 from .._plan import Register
@@ -68,6 +68,8 @@ def act(s: State, value: Value, arrays: Sequence[Register], by: Register | None)
             return build.reshape(made, *made.shape[:-1], blocks, directions)
         case Concat(_, axis):
             return _concatenated(s, a, axis)
+        case Split(_, axis, count):
+            return _split(s, a, axis, count)
         case Take(x, flat):
             return taken(s, a, x.ndim, flat)
         case Join():
@@ -115,6 +117,15 @@ def _concatenated(s: State, a: Register, axis: int) -> Register:
     made = s.build.step("permute", a, axes=tuple(order)) if order != sorted(order) else a
     *front, count, blocks, directions = made.shape
     return s.build.reshape(made, *front, count * blocks, directions)
+
+
+def _split(s: State, a: Register, axis: int, count: int) -> Register:
+    """The blocks of a value become values along a new axis."""
+    *front, blocks, directions = a.shape
+    parts = s.build.reshape(a, *front, count, blocks // count, directions)
+    order = list(range(len(parts.shape)))
+    order.insert(axis, order.pop(len(front)))
+    return s.build.step("permute", parts, axes=tuple(order)) if order != sorted(order) else parts
 
 
 def taken(s: State, a: Register, ndim: int, flat: Ints) -> Register:

@@ -1,7 +1,7 @@
 """Passes: graph to graph, one idea a file, each an identity in law stated at its top.
 
-`distinct` and `reuse` bring a program to the form that lowering reads. Every other one is a shortcut, and can be left
-out: the law stays the same (the tests try it), and takes more random numbers or time.
+`roots`, `distinct` and `reuse` bring a program to the form that lowering reads. Every other one is a shortcut, and can
+be left out: the law stays the same (the tests try it), and takes more random numbers or time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .distinct import distinct
 from .fuse import fuse
 from .linearise import linearise
 from .reuse import reuse
+from .roots import roots
 
 Pass = Callable[[Sequence[Value], Context], list[Value]]
 
@@ -33,7 +34,7 @@ SHORTCUTS = (*GRAPH, "leaves", "undrawn", "turn", "apart", "named", "recognise")
 
 def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str] = ()) -> list[Value]:
     """The program after all passes but those left out."""
-    made = reuse(distinct(outputs, context), context)
+    made = reuse(distinct(roots(outputs, context), context), context)
     for name, change in GRAPH.items():
         if name not in without:
             made = change(made, context)

@@ -19,6 +19,7 @@ from ...language._operation import (
     Rotate,
     Scale,
     Source,
+    Split,
     Take,
 )
 from ...language._value import Value, Vector
@@ -63,7 +64,7 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
 
 
 # Every operation on vectors is one of three kinds, and a new one is entered here.
-LINEAR = Add | Scale | Mix | Concat | Take | Join | Span | Extend  # acts alike in every orthonormal frame
+LINEAR = Add | Scale | Mix | Concat | Split | Take | Join | Span | Extend  # acts alike in every orthonormal frame
 COORDINATEWISE = Nonlin | Rotate  # needs the coordinates of its inputs, though it may be a linear map
 SOURCES = Gaussian | MatMul | Data | Fuse | COORDINATEWISE  # where a linear section of a program begins
 

@@ -16,7 +16,21 @@ import numpy as np
 
 from ... import activations as known
 from ...language._graph import ordered, widths_of
-from ...language._operation import Add, Apply, Concat, Constant, Data, Gaussian, Join, MatMul, Mix, Nonlin, Scale, Take
+from ...language._operation import (
+    Add,
+    Apply,
+    Concat,
+    Constant,
+    Data,
+    Gaussian,
+    Join,
+    MatMul,
+    Mix,
+    Nonlin,
+    Scale,
+    Split,
+    Take,
+)
 from ...language._score import MASKED_SOFTMAX, SOFTMAX
 from ...language._value import Scalar, Value, Vector
 from ._rewrite import Context, rewritten
@@ -112,6 +126,6 @@ def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
             return Size(c * fixed, _square(c) * variance, factors)
         case Mix(Value(op=Apply(f))) if f is SOFTMAX or f is MASKED_SOFTMAX:
             return Size(fixed, variance, factors)
-        case Take() | Join() | Concat():
+        case Take() | Join() | Concat() | Split():
             return Size(fixed, variance, factors)
     return None

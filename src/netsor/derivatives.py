@@ -1,0 +1,311 @@
+"""Derivatives of the named functions: named functions themselves, with what is known of them.
+
+Each activation belongs to a family that contains its derivatives of all orders, so that a derivative of a derivative is
+found like the first: polynomials in x and tanh(a x + b x³) (tanh, sigmoid, silu, gelu_tanh), polynomials times Φ and φ
+(erf, gelu), waves, and functions that are constant between kinks (relu, leaky_relu, abs, clip), whose own derivative is
+0: they are differentiable but at a few points, which a Gaussian coordinate meets with probability 0. Of numpy's functions
+those that losses are made of are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import zip_longest
+from typing import Any, TypeVar
+
+import numpy as np
+from array_api_compat import array_namespace
+from scipy import special
+
+from . import activations
+from .activations import Function, _density, _gelu_difference, _logistic, _special
+
+Array = Any
+T = TypeVar("T")
+Row = tuple[float, ...]  # coefficients of a polynomial, the constant first
+Table = tuple[Row, ...]  # [i][j] of x^i t^j
+
+SQRT_TWO_PI = float(np.sqrt(2.0 * np.pi))
+CUBIC = 0.044715  # of gelu_tanh
+
+
+def derivative(f: Function, k: int = 0) -> Function | float | None:
+    """∂f/∂x_k: a function of the same arguments, a number if it is constant, None if it is not activations.
+
+    What the user declared counts; else f is recognised by what it computes, numpy's own functions too.
+    """
+    declared = f.derivative
+    if declared is not None:
+        several = isinstance(declared, tuple)
+        chosen = declared[k] if several else declared
+        if chosen is None or isinstance(chosen, Function | float):
+            return chosen
+        return Function(f"{f.name}'_{k + 1}" if several else f"{f.name}'", chosen)
+    rule = known(RULES, f)
+    return None if rule is None or k else rule(f)
+
+
+def base(f: Function) -> Any:
+    """The function behind a Function, without its parameters: what it is recognised by, never its name."""
+    return f.f.func if isinstance(f.f, partial) else f.f
+
+
+def known(table: Mapping[Any, T], f: Function) -> T | None:
+    """The entry of a function in a table."""
+    try:
+        return table.get(base(f))
+    except TypeError:  # an object without a hash is none of ours
+        return None
+
+
+# Between kinks
+
+
+def _step(x: Array, low: float, high: float) -> Array:
+    xp = array_namespace(x)
+    return xp.where(x > 0, xp.asarray(high, dtype=x.dtype), xp.asarray(low, dtype=x.dtype))
+
+
+def _step_smoothed(m: Array, s: Array, low: float, high: float) -> Array:
+    m, s = np.broadcast_arrays(m, s)
+    far = np.abs(m) >= 40.0 * s
+    t = np.divide(m, s, out=np.zeros(m.shape), where=~far)
+    return low + (high - low) * np.where(far, m > 0, special.ndtr(t))
+
+
+def _within(x: Array, bound: float) -> Array:
+    xp = array_namespace(x)
+    return xp.where(xp.abs(x) < bound, xp.asarray(1.0, dtype=x.dtype), xp.asarray(0.0, dtype=x.dtype))
+
+
+def _within_smoothed(m: Array, s: Array, bound: float) -> Array:
+    return _step_smoothed(m + bound, s, 0.0, 1.0) - _step_smoothed(m - bound, s, 0.0, 1.0)
+
+
+def _steps(name: str, low: float, high: float, parity: int | None = None) -> Function:
+    f, smoothed = (partial(g, low=low, high=high) for g in (_step, _step_smoothed))
+    return Function(name, f, True, False, breaks=(0.0,), smoothed=smoothed, derivative=0.0, parity=parity)
+
+
+def _of_leaky(f: Function) -> Function:
+    (slope,) = f.parameters
+    return _steps("leaky_relu'", slope, 1.0)
+
+
+def _of_clip(f: Function) -> Function:
+    (bound,) = f.parameters
+    within, smoothed = partial(_within, bound=bound), partial(_within_smoothed, bound=bound)
+    return Function(
+        "clip'", within, True, False, (bound,), (-bound, bound), smoothed=smoothed, derivative=0.0, parity=1
+    )
+
+
+# Polynomials in x and t = tanh(a x + b x³), with t' = (1 − t²) (a + 3 b x²)
+
+
+def _of_tanh(x: Array, a: float, b: float, table: Table) -> Array:
+    t = array_namespace(x).tanh(x * (a + b * x * x))
+    made: Array = 0.0 * x
+    for row in reversed(table):  # Horner, in x, of polynomials in t by Horner
+        inner: Array = 0.0 * x
+        for c in reversed(row):
+            inner = inner * t + c
+        made = made * x + inner
+    return made
+
+
+def _table_derivative(a: float, b: float, table: Table) -> Table:
+    high, wide = len(table) + 2, max(map(len, table)) + 1
+    made = np.zeros((high, wide))
+    for i, row in enumerate(table):
+        for j, c in enumerate(row):
+            if i:
+                made[i - 1, j] += i * c
+            if j:
+                for place, by in ((i, a), (i + 2, 3 * b)):
+                    made[place, j - 1] += j * c * by
+                    made[place, j + 1] -= j * c * by
+    return tuple(tuple(row) for row in made.tolist())
+
+
+def _tanh_family(name: str, a: float, b: float, table: Table, parity: int | None, smoothed: Any = None) -> Function:
+    """Such a polynomial; with `derivative` left to be found by the family."""
+    f = partial(_of_tanh, a=a, b=b, table=table)
+    # t tends to ±1 so fast that the polynomial is bounded if its rows are 0 there, but for the first
+    bounded = all(
+        abs(sum(row)) < 1e-12 and abs(sum(c * (-1) ** j for j, c in enumerate(row))) < 1e-12 for row in table[1:]
+    )
+    return Function(name, f, bounded, True, breaks=(), smoothed=smoothed, parity=parity)
+
+
+def _more_tanh(f: Function) -> Function:
+    given = f.f.keywords  # type: ignore[attr-defined]
+    a, b = given["a"], given["b"]
+    return _tanh_family(f"{f.name}'", a, b, _table_derivative(a, b, given["table"]), _turned(f.parity))
+
+
+def _turned(parity: int | None) -> int | None:
+    return None if parity is None else -parity
+
+
+# A(x) Φ(c x) + B(x) φ(c x), with derivative A' Φ + (c A + B' − c² x B) φ
+
+
+def _of_normal(x: Array, c: float, first: Row, second: Row) -> Array:
+    xp = array_namespace(x)
+    made = _polynomial(x, second) * (xp.exp(-0.5 * c * c * x * x) / SQRT_TWO_PI)
+    return made + _polynomial(x, first) * _special("ndtr", c * x) if any(first) else made
+
+
+def _polynomial(x: Array, row: Row) -> Array:
+    made: Array = 0.0 * x
+    for c in reversed(row):
+        made = made * x + c
+    return made
+
+
+def _normal_family(name: str, c: float, first: Row, second: Row, parity: int | None, smoothed: Any = None) -> Function:
+    f = partial(_of_normal, c=c, first=first, second=second)
+    return Function(name, f, len(first) < 2, True, breaks=(), smoothed=smoothed, parity=parity)
+
+
+def _more_normal(f: Function) -> Function:
+    given = f.f.keywords  # type: ignore[attr-defined]
+    c, first, second = given["c"], given["first"], given["second"]
+    terms = ([c * a for a in first], _slopes(second), [0.0, *(-c * c * b for b in second)])
+    made = tuple(map(sum, zip_longest(*terms, fillvalue=0.0)))
+    return _normal_family(f"{f.name}'", c, _slopes(first), made, _turned(f.parity))
+
+
+def _slopes(row: Row) -> Row:
+    return tuple(k * c for k, c in enumerate(row))[1:]
+
+
+# sin(x + k π/2)
+
+
+def _wave(x: Array, turns: int) -> Array:
+    xp = array_namespace(x)
+    return (1.0 if turns % 4 < 2 else -1.0) * (xp.cos(x) if turns % 2 else xp.sin(x))
+
+
+def _wave_smoothed(m: Array, s: Array, turns: int) -> Array:
+    return np.exp(-0.5 * s * s) * _wave(m, turns)
+
+
+def _turning(name: str, turns: int) -> Function:
+    f, smoothed = partial(_wave, turns=turns), partial(_wave_smoothed, turns=turns)
+    return Function(name, f, True, True, breaks=(), smoothed=smoothed, parity=1 if turns % 2 else -1)
+
+
+def _more_waves(f: Function) -> Function:
+    return _turning(f"{f.name}'", f.f.keywords["turns"] + 1)  # type: ignore[attr-defined]
+
+
+# c x^k, and e^x: derivatives of functions of numpy
+
+
+def _monomial(x: Array, c: float, k: float) -> Array:
+    return c * x**k
+
+
+def _monomials(name: str, c: float, k: float) -> Function:
+    polynomial = k >= 0 and float(k).is_integer()
+    return Function(name, partial(_monomial, c=c, k=k), False, polynomial, breaks=() if polynomial else None)
+
+
+def _more_monomials(f: Function) -> Function | float:
+    c, k = f.f.keywords["c"], f.f.keywords["k"]  # type: ignore[attr-defined]
+    return c if k == 1 else _monomials(f"{f.name}'", c * k, k - 1)
+
+
+# E[φ'(m + s z)] is the derivative of E[φ(m + s z)] in m
+
+
+def _erf_smoothed(m: Array, s: Array) -> Array:
+    wide = 1.0 + 2.0 * s * s
+    return 2.0 / np.sqrt(np.pi * wide) * np.exp(-m * m / wide)
+
+
+def _ramp(m: Array, total: Array, s: Array) -> Array:
+    """Of m Φ(m/t) + (s²/t) φ(m/t), in m."""
+    return special.ndtr(m / total) + m / total * (1.0 - (s / total) ** 2) * _density(m / total)
+
+
+def _gelu_smoothed(m: Array, s: Array) -> Array:
+    return _ramp(m, np.sqrt(1.0 + s * s), s)
+
+
+def _mixed(term: Callable[[Array, Array, float], Array], m: Array, s: Array) -> Array:
+    made: Array = 0.0
+    for weight, scale in _logistic():
+        made = made + weight * term(m, s, scale)
+    return made
+
+
+def _sigmoid_term(m: Array, s: Array, scale: float) -> Array:
+    total = np.sqrt(scale**2 + s * s)
+    return _density(m / total) / total
+
+
+def _tanh_term(m: Array, s: Array, scale: float) -> Array:
+    wide = 0.5 * scale**2 + 2.0 * s * s
+    return 2.0 / np.sqrt(np.pi * wide) * np.exp(-m * m / wide)
+
+
+def _silu_term(m: Array, s: Array, scale: float) -> Array:
+    return _ramp(m, np.sqrt(scale**2 + s * s), s)
+
+
+def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
+    made, widened = _gelu_smoothed(m, s), 1.0 / (1.0 + 4.0 * s * s)
+    for weight, centre in _gelu_difference():
+        bump = weight * np.sqrt(widened) * np.exp(-2.0 * widened * (m - centre) ** 2)
+        made = made - 4.0 * widened * (m - centre) * bump
+    return made
+
+
+ROOT = float(np.sqrt(2.0 / np.pi))
+_BEND = ROOT * CUBIC
+_HALF_GATE: Table = ((0.0,), (0.5, 0.5))  # x (1 + t)/2
+
+STEP = _steps("relu'", 0.0, 1.0)
+SIGN = _steps("abs'", -1.0, 1.0, parity=-1)
+ERF = _normal_family("erf'", 2.0**0.5, (), (2.0 * 2.0**0.5,), 1, _erf_smoothed)
+GELU = _normal_family("gelu'", 1.0, (1.0,), (0.0, 1.0), None, _gelu_smoothed)
+TANH = _tanh_family("tanh'", 1.0, 0.0, ((1.0, 0.0, -1.0),), 1, partial(_mixed, _tanh_term))
+SIGMOID = _tanh_family("sigmoid'", 0.5, 0.0, ((0.25, 0.0, -0.25),), 1, partial(_mixed, _sigmoid_term))
+SILU = _tanh_family("silu'", 0.5, 0.0, _table_derivative(0.5, 0.0, _HALF_GATE), None, partial(_mixed, _silu_term))
+GELU_TANH = _tanh_family(
+    "gelu_tanh'", ROOT, _BEND, _table_derivative(ROOT, _BEND, _HALF_GATE), None, _gelu_tanh_smoothed
+)
+
+RULES: dict[Any, Callable[[Function], Function | float]] = {
+    base(activations.IDENTITY): lambda f: 1.0,
+    base(activations.RELU): lambda f: STEP,
+    base(activations.ABS): lambda f: SIGN,
+    base(activations.leaky_relu(0.5)): _of_leaky,
+    base(activations.clip(1.0)): _of_clip,
+    base(activations.ERF): lambda f: ERF,
+    base(activations.GELU): lambda f: GELU,
+    base(activations.TANH): lambda f: TANH,
+    base(activations.SIGMOID): lambda f: SIGMOID,
+    base(activations.SILU): lambda f: SILU,
+    base(activations.GELU_TANH): lambda f: GELU_TANH,
+    base(activations.SIN): lambda f: activations.COS,
+    base(activations.COS): lambda f: _turning("cos'", 2),
+    _of_tanh: _more_tanh,
+    _of_normal: _more_normal,
+    _wave: _more_waves,
+    _monomial: _more_monomials,
+    np.tanh: lambda f: TANH,
+    np.sin: lambda f: activations.COS,
+    np.cos: lambda f: _turning("cos'", 2),
+    np.absolute: lambda f: SIGN,
+    np.exp: lambda f: f,
+    np.log: lambda f: _monomials("log'", 1.0, -1.0),
+    np.sqrt: lambda f: _monomials("sqrt'", 0.5, -0.5),
+    np.square: lambda f: _monomials("square'", 2.0, 1.0),
+    np.reciprocal: lambda f: _monomials("reciprocal'", -1.0, -2.0),
+}

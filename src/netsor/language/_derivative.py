@@ -1,0 +1,298 @@
+"""Derivatives: one rule an operation, from the cotangent of what it made to those of its inputs.
+
+Cotangents are kept at order 1. That of a vector x of R^n is δ_x = √n ∂p/∂x. That of a scalar q is ∂p/∂q = d[None], and
+wherever q is made of means of R^n, ∂p/∂q = √n d["n"] too: one number in two units. For the scale of a norm, y = c x,
+∂p/∂c = n^(−1/2) ⟨δ_y, x⟩, and a mean m = ⟨x, x⟩/n passes it on divided by √n, so what counts is ⟨δ_y, x⟩/n: a norm's
+derivative has mean products alone. Which units of a scalar are asked for is decided before (`units`).
+
+A rule is `rule(op, made, d, wants)`: the operation on the entries that count, what it made of them, the cotangent, and
+`wants(k)`, the units asked of input k, empty if nothing depends on it. It yields pairs of an input's number and its
+cotangent (of a scalar, by units), of the input's shape or broadcast to the result's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..activations import Function, row_softmax
+from ..derivatives import base, derivative, known
+from ._apply import apply, nonlin
+from ._array import Operation
+from ._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, power
+from ._operation import Add, Apply, Concat, Constant, Dot, MatMul, Mix, Nonlin, Root, Rotate, Scale, Split
+from ._score import concat, dot, mean_dot, rsqrt, split
+from ._value import Scalar, Vector, constant, mix, ones
+from ._weight import Weight
+from ._where import TraceError
+from ._width import Width
+
+Unit = str | None  # None for 1, the name of a width n for √n
+Units = dict[Unit, Scalar]
+Wants = Callable[[int], tuple[Unit, ...]]
+Found = Iterator[tuple[int, Any]]
+Rule = Callable[[Any, Any, Any, Wants], Found]
+
+
+def ratio(over: tuple[Width, ...], under: tuple[Width, ...]) -> Scalar | float:
+    """√(n_1 … / (m_1 …)): a number if no symbol is left in it."""
+    number = np.prod([float(w.factor) for w in over]) / np.prod([float(w.factor) for w in under])
+    top, bottom = ([w.name for w in widths if w.name is not None] for widths in (over, under))
+    for name in list(top):
+        if name in bottom:
+            top.remove(name)
+            bottom.remove(name)
+    if not top and not bottom:
+        return float(np.sqrt(number))
+    left = Scalar(Root(tuple(map(Width, top)), tuple(map(Width, bottom))), ())
+    return left if number == 1 else float(np.sqrt(number)) * left
+
+
+def times(c: Scalar | float, x: Any) -> Any:
+    """c x, and x itself for c = 1."""
+    return x if isinstance(c, float) and c == 1.0 else c * x
+
+
+def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
+    """n^(−1/2) ⟨δ_i, x_j⟩ in the units asked for, paired as `dot` pairs them."""
+    made: Units = {}
+    for unit in units:
+        if unit is None:
+            made[unit] = dot(d, x)
+        else:
+            made[unit] = times(ratio((d.width,), (Width(unit),)), mean_dot(d, x))
+    return made
+
+
+def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
+    """The same for each vector with its own: n^(−1/2) ⟨δ_i, x_i⟩."""
+    return {unit: p[..., 0, 0] for unit, p in inner(d[..., None], x[..., None], units).items()}
+
+
+# Vectors
+
+
+def _matmul(op: MatMul, made: Vector, d: Vector, wants: Wants) -> Found:
+    """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b."""
+    weight = op.weight
+    left = times(ratio((weight.in_width,), (weight.fan,)), _acting(weight.adjoint, d))
+    yield 0, left if op.each or not weight.batch else left.sum(tuple(range(len(weight.batch))))
+
+
+def _acting(weight: Weight, d: Vector) -> Vector:
+    return weight.each(d) if weight.batch else weight @ d
+
+
+def _nonlin(op: Nonlin, made: Vector, d: Vector, wants: Wants) -> Found:
+    """h = φ(g; p): δ_g = ∂_g φ ⊙ δ_h, and ∂p = n^(−1/2) ⟨δ_h, ∂_p φ⟩."""
+    arguments: tuple[Any, ...] = (*op.vectors, *op.scalars)
+    for k in range(len(arguments)):
+        units = wants(k)
+        if not units:
+            continue
+        if op.f is MULTIPLY:  # a gate
+            yield k, arguments[1 - k] * d
+            continue
+        slope = _slope(op.f, k, "nonlin")
+        if k < len(op.vectors):
+            if isinstance(slope, Function):
+                yield k, nonlin(slope, *arguments) * d
+            elif slope:
+                yield k, times(float(slope), d)
+        elif isinstance(slope, Function):
+            yield k, along(d, nonlin(slope, *arguments).broadcast_to(d.shape), units)
+        elif slope:
+            one = ones(d.width).broadcast_to(d.shape)
+            yield k, {unit: times(float(slope), p) for unit, p in along(d, one, units).items()}
+
+
+def _add(op: Add, made: Vector, d: Vector, wants: Wants) -> Found:
+    yield 0, d
+    yield 1, d
+
+
+def _scale(op: Scale, made: Vector, d: Vector, wants: Wants) -> Found:
+    """y = c x: δ_x = c δ_y, ∂c = n^(−1/2) ⟨δ_y, x⟩."""
+    if wants(0):
+        yield 0, along(d, op.x.broadcast_to(d.shape), wants(0))
+    if wants(1):
+        yield 1, op.c * d
+
+
+def _mix(op: Mix, made: Vector, d: Vector, wants: Wants) -> Found:
+    """y_i = Σ_j a_ij x_j: δ_xj = Σ_i a_ij δ_yi, ∂a_ij = n^(−1/2) ⟨δ_yi, x_j⟩."""
+    if wants(0):
+        yield 0, inner(d, op.x, wants(0))
+    if wants(1):
+        yield 1, mix(_swapped(op.a), d)
+
+
+def _concat(op: Concat, made: Vector, d: Vector, wants: Wants) -> Found:
+    """Parts in R^d of a vector in R^(count·d): √d against √(count·d)."""
+    count = op.x.shape[op.axis]
+    yield 0, times(count**-0.5, split(d, count, op.axis))
+
+
+def _split(op: Split, made: Vector, d: Vector, wants: Wants) -> Found:
+    yield 0, times(op.count**0.5, concat(d, op.axis))
+
+
+def _rotate(op: Rotate, made: Vector, d: Vector, wants: Wants) -> Found:
+    """Turned back."""
+    yield 0, Vector(replace(op, x=d, positions=-op.positions), d.shape, d.width)
+
+
+# Scalars
+
+
+def _dot(op: Dot, made: Scalar, d: Units, wants: Wants) -> Found:
+    """p_ij = n^(−1/2) ⟨x_i, y_j⟩: δ_xi = Σ_j ∂p_ij y_j; of a mean, n^(−1/2) times that."""
+    unit, width = passed(op), op.x.width
+    by = d[unit]
+    if op.power == 1.0:  # n = factor · symbol, of which the unit has the symbol
+        by = times(width.factor**-0.5, by)
+    if wants(0):
+        yield 0, _mixed(by, op.y)
+    if wants(1):
+        yield 1, _mixed(_swapped(by), op.x)
+
+
+def _mixed(a: Scalar, x: Vector) -> Vector:
+    one = isinstance(a.op, Constant) and a.shape[-2:] == (1, 1) and (a.op.numbers == 1).all()
+    return x if one and a.ndim - 1 <= x.ndim else mix(a, x)
+
+
+def passed(op: Dot) -> Unit:
+    """The unit in which a dot passes on what it gets."""
+    return op.x.width.name if op.power == 1.0 else None
+
+
+def _apply(op: Apply, made: Scalar, d: Units, wants: Wants) -> Found:
+    rule = FUNCTIONS.get(op.f) or known(FUNCTIONS, op.f)
+    for unit, by in d.items():
+        asked = [k for k in range(len(op.scalars)) if unit in wants(k)]
+        for k in asked:
+            if rule is not None:
+                yield k, {unit: rule(op, made, by, k)}
+            elif op.axes:
+                yield k, {unit: _pulled_back(op, by, k)}
+            else:
+                slope = _slope(op.f, k, "apply")
+                if isinstance(slope, Function):
+                    yield k, {unit: by * apply(slope, *op.scalars)}
+                elif slope:
+                    yield k, {unit: times(float(slope), by)}
+
+
+def _product(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
+    return op.scalars[1 - k] * d
+
+
+def _matrices(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
+    left, right = (d, _swapped(op.scalars[1])) if k == 0 else (_swapped(op.scalars[0]), d)
+    product: Scalar = left @ right
+    return product
+
+
+def _total(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
+    return d[..., None].broadcast_to(op.scalars[0].shape)
+
+
+def _average(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
+    return _total(op, made, d, k) / op.scalars[0].shape[-1]
+
+
+def _power(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
+    (exponent,) = op.f.parameters
+    return exponent * (op.scalars[0] ** (exponent - 1.0) * d) if exponent else 0.0 * d
+
+
+def _reciprocal_root(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
+    return -0.5 * (made * made * made * d)
+
+
+def _softmax(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
+    """∂p_j = a_j (∂a_j − Σ_k a_k ∂a_k); a masked entry has a = 0."""
+    return made * (d - (made * d).sum(-1)[..., None])
+
+
+FUNCTIONS: dict[Any, Callable[[Apply, Scalar, Scalar, int], Scalar]] = {
+    ADD: lambda op, made, d, k: d,
+    SUBTRACT: lambda op, made, d, k: -d if k else d,
+    MULTIPLY: _product,
+    MATMUL: _matrices,
+    INVERSE: lambda op, made, d, k: -1.0 * (made * made * d),
+    SUM: _total,
+    MEAN: _average,
+    base(power(2.0)): _power,
+    rsqrt: _reciprocal_root,
+    row_softmax: _softmax,
+}
+
+
+def _swapped(a: Scalar) -> Scalar:
+    return a.transpose(*range(a.ndim - 2), a.ndim - 1, a.ndim - 2)
+
+
+def _slope(f: Function, k: int, operation: str) -> Function | float:
+    found = derivative(f, k)
+    if found is None:
+        raise TraceError(
+            "grad",
+            f"the derivative of {f.name} is not known: declare it, ns.{operation}(f, …, derivative=g) with g a "
+            "function of the same arguments; of several arguments a tuple, one each",
+        )
+    return found
+
+
+def _pulled_back(op: Apply, d: Scalar, k: int) -> Scalar:
+    """The declared derivative of a function that sees whole axes: of its arguments and ∂p/∂f."""
+    f, axes = op.f, op.axes
+    declared = f.derivative[k] if isinstance(f.derivative, tuple | list) else f.derivative
+    if declared is None:
+        raise TraceError(
+            "grad",
+            f"the derivative of {f.name} is not known: declare it, ns.apply(f, …, axes={axes}, derivative=g) with "
+            "g(arguments, d) the gradient of Σ d·f; of several arguments a tuple, one each",
+        )
+    leading = max(p.ndim for p in op.scalars) - axes
+    core = d.shape[leading:]
+    flat = d.reshape(*d.shape[:leading], *(1,) * (axes - 1), -1)  # as many axes as the arguments have
+    pulled = Function(f"{f.name}'", partial(_with_axes, f=declared, core=core, axes=axes))
+    return apply(pulled, *op.scalars, flat, axes=axes)
+
+
+def _with_axes(*arguments: Any, f: Callable[..., Any], core: tuple[int, ...], axes: int) -> Any:
+    *given, d = arguments
+    return f(*given, d.reshape((*d.shape[: d.ndim - axes], *core)))
+
+
+RULES: dict[type[Operation], Rule] = {
+    MatMul: _matmul,
+    Nonlin: _nonlin,
+    Add: _add,
+    Scale: _scale,
+    Mix: _mix,
+    Concat: _concat,
+    Split: _split,
+    Rotate: _rotate,
+    Dot: _dot,
+    Apply: _apply,
+}
+
+
+def unbroadcast(d: Any, shape: tuple[int, ...]) -> Any:
+    """The sum over the axes along which an input of this shape was repeated."""
+    lead = d.ndim - len(shape)
+    axes = [*range(lead), *(lead + k for k, n in enumerate(shape) if n == 1 and d.shape[lead + k] > 1)]
+    made = d.sum(tuple(axes)) if axes else d
+    return made.reshape(*shape) if made.shape != shape else made
+
+
+def zeros_like(x: Any) -> Any:
+    """0 in place of each vector or scalar."""
+    return constant(np.zeros(x.shape)) if isinstance(x, Scalar) else 0.0 * x

@@ -1,0 +1,146 @@
+"""Random programs with transposes and gradients, for the property tests."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+import netsor as ns
+
+from .builder import Builder
+from .programs import SEEDS, WIDTHS, Built
+
+NAMED = [
+    ns.relu,
+    lambda x: ns.leaky_relu(x, 0.2),
+    ns.abs,
+    lambda x: ns.clip(x, 1.0),
+    ns.erf,
+    ns.tanh,
+    ns.sigmoid,
+    ns.gelu,
+    ns.gelu_tanh,
+    ns.silu,
+    ns.sin,
+    ns.cos,
+]
+
+
+def _bent(x, y, p):
+    return np.sin(x) * y + x * np.tanh(p)
+
+
+BENT = (
+    lambda x, y, p: np.cos(x) * y + np.tanh(p),
+    lambda x, y, p: np.sin(x) + 0.0 * y,
+    lambda x, y, p: x * (1 - np.tanh(p) ** 2),
+)
+
+
+def _unit(p):
+    return p / np.sqrt(1.0 + np.sum(p * p, axis=-1, keepdims=True))
+
+
+def _unit_back(p, d):
+    root = np.sqrt(1.0 + np.sum(p * p, axis=-1, keepdims=True))
+    return d / root - p * np.sum(p * d, axis=-1, keepdims=True) / root**3
+
+
+class GradientBuilder(Builder):
+    """Every function has a derivative here; no factor is very large, for gradients multiply them."""
+
+    def __init__(self, seed, widths):
+        super().__init__(seed, widths)
+        self.extreme = True
+
+    def nonlin(self):
+        return self.choose(NAMED)(self.vector())
+
+    def several(self):
+        x = self.vector()
+        y = self.vector(width=x.width)
+        if self.often(0.5):
+            return self.choose(NAMED)(x) * y
+        return ns.nonlin(_bent, x, y, self.latest([0.5, *self.scalars]), derivative=BENT)
+
+    def weights_of(self, p):
+        kind = self.choose(["plain", "causal", "padding", "capped"])
+        if kind == "causal" and p.shape[-1] == p.shape[-2]:
+            return ns.softmax(p, "causal")
+        if kind == "padding":
+            return ns.softmax(p, np.arange(p.shape[-1]) < 2)
+        return ns.softmax(ns.tanh(p / 2.0) * 2.0 if kind == "capped" else p)
+
+    def function(self):
+        p = self.scalar()
+        kind = self.choose(["weights", "root", "unit", "product", "sum", "mean", "index", "named", "ratio", "matmul"])
+        if kind == "weights":
+            return self.weights_of(p if p.ndim > 1 else p[None] if p.ndim else p[None, None])
+        if kind == "root":
+            return ns.apply(np.sqrt, 1.0 + p * p)
+        if kind == "unit":
+            return ns.apply(_unit, p, axes=1, derivative=_unit_back)
+        if kind == "product":
+            return p * self.scalar() + 0.5
+        if kind == "named":
+            return self.choose([ns.relu, ns.sigmoid, ns.abs])(p)
+        if kind == "ratio":
+            return p**2 / (1.0 + p**2)
+        if kind == "matmul":
+            return p @ p.transpose()
+        return p.sum(axis=-1) if kind == "sum" else p.mean() if kind == "mean" else p[0]
+
+    def transposed(self):
+        """W^T, of a matrix that acted: its own output as often as another vector."""
+        x = self.vector()
+        fits = [w for w in self.weights if w.out_width == x.width]
+        if not fits:
+            raise ns.TraceError("transposed", "no matrix fits")
+        w = self.latest(fits)
+        if w.batch and x.shape[: len(w.batch)] == w.batch:
+            return w.T.each(x)
+        return w.T @ x
+
+    def loss(self):
+        """A scalar: one that is there, or a readout."""
+        if self.scalars and self.often(0.3):
+            return self.latest(self.scalars)
+        y = self.vector()
+        return ns.dot(ns.gaussian(y.width), y)
+
+    def gradient(self):
+        p = self.loss()
+        options = [*self.vectors, *self.scalars] if self.often(0.3) else self.vectors
+        return ns.grad(p, self.choose(options))
+
+    def kernel(self):
+        return ns.ntk(self.loss().reshape(-1)[:2])
+
+    def norm_of_gradient(self):
+        w = self.latest(self.weights)
+        return ns.grad_norm(self.loss().sum(), w, self.choose(["ntk", "standard"]))
+
+
+STEPS = ["matmul"] * 4 + ["nonlin"] * 3 + ["several", "residual", "residual", "each", "two_each", "add", "scale"]
+STEPS += ["mix", "reduce", "rearrange", "concat", "norm", "attention", "attention", "normal", "rotary", "layer"]
+STEPS += ["perceptron", "embedding", "shared", "initial", "data", "dot", "dot", "function", "function"]
+STEPS += ["transposed"] * 3 + ["gradient", "kernel"]
+LAST = ["gradient"] * 3 + ["kernel", "norm_of_gradient"]
+
+
+@st.composite
+def gradients(draw, steps=6, largest=8):
+    """A program that returns a gradient or a tangent kernel beside what it is made from, and numbers for its widths."""
+    builder = GradientBuilder(draw(SEEDS), WIDTHS)
+    builder.vectors.append(builder.initial())
+    builder.grow(["matmul"])
+    for _ in range(draw(st.integers(1, steps))):
+        builder.grow(STEPS)
+    outputs = [builder.vectors[-1], *builder.scalars[-1:]]
+    before = len(builder.vectors), len(builder.scalars)
+    for _ in range(6):
+        builder.grow(LAST)
+    outputs += [*builder.vectors[before[0] :][:1], *builder.scalars[before[1] :][:1]]
+    outputs = [value if value.size <= 2 else value.reshape(-1)[:2] for value in outputs]
+    net = ns.Program(tuple(outputs))
+    return Built(net, {name: int(builder.rng.integers(2, largest)) for name in net.widths})
