@@ -12,7 +12,8 @@ import netsor as ns
 from netsor.engine import _instructions, _orthogonal, _plan, lower
 from netsor.engine._run import in_numpy, run
 from netsor.engine.backends._numpy import Streams
-from netsor.engine.lower import _frame, _state, make_plan
+from netsor.engine.lower import _state, make_plan
+from netsor.engine.lower.frames import Growing
 from netsor.engine.passes import SHORTCUTS
 
 from ..programs import programs
@@ -151,7 +152,7 @@ def _no_projection(monkeypatch):
 
 
 def _full_frame_forgotten(monkeypatch):
-    original = _frame.Frame.grow
+    original = Growing.grow
 
     def grow(self, *arguments):
         self.group.width += 2
@@ -159,7 +160,7 @@ def _full_frame_forgotten(monkeypatch):
         self.group.width -= 2
         return made
 
-    monkeypatch.setattr(_frame.Frame, "grow", grow)
+    monkeypatch.setattr(Growing, "grow", grow)
 
 
 def _gram_for_its_factor(monkeypatch):

@@ -37,15 +37,17 @@ from ..passes._operations import Adjoint, Along, Fuse, Span
 from ..passes._rewrite import Context
 from ._directions import adjoint, along, span
 from ._dual import score
+from ._facts import facts_of
 from ._linear import combined, taken
 from ._marks import overlap
-from ._nonlinear import NestedError, nonlin
+from ._nonlinear import nonlin
 from ._outputs import results
 from ._products import mean, products
 from ._rotary import rotated
 from ._sources import fuse, gaussian, matmul
 from ._state import Lowered, State
 from ._turn import turn, turn_again
+from .frames import NestedError
 
 
 def make_plan(
@@ -63,19 +65,19 @@ def make_plan(
     narrowed = narrow(outputs)
     context = Context(bound, {value: number for number, value in enumerate(ordered(narrowed))})
     made, nested = rewrite(narrowed, context, without), frozenset[int]()
+    facts = facts_of(made, narrowed, context, frozenset(without), picked)
     while True:
         try:
-            return _lowered(State(made, context, frozenset(without), shift, picked, narrowed, nested), title)
+            return _lowered(State(facts, context.notes, shift, nested), title)
         except NestedError as error:  # found as directions are: another way for this space
             nested |= {error.group}
 
 
 def _lowered(s: State, title: str) -> Plan:
     """Lower every value, in order, and what is asked of the outputs."""
-    live = _last_uses(s.values, s.outputs)
-    for index, value in enumerate(s.values):
+    for index, value in enumerate(s.facts.values):
         try:
-            _value(s, value, index, live)
+            _value(s, value, index)
         except TooLargeError as error:
             raise ExactError(
                 value, str(error), instead="take fewer tokens, heads or outputs, or a smaller width"
@@ -84,21 +86,19 @@ def _lowered(s: State, title: str) -> Plan:
             raise ExactError(value, str(error)) from None
     mean, columns = results(s)
     build = s.build
-    return Plan(
-        title, build.steps, mean, columns, tuple(s.context.notes), build.expects, build.nodes, tuple(build.tried)
-    )
+    return Plan(title, build.steps, mean, columns, tuple(s.notes), build.expects, build.nodes, tuple(build.tried))
 
 
-def _value(s: State, value: Value, index: int, live: Mapping[Value, int]) -> None:
+def _value(s: State, value: Value, index: int) -> None:
     if isinstance(value, Vector):
-        if value in s.drawn:
+        if value in s.facts.drawn:
             for group in s.groups_from(value):
-                turn_again(s, group, index, live)
+                turn_again(s, group, index)
         s.vectors[value] = _vector(s, value)
         for group in s.groups_of(value):
             s.held[group].append(value)
             if group.nonlinear and group.nonlinear[-1] is value:
-                turn(s, group, index, live)
+                turn(s, group, index)
     elif isinstance(value, Scalar):
         s.scalars[value] = _scalar(s, value)
 
@@ -109,7 +109,7 @@ def _vector(s: State, value: Vector) -> Lowered:
         case Gaussian():
             return gaussian(s, value, value.op)
         case Data(vectors):
-            return Lowered(build.constant(vectors.reshape(*value.shape, s.blocks[value], -1)))
+            return Lowered(build.constant(vectors.reshape(*value.shape, s.facts.blocks[value], -1)))
         case MatMul():
             return matmul(s, value, value.op)
         case Fuse(x):
@@ -129,12 +129,12 @@ def _scalar(s: State, value: Scalar) -> Register:
         case Constant(numbers):
             return build.constant(numbers)
         case Normal(_, std, shape):
-            drawn = build.draw("normals", (*s.number[value], 0, SAMPLE, 0), shape, "random scalars")
+            drawn = build.draw("normals", (*s.facts.number[value], 0, SAMPLE, 0), shape, "random scalars")
             return drawn if std == 1 else build.step("scale", drawn, by=std)
         case Dot(x, y, power):
-            if power == 0.5 and math.isinf(s.widths[x]):
+            if power == 0.5 and (x in s.facts.limits):
                 return score(s, value, x, y)
-            if math.isinf(s.widths[x]) and not overlap(s, x, y, value.ndim).any():
+            if (x in s.facts.limits) and not overlap(s, x, y, value.ndim).any():
                 return build.constant(np.zeros(value.shape))
             if power == 1:
                 return mean(s, value, x, y)
@@ -154,14 +154,3 @@ def _scalar(s: State, value: Scalar) -> Register:
         case Join(parts):
             return build.step("join", *(s.scalars[part] for part in parts), axis=0)
     raise ExactError(value, f"{type(value.op).__name__} is unknown to the exact engine")
-
-
-def _last_uses(values: Sequence[Value], outputs: Sequence[Value]) -> dict[Value, int]:
-    """The place of the last value that needs the coordinates of each."""
-    last = dict.fromkeys(values, -1)
-    for k, value in enumerate(values):
-        for x in value.op.inputs:
-            last[x] = k
-    for output in outputs:
-        last[output] = len(values)
-    return last

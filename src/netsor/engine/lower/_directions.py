@@ -27,8 +27,8 @@ def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> Lower
     directions = max(s.vectors[v].lead.shape[-1] for v in (x, *known))
     rows = [build.step("scale", _rows(s, v, directions), by=1 / s.norm(v)) for v in (x, *known)]
     made = build.step("span", *rows, words="what is new of the inputs of a matrix that acts again")
-    lead = build.reshape(build.step("scale", made, by=s.norm(x)), *value.shape, s.blocks[value], directions)
-    if not math.isinf(s.widths[value]):
+    lead = build.reshape(build.step("scale", made, by=s.norm(x)), *value.shape, s.facts.blocks[value], directions)
+    if value not in s.facts.limits:
         return Lowered(lead)
     return Lowered(lead, _sample(s, value, x, known, lead), _reach(s, x, known, lead))
 
@@ -93,10 +93,10 @@ def _rows(s: State, x: Value, directions: int) -> Register:
 def adjoint(s: State, value: Scalar, op: Adjoint) -> Register:
     """m^(−1/2) (n^(−1/2) ⟨d_i, u_k⟩ − m^(−1/2) ⟨g_i, b_k⟩), of order 1."""
     build, (d, u, g, b) = s.build, (op.d, op.u, op.g, op.b)
-    n, m = s.widths[d], s.widths[g]
-    if math.isinf(m):  # g is fresh: its mean product with b is 0
+    wide_in, wide_out = d in s.facts.limits, g in s.facts.limits
+    if wide_out:  # g is fresh: its mean product with b is 0
         none = build.constant(np.zeros(value.shape))
-        if math.isfinite(n) or not overlap(s, d, u, value.ndim).any():
+        if not wide_in or not overlap(s, d, u, value.ndim).any():
             return none
         if d.width.name != g.width.name:
             raise ExactError(
@@ -105,8 +105,8 @@ def adjoint(s: State, value: Scalar, op: Adjoint) -> Register:
                 instead="write both widths as multiples of one symbol, or bind one of them to a number",
             )
         return build.step("scale", mean(s, value, d, u), by=math.sqrt(d.width.factor / g.width.factor))
-    size = s.blocks[g] * m
-    wanted = read(s, value, d, u) if math.isinf(n) else products(s, d, u, value.ndim, "⟨W^T b, d⟩")
+    size = s.facts.blocks[g] * s.facts.widths[g]
+    wanted = read(s, value, d, u) if wide_in else products(s, d, u, value.ndim, "⟨W^T b, d⟩")
     wanted = build.step("scale", wanted, by=size**-0.5 / s.norm(d))
     given = build.step("scale", products(s, g, b, value.ndim, "⟨b, g⟩"), by=-1 / size)
     return build.step("add", wanted, given)

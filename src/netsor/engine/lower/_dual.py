@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from ...activations import Function
-from ...language._asked import asked_entries
 from ...language._expand import Expansion
 from ...language._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
 from ...language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Rotate, Take
@@ -32,12 +31,12 @@ from .._plan import Register
 from ..passes._operations import Adjoint, Along, Fuse, Span
 from ._clusters import Group
 from ._features import Features
-from ._frame import AT_NODES, NO_VALUE, Frame
 from ._linear import act, fitted, marked, parts_of, taken
 from ._marks import combined, lined, nonzero, overlap, paired
 from ._products import crossed_products, paired_products, products, turned_scores
 from ._state import Bools, Faint, State, Unit
 from ._tilted import known, prepared, tilt
+from .frames import NO_VALUE, Limit
 
 ROUNDING = 1e-12  # of the size of its terms, below which a sum of known numbers is 0
 
@@ -67,17 +66,17 @@ def read(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
 
 def _check_order(s: State, value: Scalar, x: Vector, y: Vector) -> None:
     """A product of order 1 is no score: it must be 0 for each term by itself, or for known numbers as a sum."""
-    if any(s.frames[group].kind == AT_NODES for v in (x, y) for group in s.groups_of(v)):
+    if not all(s.frames[group].scores for v in (x, y) for group in s.groups_of(v)):
         raise ExactError(
             value, "a score in a space where a nonlinearity acts on a mixture of another's outputs, at width inf"
         )
-    if not (overlap(s, x, y, value.ndim) & _asked(s, value)).any():
+    if not (overlap(s, x, y, value.ndim) & s.facts.asked[value]).any():
         return
     whole = [s.vectors[v].lead.value for v in (x, y)]
     if all(numbers is not None for numbers in whole):
         made = products(s, x, y, value.ndim, "").value
         size = products_of_sizes(s, x, y, value.ndim)
-        if ((np.abs(np.asarray(made)) <= ROUNDING * size) | ~_asked(s, value)).all():
+        if ((np.abs(np.asarray(made)) <= ROUNDING * size) | ~s.facts.asked[value]).all():
             return
     raise ExactError(value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞")
 
@@ -88,17 +87,10 @@ def products_of_sizes(s: State, x: Vector, y: Vector, ndim: int) -> np.ndarray:
     return np.asarray(paired_products(s, first, second, x, y, ndim).value)
 
 
-def _asked(s: State, value: Scalar) -> Bools:
-    """The scores that something asks for: a mask may leave out some."""
-    if s.asked is None:
-        s.asked = asked_entries(s.outputs)
-    return s.asked[value]
-
-
 def _refuse(s: State, value: Scalar, x: Vector, y: Vector, unknown: Bools) -> None:
-    wrong = unknown & _asked(s, value)
+    wrong = unknown & s.facts.asked[value]
     if wrong.any():  # of factors that are not 0 at every width
-        rows = Expansion(s.values).rows
+        rows = Expansion(s.facts.values).rows
         for v, places in ((x, np.s_[..., :, None]), (y, np.s_[..., None, :])):
             wrong = wrong & (np.diff(rows[v].indptr) > 0).reshape(v.shape)[places]
     if wrong.any():
@@ -137,9 +129,9 @@ def _strange(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
     found: Bools | None = None
     for group in s.groups_of(x):
         frame = s.frames[group]
-        if y not in group.positions or (not frame.blocks and frame.kind != AT_NODES):
+        if y not in group.positions or frame.directions == 0:
             continue
-        if frame.turned or frame.kind == AT_NODES:
+        if not isinstance(frame, Limit) or not frame.scores:
             ours, theirs = (_within(s, v, group, np.ones((1, 1), dtype=bool), ndim) for v in (x, y))
             clash = np.ones((1, 1), dtype=bool)
         else:
@@ -172,7 +164,7 @@ def _within(s: State, x: Vector, group: Group, inside: Bools, ndim: int) -> Bool
     return lined(made.reshape(*support.shape[:-1], -1), x, ndim - 1)
 
 
-def _clash(s: State, frame: Frame, i: int, j: int) -> bool:
+def _clash(s: State, frame: Limit, i: int, j: int) -> bool:
     """Whether the normals of two blocks are unknown: of two features, of a feature with a mean or its arguments."""
     a, b = frame.blocks[i], frame.blocks[j]
     if a.feature is None and b.feature is None:
@@ -180,6 +172,7 @@ def _clash(s: State, frame: Frame, i: int, j: int) -> bool:
     if a.feature is not None and b.feature is not None:
         return True
     source, feature = (b, a.feature) if a.feature is not None else (a, b.feature)
+    assert feature is not None
     if source.number == NO_VALUE:
         return True
     if not feature.reach[source.start : source.stop].any():
@@ -187,7 +180,7 @@ def _clash(s: State, frame: Frame, i: int, j: int) -> bool:
     return not known(frame, source, feature) or _blurred(s, frame, feature)
 
 
-def _blurred(s: State, frame: Frame, feature: Features) -> bool:
+def _blurred(s: State, frame: Limit, feature: Features) -> bool:
     """Whether the u of features ψ(g) ⊙ u has an ε part that is unknown along what ψ(g) is made of."""
     found = tilt(feature)
     assert found is not None
@@ -239,12 +232,14 @@ def _all_features(s: State, value: Vector, support: Bools) -> Bools:
     """Along what a change of a nonlinearity's arguments can show: the arguments, and functions of them."""
     found = support.copy().reshape(-1, support.shape[-1])
     for group in s.groups_of(value):
-        own = next(b.feature for b in s.frames[group].blocks if b.feature is not None and b.number == s.number[value])
+        own = next(
+            b.feature for b in s.limit(group).blocks if b.feature is not None and b.number == s.facts.number[value]
+        )
         marks = np.zeros(support.shape[-1], dtype=bool)
         # ⟨e, ψ(g) ⊙ u⟩ has a rule of its own for a change of u, and a change of g is nothing to it
         turned = tilt(own)
         reach = own.reach if turned is None else own.supports[turned[0]]
-        for block in s.frames[group].blocks:
+        for block in s.limit(group).blocks:
             inside = slice(block.start, min(block.stop, len(marks)))
             if block.feature is None:
                 marks[inside] = np.pad(reach, (0, len(marks)))[inside]
@@ -283,7 +278,7 @@ def _span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> Fain
     Φ takes what is below the diagonal. Coefficients along directions that x is orthogonal to by structure have ε parts
     that are known; of all others they are not, so D1 is unknown along the directions that D0 has a part of.
     """
-    build, blocks = s.build, s.blocks[value]
+    build, blocks = s.build, s.facts.blocks[value]
     lead, support = s.vectors[value].lead, s.vectors[value].support
     assert support is not None
     width, count = lead.shape[-1], value.shape[-1]
@@ -378,11 +373,11 @@ def _scalar(s: State, value: Scalar) -> Faint:
     match value.op:
         case Constant() | Normal():
             return Faint(None, none, none)
-        case Dot(x, y, 1.0) if math.isinf(s.widths[x]):
+        case Dot(x, y, 1.0) if x in s.facts.limits:
             found = product(s, x, y, value.ndim)
             part = None if found.part is None else s.build.step("scale", found.part, by=1 / s.norm(x) ** 2)
             return Faint(part, found.support, found.unknown, found.unit)
-        case Along(x, y) if math.isinf(s.widths[x]):
+        case Along(x, y) if x in s.facts.limits:
             found, cross = product(s, x, y, value.ndim), ~nonzero(s, value)
             cross &= np.tri(x.shape[-1], y.shape[-1], y.shape[-1] - x.shape[-1], dtype=bool)
             part = None
@@ -403,14 +398,14 @@ def _scalar(s: State, value: Scalar) -> Faint:
 
 
 def _adjoint(s: State, value: Scalar, op: Adjoint) -> Faint:
-    if not math.isinf(s.widths[op.g]):
+    if op.g not in s.facts.limits:
         return Faint(None, np.zeros(value.shape, bool), np.ones(value.shape, bool))
     build, unit = s.build, _unit(s, op.g)
     given = product(s, op.g, op.b, value.ndim)
     terms, unknown, support = [], given.unknown, given.support
     if given.part is not None:
         terms.append(build.step("scale", given.part, by=-1 / s.norm(op.g) ** 2))
-    if math.isinf(s.widths[op.d]):
+    if op.d in s.facts.limits:
         wanted = product(s, op.d, op.u, value.ndim)
         unknown, support = unknown | wanted.unknown, support | wanted.support
         if wanted.part is not None:
@@ -477,7 +472,7 @@ def _applied(s: State, value: Scalar, f: Function, given: Sequence[Faint]) -> Fa
 
 
 def _unit(s: State, x: Vector) -> Unit:
-    return x.width.name, x.width.factor / s.blocks[x]
+    return x.width.name, x.width.factor / s.facts.blocks[x]
 
 
 def _converted(s: State, small: Faint, unit: Unit) -> Faint:

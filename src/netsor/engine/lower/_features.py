@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from ...activations import IDENTITY, Function
 from ...language._value import Vector
 from .._plan import Builder, Register, named
 from ..passes.compose import Composed
-from ._frame import Frame
+from ._clusters import Group
 
 Factors = list[tuple[Function, tuple[int, ...]]]  # functions, each of some of the arguments
 
@@ -104,6 +104,16 @@ def unnamed(f: Function) -> Function:
     return Function(f.name, _Unnamed(f.f))
 
 
+class Grows(Protocol):
+    """A frame that gets directions for features."""
+
+    group: Group
+    directions: int
+
+    def unit(self, number: tuple[int, int], sources: int, feature: Features | None = None) -> Register:
+        """New directions, one for each of so many features."""
+
+
 @dataclass(eq=False)
 class Rests:
     """The features of one component of a frame so far, and the factor of the Gram matrix of their rests."""
@@ -115,7 +125,7 @@ class Rests:
 
 
 def added(
-    build: Builder, frame: Frame, rests: Rests, new: Features, linear: bool, number: tuple[int, int], words: str
+    build: Builder, frame: Grows, rests: Rests, new: Features, linear: bool, number: tuple[int, int], words: str
 ) -> Register:
     """The coordinates (frames, k, directions) of new features; `linear` if products with linear vectors are asked for.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from ...language._function import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
@@ -31,14 +29,14 @@ def _nonzero(s: State, value: Scalar) -> Bools:
             return nonzero(s, x).ravel()[flat]
         case Join(parts):
             return np.concatenate([nonzero(s, part) for part in parts if isinstance(part, Scalar)])
-        case Dot(x, y, 1.0) if math.isinf(s.widths[x]):
+        case Dot(x, y, 1.0) if x in s.facts.limits:
             return overlap(s, x, y, value.ndim)
-        case Along(x, y) if math.isinf(s.widths[x]):
+        case Along(x, y) if x in s.facts.limits:
             # a vector has coefficients along its own direction and those before, which are the last ones
             before = np.tri(x.shape[-1], y.shape[-1], y.shape[-1] - x.shape[-1], dtype=bool)
             return np.asarray(overlap(s, x, y, value.ndim) & before)
-        case Adjoint(d, u, g) if math.isinf(s.widths[g]):
-            return overlap(s, d, u, value.ndim) if math.isinf(s.widths[d]) else np.zeros(value.shape, dtype=bool)
+        case Adjoint(d, u, g) if g in s.facts.limits:
+            return overlap(s, d, u, value.ndim) if (d in s.facts.limits) else np.zeros(value.shape, dtype=bool)
         case Apply(f, (_, Scalar(op=Constant(allowed))), 1) if f is MASKED_SOFTMAX:
             return np.broadcast_to(allowed != 0, value.shape)
         case Apply(f, scalars) if f in (ADD, SUBTRACT, MULTIPLY, MATMUL, SUM, MEAN):

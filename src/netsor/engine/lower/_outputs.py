@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from ...language._operation import Data, Rotate
 from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._plan import Register
-from ._frame import STANDARD
+from ._facts import within
 from ._state import Ints, State
 
 NOTE = (
@@ -27,8 +25,8 @@ def results(s: State) -> tuple[Register, Register]:
     order, the coordinates last.
     """
     build, means, columns = s.build, [], []
-    count, own = len(s.picked), s.columns - len(s.picked)
-    for written, output in zip(s.written, s.outputs, strict=True):
+    count, own = len(s.facts.picked), s.columns - len(s.facts.picked)
+    for written, output in zip(s.facts.written, s.facts.outputs, strict=True):
         if isinstance(output, Scalar):
             means.append(build.reshape(s.scalars[output], output.size))
             columns.append(build.constant(np.zeros((output.size, count * own))))
@@ -41,8 +39,8 @@ def results(s: State) -> tuple[Register, Register]:
             means.append(mean)
             columns.append(build.fitted(gaussian, count * own))
             continue
-        if not s.chosen and _differ(s, output) and NOTE not in s.context.notes:
-            s.context.notes.append(NOTE)
+        if not s.facts.chosen and _differ(s, output) and NOTE not in s.notes:
+            s.notes.append(NOTE)
         parts = [_coordinate(s, output, k) for k in range(count)]
         if count == 1:
             means.append(parts[0][0])
@@ -64,15 +62,15 @@ def results(s: State) -> tuple[Register, Register]:
 
 def _sets(s: State, output: Vector) -> list[int]:
     """Which set of columns each coordinate has: one place in two blocks of a concatenation is one row of a matrix."""
-    if math.isinf(s.widths[output]):
-        return list(range(len(s.picked)))
-    places = [place % int(s.widths[output]) for place in s.picked]
+    if output in s.facts.limits:
+        return list(range(len(s.facts.picked)))
+    places = [place % int(s.facts.widths[output]) for place in s.facts.picked]
     return [places.index(place) for place in places]
 
 
 def _differ(s: State, output: Vector) -> bool:
     """Whether something in the space of an output, known in its frame, is not alike in all coordinates."""
-    if math.isinf(s.widths[output]) or not s.vectors[output].lead.shape[-1]:
+    if (output in s.facts.limits) or not s.vectors[output].lead.shape[-1]:
         return False
     given = [value.op for group in s.groups_of(output) for value in group.positions]
     data = [op.vectors for op in given if isinstance(op, Data)]
@@ -81,10 +79,11 @@ def _differ(s: State, output: Vector) -> bool:
 
 def _coordinate(s: State, output: Vector, k: int) -> tuple[Register, Register]:
     """Coordinate number k of those asked for: what is drawn of it, (vectors,), and coefficients (vectors, ·)."""
-    build, found, blocks, width = s.build, s.vectors[output], s.blocks[output], s.widths[output]
-    own = s.columns - len(s.picked)
-    place = 0 if math.isinf(width) else s.picked[k] % int(blocks * width)
-    rows = np.arange(output.size) * blocks + (0 if math.isinf(width) else place // int(width))
+    build, found, blocks, width = s.build, s.vectors[output], s.facts.blocks[output], s.facts.widths[output]
+    own = s.columns - len(s.facts.picked)
+    infinite = output in s.facts.limits
+    place = 0 if infinite else s.facts.picked[k] % int(blocks * width)
+    rows = np.arange(output.size) * blocks + (0 if infinite else place // int(width))
 
     def picked(a: Register) -> Register:  # of (*shape, blocks, ·) the block that has this coordinate
         return build.taken(build.reshape(a, output.size * blocks, a.shape[-1]), rows, axis=0)
@@ -92,10 +91,10 @@ def _coordinate(s: State, output: Vector, k: int) -> tuple[Register, Register]:
     mean = build.constant(np.zeros(output.size))
     gaussian = build.constant(np.zeros((output.size, own)))
     if found.sample is not None:
-        flat = build.fitted(picked(found.sample), max(found.sample.shape[-1], len(s.picked)))
+        flat = build.fitted(picked(found.sample), max(found.sample.shape[-1], len(s.facts.picked)))
         mean = build.reshape(build.step("part", flat, start=k, stop=k + 1), output.size)
-        gaussian = build.fitted(build.step("part", flat, start=len(s.picked), stop=flat.shape[-1]), own)
-    if not math.isinf(width) and found.lead.shape[-1]:
+        gaussian = build.fitted(build.step("part", flat, start=len(s.facts.picked), stop=flat.shape[-1]), own)
+    if not infinite and found.lead.shape[-1]:
         mean = build.step("add", mean, _in_frame(s, output, picked(found.lead), rows, place % int(width)))
     return mean, gaussian
 
@@ -103,14 +102,12 @@ def _coordinate(s: State, output: Vector, k: int) -> tuple[Register, Register]:
 def _in_frame(s: State, output: Vector, lead: Register, rows: Ints, at: int) -> Register:
     """A coordinate of vectors whose coordinates in a frame are known, by the orientation of the frame."""
     build = s.build
-    frames = [s.frames[group] for group in s.groups_of(output)]
-    if all(frame.kind == STANDARD and not frame.turned for frame in frames):
+    if all(s.frames[group].standard for group in s.groups_of(output)):
         return build.reshape(build.step("part", lead, start=at, stop=at + 1), output.size)
     parts = []
     for group in s.groups_of(output):
-        frame, places = s.frames[group], group.positions[output]
-        oriented = frame.orientation()
-        which = frame.picked.index(at)
+        places, oriented = group.positions[output], s.frames[group].coordinates()
+        which = within(group, s.facts.picked).index(at)
         one = build.taken(oriented, np.array([which]), axis=1)
         parts.append((places, build.step("spread", one, shape=(*places.shape, oriented.shape[-1]))))
     o = build.taken(s.scattered(parts), rows, axis=0)

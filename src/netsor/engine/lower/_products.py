@@ -87,7 +87,7 @@ def crossed(
     assert ours is not None
     assert theirs is not None
     for group in s.groups_of(x):
-        frame, places = s.frames[group], group.positions[x]
+        frame, places = s.limit(group), group.positions[x]
         if y not in group.positions or frame.directions == 0:
             parts.append((places, build.constant(np.zeros((*places.shape, *more, 0)))))
             continue

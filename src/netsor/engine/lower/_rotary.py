@@ -74,15 +74,15 @@ def _stretched(base: float, by: Stretch, r: Floats) -> Floats:
 
 def rotated(s: State, value: Vector, op: Rotate) -> Lowered:
     """R_{t_i} x_i, the tokens along the last axis."""
-    build, x, blocks = s.build, s.vectors[op.x], s.blocks[value]
-    if math.isinf(s.widths[value]):
+    build, x, blocks = s.build, s.vectors[op.x], s.facts.blocks[value]
+    if value in s.facts.limits:
         if blocks > 1:
             raise ExactError(value, "rotary positions of a concatenation of narrower vectors, at width inf")
         if x.turned is not None:
             raise ExactError(value, "rotary positions twice, at width inf")
         turned = Turned(np.broadcast_to(op.positions, value.shape), op.base, op.fraction, op.stretch)
         return Lowered(x.lead, x.sample, x.support, turned)
-    width = int(s.widths[value])
+    width = int(s.facts.widths[value])
     angles = op.angles(blocks * width)
     cos, sin = (build.constant(f(angles)[:, None, :]) for f in (np.cos, np.sin))
     whole = build.reshape(build.fitted(x.lead, width), *value.shape, 1, blocks * width)

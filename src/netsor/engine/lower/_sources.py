@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from ...language._operation import Gaussian, MatMul
@@ -19,21 +17,24 @@ MANY = 256  # sources, never drawn, for fewer vectors: a factor of these vectors
 
 def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register, Register | None]:
     """Fresh standard isotropic vectors, so many for each slot (member and block): lead and sample (slots, k, ·)."""
-    build, number = s.build, s.number[value]
-    infinite = math.isinf(s.widths[value])
+    build, number = s.build, s.facts.number[value]
+    infinite = value in s.facts.limits
     lead = build.constant(np.zeros((slots, sources, 0)))
-    if slots and (value in s.drawn or value in s.virtual):
+    if slots and (value in s.facts.drawn or value in s.facts.virtual):
         parts = []
         for group in s.groups_from(value):
             places = group.slots[value]
-            made = s.frames[group].grow(number, places.shape[1] * sources, value in s.leaves, s.words(value))
+            made = s.frames[group].grow(number, places.shape[1] * sources, value in s.facts.leaves, s.words(value))
             parts.append((places, build.reshape(made, *places.shape, sources, made.shape[-1])))
         lead = s.scattered(parts)
     sample = None
-    if slots and value in s.coordinates and (infinite or value not in s.drawn):
-        if value in s.into and (infinite or "undrawn" in s.without):
+    if slots and value in s.facts.coordinates and (infinite or value not in s.facts.drawn):
+        if value in s.facts.into and (infinite or "undrawn" in s.facts.without):
             drawn = build.draw(
-                "normals", (*number, 0, SAMPLE, 0), (slots, sources, len(s.picked)), f"{s.words(value)}: one coordinate"
+                "normals",
+                (*number, 0, SAMPLE, 0),
+                (slots, sources, len(s.facts.picked)),
+                f"{s.words(value)}: one coordinate",
             )
             sample = drawn
         else:  # a Gaussian variable each, never drawn
@@ -47,14 +48,14 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
 
 def _support(s: State, value: Vector, lead: Register) -> Bools | None:
     """What fresh constants say: where a source has coordinates."""
-    if not math.isinf(s.widths[value]):
+    if value not in s.facts.limits:
         return None
     return marks_of(lead)
 
 
 def gaussian(s: State, value: Vector, op: Gaussian) -> Lowered:
     """h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k."""
-    build, blocks, rank = s.build, s.blocks[value], op.factor.shape[-1]
+    build, blocks, rank = s.build, s.facts.blocks[value], op.factor.shape[-1]
     combine = op.factor.reshape(value.size, rank)
     lead, sample = _sources(s, value, rank * blocks, 1)
 
@@ -82,9 +83,9 @@ def _shifted(s: State, value: Vector, x: Lowered, mean: Register) -> Lowered:
     shift = build.step("multiply", build.fitted(one, width), mean)
     lead = build.step("add", build.fitted(x.lead, width), shift)
     sample, support = x.sample, x.support
-    if math.isinf(s.widths[value]):
-        if value in s.coordinates:
-            wide = build.fitted(build.step("spread", mean, shape=(*mean.shape[:-1], len(s.picked))), s.columns)
+    if value in s.facts.limits:
+        if value in s.facts.coordinates:
+            wide = build.fitted(build.step("spread", mean, shape=(*mean.shape[:-1], len(s.facts.picked))), s.columns)
             old = sample or build.constant(np.zeros((*x.lead.shape[:-1], 1)))
             sample = build.step("add", build.fitted(old, s.columns), wide)
         marks = np.zeros(lead.shape, dtype=bool)
@@ -119,8 +120,8 @@ def _reduced(s: State, rows: Register, words: str) -> Register:
 def matmul(s: State, value: Vector, op: MatMul) -> Lowered:
     """W x = C E."""
     build, weight, x = s.build, op.weight, op.x
-    members, blocks = weight.members.size, s.blocks[value]
-    drawn = value in s.drawn or value in s.virtual
+    members, blocks = weight.members.size, s.facts.blocks[value]
+    drawn = value in s.facts.drawn or value in s.facts.virtual
     if isinstance(x.op, Span):  # orthonormal, so that C is the identity
         lead, sample = _sources(s, value, members * blocks, x.shape[-1])
         return _combined(s, value, build.constant(np.eye(x.shape[-1])[None]), lead, sample, members)
@@ -135,7 +136,7 @@ def matmul(s: State, value: Vector, op: MatMul) -> Lowered:
 
 def _combined(s: State, value: Vector, c: Register, lead: Register, sample: Register | None, members: int) -> Lowered:
     """C E, from (members or 1, vectors, k) and sources (members · blocks, k, ·)."""
-    build, blocks = s.build, s.blocks[value]
+    build, blocks = s.build, s.facts.blocks[value]
 
     def multiplied(c: Register, e: Register, words: str = "") -> Register:
         k, last = e.shape[-2:]
@@ -149,7 +150,7 @@ def _combined(s: State, value: Vector, c: Register, lead: Register, sample: Regi
 
     x = multiplied(c, lead, f"{s.words(value)} = C E" if lead.size else "")
     support = None
-    if math.isinf(s.widths[value]):
+    if value in s.facts.limits:
         # of a factor that is not known, any entry can be other than 0
         every = build.constant(marks_of(c))
         support = np.asarray(multiplied(every, build.constant(marks_of(lead))).value)[0] > 0
@@ -158,7 +159,7 @@ def _combined(s: State, value: Vector, c: Register, lead: Register, sample: Regi
 
 def fuse(s: State, value: Vector, x: Vector) -> Lowered:
     """Fresh sources for vectors that are linear in sources of their own: x = C E with C C^T their covariance."""
-    build, places = s.build, s.clusters.parts[value]  # (members, vectors of each)
+    build, places = s.build, s.facts.parts[value]  # (members, vectors of each)
     given = s.vectors[x]
     rows = s.gathered(given.lead, places, given.lead.shape[-1])
     # (1, …, 1) is the first direction of these frames
@@ -172,11 +173,11 @@ def fuse(s: State, value: Vector, x: Vector) -> Lowered:
     def multiplied(e: Register) -> Register:  # from (members, sources, ·)
         made = build.step("product", c, e)
         flat = build.taken(build.reshape(made, places.size, made.shape[-1]), back, axis=0)
-        return build.reshape(flat, *value.shape, s.blocks[value], made.shape[-1])
+        return build.reshape(flat, *value.shape, s.facts.blocks[value], made.shape[-1])
 
     found = multiplied(lead)
     support = None
-    if math.isinf(s.widths[value]):
+    if value in s.facts.limits:
         flags = np.asarray(marks_of(lead).any(axis=1))
         flat = np.repeat(flags[:, None], places.shape[1], axis=1).reshape(places.size, -1)[back]
         support = flat.reshape(found.shape)

@@ -1,28 +1,22 @@
-"""The state of a lowering: what is known of a program before a step is made, and what was made so far."""
+"""The state of a lowering: the facts of a program, and what was made of it so far."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ...language._graph import ordered
-from ...language._names import names_of
-from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal
+from ...language._operation import Gaussian, MatMul
 from ...language._stretch import Stretch
 from ...language._value import Scalar, Value, Vector
-from .._error import ExactError
-from .._plan import LARGEST, Builder, Register
-from ..passes._operations import Fuse
-from ..passes._rewrite import Context, asked, asked_together, linear_sources
-from ..passes.leaves import leaves
-from ._clusters import Clusters, Group, blocks_of
+from .._plan import Builder, Register
+from ._clusters import Group
+from ._facts import Facts, within
 from ._features import Rests
-from ._frame import AT_NODES, GROWING, LIMIT, STANDARD, UNITS, Frame
+from .frames import Frame, Limit, frame_for
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -75,112 +69,34 @@ class Faint:
 
 
 class State:
-    """Facts about one program, and its values that are lowered already."""
+    """What was made of a program so far."""
 
-    def __init__(
-        self,
-        outputs: list[Value],
-        context: Context,
-        without: frozenset[str],
-        shift: int,
-        picked: Sequence[int] | None,
-        written: Sequence[Value],
-        nested: frozenset[int] = frozenset(),
-    ) -> None:
-        self.nested = nested  # groups in which a nonlinearity acts on another's outputs
-        self.outputs, self.context, self.without, self.chosen = outputs, context, without, picked is not None
-        self.picked = (0,) if picked is None else tuple(picked)
-        self.written = written  # the outputs as they were: a scalar may have become a vector
+    def __init__(self, facts: Facts, notes: list[str], shift: int, nested: frozenset[int]) -> None:
+        self.facts, self.notes = facts, notes
         self.build = Builder(shift)
-        values = ordered(_shallow_first(outputs))
-        self.names = names_of(ordered(written))
-        made = linear_sources(values)
-        self.virtual = {source for value in values if isinstance(value.op, Fuse) for source in made[value.op.x]}
-        edges = asked_together(values, made)
-        self.coordinates = _coordinates(outputs)
-        self.leaves: set[Value] = set()
-        if "leaves" not in without:
-            self.leaves, values = leaves(values, edges, self.coordinates)
-        # data is given in the standard basis, so it comes before any frame is turned
-        self.values = sorted(values, key=lambda value: not isinstance(value.op, Data))
-        begun = [v for v in values if v in made and v in made[v]]
-        self.drawn = {v for v in begun if v in edges or "undrawn" in without} - self.virtual
-        self.blocks, self.widths = blocks_of(values, context.bound)
-        self.clusters = Clusters(self.values, self.blocks)
-        self.groups = self.clusters.groups(self.widths)
-        self.with_vectors: dict[Value, list[Group]] = {}
-        self.with_sources: dict[Value, list[Group]] = {}
-        for group in self.groups:
-            for table, found in ((group.positions, self.with_vectors), (group.slots, self.with_sources)):
-                for value in table:
-                    found.setdefault(value, []).append(group)
-        self.into = {
-            s for v in values if isinstance(v.op, Nonlin) and v in self.coordinates for x in asked(v) for s in made[x]
+        self.frames: dict[Group, Frame] = {
+            group: frame_for(
+                group,
+                self.build,
+                within(group, facts.picked) if group.width < math.inf else (),
+                virtual=not facts.virtual.isdisjoint(group.slots),
+                nested=group.number in nested,
+                scored=group in facts.scored,
+            )
+            for group in facts.groups
         }
-        if "undrawn" in without:
-            self.into |= self.coordinates
-        scores = [v.op for v in values if isinstance(v.op, Dot) and v.op.power == 0.5]
-        self.scored = {group for op in scores for x in (op.x, op.y) for group in self.groups_of(x)}
-        for group in self.groups:
-            self._check_room(group)
-        self.frames = {group: Frame(group, self._kind(group), self.build, self.picked) for group in self.groups}
-        self.rests = {group: self._rests(group, edges) for group in self.groups}
         self.vectors: dict[Value, Lowered] = {}
-        self.held: dict[Group, list[Value]] = {group: [] for group in self.groups}  # those of `vectors` still in use
+        self.held: dict[Group, list[Value]] = {group: [] for group in facts.groups}  # of `vectors`, those still in use
         self.scalars: dict[Value, Register] = {}
-        self.faint: dict[Value, Faint] = {}  # and the parts of order n^(−1/2) that were asked for
-        self.asked: dict[Value, Bools] | None = None  # the entries that outputs depend on, once that was asked for
-        self.marks: dict[Value, Bools] = {}  # at infinite width, which scalars can be other than 0
-        self.columns = len(self.picked)  # of `sample`: a value each, then a Gaussian variable each
-        self.last = {value: k for k, value in enumerate(self.values)}
-        self.number: dict[Value, tuple[int, int]] = {}  # what seeds are made from: the place as written, and a count
-        count: Counter[int] = Counter()
-        for value in values:
-            if isinstance(value.op, Normal) or (value in made and value in made[value]):
-                place = context.origin[value]
-                self.number[value] = place, count[place]
-                count[place] += 1
-
-    def _check_room(self, group: Group) -> None:
-        """Refuse, before anything is made, coordinates that no memory holds."""
-        if group.nonlinear and group.width < math.inf:
-            size = 8 * group.width * sum(places.size for places in group.positions.values())
-            if size > LARGEST:
-                raise ExactError(
-                    group.nonlinear[0],
-                    f"a nonlinearity at width {group.width:.0f} needs {size:.1e} bytes for its coordinates",
-                    instead="take the width inf, or a smaller one",
-                )
-
-    def _kind(self, group: Group) -> str:
-        """What coordinates the vectors of a group have."""
-        if any(value in self.virtual for value in group.slots):
-            return UNITS
-        if group.width < math.inf:
-            return STANDARD if group.nonlinear or group.given else GROWING
-        return AT_NODES if group.number in self.nested else LIMIT
-
-    def _rests(self, group: Group, edges: Mapping[Value, set[Value]]) -> dict[Value, tuple[Rests, bool]]:
-        """For each nonlinearity of a group at infinite width: with which others it is asked for products.
-
-        And whether with linear vectors too.
-        """
-        parts: list[set[Value | None]] = [{None}]  # None stands for all linear vectors
-        for value in (v for v in group.nonlinear if isinstance(v.op, Nonlin)):
-            near: set[Value | None] = {x if isinstance(x.op, Nonlin) else None for x in edges.get(value, ())}
-            if "apart" in self.without:
-                near.add(None)
-            joined: set[Value | None] = {x for x in near if x is None or x in group.nonlinear}
-            joined.add(value)
-            for part in [p for p in parts if p & joined]:
-                joined |= part
-                parts.remove(part)
-            parts.append(joined)
-        found: dict[Value, tuple[Rests, bool]] = {}
-        for part in parts:
-            rests = Rests()
-            found.update({value: (rests, None in part) for value in part if value is not None})
-        return found
+        self.faint: dict[Value, Faint] = {}  # at infinite width, parts of order n^(−1/2) that were asked for
+        self.marks: dict[Value, Bools] = {}  # and which scalars can be other than 0
+        self.columns = len(facts.picked)  # of `sample`: a value each, then a Gaussian variable each
+        self.rests = {
+            (group, value): (rests, None in component)
+            for group, components in facts.components.items()
+            for component, rests in ((component, Rests()) for component in components)
+            for value in component
+        }  # of each nonlinearity: its component, and whether it is asked for products with linear vectors
 
     def lined(self, a: Register, ndim: int, to: int) -> Register:
         """An array of values with `ndim` axes, with axes of size 1 set in front, so that it broadcasts."""
@@ -202,29 +118,35 @@ class State:
 
     def groups_of(self, value: Value) -> list[Group]:
         """The groups that have vectors of a value."""
-        return self.with_vectors.get(value, [])
+        return self.facts.with_vectors.get(value, [])
 
     def groups_from(self, value: Value) -> list[Group]:
         """The groups that have sources of a value."""
-        return self.with_sources.get(value, [])
+        return self.facts.with_sources.get(value, [])
+
+    def limit(self, group: Group) -> Limit:
+        """The frames of a group whose directions are sources and features."""
+        frame = self.frames[group]
+        assert isinstance(frame, Limit)
+        return frame
 
     def norm(self, x: Value) -> float:
         """What coordinates are divided by so that their products are means over the coordinates α."""
         assert isinstance(x, Vector)
-        width = self.widths[x]
-        return math.sqrt(self.blocks[x] * (1.0 if math.isinf(width) else width))
+        width = self.facts.widths[x]
+        return math.sqrt(self.facts.blocks[x] * (1.0 if x in self.facts.limits else width))
 
     def words(self, value: Value) -> str:
         match value.op:
             case MatMul(weight):
-                return f"{self.names.get(weight.source, weight.source.name or 'W')} x"
+                return f"{self.facts.names.get(weight.source, weight.source.name or 'W')} x"
             case Gaussian():
                 return "initial vectors"
         return "combined sources"
 
     def argument(self, x: Value, value: Value, places: Ints) -> Ints:
         """Where the entries of an argument are that belong to the entries of a value at these flat places."""
-        blocks = self.blocks[value]
+        blocks = self.facts.blocks[value]
         index = np.broadcast_to(np.arange(x.size).reshape(x.shape), value.shape).ravel()
         if isinstance(x, Scalar):
             return np.asarray(index[places // blocks])
@@ -242,25 +164,4 @@ class State:
                 (group.positions[value], self.build.step("spread", wide, shape=(group.frames, count, row.shape[-1])))
             )
         rows = self.scattered(parts)
-        return self.build.reshape(rows, *value.shape, self.blocks[value], rows.shape[-1])
-
-
-def _shallow_first(outputs: Sequence[Value]) -> list[Value]:
-    """Outputs of early layers before those of late ones: so what they are made of need not be kept until the end."""
-    depth: dict[Value, int] = {}
-    for value in ordered(outputs):
-        depth[value] = 1 + max((depth[x] for x in value.op.inputs), default=0)
-    return sorted(outputs, key=lambda output: depth[output])
-
-
-def _coordinates(outputs: Sequence[Value]) -> set[Value]:
-    """The vectors of which the outputs need a coordinate: back from them to the sources."""
-    found: set[Value] = set()
-    pending: list[Value] = [output for output in outputs if isinstance(output, Vector)]
-    while pending:
-        value = pending.pop()
-        if value not in found:
-            found.add(value)
-            if not isinstance(value.op, Gaussian | MatMul | Fuse | Data):
-                pending += [x for x in value.op.inputs if isinstance(x, Vector)]
-    return found
+        return self.build.reshape(rows, *value.shape, self.facts.blocks[value], rows.shape[-1])

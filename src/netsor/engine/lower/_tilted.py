@@ -19,8 +19,8 @@ from ...activations import IDENTITY, Function
 from .._plan import Builder, Register
 from ._clusters import Group
 from ._features import Features, added
-from ._frame import NO_VALUE, Directions, Frame
 from ._state import Bools, State
+from .frames import NO_VALUE, Directions, Limit
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def tilt(feature: Features) -> tuple[int, Function, int, tuple[int, ...]] | None
     return None
 
 
-def known(frame: Frame, source: Directions, feature: Features) -> bool:
+def known(frame: Limit, source: Directions, feature: Features) -> bool:
     """Whether the normals of a source with features that are functions of it follow from the rule of this file."""
     found = tilt(feature)
     if found is None or frame.group.constant or source.number == NO_VALUE:
@@ -144,13 +144,14 @@ def prepared(s: State, group: Group, i: int, j: int, faint: Any) -> None:
 
     `faint` gives the ε part of a vector.
     """
-    frame, build = s.frames[group], s.build
+    frame, build = s.limit(group), s.build
     a, b = frame.blocks[i], frame.blocks[j]
     if (a.feature is None) == (b.feature is None):
         return
     e, f = (i, j) if a.feature is None else (j, i)
     source, block = frame.blocks[e], frame.blocks[f]
     feature = block.feature
+    assert feature is not None
     if (f, e) in frame.pairs or not feature.reach[source.start : source.stop].any():
         return
     found = tilt(feature)
@@ -199,7 +200,7 @@ def _functions(
     s: State, group: Group, source: Directions, feature: Features, psi: Function, g: int, params: Sequence[int]
 ) -> Features:
     """The functions e_a ψ(g_l) with coordinates in the frame, which gets directions for them."""
-    frame, build = s.frames[group], s.build
+    frame, build = s.limit(group), s.build
     for block in frame.blocks:
         made = block.feature
         if isinstance(made, Tilted) and made.psi is psi and block.number == source.number and made.of is feature:
@@ -222,7 +223,8 @@ def _functions(
         psi=psi, e=unit, g=build.fitted(rows, d), own=own, of=feature, rests=feature.rests,
     )  # fmt: skip
     added(build, frame, feature.rests, new, True, (*source.number[:1], source.number[1] + 2**16), new.f.name)
-    found: Features = frame.blocks[-1].feature
+    found = frame.blocks[-1].feature
+    assert found is not None
     return found
 
 
@@ -232,7 +234,7 @@ def _argument_rows(build: Builder, feature: Features, number: int) -> Register:
     return build.reshape(build.taken(feature.arguments, np.array([number]), axis=2), frames, count, directions)
 
 
-def _marks(frame: Frame, feature: Features) -> Bools:
+def _marks(frame: Limit, feature: Features) -> Bools:
     """The directions along which features have coordinates."""
     found = np.zeros(frame.directions, dtype=bool)
     found[: feature.supports.shape[1]] = feature.slopes()
@@ -242,7 +244,7 @@ def _marks(frame: Frame, feature: Features) -> Bools:
     return found
 
 
-def _blocks(frame: Frame, marks: Bools) -> list[int]:
+def _blocks(frame: Limit, marks: Bools) -> list[int]:
     """The blocks with marked directions."""
     wide = np.zeros(frame.directions, dtype=bool)
     wide[: len(marks)] = marks

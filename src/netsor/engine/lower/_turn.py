@@ -13,7 +13,7 @@ directions, and no nonlinearity.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,49 +21,47 @@ import numpy as np
 from ...language._value import Value, Vector
 from .._plan import Register
 from ._clusters import Group
-from ._frame import GROWING, LIMIT, STANDARD
+from ._facts import within
 from ._state import Lowered, State
 
 FEW, LOOSE = 64, 8  # directions of a frame that it does not pay to turn: so many, or so many for each vector in use
 
 
-def turn(s: State, group: Group, index: int, live: Mapping[Value, int]) -> None:
-    """Turn the frames of a group, given the place in the program and the place of the last use of each value."""
+def turn(s: State, group: Group, index: int) -> None:
+    """Turn the frames of a group, given the place in the program."""
     frame = s.frames[group]
-    if "turn" in s.without or frame.kind != STANDARD:
+    if "turn" in s.facts.without or not frame.standard:
         return
-    vectors, count = _in_use(s, group, index, live)
-    outputs = any(output in group.positions for output in s.outputs)
-    grows = any(s.last[value] > index and value in s.drawn for value in group.slots)
-    asked = len(frame.picked) if outputs else 0
+    vectors, count = _in_use(s, group, index)
+    outputs = any(output in group.positions for output in s.facts.outputs)
+    grows = any(s.facts.place[value] > index and value in s.facts.drawn for value in group.slots)
+    asked = len(within(group, s.facts.picked)) if outputs else 0
     if not vectors or count + max(asked, 1) > group.width or (outputs and not grows):
         return
     _span(s, group, vectors)
 
 
-def turn_again(s: State, group: Group, index: int, live: Mapping[Value, int]) -> None:
+def turn_again(s: State, group: Group, index: int) -> None:
     """Turn the frames of a group that have grown far beyond the vectors in use, before value `index` adds sources."""
     frame = s.frames[group]
-    grown = frame.kind == GROWING or (frame.kind == STANDARD and frame.turned)
-    grown |= frame.kind == LIMIT and not group.nonlinear and group not in s.scored
-    if "turn" in s.without or not grown or frame.directions <= FEW:
+    if "turn" in s.facts.without or not frame.loosens or frame.directions <= FEW:
         return
-    vectors, count = _in_use(s, group, index - 1, live)
+    vectors, count = _in_use(s, group, index - 1)
     if vectors and frame.directions > LOOSE * count:
         _span(s, group, vectors)
 
 
-def _in_use(s: State, group: Group, index: int, live: Mapping[Value, int]) -> tuple[list[Value], int]:
+def _in_use(s: State, group: Group, index: int) -> tuple[list[Value], int]:
     """The values of a group that are used after a place in the program, and how many vectors of a frame they are."""
-    held = s.held[group] = [v for v in s.held[group] if live[v] > index]
+    held = s.held[group] = [v for v in s.held[group] if s.facts.last[v] > index]
     vectors = [v for v in held if s.vectors[v].lead.shape[-1]]
     return vectors, sum(group.positions[v].shape[1] for v in vectors) + (s.frames[group].constant is not None)
 
 
 def _span(s: State, group: Group, vectors: Sequence[Value]) -> None:
-    frame, outputs = s.frames[group], any(output in group.positions for output in s.outputs)
+    frame, outputs = s.frames[group], any(output in group.positions for output in s.facts.outputs)
     rows = [s.gathered(s.vectors[v].lead, group.positions[v], frame.directions) for v in vectors]
-    made = frame.turn_limit(rows) if frame.kind == LIMIT else frame.turn(rows, outputs)
+    s.frames[group], made = frame.turn(rows, outputs)
     for v, part in zip(vectors, made, strict=True):
         s.vectors[v] = _put(s, v, group, part)
 
@@ -72,7 +70,7 @@ def _put(s: State, value: Value, group: Group, part: Register) -> Lowered:
     """A value with new coordinates for its vectors in a group; those in other groups stay as they are."""
     assert isinstance(value, Vector)
     old = s.vectors[value]
-    shape = (*value.shape, s.blocks[value])
+    shape = (*value.shape, s.facts.blocks[value])
     parts = [(group.positions[value], part)]
     rest = np.setdiff1d(np.arange(math.prod(shape)), group.positions[value].ravel())
     if rest.size:

@@ -1,0 +1,73 @@
+"""What a frame is: orthonormal directions in the space of a cluster, along which its vectors have coordinates.
+
+A frame holds the frames of one group of clusters while a program is lowered; coordinates are registers
+(frames, vectors, directions). There is a file for each kind, which opens with when it is chosen.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ....activations import Function
+from ....language._value import Vector
+from ..._plan import Builder, Register
+from .._clusters import Group
+from .._features import Rests
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class Application:
+    """A nonlinearity in the frames of a group at infinite width: φ(u_1, …; p) for k vectors of each frame."""
+
+    f: Function
+    rows: Sequence[Register]  # of each argument, (frames, k, directions)
+    marks: Sequence[Bools]  # and along which directions it can have coordinates
+    params: Sequence[Register]  # (frames, k) each
+    vectors: Sequence[tuple[Vector, Ints]]  # each argument, and its places (frames, k) there
+    rests: Rests  # the outputs that are asked for products with these
+    linear: bool  # whether products with linear vectors are asked for too
+    number: tuple[int, int]  # of the value, for seeds
+
+
+class Frame(ABC):
+    """The frames of one group: how many directions they have, and what is known of those."""
+
+    standard = False  # its directions are the coordinates α themselves, until it is turned
+    scores = False  # the normals of its directions are known, so that products of order n^(−1/2) are
+    loosens = False  # it gets more and more directions as a program goes on: it is turned when they are many
+
+    def __init__(self, group: Group, build: Builder, directions: int, one: float | None) -> None:
+        self.group, self.build, self.directions = group, build, directions
+        self.constant: Register | None = None  # the coordinates of (1, …, 1), (frames, directions)
+        if one is not None:
+            self.constant = build.constant(np.full((group.frames, directions), one))
+
+    @abstractmethod
+    def grow(self, number: tuple[int, int], sources: int, leaf: bool, words: str) -> Register:
+        """The coordinates of new sources, so many in each frame; a leaf gets no direction of its own."""
+
+    def apply(self, at: Application) -> tuple[Register, Bools, int]:
+        """The coordinates (frames, k, directions) of what a nonlinearity makes at infinite width.
+
+        And where they can be other than 0, and the first direction along which they can.
+        """
+        raise TypeError(f"{type(self).__name__} frames are those of a finite width")
+
+    def turn(self, rows: Sequence[Register], outputs: bool) -> tuple[Frame, list[Register]]:
+        """A frame that spans these vectors in place of this one, and their coordinates in it.
+
+        `outputs`: whether coordinates α of vectors are asked for.
+        """
+        raise TypeError(f"{type(self).__name__} frames are not turned")
+
+    def coordinates(self) -> Register:
+        """The coordinates α of each direction that are asked for, (frames, asked, directions)."""
+        raise TypeError(f"coordinates of {type(self).__name__} frames are not asked for")

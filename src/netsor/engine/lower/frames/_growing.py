@@ -1,0 +1,131 @@
+"""Frames that grow: chosen at finite width where Gram matrices are all that is asked (theory, "Gram of the sources").
+
+A standard isotropic vector of R^m has coordinates (N(0,1), …, N(0,1), χ_{m−d}) in a frame of d earlier directions, the
+last along a new direction of its own (Bartlett); once d = m the frame is full and there are m normal coordinates and no
+χ. Frames of whole coordinates become such frames when they are turned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..._plan import CHI, CROSS, ORIENTATION, ORIENTATION_CHI, OWN, Builder, Register
+from .._clusters import Group
+from ._frame import Frame
+
+
+class Growing(Frame):
+    """Frames whose directions come from their vectors; `picked` are the coordinates α that outputs ask for."""
+
+    loosens = True
+
+    def __init__(self, group: Group, build: Builder, picked: Sequence[int]) -> None:
+        super().__init__(group, build, int(group.constant), math.sqrt(group.width) if group.constant else None)
+        self.picked = picked
+        self.oriented: Register | None = None  # the coordinates of each direction that are asked for, as far as known
+        self.asked = 0  # how often the frame was oriented
+
+    def grow(self, number: tuple[int, int], sources: int, leaf: bool, words: str) -> Register:
+        """Bartlett's coordinates of new isotropic vectors."""
+        frames, d, build, key = self.group.frames, self.directions, self.build, (*number, self.group.number)
+        new = 0 if leaf else min(sources, int(self.group.width) - d)
+        cross = build.draw("normals", (*key, CROSS, 0), (frames, sources, d), f"{words}: along the frame")
+        if new == 0:
+            return cross
+        self.directions += new
+        freedom = self.group.width - d - np.arange(new)
+        chi = build.draw("chi", (*key, CHI, 0), (frames, new), f"{words}: norms outside the frame", freedom=freedom)
+        if d == 0 and sources == 1:
+            return build.reshape(chi, frames, 1, 1)
+        counts = [min(i, new) for i in range(sources)]
+        own = build.draw("normals", (*key, OWN, 0), (frames, sum(counts)), f"{words}: along each other")
+        places = np.full((sources, d + new), sources * d + own.shape[-1] + new)  # the last is a 0
+        places[:, :d] = np.arange(sources * d).reshape(sources, d)
+        start = sources * d
+        for i, count in enumerate(counts):
+            places[i, d : d + count] = np.arange(start, start + count)
+            start += count
+        for j in range(new):
+            places[j, d + j] = start + j
+        flat = build.reshape(cross, frames, sources * d)
+        return build.step("triangle", flat, own, chi, places=places.ravel(), shape=(sources, d + new))
+
+    def turn(self, rows: Sequence[Register], outputs: bool) -> tuple[Frame, list[Register]]:
+        """Directions that span the vectors, from their coordinates: what is small beside others keeps its digits."""
+        build, given = self.build, with_ones(self, rows)
+        vectors = build.step("join", *given, axis=1) if len(given) > 1 else given[0]
+        first = self.coordinates() if outputs else None
+        spanned = build.step("basis", vectors, words="turn the frame to span the vectors still in use")
+        along = None if first is None else build.step("gram", first, spanned)
+        return turned(self, self.picked, build.step("gram", vectors, spanned), given, along, self.asked)
+
+    def coordinates(self) -> Register:
+        """The frame is uniformly oriented.
+
+        The coordinates asked for are those of unit vectors along the directions. For one unit vector the coordinates
+        along the unknown directions and the complement of the frame lie on a sphere; its radius is what the known ones
+        leave of 1. For several, they are uniform among those that keep the vectors orthonormal.
+        """
+        frames, d, build, count = self.group.frames, self.directions, self.build, len(self.picked)
+        known = self.oriented
+        if known is None:
+            means = bool(self.group.constant)
+            known = build.constant(np.full((frames, count, int(means)), self.group.width**-0.5))
+        unknown = d - known.shape[-1]
+        if unknown:
+            self.asked += 1
+            key, several = (2**20, self.asked, self.group.number), "s" if count > 1 else ""
+            words = f"the first coordinate{several} of each direction"
+            point = build.draw("normals", (*key, ORIENTATION, 0), (frames, count * unknown), words)
+            pieces = [known, build.reshape(point, frames, count, unknown)]
+            rest = min(count, int(self.group.width) - d)
+            if rest:  # outside of the frame: Bartlett's triangle
+                freedom = self.group.width - d - np.arange(rest)
+                chi = build.draw("chi", (*key, ORIENTATION_CHI, 0), (frames, rest), words, freedom=freedom)
+                pieces.append(self._triangle(chi, (*key, ORIENTATION, 1), count, words))
+            known = build.step("sphere" if count == 1 else "spheres", *pieces)
+        self.oriented = known
+        return known
+
+    def _triangle(self, chi: Register, key: tuple[int, ...], count: int, words: str) -> Register:
+        """Rows (frames, count, ·) with the products of so many standard isotropic vectors, given the norms χ."""
+        frames, rest, build = self.group.frames, chi.shape[-1], self.build
+        if count == 1:
+            return build.reshape(chi, frames, 1, 1)
+        lower = [(i, j) for i in range(count) for j in range(min(i, rest))]
+        own = build.draw("normals", key, (frames, len(lower)), words)
+        places = np.full((count, rest), len(lower) + rest)  # the last is a 0
+        for k, (i, j) in enumerate(lower):
+            places[i, j] = k
+        places[range(rest), range(rest)] = len(lower) + np.arange(rest)
+        return build.step("triangle", own, chi, places=places.ravel(), shape=(count, rest))
+
+
+def with_ones(frame: Frame, rows: Sequence[Register]) -> list[Register]:
+    """The vectors of a frame that is turned, and (1, …, 1) if it is one of them, (frames, vectors, directions)."""
+    build, given = frame.build, list(rows)
+    if frame.constant is not None:
+        wide = build.fitted(frame.constant, frame.directions)
+        given.append(build.reshape(wide, frame.group.frames, 1, frame.directions))
+    return given
+
+
+def turned(
+    frame: Frame, picked: Sequence[int], made: Register, given: Sequence[Register], along: Register | None, asked: int
+) -> tuple[Frame, list[Register]]:
+    """The frame that spans given vectors, with their coordinates `made`; and those of each for itself.
+
+    `along` are the coordinates asked for of each new direction.
+    """
+    build = frame.build
+    new = Growing(frame.group, build, picked)
+    new.directions, new.oriented, new.asked = made.shape[-1], along, asked
+    ends = np.cumsum([0, *(row.shape[1] for row in given)])
+    parts = [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(given))]
+    new.constant = None
+    if frame.constant is not None:
+        new.constant = build.reshape(parts.pop(), frame.group.frames, new.directions)
+    return new, parts

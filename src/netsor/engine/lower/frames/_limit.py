@@ -1,0 +1,221 @@
+"""Frames at infinite width: one direction a source, chosen wherever no nonlinearity acts on another's outputs.
+
+Divided by √m and with m → ∞, a source has coordinate 1 along its own direction and N(0,1)/√m along every other: so
+coordinates are of order 1, and a score, a product of order 1/√m, is Σ_ab x_a N_ab y_b with N_ab the normals of the pairs
+of directions (theory, "Infinite width as arithmetic over dual numbers"; see `_dual`). Outputs of nonlinearities have
+directions of their own (see `_features`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._plan import CROSS, OWN, Builder, Register, named
+from .._clusters import Group
+from .._features import Features, added
+from ._frame import Application, Bools, Frame
+
+Floats = npt.NDArray[np.float64]
+NO_VALUE = (-1, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Directions:
+    """A range of directions that came together: of one source, or of one nonlinearity's outputs."""
+
+    start: int
+    stop: int
+    number: tuple[int, int]  # of the value, for seeds; (−1, 0) for (1, …, 1)
+    feature: Features | None = (
+        None  # what these are functions of, if they are outputs of a nonlinearity: see `_features`
+    )
+
+
+class Stationary(Protocol):
+    """The covariance of a process over differences of positions, by their differences."""
+
+    def covariance(self, r: Floats) -> Floats:
+        """At these differences."""
+
+
+@dataclass(eq=False)
+class Field:
+    """The normals of two blocks of directions as a process: the differences asked for, and what was drawn for each."""
+
+    law: Stationary
+    gaps: Floats = field(default_factory=lambda: np.zeros(0))
+    normals: list[Register] = field(default_factory=list)  # (frames, later's, earlier's, differences)
+
+    def add(self, gaps: Floats, normals: Register) -> None:
+        """More differences."""
+        self.gaps = np.concatenate([self.gaps, gaps])
+        self.normals.append(normals)
+
+
+class NestedError(Exception):
+    """A nonlinearity of another's outputs; it carries the number of the group."""
+
+    def __init__(self, group: int) -> None:
+        super().__init__(group)
+        self.group = group
+
+
+class Limit(Frame):
+    """Frames whose directions are sources and outputs of nonlinearities, in blocks of those that came together."""
+
+    def __init__(self, group: Group, build: Builder, ones: bool, scored: bool) -> None:
+        super().__init__(group, build, int(ones), 1.0 if ones else None)
+        self.scores = True
+        self.loosens = not group.nonlinear and not scored
+        self.blocks = [Directions(0, 1, NO_VALUE)] if ones else []
+        self.pairs: dict[tuple[int, int], Register] = {}
+        self.diagonals: dict[int, Register] = {}
+        self.crossings: dict[int, int] = {}
+        self.fields: dict[tuple[int, int], Field] = {}  # the normals of vectors turned by positions
+
+    def grow(self, number: tuple[int, int], sources: int, leaf: bool, words: str) -> Register:
+        """A direction for each source."""
+        return self.unit(number, sources)
+
+    def unit(self, number: tuple[int, int], sources: int, feature: Features | None = None) -> Register:
+        """New directions, one for each of so many rows."""
+        d = self.directions
+        self.directions += sources
+        self.build.room((self.group.frames, sources, self.directions))
+        self.blocks.append(Directions(d, self.directions, number, feature))
+        rows = np.eye(sources, d + sources, d)
+        return self.build.constant(np.broadcast_to(rows, (self.group.frames, sources, d + sources)))
+
+    def apply(self, at: Application) -> tuple[Register, Bools, int]:
+        """Features: coordinates along what they are functions of, and along directions of their own."""
+        build, frames, d = self.build, self.group.frames, self.directions
+        count = at.rows[0].shape[1]
+        features = self.mask([b for b in self.blocks if b.feature is not None])
+        supports, centred = [], []
+        for marks in at.marks:
+            reach = np.asarray(marks.any(axis=(0, 1)))
+            if (reach & features).any():
+                raise NestedError(self.group.number)
+            centred.append(not (self.group.constant and reach[0]))
+            if self.group.constant:
+                reach[0] = False
+            supports.append(reach)
+        rows = [build.reshape(a, frames, count, 1, d) for a in at.rows]
+        u = build.step("join", *rows, axis=2) if len(rows) > 1 else rows[0]
+        new = Features(at.f, u, np.stack(supports), tuple(at.params), tuple(centred), tuple(at.vectors))
+        along = np.zeros(d + count, dtype=bool)
+        along[d:], along[: int(self.group.constant)] = True, True
+        if at.linear:
+            along[:d] |= new.slopes()
+        start = 0
+        for earlier in at.rests.features:
+            along[at.rests.places[start : start + earlier.count]] = new.related(earlier)
+            start += earlier.count
+        first = 0 if at.linear or at.rests.features else d
+        lead = added(build, self, at.rests, new, at.linear, at.number, named(at.f))
+        return lead, np.broadcast_to(along, (frames, count, d + count)), first
+
+    def normals(self, a: int, b: int, same: bool = False) -> Register:
+        """At infinite width, the normals N_ab between the directions of two blocks, (frames, a's, b's).
+
+        Those of directions with themselves are N(0, 2); they are drawn if `same` asks for them, else 0.
+        """
+        if same and self.blocks[a].number != NO_VALUE:
+            return self.build.step("add", self.normals(a, b), self._own(a))
+        if a < b:
+            return self.build.step("transposed", self.normals(b, a))
+        if (a, b) in self.fields and (made := self.process(a, b, np.zeros(1), self.fields[a, b].law)) is not None:
+            return made
+        if (a, b) not in self.pairs:
+            later, earlier, frames = self.blocks[a], self.blocks[b], self.group.frames
+            size = later.stop - later.start
+            if a == b:
+                key = (*later.number, self.group.number, OWN, 0)
+                drawn = self.build.draw(
+                    "normals", key, (frames, size * (size - 1) // 2), "scores of sources drawn together"
+                )
+                places = np.full((size, size), drawn.shape[-1])  # the last is a 0
+                places[np.tril_indices(size, -1)] = np.arange(drawn.shape[-1])
+                places = np.minimum(places, places.T)
+                made = self.build.step("triangle", drawn, places=places.ravel(), shape=(size, size))
+            else:
+                again = self.crossings[a] = self.crossings.get(a, -1) + 1
+                key = (*later.number, self.group.number, CROSS, again)
+                shape = frames, size, earlier.stop - earlier.start
+                made = self.build.draw("normals", key, shape, "scores: a normal for each pair of directions")
+            self.pairs[a, b] = made
+        return self.pairs[a, b]
+
+    def _own(self, a: int) -> Register:
+        """The normals of the directions of a block with themselves, on a diagonal; those of features are not asked."""
+        if a not in self.diagonals:
+            block, frames = self.blocks[a], self.group.frames
+            size = block.stop - block.start
+            key = (*block.number, self.group.number, OWN, 1)
+            drawn = self.build.draw("normals", key, (frames, size), "squares of sources")
+            places = np.full((size, size), size)  # the last is a 0
+            np.fill_diagonal(places, np.arange(size))
+            drawn = self.build.step("scale", drawn, by=math.sqrt(2.0))
+            self.diagonals[a] = self.build.step("triangle", drawn, places=places.ravel(), shape=(size, size))
+        return self.diagonals[a]
+
+    def process(self, a: int, b: int, gaps: Floats, law: Stationary) -> Register | None:
+        """The normals N_ab(r) of two blocks for differences r of positions, a process with this law over r.
+
+        (frames, a's, r · b's); None for one block with itself, or if the two were asked for with another law. Vectors
+        that were not turned are those of difference 0.
+        """
+        frames, build = self.group.frames, self.build
+        first, second = self.blocks[a], self.blocks[b]
+        later, earlier = max(a, b), min(a, b)
+        sizes = tuple(self.blocks[k].stop - self.blocks[k].start for k in (later, earlier))
+        if a == b:
+            return None
+        if (later, earlier) not in self.fields:
+            known = self.fields[later, earlier] = Field(law)
+            if (later, earlier) in self.pairs:
+                known.add(np.zeros(1), build.reshape(self.pairs[later, earlier], frames, *sizes, 1))
+        known = self.fields[later, earlier]
+        wanted = gaps if a > b else -gaps
+        new = wanted[~np.isin(wanted, known.gaps)]
+        if known.law != law:
+            return None
+        if new.size:
+            again = self.crossings[later] = self.crossings.get(later, -1) + 1
+            number = (*self.blocks[later].number, self.group.number, CROSS, again)
+            words = "scores: a normal for each pair of directions and difference of positions"
+            known.add(new, build.draw("normals", number, (frames, *sizes, len(new)), words))
+        # the factor for the first of the differences is that of fewer: what was drawn for them stays
+        root = build.step("factor", build.constant(law.covariance(known.gaps[:, None] - known.gaps)))
+        rows = build.taken(root, np.array([int(np.flatnonzero(known.gaps == r)[0]) for r in wanted]), axis=0)
+        normals = build.step("join", *known.normals, axis=3) if len(known.normals) > 1 else known.normals[0]
+        made = build.step("gram", normals, rows)  # (frames, later's, earlier's, r)
+        made = build.step("permute", made, axes=(0, 1, 3, 2) if a > b else (0, 2, 3, 1))
+        return build.reshape(made, frames, first.stop - first.start, len(gaps) * (second.stop - second.start))
+
+    def turn(self, rows: Sequence[Register], outputs: bool) -> tuple[Frame, list[Register]]:
+        """The same where products alone are asked for, no score; the direction of (1, …, 1) stays the first."""
+        build, means = self.build, int(self.group.constant)
+        vectors = build.step("join", *rows, axis=1) if len(rows) > 1 else rows[0]
+        others = build.step("part", vectors, start=means, stop=self.directions)
+        spanned = build.step("basis", others, words="turn the frame to span the vectors still in use")
+        made = build.step("gram", others, spanned)
+        if means:
+            made = build.step("join", build.step("part", vectors, start=0, stop=1), made, axis=2)
+        self.directions, self.scores = made.shape[-1], False
+        self.blocks = [*self.blocks[:means], Directions(means, self.directions, NO_VALUE)]
+        ends = np.cumsum([0, *(row.shape[1] for row in rows)])
+        return self, [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(rows))]
+
+    def mask(self, chosen: Sequence[Directions]) -> npt.NDArray[np.bool_]:
+        """Which directions belong to these blocks."""
+        found = np.zeros(self.directions, dtype=bool)
+        for block in chosen:
+            found[block.start : block.stop] = True
+        return found
