@@ -74,7 +74,11 @@ def moments(xp: Any, u: Array, *params: Array, f: Function, constant: bool, shif
         mean, slope, error = moments_of_several(x, a)
     _check_known(mean, error, (f,), a)
     both = np.concatenate([mean[..., None], slope], axis=-1)
-    return _shifted(both, np.asarray(error)[..., None] if np.ndim(error) else error, int(shift in (1, 2)))
+    # the error is one of β u, whatever the length of u is
+    length = np.linalg.norm(a, axis=-1)
+    of_slope = np.where(length > 0, 1.0 / np.where(length > 0, length, 1.0), 0.0)
+    per_error = np.concatenate([np.ones((*length.shape[:-1], 1)), of_slope], axis=-1)
+    return _shifted(both, np.asarray(error)[..., None] * per_error, int(shift in (1, 2)))
 
 
 def _native(xp: Any, u: Array, v: Array, f: Function, g: Function, more: bool) -> Array:

@@ -82,7 +82,9 @@ class _Arguments(NamedTuple):
     def applied(self, some: Array, deviation: Array) -> Array:
         """φ of means and deviations (some, r, N); equal arguments get equal numbers."""
         u = self.mean[some][:, :, None] + deviation
-        u = self.sign[some][:, :, None] * np.take_along_axis(u, self.which[some][:, :, None], axis=1)
+        which, sign = self.which[some], self.sign[some]
+        if (which != np.arange(which.shape[1])).any():
+            u = sign[:, :, None] * np.take_along_axis(u, which[:, :, None], axis=1)
         made = self.x.f(*(u[:, k, :] for k in range(u.shape[1])), *(p[some][:, None] for p in self.params))
         return np.broadcast_to(made, (len(u), u.shape[2]))
 
