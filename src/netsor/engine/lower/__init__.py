@@ -9,7 +9,6 @@ Without any shortcut every source is drawn whole in the frame of its cluster, an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
