@@ -1,8 +1,9 @@
 """Every vector of a program as a combination, by fixed numbers, of vectors that are no such combinations.
 
-Those are the columns here: outputs W x of a matrix that never acts transposed, the standard Gaussian vectors E_k of initial ones, (1, …, 1), data,
-and all else that a program makes (nonlinearities, combinations by random scalars, concatenations). Sums, multiples and
-rearrangements of vectors are rows of numbers over the columns, so ⟨x, y⟩ is a sum over pairs of columns.
+Those are the columns here: outputs W x of a matrix that never acts transposed, the standard Gaussian vectors E_k of
+initial ones, (1, …, 1), data, and all else that a program makes (nonlinearities, combinations by random scalars,
+concatenations). Sums, multiples and rearrangements of vectors are rows of numbers over the columns, so ⟨x, y⟩ is a sum
+over pairs of columns.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from ._operation import (
 )
 from ._print import initial_law
 from ._tex import (
+    DOCUMENT,
     Indices,
     broadcast_to,
     decimal,
@@ -53,14 +54,6 @@ from ._tex import (
 from ._value import Value, Vector
 from ._weight import Weight
 from ._width import Width
-
-DOCUMENT = r"""\documentclass{article}
-\usepackage{amsmath,amssymb}
-\allowdisplaybreaks
-\begin{document}
-%s
-\end{document}
-"""
 
 OPERATORS = {ADD: "+", SUBTRACT: "-", MULTIPLY: r"\cdot", MATMUL: ""}
 

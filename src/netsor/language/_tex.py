@@ -14,6 +14,14 @@ from ._width import Width
 
 Indices = Sequence[str]
 
+DOCUMENT = r"""\documentclass{article}
+\usepackage{amsmath,amssymb}
+\allowdisplaybreaks
+\begin{document}
+%s
+\end{document}
+"""
+
 
 def gathered(lines: list[str]) -> str:
     """Formulas below each other."""

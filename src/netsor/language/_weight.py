@@ -22,8 +22,8 @@ class Weight:
     """A batch of independent matrices in R^{out × in} with i.i.d. entries N(0, std²/fan), where fan is the width in.
 
     `members` says which matrices of the source these are, so that `W[0]` is one of the matrices of `W`, not a new one.
-    `W.T` are the same matrices transposed: its widths are exchanged, and its entries are those of W, so that fan is then
-    the width out.
+    `W.T` are the same matrices transposed: its widths are exchanged, and its entries are those of W, so that fan is
+    then the width out.
     """
 
     source: Source
