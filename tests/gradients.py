@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import netsor as ns
+from netsor.language._graph import ordered
 
 from .builder import Builder
 from .programs import SEEDS, WIDTHS, Built
@@ -110,7 +111,10 @@ class GradientBuilder(Builder):
 
     def gradient(self):
         p = self.loss()
-        options = [*self.vectors, *self.scalars] if self.often(0.3) else self.vectors
+        made = set(ordered([p]))
+        options = [v for v in ([*self.vectors, *self.scalars] if self.often(0.3) else self.vectors) if v in made]
+        if not options:
+            raise ns.TraceError("gradient", "p is made of none of them")
         return ns.grad(p, self.choose(options))
 
     def kernel(self):
@@ -144,3 +148,35 @@ def gradients(draw, steps=6, largest=8):
     outputs = [value if value.size <= 2 else value.reshape(-1)[:2] for value in outputs]
     net = ns.Program(tuple(outputs))
     return Built(net, {name: int(builder.rng.integers(2, largest)) for name in net.widths})
+
+
+# Programs whose gradients have a limit that is known
+
+
+def _branch(builder, y, width):
+    """What is added to a stream: attention of some kind, or a matrix and its transpose, or a matrix again."""
+    norm = builder.choose([ns.rms_norm, ns.layer_norm, lambda v: v])
+    kind = builder.choose(["attention", "attention", "attention", "both", "again", "transposed"])
+    if kind == "attention":
+        mask = "causal" if builder.often(0.3) else None
+        return ns.nn.attention(norm(y), builder.choose([1, 2]), builder.choose([width, 2 * width]), mask)
+    if kind == "both":
+        w = builder.weight(width, ())
+        return 0.5 * (w.T @ (w @ norm(y)))
+    w = builder.weight(width, (), again=0.7)
+    return w.T @ norm(y) if kind == "transposed" else w @ norm(y)
+
+
+@st.composite
+def limit_gradients(draw, blocks=2):
+    """Forward and backward quantities of a stream with attention, transposes and matrices that act again."""
+    width = ns.Width("n")
+    builder = GradientBuilder(draw(SEEDS), (width,))
+    tokens = builder.choose([1, 2, 2, 3])
+    x = y = ns.gaussian(width, tokens, cov=builder.choose([1.0, np.eye(tokens) + 0.5]))
+    for _ in range(draw(st.integers(1, blocks))):
+        y = y + _branch(builder, y, width)
+    p = ns.dot(ns.gaussian(width), y[-1])
+    g = ns.grad(p, x)
+    i, j = builder.rng.integers(tokens, size=2)
+    return ns.Program((p, ns.ntk(p), ns.mean_dot(g[i], g[i]), ns.dot(g[i], x[i]), ns.dot(g[j], y[i])))

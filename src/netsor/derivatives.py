@@ -3,8 +3,8 @@
 Each activation belongs to a family that contains its derivatives of all orders, so that a derivative of a derivative is
 found like the first: polynomials in x and tanh(a x + b x³) (tanh, sigmoid, silu, gelu_tanh), polynomials times Φ and φ
 (erf, gelu), waves, and functions that are constant between kinks (relu, leaky_relu, abs, clip), whose own derivative is
-0: they are differentiable but at a few points, which a Gaussian coordinate meets with probability 0. Of numpy's functions
-those that losses are made of are known.
+0: they are differentiable but at a few points, which a Gaussian coordinate meets with probability 0. Of numpy's
+functions those that losses are made of are known.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ STEP = 1e-5
 
 
 def drawn(outputs, widths):
-    """One literal draw of all values of a program; it depends on the order of the outputs, which numbers the sources."""
+    """One literal draw of all values of a program; the order of the outputs numbers the sources, so it counts."""
     values = ordered(outputs)
     literal = _Literal(numbered(values), widths, 3, 0, replicas=1)
     for value in values:

@@ -282,8 +282,7 @@ def _transposed(facts: _Facts) -> Iterator[str]:
     for value in facts.values if facts.scores else ():
         if isinstance(value.op, MatMul) and value.op.weight.transposed:
             matrix = facts.names[value.op.weight.source]
-            made = f"{facts.at(value)} is made by the transpose of {matrix}"
-            yield f"{made}; Yang (2020) covers that without scores alone"
+            yield f"{facts.at(value)}: made by the transpose of {matrix}; Yang (2020) covers that without scores alone"
 
 
 def _deep(facts: _Facts) -> Iterator[str]:

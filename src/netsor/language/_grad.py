@@ -36,8 +36,8 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     >>> p = ns.dot(r, y[0])  # a coordinate of the first output
     >>> g = ns.grad(p, x)  # √n ∂p/∂x, three vectors
     >>> net = ns.Program((p, ns.mean_dot(g[0], g[0]), ns.dot(g[0], x[0])))
-    >>> net.law(n=16, draws=100).shape
-    (3,)
+    >>> net.law(n=16, draws=100).dim
+    3
     """
     p, by = as_loss(p, "grad"), _weights(weights, p)
     several = isinstance(wrt, list | tuple)

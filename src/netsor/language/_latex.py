@@ -35,18 +35,25 @@ from ._operation import (
     Take,
 )
 from ._print import initial_law
-from ._tex import Indices, broadcast_to, decimal, dimension, escape, gathered, kappa, letters, primed, space
+from ._tex import (
+    DOCUMENT,
+    Indices,
+    broadcast_to,
+    decimal,
+    different_matrices,
+    dimension,
+    escape,
+    gathered,
+    kappa,
+    letters,
+    primed,
+    space,
+    transposes,
+    variance,
+)
 from ._value import Value, Vector
 from ._weight import Weight
 from ._width import Width
-
-DOCUMENT = r"""\documentclass{article}
-\usepackage{amsmath,amssymb}
-\allowdisplaybreaks
-\begin{document}
-%s
-\end{document}
-"""
 
 OPERATORS = {ADD: "+", SUBTRACT: "-", MULTIPLY: r"\cdot", MATMUL: ""}
 
@@ -261,7 +268,7 @@ class _Writer:
                 left2, right2 = self._factors(value, other)
                 cov = rf"\operatorname{{Cov}}({self.z(value, i)}, {self.z(value, other)})"
                 wick = rf"{self.product(x, left, x, left2)} \, {self.product(y, right, y, right2)}"
-                if not _different_matrices(x, y):
+                if not different_matrices(x, y):
                     wick += rf" + {self.product(x, left, y, right2)} \, {self.product(y, right, x, left2)}"
                 gaussian = rf"{self.z(value, i)} \text{{ jointly Gaussian, mean 0, independent of all }} Z"
                 if x in self.rotated or y in self.rotated:
@@ -293,7 +300,7 @@ class _Writer:
                 of, by = self.z(x, self._multiplied(value, i)), self.z(other.op.x, self._multiplied(other, j))
                 slope = rf"\mathbb{{E}}\left[\frac{{\partial {of}}}{{\partial {self.gaussian(other, j)}}}\right]"
                 total = rf"\sum_{{{','.join(j)}}} " if j else ""
-                terms.append(f"{_variance(weight)} {total}{slope} {by}")
+                terms.append(f"{variance(weight)} {total}{slope} {by}")
         return [self._covariance(value, value), f"{self.z(value, i)} = {' + '.join(terms)}"]
 
     def _rotated_scores(self, value: Value, i: Indices, j: Indices) -> str:
@@ -304,7 +311,7 @@ class _Writer:
         pairs = ((x1, y1), (x2, y2))
         dots = " ".join(rf"\langle {self.ref(x, a)}, {self.ref(y, b)} \rangle" for a, b in pairs)
         cov = rf"\lim {dimension(x.width)}^{{-1}} \, \mathbb{{E}}[{dots}]"
-        if isinstance(x.op, Rotate) and isinstance(y.op, Rotate) and _different_matrices(x.op.x, y.op.x):
+        if isinstance(x.op, Rotate) and isinstance(y.op, Rotate) and different_matrices(x.op.x, y.op.x):
             apart = [f"(t({b[-1]}) - t({a[-1]}))" for a, b in pairs]
             kernels = rf"{self.product(x.op.x, x1, x.op.x, x2)} \, {self.product(y.op.x, y1, y.op.x, y2)}"
             cov += rf" = \kappa({apart[0]} - {apart[1]}) \, {kernels}"
@@ -331,7 +338,7 @@ class _Writer:
         )
         of = self.product(x, self._multiplied(value, i), y, self._multiplied(other, j))
         mean = rf"{self.gaussian(value, i)} \text{{ Gaussian, mean 0}}, \quad " if value is other else ""
-        return rf"{mean}{cov} = {same} {_variance(weight)} {of}"
+        return rf"{mean}{cov} = {same} {variance(weight)} {of}"
 
     def shared(self) -> list[str]:
         """The covariances between outputs of one matrix that was used more than once."""
@@ -340,31 +347,11 @@ class _Writer:
             self._covariance(first, second)
             for source in sources
             for first, second in combinations(self._uses(source), 2)
-            if _transposes(first) == _transposes(second)  # W x and W^T v are independent in their Gaussian parts
+            if transposes(first) == transposes(second)  # W x and W^T v are independent in their Gaussian parts
         ]
 
     def _uses(self, source: Source) -> list[Value]:
         return [v for v in self.values if isinstance(v.op, MatMul) and v.op.weight.source is source]
-
-
-def _transposes(value: Value) -> bool:
-    return isinstance(value.op, MatMul) and value.op.weight.transposed
-
-
-def _variance(weight: Weight) -> str:
-    """σ² in/fan, by which E[Z^x Z^x'] becomes a covariance of W x; nothing for 1."""
-    number = "" if weight.std == 1 else rf"{decimal(weight.std**2)} \,"
-    many, few = dimension(weight.in_width), dimension(weight.fan)
-    return number + ("" if many == few else rf"\frac{{{many}}}{{{few}}} \,")
-
-
-def _different_matrices(x: Value, y: Value) -> bool:
-    """Whether both are MatMul outputs (or indexed ones), of independent matrices: then E[Z^x Z^y] = 0."""
-    while isinstance(x.op, Take):
-        x = x.op.x
-    while isinstance(y.op, Take):
-        y = y.op.x
-    return isinstance(x.op, MatMul) and isinstance(y.op, MatMul) and x.op.weight.source is not y.op.weight.source
 
 
 def _width(value: Value) -> Width:

@@ -52,8 +52,8 @@ def ntk(
     >>> n = ns.Width("n")
     >>> x, r = ns.gaussian(n, 2), ns.gaussian(n)
     >>> p = ns.dot(r, x + ns.nn.attention(x, heads=1))  # two outputs
-    >>> ns.Program((p, ns.ntk(p))).law(n=16, draws=100).shape
-    (6,)
+    >>> ns.Program((p, ns.ntk(p))).law(n=16, draws=100).dim
+    6
     """
     first = as_loss(p, "ntk")
     second = first if q is None else as_loss(q, "ntk", "q")

@@ -7,9 +7,20 @@ from collections.abc import Sequence
 
 from ._given import Shape
 from ._names import LETTERS
+from ._operation import MatMul, Take
+from ._value import Value
+from ._weight import Weight
 from ._width import Width
 
 Indices = Sequence[str]
+
+DOCUMENT = r"""\documentclass{article}
+\usepackage{amsmath,amssymb}
+\allowdisplaybreaks
+\begin{document}
+%s
+\end{document}
+"""
 
 
 def gathered(lines: list[str]) -> str:
@@ -70,3 +81,24 @@ def kappa(base: float, fraction: float, stretch: tuple[float, ...] | None) -> st
     if fraction == 1:
         return rf"\kappa(r) = {turned}"
     return rf"\kappa(r) = {decimal(fraction)} {turned} + {decimal(1 - fraction)}"
+
+
+def transposes(value: Value) -> bool:
+    """Whether a value is made by a transposed matrix."""
+    return isinstance(value.op, MatMul) and value.op.weight.transposed
+
+
+def variance(weight: Weight) -> str:
+    """σ² in/fan, by which E[Z^x Z^x'] becomes a covariance of W x; nothing for 1."""
+    number = "" if weight.std == 1 else rf"{decimal(weight.std**2)} \,"
+    many, few = dimension(weight.in_width), dimension(weight.fan)
+    return number + ("" if many == few else rf"\frac{{{many}}}{{{few}}} \,")
+
+
+def different_matrices(x: Value, y: Value) -> bool:
+    """Whether both are MatMul outputs (or indexed ones), of independent matrices: then E[Z^x Z^y] = 0."""
+    while isinstance(x.op, Take):
+        x = x.op.x
+    while isinstance(y.op, Take):
+        y = y.op.x
+    return isinstance(x.op, MatMul) and isinstance(y.op, MatMul) and x.op.weight.source is not y.op.weight.source
