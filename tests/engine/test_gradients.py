@@ -483,7 +483,6 @@ def test_the_tangent_kernel_of_a_perceptron(name):
     np.testing.assert_allclose(law.component_mean[0].reshape(2, 2), _recursion(kernels, 1), rtol=1e-8)
 
 
-@pytest.mark.xfail(strict=True, reason="products of a feature and a transposed matrix are integrated to 1e-3 as yet")
 @pytest.mark.parametrize("layers", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_tangent_kernel_of_a_deep_perceptron(name, layers):

@@ -25,7 +25,7 @@ from ...language._expand import Expansion
 from ...language._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
 from ...language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Rotate, Take
 from ...language._score import rsqrt
-from ...language._value import Scalar, Vector
+from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
 from .._plan import Register
 from ..passes._operations import Adjoint, Along, Fuse, Span
@@ -137,9 +137,11 @@ def _strange(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
         else:
             inside = np.stack([frame.mask([b]) for b in frame.blocks], axis=1)  # (directions, blocks)
             ours, theirs = (_within(s, v, group, inside, ndim) for v in (x, y))
-            clash = np.array(
-                [[_clash(s, frame, i, j) for j in range(len(frame.blocks))] for i in range(len(frame.blocks))]
-            )
+            clash = np.zeros((len(frame.blocks), len(frame.blocks)), dtype=bool)
+            reached = [np.flatnonzero(marks.reshape(-1, marks.shape[-1]).any(axis=0)) for marks in (ours, theirs)]
+            for i in reached[0].tolist():
+                for j in reached[1].tolist():
+                    clash[i, j] = _clash(s, frame, i, j)
         met = paired((ours.astype(np.float64) @ clash.astype(np.float64)) > 0, theirs)
         found = met if found is None else found | met
     if found is None:
@@ -199,11 +201,48 @@ def _prepare(s: State, group: Group, i: int, j: int) -> None:
 
 def faint(s: State, x: Vector) -> Faint:
     """The ε part of vectors at infinite width: coordinates (*shape, blocks, ·)."""
-    if x not in s.faint:
-        found = _vector(s, x)
-        shape = s.vectors[x].lead.shape if found.part is None else found.part.shape
-        s.faint[x] = Faint(found.part, fitted(found.support, shape), fitted(found.unknown, shape))
-    return s.faint[x]
+    return _found(s, x)
+
+
+def shade(s: State, p: Scalar) -> Faint:
+    """The ε part of scalars, (*shape,)."""
+    return _found(s, p)
+
+
+def _found(s: State, value: Value) -> Faint:
+    """The ε part of a value, after those that it asks for: a stack and no recursion, for a deep network is a chain."""
+    pending = [value]
+    while pending:
+        one = pending[-1]
+        waiting = [x for x in _needs(s, one) if x not in s.faint] if one not in s.faint else []
+        if waiting:
+            pending += waiting
+            continue
+        pending.pop()
+        if one not in s.faint:
+            s.faint[one] = _fitted(s, one, _vector(s, one) if isinstance(one, Vector) else _scalar(s, one))  # type: ignore[arg-type]
+    return s.faint[value]
+
+
+def _fitted(s: State, value: Value, found: Faint) -> Faint:
+    if isinstance(value, Scalar):
+        support, unknown = (np.broadcast_to(marks, value.shape) for marks in (found.support, found.unknown))
+        return replace(found, support=support, unknown=unknown)
+    shape = s.vectors[value].lead.shape if found.part is None else found.part.shape
+    return replace(found, support=fitted(found.support, shape), unknown=fitted(found.unknown, shape))
+
+
+def _needs(s: State, value: Value) -> list[Value]:
+    """The values whose ε parts the rule of an operation asks for."""
+    match value.op:
+        case MatMul() | Fuse() | Dot(power=0.5):
+            return []
+        case Dot(x) | Along(x) if x not in s.facts.limits:
+            return []
+        case Adjoint(d, u, g, b):
+            inside = [g, b] if g in s.facts.limits else []
+            return inside + ([d, u] if inside and d in s.facts.limits else [])
+    return list(value.op.inputs)
 
 
 def _vector(s: State, value: Vector) -> Faint:
@@ -357,15 +396,6 @@ def _mixed(s: State, by: Register, rows: Register) -> Register:
     *front, blocks, width = rows.shape
     made = s.build.step("product", by, s.build.reshape(rows, *front, blocks * width))
     return s.build.reshape(made, *made.shape[:-1], blocks, width)
-
-
-def shade(s: State, p: Scalar) -> Faint:
-    """The ε part of scalars, (*shape,)."""
-    if p not in s.faint:
-        found = _scalar(s, p)
-        support, unknown = (np.broadcast_to(marks, p.shape) for marks in (found.support, found.unknown))
-        s.faint[p] = Faint(found.part, support, unknown, found.unit)
-    return s.faint[p]
 
 
 def _scalar(s: State, value: Scalar) -> Faint:
