@@ -9,10 +9,11 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine import _plan, conditional
+from netsor.engine import _instructions, _orthogonal, _plan, conditional
 from netsor.engine.backends import NoDeviceError, _base, _chi, _jax, choose
 from netsor.engine.lower import make_plan
 
+from . import test_small_parts as small_parts
 from .backend_cases import (
     CASES,
     LEVEL,
@@ -76,6 +77,22 @@ def test_jax_computes_what_numpy_computes(seeds):
 @pytest.mark.parametrize("case", ["layer", "transformer"])
 def test_single_precision_has_the_same_law_in_numpy(case):
     assert smallest_p(case, backend="numpy", precision="float32") > LEVEL
+
+
+def test_jax_sees_small_parts():
+    """Directions of rows that are nearly equal, well apart, and equal, side by side: what numpy makes of them."""
+    import jax
+
+    rows = np.concatenate([small_parts.nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
+    products = _instructions.gram(np, rows, rows)
+    with choose(**JAX)._within():
+        c = np.asarray(jax.jit(_jax.OWN["reduced"])(products, rows))
+        q = np.asarray(jax.jit(_jax.OWN["span"])(rows))
+    ours = _orthogonal.reduced(np, products, rows)
+    np.testing.assert_allclose(c, ours, atol=1e-13)
+    d, e = np.diff(c, axis=-2), np.diff(ours, axis=-2)
+    np.testing.assert_allclose(d[:20] / 1e-9, e[:20] / 1e-9, atol=1e-4)
+    np.testing.assert_allclose(q, _orthogonal.span(np, rows), atol=1e-5)
 
 
 def test_the_comparison_sees_a_law_that_is_off(monkeypatch):

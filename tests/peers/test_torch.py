@@ -5,11 +5,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from netsor.engine import conditional
+from netsor.engine import _instructions, _orthogonal, conditional
 from netsor.engine._run import run
 from netsor.engine.backends import NoDeviceError, _torch, choose
 
 from ..engine.backend_cases import CASES, LEVEL, assert_same, assert_same_steps, random_plans, smallest_p
+from ..engine.test_small_parts import nearly_equal
 
 torch = pytest.importorskip("torch")
 xp = pytest.importorskip("array_api_compat.torch")
@@ -45,6 +46,19 @@ def test_torch_computes_what_numpy_computes():
         with torch.no_grad():
             made = run(plan, lambda step, drawn=drawn: torch.tensor(drawn[step]), work.constant, work.compute)
         assert_same(found, [array.numpy() for array in made], atol=1e-10)
+
+
+def test_torch_sees_small_parts():
+    """Rows that are nearly equal, well apart, and equal, side by side: what numpy makes of them."""
+    rows = np.concatenate([nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
+    products = _instructions.gram(np, rows, rows)
+    c = _orthogonal.reduced(xp, torch.tensor(products), torch.tensor(rows)).numpy()
+    q = _orthogonal.span(xp, torch.tensor(rows)).numpy()
+    ours = _orthogonal.reduced(np, products, rows)
+    np.testing.assert_allclose(c, ours, atol=1e-13)
+    d, e = np.diff(c, axis=-2), np.diff(ours, axis=-2)
+    np.testing.assert_allclose(d[:20] / 1e-9, e[:20] / 1e-9, atol=1e-4)
+    np.testing.assert_allclose(q, _orthogonal.span(np, rows), atol=1e-5)
 
 
 def test_the_same_seed_gives_the_same_bits():

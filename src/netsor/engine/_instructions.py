@@ -26,6 +26,7 @@ LAPACK = 8  # rows, from which on it factors a matrix faster than columns of man
 PIECE = 2**15  # entries that a function of coordinates is given in one go
 TOLERANCE = 1e-13  # of a pivot, relative to its diagonal entry, below which a row depends on those before it
 SINGLE_TOLERANCE = 1e-5  # the same in single precision: √TOLERANCE of a row's length may be lost
+HIDDEN = 1e-15  # of the square of a row: what rounding errors of products may hide
 SURE, SINGLE_SURE = 1e-6, 1e-3  # of a pivot: above, it has all but six digits of a number
 
 
@@ -155,12 +156,18 @@ def factor(xp: Any, gram: Array) -> Array:
     return _factor(xp, gram, tolerance(xp, gram.dtype) * _diagonal(xp, gram))
 
 
-def residual(xp: Any, rest: Array, whole: Array) -> Array:
+def residual(xp: Any, rest: Array, whole: Array, shift: int = 0) -> Array:
     """The triangular factor of what is left of a Gram matrix once products along a frame are taken off.
 
-    What is left of a row counts as 0 relative to the whole row, for its rounding errors are those of the whole.
+    What is left of a row counts as 0 relative to the whole row, for its rounding errors are those of the whole. With a
+    `shift` as large a rest is added as those errors may hide, and nothing is dropped: so an answer that rests on what
+    products do not tell is seen to move (see `_expectation`).
     """
-    return _factor(xp, rest, tolerance(xp, rest.dtype) * _diagonal(xp, whole))
+    size = _diagonal(xp, whole)
+    if shift:
+        one = xp.eye(rest.shape[-1], dtype=rest.dtype)
+        return _factor(xp, rest + HIDDEN * one * size[..., None, :], 0.5 * HIDDEN * size)
+    return _factor(xp, rest, tolerance(xp, rest.dtype) * size)
 
 
 def _diagonal(xp: Any, a: Array) -> Array:

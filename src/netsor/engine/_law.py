@@ -31,6 +31,8 @@ PILOT = 8192  # replicas that say where the cells are
 LARGEST = 2**34  # draws
 KEPT = 2**22  # replicas of one output; more are gathered in cells
 FIRST = 8  # draws of a first chunk: a large plan has thousands of steps, and Python costs as much for one as for all
+UNKNOWN = 1.0  # error of the outputs, relative to their spread, with which nothing is known of a law
+ROUNDING = 1e-13  # the same, that rounding errors make
 TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 
 
@@ -68,6 +70,13 @@ def conditional(
     draws, seed = whole_number("draws", draws, 2), whole_number("seed", seed, 0)
     plan = make_plan(outputs, widths, without=without, picked=picked)
     error = quadrature_error(outputs, widths, plan, without, picked) if plan.expects else 0.0
+    if error > UNKNOWN:
+        raise ValueError(
+            "Gaussian expectations do not tell this law at width inf: if they move by their own errors, an output "
+            f"moves by {error:.1g} of its spread. It rests on a difference that is small beside its vectors, or on a "
+            "function that is hard to integrate; take a finite width, where vectors have coordinates, or a larger "
+            "difference"
+        )
     if plan.constant:
         mean, cov = _block(plan, seed, 1)
         _check_finite(mean, cov)
@@ -310,4 +319,5 @@ def quadrature_error(
             moved.append(float(np.max(np.abs(other_mean - mean) / scale, initial=0.0)))
             moved[-1] = max(moved[-1], float(np.max(np.abs(other_cov - cov) / size, initial=0.0)))
     # other nodes are another sample of the same error, so that differences are √2 of it: three of it, not one
-    return 2.1 * float(np.sqrt(np.mean(np.square(moved)))) if plan.nodes else max(moved)
+    error = 2.1 * float(np.sqrt(np.mean(np.square(moved)))) if plan.nodes else max(moved)
+    return error if error > ROUNDING else 0.0

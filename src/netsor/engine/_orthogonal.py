@@ -21,7 +21,7 @@ Array = Any
 
 REAL = 0.25  # of the square of a vector: what is left of one that was made of rounding errors is far below
 REST, SINGLE_REST = 1e-12, 1e-5  # of a vector: what is left of it, in double and single precision, that counts as 0
-ROUNDING, SINGLE_ROUNDING = 1e-15, 5e-7  # of a vector: coefficients that are rounding errors
+ROUNDING, SINGLE_ROUNDING = 2.5e-16, 1.2e-7  # of a vector: coefficients that are rounding errors
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,8 @@ class Builder:
 
     def step(self, kind: str, *args: Register, words: str = "", made: Shape | None = None, **params: Any) -> Register:
         """The result of an instruction; its shape, unless `made` gives it, is found by running it on no replicas."""
+        if kind == "residual":
+            params["shift"] = self.shift
         if kind in ("kernel", "moments"):
             params["shift"], self.expects = self.shift, True
             functions = (params[name] for name in ("f", "g") if name in params)
