@@ -25,6 +25,7 @@ from ...language._operation import (
     MatMul,
     Nonlin,
     Normal,
+    Root,
     Rotate,
     Take,
 )
@@ -140,6 +141,8 @@ def _scalar(s: State, value: Scalar) -> Register:
             return build.step("scale", products(s, x, y, value.ndim, "p = ⟨q, k⟩"), by=1 / s.norm(x))
         case Along(x, y):
             return along(s, x, y)
+        case Root():  # one that vanishes: all others are numbers by now
+            return build.constant(np.zeros(()))
         case Adjoint():
             return adjoint(s, value, value.op)
         case Apply(f, scalars, axes):

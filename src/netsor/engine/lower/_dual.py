@@ -23,19 +23,33 @@ import numpy as np
 from ...activations import Function
 from ...language._expand import Expansion
 from ...language._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
-from ...language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Rotate, Take
+from ...language._operation import (
+    Apply,
+    Constant,
+    Data,
+    Dot,
+    Gaussian,
+    Join,
+    MatMul,
+    Nonlin,
+    Normal,
+    Root,
+    Rotate,
+    Take,
+)
 from ...language._score import rsqrt
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
 from .._plan import Register
 from ..passes._operations import Adjoint, Along, Fuse, Span
+from ..passes.roots import vanishing
 from ._clusters import Group
 from ._features import Features
 from ._linear import act, fitted, marked, parts_of, taken
 from ._marks import combined, lined, nonzero, overlap, paired
 from ._products import crossed_products, paired_products, products, turned_scores
 from ._state import Bools, Faint, State, Unit
-from ._tilted import known, prepared, tilt
+from ._tilted import has_rule, prepared, tilt
 from .frames import NO_VALUE, Limit
 
 ROUNDING = 1e-12  # of the size of its terms, below which a sum of known numbers is 0
@@ -179,7 +193,7 @@ def _clash(s: State, frame: Limit, i: int, j: int) -> bool:
         return True
     if not feature.reach[source.start : source.stop].any():
         return False
-    return not known(frame, source, feature) or _blurred(s, frame, feature)
+    return not has_rule(frame, source, feature) or _blurred(s, frame, feature)
 
 
 def _blurred(s: State, frame: Limit, feature: Features) -> bool:
@@ -232,7 +246,7 @@ def _fitted(s: State, value: Value, found: Faint) -> Faint:
     return replace(found, support=fitted(found.support, shape), unknown=fitted(found.unknown, shape))
 
 
-def _needs(s: State, value: Value) -> list[Value]:
+def _needs(s: State, value: Value) -> Sequence[Value]:
     """The values whose ε parts the rule of an operation asks for."""
     match value.op:
         case MatMul() | Fuse() | Dot(power=0.5):
@@ -403,6 +417,11 @@ def _scalar(s: State, value: Scalar) -> Faint:
     match value.op:
         case Constant() | Normal():
             return Faint(None, none, none)
+        case Root():
+            known = vanishing(value.op, s.facts.bound)
+            assert known is not None
+            width, number = known
+            return Faint(s.build.constant(np.asarray(number)), ~none, none, (width.name, width.factor))
         case Dot(x, y, 1.0) if x in s.facts.limits:
             found = product(s, x, y, value.ndim)
             part = None if found.part is None else s.build.step("scale", found.part, by=1 / s.norm(x) ** 2)
@@ -521,9 +540,9 @@ def _either(a: Bools, b: Bools) -> Bools:
 
 
 def _sum(s: State, terms: Sequence[Register]) -> Register | None:
-    width = max((t.shape[-1] for t in terms), default=0)
+    width = max((t.shape[-1] for t in terms if t.shape), default=0)
     total: Register | None = None
     for term in terms:
-        wide = s.build.fitted(term, width)
+        wide = s.build.fitted(term, width) if term.shape else term
         total = wide if total is None else s.build.step("add", total, wide)
     return total

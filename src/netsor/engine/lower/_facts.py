@@ -35,6 +35,7 @@ Component = frozenset[Value | None]  # nonlinearities asked for products with ea
 class Facts:
     """The facts of one program at given widths."""
 
+    bound: Mapping[str, float]  # the widths
     outputs: tuple[Value, ...]
     written: tuple[Value, ...]  # the outputs as they were: a scalar may have become a vector
     chosen: bool  # whether the coordinates below were asked for by number
@@ -101,6 +102,7 @@ def facts_of(
                 where.setdefault(value, []).append(group)
     compared = [x for v in values if _counts(v) for x in v.op.inputs]
     return Facts(
+        bound=context.bound,
         outputs=tuple(outputs),
         written=tuple(written),
         chosen=picked is not None,

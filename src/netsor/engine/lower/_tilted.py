@@ -116,7 +116,7 @@ def tilt(feature: Features) -> tuple[int, Function, int, tuple[int, ...]] | None
     return None
 
 
-def known(frame: Limit, source: Directions, feature: Features) -> bool:
+def has_rule(frame: Limit, source: Directions, feature: Features) -> bool:
     """Whether the normals of a source with features that are functions of it follow from the rule of this file."""
     found = tilt(feature)
     if found is None or frame.group.constant or source.number == NO_VALUE:
