@@ -46,10 +46,12 @@ class Joint(Described):
         if self.component_mean.ndim != 2 or not self.component_mean.size or self.component_cov.shape != shape:
             found = f"{self.component_mean.shape} and {self.component_cov.shape}"
             raise TraceError("Joint", f"mean and cov of shape {found} must be (replicas, k) and (replicas, k, k)")
-        if np.abs(self.component_mean).max() > LARGEST or np.abs(self.component_cov).max() > LARGEST**2:
+        # of the largest and the least number: an array of sizes would be as large as the covariances themselves
+        largest_mean, largest_cov = (max(a.max(), -a.min()) for a in (self.component_mean, self.component_cov))
+        if largest_mean > LARGEST or largest_cov > LARGEST**2:
             raise TraceError("Joint", f"mean must be below {LARGEST:g} in size, cov below {LARGEST**2:g}")
         smallest = np.diagonal(self.component_cov, axis1=1, axis2=2).min()
-        if smallest < -1e-9 * np.abs(self.component_cov).max():  # conditioning leaves rounding errors of a 0
+        if smallest < -1e-9 * largest_cov:  # conditioning leaves rounding errors of a 0
             raise TraceError("Joint", "cov has a variance below 0; covariances must be positive semidefinite")
         self.weight = checked_weights(weight, len(self.component_mean), "Joint")
         self.origin = checked_origin(origin, "Joint")
