@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _montecarlo
+from netsor.engine import _law, _montecarlo
 from netsor.engine._montecarlo import Silent, Tick, check_memory, chunks, run, whole_number
+from netsor.laws import Origin
 
 HANG = 300  # seconds: a deadline that only a hang reaches
 
@@ -158,3 +160,36 @@ def test_memory_is_what_the_process_may_use():
 def test_wrong_ways_to_run_are_named(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
         ns.paper.layer().simulate(n=4, draws=2, **wrong)
+
+
+def test_the_memory_of_a_joint_law_is_what_is_said(monkeypatch):
+    """It was a third of it: the law was copied twice, and chunks that wait were not counted."""
+    n = ns.Width("n")
+    net = ns.Program(ns.weight(n, n) @ ns.gaussian(n, 24))
+    said = []
+    monkeypatch.setattr(_law, "check_memory", lambda size, *words: said.append(size))
+    net.law(n=4, draws=20, progress=False)
+    tracemalloc.start()
+    try:
+        law = net.law(n=4, draws=20_000, workers=1, progress=False)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert law.component_cov.nbytes < peak < said[-1] < 3 * peak
+
+
+def test_running_out_of_memory_is_no_wrong_argument():
+    class Huge:
+        def __array__(self, *args, **kwargs):
+            raise MemoryError("Unable to allocate 1 PiB")
+
+    with pytest.raises(MemoryError, match="1 PiB"):
+        ns.Joint(np.zeros((1, 1)), Huge(), Origin("exact", "given"))
+
+
+def test_what_cannot_change_is_not_copied():
+    mean, cov = np.zeros((2, 1)), np.ones((2, 1, 1))
+    assert ns.Joint(mean, cov, Origin("exact", "given")).component_cov is not cov
+    cov.flags.writeable = False
+    assert ns.Joint(mean, cov, Origin("exact", "given")).component_cov is cov
+    assert ns.Joint(mean, cov[:], Origin("exact", "given")).component_cov is not cov  # of which another may be written

@@ -9,6 +9,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor.laws import Origin
+from netsor.laws._replicas import average
 
 ORIGIN = Origin("exact", "made for a test")
 
@@ -36,7 +37,10 @@ def test_density_component_by_component(scale):
     np.testing.assert_allclose(value, plain(law, y), rtol=1e-9)
     parts = zip(law.component_mean, law.component_cov, strict=True)
     each = np.array([stats.multivariate_normal(m, v).pdf(y) for m, v in parts])
-    np.testing.assert_allclose(error, each.std(axis=0, ddof=1) / 50**0.5, rtol=0.02)
+    np.testing.assert_allclose(
+        law._normals.pdf_with_error(y.reshape(-1, 3)).error.reshape(4, 5), each.std(axis=0, ddof=1) / 50**0.5, rtol=0.02
+    )
+    np.testing.assert_allclose(error, average(each, None).error, rtol=1e-3)
 
 
 def test_density_far_out_and_far_apart():
@@ -139,8 +143,49 @@ def test_joint_errors(joint):
     with pytest.raises(ValueError, match="must have 4 entries along the last axis"):
         joint.logpdf([1.0])
     singular = ns.Program(ns.stack([*[ns.weight(1, ns.Width("n")) @ ns.gaussian(ns.Width("n"))] * 2])).law(n=3)
-    with pytest.raises(ValueError, match="singular covariance"):
+    with pytest.raises(ValueError, match="every replica has a singular covariance, so the law has no joint density"):
         singular.logpdf([0.0, 0.0])
+    assert singular.singular == (1.0, 0.0)
+
+
+def test_what_has_no_joint_density_is_told_and_the_rest_has_one():
+    """One replica of 4,000 is singular to all digits: as in one dimension, it has a mass, and the others a density."""
+    n = ns.Width("n")
+    x = ns.gaussian(n, 4)
+    a = ns.softmax(ns.dot(ns.weight(n, n) @ x, ns.weight(n, n) @ x))
+    law = ns.Program(ns.weight(n, n) @ (a @ (ns.weight(n, n) @ x))).law(n=64, draws=4000)
+    mass = law.singular
+    assert mass.value == pytest.approx(1 / 4000)
+    assert 1 / 4000 < mass.error < 2 / 4000
+    assert any("P(Y has no joint density) = 0.00025" in note for note in law.notes)
+    rest = np.linalg.eigvalsh(law.component_cov)[:, 0] > 1e-14
+    assert rest.sum() == 3999
+    point = np.full(4, 0.1)
+    parts = zip(law.component_mean[rest], law.component_cov[rest], strict=True)
+    right = sum(stats.multivariate_normal(m, v, allow_singular=True).pdf(point) for m, v in parts) / 4000
+    assert law.pdf(point) == pytest.approx(right, rel=1e-6)
+    assert law.logpdf(point) == pytest.approx(math.log(right), abs=1e-6)
+    assert ns.kl(law, law.gaussian()).value == math.inf  # as of an atom
+    assert np.isfinite(ns.kl(law.gaussian(), law).value)
+
+
+def test_entries_of_very_different_scales_are_not_singular():
+    scale = np.array([1e-8, 1.0, 1e8])
+    law = mixture(40, 3)
+    other = ns.Joint(law.component_mean * scale, law.component_cov * np.outer(scale, scale), ORIGIN)
+    assert other.singular.value == 0
+    assert other.pdf(0.3 * scale) == pytest.approx(law.pdf([0.3, 0.3, 0.3]), rel=1e-9)
+    assert other.logpdf(0.3 * scale) == pytest.approx(law.logpdf([0.3, 0.3, 0.3]), rel=1e-9)
+
+
+def test_the_error_of_a_joint_density_covers():
+    """Of 200 laws of 30 replicas each, v of six χ²_4/4 and two entries: within two errors, at level 1e-5 of 90 %."""
+    v = (np.random.default_rng(12).chisquare(4, (200, 30, 6)) / 4).prod(axis=-1)
+    many = (np.random.default_rng(13).chisquare(4, (200_000, 6)) / 4).prod(axis=-1)
+    point = np.array([0.5, 1.0])
+    right = np.mean(np.exp(-(point @ point) / (2 * many)) / (2 * np.pi * many))
+    found = [ns.Joint(np.zeros((30, 2)), w[:, None, None] * np.eye(2), ORIGIN).with_error.pdf(point) for w in v]
+    assert sum(abs(e.value - right) <= 2 * e.error for e in found) >= stats.binom(200, 0.9).ppf(1e-5)
 
 
 # Data

@@ -14,7 +14,17 @@ import numpy.typing as npt
 from ..language._value import Value
 from ._cells import Cells, Sums, Tally, binning, cells_for
 from ._kept import kept_plan
-from ._montecarlo import Progress, Silent, check_memory, chunks, generator, one_blas_thread, run, whole_number
+from ._montecarlo import (
+    Progress,
+    Silent,
+    at_once,
+    check_memory,
+    chunks,
+    generator,
+    one_blas_thread,
+    run,
+    whole_number,
+)
 from ._plan import SAMPLE, Plan
 from ._single import check_single, unrounded
 from .backends import Backend, Numpy
@@ -33,6 +43,7 @@ KEPT = 2**22  # replicas of one output; more are gathered in cells
 FIRST = 8  # draws of a first chunk: a large plan has thousands of steps, and Python costs as much for one as for all
 UNKNOWN = 1.0  # error of the outputs, relative to their spread, with which nothing is known of a law
 ROUNDING = 1e-13  # the same, that rounding errors make
+BLOCK = 2**24  # bytes that one at work has in hand beside its results, or one replica if that is more
 TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 
 
@@ -86,19 +97,25 @@ def conditional(
     check_single(plan, where)
     if size == 1 and draws > KEPT:
         return _gathered(plan, draws, seed, where, workers, executor, progress, error)
+    work = _Chunk(plan, seed, where, where.chunk(plan, draws))
+    # the law, and a byte a number that says whether it is finite; chunks that are under way or wait to be taken; and
+    # what each one at work has in hand
+    slots = at_once(_threads(where, workers), executor)
+    rows = 9.0 * draws + 8.0 * min(draws, 2 * slots * work.size) + 8.0 * slots * min(draws, work.size)
     check_memory(
-        8.0 * draws * (size + size**2),
+        rows * (size + size**2) + slots * (BLOCK + plan.bytes),
         f"draws={draws} of {size} outputs",
         "take fewer draws or outputs (of one output at a time, any number)",
     )
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
-    work = _Chunk(plan, seed, where, where.chunk(plan, draws))
     together = _together(plan, work.size)
     for part, (mean, cov) in _sampled(where, work, chunks(draws, work.size), workers, executor, progress, together):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(means, covs)
     if where.precision == "float32":
         means = unrounded(plan, means, covs, seed)
+    for array in (means, covs):
+        array.flags.writeable = False  # the law takes it as it is, and no copy
     return Conditional(means, covs, plan.random_numbers, error, _notes(plan, means, covs), False)
 
 
@@ -210,7 +227,11 @@ def _sampled(
     drawing a fifth of its numbers.
     """
     with one_blas_thread() if where.threads else nullcontext():
-        yield from run(work, parts, workers if where.threads else AHEAD, executor, progress, together)
+        yield from run(work, parts, _threads(where, workers), executor, progress, together)
+
+
+def _threads(where: Backend, workers: int | None) -> int | None:
+    return workers if where.threads else AHEAD
 
 
 def _together(plan: Plan, size: int) -> int:

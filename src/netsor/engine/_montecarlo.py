@@ -182,7 +182,7 @@ def run(
     own = _Threads(min(workers or cores(), len(parts), THREADS)) if executor is None else None
     pool = own or executor
     assert pool is not None
-    slots = _slots(executor) if executor is not None else min(workers or cores(), THREADS)
+    slots = at_once(workers, executor)
     ahead = 2 * slots  # enough to keep the workers busy, and no more results than that
     if executor is None:
         together = 1
@@ -232,8 +232,10 @@ def _result(future: Future[list[T]]) -> list[T]:
         ) from error
 
 
-def _slots(executor: Executor) -> int:
-    """How many tasks an executor does at once, as far as it says."""
+def at_once(workers: int | None, executor: Executor | None) -> int:
+    """How many tasks are done at once: by so many threads, or by an executor, as far as it says."""
+    if executor is None:
+        return min(cores() if workers is None else whole_number("workers", workers, 1), THREADS)
     client = getattr(executor, "_client", None)  # of Dask
     if client is not None:
         return max(1, int(sum(client.nthreads().values())))

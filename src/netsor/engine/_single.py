@@ -73,9 +73,9 @@ def _sampled(plan: Plan, precision: str) -> tuple[Array, Array]:
 def unrounded(plan: Plan, mean: Array, cov: Array, seed: int) -> Array:
     """Means of replicas (replicas, k) from single precision, without coincidences that are its own.
 
-    A mean without variance that others have too is an atom, if two draws in double precision are equal there. If not it
-    is a draw that was rounded: it becomes any of the numbers that round to it, the same share of the way in all outputs,
-    so that what is equal stays so.
+    A mean without variance that others have too is an atom, if two draws in double precision are equal there. If not
+    it is a draw that was rounded: it becomes any of the numbers that round to it, the same share of the way in all
+    outputs, so that what is equal stays so.
     """
     made, known = mean, None
     within = np.random.default_rng([seed, ASKED]).uniform(-0.5, 0.5, len(mean))

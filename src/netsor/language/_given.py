@@ -47,16 +47,25 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
     """The real numbers that were written, infinite ones too; None if it is anything else."""
     if isinstance(argument, np.ma.MaskedArray) and np.ma.is_masked(argument):
         return None  # numpy would bring to light what is hidden
+    if type(argument) is np.ndarray and argument.dtype == np.float64 and _final(argument):
+        return argument
     try:
         given = np.array(argument)
         # text and complex numbers would be cast; integers beyond 64 bits, fractions and decimals are objects
         if given.dtype.kind == "O" and not all(isinstance(number, Real | Decimal) for number in given.flat):
             return None
-        return given.astype(np.float64) if given.dtype.kind in "biufO" else None
+        return given.astype(np.float64, copy=False) if given.dtype.kind in "biufO" else None
     except OverflowError:
         return np.array(math.inf)
+    except MemoryError:  # no fault of the argument
+        raise
     except Exception:  # what an object does when it is made an array is its own
         return None
+
+
+def _final(array: npt.NDArray[np.float64]) -> bool:
+    """Whether nobody can write to an array any more, so that it need not be copied: the largest are gigabytes."""
+    return array.base is None and not array.flags.writeable
 
 
 def as_number(argument: Any) -> float | None:

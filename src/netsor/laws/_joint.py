@@ -19,7 +19,7 @@ from ._given import LARGEST, checked_generator, checked_origin, checked_shape, c
 from ._mixture import CONSTANT, Mixture
 from ._normals import Normals
 from ._origin import Origin
-from ._replicas import average
+from ._replicas import average, of_share
 from ._store import storable
 
 
@@ -46,10 +46,12 @@ class Joint(Described):
         if self.component_mean.ndim != 2 or not self.component_mean.size or self.component_cov.shape != shape:
             found = f"{self.component_mean.shape} and {self.component_cov.shape}"
             raise TraceError("Joint", f"mean and cov of shape {found} must be (replicas, k) and (replicas, k, k)")
-        if np.abs(self.component_mean).max() > LARGEST or np.abs(self.component_cov).max() > LARGEST**2:
+        # of the largest and the least number: an array of sizes would be as large as the covariances themselves
+        largest_mean, largest_cov = (max(a.max(), -a.min()) for a in (self.component_mean, self.component_cov))
+        if largest_mean > LARGEST or largest_cov > LARGEST**2:
             raise TraceError("Joint", f"mean must be below {LARGEST:g} in size, cov below {LARGEST**2:g}")
         smallest = np.diagonal(self.component_cov, axis1=1, axis2=2).min()
-        if smallest < -1e-9 * np.abs(self.component_cov).max():  # conditioning leaves rounding errors of a 0
+        if smallest < -1e-9 * largest_cov:  # conditioning leaves rounding errors of a 0
             raise TraceError("Joint", "cov has a variance below 0; covariances must be positive semidefinite")
         self.weight = checked_weights(weight, len(self.component_mean), "Joint")
         self.origin = checked_origin(origin, "Joint")
@@ -160,6 +162,26 @@ class Joint(Described):
         """The correlation matrix."""
         return np.asarray(self.with_error.corr().value)
 
+    @property
+    def singular(self) -> Estimate:
+        """The probability of the replicas whose covariance is singular: they have no joint density, the rest has one.
+
+        Numerically: an attention row that one token takes whole makes others of no account beside it, to all digits.
+        """
+        found = self._normals.singular
+        if found.all() or not found.any():
+            return Estimate(float(found.all()), 0.0, self.sources)
+        share = float(found @ self._normals._weights)
+        return Estimate(share, float(of_share(share, self.effective)), self.sources)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be known of this law."""
+        if not 0 < self.singular.value < 1:
+            return super().notes
+        without = f"P(Y has no joint density) = {self.singular}: a singular covariance; the density is that of the rest"
+        return (*super().notes, without)
+
     @cached_property
     def _normals(self) -> Normals:
         return Normals(self.component_mean, self.component_cov, self.weight)
@@ -170,7 +192,7 @@ class Joint(Described):
         return self._normals.logpdf(at.reshape(-1, self.dim)).reshape(at.shape[:-1])[()]
 
     def pdf(self, y: npt.ArrayLike) -> Any:
-        """The joint density at points (…, entries)."""
+        """The joint density at points (…, entries); where a part of the law has none (`singular`), of the rest."""
         at = self._at("pdf", y)
         return self._normals.pdf(at.reshape(-1, self.dim)).reshape(at.shape[:-1])[()]
 
@@ -278,7 +300,7 @@ class JointWithError:
                 for s in (1, -1)
             ]
             doubt = np.max([np.abs(other.pdf(flat) - value) for other in changed], axis=0)
-        total = np.broadcast_to(combined(error, doubt), value.shape)
+        total = np.broadcast_to(combined(error, doubt, law._normals.unseen(flat)), value.shape)
         shape = at.shape[:-1]
         return Estimate(value.reshape(shape)[()], total.reshape(shape)[()], law.sources)
 

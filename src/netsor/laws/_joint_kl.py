@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ._estimate import Estimate, combined
@@ -15,6 +17,8 @@ def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
     """D(p ‖ q), with the bias that the noise of both densities gives it removed and counted as an error."""
     if _same(p, q):  # noise that is common to both is none
         return Estimate(0.0, 0.0, p.sources | q.sources)
+    if p.singular.value > 0:  # on what q gives no probability to, as an atom in one dimension
+        return Estimate(math.inf, 0.0, p.sources | q.sources)
     y = p.rvs(DRAWS, seed)
     value, error = average(np.asarray(p.logpdf(y) - q.logpdf(y)), None)
     shares = []

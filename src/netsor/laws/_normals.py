@@ -15,6 +15,7 @@ from ._given import LARGEST
 from ._replicas import Replicas, average
 
 PIECE = 2**17  # entries of a table (points × replicas) at a time: what a cache holds
+SINGULAR = 1e-13  # of the largest eigenvalue of correlations: what rounding leaves of a 0
 SPREAD = 1e9  # of m²/v, above which the expanded square would lose digits
 RECTANGLE = 2**14  # points for rectangles, in all
 
@@ -30,16 +31,33 @@ class Normals:
         return np.full(len(self.mean), 1 / len(self.mean)) if self.weight is None else self.weight
 
     @cached_property
+    def _roots(self) -> tuple[Array, Array, Array]:
+        """Standard deviations, and the eigenvalues and vectors of the correlations, of each component."""
+        std = np.sqrt(np.maximum(np.diagonal(self.cov, axis1=1, axis2=2), 0.0))
+        unit = np.where(std > 0, std, 1.0)
+        values, vectors = np.linalg.eigh(self.cov / (unit[:, :, None] * unit[:, None, :]))
+        return std, values, vectors
+
+    @cached_property
+    def singular(self) -> npt.NDArray[np.bool_]:
+        """Which components have a singular covariance, and so no density."""
+        std, values, _ = self._roots
+        return np.asarray((values[:, 0] <= SINGULAR * values[:, -1]) | (std == 0).any(axis=1))
+
+    @cached_property
     def _whitened(self) -> tuple[Array, Array]:
-        """Matrices that whiten each component, and the logarithms of weight and height."""
-        values, vectors = np.linalg.eigh(self.cov)
-        if (values[:, 0] <= 1e-13 * values[:, -1]).any():
+        """Matrices that whiten each component, and the logarithms of weight and height; of singular ones 0, and −∞."""
+        std, values, vectors = self._roots
+        if self.singular.all():
             raise ValueError(
-                "a component has a singular covariance, and so no joint density; take a marginal, or entries one by one"
+                "every replica has a singular covariance, so the law has no joint density; take a marginal, or entries "
+                "one by one"
             )
-        whiten = vectors / np.sqrt(values)[:, None, :]
+        std, values = (np.where(self.singular[:, None], 1.0, a) for a in (std, values))
+        whiten = np.where(self.singular[:, None, None], 0.0, vectors / np.sqrt(values)[:, None, :] / std[:, :, None])
         with np.errstate(divide="ignore"):
-            return whiten, np.log(self._weights) - 0.5 * np.log(2 * np.pi * values).sum(axis=1)
+            weight = np.log(np.where(self.singular, 0.0, self._weights))
+        return whiten, weight - 0.5 * np.log(2 * np.pi * values).sum(axis=1) - np.log(std).sum(axis=1)
 
     @cached_property
     def _expanded(self) -> tuple[Array, Array, Array] | None:
@@ -82,6 +100,17 @@ class Normals:
             square - 2 * value * self._cross(y) + value**2 / n if self.weight is not None else square - value**2 / n
         )
         return Estimate(value, student(max(2, int(n))) * np.sqrt(np.maximum(spread, 0.0) * n / max(n - 1, 0.5)))
+
+    def unseen(self, y: Array) -> Array:
+        """What components that these replicas do not show may add to the density: see `_tail`."""
+        replicas = Replicas(len(self.mean), self.weight)
+        step = max(1, 8 * PIECE // len(self.mean))
+        found = []
+        for k in range(0, len(y), step):
+            with np.errstate(invalid="ignore", over="ignore"):  # points at infinity, or of NaN
+                each = np.exp(self._exponents(y[k : k + step]).T) / self._weights[:, None]
+            found.append(replicas.unseen(np.where(self._weights[:, None] > 0, each, 0.0)))
+        return np.concatenate(found) if found else np.zeros(0)
 
     def _cross(self, y: Array) -> Array:
         """Σ w_r² k_r."""
