@@ -109,6 +109,7 @@ BAD = {
     ("tiny.json", "--tokens", "1"): "--tokens=1: quantities of an audit need two tokens or more",
     ("tiny.json", "--ids", "1,x"): "--ids '1,x' must be whole numbers",
     ("tiny.json", "--ids", "1,99"): "--ids=99 must be an integer from 0 to 29",
+    ("tiny.json", "--ids", "1,2," * 5000 + "1"): "--ids=(1, 2, 1, 2, 1, 2, ...) are 10001 tokens, and tiny",
     ("tiny.json", "--ids", "1,2", "--tokens", "2"): "--ids and --tokens exclude each other",
     ("tiny.json", "--draws", "9"): "Invalid value for '--draws': '9' must be an integer, 10 or more",
     ("tiny.json", "--draws", "1000000000000"): "--draws=1000000000000 would need",
