@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import click
 import pytest
+from tqdm import TqdmMonitorWarning
 
 import netsor as ns
-from netsor.cli import _cost, _subject
+from netsor.cli import _cost, _law, _subject
 
 from .command import netsor
 
@@ -281,3 +283,20 @@ def test_reproduce_overwrites_nobodys_files(foreign, tmp_path):
     assert result.stderr.startswith(f"netsor: --out={str(tmp_path)!r} holds a {foreign} that is not of an earlier run")
     assert result.stderr.count("\n") == 1
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(foreign, "[]")]
+
+
+def test_what_the_system_refuses_is_not_blamed_on_the_numbers(monkeypatch):
+    """Without memory for a further thread tqdm warns, as numpy does of numbers, and Python raises a RuntimeError."""
+
+    def warns(_):
+        warnings.warn("no monitor", TqdmMonitorWarning, stacklevel=1)
+
+    def fails(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_law, "announce", warns)
+    assert netsor("law", "--width", "4", "--draws", "100").returncode == 0
+    monkeypatch.setattr(_law, "announce", fails)
+    result = netsor("law", "--width", "4", "--draws", "100")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("netsor: no more threads can be begun: fewer --workers")

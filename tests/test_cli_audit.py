@@ -109,6 +109,7 @@ BAD = {
     ("tiny.json", "--tokens", "1"): "--tokens=1: quantities of an audit need two tokens or more",
     ("tiny.json", "--ids", "1,x"): "--ids '1,x' must be whole numbers",
     ("tiny.json", "--ids", "1,99"): "--ids=99 must be an integer from 0 to 29",
+    ("tiny.json", "--ids", "1,2," * 5000 + "1"): "--ids=(1, 2, 1, 2, 1, 2, ...) are 10001 tokens, and tiny",
     ("tiny.json", "--ids", "1,2", "--tokens", "2"): "--ids and --tokens exclude each other",
     ("tiny.json", "--draws", "9"): "Invalid value for '--draws': '9' must be an integer, 10 or more",
     ("tiny.json", "--draws", "1000000000000"): "--draws=1000000000000 would need",
@@ -123,7 +124,7 @@ BAD = {
     ("deep.json",): "MODEL 'deep.json': 'deep.json' is no configuration: its brackets are nested too deeply",
     ("escape.json",): r"'\x1b[2J'=1",
     ("/dev/zero",): "MODEL '/dev/zero': '/dev/zero' must be a file",
-    ("llama-3-8b", "--set", "heads=1000000000", "--set", "head_dim=2", "--tokens", "2"): "1,000,000,000 heads would",
+    ("llama-3-8b", "--set", "heads=1000000000", "--set", "head_dim=2", "--tokens", "2"): "1,000,000,000 heads, hid",
     ("text.json",): "is no JSON",
     ("list.json",): "must hold an object",
     ("llama-3-8b", "--tokens", "1000000"): "--tokens=1000000",
@@ -169,7 +170,7 @@ def test_what_cannot_be_planned_is_refused_before_it_is_tried(unplanned, monkeyp
     monkeypatch.setattr(_montecarlo, "memory", lambda: 2.0**34)
     result = netsor("audit", "gpt2", "--tokens", "1024")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert result.stderr.startswith("netsor: --tokens=1024 of gpt2 with 12 heads would need ")
+    assert result.stderr.startswith("netsor: --tokens=1024 of gpt2 (width 768, 12 heads, hidden 3,072")
     assert "--widths actual" in result.stderr
     actual = netsor("audit", "gpt2", "--tokens", "1024", "--widths", "actual")
     assert actual.stderr.endswith("netsor: a plan is begun\n")

@@ -69,6 +69,10 @@ def deep(layers=3):
     return x
 
 @ns.program
+def offset():
+    return 1e9 * ns.ones(n) + ns.weight(n, n) @ ns.tanh(ns.gaussian(n))
+
+@ns.program
 def zero():
     x = ns.gaussian(n)
     return ns.weight(n, n) @ (x - x)
@@ -305,6 +309,12 @@ def test_an_output_that_is_always_zero_is_compared(folder):
     assert (result.returncode, result.stderr) == (0, "")
     found = json.loads(result.stdout)
     assert all(abs(found[name]["value"]) < 1e-9 for name in ("kl", "total_variation", "wasserstein1", "kolmogorov"))
+
+
+def test_an_argument_that_the_library_refuses_is_named_as_the_option(folder):
+    result = netsor("law", "mine.py:offset", "--bind", "n=4", "--draws", "100", "--precision", "float32", cwd=folder)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("netsor: --precision='float32' does not hold this law")
 
 
 def test_plans_are_counted(folder, monkeypatch):

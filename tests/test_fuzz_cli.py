@@ -5,6 +5,7 @@ Exit code 0 with a finite, sane answer, or exit code 2 with one line; no other f
 
 import json
 import math
+import os
 import random
 
 import pytest
@@ -60,7 +61,13 @@ def tied():
     x, w = ns.gaussian(n), ns.weight(n, n)
     return ns.dot(w @ x, w @ x)
 
+@ns.program
+def zero():
+    x = ns.gaussian(n)
+    return ns.weight(n, n) @ (x - x)
+
 constant = ns.Program(ns.ones(n))
+steered = ns.Program(ns.ones(n), "\x1b[2J")
 built = linear()
 number = 3
 nothing = None
@@ -95,14 +102,15 @@ NUMBERS = {
 FLAGS = ["--infinite-heads", "--json", "--no-such-option", "-h"]
 TARGETS = ["mine.py:" + name for name in (
     "layer", "layer[0]", "layer[9]", "layer[-1]", "linear", "fixed", "pair", "pair[1]", "infinite", "fails", "tied",
-    "constant", "built", "number", "nothing", "leaves", "loops", "absent", "1", "",
+    "constant", "built", "zero", "steered", "number", "nothing", "leaves", "loops", "absent", "1", "",
 )] + ["mine:linear", "none.py:x", "none:x", ":", "x", "..:x", "a.b:c", "/:x", "mine.py"]  # fmt: skip
 BINDS = ["n=4", "n=16", "n=inf", "d=2", "d=inf", "n=0", "n", "=", "n=x", "m=4", "n=1e3", "n=" + "9" * 400]
 ARGS = ["heads=2", "heads=0", "heads='x'", "tokens=3", "tokens=[", "other=1", "=", "heads"]
 PLOTS = ["p.png", "p.pdf", "p.svg", "p.gif", "no/p.png", "", ".", "\udcff.png", "dir.png", "/proc/p.png"]
 POINTS = ["0", "1", "-2.5", "1e300", "-1e300", "1e-300", "nan", "x"]
 
-
+MODELS = ["none.json", "mine.py", "theirs", "", "\udcff", "a\0b", "/dev/zero", "pipe.json", "loop.json", "a" * 300]
+MODELS += ["nested.json", "twice.json", "escape.json"]
 AUDIT = {
     "--set": [
         "std=0.1",
@@ -111,6 +119,8 @@ AUDIT = {
         "width=0",
         "layers=99999",
         "std=x",
+        "std=1e-300",
+        "vocabulary=1",
         "qk_norm=true",
         "heads=3",
         "=",
@@ -130,7 +140,7 @@ AUDIT = {
 
 def audit_line(random):
     """An audit of a small model."""
-    words = ["audit", random.choice(["tiny.json"] * 8 + ["none.json", "mine.py", "theirs", "", "\udcff", "a\0b"])]
+    words = ["audit", random.choice(["tiny.json"] * 12 + MODELS)]
     if random.random() < 0.8:
         words += ["--draws", "10"]
     for option in random.sample(sorted(AUDIT), random.randint(0, 3)):
@@ -186,6 +196,12 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "report.html").write_text("mine")
     (tmp_path / "dir.png").mkdir()
+    (tmp_path / "nested.json").write_text("[" * 100_000)
+    (tmp_path / "twice.json").write_text('{"n_embd": 8, "n_embd": 16}')
+    (tmp_path / "escape.json").write_text(json.dumps({**TINY, "\x1b[2J": "\a"}))
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.json")
     monkeypatch.setattr(_cost, "LONGEST", 3.0)
     monkeypatch.setattr("sys.dont_write_bytecode", True)
 
@@ -246,6 +262,7 @@ def examine(folder, words):
     before = files(folder)
     result = netsor(*words, cwd=folder)
     said = result.stderr.splitlines()
+    assert "\x1b" not in result.stdout + result.stderr
     added = {name for name, content in files(folder).items() if before.get(name) != content}
     if result.returncode == 2:
         said = [text for text in said if text != "a file may print"] if "--json" in words else said

@@ -15,7 +15,7 @@ from . import _cost
 from ._group import cli
 from ._interrupt import Watch
 from ._numbers import FEW, POSITIVE, SEED, WORKERS, shown
-from ._output import apart, check_name, complain, echo_json, reason, say
+from ._output import apart, as_option, check_name, complain, echo_json, reason, say
 from ._where import Where, chosen, sampling, where_options
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..studies.audit._request import Request
 
 KEPT = "finished draws are kept, and the same command goes on from there"
-OPTIONS = ("tokens", "ids", "draws", "seed", "workers", "out")
 LOST = "nothing was kept; with --out DIR finished draws are"
 
 
@@ -91,8 +90,8 @@ def _audited(watch: Watch, out: str | None, where: Where, options: dict[str, Any
     try:
         if request.out is not None:
             _audit.folder_of(request.out).prepare(_audit.FILES)
-        _announce(request, cost)
         with sampling(where, request.workers) as how:
+            _announce(request, cost)
             return _audit.run(replace(request, executor=how.get("executor")))
     except BrokenProcessPool:
         complain(f"a worker was killed, for want of memory perhaps: fewer --workers need less; {kept}")
@@ -109,8 +108,7 @@ def _said(error: ValueError) -> str:
     """What the library says, whose arguments are options here."""
     from ..studies.audit._request import plainly
 
-    text = plainly(error).replace("widths='actual'", "--widths actual")
-    return f"--{text}" if text.startswith(tuple(f"{name}=" for name in OPTIONS)) else text
+    return as_option(plainly(error).replace("widths='actual'", "--widths actual"))
 
 
 def _request(out: str | None, options: dict[str, Any]) -> Request:

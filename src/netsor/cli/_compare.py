@@ -43,8 +43,8 @@ def compare_command(
     with apart(as_json):
         asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True)
         limit = asked.limit(keep=("d",) if keep_head_dim else ())
-        announce(asked.seconds)
         with sampling(where) as how:
+            announce(asked.seconds)
             laws = (
                 asked.law(draws, seed, **how),
                 limit.infinite_heads() if infinite_heads else limit.law(draws, seed, **how),

@@ -32,8 +32,8 @@ def law_command(
     where = chosen(options)
     with apart(as_json):
         asked = subject({**options, "infinite_heads": infinite_heads}, draws)
-        announce(asked.seconds)
         with sampling(where) as how:
+            announce(asked.seconds)
             law = asked.infinite_heads() if infinite_heads else asked.law(draws, seed, **how)
         known = law.with_error
         moments = {"mean": known.mean(), "variance": known.var(), "excess kurtosis": known.kurtosis()}

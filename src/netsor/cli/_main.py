@@ -11,10 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
+from tqdm import TqdmWarning
 
 from ._group import cli
 from ._interrupt import Watch
-from ._output import complain
+from ._output import as_option, complain
 from ._target import LOADED, said
 
 PACKAGE = Path(__file__).parent.parent
@@ -32,6 +33,7 @@ def _run(watch: Watch) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)  # numpy's, of numbers that left double precision
+            warnings.simplefilter("ignore", TqdmWarning)  # a bar that cannot be drawn is no matter
             with cli.make_context("netsor", sys.argv[1:], obj=watch) as context:
                 cli.invoke(context)
         sys.stdout.flush()
@@ -64,13 +66,15 @@ def _mishap(error: BaseException) -> int:
             complain(f"FILE:PROGRAM: {said(error)}")
         case RuntimeWarning():
             complain(f"the numbers leave double precision ({said(error)}): less extreme options are needed")
+        case RuntimeError() if str(error).startswith("can't start new thread"):
+            complain("no more threads can be begun: fewer --workers, or a higher limit of this system, are needed")
         case MemoryError():
             complain("there is not enough memory: fewer draws, tokens or heads, or a smaller width, need less")
         case OSError():
             _give_up_stdout()  # it may be what cannot be written
             complain(f"a file cannot be read or written: {said(error)}")
         case ValueError() | TypeError() if raised:
-            complain(said(error))
+            complain(as_option(said(error)))
         case _ if any(frame.filename in LOADED for frame in frames):
             complain(f"FILE:PROGRAM failed: {type(error).__name__}: {said(error)}")
         case _:

@@ -19,6 +19,7 @@ from ..laws import Law
 from ._numbers import shown
 
 MANY = "infinitely many heads"
+OPTIONS = ("tokens", "ids", "draws", "seed", "workers", "out", "precision", "device", "backend")
 LONGEST = 2000  # characters of a message
 
 
@@ -39,6 +40,11 @@ def complain(text: str) -> None:
     brief = text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} … {text[-200:]}"
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(f"netsor: {plain(brief)}", file=sys.stderr, flush=True)
+
+
+def as_option(text: str) -> str:
+    """What the library says of an argument, which is an option here."""
+    return f"--{text}" if text.startswith(tuple(f"{name}=" for name in OPTIONS)) else text
 
 
 def reason(error: OSError) -> str:

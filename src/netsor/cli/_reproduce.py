@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..studies.paper._reproduce import Options
 
 MODEST = {"samples": 100, "trials": 1, "tokens": 4, "workers": 1}
+START, FIGURE, MEASURE = 1.5, 1.5, 1e-5  # seconds: of the workers, of a figure, and of a draw in it
 KEPT = "finished trials are kept, and the same command goes on from there"
 
 
@@ -71,8 +72,8 @@ def _reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, op
     try:
         _check_disk(asked)
         prepare(asked)
-        announce(seconds)
         with sampling(where, asked.workers) as how:
+            announce(seconds + _rest(asked))
             done = reproduce(replace(asked, executor=how.get("executor")))
     except BrokenProcessPool:
         complain(f"a worker was killed, for want of memory perhaps: fewer --workers need less; {KEPT}")
@@ -112,6 +113,13 @@ def _cost(chosen: Options) -> Cost:
         workers * max(cost.bytes for cost in costs) + 64.0 * plan.trials * draws,
         plan.trials * sum(cost.seconds for cost in costs) / min(workers, cores()),
     )
+
+
+def _rest(chosen: Options) -> float:
+    """Seconds beside the trials: workers begin, and each figure is measured and drawn."""
+    plan = chosen.plan
+    draws = sum(plan.trials * max(plan.samples or case.samples for case in figure.cases) for figure in _figures(chosen))
+    return START + FIGURE * len(_figures(chosen)) + MEASURE * draws
 
 
 def _check_disk(chosen: Options) -> None:

@@ -69,7 +69,7 @@ def find(target: str, arguments: Sequence[str] = ()) -> Found:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: a file that ends the process has no verdict
-        raise click.UsageError(f"FILE {shown(module_name)} cannot be imported: {said(error)}") from None
+        raise click.UsageError(f"FILE {shown(module_name)} cannot be imported: {_why(error)}") from None
     LOADED.add(str(getattr(module, "__file__", "")))
     value: Any = getattr(module, match["name"], None)
     if value is None:
@@ -105,6 +105,11 @@ def _module(name: str) -> Any:
     sys.modules[spec.name] = module  # dataclasses look themselves up
     spec.loader.exec_module(module)
     return module
+
+
+def _why(error: BaseException) -> str:
+    """Why a file cannot be read; its path, which may be long, is told already."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else said(error)
 
 
 def said(error: BaseException) -> str:

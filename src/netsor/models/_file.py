@@ -35,14 +35,20 @@ class _Refused(ValueError):
 
 
 def _content(path: Path, name: str) -> bytes:
-    # a pipe that nobody writes to would be waited for when it is opened, and a device has no end
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise _Refused(f"{name} must be a file: it is a folder, a device or a pipe")
-    with path.open("rb") as file:
-        content = file.read(LARGEST + 1)
+    # a pipe that nobody writes to would be waited for, and a device has no end
+    with open(path, "rb", buffering=0, opener=_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise _Refused(f"{name} must be a file: it is a folder, a device or a pipe")
+        content = b""
+        while len(content) <= LARGEST and (more := file.read(LARGEST + 1)):
+            content += more
     if len(content) > LARGEST:
         raise _Refused(f"{name} is no configuration: it has more than {LARGEST >> 20} MiB")
     return content
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _once(pairs: list[tuple[str, Any]], name: str) -> dict[str, Any]:

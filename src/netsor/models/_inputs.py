@@ -62,7 +62,7 @@ def _ids(model: Description, ids: Sequence[int], name: str) -> tuple[int, ...]:
     if not found:
         raise ValueError(f"{name}={shown(ids)} must be one id or more")
     if model.positions == "learned" and len(found) > (model.length or 0):
-        raise ValueError(f"{name} of {len(found)} tokens: {model.name} has {model.length} positions")
+        raise ValueError(f"{name}={shown(ids)} are {len(found)} tokens, and {model.name} has {model.length} positions")
     return found
 
 

@@ -25,8 +25,11 @@ def refuse_large(model: Transformer, tokens: int, infinite: bool) -> None:
     if model.layers + model.decoder_layers > MOST_LAYERS:
         raise ValueError(f"layers={model.layers} of {model.name} must be at most {MOST_LAYERS} for an audit")
     size = 24.0 * tokens * (model.heads * tokens + model.hidden + model.width + (model.vocabulary or 0))
-    check_memory(
-        max(size, ahead(model, tokens, infinite).bytes),
-        f"tokens={tokens} of {model.name} with {model.heads:,} heads",
-        "take fewer tokens, " + "widths='actual', " * infinite + "or a smaller model",
-    )
+    words = "" if model.vocabulary is None else f", vocabulary {model.vocabulary:,}"
+    sizes = f"width {model.width:,}, {model.heads:,} heads, hidden {model.hidden:,}{words}"
+    what = f"tokens={tokens} of {model.name} ({sizes})"
+    check_memory(max(size, ahead(model, tokens, False).bytes), what, "take fewer tokens, or a smaller model")
+    if infinite:
+        check_memory(
+            ahead(model, tokens, True).bytes, f"{what} at infinite width", "take fewer tokens, or widths='actual'"
+        )

@@ -161,6 +161,7 @@ class Request:
             object.__setattr__(self, "tokens", len(ids))
 
         for model in self.models:
+            self.subject(model, False).probes()  # which refuses what it cannot read
             refuse_large(model, self.tokens, self.widths != "actual")
 
     def subject(self, model: Transformer, infinite: bool) -> Subject:
