@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any, Generic, ParamSpec
 
 import numpy as np
 import numpy.typing as npt
 
-from .engine import NoLimitError, Plan, _literal
+from .engine import NoLimitError, Plan, Question, Sampling, _literal
 from .engine._coordinates import picked
 from .engine._law import conditional, drawn
 from .engine._montecarlo import Progress
@@ -131,10 +131,9 @@ class Program:
         """
         values = ordered(self._whole)
         bound = bind_widths(widths_of(values), widths, allow_inf=False)
-        drawn = _literal.simulate(
-            self.outputs, numbered(values), bound, draws, seed, coordinates, workers, executor, progress
-        )
-        return tuple(drawn) if isinstance(self.output, tuple) else drawn[0]
+        how = Sampling(draws, seed, workers, executor, progress)
+        found = _literal.simulate(self.outputs, numbered(values), bound, how, coordinates)
+        return tuple(found) if isinstance(self.output, tuple) else found[0]
 
     def plan(self, *, coordinates: int | list[int] | None = None, **widths: float) -> Plan:
         """What `law` would draw and compute at these widths, step by step, and what it costs: `print(net.plan(n=256))`.
@@ -149,7 +148,7 @@ class Program:
         title = f"plan of {self.name}" + (f" at {at}" if at else "")
         if places is not None:
             title += f", coordinate{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
-        return make_plan(self.outputs, bound, title, picked=places)
+        return make_plan(self.outputs, bound, title, picked=places, whole=self._whole)
 
     def law(
         self,
@@ -185,11 +184,10 @@ class Program:
         bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
         status, places = self._status(bound), picked(coordinates, self.outputs, bound)
         where = choose(backend, device, precision)
+        how = Sampling(draws, seed, workers, executor, progress, where, least=2)
 
         def engine() -> Mixture | Joint | Gathered:
-            found = conditional(
-                self.outputs, bound, draws, seed, workers, executor, progress, picked=places, backend=where
-            )
+            found = conditional(self._question(bound, places), how)
             at = ", ".join(f"{k} = {v}" for k, v in bound.items()) or "fixed widths"
             origin = Origin(
                 status=status,
@@ -235,8 +233,13 @@ class Program:
         bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
         self._status(bound)
         where = choose(backend, device, precision)
-        found = drawn(self.outputs, bound, draws, seed, workers, executor, progress, backend=where)
+        how = Sampling(draws, seed, workers, executor, progress, where)
+        found = drawn(self._question(bound), how)
         return tuple(found) if isinstance(self.output, tuple) else found[0]
+
+    def _question(self, widths: dict[str, float], places: Sequence[int] | None = None) -> Question:
+        picked = None if places is None else tuple(places)
+        return Question(self.outputs, tuple(widths.items()), picked, whole=tuple(self._whole))
 
     def _status(self, widths: dict[str, float]) -> str:
         """Finite widths are exact; the theorem is about all widths at infinity; what has no limit has no law there."""

@@ -3,7 +3,6 @@
 import numpy as np
 
 import netsor as ns
-from netsor.engine import conditional
 from netsor.engine._run import in_numpy, run
 from netsor.engine.backends import choose
 from netsor.engine.backends._numpy import Streams
@@ -11,7 +10,7 @@ from netsor.engine.lower import make_plan
 
 from ..builder import Builder
 from ..programs import LIMIT_STEPS, STEPS, WIDTHS, LimitBuilder, grown
-from .compare import smallest_ks
+from .compare import conditional, smallest_ks
 
 n = ns.Width("n")
 LEVEL = 1e-4 / 12  # of one comparison: a dozen of them are made

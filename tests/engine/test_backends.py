@@ -9,7 +9,7 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine import _instructions, _orthogonal, _plan, conditional
+from netsor.engine import _instructions, _orthogonal, _plan
 from netsor.engine.backends import NoDeviceError, _base, _chi, _jax, choose
 from netsor.engine.lower import make_plan
 
@@ -23,6 +23,7 @@ from .backend_cases import (
     replicas,
     smallest_p,
 )
+from .compare import conditional
 
 JAX = {"backend": "jax", "device": "cpu"}
 

@@ -4,9 +4,10 @@ import numpy as np
 
 import netsor as ns
 from netsor.engine import _montecarlo
-from netsor.engine._law import conditional
 from netsor.engine.backends import Numpy
 from netsor.engine.backends._numpy import CHUNK, block_of
+
+from .compare import conditional
 
 n = ns.Width("n")
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine._law import conditional
 
+from .compare import conditional
 from .test_coordinates import LEVEL, drawn, literal, smallest_p
 
 n, d = ns.Width("n"), ns.Width("d")

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine._law import conditional
 from netsor.engine.passes import SHORTCUTS
 
-from .compare import smallest_ks
+from .compare import conditional, smallest_ks
 
 n = ns.Width("n")
 DRAWS = 10_000

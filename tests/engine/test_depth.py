@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 
 import netsor as ns
-from netsor.engine import _instructions, conditional
+from netsor.engine import _instructions
 from netsor.engine.lower import _turn, make_plan
 
 from ..programs import programs
-from .compare import n, smallest_p
+from .compare import conditional, n, smallest_p
 
 d, h = ns.Width("d"), ns.Width("h")
 

@@ -6,9 +6,8 @@ from examples import attention_layer, residual_block
 from scipy import integrate, stats
 
 import netsor as ns
-from netsor.engine._law import conditional
 
-from .compare import d, mixture, n
+from .compare import conditional, d, mixture, n
 
 
 def test_score_covariance_is_the_product_of_kernels():

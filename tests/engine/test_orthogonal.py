@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _orthogonal, conditional
+from netsor.engine import _orthogonal
+
+from .compare import conditional
 
 
 def leaning(rng, count, directions, lean, scale=1.0):

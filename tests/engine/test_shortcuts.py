@@ -5,7 +5,6 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import conditional
 from netsor.engine._recognise import recognise
 from netsor.engine.lower import make_plan
 from netsor.engine.passes import SHORTCUTS
@@ -13,7 +12,7 @@ from netsor.laws import Mixture, Origin
 from netsor.laws._attention import head_sum
 
 from ..programs import LIMIT_STEPS, WIDTHS, LimitBuilder, grown
-from .compare import exact_draws, n
+from .compare import conditional, exact_draws, n
 
 NAMED = {
     "relu": ns.relu, "leaky": lambda x: ns.leaky_relu(x, 0.2), "abs": ns.abs, "clip": lambda x: ns.clip(x, 1.0),

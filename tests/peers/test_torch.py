@@ -5,11 +5,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from netsor.engine import _instructions, _orthogonal, conditional
+from netsor.engine import _instructions, _orthogonal
 from netsor.engine._run import run
 from netsor.engine.backends import NoDeviceError, _torch, choose
 
 from ..engine.backend_cases import CASES, LEVEL, assert_same, assert_same_steps, random_plans, smallest_p
+from ..engine.compare import conditional
 from ..engine.test_small_parts import nearly_equal
 
 torch = pytest.importorskip("torch")

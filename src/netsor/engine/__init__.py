@@ -1,8 +1,10 @@
 """The interpreters of a program: literal, and the compiler (passes, lowering, plan, run); Monte Carlo."""
 
 from ._error import ExactError, NoLimitError
+from ._kept import Question
 from ._law import conditional
 from ._literal import simulate
 from ._plan import Plan
+from ._sampling import Sampling
 
-__all__ = ["ExactError", "NoLimitError", "Plan", "conditional", "simulate"]
+__all__ = ["ExactError", "NoLimitError", "Plan", "Question", "Sampling", "conditional", "simulate"]

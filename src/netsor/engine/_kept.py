@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..language._value import Value
@@ -10,11 +11,41 @@ from ._plan import Plan
 from .lower import make_plan
 
 
-def kept_plan(outputs: Sequence[Value], widths: Mapping[str, float], without: Collection[str] = ()) -> Plan:
-    """The plan of these very values at these widths, the last ones not made again."""
-    return _kept(tuple(outputs), tuple(widths.items()), tuple(without))
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a program: coordinates of its outputs, at given widths.
+
+    `picked` are the coordinates, None for any one; `without` names shortcuts to leave out; `whole` are the outputs of
+    the program that these are a part of, whose seeds they have.
+    """
+
+    outputs: tuple[Value, ...]
+    widths: tuple[tuple[str, float], ...]
+    picked: tuple[int, ...] | None = None
+    without: tuple[str, ...] = ()
+    whole: tuple[Value, ...] = field(default=())
+
+    @property
+    def bound(self) -> Mapping[str, float]:
+        """The widths by name."""
+        return dict(self.widths)
+
+    def plan(self, shift: int = 0) -> Plan:
+        """The plan that answers it; the last ones are not made again. For `shift` see `_expectation`."""
+        return _kept(self) if shift == 0 else _made(self, shift)
+
+
+def _made(question: Question, shift: int) -> Plan:
+    return make_plan(
+        question.outputs,
+        question.bound,
+        without=question.without,
+        shift=shift,
+        picked=question.picked,
+        whole=question.whole,
+    )
 
 
 @lru_cache(maxsize=4)
-def _kept(outputs: tuple[Value, ...], widths: tuple[tuple[str, float], ...], without: tuple[str, ...]) -> Plan:
-    return make_plan(outputs, dict(widths), without=without)
+def _kept(question: Question) -> Plan:
+    return _made(question, 0)

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Executor
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..language._value import Value
 from ._cells import Cells, Sums, Tally, binning, cells_for
-from ._kept import kept_plan
+from ._kept import Question
 from ._montecarlo import (
-    Progress,
     Silent,
-    at_once,
     check_memory,
     chunks,
     generator,
     one_blas_thread,
-    run,
-    whole_number,
 )
 from ._plan import SAMPLE, Plan
+from ._sampling import Sampling
 from ._single import check_single, unrounded
 from .backends import Backend, Numpy
 from .backends._numpy import CHUNK, Streams
 from .backends._numpy import block as numpy_block
-from .lower import make_plan
 
 Array = npt.NDArray[np.float64]
 T = TypeVar("T")
 
-AHEAD = 2  # chunks at a time where the library has its own threads: one is brought back while the next is made
 TASK = 0.5  # seconds of work that a task sent to another process should have
 PILOT = 8192  # replicas that say where the cells are
 LARGEST = 2**34  # draws
@@ -65,22 +57,10 @@ class Conditional:
     binning: float = 0.0  # and what that does to the density, relative to its largest value
 
 
-def conditional(
-    outputs: Sequence[Value],
-    widths: dict[str, float],
-    draws: int,
-    seed: int = 0,
-    workers: int | None = None,
-    executor: Executor | None = None,
-    progress: Progress = True,
-    without: Collection[str] = (),
-    picked: Sequence[int] | None = None,
-    backend: Backend | None = None,
-) -> Conditional:
+def conditional(question: Question, sampling: Sampling) -> Conditional:
     """Replicas of the conditional law of some coordinates of the outputs."""
-    draws, seed = whole_number("draws", draws, 2), whole_number("seed", seed, 0)
-    plan = make_plan(outputs, widths, without=without, picked=picked)
-    error = quadrature_error(outputs, widths, plan, without, picked) if plan.expects else 0.0
+    plan, draws, seed, where = question.plan(), sampling.draws, sampling.seed, sampling.backend
+    error = quadrature_error(question, plan) if plan.expects else 0.0
     if error > UNKNOWN:
         raise ValueError(
             "Gaussian expectations do not tell this law at width inf: if they move by their own errors, an output "
@@ -93,14 +73,13 @@ def conditional(
         _check_finite(mean, cov)
         return Conditional(mean, cov, 0, error, _notes(plan, mean, cov), True)
     size = plan.mean.shape[0]
-    where = backend or Numpy()
     check_single(plan, where)
     if size == 1 and draws > KEPT:
-        return _gathered(plan, draws, seed, where, workers, executor, progress, error)
+        return _gathered(plan, sampling, error)
     work = _Chunk(plan, seed, where, where.chunk(plan, draws))
     # the law, and a byte a number that says whether it is finite; chunks that are under way or wait to be taken; and
     # what each one at work has in hand
-    slots = at_once(_threads(where, workers), executor)
+    slots = sampling.at_once
     rows = 9.0 * draws + 8.0 * min(draws, 2 * slots * work.size) + 8.0 * slots * min(draws, work.size)
     check_memory(
         rows * (size + size**2) + slots * (BLOCK + plan.bytes),
@@ -109,7 +88,7 @@ def conditional(
     )
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
     together = _together(plan, work.size)
-    for part, (mean, cov) in _sampled(where, work, chunks(draws, work.size), workers, executor, progress, together):
+    for part, (mean, cov) in sampling.run(work, chunks(draws, work.size), together):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(means, covs)
     if where.precision == "float32":
@@ -131,35 +110,24 @@ def _notes(plan: Plan, mean: Array, cov: Array) -> tuple[str, ...]:
     return (*plan.notes, narrow)
 
 
-def drawn(
-    outputs: Sequence[Value],
-    widths: dict[str, float],
-    draws: int,
-    seed: int = 0,
-    workers: int | None = None,
-    executor: Executor | None = None,
-    progress: Progress = True,
-    without: Collection[str] = (),
-    backend: Backend | None = None,
-) -> list[Array]:
+def drawn(question: Question, sampling: Sampling) -> list[Array]:
     """Draws of one coordinate of each output, (draws, *shape): all jointly, and no covariance is ever formed."""
-    draws, seed = whole_number("draws", draws, 1), whole_number("seed", seed, 0)
-    plan = kept_plan(outputs, widths, without)
+    plan, draws, seed, where = question.plan(), sampling.draws, sampling.seed, sampling.backend
     size = plan.mean.shape[0]
     check_memory(8.0 * draws * size, f"draws={draws} of {size} outputs", "take fewer draws or outputs")
     found = np.empty((draws, size))
-    where = backend or Numpy()
     check_single(plan, where)
     if where.threads:
         work, parts = _Draws(plan, seed, where, 1), growing(draws)
     else:
         work = _Draws(plan, seed, where, where.chunk(plan, draws))
         parts = chunks(draws, work.size)
-    for part, values in _sampled(where, work, parts, workers, executor, progress):
+    for part, values in sampling.run(work, parts):
         found[part.start : part.stop] = values
     _check_finite(found)
-    ends = np.cumsum([output.size for output in outputs])[:-1]
-    return [a.reshape(draws, *o.shape) for a, o in zip(np.split(found, ends, axis=1), outputs, strict=True)]
+    ends = np.cumsum([output.size for output in question.outputs])[:-1]
+    parted = zip(np.split(found, ends, axis=1), question.outputs, strict=True)
+    return [a.reshape(draws, *output.shape) for a, output in parted]
 
 
 def growing(draws: int) -> list[range]:
@@ -175,17 +143,9 @@ def growing(draws: int) -> list[range]:
     return found
 
 
-def _gathered(
-    plan: Plan,
-    draws: int,
-    seed: int,
-    where: Backend,
-    workers: int | None,
-    executor: Executor | None,
-    progress: Progress,
-    error: float,
-) -> Conditional:
+def _gathered(plan: Plan, sampling: Sampling, error: float) -> Conditional:
     """More replicas than are kept: cells are laid by the first of them, and all are added up there."""
+    draws, seed, where = sampling.draws, sampling.seed, sampling.backend
     if draws > LARGEST:
         raise ValueError(f"draws={draws} must be at most 2^34")
     size = where.chunk(plan, draws)
@@ -196,7 +156,7 @@ def _gathered(
     tally = Tally(cells)
     work = _Sums(plan, seed, where, size, cells)
     together = _together(plan, size)
-    for _, found in _sampled(where, work, chunks(draws, size), workers, executor, progress, together):
+    for _, found in sampling.run(work, chunks(draws, size), together):
         for block in found:
             tally.add(block)
     nodes = tally.nodes()
@@ -210,28 +170,6 @@ def _gathered(
         nodes[2],
         binning(cells, mean[:, 0], cov[:, 0, 0]),
     )
-
-
-def _sampled(
-    where: Backend,
-    work: Callable[[range, Callable[[int], None]], T],
-    parts: Sequence[range],
-    workers: int | None,
-    executor: Executor | None,
-    progress: Progress,
-    together: int = 1,
-) -> Iterator[tuple[range, T]]:
-    """Every chunk, as it is done.
-
-    Where threads sample, BLAS is found and held to one of them here: if every chunk did, that would cost as much as
-    drawing a fifth of its numbers.
-    """
-    with one_blas_thread() if where.threads else nullcontext():
-        yield from run(work, parts, _threads(where, workers), executor, progress, together)
-
-
-def _threads(where: Backend, workers: int | None) -> int | None:
-    return workers if where.threads else AHEAD
 
 
 def _together(plan: Plan, size: int) -> int:
@@ -315,13 +253,7 @@ class _Draws:
         return found
 
 
-def quadrature_error(
-    outputs: Sequence[Value],
-    widths: dict[str, float],
-    plan: Plan,
-    without: Collection[str] = (),
-    picked: Sequence[int] | None = None,
-) -> float:
+def quadrature_error(question: Question, plan: Plan) -> float:
     """How far the outputs move, relative to their spread, if every Gaussian expectation moves by its own error."""
     with one_blas_thread():
         mean, cov = _block(plan, 0, TRIED)
@@ -334,7 +266,7 @@ def quadrature_error(
         scale = np.where(spread > 1e-9 * whole, spread, np.maximum(np.abs(mean), 1e-3 * whole))
         moved = []
         for shift in (1, 2, 3, 4) if plan.nodes else (1, 2):
-            other = make_plan(outputs, widths, without=without, shift=shift, picked=picked)
+            other = question.plan(shift)
             other_mean, other_cov = _block(other, 0, TRIED)
             size = scale[:, :, None] * scale[:, None, :]
             moved.append(float(np.max(np.abs(other_mean - mean) / scale, initial=0.0)))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,16 +40,15 @@ from ..language._operation import (
 from ..language._value import Value, Vector
 from ..language._weight import Weight
 from ._montecarlo import (
-    Progress,
     check_memory,
     chunks,
     cores,
     generator,
     memory,
     one_blas_thread,
-    run,
     whole_number,
 )
+from ._sampling import Sampling
 
 Array = npt.NDArray[np.float64]
 Coordinates = int | slice | Sequence[int] | None
@@ -61,19 +59,15 @@ CHUNK_BYTES = 2**25  # of weights and vectors in one chunk
 def simulate(
     outputs: Sequence[Value],
     sources: Mapping[Source, int],
-    widths: dict[str, float],
-    draws: int,
-    seed: int = 0,
+    widths: Mapping[str, float],
+    sampling: Sampling,
     coordinates: Coordinates = None,
-    workers: int | None = None,
-    executor: Executor | None = None,
-    progress: Progress = True,
 ) -> list[Array]:
     """Draws of the outputs: an array (draws, *shape, coordinates) for vectors, (draws, *shape) for scalars."""
     narrowed = narrow(outputs)
     values = ordered(narrowed)
-    draws = whole_number("draws", draws, 1)
-    work = _Chunk(narrowed, values, sources, widths, whole_number("seed", seed, 0), coordinates)
+    draws, workers = sampling.draws, sampling.workers
+    work = _Chunk(narrowed, values, sources, widths, sampling.seed, coordinates)
     # a batch of matrices is held twice while it acts
     check_memory(
         16.0 * work.numbers(),
@@ -83,11 +77,11 @@ def simulate(
     shapes = work.shapes()
     numbers = draws * sum(math.prod(shape) for shape in shapes)
     check_memory(8.0 * numbers, f"draws={draws} of {numbers // draws} numbers", "take fewer draws, or coordinates=0")
-    if executor is None:  # no more at a time than there is memory for
+    if sampling.executor is None:  # no more at a time than there is memory for
         room = max(1, int(memory() // (16 * work.numbers() * work.size())))
         workers = min(cores() if workers is None else whole_number("workers", workers, 1), room)
     results: list[Array] = [np.empty((draws, *shape)) for shape in shapes]
-    for part, arrays in run(work, chunks(draws, work.size()), workers, executor, progress):
+    for part, arrays in replace(sampling, workers=workers).run(work, chunks(draws, work.size())):
         for result, array in zip(results, arrays, strict=True):
             result[part.start : part.stop] = array
     return results
@@ -100,7 +94,7 @@ class _Chunk:
     outputs: list[Value]
     values: list[Value]
     sources: Mapping[Source, int]
-    widths: dict[str, float]
+    widths: Mapping[str, float]
     seed: int
     coordinates: Coordinates
 
@@ -151,7 +145,7 @@ class _Literal:
     """One chunk: the arrays drawn so far, by value and by matrix."""
 
     def __init__(
-        self, sources: Mapping[Source, int], widths: dict[str, float], seed: int, chunk: int, replicas: int
+        self, sources: Mapping[Source, int], widths: Mapping[str, float], seed: int, chunk: int, replicas: int
     ) -> None:
         self.sources, self.widths, self.seed, self.chunk, self.replicas = (
             sources,

@@ -19,7 +19,9 @@ from ..language._operation import Apply, Concat, Constant, Dot, MatMul, Mix, Tak
 from ..language._score import MASKED_SOFTMAX, SOFTMAX
 from ..language._value import Value, Vector
 from ..language._weight import Weight, weight
+from ._kept import Question
 from ._law import conditional
+from ._sampling import Sampling
 
 Array = npt.NDArray[np.float64]
 
@@ -86,5 +88,6 @@ def _kernel(tokens: Vector, widths: dict[str, Any], without: Collection[str]) ->
     """E[Z^{x^i} Z^{x^j}], if it is not random: what a fresh matrix makes of the tokens has this covariance."""
     if any(isinstance(value.op, Dot) and value.op.power == 0.5 for value in ordered([tokens])):
         return None
-    found = conditional([weight(1, tokens.width) @ tokens], widths, draws=2, progress=False, without=without)
+    asked = Question((weight(1, tokens.width) @ tokens,), tuple(widths.items()), without=tuple(without))
+    found = conditional(asked, Sampling(2, progress=False))
     return found.cov[0] if found.constant else None

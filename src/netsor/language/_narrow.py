@@ -43,6 +43,11 @@ Keep = tuple[npt.NDArray[np.bool_], ...]  # for each axis, which of its position
 
 def narrow(outputs: Sequence[Value]) -> list[Value]:
     """The same outputs, by a program that computes nothing they do not need."""
+    return traced(outputs)[0]
+
+
+def traced(outputs: Sequence[Value]) -> tuple[list[Value], dict[Value, Value]]:
+    """The same outputs, narrowed, and for each value of the narrower program the one that it is a part of."""
     values = ordered(outputs)
     keeps: dict[Value, Keep] = {output: every(output.shape) for output in outputs}
     for value in reversed(values):
@@ -69,7 +74,10 @@ def narrow(outputs: Sequence[Value]) -> list[Value]:
             same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=False))
             whole = len(inputs) == len(value.op.inputs) and all(axis.all() for axis in keep)
             new[value] = value if same and whole else rebuilt(value, keep, inputs)
-    return [new[output] for output in outputs]
+    made_from: dict[Value, Value] = {}
+    for value, made in new.items():
+        made_from.setdefault(made, value)
+    return [new[output] for output in outputs], made_from
 
 
 def widened(value: Value, keep: Keep) -> Keep:

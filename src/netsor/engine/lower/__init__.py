@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ...language._graph import ordered
-from ...language._narrow import narrow
+from ...language._narrow import traced
 from ...language._operation import (
     Apply,
     Constant,
@@ -57,13 +57,21 @@ def make_plan(
     without: Collection[str] = (),
     shift: int = 0,
     picked: Sequence[int] | None = None,
+    whole: Sequence[Value] = (),
 ) -> Plan:
-    """The plan for these coordinates of a program with its widths bound; `without` names shortcuts to leave out."""
+    """The plan for these coordinates of a program with its widths bound; `without` names shortcuts to leave out.
+
+    `whole` are the outputs of the program that these are a part of: a part has the seeds of the whole.
+    """
     unknown = set(without) - set(SHORTCUTS)
     if unknown:
         raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
-    narrowed = narrow(outputs)
-    context = Context(bound, {value: number for number, value in enumerate(ordered(narrowed))})
+    narrowed, made_from = traced(outputs)
+    places = {value: number for number, value in enumerate(ordered(whole or outputs))}
+    origin: dict[Value, int] = {}
+    for value in ordered(narrowed):  # an index that narrowing adds has no randomness: any place will do
+        origin[value] = places.get(made_from.get(value, value), len(places))
+    context = Context(bound, origin)
     made, nested = rewrite(narrowed, context, without), frozenset[int]()
     facts = facts_of(made, narrowed, context, frozenset(without), picked)
     while True:
