@@ -197,11 +197,6 @@ def test_a_working_folder_that_was_removed(tmp_path):
             0,
             "tiny: 1 block",
         ),
-        (
-            ["audit", str(tmp_path / "tiny.json"), "--tokens", "2", "--draws", "10", "--out", "out"],
-            2,
-            "--out 'out' must",
-        ),
         (["reproduce", "1b", "--quick"], 2, "--out 'results' must be a folder that can be written to"),
     ):
         gone.mkdir()
