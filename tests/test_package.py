@@ -50,9 +50,9 @@ def test_lowest_versions_are_read_off(tmp_path):
     file = tmp_path / "pyproject.toml"
     file.write_text(
         '[project]\ndependencies = ["numpy>=2.0", "any"]\n[project.optional-dependencies]\n'
-        'a = ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.26", "torch==2.13.0"]\nb = ["netsor[a]", "numpy>=2.0"]\n'
+        'a = ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.26", "torch==2.13.0"]\nb = ["netsor[a]", "jax>=1"]\n'
     )
-    assert lowest(file) == ["mkdocs-material==9.5", "mkdocstrings==0.26", "numpy==2.0"]
+    assert lowest(file) == ["jax==1", "mkdocs-material==9.5", "mkdocstrings==0.26", "numpy==2.0"]
 
 
 def test_every_dependency_has_a_lowest_version():
