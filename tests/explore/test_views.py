@@ -203,7 +203,7 @@ def test_own_program_whose_limit_is_a_point():
 
 
 def test_own_program_that_has_no_limit():
-    view = Own(Target("x", "tied", tied), {}, {"n": 16}, 1).view()
+    view = Own(Target("x", "tied", tied), {}, {"n": 16}, 0).view()
     assert "no limit to compare with" in view.notes[0]
     assert "limit" not in view.code
     with pytest.raises(ValueError, match="no limit"):
