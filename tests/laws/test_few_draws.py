@@ -93,6 +93,16 @@ def test_what_lies_beyond_the_draws_of_a_lognormal_law():
     assert (unseen(draws[:9, :2], None, 9.0) == 0).all()
 
 
+def test_fewer_than_ten_draws_know_no_kurtosis():
+    law = ns.Mixture(0.0, variances((9,), 6), ORIGIN).with_error
+    assert law.kurtosis().error == law.moment(4).error == np.inf
+    assert np.isfinite(law.var().error)
+    assert law.skewness() == (0.0, 0.0)
+    assert law.moment(3) == (0.0, 0.0)
+    same = ns.Mixture(0.0, np.full(9, 2.0), ORIGIN).with_error
+    assert same.kurtosis().error == pytest.approx(0, abs=1e-12)
+
+
 @pytest.mark.parametrize("p", [0.01, 0.2, 0.5])
 def test_a_share_of_few_draws(p):
     """The exact probability that a share of 30 draws is within two errors of the truth."""

@@ -19,7 +19,7 @@ from ._given import LARGEST, checked_generator, checked_origin, checked_shape, c
 from ._mixture import CONSTANT, Mixture
 from ._normals import Normals
 from ._origin import Origin
-from ._replicas import average, of_share
+from ._replicas import Replicas, of_share
 from ._store import storable
 
 
@@ -144,11 +144,20 @@ class Joint(Described):
 
     def mean(self) -> Array:
         """E[Y]."""
-        return np.asarray(average(self.component_mean, self.weight).value)
+        return self._replicas.mean(self.component_mean)
 
     def cov(self) -> Array:
         """The covariance matrix."""
-        return np.asarray(self.with_error.cov().value)
+        return self._replicas.mean(self._second())
+
+    def _second(self) -> Array:
+        """What each replica adds to the covariance."""
+        off = self.component_mean - self.mean()
+        return np.asarray(self.component_cov + off[:, :, None] * off[:, None, :])
+
+    @property
+    def _replicas(self) -> Replicas:
+        return Replicas(self.replicas, self.weight)
 
     def var(self) -> Array:
         """The variance of each entry."""
@@ -160,7 +169,11 @@ class Joint(Described):
 
     def corr(self) -> Array:
         """The correlation matrix."""
-        return np.asarray(self.with_error.corr().value)
+        cov = self.cov()
+        std = np.sqrt(np.diag(cov))
+        found = cov / np.where(std > 0, np.outer(std, std), np.nan)
+        np.fill_diagonal(found, np.where(std > 0, 1.0, np.nan))
+        return np.asarray(found)
 
     @property
     def singular(self) -> Estimate:
@@ -253,7 +266,7 @@ class JointWithError:
     def mean(self) -> Estimate:
         """E[Y]."""
         law = self._law
-        found = average(law.component_mean, law.weight)
+        found = law._replicas.average(law.component_mean)
         if not law.component_mean.any():
             return self._made(found, 0.0)
         std, size = law.std(), np.abs(found.value)
@@ -262,8 +275,7 @@ class JointWithError:
     def cov(self) -> Estimate:
         """The covariance matrix."""
         law = self._law
-        off = law.component_mean - law.mean()
-        found = average(law.component_cov + off[:, :, None] * off[:, None, :], law.weight)
+        found = law._replicas.average(law._second())
         std = np.sqrt(np.maximum(np.diag(found.value), 0.0))
         return self._made(found, law.origin.quadrature_error * np.outer(std, std))
 
@@ -275,14 +287,13 @@ class JointWithError:
     def corr(self) -> Estimate:
         """The correlation matrix; NaN for an entry without variance."""
         law = self._law
-        off = law.component_mean - law.mean()
-        second = law.component_cov + off[:, :, None] * off[:, None, :]
-        std = np.sqrt(np.diag(np.asarray(average(second, law.weight).value)))
+        second = law._second()
+        std = np.sqrt(np.diag(law._replicas.mean(second)))
         unit = second / np.where(std > 0, np.outer(std, std), np.nan)
-        rho = np.asarray(average(unit, law.weight).value)
+        rho = law._replicas.mean(unit)
         own = np.diagonal(unit, axis1=1, axis2=2)
         influence = unit - 0.5 * rho * (own[:, :, None] + own[:, None, :])  # delta method
-        error = np.asarray(average(influence, law.weight).error)
+        error = np.asarray(law._replicas.average(influence).error)
         np.fill_diagonal(error, 0.0)
         np.fill_diagonal(rho, np.where(std > 0, 1.0, np.nan))
         return self._made(Estimate(rho, error), law.origin.quadrature_error * (1 - rho**2))

@@ -6,6 +6,7 @@ taken to be one standard error heavier than it looks.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +46,7 @@ class Shape(NamedTuple):
         value = m3 / m2**1.5
         # delta method, the mean being estimated as well
         influence = (third - 3 * m2 * mean) / m2**1.5 - 1.5 * m3 * second / m2**2.5
-        more = value + (abs(m3) + tail) / more2**1.5 - abs(value)
+        more = value + (abs(m3) + tail) / more2**1.5 - abs(value) if math.isfinite(tail) else math.inf
         return self._made(value, more, influence, 3 * mean * var / m2**1.5 - 1.5 * m3 * var / m2**2.5)
 
     def kurtosis(self) -> Estimate:
@@ -56,4 +57,5 @@ class Shape(NamedTuple):
         third = float(self.replicas.mean(3 * mean * var + mean**3))
         influence = fourth / m2**2 - 2 * m4 * second / m2**3 - 4 * third * mean / m2**2
         worst = (6 * var**2 + 6 * var * mean**2) / m2**2 - 2 * m4 * var / m2**3
-        return self._made(m4 / m2**2 - 3, more4 / more2**2 - 3, influence, worst)
+        more = more4 / more2**2 - 3 if math.isfinite(more4) else math.inf
+        return self._made(m4 / m2**2 - 3, more, influence, worst)
