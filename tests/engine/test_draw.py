@@ -125,3 +125,15 @@ def test_what_has_no_limit_is_refused():
     g = ns.weight(n, n) @ x
     with pytest.raises(ns.NoLimitError):
         ns.Program(ns.dot(g, g)).draw(draws=3, n=ns.inf, progress=False)
+
+
+@pytest.mark.parametrize("width", [16, ns.inf])
+def test_a_part_has_the_seeds_of_the_whole(width):
+    """Asked for alone, an output is drawn from the numbers that it has beside the others."""
+    x = ns.gaussian(n, 3)
+    y = ns.nn.attention(x, heads=2)
+    net = ns.Program((ns.weight(n, n) @ x, ns.mean_dot(y, y)))
+    whole, part = (net.draw(n=width, draws=4, seed=3)[1], net[1].draw(n=width, draws=4, seed=3))
+    np.testing.assert_allclose(part, whole, rtol=1e-12)
+    other = ns.Program(net.outputs[1]).draw(n=width, draws=4, seed=3)  # a program of its own has its own
+    assert not np.allclose(other, whole)

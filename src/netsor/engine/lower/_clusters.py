@@ -23,6 +23,7 @@ from ..passes._operations import Adjoint, Along, Extend, Fuse, Span
 from ..passes._rewrite import COORDINATEWISE
 
 Ints = npt.NDArray[np.intp]
+Number = tuple[int, int, int]  # of a value, for seeds: its place as written, a count, and which of its groups
 
 
 @dataclass(eq=False)

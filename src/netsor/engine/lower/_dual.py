@@ -286,7 +286,7 @@ def _all_features(s: State, value: Vector, support: Bools) -> Bools:
     found = support.copy().reshape(-1, support.shape[-1])
     for group in s.groups_of(value):
         own = next(
-            b.feature for b in s.limit(group).blocks if b.feature is not None and b.number == s.facts.number[value]
+            b.feature for b in s.limit(group).blocks if b.feature is not None and b.number[:2] == s.facts.number[value]
         )
         marks = np.zeros(support.shape[-1], dtype=bool)
         # ⟨e, ψ(g) ⊙ u⟩ has a rule of its own for a change of u, and a change of g is nothing to it

@@ -23,7 +23,7 @@ from ...activations import IDENTITY, Function
 from ...language._value import Vector
 from .._plan import Builder, Register, named
 from ..passes.compose import Composed
-from ._clusters import Group
+from ._clusters import Group, Number
 
 Factors = list[tuple[Function, tuple[int, ...]]]  # functions, each of some of the arguments
 
@@ -110,7 +110,7 @@ class Grows(Protocol):
     group: Group
     directions: int
 
-    def unit(self, number: tuple[int, int], sources: int, feature: Features | None = None) -> Register:
+    def unit(self, number: Number, sources: int, feature: Features | None = None) -> Register:
         """New directions, one for each of so many features."""
 
 
@@ -125,7 +125,7 @@ class Rests:
 
 
 def added(
-    build: Builder, frame: Grows, rests: Rests, new: Features, linear: bool, number: tuple[int, int], words: str
+    build: Builder, frame: Grows, rests: Rests, new: Features, linear: bool, number: Number, words: str
 ) -> Register:
     """The coordinates (frames, k, directions) of new features; `linear` if products with linear vectors are asked for.
 

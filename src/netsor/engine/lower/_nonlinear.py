@@ -86,4 +86,6 @@ def _application(
         params.append(build.reshape(chosen, *places.shape))
     rests, linear = s.rests[group, value]
     known = unnamed(f) if "named" in s.facts.without else f
-    return Application(known, rows, marks, params, taken, rests, linear, s.facts.number[value])
+    return Application(
+        known, rows, marks, params, taken, rests, linear, (*s.facts.number[value], s.groups_of(value).index(group))
+    )

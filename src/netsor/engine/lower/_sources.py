@@ -22,9 +22,11 @@ def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register
     lead = build.constant(np.zeros((slots, sources, 0)))
     if slots and (value in s.facts.drawn or value in s.facts.virtual):
         parts = []
-        for group in s.groups_from(value):
+        for which, group in enumerate(s.groups_from(value)):
             places = group.slots[value]
-            made = s.frames[group].grow(number, places.shape[1] * sources, value in s.facts.leaves, s.words(value))
+            made = s.frames[group].grow(
+                (*number, which), places.shape[1] * sources, value in s.facts.leaves, s.words(value)
+            )
             parts.append((places, build.reshape(made, *places.shape, sources, made.shape[-1])))
         lead = s.scattered(parts)
     sample = None

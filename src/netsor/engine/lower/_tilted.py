@@ -222,7 +222,15 @@ def _functions(
         Function(f"e {psi.name}(g)", _Tilt(psi)), arguments, supports, (), (True, feature.centred[g]), (),
         psi=psi, e=unit, g=build.fitted(rows, d), own=own, of=feature, rests=feature.rests,
     )  # fmt: skip
-    added(build, frame, feature.rests, new, True, (*source.number[:1], source.number[1] + 2**16), new.f.name)
+    added(
+        build,
+        frame,
+        feature.rests,
+        new,
+        True,
+        (source.number[0], source.number[1] + 2**16, source.number[2]),
+        new.f.name,
+    )
     found = frame.blocks[-1].feature
     assert found is not None
     return found

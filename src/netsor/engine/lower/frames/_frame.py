@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ....activations import Function
 from ....language._value import Vector
 from ..._plan import Builder, Register
-from .._clusters import Group
+from .._clusters import Group, Number
 from .._features import Rests
 
 Bools = npt.NDArray[np.bool_]
@@ -34,7 +34,7 @@ class Application:
     vectors: Sequence[tuple[Vector, Ints]]  # each argument, and its places (frames, k) there
     rests: Rests  # the outputs that are asked for products with these
     linear: bool  # whether products with linear vectors are asked for too
-    number: tuple[int, int]  # of the value, for seeds
+    number: Number  # of the value, for seeds
 
 
 class Frame(ABC):
@@ -51,7 +51,7 @@ class Frame(ABC):
             self.constant = build.constant(np.full((group.frames, directions), one))
 
     @abstractmethod
-    def grow(self, number: tuple[int, int], sources: int, leaf: bool, words: str) -> Register:
+    def grow(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """The coordinates of new sources, so many in each frame; a leaf gets no direction of its own."""
 
     def apply(self, at: Application) -> tuple[Register, Bools, int]:

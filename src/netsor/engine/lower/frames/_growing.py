@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..._plan import CHI, CROSS, ORIENTATION, ORIENTATION_CHI, OWN, Builder, Register
-from .._clusters import Group
+from .._clusters import Group, Number
 from ._frame import Frame
 
 
@@ -28,9 +28,9 @@ class Growing(Frame):
         self.oriented: Register | None = None  # the coordinates of each direction that are asked for, as far as known
         self.asked = 0  # how often the frame was oriented
 
-    def grow(self, number: tuple[int, int], sources: int, leaf: bool, words: str) -> Register:
+    def grow(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """Bartlett's coordinates of new isotropic vectors."""
-        frames, d, build, key = self.group.frames, self.directions, self.build, (*number, self.group.number)
+        frames, d, build, key = self.group.frames, self.directions, self.build, number
         new = 0 if leaf else min(sources, int(self.group.width) - d)
         cross = build.draw("normals", (*key, CROSS, 0), (frames, sources, d), f"{words}: along the frame")
         if new == 0:

@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._plan import CROSS, OWN, Builder, Register, named
-from .._clusters import Group
+from .._clusters import Group, Number
 from .._features import Features, added
 from ._frame import Application, Bools, Frame
 
 Floats = npt.NDArray[np.float64]
-NO_VALUE = (-1, 0)
+NO_VALUE = (-1, 0, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Directions:
 
     start: int
     stop: int
-    number: tuple[int, int]  # of the value, for seeds; (−1, 0) for (1, …, 1)
+    number: Number  # of the value, for seeds; NO_VALUE for (1, …, 1)
     feature: Features | None = (
         None  # what these are functions of, if they are outputs of a nonlinearity: see `_features`
     )
@@ -79,11 +79,11 @@ class Limit(Frame):
         self.crossings: dict[int, int] = {}
         self.fields: dict[tuple[int, int], Field] = {}  # the normals of vectors turned by positions
 
-    def grow(self, number: tuple[int, int], sources: int, leaf: bool, words: str) -> Register:
+    def grow(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """A direction for each source."""
         return self.unit(number, sources)
 
-    def unit(self, number: tuple[int, int], sources: int, feature: Features | None = None) -> Register:
+    def unit(self, number: Number, sources: int, feature: Features | None = None) -> Register:
         """New directions, one for each of so many rows."""
         d = self.directions
         self.directions += sources
@@ -136,7 +136,7 @@ class Limit(Frame):
             later, earlier, frames = self.blocks[a], self.blocks[b], self.group.frames
             size = later.stop - later.start
             if a == b:
-                key = (*later.number, self.group.number, OWN, 0)
+                key = (*later.number, OWN, 0)
                 drawn = self.build.draw(
                     "normals", key, (frames, size * (size - 1) // 2), "scores of sources drawn together"
                 )
@@ -146,7 +146,7 @@ class Limit(Frame):
                 made = self.build.step("triangle", drawn, places=places.ravel(), shape=(size, size))
             else:
                 again = self.crossings[a] = self.crossings.get(a, -1) + 1
-                key = (*later.number, self.group.number, CROSS, again)
+                key = (*later.number, CROSS, again)
                 shape = frames, size, earlier.stop - earlier.start
                 made = self.build.draw("normals", key, shape, "scores: a normal for each pair of directions")
             self.pairs[a, b] = made
@@ -157,7 +157,7 @@ class Limit(Frame):
         if a not in self.diagonals:
             block, frames = self.blocks[a], self.group.frames
             size = block.stop - block.start
-            key = (*block.number, self.group.number, OWN, 1)
+            key = (*block.number, OWN, 1)
             drawn = self.build.draw("normals", key, (frames, size), "squares of sources")
             places = np.full((size, size), size)  # the last is a 0
             np.fill_diagonal(places, np.arange(size))
@@ -188,7 +188,7 @@ class Limit(Frame):
             return None
         if new.size:
             again = self.crossings[later] = self.crossings.get(later, -1) + 1
-            number = (*self.blocks[later].number, self.group.number, CROSS, again)
+            number = (*self.blocks[later].number, CROSS, again)
             words = "scores: a normal for each pair of directions and difference of positions"
             known.add(new, build.draw("normals", number, (frames, *sizes, len(new)), words))
         # the factor for the first of the differences is that of fewer: what was drawn for them stays

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..._expectation import NODES, gaussian_nodes
 from ..._plan import Builder, Register, named
-from .._clusters import Group
+from .._clusters import Group, Number
 from .._same import compares, identified
 from ._frame import Application, Bools, Frame
 
@@ -24,7 +24,7 @@ class Nodes(Frame):
         super().__init__(group, build, NODES, 1 / math.sqrt(NODES) if group.constant else None)
         self.sources = 0  # the rows in use
 
-    def grow(self, number: tuple[int, int], sources: int, leaf: bool, words: str) -> Register:
+    def grow(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """The values of Gaussian sources at the nodes."""
         self.sources += sources
         first = self.sources - sources + bool(self.group.constant)

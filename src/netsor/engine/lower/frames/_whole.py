@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..._plan import COORDINATES, Builder, Register
-from .._clusters import Group
+from .._clusters import Group, Number
 from ._frame import Frame
 from ._growing import turned, with_ones
 
@@ -24,10 +24,10 @@ class Whole(Frame):
         super().__init__(group, build, int(group.width), 1.0 if group.constant else None)
         self.picked = picked
 
-    def grow(self, number: tuple[int, int], sources: int, leaf: bool, words: str) -> Register:
+    def grow(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
         """All coordinates of new sources are normal."""
         shape = self.group.frames, sources, self.directions
-        key = (*number, self.group.number, COORDINATES, 0)
+        key = (*number, COORDINATES, 0)
         return self.build.draw("normals", key, shape, f"{words}: all coordinates")
 
     def turn(self, rows: Sequence[Register], outputs: bool) -> tuple[Frame, list[Register]]:
