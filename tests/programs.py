@@ -12,6 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import netsor as ns
+from netsor.language._array import Entrywise
 
 from .builder import Builder
 
@@ -33,6 +34,14 @@ STEPS = ["matmul"] * 4 + ["nonlin"] * 3 + ["several"] * 2 + ["residual"] * 2 + [
 STEPS += ["add", "scale", "mix", "mix", "reduce", "rearrange", "concat", "norm", "attention", "attention"]
 STEPS += ["normal", "rotary", "layer", "layer", "perceptron", "embedding", "shared", "words"]
 STEPS += ["initial", "data"] + ["dot"] * 6 + ["function"] * 4
+
+
+def operations(kind):
+    """The operations of the language: the classes below one, but for the kind of those that act entry by entry."""
+    for found in kind.__subclasses__():
+        yield from operations(found)
+        if found.__module__.startswith("netsor.language") and found is not Entrywise:
+            yield found
 
 
 def grown(builder, kinds, steps, largest):

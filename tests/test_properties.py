@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import netsor as ns
-from netsor.language import _operation
+from netsor.language._array import Operation
 from netsor.language._graph import ordered
+from netsor.language._operation import Root, Split
 
 from .builder import Builder
-from .programs import LIMIT_STEPS, STEPS, WIDTHS, LimitBuilder, grown, limit_programs, programs
+from .programs import LIMIT_STEPS, STEPS, WIDTHS, LimitBuilder, grown, limit_programs, operations, programs
 
 few = settings(max_examples=100, deadline=None, derandomize=True)
 
@@ -70,10 +71,9 @@ def test_the_programs_are_of_every_kind():
     """Every operation, and every verdict, in one of 100; and what is made for the limit mostly has one."""
     nets = [grown(Builder(seed, WIDTHS), STEPS, 8, 6).net for seed in range(100)]
     limits = [grown(LimitBuilder(seed, WIDTHS[:2]), LIMIT_STEPS, 6, 6).net for seed in range(100)]
-    kinds = [{type(value.op).__name__ for value in ordered(net.outputs)} for net in nets]
-    apart = {"Floats", "Ints", "Operation", "Source", "Root", "Split"}  # types; and what gradients alone make
-    every = {name for name in _operation.__all__ if name not in apart}
-    assert set().union(*kinds) == every
+    kinds = [{type(value.op) for value in ordered(net.outputs)} for net in nets]
+    by_gradients = {Root, Split}
+    assert set().union(*kinds) == set(operations(Operation)) - by_gradients
     assert {net.check().verdict for net in nets} == {"proved", "conjectured", "no limit"}
     verdicts = [net.check().verdict for net in limits]
     assert verdicts.count("no limit") <= 2

@@ -15,6 +15,7 @@ from netsor.engine.backends._numpy import Streams
 from netsor.engine.lower import _state, make_plan
 from netsor.engine.lower.frames import Growing
 from netsor.engine.passes import SHORTCUTS
+from netsor.language._operation import MatMul
 
 from ..programs import programs
 from .compare import d, mixture, n, smallest_p
@@ -138,7 +139,7 @@ def _no_sigma(monkeypatch):
     def matmul(state, value, op):
         return original(state, value, replace(op, weight=replace(op.weight, std=1.0)))
 
-    monkeypatch.setattr(lower, "matmul", matmul)
+    monkeypatch.setitem(lower.VECTORS, MatMul, matmul)
 
 
 def _no_projection(monkeypatch):

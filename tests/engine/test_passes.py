@@ -1,85 +1,118 @@
-"""Every pass leaves a graph that is well formed: operands defined, shapes and widths as the operations say."""
+"""Every pass leaves a graph that satisfies the specification, with a place for every value that it makes."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 import netsor as ns
-from netsor.engine.passes import GRAPH, distinct
-from netsor.engine.passes._rewrite import Context, Fuse
+from netsor.engine.passes import GRAPH, distinct, reuse, roots
+from netsor.engine.passes._operations import SPECIFICATION
+from netsor.engine.passes._rewrite import Context
 from netsor.language import _operation as ops
 from netsor.language._graph import ordered
 from netsor.language._narrow import narrow
-from netsor.language._value import Scalar, Vector
+from netsor.language._specification import SpecificationError, verify
 
+from ..gradients import gradients
 from ..programs import programs
 
 
 def checked(outputs, context):
-    """What each operation asks of its operands and says of its result."""
-    seen = set()
+    """The specification; and seeds are made from the places of values in the program as written."""
+    verify(outputs, SPECIFICATION)
+    assert all(value in context.origin for value in ordered(outputs))
+
+
+def begun(net, width):
+    outputs = narrow(net.outputs)
+    context = Context(dict.fromkeys(net.widths, width), {v: k for k, v in enumerate(ordered(outputs))})
+    checked(outputs, context)
+    return outputs, context
+
+
+def acts(outputs):
+    """The members of each source, as often as they act."""
+    found = {}
     for value in ordered(outputs):
-        assert value in context.origin, "a value without a place, so without a seed"
-        assert all(x in seen for x in value.op.inputs), "an operand that is not defined before its use"
-        seen.add(value)
-        match value.op:
-            case ops.MatMul(weight, x, each):
-                assert (weight.in_width, weight.out_width) == (x.width, value.width)
-                assert value.shape == (x.shape if each else weight.batch + x.shape)
-                assert not each or x.shape[: len(weight.batch)] == weight.batch
-            case ops.Add(x, y):
-                assert x.width == y.width == value.width
-                assert value.shape == np.broadcast_shapes(x.shape, y.shape)
-            case ops.Scale(c, x):
-                assert isinstance(c, Scalar)
-                assert x.width == value.width
-                assert value.shape == np.broadcast_shapes(c.shape, x.shape)
-            case ops.Mix(a, x):
-                assert x.width == value.width
-                assert a.shape[-1] == x.shape[-1]
-                assert value.shape == (*np.broadcast_shapes(a.shape[:-2], x.shape[:-1]), a.shape[-2])
-            case ops.Nonlin(_, vectors, scalars):
-                assert all(isinstance(p, Scalar) for p in scalars)
-                assert all(x.width == value.width for x in vectors)
-                assert value.shape == np.broadcast_shapes(*(x.shape for x in value.op.inputs))
-            case ops.Dot(x, y):
-                assert x.width == y.width
-                assert value.shape[-2:] == (x.shape[-1], y.shape[-1])
-            case ops.Take(x, flat):
-                assert value.shape == flat.shape
-                assert flat.max() < x.size
-                assert not isinstance(value, Vector) or value.width == x.width
-            case ops.Join(parts):
-                assert value.shape == (sum(p.shape[0] for p in parts), *parts[0].shape[1:])
-            case ops.Concat(x, axis):
-                assert value.width == x.shape[axis] * x.width
-            case Fuse(x):
-                assert (value.shape, value.width) == (x.shape, x.width)
+        if isinstance(value.op, ops.MatMul):
+            found.setdefault(value.op.weight.source, []).extend(value.op.weight.members.ravel().tolist())
+    return found.values()
+
+
+def followed(net, width):
+    """The program after each pass, checked."""
+    outputs, context = begun(net, width)
+    for name, change in {"roots": roots, "distinct": distinct, "reuse": reuse, **GRAPH}.items():
+        shapes = [value.shape for value in outputs]
+        outputs = change(outputs, context)
+        checked(outputs, context)
+        assert [value.shape for value in outputs] == shapes
+        if name == "distinct":
+            weights = [value.op.weight for value in ordered(outputs) if isinstance(value.op, ops.MatMul)]
+            assert all(len(np.unique(weight.members)) == weight.members.size for weight in weights)
+        if name == "reuse":
+            assert all(len(set(members)) == len(members) for members in acts(outputs))
+    return outputs
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(built=programs(steps=10))
 @pytest.mark.parametrize("width", [4, ns.inf])
 def test_passes_leave_well_formed_graphs(width, built):
-    outputs = narrow(built.net.outputs)
-    context = Context(dict.fromkeys(built.widths, width), {v: k for k, v in enumerate(ordered(outputs))})
-    checked(outputs, context)
-    outputs = distinct(outputs, context)
-    for value in ordered(outputs):
-        if isinstance(value.op, ops.MatMul):
-            members = value.op.weight.members
-            assert len(np.unique(members)) == members.size
-    for change in GRAPH.values():
-        shapes = [value.shape for value in outputs]
-        outputs = change(outputs, context)
-        checked(outputs, context)
-        assert [value.shape for value in outputs] == shapes
+    followed(built.net, width)
 
 
-def test_the_check_sees_a_broken_graph():
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(built=gradients())
+def test_passes_leave_well_formed_gradients(built):
+    followed(built.net, 4)
+
+
+def test_a_program_with_every_operation_that_passes_add():
+    """So that their rows of the specification are read."""
     n = ns.Width("n")
-    x = ns.gaussian(n, 2)
-    y = x + ns.gaussian(n, 2)
-    object.__setattr__(y, "shape", (3,))
-    with pytest.raises(AssertionError):
-        checked([y], Context({}, {v: k for k, v in enumerate(ordered([y]))}))
+    w, x, b, c = ns.weight(n, n), ns.gaussian(n, 2), ns.gaussian(n, 2), ns.gaussian(n, 2)
+    y = w @ ns.tanh(w.T @ (w @ x + b))
+    net = ns.Program(ns.softmax(ns.dot(y, ns.weight(n, n) @ x + c)))
+    assert set(SPECIFICATION) <= {type(value.op) for value in ordered(followed(net, 4))}
+
+
+n, m = ns.Width("n"), ns.Width("m")
+X, Y, Z = ns.gaussian(n, 2), ns.gaussian(n, 3), ns.gaussian(m, 2)
+W = ns.weight(n, n, batch=2)
+
+
+def wrong(value, **changed):
+    """A value that says something else of itself than its operation does."""
+    return replace(value, **changed)
+
+
+BROKEN = {
+    "shape": wrong(X + X, shape=(3,)),
+    "width": wrong(X + X, width=m),
+    "spaces": wrong(X + X, op=ops.Add(X, Z)),
+    "do not broadcast": wrong(X + X, op=ops.Add(X, Y)),
+    "vector for a scalar": wrong(2.0 * X, op=ops.Scale(X, X)),
+    "scalar for a vector": wrong(X + X, op=ops.Add(X, ns.dot(X, X)[0])),
+    "made a vector": ns.Vector(ops.Dot(X, X, 0.5), (2, 2), n),
+    "matrix of another space": wrong(W @ X, op=ops.MatMul(W, Z, each=False)),
+    "each": wrong(W.each(X), op=ops.MatMul(W, Y, each=True), shape=(3,)),
+    "members": wrong(W @ X, op=ops.MatMul(replace(W, members=np.array([0, 2])), X, each=False)),
+    "combined": wrong(np.ones((4, 2)) @ X, op=ops.Mix(ns.dot(X, X), Y), shape=(2,)),
+    "positions": wrong(X[[0, 1, 0]], op=ops.Take(X, np.array([0, 2, 0]))),
+    "negative positions": wrong(X[[0, 1, 0]], op=ops.Take(X, np.array([0, -1, 0]))),
+    "joined": wrong(ns.join([X, Y]), op=ops.Join((X, Z))),
+    "concatenated": wrong(ns.concat(X), width=n),
+    "turned": wrong(ns.rotary(X), op=replace(ns.rotary(X).op, positions=np.arange(3.0))),
+    "data": wrong(ns.data(np.ones((2, 3))), width=ns.Width(4)),
+    "initial": wrong(X, op=replace(X.op, factor=np.eye(3))),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_the_specification_refuses_a_broken_graph(case):
+    verify([X + X, 2.0 * X, W @ X, W.each(X), ns.concat(X), ns.rotary(X), ns.join([X, Y]), ns.dot(X, X)])
+    with pytest.raises(SpecificationError):
+        verify([BROKEN[case]])

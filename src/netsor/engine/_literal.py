@@ -14,29 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..language import _operation as ops
+from ..language._array import Operation, Source, rule_for
 from ..language._given import shown
 from ..language._graph import ordered, weights_of
 from ..language._narrow import narrow
-from ..language._operation import (
-    Add,
-    Apply,
-    Concat,
-    Constant,
-    Data,
-    Dot,
-    Gaussian,
-    Join,
-    MatMul,
-    Mix,
-    Nonlin,
-    Normal,
-    Root,
-    Rotate,
-    Scale,
-    Source,
-    Split,
-    Take,
-)
+from ..language._rotary import Rotate
 from ..language._value import Value, Vector
 from ..language._weight import Weight
 from ._montecarlo import (
@@ -175,84 +158,92 @@ class _Literal:
 
     def evaluate(self, value: Value) -> None:
         """Compute a value whose inputs are computed."""
-        array = self._evaluate(value)
+        array = rule_for(value.op, LITERAL, "LITERAL of engine/_literal.py")(self, value.op, value)
         # constants and data have one replica, which stands for all
         self.drawn[value] = np.broadcast_to(array, (self.replicas, *array.shape[1:]))
 
-    def _evaluate(self, value: Value) -> Array:
-        match value.op:
-            case Gaussian(source, mean, factor):
-                assert isinstance(value, Vector)
-                e = self.normals(source, 0, factor.shape[-1], int(value.width.bind(self.widths)))
-                combined: Array = np.einsum("...k,rkm->r...m", factor, e)
-                return mean[..., None] + combined
-            case Normal(source, std, shape):
-                return std * self.normals(source, 0, *shape)
-            case Rotate(x):
-                return _rotated(self.drawn[x], value.op)
-            case Data(vectors):
-                return vectors[None]
-            case Constant(numbers):
-                return numbers[None]
-            case MatMul(weight, x, each):
-                return self._matmul(weight, self.drawn[x], each)
-            case Nonlin(f, vectors, scalars):
-                arrays = [self._lined_up(v, value.ndim) for v in vectors]
-                arrays += [self._lined_up(p, value.ndim)[..., None] for p in scalars]
-                return np.asarray(f(*arrays))
-            case Add(x, y):
-                return self._lined_up(x, value.ndim) + self._lined_up(y, value.ndim)
-            case Scale(c, x):
-                return self._lined_up(c, value.ndim)[..., None] * self._lined_up(x, value.ndim)
-            case Mix(a, x):
-                return self._lined_up(a, value.ndim + 1) @ self._lined_up(x, value.ndim)
-            case Concat(x, axis):
-                end_to_end = np.moveaxis(self.drawn[x], 1 + axis, -2)
-                return end_to_end.reshape(*end_to_end.shape[:-2], -1)
-            case Split(x, axis, count):
-                whole = self.drawn[x]
-                return np.moveaxis(whole.reshape(*whole.shape[:-1], count, -1), -2, 1 + axis)
-            case Root():
-                return np.array([value.op.of(self.widths)])
-            case Dot(x, y, power):
-                q, k = self._lined_up(x, value.ndim - 1), self._lined_up(y, value.ndim - 1)
-                scale: float = q.shape[-1] ** -power
-                return scale * (q @ np.swapaxes(k, -1, -2))
-            case Apply(f, scalars, axes):
-                leading = max(p.ndim for p in scalars) - axes
-                arrays = [self._lined_up(p, leading + axes) for p in scalars]
-                made = np.asarray(f(*arrays))
-                return np.broadcast_to(made, (made.shape[0], *value.shape))
-            case Take(x, flat):
-                array = self.drawn[x]
-                flattened: Array = array.reshape(self.replicas, x.size, *array.shape[1 + x.ndim :])
-                return flattened.take(flat, axis=1)
-            case Join(parts):
-                return np.concatenate([self.drawn[part] for part in parts], axis=1)
-        raise TypeError(f"unknown operation {value.op!r}")
-
-    def _lined_up(self, value: Value, ndim: int) -> Array:
+    def lined(self, value: Value, ndim: int) -> Array:
         """The array of a value with axes of size 1 set in after the replicas, so that numpy broadcasts it."""
         array = self.drawn[value]
         return array.reshape(array.shape[0], *(1,) * (ndim - value.ndim), *array.shape[1:])
 
-    def _matmul(self, weight: Weight, x: Array, each: bool) -> Array:
-        members = weight.members.ravel().tolist()
-        w = np.stack([self.matrix(weight, member) for member in members], axis=1)  # (replicas, B, out, in)
-        r, b = len(w), len(members)
-        if each:  # (replicas, B, vectors, in)
-            vectors = x.reshape(r, b, -1, x.shape[-1])
-            shape = x.shape[:-1]
-        else:  # (replicas, 1, vectors, in)
-            vectors = x.reshape(r, 1, -1, x.shape[-1])
-            shape = (r, *weight.batch, *x.shape[1:-1])
-        return (vectors @ np.swapaxes(w, -1, -2)).reshape(*shape, -1)
+
+# One rule an operation, `rule(run, op, value)`: the array of a value from those of its inputs
 
 
-def _rotated(x: Array, op: Rotate) -> Array:
-    """Pairs of coordinates (f, f + r/2) turned by angles t_i θ_f; x is (replicas, …, tokens, width)."""
+def _gaussian(run: _Literal, op: ops.Gaussian, value: Vector) -> Array:
+    e = run.normals(op.source, 0, op.factor.shape[-1], int(value.width.bind(run.widths)))
+    combined: Array = np.einsum("...k,rkm->r...m", op.factor, e)
+    return op.mean[..., None] + combined
+
+
+def _matmul(run: _Literal, op: ops.MatMul, value: Vector) -> Array:
+    x, members = run.drawn[op.x], op.weight.members.ravel().tolist()
+    w = np.stack([run.matrix(op.weight, member) for member in members], axis=1)  # (replicas, B, out, in)
+    r, b = len(w), len(members)
+    vectors = x.reshape(r, b if op.each else 1, -1, x.shape[-1])
+    return (vectors @ np.swapaxes(w, -1, -2)).reshape(r, *value.shape, -1)
+
+
+def _nonlin(run: _Literal, op: ops.Nonlin, value: Vector) -> Array:
+    arrays = [run.lined(v, value.ndim) for v in op.vectors]
+    arrays += [run.lined(p, value.ndim)[..., None] for p in op.scalars]
+    return np.asarray(op.f(*arrays))
+
+
+def _concat(run: _Literal, op: ops.Concat, value: Vector) -> Array:
+    end_to_end = np.moveaxis(run.drawn[op.x], 1 + op.axis, -2)
+    return end_to_end.reshape(*end_to_end.shape[:-2], -1)
+
+
+def _split(run: _Literal, op: ops.Split, value: Vector) -> Array:
+    whole = run.drawn[op.x]
+    return np.moveaxis(whole.reshape(*whole.shape[:-1], op.count, -1), -2, 1 + op.axis)
+
+
+def _rotate(run: _Literal, op: Rotate, value: Vector) -> Array:
+    """Pairs of coordinates (f, f + r/2) turned by angles t_i θ_f."""
+    x = run.drawn[op.x]  # (replicas, …, tokens, width)
     angles = op.angles(x.shape[-1])
     cos, sin = np.cos(angles), np.sin(angles)
     half = angles.shape[-1]
     first, second = x[..., :half], x[..., half : 2 * half]
     return np.concatenate([cos * first - sin * second, sin * first + cos * second, x[..., 2 * half :]], axis=-1)
+
+
+def _dot(run: _Literal, op: ops.Dot, value: Value) -> Array:
+    q, k = run.lined(op.x, value.ndim - 1), run.lined(op.y, value.ndim - 1)
+    scale: float = q.shape[-1] ** -op.power
+    return scale * (q @ np.swapaxes(k, -1, -2))
+
+
+def _apply(run: _Literal, op: ops.Apply, value: Value) -> Array:
+    made = np.asarray(op.f(*(run.lined(p, op.leading + op.axes) for p in op.scalars)))
+    return np.broadcast_to(made, (made.shape[0], *value.shape))
+
+
+def _take(run: _Literal, op: ops.Take, value: Value) -> Array:
+    array = run.drawn[op.x]
+    flattened: Array = array.reshape(run.replicas, op.x.size, *array.shape[1 + op.x.ndim :])
+    return flattened.take(op.flat, axis=1)
+
+
+LITERAL: dict[type[Operation], Callable[[_Literal, Any, Any], Array]] = {
+    ops.Gaussian: _gaussian,
+    ops.Normal: lambda run, op, value: op.std * run.normals(op.source, 0, *op.shape),
+    ops.Data: lambda run, op, value: op.vectors[None],
+    ops.Constant: lambda run, op, value: op.numbers[None],
+    ops.Root: lambda run, op, value: np.array([op.of(run.widths)]),
+    ops.MatMul: _matmul,
+    ops.Nonlin: _nonlin,
+    ops.Add: lambda run, op, value: run.lined(op.x, value.ndim) + run.lined(op.y, value.ndim),
+    ops.Scale: lambda run, op, value: run.lined(op.c, value.ndim)[..., None] * run.lined(op.x, value.ndim),
+    ops.Mix: lambda run, op, value: run.lined(op.a, value.ndim + 1) @ run.lined(op.x, value.ndim),
+    ops.Concat: _concat,
+    ops.Split: _split,
+    ops.Dot: _dot,
+    ops.Apply: _apply,
+    ops.Take: _take,
+    ops.Join: lambda run, op, value: np.concatenate([run.drawn[part] for part in op.parts], axis=1),
+    Rotate: _rotate,
+}

@@ -6,19 +6,23 @@ A value is the operation that made it, with its shape checked; nothing is comput
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import islice
-from typing import Any, NoReturn, Self, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ._given import AXES, NUMBERS, Shape, as_axis, as_shape, as_whole, picked, shown
+from ._keep import Keep, box
 from ._where import TraceError, Where, user_line
 
 Ints = npt.NDArray[np.intp]
 V = TypeVar("V", bound="Value")
+R = TypeVar("R")
+Axes = tuple[int | None, ...]  # for each axis of an input, the axis of the result that it goes along; None: read whole
 
 
 REFLECTED = {
@@ -37,9 +41,49 @@ class Source:
         self.name = name
 
 
+class Acts(Enum):
+    """What an operation does to vectors: by this the exact engine decides what it must know of them."""
+
+    FRESH = "makes vectors of none"  # initial vectors, data
+    LINEARLY = "alike in every orthonormal frame"  # sums, multiples, indexing
+    BY_PRODUCTS = "asks for products of vectors alone"  # scores, W x
+    ON_COORDINATES = "asks for coordinates, each alone, and treats them alike"  # nonlinearities
+    ON_PLACES = "asks for coordinates, and treats them by their places"  # rotary positions, though they are linear
+
+    @property
+    def asks_coordinates(self) -> bool:
+        """Whether coordinates of the inputs are needed, and not their products alone."""
+        return self in (Acts.ON_COORDINATES, Acts.ON_PLACES)
+
+
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """What a value was made by. Its inputs are those of its fields that are values, or tuples of them."""
+    """What a value was made by. Its inputs are those of its fields that are values, or tuples of them.
+
+    The class says what all readings of a program need to know of an operation. Everything else is a row in the table of
+    a reading (see `rule_for`).
+    """
+
+    acts: ClassVar[Acts | None] = None  # None: it reads and makes scalars alone
+    kind: ClassVar[str] = ""  # what `print(net)` calls it, if not by its name
+    letter: ClassVar[str] = ""  # of the names of its values, if not u (of vectors) and a (of scalars)
+    parted: ClassVar[bool] = False  # whether some entries of the result can be made without the others
+    indexed: ClassVar[tuple[str, ...]] = ()  # fields that are arrays, with the axes of the result in front
+
+    def reads(self, ndim: int) -> tuple[Axes, ...]:
+        """Which entries of each input make an entry of the result, which has `ndim` axes; axes of size 1 broadcast.
+
+        Unless an operation says so, all entries of its inputs.
+        """
+        return tuple((None,) * x.ndim for x in self.inputs)
+
+    def whole(self, ndim: int) -> Sequence[int]:
+        """The axes of the result of which all or nothing is made."""
+        return () if self.parted else range(ndim)
+
+    def at(self, keep: Keep) -> Self:
+        """The operation that makes these entries of the result, but for its inputs: fields that have axes of it."""
+        return replace(self, **{name: getattr(self, name)[box(keep)] for name in self.indexed})
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -62,6 +106,33 @@ class Operation:
             elif isinstance(entry, tuple) and entry and isinstance(entry[0], Value):
                 changed[name] = tuple(islice(given, len(entry)))
         return replace(self, **changed)
+
+
+@dataclass(frozen=True, eq=False)
+class Entrywise(Operation):
+    """An operation of which each entry can be made for itself.
+
+    It reads the entries that are broadcast to it, in numpy's way, unless an operation says otherwise.
+    """
+
+    parted = True
+
+    def reads(self, ndim: int) -> tuple[Axes, ...]:
+        """Axes lined up from the last."""
+        return tuple(lined(x.ndim, ndim) for x in self.inputs)
+
+
+def lined(ndim: int, to: int) -> tuple[int, ...]:
+    """Among `to` axes, those that the axes of an array with fewer are lined up with: the last ones."""
+    return tuple(range(to - ndim, to))
+
+
+def rule_for(op: Operation, table: Mapping[type[Operation], R], place: str) -> R:
+    """The row of an operation in the table of a reading; a missing one is an error that says where it is missing."""
+    if type(op) not in table:
+        remedy = "docs/engine.md, 'Adding an operation', says what it is"
+        raise TypeError(f"{type(op).__name__} has no row in {place}: {remedy}")
+    return table[type(op)]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -192,5 +263,6 @@ def _unpacked(given: tuple[Any, ...]) -> tuple[Any, ...]:
 class Take(Operation):
     """V or S: y[i] = x at flat position `flat[i]`. Indexing, transposing, reshaping and repeating are all this."""
 
+    acts, kind, parted = Acts.LINEARLY, "index", True
     x: Value
     flat: Ints

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ._array import Axes, lined
 from ._given import Shape
 from ._graph import ordered
-from ._operation import Add, Apply, Concat, Constant, Dot, Join, MatMul, Mix, Nonlin, Rotate, Scale, Take
+from ._operation import Apply, Constant, Join, Take
 from ._score import MASKED_SOFTMAX
 from ._value import Scalar, Value
 
@@ -44,37 +45,17 @@ def _inputs(value: Value, asked: Bools) -> Iterator[tuple[Value, Bools]]:
             for part in parts:
                 yield part, asked[start : start + part.shape[0]]
                 start += part.shape[0]
-        case MatMul(_, x, each):
-            yield x, asked if each else _gathered(asked, x.shape)
-        case Mix(a, x):
-            yield a, _gathered(np.broadcast_to(asked[..., None], (*asked.shape, a.shape[-1])), a.shape)
-            mixed = asked.any(axis=-1, keepdims=True)
-            yield x, _gathered(np.broadcast_to(mixed, (*asked.shape[:-1], x.shape[-1])), x.shape)
-        case Concat(x, axis):
-            yield x, np.broadcast_to(np.expand_dims(asked, axis), x.shape)
-        case Dot(x, y):
-            yield x, _gathered(np.asarray(asked.any(axis=-1)), x.shape)
-            yield y, _gathered(np.asarray(asked.any(axis=-2)), y.shape)
         case Apply(f, (p, Scalar(op=Constant(allowed))), 1) if f is MASKED_SOFTMAX:
-            rows = asked.any(axis=-1, keepdims=True)
-            yield p, _gathered(rows & np.broadcast_to(allowed > 0, value.shape), p.shape)
-        case Apply(_, scalars, axes):  # a function sees its last axes whole
-            leading = max(scalar.ndim for scalar in scalars) - axes
-            front = asked.shape[:leading]
-            rows = np.any(asked.reshape(*front, -1), axis=-1, keepdims=True).reshape((*front, *(1,) * axes))
-            for scalar in scalars:
-                whole = np.broadcast_to(rows, (*front, *scalar.shape[scalar.ndim - axes :]))
-                yield scalar, _gathered(whole, scalar.shape)
-        case Add() | Scale() | Nonlin() | Rotate():
-            for x in value.op.inputs:
-                yield x, _gathered(asked, x.shape)
+            rows = asked.any(axis=-1, keepdims=True) & np.broadcast_to(allowed > 0, value.shape)
+            yield p, _gathered(rows, lined(p.ndim, value.ndim), p.shape)
         case _:
-            for x in value.op.inputs:
-                yield x, np.ones(x.shape, dtype=bool)
+            for x, axes in zip(value.op.inputs, value.op.reads(value.ndim), strict=True):
+                yield x, _gathered(asked, axes, x.shape)
 
 
-def _gathered(asked: Bools, shape: Shape) -> Bools:
-    """What is asked of an array of this shape by what it is broadcast to."""
-    found = np.any(asked, axis=tuple(range(asked.ndim - len(shape))))
-    once = tuple(axis for axis, size in enumerate(shape) if size == 1)
-    return np.asarray(np.any(found, axis=once, keepdims=True))
+def _gathered(asked: Bools, axes: Axes, shape: Shape) -> Bools:
+    """What is asked of an array of this shape, whose axes go along these, by what is made of it."""
+    found = np.any(asked, axis=tuple(k for k in range(asked.ndim) if k not in axes))
+    found = np.expand_dims(found, tuple(k for k, axis in enumerate(axes) if axis is None))
+    once = tuple(k for k, size in enumerate(shape) if size == 1)
+    return np.broadcast_to(np.any(found, axis=once, keepdims=True), shape)

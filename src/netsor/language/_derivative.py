@@ -24,7 +24,8 @@ from ..derivatives import base, derivative, known
 from ._apply import apply, nonlin
 from ._array import Operation
 from ._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, power
-from ._operation import Add, Apply, Concat, Constant, Dot, MatMul, Mix, Nonlin, Root, Rotate, Scale, Split
+from ._operation import Add, Apply, Concat, Constant, Dot, MatMul, Mix, Nonlin, Root, Scale, Split
+from ._rotary import Rotate
 from ._score import concat, dot, mean_dot, rsqrt, split
 from ._value import Scalar, Vector, constant, mix, ones
 from ._weight import Weight

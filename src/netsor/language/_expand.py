@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -209,6 +210,24 @@ class Expansion:
 def _positions(x: Value, shape: tuple[int, ...]) -> Ints:
     """The flat position in x of each entry of a value of this shape that x is broadcast to."""
     return np.broadcast_to(np.arange(x.size).reshape(x.shape), shape).ravel()
+
+
+def places_read(value: Value, position: int) -> list[list[int]]:
+    """For each input of the operation that made a value: the flat positions that an entry of the value is made of."""
+    index = np.unravel_index(position, value.shape) if value.shape else ()
+    found = []
+    for x, axes in zip(value.op.inputs, value.op.reads(value.ndim), strict=True):
+        sizes = zip(x.shape, axes, strict=True)
+        along = [range(n) if k is None else (0 if n == 1 else int(index[k]),) for n, k in sizes]
+        found.append([int(np.ravel_multi_index(i, x.shape)) if i else 0 for i in product(*along)])
+    return found
+
+
+def vectors_read(entry: Entry) -> list[Entry]:
+    """The vectors that an entry of an array is made of."""
+    op = entry[0].op
+    read = zip(op.inputs, places_read(*entry), strict=True)
+    return [(x, place) for x, places in read if isinstance(x, Vector) for place in places]
 
 
 def _identities(values: Sequence[Value]) -> dict[Value, Ints]:

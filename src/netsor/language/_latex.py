@@ -6,39 +6,23 @@ An array of vectors is written with an index for each axis, g^{(2)}_{ij}; a batc
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
+from typing import Any
 
+from . import _operation as ops
+from ._array import Acts, Operation
 from ._check import CONJECTURED, NO_LIMIT, check
-from ._function import ADD, MATMUL, MULTIPLY, SUBTRACT
+from ._formula import factors, formula
 from ._graph import ordered, transposed
-from ._names import LETTERS, names_of, taken_indices
+from ._names import LETTERS, names_of
 from ._narrow import narrow
-from ._operation import (
-    Add,
-    Apply,
-    Concat,
-    Constant,
-    Data,
-    Dot,
-    Gaussian,
-    Join,
-    MatMul,
-    Mix,
-    Nonlin,
-    Normal,
-    Root,
-    Rotate,
-    Scale,
-    Source,
-    Split,
-    Take,
-)
+from ._operation import Constant, Data, Dot, MatMul, Source
 from ._print import initial_law
+from ._rotary import Rotate
 from ._tex import (
     DOCUMENT,
     Indices,
-    broadcast_to,
     decimal,
     different_matrices,
     dimension,
@@ -53,9 +37,6 @@ from ._tex import (
 )
 from ._value import Value, Vector
 from ._weight import Weight
-from ._width import Width
-
-OPERATORS = {ADD: "+", SUBTRACT: "-", MULTIPLY: r"\cdot", MATMUL: ""}
 
 
 def latex(name: str, outputs: Sequence[Value], document: bool) -> str:
@@ -83,10 +64,6 @@ def latex(name: str, outputs: Sequence[Value], document: bool) -> str:
         body.append(gathered([line for value in values for line in writer.limit(value)] + writer.shared()))
     text = "\n".join(body)
     return DOCUMENT % text if document else text
-
-
-def _broadcast(value: Value, indices: Indices) -> list[str]:
-    return broadcast_to(value.shape, indices)
 
 
 class _Writer:
@@ -136,178 +113,54 @@ class _Writer:
         i = letters(value.shape)
         ranges = ", ".join(rf"{index} \le {size}" for index, size in zip(i, value.shape, strict=True) if size > 1)
         where = rf"\qquad ({ranges})" if ranges else ""
-        match value.op:
-            case Root(over, under):
-                top, bottom = (" ".join(map(dimension, sizes)) or "1" for sizes in (over, under))
-                return [rf"{self.ref(value, i)} = \sqrt{{{top}/({bottom})}}"]
-            case Constant():
-                if value.size == 1:
-                    return []
-                return [rf"{self.ref(value, i)} \in \mathbb{{R}} \text{{ given}} {where}"]
-            case Gaussian(_, mean, factor):
-                law = escape(initial_law(mean, factor).replace("…", r"..."))
-                coordinate = rf"\text{{ with i.i.d.\ coordinates, {law}}}"
-                if not factor.any():
-                    coordinate = rf"\text{{ given, {law}}}"
-                return [rf"{self.ref(value, i)} \in {space(_width(value))} {coordinate} {where}"]
-            case Data():
-                return [rf"{self.ref(value, i)} \in {space(_width(value))} \text{{ given}} {where}"]
-            case Normal():
-                return [rf"{self._drawn(value, self.ref(value, i))} {where}"]
-            case MatMul(weight, x, _):
-                batch = i[: len(weight.batch)]
-                weight = weight.drawn
-                entries = rf"\mathcal N(0, {decimal(weight.std**2)}/{dimension(weight.fan)})"
-                new = next(v for v in self.values if isinstance(v.op, MatMul) and v.op.weight.source is weight.source)
-                size = rf"\mathbb R^{{{dimension(weight.out_width)} \times {dimension(weight.in_width)}}}"
-                drawn = rf"{self.matrix(weight, batch)} \in {size} \text{{ with i.i.d.\ entries }} {entries}"
-                top = r"^{\top}" if value.op.weight.transposed else ""
-                turned = f"({self.matrix(weight, batch)}){top}" if top else self.matrix(weight, batch)
-                if value.op.weight.fan != weight.fan:  # the adjoint, which a gradient is made by
-                    turned = rf"\sqrt{{{dimension(weight.fan)}/{dimension(value.op.weight.fan)}}} \, {turned}"
-                line = f"{self.ref(value, i)} = {turned} {self.ref(x, self._multiplied(value, i))}"
-                return ([drawn] if new is value else []) + [f"{line} {where}"]
-        return [f"{self.ref(value, i)} = {self.formula(value, i, limit=False)} {where}"]
-
-    def _drawn(self, value: Value, name: str) -> str:
-        assert isinstance(value.op, Normal)
-        return rf"{name} \sim \mathcal N(0, {decimal(value.op.std**2)}) \text{{ independent}}"
-
-    def _multiplied(self, value: Value, i: Indices) -> Indices:
-        assert isinstance(value.op, MatMul)
-        return i if value.op.each else i[len(value.op.weight.batch) :]
-
-    def formula(self, value: Value, i: Indices, limit: bool) -> str:
-        """The right-hand side of every operation that reads alike at finite width and in the limit."""
-        ref = self.z if limit else self.ref
-        match value.op:
-            case Nonlin(f, vectors, scalars):
-                arguments = [ref(v, _broadcast(v, i)) for v in vectors]
-                if f in OPERATORS:
-                    return f" {OPERATORS[f]} ".join(arguments)
-                arguments += [decimal(p) for p in f.parameters]
-                given = "; " + ", ".join(ref(p, _broadcast(p, i)) for p in scalars) if scalars else ""
-                return rf"\operatorname{{{escape(f.name)}}}({', '.join(arguments)}{given})"
-            case Add(x, y):
-                return f"{ref(x, _broadcast(x, i))} + {ref(y, _broadcast(y, i))}"
-            case Scale(c, x):
-                return rf"{ref(c, _broadcast(c, i))} \, {ref(x, _broadcast(x, i))}"
-            case Mix(a, x):
-                j = LETTERS[len(i)]
-                coefficient = ref(a, [*broadcast_to(a.shape[:-2], i[:-1]), "1" if a.shape[-2] == 1 else i[-1], j])
-                return rf"\sum_{{{j}}} {coefficient} \, {ref(x, [*broadcast_to(x.shape[:-1], i[:-1]), j])}"
-            case Concat(x, axis):
-                first, last = ([*i[:axis], k, *i[axis:]] for k in ("1", str(x.shape[axis])))
-                return rf"({ref(x, first)}; \dots; {ref(x, last)})"
-            case Split(x, axis):
-                return rf"({ref(x, [*i[:axis], *i[axis + 1 :]])})_{{\text{{part }} {i[axis]}}}"
-            case Dot(x, y, power):
-                left, right = self._factors(value, i)
-                scale = rf"{dimension(x.width)}^{{{'-1/2' if power == 0.5 else '-1'}}}"
-                return rf"{scale} \langle {self.ref(x, left)}, {self.ref(y, right)} \rangle"
-            case Apply(f, scalars, axes):
-                cut = max(p.ndim for p in scalars) - axes
-                arguments = [
-                    ref(p, broadcast_to(p.shape[: p.ndim - axes], i[:cut]) + [r"\cdot"] * axes) for p in scalars
-                ]
-                if f in OPERATORS and axes == 0:
-                    return f" {OPERATORS[f]} ".join(arguments)
-                arguments += [decimal(p) for p in f.parameters]
-                entry = f"_{{{','.join(i[cut:])}}}" if i[cut:] else ""
-                return rf"\operatorname{{{escape(f.name)}}}({', '.join(arguments)}){entry}"
-            case Rotate(x, _, base, fraction, stretch):
-                turned = "" if fraction == 1 else rf"^{{({decimal(fraction)})}}"
-                bent = "" if stretch is None else rf"{', '.join(map(decimal, stretch))}, "
-                return rf"R{turned}_{{{decimal(base)}, {bent}t({i[-1]})}} \, {ref(x, i)}"
-            case Take(x, flat):
-                indices = taken_indices(flat, x.shape)
-                if indices is None:  # π: a selection that no formula in the indices gives
-                    return ref(x, [rf"\pi({','.join(i)})"])
-                return ref(x, [str(int(k) + 1) if k.isdigit() else k for k in indices])
-            case Join(parts):
-                i = [r"\cdot", *i[1:]]
-                return rf"({', '.join(ref(part, i) for part in parts)})_{{{LETTERS[0]}}}"
-        raise TypeError(f"unknown operation {value.op!r}")
-
-    def _factors(self, value: Value, i: Indices) -> tuple[list[str], list[str]]:
-        """The indices of the two factors of a dot."""
-        assert isinstance(value.op, Dot)
-        x, y = value.op.x, value.op.y
-        return [*broadcast_to(x.shape[:-1], i[:-2]), i[-2]], [*broadcast_to(y.shape[:-1], i[:-2]), i[-1]]
-
-    # The limit
+        if type(value.op) in LINES:
+            return LINES[type(value.op)](self, value.op, value, i, where)
+        return [f"{self.ref(value, i)} = {formula(value, i, self.ref)} {where}"]
 
     def limit(self, value: Value) -> list[str]:
         """The law of the limit of a value, by the rule of Definition 3.1 for its operation."""
         i = letters(value.shape)
-        match value.op:
-            case Constant() | Data() | Root():
-                return []
-            case Gaussian(_, mean, factor):
-                law = escape(initial_law(mean, factor).replace("…", "..."))
-                if not factor.any():  # a multiple of (1, …, 1)
-                    constant = decimal(mean.ravel()[0]) if (mean == mean.ravel()[0]).all() else r"\text{ its mean}"
-                    return [f"{self.z(value, i)} = {constant}"]
-                return [rf"{self.z(value, i)} \text{{ distributed as {law}}}"]
-            case MatMul(weight) if weight.source in self.transposed:
-                return self._both_ways(value)
-            case MatMul():
-                return [self._covariance(value, value)]
-            case Normal():
-                return [self._drawn(value, self.z(value, i))]
-            case Rotate(x, _, base, fraction, stretch):
-                assert isinstance(value, Vector)
-                j = primed(i)
-                turned = rf"\kappa(t({i[-1]}) - t({j[-1]})) \, {self.product(x, i, x, j)}"
-                return [rf"{self.product(value, i, value, j)} = {turned}, \quad {kappa(base, fraction, stretch)}"]
-            case Dot(x, y, power):
-                left, right = self._factors(value, i)
-                if power == 1:
-                    return [rf"{self.z(value, i)} = {self.product(x, left, y, right)}"]
-                other = primed(i)
-                left2, right2 = self._factors(value, other)
-                cov = rf"\operatorname{{Cov}}({self.z(value, i)}, {self.z(value, other)})"
-                wick = rf"{self.product(x, left, x, left2)} \, {self.product(y, right, y, right2)}"
-                if not different_matrices(x, y):
-                    wick += rf" + {self.product(x, left, y, right2)} \, {self.product(y, right, x, left2)}"
-                gaussian = rf"{self.z(value, i)} \text{{ jointly Gaussian, mean 0, independent of all }} Z"
-                if x in self.rotated or y in self.rotated:
-                    wick = self._rotated_scores(value, i, other)
-                return [gaussian, rf"{cov} = {wick}"]
-            case Concat(x, axis):
-                # (1/n) Σ_α over the joint space is the mean over its parts
-                k = LETTERS[len(i)]
-                of, with_ = ([*j[:axis], k, *j[axis:]] for j in (i, primed(i)))
-                average = rf"\frac{{1}}{{{x.shape[axis]}}} \sum_{{{k}}} {self.product(x, of, x, with_)}"
-                assert isinstance(value, Vector)
-                return [rf"{self.product(value, i, value, primed(i))} = {average}"]
-        return [f"{self.z(value, i)} = {self.formula(value, i, limit=True)}"]
+        if type(value.op) in LIMITS:
+            return LIMITS[type(value.op)](self, value.op, value, i)
+        if value.op.acts in (None, Acts.LINEARLY, Acts.ON_COORDINATES):
+            return [f"{self.z(value, i)} = {formula(value, i, self.z)}"]
+        return [rf"{self.z(value, i)} \text{{ is not known}}"]
+
+    def drawn(self, value: Value, name: str) -> str:
+        """The law of random scalars."""
+        assert isinstance(value.op, ops.Normal)
+        return rf"{name} \sim \mathcal N(0, {decimal(value.op.std**2)}) \text{{ independent}}"
+
+    def multiplied(self, value: Value, i: Indices) -> Indices:
+        """The indices of x in W x."""
+        assert isinstance(value.op, MatMul)
+        return i if value.op.each else i[len(value.op.weight.batch) :]
 
     def gaussian(self, value: Value, i: Indices) -> str:
         """The Gaussian part of Z^{Wx}: all of it, unless the matrix acts transposed too."""
         assert isinstance(value.op, MatMul)
         return ("\\hat " if value.op.weight.source in self.transposed else "") + self.z(value, i)
 
-    def _both_ways(self, value: Value) -> list[str]:
+    def both_ways(self, value: Value) -> list[str]:
         """Z^{Wx} of a matrix that acts transposed too: a Gaussian part, and what x has of W^T y, by Stein's lemma."""
         assert isinstance(value.op, MatMul)
         weight, x, i = value.op.weight, value.op.x, letters(value.shape)
         terms = [self.gaussian(value, i)]
-        for other in self._uses(weight.source):
+        for other in self.uses(weight.source):
             assert isinstance(other.op, MatMul)
             if other.op.weight.transposed != weight.transposed:
                 j = primed(letters(other.shape))
-                of, by = self.z(x, self._multiplied(value, i)), self.z(other.op.x, self._multiplied(other, j))
+                of, by = self.z(x, self.multiplied(value, i)), self.z(other.op.x, self.multiplied(other, j))
                 slope = rf"\mathbb{{E}}\left[\frac{{\partial {of}}}{{\partial {self.gaussian(other, j)}}}\right]"
                 total = rf"\sum_{{{','.join(j)}}} " if j else ""
                 terms.append(f"{variance(weight)} {total}{slope} {by}")
-        return [self._covariance(value, value), f"{self.z(value, i)} = {' + '.join(terms)}"]
+        return [self.covariance(value, value), f"{self.z(value, i)} = {' + '.join(terms)}"]
 
-    def _rotated_scores(self, value: Value, i: Indices, j: Indices) -> str:
+    def rotated_scores(self, value: Value, i: Indices, j: Indices) -> str:
         """The covariance of scores of rotated vectors, which is no product of covariances of their coordinates."""
         assert isinstance(value.op, Dot)
         x, y = value.op.x, value.op.y
-        (x1, y1), (x2, y2) = self._factors(value, i), self._factors(value, j)
+        (x1, y1), (x2, y2) = factors(value.op, i), factors(value.op, j)
         pairs = ((x1, y1), (x2, y2))
         dots = " ".join(rf"\langle {self.ref(x, a)}, {self.ref(y, b)} \rangle" for a, b in pairs)
         cov = rf"\lim {dimension(x.width)}^{{-1}} \, \mathbb{{E}}[{dots}]"
@@ -324,7 +177,7 @@ class _Writer:
         given = r" \mid \mathring p" if x in self.random or y in self.random else ""
         return rf"\mathbb{{E}}[{self.z(x, i)} {self.z(y, j)}{given}]"
 
-    def _covariance(self, value: Value, other: Value) -> str:
+    def covariance(self, value: Value, other: Value) -> str:
         """Cov(Z^{Wx}, Z^{Wx'}) = σ_W² E[Z^x Z^x'], zero between different matrices of the batch."""
         assert isinstance(value.op, MatMul)
         assert isinstance(other.op, MatMul)
@@ -336,7 +189,7 @@ class _Writer:
         same = (
             rf"\mathbf 1_{{{self.matrix(weight, batch[0])} = {self.matrix(weight, batch[1])}}} \," if any(batch) else ""
         )
-        of = self.product(x, self._multiplied(value, i), y, self._multiplied(other, j))
+        of = self.product(x, self.multiplied(value, i), y, self.multiplied(other, j))
         mean = rf"{self.gaussian(value, i)} \text{{ Gaussian, mean 0}}, \quad " if value is other else ""
         return rf"{mean}{cov} = {same} {variance(weight)} {of}"
 
@@ -344,16 +197,112 @@ class _Writer:
         """The covariances between outputs of one matrix that was used more than once."""
         sources = dict.fromkeys(value.op.weight.source for value in self.values if isinstance(value.op, MatMul))
         return [
-            self._covariance(first, second)
+            self.covariance(first, second)
             for source in sources
-            for first, second in combinations(self._uses(source), 2)
+            for first, second in combinations(self.uses(source), 2)
             if transposes(first) == transposes(second)  # W x and W^T v are independent in their Gaussian parts
         ]
 
-    def _uses(self, source: Source) -> list[Value]:
+    def uses(self, source: Source) -> list[Value]:
+        """The values that a matrix made."""
         return [v for v in self.values if isinstance(v.op, MatMul) and v.op.weight.source is source]
 
 
-def _width(value: Value) -> Width:
-    assert isinstance(value, Vector)
-    return value.width
+# What introduces something new is a line of its own kind: `rule(w, op, value, i, where)`
+
+
+def _given(w: _Writer, op: Data, value: Vector, i: Indices, where: str) -> list[str]:
+    return [rf"{w.ref(value, i)} \in {space(value.width)} \text{{ given}} {where}"]
+
+
+def _numbers(w: _Writer, op: Constant, value: Value, i: Indices, where: str) -> list[str]:
+    return [] if value.size == 1 else [rf"{w.ref(value, i)} \in \mathbb{{R}} \text{{ given}} {where}"]
+
+
+def _root(w: _Writer, op: ops.Root, value: Value, i: Indices, where: str) -> list[str]:
+    top, bottom = (" ".join(map(dimension, sizes)) or "1" for sizes in (op.over, op.under))
+    return [rf"{w.ref(value, i)} = \sqrt{{{top}/({bottom})}}"]
+
+
+def _initial(w: _Writer, op: ops.Gaussian, value: Vector, i: Indices, where: str) -> list[str]:
+    law = escape(initial_law(op.mean, op.factor).replace("…", r"..."))
+    coordinate = rf"\text{{ with i.i.d.\ coordinates, {law}}}" if op.factor.any() else rf"\text{{ given, {law}}}"
+    return [rf"{w.ref(value, i)} \in {space(value.width)} {coordinate} {where}"]
+
+
+def _matmul(w: _Writer, op: MatMul, value: Vector, i: Indices, where: str) -> list[str]:
+    batch, weight = i[: len(op.weight.batch)], op.weight.drawn
+    entries = rf"\mathcal N(0, {decimal(weight.std**2)}/{dimension(weight.fan)})"
+    size = rf"\mathbb R^{{{dimension(weight.out_width)} \times {dimension(weight.in_width)}}}"
+    drawn = rf"{w.matrix(weight, batch)} \in {size} \text{{ with i.i.d.\ entries }} {entries}"
+    turned = rf"({w.matrix(weight, batch)})^{{\top}}" if op.weight.transposed else w.matrix(weight, batch)
+    if op.weight.fan != weight.fan:  # the adjoint, which a gradient is made by
+        turned = rf"\sqrt{{{dimension(weight.fan)}/{dimension(op.weight.fan)}}} \, {turned}"
+    line = f"{w.ref(value, i)} = {turned} {w.ref(op.x, w.multiplied(value, i))}"
+    return ([drawn] if w.uses(weight.source)[0] is value else []) + [f"{line} {where}"]
+
+
+LINES: dict[type[Operation], Callable[[_Writer, Any, Any, Indices, str], list[str]]] = {
+    Constant: _numbers,
+    Data: _given,
+    ops.Gaussian: _initial,
+    ops.Normal: lambda w, op, value, i, where: [rf"{w.drawn(value, w.ref(value, i))} {where}"],
+    ops.Root: _root,
+    MatMul: _matmul,
+}
+
+# The limits that are not the formulas of the program, with Z in place of vectors: `rule(w, op, value, i)`
+
+
+def _initial_limit(w: _Writer, op: ops.Gaussian, value: Vector, i: Indices) -> list[str]:
+    law = escape(initial_law(op.mean, op.factor).replace("…", "..."))
+    if not op.factor.any():  # a multiple of (1, …, 1)
+        constant = decimal(op.mean.ravel()[0]) if (op.mean == op.mean.ravel()[0]).all() else r"\text{ its mean}"
+        return [f"{w.z(value, i)} = {constant}"]
+    return [rf"{w.z(value, i)} \text{{ distributed as {law}}}"]
+
+
+def _matmul_limit(w: _Writer, op: MatMul, value: Vector, i: Indices) -> list[str]:
+    return w.both_ways(value) if op.weight.source in w.transposed else [w.covariance(value, value)]
+
+
+def _dot_limit(w: _Writer, op: Dot, value: Value, i: Indices) -> list[str]:
+    x, y = op.x, op.y
+    left, right = factors(op, i)
+    if op.power == 1:
+        return [rf"{w.z(value, i)} = {w.product(x, left, y, right)}"]
+    other = primed(i)
+    left2, right2 = factors(op, other)
+    cov = rf"\operatorname{{Cov}}({w.z(value, i)}, {w.z(value, other)})"
+    wick = rf"{w.product(x, left, x, left2)} \, {w.product(y, right, y, right2)}"
+    if not different_matrices(x, y):
+        wick += rf" + {w.product(x, left, y, right2)} \, {w.product(y, right, x, left2)}"
+    gaussian = rf"{w.z(value, i)} \text{{ jointly Gaussian, mean 0, independent of all }} Z"
+    if x in w.rotated or y in w.rotated:
+        wick = w.rotated_scores(value, i, other)
+    return [gaussian, rf"{cov} = {wick}"]
+
+
+def _concat_limit(w: _Writer, op: ops.Concat, value: Vector, i: Indices) -> list[str]:
+    """(1/n) Σ_α over the joint space is the mean over its parts."""
+    x, axis, k = op.x, op.axis, LETTERS[len(i)]
+    of, with_ = ([*j[:axis], k, *j[axis:]] for j in (i, primed(i)))
+    average = rf"\frac{{1}}{{{x.shape[axis]}}} \sum_{{{k}}} {w.product(x, of, x, with_)}"
+    return [rf"{w.product(value, i, value, primed(i))} = {average}"]
+
+
+def _rotate_limit(w: _Writer, op: Rotate, value: Vector, i: Indices) -> list[str]:
+    j = primed(i)
+    turned = rf"\kappa(t({i[-1]}) - t({j[-1]})) \, {w.product(op.x, i, op.x, j)}"
+    return [rf"{w.product(value, i, value, j)} = {turned}, \quad {kappa(op.base, op.fraction, op.stretch)}"]
+
+
+LIMITS: dict[type[Operation], Callable[[_Writer, Any, Any, Indices], list[str]]] = {
+    **dict.fromkeys((Constant, Data, ops.Root), lambda w, op, value, i: []),
+    ops.Gaussian: _initial_limit,
+    ops.Normal: lambda w, op, value, i: [w.drawn(value, w.z(value, i))],
+    MatMul: _matmul_limit,
+    Dot: _dot_limit,
+    ops.Concat: _concat_limit,
+    Rotate: _rotate_limit,
+}

@@ -17,9 +17,10 @@ import numpy as np
 from .. import activations as known
 from ..activations import Function, row_softmax
 from ..derivatives import base
-from ._expand import Entry, Expansion, Kind
+from ._expand import Entry, Expansion, Kind, places_read, vectors_read
 from ._function import MULTIPLY
-from ._operation import Apply, Concat, Data, Dot, MatMul, Mix, Nonlin, Normal, Rotate, Scale, Take
+from ._operation import Apply, Concat, Data, Dot, MatMul, Mix, Nonlin, Normal, Scale, Split, Take
+from ._rotary import Rotate
 from ._score import rsqrt
 from ._value import Value
 
@@ -161,7 +162,7 @@ class Moments:
 
     def _blocks(self, x: Entry, y: Entry) -> Moment:
         """(1/n) Σ_α over a concatenation is the mean over its parts."""
-        first, second = (_parts(entry) for entry in (x, y))
+        first, second = (vectors_read(entry) for entry in (x, y))
         if len(first) != len(second):
             return "?"
         return total((1.0 / len(first), self.of(u, v)) for u, v in zip(first, second, strict=True))
@@ -210,7 +211,7 @@ class Moments:
 
     def _not_zero(self, a: int) -> bool:
         """Whether a column is known not to be the vector 0."""
-        inputs = self._inputs(a) or []
+        inputs = vectors_read(self.at.entry(a))
         match self._value(a).op:
             case Nonlin(f, vectors, scalars):
                 if base(f) is SIGMOID:
@@ -231,7 +232,7 @@ class Moments:
             case Mix(a=Value(op=Apply(f))) if base(f) is row_softmax:
                 return all(map(self._alive, inputs))
             case Concat():
-                return any(map(self._alive, _parts(self.at.entry(a))))
+                return any(map(self._alive, inputs))
         return False
 
     def _factor(self, a: int) -> str:
@@ -241,7 +242,7 @@ class Moments:
         value, position = self.at.entry(a)
         if not isinstance(value.op, Scale):
             return "≠"
-        return self._scalar(value.op.c, _broadcast_position(value.op.c, value, position))
+        return self._scalar(value.op.c, places_read(value, position)[0][0])
 
     def _scalar(self, p: Value, position: int) -> str:
         match p.op:
@@ -251,27 +252,10 @@ class Moments:
                 return "≠" if std > 0 else "0"
             case Apply(f) if base(f) in (row_softmax, rsqrt, SIGMOID):
                 return "≠"
-            case Dot(x, y, 1.0):  # a mean: in the limit, the moment
-                *batch, i, j = (int(k) for k in np.unravel_index(position, p.shape))
-                entries = ((v, _position(v, (*batch, k))) for v, k in ((x, i), (y, j)))
-                found = sign(self.of(*entries))
+            case Dot(power=1.0):  # a mean: in the limit, the moment
+                found = sign(self.of(*vectors_read((p, position))))
                 return found if found in "0?" else "≠"
         return "?"
-
-    def _inputs(self, a: int) -> list[Entry] | None:
-        """The vectors that a column is a function of, coordinate by coordinate; None if it is no such function."""
-        value, position = self.at.entry(a)
-        match value.op:
-            case Nonlin(_, vectors, _):
-                return [(v, _broadcast_position(v, value, position)) for v in vectors]
-            case Scale(_, x) | Rotate(x):
-                return [(x, _broadcast_position(x, value, position))]
-            case Mix(_, x):
-                index = tuple(int(i) for i in np.unravel_index(position, value.shape)[:-1])
-                return [(x, _position(x, (*index, j))) for j in range(x.shape[-1])]
-            case Data():
-                return []
-        return None
 
     def _sources(self, a: int) -> frozenset[int]:
         """The matrices and E_k that Z of a column is a function of; those of x in W x are not among them."""
@@ -281,10 +265,7 @@ class Moments:
             value, _ = self.at.entry(a)
             if isinstance(value.op, MatMul):  # it may depend on all that its matrix acted on
                 return frozenset(self.at.matrix.tolist())
-            inputs = self._inputs(a)
-            if inputs is None:
-                inputs = _parts(self.at.entry(a)) if isinstance(value.op, Concat) else []
-            columns = {c for entry in inputs for c, _ in self.at.row(entry)}
+            columns = {c for entry in vectors_read(self.at.entry(a)) for c, _ in self.at.row(entry)}
             self._depends[a] = frozenset().union(*(self._sources(c) for c in columns))
         return self._depends[a]
 
@@ -297,11 +278,10 @@ class Moments:
         return self._parities[a]
 
     def _parity_of(self, a: int) -> int:
-        inputs = self._inputs(a)
-        if inputs is None:
+        if isinstance(self._value(a).op, MatMul | Concat | Split):  # no functions, coordinate by coordinate
             return 0
         parities = []
-        for entry in inputs:
+        for entry in vectors_read(self.at.entry(a)):
             of_columns = {self._parity(c) for c, _ in self.at.row(entry)}
             parities.append(of_columns.pop() if len(of_columns) == 1 else 0 if of_columns else 1)
         if all(p == 1 for p in parities):
@@ -314,24 +294,3 @@ class Moments:
             case Scale() | Mix() | Rotate():
                 return parities[0] if len(set(parities)) == 1 else 0
         return 0
-
-
-def _broadcast_position(x: Value, value: Value, position: int) -> int:
-    """The flat position in x of an entry of a value that x is broadcast to."""
-    return _position(x, tuple(int(i) for i in np.unravel_index(position, value.shape)) if value.shape else ())
-
-
-def _position(x: Value, index: tuple[int, ...]) -> int:
-    """The flat position in x of what is broadcast to this index."""
-    own = [0 if n == 1 else i for n, i in zip(x.shape, index[len(index) - x.ndim :], strict=True)]
-    return int(np.ravel_multi_index(own, x.shape)) if own else 0
-
-
-def _parts(entry: Entry) -> list[Entry]:
-    """The vectors that a concatenated vector consists of."""
-    value, position = entry
-    assert isinstance(value.op, Concat)
-    x, axis = value.op.x, value.op.axis
-    index = tuple(int(i) for i in np.unravel_index(position, value.shape)) if value.shape else ()
-    whole = [(*index[:axis], k, *index[axis:]) for k in range(x.shape[axis])]
-    return [(x, int(np.ravel_multi_index(i, x.shape))) for i in whole]

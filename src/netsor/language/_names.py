@@ -10,26 +10,7 @@ import numpy.typing as npt
 
 from ._given import Shape
 from ._graph import weights_of
-from ._operation import (
-    Add,
-    Apply,
-    Concat,
-    Constant,
-    Data,
-    Dot,
-    Gaussian,
-    Join,
-    MatMul,
-    Mix,
-    Nonlin,
-    Normal,
-    Root,
-    Rotate,
-    Scale,
-    Source,
-    Split,
-    Take,
-)
+from ._operation import Dot, Source
 from ._value import Scalar, Value
 
 LETTERS = "ijklmabcdefgh"
@@ -53,26 +34,9 @@ def names_of(values: Sequence[Value]) -> dict[Value | Source, str]:
 
 
 def _letter(value: Value) -> str:
-    match value.op:
-        case Gaussian():
-            return "h"
-        case Data():
-            return "X"
-        case MatMul():
-            return "g"
-        case Nonlin():
-            return "x"
-        case Dot(power=power):
-            return "p" if power == 0.5 else "m"
-        case Constant() | Root():
-            return "c"
-        case Normal():
-            return "z"
-        case Add() | Scale() | Mix() | Concat() | Split() | Rotate():
-            return "u"
-        case Apply() | Take() | Join():
-            return "a" if isinstance(value, Scalar) else "u"
-    raise TypeError(f"unknown operation {value.op!r}")
+    if isinstance(value.op, Dot):
+        return "p" if value.op.power == 0.5 else "m"
+    return value.op.letter or ("a" if isinstance(value, Scalar) else "u")
 
 
 def taken_indices(flat: npt.NDArray[np.intp], shape: Shape) -> list[str] | None:

@@ -1,20 +1,18 @@
-"""The operations of the language: the whole instruction set, which every interpreter reads.
+"""The operations of the language, which every interpreter reads.
 
 Each operation makes an array of vectors (V) or of scalars (S); `x[i]` below means "the vector or scalar at index i of
-the array x". Shapes broadcast as in numpy. An operation knows its inputs and nothing of how it is evaluated. Those that
-operators make are defined beside the values they make: indexing, the algebra of vectors and scalars, `W @ x`.
+the array x". Shapes broadcast as in numpy. An operation knows its inputs, which of their entries it reads and how it
+acts on vectors, and nothing of how it is evaluated. Those that operators make are defined beside the values they make:
+indexing, the algebra of vectors and scalars, `W @ x`; rotary positions have a file of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from ._array import Ints, Operation, Source, Take, Value
+from ._array import Acts, Axes, Entrywise, Ints, Operation, Source, Take, Value, lined
 from ._given import Shape
-from ._stretch import Stretch
 from ._value import Add, Apply, Constant, Floats, Gaussian, Mix, Nonlin, Scale, Vector
 from ._weight import MatMul
 from ._width import Width
@@ -36,7 +34,6 @@ __all__ = [
     "Normal",
     "Operation",
     "Root",
-    "Rotate",
     "Scale",
     "Source",
     "Split",
@@ -45,42 +42,67 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False)
-class Data(Operation):
+class Data(Entrywise):
     """V: given vectors of a fixed finite dimension, the last axis of the array."""
 
+    acts, kind, letter, indexed = Acts.FRESH, "data", "X", ("vectors",)
     vectors: Floats
 
 
 @dataclass(frozen=True, eq=False)
-class Concat(Operation):
+class Concat(Entrywise):
     """V: the vectors along one axis, set end to end in one space."""
 
+    acts, kind = Acts.LINEARLY, "concatenation"
     x: Vector
     axis: int
 
+    def reads(self, ndim: int) -> tuple[Axes, ...]:
+        """The axis whole."""
+        return ((*range(self.axis), None, *range(self.axis, ndim)),)
+
 
 @dataclass(frozen=True, eq=False)
-class Split(Operation):
+class Split(Entrywise):
     """V: the parts of vectors that are `count` ones set end to end, along a new axis: what a Concat along it undoes."""
 
+    acts, kind = Acts.LINEARLY, "parts"
     x: Vector
     axis: int
     count: int
 
+    def reads(self, ndim: int) -> tuple[Axes, ...]:
+        """Every axis but the new one."""
+        return (tuple(a for a in range(ndim) if a != self.axis),)
+
+    def whole(self, ndim: int) -> Sequence[int]:
+        """The new axis: all parts are made."""
+        return (self.axis,)
+
 
 @dataclass(frozen=True, eq=False)
-class Dot(Operation):
+class Dot(Entrywise):
     """S: p[b, i, j] = n^(−power) ⟨x[b, i], y[b, j]⟩, power 1/2 (a score) or 1 (a mean)."""
 
+    acts, kind = Acts.BY_PRODUCTS, "dot"
     x: Vector
     y: Vector
     power: float
 
+    def reads(self, ndim: int) -> tuple[Axes, ...]:
+        """The last axes paired."""
+        batch = ndim - 2
+        return (*lined(self.x.ndim - 1, batch), ndim - 2), (*lined(self.y.ndim - 1, batch), ndim - 1)
+
 
 @dataclass(frozen=True, eq=False)
 class Normal(Operation):
-    """S: random scalars, i.i.d. N(0, std²), independent of all vectors and matrices."""
+    """S: random scalars, i.i.d. N(0, std²), independent of all vectors and matrices.
 
+    All are drawn, whatever is asked for, so that they are the same in every part of a program.
+    """
+
+    kind, letter = "random scalars", "z"
     source: Source
     std: float
     shape: Shape
@@ -90,6 +112,7 @@ class Normal(Operation):
 class Root(Operation):
     """S: √(n_1 n_2 … / (m_1 m_2 …)), a number once the widths are bound."""
 
+    kind, letter = "ratio of widths", "c"
     over: tuple[Width, ...]
     under: tuple[Width, ...]
 
@@ -107,31 +130,8 @@ class Root(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Rotate(Operation):
-    """V: y[…, i] = R_{t_i} x[…, i], with t_i = positions[i], the tokens along the last axis.
-
-    R_t turns the pair of coordinates (f, f + r/2) among the first r = fraction·n by the angle t θ_f,
-    θ_f = base^(−2f/r), stretched if that is given; the others stay.
-    """
-
-    x: Vector
-    positions: Floats
-    base: float
-    fraction: float
-    stretch: Stretch | None = None
-
-    def angles(self, width: int) -> Floats:
-        """t_i θ_f, of shape (tokens, r/2), at a finite width; a ValueError if r is not even."""
-        r = round(self.fraction * width)
-        if r % 2 or abs(r - self.fraction * width) > 1e-9 * width:
-            of = f"width {width}" if self.fraction == 1 else f"{self.fraction:g} of width {width}"
-            raise ValueError(f"rotary turns pairs of coordinates, but {of} is not an even number: bind an even width")
-        theta = self.base ** (-2.0 * np.arange(r // 2) / max(r, 1))
-        return np.outer(self.positions, theta if self.stretch is None else self.stretch.of(theta))
-
-
-@dataclass(frozen=True, eq=False)
 class Join(Operation):
     """V or S: arrays set end to end along their first axis."""
 
+    acts, kind, parted = Acts.LINEARLY, "join", True
     parts: tuple[Value, ...]

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from . import _operation as ops
+from ._array import Operation
 from ._function import ADD, MATMUL, MULTIPLY, SUBTRACT
 from ._graph import ordered, widths_of
 from ._names import names_of, taken_indices
 from ._narrow import narrow
-from ._operation import (
-    Add,
-    Apply,
-    Concat,
-    Constant,
-    Data,
-    Dot,
-    Floats,
-    Gaussian,
-    Join,
-    MatMul,
-    Mix,
-    Nonlin,
-    Normal,
-    Root,
-    Rotate,
-    Scale,
-    Source,
-    Split,
-    Take,
-)
+from ._operation import Constant, Floats, MatMul, Source
+from ._rotary import Rotate
 from ._value import Value, Vector
 from ._weight import Weight
 
@@ -50,7 +34,9 @@ def text(name: str, outputs: Sequence[Value]) -> str:
             introduced.add(weight.source)
             rows.append((names[weight.source], _entries(weight), ""))
         if not _inlined(value):
-            rows.append((f"{names[value]} = {expression(value, names)}", _kind(value), _made(value)))
+            rows.append(
+                (f"{names[value]} = {expression(value, names)}", value.op.kind or _name(value.op), _made(value))
+            )
     left, middle = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
     widths = ", ".join(dict.fromkeys(str(width.name) for width in widths_of(values) if width.name is not None))
     head = f"program {name}" + (f", widths {widths}" if widths else "")
@@ -76,59 +62,53 @@ def _reference(value: Value, names: dict[Value | Source, str]) -> str:
     return names[value]
 
 
+Reference = Callable[[Value], str]  # how the line of a value writes its inputs
+
+
 def expression(value: Value, names: dict[Value | Source, str]) -> str:
-    """The right-hand side of the line of a value."""
+    """The right-hand side of the line of a value: by its rule, or as a function of its inputs."""
 
     def ref(x: Value) -> str:
         return _reference(x, names)
 
-    match value.op:
-        case Gaussian(_, mean, factor):
-            return initial_law(mean, factor)
-        case Normal(_, std, _):
-            return f"N(0, {std**2:g})"
-        case Rotate(x):
-            return f"rotary({ref(x)})"
-        case Data(vectors):
-            return f"given vectors in R^{vectors.shape[-1]}"
-        case MatMul(weight, x, each):
-            matrix = names[weight.source] + (".T" if weight.transposed else "")
-            if weight.fan != weight.drawn.fan:  # the adjoint, which a gradient is made by
-                matrix = f"({weight.drawn.fan}/{weight.fan})^(1/2) {matrix}"
-            return f"{matrix}.each({ref(x)})" if each else f"{matrix} {ref(x)}"
-        case Nonlin(f, vectors, scalars):
-            if f in INFIX:
-                return f" {INFIX[f]} ".join(map(ref, vectors))
-            arguments = ", ".join([ref(v) for v in vectors] + [f"{p:g}" for p in f.parameters])
-            return f"{f.name}({arguments}" + (f"; {', '.join(map(ref, scalars))})" if scalars else ")")
-        case Add(x, y):
-            return f"{ref(x)} + {ref(y)}"
-        case Scale(c, x):
-            return f"{ref(c)} {ref(x)}"
-        case Mix(a, x):
-            return f"{ref(a)} @ {ref(x)}"
-        case Concat(x, axis):
-            return f"concat({ref(x)}, axis={axis})"
-        case Split(x, axis, count):
-            return f"split({ref(x)}, {count}, axis={axis})"
-        case Root():
-            return str(value.op)
-        case Dot(x, y, power):
-            return f"{x.width}^(-{'1/2' if power == 0.5 else '1'}) <{ref(x)}, {ref(y)}>"
-        case Constant(numbers):
-            return f"given numbers of shape {numbers.shape}"
-        case Apply(f, scalars, _):
-            if f in INFIX:
-                return f" {INFIX[f]} ".join(map(ref, scalars))
-            return f"{f.name}({', '.join([ref(p) for p in scalars] + [f'{p:g}' for p in f.parameters])})"
-        case Take(x, flat):
-            indices = taken_indices(flat, x.shape)
-            if indices is None:
-                return f"selected from {ref(x)}"
-            return f"{ref(x)}[{', '.join(indices)}]" if indices else ref(x)
-        case Join(parts):
-            return f"join({', '.join(map(ref, parts))})"
-    raise TypeError(f"unknown operation {value.op!r}")
+    op = value.op
+    if isinstance(op, MatMul):
+        return _matmul(op, names[op.weight.source], ref)
+    if type(op) in EXPRESSIONS:
+        return EXPRESSIONS[type(op)](op, ref)
+    return f"{_name(op)}({', '.join(map(ref, op.inputs))})"
+
+
+def _name(op: Operation) -> str:
+    return type(op).__name__.lower()
+
+
+def _matmul(op: MatMul, name: str, ref: Reference) -> str:
+    weight = op.weight
+    matrix = name + (".T" if weight.transposed else "")
+    if weight.fan != weight.drawn.fan:  # the adjoint, which a gradient is made by
+        matrix = f"({weight.drawn.fan}/{weight.fan})^(1/2) {matrix}"
+    return f"{matrix}.each({ref(op.x)})" if op.each else f"{matrix} {ref(op.x)}"
+
+
+def _nonlin(op: ops.Nonlin, ref: Reference) -> str:
+    if op.f in INFIX:
+        return f" {INFIX[op.f]} ".join(map(ref, op.vectors))
+    arguments = ", ".join([ref(v) for v in op.vectors] + [f"{p:g}" for p in op.f.parameters])
+    return f"{op.f.name}({arguments}" + (f"; {', '.join(map(ref, op.scalars))})" if op.scalars else ")")
+
+
+def _apply(op: ops.Apply, ref: Reference) -> str:
+    if op.f in INFIX:
+        return f" {INFIX[op.f]} ".join(map(ref, op.scalars))
+    return f"{op.f.name}({', '.join([ref(p) for p in op.scalars] + [f'{p:g}' for p in op.f.parameters])})"
+
+
+def _take(op: ops.Take, ref: Reference) -> str:
+    indices = taken_indices(op.flat, op.x.shape)
+    if indices is None:
+        return f"selected from {ref(op.x)}"
+    return f"{ref(op.x)}[{', '.join(indices)}]" if indices else ref(op.x)
 
 
 def initial_law(mean: Floats, factor: Floats) -> str:
@@ -141,29 +121,23 @@ def initial_law(mean: Floats, factor: Floats) -> str:
     return f"N({mean_text}, {f'{cov[0, 0]:g}' if np.array_equal(cov, cov[0, 0] * np.eye(len(cov))) else 'cov'})"
 
 
-KINDS = {
-    Gaussian: "initial",
-    Data: "data",
-    MatMul: "MatMul",
-    Nonlin: "Nonlin",
-    Add: "sum",
-    Scale: "scaling",
-    Mix: "combination",
-    Concat: "concatenation",
-    Split: "parts",
-    Root: "ratio of widths",
-    Dot: "dot",
-    Constant: "given",
-    Normal: "random scalars",
-    Rotate: "rotation",
-    Apply: "function of scalars",
-    Take: "index",
-    Join: "join",
+EXPRESSIONS: dict[type[Operation], Callable[[Any, Reference], str]] = {
+    ops.Gaussian: lambda op, ref: initial_law(op.mean, op.factor),
+    ops.Normal: lambda op, ref: f"N(0, {op.std**2:g})",
+    ops.Data: lambda op, ref: f"given vectors in R^{op.vectors.shape[-1]}",
+    ops.Constant: lambda op, ref: f"given numbers of shape {op.numbers.shape}",
+    ops.Root: lambda op, ref: str(op),
+    ops.Nonlin: _nonlin,
+    ops.Add: lambda op, ref: f"{ref(op.x)} + {ref(op.y)}",
+    ops.Scale: lambda op, ref: f"{ref(op.c)} {ref(op.x)}",
+    ops.Mix: lambda op, ref: f"{ref(op.a)} @ {ref(op.x)}",
+    ops.Concat: lambda op, ref: f"concat({ref(op.x)}, axis={op.axis})",
+    ops.Split: lambda op, ref: f"split({ref(op.x)}, {op.count}, axis={op.axis})",
+    ops.Dot: lambda op, ref: f"{op.x.width}^(-{'1/2' if op.power == 0.5 else '1'}) <{ref(op.x)}, {ref(op.y)}>",
+    ops.Apply: _apply,
+    ops.Take: _take,
+    Rotate: lambda op, ref: f"rotary({ref(op.x)})",
 }
-
-
-def _kind(value: Value) -> str:
-    return KINDS[type(value.op)]
 
 
 def _made(value: Value) -> str:

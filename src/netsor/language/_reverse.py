@@ -18,7 +18,8 @@ from ._array import Ints
 from ._derivative import RULES, Unit, passed, ratio, times, unbroadcast, zeros_like
 from ._graph import ordered
 from ._join import join
-from ._narrow import Keep, box, demand, rebuilt_op, widened
+from ._keep import Keep, box, every
+from ._narrow import demand, widened
 from ._operation import Dot, Join, MatMul, Take
 from ._value import Scalar, Value, Vector
 from ._where import TraceError
@@ -63,7 +64,7 @@ class Reverse:
     def of(self, leaf: Value) -> Any:
         """The cotangent of a leaf, in its shape."""
         found = self._parts.get((leaf, None))
-        return zeros_like(leaf) if found is None else _filled(leaf, _everything(leaf), found)
+        return zeros_like(leaf) if found is None else _filled(leaf, every(leaf.shape), found)
 
     def _prepare(self, value: Value) -> None:
         inputs, op = value.op.inputs, value.op
@@ -98,7 +99,7 @@ class Reverse:
             return
         needs = list(demand(value, keep))
         inputs = [_part(x, need) for x, need in needs]
-        op = rebuilt_op(value.op, keep, inputs)
+        op = value.op.at(keep).with_inputs(*inputs)
         if counts:
             self.uses.append(Use(cast(MatMul, op), d[None]))
         wants = [self._wanted(x) for x, _ in needs]
@@ -128,10 +129,6 @@ class Reverse:
             for unit, part in d.items():
                 if unit in self._wanted(x) and (origin >= 0).any():
                     self._add(x, unit, *_gathered(origin, part))
-
-
-def _everything(value: Value) -> Keep:
-    return tuple(np.ones(size, dtype=bool) for size in value.shape)
 
 
 def _places(value: Value) -> Ints:

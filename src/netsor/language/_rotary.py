@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import numpy.typing as npt
 
 from ._apply import as_vector
+from ._array import Acts, Entrywise
 from ._given import LARGEST, numbers, real, shown
-from ._operation import Rotate
+from ._keep import Keep
 from ._stretch import Stretch
-from ._value import Vector
+from ._value import Floats, Vector
 from ._where import TraceError
+
+
+@dataclass(frozen=True, eq=False)
+class Rotate(Entrywise):
+    """V: y[…, i] = R_{t_i} x[…, i], with t_i = positions[i], the tokens along the last axis.
+
+    R_t turns the pair of coordinates (f, f + r/2) among the first r = fraction·n by the angle t θ_f,
+    θ_f = base^(−2f/r), stretched if that is given; the others stay.
+    """
+
+    acts, kind = Acts.ON_PLACES, "rotation"
+    x: Vector
+    positions: Floats
+    base: float
+    fraction: float
+    stretch: Stretch | None = None
+
+    def angles(self, width: int) -> Floats:
+        """t_i θ_f, of shape (tokens, r/2), at a finite width; a ValueError if r is not even."""
+        r = round(self.fraction * width)
+        if r % 2 or abs(r - self.fraction * width) > 1e-9 * width:
+            of = f"width {width}" if self.fraction == 1 else f"{self.fraction:g} of width {width}"
+            raise ValueError(f"rotary turns pairs of coordinates, but {of} is not an even number: bind an even width")
+        theta = self.base ** (-2.0 * np.arange(r // 2) / max(r, 1))
+        return np.outer(self.positions, theta if self.stretch is None else self.stretch.of(theta))
+
+    def at(self, keep: Keep) -> Rotate:
+        """Some of the tokens."""
+        return replace(self, positions=self.positions[keep[-1]])
 
 
 def rotary(

@@ -6,6 +6,7 @@ defined together; `_operation` lists the whole instruction set.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..activations import Function
-from ._array import Operation, Source, Take, Value
+from ._array import Acts, Axes, Entrywise, Operation, Source, Take, Value, lined
 from ._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, power
 from ._given import Shape, numbers, real, scaled, shown
 from ._where import TraceError
@@ -167,61 +168,86 @@ ScalarLike = Scalar | npt.ArrayLike
 
 
 @dataclass(frozen=True, eq=False)
-class Gaussian(Operation):
+class Gaussian(Entrywise):
     """V: initial vectors, h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k with E_k standard isotropic."""
 
+    acts, kind, letter, indexed = Acts.FRESH, "initial", "h", ("mean", "factor")
     source: Source
     mean: Floats
     factor: Floats
 
 
 @dataclass(frozen=True, eq=False)
-class Nonlin(Operation):
+class Nonlin(Entrywise):
     """V: h[i]_α = φ(g¹[i]_α, …, g^m[i]_α; p_1[i], …, p_r[i])."""
 
+    acts, kind, letter = Acts.ON_COORDINATES, "Nonlin", "x"
     f: Function
     vectors: tuple[Vector, ...]
     scalars: tuple[Scalar, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Add(Operation):
+class Add(Entrywise):
     """V: x[i] + y[i]."""
 
+    acts, kind = Acts.LINEARLY, "sum"
     x: Vector
     y: Vector
 
 
 @dataclass(frozen=True, eq=False)
-class Scale(Operation):
+class Scale(Entrywise):
     """V: c[i] x[i]."""
 
+    acts, kind = Acts.LINEARLY, "scaling"
     c: Scalar
     x: Vector
 
 
 @dataclass(frozen=True, eq=False)
-class Mix(Operation):
+class Mix(Entrywise):
     """V: y[b, i] = Σ_j a[b, i, j] x[b, j]."""
 
+    acts, kind = Acts.LINEARLY, "combination"
     a: Scalar
     x: Vector
 
+    def reads(self, ndim: int) -> tuple[Axes, ...]:
+        """All j."""
+        batch = ndim - 1
+        return (*lined(self.a.ndim - 2, batch), batch, None), (*lined(self.x.ndim - 1, batch), None)
+
 
 @dataclass(frozen=True, eq=False)
-class Constant(Operation):
+class Constant(Entrywise):
     """S: given numbers."""
 
+    kind, letter, indexed = "given", "c", ("numbers",)
     numbers: Floats
 
 
 @dataclass(frozen=True, eq=False)
-class Apply(Operation):
+class Apply(Entrywise):
     """S: f of scalars, elementwise over all but the last `axes` axes, which f sees whole."""
 
+    kind = "function of scalars"
     f: Function
     scalars: tuple[Scalar, ...]
     axes: int
+
+    @property
+    def leading(self) -> int:
+        """How many axes it is elementwise over."""
+        return max(p.ndim for p in self.scalars) - self.axes
+
+    def reads(self, ndim: int) -> tuple[Axes, ...]:
+        """The last axes whole."""
+        return tuple((*lined(p.ndim - self.axes, self.leading), *(None,) * self.axes) for p in self.scalars)
+
+    def whole(self, ndim: int) -> Sequence[int]:
+        """What f makes of the axes that it sees whole."""
+        return range(self.leading, ndim)
 
 
 # What the operators above are made of

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._array import Operation, Source
+from ._array import Acts, Entrywise, Source
 from ._given import Shape, as_name, as_shape, picked, scale, shown
+from ._keep import Keep, box
 from ._value import Vector
 from ._where import TraceError
 from ._width import Width, as_width
@@ -101,12 +102,18 @@ class Weight:
 
 
 @dataclass(frozen=True, eq=False)
-class MatMul(Operation):
+class MatMul(Entrywise):
     """V: g[b, i] = W_b x[i], every matrix on every vector; if each, g[b, i] = W_b x[b, i]."""
 
+    acts, kind, letter = Acts.BY_PRODUCTS, "MatMul", "g"
     weight: Weight
     x: Vector
     each: bool
+
+    def at(self, keep: Keep) -> MatMul:
+        """Some of the matrices."""
+        batch = keep[: len(self.weight.batch)]
+        return replace(self, weight=self.weight[box(batch)]) if batch else self
 
 
 def weight(

@@ -9,26 +9,16 @@ Without any shortcut every source is drawn whole in the frame of its cluster, an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from ...language import _operation as ops
+from ...language._array import Acts, Operation, rule_for
 from ...language._graph import ordered
 from ...language._narrow import traced
-from ...language._operation import (
-    Apply,
-    Constant,
-    Data,
-    Dot,
-    Gaussian,
-    Join,
-    MatMul,
-    Nonlin,
-    Normal,
-    Root,
-    Rotate,
-    Take,
-)
+from ...language._rotary import Rotate
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError, InfiniteError
 from .._plan import SAMPLE, Plan, Register, TooLargeError, named
@@ -108,59 +98,58 @@ def _value(s: State, value: Value, index: int) -> None:
             if group.nonlinear and group.nonlinear[-1] is value:
                 turn(s, group, index)
     elif isinstance(value, Scalar):
-        s.scalars[value] = _scalar(s, value)
+        s.scalars[value] = rule_for(value.op, SCALARS, "SCALARS of engine/lower/__init__.py")(s, value, value.op)
 
 
 def _vector(s: State, value: Vector) -> Lowered:
-    build = s.build
-    match value.op:
-        case Gaussian():
-            return gaussian(s, value, value.op)
-        case Data(vectors):
-            return Lowered(build.constant(vectors.reshape(*value.shape, s.facts.blocks[value], -1)))
-        case MatMul():
-            return matmul(s, value, value.op)
-        case Fuse(x):
-            return fuse(s, value, x)
-        case Nonlin(f, vectors, scalars):
-            return nonlin(s, value, f, vectors, scalars)
-        case Rotate():
-            return rotated(s, value, value.op)
-        case Span(x, known):
-            return span(s, value, x, known)
-    return combined(s, value)
+    if value.op.acts is Acts.LINEARLY and type(value.op) not in VECTORS:
+        return combined(s, value)
+    return rule_for(value.op, VECTORS, "VECTORS of engine/lower/__init__.py")(s, value, value.op)
 
 
-def _scalar(s: State, value: Scalar) -> Register:
-    build = s.build
-    match value.op:
-        case Constant(numbers):
-            return build.constant(numbers)
-        case Normal(_, std, shape):
-            drawn = build.draw("normals", (*s.facts.number[value], 0, SAMPLE, 0), shape, "random scalars")
-            return drawn if std == 1 else build.step("scale", drawn, by=std)
-        case Dot(x, y, power):
-            if power == 0.5 and (x in s.facts.limits):
-                return score(s, value, x, y)
-            if (x in s.facts.limits) and not overlap(s, x, y, value.ndim).any():
-                return build.constant(np.zeros(value.shape))
-            if power == 1:
-                return mean(s, value, x, y)
-            return build.step("scale", products(s, x, y, value.ndim, "p = ⟨q, k⟩"), by=1 / s.norm(x))
-        case Along(x, y):
-            return along(s, x, y)
-        case Root():  # one that vanishes: all others are numbers by now
-            return build.constant(np.zeros(()))
-        case Adjoint():
-            return adjoint(s, value, value.op)
-        case Apply(f, scalars, axes):
-            leading = max(p.ndim for p in scalars) - axes
-            arrays = [s.lined(s.scalars[p], p.ndim, leading + axes) for p in scalars]
-            return build.step(
-                "apply", *arrays, made=value.shape, words=f"{named(f)} of scalars", f=f, shape=value.shape
-            )
-        case Take(x, flat):
-            return taken(s, s.scalars[x], x.ndim, flat)
-        case Join(parts):
-            return build.step("join", *(s.scalars[part] for part in parts), axis=0)
-    raise ExactError(value, f"{type(value.op).__name__} is unknown to the exact engine")
+def _dot(s: State, value: Scalar, op: ops.Dot) -> Register:
+    if op.power == 0.5 and op.x in s.facts.limits:
+        return score(s, value, op.x, op.y)
+    if op.x in s.facts.limits and not overlap(s, op.x, op.y, value.ndim).any():
+        return s.build.constant(np.zeros(value.shape))
+    if op.power == 1:
+        return mean(s, value, op.x, op.y)
+    return s.build.step("scale", products(s, op.x, op.y, value.ndim, "p = ⟨q, k⟩"), by=1 / s.norm(op.x))
+
+
+def _normal(s: State, value: Scalar, op: ops.Normal) -> Register:
+    drawn = s.build.draw("normals", (*s.facts.number[value], 0, SAMPLE, 0), op.shape, "random scalars")
+    return drawn if op.std == 1 else s.build.step("scale", drawn, by=op.std)
+
+
+def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:
+    arrays = [s.lined(s.scalars[p], p.ndim, op.leading + op.axes) for p in op.scalars]
+    words = f"{named(op.f)} of scalars"
+    return s.build.step("apply", *arrays, made=value.shape, words=words, f=op.f, shape=value.shape)
+
+
+def _data(s: State, value: Vector, op: ops.Data) -> Lowered:
+    return Lowered(s.build.constant(op.vectors.reshape(*value.shape, s.facts.blocks[value], -1)))
+
+
+# One rule an operation, `rule(s, value, op)`. What acts on vectors linearly has its rule in `_linear`.
+VECTORS: dict[type[Operation], Callable[[State, Any, Any], Lowered]] = {
+    ops.Gaussian: gaussian,
+    ops.Data: _data,
+    ops.MatMul: matmul,
+    ops.Nonlin: lambda s, value, op: nonlin(s, value, op.f, op.vectors, op.scalars),
+    Rotate: rotated,
+    Fuse: lambda s, value, op: fuse(s, value, op.x),
+    Span: lambda s, value, op: span(s, value, op.x, op.known),
+}
+SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
+    ops.Constant: lambda s, value, op: s.build.constant(op.numbers),
+    ops.Normal: _normal,
+    ops.Dot: _dot,
+    ops.Apply: _apply,
+    ops.Take: lambda s, value, op: taken(s, s.scalars[op.x], op.x.ndim, op.flat),
+    ops.Join: lambda s, value, op: s.build.step("join", *(s.scalars[part] for part in op.parts), axis=0),
+    ops.Root: lambda s, value, op: s.build.constant(np.zeros(())),  # one that vanishes: all others are numbers by now
+    Along: lambda s, value, op: along(s, op.x, op.y),
+    Adjoint: adjoint,
+}

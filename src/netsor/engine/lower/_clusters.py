@@ -17,10 +17,10 @@ import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Mix, Rotate, Source, Split, Take
+from ...language._array import Acts, Axes
+from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Source, Split, Take
 from ...language._value import Value, Vector
 from ..passes._operations import Adjoint, Along, Extend, Fuse, Span
-from ..passes._rewrite import COORDINATEWISE
 
 Ints = npt.NDArray[np.intp]
 Number = tuple[int, int, int]  # of a value, for seeds: its place as written, a count, and which of its groups
@@ -122,6 +122,16 @@ class Clusters:
         self._link(y[..., :1, :], y)
         self._link(x[..., 0, :], y[..., 0, :])
 
+    def _first(self, ids: Ints, axes: Axes, ndim: int) -> Ints:
+        """Of vectors that are read whole along some axes, and so meet, the first ones, laid out along a result."""
+        for k, axis in enumerate(axes):
+            if axis is None:
+                first = ids.take([0], axis=k)
+                self._link(first, ids)
+                ids = first
+        sizes = {axis: n for axis, n in zip(axes, ids.shape, strict=False) if axis is not None}
+        return ids.reshape(*(sizes.get(axis, 1) for axis in range(ndim)), ids.shape[-1])
+
     def _new(self, *shape: int) -> Ints:
         size = int(np.prod(shape, dtype=int))
         self.count += size
@@ -189,16 +199,11 @@ class Clusters:
                     self._link(rows[..., :1, :], rows)
                     self._link(rows[..., :1, :], ids[..., :1, :])
                 self._link(ids[..., :1, :], ids)
-            case Mix(_, x):
-                rows = self.ids[x]
-                self._link(rows[..., :1, :], rows)
-                lead = rows[..., :1, :]
-                self._link(ids, lead.reshape((1,) * (ids.ndim - lead.ndim) + lead.shape))
             case _:
-                for y in value.op.inputs:
+                for y, axes in zip(value.op.inputs, value.op.reads(value.ndim), strict=True):
                     if isinstance(y, Vector):
-                        self._link(ids, self.ids[y].reshape((1,) * (value.ndim - y.ndim) + self.ids[y].shape))
-                if isinstance(value.op, Rotate):  # coordinates go from block to block
+                        self._link(ids, self._first(self.ids[y], axes, value.ndim))
+                if value.op.acts is Acts.ON_PLACES:  # coordinates go from block to block
                     self._link(ids[..., :1], ids)
         return ids
 
@@ -224,7 +229,7 @@ class Clusters:
                 if not is_source:
                     group.constant |= isinstance(value.op, Gaussian) and bool(value.op.mean.any())
                     group.given |= isinstance(value.op, Data)
-                    if isinstance(value.op, COORDINATEWISE):
+                    if value.op.acts is not None and value.op.acts.asks_coordinates:
                         group.nonlinear.append(value)
             groups.append(group)
         for value in self.values:  # a mean goes on through a Fuse

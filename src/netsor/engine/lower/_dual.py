@@ -23,20 +23,8 @@ import numpy as np
 from ...activations import Function
 from ...language._expand import Expansion
 from ...language._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
-from ...language._operation import (
-    Apply,
-    Constant,
-    Data,
-    Dot,
-    Gaussian,
-    Join,
-    MatMul,
-    Nonlin,
-    Normal,
-    Root,
-    Rotate,
-    Take,
-)
+from ...language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Root, Take
+from ...language._rotary import Rotate
 from ...language._score import rsqrt
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError

@@ -8,11 +8,13 @@ the parts of order n^(−1/2) (see `_dual`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from ...language._array import Operation, rule_for
 from ...language._operation import Add, Concat, Join, Mix, Scale, Split, Take
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
@@ -50,33 +52,10 @@ def parts_of(value: Value) -> tuple[list[Vector], Scalar | None]:
 
 def act(s: State, value: Value, arrays: Sequence[Register], by: Register | None) -> Register:
     """The rule of a linear operation, on arrays in place of its vectors and coefficients."""
-    build, ndim = s.build, value.ndim
     width = max(a.shape[-1] for a in arrays)
-    a, *others = [build.fitted(array, width) for array in arrays]
-    match value.op:
-        case Add(x, y):
-            return build.step("add", s.lined(a, x.ndim, ndim), s.lined(others[0], y.ndim, ndim))
-        case Scale(c, x):
-            assert by is not None
-            factor = s.lined(by, c.ndim, ndim)
-            return build.step("multiply", s.lined(a, x.ndim, ndim), build.reshape(factor, *factor.shape, 1, 1))
-        case Mix(c, x):
-            assert by is not None
-            *front, blocks, directions = (v := s.lined(a, x.ndim, ndim)).shape
-            rows = build.reshape(v, *front, blocks * directions)
-            made = build.step("product", s.lined(by, c.ndim, ndim + 1), rows)
-            return build.reshape(made, *made.shape[:-1], blocks, directions)
-        case Concat(_, axis):
-            return _concatenated(s, a, axis)
-        case Split(_, axis, count):
-            return _split(s, a, axis, count)
-        case Take(x, flat):
-            return taken(s, a, x.ndim, flat)
-        case Join():
-            return build.step("join", a, *others, axis=0)
-        case Extend():
-            return build.step("join", a, *others, axis=ndim - 1)
-    raise ExactError(value, f"{type(value.op).__name__} is unknown to the exact engine")
+    return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(
+        s, value, value.op, [s.build.fitted(a, width) for a in arrays], by
+    )
 
 
 def marked(s: State, value: Value, marks: Sequence[Bools], by: Bools | None) -> Bools:
@@ -110,8 +89,30 @@ def _turned(value: Value, given: Sequence[Lowered]) -> Turned | None:
     raise ExactError(value, "a combination of vectors turned by rotary positions, at width inf")
 
 
-def _concatenated(s: State, a: Register, axis: int) -> Register:
+# One rule an operation, `rule(s, value, op, arrays, by)`
+
+
+def _add(s: State, value: Value, op: Add, arrays: list[Register], by: None) -> Register:
+    first, second = (s.lined(a, x.ndim, value.ndim) for a, x in zip(arrays, (op.x, op.y), strict=True))
+    return s.build.step("add", first, second)
+
+
+def _scale(s: State, value: Value, op: Scale, arrays: list[Register], by: Register) -> Register:
+    factor = s.lined(by, op.c.ndim, value.ndim)
+    scaled = s.lined(arrays[0], op.x.ndim, value.ndim)
+    return s.build.step("multiply", scaled, s.build.reshape(factor, *factor.shape, 1, 1))
+
+
+def _mix(s: State, value: Value, op: Mix, arrays: list[Register], by: Register) -> Register:
+    *front, blocks, directions = (v := s.lined(arrays[0], op.x.ndim, value.ndim)).shape
+    rows = s.build.reshape(v, *front, blocks * directions)
+    made = s.build.step("product", s.lined(by, op.a.ndim, value.ndim + 1), rows)
+    return s.build.reshape(made, *made.shape[:-1], blocks, directions)
+
+
+def _concat(s: State, value: Value, op: Concat, arrays: list[Register], by: None) -> Register:
     """The values along an axis become blocks of one."""
+    (a,), axis = arrays, op.axis
     order = [k for k in range(len(a.shape)) if k != axis]
     order.insert(len(order) - 2, axis)
     made = s.build.step("permute", a, axes=tuple(order)) if order != sorted(order) else a
@@ -119,8 +120,9 @@ def _concatenated(s: State, a: Register, axis: int) -> Register:
     return s.build.reshape(made, *front, count * blocks, directions)
 
 
-def _split(s: State, a: Register, axis: int, count: int) -> Register:
+def _split(s: State, value: Value, op: Split, arrays: list[Register], by: None) -> Register:
     """The blocks of a value become values along a new axis."""
+    (a,), axis, count = arrays, op.axis, op.count
     *front, blocks, directions = a.shape
     parts = s.build.reshape(a, *front, count, blocks // count, directions)
     order = list(range(len(parts.shape)))
@@ -133,3 +135,15 @@ def taken(s: State, a: Register, ndim: int, flat: Ints) -> Register:
     rest = a.shape[ndim:]
     entries = s.build.reshape(a, math.prod(a.shape[:ndim]), *rest)
     return s.build.reshape(s.build.taken(entries, flat.ravel(), axis=0), *flat.shape, *rest)
+
+
+LINEAR: dict[type[Operation], Callable[[State, Value, Any, list[Register], Any], Register]] = {
+    Add: _add,
+    Scale: _scale,
+    Mix: _mix,
+    Concat: _concat,
+    Split: _split,
+    Take: lambda s, value, op, arrays, by: taken(s, arrays[0], op.x.ndim, op.flat),
+    Join: lambda s, value, op, arrays, by: s.build.step("join", *arrays, axis=0),
+    Extend: lambda s, value, op, arrays, by: s.build.step("join", *arrays, axis=value.ndim - 1),
+}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...language._operation import Data, Rotate
+from ...language._array import Acts
+from ...language._operation import Data
 from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._plan import Register
@@ -74,7 +75,7 @@ def _differ(s: State, output: Vector) -> bool:
         return False
     given = [value.op for group in s.groups_of(output) for value in group.positions]
     data = [op.vectors for op in given if isinstance(op, Data)]
-    return any(isinstance(op, Rotate) for op in given) or any(np.ptp(vectors, axis=-1).any() for vectors in data)
+    return any(op.acts is Acts.ON_PLACES for op in given) or any(np.ptp(vectors, axis=-1).any() for vectors in data)
 
 
 def _coordinate(s: State, output: Vector, k: int) -> tuple[Register, Register]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from ...language._operation import Rotate
+from ...language._rotary import Rotate
 from ...language._stretch import Stretch
 from ...language._value import Scalar, Vector
 from .._error import ExactError

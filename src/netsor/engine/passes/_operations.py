@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...language._operation import Operation
-from ...language._value import Vector
+import numpy as np
+
+from ...language._array import Acts, Operation
+from ...language._specification import Made, Rules, need, space
+from ...language._value import Scalar, Vector
 
 
 @dataclass(frozen=True, eq=False)
 class Fuse(Operation):
     """V: x, whose sources nothing else asks about, drawn afresh from its conditional covariance."""
 
+    acts = Acts.FRESH
     x: Vector
 
 
@@ -22,6 +26,7 @@ class Span(Operation):
     The known ones are orthonormal for ⟨·,·⟩/n, and so are these. They are found from the vectors, not from products.
     """
 
+    acts = Acts.LINEARLY
     x: Vector
     known: tuple[Vector, ...]  # none, or one array
 
@@ -30,6 +35,7 @@ class Span(Operation):
 class Along(Operation):
     """S: c[…, i, j] = ⟨x[…, i], y[…, j]⟩/n, the coefficients of x along the directions y that span them."""
 
+    acts = Acts.BY_PRODUCTS
     x: Vector
     y: Vector
 
@@ -38,6 +44,7 @@ class Along(Operation):
 class Extend(Operation):
     """V: arrays set end to end along their last axis."""
 
+    acts = Acts.LINEARLY
     parts: tuple[Vector, ...]
 
 
@@ -48,7 +55,42 @@ class Adjoint(Operation):
     With u = W^T b and g a fresh matrix on d, it is by how much of b a fresh W d must be changed to be the W of u.
     """
 
+    acts = Acts.BY_PRODUCTS
     d: Vector
     u: Vector
     g: Vector
     b: Vector
+
+
+# The shape and the width of what each makes, for `verify` of the language
+
+
+def _span(op: Span, value: Vector) -> Made:
+    need(all(known.shape[:-1] == op.x.shape[:-1] for known in op.known), f"{op.x!r} beside {op.known}")
+    return op.x.shape, space(op)
+
+
+def _along(op: Along, value: Scalar) -> Made:
+    space(op)
+    return (*op.x.shape, op.y.shape[-1]), None
+
+
+def _extend(op: Extend, value: Vector) -> Made:
+    need(len({part.shape[:-1] for part in op.parts}) == 1, f"{op.parts} are set end to end along their last axes")
+    return (*op.parts[0].shape[:-1], sum(part.shape[-1] for part in op.parts)), space(op)
+
+
+def _adjoint(op: Adjoint, value: Scalar) -> Made:
+    need(op.d.width == op.u.width, f"{op.d!r} beside {op.u!r}")
+    need(op.g.width == op.b.width, f"{op.g!r} beside {op.b!r}")
+    need(op.u.shape[-1] == op.b.shape[-1], f"{op.u!r} is made of {op.b!r}")
+    return (*np.broadcast_shapes(op.d.shape, op.g.shape), op.b.shape[-1]), None
+
+
+SPECIFICATION: Rules = {
+    Fuse: lambda op, value: (op.x.shape, op.x.width),
+    Span: _span,
+    Along: _along,
+    Extend: _extend,
+    Adjoint: _adjoint,
+}

@@ -5,25 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ...language._array import Acts
 from ...language._graph import ordered
-from ...language._operation import (
-    Add,
-    Concat,
-    Data,
-    Dot,
-    Gaussian,
-    Join,
-    MatMul,
-    Mix,
-    Nonlin,
-    Rotate,
-    Scale,
-    Source,
-    Split,
-    Take,
-)
+from ...language._operation import Dot, MatMul, Source
 from ...language._value import Value, Vector
-from ._operations import Adjoint, Along, Extend, Fuse, Span
+from ._operations import Adjoint, Along, Span
 
 
 @dataclass(eq=False)
@@ -63,20 +49,14 @@ def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Valu
     return [new[output] for output in outputs]
 
 
-# Every operation on vectors is one of three kinds, and a new one is entered here.
-LINEAR = Add | Scale | Mix | Concat | Split | Take | Join | Span | Extend  # acts alike in every orthonormal frame
-COORDINATEWISE = Nonlin | Rotate  # needs the coordinates of its inputs, though it may be a linear map
-SOURCES = Gaussian | MatMul | Data | Fuse | COORDINATEWISE  # where a linear section of a program begins
-
-
 def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:
     """For each vector, the values that it is a linear combination of: sources, data, outputs of nonlinearities."""
     made: dict[Value, frozenset[Value]] = {}
     for value in values:
         if isinstance(value, Vector):
-            begins = isinstance(value.op, SOURCES)
-            if not begins and not isinstance(value.op, LINEAR):
-                raise TypeError(f"{type(value.op).__name__} has no kind: enter it in engine/passes/_rewrite.py")
+            if value.op.acts is None:
+                raise TypeError(f"{type(value.op).__name__} makes vectors: its class must say how it `acts` on them")
+            begins = value.op.acts is not Acts.LINEARLY
             inputs = () if begins else [x for x in value.op.inputs if isinstance(x, Vector)]
             made[value] = frozenset([value] if begins else ()).union(*(made[x] for x in inputs))
     return made
@@ -84,7 +64,7 @@ def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:
 
 def asked(value: Value) -> tuple[Vector, ...]:
     """The vectors whose products, or coordinates, an operation asks for."""
-    if isinstance(value.op, Dot | Along | Adjoint | Span | MatMul | COORDINATEWISE):
+    if value.op.acts not in (None, Acts.FRESH, Acts.LINEARLY) or isinstance(value.op, Span):
         return tuple(dict.fromkeys(x for x in value.op.inputs if isinstance(x, Vector)))
     return ()
 
@@ -106,7 +86,7 @@ def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value
                 _joined(edges, made[g], made[b])
             case MatMul(weight, x):
                 together.setdefault(weight.source, set()).update(made[x])
-            case _ if isinstance(value.op, Span | COORDINATEWISE):
+            case _:
                 found = frozenset().union(*(made[x] for x in asked(value)))
                 for source in found:
                     edges.setdefault(source, set()).update(found)

@@ -15,22 +15,9 @@ from typing import cast
 import numpy as np
 
 from ... import activations as known
+from ...language import _operation as ops
 from ...language._graph import ordered, widths_of
-from ...language._operation import (
-    Add,
-    Apply,
-    Concat,
-    Constant,
-    Data,
-    Gaussian,
-    Join,
-    MatMul,
-    Mix,
-    Nonlin,
-    Scale,
-    Split,
-    Take,
-)
+from ...language._operation import Apply, Constant, Nonlin
 from ...language._score import MASKED_SOFTMAX, SOFTMAX
 from ...language._value import Scalar, Value, Vector
 from ._rewrite import Context, rewritten
@@ -104,28 +91,28 @@ def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
     variance = max((v.variance for v in found), default=0.0)
     factors = max((v.factors for v in found), default=0)
     match value.op:
-        case Gaussian(_, mean, factor):
+        case ops.Gaussian(_, mean, factor):
             return Size(float(np.abs(mean).max()), float((factor**2).sum(-1).max(initial=0.0)), 1)
-        case Data(given):
+        case ops.Data(given):
             return Size(float(np.abs(given).max()), 0.0, 0)
-        case MatMul(weight):  # given x, W x is Gaussian with variance std² |x|²/in
+        case ops.MatMul(weight):  # given x, W x is Gaussian with variance std² |x|²/in
             return Size(0.0, _square(weight.std * (fixed + math.sqrt(variance))), factors + 1)
         case Nonlin(f, _, ()):
             if f in WITHIN_ONE:
                 return Size(1.0, 0.0, 0)
             contraction = f in CONTRACTIONS or known.is_clip(f) or (known.is_leaky(f) and abs(f.parameters[0]) <= 1)
             return Size(fixed, variance, factors) if contraction else None
-        case Add():
+        case ops.Add():
             total = sum(math.sqrt(v.variance) for v in found)
             return Size(sum(v.fixed for v in found), _square(total), factors)
-        case Scale(Value(op=Constant(numbers))):
+        case ops.Scale(Value(op=Constant(numbers))):
             c = float(np.abs(numbers).max())
             return Size(c * fixed, _square(c) * variance, factors)
-        case Mix(Value(op=Constant(numbers))):
+        case ops.Mix(Value(op=Constant(numbers))):
             c = float(np.abs(numbers).sum(-1).max())
             return Size(c * fixed, _square(c) * variance, factors)
-        case Mix(Value(op=Apply(f))) if f is SOFTMAX or f is MASKED_SOFTMAX:
+        case ops.Mix(Value(op=Apply(f))) if f is SOFTMAX or f is MASKED_SOFTMAX:
             return Size(fixed, variance, factors)
-        case Take() | Join() | Concat() | Split():
+        case ops.Take() | ops.Join() | ops.Concat() | ops.Split():
             return Size(fixed, variance, factors)
     return None

@@ -1,0 +1,136 @@
+"""The specification of a graph: what holds of every value of a program, as it is traced and after every pass.
+
+The inputs of an operation are of the kinds that its fields name; the sizes of arrays are those that `reads` says; and
+the vectors that an operation reads and makes live in one space. Where more is to be said of an operation, or something
+else, it has a row here: `rule(op, value)`, the shape and the width of what it makes (None for scalars).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from . import _operation as ops
+from ._array import Operation
+from ._given import Shape
+from ._graph import ordered
+from ._rotary import Rotate
+from ._value import Scalar, Value, Vector
+from ._width import Width
+
+Made = tuple[Shape, Width | None]
+Rules = Mapping[type[Operation], Callable[[Any, Any], Made]]
+KINDS = {"Vector": Vector, "Scalar": Scalar}  # as the annotations of fields name them
+
+
+class SpecificationError(Exception):
+    """A graph that no program makes: an error of a pass, or of the rules of an operation."""
+
+
+def verify(outputs: Iterable[Value], more: Rules | None = None) -> None:
+    """Check every value that the outputs depend on; `more` are rules for operations that the language has not."""
+    rules = {**RULES, **(more or {})}
+    for value in ordered(outputs):
+        op, width = value.op, value.width if isinstance(value, Vector) else None
+        try:
+            for field in fields(op):
+                found = getattr(op, field.name)
+                kind = next((kind for name, kind in KINDS.items() if name in str(field.type)), Value)
+                for x in found if isinstance(found, tuple) else (found,):
+                    need(not isinstance(x, Value) or isinstance(x, kind), f"{field.name} is {x!r}")
+            made = rules.get(type(op), alike)(op, value)
+        except (ValueError, IndexError) as error:  # of numpy, for shapes that do not broadcast
+            raise SpecificationError(f"{value!r} of {op!r}: {error}") from None
+        need(made == (value.shape, width), f"{value!r} of {op!r} must have shape {made[0]} and width {made[1]}")
+
+
+def need(holds: bool, words: str) -> None:
+    """Refuse a graph in which something does not hold."""
+    if not holds:
+        raise SpecificationError(words)
+
+
+def alike(op: Operation, value: Value) -> Made:
+    """The rule of an operation without a row: vectors of one space make vectors of it, scalars make scalars."""
+    return sizes(op, value), space(op)
+
+
+def sizes(op: Operation, value: Value) -> Shape:
+    """The shape that an operation makes, axis by axis; the size of an axis that no input goes along is its own."""
+    shape = []
+    for axis, own in enumerate(value.shape):
+        read = zip(op.inputs, op.reads(value.ndim), strict=True)
+        along = [(n,) for x, axes in read for n, k in zip(x.shape, axes, strict=True) if k == axis]
+        shape.append(np.broadcast_shapes(*along)[0] if along else own)
+    return tuple(shape)
+
+
+def space(op: Operation) -> Width | None:
+    """The one width of all vectors that an operation reads; None if it reads scalars alone."""
+    widths = {x.width: None for x in op.inputs if isinstance(x, Vector)}
+    need(len(widths) < 2, f"{op!r} reads vectors of different spaces")
+    return next(iter(widths), None)
+
+
+def products(op: Operation, value: Value) -> Made:
+    """The rule of products of vectors of one space, which are scalars."""
+    space(op)
+    return sizes(op, value), None
+
+
+def _gaussian(op: ops.Gaussian, value: Vector) -> Made:
+    need(op.factor.shape[:-1] == op.mean.shape, f"{value!r} has means {op.mean.shape} and a factor {op.factor.shape}")
+    return op.mean.shape, value.width
+
+
+def _matmul(op: ops.MatMul, value: Vector) -> Made:
+    weight, members = op.weight, op.weight.members
+    need(op.x.width == weight.in_width, f"{op.x!r} is multiplied by {weight!r}")
+    need(not op.each or op.x.shape[: members.ndim] == weight.batch, f"each of {weight!r} acts on {op.x!r}")
+    need(0 <= members.min() <= members.max() < weight.count, f"members {members} of {weight.count} matrices")
+    return (op.x.shape if op.each else weight.batch + op.x.shape), weight.out_width
+
+
+def _mix(op: ops.Mix, value: Vector) -> Made:
+    need(op.a.shape[-1] == op.x.shape[-1], f"scalars of shape {op.a.shape} combine vectors of shape {op.x.shape}")
+    return alike(op, value)
+
+
+def _split(op: ops.Split, value: Vector) -> Made:
+    need(op.count * value.width == op.x.width, f"{op.count} parts {value!r} of {op.x!r}")
+    return (*op.x.shape[: op.axis], op.count, *op.x.shape[op.axis :]), value.width
+
+
+def _take(op: ops.Take, value: Value) -> Made:
+    need(0 <= op.flat.min() <= op.flat.max() < op.x.size, f"positions of {op.x!r} are out of its bounds")
+    return op.flat.shape, space(op)
+
+
+def _join(op: ops.Join, value: Value) -> Made:
+    need(len({part.shape[1:] for part in op.parts}) == 1, f"{op.parts} are joined along their first axes")
+    return (sum(part.shape[0] for part in op.parts), *op.parts[0].shape[1:]), space(op)
+
+
+def _rotate(op: Rotate, value: Vector) -> Made:
+    need(op.positions.shape == value.shape[-1:], f"positions of shape {op.positions.shape} for {value!r}")
+    return alike(op, value)
+
+
+RULES: Rules = {
+    ops.Gaussian: _gaussian,
+    ops.Data: lambda op, value: (op.vectors.shape[:-1], Width(op.vectors.shape[-1])),
+    ops.Normal: lambda op, value: (op.shape, None),
+    ops.Constant: lambda op, value: (op.numbers.shape, None),
+    ops.Root: lambda op, value: ((), None),
+    ops.MatMul: _matmul,
+    ops.Mix: _mix,
+    ops.Concat: lambda op, value: (sizes(op, value), op.x.shape[op.axis] * op.x.width),
+    ops.Split: _split,
+    ops.Dot: products,
+    ops.Take: _take,
+    ops.Join: _join,
+    Rotate: _rotate,
+}

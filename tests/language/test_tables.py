@@ -1,0 +1,149 @@
+"""An operation is a class that says what all readings share, and a row in their tables; here is one without any row."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.engine._literal import LITERAL
+from netsor.engine.lower import SCALARS, VECTORS
+from netsor.engine.lower._linear import LINEAR
+from netsor.language._array import Acts, Entrywise, Operation
+from netsor.language._asked import asked_entries
+from netsor.language._check import BOUNDED
+from netsor.language._derivative import RULES
+from netsor.language._graph import ordered
+from netsor.language._narrow import narrow
+from netsor.language._specification import SpecificationError, verify
+
+from ..programs import operations
+
+n = ns.Width("n")
+
+
+@dataclass(frozen=True, eq=False)
+class Flip(Entrywise):
+    """V: the coordinates of x in the opposite order."""
+
+    acts = Acts.ON_PLACES
+    x: ns.Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Sorted(Operation):
+    """V: what a class says that says nothing: every entry is made of all."""
+
+    acts = Acts.LINEARLY
+    x: ns.Vector
+
+
+def flipped(x):
+    return ns.Vector(Flip(x), x.shape, x.width)
+
+
+def test_no_row_is_missing():
+    """Of the literal interpreter, the exact engine and the checker; the derivative of sources and indexing is none."""
+    every = {operation.__name__: operation for operation in operations(Operation)}
+    assert len(every) == 17
+    assert set(LITERAL) == set(every.values())
+    assert set(BOUNDED) == set(every.values())
+    lowered = {*VECTORS, *SCALARS, *LINEAR}
+    assert set(every.values()) - lowered == {every["Root"]}  # a number before it comes there
+    without = {"Gaussian", "Data", "Normal", "Constant", "Root", "Take", "Join"}
+    assert {name for name, kind in every.items() if kind not in RULES} == without
+
+
+@pytest.mark.parametrize(
+    ("read", "place"),
+    [
+        (lambda net: net.simulate(n=4, draws=1), r"Flip has no row in LITERAL of engine/_literal.py"),
+        (lambda net: net.law(n=4, draws=2), r"Flip has no row in VECTORS of engine/lower/__init__.py"),
+    ],
+)
+def test_a_missing_row_is_named(read, place):
+    with pytest.raises(TypeError, match=place):
+        read(ns.Program(flipped(ns.gaussian(n))))
+
+
+def test_a_missing_kind_is_named(monkeypatch):
+    monkeypatch.setattr(Flip, "acts", None)
+    with pytest.raises(TypeError, match="Flip makes vectors: its class must say how it `acts`"):
+        ns.Program(flipped(ns.gaussian(n))).law(n=4, draws=2)
+
+
+def test_a_missing_derivative_is_named():
+    x = ns.gaussian(n)
+    with pytest.raises(ns.TraceError, match="Flip has no derivative"):
+        ns.grad(ns.dot(x, flipped(x)), x)
+
+
+def test_an_operation_that_the_checker_does_not_know_is_conjectured():
+    """Whatever else is proved of the program, and wherever the operation stands."""
+    x = ns.weight(n, n) @ ns.gaussian(n)
+    assert ns.Program(x).check().verdict == "proved"
+    for net in (ns.Program(flipped(x)), ns.Program(ns.weight(n, n) @ ns.clip(flipped(x), 1)[None])):
+        report = net.check()
+        assert report.verdict == "conjectured"
+        (reason,) = report.reasons
+        assert "is made by Flip, for which the checker has no rule" in reason
+        assert "every operation is one that the theorems speak of" in str(report)
+
+
+def test_nothing_is_said_of_moments_of_an_unknown_operation():
+    """⟨x, Flip x⟩ is no divergence that is known, and no vanishing product either: it is a conjecture."""
+    x = ns.weight(n, n) @ ns.gaussian(n)
+    assert ns.Program(ns.dot(x, flipped(x))).check().verdict == "conjectured"
+    # a mean that nothing is known of, as a factor of (1, …, 1): the score grows, if that is not 0
+    one = ns.ones(n)
+    unknown = ns.mean_dot(flipped(ns.tanh(x)), ns.tanh(x)) * one
+    assert ns.Program(ns.dot(unknown, one)).check().verdict == "conjectured"
+
+
+def test_it_is_printed_as_a_function():
+    net = ns.Program(flipped(ns.gaussian(n, (2, 1))) + ns.gaussian(n, 3))
+    assert "u1 = flip(h1) flip 2×1 in R^n" in " ".join(str(net).split())
+    assert r"u^{(1)}_{i,j} = \operatorname{flip}(h^{(1)}_{i,1})" in net.latex()
+    assert r"Z^{u^{(1)}_{i,j}} \text{ is not known}" in net.latex()  # its coordinates have places
+
+
+def test_indexing_goes_through_it():
+    x = ns.gaussian(n, (3, 4))
+    outputs = narrow([flipped(x)[1, 2:]])
+    assert {value.shape for value in ordered(outputs) if isinstance(value.op, Flip)} == {(1, 2)}
+    verify(outputs)
+    asked = asked_entries([flipped(x)[1, 2:]])[x]
+    assert asked.sum() == 2
+    assert asked[1, 2:].all()
+
+
+def test_an_operation_that_says_nothing_is_made_whole():
+    x = ns.gaussian(n, (3, 4))
+    y = ns.Vector(Sorted(x), x.shape, n)
+    outputs = narrow([y[1, 2:]])
+    assert {value.shape for value in ordered(outputs) if isinstance(value.op, Sorted)} == {(3, 4)}
+    assert asked_entries([y[1, 2:]])[x].all()
+    verify(outputs)
+
+
+def test_the_specification_reads_the_fields():
+    x = ns.gaussian(n, 2)
+    verify([flipped(x)])
+    for broken in (ns.Vector(Flip(x), (3,), n), ns.Scalar(Flip(x), (2,)), ns.Vector(Flip(ns.dot(x, x)), (2, 2), n)):
+        with pytest.raises(SpecificationError):
+            verify([broken])
+
+
+@pytest.mark.parametrize(
+    ("value", "reads"),
+    [
+        (ns.gaussian(n, (3, 1)) + ns.gaussian(n, 2), ((0, 1), (1,))),
+        (ns.weight(n, n, batch=4) @ ns.gaussian(n, 2), ((1,),)),
+        (np.ones((5, 3, 2)) @ ns.gaussian(n, 2), ((0, 1, None), (None,))),
+        (ns.dot(ns.gaussian(n, (4, 2)), ns.gaussian(n, 3)), ((0, 1), (2,))),
+        (ns.concat(ns.gaussian(n, (4, 2, 3)), axis=1), ((0, None, 1),)),
+        (ns.softmax(ns.normal((4, 2))), ((0, None),)),
+    ],
+)
+def test_which_entries_are_read(value, reads):
+    assert value.op.reads(value.ndim) == reads
