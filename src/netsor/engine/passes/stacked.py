@@ -43,9 +43,7 @@ def stacked(outputs: Sequence[Value], context: Context) -> list[Value]:
     def one(weight: Weight) -> Weight:
         """The matrices of a batch on top of each other."""
         size = weight.members.size
-        wide = (
-            {"in_width": size * weight.in_width} if weight.transposed else {"out_width": size * weight.out_width}
-        )
+        wide = {"in_width": size * weight.in_width} if weight.transposed else {"out_width": size * weight.out_width}
         return replace(weight, source=whole[weight.source], members=np.zeros((), np.intp), count=1, **wide)
 
     def change(old: Value, new: Value) -> Value:
@@ -78,7 +76,9 @@ def _allowed(uses: Sequence[Value], context: Context) -> bool:
         inner = weight.in_width if weight.transposed else weight.out_width
         if len(weight.batch) != 1 or weight.batch == (1,) or each != weight.transposed:
             return False
-        if math.isinf(inner.bind(context.bound)) or (members is not None and members.tolist() != weight.members.tolist()):
+        if math.isinf(inner.bind(context.bound)) or (
+            members is not None and members.tolist() != weight.members.tolist()
+        ):
             return False
         members = weight.members
     return any(not _transposed(value) for value in uses)
