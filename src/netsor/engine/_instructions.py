@@ -238,7 +238,7 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
     """
     size = lower.shape[-1]
     if type(lower) is np.ndarray and LAPACK <= size <= min(4 * PANEL, b.shape[-2]):
-        return _by_inverse(lower, b)
+        return b @ np.swapaxes(inverse(lower), -1, -2)  # one product, not a pass over b for each direction
     if size > PANEL:
         half = size // 2
         first = solve(xp, lower[..., :half, :half], b[..., :half])
@@ -247,25 +247,21 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
     rest, columns = b, []
     for j in range(size):  # `rest` loses its first column each time
         pivot = lower[..., j, j]
-        inverse = xp.where(pivot > 0, 1.0 / xp.where(pivot > 0, pivot, 1.0), 0.0)
-        columns.append(rest[..., 0] * inverse[..., None])
+        over = xp.where(pivot > 0, 1.0 / xp.where(pivot > 0, pivot, 1.0), 0.0)
+        columns.append(rest[..., 0] * over[..., None])
         rest = rest[..., 1:] - columns[-1][..., :, None] * lower[..., None, j + 1 :, j]
     return xp.stack(columns, axis=-1)
 
 
-def _by_inverse(lower: Any, b: Any) -> Any:
-    """The same for many rows: one matrix product, not a pass over all of b for each direction.
+def inverse(lower: Any) -> Any:
+    """C^(−1) of triangular matrices of numpy, without the directions that no row of C has: 0 there.
 
     A pivot of 0 has nothing below it, so that 1 in its place changes no other direction.
     """
-    pivots = _diagonal(np, lower)
-    none = pivots <= 0
-    if none.any():
-        lower = lower + none[..., None] * np.eye(lower.shape[-1], dtype=lower.dtype)
-    inverse = np.linalg.inv(lower)
-    if none.any():
-        inverse = inverse * ~none[..., None]
-    return b @ np.swapaxes(inverse, -1, -2)
+    none = _diagonal(np, lower) <= 0
+    if not none.any():
+        return np.linalg.inv(lower)
+    return np.linalg.inv(lower + none[..., None] * np.eye(lower.shape[-1], dtype=lower.dtype)) * ~none[..., None]
 
 
 def basis(xp: Any, rows: Array) -> Array:

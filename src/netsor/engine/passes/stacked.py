@@ -35,8 +35,10 @@ def stacked(outputs: Sequence[Value], context: Context) -> list[Value]:
     sums: dict[Value, Value] = {}  # Σ_b W_b^T d_b, and the products that it is the sum of
     whole: dict[Source, Source] = {}
     for source, many in uses.items():
+        if not _allowed(many, context):
+            continue
         found = {_summed(value, users): value for value in many if _transposed(value)}
-        if found and None not in found and not found.keys() & set(outputs) and _allowed(many, context):
+        if None not in found and not found.keys() & set(outputs):
             sums |= {total: value for total, value in found.items() if total is not None}
             whole[source] = Source(source.name)
 
@@ -81,7 +83,7 @@ def _allowed(uses: Sequence[Value], context: Context) -> bool:
         ):
             return False
         members = weight.members
-    return any(not _transposed(value) for value in uses)
+    return {_transposed(value) for value in uses} == {True, False}
 
 
 def _summed(value: Value, users: dict[Value, list[Value]]) -> Value | None:
