@@ -105,13 +105,31 @@ def _of_clip(f: Function) -> Function:
 
 
 def _of_tanh(x: Array, a: float, b: float, table: Table) -> Array:
-    t = array_namespace(x).tanh(x * (a + b * x * x))
-    made: Array = 0.0 * x
+    inside = x * x
+    inside *= b
+    inside += a
+    inside *= x
+    t = array_namespace(x).tanh(inside)
+    made: Array = 0.0
     for row in reversed(table):  # Horner, in x, of polynomials in t by Horner
-        inner: Array = 0.0 * x
+        inner: Array = 0.0
         for c in reversed(row):
-            inner = inner * t + c
-        made = made * x + inner
+            inner = _next(inner, t, c)
+        made = _next(made, x, inner)
+    return made + 0.0 * t if isinstance(made, float) else made
+
+
+def _next(made: Array, x: Array, c: Array) -> Array:
+    """made x + c, in the place of what was made, an array of our own; most coefficients are 0, and cost no pass."""
+    if isinstance(made, float):
+        made = made * x if made else 0.0
+    else:
+        made *= x
+    if isinstance(c, float) and not c:
+        return made
+    if isinstance(made, float):
+        return made + c if made else c
+    made += c
     return made
 
 

@@ -244,6 +244,8 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
     Along a direction that no row of C has, 0.
     """
     size = lower.shape[-1]
+    if type(lower) is np.ndarray and LAPACK <= size <= min(4 * PANEL, b.shape[-2]):
+        return b @ np.swapaxes(inverse(lower), -1, -2)  # one product, not a pass over b for each direction
     if size > PANEL:
         half = size // 2
         first = solve(xp, lower[..., :half, :half], b[..., :half])
@@ -252,10 +254,21 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
     rest, columns = b, []
     for j in range(size):  # `rest` loses its first column each time
         pivot = lower[..., j, j]
-        inverse = xp.where(pivot > 0, 1.0 / xp.where(pivot > 0, pivot, 1.0), 0.0)
-        columns.append(rest[..., 0] * inverse[..., None])
+        over = xp.where(pivot > 0, 1.0 / xp.where(pivot > 0, pivot, 1.0), 0.0)
+        columns.append(rest[..., 0] * over[..., None])
         rest = rest[..., 1:] - columns[-1][..., :, None] * lower[..., None, j + 1 :, j]
     return xp.stack(columns, axis=-1)
+
+
+def inverse(lower: Any) -> Any:
+    """C^(−1) of triangular matrices of numpy, without the directions that no row of C has: 0 there.
+
+    A pivot of 0 has nothing below it, so that 1 in its place changes no other direction.
+    """
+    none = _diagonal(np, lower) <= 0
+    if not none.any():
+        return np.linalg.inv(lower)
+    return np.linalg.inv(lower + none[..., None] * np.eye(lower.shape[-1], dtype=lower.dtype)) * ~none[..., None]
 
 
 def basis(xp: Any, rows: Array) -> Array:

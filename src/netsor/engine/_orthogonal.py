@@ -15,7 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ._instructions import _diagonal, _factor, gram, product, solve, squares, sure, tolerance
+import numpy as np
+
+from ._instructions import _diagonal, _factor, gram, inverse, product, solve, squares, sure, tolerance
 
 Array = Any
 
@@ -30,6 +32,8 @@ class Ways:
 
     factored: Callable[[Array, Array], Array]  # of Gram matrices and pivots that count as 0
     solved: Callable[[Array, Array], Array]
+    lowered: Callable[[Array, Array], Array]  # C^(−1) times rows
+    unsure: Callable[..., Array]  # which of the matrices with weak pivots are to be made again
     singly: Callable[..., Array]  # of rows, and of known orthonormal ones
     mended: Callable[..., Array]  # of matrices, which are to be made again, how, and from what
 
@@ -38,6 +42,8 @@ def _ways(xp: Any) -> Ways:
     return Ways(
         lambda a, floor: _factor(xp, a, floor),
         lambda lower, b: solve(xp, lower, b),
+        lambda lower, rows: lowered(xp, lower, rows),
+        lambda again, *given: unsure(xp, again, *given) if bool(xp.any(again)) else again,
         lambda rows, *known: singly(xp, rows, *known),
         lambda made, again, remake, *arrays: _mended(xp, made, again, remake, *arrays),
     )
@@ -55,10 +61,11 @@ def span(xp: Any, rows: Array, *known: Array, ways: Ways | None = None) -> Array
     made = made * xp.astype(square > least(xp, rows), rows.dtype)[..., None]
     products = gram(xp, made, made)
     lower = ways.factored(products, tolerance(xp, rows.dtype) * _diagonal(xp, products))
-    again = weak(xp, lower, _diagonal(xp, products))
-    made = less(xp, xp.matrix_transpose(ways.solved(lower, xp.matrix_transpose(made))), known)
+    again, first = weak(xp, lower, _diagonal(xp, products)), lower
+    made = less(xp, ways.lowered(lower, made), known)
     lower = ways.factored(gram(xp, made, made), 0.0 * square + REAL)
-    made = xp.matrix_transpose(ways.solved(lower, xp.matrix_transpose(made)))
+    made = ways.lowered(lower, made)
+    again = ways.unsure(again, first, _diagonal(xp, products), made, rows, *known)
     return ways.mended(made, again, ways.singly, rows, *known)
 
 
@@ -136,6 +143,29 @@ def weak(xp: Any, lower: Array, diagonal: Array) -> Array:
     """Which triangular factors have a row, not 0, whose pivot is not sure, given the squares of the rows."""
     pivots = _diagonal(xp, lower)
     return xp.any((pivots * pivots <= sure(xp, lower.dtype) * diagonal) & (diagonal > 0), axis=-1)
+
+
+def unsure(xp: Any, again: Array, lower: Array, diagonal: Array, made: Array, rows: Array, *known: Array) -> Array:
+    """Which matrices have a weak pivot that the vectors do not settle, in numpy.
+
+    A pivot of 0 is settled if nothing is left of the row, but rounding, beside the directions before it. Gradients of
+    keys, say, sum to 0 over the tokens: without this, every one of them would be made again vector by vector.
+    """
+    pivots = _diagonal(xp, lower)
+    weak_rows = (pivots * pivots <= sure(xp, lower.dtype) * diagonal) & (diagonal > 0)
+    left = xp.any(weak_rows & (pivots > 0), axis=-1)
+    for j in np.flatnonzero(weak_rows.reshape(-1, weak_rows.shape[-1]).any(axis=0)).tolist():
+        row = rows[..., j : j + 1, :]
+        rest = less(xp, less(xp, row, (*known, made[..., :j, :])), (*known, made[..., :j, :]))
+        left = left | (weak_rows[..., j] & (squares(xp, rest) > least(xp, row))[..., 0])
+    return again & left
+
+
+def lowered(xp: Any, lower: Array, rows: Array) -> Array:
+    """C^(−1) times rows, for the triangular C: 0 for a row that C has no direction for."""
+    if type(lower) is np.ndarray and lower.shape[-1] <= rows.shape[-1]:
+        return inverse(lower) @ rows
+    return xp.matrix_transpose(solve(xp, lower, xp.matrix_transpose(rows)))
 
 
 def _mended(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:

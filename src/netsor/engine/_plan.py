@@ -135,6 +135,8 @@ class Builder:
             kind == "part" and (params["start"], params["stop"]) == (0, args[0].shape[-1])
         ):
             return args[0]
+        if kind == "product" and _identity(args[0]) and args[0].shape[:-2] == args[1].shape[:-2]:
+            return args[1]
         if kind == "product" and args[0].shape[-1] == 1:  # a column times a row
             kind = "multiply"
         key = self.key(kind, args, params)
@@ -291,6 +293,12 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<Plan: {len(self.steps)} steps, {self.random_numbers} random numbers a replica>"
+
+
+def _identity(a: Register) -> bool:
+    """Whether it is known to be the identity matrix: what takes orthonormal vectors to themselves."""
+    rows, columns = a.shape[-2:]
+    return a.value is not None and rows == columns and bool((a.value == np.eye(rows)).all())
 
 
 def _needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:

@@ -30,23 +30,26 @@ Part = tuple[Ints, Any]  # flat positions in an array, each once, and a value fo
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """A matrix acted: the operation on the entries that count, and the cotangent of what it made."""
+    """A matrix acted: what it made, the operation on the entries that count, and the cotangent of these."""
 
+    value: Vector
     op: MatMul
     d: Vector
 
 
 class Reverse:
-    """Cotangents of Σ weights·p with respect to `leaves`, and the uses of matrices that `chosen` says count."""
+    """From cotangents of some values to those of `leaves`, and the uses of matrices that `chosen` says count.
+
+    `seeds` are pairs of a value and its cotangent: of scalars p the weights w of Σ w·p, of vectors √width times theirs.
+    """
 
     def __init__(
         self,
-        p: Scalar,
-        weights: Scalar,
+        seeds: Sequence[tuple[Value, Value]],
         leaves: Iterable[Value],
         chosen: Callable[[MatMul], bool] = lambda op: False,
     ) -> None:
-        self.values = ordered([p])
+        self.values = ordered([value for value, _ in seeds])
         self.leaves, self.chosen = set(leaves), chosen
         self.uses: list[Use] = []
         self._live: set[Value] = set()  # what depends on a leaf, or on a matrix that counts
@@ -54,12 +57,12 @@ class Reverse:
         for value in self.values:
             self._prepare(value)
         self._parts: dict[tuple[Value, Unit], list[Part]] = {}
-        if p in self._live:
-            for unit in self._units[p]:
+        for p, weights in seeds:
+            for unit in self._wanted(p):
                 seed = weights if unit is None else times(ratio((), (Width(unit),)), weights)
                 self._add(p, unit, _places(p), seed.broadcast_to(p.shape))
-            for value in reversed(self.values):
-                self._pass(value)
+        for value in reversed(self.values):
+            self._pass(value)
 
     def of(self, leaf: Value) -> Any:
         """The cotangent of a leaf, in its shape."""
@@ -101,7 +104,7 @@ class Reverse:
         inputs = [_part(x, need) for x, need in needs]
         op = value.op.at(keep).with_inputs(*inputs)
         if counts:
-            self.uses.append(Use(cast(MatMul, op), d[None]))
+            self.uses.append(Use(cast(Vector, value), cast(MatMul, op), d[None]))
         wants = [self._wanted(x) for x, _ in needs]
         rule = RULES.get(type(op))
         if rule is None:

@@ -135,7 +135,7 @@ def _backward(p: Scalar, chosen: _Parameters) -> tuple[dict[Source, list[_Term]]
     leaves: list[list[Value]] = []
     for output in range(p.size):
         entry = p if not p.shape else p.reshape(-1)[output]
-        reverse = Reverse(entry, constant(np.ones(())), chosen.leaves, chosen.counts)
+        reverse = Reverse([(entry, constant(np.ones(())))], chosen.leaves, chosen.counts)
         for use in reverse.uses:
             terms.setdefault(use.op.weight.source, []).extend(_terms(output, use, chosen))
         leaves.append([reverse.of(leaf) for leaf in chosen.leaves])

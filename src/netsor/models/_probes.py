@@ -16,7 +16,9 @@ from ..engine import Plan
 from ..engine.backends import Backend
 from ..language import Scalar, Vector, apply, join, mean_dot, stack
 from ._description import Description
+from ._gradients import final_names, gradients, layer_names
 from ._inputs import Inputs
+from ._loss import Loss, cross_entropy, readout
 from ._reduce import of_attention, of_gram, of_shares
 from ._trace import Layer, Trace, trace
 from ._words import Words, words
@@ -49,9 +51,14 @@ class Probes:
     At the end: `logit_std`, step-0 `loss` (each token predicts the next id, or its own if nothing is masked;
     `uniform_loss` is ln V), `max_probability`, all three at the tokens that predict something: where the next id is
     predicted that leaves out the last token. `input_mean_square` is that of the embeddings.
+
+    With `gradients`, of that loss (of a random readout of every token, if there are no logits): `grad_mean_square` of
+    ∂L/∂x, x the stream after the block; `grad_query` and so on, |∂L/∂W|² of the block's matrices of a kind; and
+    `grad_query_ratio`, that over the mean of |W|². Of the network: `grad_input`, the mean square at the embeddings,
+    and `grad_embedding` and `grad_head` with their ratios; tied ones are one matrix, the embedding.
     """
 
-    def __init__(self, model: Description, inputs: Inputs) -> None:
+    def __init__(self, model: Description, inputs: Inputs, gradients: bool = False) -> None:
         if min(inputs.tokens, len(inputs.decoder_ids) or 2) < 2:
             raise ValueError(f"tokens={inputs.tokens}: quantities of an audit need two tokens or more")
         empty = not model.std_embedding or {*inputs.ids, *inputs.decoder_ids} == {model.padding}
@@ -60,9 +67,12 @@ class Probes:
                 f"std_embedding={model.std_embedding:g} of {model.name} with these tokens makes all vectors 0, which "
                 "have no cosine, rank or shares: an audit needs embeddings above 0, or other ids than padding"
             )
-        self.model, self.inputs = model, inputs
-        self.names = tuple(name for name in LAYER if model.decoder_layers or name != "cross_share")
-        self.final = FINAL if model.vocabulary else ()
+        self.model, self.inputs, self.gradients = model, inputs, gradients
+        self.forward = tuple(name for name in LAYER if model.decoder_layers or name != "cross_share")
+        self.backward = layer_names(model) if gradients else ()
+        self.names = (*self.forward, *self.backward)
+        self.ends = FINAL if model.vocabulary else ()
+        self.final = (*self.ends, *(final_names(model) if gradients else ()))
 
     @cached_property
     def program(self) -> Program:
@@ -123,21 +133,26 @@ class Probes:
 
     def named(self, found: Sequence[Floats]) -> dict[str, Floats]:
         """Draws of the outputs of the program, by the names of the quantities."""
-        blocks = np.stack(found[: self.layers], axis=1)  # (draws, layers, names)
-        measured = {name: np.ascontiguousarray(blocks[:, :, i]) for i, name in enumerate(self.names)}
-        measured |= {name: np.ascontiguousarray(found[-1][:, i]) for i, name in enumerate(self.final)}
-        return measured | {"input_mean_square": found[self.layers]}
+        rows = list(found)
+        measured = _columns(self.forward, np.stack(rows[: self.layers], axis=1))  # (draws, layers, names)
+        measured["input_mean_square"], rest = rows[self.layers], rows[self.layers + 1 :]
+        if self.ends:
+            measured |= _columns(self.ends, rest.pop(0))
+        if self.gradients:
+            measured |= _columns(self.backward, np.stack(rest[: self.layers], axis=1))
+            measured |= _columns(self.final[len(self.ends) :], rest[self.layers])
+        return measured
 
     def _at(self, widths: dict[str, float]) -> Program:
         return self.limit if math.isinf(widths["n"]) else self.program
 
     def _made(self, limit: bool) -> Program:
         traced = trace(self.model, self.inputs)
-        end = self.logits(traced, limit) if self.final else None
+        end = self.logits(traced, limit) if self.ends else None
         return Program(self.outputs(traced, end), f"probes of {self.model.name}")
 
     def outputs(self, traced: Trace, end: Words | None) -> tuple[Scalar, ...]:
-        """The quantities of a network: a row a block, the mean square of its input, and a row for its logits."""
+        """The quantities of a network: a row a block, the mean square of its input, a row for its logits; gradients."""
         rows: list[Scalar] = []
         before = traced.embedded
         asked: dict[
@@ -152,9 +167,10 @@ class Probes:
             rows.append(self._block(before, layer, asked.setdefault(key, partial(of_attention, allowed=allowed))))
             before = layer.stream
         rows.append(_square(traced.embedded))
+        loss = self._loss(traced, end) if self.gradients else None
         if end is not None:
-            rows.append(self._end(end))
-        return tuple(rows)
+            rows.append(self._end(end, None if loss is None else loss.ends))
+        return (*rows, *gradients(self.model, traced, loss)) if loss is not None else tuple(rows)
 
     def logits(self, traced: Trace, limit: bool) -> Words:
         """The logits that predict something."""
@@ -179,11 +195,24 @@ class Probes:
     def _next(self) -> bool:
         return self.model.causal or self.model.decoder_layers > 0
 
-    def _end(self, logits: Words) -> Scalar:
+    @property
+    def _targets(self) -> tuple[int, ...]:
         ids = self.inputs.decoder_ids or self.inputs.ids
-        targets = (0,) if self.model.readout == "class" else ids[1:] if self._next else ids  # all classes are alike
-        ends = logits.ends()
-        return stack([ends[0], ends[1] - logits.of(targets).mean(), ends[2]])
+        return (0,) if self.model.readout == "class" else ids[1:] if self._next else ids  # all classes are alike
+
+    def _loss(self, traced: Trace, logits: Words | None) -> Loss:
+        if logits is None:
+            return readout(traced.output)
+        return cross_entropy(self.model, traced, logits, self._targets)
+
+    def _end(self, logits: Words, ends: Scalar | None) -> Scalar:
+        ends = logits.ends() if ends is None else ends
+        return stack([ends[0], ends[1] - logits.of(self._targets).mean(), ends[2]])
+
+
+def _columns(names: Sequence[str], rows: Floats) -> dict[str, Floats]:
+    """Columns of the last axis, by their names."""
+    return {name: np.ascontiguousarray(rows[..., i]) for i, name in enumerate(names)}
 
 
 def _square(x: Vector) -> Scalar:

@@ -87,10 +87,10 @@ def of_words(root: Array, noise: Array, *known: Array, cap: float | None = None)
     """
     if all(type(array) is np.ndarray for array in (root, noise, *known)):
         return _by_pieces(root, noise, known, cap)
-    return of_logits(*(_capped(part, cap) for part in (root @ noise, *known)))
+    return of_logits(*(capped(part, cap) for part in (root @ noise, *known)))
 
 
-def _capped(logits: Array, cap: float | None) -> Array:
+def capped(logits: Array, cap: float | None) -> Array:
     """cap · tanh(logits/cap)."""
     return logits if cap is None else cap * array_namespace(logits).tanh(logits / cap)
 
@@ -104,10 +104,10 @@ def _by_pieces(root: Array, noise: Array, known: Sequence[Array], cap: float | N
     for at in np.ndindex(leading):
         seen = Rows(root.shape[-1], made.dtype)
         for first in firsts:
-            seen.add(_capped(first[at].copy(), cap))
+            seen.add(capped(first[at].copy(), cap))
         for start in range(0, noise.shape[-1], size):
             some = words[at][:, start : start + size]
-            seen.add(_capped(np.matmul(roots[at], some, out=room[:, : some.shape[-1]]), cap))
+            seen.add(capped(np.matmul(roots[at], some, out=room[:, : some.shape[-1]]), cap))
         made[at] = seen.ends()
     return made
 

@@ -58,6 +58,7 @@ class Transformer(Description):
         tokens: int | None = None,
         decoder_ids: Sequence[int] | None = None,
         patches: npt.ArrayLike | None = None,
+        gradients: bool = False,
     ) -> Probes:
-        """The quantities of an audit on these inputs: `measure` draws them, layer by layer."""
-        return Probes(self, inputs_of(self, ids, tokens, decoder_ids, patches))
+        """The quantities of an audit on these inputs: `measure` draws them, layer by layer; gradients too, if asked."""
+        return Probes(self, inputs_of(self, ids, tokens, decoder_ids, patches), gradients)

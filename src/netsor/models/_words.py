@@ -27,6 +27,7 @@ class Words(NamedTuple):
     as many as the vocabulary, and `ends` never makes them all.
     """
 
+    y: Vector  # (t,), what the matrix of logits acts on
     known: Scalar | None  # (t, words)
     root: Scalar | None  # (t, t)
     noise: Scalar | None  # (t, words)
@@ -73,7 +74,7 @@ def words(model: Description, traced: Trace, y: Vector, limit: bool) -> Words:
         y = model.logit_scale * y
     if model.tied:
         return _tied(model, traced, y, limit)
-    return Words(None, *_drawn(model, y, model.vocabulary, model.std_logits), model.logit_cap, None)
+    return Words(y, None, *_drawn(model, y, model.vocabulary, model.std_logits), model.logit_cap, None)
 
 
 def _tied(model: Description, traced: Trace, y: Vector, limit: bool) -> Words:
@@ -89,8 +90,8 @@ def _tied(model: Description, traced: Trace, y: Vector, limit: bool) -> Words:
         first, others = join([first, constant(np.zeros((y.size, 1)))], axis=1), others - 1
     column = {i: k for k, i in enumerate(ids)}
     if not others:
-        return Words(first, None, None, model.logit_cap, column)
-    return Words(first, *_drawn(model, y, others, model.std_embedding), model.logit_cap, column)
+        return Words(y, first, None, None, model.logit_cap, column)
+    return Words(y, first, *_drawn(model, y, others, model.std_embedding), model.logit_cap, column)
 
 
 def _drawn(model: Description, y: Vector, count: int, std: float) -> tuple[Scalar, Scalar]:

@@ -134,7 +134,19 @@ def _mended(made: Array, again: Array, remake: Callable[..., Array], *arrays: Ar
     return jax.lax.cond(jnp.any(again), both, lambda _: made, arrays)
 
 
-WAYS = _orthogonal.Ways(_factored, _solve, _singly, _mended)
+def _lowered(lower: Array, rows: Array) -> Array:
+    """As `_orthogonal.lowered`."""
+    import jax.numpy as jnp
+
+    return jnp.matrix_transpose(_solve(lower, jnp.matrix_transpose(rows)))
+
+
+def _unsure(again: Array, *_: Array) -> Array:
+    """All that are weak: to tell which of them are settled costs as much as to make them again."""
+    return again
+
+
+WAYS = _orthogonal.Ways(_factored, _solve, _lowered, _unsure, _singly, _mended)
 
 
 def _by(rule: Callable[..., Array]) -> Callable[..., Array]:

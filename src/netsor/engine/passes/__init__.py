@@ -18,6 +18,7 @@ from .fuse import fuse
 from .linearise import linearise
 from .reuse import reuse
 from .roots import roots
+from .stacked import stacked
 
 Pass = Callable[[Sequence[Value], Context], list[Value]]
 
@@ -29,12 +30,15 @@ GRAPH: dict[str, Pass] = {
     "fuse": fuse,
 }
 # All that can be switched off: those of the graph, those of lowering, and the formula for a sum over heads.
-SHORTCUTS = (*GRAPH, "leaves", "undrawn", "turn", "apart", "named", "recognise")
+SHORTCUTS = ("stacked", *GRAPH, "leaves", "undrawn", "turn", "apart", "named", "recognise")
 
 
 def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str] = ()) -> list[Value]:
     """The program after all passes but those left out."""
-    made = reuse(distinct(roots(outputs, context), context), context)
+    made = distinct(roots(outputs, context), context)
+    if "stacked" not in without:
+        made = stacked(made, context)
+    made = reuse(made, context)
     for name, change in GRAPH.items():
         if name not in without:
             made = change(made, context)

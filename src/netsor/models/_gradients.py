@@ -1,0 +1,152 @@
+"""The backward half of the quantities of an audit: gradients of the first loss, block by block and by kind of weight.
+
+One pass back through the program has the cotangents √n ∂L/∂x of the stream and of all that matrices made. A matrix that
+made y_i = W x_i has ∂L/∂W = Σ_i (∂L/∂y_i) x_i^T, so |∂L/∂W|² is a sum over pairs of tokens of products of two Gram
+matrices. Cotangents and widths are in the units of the model: at n = ∞ its own widths turn means into sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from ..language import Scalar, Value, Vector, mean_dot, stack
+from ..language._graph import ordered
+from ..language._operation import MatMul
+from ..language._reverse import Reverse, Use
+from ..language._value import constant
+from ._description import Description
+from ._loss import Loss
+from ._trace import Trace
+
+KINDS = ("query", "key", "value", "output", "in", "gate", "out")
+NAMES = {"W^Q": "query", "W^K": "key", "W^V": "value", "W^O": "output", "W^G": "gate"}
+
+
+def layer_names(model: Description) -> tuple[str, ...]:
+    """The numbers of a block, in order: ratios are to the mean of |W|², which a matrix of zeros has not."""
+    return ("grad_mean_square", *_both(model, [kind for kind in KINDS if kind != "gate" or model.gated]))
+
+
+def final_names(model: Description) -> tuple[str, ...]:
+    """Those of the whole network."""
+    embedding = ["embedding"] if _has_embedding(model) else []
+    return ("grad_input", *_both(model, [*embedding, "head"] if _has_head(model) else embedding))
+
+
+def _both(model: Description, kinds: Iterable[str]) -> list[str]:
+    found = [(kind, [f"grad_{kind}", f"grad_{kind}_ratio"][: 2 if _std(model, kind) else 1]) for kind in kinds]
+    return [name for _, names in found for name in names]
+
+
+def _has_embedding(model: Description) -> bool:
+    """Whether inputs are rows of a matrix, or are multiplied by one; else they are just vectors."""
+    return model.vocabulary is not None or model.inputs == "patches"
+
+
+def _has_head(model: Description) -> bool:
+    """Whether the matrix of logits is one of its own."""
+    return model.vocabulary is not None and not model.tied
+
+
+def _std(model: Description, kind: str) -> float:
+    fields = {"query": "q", "key": "k", "value": "v", "output": "o", "head": "logits"}
+    found: float = getattr(model, f"std_{fields.get(kind, kind)}")
+    return found
+
+
+def gradients(model: Description, traced: Trace, loss: Loss) -> tuple[Scalar, ...]:
+    """A row for each block, in the order of `layer_names`, and one for the network, in that of `final_names`."""
+    streams = [traced.embedded, *(layer.stream for layer in traced.layers)]
+    table = None if traced.table is None else traced.table.vectors.vectors
+    leaves = [value for value in (*streams, table) if value is not None]
+    reached = set(ordered([value for value, _ in loss.seeds]))
+    back = Reverse(loss.seeds, [leaf for leaf in leaves if leaf in reached], lambda op: True)
+
+    def square(x: Vector) -> Scalar:
+        """|√n ∂L/∂x|²/n of each vector: |∂L/∂x|²."""
+        if x not in reached:
+            return constant(np.zeros(())).broadcast_to(x.shape)
+        one = back.of(x)[..., None]
+        return mean_dot(one, one)[..., 0, 0]
+
+    uses = {use.value: use for use in back.uses}
+    rows = []
+    for stream, inside in zip(streams[1:], _blocks(traced), strict=True):
+        found: dict[str, list[Value]] = {}
+        for value in inside:
+            found.setdefault(_kind(value), []).append(value)
+        norms = {kind: _norms(model, found[kind], uses) for kind in KINDS if kind in found}
+        rows.append(_row(layer_names(model), norms, square(stream).mean() / model.width))
+    return (*rows, _ends(model, traced, loss, uses, square, table))
+
+
+def _ends(
+    model: Description,
+    traced: Trace,
+    loss: Loss,
+    uses: dict[Value, Use],
+    square: Callable[[Vector], Scalar],
+    table: Vector | None,
+) -> Scalar:
+    norms: dict[str, tuple[Scalar, float]] = {}
+    words = model.vocabulary or 0
+    if table is None:
+        patches = [value for value in uses if _name(value) == "W^P"]
+        norms["embedding"] = _norms(model, patches, uses)
+    elif _has_embedding(model):
+        found = square(table).sum()
+        if model.tied and loss.head is not None:
+            found = found + loss.head
+        norms["embedding"] = found, words * model.width * model.std_embedding**2
+    if _has_head(model):
+        assert loss.head is not None
+        norms["head"] = loss.head, words * model.width * model.std_logits**2
+    return _row(final_names(model), norms, square(traced.embedded).mean() / model.width)
+
+
+def _row(names: Sequence[str], norms: dict[str, tuple[Scalar, float]], first: Scalar) -> Scalar:
+    made = [first]
+    for name in names[1:]:
+        kind = name.removeprefix("grad_").removesuffix("_ratio")
+        norm, size = norms[kind]
+        made.append(norm / size if name.endswith("_ratio") else norm)
+    return stack(made)
+
+
+def _norms(model: Description, values: Iterable[Value], uses: dict[Value, Use]) -> tuple[Scalar, float]:
+    """Σ |∂L/∂W|² over matrices that act once each, and the mean of Σ |W|²."""
+    total, size = constant(np.zeros(())), 0.0
+    for value in values:
+        assert isinstance(value.op, MatMul)
+        weight, count = value.op.weight, value.op.weight.members.size
+        size += weight.std**2 * count * weight.out_width.bind(model.widths())
+        if value in uses:
+            use = uses[value]
+            d, x = use.d.reshape(count, -1), use.op.x.reshape(count if use.op.each else 1, -1)
+            pairs = (mean_dot(d, d) * mean_dot(x, x)).sum()
+            total = total + weight.in_width.bind(model.widths()) * pairs
+    return total, size
+
+
+def _blocks(traced: Trace) -> list[list[Value]]:
+    """The products with matrices in each block."""
+    seen = set(ordered([traced.embedded, *([] if traced.decoded is None else [traced.decoded])]))
+    blocks = []
+    for layer in traced.layers:
+        inside = [value for value in ordered([layer.stream]) if value not in seen]
+        seen.update(inside)
+        blocks.append([value for value in inside if isinstance(value.op, MatMul)])
+    return blocks
+
+
+def _name(value: Value) -> str | None:
+    assert isinstance(value.op, MatMul)
+    return value.op.weight.source.name
+
+
+def _kind(value: Value) -> str:
+    """What a matrix of a block is, by its name, or by the side on which the perceptron's width is."""
+    assert isinstance(value.op, MatMul)
+    return NAMES.get(_name(value) or "") or ("out" if value.op.weight.in_width.name == "m" else "in")
