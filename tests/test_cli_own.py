@@ -166,7 +166,7 @@ def test_law_of_ones_own_program(folder):
 
 def test_a_coordinate_may_be_chosen(folder):
     """Of one's own program, whose coordinates differ, and of the layer, whose do not."""
-    words = "law", "mine.py:shifted", "--bind", "n=8", "--draws", "100", "--at", "9"
+    words = "law", "mine.py:shifted", "--bind", "n=32", "--draws", "100", "--at", "9"
     first, third = (
         json.loads(netsor(*words, *more, "--json", cwd=folder).stdout) for more in ((), ("--coordinate", "2"))
     )
@@ -176,11 +176,11 @@ def test_a_coordinate_may_be_chosen(folder):
     assert (first["mean"], third["mean"]) == (1.0, 9.0)
     words = "law", "--width", "16", "--draws", "100", "--json"
     assert netsor(*words).stdout == netsor(*words, "--coordinate", "15").stdout
-    found = netsor("plan", "mine.py:shifted", "--bind", "n=8", "--coordinate", "-1", cwd=folder).stdout
-    assert found.startswith("plan of shifted() at n = 8, coordinate -1\n")
-    found = netsor("compare", "mine.py:shifted", "--bind", "n=8", "--draws", "100", cwd=folder).stdout
+    found = netsor("plan", "mine.py:shifted", "--bind", "n=32", "--coordinate", "-1", cwd=folder).stdout
+    assert found.startswith("plan of shifted() at n = 32, coordinate -1\n")
+    found = netsor("compare", "mine.py:shifted", "--bind", "n=32", "--draws", "100", cwd=folder).stdout
     assert "note: coordinates of the output differ" in found
-    found = netsor("compare", "mine.py:shifted", "--bind", "n=8", "--draws", "100", "--coordinate", "1", cwd=folder)
+    found = netsor("compare", "mine.py:shifted", "--bind", "n=32", "--draws", "100", "--coordinate", "1", cwd=folder)
     assert "note" not in found.stdout
     assert found.returncode == 0
 
