@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..engine._law import KEPT
 from ..engine._montecarlo import cores, in_bytes, memory
 from ..engine._plan import Plan
+from ..engine._sampler import KEPT
 from ._output import complain
 
 LONG = 10.0  # seconds; what takes longer is announced

@@ -1,4 +1,4 @@
-"""Functions of one Gaussian argument: products of their values, and their means. `_joint` has those of several."""
+"""Functions of one Gaussian argument: products of their values, and their means; see also `_kernel_of_several`."""
 
 from __future__ import annotations
 

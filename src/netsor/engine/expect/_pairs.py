@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ._condition import conditioned
+from ._conditioning import conditioned
 from ._hermite import Series, series
 from ._single import Single, blocks
 from ._table import tabulated

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ._nodes import SETS, product, sobol
+from ._quadrature import SETS, product, sobol
 from ._single import blocks
 
 Array = Any

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...activations import Function
-from ._features import Features, declared, features
+from ._breaks import Features, declared, features
 
 Array = Any
 
