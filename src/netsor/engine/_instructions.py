@@ -116,15 +116,12 @@ def product(xp: Any, a: Array, b: Array) -> Array:
     (i, k), j = a.shape[-2:], b.shape[-1]
     if k == 1:
         return a * b
-    if (_replicas_innermost(a) or _replicas_innermost(b)) and (
-        j == 1 or i * k * j <= SMALL
-    ):  # its loop runs over the replicas
+    innermost = _replicas_innermost(a)
+    if (innermost or _replicas_innermost(b)) and (j == 1 or i * k * j <= SMALL):  # its loop runs over the replicas
         return np.einsum("...ik,...kj->...ij", a, b)
     if xp is not np and 0 < k <= FEW and max(i, j) <= 4 * FEW:  # JAX fuses it into one pass over all replicas
         return sum(a[..., :, term, None] * b[..., None, term, :] for term in range(k))
-    if (
-        b.shape[0] == 1 and math.prod(b.shape[1:-2]) == 1 and not _replicas_innermost(a)
-    ):  # one matrix b for all replicas
+    if b.shape[0] == 1 and math.prod(b.shape[1:-2]) == 1 and not innermost:  # one matrix b for all replicas
         rows = xp.reshape(a, (math.prod(a.shape[:-1]), k)) @ xp.reshape(b, b.shape[-2:])
         return xp.reshape(rows, (*a.shape[:-1], j))
     if math.prod(b.shape[1:-2]) == 1 and math.prod(a.shape[1:-2]) > 1:  # one matrix b for each replica

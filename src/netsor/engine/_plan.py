@@ -103,9 +103,7 @@ class Builder:
     shaped: dict[Register, Register] = field(default_factory=dict)  # reshaped array → the original
     expects: bool = False  # whether a Gaussian expectation was taken
     nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
-    tried: dict[str, None] = field(
-        default_factory=dict
-    )  # functions of which only values at points are known, used in expectations
+    tried: dict[str, None] = field(default_factory=dict)  # functions whose expectations use values at points alone
 
     def constant(self, array: Array) -> Register:
         """Numbers that are the same in every replica; equal arrays share one register.

@@ -28,7 +28,7 @@ PASSES = 16  # rounds of merging neighbouring intervals: each at most halves the
 PANELS = 1500  # intervals halved in one round at most, those nearest to 0 first: bounds the cost of noisy functions
 
 POINTS_OF_OCTAVE = 2**14  # points of the fine grid in an octave of |u|, on each side of 0: step 6e-5 |u|
-BLOCK = 64  # neighbouring points that a fourth difference is compared with: wider features are seen by the panels
+NEIGHBOURS = 64  # neighbouring points that a fourth difference is compared with: wider features are seen by the panels
 OUTSTANDING = 32.0  # times the median fourth difference of its block: above, something narrow is there
 VISIBLE = 1e-9  # of the function's size nearby: smaller fourth differences are ignored
 MOST = 2**10  # narrow features in an octave: if more are found, they are noise or an oscillation, and are dropped
@@ -237,11 +237,11 @@ def _narrow(f: Function, lowest: int, highest: int, noise: float, known: dict[tu
 def _octave(f: Function, octave: int, centre: bool, visible: float) -> Array:
     step = 2.0**octave / POINTS_OF_OCTAVE
     if centre:
-        step *= BLOCK // 2
-        side = 2 * POINTS_OF_OCTAVE // BLOCK
-        grids = [step * (np.arange(-side - 2, side + 3 + BLOCK) + OFFSET)]
+        step *= NEIGHBOURS // 2
+        side = 2 * POINTS_OF_OCTAVE // NEIGHBOURS
+        grids = [step * (np.arange(-side - 2, side + 3 + NEIGHBOURS) + OFFSET)]
     else:
-        outward = 2.0**octave + step * (np.arange(-4, POINTS_OF_OCTAVE + 4 + BLOCK) + OFFSET)
+        outward = 2.0**octave + step * (np.arange(-4, POINTS_OF_OCTAVE + 4 + NEIGHBOURS) + OFFSET)
         grids = [outward, -outward]
     values = [_values(f, grid) for grid in grids]
     with np.errstate(all="ignore"):
@@ -261,12 +261,12 @@ def _standing_out(values: Array, least: float, visible: float) -> Array:
     with np.errstate(all="ignore"):
         second = np.diff(values, n=2)
         difference = np.abs(second[:-2] - 2 * second[1:-1] + second[2:])
-        count = len(difference) // BLOCK
-        parts = difference[: count * BLOCK].reshape(count, BLOCK)
-        size = np.nan_to_num(np.abs(values[2 : 2 + count * BLOCK]).reshape(count, BLOCK).max(axis=1))
+        count = len(difference) // NEIGHBOURS
+        parts = difference[: count * NEIGHBOURS].reshape(count, NEIGHBOURS)
+        size = np.nan_to_num(np.abs(values[2 : 2 + count * NEIGHBOURS]).reshape(count, NEIGHBOURS).max(axis=1))
         level = visible * np.maximum(size, least)
         some = np.nonzero(~(parts.max(axis=1) <= level))[0]
         parts = np.nan_to_num(parts[some])
-        usual = np.sort(parts, axis=1)[:, BLOCK // 2]
+        usual = np.sort(parts, axis=1)[:, NEIGHBOURS // 2]
         block, place = np.nonzero(parts > np.maximum(level[some], OUTSTANDING * usual)[:, None])
-    return ((some[block] * BLOCK + place)[:, None] + np.arange(5)).ravel()
+    return ((some[block] * NEIGHBOURS + place)[:, None] + np.arange(5)).ravel()
