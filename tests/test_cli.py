@@ -299,4 +299,4 @@ def test_what_the_system_refuses_is_not_blamed_on_the_numbers(monkeypatch):
     monkeypatch.setattr(_law, "announce", fails)
     result = netsor("law", "--width", "4", "--draws", "100")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("netsor: no more threads can be begun: fewer --workers")
+    assert result.stderr.startswith("netsor: no more threads can be started: fewer --workers")

@@ -181,7 +181,7 @@ def test_a_long_plan_is_announced_before_it_is_begun(unplanned, monkeypatch):
     heads = ("--set", "heads=1000000", "--set", "head_dim=64")
     for words in (("--tokens", "1024"), ("--tokens", "2", *heads)):
         first, second = netsor("audit", "gpt2", *words).stderr.splitlines()
-        size = float(re.search(r"to plan this takes about [\d.]+ (?:s|min|h) and ([\d.]+) GiB; Ctrl-C", first)[1])
+        size = float(re.search(r"planning this takes about [\d.]+ (?:s|min|h) and ([\d.]+) GiB; Ctrl-C", first)[1])
         assert 4 < size < 100  # measured: 26 GiB for so many tokens, 7.9 GiB for two blocks of so many heads
         assert second == "netsor: a plan is begun"
 

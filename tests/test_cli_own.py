@@ -332,7 +332,7 @@ def test_a_plan_tells_what_planning_takes(folder, monkeypatch):
     seconds = itertools.count(0, 7)
     monkeypatch.setattr(_plan.time, "perf_counter", lambda: next(seconds))
     result = netsor("plan", "mine.py:deep", "--bind", "n=inf", cwd=folder)
-    assert result.stdout.endswith("the plan itself took 7 s; a law makes 3 like it, and takes so much longer\n")
+    assert result.stdout.endswith("the plan itself took 7 s; a law makes 3 of them, so it takes that much longer\n")
     found = json.loads(netsor("plan", "mine.py:deep", "--bind", "n=8", "--json", cwd=folder).stdout)
     assert found["planning_seconds"] == 7
 
@@ -342,7 +342,7 @@ def test_many_operations_are_announced_before_they_are_planned(folder, monkeypat
     for command in ("law", "plan"):
         words = (command, "mine.py:deep", "--bind", "n=inf", "--arg", "layers=3000")
         first, second = netsor(*words, cwd=folder).stderr.splitlines()
-        assert first.startswith("netsor: 6,001 operations: to plan this takes about ")
+        assert first.startswith("netsor: 6,001 operations: planning this takes about ")
         assert "a plan is begun" in second
     few = netsor("law", "mine.py:deep", "--bind", "n=inf", cwd=folder)
     assert "to plan this" not in few.stderr

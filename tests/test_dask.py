@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _law
+from netsor.engine import _sampler
 
 from .command import netsor
 
@@ -49,7 +49,7 @@ def test_a_cluster_gives_the_bits_of_one_machine(cluster):
 
 
 def test_many_draws_are_gathered_on_a_cluster(cluster, monkeypatch):
-    monkeypatch.setattr(_law, "KEPT", 10_000)
+    monkeypatch.setattr(_sampler, "KEPT", 10_000)
     net = ns.paper.layer()
     here = net.law(n=64, draws=DRAWS, seed=3, progress=False)
     there = net.law(n=64, draws=DRAWS, seed=3, executor=cluster.get_executor(), progress=False)
@@ -71,7 +71,7 @@ def test_the_plan_is_sent_once(cluster, monkeypatch):
         return submit(work, *args)
 
     monkeypatch.setattr(pool, "submit", weighed)
-    monkeypatch.setattr(_law, "TASK", 0.0)
+    monkeypatch.setattr(_sampler, "TASK", 0.0)
     ns.paper.layer().law(n=64, draws=DRAWS, executor=pool, progress=False)
     assert len(sizes) > 10
     assert max(sizes) < 2000
@@ -85,7 +85,7 @@ def test_the_literal_interpreter_on_a_cluster(cluster):
 
 def test_a_worker_that_dies_costs_nothing_but_time(cluster, monkeypatch):
     """Its chunks are done again by the other: same bits. Last, for its successor has yet to come up."""
-    monkeypatch.setattr(_law, "TASK", 0.0)
+    monkeypatch.setattr(_sampler, "TASK", 0.0)
     net = ns.paper.layer(tokens=8)
     here = net.law(n=64, draws=DRAWS, seed=3, progress=False)
     victim = next(iter(cluster.run(os.getpid).values()))

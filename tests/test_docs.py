@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from netsor.engine import _law
+from netsor.engine import _sampler
 from netsor.studies.audit import _audit
 
 from .inline import Inline
@@ -39,7 +39,7 @@ def needs(page):
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name in LONG], ids=lambda page: page.name)
 def test_code_blocks_of_long_pages_run(page, apart, monkeypatch):
     needs(page)
-    monkeypatch.setattr(_law, "KEPT", _law.KEPT // 50)
+    monkeypatch.setattr(_sampler, "KEPT", _sampler.KEPT // 50)
     names: dict[str, object] = {}
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of errors that so few draws do not tell

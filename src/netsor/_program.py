@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from .engine import NoLimitError, Plan, Question, Sampling, _literal
 from .engine._coordinates import picked
-from .engine._law import conditional, drawn
 from .engine._montecarlo import Progress
 from .engine._recognise import recognise
+from .engine._sampler import conditional, drawn
 from .engine.backends import Backend, Numpy, choose
 from .engine.lower import make_plan
 from .language._check import NO_LIMIT, Report, check

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import _law
+from netsor.engine import _sampler
 from netsor.engine.backends import _numpy
 
 from ..programs import programs
@@ -81,11 +81,11 @@ def test_one_seed_couples_two_widths():
 
 
 def test_chunks_cover_the_draws_and_grow_to_the_largest():
-    parts = _law.growing(100_000)
+    parts = _sampler.growing(100_000)
     assert [i for part in parts for i in part] == list(range(100_000))
-    assert len(parts[0]) == _law.FIRST == 8
-    assert max(map(len, parts)) == _law.CHUNK
-    assert parts[:20] == _law.growing(parts[19].stop)
+    assert len(parts[0]) == _sampler.FIRST == 8
+    assert max(map(len, parts)) == _sampler.CHUNK
+    assert parts[:20] == _sampler.growing(parts[19].stop)
 
 
 def test_what_is_the_same_in_all_replicas_is_drawn_for_each():

@@ -7,7 +7,7 @@ from scipy import special
 import netsor as ns
 from netsor.activations import Function
 from netsor.engine.expect import Rows, kernel, kernel_of_several
-from netsor.engine.expect._features import features
+from netsor.engine.expect._breaks import features
 
 from .test_expect import one
 

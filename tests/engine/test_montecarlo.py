@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _law, _montecarlo
+from netsor.engine import _montecarlo, _sampler
 from netsor.engine._montecarlo import Silent, Tick, check_memory, chunks, run, whole_number
 from netsor.laws import Origin
 
@@ -167,7 +167,7 @@ def test_the_memory_of_a_joint_law_is_what_is_said(monkeypatch):
     n = ns.Width("n")
     net = ns.Program(ns.weight(n, n) @ ns.gaussian(n, 24))
     said = []
-    monkeypatch.setattr(_law, "check_memory", lambda size, *words: said.append(size))
+    monkeypatch.setattr(_sampler, "check_memory", lambda size, *words: said.append(size))
     net.law(n=4, draws=20, progress=False)
     tracemalloc.start()
     try:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _law
+from netsor.engine import _sampler
 from netsor.engine._cells import Tally, cells_for, summed
 from netsor.laws import Origin
 
@@ -44,7 +44,7 @@ def both(name, monkeypatch, draws=DRAWS, **where):
     net, widths, close = NETS[name]
     net = net if isinstance(net, ns.Program) else ns.Program(net)
     kept = net.law(draws=draws, seed=3, progress=False, **widths, **where)
-    monkeypatch.setattr(_law, "KEPT", 10_000)
+    monkeypatch.setattr(_sampler, "KEPT", 10_000)
     return kept, net.law(draws=draws, seed=3, progress=False, **widths, **where), close
 
 
@@ -143,7 +143,7 @@ def test_distances_and_their_errors(monkeypatch):
 
 
 def test_bits_do_not_depend_on_who_adds_up(monkeypatch):
-    monkeypatch.setattr(_law, "KEPT", 10_000)
+    monkeypatch.setattr(_sampler, "KEPT", 10_000)
     net = ns.paper.layer()
     with ThreadPoolExecutor(3) as pool:
         laws = [net.law(n=16, draws=60_000, progress=False, **how) for how in ({"workers": 1}, {"executor": pool})]
@@ -152,7 +152,7 @@ def test_bits_do_not_depend_on_who_adds_up(monkeypatch):
 
 
 def test_memory_does_not_grow_with_the_draws(monkeypatch):
-    monkeypatch.setattr(_law, "KEPT", 10_000)
+    monkeypatch.setattr(_sampler, "KEPT", 10_000)
     net, peaks = ns.paper.layer(), []
     net.law(n=16, draws=20_000, workers=1, progress=False)
     for draws in (50_000, 400_000):
@@ -174,7 +174,7 @@ def test_a_law_goes_to_disk_and_back(tmp_path, monkeypatch):
 
 
 def test_what_is_refused(monkeypatch):
-    monkeypatch.setattr(_law, "KEPT", 10_000)
+    monkeypatch.setattr(_sampler, "KEPT", 10_000)
     x = ns.weight(n, n) @ ns.gaussian(n)
     known_by_draws = ns.Program(ns.mean_dot(x, x))
     with pytest.raises(ValueError, match=r"draws=20000: this law is known by its draws alone"):

@@ -28,18 +28,18 @@ LOST = "nothing was kept; with --out DIR finished draws are"
 
 @cli.command("audit")
 @click.argument("model")
-@click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="A field of MODEL that is otherwise.")
-@click.option("--compare", metavar="OTHER", help="A second model, to lay beside the first.")
+@click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
+@click.option("--compare", metavar="OTHER", help="A second model, to compare with the first.")
 @click.option(
     "--compare-set",
     "others",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="A field of OTHER that is otherwise; of MODEL itself, if there is no --compare.",
+    help="Change a field of OTHER; without --compare, compare MODEL with itself so changed.",
 )
-@click.option("--tokens", type=POSITIVE, help="So many different tokens.  [default: 16]")
+@click.option("--tokens", type=POSITIVE, help="Number of tokens, all different.  [default: 16]")
 @click.option("--ids", metavar="I,J,…", help="The token ids themselves, such as 3,7,7,1, in place of --tokens.")
-@click.option("--draws", type=FEW, default=200, show_default=True, help="Initialisations.")
+@click.option("--draws", type=FEW, default=200, show_default=True, help="Number of random initialisations.")
 @click.option(
     "--widths",
     type=click.Choice(["actual", "inf", "both"]),
@@ -54,7 +54,7 @@ LOST = "nothing was kept; with --out DIR finished draws are"
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_obj
 def audit_command(watch: Watch, /, as_json: bool, out: str | None, **options: Any) -> None:
-    """A transformer before it is trained: what it does at initialisation, block by block, and what to make of it.
+    """A transformer before it is trained: what it does at initialisation, block by block, and findings by stated rules.
 
     MODEL is the name of a model that ships (gpt2, llama-3-8b, …), or a path to a config.json. No weight is drawn, so
     the model may be of any size. With --out an audit that was interrupted goes on where it stopped; files in the folder
@@ -94,7 +94,7 @@ def _audited(watch: Watch, out: str | None, where: Where, options: dict[str, Any
             _announce(request, cost)
             return _audit.run(replace(request, executor=how.get("executor")))
     except BrokenProcessPool:
-        complain(f"a worker was killed, for want of memory perhaps: fewer --workers need less; {kept}")
+        complain(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {kept}")
         raise click.exceptions.Exit(1) from None
     except OSError as error:
         if out is None:
@@ -105,7 +105,7 @@ def _audited(watch: Watch, out: str | None, where: Where, options: dict[str, Any
 
 
 def _said(error: ValueError) -> str:
-    """What the library says, whose arguments are options here."""
+    """The library's message, with its arguments written as options of the command."""
     from ..studies.audit._request import plainly
 
     return as_option(plainly(error).replace("widths='actual'", "--widths actual"))
@@ -177,7 +177,7 @@ def _afford(request: Request, cost: Cost) -> None:
 
 
 def _announce(request: Request, cost: Cost) -> None:
-    """Say what it takes, before it begins."""
+    """Print the cost before the work begins."""
     time = f"about {_cost.in_time(_seconds(cost))}"
     names = " and ".join(dict.fromkeys(subject.model.name for subject in request.subjects))
     complain(

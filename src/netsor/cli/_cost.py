@@ -1,7 +1,7 @@
-"""What a command would take, told before it begins: refused if it cannot fit, announced if it is long.
+"""Estimates of a command's memory and time before it begins: it is refused if too large, and announced if long.
 
-The numbers of the layer are bounds in closed form, fitted to measured times and sizes; they are right within a factor
-of a few, which is enough to tell minutes from months.
+The estimates for the layer are formulas fitted to measured times and sizes. They are right within a factor of a few,
+which is enough to tell minutes from months.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..engine._law import KEPT
 from ..engine._montecarlo import cores, in_bytes, memory
 from ..engine._plan import Plan
+from ..engine._sampler import KEPT
 from ._output import complain
 
-LONG = 10.0  # seconds; what takes longer is announced
-SILENT = 3.0  # seconds; a plan that takes longer to make is announced before
-LONGEST = 86_400.0  # seconds; what takes longer is refused
+LONG = 10.0  # seconds: a command that takes longer says so before it begins
+SILENT = 3.0  # seconds: if making the plan takes longer, that is announced first
+LONGEST = 86_400.0  # seconds, a day: a command that would take longer is refused
 
 
 class Cost(NamedTuple):
-    """Memory at its most, and seconds of all cores together."""
+    """Peak memory in bytes, and seconds on all cores."""
 
     bytes: float
     seconds: float
@@ -67,8 +67,8 @@ def plan_cost(plans: Sequence[Plan], draws: int, planning: float) -> Cost:
 def afford(cost: Callable[..., Cost], given: Mapping[str, Any], modest: Mapping[str, Any]) -> float:
     """The seconds that it will take; refuse what is too large or too long, naming the options that make it so.
 
-    `given` are the arguments of `cost`, and `modest` small values for those that an option sets: one is to blame if
-    taking it back would help.
+    `given` are the arguments of `cost`, and `modest` small values for those that an option sets: an option is named if
+    its small value alone would make the command fit.
     """
     found = cost(**given)
     for name, limit, text in (
@@ -84,19 +84,19 @@ def afford(cost: Callable[..., Cost], given: Mapping[str, Any], modest: Mapping[
 
 
 def announce(seconds: float) -> None:
-    """Say so if it will be long."""
+    """Print the time if it is long."""
     if seconds > LONG:
         complain(f"this will take about {in_time(seconds)}; Ctrl-C ends it")
 
 
 def announce_plan(what: str, seconds: float, size: float) -> None:
-    """Say so if even the plan, which tells what the rest takes, will be long."""
+    """Print the time that making the plan takes, if that is long; the rest is estimated from the plan."""
     if seconds > SILENT:
-        complain(f"{what}: to plan this takes about {in_time(seconds)} and {in_bytes(size)}; Ctrl-C ends it")
+        complain(f"{what}: planning this takes about {in_time(seconds)} and {in_bytes(size)}; Ctrl-C ends it")
 
 
 def in_time(seconds: float) -> str:
-    """A time, for a person."""
+    """A time in seconds as text, in a fitting unit."""
     for unit, length in (("years", 31_557_600.0), ("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.3g} {unit}"

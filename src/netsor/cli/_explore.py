@@ -32,14 +32,14 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
     for package in ("marimo", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise click.UsageError(f"explore needs {package}, which is not installed: pip install 'netsor[explore]'")
-    from ..explore import Target, serve  # needs what was looked for
+    from ..explore import Target, serve  # imports marimo and uvicorn
 
-    # functions of a program may divide by zero where it does not matter; a view looks at its numbers itself
+    # functions of a program may divide by zero where it does not matter; views check that their numbers are finite
     warnings.simplefilter("ignore", RuntimeWarning)
     target = None
     if program is not None:
         found = find(program, arguments)
-        found.build()  # what cannot be built is told here
+        found.build()  # an error in the program is reported here
         part = None if found.index is None else ast.literal_eval(found.index.strip())
         target = Target(found.module, found.name, found.value, part, found.arguments)
     watch.message = "stopped"

@@ -1,8 +1,8 @@
 """Ctrl-C ends the command within a second, whatever it is doing.
 
-Python sees an interrupt only between two steps of the main thread, and one step may be a product of matrices that takes
-minutes. So a second thread, woken by the signal itself, waits a moment for the main thread to leave, and then ends the
-process.
+Python handles an interrupt only between two bytecodes of the main thread, and one of them may be a matrix product that
+takes minutes. So a second thread, woken by the signal itself, gives the main thread GRACE seconds to end, and then ends
+the process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import threading
 from .. import _start
 from ._output import complain
 
-GRACE = 0.7  # seconds for the main thread to clear up
+GRACE = 0.7  # seconds for the main thread to clean up and end
 
 
 class Watch:
-    """While it is entered, an interrupt is answered; `message` is what is said then."""
+    """A context in which an interrupt ends the process soon, with `message` on stderr."""
 
     def __init__(self) -> None:
         self.message = "interrupted"
@@ -50,7 +50,7 @@ class Watch:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def say(self) -> None:
-        """Say that it was interrupted, once."""
+        """Print the message, once."""
         if self._said.acquire(blocking=False):
             complain(self.message)
 
@@ -63,6 +63,6 @@ class Watch:
 
 
 def _once(*_: object) -> None:
-    """The first interrupt ends the command; another one would only end the clearing up."""
+    """The first interrupt ends the command; further ones are ignored, or they would end the cleaning up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The entry point: every error in one line; exit code 2 if the user can mend it, 1 if only we can, 130 interrupted."""
+"""The entry point: every error in one line; exit code 2 for bad input, 1 for errors of netsor, 130 for an interrupt."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _run(watch: Watch) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)  # numpy's, of numbers that left double precision
-            warnings.simplefilter("ignore", TqdmWarning)  # a bar that cannot be drawn is no matter
+            warnings.simplefilter("ignore", TqdmWarning)  # a progress bar that cannot be drawn
             with cli.make_context("netsor", sys.argv[1:], obj=watch) as context:
                 cli.invoke(context)
         sys.stdout.flush()
@@ -48,7 +48,7 @@ def _run(watch: Watch) -> int:
     except (KeyboardInterrupt, click.Abort):
         watch.say()
         return 130
-    except BrokenPipeError:  # as of a reader that has seen enough
+    except BrokenPipeError:  # the reader of the output, such as head, has closed it
         _give_up_stdout()
         return 1
     except (Exception, SystemExit) as error:
@@ -67,11 +67,11 @@ def _mishap(error: BaseException) -> int:
         case RuntimeWarning():
             complain(f"the numbers leave double precision ({said(error)}): less extreme options are needed")
         case RuntimeError() if str(error).startswith("can't start new thread"):
-            complain("no more threads can be begun: fewer --workers, or a higher limit of this system, are needed")
+            complain("no more threads can be started: fewer --workers, or a higher limit of this system, are needed")
         case MemoryError():
             complain("there is not enough memory: fewer draws, tokens or heads, or a smaller width, need less")
         case OSError():
-            _give_up_stdout()  # it may be what cannot be written
+            _give_up_stdout()  # stdout may be the file that cannot be written
             complain(f"a file cannot be read or written: {said(error)}")
         case ValueError() | TypeError() if raised:
             complain(as_option(said(error)))
@@ -85,7 +85,7 @@ def _mishap(error: BaseException) -> int:
 
 
 def _open_streams() -> None:
-    """A process may be given no stdout or stderr: then nobody listens, and no file may take their numbers."""
+    """Replace stdin, stdout and stderr that are closed, so that no file opened later gets their descriptors."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -97,11 +97,11 @@ def _open_streams() -> None:
         if stream is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (it stays open)
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal may know no ±, and no ∞
+            stream.reconfigure(errors="replace")  # the terminal's encoding may lack ± and ∞
 
 
 def _give_up_stdout() -> None:
-    """What could not be written is not tried again when the process ends."""
+    """Discard unwritten output: else Python would try to write it again when the process ends."""
     with suppress(OSError, ValueError, AttributeError):
         if sys.stdout.fileno() == 1:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-LARGEST = 2**53  # above it integers are no longer told apart as doubles
+LARGEST = 2**53  # above it not every integer is a double
 INFINITE = ("inf", "infinity", "∞")
 
 
@@ -50,7 +50,7 @@ DRAWS = Number("an integer, 100 or more (below 2^53)", _between(100, LARGEST), w
 FEW = Number("an integer, 10 or more (below 2^53)", _between(10, LARGEST), whole=True)
 WORKERS = Number("a positive integer (at most 1024)", _between(1, 1025), whole=True)
 TRIALS = Number("a positive integer (at most 10000)", _between(1, 10_001), whole=True)
-# a variance has up to six of these as factors, and a kurtosis twelve: far from the ends of double precision
+# a variance has up to six of these as factors and a kurtosis twelve: 1e±96, within double precision
 SIGMA = Number("0 or a finite number from 1e-8 to 1e8", lambda v: v == 0 or 1e-8 <= v <= 1e8)
 ABOVE = Number("a finite number from 1e-8 to 1e8", lambda v: 1e-8 <= v <= 1e8)
 PLACE = Number("an integer (below 2^53 in size)", _between(1 - LARGEST, LARGEST), whole=True)

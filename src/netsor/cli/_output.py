@@ -20,11 +20,11 @@ from ._numbers import shown
 
 MANY = "infinitely many heads"
 OPTIONS = ("tokens", "ids", "draws", "seed", "workers", "out", "precision", "device", "backend")
-LONGEST = 2000  # characters of a message
+LONGEST = 2000  # characters of a message: longer ones are cut in the middle
 
 
 def plain(text: str) -> str:
-    """Text as a terminal may have it: characters that would steer it, such as escapes in a name, are written out."""
+    """Text that is safe on a terminal: control characters, such as escapes in a file's name, are written as codes."""
     return "".join(
         c if c.isprintable() or c == "\n" or unicodedata.category(c) == "Zs" else ascii(c)[1:-1] for c in text
     )
@@ -36,32 +36,32 @@ def say(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """One line on stderr, if anybody listens; shortened if it is very long."""
+    """One line on stderr, if that is open; shortened if it is very long."""
     brief = text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} … {text[-200:]}"
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(f"netsor: {plain(brief)}", file=sys.stderr, flush=True)
 
 
 def as_option(text: str) -> str:
-    """What the library says of an argument, which is an option here."""
+    """A message of the library, with an argument at its beginning written as an option."""
     return f"--{text}" if text.startswith(tuple(f"{name}=" for name in OPTIONS)) else text
 
 
 def reason(error: OSError) -> str:
-    """Why the system refused, without the path, which may be long and is told as the option has it."""
+    """Why the system refused, without the path: messages name the path as the option gave it."""
     return error.strerror or str(error) or type(error).__name__
 
 
 @contextlib.contextmanager
 def apart(as_json: bool) -> Iterator[None]:
-    """Meanwhile, what anybody prints goes to stderr: with --json, stdout is for the one object."""
+    """With --json, what is printed within this context goes to stderr: stdout is for the one JSON object."""
     if not as_json:
         yield
         return
     sys.stdout.flush()
     kept = None
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        if sys.stdout.fileno() == 1:  # what is printed below Python too
+        if sys.stdout.fileno() == 1:  # also for what compiled libraries print
             kept = os.dup(1)
             os.dup2(sys.stderr.fileno(), 1)
     try:
@@ -74,12 +74,12 @@ def apart(as_json: bool) -> Iterator[None]:
 
 
 def echo_json(found: Mapping[str, Any]) -> None:
-    """One valid JSON object: there is no NaN and no Infinity in one."""
+    """One JSON object, refused if it has NaN or Infinity, which JSON has not."""
     click.echo(json.dumps(found, allow_nan=False))
 
 
 def finite(name: str, value: Any) -> float:
-    """A number to be printed, refused if it is none: it would not be JSON, and no answer."""
+    """A number to be printed; refused if it is infinite or NaN, which JSON cannot hold."""
     number = float(value)
     if not math.isfinite(number):
         raise click.ClickException(f"the {name} is {number}: this law has none, or it is outside double precision")
@@ -92,7 +92,7 @@ def error_of(value: Any) -> float | None:
 
 
 def check_name(option: str, path: str) -> None:
-    """Refuse a path that is no text: it could not be written into a report, or on a terminal."""
+    """Refuse a path that is not UTF-8: it could not be written into a report, or on a terminal."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -102,7 +102,7 @@ def check_name(option: str, path: str) -> None:
 
 
 def check_plot(plot: str | None) -> None:
-    """Refuse a bad file before any work is done."""
+    """Refuse a file that cannot be written before any work is done."""
     if plot is None:
         return
     check_name("--plot", plot)
@@ -114,7 +114,7 @@ def check_plot(plot: str | None) -> None:
             raise click.UsageError(f"--plot {shown(plot)} must be in a folder that exists")
         if path.is_dir():
             raise click.UsageError(f"--plot {shown(plot)} must be a file, and is a folder")
-        with tempfile.TemporaryFile(dir=path.parent):  # rights alone do not tell
+        with tempfile.TemporaryFile(dir=path.parent):  # permissions alone do not tell whether it works
             pass
     except OSError as error:
         raise click.UsageError(

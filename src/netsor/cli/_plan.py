@@ -12,7 +12,7 @@ from ._group import cli
 from ._output import apart, echo_json, say
 from ._subject import PLANS, subject, subject_options
 
-NOTICED = 0.1  # seconds
+NOTICED = 0.1  # seconds: if making the plan takes longer, that is printed
 
 
 @cli.command("plan")
@@ -38,4 +38,4 @@ def plan_command(as_json: bool, **options: Any) -> None:
     say(text)
     if seconds > NOTICED:
         count = PLANS[math.inf in asked.widths.values()]
-        say(f"  the plan itself took {seconds:.2g} s; a law makes {count} like it, and takes so much longer")
+        say(f"  the plan itself took {seconds:.2g} s; a law makes {count} of them, so it takes that much longer")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..studies.paper._reproduce import Options
 
 MODEST = {"samples": 100, "trials": 1, "tokens": 4, "workers": 1}
-START, FIGURE, MEASURE = 1.5, 1.5, 1e-5  # seconds: of the workers, of a figure, and of a draw in it
+START, FIGURE, MEASURE = 1.5, 1.5, 1e-5  # seconds: to start the workers, to draw a figure, to measure one draw in it
 KEPT = "finished trials are kept, and the same command goes on from there"
 
 
@@ -76,7 +76,7 @@ def _reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, op
             announce(seconds + _rest(asked))
             done = reproduce(replace(asked, executor=how.get("executor")))
     except BrokenProcessPool:
-        complain(f"a worker was killed, for want of memory perhaps: fewer --workers need less; {KEPT}")
+        complain(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {KEPT}")
         raise click.exceptions.Exit(1) from None
     except OSError as error:
         raise click.UsageError(f"--out {shown(out)} must be a folder that can be written to: {reason(error)}") from None
@@ -92,7 +92,7 @@ def _reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, op
 
 
 def _cost(chosen: Options) -> Cost:
-    """What the trials take, on so many workers at a time, and their draws in the memory of the one that reads them."""
+    """The cost of the trials on so many workers; the memory includes all draws, which the main process reads."""
     cases = {case for figure in _figures(chosen) for case in (*figure.cases, *(c.limit for c in figure.cases))}
     plan = chosen.plan
     costs = [
@@ -116,7 +116,7 @@ def _cost(chosen: Options) -> Cost:
 
 
 def _rest(chosen: Options) -> float:
-    """Seconds beside the trials: workers begin, and each figure is measured and drawn."""
+    """Seconds besides those of the trials: to start workers, and to measure and draw each figure."""
     plan = chosen.plan
     draws = sum(plan.trials * max(plan.samples or case.samples for case in figure.cases) for figure in _figures(chosen))
     return START + FIGURE * len(_figures(chosen)) + MEASURE * draws

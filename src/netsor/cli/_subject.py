@@ -25,7 +25,7 @@ from ._numbers import ABOVE, DRAWS, LARGEST, PLACE, POSITIVE, SEED, SIGMA, WIDTH
 from ._target import bound, load
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-PLANS = 1, 3  # that a law makes at finite width, and at infinite width to know its errors
+PLANS = 1, 3  # plans that a law makes: one at finite widths, three at infinite width, for its errors
 SIGMAS = (("q", "W^Q"), ("k", "W^K"), ("v", "W^V"), ("o", "W^O"), ("w", "the tokens' W"))
 LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", "scaling", "mask", "infinite_heads",
          *(f"sigma_{k}" for k, _ in SIGMAS))  # fmt: skip
@@ -37,7 +37,9 @@ def subject_options(width: str) -> Callable[[Command], Command]:
         click.argument("program", metavar="[FILE:PROGRAM]", required=False),
         click.option("--bind", "binds", multiple=True, metavar="NAME=N|inf", help="A width of FILE:PROGRAM."),
         click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function."),
-        click.option("--coordinate", type=PLACE, help="A coordinate of the output, where they differ.  [default: 0]"),
+        click.option(
+            "--coordinate", type=PLACE, help="A coordinate of the output, if their laws differ.  [default: 0]"
+        ),
         click.option("--width", type=WIDTH, default=width, show_default=True, help="Width n, an integer or inf."),
         click.option("--heads", type=POSITIVE, default=2, show_default=True, help="Attention heads, H."),
         click.option("--tokens", type=POSITIVE, default=4, show_default=True, help="Tokens, s."),
@@ -75,7 +77,7 @@ def subject_options(width: str) -> Callable[[Command], Command]:
 
 
 def sampling_options(command: Command) -> Command:
-    """The options of how to look at a law."""
+    """The options of sampling and of output."""
     options = [
         click.option("--draws", type=DRAWS, default=100_000, show_default=True, help="Replicas."),
         click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers."),
@@ -102,7 +104,7 @@ class Subject:
     widths: dict[str, float]
     built_in: bool
     coordinate: int | None = None
-    seconds: float = 0.0  # that it will take, where that is known
+    seconds: float = 0.0  # estimate of the time it will take; 0 if it is not known
 
     def __post_init__(self) -> None:
         try:
@@ -117,7 +119,7 @@ class Subject:
         return f"width {shown['n']}" if self.built_in else ", ".join(f"{k} = {v}" for k, v in shown.items())
 
     def limit(self, keep: tuple[str, ...] = ()) -> Subject:
-        """The same with its widths at infinity, but for those to keep."""
+        """The same with all widths at infinity, except those in `keep`."""
         return replace(self, widths={k: v if k in keep else math.inf for k, v in self.widths.items()})
 
     def law(self, draws: int, seed: int, **where: Any) -> Law:
@@ -132,13 +134,13 @@ class Subject:
         return self.net.plan(coordinates=self.coordinate, **widths)
 
     def infinite_heads(self) -> Law:
-        """The law of infinitely many heads; of infinite width."""
+        """The law of infinitely many heads at infinite width."""
         law = self.net.law(progress=False, **self.widths)  # type: ignore[arg-type]
         return law.infinite_heads() if isinstance(law, HeadSum) else law  # 1/n scaling is Gaussian already
 
 
 def subject(options: dict[str, Any], draws: int = 0, both: bool = False) -> Subject:
-    """What the options ask for, if so many draws can be afforded; with `both`, of its limit too."""
+    """The program and widths of the options; refused if so many draws, with `both` also of the limit, cost too much."""
     target, binds, arguments = (options[name] for name in ("program", "binds", "arguments"))
     if target is None:
         for option, values in (("--bind", binds), ("--arg", arguments)):
@@ -166,7 +168,7 @@ def subject(options: dict[str, Any], draws: int = 0, both: bool = False) -> Subj
     _announce_plan(net, sides)
 
     def cost(draws: int, bind: str) -> Cost:
-        most = math.inf if bind == given else 64  # to see if it is the widths that are too large
+        most = math.inf if bind == given else 64  # the cost at smaller widths tells whether --bind is to blame
         narrow: list[dict[str, Any]] = [{k: v if v == math.inf else min(v, most) for k, v in w.items()} for w in sides]
         start = time.perf_counter()
         plans = [net.plan(**widths) for widths in narrow]
@@ -179,7 +181,7 @@ def subject(options: dict[str, Any], draws: int = 0, both: bool = False) -> Subj
 
 
 def _announce_plan(net: Program, sides: list[dict[str, float]]) -> None:
-    """Say what it takes to plan it, if that is long; refuse what cannot be planned in the memory that there is."""
+    """Print the time that planning takes, if it is long; refuse if planning needs more memory than there is."""
     values = ordered(net.outputs)
     found = [of_values(values, widths) for widths in sides]
     size = max(plan.bytes for plan in found)
@@ -191,7 +193,7 @@ def _announce_plan(net: Program, sides: list[dict[str, float]]) -> None:
 
 
 def _refuse_limit(option: str, widths: dict[str, float]) -> None:
-    """A limit is not compared with itself."""
+    """Refuse to compare a limit with itself."""
     if not widths:
         raise click.UsageError("PROGRAM has no width: there is no limit to compare it with")
     if all(width == math.inf for width in widths.values()):

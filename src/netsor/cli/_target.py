@@ -19,8 +19,8 @@ from .. import Program, TraceError
 from ..language._graph import ordered, widths_of
 from ._numbers import LARGEST, WIDTH, shown
 
-OURS = Path(click.__file__).parent  # the caller of a command
-LOADED: set[str] = set()  # files of programs: an error that passes through one may be its own
+OURS = Path(click.__file__).parent  # click calls our commands: an error placed there is at no line of the user
+LOADED: set[str] = set()  # files of users' programs: an error with one in its traceback may be the user's
 NAME = re.compile(r"(?P<name>[^\W\d]\w*)(?:\[(?P<index>[-\d,\s]+)\])?")
 
 
@@ -95,40 +95,40 @@ def _module(name: str) -> Any:
         sys.path.insert(0, "")  # as python -m does
         return importlib.import_module(name)
     path = Path(name)
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    if path.exists() and not path.is_file():  # reading a pipe would wait
         raise ValueError("it is a folder, a device or a pipe")
     spec = importlib.util.spec_from_file_location(f"netsor_program_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent.resolve()))  # as python FILE does
-    sys.modules[spec.name] = module  # dataclasses look themselves up
+    sys.modules[spec.name] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module
 
 
 def _why(error: BaseException) -> str:
-    """Why a file cannot be read; its path, which may be long, is told already."""
+    """Why a file cannot be read, without its path, which the message names already."""
     return error.strerror if isinstance(error, OSError) and error.strerror else said(error)
 
 
 def said(error: BaseException) -> str:
-    """What an error says, in one line, also if it says nothing."""
+    """The message of an error in one line; the name of its class if it has none."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # its __str__ is somebody else's
+    except Exception:  # the __str__ of a user's error may fail
         text = ""
     if isinstance(error, TraceError) and Path(error.where.file).is_relative_to(OURS):
-        text = error.plain  # no line of the user's is to blame
+        text = error.plain  # without the line, which is not the user's
     if isinstance(error, SystemExit):
         return f"it ends the process (sys.exit({text}))"
     return text or type(error).__name__
 
 
-def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """What --bind n=256 or --arg heads=4 say, by name."""
+def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """The values of --bind n=256 or --arg heads=4, by name."""
     found: dict[str, str] = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name.isidentifier():
@@ -140,7 +140,7 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 
 
 def _literal(text: str) -> Any:
-    """A value as Python writes it; what is none of its literals is a string."""
+    """A value from a Python literal; any other text is a string."""
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):

@@ -3,8 +3,8 @@
 @where_options
 def command(..., **options):
     where = chosen(options)                 # takes its own options out of the others, and refuses wrong ones
-    ...                                     # what else may be refused
-    with sampling(where) as how:            # begins a cluster, if there is to be one
+    ...                                     # check the other options
+    with sampling(where) as how:            # starts or joins a Dask cluster, with --dask
         net.law(..., **how)
 """
 
@@ -34,12 +34,16 @@ def where_options(command: Command) -> Command:
         ),
         click.option("--device", metavar="cpu|cuda", help="Where it computes.  [default: a GPU if it sees one]"),
         click.option(
-            "--precision", type=click.Choice(PRECISIONS), default="float64", show_default=True, help="Of its numbers."
+            "--precision",
+            type=click.Choice(PRECISIONS),
+            default="float64",
+            show_default=True,
+            help="Precision of numbers.",
         ),
         click.option(
             "--dask",
             metavar="ADDRESS|local",
-            help="A cluster of Dask: the address of its scheduler, or one begun here.",
+            help="A Dask cluster: the address of its scheduler, or local to start one on this machine.",
         ),
     ]
     for option in reversed(options):
@@ -49,14 +53,14 @@ def where_options(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class Where:
-    """A backend that is there, and the address of a cluster, if it is to be one."""
+    """An available backend, and the address of a Dask cluster, or None."""
 
     backend: Backend
     address: str | None
 
 
 def chosen(options: dict[str, Any]) -> Where:
-    """What these options say, which are taken out; refuse what is not installed, or a device that is not there."""
+    """Take these options out of `options`; refuse what is not installed, or a device that does not exist."""
     address = options.pop("dask")
     try:
         backend = choose(*(options.pop(name) for name in OPTIONS))
@@ -69,7 +73,7 @@ def chosen(options: dict[str, Any]) -> Where:
 
 @contextmanager
 def sampling(where: Where, workers: int | None = None) -> Iterator[dict[str, Any]]:
-    """The arguments of `Program.law`; a cluster stays while this is entered, so enter it when all else is checked."""
+    """Arguments for `Program.law`; a cluster runs while the context is open, so open it after all other checks."""
     if where.address is None:
         yield {"backend": where.backend}
         return

@@ -2,9 +2,9 @@
 
 from ._error import ExactError, NoLimitError
 from ._kept import Question
-from ._law import conditional
 from ._literal import simulate
 from ._plan import Plan
+from ._sampler import conditional
 from ._sampling import Sampling
 
 __all__ = ["ExactError", "NoLimitError", "Plan", "Question", "Sampling", "conditional", "simulate"]

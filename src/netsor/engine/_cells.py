@@ -1,10 +1,10 @@
 """A billion replicas in bounded memory: counts and moments by cells of the conditional mean and variance.
 
 The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So replicas are put into cells, of log v of one width and, where
-conditional means vary, of m/√v of another, and each cell keeps its count and a few moments. Two Gaussians stand for a
-cell, with its mean and covariance of (m, v), so that the fourth moment of the law is kept too. Moments are sums of
-integers (shares of a cell in units of 2^(−26)): they do not depend on the order in which chunks come, so that the law
-of many draws has the same bits on any number of workers.
+conditional means vary, of m/√v of another, and each cell keeps its count and a few moments. In the law a cell becomes
+two Gaussians with its mean and covariance of (m, v), so that the fourth moment of the law is kept too. Moments are sums
+of integers (positions within a cell in units of 2^(−26)), which do not depend on the order in which chunks are added:
+the law of many draws has the same bits for any number of workers.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import numpy.typing as npt
 Array = Any
 Doubles = npt.NDArray[np.float64]
 
-HEIGHT = 0.01  # of a cell in log v, and of one where means vary too
-WIDER = 0.04
-STEPS = 16  # cells to a standard deviation of a component, in its mean
-ROWS = 400  # cells in log v for what the first replicas span: where they span more, cells are higher
-WINDOW = 10  # times as many are there in all
-MOST = 2**22  # cells
-UNIT = 2.0**26
-STRAY = 100_000  # replicas of different kinds outside of all cells, at most: points, above all
+HEIGHT = 0.01  # of a cell in log v, where all replicas have one mean
+WIDER = 0.04  # of a cell in log v, where means vary: cells are counted in two dimensions then
+STEPS = 16  # cells to a conditional standard deviation, along the mean
+ROWS = 400  # cells in log v, at most, over the range of the first replicas: if that is wider, cells are higher
+WINDOW = 10  # cells in log v over all, as a multiple of those over that range: later replicas may lie outside it
+MOST = 2**22  # cells in all, to bound memory
+UNIT = 2.0**26  # positions within a cell are rounded to 1/UNIT: sums over 2^27 replicas are exact in double precision
+STRAY = 100_000  # different (mean, variance) outside of all cells that are kept one by one, at most; v = 0 mostly
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Where the cells are."""
+    """The grid of cells: rows in log v, columns in the mean."""
 
     height: float
     first: int  # the cell floor(log v/height) of the first row
     rows: int
     columns: int  # 1 if every mean is the same
-    centre: float  # of the means: that mean itself, if it is one
+    centre: float  # of the means: the mean itself, if all are equal
 
     @property
     def one_mean(self) -> bool:
@@ -55,9 +55,9 @@ class Cells:
         return self.rows * self.columns
 
     def placed(self, xp: Any, mean: Array, var: Array) -> tuple[Array, Array, Array]:
-        """For replicas: their cells, a one and moments (sums, replicas) to be added up there, and who is outside.
+        """Of each replica: its cell, 1 and its moments (sums, replicas) for the cell's sums, and whether it is outside.
 
-        Those outside of all cells have zeros, and any cell.
+        A replica outside of all cells has zeros for these, so that its cell does not matter.
         """
         row = xp.floor(xp.log(xp.where(var > 0, var, 1.0)) / self.height) - self.first
         inside = (var > 0) & (row >= 0) & (row < self.rows)
@@ -81,7 +81,7 @@ class Cells:
         return cell, xp.stack(weights), ~inside
 
     def nodes(self, sums: Array) -> tuple[Doubles, Doubles, Doubles]:
-        """Means, variances and counts of Gaussians that stand for the cells."""
+        """Means, variances and counts of the Gaussians that the cells become in the law."""
         index = np.flatnonzero(sums[0])
         count = sums[0, index].astype(np.float64)
         moments = (sums[1:, index] / UNIT) / count
@@ -92,15 +92,18 @@ class Cells:
         first, second, third = moments
         spread = np.maximum(second - first**2, 0.0)
         skew = third - 3 * first * second + 2 * first**3
-        lean = np.divide(skew, 2 * spread, out=np.zeros_like(skew), where=spread > 1e-9)
-        reach = np.sqrt(spread + lean**2)
-        share = np.divide(reach - lean, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0)
-        var = [unit * (1 + self.height * (first + lean + sign * reach)) for sign in (1, -1)]
+        tilt = np.divide(skew, 2 * spread, out=np.zeros_like(skew), where=spread > 1e-9)
+        reach = np.sqrt(spread + tilt**2)
+        share = np.divide(reach - tilt, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0)
+        var = [unit * (1 + self.height * (first + tilt + sign * reach)) for sign in (1, -1)]
         weight = np.concatenate([count * share, count * (1 - share)])
         return np.full(2 * len(index), self.centre), np.concatenate(var), weight
 
     def _pairs(self, index: Array, count: Doubles, moments: Doubles, unit: Doubles) -> tuple[Doubles, Doubles, Doubles]:
-        """Two Gaussians a cell: its variances up and down by their deviation, what its means do beside that in both."""
+        """Two Gaussians a cell, with v at its mean ± its standard deviation, and m by its regression on v.
+
+        The variance of m about that regression is added to v of both.
+        """
         across, across2, up, up2, both = moments
         std = np.sqrt(unit) / STEPS
         step = np.sqrt(np.maximum(up2 - up**2, 0.0))
@@ -115,7 +118,7 @@ class Cells:
 
 
 def cells_for(mean: Doubles, var: Doubles, what: str) -> Cells:
-    """Cells that hold what the first replicas are like, and much more on all sides."""
+    """A grid of cells that holds the first replicas, with much room on all sides for later ones."""
     alive = var > 0
     if not alive.any():
         raise ValueError(f"{what}: this law is known by its draws alone, which are kept one by one; take fewer")
@@ -200,7 +203,7 @@ class Tally:
 
 
 def binning(cells: Cells, mean: Doubles, var: Doubles) -> float:
-    """How far the density of these replicas is off once they are in cells, relative to its largest value."""
+    """The error of the density of these replicas that cells cause, relative to the density's largest value."""
     tally = Tally(cells)
     tally.add(summed(cells, mean, var))
     at, width, count = tally.nodes()

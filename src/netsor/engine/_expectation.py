@@ -2,8 +2,9 @@
 
 Vectors of an infinitely wide space are rows of coordinates along orthonormal directions, the first along (1, …, 1) if
 the space has means. Coordinate α of such a vector is Gaussian: with the first entry for mean, and the products of the
-others for covariance. `shift` moves every expectation by its own error, to see what that does to a law: 0 for none, 1
-for all upward, 2 for signs in a chequerboard (which keep a Gram matrix positive). Nodes are scrambled anew for each.
+others for covariance. A law is computed again with every expectation moved by its own error, to see how much the law
+moves: `shift` 0 is without, 1 moves all upward, 2 with alternating signs like a chessboard (so that a Gram matrix stays
+positive). Each shift has quasi-random nodes of its own.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ Array = Any
 
 
 class HostOnly(Exception):
-    """An expectation that numpy alone computes: by a series, a table or quadrature."""
+    """Raised in other array libraries for an expectation that only numpy computes: by a series, table or quadrature."""
 
 
-NODES = 2**12
-SETS = 8  # of nodes, independently scrambled
-DIMENSIONS = 16  # of one Sobol set; further sources take further sets
+NODES = 2**12  # quasi-random points that stand in for the coordinates of an infinitely wide vector
+SETS = 8  # independently scrambled Sobol sets that the nodes are divided into
+DIMENSIONS = 16  # of a Sobol set, one for each source; more sources use more sets
 
 
 def _law(u: Array, constant: bool) -> tuple[Array, Array]:
@@ -50,7 +51,7 @@ def kernel(
     mu, a = _law(u, constant)
     nu, b = (mu, a) if own else _law(v, constant)
     x = Rows(f, mu, params[:given])
-    y = x if own else Rows(g, nu, params[given:])  # a symmetric kernel takes half the work
+    y = x if own else Rows(g, nu, params[given:])  # the same rows: half of a symmetric kernel is computed
     if a.shape[-2] == b.shape[-2] == 1:
         xx = a @ np.swapaxes(a, -1, -2)
         yy = xx if own else b @ np.swapaxes(b, -1, -2)
@@ -74,7 +75,7 @@ def moments(xp: Any, u: Array, *params: Array, f: Function, constant: bool, shif
         mean, slope, error = moments_of_several(x, a)
     _check_known(mean, error, (f,), a)
     both = np.concatenate([mean[..., None], slope], axis=-1)
-    # the error is one of β u, whatever the length of u is
+    # the error is that of β u, so the error of β is it over the length of u
     length = np.linalg.norm(a, axis=-1)
     of_slope = np.where(length > 0, 1.0 / np.where(length > 0, length, 1.0), 0.0)
     per_error = np.concatenate([np.ones((*length.shape[:-1], 1)), of_slope], axis=-1)
@@ -93,7 +94,7 @@ def _native(xp: Any, u: Array, v: Array, f: Function, g: Function, more: bool) -
 
 
 def _check_known(value: Array, error: Array, functions: tuple[Function, ...], a: Array) -> None:
-    """An expectation whose error is infinite has no value; one that is NaN is told when the law is made."""
+    """Refuse an expectation whose error is infinite; one that is NaN is reported when the law is made."""
     if not np.any(np.isinf(error) & ~np.isnan(value)):
         return
     names = " and ".join(dict.fromkeys(f.name for f in functions))
@@ -113,12 +114,13 @@ def _shifted(value: Array, error: Array, shift: int) -> Array:
     return value + (1 - 2 * ((i + j) % 2)) * error
 
 
-# Nodes, for nonlinearities of vectors that others made and that were mixed: values of the sources at quasi-random
-# points stand in for the coordinates of an infinitely wide vector.
+# Nodes, where a nonlinearity acts on combinations of outputs of other nonlinearities: values of the sources at
+# quasi-random points stand in for the coordinates of an infinitely wide vector.
 
 
 @cache
-def _block(number: int, scramble: int) -> Array:
+def _sobol_set(number: int, scramble: int) -> Array:
+    """Values (DIMENSIONS, NODES) of independent N(0, 1) variables at the points of one Sobol set."""
     from scipy.stats import qmc  # slow to import, and seldom needed
 
     points = []
@@ -135,14 +137,14 @@ def gaussian_nodes(sources: int, constant: bool, scramble: int) -> Array:
 
     Rows are orthonormal, so that products of Gaussian vectors are exact; the first rows do not depend on their number.
     """
-    blocks = -(-sources // DIMENSIONS)
-    rows = np.concatenate([np.ones((1, NODES)), *(_block(k, scramble) for k in range(blocks))])[: sources + 1]
+    sets = -(-sources // DIMENSIONS)
+    rows = np.concatenate([np.ones((1, NODES)), *(_sobol_set(k, scramble) for k in range(sets))])[: sources + 1]
     q, r = np.linalg.qr(rows.T)  # Gram–Schmidt, in order
     orthonormal: Array = (q * np.sign(np.diagonal(r))).T
     return orthonormal if constant else orthonormal[1:]
 
 
-NEARLY = 1e-8  # of the product of their squares: below it the determinant of two vectors counts as 0
+NEARLY = 1e-8  # Gram determinant of two vectors over the product of their squares: below, they count as parallel
 
 
 def tilted_means(xp: Any, e: Array, g: Array, zeroth: Array, second: Array) -> Array:
@@ -156,12 +158,12 @@ def tilted_means(xp: Any, e: Array, g: Array, zeroth: Array, second: Array) -> A
     return xp.reshape(found, (*found.shape[:-3], found.shape[-3] * found.shape[-2], found.shape[-1]))
 
 
-def tilted(xp: Any, e: Array, g: Array, h: Array, *given: Array, rows: int) -> Array:
+def tilted(xp: Any, e: Array, g: Array, h: Array, *more: Array, rows: int) -> Array:
     """E[e_a ψ(g_l) F_j] for F = e'_b χ(h_m), with four rows, or F = χ(h_m), with three.
 
     From E[g^p ψ(g) h^q χ(h)] for (p, q) = (2,0), (1,1), (0,2), (0,0), or (1,0), (0,1), by regression on g_l and h_m.
     """
-    others, kernels = given[: rows - 3], given[rows - 3 :]
+    others, kernels = more[: rows - 3], more[rows - 3 :]
     gg, hh, gh = squares(xp, g)[..., :, None], squares(xp, h)[..., None, :], gram(xp, g, h)
     det = gg * hh - gh * gh
     regular = det > NEARLY * gg * hh

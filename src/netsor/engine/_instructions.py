@@ -4,8 +4,8 @@ Arrays are (replicas, …); what is the same for all replicas has one of them. E
 first. Nothing here draws a number or looks at one to decide what to do; `factor` in numpy looks whether matrices are
 regular, to choose between two ways to the same factor.
 
-In numpy, arrays with few entries a replica lie in memory with the replicas innermost, so that every loop is long.
-Nothing depends on it but speed: `behind` says that an array lies so, and views with the replicas last keep it so.
+In numpy, arrays with few entries a replica are stored with the replicas innermost in memory, so that inner loops are
+long. Only speed depends on it: `_replicas_innermost` tells such arrays, and the functions below keep the layout.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import numpy as np
 Array = Any
 Shape = tuple[int, ...]
 
-SMALL = 128  # terms of a matrix product: below, a library for large ones is slow at many of them
-FEW = 8  # terms of a sum that other libraries add one by one: they are slow at many small matrix products
-PANEL = 16  # columns of a matrix that are factored one by one, before the others hear of them
-LAPACK = 8  # rows, from which on it factors a matrix faster than columns of many matrices are
-PIECE = 2**15  # entries that a function of coordinates is given in one go
-TOLERANCE = 1e-13  # of a pivot, relative to its diagonal entry, below which a row depends on those before it
-SINGLE_TOLERANCE = 1e-5  # the same in single precision: √TOLERANCE of a row's length may be lost
-HIDDEN = 1e-15  # of the square of a row: what rounding errors of products may hide
-SURE, SINGLE_SURE = 1e-6, 1e-3  # of a pivot: above, it has all but six digits of a number
+SMALL = 128  # multiplications of a matrix product up to which einsum over all replicas is faster than BLAS for each
+FEW = 8  # terms of a sum up to which JAX and PyTorch add them one by one: they are slow at many small matrix products
+PANEL = 16  # columns: block size of the factorisation
+LAPACK = 8  # rows of a matrix from which on LAPACK, one matrix at a time, is faster than our loop over columns
+PIECE = 2**15  # entries passed to a function of coordinates at once: its temporary arrays fit a cache
+TOLERANCE = 1e-13  # pivot over diagonal entry below which a row counts as dependent on earlier rows
+SINGLE_TOLERANCE = 1e-5  # the same in single precision, whose products are rounded to 6e-8
+HIDDEN = 1e-15  # over a row's squared length: the size of a residual that rounding of the products can hide
+SURE, SINGLE_SURE = 1e-6, 1e-3  # pivot over diagonal entry above which rounding leaves most digits (double, single)
 
 
-def behind(a: Array) -> bool:
-    """Whether the replicas are innermost in memory."""
+def _replicas_innermost(a: Array) -> bool:
+    """Whether an array of numpy is stored with its first axis, the replicas, innermost in memory."""
     return type(a) is np.ndarray and a.ndim > 1 and a.shape[0] > 1 and a.strides[0] == a.itemsize
 
 
@@ -41,13 +41,13 @@ def _last(a: Any) -> Any:
 
 
 def _first(a: Any) -> Any:
-    """And back."""
+    """The inverse of `_last`: the last axis becomes the first."""
     return a.transpose((a.ndim - 1, *range(a.ndim - 1)))
 
 
 def reshape(xp: Any, a: Array, shape: Shape) -> Array:
     """The entries of a replica in another shape."""
-    if behind(a):
+    if _replicas_innermost(a):
         return _first(_last(a).reshape(*shape, a.shape[0]))
     return xp.reshape(a, (a.shape[0], *shape))
 
@@ -59,10 +59,10 @@ def permute(xp: Any, a: Array, axes: Sequence[int]) -> Array:
 
 def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
     """Entries along one axis of a replica."""
-    if behind(a):
+    if _replicas_innermost(a):
         return _first(_last(a).take(places, axis=axis))
     axis = axis + 1 if axis >= 0 else axis
-    # a copy, for some libraries refuse what may not be written to
+    # copied, because some libraries refuse read-only arrays
     return xp.take(a, xp.asarray(places if xp is np else np.array(places)), axis=axis)
 
 
@@ -78,10 +78,10 @@ def pad(xp: Any, a: Array, before: int, after: int) -> Array:
 
 
 def join(xp: Any, *arrays: Array, axis: int) -> Array:
-    """Arrays set end to end along an axis of a replica."""
+    """Arrays concatenated along an axis of a replica."""
     replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
     spread = [a if a.shape[0] == replicas else xp.broadcast_to(a, (replicas, *a.shape[1:])) for a in arrays]
-    if any(behind(a) for a in arrays):
+    if any(_replicas_innermost(a) for a in arrays):
         return _first(np.concatenate([_last(a) for a in spread], axis=axis))
     return xp.concat(spread, axis=axis + 1)
 
@@ -116,14 +116,15 @@ def product(xp: Any, a: Array, b: Array) -> Array:
     (i, k), j = a.shape[-2:], b.shape[-1]
     if k == 1:
         return a * b
-    if (behind(a) or behind(b)) and (j == 1 or i * k * j <= SMALL):  # a loop over replicas, in the cache
+    innermost = _replicas_innermost(a)
+    if (innermost or _replicas_innermost(b)) and (j == 1 or i * k * j <= SMALL):  # its loop runs over the replicas
         return np.einsum("...ik,...kj->...ij", a, b)
-    if xp is not np and 0 < k <= FEW and max(i, j) <= 4 * FEW:  # one pass over all replicas, where it is compiled
+    if xp is not np and 0 < k <= FEW and max(i, j) <= 4 * FEW:  # JAX fuses it into one pass over all replicas
         return sum(a[..., :, term, None] * b[..., None, term, :] for term in range(k))
-    if b.shape[0] == 1 and math.prod(b.shape[1:-2]) == 1 and not behind(a):  # one matrix for all
+    if b.shape[0] == 1 and math.prod(b.shape[1:-2]) == 1 and not innermost:  # one matrix b for all replicas
         rows = xp.reshape(a, (math.prod(a.shape[:-1]), k)) @ xp.reshape(b, b.shape[-2:])
         return xp.reshape(rows, (*a.shape[:-1], j))
-    if math.prod(b.shape[1:-2]) == 1 and math.prod(a.shape[1:-2]) > 1:  # one matrix for all of a replica
+    if math.prod(b.shape[1:-2]) == 1 and math.prod(a.shape[1:-2]) > 1:  # one matrix b for each replica
         rows = xp.reshape(a, (a.shape[0], math.prod(a.shape[1:-1]), k)) @ xp.reshape(b, (b.shape[0], *b.shape[-2:]))
         return xp.reshape(rows, (rows.shape[0], *a.shape[1:-1], j))
     return a @ b
@@ -136,7 +137,7 @@ def gram(xp: Any, a: Array, b: Array) -> Array:
 
 def squares(xp: Any, a: Array) -> Array:
     """Σ_k a[…, k]²."""
-    if behind(a):
+    if _replicas_innermost(a):
         return np.einsum("...k,...k->...", a, a)
     if xp is not np and 0 < a.shape[-1] <= 2 * FEW:
         return sum(a[..., term] * a[..., term] for term in range(a.shape[-1]))
@@ -149,19 +150,19 @@ def root(xp: Any, a: Array) -> Array:
 
 
 def factor(xp: Any, gram: Array) -> Array:
-    """The triangular C with C C^T = gram, positive semidefinite: what a frame that grows from the rows would have.
+    """The lower triangular C with C C^T = gram, positive semidefinite: coordinates from Gram–Schmidt of the rows.
 
-    A row that depends on those before it has no direction of its own: its pivot is 0, whatever the scale of the row.
+    A row that depends linearly on earlier rows adds no direction: its pivot is set to 0, whatever the row's scale.
     """
     return _factor(xp, gram, tolerance(xp, gram.dtype) * _diagonal(xp, gram))
 
 
 def residual(xp: Any, rest: Array, whole: Array, shift: int = 0) -> Array:
-    """The triangular factor of what is left of a Gram matrix once products along a frame are taken off.
+    """The triangular factor of `rest`: a Gram matrix `whole` minus the products of coordinates along known directions.
 
-    What is left of a row counts as 0 relative to the whole row, for its rounding errors are those of the whole. With a
-    `shift` as large a rest is added as those errors may hide, and nothing is dropped: so an answer that rests on what
-    products do not tell is seen to move (see `_expectation`).
+    A residual counts as 0 when it is small relative to the whole row, because it has the rounding errors of the whole
+    row. With a `shift`, a residual of the size of those errors is added instead of dropping it: a law that depends on
+    what rounding hides then changes visibly (see `_expectation`).
     """
     size = _diagonal(xp, whole)
     if shift:
@@ -178,19 +179,19 @@ def _diagonal(xp: Any, a: Array) -> Array:
 
 
 def tolerance(xp: Any, dtype: Any) -> float:
-    """The pivot that counts as 0, relative to its diagonal entry."""
+    """The ratio of pivot to diagonal entry below which the pivot counts as 0."""
     return TOLERANCE if dtype == xp.float64 else SINGLE_TOLERANCE
 
 
 def sure(xp: Any, dtype: Any) -> float:
-    """The pivot from which on it is known well, relative to its diagonal entry."""
+    """The ratio of pivot to diagonal entry above which rounding leaves most digits of the pivot."""
     return SURE if dtype == xp.float64 else SINGLE_SURE
 
 
 def _factor(xp: Any, gram: Array, floor: Array) -> Array:
-    """By columns; in numpy, large matrices whose pivots are sure by LAPACK, ten times as fast for a few of them.
+    """Column by column; in numpy, large matrices that are far from singular by LAPACK, which is ten times as fast.
 
-    Which way is taken is decided matrix by matrix: no replica depends on those beside it.
+    The choice is made for each matrix, so that the result for one replica does not depend on the other replicas.
     """
     if type(gram) is not np.ndarray or gram.shape[-1] < LAPACK:
         return _by_columns(xp, gram, floor)
@@ -200,7 +201,7 @@ def _factor(xp: Any, gram: Array, floor: Array) -> Array:
         if not regular.all():
             floor = np.broadcast_to(floor, gram.shape[:-1])
             made[~regular] = _by_columns(np, gram[~regular], floor[~regular])
-    except np.linalg.LinAlgError:  # it does not say which
+    except np.linalg.LinAlgError:  # raised if any of the matrices is singular, without saying which
         made = _by_columns(np, gram, floor)
         regular = _all_sure(made, gram, floor)
         made[regular] = np.linalg.cholesky(gram[regular])
@@ -208,13 +209,13 @@ def _factor(xp: Any, gram: Array, floor: Array) -> Array:
 
 
 def _all_sure(lower: Any, gram: Any, floor: Any) -> Any:
-    """Which factors have pivots that are sure, all of them."""
+    """Which matrices have all pivots well above rounding."""
     squares = _diagonal(np, lower) ** 2
     return ((squares > sure(np, gram.dtype) * _diagonal(np, gram)) & (squares > floor)).all(axis=-1)
 
 
 def _by_columns(xp: Any, gram: Array, floor: Array) -> Array:
-    """By panels of columns, so that for a large matrix most of the work is in matrix products."""
+    """In panels of PANEL columns, so that for a large matrix most of the work is matrix products."""
     size = gram.shape[-1]
     panels: list[Array] = []
     for start in range(0, size, PANEL):
@@ -239,9 +240,9 @@ def _by_columns(xp: Any, gram: Array, floor: Array) -> Array:
 
 
 def solve(xp: Any, lower: Array, b: Array) -> Array:
-    """X with X C^T = b for the triangular C: coordinates along the directions of C's rows, from products with the rows.
+    """X with X C^T = b for lower triangular C: coordinates along the directions of C's rows, from products with them.
 
-    Along a direction that no row of C has, 0.
+    The coordinate is 0 where the pivot of C is 0, because no row of C has that direction.
     """
     size = lower.shape[-1]
     if type(lower) is np.ndarray and LAPACK <= size <= min(4 * PANEL, b.shape[-2]):
@@ -272,9 +273,9 @@ def inverse(lower: Any) -> Any:
 
 
 def basis(xp: Any, rows: Array) -> Array:
-    """Orthonormal rows that span the given ones, fewer than directions: as if a frame had grown from them.
+    """Orthonormal rows with the span of `rows`, by Gram–Schmidt in order; there are fewer rows than directions.
 
-    From the rows, and not from their products: so what is small beside them keeps its digits.
+    It uses the rows, not their Gram matrix, so that small differences between nearly equal rows keep their digits.
     """
     q, r = xp.linalg.qr(xp.matrix_transpose(rows))
     signs = _diagonal(xp, r)
@@ -283,7 +284,7 @@ def basis(xp: Any, rows: Array) -> Array:
 
 
 def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
-    """Rows of a frame, from what was drawn of them (frames, ·): `places` index the pieces, set end to end, then a 0."""
+    """Rows of coordinates from drawn numbers (frames, ·): `places` are indices into the concatenated pieces and a 0."""
     zero = xp.zeros((1, *pieces[0].shape[1:-1], 1), dtype=pieces[0].dtype)
     flat = join(xp, *pieces, zero, axis=1)
     return reshape(xp, take(xp, flat, places, axis=1), (*flat.shape[1:-1], *shape))
@@ -292,13 +293,13 @@ def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
 def sphere(xp: Any, known: Array, point: Array, *rest: Array) -> Array:
     """Coordinates of the first unit vector along new directions, given those along the known ones.
 
-    They lie on a sphere whose radius is what the known ones leave of 1; `rest` is the norm of what lies outside.
+    They lie on a sphere of radius √(1 − |known|²); `rest` is the norm of the normals outside the frame.
     """
     square = squares(xp, point)
     for norm in rest:
         square = square + norm[..., 0] * norm[..., 0]
     left = 1.0 - squares(xp, known) if known.shape[-1] else xp.ones_like(square)
-    left = xp.where(left > 16 * xp.finfo(point.dtype).eps, left, xp.zeros_like(left))  # else the vector is all known
+    left = xp.where(left > 16 * xp.finfo(point.dtype).eps, left, xp.zeros_like(left))  # else all is known
     ratio = xp.sqrt(left / square)[..., None]
     found = point * ratio
     return join(xp, known, found, axis=len(found.shape) - 2)
@@ -307,12 +308,12 @@ def sphere(xp: Any, known: Array, point: Array, *rest: Array) -> Array:
 def spheres(xp: Any, known: Array, points: Array, *rest: Array) -> Array:
     """Coordinates of several orthonormal vectors (…, vectors, ·) along new directions, given those along known ones.
 
-    With S = I − known known^T and G standard normal rows, S^(1/2) (G G^T)^(−1/2) G is uniform; any roots will do.
-    `rest` are rows with the products of what of G lies outside of the frame.
+    With S = I − known known^T and G standard normal rows, S^(1/2) (G G^T)^(−1/2) G is uniform, for any square roots.
+    `rest` are rows whose products are those of the part of G along directions outside the frame.
     """
     one = xp.eye(points.shape[-2], dtype=points.dtype)
     left = residual(xp, one - known @ xp.matrix_transpose(known), one)
-    alive = _diagonal(xp, left) > 0  # a vector that is all known
+    alive = _diagonal(xp, left) > 0  # False for a vector whose known coordinates are all of it
     points = points * xp.astype(alive, points.dtype)[..., None]
     gram = points @ xp.matrix_transpose(points)
     for rows in rest:
@@ -323,7 +324,7 @@ def spheres(xp: Any, known: Array, points: Array, *rest: Array) -> Array:
 
 
 def rotate(xp: Any, a: Array, cos: Array, sin: Array) -> Array:
-    """Pairs of coordinates (f, f + r/2) turned by angles, a (…, tokens, 1, width), cos and sin (tokens, 1, r/2)."""
+    """Pairs of coordinates (f, f + r/2) rotated by angles, a (…, tokens, 1, width), cos and sin (tokens, 1, r/2)."""
     half = cos.shape[-1]
     first, second, rest = a[..., :half], a[..., half : 2 * half], a[..., 2 * half :]
     return xp.concat([cos * first - sin * second, sin * first + cos * second, rest], axis=-1)
@@ -335,8 +336,8 @@ def total(xp: Any, a: Array) -> Array:
 
 
 def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, coordinates: bool = False) -> Array:
-    """A function of scalars, or of coordinates; one that hands its argument back gets a copy, to be written over."""
-    if coordinates and all(type(a) is np.ndarray and not behind(a) for a in arrays):
+    """A function of scalars, or of coordinates; if f returns its argument, a copy, as later steps may overwrite it."""
+    if coordinates and all(type(a) is np.ndarray and not _replicas_innermost(a) for a in arrays):
         replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
         if replicas * math.prod(shape) > 2 * PIECE:
             return _by_pieces(arrays, f, np.empty((replicas, *shape), np.result_type(*arrays)))
@@ -346,17 +347,17 @@ def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, coordi
     return made if made.shape[1:] == shape else xp.broadcast_to(made, (made.shape[0], *shape))
 
 
-def apply_over(*given: Any, out: Any) -> Any:
-    """The same for coordinates, written over the one of the arrays that nothing reads any more, in numpy."""
-    *arrays, f, shape, _ = given
+def apply_over(*arguments: Any, out: Any) -> Any:
+    """`apply` for coordinates in numpy, written into `out`, one of its arrays that no later step reads."""
+    *arrays, f, shape, _ = arguments
     others = [a for a in arrays if a is not out]
-    if behind(out) or any(behind(a) or np.may_share_memory(a, out) for a in others):
+    if _replicas_innermost(out) or any(_replicas_innermost(a) or np.may_share_memory(a, out) for a in others):
         return apply(np, *arrays, f=f, shape=shape)
     return _by_pieces(arrays, f, out)
 
 
 def _by_pieces(arrays: Sequence[Any], f: Callable[..., Array], made: Any) -> Any:
-    """A coordinatewise function of large arrays: what it makes on its way stays in the cache."""
+    """A coordinatewise function of large arrays, a piece at a time: its temporary arrays stay in the cache."""
     axis = next((k for k, size in enumerate(made.shape) if size > 1), 0)
     few = max(1, PIECE * made.shape[axis] // max(made.size, 1))
     front = (slice(None),) * axis

@@ -31,10 +31,10 @@ except ImportError:  # on Windows
 T = TypeVar("T")
 Progress = bool | Callable[[int, int], None]
 
-LARGEST = 2**128  # the largest seed that numpy advises; all else that is counted is smaller
-HEARTBEAT = 0.1  # seconds between two looks at the progress
-PATIENCE = 0.5  # seconds given to cancelled threads
-THREADS = 256  # more of them help nobody, and each costs memory
+LARGEST = 2**128  # bound of integer arguments: seeds above it are beyond what numpy recommends, and counts are smaller
+HEARTBEAT = 0.1  # seconds between two updates of the progress bar
+PATIENCE = 0.5  # seconds to wait for all cancelled threads together
+THREADS = 256  # at most: more are not faster, and each costs memory
 
 
 def generator(seed: int, *key: int) -> np.random.Generator:
@@ -62,25 +62,25 @@ def cores() -> int:
 
 
 class Cancelled(Exception):
-    """Raised in a worker whose result nobody waits for any more."""
+    """Raised in a worker whose result is no longer wanted."""
 
 
 class Silent:
-    """A tick that nobody hears."""
+    """A no-op progress callback."""
 
     def __call__(self, draws: int) -> None:
         pass
 
 
 class Tick:
-    """What a worker calls between blocks: it counts the draws done, and stops the work once it was cancelled.
+    """The progress callback of a worker, called after each block: counts the draws done, and raises once cancelled.
 
-    In another process it is `Silent`, for there is no way back.
+    Pickled for another process it becomes `Silent`, because counts made there do not come back.
     """
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
-        self.draws: dict[int, int] = {}  # done so far, by thread: each has one part in hand
+        self.draws: dict[int, int] = {}  # done so far in the chunks that each thread is working on
 
     def __call__(self, draws: int) -> None:
         if self.cancelled.is_set():
@@ -93,7 +93,7 @@ class Tick:
 
 
 class _Threads(Executor):
-    """A pool of threads that the interpreter does not wait for when it ends, however long their work takes."""
+    """A pool of daemon threads: the interpreter does not wait for them when it exits."""
 
     def __init__(self, workers: int) -> None:
         self.tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -119,7 +119,7 @@ class _Threads(Executor):
         return future
 
     def leave(self) -> None:
-        """End the threads as soon as each is done with what it has in hand; wait a little, and no longer."""
+        """End each thread when its current task is done; wait PATIENCE seconds at most."""
         for _ in self.threads:
             self.tasks.put(None)
         for thread in self.threads:
@@ -142,13 +142,13 @@ def memory() -> float:
 
 
 def check_memory(size: float, what: str, remedy: str) -> None:
-    """Refuse what cannot fit before it is begun."""
+    """Refuse, before any work, what does not fit in memory."""
     if size > memory():
         raise ValueError(f"{what} would need {in_bytes(size)} of memory, and there are {in_bytes(memory())}; {remedy}")
 
 
 def in_bytes(size: float) -> str:
-    """A size, for a person."""
+    """A size in bytes as text, in MiB or GiB."""
     return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
 
 
@@ -162,12 +162,12 @@ def run(
 ) -> Iterator[tuple[range, T]]:
     """Do the work for every chunk, and yield (chunk, result) as each is done.
 
-    `work(part, tick)` calls `tick(draws)` after every block of draws. That is heard by the bar, and ends the work once
-    the run was left: an interrupt is seen at once, and no thread goes on for longer than a block. There are `workers`
-    threads (all cores, if None), or any `concurrent.futures.Executor`; one of another process hears no ticks and
-    finishes the chunks that it has begun. So many chunks go `together` to an executor, whose tasks have a price; a
-    cluster of Dask is sent the work once, and does the chunks of a worker that died again. `progress` is a function of
-    (draws done, draws in all), or True for a bar on a terminal.
+    `work(part, tick)` calls `tick(draws)` after every block of draws. That moves the progress bar, and raises once the
+    run has ended early: after an interrupt no thread works longer than a block. There are `workers` threads (as many
+    as cores, if None), or any `concurrent.futures.Executor`; one with other processes reports progress by whole chunks,
+    and finishes the chunks that it has begun. Up to `together` chunks are one task of an executor, because each task
+    has an overhead. A Dask cluster is sent the work once, and repeats the chunks of a worker that died. `progress` is a
+    function of (draws done, draws in all), or True for a bar on a terminal.
     """
     if workers is not None:
         workers = whole_number("workers", workers, 1)
@@ -183,7 +183,7 @@ def run(
     pool = own or executor
     assert pool is not None
     slots = at_once(workers, executor)
-    ahead = 2 * slots  # enough to keep the workers busy, and no more results than that
+    ahead = 2 * slots  # tasks submitted at once: enough to keep the workers busy, with bounded memory for results
     if executor is None:
         together = 1
     together = max(1, min(together, len(parts) // (4 * slots)))
@@ -233,7 +233,7 @@ def _result(future: Future[list[T]]) -> list[T]:
 
 
 def at_once(workers: int | None, executor: Executor | None) -> int:
-    """How many tasks are done at once: by so many threads, or by an executor, as far as it says."""
+    """How many tasks run at once: the number of threads, or what the executor reports, or the number of cores."""
     if executor is None:
         return min(cores() if workers is None else whole_number("workers", workers, 1), THREADS)
     client = getattr(executor, "_client", None)  # of Dask
@@ -244,7 +244,7 @@ def at_once(workers: int | None, executor: Executor | None) -> int:
 
 
 def _sent(executor: Executor | None, work: Any) -> Any:
-    """The work as tasks get it: on a cluster of Dask a reference, to a copy that every worker has."""
+    """The work as it is passed to tasks: on a Dask cluster, a reference to a copy on every worker."""
     client = getattr(executor, "_client", None)
     return work if client is None else client.scatter(work, broadcast=True, hash=False)
 
@@ -252,7 +252,7 @@ def _sent(executor: Executor | None, work: Any) -> Any:
 def _parts(
     work: Callable[[range, Callable[[int], None]], T], parts: Sequence[range], tick: Callable[[int], None]
 ) -> list[T]:
-    """Some parts; what they ticked is forgotten when they are done, for then they count as a whole."""
+    """The results of some parts. Their ticks are dropped afterwards: `run` counts finished parts as a whole."""
     try:
         return [work(part, tick) for part in parts]
     finally:

@@ -1,7 +1,7 @@
-"""A plan: a straight line of small steps over named arrays of known shapes, and what it costs.
+"""A plan: a list of small steps over arrays of known shapes, without branches, and what it costs.
 
-Lowering makes it (see `lower`), and takes every decision; running is a loop over the steps (see `_run`). What is the
-same for all replicas is computed while the plan is made, and is a constant of it.
+Lowering makes it (see `lower`) and takes every decision; running it is a loop over the steps (see `_run`). Arrays that
+are the same for all replicas are computed while the plan is made, and are constants of it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from . import _alike, _expectation, _instructions, _orthogonal
 Array = Any
 Shape = tuple[int, ...]
 
-# The streams of a source. χ are apart from the normals, or two widths with one seed would fall out of step.
+# The random streams of a source. χ have streams of their own: their generator takes a number of random bits that
+# depends on the width, and normals drawn after them would not be the same at two widths with one seed.
 CROSS, OWN, CHI, COORDINATES, ORIENTATION, ORIENTATION_CHI, SAMPLE = range(7)
 
-LARGEST = 2**33  # bytes of one array of a replica, above which a plan is refused
+LARGEST = 2**33  # bytes of one array of one replica above which a plan is refused: 8 GiB
 
-LONG = 32  # entries of a row, from which on numpy's loops over it are long enough
+LONG = 32  # entries of a row from which on numpy's inner loop over it is efficient, and replicas need not be innermost
 
-NORMAL_SECONDS, CHI_SECONDS, ENTRY_SECONDS = 9e-9, 3e-8, 1.5e-9  # a random number, and an entry computed, on one core
+# Seconds on one core, as measured: for a normal, for a χ, and for one entry or product computed.
+NORMAL_SECONDS, CHI_SECONDS, ENTRY_SECONDS = 9e-9, 3e-8, 1.5e-9
 
 
 class TooLargeError(ValueError):
-    """An array that no memory holds."""
+    """An array of one replica that is larger than LARGEST bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +56,7 @@ class Register:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One line of a plan: an instruction, what it reads, what it makes, and what it does in the words of the theory."""
+    """One line of a plan: an instruction, the arrays it reads, the one it makes, and a description for people."""
 
     kind: str
     out: Register
@@ -97,22 +99,23 @@ class Builder:
 
     shift: int = 0
     steps: list[Step] = field(default_factory=list)
-    known: dict[Any, Register] = field(default_factory=dict)  # steps made before, not to be made again
-    shaped: dict[Register, Register] = field(default_factory=dict)  # of one array in another shape: that array
-    expects: bool = False
+    known: dict[Any, Register] = field(default_factory=dict)  # steps and constants, by content, to reuse
+    shaped: dict[Register, Register] = field(default_factory=dict)  # reshaped array → the original
+    expects: bool = False  # whether a Gaussian expectation was taken
     nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
-    tried: dict[str, None] = field(default_factory=dict)  # functions whose expectations come from points alone
+    tried: dict[str, None] = field(default_factory=dict)  # functions whose expectations use values at points alone
 
     def constant(self, array: Array) -> Register:
-        """Given numbers, the same in every replica; equal ones are one array, and so is all that is made of them.
+        """Numbers that are the same in every replica; equal arrays share one register.
 
-        For the layers of a deep network are alike, and the constants of one can be as large as what it draws.
+        So all that is computed from equal constants is shared too. The layers of a deep network have equal constants,
+        which can be as large as what a layer draws.
         """
-        given = np.asarray(array)
-        seen = hashlib.blake2b(np.ascontiguousarray(given).data, digest_size=16).digest()
-        key = "constant", given.dtype.str, given.shape, seen
+        numbers = np.asarray(array)
+        content = hashlib.blake2b(np.ascontiguousarray(numbers).data, digest_size=16).digest()
+        key = "constant", numbers.dtype.str, numbers.shape, content
         if key not in self.known:
-            self.known[key] = Register(given.shape, np.array(given, dtype=np.float64)[None])
+            self.known[key] = Register(numbers.shape, np.array(numbers, dtype=np.float64)[None])
         return self.known[key]
 
     def draw(self, kind: str, key: tuple[int, ...], shape: Shape, words: str, **params: Any) -> Register:
@@ -124,7 +127,7 @@ class Builder:
         return out
 
     def step(self, kind: str, *args: Register, words: str = "", made: Shape | None = None, **params: Any) -> Register:
-        """The result of an instruction; its shape, unless `made` gives it, is found by running it on no replicas."""
+        """The result of an instruction. Its shape is `made`, or is found by running the instruction on 0 replicas."""
         if kind == "residual":
             params["shift"] = self.shift
         if kind in ("kernel", "moments"):
@@ -168,7 +171,7 @@ class Builder:
         return out
 
     def room(self, shape: Shape, words: str = "") -> Register:
-        """An array to be made, if it can be held at all."""
+        """A register for an array that varies; refused if it is larger than LARGEST bytes for one replica."""
         if 8 * math.prod(shape) > LARGEST:
             what = f" ({words})" if words else ""
             raise TooLargeError(
@@ -177,7 +180,7 @@ class Builder:
         return Register(shape)
 
     def reshape(self, a: Register, *shape: int) -> Register:
-        """The entries in another shape: from the array that they were made in, for steps cost what views save."""
+        """The entries in another shape. A reshape of a reshape is made from the first array, which saves a step."""
         whole = self.shaped.get(a, a)
         if whole.shape == shape:
             return whole
@@ -186,7 +189,7 @@ class Builder:
         return made
 
     def fitted(self, a: Register, width: int) -> Register:
-        """The last axis cut or filled with zeros to a width."""
+        """The last axis cut, or padded with zeros, to a width."""
         have = a.shape[-1]
         if have == width:
             return a
@@ -197,14 +200,14 @@ class Builder:
         )
 
     def taken(self, a: Register, places: Any, axis: int) -> Register:
-        """Entries along an axis; the array itself if those are all in order."""
+        """Entries along an axis; the array itself if those are all of them in order."""
         if len(places) == a.shape[axis] and (places == np.arange(len(places))).all():
             return a
         return self.step("take", a, places=places, axis=axis)
 
     @staticmethod
     def key(kind: str, args: tuple[Register, ...], params: dict[str, Any]) -> Any:
-        """Equal for two steps that compute the same; None where that cannot be told."""
+        """A key that is equal for two steps that compute the same; None if a parameter cannot be hashed."""
         parts = []
         for name, value in params.items():
             if isinstance(value, np.ndarray):
@@ -224,17 +227,17 @@ class Plan:
 
     title: str
     steps: list[Step]
-    mean: Register  # (entries,): of one coordinate of the outputs, given all that is drawn
-    columns: Register  # (entries, ·): and its coefficients of Gaussian variables that are never drawn
+    mean: Register  # (entries,): conditional mean of one coordinate of each output, given all that is drawn
+    columns: Register  # (entries, ·): its coefficients of independent N(0, 1) variables that are never drawn
     notes: tuple[str, ...] = ()
     expects: bool = False  # whether Gaussian expectations are among its steps or constants
-    nodes: bool = False  # and whether some are means over quasi-random nodes
-    tried: tuple[str, ...] = ()  # the functions of which only values at points were used for them
+    nodes: bool = False  # whether some of them are means over quasi-random nodes
+    tried: tuple[str, ...] = ()  # functions whose expectations use values at points alone
 
     def __post_init__(self) -> None:
         self.steps = _needed(self.steps, (self.mean, self.columns))
         self.overwrites = _overwritten(self.steps, (self.mean, self.columns))
-        self.last: list[list[int]] = [[] for _ in self.steps]  # of each step: the steps whose results it reads last
+        self.last: list[list[int]] = [[] for _ in self.steps]  # for each step, those whose results no later step reads
         made = {step.out: k for k, step in enumerate(self.steps)}
         seen = {made[r] for r in (self.mean, self.columns) if r in made}
         live, peak = sum(self.steps[k].out.size for k in seen), 0
@@ -257,21 +260,21 @@ class Plan:
 
     @property
     def long_numbers(self) -> int:
-        """How many of them are drawn in long rows: coordinates, rather than Gram matrices."""
+        """How many of them are drawn in rows of LONG or more: coordinates, rather than Gram matrices."""
         return sum(step.numbers for step in self.steps if step.out.shape[-1:] >= (LONG,))
 
     @property
     def operations(self) -> int:
-        """How many entries and products are computed for each replica, about."""
+        """Roughly how many entries and products are computed for each replica."""
         return sum(step.operations for step in self.steps)
 
     @property
     def constant(self) -> bool:
-        """Whether nothing that is drawn matters: then one replica is the law."""
+        """Whether the law does not depend on any random number: then one replica is the law."""
         return not (self.mean.varies or self.columns.varies)
 
     def seconds(self, draws: int) -> float:
-        """The time for so many draws on one core, roughly."""
+        """Roughly the seconds that so many draws take on one core."""
         one = sum((CHI_SECONDS if s.kind == "chi" else NORMAL_SECONDS) * s.numbers for s in self.steps)
         return draws * (one + ENTRY_SECONDS * self.operations) if not self.constant else 0.0
 
@@ -285,7 +288,7 @@ class Plan:
         total = f"{self.random_numbers:,} random numbers"
         lines.append(f"  {total}, {self.operations:,} operations and {self.bytes:,} bytes a replica")
         if self.constant:
-            lines.append("  nothing that is drawn matters: the law is known without a draw")
+            lines.append("  the law does not depend on random numbers: it is known without a draw")
         else:
             lines.append(f"  50,000 draws take about {_time(self.seconds(50_000))} on one core")
         lines += [f"  note: {note}" for note in self.notes]
@@ -315,7 +318,7 @@ VIEWS = {"reshape", "permute", "part", "spread", "transposed", "take"}  # may sh
 
 
 def _overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int | None]:
-    """For each entrywise step: which of its arguments nothing reads after it, so that the result may take its place."""
+    """For each entrywise step: the index of an argument that no later step reads and the result may overwrite."""
     root: dict[Register, Register] = {}
     last: dict[Register, int] = {}
     for k, step in enumerate(steps):
@@ -339,7 +342,7 @@ def _overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int |
 
 
 def _rows(steps: list[Step]) -> list[tuple[str, str, int]]:
-    """What is told of each step: its words, the shape of what it makes, its random numbers; alike rows once."""
+    """What is printed of each step that has a description: that, the shape of its result, its random numbers."""
     rows = []
     for step in steps:
         if step.words:
@@ -356,5 +359,5 @@ def _time(seconds: float) -> str:
 
 
 def named(f: Function) -> str:
-    """What a plan calls a function."""
+    """The name of a function with its parameters, as plans print it."""
     return f.name if not f.parameters else f"{f.name}({', '.join(f'{p:g}' for p in f.parameters)})"

@@ -20,7 +20,7 @@ from ..language._score import MASKED_SOFTMAX, SOFTMAX
 from ..language._value import Value, Vector
 from ..language._weight import Weight, weight
 from ._kept import Question
-from ._law import conditional
+from ._sampler import conditional
 from ._sampling import Sampling
 
 Array = npt.NDArray[np.float64]

@@ -1,6 +1,6 @@
 """Running a plan: a loop over its steps for a block of replicas, and nothing else.
 
-Who draws the numbers, and in which array library, is a backend's to say (see `backends`).
+The backend chooses the array library and draws the random numbers (see `backends`).
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ def run(
 ) -> tuple[Array, Array]:
     """Mean and coefficients of one coordinate of the outputs, (replicas or 1, entries) and (replicas or 1, entries, ·).
 
-    A coordinate is mean + coefficients · N(0, I), given all that was drawn. `draw` makes the random numbers of a step,
+    Given all random numbers, a coordinate is mean + coefficients · N(0, I). `draw` makes the random numbers of a step,
     (replicas, *shape), `constant` the array of a register that has a value. `compute(step, arrays, place)` does any
-    other step; `place` is the number of an array that nothing else reads, so that the result may take its place.
+    other step; `place` is the index of an array that no later step reads, so that the result may overwrite it, or None.
     """
     arrays: dict[Any, Array] = {}
     for step, dead, place in zip(plan.steps, plan.last, plan.overwrites, strict=True):
         if step.kind in ("normals", "chi"):
             arrays[step.out] = draw(step)
         else:
-            given = [arrays[arg] if arg.value is None else constant(arg) for arg in step.args]
-            arrays[step.out] = compute(step, given, place)
-            del given
+            inputs = [arrays[arg] if arg.value is None else constant(arg) for arg in step.args]
+            arrays[step.out] = compute(step, inputs, place)
+            del inputs
         for number in dead:
             del arrays[plan.steps[number].out]
     return tuple(arrays[r] if r.value is None else constant(r) for r in (plan.mean, plan.columns))
 
 
-def in_numpy(step: Step, given: Sequence[Array], place: int | None) -> Array:
-    """A step on numpy arrays, in place where that may be."""
-    if place is not None and given[place].flags.writeable:
-        return IN_PLACE[step.kind](*given, *step.params.values(), out=given[place])
-    return RULES[step.kind](np, *given, **step.params)
+def in_numpy(step: Step, inputs: Sequence[Array], place: int | None) -> Array:
+    """A step on numpy arrays, in place where that is allowed."""
+    if place is not None and inputs[place].flags.writeable:
+        return IN_PLACE[step.kind](*inputs, *step.params.values(), out=inputs[place])
+    return RULES[step.kind](np, *inputs, **step.params)

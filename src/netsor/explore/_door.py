@@ -1,7 +1,7 @@
 """Who may talk to the server: the page that it serves, and no page of another site.
 
-A browser sends the cookie of the page with what any site asks of this machine; what it cannot be made to lie about is
-the origin of the page that asks.
+A browser sends the page's cookie with every request to this machine, also with requests that pages of other sites make.
+But it always states the origin of the page that makes a request, and that is checked here.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def own_origin(app: App) -> App:
     async def guarded(
         scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
     ) -> None:
-        if scope["type"] not in ("http", "websocket"):  # it begins, or ends
+        if scope["type"] not in ("http", "websocket"):  # the server's start and end
             await app(scope, receive, send)
         elif _is_own(scope):
             await app(scope, receive, lambda message: send(_unshared(message)))
         elif scope["type"] == "websocket":
-            await receive()  # that it wants to connect
+            await receive()  # the request to connect
             await send({"type": "websocket.close", "code": 1008})
         else:
             await send({"type": "http.response.start", "status": 403, "headers": [(b"content-length", b"0")]})
@@ -38,7 +38,7 @@ def own_origin(app: App) -> App:
 
 
 def _is_own(scope: Message) -> bool:
-    """Whether it was asked by the page itself, or by nobody's page, at an address of this machine."""
+    """Whether a request to an address of this machine comes from the page itself, or from no page at all."""
     found: dict[bytes, list[bytes]] = {}
     for name, value in scope["headers"]:
         found.setdefault(name.lower(), []).append(value)

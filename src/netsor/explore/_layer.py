@@ -14,7 +14,7 @@ from ..laws import HeadSum, Law
 from ._view import Named, View, afford, view_laws
 
 MANY = "infinitely many heads"
-SMALL = 0.01  # an excess kurtosis that few would call heavy tails
+SMALL = 0.01  # excess kurtosis below which the law is Gaussian for most purposes
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Layer:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those of `ns.paper.layer` that are not its defaults, but for tokens and heads, which are always told."""
+        """The arguments of `ns.paper.layer` that differ from its defaults; tokens and heads always."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         for name in ("width", "head_dim", "draws"):
             given.pop(name, None)
@@ -48,7 +48,7 @@ class Layer:
 
     @property
     def widths(self) -> dict[str, float]:
-        """What binds the widths."""
+        """The widths by name."""
         return {"n": self.width} if self.head_dim is None else {"n": self.width, "d": self.head_dim}
 
     def view(self) -> View:
@@ -88,7 +88,7 @@ class Layer:
 
 @functools.lru_cache(maxsize=64)
 def _limit(arguments: tuple[tuple[str, Any], ...], draws: int) -> Law:
-    """The limit does not change while a width is dragged, and what was computed of it is kept."""
+    """The limit law, kept while the width slider is moved, because it does not change then."""
     net: Program = paper.layer(**dict(arguments))
     law: Law = net.law(draws=draws, progress=False, **dict.fromkeys(net.widths, inf))  # type: ignore[arg-type]
     return law
@@ -101,7 +101,7 @@ def _enough(limit: HeadSum) -> str:
 
 
 def text(width: float) -> str:
-    """A width for a person."""
+    """A width as text on the page."""
     return "∞" if width == inf else f"{width:,}"
 
 

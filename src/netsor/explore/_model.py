@@ -17,8 +17,8 @@ from ._picture import Array, Curve, Panel
 from ._view import LONG, Band, Rows, View
 
 Draws = dict[str, Array]
-LIVE, SHARP = 12, 200  # draws, while controls are moved and on request
-VARIES = 20.0  # a quantity that changes by more than this factor has an axis of logarithms
+LIVE, SHARP = 12, 200  # draws: while controls are moved, and on request
+VARIES = 20.0  # ratio of largest to smallest value above which a quantity has a logarithmic axis
 LEVELS = (0.5, 0.05, 0.95)
 AT, LIMIT = "at its widths", "all widths ∞"
 
@@ -88,7 +88,7 @@ class Model:
             rows[q.title] = {name: Band(*_quantiles(draws[q.name])) for name, (_, draws) in found.items()}
         note = f"{self.draws} initialisations; bands from 5 % to 95 %, lines are medians"
         uniform = (
-            [] if probes.uniform_loss is None else [f"knowing nothing, the loss is ln V = {probes.uniform_loss:.4f}"]
+            [] if probes.uniform_loss is None else [f"a uniform prediction has loss ln V = {probes.uniform_loss:.4f}"]
         )
         return View(panels, rows, self._code(), (note, *uniform), columns=2)
 

@@ -1,7 +1,8 @@
 """The parts of the page: controls, and a view beside them that is filled in as its numbers come.
 
-marimo merges slider positions that wait, so only the newest is computed. Distances take longer than a picture: a thread
-begins them when the sliders have rested, and what it finds is dropped if they have moved since.
+marimo keeps only the newest of several waiting slider positions, so only that is computed. Distances take longer than a
+picture: a thread computes them once the sliders have not moved for a moment, and its result is dropped if they moved
+since.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ HEAD_DIMS = (None, *(2**k for k in range(2, 13)), inf)  # None: the width
 CLIPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
 LIVE, MANY = "as many as are quick", 50_000
 STDS = (None, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1)  # None: the model's own
-REST = 0.12  # seconds that sliders rest before distances are begun
-OFTEN = 0.3  # seconds between two looks at a bar
-ONE = threading.Lock()  # long work is done one at a time
+REST = 0.12  # seconds without a move of the sliders before distances are computed
+OFTEN = 0.3  # seconds between two updates of a progress bar
+ONE = threading.Lock()  # held by the one thread that does long work
 
 
 def width_slider(label: str, start: float = 256) -> Any:
@@ -90,7 +91,7 @@ def layer_settings(values: Mapping[str, Any]) -> Layer:
 
 
 def _plain(value: float) -> float:
-    """The value of a slider as a person would write it: steps add up to 1.1500000000000001."""
+    """The value of a slider, rounded to ten digits: its steps add up to 1.1500000000000001."""
     return value if isinstance(value, int) else float(f"{value:.10g}")
 
 
@@ -181,7 +182,7 @@ def _column(controls: Any, names: tuple[str, ...], words: Mapping[str, str]) -> 
 
 
 def fold(title: str, inside: str) -> str:
-    """Something to be opened."""
+    """Content that is hidden until its title is clicked."""
     return f'<details class="netsor-fold"><summary>{html.escape(title)}</summary>{inside}</details>'
 
 
@@ -189,7 +190,7 @@ def show(controls: str, make: Callable[[], View], name: str) -> None:
     """The controls, and beside them the view; a wrong value is a message in its place."""
     try:
         view = make()
-    except (Exception, SystemExit) as error:  # a program is somebody else's, and may do anything
+    except (Exception, SystemExit) as error:  # a user's program may raise anything
         mo.output.replace(_beside(controls, message(said(error))))
         return
     saved = _saved(view, name)
@@ -231,7 +232,7 @@ def show_slowly(controls: str, make: Callable[[Callable[[int, int], None]], View
                 told = time.monotonic()
                 mo.output.replace(_beside(controls, _bar(done, total)))
 
-        with ONE:  # those that wait here are overtaken by the last of them
+        with ONE:  # of several that wait here only the newest goes on
             if thread.should_exit:
                 return
             try:
@@ -248,7 +249,7 @@ def show_slowly(controls: str, make: Callable[[Callable[[int, int], None]], View
 
 
 class Overtaken(Exception):
-    """What was asked for is no longer wanted."""
+    """Raised in a thread whose result is no longer wanted, because a control moved."""
 
 
 def _bar(done: int, total: int) -> str:

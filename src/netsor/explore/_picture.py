@@ -22,7 +22,7 @@ LOOKS: dict[str, tuple[str, Any, float]] = {
     "gaussian": (BLACK, (0, (4.0, 2.0)), 1.1),
     "band": (VERMILLION, "-", 1.4),
 }
-ENTRY = 0.11  # of the height of a panel, for one name in a file
+ENTRY = 0.11  # of a panel's height: room for one entry of the legend in a file
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def knobs(target: Target) -> tuple[Knob, ...]:
     made = []
     try:
         parameters = inspect.signature(target.found).parameters.values()
-    except ValueError:  # some functions written in C tell nobody what they take
+    except ValueError:  # some functions written in C have no signature
         return ()
     for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):

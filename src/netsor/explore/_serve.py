@@ -21,7 +21,7 @@ def serve(
 ) -> None:
     """Show the page until it is interrupted, on a free port unless one is given.
 
-    `say` gets its address when the page can be had there.
+    `say` is called with the address once the page is served there.
     """
     import marimo
     import uvicorn

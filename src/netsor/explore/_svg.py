@@ -14,9 +14,9 @@ import numpy as np
 from .._style import BLACK
 from ._picture import LOOKS, Array, Curve, Panel
 
-WIDE, HIGH = 480.0, 220.0  # of a panel with share 1, in its own units
-LEFT, RIGHT, ABOVE, BELOW = 58.0, 10.0, 24.0, 34.0  # around the axes
-LINE = 15.0  # of text
+WIDE, HIGH = 480.0, 220.0  # size of the axes of a panel with share 1, in SVG units
+LEFT, RIGHT, ABOVE, BELOW = 58.0, 10.0, 24.0, 34.0  # margins around the axes, in SVG units
+LINE = 15.0  # height of a line of text, in SVG units
 
 
 def as_svg(panels: Sequence[Panel]) -> str:

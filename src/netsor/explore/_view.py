@@ -31,11 +31,11 @@ class Band(NamedTuple):
 Rows = dict[str, dict[str, Estimate | Band | str]]  # name of a number → which law → the number
 
 POINTS = 241
-REACH = 4.5  # standard deviations to each side
-DRAWS = (5_000, 2_000, 1_000, 500, 200)  # as many as keep the page quick
-QUICK = 0.2  # seconds of one core, about, for the draws while a slider is dragged
+REACH = 4.5  # standard deviations to each side that a density is drawn over
+DRAWS = (5_000, 2_000, 1_000, 500, 200)  # numbers of draws to choose from: the largest that takes less than QUICK
+QUICK = 0.2  # seconds on one core that the draws may take while a slider is moved
 SLOW = 3.0  # seconds that even the fewest draws may take
-LONG = 30.0  # seconds that draws may take which were asked for
+LONG = 30.0  # seconds that a number of draws chosen by the user may take
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from ..activations import row_softmax
 from ..language._given import as_floats, as_whole, scale, scaled, shown
 from ..language._where import TraceError
+from ._checked import checked_heads
 from ._estimate import student
-from ._given import checked_heads
 from ._heads import HeadSum
 from ._joint import Joint
 from ._origin import Origin

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from ..language._given import numbers
 from ..language._where import TraceError
+from ._checked import LARGEST, checked_weights
 from ._estimate import Array
 from ._gaussians import MANY, Blocks, Gaussians, binned, compress, merged
-from ._given import LARGEST, checked_weights
 from ._replicas import Replicas, Replicated, block_labels
 
 JUMPS = 2**14  # draws at which a distribution function is seen to jump: of more, so many quantiles

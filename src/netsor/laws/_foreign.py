@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..language._given import numbers, shown
+from ._checked import checked_draws
 from ._described import Described
 from ._estimate import Array, Estimate
-from ._given import checked_draws
 from ._joint import Joint
 from ._law import Law
 from ._mixture import Mixture, gaussian_like

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from ..language._given import numbers
 from ..language._where import TraceError
 from ._cf import mixture_cf
+from ._checked import checked_origin
 from ._estimate import Array, Estimate, combined, student
 from ._gaussians import Gaussians, normal_moment
-from ._given import checked_origin
 from ._law import Law
 from ._mixture import gaussian_like
 from ._origin import Origin

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from ._checked import checked_heads
 from ._estimate import Array, Estimate, combined, student
 from ._gaussians import CELL, Gaussians, cell_width, compress, normal_moment
-from ._given import checked_heads
 from ._head import Head, power_moments, power_rule
 from ._law import Law
 from ._mixture import Mixture, gaussian_like

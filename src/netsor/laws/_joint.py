@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from ..language._given import SCALE, as_whole, numbers, shown
 from ..language._where import TraceError, TraceIndexError
-from ._condition import conditioned
+from ._checked import LARGEST, checked_generator, checked_origin, checked_shape, checked_weights, points
 from ._described import Described
 from ._estimate import Array, Estimate, combined
-from ._given import LARGEST, checked_generator, checked_origin, checked_shape, checked_weights, points
 from ._mixture import CONSTANT, Mixture
 from ._normals import Normals
 from ._origin import Origin
+from ._posterior import conditioned
 from ._replicas import Replicas, of_share
 from ._store import storable
 

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from ..language._given import as_number, shown
 from ..language._where import TraceError
+from ._checked import checked_generator, checked_order, checked_shape, levels
 from ._described import Described
 from ._estimate import Array, Estimate, combined
-from ._given import checked_generator, checked_order, checked_shape, levels
 from ._grid import coarser, integrated, resolved
 from ._quantile import quantiles
 from ._replicas import Replicated

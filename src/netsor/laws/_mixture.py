@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ._cf import mixture_cf
+from ._checked import checked_origin
 from ._components import Components
 from ._estimate import Array, Estimate, combined, student
 from ._gaussians import Gaussians, normal_moment
-from ._given import checked_origin
 from ._law import Law
 from ._origin import Origin
 from ._replicas import Replicated, of_share

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from ._checked import LARGEST
 from ._estimate import Array, Estimate, combined, student
-from ._given import LARGEST
 from ._replicas import Replicas, average
 
 PIECE = 2**17  # entries of a table (points × replicas) at a time: what a cache holds

@@ -8,10 +8,10 @@ import numpy as np
 
 from ..language._given import shown, whole
 from ..language._where import TraceError
+from ._checked import checked_generator
 from ._distance import wasserstein1
 from ._estimate import Estimate, combined
 from ._foreign import as_joint
-from ._given import checked_generator
 from ._joint import Joint
 from ._replicas import Replicas
 

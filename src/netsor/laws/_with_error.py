@@ -11,8 +11,8 @@ from scipy import special
 
 from ..language._given import shown
 from ..language._where import TraceError
+from ._checked import checked_order, levels, points
 from ._estimate import Array, Estimate, combined
-from ._given import checked_order, levels, points
 
 Law = Any  # `_law.Law`, which imports this file
 ROUNDING = 1e-14  # of a standard deviation: what a root may be off by

@@ -16,7 +16,7 @@ NAMES: dict[str, type[Backend]] = {"numpy": Numpy, "jax": Jax, "torch": Torch}
 
 
 def choose(backend: object = "numpy", device: object = None, precision: object = "float64") -> Backend:
-    """The backend of these names, if it is installed and sees the device; None is a CUDA device if there is any."""
+    """The backend of this name on this device; with device None, on a CUDA device if there is one, else the CPU."""
     if isinstance(backend, Backend):
         if device not in (None, backend.device) or precision not in ("float64", backend.precision):
             raise ValueError(

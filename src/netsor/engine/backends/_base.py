@@ -16,14 +16,14 @@ from .._plan import Plan
 Array = Any
 
 PRECISIONS = ("float64", "float32")
-ROOM = {"cpu": 2**24, "cuda": 2**31}  # bytes of arrays in one go: what a cache holds, or what fills a large device
-MOST = 2**22  # replicas in one go
-BY_QUADRATURE = 2**16  # the same, where the host may have to integrate for each
-WORKING = 8  # copies of a plan's arrays that a library may hold at once, of two blocks together
+ROOM = {"cpu": 2**24, "cuda": 2**31}  # bytes of a block's arrays: what a cache holds, or what keeps a large GPU busy
+MOST = 2**22  # replicas in a block, at most
+BY_QUADRATURE = 2**16  # replicas in a block, at most, where the host may have to integrate for each
+WORKING = 8  # times the bytes of a block's arrays that a library may need, with temporary arrays and two blocks at once
 
 
 class NoDeviceError(ValueError):
-    """A backend that is not installed, or a device that is not there or is too small."""
+    """A backend that is not installed, or a device that does not exist or has too little memory."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Backend(ABC):
     precision: str = "float64"
 
     name: ClassVar[str]
-    threads: ClassVar[bool] = False  # whether several threads should sample at once: else the library sees to it
+    threads: ClassVar[bool] = False  # whether to sample in several threads: else the library is parallel itself
 
     def __post_init__(self) -> None:
         self.check()
 
     def check(self) -> None:
-        """Refuse what is not installed, or a device that is not there."""
+        """Refuse a library that is not installed, or a device that does not exist."""
         return
 
     @property
@@ -59,7 +59,7 @@ class Backend(ABC):
 
     @abstractmethod
     def chunk(self, plan: Plan, draws: int) -> int:
-        """How many replicas are sampled in one piece of work: no more than fit."""
+        """The size of a chunk, the unit of work: a number of replicas that fits in memory."""
 
     @abstractmethod
     def sample(
@@ -79,12 +79,12 @@ class Backend(ABC):
         """An array of the library, as numpy's in double precision."""
 
     def sums(self, cells: Cells, mean: Array, cov: Array) -> Sums:
-        """What is kept of a block of replicas of one output: on the host, unless a backend knows better."""
+        """The sums over cells of a block of replicas of one output: on the host, unless a backend overrides it."""
         m, v = np.broadcast_arrays(self.numpy(mean)[:, 0], self.numpy(cov)[:, 0, 0])
         return summed(cells, m, v)
 
     def fits(self, plan: Plan, replicas: int) -> int:
-        """So many replicas, if the device has room for them."""
+        """The number of replicas, or an error if the device has too little memory for them."""
         size = float(WORKING * replicas * plan.bytes * self.itemsize / 8)
         if size > self.memory():
             raise NoDeviceError(
@@ -98,7 +98,7 @@ class Backend(ABC):
 
 
 def largest_block(plan: Plan, itemsize: int, kind: str, least: int = 1) -> int:
-    """The replicas, a power of 2, whose arrays fill the room of a device: a function of the plan alone."""
+    """The number of replicas, a power of 2, whose arrays take ROOM bytes: it depends on the plan alone."""
     replicas = ROOM[kind] * 8 // (itemsize * max(plan.bytes, 1))
     most = BY_QUADRATURE if any(step.kind in ("kernel", "moments") for step in plan.steps) else MOST
     return max(least, min(most, 1 << max(replicas.bit_length() - 1, 0)))

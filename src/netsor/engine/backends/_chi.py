@@ -3,8 +3,8 @@
 χ²_ν = F_ν^(−1)(Φ(z)) for z ~ N(0, 1), exactly. The map is smooth, and after Wilson and Hilferty (1931) the cube root
 of χ²/ν is nearly linear in it: √(9ν/2) ((χ²/ν)^(1/3) − 1) = z + small, a polynomial in z of low degree for every z
 that a generator can give. It is fitted to the quantiles when a plan is made ready, to 1e-12 of a standard deviation.
-No number is rejected, and one normal gives the χ of every width: coupled runs are coupled more tightly than by
-gammas. Below SMALL degrees χ² is the sum of as many squares.
+No number is rejected, and one normal gives the χ of every width: with one seed, laws of two widths are closer together
+than with a gamma generator. Below SMALL degrees of freedom χ² is the sum of as many squares.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from scipy import special
 
 Array = Any
 
-SMALL = 16  # degrees of freedom, below which squares of normals are added
-LARGE = 2**14  # above which quantiles lose digits, and polynomials in 1/√ν take their place
-REACH = 9.0  # no generator gives a normal beyond, for it has 53 bits at most
-DEGREE = 40
-KEPT = {"float64": 2e-13, "float32": 1e-9}  # coefficients below it, in standard deviations, are left out
+SMALL = 16  # degrees of freedom below which squares of normals are added
+LARGE = 2**14  # degrees of freedom above which quantiles lose digits, and an interpolation in 1/√ν is used
+REACH = 9.0  # the largest |z| that is fitted: normals made from 53 random bits are smaller
+DEGREE = 40  # of the Chebyshev series that is fitted, before small coefficients are dropped
+KEPT = {"float64": 2e-13, "float32": 1e-9}  # smaller Chebyshev coefficients, in standard deviations, are dropped
 
 
 class Chi(NamedTuple):
@@ -61,7 +61,7 @@ def chi(freedom: Array, precision: str) -> Chi:
     large = [j for j, f in enumerate(degrees) if f >= SMALL]
     small = [j for j, f in enumerate(degrees) if f < SMALL]
     rows = [_polynomial(degrees[j], precision) for j in large]
-    length = -(-max(map(len, rows), default=0) // 4) * 4  # alike for neighbours, so that less is compiled
+    length = -(-max(map(len, rows), default=0) // 4) * 4  # a multiple of 4: similar widths share one compiled program
     polynomial = np.zeros((length, len(large)))
     for column, row in enumerate(rows):
         polynomial[: len(row), column] = row
@@ -82,12 +82,12 @@ def _polynomial(freedom: int, precision: str) -> Array:
     """(χ²/ν)^(1/3) as a polynomial in z, lowest power first."""
     if freedom <= LARGE:
         chebyshev = _fitted(freedom)
-    else:  # in ε = 1/√ν, through ν = ∞, where it is z itself, and values that are known
+    else:  # interpolated in ε = 1/√ν between ν = ∞, where it is z itself, and fits at ν ≤ LARGE
         epsilon = np.concatenate([[0.0], np.linspace(1.0, 3.0, 7) / np.sqrt(LARGE)])
         known = [np.eye(DEGREE + 1)[1] * REACH, *(_fitted(float(e**-2)) for e in epsilon[1:])]
         at = 1 / np.sqrt(freedom)
         weight = [np.prod([(at - o) / (e - o) for o in epsilon if o != e]) for e in epsilon]
-        # of no higher degree than at LARGE: what lies beyond is noise
+        # cut to the degree at LARGE: higher coefficients are rounding noise
         chebyshev = np.tensordot(weight, known, axes=1)[: len(_polynomial(LARGE, precision))]
     kept = np.flatnonzero(np.abs(chebyshev) > KEPT[precision])
     power = np.polynomial.chebyshev.cheb2poly(chebyshev[: max(kept[-1], 1) + 1])

@@ -1,11 +1,11 @@
 """JAX: the whole plan compiled into one program for a block of replicas, on a CPU or a GPU.
 
 Number e of a draw for replica r is Threefry(key; r, e) with the key of (seed, draw): JAX's own counter-based generator,
-called by its counters. So it depends neither on the size of a block nor on who draws it, and one seed couples two
-widths. Pairs of uniforms become pairs of normals (Box and Muller 1958).
+called with explicit counters. So a number depends neither on the size of a block nor on the process that draws it, and
+laws of two widths with one seed are coupled. Pairs of uniforms become pairs of normals (Box and Muller 1958).
 
-What differs between two plans of the same structure (widths, constants) is an argument of the compiled program: a law
-at another width or with another seed is not compiled again.
+Widths, constants and seeds are arguments of the compiled program: for a plan of the same structure at another width or
+with another seed nothing is compiled again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from ._jax_sums import gram, summed
 
 Array = Any
 
-LEAST = 8  # replicas of a block
-SMALL = 1024  # numbers a replica, up to which draws are made together: fewer calls compile faster
-PROGRAMS = 64  # compiled ones that are kept
+LEAST = 8  # replicas in a block, at least
+SMALL = 1024  # random numbers a replica up to which draws share one call of the generator: fewer calls compile faster
+PROGRAMS = 64  # compiled programs that are kept in memory
 
 _programs: OrderedDict[Any, Any] = OrderedDict()
 _ready: WeakKeyDictionary[Plan, dict[Jax, list[Piece]]] = WeakKeyDictionary()
@@ -47,10 +47,10 @@ class Inputs(NamedTuple):
 
     first: Any  # the number of the first replica, below 2^32
     keys: Any  # (draws, 2): of the generator, one for each draw
-    tables: list[tuple[Any, Any, Any]]  # of each χ
-    factors: list[Any]  # of each `scale`: widths, mostly
+    tables: list[tuple[Any, Any, Any]]  # polynomial, scale and squares of each χ (see `_chi`)
+    factors: list[Any]  # the number of each `scale` step: functions of widths, mostly
     constants: list[Any]
-    arrays: list[Any]  # that were made before
+    arrays: list[Any]  # made by earlier pieces
 
 
 class Jax(Backend):
@@ -59,7 +59,7 @@ class Jax(Backend):
     name: ClassVar[str] = "jax"
 
     def check(self) -> None:
-        """Whether the library is here, and sees the device."""
+        """Refuse if JAX is not installed, or does not see the device."""
         try:
             import jax
         except ImportError:
@@ -78,7 +78,7 @@ class Jax(Backend):
 
     @contextmanager
     def _within(self) -> Iterator[None]:
-        """In this precision and on this device, in this thread alone; products of matrices in full precision."""
+        """Set JAX's precision and device for this thread; matrix products in full precision, not in TF32."""
         import jax
 
         with (
@@ -89,7 +89,7 @@ class Jax(Backend):
             yield
 
     def _pieces(self, plan: Plan) -> list[Piece]:
-        """The plan made ready, once for all its chunks."""
+        """The pieces of the plan, made once for all its chunks."""
         with _lock:
             known = _ready.setdefault(plan, {})
             if self not in known:
@@ -97,19 +97,19 @@ class Jax(Backend):
             return known[self]
 
     def memory(self) -> float:
-        """Of the device, as JAX may use it."""
+        """The memory of the device that JAX may use."""
         stats = self._device().memory_stats()
         return float(stats["bytes_limit"]) if stats and "bytes_limit" in stats else memory()
 
     def chunk(self, plan: Plan, draws: int) -> int:
-        """One block, no larger than the draws need; the numbers drawn do not depend on it."""
+        """One block, no larger than the draws need; the numbers drawn do not depend on its size."""
         needed = max(LEAST, 2 ** (draws - 1).bit_length())
         return self.fits(plan, min(needed, largest_block(plan, self.itemsize, self.kind, LEAST)))
 
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
-        """One block, drawn whole and cut."""
+        """One block of `size` replicas, cut to the part."""
         with self._within():
             made = _block(self._pieces(plan), seed, part.start, size, self.precision)
             results = [made[r] if r.value is None else np.asarray(r.value) for r in (plan.mean, plan.columns)]
@@ -118,16 +118,16 @@ class Jax(Backend):
         tick(len(part))
 
     def cov(self, columns: Array) -> Array:
-        """On the device."""
+        """The covariances, computed on the device."""
         with self._within():
             return gram()(columns)
 
     def numpy(self, array: Array) -> Array:
-        """Brought from the device."""
+        """The array copied from the device."""
         return np.asarray(array).astype(np.float64)
 
     def sums(self, cells: Cells, mean: Array, cov: Array) -> Sums:
-        """Added up on the device, in double precision whatever the sampler has."""
+        """The sums over cells, computed on the device, in double precision whatever the precision of the sampler."""
         import jax
 
         with jax.enable_x64(True):
@@ -141,19 +141,19 @@ class Jax(Backend):
 
 
 class Piece:
-    """A stretch of a plan that is compiled as a whole, or one step that numpy does."""
+    """Consecutive steps of a plan that are compiled together, or one step that numpy does on the host."""
 
     def __init__(self, steps: Sequence[Step], host: bool, precision: str) -> None:
         self.steps, self.host, self.precision = list(steps), host, precision
         self.draws = [step for step in steps if step.kind in ("normals", "chi")]
         self.chi = {step: chi(step.params["freedom"], precision) for step in self.draws if step.kind == "chi"}
-        self.reads: list[Register] = []  # arrays that were made before
-        self.writes: list[Register] = []  # and those that are needed after
+        self.reads: list[Register] = []  # arrays of earlier pieces that it reads
+        self.writes: list[Register] = []  # arrays of this piece that later pieces read
         self.constants: list[Register] = []
         self._keys: tuple[tuple[int, int], Any] | None = None
 
     def link(self, after: set[Register]) -> set[Register]:
-        """Say what is needed after this piece; hear what it needs itself, of that and of what was before."""
+        """Set what it reads and writes, from the arrays read `after` it; return the arrays read from it on."""
         made = {step.out for step in self.steps}
         used = list(dict.fromkeys(arg for step in self.steps for arg in step.args))
         self.constants = [register for register in used if register.value is not None]
@@ -162,15 +162,15 @@ class Piece:
         return (after - made) | set(self.reads)
 
     def inputs(self, seed: int, start: int, arrays: Mapping[Register, Array]) -> Inputs:
-        """For one seed, and a block that begins with this replica."""
+        """The inputs for one seed and a block that begins with replica `start`."""
         era, first = divmod(start, 2**32)  # counters have 32 bits; no block lies across two eras
         if self._keys is None or self._keys[0] != (seed, era):
             streams = [np.random.SeedSequence(seed, spawn_key=(*step.params["key"], era)) for step in self.draws]
             made = np.array([stream.generate_state(2) for stream in streams], dtype=np.uint32).reshape(-1, 2)
             self._keys = (seed, era), _placed(made)
         tables, factors, constants = self._fixed
-        given = [arrays[register] for register in self.reads]
-        return Inputs(np.uint32(first), self._keys[1], tables, factors, constants, given)
+        earlier = [arrays[register] for register in self.reads]
+        return Inputs(np.uint32(first), self._keys[1], tables, factors, constants, earlier)
 
     @cached_property
     def _fixed(self) -> tuple[Any, ...]:
@@ -207,12 +207,12 @@ class Piece:
             else:
                 params = {} if step.kind == "scale" else step.params
                 parts.append((args, step.out.shape, Builder.key(step.kind, (), params) or id(step)))
-        given = tuple(register.shape for register in [*self.constants, *self.reads])
-        return tuple(parts), given, tuple(number[register] for register in self.writes)
+        inputs = tuple(register.shape for register in [*self.constants, *self.reads])
+        return tuple(parts), inputs, tuple(number[register] for register in self.writes)
 
 
 class _Program:
-    """A function that JAX compiles when it is called first: by one thread, while others wait."""
+    """A function that JAX compiles at its first call, in one thread while the others wait."""
 
     def __init__(self, function: Any) -> None:
         self.function, self.lock, self.compiled = function, threading.Lock(), False
@@ -227,7 +227,7 @@ class _Program:
 
 
 def _placed(arrays: Any) -> Any:
-    """Arrays on the device, to stay there."""
+    """Arrays copied to the device, where they are kept."""
     import jax
 
     return jax.device_put(arrays)
@@ -262,7 +262,7 @@ def _native(step: Step, precision: str) -> bool:
     shapes = [jax.ShapeDtypeStruct((2, *arg.shape), precision) for arg in step.args]
     try:
         made = jax.eval_shape(lambda *arrays: RULES[step.kind](jnp, *arrays, **step.params), *shapes)
-    except Exception:  # whatever its reason is: numpy does it then, or tells what is wrong
+    except Exception:  # JAX cannot trace it: numpy computes it then, or raises the error that is meant for the user
         return False
     return bool(made.shape[1:] == step.out.shape)
 
@@ -273,17 +273,17 @@ def _block(
     start: int,
     replicas: int,
     precision: str,
-    given: Mapping[Register, Array] = MappingProxyType({}),
+    before: Mapping[Register, Array] = MappingProxyType({}),
 ) -> dict[Register, Array]:
-    """The arrays that pieces of a plan end with, for so many replicas, `given` those before."""
+    """All arrays that the pieces of a plan write, for a block of replicas, and those that were there `before`."""
     import jax.numpy as jnp
 
-    arrays = dict(given)
+    arrays = dict(before)
     for piece in found:
         if piece.host:
             (step,) = piece.steps
-            given = {r: np.asarray(arrays[r] if r.value is None else r.value, dtype=np.float64) for r in step.args}
-            made = RULES[step.kind](np, *(given[register] for register in step.args), **step.params)
+            inputs = {r: np.asarray(arrays[r] if r.value is None else r.value, dtype=np.float64) for r in step.args}
+            made = RULES[step.kind](np, *(inputs[register] for register in step.args), **step.params)
             arrays[step.out] = jnp.asarray(made, dtype=precision)
         else:
             results = piece.program(replicas)(piece.inputs(seed, start, arrays))
@@ -292,7 +292,7 @@ def _block(
 
 
 def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
-    """What is compiled: the steps of a piece, for the replicas from `first` on."""
+    """The function that is compiled: the steps of a piece, for the replicas from `inputs.first` on."""
     import jax.numpy as jnp
 
     place = {step: k for k, step in enumerate(piece.draws)}
@@ -303,7 +303,7 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
     counted = inputs.first + jnp.arange(replicas, dtype=jnp.uint32)
 
     def normals(steps: Sequence[Step]) -> dict[Step, Array]:
-        """Those of some draws, from one call of the generator."""
+        """The normals of some steps, from one call of the generator."""
         pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
         keys = jnp.concat([jnp.broadcast_to(inputs.keys[place[s]], (m, 2)) for s, m in zip(steps, pairs, strict=True)])
         number = np.concatenate([np.arange(m, dtype=np.uint32) for m in pairs])
@@ -323,11 +323,11 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
             z = known[step] if step in known else normals([step])[step]
             arrays[step.out] = piece.chi[step].of(jnp, z, *table[step]) if step in piece.chi else z
         else:
-            given = [arrays[arg] for arg in step.args]
+            args = [arrays[arg] for arg in step.args]
             if step.kind == "scale":
-                arrays[step.out] = given[0] * next(factors)
+                arrays[step.out] = args[0] * next(factors)
             elif step.kind in OWN:
-                arrays[step.out] = OWN[step.kind](*given)
+                arrays[step.out] = OWN[step.kind](*args)
             else:
-                arrays[step.out] = RULES[step.kind](jnp, *given, **step.params)
+                arrays[step.out] = RULES[step.kind](jnp, *args, **step.params)
     return [arrays[register] for register in piece.writes]

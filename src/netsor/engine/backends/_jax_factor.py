@@ -1,4 +1,4 @@
-"""Triangular factors in JAX, with loops: unrolled, the programs of many tokens would take minutes to compile."""
+"""Triangular factors in JAX, with compiled loops: unrolled, programs of many tokens would take minutes to compile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .. import _instructions, _orthogonal
 
 Array = Any
 
-LEAF = 4  # rows of a matrix, above which it is factored by a loop that is compiled once
+LEAF = 4  # rows of a matrix above which a compiled loop factors it, in place of unrolled steps
 
 
 def _factor(gram: Array, whole: Array | None = None) -> Array:
@@ -56,7 +56,7 @@ def _columns(gram: Array, floor: Array) -> Array:
 
 
 def _solve(lower: Array, b: Array) -> Array:
-    """As `_instructions.solve`: a direction that no row has is one that nothing else depends on."""
+    """As `_instructions.solve`: a pivot that is 0 is set to 1 for the solution, and its coordinate to 0 after it."""
     import jax
     import jax.numpy as jnp
 
@@ -72,7 +72,7 @@ def _solve(lower: Array, b: Array) -> Array:
 
 
 def _basis(rows: Array) -> Array:
-    """As `_instructions.basis`, by reflections: libraries are slow at many small matrices."""
+    """As `_instructions.basis`, by Householder reflections: libraries are slow at many small matrices."""
     import jax
     import jax.numpy as jnp
 
@@ -81,7 +81,7 @@ def _basis(rows: Array) -> Array:
         return _instructions.basis(jnp, rows)
     place = jnp.arange(directions)
 
-    def reflected(a: Array, v: Array) -> Array:  # rows, less their part along v, twice
+    def reflected(a: Array, v: Array) -> Array:  # rows of a reflected by v, whose square is 2
         return a - jnp.sum(a * v[..., None, :], axis=-1, keepdims=True) * v[..., None, :]
 
     def reflect(j: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -105,7 +105,7 @@ def _basis(rows: Array) -> Array:
 
 
 def _singly(rows: Array, *known: Array) -> Array:
-    """As `_orthogonal.singly`: rows that are still to be found are 0, and take nothing off."""
+    """As `_orthogonal.singly`: rows of `made` that are not yet computed are 0, and nothing is subtracted for them."""
     import jax
     import jax.numpy as jnp
 
@@ -124,12 +124,12 @@ def _singly(rows: Array, *known: Array) -> Array:
 
 
 def _mended(made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
-    """Some matrices made again: all are, where any has to be, and those are taken that had to."""
+    """`made`, with the matrices marked in `again` recomputed: if any is marked, all are, and only those used."""
     import jax
     import jax.numpy as jnp
 
-    def both(given: tuple[Array, ...]) -> Array:
-        return jnp.where(again[..., None, None], remake(*given), made)
+    def both(inputs: tuple[Array, ...]) -> Array:
+        return jnp.where(again[..., None, None], remake(*inputs), made)
 
     return jax.lax.cond(jnp.any(again), both, lambda _: made, arrays)
 
@@ -150,7 +150,7 @@ WAYS = _orthogonal.Ways(_factored, _solve, _lowered, _unsure, _singly, _mended)
 
 
 def _by(rule: Callable[..., Array]) -> Callable[..., Array]:
-    """An instruction of `_orthogonal`, in these ways."""
+    """An instruction of `_orthogonal` that uses the functions of this file."""
 
     def made(*arrays: Array) -> Array:
         import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Normals in JAX, by their counters: pairs of uniforms from Threefry, turned into pairs of normals (Box and Muller)."""
+"""Normals in JAX from explicit counters: Threefry gives pairs of uniforms, and Box and Muller pairs of normals."""
 
 from __future__ import annotations
 

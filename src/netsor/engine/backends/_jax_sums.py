@@ -1,4 +1,4 @@
-"""What JAX does to a block once it is drawn, on the device: covariances, and sums over cells."""
+"""What JAX computes from a sampled block on the device: covariances, and sums over cells."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Array = Any
 
 @lru_cache(maxsize=8)
 def summed(cells: Cells) -> Any:
-    """Sums over the cells (sums, cells), and who is outside of them, as a function of means and covariances."""
+    """A function of means and covariances: the sums over cells (sums, cells), and which replicas are outside."""
     import jax
     import jax.numpy as jnp
 
     def add(mean: Array, cov: Array) -> tuple[Array, Array]:
         m, v = jnp.broadcast_arrays(mean[:, 0].astype(jnp.float64), cov[:, 0, 0].astype(jnp.float64))
         place, weights, outside = cells.placed(jnp, m, v)
-        # integers below 2^53: their sums are exact in any order, so the same bits
+        # integers below 2^53, whose sums are exact: the same bits in any order
         return jnp.stack([jnp.bincount(place, w, length=cells.size) for w in weights]), outside
 
     return jax.jit(add)
@@ -28,7 +28,7 @@ def summed(cells: Cells) -> Any:
 
 @cache
 def gram() -> Any:
-    """Covariances, as a function of coefficients."""
+    """A function from coefficients to covariances."""
     import jax
     import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""numpy, the default: starts at once, draws fastest on a CPU, and writes over what nothing else reads.
+"""numpy, the default: starts at once, draws fastest on a CPU, and reuses the memory of arrays that are read no more.
 
 Normals and χ come from a stream of their own for each draw of the plan, keyed by (seed, draw, chunk), so the numbers
 depend neither on the order of the steps nor on how a chunk is cut into blocks.
@@ -20,12 +20,12 @@ from ._base import Backend
 
 Array = Any
 
-CHUNK = 8192  # replicas with one seed; no function of the width, so that one seed couples two widths
-BLOCK_BYTES = 2**21  # of arrays in one go: so large that Python costs little, and no larger than a cache
-LARGE_BYTES = 2**28  # of plans that fit no cache: a few replicas in one go, while Python costs more than their work
-FEW = 16
-STEP_SECONDS = 1.3e-5  # what Python costs a step
-HELD_BYTES = 2**25 - 2**12  # the most that glibc learns to keep
+CHUNK = 8192  # replicas with one key of the generators; independent of the width, so that one seed couples two widths
+BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead is small, and small enough for a cache
+LARGE_BYTES = 2**28  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
+FEW = 16  # replicas in such a block, at most
+STEP_SECONDS = 1.3e-5  # overhead of Python for one step, measured
+HELD_BYTES = 2**25 - 2**12  # largest array whose memory glibc keeps after it is freed: its threshold is at most 32 MiB
 
 
 class Streams:
@@ -45,14 +45,14 @@ class Streams:
         if step.kind == "normals":
             return _laid_out(rng.standard_normal(shape, dtype=self.dtype))
         freedom = step.params["freedom"]
-        half = freedom / 2 if len(freedom) > 1 else freedom[0] / 2  # numpy is faster with a number than with an array
+        half = freedom / 2 if len(freedom) > 1 else freedom[0] / 2  # numpy is faster with a scalar than with an array
         halves = _laid_out(rng.standard_gamma(half, shape, dtype=self.dtype))
         halves *= 2
         return np.sqrt(halves, out=halves)
 
 
 def _laid_out(a: Array) -> Array:
-    """The replicas innermost in memory, if a row of a replica is short: see `_instructions`."""
+    """The same array, with the replicas innermost in memory if its rows are short: see `_instructions`."""
     if a.shape[-1] >= LONG:
         return a
     last = a.ndim - 1
@@ -65,8 +65,8 @@ def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
 
 
 def block_of(plan: Plan) -> int:
-    """How many replicas are run in one go: a function of the plan alone."""
-    # long rows of coordinates stream through memory anyway
+    """How many replicas are in a block: it depends on the plan alone."""
+    # long rows of coordinates do not stay in a cache anyway
     room = BLOCK_BYTES * (8 if 2 * plan.long_numbers > plan.random_numbers else 1)
     worth = math.ceil(32 * STEP_SECONDS * len(plan.steps) / max(plan.seconds(1), 1e-9))
     few = min(FEW, worth, LARGE_BYTES // max(plan.bytes, 1))
@@ -76,10 +76,11 @@ def block_of(plan: Plan) -> int:
 
 @cache
 def hold_memory() -> None:
-    """Once in a process: memory that was freed is kept for the next block.
+    """Once in a process: make glibc keep freed memory for the next block.
 
-    glibc gives back to the system what lies above a threshold, and raises that to twice the largest array it has seen
-    freed. Without one, every block faults in all of its pages anew: a quarter of the time of small plans.
+    glibc returns freed arrays above a threshold to the system, and raises the threshold when a larger array is freed.
+    So one large array is made and freed. Without it the system maps all pages anew for each block, which takes a
+    quarter of the time of small plans.
     """
     np.empty(HELD_BYTES, np.uint8)
 
@@ -96,19 +97,19 @@ class Numpy(Backend):
     threads: ClassVar[bool] = True
 
     def memory(self) -> float:
-        """Of the machine."""
+        """The memory of the machine that this process may use."""
         return memory()
 
     def chunk(self, plan: Plan, draws: int) -> int:
-        """The same for every plan."""
+        """CHUNK replicas, for every plan."""
         return CHUNK
 
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
-        """Blocks that fit a cache, one after the other from the same streams."""
+        """Blocks of replicas that fit a cache, in order, from the same streams."""
         hold_memory()
-        most = -(-len(part) // -(-len(part) // block_of(plan)))  # as many blocks, but of one size
+        most = -(-len(part) // -(-len(part) // block_of(plan)))  # blocks of equal size, as many as block_of makes
         streams = Streams(seed, part.start // size, self.precision)
         with one_blas_thread():
             for start in range(0, len(part), most):
@@ -117,9 +118,9 @@ class Numpy(Backend):
                 tick(replicas)
 
     def cov(self, columns: Array) -> Array:
-        """By a matrix product."""
+        """The covariances, by a matrix product."""
         return columns @ np.swapaxes(columns, -1, -2)
 
     def numpy(self, array: Array) -> Array:
-        """As it is, in double precision."""
+        """The array itself, in double precision."""
         return np.asarray(array, dtype=np.float64)

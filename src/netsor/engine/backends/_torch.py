@@ -1,8 +1,8 @@
 """PyTorch, step by step, on a CPU or a CUDA device: for those who have it and not JAX.
 
-A draw for one block is keyed by (seed, draw, the block's first replica). Where blocks begin is a function of the plan,
-so the same seed gives the same draws, and couples two widths as far as their blocks are the same (in JAX and numpy,
-any two).
+The generator of a draw for one block is keyed by (seed, draw, the block's first replica). Where blocks begin depends on
+the plan alone, so the same seed gives the same draws. Laws of two widths with one seed are coupled where their blocks
+begin at the same replicas (in JAX and numpy, always).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .._run import run
 from ._base import Backend, NoDeviceError, largest_block
 from ._chi import chi
 
-FIRST = 512  # replicas of the first block
+FIRST = 512  # replicas in the first block: later ones double, so that few draws cost little
 
 Array = Any
 
@@ -30,7 +30,7 @@ class Torch(Backend):
     name: ClassVar[str] = "torch"
 
     def check(self) -> None:
-        """Whether the library is here, and sees the device."""
+        """Refuse if PyTorch is not installed, or does not see the device."""
         try:
             import torch
         except ImportError:
@@ -43,7 +43,7 @@ class Torch(Backend):
                 )
 
     def memory(self) -> float:
-        """Of the device."""
+        """The memory of the device."""
         import torch
 
         if self.kind == "cuda":
@@ -51,13 +51,13 @@ class Torch(Backend):
         return memory()
 
     def chunk(self, plan: Plan, draws: int) -> int:
-        """A number that is a function of the plan: what fills the device."""
+        """The largest block of the plan on this device."""
         return self.fits(plan, largest_block(plan, self.itemsize, self.kind))
 
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
-        """One block, drawn whole and cut; the first chunk in blocks that double, so that few draws cost little."""
+        """One block, cut to the part; the first chunk in blocks that double from FIRST on."""
         import torch
         from array_api_compat import torch as xp
 
@@ -73,13 +73,13 @@ class Torch(Backend):
             start += replicas
 
     def cov(self, columns: Array) -> Array:
-        """On the device."""
+        """The covariances, computed on the device."""
         from array_api_compat import torch as xp
 
         return _instructions.gram(xp, columns, columns)
 
     def numpy(self, array: Array) -> Array:
-        """Brought from the device."""
+        """The array copied from the device."""
         return array.double().cpu().numpy()
 
 
@@ -93,8 +93,8 @@ class _Block:
         self.dtype = getattr(torch, backend.precision)
         self.known: dict[Register, Array] = {}
 
-    def array(self, given: Array) -> Array:
-        return self.torch.tensor(np.array(given, order="C"), dtype=self.dtype, device=self.backend.device)
+    def array(self, numbers: Array) -> Array:
+        return self.torch.tensor(np.array(numbers, order="C"), dtype=self.dtype, device=self.backend.device)
 
     def constant(self, register: Register) -> Array:
         if register not in self.known:
@@ -116,13 +116,13 @@ class _Block:
         tables = map(self.array, (made.polynomial, made.scale, made.squares))
         return made.of(self.xp, normals(*step.out.shape[:-1], made.normals), *tables)
 
-    def compute(self, step: Step, given: Sequence[Array], _: int | None) -> Array:
+    def compute(self, step: Step, inputs: Sequence[Array], _: int | None) -> Array:
         """A step on tensors; a function of one's own in numpy, or a kernel by quadrature, on the host."""
         try:
-            made = RULES[step.kind](self.xp, *given, **step.params)
+            made = RULES[step.kind](self.xp, *inputs, **step.params)
         except Exception:
             if step.kind not in ("apply", "kernel", "moments"):
                 raise
-            known = {id(a): self.backend.numpy(a) for a in given}  # one that is given twice is told so
-            made = RULES[step.kind](np, *(known[id(a)] for a in given), **step.params)
+            known = {id(a): self.backend.numpy(a) for a in inputs}  # an array that occurs twice stays one array
+            made = RULES[step.kind](np, *(known[id(a)] for a in inputs), **step.params)
         return made if isinstance(made, self.torch.Tensor) else self.array(made)

@@ -15,7 +15,7 @@ Array = Any
 
 
 def kind(f: Function) -> Any:
-    """What a function computes, whatever its name is: the Python function behind it."""
+    """The Python function that a Function calls, without parameters: it tells what is computed, a name does not."""
     return f.f.func if isinstance(f.f, partial) else f.f
 
 
@@ -88,8 +88,8 @@ def _gelu(a: Array, c: Array, b: Array) -> Array:
     c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where E[ΦΦ'] = 1/4 + arcsin(r)/2π.
     """
     xp = array_namespace(a, c, b)
-    turned = a * b + c * c * (1.0 - a / (1.0 + a) - b / (1.0 + b))
-    return c * (0.25 + _angle(a, c, b) / (2 * np.pi)) + turned / (2 * np.pi * xp.sqrt(_determinant(a, c, b)))
+    mixed = a * b + c * c * (1.0 - a / (1.0 + a) - b / (1.0 + b))
+    return c * (0.25 + _angle(a, c, b) / (2 * np.pi)) + mixed / (2 * np.pi * xp.sqrt(_determinant(a, c, b)))
 
 
 def _waves(sine_u: bool, sine_v: bool, mu: Array, nu: Array, a: Array, c: Array, b: Array) -> Array:

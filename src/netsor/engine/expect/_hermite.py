@@ -13,19 +13,19 @@ import numpy as np
 
 from ._panels import NODES, POINTS, WEIGHTS, Resolved, largest_density, log_density, resolve, unresolved
 from ._poles import Windows, windows
-from ._single import Single, between, blocks
+from ._single import Single, between, slices
 from ._tails import FARTHEST, ends, growing
 
 Array = Any
 
-TOLERANCE = 2e-14
-VALUES = 2**21  # of the function at once, to bound memory
-UNSETTLED = 32.0  # times what the shortest panels leave, for what they do not see
-LOST = 0.004  # of E[φ²]: with more than this on panels too short to halve, that has no end to be seen
+TOLERANCE = 2e-14  # of a coefficient, relative to √E[φ²]
+VALUES = 2**21  # of the function computed at once, to bound memory
+UNSETTLED = 32.0  # factor on the error of panels that were too short to halve: they may have missed as much
+LOST = 0.004  # share of E[φ²] on panels too short to halve above which E[φ²] counts as infinite
 
 
 class Series(NamedTuple):
-    """The first K coefficients of rows, with the mean square and what is not known of them."""
+    """The first K coefficients of rows, the mean square, and the error."""
 
     coefficients: Array  # (K, rows)
     square: Array  # (rows,): E[φ²]
@@ -33,7 +33,7 @@ class Series(NamedTuple):
 
 
 def step(terms: int) -> float:
-    """The length of a panel on which a rule of 16 nodes sees h_k for k < terms, which oscillates like sin(√k x)."""
+    """The length of a panel on which 16 nodes resolve h_k for k < terms, which oscillates like sin(√k x)."""
     return 1.0 if terms <= 2 else min(0.5, 8.0 / np.sqrt(terms))
 
 
@@ -62,19 +62,19 @@ def series(f: Single, terms: int) -> Series:
     if len(varied) == 0:
         return made
     panels = len(_common(terms)[0])
-    for block in blocks(len(varied), VALUES // (panels * len(POINTS))):
+    for block in slices(len(varied), VALUES // (panels * len(POINTS))):
         _fill(made, f, varied[block], terms)
     if f.f.smoothed is not None:
         made.error[varied] += _beyond(f, varied, made.square[varied], terms)
         return made
     far = varied[growing(f, varied, made.square[varied], reach(terms), mean_only=terms <= 2)]
-    for block in blocks(len(far), VALUES // (16 * panels * len(POINTS))):
+    for block in slices(len(far), VALUES // (16 * panels * len(POINTS))):
         _fill_far(made, f, far[block], terms)
     return made
 
 
 def _beyond(f: Single, rows: Array, square: Array, terms: int) -> Array:
-    """What may lie beyond reach; unbounded for a function that matters there and goes on growing."""
+    """A bound of the integral beyond reach; infinite if the function is not negligible there and still grows."""
     end = reach(terms)
     values = np.abs(f.at(rows, np.array([[-end, end, -1.5 * end, 1.5 * end]])))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -85,7 +85,7 @@ def _beyond(f: Single, rows: Array, square: Array, terms: int) -> Array:
 
 @cache
 def _common(terms: int) -> tuple[Array, Array, Array]:
-    """Panels for all smooth rows.
+    """The panels that all smooth rows share.
 
     Their points (panels, POINTS), the largest |h_k| φ on each (panels,), and (nodes, 1 + K): w, w h_0, w h_1, ….
     """
@@ -124,12 +124,12 @@ def _fill(made: Series, f: Single, rows: Array, terms: int) -> None:
     made.square[good] = square[smooth]
     made.error[good] = np.sum(missing[smooth], axis=1)
     rest = rows[~smooth]
-    for block in blocks(len(rest), VALUES // (2 * points.size)):
+    for block in slices(len(rest), VALUES // (2 * points.size)):
         _fill_own(made, f, rest[block], terms)
 
 
 def _fill_own(made: Series, f: Single, rows: Array, terms: int) -> None:
-    """On panels of their own, with edges where the function has its breaks, and its poles apart."""
+    """For rows with panels of their own: with edges at the function's breaks, and its poles integrated separately."""
     common = np.broadcast_to(between(reach(terms), step(terms)), (len(rows), len(_common(terms)[0]) + 1))
     own, around = f.take(rows), windows(f.take(rows), reach(terms), step(terms))
     edges = [common, f.edges(rows, reach(terms), step(terms)), around.edges(own, reach(terms))]
@@ -141,7 +141,7 @@ def _fill_own(made: Series, f: Single, rows: Array, terms: int) -> None:
 
 
 def _fill_far(made: Series, f: Single, rows: Array, terms: int) -> None:
-    """As far out as φ² times the density matters."""
+    """For rows of a function that grows: as far out as φ² times the density is not negligible."""
     end, beyond = ends(f, rows)
     own, around = f.take(rows), windows(f.take(rows), FARTHEST, step(terms))
     edges = [between(FARTHEST, step(terms))[None, :], f.edges(rows, FARTHEST, step(terms)), around.edges(own, FARTHEST)]
@@ -153,7 +153,7 @@ def _fill_far(made: Series, f: Single, rows: Array, terms: int) -> None:
 
 
 def _hidden(f: Single, around: Windows, rows: Array, x: Array) -> Array:
-    """φ at x, but 0 where poles have panels of their own."""
+    """φ at x, with 0 inside the windows around poles, which have panels of their own."""
     if not around.poles:
         return f.at(rows, x)
     u = f.mean[rows][:, None] + f.std[rows][:, None] * x
@@ -163,7 +163,7 @@ def _hidden(f: Single, around: Windows, rows: Array, x: Array) -> Array:
 def _integrate(
     made: Series, f: Single, rows: Array, terms: int, around: Windows, found: Resolved, far: bool = False
 ) -> None:
-    """The sums over panels; far out the density is split in two, so that neither φ² nor h_k meets it underflown."""
+    """The sums over panels. With `far`, φ and h_k are each multiplied by √density, which underflows later."""
     if around.poles:
         found = around.filled(f, found)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):

@@ -1,4 +1,4 @@
-"""Functions of one Gaussian argument: products of their values, and their means. `_joint` has those of several."""
+"""Functions of one Gaussian argument: products of their values, and their means; see also `_kernel_of_several`."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def moments(x: Rows, xx: Array) -> tuple[Array, Array, Array]:
 
 def _check(x: Rows, y: Rows, xx: Array, xy: Array, yy: Array) -> None:
     i, j = x.mean.shape[-2], y.mean.shape[-2]
-    for name, given, allowed in (("xx", xx, (i, 1, 1)), ("xy", xy, (i, j, 1, 1)), ("yy", yy, (j, 1, 1))):
-        if given.shape[-len(allowed) :] != allowed:
-            raise ValueError(f"{name} has shape {given.shape}: its last axes must be {allowed}, as the means say")
+    for name, array, allowed in (("xx", xx, (i, 1, 1)), ("xy", xy, (i, j, 1, 1)), ("yy", yy, (j, 1, 1))):
+        if array.shape[-len(allowed) :] != allowed:
+            raise ValueError(f"{name} has shape {array.shape}: its last axes must be {allowed}, as the means say")
 
 
 def _single(x: Rows, xx: Array) -> Single:

@@ -6,22 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from ._condition import conditioned
+from ._conditioning import conditioned
 from ._hermite import Series, series
-from ._single import Single, blocks
+from ._single import Single, slices
 from ._table import tabulated
 
 Array = Any
 
-PAIRS = 2**13  # at once: their arrays stay in the cache
-PRECISION = 3e-12  # of the remainder of a series, relative to √(E[φ²] E[ψ²])
-TERMS = 64
-LONGER = (
-    (256, 500, 8),
-    (1024, 5000, 64),
-)  # terms, and from how many pairs on their table costs less than conditioning:
-# with a formula for E[ψ(v) | u], and without
-ROUNDING = 4e-16
+PAIRS = 2**13  # computed at once: their arrays fit a cache
+PRECISION = 3e-12  # bound of the remainder at which a series is long enough, relative to √(E[φ²] E[ψ²])
+TERMS = 64  # of the series that is tried first
+# Longer series: terms, and the number of pairs from which on their table costs less than conditioning, if there is a
+# formula for E[ψ(v) | u] and if there is none.
+LONGER = ((256, 500, 8), (1024, 5000, 64))
+ROUNDING = 4e-16  # of a correlation: two relative rounding errors of double precision
 
 
 def coefficients(f: Single, terms: int) -> Series:
@@ -31,7 +29,7 @@ def coefficients(f: Single, terms: int) -> Series:
     centred = (f.mean == 0.0) & (f.std > 0.0)
     if centred.all():
         table = tabulated(f.f, f.std**2, terms)
-        centred = np.isfinite(table.error)  # a piece of the table may end where E[φ²] does
+        centred = np.isfinite(table.error)  # E[φ²] may be finite for some variances of a piece only
         if centred.all():
             return table
         parts = [(centred, Series(*(part[..., centred] for part in table)))]
@@ -50,11 +48,11 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
     with np.errstate(divide="ignore", invalid="ignore"):
         rho = covariance / (x.std[ix] * y.std[iy])
     rho = np.where((x.std[ix] > 0) & (y.std[iy] > 0), rho, 0.0)
-    excess = np.maximum(np.abs(rho) - 1.0, 0.0)  # by rounding, or by an error of the caller's
+    excess = np.maximum(np.abs(rho) - 1.0, 0.0)  # |ρ| > 1, by rounding or by a mistake of the caller
     rho = np.where(np.abs(rho) > 1.0 - ROUNDING, np.sign(rho), rho)
     value, error, scale = np.empty(len(rho)), np.empty(len(rho)), np.empty(len(rho))
     todo = np.ones(len(rho), dtype=bool)
-    for block in blocks(len(rho), PAIRS):
+    for block in slices(len(rho), PAIRS):
         parts = _summed(x, y, ix[block], iy[block], rho[block], TERMS)
         value[block], error[block], scale[block], todo[block] = parts
     formula = x.f.smoothed is not None or y.f.smoothed is not None
@@ -62,7 +60,7 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
         hard = np.nonzero(todo)[0]
         if len(hard) < (many if formula else few) or not _worth(x, y, terms):
             break
-        for block in blocks(len(hard), PAIRS):
+        for block in slices(len(hard), PAIRS):
             some = hard[block]
             value[some], error[some], _, todo[some] = _summed(x, y, ix[some], iy[some], rho[some], terms)
     hard = np.nonzero(todo)[0]
@@ -71,20 +69,20 @@ def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tupl
         error[hard] += further
     with np.errstate(invalid="ignore"):
         error += np.where(excess > 4 * ROUNDING, excess, 0.0) * scale
-    if x.features.jumps and y.features.jumps:  # then E[φψ] is as sensitive to ρ as arcsin, and ρ is rounded
+    if x.features.jumps and y.features.jumps:  # then dE[φψ]/dρ ~ (1 − ρ²)^(−1/2), and ρ is rounded
         away = np.maximum(1.0 - np.abs(rho), ROUNDING)
         error += scale * ROUNDING / np.sqrt(away)
     return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
 
 
 def _worth(x: Single, y: Single, terms: int) -> bool:
-    """Whether a longer series costs less than conditioning: not for ever where kinks slow it or rows need integrals."""
+    """Whether so many terms may cost less than conditioning: kinks or uncentred rows limit it to 256, both to none."""
     smooth = not len(x.features.breaks) or not len(y.features.breaks)
     return terms <= 256 if smooth != (x.centred and y.centred) else smooth
 
 
 def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) -> tuple[Array, Array, Array, Array]:
-    """Values, errors and scales; and which pairs the series does not settle (their errors are those of the rows)."""
+    """Values, errors, scales, and for which pairs the series is too short (their errors are those of rows alone)."""
     if x is y:
         rows, both = _compact(np.concatenate([ix, iy]))
         ix, iy = both[: len(ix)], both[len(ix) :]
@@ -138,7 +136,7 @@ def _compact(index: Array) -> tuple[Any, Array]:
 
 
 def _rest(part: Series, lengths: tuple[int, ...]) -> list[Array]:
-    """√(E[φ²] − Σ_{k < length} f_k²) a length; where the last coefficients vanish, by the sum of those in between."""
+    """√(E[φ²] − Σ_{k < length} f_k²) for each length; if the last coefficients vanish, √(Σ_{k ≥ length} f_k²)."""
     columns, square = part.coefficients, part.square
     with np.errstate(invalid="ignore", over="ignore"):
         sums = np.add.reduceat(columns**2, [0, *lengths[:-1]], axis=0)

@@ -15,24 +15,25 @@ from scipy import special
 
 Array = Any
 
-NODES = 16  # of a panel
-HALVINGS = 48
-ROUGH = 1e-6  # of the largest value on a panel
-POLE = 1e-12  # the length of a panel on which a pole need not be told from values next to it
+NODES = 16  # Gauss–Legendre nodes of a panel
+HALVINGS = 48  # of a panel at most: then its length is at the rounding of its edges
+ROUGH = 1e-6  # unresolved part of the values, over the largest on a panel, above which it is also counted in `rough`
+POLE = 1e-12  # length of a panel, relative to 1 + |x|, at which an infinite value is replaced by the largest beside it
 
 NODE, WEIGHTS = special.roots_legendre(NODES)
-NEXT = 1.0 - 1e-6  # checked too, or a jump between the last node and the end would not be seen
+NEXT = 1.0 - 1e-6  # checked too: else a jump between the last node and the end would be missed
 POINTS = np.concatenate([NODE, [-NEXT, NEXT]])
 
 
 def _checks() -> Array:
-    """Values at the points ↦ the last three Legendre coefficients, and a tenth of what is missed next to the ends."""
+    """A matrix: values at POINTS ↦ the last three Legendre coefficients, and a tenth of the misfit next to the ends."""
     at_node, at_point = (np.polynomial.legendre.legvander(x, NODES - 1) for x in (NODE, POINTS))
     coefficients = at_node * WEIGHTS[:, None] * (np.arange(NODES) + 0.5)
     last = np.concatenate([coefficients[:, -3:], np.zeros((2, 3))])
     next_to_ends = np.concatenate([-coefficients @ at_point[NODES:].T, np.eye(2)])
     checks = np.concatenate([last, 0.1 * next_to_ends], axis=1)
-    for columns, degree in ((slice(0, 3), NODES - 3), (slice(3, 5), NODES)):  # without the noise of lower degrees
+    # made exactly 0 on polynomials of lower degree, whose rounding would be counted otherwise
+    for columns, degree in ((slice(0, 3), NODES - 3), (slice(3, 5), NODES)):
         q = np.linalg.qr(at_point[:, :degree])[0]
         checks[:, columns] -= q @ (q.T @ checks[:, columns])
     return checks
@@ -48,8 +49,8 @@ class Resolved(NamedTuple):
     x: Array  # (panels, NODES)
     weight: Array  # (panels, NODES), of Lebesgue measure
     values: Array  # (panels, NODES)
-    error: Array  # (rows,): ∫ |what is not resolved| · density
-    rough: Array  # (rows,): ∫ |values · what is not resolved| under N(0, 1), where that is much of them
+    error: Array  # (rows,): ∫ |unresolved part| · density
+    rough: Array  # (rows,): ∫ |values · unresolved part| under N(0, 1), over panels where that is large (ROUGH)
 
     def integrate(self, values: Array) -> Array:
         """Σ weight · values, a row each; values of shape (panels, NODES)."""
@@ -57,12 +58,12 @@ class Resolved(NamedTuple):
 
 
 def log_density(x: Array) -> Array:
-    """Of N(0, 1)."""
+    """The logarithm of the density of N(0, 1)."""
     return -0.5 * x * x - 0.5 * np.log(2 * np.pi)
 
 
 def unresolved(values: Array) -> Array:
-    """How far values (…, POINTS) are from those of a polynomial."""
+    """The unresolved part of values (…, POINTS): how far they are from those of a polynomial."""
     return np.sum(np.abs(values @ CHECKS), axis=-1)
 
 
@@ -89,10 +90,10 @@ def resolve(
 ) -> Resolved:
     """Halve the panels between edges (rows, edges) until values_at(row, x) is resolved to tolerance · scale.
 
-    `density(left, right)` is the largest weight that the values will meet on a panel. Without a scale it is the root
-    mean square of the values under that weight. If more than `failing` panels of an integral fail at once, that is
-    noise or an oscillation without end: they stay as they are. With `squares` the density is that of N(0, 1), and the
-    tolerance is for the root mean square of what is not resolved: for values that grow into the tails.
+    `density(left, right)` is the largest weight that the values are multiplied by on a panel. The default `scale` is
+    the root mean square of the values under that weight. If more than `failing` panels of an integral fail in one
+    round, that is noise or an endless oscillation: they are not halved. With `squares`, for values that grow into the
+    tails, the density is that of N(0, 1), and the tolerance is for the root mean square of the unresolved part.
     """
     row, left, right = panels_between(np.sort(edges, axis=1))
     rows = len(edges)
@@ -104,7 +105,7 @@ def resolve(
         values = values_at(row, x)
         finite = np.isfinite(values).all(axis=1)
         pole = np.zeros_like(finite) if finite.all() else ~finite & np.isfinite(values).any(axis=1)
-        if pole.any():  # hit by a node: its panel is halved, and at last taken for as large as it is next to it
+        if pole.any():  # an infinite value at a node: the panel is halved, at last the value replaced (POLE)
             short = pole & (half <= POLE * (1.0 + np.abs(left)))
             around = np.max(np.abs(values), axis=1, where=np.isfinite(values), initial=0.0)
             values = np.where(short[:, None] & ~np.isfinite(values), around[:, None], values)

@@ -1,8 +1,8 @@
-"""Integrable poles: what a function that grows without bound towards a point has around it.
+"""Integrable poles: integrals of a function around a point where it grows without bound.
 
-Panels that halve towards the pole, ever shorter, carry the integrals of φ and φ². Near the pole these fall from panel
-to panel by a factor r (2^(2α−1) for φ² if φ is |u − b|^−α), so what is left inside is a geometric series. If r is not
-below 1 the second moment is infinite.
+φ and φ² are integrated on panels whose lengths halve towards the pole. Near the pole these integrals fall from panel to
+panel by a factor r (2^(2α−1) for φ² if φ is |u − b|^−α), so the rest, inside the innermost panel, is a geometric
+series. If r is not below 1 the second moment is infinite.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ._single import Single
 
 Array = Any
 
-INNERMOST = {True: 110, False: 22}  # halvings from |b|, or from 2^TOP at b = 0, where distances keep all their digits
-TOP = 20
-GROWTH = 1.5  # of φ over OVER halvings, from which on a break is a pole
-OVER = 15
-STILL = 1.01  # and over the last three
-SMOOTH = 1e-8  # sixteen nodes integrate to the square of this
-ENDLESS = 0.9993  # a ratio r from which on a series has no end to be seen
-PLACE = 1e-14  # how well the place of a pole is known, relative to 1 + |b|
+INNERMOST = {True: 110, False: 22}  # halvings: from 2^TOP at b = 0, where u − b is exact; from |b| elsewhere
+TOP = 20  # log₂ of the largest distance from a pole at 0 that panels cover
+GROWTH = 1.5  # factor by which φ must grow over OVER halvings for a break to count as a pole
+OVER = 15  # halvings
+STILL = 1.01  # factor by which it must also grow over the last three halvings
+SMOOTH = 1e-8  # unresolved part of φ on a panel that is small enough: the error of its integral is of order SMOOTH²
+ENDLESS = 0.9993  # ratio r above which the geometric series counts as divergent
+PLACE = 1e-14  # rounding error of the position of a pole, relative to 1 + |b|
 
 
 class Tail(NamedTuple):
-    """What lies inside the innermost panel: of ∫ φ du and ∫ φ² du, with errors."""
+    """∫ φ du and ∫ φ² du inside the innermost panel, with errors."""
 
     first: float
     first_error: float
@@ -57,7 +57,7 @@ def poles(f: Function, breaks: Array) -> list[Pole]:
     if key not in known:
         sides = (_side(f, float(b), side, breaks) for b in breaks for side in (-1.0, 1.0)) if len(breaks) < 64 else ()
         one = [pole for pole in sides if pole is not None]
-        # the window around a pole has two sides, even where one of them is empty
+        # both sides of a pole are kept, even if φ grows on one of them only
         places = {pole.at for pole in one}
         whole = (_side(f, b, side, breaks, always=True) for b in sorted(places) for side in (-1.0, 1.0))
         known[key] = [pole for pole in whole if pole is not None]
@@ -89,7 +89,7 @@ def _side(f: Function, b: float, side: float, breaks: Array, always: bool = Fals
 
 
 def _series(inward: Array, doubt: float) -> tuple[float, float]:
-    """What follows three terms of a geometric series, and its error; ∞ if they do not fall."""
+    """The sum of what follows three terms of a geometric series, and its error; ∞ if they do not fall."""
     if not inward.any():
         return 0.0, 0.0
     before, ratio = inward[1] / inward[0], inward[2] / inward[1]
@@ -102,7 +102,7 @@ def _series(inward: Array, doubt: float) -> tuple[float, float]:
 
 
 class Windows(NamedTuple):
-    """Around every pole, and of every row, the part of the line where its own panels stand in for others."""
+    """Intervals around poles, for each row, in which the panels of the pole replace the usual ones."""
 
     poles: list[Pole]
     radius: Array  # (poles, rows), in units of u; 0 for none
@@ -142,7 +142,7 @@ class Windows(NamedTuple):
         for pole, radius in zip(self.poles, self.radius, strict=True):
             x = (pole.at - f.mean) / f.std
             density = np.where(radius > 0, np.exp(log_density(x)), 0.0) / f.std
-            # the density is not quite the same all over the tail
+            # the density is taken as constant inside the innermost panel: its relative variation there is an error
             inner = pole.near[-1] if len(pole.near) else 0.0
             varies = np.abs(x) * inner / f.std + (inner / f.std) ** 2
             with np.errstate(invalid="ignore"):
@@ -156,7 +156,7 @@ class Windows(NamedTuple):
 
 
 def windows(f: Single, reach: float, step: float) -> Windows:
-    """Those of the rows of one function, at most a quarter of a step long."""
+    """The windows for the rows of one function, each at most a quarter of a step long."""
     found = [] if f.params or f.f.smoothed is not None else poles(f.f, f.features.breaks)
     radius = np.zeros((len(found), len(f)))
     for k, pole in enumerate(found):

@@ -21,12 +21,12 @@ class Rows(NamedTuple):
 
 def fitted(x: Rows, of_rows: Array) -> tuple[Array, Array, tuple[Array, ...]]:
     """Means (lead, i, r), an array (lead, i, ·, ·) and parameters (lead, i), as numpy arrays that fit together."""
-    mean, given = np.asarray(x.mean, dtype=float), np.asarray(of_rows, dtype=float)
+    mean, matrices = np.asarray(x.mean, dtype=float), np.asarray(of_rows, dtype=float)
     params = tuple(np.asarray(p, dtype=float) for p in x.params)
-    lead = np.broadcast_shapes(mean.shape[:-1], given.shape[:-2], *(p.shape for p in params))
+    lead = np.broadcast_shapes(mean.shape[:-1], matrices.shape[:-2], *(p.shape for p in params))
     return (
         np.broadcast_to(mean, (*lead, mean.shape[-1])),
-        np.broadcast_to(given, (*lead, *given.shape[-2:])),
+        np.broadcast_to(matrices, (*lead, *matrices.shape[-2:])),
         tuple(np.broadcast_to(p, lead) for p in params),
     )
 

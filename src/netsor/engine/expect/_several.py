@@ -7,37 +7,37 @@ from typing import Any
 
 import numpy as np
 
-from ._nodes import SETS, product, sobol
-from ._single import blocks
+from ._quadrature import SETS, product, sobol
+from ._single import slices
 
 Array = Any
 
-POINTS = 2**25  # for all expectations of one call together, and for each of them between these bounds
-FEWEST, MOST = 9, 14  # log₂ of the points of a Sobol set
-STANDARD_ERRORS = 5.0  # reported: t with 15 degrees of freedom exceeds it once in 6,000 times
-SMOOTH = 0.02  # product rules are trusted if they agree this much better than Sobol sets do: a kink keeps them from it
-AGREED = 1e-9  # relative disagreement up to which they are trusted where Sobol sets fail
-PRODUCT = 6  # variables at most for a product rule
-VALUES = 2**20  # at once, to bound memory
-LEAST = 1e-18, 1e-150  # weights of a product rule: for all, and for integrands that grow
-WIDE = 45  # nodes of a variable, from which on a product rule ends where the density does
-ROUNDING = 1e-13
-ENDLESS = 3e-3  # of an integral on the rim of a wide rule: it has no end there
-SHARE = 2e-3  # of a sum in its largest term, from which on its tail is looked at
-INFINITE = 0.93  # tail index (Hill) from which on the mean is taken for infinite
+POINTS = 2**25  # for all expectations of one call together
+FEWEST, MOST = 9, 14  # bounds on log₂ of the points of a Sobol set for one expectation
+STANDARD_ERRORS = 5.0  # reported as the error: t with 15 degrees of freedom exceeds it once in 6,000 times
+SMOOTH = 0.02  # disagreement of product rules over that of Sobol sets below which the integrand counts as smooth
+AGREED = 1e-9  # relative disagreement up to which product rules are trusted where Sobol sets fail
+PRODUCT = 6  # variables at most for a product rule: nodes are a power of that
+VALUES = 2**20  # of the integrand computed at once, to bound memory
+LEAST = 1e-18, 1e-150  # smallest weight of a product rule that is kept: usually, and for integrands that grow
+WIDE = 45  # nodes a variable from which on a product rule reaches to where the density is negligible
+ROUNDING = 1e-13  # of a sum, relative to the root mean square of its terms
+ENDLESS = 3e-3  # share of an integral on the rim of a wide rule above which it counts as infinite
+SHARE = 2e-3  # share of a sum in its largest term above which its tail is estimated
+INFINITE = 0.93  # Hill's estimate of the tail index above which the mean counts as infinite
 
 
 def expected(integrand: Callable[[Array, Array], Array], rank: Array, outputs: int) -> tuple[Array, Array]:
     """E[integrand(z)] and its error, (n, outputs), z ~ N(0, I) in as many variables as the rank of each.
 
-    `integrand(some, z)` gives (some, outputs, N) for nodes z (variables, N). The more are asked for in one call, the
-    fewer points each of them has.
+    `integrand(some, z)` gives (some, outputs, N) for nodes z (variables, N). The more expectations in one call, the
+    fewer points has each.
     """
     value, error = np.zeros((len(rank), outputs)), np.zeros((len(rank), outputs))
     log_points = int(np.clip(np.log2(POINTS / (SETS * max(len(rank), 1))), FEWEST, MOST))
     for variables in np.unique(rank):
         members = np.nonzero(rank == variables)[0]
-        for block in blocks(len(members), VALUES // (outputs * SETS << log_points)):
+        for block in slices(len(members), VALUES // (outputs * SETS << log_points)):
             some = members[block]
             value[some], error[some] = _estimate(integrand, some, int(variables), log_points)
     return value, error
@@ -59,7 +59,7 @@ def _estimate(
         if variables <= PRODUCT:
             fine, spread = _products(integrand, some, variables, log_points)
             spread += ROUNDING * np.sqrt(np.mean(values**2, axis=-1))
-            # a sum whose tail the points do not reach says nothing: there product rules stand on their own
+            # where Sobol points do not reach the tail they are no comparison: product rules must agree by themselves
             agree = np.where(np.isinf(doubt), spread <= AGREED * np.abs(fine), spread < SMOOTH * error)
             better = agree & (np.abs(fine - value) <= 2 * doubt)
             value, doubt = np.where(better, fine, value), np.where(better, spread, doubt)
@@ -67,9 +67,9 @@ def _estimate(
 
 
 def _tail(terms: Array, value: Array) -> Array:
-    """What the terms (…, N) of a sum leave out of its tail: ∞ if that has no mean, by Hill's estimate of its index.
+    """The part of an expectation that its sampled terms (…, N) missed in the tail; ∞ if the tail has no mean.
 
-    A few terms that carry much of a sum say that larger ones were not met.
+    If a few terms are much of the sum, larger ones were probably not sampled. The tail index is Hill's estimate.
     """
     size = np.abs(terms)
     share = size.max(axis=-1) / np.maximum(size.sum(axis=-1), np.finfo(float).tiny)
@@ -88,7 +88,7 @@ def _tail(terms: Array, value: Array) -> Array:
 def _products(
     integrand: Callable[[Array, Array], Array], some: Array, variables: int, log_points: int
 ) -> tuple[Array, Array]:
-    """By product rules of three sizes: the finest, and their disagreement."""
+    """Product rules of three sizes: the value of the finest, and their disagreement."""
     most = min(100, int((SETS << log_points) ** (1 / variables)))
     sizes = (most - max(2, most // 3), most - max(1, most // 6), most)
     made = [_by_product(integrand, some, variables, n, LEAST[0]) for n in sizes]
@@ -104,7 +104,7 @@ def _products(
 def _by_product(
     integrand: Callable[[Array, Array], Array], some: Array, variables: int, nodes: int, least: float
 ) -> tuple[Array, Array, Array]:
-    """The integral, its part on the rim and the whole of it, the last two of absolute values."""
+    """∫ f, and ∫ |f| over the rim of the rule and over all of it."""
     z, weight, rim = product(variables, nodes, least)
     values = integrand(some, z)
     size = np.abs(values)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from ...activations import Function
-from ._features import Features, declared, features
+from ._breaks import Features, declared, features
 
 Array = Any
 
-DOWN = 10  # octaves below eight standard deviations
-OCTAVES = 64  # at most
-MOST = 2**13  # intervals that panels are fitted to
+DOWN = 10  # octaves of |u| below eight standard deviations in which narrow features are looked for: to 0.008 of one
+OCTAVES = 64  # searched at most, where the rows have very different standard deviations
+MOST = 2**13  # short intervals of a function that become edges of panels, at most
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Single:
 
     @cached_property
     def octaves(self) -> tuple[int, int]:
-        """The octaves of |u| that narrow features are looked for in: from far below one standard deviation to eight."""
+        """The octaves of |u| that are searched for narrow features: from far below one standard deviation to eight."""
         if self.window is not None:
             return self.window
         top = np.abs(self.mean) + 8.0 * self.std
@@ -55,7 +55,7 @@ class Single:
 
     @property
     def centred(self) -> bool:
-        """Whether a row is known by its variance alone."""
+        """Whether rows differ by their variances alone."""
         return not self.params and not self.mean.any()
 
     def at(self, rows: Array, x: Array) -> Array:
@@ -69,9 +69,9 @@ class Single:
         return np.broadcast_to(values, u.shape)
 
     def edges(self, rows: Array, reach: float, step: float) -> Array:
-        """The standardised breaks, and the ends of intervals that a panel of one step might overlook, (rows, edges).
+        """The standardised breaks, and the ends of intervals that a panel of one step might miss, (rows, edges).
 
-        Sixteen nodes do not overlook a quarter of their panel. What lies beyond reach is put there.
+        16 nodes resolve features wider than a quarter of a panel. Edges beyond ± reach are moved to it.
         """
         step = step / 4
         mean, std = self.mean[rows][:, None], self.std[rows][:, None]
@@ -80,7 +80,7 @@ class Single:
         breaks = breaks[(breaks > low) & (breaks < high)]
         short = (right > low) & (left < high) & (right - left < step * np.max(std))
         left, right = left[short], right[short]
-        if len(left) > MOST:  # an oscillation without end: the error will say what panels do not resolve
+        if len(left) > MOST:  # an endless oscillation: what the panels do not resolve is in the error
             left, right = left[:0], right[:0]
         ends = np.concatenate([left, right])
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -95,6 +95,6 @@ def between(reach: float, step: float) -> Array:
     return np.linspace(-reach, reach, 2 * int(np.ceil(reach / step)) + 1)
 
 
-def blocks(rows: int, size: int) -> Sequence[slice]:
+def slices(rows: int, size: int) -> Sequence[slice]:
     """Slices of at most `size` rows, to bound memory."""
     return [slice(start, min(start + size, rows)) for start in range(0, rows, max(size, 1))]

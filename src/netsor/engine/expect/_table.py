@@ -18,12 +18,12 @@ from ._single import Single
 
 Array = Any
 
-WIDTH = np.log(4.0)  # of a cell, in log a
-DEGREE = 23
-HALVINGS = 5  # of a cell, where breaks make the coefficients oscillate
-PRECISION = 1e-14
-ROUGH = 1e-9  # errors of the coefficients above which no polynomial need be better than they are
-STEEP = 1e3  # E[φ²] over a piece: its smallest would have the error of its largest
+WIDTH = np.log(4.0)  # of a cell of the table, in log a
+DEGREE = 23  # of the polynomial on a cell
+HALVINGS = 5  # of a cell at most, where breaks make the coefficients oscillate
+PRECISION = 1e-14  # of the polynomials, relative to √E[φ²]
+ROUGH = 1e-9  # relative error of the coefficients above which polynomials need only be as precise as these
+STEEP = 1e3  # ratio of the largest E[φ²] on a cell to the smallest above which logarithms are interpolated
 
 CHEBYSHEV = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))
 _at = np.polynomial.chebyshev.chebvander(CHEBYSHEV, DEGREE)
@@ -71,7 +71,7 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
 
 
 def _pieces(f: Function, t: Array, terms: int) -> list[_Piece]:
-    """The polynomials that sorted t ask for, in order; those that are not in the table are made."""
+    """The polynomials for sorted t, in order; those that are not in the table are computed."""
     cells = _tables.setdefault(f, {})
     pieces: list[_Piece] = []
     for cell in np.unique(np.floor(t / WIDTH).astype(int)).tolist():
@@ -84,7 +84,7 @@ def _pieces(f: Function, t: Array, terms: int) -> list[_Piece]:
 def _cell(f: Function, left: float, right: float, terms: int, halvings: int) -> list[_Piece]:
     variance = np.exp(0.5 * (left + right) + 0.5 * (right - left) * CHEBYSHEV)
     exact = series(Single(f, np.zeros(len(variance)), np.sqrt(variance)), terms)
-    if not np.isfinite(exact.error).all():  # E[φ²] may end within the piece: its rows are left to their own integrals
+    if not np.isfinite(exact.error).all():  # E[φ²] is infinite for some a: rows here get integrals of their own
         return [_Piece(left, right, np.full((terms + 1, DEGREE + 1), np.nan), np.inf)]
     known, size = float(exact.error.max()), np.sqrt(exact.square.max())
     steep = bool(exact.square.max() > STEEP * exact.square.min() > 0)

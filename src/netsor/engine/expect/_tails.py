@@ -16,13 +16,13 @@ from ._single import Single
 
 Array = Any
 
-FARTHEST = 52.0  # the root of the density underflows beyond
-FALL = 64.0  # of the logarithm: e^−32, a coefficient's part in it, is rounding
-STEP = 0.5
-_OUTWARD = STEP * (np.arange(1, 105) - 0.63)  # no point where people put their poles
-_AHEAD = np.array([1.0, 1.15, 1.3, 1.5, 1.8, 2.2, 2.7, 3.5, 4.3, 6.0, 9.0, 14.0])
-SLOWEST = 1.05  # of −d log(φ² density)/d log x, below which a tail is taken for one without end
-SAFETY = 4.0
+FARTHEST = 52.0  # standard deviations: beyond, the root of the density underflows
+FALL = 64.0  # of log(φ² density) from its largest value, at which the rest is rounding: e^−32 in a coefficient
+STEP = 0.5  # between points at which φ² times the density is followed outward, in standard deviations
+_OUTWARD = STEP * (np.arange(1, 105) - 0.63)  # not at round numbers, where poles usually are
+_AHEAD = np.array([1.0, 1.15, 1.3, 1.5, 1.8, 2.2, 2.7, 3.5, 4.3, 6.0, 9.0, 14.0])  # times the end of an integral
+SLOWEST = 1.05  # of −d log(φ² density)/d log x: a tail that falls more slowly counts as infinite
+SAFETY = 4.0  # factor on estimates of a tail
 
 
 def growing(f: Single, rows: Array, square: Array, end: float, mean_only: bool) -> Array:
@@ -34,12 +34,12 @@ def growing(f: Single, rows: Array, square: Array, end: float, mean_only: bool) 
             beyond, whole = size + log_density(x) + np.log(np.abs(x)), 0.5 * np.log(square) - 0.5 * FALL
         else:
             beyond, whole = 2 * size + log_density(x), np.log(square) - FALL
-        # what overflows beyond points where the rest has fallen is of no weight
+        # points at which φ overflows are left out: the others tell whether it still matters
         return ~(square < np.inf) | np.any(beyond > np.maximum(whole, -1e300)[:, None], axis=1, where=beyond < np.inf)
 
 
 def ends(f: Single, rows: Array, fall: float = FALL) -> tuple[Array, Array]:
-    """Where the integral of φ² may stop, and the root of what may lie beyond; ∞ where there is no end to it."""
+    """Where the integral of φ² may stop, and the root of the integral beyond; ∞ where that does not converge."""
     x = np.concatenate([-_OUTWARD[::-1], _OUTWARD])
     with np.errstate(all="ignore"):
         values = np.abs(f.at(rows, x[None, :]))

@@ -33,7 +33,7 @@ from ._marks import overlap
 from ._nonlinear import nonlin
 from ._outputs import results
 from ._products import mean, products
-from ._rotary import rotated
+from ._rotation import rotated
 from ._sources import fuse, gaussian, matmul
 from ._state import Lowered, State
 from ._turn import turn, turn_again

@@ -15,7 +15,7 @@ from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._plan import Register
 from ._clusters import Group
-from ._rotary import Angles, process, turned_products
+from ._rotation import Angles, process, turned_products
 from ._state import Bools, Floats, State
 
 

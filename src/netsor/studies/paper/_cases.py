@@ -16,7 +16,7 @@ from ...laws import HeadSum
 from ._layer import layer
 
 WIDTHS = (16, 64, 256, 1024)
-HEAD_DIM = 64  # of low-rank attention
+HEAD_DIM = 64  # head dimension of low-rank attention, in the paper
 
 
 @dataclass(frozen=True)

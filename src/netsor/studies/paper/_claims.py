@@ -1,8 +1,8 @@
-"""The paper's claims, each with what was measured, and a verdict by a rule that could come out against it.
+"""The paper's claims, each with what was measured, and a verdict by a rule that can also go against the claim.
 
-A rule compares a measured number with a bound, both ways by four standard errors: it agrees, it disagrees, or the
-draws are too few to tell. Where the limit itself takes part in what was measured, it must first be the engine's own
-limit: a law that is not cannot vouch for itself.
+A rule compares a measured number with a bound: it agrees or disagrees if the number is on that side of the bound by
+four standard errors, else the draws are too few to tell. Where the limit itself was used in what was measured, it must
+first agree with the engine at infinite width: else an error of the limit would cancel and remain unseen.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def falls(first: Estimate, second: Estimate) -> str:
 
 
 def every(*verdicts: str) -> str:
-    """One verdict of several: disagreement outweighs doubt, and doubt agreement."""
+    """One verdict of several: disagrees if any does, else undecided if any is, else agrees."""
     return next((v for v in (DISAGREES, UNDECIDED) if v in verdicts), AGREES)
 
 
 def own(found: Divergences) -> str:
-    """Is every limit that widths were coupled through that of the engine at infinite width?"""
+    """Does every limit that was used in measuring widths agree with the engine at infinite width?"""
     return every(*(AGREES if limit.agrees else DISAGREES for limit in found.limits if limit is not None))
 
 

@@ -46,7 +46,7 @@ def _label(parameter: str, curve: Curve) -> str:
 
 
 def _densities(data: Densities) -> Any:
-    """Densities above; below, what they differ by from their limits, where the eye can see it."""
+    """Densities above; below, their differences from the limits on a larger scale."""
     parameter = data.figure.parameter
     chosen = "exact" if any(c.estimator == "exact" and c.role == "width n" for c in data.curves) else "paper"
     figure = new(3.3)
@@ -60,7 +60,7 @@ def _densities(data: Densities) -> Any:
             line = DOTTED if role == "width n" else "-"
             top.plot(c.y, c.density, linestyle=line, color=colour, label=_label(parameter, c), zorder=2 + order,
                      lw=1.8 if role == "width n" else 1.0)  # fmt: skip
-    for c in data.curves:  # the difference from the limit that our estimator, or the paper's, knows best
+    for c in data.curves:  # minus the exact limit if there is one, else minus the paper's estimate of it
         reference = limits[c.case.limit, "exact" if (c.case.limit, "exact") in limits else "paper"]
         difference = c.density - reference.density
         if c.role == "width n" and c.estimator == chosen:

@@ -1,9 +1,9 @@
-"""What the trials of a run say: densities and distances at a width, and how the limit enters them.
+"""From the trials of a run to densities and distances at a width, and how the limit enters them.
 
 Paper's estimator: one kernel estimate a trial. Ours: f_n = f_∞ + E[N(y; v_n) − N(y; v_∞)] over the replicas of all
 trials, f_∞ the limit's own density and v_n, v_∞ from the same random numbers (coupled), then KL by quadrature with a
 jackknife over blocks. That is right only if f_∞ is E[N(y; v_∞)], so this is tested first, and where it fails nothing is
-coupled. Above `COUPLED` heads v_∞ hardly varies, coupling gains nothing, and E[N(y; v_n)] is taken as it is.
+coupled. Above `COUPLED` heads v_∞ hardly varies, coupling gains nothing, and E[N(y; v_n)] is used without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ._sample import GAUSS, GRID, LIMIT, WEIGHTS
 
 Array = npt.NDArray[np.float64]
 
-COUPLED = 16  # heads, at most
+COUPLED = 16  # heads up to which widths are coupled with the limit
 
 
 @lru_cache(maxsize=32)
@@ -64,7 +64,7 @@ class Plan:
         return Part(case, trial, self.samples or case.samples, self.seed, self.backend)
 
     def parts(self, figure: Figure) -> list[Part]:
-        """The trials that a figure needs; all cases of a trial before the next, so that the time left is well told."""
+        """The trials that a figure needs; all cases of a trial before the next, for a good estimate of time left."""
         cases = list(figure.cases)
         if self.exact:
             cases += dict.fromkeys(case.limit for case in figure.cases if _coupled(case))
@@ -151,10 +151,10 @@ class Agreement:
 def agreement(limit: Law, blocks: Array) -> Agreement:
     """Compare a density with blocks of replicas of it: probabilities of intervals, second and fourth moment.
 
-    A test of level 1e-6. Moments are cut off at four standard deviations, where replicas still say something.
+    A test of level 1e-6. In the moments |y| is cut off at four standard deviations, beyond which they are mostly noise.
     """
     scale = limit.std()
-    near = np.abs(GRID) < 6 * scale  # beyond, replicas say nothing
+    near = np.abs(GRID) < 6 * scale  # beyond, too little of the density is left
     y = GRID[near]
     value, error = limit.with_error.pdf(y)
     shape = np.minimum(np.abs(y) / scale, 4.0)
@@ -163,7 +163,7 @@ def agreement(limit: Law, blocks: Array) -> Agreement:
     found = blocks[:, near] @ tests.T
     gap = np.abs(found.mean(axis=0) - tests @ value)
     spread = found.std(axis=0, ddof=1) / math.sqrt(len(found))
-    # rounding, and what 501 points leave of either integral
+    # the last term: rounding, and the error of integrals by 501 points
     noise = np.sqrt(spread**2 + (np.abs(tests) @ error) ** 2 + (1e-9 * (np.abs(tests) @ value)) ** 2)
     allowed = float(special.stdtrit(max(len(blocks) - 1, 1), 1 - 1e-6 / (2 * len(tests))))
     return Agreement(float(np.max(gap / noise)), allowed)

@@ -38,14 +38,15 @@ each trial, their mean and standard deviation. The data of figure 1a are in <cod
 <p>{how}</p>"""
 
 APART = """\
-<h2>What this can tell apart, and what not</h2>
-<p>A width that converges to its limit may be as near to other laws. Here these are the limits of the same layer with
+<h2>Which laws these experiments distinguish</h2>
+<p>A width that is near its limit may be as near to other laws. Here these are the limits of the same layer with
 other numbers of heads, each with the KL from the limit to it. KL is, to leading order, half a squared distance: a width
-is told from a law that is more than four times as far from the limit in KL as the width itself, four standard errors
-added. Draws at infinite width are told from a law by the test, of level 1e-6, that the limit itself has to pass.</p>
+is distinguished from a law that is more than four times as far from the limit in KL as the width itself, four standard
+errors added. Draws at infinite width are distinguished from a law by the same test, of level 1e-6, that compares them
+with the limit itself.</p>
 <table>
-<thead><tr><th>Figure</th><th>Limit</th><th>Nearest width</th><th>It is told from</th><th>It is not told from</th>
-<th>Draws at infinite width are told from</th></tr></thead>
+<thead><tr><th>Figure</th><th>Limit</th><th>Nearest width</th><th>Distinguished from</th><th>Not distinguished from</th>
+<th>Draws at infinite width are distinguished from</th></tr></thead>
 <tbody>
 {rows}
 </tbody>
@@ -53,8 +54,8 @@ added. Draws at infinite width are told from a law by the test, of level 1e-6, t
 
 BOTH = (
     "The paper estimates KL from kernel estimates of two samples, which adds a floor: the dashed grey line is what "
-    "that estimator says of the limit against itself. Ours averages exact conditional densities over replicas that "
-    "share their random numbers with the limit, so it goes on where the other flattens."
+    "that estimator gives for the limit against itself. Ours averages exact conditional densities over replicas that "
+    "share their random numbers with the limit, so it still falls where the paper's is flat."
 )
 
 

@@ -105,7 +105,7 @@ class Finished:
 
 
 def prepare(options: Options) -> Folder:
-    """The folder of a run, where its files will overwrite none of somebody else's."""
+    """The folder of a run, after a check that its files overwrite only those of an earlier run."""
     folder = Folder(options.out, COMMAND, beside=["figures"])
     folder.prepare(["report.html", *(f"{name}.{kind}" for name in options.chosen for kind in ("csv", "pdf", "png"))])
     return folder
@@ -123,7 +123,7 @@ def reproduce(options: Options) -> Finished:
     pictures: dict[str, Future[dict[str, bytes]]] = {}
     seconds: dict[str, float] = {}
     parts = dict.fromkeys(part for figure in chosen for part in plan.parts(figure))
-    count = min(options.workers or cores(), len(parts)) if options.backend.threads else 1  # a device has one master
+    count = min(options.workers or cores(), len(parts)) if options.backend.threads else 1  # one process a GPU
     with Workers(count) as workers:
         there = {part: cost(arrays) for part in parts if (arrays := plan.store.load(part.key)) is not None}
         missing = [part for part in parts if part not in there]

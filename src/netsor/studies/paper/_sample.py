@@ -17,12 +17,12 @@ from ._cases import Part
 
 Array = npt.NDArray[np.float64]
 
-BLOCKS = 8  # of replicas in a trial, for the jackknife
+BLOCKS = 8  # blocks of replicas in a trial, for the jackknife
 ENGINE, NOISE, LIMIT, GAUSS, AGAIN = range(5)  # purposes of random numbers
 
 
 def _even_grid(scale: float, points: int, reach: float = 16.0) -> tuple[Array, Array]:
-    """Nodes and weights for integrals over the line, even in arcsinh(y): dense at the centre, to so many scales out."""
+    """Nodes and weights for integrals over the line, equally spaced in arcsinh(y): dense near 0, sparse far out."""
     x, step = np.linspace(-1, 1, points, retstep=True)
     last = float(np.arcsinh(reach))
     return scale * np.sinh(last * x), step * last * scale * np.cosh(last * x)
@@ -63,7 +63,7 @@ def sampled(part: Part) -> Arrays:
     """The numbers of one trial.
 
     `draws`, one output each (of single precision, to save space), and `density`, a row of E[N(y; v)] on the grid for
-    each block of replicas. The limit has no `draws`: its quantiles are known, so its draws cost nothing later.
+    each block of replicas. The limit has no `draws`: its quantile function gives them when they are needed.
     """
     case = part.case
     law = case.program.law(

@@ -1,9 +1,9 @@
-"""What an experiment can and cannot tell apart: its limit, and those of the same layer with other numbers of heads.
+"""Whether an experiment distinguishes its limit from those of the same layer with other numbers of heads.
 
-A law that converges to its limit does so in sight of other laws. To leading order KL is half a squared distance between
-laws, so a width is surely nearer to its own limit than to another law if the two laws are more than four times as far
-apart in KL as the width is from its limit. What is nearer than that, the widths alone cannot tell from the limit.
-Draws at infinite width, where they were made, are compared with each law as they are with the limit itself.
+A law near its limit may be near other laws too. To leading order KL is half a squared distance between laws, so a width
+is surely nearer to its own limit than to another law if the two laws are more than four times as far apart in KL as the
+width is from its limit. Laws closer than that are not distinguished by the widths alone. Draws at infinite width, where
+there are any, are compared with each law as they are with the limit itself.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ._measure import Divergences, Heads
 from ._plan import Plan, agreement
 from ._sample import GRID, WEIGHTS
 
-BESIDE = (1, 64, math.inf)  # numbers of heads: one, many, infinitely many
-SIGMAS = 4.0  # as for verdicts
-TWICE = 4.0  # in KL: twice the distance
+BESIDE = (1, 64, math.inf)  # numbers of heads of the other laws: one, many, infinitely many
+SIGMAS = 4.0  # standard errors, as for verdicts
+TWICE = 4.0  # ratio of two KLs: twice the distance, as KL is half a squared distance
 
 
 class Other(NamedTuple):
@@ -33,13 +33,13 @@ class Other(NamedTuple):
 
     heads: float
     kl: float  # D(limit ‖ this law)
-    by_width: bool  # whether the nearest width is told from it
+    by_width: bool  # whether the nearest width is distinguished from it
     by_draws: bool | None  # whether draws at infinite width are; None, if there are none
 
 
 @dataclass(frozen=True)
 class Separation:
-    """What the nearest width of a figure tells from its limit."""
+    """From which laws the nearest width of a figure is distinguished."""
 
     figure: str
     case: Case  # the nearest width to a limit

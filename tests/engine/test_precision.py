@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _single
+from netsor.engine import _precision
 
 n = ns.Width("n")
 SINGLE = {"precision": "float32", "draws": 50, "progress": False}
@@ -54,7 +54,7 @@ def test_what_is_not_random_is_no_spread():
 
 
 def test_a_plan_that_takes_long_is_not_looked_at(monkeypatch):
-    monkeypatch.setattr(_single, "PATIENCE", 0.0)
+    monkeypatch.setattr(_precision, "PATIENCE", 0.0)
     assert attention(1e-30).law(n=8, **SINGLE).std() == 0
 
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from ..language._given import as_number, as_whole, numbers, shown
 from ..language._where import TraceError
+from ._checked import LARGEST
 from ._estimate import Array, Estimate, combined
-from ._given import LARGEST
 from ._origin import Origin
 from ._replicas import average
 

@@ -12,19 +12,19 @@ import numpy as np
 
 from ._hermite import series
 from ._panels import largest_density, log_density, resolve
-from ._single import Single, between, blocks
+from ._single import Single, between, slices
 from ._tails import ends
 
 Array = Any
 
-REACH = 10.0
-BOUNDED = 13.0  # where the square of a function that hardly grows ends
-UNSETTLED = 32.0  # times what the shortest panels leave, for what they do not see
-STEP = 1.0
-AROUND = np.array([0.0, 1.0, 2.5, 4.5, 8.0])  # a break of ψ, in units of s
-TOLERANCE = 1e-13
-ROUNDING = 2e-16
-PAIRS = 1024  # at once, to bound memory
+REACH = 10.0  # standard deviations to each side that an integral covers: the density is 1e-22 there
+BOUNDED = 13.0  # the end of φ² times the density, in standard deviations, up to which REACH is enough
+UNSETTLED = 32.0  # factor on the error of panels that were too short to halve: they may have missed as much
+STEP = 1.0  # of panels, in standard deviations, before they are halved
+AROUND = np.array([0.0, 1.0, 2.5, 4.5, 8.0])  # distances of panel edges from a break of ψ, in units of s
+TOLERANCE = 1e-13  # of an integral, relative to `scale`
+ROUNDING = 2e-16  # relative rounding error of one operation in double precision
+PAIRS = 1024  # computed at once, to bound memory
 
 
 def conditioned(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array]:
@@ -32,7 +32,7 @@ def conditioned(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, 
     if y.f.smoothed is None and x.f.smoothed is not None:
         x, y = y, x
     value, error = np.empty(len(rho)), np.empty(len(rho))
-    for block in blocks(len(rho), PAIRS if y.f.smoothed is not None else PAIRS // 16):
+    for block in slices(len(rho), PAIRS if y.f.smoothed is not None else PAIRS // 16):
         rows = np.arange(len(rho))[block]
         value[block], error[block] = _block(x.take(rows), y.take(rows), rho[block], scale[block])
     return value, error
@@ -43,15 +43,15 @@ def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array
     rest = y.std * np.sqrt((1.0 - rho) * (1.0 + rho))
 
     def values(pair: Array, at: Array) -> Array:
-        given_u = _smoothed(y, pair, y.mean[pair][:, None] + slope[pair][:, None] * at, rest[pair])
+        conditional = _smoothed(y, pair, y.mean[pair][:, None] + slope[pair][:, None] * at, rest[pair])
         with np.errstate(invalid="ignore", over="ignore"):
-            return x.at(pair, at) * given_u
+            return x.at(pair, at) * conditional
 
     rows = np.arange(len(rho))
     reach = max(_reach(x, rows), _reach(y, rows))
     even = between(reach, STEP)
     edges = [np.broadcast_to(even, (len(rho), len(even))), x.edges(rows, reach, STEP)]
-    along = Single(y.f, y.mean, np.abs(slope), y.params, y.octaves)  # ψ of what u explains of v
+    along = Single(y.f, y.mean, np.abs(slope), y.params, y.octaves)  # ψ(E[v | u])
     edges.append(np.sign(rho)[:, None] * along.edges(rows, reach, STEP))
     edges.append(_around(y, slope, rest, reach))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -78,7 +78,7 @@ def _reach(x: Single, rows: Array) -> float:
 
 
 def _around(y: Single, slope: Array, rest: Array, reach: float) -> Array:
-    """Edges where E[ψ(v) | u] turns: at each break of ψ, and at multiples of s from it."""
+    """Edges where E[ψ(v) | u] varies fast: at each break of ψ, and at the distances AROUND from it."""
     breaks = y.features.breaks
     low, high = (np.min(y.mean - reach * y.std), np.max(y.mean + reach * y.std))
     breaks = breaks[(breaks > low) & (breaks < high)][:, None]

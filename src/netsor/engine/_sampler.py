@@ -19,8 +19,8 @@ from ._montecarlo import (
     one_blas_thread,
 )
 from ._plan import SAMPLE, Plan
+from ._precision import check_single, unrounded
 from ._sampling import Sampling
-from ._single import check_single, unrounded
 from .backends import Backend, Numpy
 from .backends._numpy import CHUNK, Streams
 from .backends._numpy import block as numpy_block

@@ -1,11 +1,11 @@
-"""What single precision can hold of a law, and what it adds to it: replicas in both precisions, by numpy.
+"""Whether single precision can represent a law, and how to undo what its rounding adds: a comparison by numpy.
 
-Single precision ends at 1e38, squares of vectors below 1e-22 are 0 in it, and beside a mean of 1e8 it knows nothing
-smaller than 8. None of that is an error to an array library. So the spread of the outputs is looked at before a law is
-sampled: it may differ as two samples of one law do, and no more.
+Single precision overflows at 1e38, squares of numbers below 1e-22 underflow to 0, and numbers near 1e8 are 8 apart. No
+array library reports any of that as an error. So before a law is sampled, a few replicas are computed in both
+precisions, and the spreads of the outputs must agree as well as those of two samples of one law.
 
-There are so few numbers in it that draws of a continuous law coincide. Such a point is an atom only if draws in double
-precision coincide there too.
+Its numbers are so few that draws of a continuous law coincide. A value that occurs twice is an atom of the law only if
+draws in double precision coincide there too.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from .backends._numpy import Numpy, Streams
 
 Array = npt.NDArray[np.float64]
 
-TRIED = 16  # replicas
-PATIENCE = 5.0  # seconds that they may take: a plan that takes longer is not looked at
-APART = 4.0  # times as large, or as small: more than two samples of one law
-ASKED = 2**14  # replicas in double precision that say what an atom is, or as many as may be waited for
-RESOLVED, ROUNDING = 1e-6, 1e-13  # of a mean: a spread below it is lost beside it; and what is no spread at all
+TRIED = 16  # replicas computed in both precisions
+PATIENCE = 5.0  # seconds that a comparison may take: a plan that takes longer is not checked
+APART = 4.0  # ratio of two spreads above which they are not those of two samples of one law
+ASKED = 2**14  # replicas in double precision that tell atoms; fewer, if they would take longer than PATIENCE
+RESOLVED = 1e-6  # spread over mean below which single precision cannot represent the spread
+ROUNDING = 1e-13  # spread over mean below which the spread is rounding in double precision: the output is constant
 
 
 def check_single(plan: Plan, backend: Backend) -> None:
-    """Refuse single precision for a plan whose outputs it does not hold."""
+    """Refuse single precision for a plan whose outputs it cannot represent."""
     if backend.precision != "float32" or plan.constant or plan.seconds(2 * TRIED) > PATIENCE:
         return
     with np.errstate(all="ignore"):
         (mean, spread), (_, found) = (_sampled(plan, precision) for precision in ("float64", "float32"))
     if not np.isfinite(spread).all():
-        return  # told when the law is made
+        return  # reported when the law is made
     lost = (spread > ROUNDING * mean) & (spread < RESOLVED * mean)
     apart = (spread > ROUNDING * mean) & ~((found < APART * spread) & (found > spread / APART))
     if lost.any():
@@ -55,7 +56,7 @@ def check_single(plan: Plan, backend: Backend) -> None:
 
 
 def _sampled(plan: Plan, precision: str) -> tuple[Array, Array]:
-    """The size of the means, and the spread of the outputs about them, over a few replicas."""
+    """The largest mean in absolute value, and the standard deviation, of each output over a few replicas."""
     streams = Streams(0, 0)
 
     def draw(step: Step) -> Any:
@@ -71,11 +72,11 @@ def _sampled(plan: Plan, precision: str) -> tuple[Array, Array]:
 
 
 def unrounded(plan: Plan, mean: Array, cov: Array, seed: int) -> Array:
-    """Means of replicas (replicas, k) from single precision, without coincidences that are its own.
+    """Means of replicas (replicas, k) from single precision, without the coincidences that its rounding caused.
 
-    A mean without variance that others have too is an atom, if two draws in double precision are equal there. If not
-    it is a draw that was rounded: it becomes any of the numbers that round to it, the same share of the way in all
-    outputs, so that what is equal stays so.
+    A value without variance that several replicas share is an atom if two draws in double precision are equal there.
+    If not, it was rounded: each of its replicas gets a random number among those that round to it, at the same relative
+    position for all outputs of the replica, so that equal outputs stay equal.
     """
     made, known = mean, None
     within = np.random.default_rng([seed, ASKED]).uniform(-0.5, 0.5, len(mean))

@@ -1,8 +1,8 @@
 """Functions of several Gaussian arguments, from the coordinates of these along orthonormal directions.
 
-From coordinates, not from covariances: so arguments of any scales, and those that differ by little beside themselves,
-keep their digits. Arguments that are one vector, or opposite ones, are one variable: a function that jumps where they
-are equal is evaluated at equal numbers.
+Coordinates are used, not covariances, so that arguments of different scales, and nearly equal ones, keep their digits.
+Arguments that are equal or opposite vectors become one variable, so that a function that jumps where its arguments are
+equal is evaluated at exactly equal numbers.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 from .._alike import alike
 from ._rows import Rows, fitted, paired
 from ._several import expected
-from ._single import blocks
+from ._single import slices
 
 Array = Any
 
-RANK = 1e-13  # singular values of unit rows below this part of the largest are rounding
-VALUES = 2**21  # coordinates at once, to bound memory
+RANK = 1e-13  # singular value of the unit rows, over the largest, below which it is rounding
+VALUES = 2**21  # coordinates used at once, to bound memory
 
 
 def kernel_of_several(x: Rows, y: Rows, a: Array, b: Array) -> tuple[Array, Array]:
@@ -46,13 +46,13 @@ def moments_of_several(x: Rows, a: Array) -> tuple[Array, Array, Array]:
 
     The error is that of the mean and of the coordinates of β u, whichever is larger.
     """
-    given = _row_arguments(x, a)
-    arguments = given.mean.shape[-1]
-    norm, vectors, std, rank = _root(given.rows)
+    flat = _row_arguments(x, a)
+    arguments = flat.mean.shape[-1]
+    norm, vectors, std, rank = _root(flat.rows)
     factor = norm[:, :, None] * vectors * std[:, None, :]
 
     def integrand(some: Array, z: Array) -> Array:
-        values = given.applied(some, factor[some][:, :, : len(z)] @ z)
+        values = flat.applied(some, factor[some][:, :, : len(z)] @ z)
         padded = np.concatenate([np.ones((1, z.shape[1])), z, np.zeros((std.shape[1] - len(z), z.shape[1]))])
         return values[:, None, :] * padded
 
@@ -62,9 +62,9 @@ def moments_of_several(x: Rows, a: Array) -> tuple[Array, Array, Array]:
         slopes = np.einsum("nij,nj->ni", vectors, along)
         slopes = np.where(norm > 0, slopes / norm, 0.0)
     return (
-        value[:, 0].reshape(given.lead),
-        slopes.reshape(*given.lead, arguments),
-        error.max(axis=1).reshape(given.lead),
+        value[:, 0].reshape(flat.lead),
+        slopes.reshape(*flat.lead, arguments),
+        error.max(axis=1).reshape(flat.lead),
     )
 
 
@@ -76,8 +76,8 @@ class _Arguments(NamedTuple):
     mean: Array  # (rows, r)
     rows: Array  # (rows, r, directions)
     params: tuple[Array, ...]
-    which: Array  # (rows, r): the first argument that this one is, up to its sign
-    sign: Array  # (rows, r)
+    which: Array  # (rows, r): the index of the first argument that is equal or opposite to this one
+    sign: Array  # (rows, r): 1 if equal, −1 if opposite
 
     def applied(self, some: Array, deviation: Array) -> Array:
         """φ of means and deviations (some, r, N); equal arguments get equal numbers."""
@@ -108,7 +108,7 @@ def _factors(rows_x: Array, rows_y: Array, ix: Array, iy: Array) -> tuple[Array,
     """Of each pair of rows: F with the arguments of both = means + F z, z ~ N(0, I) in `rank` variables."""
     d, directions = rows_x.shape[1] + rows_y.shape[1], rows_x.shape[2]
     factor, rank = np.zeros((len(ix), d, min(d, max(directions, 1)))), np.zeros(len(ix), dtype=int)
-    for block in blocks(len(ix), VALUES // (d * max(directions, 1))):
+    for block in slices(len(ix), VALUES // (d * max(directions, 1))):
         norm, vectors, std, rank[block] = _root(np.concatenate([rows_x[ix[block]], rows_y[iy[block]]], axis=1))
         factor[block] = norm[:, :, None] * vectors * std[:, None, :]
     return factor, rank
@@ -121,7 +121,7 @@ def _root(rows: Array) -> tuple[Array, Array, Array, Array]:
     unit = rows / np.where(norm > 0, norm, 1.0)[:, :, None]
     if directions == 0:
         unit = np.zeros((len(rows), d, 1))
-    elif directions > d:  # a turned frame of fewer directions
+    elif directions > d:  # coordinates in an orthonormal frame of d directions, with the same products
         unit = np.swapaxes(np.linalg.qr(np.swapaxes(unit, -1, -2), mode="r"), -1, -2)
     vectors, std, _ = np.linalg.svd(unit, full_matrices=False)
     return norm, vectors, std, np.sum(std > RANK * std[:, :1], axis=1)

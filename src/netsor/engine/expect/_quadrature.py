@@ -15,17 +15,17 @@ from scipy import special
 
 Array = Any
 
-SETS = 16  # independent randomisations
-WIDER = 1.5
-RIM = 0.85  # of the largest coordinate
+SETS = 16  # independent scramblings of the Sobol points, whose spread is the error
+WIDER = 1.5  # variance of the points: more of them in the tails than N(0, 1) has
+RIM = 0.85  # of the largest coordinate: nodes beyond lie on the rim, where an integrand should have fallen to nothing
 
 
 @cache
 def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
     """Nodes (variables, SETS · points) and weights (SETS, points), half of the points mirror images of the other half.
 
-    They are drawn from N(0, WIDER) and weighted back: an integrand that grows, as products do, lives in the tails, and
-    its error would be underestimated where few points fall.
+    They are drawn from N(0, WIDER) and weighted by the ratio of densities: an integrand that grows, as products do, has
+    much of its integral in the tails, where N(0, 1) has few points and the error would be underestimated.
     """
     from scipy.stats import qmc  # slow to import, and seldom needed
 
