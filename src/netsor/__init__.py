@@ -53,7 +53,6 @@ from .language import (
 )
 from .language._check import Point, Report
 from .laws import (
-    Attention,
     Empirical,
     Estimate,
     Gathered,
@@ -71,6 +70,7 @@ from .laws import (
     total_variation,
     wasserstein1,
 )
+from .nn import Attention
 from .studies import paper
 from .studies.audit import audit
 

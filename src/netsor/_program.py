@@ -27,8 +27,7 @@ from .language._print import text
 from .language._value import Value
 from .language._where import TraceError, TraceIndexError
 from .language._width import bind_widths, inf
-from .laws import Gathered, Joint, Mixture, Origin
-from .laws._attention import head_sum
+from .laws import Gathered, Joint, Mixture, Origin, head_sum
 
 P = ParamSpec("P")
 Draws = npt.NDArray[np.float64]

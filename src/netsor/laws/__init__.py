@@ -1,10 +1,10 @@
 """Laws: distributions in the manner of scipy.stats, each with its errors and its standing."""
 
-from ._attention import Attention
 from ._distance import distances, kl, kolmogorov, paper_kl, total_variation, wasserstein1
 from ._empirical import Empirical
 from ._estimate import Estimate
 from ._gathered import Gathered
+from ._head_sum import head_sum
 from ._heads import HeadSum
 from ._joint import Joint
 from ._law import Law
@@ -15,7 +15,6 @@ from ._sliced import sliced_wasserstein
 from ._store import load
 
 __all__ = [
-    "Attention",
     "Empirical",
     "Estimate",
     "Gathered",
@@ -25,6 +24,7 @@ __all__ = [
     "Mixture",
     "Origin",
     "distances",
+    "head_sum",
     "kl",
     "kolmogorov",
     "load",
