@@ -55,7 +55,6 @@ from .language._check import Point, Report
 from .laws import (
     Empirical,
     Estimate,
-    Gathered,
     HeadSum,
     Joint,
     Law,
@@ -98,7 +97,6 @@ __all__ = [
     "Estimate",
     "ExactError",
     "Function",
-    "Gathered",
     "HeadSum",
     "Joint",
     "Law",

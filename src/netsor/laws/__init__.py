@@ -3,7 +3,6 @@
 from ._distance import distances, kl, kolmogorov, paper_kl, total_variation, wasserstein1
 from ._empirical import Empirical
 from ._estimate import Estimate
-from ._gathered import Gathered
 from ._head_sum import head_sum
 from ._heads import HeadSum
 from ._joint import Joint
@@ -17,7 +16,6 @@ from ._store import load
 __all__ = [
     "Empirical",
     "Estimate",
-    "Gathered",
     "HeadSum",
     "Joint",
     "Law",

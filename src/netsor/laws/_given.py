@@ -44,13 +44,13 @@ def checked_draws(argument: Any) -> Array:
     return found
 
 
-def checked_weights(argument: Any, count: int, operation: str) -> Array | None:
+def checked_weights(argument: Any, count: int, operation: str, name: str = "weight") -> Array | None:
     """Weights of sum 1, or None for equal ones."""
     if argument is None:
         return None
-    w = numbers(argument, operation, "weight")
+    w = numbers(argument, operation, name)
     if w.shape != (count,) or (w < 0).any() or not w.any():
-        raise TraceError(operation, f"weight={shown(argument)} must be {count} finite numbers, 0 or more and not all 0")
+        raise TraceError(operation, f"{name}={shown(argument)} must be {count} finite numbers, 0 or more and not all 0")
     w = w if w.max() < LARGEST else w / w.max()
     total = float(w.sum())
     return w if abs(total - 1) < 1e-12 else np.asarray(w / total)  # a copy keeps every digit

@@ -1,4 +1,4 @@
-"""Quantiles of a law whose distribution function is known: brackets that reach far enough, then scipy's roots in them."""
+"""Quantiles of a law whose distribution function is known: brackets that reach far enough, then roots by scipy."""
 
 from __future__ import annotations
 
