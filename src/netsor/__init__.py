@@ -53,13 +53,12 @@ from .language import (
 )
 from .language._check import Point, Report
 from .laws import (
-    Attention,
     Empirical,
     Estimate,
-    Gathered,
     HeadSum,
     Joint,
     Law,
+    LawError,
     Mixture,
     distances,
     kl,
@@ -71,6 +70,7 @@ from .laws import (
     total_variation,
     wasserstein1,
 )
+from .nn import Attention
 from .studies import paper
 from .studies.audit import audit
 
@@ -98,10 +98,10 @@ __all__ = [
     "Estimate",
     "ExactError",
     "Function",
-    "Gathered",
     "HeadSum",
     "Joint",
     "Law",
+    "LawError",
     "Mixture",
     "NoLimitError",
     "Plan",

@@ -27,8 +27,7 @@ from .language._print import text
 from .language._value import Value
 from .language._where import TraceError, TraceIndexError
 from .language._width import bind_widths, inf
-from .laws import Gathered, Joint, Mixture, Origin
-from .laws._attention import head_sum
+from .laws import Joint, Mixture, Origin, head_sum
 
 P = ParamSpec("P")
 Draws = npt.NDArray[np.float64]
@@ -169,8 +168,8 @@ class Program:
         Bind every width by its name, `law(n=256)`, `law(n=inf, d=64)`. The result is a `Mixture` of Gaussians over
         `draws` replicas (one, if nothing random is left to condition on), a `Joint` mixture if the output has several
         entries, and a `HeadSum`, accurate to many digits, for one output of an attention layer at infinite width whose
-        tokens have a fixed kernel. More than 4 million draws of one output are a `Gathered` law, whose memory does not
-        grow with them. The same seed at two widths gives coupled laws.
+        tokens have a fixed kernel. Of more than 4 million draws of one output the components of a `Mixture` stand for
+        many replicas each, so that memory does not grow with them. The same seed at two widths gives coupled laws.
 
         `coordinates` picks coordinates of each vector, `5` or `[0, 5]`, as in `simulate`; of several it is their joint
         law, entries (*shape, coordinates) in numpy's order. Without it the law is that of coordinate 0: of any, unless
@@ -186,7 +185,7 @@ class Program:
         where = choose(backend, device, precision)
         how = Sampling(draws, seed, workers, executor, progress, where, least=2)
 
-        def engine() -> Mixture | Joint | Gathered:
+        def engine() -> Mixture | Joint:
             found = conditional(self._question(bound, places), how)
             at = ", ".join(f"{k} = {v}" for k, v in bound.items()) or "fixed widths"
             origin = Origin(
@@ -199,9 +198,8 @@ class Program:
             )
             if found.mean.shape[1] > 1:
                 return Joint(found.mean, found.cov, origin)
-            if found.count is not None:
-                return Gathered(found.mean[:, 0], found.cov[:, 0, 0], found.count, origin, found.binning)
-            return Mixture(found.mean[:, 0], found.cov[:, 0, 0], origin)
+            mean, var = found.mean[:, 0], found.cov[:, 0, 0]
+            return Mixture(mean, var, origin, count=found.count, binning=found.binning)
 
         layer = recognise(self.outputs, bound) if places is None or len(places) == 1 else None
         if layer is None:

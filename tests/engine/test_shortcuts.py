@@ -8,8 +8,7 @@ import netsor as ns
 from netsor.engine._recognise import recognise
 from netsor.engine.lower import make_plan
 from netsor.engine.passes import SHORTCUTS
-from netsor.laws import Mixture, Origin
-from netsor.laws._attention import head_sum
+from netsor.laws import Mixture, Origin, head_sum
 
 from ..programs import LIMIT_STEPS, WIDTHS, LimitBuilder, grown
 from .compare import conditional, exact_draws, n

@@ -1,11 +1,14 @@
-"""No two files of the language import each other, neither at run time nor for the type checker."""
+"""No two files of the language or of the laws import each other, neither at run time nor for the type checker."""
 
 import ast
 from pathlib import Path
 
-import netsor.language
+import pytest
 
-FOLDER = Path(netsor.language.__file__).parent
+import netsor
+
+ROOT = Path(netsor.__file__).parent
+FOLDERS = (ROOT / "language", ROOT / "laws")
 
 
 def imports(text, files):
@@ -31,9 +34,10 @@ def circle(graph):
     return None
 
 
-def test_no_circle():
-    files = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
-    graph = {name: imports((FOLDER / f"{name}.py").read_text(), files) for name in files}
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_no_circle(folder):
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    graph = {name: imports((folder / f"{name}.py").read_text(), files) for name in files}
     assert sum(map(len, graph.values())) > 30  # the imports were found
     assert circle(graph) is None
 
@@ -45,6 +49,17 @@ def test_a_circle_is_found():
     assert circle(graph) is not None
 
 
+def test_laws_know_no_network():
+    """Networks ask laws, and never the other way round: what is above them, `nn` and `engine`, they do not import."""
+    found = set()
+    for path in (ROOT / "laws").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == 2:
+                found |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+    assert found <= {"language", "activations", "_style"}
+
+
 def test_files_are_short():
-    for path in FOLDER.glob("*.py"):
-        assert len(path.read_text().splitlines()) <= 360, path.name
+    for folder in FOLDERS:
+        for path in folder.glob("*.py"):
+            assert len(path.read_text().splitlines()) <= 360, path.name

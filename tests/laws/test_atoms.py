@@ -36,6 +36,16 @@ def test_a_law_with_an_atom(half):
     assert half.entropy() == -math.inf
 
 
+def test_quantiles_between_atoms_are_not_atoms():
+    """A level that the search hits exactly, with its bracket still wide: an atom inside it is another quantile."""
+    law = ns.Mixture([-2.0, -1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0], ORIGIN)
+    y = law.mean() + law.std() * np.array([-8.0, 0.0, 2.0, 8.0])
+    np.testing.assert_allclose(law.ppf(law.cdf(y[:3])), y[:3], atol=1e-12)
+    np.testing.assert_allclose(law.isf(law.sf(y[1:])), y[1:], atol=1e-12)
+    assert law.ppf(law.cdf([-2.0, -1.0])).tolist() == [-2.0, -1.0]
+    assert law.isf(law.sf([-2.0, -1.0])).tolist() == [-2.0, -1.0]
+
+
 def test_distances_of_two_points():
     """Two laws of one point each: there is no cell between two nodes to look into."""
     point, other = (ns.Mixture(np.full(5, at), np.zeros(5), ORIGIN) for at in (0.0, 3.0))

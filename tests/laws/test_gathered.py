@@ -48,12 +48,13 @@ def both(name, monkeypatch, draws=DRAWS, **where):
     return kept, net.law(draws=draws, seed=3, progress=False, **widths, **where), close
 
 
-def nodes(mean, var):
-    """Means, variances and counts of the Gaussians that stand for replicas."""
+def cells_of(mean, var):
+    """The law of replicas by Gaussians that stand for many of them."""
     cells = cells_for(mean, var, "these")
     tally = Tally(cells)
     tally.add(summed(cells, mean, var))
-    return tally.nodes()
+    mean, var, count = tally.nodes()
+    return ns.Mixture(mean, var, ORIGIN, count=count)
 
 
 JAX = {"backend": "jax", "device": "cpu"}
@@ -71,7 +72,8 @@ ORIGIN = Origin("exact", "given")
 def test_the_law_is_that_of_all_replicas(name, where, monkeypatch):
     kept, gathered, close = both(name, monkeypatch, **where)
     assert isinstance(kept, ns.Mixture)
-    assert isinstance(gathered, ns.Gathered)
+    assert kept.count is None
+    assert len(gathered.count) < kept.replicas
     assert gathered.replicas == DRAWS
     y = Y * kept.std()
     top = kept.pdf(y).max()
@@ -109,7 +111,7 @@ def test_the_shape_of_a_law_whose_means_vary_is_kept():
     rng = np.random.default_rng(5)
     var = np.exp(0.3 * rng.standard_normal(40_000))
     for mean in (rng.standard_normal(40_000), 3.0 * np.sqrt(var)):
-        kept, gathered = ns.Mixture(mean, var, ORIGIN), ns.Gathered(*nodes(mean, var), ORIGIN)
+        kept, gathered = ns.Mixture(mean, var, ORIGIN), cells_of(mean, var)
         assert gathered.kurtosis() == pytest.approx(kept.kurtosis(), abs=1e-6)
         assert gathered.moment(4) == pytest.approx(kept.moment(4), rel=1e-7)
         y = kept.mean() + kept.std() * Y
@@ -119,15 +121,15 @@ def test_the_shape_of_a_law_whose_means_vary_is_kept():
 @pytest.mark.parametrize("centre", [3.0, -1e6])
 def test_one_mean_for_all_is_as_good_as_none(centre):
     var = np.exp(0.3 * np.random.default_rng(5).standard_normal(20_000))
-    gathered = ns.Gathered(*nodes(np.full(20_000, centre), var), ORIGIN)
-    plain = ns.Gathered(*nodes(np.zeros(20_000), var), ORIGIN)
+    gathered = cells_of(np.full(20_000, centre), var)
+    plain = cells_of(np.zeros(20_000), var)
     np.testing.assert_array_equal(gathered.component_var, plain.component_var)
     np.testing.assert_allclose(gathered.pdf(centre + Y), plain.pdf(Y), rtol=1e-9)
 
 
 def test_far_out_a_distribution_function_has_an_error():
     """Differences of squares near 1 are rounding there; those of the other tail are not."""
-    law = ns.Gathered([0.0, 0.0], [1.0, 2.0], [500.0, 500.0], ORIGIN)
+    law = ns.Mixture([0.0, 0.0], [1.0, 2.0], ORIGIN, count=[500.0, 500.0])
     low, high = (law.with_error.cdf(y).error for y in (-9.5, 9.5))
     assert 0 < high == pytest.approx(low, rel=1e-9)
 
@@ -140,6 +142,17 @@ def test_distances_and_their_errors(monkeypatch):
         one, two = distance(kept, limit), distance(gathered, limit)
         assert two.value == pytest.approx(one.value, abs=2 * one.error)
         assert 0.4 < two.error / one.error < 2.5
+
+
+def test_an_atom_is_split_into_blocks_too(monkeypatch):
+    """With the whole atom in every block the distance was half of what it is; and far out there was rounding alone."""
+    kept, gathered, _ = both("an atom", monkeypatch)
+    limit = ns.Mixture(0.0, 1.0, ORIGIN)
+    for distance in (ns.total_variation, ns.wasserstein1, ns.kolmogorov):
+        one, two = distance(kept, limit), distance(gathered, limit)
+        assert two.value == pytest.approx(one.value, abs=2 * one.error)
+        assert 0.4 < two.error / one.error < 2.5
+    assert gathered.isf(1e-200) == pytest.approx(kept.isf(1e-200), rel=1e-3)
 
 
 def test_bits_do_not_depend_on_who_adds_up(monkeypatch):
@@ -188,21 +201,40 @@ def test_what_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (([0.0], [1.0, 2.0], [1.0]), r"mean, var and count must be \(components,\)"),
+        (([0.0], [1.0, 2.0], [1.0]), r"count=\[1\.0\] must be 2 finite numbers"),
         (([0.0], [-1.0], [1.0]), "var has -1"),
-        (([0.0], [1.0], [-2.0]), "count has -2"),
-        (([0.0], [0.0], [2.0]), "no component has a variance"),
+        (([0.0], [1.0], [-2.0]), r"count=\[-2\.0\] must be 1 finite numbers, 0 or more"),
+        (([0.0], [1.0], [0.0]), "not all 0"),
         (([np.nan], [1.0], [2.0]), "numbers must be finite"),
         (("x", [1.0], [2.0]), "mean='x' must be"),
     ],
 )
 def test_components_that_make_no_law(given, words):
+    mean, var, count = given
     with pytest.raises(ValueError, match=words):
-        ns.Gathered(*given, ORIGIN)
+        ns.Mixture(mean, var, ORIGIN, count=count)
+
+
+def test_weights_follow_from_counts():
+    with pytest.raises(ValueError, match="weight and count cannot both be given"):
+        ns.Mixture([0.0], [1.0], ORIGIN, [1.0], count=[2.0])
+
+
+def test_points_with_counts_are_atoms():
+    """As many kept one by one say the same, errors included."""
+    at, count = np.array([0.0, 1.0, 3.0]), np.array([20, 50, 30])
+    kept = ns.Mixture(np.repeat(at, count), 0.0, ORIGIN)
+    law = ns.Mixture(at, 0.0, ORIGIN, count=count)
+    assert [(a, m.value, m.error) for a, m in law.atoms] == [
+        (a, pytest.approx(m.value), m.error) for a, m in kept.atoms
+    ]
+    np.testing.assert_allclose(law.with_error.cdf([0.5, 2.0]), kept.with_error.cdf([0.5, 2.0]), rtol=1e-12)
+    assert law.ppf([0.1, 0.2, 0.3, 0.9]).tolist() == kept.ppf([0.1, 0.2, 0.3, 0.9]).tolist()
+    assert law.with_error.var() == pytest.approx(kept.with_error.var())
 
 
 def test_arguments_are_checked_as_those_of_other_laws():
-    law = ns.Gathered([0.0], [1.0], [10.0], ORIGIN)
+    law = ns.Mixture([0.0], [1.0], ORIGIN, count=[10.0])
     for wrong in (lambda: law.rvs(-1), lambda: law.rvs(3, seed="x"), lambda: law.cf(np.inf)):
         with pytest.raises(ValueError, match=r"size=|seed=|t="):
             wrong()

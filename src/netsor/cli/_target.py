@@ -15,8 +15,9 @@ from typing import Any
 
 import click
 
-from .. import Program, TraceError
+from .. import Program
 from ..language._graph import ordered, widths_of
+from ..language._where import PlacedError
 from ._numbers import LARGEST, WIDTH, shown
 
 OURS = Path(click.__file__).parent  # click calls our commands: an error placed there is at no line of the user
@@ -118,8 +119,8 @@ def said(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except Exception:  # the __str__ of a user's error may fail
         text = ""
-    if isinstance(error, TraceError) and Path(error.where.file).is_relative_to(OURS):
-        text = error.plain  # without the line, which is not the user's
+    if isinstance(error, PlacedError) and Path(error.where.file).is_relative_to(OURS):
+        text = error.plain  # no line of the user's is to blame
     if isinstance(error, SystemExit):
         return f"it ends the process (sys.exit({text}))"
     return text or type(error).__name__

@@ -1,13 +1,13 @@
 """Laws: distributions in the manner of scipy.stats, each with its errors and its standing."""
 
-from ._attention import Attention
 from ._distance import distances, kl, kolmogorov, paper_kl, total_variation, wasserstein1
 from ._empirical import Empirical
 from ._estimate import Estimate
-from ._gathered import Gathered
+from ._head_sum import head_sum
 from ._heads import HeadSum
 from ._joint import Joint
 from ._law import Law
+from ._law_error import LawError
 from ._mixture import Mixture
 from ._origin import Origin
 from ._plot_several import plot
@@ -15,16 +15,16 @@ from ._sliced import sliced_wasserstein
 from ._store import load
 
 __all__ = [
-    "Attention",
     "Empirical",
     "Estimate",
-    "Gathered",
     "HeadSum",
     "Joint",
     "Law",
+    "LawError",
     "Mixture",
     "Origin",
     "distances",
+    "head_sum",
     "kl",
     "kolmogorov",
     "load",

@@ -2,6 +2,9 @@
 
 A component without any variance is a point. Points that repeat are atoms; points that do not are draws of a quantity
 that is known by draws alone, for which kernels may stand.
+
+A component is one replica, or stands for as many as its count says. Errors of distances need blocks of replicas: since
+replicas are exchangeable, the counts of a block are all counts split at random, which is done with a fixed seed.
 """
 
 from __future__ import annotations
@@ -13,12 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..language._given import numbers
-from ..language._where import TraceError
-from ._checked import LARGEST, checked_weights
+from ._checked import LARGEST, checked_weights, numbers
 from ._estimate import Array
 from ._gaussians import MANY, Blocks, Gaussians, binned, compress, merged
-from ._replicas import Replicas, Replicated, block_labels
+from ._law_error import LawError
+from ._replicas import BLOCKS, Replicas, Replicated, block_labels
 
 JUMPS = 2**14  # draws at which a distribution function is seen to jump: of more, so many quantiles
 SINGLES = 10  # points that occur once, from which on they are draws and not atoms
@@ -33,35 +35,44 @@ class Points(NamedTuple):
 
 
 class Components:
-    """N(mean_r, var_r) over replicas r, of equal weight unless weights are given."""
+    """N(mean_r, var_r) over replicas r, of equal weight unless weights are given, or counts of replicas."""
 
-    def __init__(self, mean: npt.ArrayLike, var: npt.ArrayLike, weight: npt.ArrayLike | None) -> None:
+    def __init__(
+        self, mean: npt.ArrayLike, var: npt.ArrayLike, weight: npt.ArrayLike | None, count: npt.ArrayLike | None
+    ) -> None:
         means, variances = numbers(mean, "Mixture", "mean"), numbers(var, "Mixture", "var")
         if max(means.ndim, variances.ndim) > 1 or len({a.size for a in (means, variances) if a.size != 1}) > 1:
-            raise TraceError(
-                "Mixture", f"mean and var of shape {means.shape} and {variances.shape} must be (replicas,)"
-            )
+            raise LawError("Mixture", f"mean and var of shape {means.shape} and {variances.shape} must be (replicas,)")
         if (variances < 0).any():
-            raise TraceError("Mixture", f"var has {variances.min():g}; variances must be 0 or more")
+            raise LawError("Mixture", f"var has {variances.min():g}; variances must be 0 or more")
         if np.abs(means).max() > LARGEST or variances.max() > LARGEST**2:
-            raise TraceError("Mixture", f"mean must be below {LARGEST:g} in size, var below {LARGEST**2:g}")
+            raise LawError("Mixture", f"mean must be below {LARGEST:g} in size, var below {LARGEST**2:g}")
         self.component_mean, self.component_var = np.broadcast_arrays(np.atleast_1d(means), np.atleast_1d(variances))
-        self.weight = checked_weights(weight, len(self.component_mean), "Mixture")
+        if weight is not None and count is not None:
+            raise LawError("Mixture", "weight and count cannot both be given: weights follow from counts")
+        share, name = (weight, "weight") if count is None else (count, "count")
+        self.weight = checked_weights(share, len(self.component_mean), "Mixture", name)
+        self.count = None if count is None else numbers(count, "Mixture", "count")
         self._kernels = np.zeros(0, dtype=np.intp)  # the components that stand for draws
 
     @property
     def replicas(self) -> int:
-        """The number of components; one, if nothing random is left to condition on."""
-        return len(self.component_var)
+        """How many replicas the law was made from; one, if nothing random is left to condition on."""
+        return len(self.component_var) if self.count is None else round(float(self.count.sum()))
 
     @property
     def effective(self) -> float:
         """The number of replicas of equal weight that would say as much: 1/Σ w²."""
-        return float(self.replicas if self.weight is None else 1 / np.sum(self.weight**2))
+        return float(self.replicas if self._alike else 1 / np.sum(self.component_weight**2))
+
+    @property
+    def _alike(self) -> bool:
+        """Whether all replicas have the same weight."""
+        return self.weight is None or self.count is not None
 
     @property
     def _replicas(self) -> Replicas:
-        return Replicas(self.replicas, self.weight)
+        return Replicas(len(self.component_var), self.weight, None if self.count is None else self.replicas)
 
     @property
     def centred(self) -> bool:
@@ -81,7 +92,8 @@ class Components:
         at, inverse, count = np.unique(self.component_mean[point], return_inverse=True, return_counts=True)
         # two draws of a continuous law never coincide: where pairs are not rarer than singles, all are atoms
         once, twice = np.sum(count == 1), np.sum(count == 2)
-        single = (count == 1) if once >= SINGLES and twice < once / 10 else np.zeros(len(at), dtype=bool)
+        drawn = self.count is None and once >= SINGLES and twice < once / 10
+        single = (count == 1) if drawn else np.zeros(len(at), dtype=bool)
         masses = np.bincount(inverse, self.component_weight[point], len(at))
         return Points(point[single[inverse]], at[~single], masses[~single])
 
@@ -111,7 +123,7 @@ class Components:
         k = self._smooth
         if self.centred and self.weight is None and len(k) > MANY:
             return _centred(*compress(self.component_var[k], self.component_weight[k]))
-        return self._gathered(self.component_weight)
+        return self._weighted(self.component_weight)
 
     @cached_property
     def _fewer(self) -> Gaussians:
@@ -121,15 +133,30 @@ class Components:
     @cached_property
     def _blocked(self) -> tuple[Gaussians, Array]:
         """The Gaussian components with weights by blocks (each of sum 1 over its replicas), and the blocks' weights."""
-        k, labels = self._smooth, block_labels(self.replicas)
+        k = self._smooth
+        if self.count is not None:
+            split, mass = self._split
+            return Gaussians(self.component_mean[k], self.component_var[k], split[k]), mass
+        labels = block_labels(self.replicas)
         mass = np.bincount(labels, self.component_weight).astype(np.float64)
         each = self.component_weight / np.where(mass > 0, mass, 1.0)[labels]
         if self.centred and len(k) > MANY:
             nodes, weight = compress(self.component_var[k], each[k], labels[k])
             return _centred(nodes, np.pad(weight, ((0, 0), (0, len(mass) - weight.shape[1])))), mass
-        return self._gathered(each, Blocks(labels, len(mass))), mass
+        return self._weighted(each, Blocks(labels, len(mass))), mass
 
-    def _gathered(self, weight: Array, blocks: Blocks | None = None) -> Gaussians:
+    @cached_property
+    def _split(self) -> tuple[Array, Array]:
+        """Counts, split into blocks at random: weights in each (components, blocks), and the blocks' weights."""
+        count = np.asarray(self.count)
+        rng = np.random.default_rng([self.replicas, len(count)])
+        whole = np.floor(count).astype(np.int64)
+        split = rng.multinomial(whole, np.full(BLOCKS, 1 / BLOCKS)).astype(np.float64)
+        split += (count - whole)[:, None] / BLOCKS  # two nodes may share a cell's count, in parts
+        mass = split.sum(axis=0)
+        return split / np.where(mass > 0, mass, 1.0), mass / mass.sum()
+
+    def _weighted(self, weight: Array, blocks: Blocks | None = None) -> Gaussians:
         """The Gaussian components with these weights, kernels on a lattice; with blocks, (nodes, blocks) of them."""
         k, some = np.setdiff1d(self._smooth, self._kernels, assume_unique=True), self._kernels
         found = Gaussians(self.component_mean[k], self.component_var[k], weight[k])
@@ -143,9 +170,14 @@ class Components:
 
     def _steps(self, y: Array, side: Any) -> Replicated:
         """The distribution function of the points alone, by blocks."""
+        point = np.flatnonzero(self.component_var == 0)
+        if self.count is not None:
+            split, mass = self._split
+            point = point[np.argsort(self.component_mean[point])]
+            sums = np.concatenate([np.zeros((1, len(mass))), np.cumsum(split[point], axis=0)])
+            return Replicated(sums[np.searchsorted(self.component_mean[point], y, side=side)].T, mass)
         labels = block_labels(self.replicas)
         mass = np.bincount(labels, self.component_weight).astype(np.float64)
-        point = np.flatnonzero(self.component_var == 0)
         rows = np.zeros((len(mass), len(y)))
         if len(point):
             for block in np.unique(labels[point]):

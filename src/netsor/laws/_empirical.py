@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from ..language._given import real
 from ._cf import mixture_cf
-from ._checked import LARGEST, checked_draws
+from ._checked import LARGEST, checked_draws, real
 from ._estimate import Array, Estimate, combined
 from ._gaussians import normal_moment
 from ._law import Law

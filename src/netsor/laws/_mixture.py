@@ -6,12 +6,16 @@ matrices; the law is the mean over the replicas. No kernel estimate is needed, a
 A replica without any variance is a point. Points that repeat are atoms: the law gives them a probability, and its
 density is that of the rest. Points that do not are draws of a quantity that is known by draws alone (a norm, an
 entropy, the output of a last nonlinearity); its distribution function is theirs, its density a kernel estimate.
+
+Of more replicas than are kept, components stand for cells of them, each with a count. A number of the law is an average
+over all replicas, and its error follows from the spread between them, as ever: the counts say both.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +27,7 @@ from ._components import Components
 from ._estimate import Array, Estimate, combined, student
 from ._gaussians import Gaussians, normal_moment
 from ._law import Law
+from ._law_error import LawError
 from ._origin import Origin
 from ._replicas import Replicated, of_share
 from ._shape import STEEPER, Shape
@@ -33,13 +38,24 @@ CONSTANT = 1e-9  # of its mean: a number that varies by less is not random, and 
 
 @storable
 class Mixture(Components, Law):
-    """The mixture of N(mean_r, var_r) over replicas r, of equal weight unless weights are given."""
+    """The mixture of N(mean_r, var_r) over replicas r, of equal weight unless weights are given.
+
+    With `count`, a component stands for so many replicas; `binning` is then how far the density is off because of that,
+    relative to its largest value, measured on replicas that were kept one by one.
+    """
 
     def __init__(
-        self, mean: npt.ArrayLike, var: npt.ArrayLike, origin: Origin, weight: npt.ArrayLike | None = None
+        self,
+        mean: npt.ArrayLike,
+        var: npt.ArrayLike,
+        origin: Origin,
+        weight: npt.ArrayLike | None = None,
+        *,
+        count: npt.ArrayLike | None = None,
+        binning: float = 0.0,
     ) -> None:
-        Components.__init__(self, mean, var, weight)
-        self.origin = checked_origin(origin, "Mixture")
+        Components.__init__(self, mean, var, weight, count)
+        self.origin, self.binning = checked_origin(origin, "Mixture"), float(binning)
 
     def smoothed(self, factor: float = 1.0) -> Mixture:
         """The same law with a Gaussian kernel, of so many bandwidths, in place of each draw; itself if it has none."""
@@ -67,6 +83,9 @@ class Mixture(Components, Law):
         more = []
         if len(self._points.draws):
             more.append(f"known by draws: its density is a kernel estimate of bandwidth {self.bandwidth:.3g}")
+        if self.count is not None:
+            many = f"{self.replicas:,} replicas gathered in {len(self.count):,} Gaussians"
+            more.append(f"{many}, which moves the density by {self.binning:.0e} of its largest value")
         more += [f"P(Y = {at:g}) = {mass}; the density is that of the rest" for at, mass in self.atoms[:3]]
         return (*super().notes, *more)
 
@@ -77,18 +96,16 @@ class Mixture(Components, Law):
             at = ", ".join(f"{a:g}" for a in self._points.atoms[:3])
             many = "the point mass at " if len(self._points.atoms) == 1 else "made of point masses at "
             more = ", …" if len(self._points.atoms) > 3 else ""
-            raise ValueError(f"{name}: this law is {many}{at}{more}, which has no density; law.atoms has their masses")
+            raise LawError(name, f"this law is {many}{at}{more}, which has no density; law.atoms has their masses")
 
-    def _error(self, value: Array, y: Array, kernel: str, points: Array | float = 0.0) -> Array:
-        """The standard error of Σ_r w_r k_r; of `points`, a share of the replicas, k is 1."""
+    def _error(self, value: Array, y: Array, kernel: str, points: Array | float = 0.0, sign: int = 1) -> Array:
+        """The standard error of Σ_r w_r k_r; of `points`, a share of the replicas, k is 1. Of −Y, if the sign is −1."""
         if self.replicas == 1:
             return np.zeros_like(value)
-        few = self._few
-        if self.weight is None:  # w_i² of each replica is w_i/N, also where replicas were put together
-            square = Gaussians(few.mean, few.var, np.sqrt(few.weight / self.replicas)).squares(y, kernel)
-        else:
-            square = few.squares(y, kernel)
-        n = self.effective
+        few, n = self._few, self.effective
+        # w_i² of each replica is w_i/N if all are alike, also where replicas were put together
+        weight = np.sqrt(few.weight / self.replicas) if self._alike else few.weight
+        square = Gaussians(sign * few.mean, few.var, weight).squares(sign * y, kernel)
         variance = square[:, 0] - 2 * value * square[:, 1] + value**2 / n + points * (1 - 2 * value) / n
         spread = student(max(2, int(n))) * np.sqrt(np.maximum(variance, 0.0) * n / max(n - 1, 0.5))
         return np.asarray(combined(spread, few.unseen(y, kernel, n)))
@@ -100,7 +117,12 @@ class Mixture(Components, Law):
             wider = self.smoothed(math.sqrt(2))._few.pdf(y)  # twice the squared bandwidth: twice the bias
             return Estimate(value, combined(error, np.abs(wider - value)))
         value = self._density(y)
-        return Estimate(value, self._error(value, y, "pdf"))
+        return Estimate(value, combined(self._error(value, y, "pdf"), self.binning and self.binning * self._largest))
+
+    @cached_property
+    def _largest(self) -> float:
+        """Of the density: as far as it is known at the components that a grid is made for."""
+        return float(self._few.pdf(self._pieces()[0]).max())
 
     def _density(self, y: Array) -> Array:
         self._needs_density("pdf")
@@ -130,7 +152,15 @@ class Mixture(Components, Law):
         value = self._distribution(y)
         if not len(self._smooth):
             return Estimate(value, of_share(value, self.effective))
-        return Estimate(value, self._error(value, y, "cdf", self._steps(y, "right").mean))
+        error, upper = np.empty_like(value), value > 0.5
+        steps = self._steps(np.append(y, np.inf), "right").mean
+        # of the smaller one of the two tails: of the other, differences of squares near 1 are rounding
+        for part, sign, tail, points in (
+            (~upper, 1, value, steps[:-1]),
+            (upper, -1, self._sf(y), steps[-1] - steps[:-1]),
+        ):
+            error[part] = self._error(tail[part], y[part], "cdf", points[part], sign)
+        return Estimate(value, combined(error, self.binning))
 
     def _sf(self, y: Array) -> Array:
         steps = self._steps(np.append(y, np.inf), "right").mean
@@ -143,7 +173,7 @@ class Mixture(Components, Law):
         level = 1 - q if upper else q
         total = np.cumsum(self.component_weight[order])
         k = np.searchsorted(total, level * (1 - 1e-14) * total[-1], side="left")
-        result = self.component_mean[order][np.minimum(k, self.replicas - 1)]
+        result = self.component_mean[order][np.minimum(k, len(order) - 1)]
         if self.replicas > 1:
             result = np.where(level == 0, -np.inf, np.where(level == 1, np.inf, result))
         return np.asarray(result)
@@ -167,7 +197,7 @@ class Mixture(Components, Law):
         return Replicated(gaussians.pdf(y).T, mass)
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
-        few = self._few if self.centred else self._fewer
+        few = self._few if self.centred or self.count is not None else self._fewer
         whole = few._replace(weight=few.weight / few.weight.sum())
         low = whole.cdf(y)
         return low, np.where(low < 0.5, 1 - low, whole.sf(y)), whole.pdf(y)
@@ -178,8 +208,7 @@ class Mixture(Components, Law):
             return ()
         origin = Origin(self.status, self.method, seed=self.origin.seed)
         up, down = (
-            Mixture(self.component_mean, self.component_var * max(1 + sign * error, 0.0), origin, self.weight)
-            for sign in (1, -1)
+            self._like(self.component_mean, self.component_var * max(1 + sign * error, 0.0), origin) for sign in (1, -1)
         )
         pairs: list[tuple[Law, Law]] = [(up, down)] if len(self._smooth) else []
         if not self.centred:
@@ -188,11 +217,14 @@ class Mixture(Components, Law):
                 whole = abs(self.mean())
             scale = np.where(self.component_var > 0, np.sqrt(self.component_var), whole)
             right, left = (
-                Mixture(self.component_mean + sign * error * scale, self.component_var, origin, self.weight)
-                for sign in (1, -1)
+                self._like(self.component_mean + sign * error * scale, self.component_var, origin) for sign in (1, -1)
             )
             pairs.append((right, left))
         return pairs
+
+    def _like(self, mean: Array, var: Array, origin: Origin) -> Mixture:
+        """Other components with the same weights, or counts."""
+        return Mixture(mean, var, origin, None if self.count is not None else self.weight, count=self.count)
 
     # Moments
 
@@ -243,7 +275,7 @@ class Mixture(Components, Law):
         if self.weight is None:
             chosen = rng.integers(self.replicas, size=size)
         else:
-            chosen = rng.choice(self.replicas, size=size, p=self.weight)
+            chosen = rng.choice(len(self.weight), size=size, p=self.weight)
         noise = np.sqrt(self.component_var[chosen]) * rng.standard_normal(size)
         return np.asarray(self.component_mean[chosen] + noise)
 
@@ -252,11 +284,15 @@ class Mixture(Components, Law):
         return gaussian_like(self)
 
     def _arrays(self) -> dict[str, Any]:
-        return {"mean": self.component_mean, "var": self.component_var, "weight": self.weight}
+        found = {"mean": self.component_mean, "var": self.component_var}
+        if self.count is not None:
+            return {**found, "count": self.count, "binning": self.binning}
+        return {**found, "weight": self.weight}
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, Any], origin: Origin) -> Mixture:
-        return cls(arrays["mean"], arrays["var"], origin, arrays.get("weight"))
+        count, binning = arrays.get("count"), float(arrays.get("binning", 0.0))
+        return cls(arrays["mean"], arrays["var"], origin, arrays.get("weight"), count=count, binning=binning)
 
 
 def gaussian_like(law: Law) -> Mixture:

@@ -1,4 +1,4 @@
-"""Quantiles of a law whose distribution function is known: brackets that reach far enough, then roots in them."""
+"""Quantiles of a law whose distribution function is known: brackets that reach far enough, then roots by scipy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-
-from ._root import increasing_root
+from scipy.optimize import elementwise
 
 Array = npt.NDArray[np.float64]
 Function = Callable[[Array], Array]
+FAR = 1e4  # beyond the logarithm of any double: what stands for that of 0
+ROUNDING = 1e-13  # of a probability, by which that of an atom may miss the level that is asked for
 
 
 def quantiles(
@@ -23,28 +24,30 @@ def quantiles(
         return result
     level = q[inner]
 
-    def excess(y: Array, which: npt.NDArray[np.intp]) -> Array:
-        low = level[which] < 0.5
+    def excess(y: Array, level: Array) -> Array:
+        low = level < 0.5
         value = np.empty(len(y))
         for part, left in ((low, not upper), (~low, upper)):  # from the side where the probability is small
             if part.any():
                 small = below(y[part]) if left else above(y[part])
-                wanted = level[which][part] if left != upper else 1 - level[which][part]
+                wanted = level[part] if left != upper else 1 - level[part]
                 with np.errstate(divide="ignore"):
-                    found = np.log(small) - np.log(wanted)
+                    found = np.maximum(np.log(np.maximum(small, 0.0)), -FAR) - np.log(wanted)
                 value[part] = found if left else -found
         return value
 
     reach = np.full(len(inner), 8.0)
-    every = np.arange(len(inner))
     for _ in range(1100):
         low, high = centre - reach * scale, centre + reach * scale
-        outside = (excess(low, every) >= 0) | (excess(high, every) < 0)
+        outside = (excess(low, level) >= 0) | (excess(high, level) < 0)
         if not outside.any():
             break
         reach = np.where(outside, 2 * reach, reach)
-    low, high = increasing_root(excess, low, high, scale)
+    root = elementwise.find_root(excess, (low, high), args=(level,), tolerances={"xatol": 1e-17 * scale})
+    # a root, or where there is none the upper end of the bracket, which has closed around a jump
+    low, high = root.bracket[0], np.where(root.f_x == 0, root.x, root.bracket[1])
     for at in atoms:
-        high = np.where((low < at) & (at <= high), at, high)
+        near = np.flatnonzero((low - 1e-9 * scale < at) & (at <= high))
+        high[near[excess(np.full(len(near), at), level[near]) >= -ROUNDING]] = at
     result[inner] = high
     return result

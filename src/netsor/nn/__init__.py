@@ -1,10 +1,11 @@
-"""Layers of transformers, written in the language; no numerics here.
+"""Layers of transformers, written in the language; no numerics here, but for the laws of one layer at infinite width.
 
 Matrices have entries N(0, σ²/fan-in), σ a `sigma_…` argument. Real code draws N(0, std²): then σ = std·√fan-in, with
 the fan-in of the real model, also when a width goes to infinity.
 """
 
 from ._attend import Attended, Rotary, attend, attention
+from ._attention_law import Attention
 from ._block import Block, block
 from ._embedding import Embedding, embedding
 from ._logits import logits
@@ -14,6 +15,7 @@ from ._shared import shared
 
 __all__ = [
     "Attended",
+    "Attention",
     "Block",
     "Embedding",
     "Rotary",

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from ...laws import Attention, Empirical, Estimate, kl, paper_kl
+from ...laws import Empirical, Estimate, kl, paper_kl
+from ...nn import Attention
 from ._cases import Case, Figure, limit_law
 from ._plan import Agreement, Array, Plan
 from ._sample import AGAIN, GRID

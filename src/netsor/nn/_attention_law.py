@@ -10,7 +10,6 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,10 @@ import numpy.typing as npt
 from ..activations import row_softmax
 from ..language._given import as_floats, as_whole, scale, scaled, shown
 from ..language._where import TraceError
-from ._checked import checked_heads
-from ._estimate import student
-from ._heads import HeadSum
-from ._joint import Joint
-from ._origin import Origin
-from ._scores import SETS, Scores, head_law, normals
+from ..laws import HeadSum, Joint, Origin, head_sum
+from ..laws._checked import checked_heads
+from ..laws._estimate import student
+from ..laws._scores import SETS, normals
 
 Array = npt.NDArray[np.float64]
 MOST = 2**31  # points, days of work
@@ -145,22 +142,6 @@ class Attention:
 
     def _masked(self, scores: Array) -> Array:
         return scores if self.mask is None else np.where(np.asarray(self.mask), scores, -np.inf)
-
-
-def head_sum(
-    scores: Array,
-    values: Array,
-    heads: int,
-    factor: float,
-    origin: Origin,
-    mixture: Any = None,
-    function: Callable[[Array], Array] = row_softmax,
-    points: int | None = None,
-) -> HeadSum:
-    """The law of one output, from the covariance of its row of scores and the kernel of the values."""
-    one = Scores(scores.tobytes(), values.tobytes(), len(values), function)
-    points = points or 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, 21))
-    return HeadSum(partial(head_law, one, points), heads, factor, origin, mixture)
 
 
 def _checked_points(points: Any, operation: str, least: int) -> int | None:
