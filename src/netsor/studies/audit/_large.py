@@ -8,25 +8,27 @@ from .._planning import Planning, planning
 
 MOST_LAYERS = 2000
 OPERATIONS = 40  # of one block, and its quantities
+BACKWARD = 4  # times as many, with gradients
 TRIED = 4e-8, 75.0  # seconds and bytes of a number, when a reduction of weights or logits is tried out
 
 
-def ahead(model: Transformer, tokens: int, infinite: bool) -> Planning:
+def ahead(model: Transformer, tokens: int, infinite: bool, gradients: bool = False) -> Planning:
     """What it takes to write down the quantities of a model on so many tokens, and to plan them."""
     blocks, heads = model.layers + 2.0 * model.decoder_layers, float(model.heads)
     vectors = blocks * tokens * (4 * heads + 8)
     found = planning(OPERATIONS * blocks, vectors, 2 * blocks * heads * tokens**2, infinite)
     tried = tokens * (heads * tokens + (model.vocabulary or 0))
-    return Planning(found.seconds + TRIED[0] * tried, found.bytes + TRIED[1] * tried)
+    times = BACKWARD if gradients else 1
+    return Planning(times * found.seconds + TRIED[0] * tried, times * found.bytes + TRIED[1] * tried)
 
 
-def refuse_large(model: Transformer, tokens: int, infinite: bool) -> None:
+def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: bool = False) -> None:
     """Refuse what could not even be written down as a program, before it is tried."""
     if model.layers + model.decoder_layers > MOST_LAYERS:
         raise ValueError(f"layers={model.layers} of {model.name} must be at most {MOST_LAYERS} for an audit")
     size = 24.0 * tokens * (model.heads * tokens + model.hidden + model.width + (model.vocabulary or 0))
     check_memory(
-        max(size, ahead(model, tokens, infinite).bytes),
+        max(size, ahead(model, tokens, infinite, gradients).bytes),
         f"tokens={tokens} of {model.name} with {model.heads:,} heads",
         "take fewer tokens, " + "widths='actual', " * infinite + "or a smaller model",
     )
