@@ -156,7 +156,7 @@ def block(model, x, w, mask):
 
 
 def passed(model, ids, rng):
-    """Forward: the loss; the stream before each block and after the last; the matrices of each block; those of the ends.
+    """Forward: the loss; the stream before each block and after the last; matrices of each block, and of the ends.
 
     Last, for each array in the order of drawing, the nodes that hold it: several, if blocks are copies of one draw.
     """

@@ -47,6 +47,7 @@ LOST = "nothing was kept; with --out DIR finished draws are"
     show_default=True,
     help="The model's own widths, all of them at infinity, or both.",
 )
+@click.option("--gradients", is_flag=True, help="The backward half too: gradients by block and by kind of weight.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
 @click.option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")

@@ -104,8 +104,8 @@ def _notes(plan: Plan, mean: Array, cov: Array) -> tuple[str, ...]:
     if not (plan.tried and zero.any()):
         return plan.notes
     narrow = (
-        f"that Y = 0 rests on points 6e-5 of |u| apart at which {', '.join(plan.tried)} was tried: "
-        "a feature narrower than that must be declared, ns.Function(…, breaks=…)"
+        f"Y = 0 because {', '.join(plan.tried)} was 0 at every sampled point (spacing 6e-5 |u|); declare narrower "
+        "features with breaks=, ns.Function(…, breaks=…)"
     )
     return (*plan.notes, narrow)
 

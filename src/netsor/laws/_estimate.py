@@ -2,7 +2,7 @@
 
 An estimate remembers what its error comes from, so that `e − e` is 0 ± 0 and `2e − e` is e. Two estimates from
 different draws have independent errors, which add in squares. Two from the same draws (one law, or laws of one seed)
-have errors that nobody knows the correlation of: these add as they are, which is the most that they can make.
+have errors of unknown correlation: these add linearly, the worst case.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _linear(value: Any, *terms: tuple[Any, Any]) -> Estimate:
 
 
 def _size(parts: dict[_Part, Any]) -> Any:
-    """The size of a sum of errors: those that share draws add as they are, the others in squares."""
+    """The size of a sum of errors: those that share draws add linearly, the others in squares."""
     groups: list[tuple[Sources, Any]] = []
     for part, size in parts.items():
         sources, total = part.sources, np.abs(size)

@@ -71,7 +71,7 @@ def gradients(model: Description, traced: Trace, loss: Loss) -> tuple[Scalar, ..
         one = back.of(x)[..., None]
         return mean_dot(one, one)[..., 0, 0]
 
-    uses = {use.value: use for use in back.uses}
+    uses: dict[Value, Use] = {use.value: use for use in back.uses}
     rows = []
     for stream, inside in zip(streams[1:], _blocks(traced), strict=True):
         found: dict[str, list[Value]] = {}

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._program import Program
-from ..engine import Plan
+from ..engine import ExactError, Plan
 from ..engine.backends import Backend
 from ..language import Scalar, Vector, apply, join, mean_dot, stack
 from ._description import Description
@@ -149,9 +149,9 @@ class Probes:
     def _made(self, limit: bool) -> Program:
         traced = trace(self.model, self.inputs)
         end = self.logits(traced, limit) if self.ends else None
-        return Program(self.outputs(traced, end), f"probes of {self.model.name}")
+        return Program(self.outputs(traced, end, limit), f"probes of {self.model.name}")
 
-    def outputs(self, traced: Trace, end: Words | None) -> tuple[Scalar, ...]:
+    def outputs(self, traced: Trace, end: Words | None, limit: bool = False) -> tuple[Scalar, ...]:
         """The quantities of a network: a row a block, the mean square of its input, a row for its logits; gradients."""
         rows: list[Scalar] = []
         before = traced.embedded
@@ -167,7 +167,7 @@ class Probes:
             rows.append(self._block(before, layer, asked.setdefault(key, partial(of_attention, allowed=allowed))))
             before = layer.stream
         rows.append(_square(traced.embedded))
-        loss = self._loss(traced, end) if self.gradients else None
+        loss = self._loss(traced, end, limit) if self.gradients else None
         if end is not None:
             rows.append(self._end(end, None if loss is None else loss.ends))
         return (*rows, *gradients(self.model, traced, loss)) if loss is not None else tuple(rows)
@@ -200,9 +200,16 @@ class Probes:
         ids = self.inputs.decoder_ids or self.inputs.ids
         return (0,) if self.model.readout == "class" else ids[1:] if self._next else ids  # all classes are alike
 
-    def _loss(self, traced: Trace, logits: Words | None) -> Loss:
+    def _loss(self, traced: Trace, logits: Words | None, limit: bool) -> Loss:
         if logits is None:
             return readout(traced.output)
+        if limit and self.model.tied:
+            raise ExactError(
+                logits.y,
+                "the gradient of tied logits has a part along the embeddings, which the stream has too: cotangents of "
+                "scores grow with the root of the width",
+                instead="gradients of a model whose logits are not tied have a limit",
+            )
         return cross_entropy(self.model, traced, logits, self._targets)
 
     def _end(self, logits: Words, ends: Scalar | None) -> Scalar:

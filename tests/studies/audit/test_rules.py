@@ -5,9 +5,10 @@ import pytest
 
 import netsor as ns
 from netsor.studies.audit._found import Found, Measured
+from netsor.studies.audit._judge import ABSENT, FOUND, NOT_FOUND, UNDECIDED, Facts, above, below
 from netsor.studies.audit._order import FEWEST, needed
 from netsor.studies.audit._request import Request
-from netsor.studies.audit._rules import ABSENT, FOUND, NOT_FOUND, RULES, UNDECIDED, Facts, above, below, judged
+from netsor.studies.audit._rules import RULES, judged
 
 DRAWS, BLOCKS = 200, 4
 

@@ -1,7 +1,7 @@
 """Directions of vectors, and coefficients along them: what a matrix that acts more than once asks for.
 
 They are found from the coordinates of the vectors, not from their products (see `_orthogonal`): an input that earlier
-ones span gets nothing fresh, however they lean on each other.
+ones span gets nothing fresh, however nearly dependent they are.
 """
 
 from __future__ import annotations

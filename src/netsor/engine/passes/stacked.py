@@ -44,9 +44,10 @@ def stacked(outputs: Sequence[Value], context: Context) -> list[Value]:
 
     def one(weight: Weight) -> Weight:
         """The matrices of a batch on top of each other."""
-        size = weight.members.size
-        wide = {"in_width": size * weight.in_width} if weight.transposed else {"out_width": size * weight.out_width}
-        return replace(weight, source=whole[weight.source], members=np.zeros((), np.intp), count=1, **wide)
+        size, into, out = weight.members.size, weight.in_width, weight.out_width
+        into, out = (size * into, out) if weight.transposed else (into, size * out)
+        members = np.zeros((), np.intp)
+        return replace(weight, source=whole[weight.source], in_width=into, out_width=out, members=members, count=1)
 
     def change(old: Value, new: Value) -> Value:
         if old in sums:

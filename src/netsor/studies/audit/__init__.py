@@ -33,14 +33,18 @@ def audit(
     precision: str = "float64",
     executor: Executor | None = None,
     progress: Progress = True,
+    gradients: bool = False,
 ) -> Audit:
     """What a transformer does at initialisation, block by block, over `draws` initialisations: no weight is drawn.
 
-    `model` and `compare`, a second model to lay beside it, are what `ns.models.read` takes, or a `Transformer`:
+    `model` and `compare`, a second model to compare it with, are what `ns.models.read` takes, or a `Transformer`:
     `ns.audit("gpt2", compare=ns.models.read("gpt2").replace(std=0.01))`. The input is `tokens` different ids, or the
     given `ids`. `widths` are the model's own ("actual"), "inf", or "both". The draws depend on the seed alone, not on
     the number of worker processes (all cores, if None). With `out`, a folder, finished parts are kept there as they are
     done, an interrupted audit goes on where it stopped, and the report is written at the end.
+
+    With `gradients` the backward half is measured too, of the loss of the first step (of a random readout, if there are
+    no logits): the stream's gradient after each block, and the squared gradient of each kind of weight.
 
     `backend`, `device` and `precision` are as in `Program.law`. An `executor`, such as Dask's, does the parts in place
     of processes here. `progress` is True for a bar on a terminal, False for none, or a function of (parts done, parts
@@ -55,6 +59,19 @@ def audit(
 
     folder, where = None if out is None else Path(out), choose(backend, device, precision)
     request = _request.Request(
-        first, second, tokens, ids, draws, widths, seed, workers, folder, (first.name,), where, executor, progress
+        first,
+        second,
+        tokens,
+        ids,
+        draws,
+        widths,
+        seed,
+        workers,
+        folder,
+        (first.name,),
+        where,
+        executor,
+        progress,
+        gradients,
     )
     return _audit.run(request)

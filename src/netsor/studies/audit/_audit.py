@@ -16,8 +16,8 @@ from .._folder import Folder
 from .._store import Arrays, Store
 from .._workers import Workers, elsewhere, wait
 from ._found import Found, Measured
+from ._judge import FOUND
 from ._request import Part, Request, Subject
-from ._rules import FOUND
 from ._sample import measure
 from ._table import as_dict, table
 

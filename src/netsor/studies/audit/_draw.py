@@ -7,21 +7,51 @@ from typing import Any
 
 import numpy as np
 
-from ..._style import BLUE, GREY, VERMILLION, new, rendered, styled
+from ..._style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
 from ._found import Found
-from ._quantities import BLOCKS, Quantity
+from ._quantities import BLOCKS, TOGETHER, Quantity
 
 COLOURS = (BLUE, VERMILLION)  # the model, and the second one
+CYCLE = (BLUE, SKY, GREEN, PURPLE, VERMILLION, BLACK, ORANGE)  # kinds of weights
 DASHED = (0, (4.0, 1.6))
 SHORT, LONGEST = 24, 56  # letters of a name: two names fit beside each other, and one fits at all
 
 
 def drawn(audit: Found) -> dict[str, bytes]:
-    """A figure for each quantity of a block, as svg."""
-    names = [q for q in BLOCKS if any(q.name in each.best for each in audit.every)]
+    """A figure for each quantity of a block, as svg; kinds of weights share one."""
+    found = [q for q in BLOCKS if any(q.name in each.best for each in audit.every)]
     with styled(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a name may have letters that the font has not
-        return {quantity.name: rendered(_figure(audit, quantity), "svg")[0] for quantity in names}
+        made = {q.name: rendered(_figure(audit, q), "svg")[0] for q in found if not q.kind}
+        for group in TOGETHER:
+            ratio = group.name.endswith("_ratio")
+            kinds = [q for q in found if q.kind and q.name.endswith("_ratio") == ratio]
+            if kinds:
+                made[group.name] = rendered(_together(audit, group, kinds), "svg")[0]
+        return made
+
+
+def _together(audit: Found, group: Quantity, kinds: list[Quantity]) -> Any:
+    """Medians of several quantities in one figure: a colour each, the second model dotted."""
+    figure = new(2.6 + 0.14 * ((len(kinds) + 3) // 4 + len(audit.every)))
+    axes = figure.subplots()
+    for each, style in zip(audit.every, ("-", ":"), strict=False):
+        for quantity, colour in zip(kinds, CYCLE, strict=False):
+            if quantity.name in each.best:
+                median = each.best.band(quantity.name)[0]
+                blocks = np.arange(1, len(median) + 1)
+                label = quantity.kind if style == "-" else None
+                mark = "." if len(blocks) == 1 else ""
+                axes.plot(blocks, np.where(median > 0, median, np.nan), style, marker=mark, color=colour, label=label)
+    axes.set_yscale("log")
+    for start, _ in audit.stacks[1:]:
+        axes.axvline(start + 0.5, color=GREY, lw=0.5, zorder=0)  # the decoder begins
+    if audit.other is not None:
+        axes.plot([], [], ":", color=GREY, label=_label(audit.other.model.name))
+    axes.set(xlabel="block", ylabel=group.title)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    figure.legend(loc="outside lower center", ncols=4 if audit.other is None else 2)
+    return figure
 
 
 def _figure(audit: Found, quantity: Quantity) -> Any:

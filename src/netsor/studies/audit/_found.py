@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...models import Transformer
+from ._judge import Facts, Finding
 from ._order import band
 from ._quantities import BLOCKS, FINAL
 from ._request import Request, Subject
-from ._rules import Facts, Finding, judged
+from ._rules import judged
 
 Array = npt.NDArray[np.float64]
 

@@ -8,19 +8,21 @@ from .._planning import Planning, planning
 
 MOST_LAYERS = 2000
 OPERATIONS = 40  # of one block, and its quantities
+BACKWARD = 4  # times as many, with gradients
 TRIED = 4e-8, 75.0  # seconds and bytes of a number, when a reduction of weights or logits is tried out
 
 
-def ahead(model: Transformer, tokens: int, infinite: bool) -> Planning:
+def ahead(model: Transformer, tokens: int, infinite: bool, gradients: bool = False) -> Planning:
     """What it takes to write down the quantities of a model on so many tokens, and to plan them."""
     blocks, heads = model.layers + 2.0 * model.decoder_layers, float(model.heads)
     vectors = blocks * tokens * (4 * heads + 8)
     found = planning(OPERATIONS * blocks, vectors, 2 * blocks * heads * tokens**2, infinite)
     tried = tokens * (heads * tokens + (model.vocabulary or 0))
-    return Planning(found.seconds + TRIED[0] * tried, found.bytes + TRIED[1] * tried)
+    times = BACKWARD if gradients else 1
+    return Planning(times * found.seconds + TRIED[0] * tried, times * found.bytes + TRIED[1] * tried)
 
 
-def refuse_large(model: Transformer, tokens: int, infinite: bool) -> None:
+def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: bool = False) -> None:
     """Refuse what could not even be written down as a program, before it is tried."""
     if model.layers + model.decoder_layers > MOST_LAYERS:
         raise ValueError(f"layers={model.layers} of {model.name} must be at most {MOST_LAYERS} for an audit")
@@ -28,8 +30,10 @@ def refuse_large(model: Transformer, tokens: int, infinite: bool) -> None:
     words = "" if model.vocabulary is None else f", vocabulary {model.vocabulary:,}"
     sizes = f"width {model.width:,}, {model.heads:,} heads, hidden {model.hidden:,}{words}"
     what = f"tokens={tokens} of {model.name} ({sizes})"
-    check_memory(max(size, ahead(model, tokens, False).bytes), what, "take fewer tokens, or a smaller model")
+    check_memory(max(size, ahead(model, tokens, False, gradients).bytes), what, "take fewer tokens, or a smaller model")
     if infinite:
         check_memory(
-            ahead(model, tokens, True).bytes, f"{what} at infinite width", "take fewer tokens, or widths='actual'"
+            ahead(model, tokens, True, gradients).bytes,
+            f"{what} at infinite width",
+            "take fewer tokens, or widths='actual'",
         )

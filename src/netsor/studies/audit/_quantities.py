@@ -13,9 +13,37 @@ class Quantity(NamedTuple):
     meaning: str
     log: bool = False  # drawn on a logarithmic axis, if it varies much
     digits: int = 3
+    kind: str = ""  # of weight, for those that are drawn together, a curve for each kind
 
 
-BLOCKS = (
+KINDS = {  # of weights, and which they are
+    "query": "query matrices",
+    "key": "key matrices",
+    "value": "value matrices",
+    "output": "output matrices of attention",
+    "in": "first matrix of the MLP",
+    "gate": "gate matrix of the MLP",
+    "out": "last matrix of the MLP",
+    "embedding": "embedding, and of the logits where these are tied to it",
+    "head": "matrix of the logits",
+}
+
+
+def _gradients(kind: str) -> tuple[Quantity, Quantity]:
+    which = KINDS[kind]
+    return (
+        Quantity(f"grad_{kind}", f"gradient², {kind}", f"|∂L/∂W|² of the {which}", log=True, kind=kind),
+        Quantity(
+            f"grad_{kind}_ratio",
+            f"gradient²/weight², {kind}",
+            f"|∂L/∂W|² of the {which}, over the mean of |W|²",
+            log=True,
+            kind=kind,
+        ),
+    )
+
+
+FORWARD = (
     Quantity(
         "mean_square",
         "mean square of the stream",
@@ -71,6 +99,26 @@ BLOCKS = (
         "of attention, over heads and the rows of tokens that have a choice",
     ),
 )
+# of L, the loss of the first step, or a random readout if there are no logits
+BACKWARD = (
+    Quantity(
+        "grad_mean_square",
+        "mean square of its gradient",
+        "of ∂L/∂x, x the residual stream after the block, over tokens and coordinates",
+        log=True,
+    ),
+    *(q for kind in list(KINDS)[:7] for q in _gradients(kind)),
+)
+BLOCKS = (*FORWARD, *BACKWARD)
+TOGETHER = (  # figures with a curve for each kind
+    Quantity("grad", "squared gradients", "|∂L/∂W|² of the matrices of the block, by kind", log=True),
+    Quantity(
+        "grad_ratio",
+        "squared gradients over squared weights",
+        "|∂L/∂W|² of the matrices of the block over the mean of |W|², by kind",
+        log=True,
+    ),
+)
 FINAL = (
     Quantity("logit_std", "standard deviation of logits", "over the vocabulary and the tokens that predict one"),
     Quantity(
@@ -84,5 +132,11 @@ FINAL = (
         "largest probability",
         "that the untrained model gives to any one token, at a token that predicts one",
     ),
+    Quantity(
+        "grad_input",
+        "gradient at the embeddings",
+        "mean square of ∂L/∂x, x the stream before the first block, over tokens and coordinates",
+    ),
+    *(q for kind in list(KINDS)[7:] for q in _gradients(kind)),
 )
-EVERY = {quantity.name: quantity for quantity in (*BLOCKS, *FINAL)}
+EVERY = {quantity.name: quantity for quantity in (*BLOCKS, *TOGETHER, *FINAL)}

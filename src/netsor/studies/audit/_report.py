@@ -13,10 +13,10 @@ from .._manifest import surroundings, tidy
 from .._page import page, picture
 from ._draw import drawn
 from ._found import Found, Measured
+from ._judge import ABSENT, FOUND, NOT_FOUND, Finding
 from ._quantities import EVERY, FINAL, Quantity
 from ._request import Request
-from ._rules import ABSENT, FOUND, NOT_FOUND, Finding
-from ._table import cell, headline
+from ._table import cell, headline, missing
 
 BODY = """\
 {summary}
@@ -29,7 +29,7 @@ BODY = """\
 </table>
 <p>A rule compares a median over initialisations with its threshold, by an interval of level 1e-4 that assumes nothing
 of the law. Where the threshold is within the interval the verdict is left open, and more draws would settle it.</p>
-<h2>At the output</h2>
+<h2>At the output{both}</h2>
 <table>
 <thead><tr><th>Median, and 5 to 95 % of initialisations</th>{columns}</tr></thead>
 <tbody>
@@ -65,6 +65,7 @@ def _manifest(audit: Found, command: str, out: Path) -> dict[str, Any]:
         "ids": request.ids,
         "draws": request.draws,
         "widths": request.widths,
+        "gradients": request.gradients,
     }
     every = [found for each in audit.every for found in each.measured]
     parts = [
@@ -88,6 +89,7 @@ def _command(request: Request, command: str, out: Path) -> str:
     """The command that does the same, if the models can be named on a command line."""
     words = [*command.split(), *request.words, "--draws", str(request.draws), "--widths", request.widths]
     words += ["--tokens", str(request.tokens)] if request.ids is None else ["--ids", ",".join(map(str, request.ids))]
+    words += ["--gradients"] if request.gradients else []
     return shlex.join([*words, "--seed", str(request.seed), "--out", str(out)])
 
 
@@ -109,7 +111,8 @@ def _report(audit: Found, manifest: dict[str, Any]) -> str:
         models="".join(f"<th>{name}</th>" for name in names),
         findings="\n".join(map(_finding, zip(*(each.findings for each in audit.every), strict=True))),
         columns=columns,
-        output="\n".join(_output(audit, quantity) for quantity in FINAL),
+        both=", and gradients at both ends" if audit.request.gradients else "",
+        output="\n".join(_output(audit, q) for q in FINAL if _shown(audit, q)),
         figures="\n".join(_figure(name, svg) for name, svg in drawn(audit).items()),
         how=how,
     )
@@ -117,8 +120,8 @@ def _report(audit: Found, manifest: dict[str, Any]) -> str:
 
 
 def _summary(audit: Found) -> str:
-    refused = audit.request.refused.get(audit.model)
-    return headline(audit) + ("" if refused is None else f". There is no limit: {refused}")
+    said = {"no limit": "There is no limit", "no gradients at n = ∞": "There are no gradients at infinite width"}
+    return headline(audit) + "".join(f". {said[what]}: {why}" for what, why in missing(audit).items())
 
 
 def _exactly(audit: Found) -> str:
@@ -141,6 +144,11 @@ def _finding(row: tuple[Finding, ...]) -> str:
         f"<tr><td><strong>{first.name}</strong>: {html.escape(first.rule)}<br>"
         f"<small>{html.escape(first.reason)}</small></td>{cells}</tr>"
     )
+
+
+def _shown(audit: Found, quantity: Quantity) -> bool:
+    """Numbers of logits always, gradients where there are some."""
+    return not quantity.name.startswith("grad") or any(quantity.name in each.best for each in audit.every)
 
 
 def _output(audit: Found, quantity: Quantity) -> str:

@@ -23,7 +23,7 @@ from ...language import TraceError
 from ...language._given import shown
 from ...models import Probes, Transformer
 from .._planning import Planning
-from ._large import ahead, refuse_large
+from ._large import BACKWARD, ahead, refuse_large
 
 KINDS = {"actual": (False,), "inf": (True,), "both": (False, True)}  # widths that are infinite, or not
 LEAST = 10  # draws: fewer have no band
@@ -40,6 +40,7 @@ class Subject:
     tokens: int
     ids: tuple[int, ...] | None
     infinite: bool
+    gradients: bool = False
 
     @property
     def widths(self) -> dict[str, float]:
@@ -53,7 +54,8 @@ class Subject:
 
     def probes(self) -> Probes:
         """The program of all that is measured."""
-        return self.model.probes(tokens=self.tokens) if self.ids is None else self.model.probes(ids=self.ids)
+        given = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
+        return self.model.probes(**given, gradients=self.gradients)
 
     @property
     def plan(self) -> Plan:
@@ -72,13 +74,15 @@ class Subject:
         So the draws of a model are the same whatever else is asked, and those of its limit are coupled to them.
         """
         one = dataclasses.replace(self, infinite=False).plan.seconds(1)
-        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, PART_SECONDS / max(one, 1e-9))))))
+        most = PART_SECONDS * (BACKWARD if self.gradients else 1)  # each part is planned anew, and that takes longer
+        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, most / max(one, 1e-9))))))
 
     @property
     def key(self) -> dict[str, Any]:
         """All that its draws depend on, as JSON can hold it; a name is nothing to them."""
         fields = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
         found = {"model": fields, "tokens": self.tokens, "ids": self.ids, "infinite": self.infinite}
+        found |= {"gradients": True} if self.gradients else {}
         plain: dict[str, Any] = json.loads(json.dumps(found))
         return plain
 
@@ -136,6 +140,7 @@ class Request:
     backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
     executor: Executor | None = None  # for the parts, in place of processes here
     progress: Progress = True
+    gradients: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.widths, str) or self.widths not in KINDS:
@@ -144,6 +149,8 @@ class Request:
             raise ValueError(
                 f"progress={shown(self.progress)} must be True, False or a function of (parts done, parts in all)"
             )
+        if not isinstance(self.gradients, bool):
+            raise ValueError(f"gradients={shown(self.gradients)} must be True or False")
         for name, least in (("tokens", 1), ("draws", LEAST), ("seed", 0), ("workers", 1)):
             value = getattr(self, name)
             if value is not None:
@@ -161,12 +168,16 @@ class Request:
             object.__setattr__(self, "tokens", len(ids))
 
         for model in self.models:
-            self.subject(model, False).probes()  # which refuses what it cannot read
-            refuse_large(model, self.tokens, self.widths != "actual")
+            self._subject(model, False, False).probes()  # which refuses what it cannot read
+            refuse_large(model, self.tokens, self.widths != "actual", self.gradients)
 
     def subject(self, model: Transformer, infinite: bool) -> Subject:
-        """A model of it, at one set of widths."""
-        return Subject(model, self.tokens, None if self.ids is None else tuple(self.ids), infinite)
+        """A model of it, at one set of widths; with gradients, if they are asked for and can be had."""
+        wanted = self.gradients and not (infinite and model in self.no_gradients)
+        return self._subject(model, infinite, wanted)
+
+    def _subject(self, model: Transformer, infinite: bool, gradients: bool) -> Subject:
+        return Subject(model, self.tokens, None if self.ids is None else tuple(self.ids), infinite, gradients)
 
     @property
     def models(self) -> tuple[Transformer, ...]:
@@ -186,11 +197,22 @@ class Request:
                 found[model] = plainly(error)
         return found
 
+    @cached_property
+    def no_gradients(self) -> dict[Transformer, str]:
+        """Why there are no gradients of a model at infinite width: the engine cannot do them. Its forward half may be."""
+        found = {}
+        for model in self.models if self.gradients and self.widths != "actual" else ():
+            try:
+                self._subject(model, True, True).plan  # noqa: B018 (it is made here, or refused)
+            except ExactError as error:
+                found[model] = plainly(error)
+        return found
+
     @property
     def planning(self) -> Planning:
         """What it takes to plan all of it, one after the other."""
         kinds = KINDS[self.widths]
-        found = [ahead(model, self.tokens, infinite) for model in self.models for infinite in kinds]
+        found = [ahead(model, self.tokens, infinite, self.gradients) for model in self.models for infinite in kinds]
         return Planning(sum(plan.seconds for plan in found), max(plan.bytes for plan in found))
 
     @property

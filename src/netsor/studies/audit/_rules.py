@@ -1,99 +1,37 @@
-"""Findings: each rule says what it looks at, from where on it is worth a warning, and why.
-
-A rule compares a median over initialisations with a threshold, by an interval that has the median in it (level 1e-4):
-found, not found, or undecided if the threshold is within the interval and more draws are needed.
-"""
+"""Findings: each rule says what it looks at, from where on it is worth a warning, and why."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from ._order import FEWEST, HIGH, LOW, enclosed, needed
+from ._backward import BACKWARD_RULES
+from ._judge import (
+    ABSENT,
+    FOUND,
+    NOT_FOUND,
+    UNDECIDED,
+    Array,
+    Facts,
+    Finding,
+    Rule,
+    Said,
+    above,
+    below,
+    compared,
+    ratio,
+)
+from ._order import FEWEST, HIGH, LOW, enclosed
 from ._quantities import BLOCKS, EVERY
 
-Array = npt.NDArray[np.float64]
-Draws = Mapping[str, Array]
-
-FOUND, NOT_FOUND, UNDECIDED, ABSENT = "found", "not found", "undecided", "not measured"
 ROUNDING = 1e-9  # relative: numbers that are nearer than this are the same
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a rule says of a model."""
-
-    name: str
-    rule: str
-    reason: str
-    measured: str
-    verdict: str
-    value: float | None = None
-    threshold: float | None = None
-
-
-class Facts(NamedTuple):
-    """What the rules look at: draws at the model's own widths (at infinity, if nothing else was asked), and beside."""
-
-    draws: Draws
-    limit: Draws | None  # at infinity, where the first are not
-    distinct: int  # tokens that begin as different vectors
-    uniform_loss: float | None  # ln V
-    stacks: tuple[tuple[int, int], ...]  # first and last block of the network, or of its encoder and its decoder
-
-
-class Said(NamedTuple):
-    """What a rule measured, and its verdict."""
-
-    measured: str
-    verdict: str
-    value: float | None = None
-
-
-class Rule(NamedTuple):
-    """A rule."""
-
-    name: str
-    rule: str
-    threshold: float
-    reason: str
-    judge: Callable[[Facts, float], Said]
-
-
-def above(values: Array, threshold: float) -> str:
-    """Is the median above the threshold?"""
-    low, high = enclosed(values, 0.5)
-    return FOUND if low > threshold else NOT_FOUND if high <= threshold else UNDECIDED
-
-
-def below(values: Array, threshold: float) -> str:
-    """Is the median below the threshold?"""
-    return above(-values, -threshold)
-
-
-def _compared(text: str, is_it: Callable[[Array, float], str], values: Array, threshold: float, value: float) -> Said:
-    """A verdict on a median; where it is open, with how many draws would settle it."""
-    verdict = is_it(values, threshold)
-    if verdict == UNDECIDED:
-        draws = needed(values, threshold)
-        text += "; at the threshold as far as draws can tell" if draws is None else f"; about {draws:,} draws decide"
-    return Said(text, verdict, value)
-
-
-def _ratio(a: Array, b: Array, otherwise: float) -> Array:
-    """a/b; `otherwise` where both are 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where((a == 0) & (b == 0), otherwise, a / b)
 
 
 def _growth(facts: Facts, threshold: float) -> Said:
     square = facts.draws["mean_square"]
-    ratios = [_ratio(square[:, last], square[:, first], 1.0) for first, last in facts.stacks]
+    ratios = [ratio(square[:, last], square[:, first], 1.0) for first, last in facts.stacks]
     most = int(np.argmax([np.median(ratio) for ratio in ratios]))
     first, last = facts.stacks[most]
     middle = float(np.median(ratios[most]))
@@ -101,7 +39,7 @@ def _growth(facts: Facts, threshold: float) -> Said:
         f"mean square {np.median(square[:, first]):.3g} after block {first + 1}, {np.median(square[:, last]):.3g} "
         f"after block {last + 1}: {middle:.3g} times"
     )
-    return _compared(text, above, ratios[most], threshold, middle)
+    return compared(text, above, ratios[most], threshold, middle)
 
 
 def _branches(facts: Facts, threshold: float) -> Said:
@@ -109,7 +47,7 @@ def _branches(facts: Facts, threshold: float) -> Said:
     attention = draws["attention_share"] + draws.get("cross_share", np.zeros(1))
     if not (attention + draws["mlp_share"]).any():
         return Said("neither branch adds anything", ABSENT)
-    part = _ratio(attention, attention + draws["mlp_share"], 0.5)
+    part = ratio(attention, attention + draws["mlp_share"], 0.5)
     lesser = np.minimum(np.median(part, axis=0), 1 - np.median(part, axis=0))
     worst = int(np.argmin(lesser))
     is_attention = bool(np.median(part[:, worst]) < 0.5)
@@ -119,7 +57,7 @@ def _branches(facts: Facts, threshold: float) -> Said:
         f"{worst + 1} {'attention' if is_attention else 'the MLP'} is {lesser[worst]:.2g} of what is added"
     )
     drowned = part[:, worst] if is_attention else 1 - part[:, worst]
-    return _compared(text, below, drowned, threshold, float(lesser[worst]))
+    return compared(text, below, drowned, threshold, float(lesser[worst]))
 
 
 def _rank(facts: Facts, threshold: float) -> Said:
@@ -132,7 +70,7 @@ def _rank(facts: Facts, threshold: float) -> Said:
         f"effective rank {np.median(rank[:, first]):.3g} after block {first + 1}, {np.median(rank[:, last]):.3g} "
         f"after block {last + 1}, of {facts.distinct} tokens; cosine {np.median(facts.draws['cosine'][:, last]):.2g}"
     )
-    return _compared(text, below, free, threshold, float(np.median(free)))
+    return compared(text, below, free, threshold, float(np.median(free)))
 
 
 def _entropy(facts: Facts, threshold: float) -> Said:
@@ -143,7 +81,7 @@ def _entropy(facts: Facts, threshold: float) -> Said:
         f"{medians[worst]:.3g} of uniform in block {worst + 1}, the lowest; scores have a standard deviation of "
         f"{np.median(facts.draws['score_std'][:, worst]):.3g} there"
     )
-    return _compared(text, below, entropy[:, worst], threshold, float(medians[worst]))
+    return compared(text, below, entropy[:, worst], threshold, float(medians[worst]))
 
 
 def _loss(facts: Facts, threshold: float) -> Said:
@@ -155,13 +93,13 @@ def _loss(facts: Facts, threshold: float) -> Said:
         f"first loss {np.median(facts.draws['loss']):.4g}, which is ln V {middle:+.3g}; logits have a standard "
         f"deviation of {np.median(facts.draws['logit_std']):.3g}"
     )
-    return _compared(text, above, excess, threshold, middle)
+    return compared(text, above, excess, threshold, middle)
 
 
 def _limit(facts: Facts, threshold: float) -> Said:
     if facts.limit is None:
         return Said("only one of the two widths was measured", ABSENT)
-    names = [q.name for q in BLOCKS if q.name in facts.draws]
+    names = [q.name for q in BLOCKS if q.name in facts.draws and q.name in facts.limit]
     outside, doubtful, worst = 0, 0, (0.0, "")
     columns = [(name, i) for name in names for i in range(facts.draws[name].shape[1])]
     for name, i in columns:
@@ -239,6 +177,7 @@ RULES = (
         "Where the limit is outside the band, a theory of infinite width does not describe this model.",
         _limit,
     ),
+    *BACKWARD_RULES,
 )
 
 

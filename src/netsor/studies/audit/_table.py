@@ -31,8 +31,15 @@ def headline(audit: Found) -> str:
 
 
 def _no_limit(audit: Found) -> list[str]:
-    refused = audit.request.refused.get(audit.model)
-    return [] if refused is None else [f"no limit: {refused}"]
+    return [f"{what}: {why}" for what, why in missing(audit).items()]
+
+
+def missing(audit: Found) -> dict[str, str]:
+    """What there is not of a model, each with why, in a line: its limit, or the gradients of that."""
+    model, request = audit.model, audit.request
+    if model in request.refused:
+        return {"no limit": request.refused[model]}
+    return {"no gradients at n = ∞": request.no_gradients[model]} if model in request.no_gradients else {}
 
 
 def _blocks(audit: Found) -> list[str]:
@@ -43,18 +50,22 @@ def _blocks(audit: Found) -> list[str]:
     for quantity in BLOCKS:
         if quantity.name in audit.best:
             cells = [cell(audit.best, quantity.name, i) for i in chosen]
-            rows.append(
-                [quantity.title, *cells, *([] if beside is None else [cell(beside, quantity.name, chosen[-1])])]
-            )
+            there = [] if beside is None else [_there(beside, quantity.name, chosen[-1])]
+            rows.append([quantity.title, *cells, *there])
     sizes = [NAME, *(max(map(len, column)) for column in list(zip(*rows, strict=True))[1:])]
     return ["  ".join(f"{word:{size}}" for word, size in zip(row, sizes, strict=True)).rstrip() for row in rows]
 
 
+def _there(found: Measured, name: str, block: int) -> str:
+    return cell(found, name, block) if name in found else "none"
+
+
 def _output(audit: Found) -> list[str]:
-    known = [q for q in FINAL if q.name in audit.best]
-    return [
-        f"{q.title:{NAME}}  " + "   ∞: ".join(cell(found, q.name, None) for found in audit.measured) for q in known
-    ] or ["no logits"]
+    lines = [] if audit.model.vocabulary else ["no logits"]
+    for q in FINAL:
+        cells = [cell(found, q.name, None) for found in audit.measured if q.name in found]
+        lines += [f"{q.title:{NAME}}  " + "   ∞: ".join(cells)] if cells else []
+    return lines
 
 
 def cell(found: Measured, name: str, block: int | None) -> str:
@@ -91,6 +102,8 @@ def _object(audit: Found) -> dict[str, Any]:
         made["no_limit"] = audit.request.refused[audit.model]
     elif audit.limit is not None and audit.limit is not audit.best:
         made["limit"] = {"status": audit.limit.subject.status, **_summaries(audit.limit)}
+    if audit.model in audit.request.no_gradients:
+        made["no_gradients"] = audit.request.no_gradients[audit.model]
     return made
 
 
@@ -99,7 +112,8 @@ def _summaries(found: Measured) -> dict[str, Any]:
     bands = {q.name: found.band(q.name) for q in (*BLOCKS, *FINAL) if q.name in found}
     names = [q.name for q in BLOCKS if q.name in bands]
     layers = [{name: _three(*(v[i] for v in bands[name])) for name in names} for i in range(len(bands[names[0]][0]))]
-    return {"layers": layers, "final": {q.name: _three(*bands[q.name]) if q.name in bands else None for q in FINAL}}
+    shown = [q.name for q in FINAL if q.name in bands or not q.name.startswith("grad")]
+    return {"layers": layers, "final": {name: _three(*bands[name]) if name in bands else None for name in shown}}
 
 
 def _three(*values: Any) -> dict[str, float]:
