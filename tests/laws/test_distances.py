@@ -96,9 +96,9 @@ def test_the_papers_estimator_as_it_is_defined():
 
 def test_distances_are_between_laws_of_one_variable():
     joint = ns.Program(ns.gaussian(ns.Width("n"), 2)).law(n=3, draws=100)
-    with pytest.raises(TypeError, match=r"between joint laws.*got <Mixture.*take an entry, law\[i\]"):
+    with pytest.raises(ns.LawError, match=r"between joint laws.*got <Mixture.*take an entry, law\[i\]"):
         ns.kl(joint, gaussian(1.0))
-    with pytest.raises(TypeError, match=r"between laws of one variable, got <Joint.*take one, law\[i\]"):
+    with pytest.raises(ns.LawError, match=r"between laws of one variable, got <Joint.*take one, law\[i\]"):
         ns.total_variation(joint, gaussian(1.0))
 
 
@@ -144,5 +144,5 @@ def test_an_infinite_density_is_refused(law):
 
 
 def test_what_has_a_law_is_no_law():
-    with pytest.raises(TypeError, match="got Program; ask for its law first"):
+    with pytest.raises(ns.LawError, match="got Program; ask for its law first"):
         ns.kl(ns.paper.layer(), gaussian(1.0))

@@ -128,6 +128,33 @@ def test_points_of_any_shape(law):
             law.moment(order)
 
 
+WRONG = {
+    "quantile": lambda law: law.ppf(1.5),
+    "order": lambda law: law.moment(-1),
+    "size": lambda law: law.rvs(-1),
+    "points": lambda law: law.pdf("x"),
+    "density": lambda law: ns.Mixture(0.0, 0.0, ORIGIN).pdf(0.0),
+    "means": lambda law: ns.Mixture(np.nan, 1.0, ORIGIN),
+    "bandwidth": lambda law: ns.Empirical([0.0, 1.0], bandwidth=-1.0),
+    "other": lambda law: ns.kl(law, "x"),
+    "no mean": lambda law: ns.wasserstein1(law, stats.cauchy()),
+    "joint": lambda law: ns.kl(law, ns.Joint(np.zeros((1, 2)), np.eye(2)[None], ORIGIN)),
+    "singular": lambda law: ns.Joint(np.zeros((1, 2)), np.ones((1, 2, 2)), ORIGIN).pdf([0.0, 0.0]),
+    "entries": lambda law: ns.Joint(np.zeros((1, 2)), np.eye(2)[None], ORIGIN).marginal([2]),
+    "observed": lambda law: ns.Joint(np.zeros((1, 2)), np.eye(2)[None], ORIGIN).condition({}),
+    "file": lambda law: ns.load(__file__),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_laws_refuse_by_an_error_of_their_own(wrong):
+    """It is a ValueError, names the line that asked, and is none of a program's."""
+    with pytest.raises(ns.LawError, match=r": .* \(at .*test_laws\.py:\d+: ") as caught:
+        WRONG[wrong](ns.Mixture(0.0, [1.0, 2.0], ORIGIN))
+    assert isinstance(caught.value, ValueError)
+    assert not isinstance(caught.value, ns.TraceError)
+
+
 def test_laws_describe_themselves(law):
     assert type(law).__name__ in repr(law)
     assert law.method in repr(law)

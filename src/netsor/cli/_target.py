@@ -15,8 +15,9 @@ from typing import Any
 
 import click
 
-from .. import Program, TraceError
+from .. import Program
 from ..language._graph import ordered, widths_of
+from ..language._where import PlacedError
 from ._numbers import LARGEST, WIDTH, shown
 
 OURS = Path(click.__file__).parent  # the caller of a command
@@ -118,7 +119,7 @@ def said(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except Exception:  # its __str__ is somebody else's
         text = ""
-    if isinstance(error, TraceError) and Path(error.where.file).is_relative_to(OURS):
+    if isinstance(error, PlacedError) and Path(error.where.file).is_relative_to(OURS):
         text = error.plain  # no line of the user's is to blame
     if isinstance(error, SystemExit):
         return f"it ends the process (sys.exit({text}))"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._where import TraceError, TraceIndexError
+from ._where import PlacedError, TraceError, TraceIndexError
 
 Shape = tuple[int, ...]
 
@@ -95,6 +95,7 @@ def real(
     least: float = -math.inf,
     above: float = -math.inf,
     most: float = math.inf,
+    error: type[PlacedError] = TraceError,
 ) -> float:
     """One finite number, within bounds."""
     number = as_number(argument)
@@ -102,7 +103,7 @@ def real(
         allowed = "a finite number"
         allowed += f", {least:g} or more" if least > -math.inf else f" above {above:g}" if above > -math.inf else ""
         allowed += f" and at most {most:g}" if most < math.inf else ""
-        raise TraceError(operation, f"{name}={shown(argument)} must be {allowed}")
+        raise error(operation, f"{name}={shown(argument)} must be {allowed}")
     return number
 
 
@@ -116,12 +117,12 @@ def scale(argument: Any, name: str, operation: str, remedy: str = "") -> float:
     return number
 
 
-def whole(argument: Any, name: str, operation: str, least: int = 1) -> int:
+def whole(argument: Any, name: str, operation: str, least: int = 1, error: type[PlacedError] = TraceError) -> int:
     """One integer, from the least to the largest that counts."""
     number = as_whole(argument)
     if number is None or not least <= number < LARGEST:
         allowed = "a positive integer" if least == 1 else f"an integer, {least} or more"
-        raise TraceError(operation, f"{name}={shown(argument)} must be {allowed}{_below(number)}")
+        raise error(operation, f"{name}={shown(argument)} must be {allowed}{_below(number)}")
     return number
 
 
@@ -129,22 +130,22 @@ def _below(number: int | None) -> str:
     return " below 2^53" if number is not None and number >= LARGEST else ""
 
 
-def numbers(argument: Any, operation: str, name: str = "") -> npt.NDArray[np.float64]:
+def numbers(
+    argument: Any, operation: str, name: str = "", error: type[PlacedError] = TraceError
+) -> npt.NDArray[np.float64]:
     """An array of finite numbers. Without a name it is the operand of an operator, where a value could stand too."""
     array = as_floats(argument)
     if array is None:
         if name:
-            raise TraceError(operation, f"{name}={shown(argument)} must be a real number or an array of them")
-        raise TraceError(operation, f"needs a netsor value or real numbers, got {shown(argument)}")
+            raise error(operation, f"{name}={shown(argument)} must be a real number or an array of them")
+        raise error(operation, f"needs a netsor value or real numbers, got {shown(argument)}")
     given = f"{name}: " if name else ""
     if not np.isfinite(array).all():
-        raise TraceError(operation, f"{given}numbers must be finite, got {shown(argument)}")
+        raise error(operation, f"{given}numbers must be finite, got {shown(argument)}")
     if array.size == 0:
-        raise TraceError(
-            operation, f"{given}an empty array of shape {array.shape} was given; it needs a number or more"
-        )
+        raise error(operation, f"{given}an empty array of shape {array.shape} was given; it needs a number or more")
     if array.ndim > AXES:
-        raise TraceError(operation, f"{given}an array of {array.ndim} axes was given; at most {AXES} are allowed")
+        raise error(operation, f"{given}an array of {array.ndim} axes was given; at most {AXES} are allowed")
     return array
 
 

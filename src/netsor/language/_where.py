@@ -8,6 +8,8 @@ import sys
 from contextlib import suppress
 from typing import NamedTuple
 
+OWN = ("netsor", "functools")  # modules whose lines are not the user's: functools calls our cached properties
+
 
 class Where(NamedTuple):
     """A line of the user's code."""
@@ -26,18 +28,22 @@ class Where(NamedTuple):
 def user_line() -> Where:
     """The innermost line on the call stack that is not netsor's own."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "netsor":
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in OWN:
         frame = frame.f_back
     return Where(frame.f_code.co_filename, frame.f_lineno)
 
 
-class TraceError(ValueError):
-    """A program that cannot be written: names the operation, what was given, what is allowed, and the line."""
+class PlacedError(ValueError):
+    """What is refused: names the operation, what was given, what is allowed, and the line."""
 
     def __init__(self, operation: str, problem: str) -> None:
         self.where = user_line()
         self.plain = f"{operation}: {problem}"  # without the place, for those who have a better one
         super().__init__(f"{self.plain} (at {self.where})")
+
+
+class TraceError(PlacedError):
+    """A program that cannot be written: names the operation, what was given, what is allowed, and the line."""
 
 
 class TraceIndexError(TraceError, IndexError):

@@ -7,6 +7,7 @@ from ._head_sum import head_sum
 from ._heads import HeadSum
 from ._joint import Joint
 from ._law import Law
+from ._law_error import LawError
 from ._mixture import Mixture
 from ._origin import Origin
 from ._plot_several import plot
@@ -19,6 +20,7 @@ __all__ = [
     "HeadSum",
     "Joint",
     "Law",
+    "LawError",
     "Mixture",
     "Origin",
     "distances",

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..language._given import numbers
-from ..language._where import TraceError
 from ._estimate import Array
 from ._gaussians import MANY, Blocks, Gaussians, binned, compress, merged
-from ._given import LARGEST, checked_weights
+from ._given import LARGEST, checked_weights, numbers
+from ._law_error import LawError
 from ._replicas import BLOCKS, Replicas, Replicated, block_labels
 
 JUMPS = 2**14  # draws at which a distribution function is seen to jump: of more, so many quantiles
@@ -43,16 +42,14 @@ class Components:
     ) -> None:
         means, variances = numbers(mean, "Mixture", "mean"), numbers(var, "Mixture", "var")
         if max(means.ndim, variances.ndim) > 1 or len({a.size for a in (means, variances) if a.size != 1}) > 1:
-            raise TraceError(
-                "Mixture", f"mean and var of shape {means.shape} and {variances.shape} must be (replicas,)"
-            )
+            raise LawError("Mixture", f"mean and var of shape {means.shape} and {variances.shape} must be (replicas,)")
         if (variances < 0).any():
-            raise TraceError("Mixture", f"var has {variances.min():g}; variances must be 0 or more")
+            raise LawError("Mixture", f"var has {variances.min():g}; variances must be 0 or more")
         if np.abs(means).max() > LARGEST or variances.max() > LARGEST**2:
-            raise TraceError("Mixture", f"mean must be below {LARGEST:g} in size, var below {LARGEST**2:g}")
+            raise LawError("Mixture", f"mean must be below {LARGEST:g} in size, var below {LARGEST**2:g}")
         self.component_mean, self.component_var = np.broadcast_arrays(np.atleast_1d(means), np.atleast_1d(variances))
         if weight is not None and count is not None:
-            raise TraceError("Mixture", "weight and count cannot both be given: weights follow from counts")
+            raise LawError("Mixture", "weight and count cannot both be given: weights follow from counts")
         share, name = (weight, "weight") if count is None else (count, "count")
         self.weight = checked_weights(share, len(self.component_mean), "Mixture", name)
         self.count = None if count is None else numbers(count, "Mixture", "count")

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from ..language._given import as_number, as_whole, numbers, shown
-from ..language._where import TraceError
+from ..language._given import as_number, as_whole, shown
 from ._estimate import Array, Estimate, combined
-from ._given import LARGEST
+from ._given import LARGEST, numbers
+from ._law_error import LawError
 from ._origin import Origin
 from ._replicas import average
 
@@ -75,7 +75,7 @@ def _root(cov: Array, tau: Array, noise: npt.ArrayLike) -> Array:
         root = np.zeros_like(inner)
     size = np.sqrt(np.diagonal(inner, axis1=1, axis2=2))
     if (np.diagonal(root, axis1=1, axis2=2) <= 1e-7 * size).any():
-        raise TraceError(
+        raise LawError(
             "condition",
             "what was observed is determined by the rest in some replicas, so the data have no density; "
             f"give noise above 0, got noise={shown(noise)}",
@@ -101,24 +101,24 @@ def _checked(
     dim: int, observed: Mapping[int, float], noise: npt.ArrayLike
 ) -> tuple[npt.NDArray[np.intp], Array, Array]:
     if not isinstance(observed, Mapping) or not observed:
-        raise TraceError("condition", f"observed={shown(observed)} must be a mapping {{entry: value}}, not empty")
+        raise LawError("condition", f"observed={shown(observed)} must be a mapping {{entry: value}}, not empty")
     values, places = [], []
     for entry, value in observed.items():
         place, number = as_whole(entry), as_number(value)
         if place is None or not -dim <= place < dim:
-            raise TraceError("condition", f"observed: entry {shown(entry)} must be an integer from 0 to {dim - 1}")
+            raise LawError("condition", f"observed: entry {shown(entry)} must be an integer from 0 to {dim - 1}")
         if number is None or not abs(number) <= LARGEST:
-            raise TraceError(
+            raise LawError(
                 "condition",
                 f"observed: the value {shown(value)} of entry {place} must be a finite number, at most {LARGEST:g}",
             )
         places.append(place % dim)
         values.append(number)
     if len(set(places)) < len(places):
-        raise TraceError("condition", f"observed={shown(observed)} names an entry twice")
+        raise LawError("condition", f"observed={shown(observed)} names an entry twice")
     tau = numbers(noise, "condition", "noise")
     if tau.shape not in ((), (len(places),)) or (tau < 0).any() or tau.max() > LARGEST:
-        raise TraceError(
+        raise LawError(
             "condition", f"noise={shown(noise)} must be a standard deviation, 0 or more, or one for each value"
         )
     return np.array(places, dtype=np.intp), np.array(values), np.broadcast_to(tau, (len(places),)).copy()

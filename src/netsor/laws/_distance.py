@@ -17,17 +17,18 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from ..language._given import numbers, shown
-from ..language._where import TraceError
+from ..language._given import shown
 from ._difference import Cells
 from ._empirical import Empirical
 from ._estimate import Array, Estimate, combined
 from ._foreign import as_joint, as_law
+from ._given import numbers
 from ._grid import coarser, integrated, resolved
 from ._heads import HeadSum
 from ._joint import Joint
 from ._joint_kl import joint_kl
 from ._law import Law
+from ._law_error import LawError
 from ._mixture import Mixture
 from ._replicas import Replicated
 from ._resample import bootstrap, jackknife
@@ -83,7 +84,7 @@ def _checked_names(names: Any) -> list[str]:
     """Some of the distances, by name."""
     listed = isinstance(names, list | tuple) and len(names) > 0
     if not listed or not all(isinstance(name, str) and name in NAMES for name in names):
-        raise TraceError("distances", f"names={shown(names)} must be a list of some of {', '.join(NAMES)}")
+        raise LawError("distances", f"names={shown(names)} must be a list of some of {', '.join(NAMES)}")
     return list(names)
 
 
@@ -99,7 +100,7 @@ class _Pair:
         if name == "wasserstein1":
             for law in (self.p, self.q):
                 if not math.isfinite(law.mean()):
-                    raise ValueError(f"wasserstein1: {law!r} has no mean, and so is at no finite distance")
+                    raise LawError("wasserstein1", f"{law!r} has no mean, and so is at no finite distance")
         steps = name in ("wasserstein1", "kolmogorov")  # distribution functions, which draws have without kernels
         value, error = self._difference(name) if steps else self._with_kernels._smooth(name)
         smoothed = any(law.kernel if steps else law._dense(2.0) is not law for law in (self.p, self.q))
@@ -303,7 +304,7 @@ def paper_kl(
         grid = np.linspace(min(a.draws[0], b.draws[0]), max(a.draws[-1], b.draws[-1]), 500)
     y = numbers(grid, "paper_kl", "grid")
     if y.ndim != 1 or y.size < 2 or not (np.diff(y) > 0).all():
-        raise TraceError("paper_kl", f"grid={shown(grid)} must be two or more points, each above the one before")
+        raise LawError("paper_kl", f"grid={shown(grid)} must be two or more points, each above the one before")
     f, g = (law.pdf(y) + 1e-12 for law in (a, b))
     f, g = f / np.trapezoid(f, y), g / np.trapezoid(g, y)
     return float(np.trapezoid(f * np.log(f / g), y))

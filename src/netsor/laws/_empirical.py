@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from ..language._given import real
 from ._cf import mixture_cf
 from ._estimate import Array, Estimate, combined
 from ._gaussians import normal_moment
-from ._given import LARGEST, checked_draws
+from ._given import LARGEST, checked_draws, real
 from ._law import Law
 from ._mixture import Mixture, gaussian_like
 from ._origin import Origin

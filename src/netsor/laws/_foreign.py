@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ..language._given import numbers, shown
+from ..language._given import shown
 from ._described import Described
 from ._estimate import Array, Estimate
-from ._given import checked_draws
+from ._given import checked_draws, numbers
 from ._joint import Joint
 from ._law import Law
+from ._law_error import LawError
 from ._mixture import Mixture, gaussian_like
 from ._origin import Origin
 
@@ -22,20 +23,21 @@ def as_law(other: Any) -> Law:
     if isinstance(other, Law):
         return other
     if isinstance(other, Described):
-        raise TypeError(
-            f"this distance is between laws of one variable, got {shown(other)}; of a joint law take one, law[i]"
+        raise LawError(
+            "distance", f"is between laws of one variable, got {shown(other)}; of a joint law take one, law[i]"
         )
     if all(hasattr(other, name) for name in ("pdf", "cdf", "sf", "rvs")) and not isinstance(other, np.ndarray):
         return Frozen(other)
     if hasattr(other, "pmf"):
-        raise TypeError(f"{shown(other)} is discrete; a distance needs a law with a density, or an array of draws")
+        raise LawError("distance", f"{shown(other)} is discrete; it needs a law with a density, or an array of draws")
     if isinstance(other, np.ndarray | list | tuple):
         draws = checked_draws(other)
         return Mixture(draws, 0.0, Origin("estimated", f"{draws.size} draws"))
     hint = "; ask for its law first, net.law(n=…)" if hasattr(other, "law") else ""
-    raise TypeError(
+    raise LawError(
+        "a law is needed",
         "what is compared or drawn are laws, frozen distributions of scipy.stats and arrays of draws, "
-        f"got {type(other).__name__}{hint}"
+        f"got {type(other).__name__}{hint}",
     )
 
 
@@ -50,12 +52,13 @@ def as_joint(other: Any, dim: int, operation: str) -> Joint:
         cov = np.zeros((*draws.shape, draws.shape[1]))
         law = Joint(draws, cov, Origin("estimated", f"{len(draws)} draws"))
     else:
-        raise TypeError(
-            f"{operation}: is between joint laws, frozen scipy.stats.multivariate_normal and arrays (draws, entries), "
-            f"got {shown(other)}; for one variable take an entry, law[i]"
+        raise LawError(
+            operation,
+            "is between joint laws, frozen scipy.stats.multivariate_normal and arrays (draws, entries), "
+            f"got {shown(other)}; for one variable take an entry, law[i]",
         )
     if law.dim != dim:
-        raise ValueError(f"{operation}: joint laws of {dim} and {law.dim} entries; take marginals")
+        raise LawError(operation, f"joint laws of {dim} and {law.dim} entries; take marginals")
     return law
 
 
@@ -73,8 +76,10 @@ class Frozen(Law):
         except OverflowError:  # some say so, and some return infinity
             value = np.full(len(y), np.inf)
         if not np.isfinite(value).all():
-            raise ValueError(
-                f"{self.method} has an infinite density somewhere; a distance needs a bounded one, or an array of draws"
+            raise LawError(
+                "density",
+                f"{self.method} has an infinite density somewhere; a distance needs a bounded one, "
+                "or an array of draws",
             )
         return Estimate(value, np.zeros(len(y)))
 

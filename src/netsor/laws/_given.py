@@ -6,15 +6,20 @@ The words are those of `language._given`: the argument, its value, and what is a
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..language._given import AXES, NUMBERS, as_floats, as_whole, numbers, shown, whole
-from ..language._where import TraceError
+from ..language import _given as given
+from ..language._given import AXES, NUMBERS, as_floats, as_whole, shown
+from ._law_error import LawError
 from ._origin import Origin
 
+numbers = partial(given.numbers, error=LawError)
+real = partial(given.real, error=LawError)
+whole = partial(given.whole, error=LawError)
 Array = npt.NDArray[np.float64]
 LARGEST = 1e150  # of a mean, a draw or a standard deviation: its square is a double
 HIGHEST = 300  # order of a moment: above, E[Z^k] of a standard normal Z is no double
@@ -25,22 +30,22 @@ def points(argument: Any, name: str, operation: str) -> Array:
     """Real numbers of any shape, infinite ones and NaN too."""
     found = as_floats(argument)
     if found is None:
-        raise TraceError(operation, f"{name}={shown(argument)} must be a real number or an array of them")
+        raise LawError(operation, f"{name}={shown(argument)} must be a real number or an array of them")
     return found
 
 
 def checked_draws(argument: Any) -> Array:
     """Draws, two or more and not all alike."""
     if np.ma.is_masked(argument):
-        raise TraceError("draws", "must not be masked: take draws.compressed()")
+        raise LawError("draws", "must not be masked: take draws.compressed()")
     found = as_floats(argument)
     if found is None:
-        raise TraceError("draws", f"{shown(argument)} must be real numbers")
+        raise LawError("draws", f"{shown(argument)} must be real numbers")
     found = found.ravel()
     if found.size < 2 or not np.isfinite(found).all() or found.min() == found.max():
-        raise TraceError("draws", f"{shown(argument)} must be at least two finite numbers, not all alike")
+        raise LawError("draws", f"{shown(argument)} must be at least two finite numbers, not all alike")
     if np.abs(found).max() > LARGEST:
-        raise TraceError("draws", f"{shown(argument)} must be below {LARGEST:g} in size")
+        raise LawError("draws", f"{shown(argument)} must be below {LARGEST:g} in size")
     return found
 
 
@@ -50,7 +55,7 @@ def checked_weights(argument: Any, count: int, operation: str, name: str = "weig
         return None
     w = numbers(argument, operation, name)
     if w.shape != (count,) or (w < 0).any() or not w.any():
-        raise TraceError(operation, f"{name}={shown(argument)} must be {count} finite numbers, 0 or more and not all 0")
+        raise LawError(operation, f"{name}={shown(argument)} must be {count} finite numbers, 0 or more and not all 0")
     w = w if w.max() < LARGEST else w / w.max()
     total = float(w.sum())
     return w if abs(total - 1) < 1e-12 else np.asarray(w / total)  # a copy keeps every digit
@@ -59,7 +64,7 @@ def checked_weights(argument: Any, count: int, operation: str, name: str = "weig
 def checked_origin(argument: Any, operation: str) -> Origin:
     """How a law was obtained."""
     if not isinstance(argument, Origin):
-        raise TraceError(operation, f"origin={shown(argument)} must be an Origin(status, method)")
+        raise LawError(operation, f"origin={shown(argument)} must be an Origin(status, method)")
     return argument
 
 
@@ -67,7 +72,7 @@ def checked_heads(argument: Any, operation: str) -> int:
     """A number of heads, however large."""
     heads = as_whole(argument)
     if heads is None or not 0 < heads < HEADS:
-        raise TraceError(
+        raise LawError(
             operation, f"heads={shown(argument)} must be a positive integer below 2^63; beyond, infinite_heads()"
         )
     return heads
@@ -80,7 +85,7 @@ def checked_shape(argument: Any, operation: str) -> tuple[int, ...]:
     sizes = [as_whole(size) for size in (argument if isinstance(argument, tuple | list) else (argument,))]
     shape = tuple(size for size in sizes if size is not None and 0 <= size <= NUMBERS)
     if len(shape) < len(sizes) or len(shape) > AXES or math.prod(shape) > NUMBERS:
-        raise TraceError(
+        raise LawError(
             operation, f"size={shown(argument)} must be an integer from 0 to {NUMBERS:,}, or a tuple of at most {AXES}"
         )
     return shape
@@ -90,7 +95,7 @@ def checked_generator(argument: Any, operation: str) -> np.random.Generator:
     """The random numbers of a seed: an integer, or None for others each time."""
     seed = as_whole(argument)
     if argument is not None and (seed is None or seed < 0):
-        raise TraceError(operation, f"seed={shown(argument)} must be an integer, 0 or more, or None")
+        raise LawError(operation, f"seed={shown(argument)} must be an integer, 0 or more, or None")
     return np.random.default_rng(seed)
 
 
@@ -98,7 +103,7 @@ def checked_order(argument: Any) -> int:
     """The order of a moment."""
     order = whole(argument, "order", "moment", least=0)
     if order > HIGHEST:
-        raise TraceError(
+        raise LawError(
             "moment", f"order={argument!r} must be at most {HIGHEST}: above, a normal's own moment is no double"
         )
     return order
@@ -109,5 +114,5 @@ def levels(argument: Any, operation: str) -> Array:
     found = points(argument, "q", operation)
     bad = (found < 0) | (found > 1)
     if bad.any():
-        raise TraceError(operation, f"q={found[bad].ravel()[0]:g} must be between 0 and 1")
+        raise LawError(operation, f"q={found[bad].ravel()[0]:g} must be between 0 and 1")
     return found

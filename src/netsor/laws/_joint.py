@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..language._given import SCALE, as_whole, numbers, shown
-from ..language._where import TraceError, TraceIndexError
+from ..language._given import SCALE, as_whole, shown
 from ._condition import conditioned
 from ._described import Described
 from ._estimate import Array, Estimate, combined
-from ._given import LARGEST, checked_generator, checked_origin, checked_shape, checked_weights, points
+from ._given import LARGEST, checked_generator, checked_origin, checked_shape, checked_weights, numbers, points
+from ._law_error import LawError
 from ._mixture import CONSTANT, Mixture
 from ._normals import Normals
 from ._origin import Origin
@@ -45,14 +45,14 @@ class Joint(Described):
         shape = (*self.component_mean.shape, *self.component_mean.shape[-1:])
         if self.component_mean.ndim != 2 or not self.component_mean.size or self.component_cov.shape != shape:
             found = f"{self.component_mean.shape} and {self.component_cov.shape}"
-            raise TraceError("Joint", f"mean and cov of shape {found} must be (replicas, k) and (replicas, k, k)")
+            raise LawError("Joint", f"mean and cov of shape {found} must be (replicas, k) and (replicas, k, k)")
         # of the largest and the least number: an array of sizes would be as large as the covariances themselves
         largest_mean, largest_cov = (max(a.max(), -a.min()) for a in (self.component_mean, self.component_cov))
         if largest_mean > LARGEST or largest_cov > LARGEST**2:
-            raise TraceError("Joint", f"mean must be below {LARGEST:g} in size, cov below {LARGEST**2:g}")
+            raise LawError("Joint", f"mean must be below {LARGEST:g} in size, cov below {LARGEST**2:g}")
         smallest = np.diagonal(self.component_cov, axis1=1, axis2=2).min()
         if smallest < -1e-9 * largest_cov:  # conditioning leaves rounding errors of a 0
-            raise TraceError("Joint", "cov has a variance below 0; covariances must be positive semidefinite")
+            raise LawError("Joint", "cov has a variance below 0; covariances must be positive semidefinite")
         self.weight = checked_weights(weight, len(self.component_mean), "Joint")
         self.origin = checked_origin(origin, "Joint")
         self.log_evidence = log_evidence  # of the data it was conditioned on
@@ -97,9 +97,9 @@ class Joint(Described):
         """The joint law of some of the entries."""
         several = np.atleast_1d(points(entries, "entries", "marginal"))
         if several.ndim != 1 or not several.size or not np.isfinite(several).all() or (several % 1).any():
-            raise TraceError("marginal", f"entries={shown(entries)} must be integers")
+            raise LawError("marginal", f"entries={shown(entries)} must be integers")
         if (several < -self.dim).any() or (several >= self.dim).any():
-            raise TraceIndexError("marginal", f"entries={shown(entries)} must be from 0 to {self.dim - 1}")
+            raise LawError("marginal", f"entries={shown(entries)} must be from 0 to {self.dim - 1}")
         chosen = several.astype(np.intp)
         cov = self.component_cov[:, chosen[:, None], chosen]
         return Joint(self.component_mean[:, chosen], cov, self.origin, self.weight, self.log_evidence)
@@ -108,9 +108,9 @@ class Joint(Described):
         """The law of a linear combination of the entries; of several, the rows of a matrix, their joint law."""
         w = numbers(weights, "combination", "weights")
         if w.ndim not in (1, 2) or w.shape[-1] != self.dim:
-            raise TraceError("combination", f"weights of shape {w.shape} must be ({self.dim},), or (m, {self.dim})")
+            raise LawError("combination", f"weights of shape {w.shape} must be ({self.dim},), or (m, {self.dim})")
         if np.abs(w).max() > SCALE:
-            raise TraceError("combination", f"weights={shown(weights)} must be at most {SCALE:g} in size")
+            raise LawError("combination", f"weights={shown(weights)} must be at most {SCALE:g} in size")
         if w.ndim == 2:
             cov = w @ self.component_cov @ w.T
             return Joint(self.component_mean @ w.T, cov, self.origin, self.weight, self.log_evidence)
@@ -203,14 +203,14 @@ class Joint(Described):
     def _at(self, name: str, y: npt.ArrayLike) -> Array:
         at = points(y, "y", name)
         if at.ndim == 0 or at.shape[-1] != self.dim:
-            raise TraceError(name, f"y of shape {at.shape} must have {self.dim} entries along the last axis")
+            raise LawError(name, f"y of shape {at.shape} must have {self.dim} entries along the last axis")
         return at
 
     def _corner(self, name: str, given: npt.ArrayLike) -> Array:
         """A corner of a rectangle: a number for each entry, or one for all."""
         corner = points(given, name, "cdf")
         if corner.shape not in ((), (1,), (self.dim,)):
-            raise TraceError("cdf", f"{name} of shape {corner.shape} must be a number, or ({self.dim},)")
+            raise LawError("cdf", f"{name} of shape {corner.shape} must be a number, or ({self.dim},)")
         return np.broadcast_to(corner, (self.dim,))
 
     def rvs(self, size: int | tuple[int, ...] | None = None, seed: int | None = None) -> Array:
@@ -309,7 +309,7 @@ class JointWithError:
         law = self._law
         upper, low = law._corner("y", y), law._corner("lower", -math.inf if lower is None else lower)
         if not (low <= upper).all():
-            raise TraceError("cdf", f"lower={shown(lower)} must be at most y={shown(y)}, in every entry")
+            raise LawError("cdf", f"lower={shown(lower)} must be at most y={shown(y)}, in every entry")
         found = law._normals.rectangle(low, upper)
         doubt = 0.0
         if law.origin.quadrature_error > 1e-14:

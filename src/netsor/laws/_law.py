@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..language._given import as_number, shown
-from ..language._where import TraceError
 from ._described import Described
 from ._estimate import Array, Estimate, combined
 from ._given import checked_generator, checked_order, checked_shape, levels
 from ._grid import coarser, integrated, resolved
+from ._law_error import LawError
 from ._quantile import quantiles
 from ._replicas import Replicated
 from ._resample import Jackknife, jackknife
@@ -177,7 +177,7 @@ class Law(Described, ABC):
         """The central interval of this probability."""
         share = as_number(confidence)
         if share is None or not 0 <= share <= 1:
-            raise TraceError("interval", f"confidence={shown(confidence)} must be between 0 and 1")
+            raise LawError("interval", f"confidence={shown(confidence)} must be between 0 and 1")
         return float(self.ppf((1 - share) / 2)), float(self.isf((1 - share) / 2))
 
     def mean(self) -> float:

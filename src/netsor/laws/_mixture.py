@@ -27,6 +27,7 @@ from ._estimate import Array, Estimate, combined, student
 from ._gaussians import Gaussians, normal_moment
 from ._given import checked_origin
 from ._law import Law
+from ._law_error import LawError
 from ._origin import Origin
 from ._replicas import Replicated, of_share
 from ._shape import STEEPER, Shape
@@ -95,7 +96,7 @@ class Mixture(Components, Law):
             at = ", ".join(f"{a:g}" for a in self._points.atoms[:3])
             many = "the point mass at " if len(self._points.atoms) == 1 else "made of point masses at "
             more = ", …" if len(self._points.atoms) > 3 else ""
-            raise ValueError(f"{name}: this law is {many}{at}{more}, which has no density; law.atoms has their masses")
+            raise LawError(name, f"this law is {many}{at}{more}, which has no density; law.atoms has their masses")
 
     def _error(self, value: Array, y: Array, kernel: str, points: Array | float = 0.0, sign: int = 1) -> Array:
         """The standard error of Σ_r w_r k_r; of `points`, a share of the replicas, k is 1. Of −Y, if the sign is −1."""

@@ -12,6 +12,7 @@ from scipy import special
 
 from ._estimate import Array, Estimate, combined, student
 from ._given import LARGEST
+from ._law_error import LawError
 from ._replicas import Replicas, average
 
 PIECE = 2**17  # entries of a table (points × replicas) at a time: what a cache holds
@@ -49,9 +50,10 @@ class Normals:
         """Matrices that whiten each component, and the logarithms of weight and height; of singular ones 0, and −∞."""
         std, values, vectors = self._roots
         if self.singular.all():
-            raise ValueError(
+            raise LawError(
+                "density",
                 "every replica has a singular covariance, so the law has no joint density; take a marginal, or entries "
-                "one by one"
+                "one by one",
             )
         std, values = (np.where(self.singular[:, None], 1.0, a) for a in (std, values))
         whiten = np.where(self.singular[:, None, None], 0.0, vectors / np.sqrt(values)[:, None, :] / std[:, :, None])

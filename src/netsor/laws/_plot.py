@@ -8,7 +8,7 @@ import numpy as np
 
 from .._style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, STYLE, VERMILLION, new
 from ..language._given import shown
-from ..language._where import TraceError
+from ._law_error import LawError
 from ._normals import Normals
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK)
@@ -29,7 +29,7 @@ def _axes(ax: Any) -> Any:
     if ax is None:
         return new().subplots()
     if not is_axes(ax):
-        raise TraceError("plot", f"ax={shown(ax)} must be one of matplotlib's axes, or None for new ones")
+        raise LawError("plot", f"ax={shown(ax)} must be one of matplotlib's axes, or None for new ones")
     return ax
 
 
@@ -60,10 +60,10 @@ def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
 
     two = law.marginal(entries)
     if two.dim != 2:
-        raise TraceError("plot", f"entries={shown(entries)} must be two entries")
+        raise LawError("plot", f"entries={shown(entries)} must be two entries")
     centre, scale = two.mean(), two.std()
     if not (scale > 0).all():
-        raise TraceError("plot", f"entries={shown(entries)}: entry {entries[int(np.argmin(scale))]} is not random")
+        raise LawError("plot", f"entries={shown(entries)}: entry {entries[int(np.argmin(scale))]} is not random")
     sides = [np.linspace(c - REACH * s, c + REACH * s, GRID) for c, s in zip(centre, scale, strict=True)]
     cell = 2 * REACH * scale / (GRID - 1)
     seen = Normals(two.component_mean, two.component_cov + np.diag((WIDER * cell) ** 2), two.weight)

@@ -8,9 +8,9 @@ import numpy as np
 
 from .._style import DOTTED, GREY, STYLE, new
 from ..language._given import shown
-from ..language._where import TraceError
 from ._foreign import as_law
 from ._joint import Joint
+from ._law_error import LawError
 from ._plot import COLOURS, POINTS, add_arrows, add_line, curve_of, is_axes, range_of
 
 
@@ -24,12 +24,12 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
     import matplotlib as mpl
 
     if not laws or any(isinstance(law, Joint) for law in laws):
-        raise TypeError("plot: needs one law of one variable or more; a joint law has joint.plot()")
+        raise LawError("plot", "needs one law of one variable or more; a joint law has joint.plot()")
     laws = tuple(as_law(law) for law in laws)
     names = [law.method for law in laws] if labels is None else labels
     listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
     if not listed or len(names) != len(laws):
-        raise TraceError("plot", f"labels={shown(labels)} must be {len(laws)} names, one for each law")
+        raise LawError("plot", f"labels={shown(labels)} must be {len(laws)} names, one for each law")
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]
         top, bottom = _pair(ax)
         low, high = zip(*(range_of(law) for law in laws), strict=True)
@@ -61,5 +61,5 @@ def _pair(ax: Any) -> tuple[Any, Any]:
         return ax, None
     listed = isinstance(ax, list | tuple | np.ndarray) and len(ax) == 2
     if not listed or not all(map(is_axes, ax)):
-        raise TraceError("plot", f"ax={shown(ax)} must be one of matplotlib's axes, or two of them")
+        raise LawError("plot", f"ax={shown(ax)} must be one of matplotlib's axes, or two of them")
     return ax[0], ax[1]

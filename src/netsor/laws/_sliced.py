@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ..language._given import shown, whole
-from ..language._where import TraceError
+from ..language._given import shown
 from ._distance import wasserstein1
 from ._estimate import Estimate, combined
 from ._foreign import as_joint
-from ._given import checked_generator
+from ._given import checked_generator, whole
 from ._joint import Joint
+from ._law_error import LawError
 from ._replicas import Replicas
 
 MOST = 10_000  # directions
@@ -25,13 +25,14 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int = 2025) -
     """
     joint = [law for law in (p, q) if isinstance(law, Joint)]
     if not joint:
-        raise TypeError(
-            f"sliced_wasserstein: is between joint laws, got {shown(p)} and {shown(q)}; for one variable, wasserstein1"
+        raise LawError(
+            "sliced_wasserstein",
+            f"is between joint laws, got {shown(p)} and {shown(q)}; for one variable, wasserstein1",
         )
     p, q = (as_joint(law, joint[0].dim, "sliced_wasserstein") for law in (p, q))
     count = whole(directions, "directions", "sliced_wasserstein", least=2)
     if count > MOST:
-        raise TraceError("sliced_wasserstein", f"directions={count} must be at most {MOST}, each a distance")
+        raise LawError("sliced_wasserstein", f"directions={count} must be at most {MOST}, each a distance")
     u = checked_generator(seed, "sliced_wasserstein").standard_normal((count, p.dim))
     u /= np.linalg.norm(u, axis=1, keepdims=True)
     found = [wasserstein1(p.combination(w), q.combination(w)) for w in u]

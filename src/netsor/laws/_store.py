@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ._law_error import LawError
 from ._origin import Origin
 
 FORMAT = 1
@@ -42,8 +43,10 @@ def load(path: str | Path) -> Any:
         about = json.loads(str(arrays.pop("about")))
         kind, made = KINDS[about["kind"]], about["format"]
     except (zipfile.BadZipFile, ValueError, KeyError, EOFError, AttributeError):
-        raise ValueError(f"{str(path)!r} is no law: it must be a file that law.save(path) wrote") from None
+        raise LawError("load", f"{str(path)!r} is no law: it must be a file that law.save(path) wrote") from None
     if made != FORMAT:
-        raise ValueError(f"{str(path)!r} has format {made}; this version reads {FORMAT}: write it again with law.save")
+        raise LawError(
+            "load", f"{str(path)!r} has format {made}; this version reads {FORMAT}: write it again with law.save"
+        )
     origin = Origin(**{**about["origin"], "notes": tuple(about["origin"]["notes"])})
     return kind._from_arrays(arrays, origin)

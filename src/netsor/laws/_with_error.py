@@ -10,9 +10,9 @@ import numpy.typing as npt
 from scipy import special
 
 from ..language._given import shown
-from ..language._where import TraceError
 from ._estimate import Array, Estimate, combined
 from ._given import checked_order, levels, points
+from ._law_error import LawError
 
 Law = Any  # `_law.Law`, which imports this file
 ROUNDING = 1e-14  # of a standard deviation: what a root may be off by
@@ -83,7 +83,7 @@ class WithError:
         """The characteristic function, within a circle of this error in the plane."""
         law, given = self._law, points(t, "t", "cf")
         if (np.abs(given) > FAR).any():
-            raise TraceError("cf", f"t={shown(t)} must be finite, and at most {FAR:g} in size")
+            raise LawError("cf", f"t={shown(t)} must be finite, and at most {FAR:g} in size")
         if not given.size:
             return Estimate(np.zeros(given.shape, dtype=np.complex128), np.zeros(given.shape))
         value, error = law._cf(given.ravel())
