@@ -143,8 +143,8 @@ def test_steps_of_any_place_and_scale(scale):
 
 def test_zero_at_every_point_is_told_as_that():
     found = law(lambda u: ((u > 1.234) & (u < 1.234 + 1e-6)) * 1.0)
-    assert any("must be declared" in note for note in found.notes)
-    assert not any("must be declared" in note for note in law(np.tanh).notes)
+    assert any("declare narrower" in note for note in found.notes)
+    assert not any("declare narrower" in note for note in law(np.tanh).notes)
 
 
 def test_poles_at_a_place_that_differs_by_replica():
