@@ -198,7 +198,7 @@ class Request:
 
     @cached_property
     def no_gradients(self) -> dict[Transformer, str]:
-        """Why there are no gradients of a model at infinite width: the engine cannot do them. Its forward half may be."""
+        """Why there are no gradients of a model at infinite width, where the engine cannot do them."""
         found = {}
         for model in self.models if self.gradients and self.widths != "actual" else ():
             try:
