@@ -7,6 +7,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor import activations, derivatives
+from netsor.engine.lower import make_plan
 from netsor.language import _derivative
 from netsor.language._graph import ordered, weights_of
 from netsor.language._weight import Weight
@@ -489,3 +490,22 @@ def test_the_tangent_kernel_of_a_deep_perceptron(name, layers):
     activation, kernels = KNOWN[name]
     law = _perceptron(activation, layers).law(n=np.inf, draws=10)
     np.testing.assert_allclose(law.component_mean[0].reshape(2, 2), _recursion(kernels, layers), rtol=1e-8)
+
+
+def _heads(groups):
+    """The gradient of an output of grouped attention, and its product with what it is the gradient of."""
+    x, r = ns.gaussian(n, 3), ns.gaussian(n, 3)
+    y = x + ns.nn.attention(x, heads=4, head_dim=d, groups=groups, sigma_q=2.0)
+    p = ns.dot(r[:, None], y[:, None])[:, 0, 0].sum()
+    g = ns.grad(p, x)
+    return ns.Program((p, ns.mean_dot(g, g), ns.dot(g, x)))
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+def test_heads_whose_transposes_are_summed_are_one_matrix(groups):
+    """Fewer numbers, and the same law; levels 1e-4."""
+    net, widths = _heads(groups), {"n": 5, "d": 2}
+    assert smallest_p(net, 1500, **widths) > 1e-4
+    assert smallest_p(net, 1500, without=("stacked",), **widths) > 1e-4
+    one, many = (make_plan(net.outputs, {"n": 256, "d": 64}, without=w).random_numbers for w in ((), ("stacked",)))
+    assert one < many / 2

@@ -49,8 +49,11 @@ COUNTS = {
 
 
 def test_every_shortcut_is_left_out_somewhere():
-    """Functions by their names and the formula for heads: in this file; turned frames: in test_depth."""
-    assert {*COUNTS, "named", "recognise", "turn"} == set(SHORTCUTS)
+    """Functions by their names and the formula for heads: in this file; turned frames: in test_depth.
+
+    Stacked matrices, which are for finite widths: in test_gradients.
+    """
+    assert {*COUNTS, "named", "recognise", "stacked", "turn"} == set(SHORTCUTS)
 
 
 @pytest.mark.parametrize(("name", "seed"), [(name, seed) for name, seeds in COUNTS.items() for seed in seeds])

@@ -56,6 +56,18 @@ def test_the_code_makes_the_curves(source, capsys):
     assert "mean_square" in capsys.readouterr().out
 
 
+def test_the_code_makes_the_backward_curves(source, capsys):
+    view = Model(source, std=0.1, tokens=3, limit=True, gradients=True, draws=12).view()
+    made = {}
+    exec(view.code, made)
+    assert len(view.panels) == len(made["probes"].names) == 9 + 13
+    panel = next(panel for panel in view.panels if panel.title == "gradient², query")
+    (at,) = panel.curves
+    assert np.array_equal(at.y, np.median(made["found"]["grad_query"], axis=0))
+    assert "grad_query" not in made["limit"]
+    assert view.rows["gradient², embedding"][AT].value == np.median(made["found"]["grad_embedding"])
+
+
 def test_progress(source):
     """It is that of both widths together, and what it raises ends the work."""
     calls = []

@@ -33,6 +33,7 @@ class Model:
     qk_norm: str = "as it is"
     tokens: int = 4
     limit: bool = False
+    gradients: bool = False  # the backward half too, at the model's own widths
     draws: int = LIVE
 
     @property
@@ -62,15 +63,16 @@ class Model:
     def view(self, progress: Callable[[int, int], None] | bool = False) -> View:
         """A panel for each quantity against depth, and numbers of the output; `progress` is as in `Program.draw`."""
         model = self.model
-        refuse_large(model, self.tokens, self.limit)
+        refuse_large(model, self.tokens, self.limit, self.gradients)
         kinds = (False, True) if self.limit else (False,)
-        seconds = sum(ahead(model, self.tokens, infinite).seconds for infinite in kinds)
+        seconds = sum(ahead(model, self.tokens, limit, self.gradients and not limit).seconds for limit in kinds)
         if seconds > LONG:
             raise ValueError(
                 f"{model.name} would take about {seconds:.0f} s to plan, too long for a page: "
                 "netsor audit has no such bound"
             )
-        probes = model.probes(tokens=self.tokens)
+        probes = model.probes(tokens=self.tokens, gradients=self.gradients)
+        beside = model.probes(tokens=self.tokens) if self.gradients else probes  # few limits of gradients are known
         sides: list[tuple[str, str, dict[str, float]]] = [(AT, "band", {})] + (
             [(LIMIT, "limit", dict.fromkeys(model.widths(), inf))] if self.limit else []
         )
@@ -80,12 +82,14 @@ class Model:
             tell: Any = progress
             if callable(progress):
                 tell = _shifted(progress, k, len(sides))
-            found[name] = look, probes.measure(draws=self.draws, progress=tell, workers=1, **widths)  # type: ignore[arg-type]
+            chosen = beside if widths else probes
+            found[name] = look, chosen.measure(draws=self.draws, progress=tell, workers=1, **widths)  # type: ignore[arg-type]
             rows["status"][name] = model.status(**(widths or model.widths()))
         quantities = [q for q in BLOCKS if q.name in probes.names]
         panels = tuple(_panel(q, found) for q in quantities)
         for q in (q for q in FINAL if q.name in probes.final):
-            rows[q.title] = {name: Band(*_quantiles(draws[q.name])) for name, (_, draws) in found.items()}
+            here = {name: draws[q.name] for name, (_, draws) in found.items() if q.name in draws}
+            rows[q.title] = {name: Band(*_quantiles(draws)) for name, draws in here.items()}
         note = f"{self.draws} initialisations; bands from 5 % to 95 %, lines are medians"
         uniform = (
             [] if probes.uniform_loss is None else [f"a uniform prediction has loss ln V = {probes.uniform_loss:.4f}"]
@@ -100,15 +104,17 @@ class Model:
             "import netsor as ns",
             "",
             f"model = ns.models.read({self.source!r})" + (f".replace({given})" if given else ""),
-            f"probes = model.probes(tokens={self.tokens})",
+            f"probes = model.probes(tokens={self.tokens}{', gradients=True' * self.gradients})",
             f"found = probes.measure(draws={self.draws})  # arrays (draws, blocks) by name",
         ]
         if self.limit:
-            lines.append(f"limit = probes.measure(draws={self.draws}, n=ns.inf, d=ns.inf, m=ns.inf)")
+            of = f"model.probes(tokens={self.tokens})" if self.gradients else "probes"
+            lines.append(f"limit = {of}.measure(draws={self.draws}, n=ns.inf, d=ns.inf, m=ns.inf)")
         lines += [
             "for name in probes.names:",
             "    print(name, np.median(found[name], axis=0))",
-            f"# with findings and a report: ns.audit(model, tokens={self.tokens}).save('audit')",
+            "# with findings and a report: "
+            f"ns.audit(model, tokens={self.tokens}{', gradients=True' * self.gradients}).save('audit')",
         ]
         return "\n".join(lines)
 
@@ -126,6 +132,8 @@ def _quantiles(draws: Array) -> tuple[Any, ...]:
 def _panel(quantity: Quantity, found: dict[str, tuple[str, Draws]]) -> Panel:
     curves = []
     for name, (look, draws) in found.items():
+        if quantity.name not in draws:
+            continue
         middle, low, high = _quantiles(draws[quantity.name])
         if not np.isfinite(middle).all():
             raise ValueError(f"the {quantity.title} leaves double precision: less extreme values are needed")

@@ -152,6 +152,7 @@ def model_controls() -> Any:
             "qk_norm": choice("QK-norm"),
             "tokens": mo.ui.slider(2, 16, 1, value=4, label="Tokens", show_value=True, full_width=True),
             "limit": mo.ui.checkbox(label="The limit beside it"),
+            "gradients": mo.ui.checkbox(label="Gradients"),
         }
     )
 

@@ -13,7 +13,7 @@ import pytest
 import netsor as ns
 from netsor.studies._store import Store
 from netsor.studies.audit import _audit, _draw, _report, _request
-from netsor.studies.audit._quantities import BLOCKS, EVERY, FINAL
+from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, TOGETHER
 from netsor.studies.audit._request import Request, Subject
 
 from ...inline import Inline
@@ -126,6 +126,7 @@ def test_a_part_is_named_by_all_that_its_draws_depend_on():
         replace(part, draws=7),
         replace(part, subject=replace(part.subject, infinite=True)),
         replace(part, subject=replace(part.subject, tokens=4)),
+        replace(part, subject=replace(part.subject, gradients=True)),
         replace(part, subject=replace(part.subject, ids=(0, 1, 2))),
         *(replace(part, subject=replace(part.subject, model=TINY.replace(**change)))
           for change in ({"std_q": 0.03}, {"eps": 1e-4}, {"tied": False}, {"score_cap": 30.0})),
@@ -140,17 +141,46 @@ def test_a_part_is_named_by_all_that_its_draws_depend_on():
 def test_the_files_of_an_audit(inline, tmp_path):
     audit = ns.audit(TINY, compare=TINY.replace(std=0.3), out=tmp_path, **SMALL)
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == len(BLOCKS) - 1  # all but cross-attention's share
+    assert page.count("<svg") == len(FORWARD) - 1  # all but cross-attention's share
     assert "http-equiv" not in page
     assert not any(word in page for word in ("<script", 'src="', "<link", "@import"))  # nothing is fetched
     rows = list(csv.DictReader(io.StringIO((tmp_path / "audit.csv").read_text())))
-    assert len(rows) == 2 * 2 * (2 * (len(BLOCKS) - 1) + len(FINAL))
+    assert len(rows) == 2 * 2 * (2 * (len(FORWARD) - 1) + 3)
     row = next(r for r in rows if r["quantity"] == "entropy" and r["block"] == "2" and r["widths"] == "actual")
     assert float(row["median"]) == pytest.approx(np.median(audit.actual["entropy"][:, 1]), rel=1e-9)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["random_numbers"] == audit.random_numbers > 0
     assert manifest["options"]["models"][1]["std_q"] == 0.3
     assert set(manifest["files"]) == {"report.html", "audit.csv"}
+
+
+def test_the_backward_half(inline, tmp_path):
+    """In the table, the object, the file and the report; at infinite width, where the engine cannot, why not."""
+    audit = ns.audit(TINY, compare=TINY.replace(tied=False), out=tmp_path, gradients=True, **SMALL)
+    names = [q.name for q in BACKWARD if q.kind != "gate"]
+    layer, final = audit.as_dict()["layers"][1], audit.as_dict()["final"]
+    assert [name for name in layer if name.startswith("grad")] == names
+    assert layer["grad_query"] == dict(
+        zip(("median", "low", "high"), np.quantile(audit.actual["grad_query"][:, 1], [0.5, 0.05, 0.95]), strict=True)
+    )
+    ends = ["grad_input", "grad_embedding", "grad_embedding_ratio"]
+    assert [name for name in final if name.startswith("grad")] == ends
+    other = audit.other.as_dict()
+    assert [name for name in other["final"] if name.startswith("grad")] == [*ends, "grad_head", "grad_head_ratio"]
+    assert audit.as_dict()["no_gradients"].startswith("the gradient of tied logits has a part along the embeddings")
+    assert "grad_query" not in audit.as_dict()["limit"]["layers"][0]
+    assert "no gradients at n = ∞: the gradient of tied logits" in audit.table()
+    assert audit.table().count("gradient², query") == 2
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "audit.csv").read_text())))
+    assert {row["quantity"] for row in rows} >= {*names, *ends, "grad_head"}
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == len(FORWARD) - 1 + 3  # the stream's gradient, the kinds, and their ratios
+    assert "There are no gradients at infinite width: the gradient of tied logits" in page
+    assert "--gradients" in json.loads((tmp_path / "manifest.json").read_text())["command"]
+    again = ns.audit(TINY, widths="actual", gradients=True, **SMALL)  # whatever else is asked
+    assert again.actual["grad_in"].tobytes() == audit.actual["grad_in"].tobytes()
+    with pytest.raises(ValueError, match="gradients='yes' must be True or False"):
+        ns.audit(TINY, gradients="yes", **SMALL)
 
 
 def test_what_was_in_the_folder_stays(inline, unillustrated, tmp_path):
@@ -183,8 +213,10 @@ def test_any_name_can_be_drawn(names, inline, tmp_path, monkeypatch):
 
 def test_the_quantities_are_those_of_the_models():
     """Every name of the probes has its words, and no words are left over."""
-    names = set(ns.models.read("t5-base").replace(layers=1, decoder_layers=1).probes(tokens=2).names)
-    assert names | set(TINY.probes(tokens=2).final) == set(EVERY)
+    model = ns.models.read("t5-base").replace(layers=1, decoder_layers=1, gated=True)
+    names = set(model.probes(tokens=2, gradients=True).names)
+    final = set(TINY.replace(tied=False).probes(tokens=2, gradients=True).final)
+    assert names | final == set(EVERY) - {group.name for group in TOGETHER}
 
 
 def test_models_without_logits_have_no_loss(inline, unillustrated, tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
+from netsor.studies.audit._backward import BACKWARD_RULES
 from netsor.studies.audit._found import Found, Measured
 from netsor.studies.audit._judge import ABSENT, FOUND, NOT_FOUND, UNDECIDED, Facts, above, below
 from netsor.studies.audit._order import FEWEST, needed
@@ -18,7 +19,9 @@ def facts(limit=None, distinct=8, uniform_loss=4.0, stacks=((0, 3),), **columns)
     plain = {
         "mean_square": [1, 2, 3, 4], "cosine": [0.1] * 4, "effective_rank": [7, 6, 6, 5], "score_std": [0.3] * 4,
         "score_max": [1.0] * 4, "entropy": [0.95] * 4, "largest_weight": [0.5] * 4, "attention_share": [0.2] * 4,
-        "mlp_share": [0.3] * 4, "loss": 4.1, "logit_std": 0.4, "max_probability": 0.05,
+        "mlp_share": [0.3] * 4, "loss": 4.1, "logit_std": 0.4, "max_probability": 0.05, "grad_mean_square": [4, 3, 2, 1],
+        "grad_query": [0.1] * 4, "grad_key": [0.1] * 4, "grad_value": [3] * 4, "grad_output": [3] * 4,
+        "grad_in": [3] * 4, "grad_out": [3] * 4, "grad_embedding": 20.0,
     }  # fmt: skip
     return Facts(noisy({**plain, **columns}, 0), noisy({**plain, **limit}, 1) if limit is not None else None,
                  distinct, uniform_loss, stacks)  # fmt: skip
@@ -48,6 +51,10 @@ MADE = {
     "entropy": tuple({"entropy": [0.9, lowest, 0.9, 0.9]} for lowest in (0.45, 0.55, 0.5)),
     "loss": ({"loss": 4.6}, {"loss": 4.4}, {"loss": 4.5}),
     "limit": ({"limit": {"cosine": [0.2] * 4}}, {"limit": {}}, {"limit": {"cosine": [0.1019] * 4}}),
+    "vanishing": tuple({"grad_mean_square": [first, 40, 60, 100]} for first in (0.9, 1.1, 1.001)),
+    "exploding": tuple({"grad_mean_square": [first, 40, 60, 1]} for first in (110, 90, 100.1)),
+    "scores": tuple({"grad_query": [0.1, 0.1, q, 0.1], "grad_key": [0.1, 0.1, q, 0.1]} for q in (2e-3, 4e-3, 3.003e-3)),
+    "dominance": tuple({"grad_embedding": e} for e in (500.0, 400.0, 438.0)),
 }  # fmt: skip
 
 
@@ -81,11 +88,26 @@ def test_what_was_not_measured_is_said():
     assert verdict("limit", facts()).verdict == ABSENT
     assert verdict("loss", facts(uniform_loss=None)).verdict == ABSENT
     assert verdict("rank", facts(distinct=1)).verdict == ABSENT
+    forward = facts()
+    for name in [name for name in forward.draws if name.startswith("grad")]:
+        forward.draws.pop(name)
+    for rule in BACKWARD_RULES:
+        assert (verdict(rule.name, forward).measured, verdict(rule.name, forward).verdict) == (
+            "gradients were not asked for",
+            ABSENT,
+        )
+    nothing = facts(**{name: 0.0 * np.array(x[0]) for name, x in facts().draws.items() if name.startswith("grad")})
+    said = [verdict(rule.name, nothing).verdict for rule in BACKWARD_RULES]
+    assert said == [NOT_FOUND, NOT_FOUND, ABSENT, ABSENT]
 
 
 def test_a_few_medians_outside_are_no_finding():
-    """One of 36, below the stated 0.05."""
-    found = verdict("limit", facts(limit={"cosine": [0.2, 0.1, 0.1, 0.1]}))
+    """One of 64, below the stated 0.05; of 36, where there are no gradients in the limit."""
+    given = facts(limit={"cosine": [0.2, 0.1, 0.1, 0.1]})
+    assert (verdict("limit", given).verdict, verdict("limit", given).value) == (NOT_FOUND, 1 / 64)
+    for name in [name for name in given.limit if name.startswith("grad")]:
+        given.limit.pop(name)
+    found = verdict("limit", given)
     assert (found.verdict, found.value) == (NOT_FOUND, 1 / 36)
     assert "cosine of tokens in block 1: limit 0.2, band 0.09" in found.measured
 
@@ -145,6 +167,23 @@ REAL = {
         {"width": 512, "std": 0.02},
     ),
 }  # fmt: skip
+BACKWARD = {
+    "vanishing": ({"order": "post", "eps": 10.0, "std": 0.1}, {"std": 0.2}),
+    "exploding": ({"eps": 10.0, "std": 1.0, "std_embedding": 0.01, "std_position": 0.01}, {"std": 0.2}),
+    "scores": ({}, {"std": 0.2}),
+    "dominance": ({"std_out": 1.0, "std_in": 1e-3}, {"std": 0.2}),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_gradients_of_real_models_come_out_both_ways(name):
+    """Seed 3, intervals of level 1e-4."""
+    for changes, expected in zip(BACKWARD[name], (FOUND, NOT_FOUND), strict=True):
+        model = ns.models.read(GPT2).replace(**changes)
+        request = Request(model, tokens=4, draws=60, widths="actual", gradients=True)
+        subject = request.subject(model, False)
+        arrays = subject.probes().measure(60, seed=3, workers=1, progress=False)
+        assert verdict_of(Found(request, model, Measured(subject, arrays, 0.0), None, 0.0), name) == expected, changes
 
 
 @pytest.mark.parametrize("name", REAL)

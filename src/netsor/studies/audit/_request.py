@@ -199,7 +199,7 @@ class Request:
 
     @cached_property
     def no_gradients(self) -> dict[Transformer, str]:
-        """Why a model has no gradients at infinite width: the engine refuses them, where it may do the forward half."""
+        """Why there are no gradients of a model at infinite width, where the engine cannot do them."""
         found = {}
         for model in self.models if self.gradients and self.widths != "actual" else ():
             try:
