@@ -21,6 +21,7 @@ from ._instructions import _diagonal, _factor, gram, inverse, product, solve, sq
 
 Array = Any
 
+LEANING = 0.2  # of the square of a row, what those before it leave: above, one pass loses no digit that counts
 REAL = 0.25  # of the square of a vector: what is left of one that was made of rounding errors is far below
 REST, SINGLE_REST = 1e-12, 1e-5  # of a vector: what is left of it, in double and single precision, that counts as 0
 ROUNDING, SINGLE_ROUNDING = 2.5e-16, 1.2e-7  # of a vector: coefficients that are rounding errors
@@ -58,14 +59,24 @@ def span(xp: Any, rows: Array, *known: Array, ways: Ways | None = None) -> Array
     ways = ways or _ways(xp)
     made = less(xp, rows, known)
     square = squares(xp, made)
-    made = made * xp.astype(square > least(xp, rows), rows.dtype)[..., None]
+    real = square > least(xp, rows)
+    if type(real) is not np.ndarray or not real.all():
+        made = made * xp.astype(real, rows.dtype)[..., None]
     products = gram(xp, made, made)
     lower = ways.factored(products, tolerance(xp, rows.dtype) * _diagonal(xp, products))
-    again, first = weak(xp, lower, _diagonal(xp, products)), lower
-    made = less(xp, ways.lowered(lower, made), known)
-    lower = ways.factored(gram(xp, made, made), 0.0 * square + REAL)
+    diagonal = _diagonal(xp, products)
+    again = weak(xp, lower, diagonal)
+
+    def once_more(made: Array, *known: Array) -> Array:
+        made = less(xp, made, known)
+        return ways.lowered(ways.factored(gram(xp, made, made), 0.0 * squares(xp, made) + REAL), made)
+
     made = ways.lowered(lower, made)
-    again = ways.unsure(again, first, _diagonal(xp, products), made, rows, *known)
+    if known:
+        made = once_more(made, *known)
+    else:  # rows that lean little on each other are orthonormal at once
+        made = ways.mended(made, weak(xp, lower, diagonal, LEANING), once_more, made)
+    again = ways.unsure(again, lower, diagonal, made, rows, *known)
     return ways.mended(made, again, ways.singly, rows, *known)
 
 
@@ -139,10 +150,11 @@ def oriented(xp: Any, lower: Array, rows: Array, others: Array, ways: Ways | Non
     return ways.mended(found, weak(xp, lower, squares(xp, lower)), again, rows, others)
 
 
-def weak(xp: Any, lower: Array, diagonal: Array) -> Array:
+def weak(xp: Any, lower: Array, diagonal: Array, floor: float | None = None) -> Array:
     """Which triangular factors have a row, not 0, whose pivot is not sure, given the squares of the rows."""
     pivots = _diagonal(xp, lower)
-    return xp.any((pivots * pivots <= sure(xp, lower.dtype) * diagonal) & (diagonal > 0), axis=-1)
+    floor = sure(xp, lower.dtype) if floor is None else floor
+    return xp.any((pivots * pivots <= floor * diagonal) & (diagonal > 0), axis=-1)
 
 
 def unsure(xp: Any, again: Array, lower: Array, diagonal: Array, made: Array, rows: Array, *known: Array) -> Array:

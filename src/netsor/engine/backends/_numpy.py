@@ -68,7 +68,7 @@ def block_of(plan: Plan) -> int:
     """How many replicas are in a block: it depends on the plan alone."""
     # long rows of coordinates do not stay in a cache anyway
     room = BLOCK_BYTES * (8 if 2 * plan.long_numbers > plan.random_numbers else 1)
-    worth = math.ceil(32 * STEP_SECONDS * len(plan.steps) / max(plan.seconds(1), 1e-9))
+    worth = math.ceil(64 * STEP_SECONDS * len(plan.steps) / max(plan.seconds(1), 1e-9))
     few = min(FEW, worth, LARGE_BYTES // max(plan.bytes, 1))
     few = 1 << max(few, 1).bit_length() - 1  # a chunk has a power of two of them
     return max(1, few, min(CHUNK, room // max(plan.bytes, 1)))
