@@ -188,3 +188,12 @@ def _mended(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *a
     chosen = [xp.broadcast_to(a, (*batch, *a.shape[-2:]))[again] for a in arrays]
     made[again] = remake(*chosen)
     return made
+
+
+UNSEEN = 1e-18  # of the square of a row: what is left of it below this is rounding
+
+
+def seen(xp: Any, made: Array, left: Array, rows: Array) -> Array:
+    """Rows that were made of others; NaN where something of these is left that no row holds."""
+    lost = squares(xp, left) > UNSEEN * squares(xp, rows)
+    return xp.where(lost[..., None], xp.asarray(float("nan"), dtype=made.dtype), made)

@@ -79,6 +79,7 @@ RULES: dict[str, Callable[..., Array]] = {
     },
     "span": _orthogonal.span,
     "along": _orthogonal.along,
+    "seen": _orthogonal.seen,
     "reduced": _orthogonal.reduced,
     "oriented": _orthogonal.oriented,
     "alike": _alike.alike,

@@ -194,7 +194,10 @@ class _Sums:
 
 def _check_finite(*arrays: Array) -> None:
     if not all(np.isfinite(array).all() for array in arrays):
-        raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
+        raise ValueError(
+            "the law is not finite: a function of the program gave NaN or infinity, or it overflowed, or at width inf "
+            "a score rests on a part of order n^(-1/2) of vectors that a matrix acts on, and that is not followed"
+        )
 
 
 @dataclass(frozen=True)

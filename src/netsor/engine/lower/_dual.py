@@ -317,7 +317,9 @@ def _span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> Fain
     """x = C D with C triangular, so with Y = L^(−1) (x1 − C1 D' − C0 D'1) for the known D', D1 = Y − Φ(D0 N D0 + …) D0.
 
     Φ takes what is below the diagonal. Coefficients along directions that x is orthogonal to by structure have ε parts
-    that are known; of all others they are not, so D1 is unknown along the directions that D0 has a part of.
+    that are known; of all others they are not, so D1 is unknown along the directions that D0 has a part of. A vector
+    that adds nothing at order 1 but does at order ε has no direction for that: then D1 is not a number, and a law that
+    rests on it is refused.
     """
     build, blocks = s.build, s.facts.blocks[value]
     lead, support = s.vectors[value].lead, s.vectors[value].support
@@ -353,8 +355,18 @@ def _span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> Fain
     if total is not None:
         lower = build.step("scale", products(s, x, value, value.ndim + 1, ""), by=1 / s.norm(x) ** 2)
         rows = build.reshape(build.fitted(total, width), *value.shape, blocks * width)
-        solved = build.step("solve", lower, build.step("transposed", rows))
-        made = build.reshape(build.step("transposed", solved), *lead.shape)
+        solved = build.step("transposed", build.step("solve", lower, build.step("transposed", rows)))
+        left = build.step("add", rows, build.step("scale", build.step("product", lower, solved), by=-1.0))
+        start = 0
+        for v in given:  # what unknown coefficients along directions before can hold is not lost
+            stop = start + v.shape[-1]
+            wide = build.fitted(s.vectors[v].lead, width)
+            flat = build.reshape(wide, *v.shape, blocks * width)
+            inside = build.constant(own[..., start:stop] / s.norm(x) ** 2)
+            along = build.step("multiply", build.step("gram", left, flat), inside)
+            left = build.step("add", left, build.step("scale", build.step("product", along, flat), by=-1.0))
+            start = stop
+        made = build.reshape(build.step("seen", solved, left, rows), *lead.shape)
         reach = _reached(own[..., -count:], reach)
     if cross.any():
         inner = [crossed_products(s, value, value, value.ndim + 1, _prepare)]
