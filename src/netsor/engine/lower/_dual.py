@@ -31,14 +31,13 @@ from .._error import ExactError
 from .._plan import Register
 from ..passes._operations import Adjoint, Along, Fuse, Span
 from ..passes.roots import vanishing
+from ._clashes import strange
 from ._clusters import Group
-from ._features import Features
 from ._linear import act, fitted, marked, parts_of, taken
 from ._marks import combined, lined, nonzero, overlap, paired
 from ._products import crossed_products, paired_products, products, turned_scores
 from ._state import Bools, Faint, State, Unit
-from ._tilted import has_rule, prepared, tilt
-from .frames import NO_VALUE, Limit
+from ._tilted import prepared, tilt
 
 ROUNDING = 1e-12  # of the size of its terms, below which a sum of known numbers is 0
 
@@ -49,7 +48,7 @@ def score(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     turned = turned_scores(s, value, x, y)
     if turned is None:
         return s.build.step("scale", read(s, value, x, y), by=1 / s.norm(x))
-    _refuse(s, value, x, y, _strange(s, x, y, value.ndim))
+    _refuse(s, value, x, y, strange(s, x, y, value.ndim, faint))
     for v, other in ((x, y), (y, x)):
         found, support = faint(s, v), s.vectors[other].support
         assert support is not None
@@ -110,7 +109,7 @@ def product(s: State, x: Vector, y: Vector, ndim: int) -> Faint:
     assert second is not None
     here, there = lined(first, x, ndim - 1), lined(second, y, ndim - 1)
     more, other = faint(s, x), faint(s, y)
-    unknown = _strange(s, x, y, ndim)
+    unknown = strange(s, x, y, ndim, faint)
     unknown = (
         unknown | paired(lined(more.unknown, x, ndim - 1), there) | paired(here, lined(other.unknown, y, ndim - 1))
     )
@@ -124,77 +123,6 @@ def product(s: State, x: Vector, y: Vector, ndim: int) -> Faint:
     if other.part is not None and paired(here, lined(other.support, y, ndim - 1)).any():
         terms.append(paired_products(s, s.vectors[x].lead, other.part, x, y, ndim))
     return Faint(_sum(s, terms), np.broadcast_to(support, unknown.shape), unknown, _unit(s, x))
-
-
-def _strange(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
-    """Pairs of vectors that reach a pair of blocks of directions whose normals have no known law."""
-    found: Bools | None = None
-    for group in s.groups_of(x):
-        frame = s.frames[group]
-        if y not in group.positions or frame.directions == 0:
-            continue
-        if not isinstance(frame, Limit) or not frame.scores:
-            ours, theirs = (_within(s, v, group, np.ones((1, 1), dtype=bool), ndim) for v in (x, y))
-            clash = np.ones((1, 1), dtype=bool)
-        else:
-            inside = np.stack([frame.mask([b]) for b in frame.blocks], axis=1)  # (directions, blocks)
-            ours, theirs = (_within(s, v, group, inside, ndim) for v in (x, y))
-            clash = np.zeros((len(frame.blocks), len(frame.blocks)), dtype=bool)
-            reached = [np.flatnonzero(marks.reshape(-1, marks.shape[-1]).any(axis=0)) for marks in (ours, theirs)]
-            for i in reached[0].tolist():
-                for j in reached[1].tolist():
-                    clash[i, j] = _clash(s, frame, i, j)
-        met = paired((ours.astype(np.float64) @ clash.astype(np.float64)) > 0, theirs)
-        found = met if found is None else found | met
-    if found is None:
-        shapes = [(1,) * (ndim - 1 - v.ndim) + v.shape for v in (x, y)]
-        batch = np.broadcast_shapes(shapes[0][:-1], shapes[1][:-1])
-        return np.zeros((*batch, shapes[0][-1], shapes[1][-1]), dtype=bool)
-    return found
-
-
-def _within(s: State, x: Vector, group: Group, inside: Bools, ndim: int) -> Bools:
-    """Which blocks of directions each vector that lies in a group reaches, (…, i, blocks of the space, ·)."""
-    support = s.vectors[x].support
-    assert support is not None
-    flat = support.reshape(-1, support.shape[-1])
-    made = np.zeros((len(flat), inside.shape[1]), dtype=bool)
-    places = group.positions[x].ravel()
-    if len(inside) == 1:
-        made[places] = flat[places].any(axis=-1, keepdims=True)
-    else:
-        size = min(flat.shape[1], len(inside))
-        made[places] = flat[places, :size].astype(np.float64) @ inside[:size].astype(np.float64) > 0
-    return lined(made.reshape(*support.shape[:-1], -1), x, ndim - 1)
-
-
-def _clash(s: State, frame: Limit, i: int, j: int) -> bool:
-    """Whether the normals of two blocks are unknown: of two features, of a feature with a mean or its arguments."""
-    a, b = frame.blocks[i], frame.blocks[j]
-    if a.feature is None and b.feature is None:
-        return False
-    if a.feature is not None and b.feature is not None:
-        return True
-    source, feature = (b, a.feature) if a.feature is not None else (a, b.feature)
-    assert feature is not None
-    if source.number == NO_VALUE:
-        return True
-    if not feature.reach[source.start : source.stop].any():
-        return False
-    return not has_rule(frame, source, feature) or _blurred(s, frame, feature)
-
-
-def _blurred(s: State, frame: Limit, feature: Features) -> bool:
-    """Whether the u of features ψ(g) ⊙ u has an ε part that is unknown along what ψ(g) is made of."""
-    found = tilt(feature)
-    assert found is not None
-    unknown = faint(s, feature.vectors[found[0]][0]).unknown
-    marks = np.asarray(unknown.reshape(-1, unknown.shape[-1]).any(axis=0))
-    marks[: len(feature.reach)] &= ~feature.supports[found[0]][: len(marks)]
-    for block in frame.blocks:
-        if block.feature is not None and tilt(block.feature) is not None:
-            marks[block.start : block.stop] = False
-    return bool(marks.any())
 
 
 def _prepare(s: State, group: Group, i: int, j: int) -> None:
@@ -373,7 +301,7 @@ def _span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> Fain
         if made is not None:
             sides = paired_products(s, made, lead, value, value, value.ndim + 1)
             inner += [sides, build.step("transposed", sides)]
-        unclear = cross & (_strange(s, value, value, value.ndim + 1))
+        unclear = cross & (strange(s, value, value, value.ndim + 1, faint))
         unknown |= _reached(unclear, every[..., -count:, :, :])
         by = build.step("multiply", _sum(s, inner), build.constant(-1.0 / s.norm(x) ** 2 * cross))  # type: ignore[arg-type]
         moved = _mixed(s, by, lead)

@@ -72,10 +72,12 @@ class Tilted(Features):
         made = build.step("tilted_means", self.e, self.g, *means, words=f"E[e {self.psi.name}(g) e']")
         return build.fitted(made, directions)
 
-    def kernel(self, build: Builder, other: Features, words: str) -> Register:
+    def kernel(self, build: Builder, other: Features, words: str) -> Register | None:
         """E[e_a ψ(g_l) F_j] for features F of one argument, or for others of this kind."""
         assert self.e is not None
         assert self.g is not None
+        if len(other.supports) > 1 and not isinstance(other, Tilted):
+            return None
         h, psi, own = _argument(build, other)
         pairs = ((2, 0), (1, 1), (0, 2), (0, 0)) if isinstance(other, Tilted) else ((1, 0), (0, 1))
         width = max(self.g.shape[-1], h.shape[-1])
@@ -116,14 +118,21 @@ def tilt(feature: Features) -> tuple[int, Function, int, tuple[int, ...]] | None
     return None
 
 
-def has_rule(frame: Limit, source: Directions, feature: Features) -> bool:
-    """Whether the normals of a source with features that are functions of it follow from the rule of this file."""
+def known(frame: Limit, source: Directions, feature: Features) -> bool:
+    """Whether the normals of a source with features follow from the rule of this file, as far as these features go."""
     found = tilt(feature)
-    if found is None or frame.group.constant or source.number == NO_VALUE:
+    if found is None or source.number == NO_VALUE or not ruled(frame, feature):
+        return False
+    return not feature.supports[found[0]][source.start : source.stop].any()
+
+
+def ruled(frame: Limit, feature: Features) -> bool:
+    """Whether features have the form ψ(g) ⊙ u of this file, among others whose products with e ψ(g) are known."""
+    found = tilt(feature)
+    if found is None or frame.group.constant:
         return False
     others = feature.rests.features if feature.rests is not None else []
-    plain = all(len(x.supports) == 1 or isinstance(x, Tilted) or not feature_like(feature, found[2], x) for x in others)
-    return plain and not feature.supports[found[0]][source.start : source.stop].any()
+    return all(len(x.supports) == 1 or isinstance(x, Tilted) or not feature_like(feature, found[2], x) for x in others)
 
 
 def feature_like(feature: Features, g: int, other: Features) -> bool:
@@ -152,10 +161,9 @@ def prepared(s: State, group: Group, i: int, j: int, faint: Any) -> None:
     source, block = frame.blocks[e], frame.blocks[f]
     feature = block.feature
     assert feature is not None
-    if (f, e) in frame.pairs or not feature.reach[source.start : source.stop].any():
-        return
     found = tilt(feature)
-    assert found is not None
+    if (max(e, f), min(e, f)) in frame.pairs or found is None or not known(frame, source, feature):
+        return
     u, psi, g, params = found
     frames, count, size = group.frames, feature.count, source.stop - source.start
     forward = _functions(s, group, source, feature, psi, g, params)
@@ -193,7 +201,8 @@ def prepared(s: State, group: Group, i: int, j: int, faint: Any) -> None:
         less = build.step("gram", frame.normals(e, k), along)
         made = build.step("add", made, build.step("scale", less, by=-1.0))
     own = build.step("part", feature.rows, start=block.start, stop=block.stop)
-    frame.pairs[f, e] = build.step("transposed", build.step("solve", own, made))
+    solved = build.step("solve", own, made)
+    frame.pairs[max(e, f), min(e, f)] = solved if e > f else build.step("transposed", solved)
 
 
 def _functions(
@@ -218,8 +227,9 @@ def _functions(
     supports[0, source.start : source.stop] = True
     supports[1, : feature.supports.shape[1]] = feature.supports[g]
     own = tuple(feature.params[k] for k in params)
+    every_own = tuple(build.step("take", p, places=np.tile(np.arange(count), size), axis=1) for p in own)
     new = Tilted(
-        Function(f"e {psi.name}(g)", _Tilt(psi)), arguments, supports, (), (True, feature.centred[g]), (),
+        Function(f"e {psi.name}(g)", _Tilt(psi)), arguments, supports, every_own, (True, feature.centred[g]), (),
         psi=psi, e=unit, g=build.fitted(rows, d), own=own, of=feature, rests=feature.rests,
     )  # fmt: skip
     added(

@@ -1,0 +1,95 @@
+"""A matrix and its transpose: at finite width against the literal interpreter, at infinite width against wide ones."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import netsor as ns
+
+from .compare import exact_draws, n, smallest_p
+
+LEVEL = 1e-6  # of one comparison; some thirty in this file
+
+
+def attention_backwards(tokens=2):
+    """One attention block with a residual connection, and its backward pass from a random readout, by hand."""
+    x, r = ns.gaussian(n, tokens), ns.gaussian(n)
+    wq, wk, wv, wo = (ns.weight(n, n) for _ in range(4))
+    q, k, v = wq @ x, wk @ x, wv @ x
+    a = ns.softmax(ns.dot(q, k))
+    y = x + wo @ (a @ v)
+    delta = ns.join([r[None], 0.0 * r[None].broadcast_to((tokens - 1,))])  # √n ∂⟨r, y_0⟩/√n
+    back = wo.T @ delta
+    da = ns.dot(back, v)
+    dp = a * (da - (a * da).sum(-1)[:, None])
+    grad = delta + wq.T @ (dp @ k) + wk.T @ (dp.T @ q) + wv.T @ (a.T @ back)
+    return ns.Program((ns.dot(r, y[0]), dp[0, 0], ns.mean_dot(grad, grad)[0, 0], ns.dot(grad, x)[0]))
+
+
+def batches():
+    """Members of a batch that act alone and together, forwards and back, and twice."""
+    w, x = ns.weight(n, 3, 3), ns.gaussian(3, 2)
+    y = w @ x
+    z = w.T.each(ns.tanh(y))
+    return ns.Program((z.sum(0), ns.dot(w[1].T @ y[0], z[1]), w[[2, 0]].each(z[1:])[0]))
+
+
+def recurrent():
+    w, x = ns.weight(n, n, std=1.2), ns.gaussian(n)
+    y = w @ ns.tanh(w @ x)
+    return ns.Program((y, ns.dot(w.T @ y, x), ns.dot(y, w @ x), w.T @ ns.tanh(w.T @ y)))
+
+
+@pytest.mark.parametrize("make", [attention_backwards, batches, recurrent])
+@pytest.mark.parametrize("width", [3, 8])
+def test_transposes_have_the_literal_law(make, width):
+    assert smallest_p(make(), draws=1200, n=width) > LEVEL
+
+
+def test_attentions_backward_pass_at_infinite_width():
+    """Marginals, and rank correlations of all pairs: these tell a transpose from a fresh matrix."""
+    net, draws = attention_backwards(), 1500
+    limit, wide = exact_draws(net, draws, n=ns.inf), exact_draws(net, draws, seed=4, n=1500)
+    for a, b in zip(limit.T, wide.T, strict=True):
+        assert stats.ks_2samp(a, b).pvalue > LEVEL
+    one, two = (np.arctanh(stats.spearmanr(z).statistic[np.triu_indices(z.shape[1], 1)]) for z in (limit, wide))
+    assert np.abs(one - two).max() < 5.5 * np.sqrt(2 / draws)  # standard errors; some ten pairs
+    assert np.abs(one).max() > 0.5
+
+
+def test_the_adjoint_identity_holds_at_order_one_over_root_n():
+    w, x, y = ns.weight(n, n), ns.gaussian(n), ns.gaussian(n)
+    drawn = exact_draws(ns.Program((ns.dot(w.T @ y, x), ns.dot(y, w @ x))), 500, n=ns.inf)
+    np.testing.assert_allclose(drawn[:, 0], drawn[:, 1], atol=1e-12)
+    assert drawn[:, 0].std() == pytest.approx(1.0, abs=0.15)
+
+
+def test_the_part_that_a_product_with_the_transpose_has_of_its_input():
+    """W^T W x = x + fresh, so a coordinate has variance 2, and correlation 1/√2 with that of x (Stein's lemma)."""
+    w, x = ns.weight(n, n), ns.gaussian(n)
+    cov = ns.Program((w.T @ (w @ x), x)).law(n=ns.inf).cov()
+    np.testing.assert_allclose(cov, [[2.0, 1.0], [1.0, 1.0]], atol=1e-12)
+
+
+def test_parts_of_order_one_over_root_n_count():
+    """⟨W (x + 3 s y), W y⟩ with s = ⟨x, y⟩/n: 3 √n s more than ⟨W x, W y⟩."""
+    w, x, y = ns.weight(n, n), ns.gaussian(n), ns.gaussian(n)
+    s = ns.mean_dot(x, y)
+    net = ns.Program(ns.dot(w @ (x + 3 * s * y), w @ y))
+    assert net.law(n=ns.inf, draws=20_000).var() == pytest.approx(17.0, rel=0.04)  # 4 √n s, and a fresh normal
+
+
+def test_what_a_vector_adds_at_that_order_alone_is_refused():
+    """x + 3 s y adds nothing to x at order 1, and yet W of it has a part along W y, on which W acts after it."""
+    w, (x, y, z) = ns.weight(n, n), ns.gaussian(n, 3)
+    h = w @ ns.stack([x, x + 3 * ns.mean_dot(x, z) * y, y])
+    with pytest.raises(ValueError, match=r"a part of order n\^\(-1/2\)"):
+        ns.Program((ns.dot(h[1], h[2]), ns.dot(h[0], h[2]))).law(n=ns.inf, draws=10)
+
+
+def test_widths_at_rates_of_their_own_are_refused():
+    m, x = ns.Width("m"), ns.gaussian(n)
+    w = ns.weight(m, n)
+    with pytest.raises(ns.ExactError, match="ratio of widths m/n of W"):
+        ns.Program(w.T @ ns.tanh(w @ x)).law(n=ns.inf, m=ns.inf)
+    assert ns.Program(w.T @ ns.tanh(w @ x)).law(n=8, m=5, draws=100).var() > 0
