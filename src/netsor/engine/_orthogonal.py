@@ -190,10 +190,11 @@ def _mended(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *a
     return made
 
 
-UNSEEN = 1e-18  # of the square of a row: what is left of it below this is rounding
+UNSEEN = 1e-18  # of the square of a row, or of a vector with coordinates of order 1: what is left below is rounding
 
 
 def seen(xp: Any, made: Array, left: Array, rows: Array) -> Array:
     """Rows that were made of others; NaN where something of these is left that no row holds."""
-    lost = squares(xp, left) > UNSEEN * squares(xp, rows)
+    size = squares(xp, rows)
+    lost = squares(xp, left) > UNSEEN * xp.where(size > 1.0, size, xp.ones_like(size))
     return xp.where(lost[..., None], xp.asarray(float("nan"), dtype=made.dtype), made)
