@@ -39,7 +39,7 @@ def test_directions_are_orthonormal_and_the_products_kept(lean):
     products = every @ np.swapaxes(every, -1, -2)
     np.testing.assert_allclose(products, np.broadcast_to(np.diag([1, 1, 1, 1, 1, 0, 1]), products.shape), atol=1e-14)
     rows = np.concatenate([first, second], axis=-2)
-    c = _orthogonal.along(np, rows, every)
+    c = _orthogonal.along(np, rows, every, own=True)
     np.testing.assert_allclose(c @ np.swapaxes(c, -1, -2), rows @ np.swapaxes(rows, -1, -2), atol=1e-13)
     assert not np.triu(c, 1).any()  # exactly
 
