@@ -19,8 +19,8 @@ def facts(limit=None, distinct=8, uniform_loss=4.0, stacks=((0, 3),), **columns)
     plain = {
         "mean_square": [1, 2, 3, 4], "cosine": [0.1] * 4, "effective_rank": [7, 6, 6, 5], "score_std": [0.3] * 4,
         "score_max": [1.0] * 4, "entropy": [0.95] * 4, "largest_weight": [0.5] * 4, "attention_share": [0.2] * 4,
-        "mlp_share": [0.3] * 4, "loss": 4.1, "logit_std": 0.4, "max_probability": 0.05, "grad_mean_square": [4, 3, 2, 1],
-        "grad_query": [0.1] * 4, "grad_key": [0.1] * 4, "grad_value": [3] * 4, "grad_output": [3] * 4,
+        "mlp_share": [0.3] * 4, "loss": 4.1, "logit_std": 0.4, "max_probability": 0.05,
+        "grad_mean_square": [4, 3, 2, 1], "grad_query": [0.1] * 4, "grad_key": [0.1] * 4, "grad_value": [3] * 4, "grad_output": [3] * 4,
         "grad_in": [3] * 4, "grad_out": [3] * 4, "grad_embedding": 20.0,
     }  # fmt: skip
     return Facts(noisy({**plain, **columns}, 0), noisy({**plain, **limit}, 1) if limit is not None else None,
