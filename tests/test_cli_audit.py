@@ -51,6 +51,17 @@ def test_json_is_the_contract(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["tiny.json"]  # no --out: nothing is written
 
 
+def test_gradients_are_in_the_layers(folder):
+    result = netsor(*SMALL, "--gradients", "--widths", "actual", "--json", cwd=folder)
+    found = json.loads(result.stdout)
+    names = {"grad_mean_square", *(f"grad_{kind}" for kind in ("query", "key", "value", "output", "in", "out"))}
+    for layer in found["layers"]:
+        assert names <= layer.keys()
+        assert all(0 < layer[name]["low"] <= layer[name]["median"] <= layer[name]["high"] for name in names)
+    assert {"grad_input", "grad_embedding", "grad_embedding_ratio"} <= found["final"].keys()
+    assert {"vanishing", "exploding", "scores", "dominance"} <= {finding["name"] for finding in found["findings"]}
+
+
 def test_the_cost_is_told_first(folder):
     result = netsor(*SMALL, cwd=folder)
     assert result.stderr.startswith("netsor: tiny: 40 draws from ")

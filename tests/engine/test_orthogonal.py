@@ -44,6 +44,19 @@ def test_directions_are_orthonormal_and_the_products_kept(lean):
     assert not np.triu(c, 1).any()  # exactly
 
 
+@pytest.mark.parametrize("rows", [3, 12])
+def test_rows_of_very_different_sizes(rows):
+    """Down to squares that have lost most of their digits; by a general inverse small rows spoilt the others."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((20, 1, rows, 30)) * 10.0 ** rng.uniform(-158, 0, (20, 1, rows, 1))
+    x[:, :, 1] = -2.0 * x[:, :, 0]  # and one that adds nothing
+    made = _orthogonal.span(np, x)
+    products = made @ np.swapaxes(made, -1, -2)
+    expected = np.eye(rows)
+    expected[1, 1] = 0.0
+    np.testing.assert_allclose(products, np.broadcast_to(expected, products.shape), atol=1e-13)
+
+
 def test_a_matrix_that_knows_its_whole_space_draws_nothing_new():
     """Three vectors of R^3 span it: what the matrix makes of others is known, and the output is a point exactly.
 

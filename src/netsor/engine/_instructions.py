@@ -264,12 +264,15 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
 def inverse(lower: Any) -> Any:
     """C^(−1) of triangular matrices of numpy, without the directions that no row of C has: 0 there.
 
-    A pivot of 0 has nothing below it, so that 1 in its place changes no other direction.
+    Rows are scaled to one size first: they may differ by any factor, and rounding errors of one must not reach another.
     """
-    none = _diagonal(np, lower) <= 0
-    if not none.any():
-        return np.linalg.inv(lower)
-    return np.linalg.inv(lower + none[..., None] * np.eye(lower.shape[-1], dtype=lower.dtype)) * ~none[..., None]
+    none, one = _diagonal(np, lower) <= 0, np.eye(lower.shape[-1], dtype=lower.dtype)
+    size = np.where(none, 1.0, np.abs(lower).max(axis=-1)).astype(lower.dtype)
+    rows = lower / size[..., None]
+    if none.any():  # a pivot of 0 has nothing below it: what stands in for its row changes no other direction
+        rows = np.where(none[..., None], one, rows)
+    made = np.tril(np.linalg.inv(rows)) / size[..., None, :]
+    return made * ~none[..., None] if none.any() else made
 
 
 def basis(xp: Any, rows: Array) -> Array:

@@ -74,8 +74,11 @@ def span(xp: Any, rows: Array, *known: Array, ways: Ways | None = None) -> Array
     made = ways.lowered(lower, made)
     if known:
         made = once_more(made, *known)
-    else:  # rows that lean little on each other are orthonormal at once
-        made = ways.mended(made, weak(xp, lower, diagonal, LEANING), once_more, made)
+    else:  # rows that lean little on each other are orthonormal at once, if their squares have all digits
+        small = xp.any(
+            (diagonal > 0) & (diagonal < xp.finfo(rows.dtype).smallest_normal / xp.finfo(rows.dtype).eps), axis=-1
+        )
+        made = ways.mended(made, small | weak(xp, lower, diagonal, LEANING), once_more, made)
     again = ways.unsure(again, lower, diagonal, made, rows, *known)
     return ways.mended(made, again, ways.singly, rows, *known)
 
