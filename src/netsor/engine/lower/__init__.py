@@ -26,7 +26,6 @@ from ..passes import SHORTCUTS, rewrite
 from ..passes._operations import Adjoint, Along, Fuse, Span
 from ..passes._rewrite import Context
 from ._directions import adjoint, along, span
-from ._dual import score
 from ._facts import facts_of
 from ._linear import combined, taken
 from ._marks import overlap
@@ -37,6 +36,7 @@ from ._rotation import rotated
 from ._sources import fuse, gaussian, matmul
 from ._state import Lowered, State
 from ._turn import turn, turn_again
+from .dual import score
 from .frames import NestedError
 
 
@@ -109,7 +109,7 @@ def _vector(s: State, value: Vector) -> Lowered:
 
 def _dot(s: State, value: Scalar, op: ops.Dot) -> Register:
     if op.power == 0.5 and op.x in s.facts.limits:
-        return score(s, value, op.x, op.y)
+        return score(s, value, op)
     if op.x in s.facts.limits and not overlap(s, op.x, op.y, value.ndim).any():
         return s.build.constant(np.zeros(value.shape))
     if op.power == 1:

@@ -17,14 +17,14 @@ from ...language._value import Vector
 from ._clusters import Group
 from ._features import Features
 from ._marks import lined, paired
-from ._state import Bools, Faint, State
+from ._state import Bools, Epsilon, State
 from ._tilted import Tilted, known, ruled, tilt
 from .frames import NO_VALUE, Directions, Limit
 
-FindFaint = Callable[[State, Vector], Faint]  # the ε part of a vector
+FindEpsilon = Callable[[Vector], Epsilon]  # the ε part of a vector
 
 
-def strange(s: State, x: Vector, y: Vector, ndim: int, faint: FindFaint) -> Bools:
+def unknown_pairs(s: State, x: Vector, y: Vector, ndim: int, epsilon: FindEpsilon) -> Bools:
     """Pairs of vectors that reach a pair of blocks of directions whose normals have no known law."""
     found: Bools | None = None
     for group in s.groups_of(x):
@@ -40,7 +40,7 @@ def strange(s: State, x: Vector, y: Vector, ndim: int, faint: FindFaint) -> Bool
             clash = np.zeros((len(frame.blocks),) * 2, dtype=bool)
             here, there = (np.flatnonzero(v.reshape(-1, v.shape[-1]).any(axis=0)) for v in (ours, theirs))
             for i, j in ((i, j) for i in here for j in there):  # a gradient's own ε part may wait for other pairs
-                clash[i, j] = _clash(s, frame, int(i), int(j), faint)
+                clash[i, j] = _clash(s, frame, int(i), int(j), epsilon)
         met = paired((ours.astype(np.float64) @ clash.astype(np.float64)) > 0, theirs)
         found = met if found is None else found | met
     if found is None:
@@ -65,7 +65,7 @@ def _within(s: State, x: Vector, group: Group, inside: Bools, ndim: int) -> Bool
     return lined(made.reshape(*support.shape[:-1], -1), x, ndim - 1)
 
 
-def _clash(s: State, frame: Limit, i: int, j: int, faint: FindFaint) -> bool:
+def _clash(s: State, frame: Limit, i: int, j: int, epsilon: FindEpsilon) -> bool:
     """Whether the normals of two blocks are unknown: of two features, of a feature with a mean, and others above."""
     a, b = frame.blocks[i], frame.blocks[j]
     if a.feature is None and b.feature is None:
@@ -77,7 +77,7 @@ def _clash(s: State, frame: Limit, i: int, j: int, faint: FindFaint) -> bool:
     if source.number == NO_VALUE:
         return True
     if known(frame, source, feature):
-        return _entangled(frame, source, feature) or _blurred(s, frame, feature, faint)
+        return _entangled(frame, source, feature) or _blurred(s, frame, feature, epsilon)
     if _is_of(feature, source):
         return True
     return any(
@@ -133,11 +133,11 @@ def _entangled(frame: Limit, source: Directions, feature: Features) -> bool:
     return False
 
 
-def _blurred(s: State, frame: Limit, feature: Features, faint: FindFaint) -> bool:
+def _blurred(s: State, frame: Limit, feature: Features, epsilon: FindEpsilon) -> bool:
     """Whether the u of features ψ(g) ⊙ u has an ε part that is unknown along what ψ(g) is made of."""
     found = tilt(feature)
     assert found is not None
-    unknown = faint(s, feature.vectors[found[0]][0]).unknown
+    unknown = epsilon(feature.vectors[found[0]][0]).unknown
     marks = np.asarray(unknown.reshape(-1, unknown.shape[-1]).any(axis=0))
     marks[: len(feature.reach)] &= ~feature.supports[found[0]][: len(marks)]
     for block in frame.blocks:

@@ -14,11 +14,11 @@ from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
 from .._plan import Register
 from ..passes._operations import Adjoint
-from ._dual import read
 from ._linear import fitted
 from ._marks import overlap
 from ._products import mean, paired_products, products
 from ._state import Bools, Lowered, State
+from .dual import order_epsilon
 
 
 def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> Lowered:
@@ -106,7 +106,7 @@ def adjoint(s: State, value: Scalar, op: Adjoint) -> Register:
             )
         return build.step("scale", mean(s, value, d, u), by=math.sqrt(d.width.factor / g.width.factor))
     size = s.facts.blocks[g] * s.facts.widths[g]
-    wanted = read(s, value, d, u) if wide_in else products(s, d, u, value.ndim, "⟨W^T b, d⟩")
+    wanted = order_epsilon(s, value, d, u) if wide_in else products(s, d, u, value.ndim, "⟨W^T b, d⟩")
     wanted = build.step("scale", wanted, by=size**-0.5 / s.norm(d))
     given = build.step("scale", products(s, g, b, value.ndim, "⟨b, g⟩"), by=-1 / size)
     return build.step("add", wanted, given)

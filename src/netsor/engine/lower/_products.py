@@ -1,6 +1,6 @@
 """Products of vectors: means over the coordinates, and scores.
 
-At infinite width a score is what is left of a product when its part of order 1 is 0 (see `_dual`): a sum over pairs of
+At infinite width a score is what is left of a product when its part of order 1 is 0 (see `dual`): a sum over pairs of
 directions, Σ_ab x_a N_ab y_b.
 """
 

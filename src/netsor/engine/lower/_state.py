@@ -59,7 +59,7 @@ Unit = tuple[str | None, float]  # ε = (factor · width)^(−1/2), by the name 
 
 
 @dataclass(frozen=True, eq=False)
-class Faint:
+class Epsilon:
     """An ε part: the numbers as far as they are known, where they can be other than 0, and where they are unknown."""
 
     part: Register | None
@@ -88,7 +88,7 @@ class State:
         self.vectors: dict[Value, Lowered] = {}
         self.held: dict[Group, list[Value]] = {group: [] for group in facts.groups}  # of `vectors`, those still in use
         self.scalars: dict[Value, Register] = {}
-        self.faint: dict[Value, Faint] = {}  # at infinite width, parts of order n^(−1/2) that were asked for
+        self.epsilons: dict[Value, Epsilon] = {}  # at infinite width, parts of order n^(−1/2) that were asked for
         self.marks: dict[Value, Bools] = {}  # and which scalars can be other than 0
         self.columns = len(facts.picked)  # of `sample`: a value each, then a Gaussian variable each
         self.rests = {

@@ -148,10 +148,10 @@ def feature_like(feature: Features, g: int, other: Features) -> bool:
     return alone.related(other)
 
 
-def prepared(s: State, group: Group, i: int, j: int, faint: Any) -> None:
+def enter_normals(s: State, group: Group, i: int, j: int, epsilon: Any) -> None:
     """Enter the normals of a source block with a block of features ψ(g) ⊙ u into the frame, if they are asked for.
 
-    `faint` gives the ε part of a vector.
+    `epsilon` gives the ε part of a vector.
     """
     frame, build = s.limit(group), s.build
     a, b = frame.blocks[i], frame.blocks[j]
@@ -172,7 +172,7 @@ def prepared(s: State, group: Group, i: int, j: int, faint: Any) -> None:
     rows = _argument_rows(build, feature, u)
     vector, places = feature.vectors[u]
     directions = forward.rows.shape[-1]
-    more = faint(s, vector).part
+    more = epsilon(vector).part
     total = build.constant(np.zeros((frames, count, directions)))
     if more is not None:
         total = s.gathered(more, places, directions)
@@ -196,7 +196,7 @@ def prepared(s: State, group: Group, i: int, j: int, faint: Any) -> None:
         if k == f:
             continue
         other = frame.blocks[k]
-        prepared(s, group, e, k, faint)
+        enter_normals(s, group, e, k, epsilon)
         along = build.step("part", feature.rows, start=other.start, stop=other.stop)
         less = build.step("gram", frame.normals(e, k), along)
         made = build.step("add", made, build.step("scale", less, by=-1.0))

@@ -1,6 +1,6 @@
 """Roots of ratios of widths, √(n/m), are numbers once the widths are bound.
 
-A ratio that vanishes like n^(−1/2) stays what it is: its limit is 0, but a score may see it (see `lower/_dual`). One
+A ratio that vanishes like n^(−1/2) stays what it is: its limit is 0, but a score may see it (see `lower/dual`). One
 that vanishes faster, or grows, is refused.
 """
 

@@ -2,7 +2,7 @@
 
 Divided by √m and with m → ∞, a source has coordinate 1 along its own direction and N(0,1)/√m along every other: so
 coordinates are of order 1, and a score, a product of order 1/√m, is Σ_ab x_a N_ab y_b with N_ab the normals of pairs of
-directions (theory, "Infinite width as arithmetic over dual numbers"; see `_dual`). Outputs of nonlinearities have
+directions (theory, "Infinite width as arithmetic over dual numbers"; see `dual`). Outputs of nonlinearities have
 directions of their own (see `_features`).
 """
 

@@ -1,0 +1,139 @@
+"""The ε parts of values, each found once by the rule of its operation, and those of products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ....language._array import Operation
+from ....language._operation import Dot, MatMul
+from ....language._value import Scalar, Value, Vector
+from ..._plan import Register
+from ...passes._operations import Adjoint, Along, Fuse
+from .._clashes import unknown_pairs
+from .._clusters import Group
+from .._linear import fitted
+from .._marks import lined, paired
+from .._products import crossed_products, paired_products
+from .._state import Bools, Epsilon, State, Unit
+from .._tilted import enter_normals
+
+Rules = Mapping[type[Operation], Callable[..., Epsilon]]
+
+
+class Dual:
+    """The ε parts of a lowering's values: `dual[value]`, by one rule an operation, `rule(dual, value, op)`."""
+
+    def __init__(self, s: State, vectors: Rules, scalars: Rules) -> None:
+        self.s, self.vectors, self.scalars = s, vectors, scalars
+
+    def __getitem__(self, value: Value) -> Epsilon:
+        """The ε part of a value: coordinates (*shape, blocks, ·) of vectors, (*shape,) of scalars.
+
+        What its rule asks for comes before: a stack and no recursion, for a deep network is a chain.
+        """
+        made, pending = self.s.epsilons, [value]
+        while pending:
+            one = pending[-1]
+            waiting = [] if one in made else [x for x in self._inputs(one) if x not in made]
+            if waiting:
+                pending += waiting
+                continue
+            pending.pop()
+            if one not in made:
+                made[one] = self._fitted(one, self._rule(one)(self, one, one.op))
+        return made[value]
+
+    def _rule(self, value: Value) -> Callable[..., Epsilon]:
+        return (self.vectors if isinstance(value, Vector) else self.scalars).get(type(value.op), not_known)
+
+    def _inputs(self, value: Value) -> Sequence[Value]:
+        """The values whose ε parts the rule of an operation asks for."""
+        limits = self.s.facts.limits
+        match value.op:
+            case MatMul() | Fuse() | Dot(power=0.5):
+                return []
+            case Dot(x) | Along(x) if x not in limits:
+                return []
+            case Adjoint(g=g) if g not in limits:
+                return []
+        return [x for x in value.op.inputs if isinstance(x, Scalar) or x in limits]
+
+    def _fitted(self, value: Value, found: Epsilon) -> Epsilon:
+        if isinstance(value, Scalar):
+            marks = [np.broadcast_to(m, value.shape) for m in (found.support, found.unknown)]
+        else:
+            shape = self.s.vectors[value].lead.shape if found.part is None else found.part.shape
+            marks = [fitted(m, shape) for m in (found.support, found.unknown)]
+        return replace(found, support=marks[0], unknown=marks[1])
+
+    def product(self, x: Vector, y: Vector, ndim: int) -> Epsilon:
+        """The ε parts of ⟨x_i, y_j⟩, summed over blocks: x0 · N · y0 + x1 · y0 + x0 · y1, with so many axes."""
+        s, leading = self.s, ndim - 1
+        here, there = (lined(self.support(v), v, leading) for v in (x, y))
+        more, other = self[x], self[y]
+        unknown = unknown_pairs(s, x, y, ndim, self.__getitem__)
+        unknown = (
+            unknown | paired(lined(more.unknown, x, leading), there) | paired(here, lined(other.unknown, y, leading))
+        )
+        some, others = (np.asarray(marks.any(axis=(-2, -1))) for marks in (here, there))
+        support = some[..., :, None] & others[..., None, :]
+        terms = []
+        if (support & ~unknown).any():
+            terms.append(self.crossed(x, y, ndim))
+        if more.part is not None and paired(lined(more.support, x, leading), there).any():
+            terms.append(paired_products(s, more.part, s.vectors[y].lead, x, y, ndim))
+        if other.part is not None and paired(here, lined(other.support, y, leading)).any():
+            terms.append(paired_products(s, s.vectors[x].lead, other.part, x, y, ndim))
+        return Epsilon(self.sum(terms), np.broadcast_to(support, unknown.shape), unknown, self.unit(x))
+
+    def crossed(self, x: Vector, y: Vector, ndim: int) -> Register:
+        """x0 · N · y0, with the normals that have a rule of their own entered before."""
+
+        def prepare(s: State, group: Group, i: int, j: int) -> None:
+            enter_normals(s, group, i, j, self.__getitem__)
+
+        return crossed_products(self.s, x, y, ndim, prepare)
+
+    def support(self, x: Vector) -> Bools:
+        """Along which directions vectors can have coordinates of order 1."""
+        found = self.s.vectors[x].support
+        assert found is not None
+        return found
+
+    def unit(self, x: Vector) -> Unit:
+        """An ε part counts in the units m^(−1/2) of its space, m the width of one of its blocks."""
+        return x.width.name, x.width.factor / self.s.facts.blocks[x]
+
+    def converted(self, small: Epsilon, unit: Unit) -> Epsilon:
+        """An ε part in the units of another space; unknown if their widths go to infinity at rates of their own."""
+        if small.unit is None or small.unit == unit or not small.support.any():
+            return small
+        if small.unit[0] == unit[0] and small.part is not None:
+            part = self.s.build.step("scale", small.part, by=math.sqrt(unit[1] / small.unit[1]))
+            return replace(small, part=part, unit=unit)
+        return Epsilon(None, np.zeros_like(small.support), small.unknown | small.support)
+
+    def sum(self, terms: Sequence[Register]) -> Register | None:
+        """The sum of arrays, the last axes of which may end in zeros that are not written."""
+        width = max((t.shape[-1] for t in terms if t.shape), default=0)
+        total: Register | None = None
+        for term in terms:
+            wide = self.s.build.fitted(term, width) if term.shape else term
+            total = wide if total is None else self.s.build.step("add", total, wide)
+        return total
+
+
+def none(dual: Dual, value: Value, op: Operation) -> Epsilon:
+    """The rule of what has no ε part."""
+    zero = np.zeros(1 if isinstance(value, Vector) else (), dtype=bool)
+    return Epsilon(None, zero, zero)
+
+
+def not_known(dual: Dual, value: Value, op: Operation) -> Epsilon:
+    """The rule of what has an ε part that is not known, along all directions that a vector has."""
+    some = dual.support(value) if isinstance(value, Vector) else np.ones(value.shape, dtype=bool)
+    return Epsilon(None, np.zeros_like(some), some)

@@ -1,0 +1,75 @@
+"""Scores at infinite width: the ε parts of products whose parts of order 1 are 0, or a refusal."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....language._expand import Expansion
+from ....language._value import Scalar, Vector
+from ..._error import ExactError
+from ..._plan import Register
+from .._clashes import unknown_pairs
+from .._marks import lined, overlap, paired
+from .._products import paired_products, products, turned_scores
+from .._state import Bools, State
+from ._parts import Dual
+
+ROUNDING = 1e-12  # relative to the size of its terms: a sum of known numbers that is smaller is 0
+
+
+def score(dual: Dual, value: Scalar, x: Vector, y: Vector) -> Register:
+    """n^(−1/2) ⟨x_i, y_j⟩."""
+    s = dual.s
+    _check_order(s, value, x, y)
+    turned = turned_scores(s, value, x, y)
+    if turned is None:
+        return s.build.step("scale", read(dual, value, x, y), by=1 / s.norm(x))
+    _refuse(s, value, x, y, unknown_pairs(s, x, y, value.ndim, dual.__getitem__))
+    for v, other in ((x, y), (y, x)):
+        found = dual[v]
+        seen = (
+            lined(found.support | found.unknown, v, value.ndim - 1),
+            lined(dual.support(other), other, value.ndim - 1),
+        )
+        _refuse(s, value, x, y, paired(*seen) if v is x else np.swapaxes(paired(*seen), -1, -2))
+    return turned
+
+
+def read(dual: Dual, value: Scalar, x: Vector, y: Vector) -> Register:
+    """The ε part of products of which the part of order 1 is 0, summed over blocks."""
+    _check_order(dual.s, value, x, y)
+    found = dual.product(x, y, value.ndim)
+    _refuse(dual.s, value, x, y, found.unknown)
+    return dual.s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
+
+
+def _check_order(s: State, value: Scalar, x: Vector, y: Vector) -> None:
+    """A product of order 1 is no score: it must be 0 for each term by itself, or for known numbers as a sum."""
+    if not all(s.frames[group].scores for v in (x, y) for group in s.groups_of(v)):
+        raise ExactError(
+            value, "a score in a space where a nonlinearity acts on a mixture of another's outputs, at width inf"
+        )
+    if not (overlap(s, x, y, value.ndim) & s.facts.asked[value]).any():
+        return
+    numbers = [s.vectors[v].lead.value for v in (x, y)]
+    if all(known is not None for known in numbers):
+        first, second = (s.build.constant(np.abs(np.asarray(known))[0]) for known in numbers)
+        size = np.asarray(paired_products(s, first, second, x, y, value.ndim).value)
+        made = np.abs(np.asarray(products(s, x, y, value.ndim, "").value))
+        if ((made <= ROUNDING * size) | ~s.facts.asked[value]).all():
+            return
+    raise ExactError(value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞")
+
+
+def _refuse(s: State, value: Scalar, x: Vector, y: Vector, unknown: Bools) -> None:
+    wrong = unknown & s.facts.asked[value]
+    if wrong.any():  # of factors that are not 0 at every width
+        rows = Expansion(s.facts.values).rows
+        for v, places in ((x, np.s_[..., :, None]), (y, np.s_[..., None, :])):
+            wrong = wrong & (np.diff(rows[v].indptr) > 0).reshape(v.shape)[places]
+    if wrong.any():
+        raise ExactError(
+            value,
+            "a score of two vectors that met nonlinearities or have means, of one with what it is a function of, or of "
+            "one with what other scores say of it, has no known law as n → ∞",
+        )

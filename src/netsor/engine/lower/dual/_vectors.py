@@ -1,0 +1,92 @@
+"""The ε parts of vectors: one rule an operation, `rule(dual, value, op)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ....language._array import Operation
+from ....language._operation import Data, Gaussian, MatMul, Nonlin
+from ....language._rotary import Rotate
+from ....language._value import Vector
+from ...passes._operations import Fuse, Span
+from .._linear import LINEAR, act, fitted, marked, parts_of
+from .._marks import nonzero
+from .._state import Bools, Epsilon, State
+from .._tilted import tilt
+from ._parts import Dual, none, not_known
+from ._span import span
+
+
+def _matmul(dual: Dual, value: Vector, op: MatMul) -> Epsilon:
+    """W of orthonormal vectors is standard and isotropic, to all orders; of others, a factor C has an ε part."""
+    return (none if isinstance(op.x.op, Span) else not_known)(dual, value, op)
+
+
+def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Epsilon:
+    """A change of its arguments shows along the arguments, and along all functions of them."""
+    given = [dual[x] for x in op.inputs]
+    if not any(f.support.any() or f.unknown.any() for f in given):
+        return none(dual, value, op)
+    reached = _reached(dual.s, value, dual.support(value))
+    return Epsilon(None, np.zeros_like(reached), reached)
+
+
+def _reached(s: State, value: Vector, support: Bools) -> Bools:
+    found = support.copy().reshape(-1, support.shape[-1])
+    for group in s.groups_of(value):
+        blocks = s.limit(group).blocks
+        own = next(b.feature for b in blocks if b.feature is not None and b.number[:2] == s.facts.number[value])
+        # ⟨e, ψ(g) ⊙ u⟩ has a rule of its own for a change of u, and a change of g does not show in it
+        tilted = tilt(own)
+        arguments = own.reach if tilted is None else own.supports[tilted[0]]
+        marks = np.zeros(support.shape[-1], dtype=bool)
+        for block in blocks:
+            inside = slice(block.start, min(block.stop, len(marks)))
+            if block.feature is None:
+                marks[inside] = np.pad(arguments, (0, len(marks)))[inside]
+            else:
+                marks[inside] = own.related(block.feature)
+        found[group.positions[value].ravel()] |= marks
+    return found.reshape(support.shape)
+
+
+def _linear(dual: Dual, value: Vector, op: Operation) -> Epsilon:
+    """(a0 + ε a1) (x0 + ε x1) = a0 x0 + ε (a0 x1 + a1 x0), and the same for marks."""
+    s, (vectors, by) = dual.s, parts_of(value)
+    given, leads = [dual[x] for x in vectors], [s.vectors[x].lead for x in vectors]
+    marks = None if by is None else nonzero(s, by)
+    support = marked(s, value, [f.support for f in given], marks)
+    unknown = marked(s, value, [f.unknown for f in given], marks)
+    terms = []
+    if any(f.part is not None for f in given):
+        parts = [f.part or s.build.constant(np.zeros(x.shape)) for f, x in zip(given, leads, strict=True)]
+        terms.append(act(s, value, parts, None if by is None else s.scalars[by]))
+    if by is not None:
+        supports = [dual.support(x) for x in vectors]
+        small = dual.converted(dual[by], dual.unit(value))
+        unknown = _either(unknown, marked(s, value, supports, small.unknown))
+        if small.part is not None and small.support.any():
+            support = _either(support, marked(s, value, supports, small.support))
+            terms.append(act(s, value, leads, small.part))
+    return Epsilon(dual.sum(terms), support, unknown)
+
+
+def _either(a: Bools, b: Bools) -> Bools:
+    shape = np.broadcast_shapes(a.shape[:-1], b.shape[:-1])
+    width = max(a.shape[-1], b.shape[-1])
+    return np.asarray(fitted(a, (*shape, width)) | fitted(b, (*shape, width)))
+
+
+VECTORS: dict[type[Operation], Callable[[Dual, Any, Any], Epsilon]] = {
+    Gaussian: none,
+    Data: none,
+    MatMul: _matmul,
+    Fuse: not_known,
+    Nonlin: _nonlin,
+    Rotate: lambda dual, value, op: dual[op.x],
+    Span: span,
+    **dict.fromkeys(LINEAR, _linear),
+}
