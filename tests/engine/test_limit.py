@@ -257,3 +257,38 @@ def test_a_score_of_a_vector_that_is_0():
         for zero in (q[0] - q[0], 2 * q[0] - (q[0] + q[0])):
             law = ns.Program(ns.dot(zero, q[0])).law(n=ns.inf)
             assert law.mean() == law.var() == 0.0
+
+
+def _jumping():
+    x, y, p = ns.gaussian(n), ns.gaussian(n), ns.dot(ns.gaussian(n), ns.gaussian(n))
+    c = ns.mean_dot(x, y)  # vanishes like n^(−1/2), with either sign
+    one = ns.gaussian(n, 1, mean=[1.0], cov=[[0.0]])[0]
+    positive = ns.activations.Function("positive", lambda u: np.where(u > 0, 1.0, 0.0))
+    return {
+        "a scalar that vanishes": ns.apply(np.sign, c),
+        "a scalar whose limit is 1": ns.apply(np.floor, ns.mean_dot(x, x)),
+        "rounding on the other side": ns.apply(np.sign, 0.3 * ns.mean_dot(x, x) - 0.3),
+        "a tie": ns.apply(lambda q: np.argmax(q, axis=-1) * 1.0, ns.mean_dot(x, ns.gaussian(n, 3)), axes=1),
+        "beside a score": ns.apply(lambda a, b: np.where(a > 0, b, -b), c, p),
+        "a vector that vanishes": ns.nonlin(positive, c * x),
+        "times a score": ns.apply(np.sign, c * p),
+        "a norm of it": ns.rms_norm(c * x, eps=0.0),
+        "a vector that becomes a number": ns.nonlin(lambda u: np.where(u > 1, 1.0, 0.0), one + c * x),
+    }
+
+
+@pytest.mark.parametrize("name", _jumping())
+def test_a_function_that_jumps_at_the_limit_of_its_argument_is_refused(name):
+    with pytest.raises(ns.ExactError, match="jumps at the limit of its argument"):
+        ns.Program(_jumping()[name]).law(n=ns.inf, draws=10)
+
+
+def test_a_function_that_jumps_elsewhere_has_a_limit():
+    x = ns.gaussian(n)
+    one = ns.gaussian(n, 1, mean=[1.0], cov=[[0.0]])[0]
+    assert ns.Program(ns.apply(np.sign, ns.mean_dot(x, x) - 0.5)).law(n=ns.inf, draws=10).mean() == 1.0
+    assert ns.Program(ns.nonlin(np.floor, one)).law(n=ns.inf, draws=10).mean() == 1.0  # 1 at every width
+    assert ns.Program(ns.nonlin(np.sign, x - x)).law(n=ns.inf, draws=10).mean() == 0.0  # 0 at every width
+    c = ns.mean_dot(x, ns.gaussian(n))
+    assert ns.Program(ns.apply(np.abs, c)).law(n=ns.inf, draws=10).mean() == 0.0  # a kink is no jump
+    assert ns.Program(ns.apply(lambda u: np.sqrt(np.abs(u)), c)).law(n=ns.inf, draws=10).mean() == 0.0

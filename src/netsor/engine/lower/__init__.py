@@ -27,6 +27,7 @@ from ..passes._operations import Adjoint, Along, Fuse, Span
 from ..passes._rewrite import Context
 from ._directions import adjoint, along, span
 from ._facts import facts_of
+from ._jumps import check_jumps
 from ._linear import combined, taken
 from ._marks import overlap
 from ._nonlinear import nonlin
@@ -123,6 +124,8 @@ def _normal(s: State, value: Scalar, op: ops.Normal) -> Register:
 
 
 def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:
+    if s.facts.limits:
+        check_jumps(s, value)
     arrays = [s.lined(s.scalars[p], p.ndim, op.leading + op.axes) for p in op.scalars]
     words = f"{named(op.f)} of scalars"
     return s.build.step("apply", *arrays, made=value.shape, words=words, f=op.f, shape=value.shape)

@@ -14,6 +14,7 @@ from .._error import ExactError
 from .._plan import Register, named
 from ._clusters import Group
 from ._features import unnamed
+from ._jumps import check_jumps
 from ._linear import fitted
 from ._same import compares, identified
 from ._state import Lowered, State
@@ -47,6 +48,7 @@ def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scal
         width = int(s.facts.widths[value])
         arrays = [build.fitted(x.lead, width) for x in given]
         return Lowered(applied(arrays, arrays, width))
+    check_jumps(s, value)
     sample = None
     if value in s.facts.coordinates:
         columns = [x.sample or build.constant(np.zeros((*x.lead.shape[:-1], 1))) for x in given]
