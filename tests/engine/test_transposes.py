@@ -79,12 +79,24 @@ def test_parts_of_order_one_over_root_n_count():
     assert net.law(n=ns.inf, draws=20_000).var() == pytest.approx(17.0, rel=0.04)  # 4 √n s, and a fresh normal
 
 
-def test_what_a_vector_adds_at_that_order_alone_is_refused():
-    """x + 3 s y adds nothing to x at order 1, and yet W of it has a part along W y, on which W acts after it."""
-    w, (x, y, z) = ns.weight(n, n), ns.gaussian(n, 3)
-    h = w @ ns.stack([x, x + 3 * ns.mean_dot(x, z) * y, y])
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+@pytest.mark.parametrize("case", ["together", "one by one", "vanishing"])
+def test_what_a_vector_adds_at_that_order_alone_is_refused(case, scale):
+    """x + s y adds nothing to x at order 1, and yet W of it has a part along W y, on which W acts after it."""
+    w, (x, y, z) = ns.weight(n, n), scale * ns.gaussian(n, 3)
+    s = 3 * ns.mean_dot(x, z) / scale**2
+    if case == "together":
+        h = w @ ns.stack([x, x + s * y, y])
+        score = ns.dot(h[1] - h[0], h[2])
+    elif case == "one by one":
+        first, second = w @ x, w @ (x + s * y)
+        score = ns.dot(second - first, w @ y)
+    else:
+        score = ns.dot(w @ (s * y), w @ y)
+    net = ns.Program(score / scale**2)
+    assert net.law(n=400, draws=2000).var() == pytest.approx(9.0, rel=0.2)  # 3 √n s |y|²/n, and no 0
     with pytest.raises(ValueError, match=r"a part of order n\^\(-1/2\)"):
-        ns.Program((ns.dot(h[1], h[2]), ns.dot(h[0], h[2]))).law(n=ns.inf, draws=10)
+        net.law(n=ns.inf, draws=10)
 
 
 def test_widths_at_rates_of_their_own_are_refused():

@@ -193,11 +193,11 @@ def _mended(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *a
     return made
 
 
-UNSEEN = 1e-18  # of the square of a row, or of a vector with coordinates of order 1: what is left below is rounding
+UNSEEN = 1e-18  # relative to the largest square of the rows and of the vectors: what is left below is rounding
 
 
-def seen(xp: Any, made: Array, left: Array, rows: Array) -> Array:
-    """Rows that were made of others; NaN where something of these is left that no row holds."""
-    size = squares(xp, rows)
-    lost = squares(xp, left) > UNSEEN * xp.where(size > 1.0, size, xp.ones_like(size))
-    return xp.where(lost[..., None], xp.asarray(float("nan"), dtype=made.dtype), made)
+def lost(xp: Any, left: Array, rows: Array, vectors: Array) -> Array:
+    """NaN if something is left of rows, the ε parts of vectors, else 0: one number a replica."""
+    size = xp.maximum(squares(xp, rows), xp.max(squares(xp, vectors), axis=-1, keepdims=True))
+    wrong = xp.any(squares(xp, left) > UNSEEN * size, axis=tuple(range(1, left.ndim - 1)))
+    return xp.where(wrong, xp.asarray(float("nan"), dtype=left.dtype), xp.asarray(0.0, dtype=left.dtype))

@@ -79,7 +79,7 @@ RULES: dict[str, Callable[..., Array]] = {
     },
     "span": _orthogonal.span,
     "along": _orthogonal.along,
-    "seen": _orthogonal.seen,
+    "lost": _orthogonal.lost,
     "reduced": _orthogonal.reduced,
     "oriented": _orthogonal.oriented,
     "alike": _alike.alike,

@@ -60,12 +60,16 @@ Unit = tuple[str | None, float]  # ε = (factor · width)^(−1/2), by the name 
 
 @dataclass(frozen=True, eq=False)
 class Epsilon:
-    """An ε part: the numbers as far as they are known, where they can be other than 0, and where they are unknown."""
+    """An ε part: the numbers as far as they are known, where they can be other than 0, and where they are unknown.
+
+    `guards` are numbers that are NaN in a replica where a part of order ε has no direction of order 1, else 0.
+    """
 
     part: Register | None
     support: Bools
     unknown: Bools
     unit: Unit | None = None  # of scalars that have one
+    guards: tuple[Register, ...] = ()
 
 
 class State:

@@ -44,7 +44,9 @@ class Dual:
                 continue
             pending.pop()
             if one not in made:
-                made[one] = self._fitted(one, self._rule(one)(self, one, one.op))
+                found = self._fitted(one, self._rule(one)(self, one, one.op))
+                given = (guard for x in self._inputs(one) for guard in made[x].guards)
+                made[one] = replace(found, guards=tuple(dict.fromkeys((*found.guards, *given))))
         return made[value]
 
     def _rule(self, value: Value) -> Callable[..., Epsilon]:
@@ -88,7 +90,8 @@ class Dual:
             terms.append(paired_products(s, more.part, s.vectors[y].lead, x, y, ndim))
         if other.part is not None and paired(here, lined(other.support, y, leading)).any():
             terms.append(paired_products(s, s.vectors[x].lead, other.part, x, y, ndim))
-        return Epsilon(self.sum(terms), np.broadcast_to(support, unknown.shape), unknown, self.unit(x))
+        guards = tuple(dict.fromkeys((*more.guards, *other.guards)))
+        return Epsilon(self.sum(terms), np.broadcast_to(support, unknown.shape), unknown, self.unit(x), guards)
 
     def crossed(self, x: Vector, y: Vector, ndim: int) -> Register:
         """x0 · N · y0, with the normals that have a rule of their own entered before."""

@@ -40,7 +40,10 @@ def read(dual: Dual, value: Scalar, x: Vector, y: Vector) -> Register:
     _check_order(dual.s, value, x, y)
     found = dual.product(x, y, value.ndim)
     _refuse(dual.s, value, x, y, found.unknown)
-    return dual.s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
+    made = dual.s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
+    for guard in found.guards:
+        made = dual.s.build.step("add", made, dual.s.lined(guard, 0, value.ndim))
+    return made
 
 
 def _check_order(s: State, value: Scalar, x: Vector, y: Vector) -> None:

@@ -23,8 +23,7 @@ def span(dual: Dual, value: Vector, op: Span) -> Epsilon:
     """Coefficients along directions that x is orthogonal to by structure have ε parts that are known.
 
     Of all others they are not, so D1 is unknown along the directions that D0 has a part of. A vector that adds nothing
-    at order 1 but does at order ε has no direction for that: then D1 is not a number, and a law that rests on it is
-    refused when it is drawn.
+    at order 1 but does at order ε has no direction for that: a score that depends on it is refused when it is drawn.
     """
     s, x, known = dual.s, op.x, op.known
     build, blocks = s.build, s.facts.blocks[value]
@@ -61,9 +60,10 @@ def span(dual: Dual, value: Vector, op: Span) -> Epsilon:
             by = build.step("scale", products(s, x, v, value.ndim + 1, ""), by=-1.0 / mean_square)
             terms.append(_mixed(s, by, old.part))
             reach = reach | _reached(overlap(s, x, v, value.ndim + 1), wide(old.support, v))
-    total, made = dual.sum(terms), None
+    total, made, guards = dual.sum(terms), None, tuple[Register, ...]()
     if total is not None:
-        made = _solved(s, value, x, given, total, own)
+        made, guard = _solved(s, value, x, given, total, own)
+        guards = (guard,)
         reach = _reached(own[..., -count:], reach)
 
     # less Φ(…) D0
@@ -78,11 +78,13 @@ def span(dual: Dual, value: Vector, op: Span) -> Epsilon:
         moved = _mixed(s, build.step("multiply", inner, build.constant(-1.0 / mean_square * cross)), lead)
         made = moved if made is None else build.step("add", made, moved)
         reach = reach | _reached(cross, every[..., -count:, :, :])
-    return Epsilon(made, reach, unknown)
+    return Epsilon(made, reach, unknown, guards=guards)
 
 
-def _solved(s: State, value: Vector, x: Vector, given: list[Vector], total: Register, own: Bools) -> Register:
-    """Y = L^(−1) · total; not a number where part of a row is lost: no direction of order 1 holds it."""
+def _solved(
+    s: State, value: Vector, x: Vector, given: list[Vector], total: Register, own: Bools
+) -> tuple[Register, Register]:
+    """Y = L^(−1) · total, and a guard: whether part of a row is lost, for no direction of order 1 holds it."""
     build, lead, mean_square = s.build, s.vectors[value].lead, s.norm(x) ** 2
     blocks, width = lead.shape[-2:]
     lower = build.step("scale", products(s, x, value, value.ndim + 1, ""), by=1 / mean_square)
@@ -97,7 +99,8 @@ def _solved(s: State, value: Vector, x: Vector, given: list[Vector], total: Regi
         along = build.step("multiply", build.step("gram", left, flat), inside)
         left = build.step("add", left, build.step("scale", build.step("product", along, flat), by=-1.0))
         start = stop
-    return build.reshape(build.step("seen", solved, left, rows), *lead.shape)
+    vectors = build.reshape(build.fitted(s.vectors[x].lead, width), *x.shape, blocks * width)
+    return build.reshape(solved, *lead.shape), build.step("lost", left, rows, vectors)
 
 
 def _apart(marks: Bools) -> Bools:
