@@ -193,11 +193,21 @@ def _mended(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *a
     return made
 
 
-UNSEEN = 1e-18  # relative to the largest square of the rows and of the vectors: what is left below is rounding
+ROUNDING = 1e-18  # relative to squares of the vectors and rows in question: what is below is rounding
 
 
-def lost(xp: Any, left: Array, rows: Array, vectors: Array) -> Array:
-    """NaN if something is left of rows, the ε parts of vectors, else 0: one number a replica."""
+def left_over(xp: Any, left: Array, rows: Array, vectors: Array) -> Array:
+    """What is left of rows, the ε parts of vectors; 0 where that is rounding."""
     size = xp.maximum(squares(xp, rows), xp.max(squares(xp, vectors), axis=-1, keepdims=True))
-    wrong = xp.any(squares(xp, left) > UNSEEN * size, axis=tuple(range(1, left.ndim - 1)))
+    kept = squares(xp, left) > ROUNDING * size
+    return xp.where(kept[..., None], left, xp.zeros_like(left))
+
+
+def lost(xp: Any, left: Array, vectors: Array, later: bool) -> Array:
+    """NaN if what was left over has a product with a vector, or with one of a later row, else 0: one number a replica."""
+    products = left @ xp.matrix_transpose(vectors)
+    wrong = products**2 > ROUNDING * squares(xp, left)[..., None] * squares(xp, vectors)[..., None, :]
+    if later:
+        wrong = xp.triu(xp.astype(wrong, left.dtype), k=1) > 0
+    wrong = xp.any(wrong, axis=tuple(range(1, wrong.ndim)))
     return xp.where(wrong, xp.asarray(float("nan"), dtype=left.dtype), xp.asarray(0.0, dtype=left.dtype))

@@ -79,6 +79,7 @@ RULES: dict[str, Callable[..., Array]] = {
     },
     "span": _orthogonal.span,
     "along": _orthogonal.along,
+    "left_over": _orthogonal.left_over,
     "lost": _orthogonal.lost,
     "reduced": _orthogonal.reduced,
     "oriented": _orthogonal.oriented,

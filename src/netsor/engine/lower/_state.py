@@ -62,13 +62,15 @@ Unit = tuple[str | None, float]  # ε = (factor · width)^(−1/2), by the name 
 class Epsilon:
     """An ε part: the numbers as far as they are known, where they can be other than 0, and where they are unknown.
 
-    `guards` are numbers that are NaN in a replica where a part of order ε has no direction of order 1, else 0.
+    Of directions found from vectors, `left` is what of the vectors' ε parts no direction of order 1 holds. `guards` are
+    numbers that are NaN in a replica where that counts, else 0.
     """
 
     part: Register | None
     support: Bools
     unknown: Bools
     unit: Unit | None = None  # of scalars that have one
+    left: Register | None = None
     guards: tuple[Register, ...] = ()
 
 

@@ -91,7 +91,7 @@ class Dual:
         if other.part is not None and paired(here, lined(other.support, y, leading)).any():
             terms.append(paired_products(s, s.vectors[x].lead, other.part, x, y, ndim))
         guards = tuple(dict.fromkeys((*more.guards, *other.guards)))
-        return Epsilon(self.sum(terms), np.broadcast_to(support, unknown.shape), unknown, self.unit(x), guards)
+        return Epsilon(self.sum(terms), np.broadcast_to(support, unknown.shape), unknown, self.unit(x), None, guards)
 
     def crossed(self, x: Vector, y: Vector, ndim: int) -> Register:
         """x0 · N · y0, with the normals that have a rule of their own entered before."""

@@ -23,7 +23,8 @@ def span(dual: Dual, value: Vector, op: Span) -> Epsilon:
     """Coefficients along directions that x is orthogonal to by structure have ε parts that are known.
 
     Of all others they are not, so D1 is unknown along the directions that D0 has a part of. A vector that adds nothing
-    at order 1 but does at order ε has no direction for that: a score that depends on it is refused when it is drawn.
+    at order 1 but does at order ε has no direction for that. It counts if the matrix acts along it too, or its
+    transpose made something along it: then a score that depends on both is refused when it is drawn.
     """
     s, x, known = dual.s, op.x, op.known
     build, blocks = s.build, s.facts.blocks[value]
@@ -60,10 +61,11 @@ def span(dual: Dual, value: Vector, op: Span) -> Epsilon:
             by = build.step("scale", products(s, x, v, value.ndim + 1, ""), by=-1.0 / mean_square)
             terms.append(_mixed(s, by, old.part))
             reach = reach | _reached(overlap(s, x, v, value.ndim + 1), wide(old.support, v))
-    total, made, guards = dual.sum(terms), None, tuple[Register, ...]()
+    total, made, left = dual.sum(terms), None, None
+    guards = [guard for v in known for guard in guards_of(dual, v, x)]
     if total is not None:
-        made, guard = _solved(s, value, x, given, total, own)
-        guards = (guard,)
+        made, left = _solved(s, value, x, given, total, own)
+        guards.append(build.step("lost", *_same_width(s, left, s.vectors[x].lead), later=True))
         reach = _reached(own[..., -count:], reach)
 
     # less Φ(…) D0
@@ -78,13 +80,37 @@ def span(dual: Dual, value: Vector, op: Span) -> Epsilon:
         moved = _mixed(s, build.step("multiply", inner, build.constant(-1.0 / mean_square * cross)), lead)
         made = moved if made is None else build.step("add", made, moved)
         reach = reach | _reached(cross, every[..., -count:, :, :])
-    return Epsilon(made, reach, unknown, guards=guards)
+    return Epsilon(made, reach, unknown, None, left, tuple(guards))
+
+
+def guards_of(dual: Dual, directions: Vector, x: Vector) -> list[Register]:
+    """Whether vectors x have a part along what was left over when these directions were found."""
+    found, pending, seen = [], [directions], set()
+    while pending:
+        one = pending.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        if isinstance(one.op, Span):
+            left = dual[one].left
+            if left is not None:
+                found.append(dual.s.build.step("lost", *_same_width(dual.s, left, dual.s.vectors[x].lead), later=False))
+        else:  # directions set end to end, or indexed
+            pending += [v for v in one.op.inputs if isinstance(v, Vector)]
+    return found
+
+
+def _same_width(s: State, *arrays: Register) -> list[Register]:
+    """Arrays (…, vectors, blocks, ·) as rows (…, vectors, ·), with as many axes and directions as the largest has."""
+    width, ndim = max(a.shape[-1] for a in arrays), max(len(a.shape) for a in arrays)
+    wide = [s.lined(s.build.fitted(a, width), len(a.shape), ndim) for a in arrays]
+    return [s.build.reshape(a, *a.shape[:-2], a.shape[-2] * width) for a in wide]
 
 
 def _solved(
     s: State, value: Vector, x: Vector, given: list[Vector], total: Register, own: Bools
 ) -> tuple[Register, Register]:
-    """Y = L^(−1) · total, and a guard: whether part of a row is lost, for no direction of order 1 holds it."""
+    """Y = L^(−1) · total, and what of it is left over: no direction of order 1 holds it."""
     build, lead, mean_square = s.build, s.vectors[value].lead, s.norm(x) ** 2
     blocks, width = lead.shape[-2:]
     lower = build.step("scale", products(s, x, value, value.ndim + 1, ""), by=1 / mean_square)
@@ -100,7 +126,8 @@ def _solved(
         left = build.step("add", left, build.step("scale", build.step("product", along, flat), by=-1.0))
         start = stop
     vectors = build.reshape(build.fitted(s.vectors[x].lead, width), *x.shape, blocks * width)
-    return build.reshape(solved, *lead.shape), build.step("lost", left, rows, vectors)
+    left = build.step("left_over", left, rows, vectors)
+    return build.reshape(solved, *lead.shape), build.reshape(left, *lead.shape)
 
 
 def _apart(marks: Bools) -> Bools:
