@@ -204,7 +204,7 @@ def left_over(xp: Any, left: Array, rows: Array, vectors: Array) -> Array:
 
 
 def lost(xp: Any, left: Array, vectors: Array, later: bool) -> Array:
-    """NaN if what was left over has a product with a vector, or with one of a later row, else 0: one number a replica."""
+    """NaN if what was left over has a product with a vector (a later one), else 0: one number a replica."""
     products = left @ xp.matrix_transpose(vectors)
     wrong = products**2 > ROUNDING * squares(xp, left)[..., None] * squares(xp, vectors)[..., None, :]
     if later:
