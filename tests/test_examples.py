@@ -11,7 +11,11 @@ import netsor as ns
 
 FOLDER = Path(__file__).parent.parent / "examples"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
-PICTURES = {"picture": {"widths.png"}, "three_questions": {"entropy.png", "outputs.png", "posterior.png"}}
+PICTURES = {
+    "picture": {"widths.png"},
+    "tangent": {f"tangent-{name}.png" for name in ("decay", "heads", "output", "widths")},
+    "three_questions": {"entropy.png", "outputs.png", "posterior.png"},
+}
 
 
 def needs(name):
@@ -20,8 +24,8 @@ def needs(name):
 
 
 @pytest.mark.parametrize(
-    "name",  # docs/regression.md runs nearly the same in every test
-    [pytest.param(name, marks=pytest.mark.slow) if name == "regression" else name for name in EXAMPLES],
+    "name",  # pages of the docs run nearly the same as the slow ones in every test
+    [pytest.param(name, marks=pytest.mark.slow) if name in ("regression", "tangent") else name for name in EXAMPLES],
 )
 def test_example_runs(name, capsys, monkeypatch, tmp_path):
     needs(name)
