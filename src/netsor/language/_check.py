@@ -307,7 +307,7 @@ def _rotated(facts: _Facts) -> Iterator[str]:
 
 
 def _fixed_widths(facts: _Facts) -> Iterator[str]:
-    # a space matters where its coordinates are summed over: a read-out into R^1 is no trouble
+    # a finite space matters only where its coordinates are summed over: a read-out into R^1 does no harm
     for value in facts.values:
         summed = value.op.inputs if isinstance(value.op, MatMul | Dot) else ()
         for x in dict.fromkeys(summed):

@@ -38,7 +38,7 @@ def stack(values: Sequence[V], axis: int = 0) -> V:
 def _alike(values: Sequence[V], operation: str) -> tuple[V, ...]:
     try:
         parts = tuple(values)
-    except Exception:  # what an object does when it is iterated over is its own
+    except Exception:  # a user's object may raise anything when it is iterated over
         raise TraceError(operation, f"values={shown(values)} must be a list of vectors or of scalars") from None
     if not parts:
         raise TraceError(operation, f"needs at least one value, got {shown(values)}")
