@@ -1,4 +1,4 @@
-"""A configuration from a file, which may be anything: never more is read than a configuration could have."""
+"""A configuration from a file of any kind: no more bytes are read than a configuration can have."""
 
 from __future__ import annotations
 
