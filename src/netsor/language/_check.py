@@ -127,7 +127,7 @@ class _Facts:
         self.depends = dict.fromkeys(self.values, False)  # on a score
         self.linear = dict.fromkeys(self.values, True)  # a vector linear in vectors free of scores
         self.bounded: dict[Value, bool | None] = {}
-        self.given: set[Value] = set()  # data, and what is made of data without randomness
+        self.fixed: set[Value] = set()  # data and numbers, and what is made of them alone
         for value in self.values:
             self._classify(value)
 
@@ -144,8 +144,8 @@ class _Facts:
                 not isinstance(value.op, Nonlin) and all(self.linear[x] for x in vectors)
             )
         random = isinstance(value.op, Gaussian | MatMul | Dot | Normal)
-        if not random and all(x in self.given for x in inputs):
-            self.given.add(value)
+        if not random and all(x in self.fixed for x in inputs):
+            self.fixed.add(value)
 
     def at(self, value: Value) -> str:
         return f"{self.names[value]} ({value.where})"
@@ -311,5 +311,5 @@ def _fixed_widths(facts: _Facts) -> Iterator[str]:
     for value in facts.values:
         summed = value.op.inputs if isinstance(value.op, MatMul | Dot) else ()
         for x in dict.fromkeys(summed):
-            if isinstance(x, Vector) and x.width.name is None and x not in facts.given:
+            if isinstance(x, Vector) and x.width.name is None and x not in facts.fixed:
                 yield f"{facts.at(value)} sums over the coordinates of {facts.names[x]} in R^{x.width}, which is finite"
