@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .engine import NoLimitError, Plan, Question, Sampling, _literal
 from .engine._coordinates import picked
+from .engine._correlated import correlated
 from .engine._montecarlo import Progress
 from .engine._recognise import recognise
 from .engine._sampler import conditional, drawn
@@ -101,11 +102,15 @@ class Program:
 
     def latex(self, document: bool = True) -> str:
         """The program and its limit law (Definition 3.1 of the paper) as LaTeX; without `document`, its body alone."""
-        return latex(self.name, self.outputs, document)
+        return latex(self.name, self.outputs, self.check(), document)
 
     def check(self) -> Report:
         """Assumption 3.1 of the paper, point by point, and the verdict: proved, conjectured, or no limit."""
-        return check(self.name, self.outputs)
+        return self._report
+
+    @functools.cached_property
+    def _report(self) -> Report:
+        return check(self.name, self.outputs, correlated)
 
     def simulate(
         self,

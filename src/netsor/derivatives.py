@@ -31,7 +31,7 @@ CUBIC = 0.044715  # of gelu_tanh
 
 
 def derivative(f: Function, k: int = 0) -> Function | float | None:
-    """∂f/∂x_k: a function of the same arguments, a number if it is constant, None if it is not activations.
+    """∂f/∂x_k: a function of the same arguments, a number if it is constant, None if it is not known.
 
     What the user declared counts; else f is recognised by what it computes, numpy's own functions too.
     """

@@ -178,6 +178,8 @@ def test_what_has_no_known_limit_is_refused():
     w, x = ns.weight(n, n), ns.gaussian(n, 2)
     a, b = (ns.softmax(ns.dot(ns.weight(n, n) @ x, ns.weight(n, n) @ x)) for _ in range(2))
     with pytest.raises(ns.ExactError, match=r"share a source.*diverges.*test_limit.py.*net.simulate"):
+        ns.Program(ns.dot((a @ x - a @ x)[0], x[0])).law(n=ns.inf)  # 0, but not for each term by itself
+    with pytest.raises(ns.NoLimitError, match="correlated"):
         ns.Program(ns.dot((a @ x - b @ x)[0], x[0])).law(n=ns.inf)
     even, odd = ns.cos(x), ns.tanh(x)  # uncorrelated, so that it may have a limit, and the engine does not know it
     with pytest.raises(ns.ExactError, match=r"met nonlinearities|share a source"):

@@ -220,8 +220,8 @@ CASES = {
     ),
     "tied on relus": (
         lambda: (lambda a, x: ns.dot(a @ ns.relu(x[0]), a @ ns.relu(x[1])))(w(), tokens(2)),
-        "conjectured",  # relu of tanh: nothing is known of it
-        {TIED},
+        "no limit",
+        {TIED, CORRELATED},
     ),
     "used elsewhere": (used_elsewhere, "conjectured", {ELSEWHERE}),
     "returned": (returned, "conjectured", {ELSEWHERE}),

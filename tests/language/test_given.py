@@ -96,7 +96,7 @@ def test_large_integers_are_numbers_and_no_counts():
             ns.nn.attention(ns.gaussian(n, 2), count)
     with pytest.raises(ns.TraceError, match="at most 32 axes and 268,435,456 entries"):
         ns.weight(n, n, (2**20, 2**20))
-    with pytest.raises(ns.TraceError, match="jointly Gaussian vectors, and at most 16,384 may be"):
+    with pytest.raises(ns.TraceError, match="jointly Gaussian vectors; at most 16,384 are allowed"):
         ns.gaussian(n, 2**20)
     with pytest.raises(ns.TraceError, match="at most 268,435,456 are rearranged"):
         ns.mean_dot(ns.weight(n, n, 2**15) @ ns.ones(n), ns.weight(n, n, 2**15) @ ns.ones(n))[0]

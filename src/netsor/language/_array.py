@@ -149,7 +149,7 @@ class Value:
             raise TraceError(made, f"shape {shown(self.shape)} has {len(self.shape)} axes; at most {AXES} are allowed")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> Any:
-        """An array on the left of an operator leaves the operation to us; numpy's own functions are a mistake."""
+        """array + value is computed by value.__radd__; any other function of numpy is a mistake of the user."""
         operator = REFLECTED.get(ufunc)
         if operator and method == "__call__" and inputs[-1] is self and hasattr(self, operator):
             return getattr(self, operator)(inputs[0])

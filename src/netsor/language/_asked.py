@@ -1,7 +1,7 @@
 """Which entries of the values of a program its outputs ask for, one by one.
 
 `_narrow` keeps demands axis by axis, so that arrays stay arrays. What has no limit is judged entry by entry: of the
-scores of tokens with themselves a mask may leave out the diagonal, and that alone diverges.
+scores of tokens with themselves a mask may leave out the diagonal, where alone they diverge.
 """
 
 from __future__ import annotations

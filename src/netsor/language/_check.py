@@ -12,7 +12,7 @@ scalars (`ns.normal`) are independent of all else: given them they are fixed num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,15 +23,14 @@ import numpy.typing as npt
 from . import _operation as ops
 from ._array import Operation
 from ._asked import asked_entries
-from ._expand import Entry, Expansion, Ints
+from ._expand import Expansion
 from ._graph import ordered
-from ._moment import Moments, sign
 from ._names import names_of
 from ._operation import Add, Apply, Constant, Dot, Gaussian, Join, MatMul, Mix, Nonlin, Normal, Scale, Take
 from ._rotary import Rotate
 from ._value import Value, Vector
 
-MOST_PAIRS = 2000  # scores of an array that are gone through one by one
+Correlated = Callable[[Sequence[Value], Sequence[Value]], Collection[Value]]
 
 PROVED, CONJECTURED, NO_LIMIT = "proved", "conjectured", "no limit"
 
@@ -79,14 +78,18 @@ class Report:
         return "\n".join([*lines, f"verdict: {because[self.verdict]}"])
 
 
-def check(name: str, outputs: Sequence[Value]) -> Report:
-    """Assumption 3.1 for the program with these outputs."""
+def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report:
+    """Assumption 3.1 for the program with these outputs.
+
+    `correlated(outputs, scores)` says which of the scores have factors with E[Z^x Z^y] ≠ 0: the engine computes that.
+    """
     facts = _Facts(outputs)
     unknown = list(_unknown(facts))
+    diverging = () if unknown else correlated(outputs, facts.scores)
     points = (
         _point("factors of scores are MatMul outputs", _not_matmul(facts)),
         _point("the two factors of a score have different matrices", _tied(facts)),
-        _point("the two factors of a score are uncorrelated", (), _diverging(facts)),
+        _point("the two factors of a score are uncorrelated", (), _diverging(facts, diverging)),
         _point("matrices of score factors are used for nothing else", _used_elsewhere(facts)),
         _point("inputs of score factors are bounded", _unbounded(facts)),
         _point("functions are pseudo-Lipschitz", _not_lipschitz(facts)),
@@ -121,11 +124,10 @@ class _Facts:
         self.names = names_of(self.values)
         self.scores = [v for v in self.values if isinstance(v.op, Dot) and v.op.power == 0.5]
         self.expansion = Expansion(self.values)
-        self.moments = Moments(self.expansion)
         self.depends = dict.fromkeys(self.values, False)  # on a score
         self.linear = dict.fromkeys(self.values, True)  # a vector linear in vectors free of scores
         self.bounded: dict[Value, bool | None] = {}
-        self.given: set[Value] = set()  # data, and what is made of data without randomness
+        self.fixed: set[Value] = set()  # data and numbers, and what is made of them alone
         for value in self.values:
             self._classify(value)
 
@@ -142,8 +144,8 @@ class _Facts:
                 not isinstance(value.op, Nonlin) and all(self.linear[x] for x in vectors)
             )
         random = isinstance(value.op, Gaussian | MatMul | Dot | Normal)
-        if not random and all(x in self.given for x in inputs):
-            self.given.add(value)
+        if not random and all(x in self.fixed for x in inputs):
+            self.fixed.add(value)
 
     def at(self, value: Value) -> str:
         return f"{self.names[value]} ({value.where})"
@@ -152,21 +154,6 @@ class _Facts:
     def asked(self) -> dict[Value, npt.NDArray[np.bool_]]:
         """The entries of each value that the outputs depend on."""
         return asked_entries(self.outputs)
-
-    def pairs(self, score: Value) -> tuple[Ints, Ints]:
-        """The flat positions of x_i and y_j of the scores n^(−1/2) ⟨x_i, y_j⟩ asked for, those with i = j first."""
-        assert isinstance(score.op, Dot)
-        index = np.nonzero(self.asked[score])
-        order = np.argsort(index[-1] != index[-2], kind="stable")
-        x, y = (np.arange(v.size).reshape(v.shape) for v in (score.op.x, score.op.y))
-        first = np.broadcast_to(x[..., :, None], score.shape)[index]
-        second = np.broadcast_to(y[..., None, :], score.shape)[index]
-        return first[order], second[order]
-
-    def plain(self, score: Value) -> bool:
-        """Whether the factors are combinations of MatMul outputs, with no matrix in common: what nearly all are."""
-        first, second = (self.expansion.matrices(x) for x in score.op.inputs)
-        return not (-1 in first or -1 in second or np.intersect1d(first, second).size)
 
 
 def _all(truths: Iterable[bool | None]) -> bool | None:
@@ -215,36 +202,25 @@ def _not_matmul(facts: _Facts) -> Iterator[str]:
 
 def _tied(facts: _Facts) -> Iterator[str]:
     for score in facts.scores:
-        first, second = (facts.expansion.matrices(x) for x in score.op.inputs)
+        assert isinstance(score.op, Dot)
+        x, y = score.op.x, score.op.y
+        first, second = (facts.expansion.matrices(v) for v in (x, y))
         if not np.setdiff1d(np.intersect1d(first, second), [-1]).size:
             continue
-        used = [facts.expansion.used(x) for x in score.op.inputs]
-        common = (used[0] @ used[1].T).tocoo()
-        first, second = facts.pairs(score)
-        size = common.shape[1]
-        if np.isin(common.row.astype(np.intp) * size + common.col, first * size + second).any():
+        i, j = (np.arange(v.size).reshape(v.shape) for v in (x, y))
+        asked = (np.broadcast_to(k, score.shape)[facts.asked[score]] for k in (i[..., :, None], j[..., None, :]))
+        common = facts.expansion.used(x) @ facts.expansion.used(y).T
+        if common[*asked].any():
             yield f"{facts.at(score)}: tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0"
 
 
-def _diverging(facts: _Facts) -> Iterator[str]:
+def _diverging(facts: _Facts, scores: Collection[Value]) -> Iterator[str]:
     for score in facts.scores:
-        assert isinstance(score.op, Dot)
-        x, y = score.op.x, score.op.y
-        if x.width.name is None or facts.plain(score):
-            continue
-        pairs = zip(*(part[:MOST_PAIRS].tolist() for part in facts.pairs(score)), strict=True)
-        if any(sign(_moment(facts, (x, i), (y, j))) in "+−" for i, j in pairs):
+        if score in scores:
             yield (
                 f"{facts.at(score)}: its factors are correlated, E[Z^x Z^y] ≠ 0, and n^(-1/2) <x, y> grows like "
                 "n^(1/2); mean_dot (1/n) has a limit"
             )
-
-
-def _moment(facts: _Facts, x: Entry, y: Entry) -> float | str:
-    try:
-        return facts.moments.of(x, y)
-    except RecursionError:  # a very deep network
-        return "?"
 
 
 def _used_elsewhere(facts: _Facts) -> Iterator[str]:
@@ -267,7 +243,7 @@ def _used_elsewhere(facts: _Facts) -> Iterator[str]:
 
 def _score_inputs(facts: _Facts) -> dict[Value, None]:
     """The vectors x of the factors W x of all scores."""
-    used = np.zeros(len(facts.expansion.kind), dtype=bool)
+    used = np.zeros(len(facts.expansion.matrix), dtype=bool)
     for score in facts.scores:
         for x in score.op.inputs:
             used[facts.expansion.columns(x)] = True
@@ -331,9 +307,9 @@ def _rotated(facts: _Facts) -> Iterator[str]:
 
 
 def _fixed_widths(facts: _Facts) -> Iterator[str]:
-    # a space matters where its coordinates are summed over: a read-out into R^1 is no trouble
+    # a finite space matters only where its coordinates are summed over: a read-out into R^1 does no harm
     for value in facts.values:
         summed = value.op.inputs if isinstance(value.op, MatMul | Dot) else ()
         for x in dict.fromkeys(summed):
-            if isinstance(x, Vector) and x.width.name is None and x not in facts.given:
+            if isinstance(x, Vector) and x.width.name is None and x not in facts.fixed:
                 yield f"{facts.at(value)} sums over the coordinates of {facts.names[x]} in R^{x.width}, which is finite"

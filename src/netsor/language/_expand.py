@@ -2,15 +2,13 @@
 
 Those are the columns here: outputs W x of a matrix that never acts transposed, the standard Gaussian vectors E_k of
 initial ones, (1, …, 1), data, and all else that a program makes (nonlinearities, combinations by random scalars,
-concatenations). Sums, multiples and rearrangements of vectors are rows of numbers over the columns, so ⟨x, y⟩ is a sum
-over pairs of columns.
+concatenations). Sums, multiples and rearrangements of vectors are rows of numbers over the columns, so that what
+cancels is seen to cancel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
-from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -22,34 +20,20 @@ from ._value import Value, Vector
 
 Ints = npt.NDArray[np.intp]
 Rows = sparse.csr_array
-Entry = tuple[Value, int]  # one vector of an array, by its flat position
-
-
-class Kind(IntEnum):
-    """What a column is."""
-
-    ONES = 0  # (1, …, 1)
-    NORMAL = 1  # E_k of an initial vector
-    PRODUCT = 2  # W x
-    OTHER = 3
 
 
 class Expansion:
     """The columns, and for each vector its rows.
 
     `matrix` is the number of the matrix of a column; E_k has one too, for it has the law of W (1, …, 1) with W fresh;
-    others have −1. `variance` is σ_W² of a product.
+    others have −1. Column 0 is (1, …, 1).
     """
 
     def __init__(self, values: Sequence[Value]) -> None:
         self.values = values
         self.transposed = transposed(values)
-        self._tables: dict[Value, tuple[Ints, Ints, npt.NDArray[np.float64]]] = {}  # positions, columns, numbers
-        self.kind: npt.NDArray[np.int8] = np.zeros(1, dtype=np.int8)
         self.matrix: Ints = np.full(1, -1)
-        self._owner: Ints = np.full(1, -1)  # whose entry a column is, as an index of `values`
-        self._position: Ints = np.full(1, -1)
-        self.variance = np.ones(1)
+        self._tables: dict[Value, tuple[Ints, Ints, npt.NDArray[np.float64]]] = {}  # positions, columns, numbers
         self._first = self._numbered()
         self._initial()
         self._others()
@@ -58,17 +42,6 @@ class Expansion:
         for value in values:
             if isinstance(value, Vector):
                 self.rows[value] = self._rows(value)
-
-    def entry(self, column: int) -> Entry:
-        """Of an OTHER column, the vector that it is; of a product W x, the vector x."""
-        return self.values[self._owner[column]], int(self._position[column])
-
-    def row(self, entry: Entry) -> list[tuple[int, float]]:
-        """The columns of one vector, with their coefficients."""
-        value, position = entry
-        rows = self.rows[value]
-        span = slice(rows.indptr[position], rows.indptr[position + 1])
-        return list(zip(rows.indices[span].tolist(), rows.data[span].tolist(), strict=True))
 
     def columns(self, value: Value) -> Ints:
         """The columns that any vector of the array has."""
@@ -100,43 +73,29 @@ class Expansion:
                     first[weight.source], known = known, known + weight.count
         return first
 
-    def _add(
-        self,
-        kind: Kind,
-        matrix: Ints,
-        owner: int | Ints,
-        position: Ints,
-        variance: float | npt.NDArray[np.float64] = 1.0,
-    ) -> Ints:
-        start, size = len(self.kind), len(matrix)
-        self.kind = np.concatenate([self.kind, np.full(size, kind, dtype=np.int8)])
-        self.matrix = np.concatenate([self.matrix, matrix])
-        self._owner = np.concatenate([self._owner, np.broadcast_to(owner, size)])
-        self._position = np.concatenate([self._position, position])
-        self.variance = np.concatenate([self.variance, np.broadcast_to(variance, size)])
-        return start + np.arange(size)
+    def _add(self, matrices: Ints) -> Ints:
+        """New columns, one for each of these matrices."""
+        start = len(self.matrix)
+        self.matrix = np.concatenate([self.matrix, matrices])
+        return start + np.arange(len(matrices))
 
     def _initial(self) -> None:
         normals: dict[Source, Ints] = {}
         for value in self.values:
             if isinstance(value.op, Gaussian):
                 source, mean, factor = value.op.source, value.op.mean, value.op.factor
-                k = np.arange(factor.shape[-1])
                 if source not in normals:
-                    normals[source] = self._add(Kind.NORMAL, self._first[source] + k, -1, k)
+                    normals[source] = self._add(self._first[source] + np.arange(factor.shape[-1]))
                 table = np.column_stack([mean.ravel(), factor.reshape(value.size, -1)])
                 position, column = np.nonzero(table)
-                numbers = table[position, column]
-                self._tables[value] = position, np.append(0, normals[source])[column], numbers
+                self._tables[value] = position, np.append(0, normals[source])[column], table[position, column]
 
     def _others(self) -> None:
-        for index, value in enumerate(self.values):
+        for value in self.values:
             if not isinstance(value, Vector):
                 continue
             match value.op:
-                case Take() | Join() | Add() | Scale(Value(op=Constant())) | Mix(Value(op=Constant())):
-                    continue
-                case Gaussian():
+                case Take() | Join() | Add() | Scale(Value(op=Constant())) | Mix(Value(op=Constant())) | Gaussian():
                     continue
                 case MatMul(weight) if weight.source not in self.transposed:
                     continue
@@ -144,35 +103,24 @@ class Expansion:
                     present = np.flatnonzero(vectors.reshape(value.size, -1).any(axis=1))
                 case _:
                     present = np.arange(value.size)
-            columns = self._add(Kind.OTHER, np.full(len(present), -1), index, present)
-            self._tables[value] = present, columns, np.ones(len(present))
+            self._tables[value] = present, self._add(np.full(len(present), -1)), np.ones(len(present))
 
     def _products(self) -> None:
         """W x that is written twice is one column; if W = 0, none."""
-        identity = _identities(self.values)
-        index = {value: i for i, value in enumerate(self.values)}
         made = [
             (v, v.op) for v in self.values if isinstance(v.op, MatMul) and v.op.weight.source not in self.transposed
         ]
+        if not made:
+            return
+        identity = _identities(self.values)
         count = sum(value.size for value in self.values if isinstance(value, Vector))
-        keys, parts, variances = (
-            [],
-            [],
-            [],
-        )  # of each product: matrix and x in one number; matrix, owner, position; σ_W²
+        keys = []  # of each product: its matrix and x, in one number
         for value, op in made:
             members = op.weight.members.reshape(op.weight.batch + (1,) * (value.ndim - len(op.weight.batch)))
             matrix = np.broadcast_to(self._first[op.weight.source] + members, value.shape).ravel()
-            position = _positions(op.x, value.shape)
-            keys.append(matrix * count + identity[op.x].ravel()[position])
-            parts.append(np.stack([matrix, np.full(value.size, index[op.x]), position]))
-            variances.append(np.full(value.size, op.weight.std**2))
-        if not made:
-            return
-        _, where, which = np.unique(np.concatenate(keys), return_index=True, return_inverse=True)
-        matrix, owner, position = np.concatenate(parts, axis=1)[:, where]
-        columns = self._add(Kind.PRODUCT, matrix, owner, position, np.concatenate(variances)[where])[which]
-        start = 0
+            keys.append(matrix * count + identity[op.x].ravel()[_positions(op.x, value.shape)])
+        different, which = np.unique(np.concatenate(keys), return_inverse=True)
+        columns, start = self._add(different // count)[which], 0
         for value, op in made:
             size = value.size if op.weight.std > 0 else 0
             self._tables[value] = np.arange(size), columns[start : start + size], np.ones(size)
@@ -183,7 +131,7 @@ class Expansion:
     def _rows(self, value: Vector) -> Rows:
         if value in self._tables:
             position, column, numbers = self._tables[value]
-            return Rows((numbers, (position, column)), shape=(value.size, len(self.kind)))
+            return Rows((numbers, (position, column)), shape=(value.size, len(self.matrix)))
         rows = self.rows
         match value.op:
             case Take(x, flat):
@@ -210,24 +158,6 @@ class Expansion:
 def _positions(x: Value, shape: tuple[int, ...]) -> Ints:
     """The flat position in x of each entry of a value of this shape that x is broadcast to."""
     return np.broadcast_to(np.arange(x.size).reshape(x.shape), shape).ravel()
-
-
-def places_read(value: Value, position: int) -> list[list[int]]:
-    """For each input of the operation that made a value: the flat positions that an entry of the value is made of."""
-    index = np.unravel_index(position, value.shape) if value.shape else ()
-    found = []
-    for x, axes in zip(value.op.inputs, value.op.reads(value.ndim), strict=True):
-        sizes = zip(x.shape, axes, strict=True)
-        along = [range(n) if k is None else (0 if n == 1 else int(index[k]),) for n, k in sizes]
-        found.append([int(np.ravel_multi_index(i, x.shape)) if i else 0 for i in product(*along)])
-    return found
-
-
-def vectors_read(entry: Entry) -> list[Entry]:
-    """The vectors that an entry of an array is made of."""
-    op = entry[0].op
-    read = zip(op.inputs, places_read(*entry), strict=True)
-    return [(x, place) for x, places in read if isinstance(x, Vector) for place in places]
 
 
 def _identities(values: Sequence[Value]) -> dict[Value, Ints]:

@@ -1,4 +1,4 @@
-"""The functions behind the arithmetic of scalars."""
+"""The functions that the arithmetic of scalars is made of: +, −, *, @, **, sums and means."""
 
 from __future__ import annotations
 

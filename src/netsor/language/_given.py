@@ -22,11 +22,11 @@ from ._where import PlacedError, TraceError, TraceIndexError
 
 Shape = tuple[int, ...]
 
-SHOWN = 60  # characters of an argument that a message repeats
-LARGEST = 2**53  # up to here doubles count one by one
-SCALE = 1e50  # the largest size of what will be squared, and its reciprocal the smallest
-NUMBERS = 2**28  # that one operation of a program may hold: 2 GiB of them
-AXES = 32  # the evaluation adds its own, and numpy has 64 in all
+SHOWN = 60  # most characters of an argument that an error message repeats
+LARGEST = 2**53  # integers below it are doubles without rounding
+SCALE = 1e50  # largest size of a number that will be squared (1/SCALE is the smallest): squares stay doubles
+NUMBERS = 2**28  # most numbers in one array of a program: 2 GiB
+AXES = 32  # most axes of an array: numpy allows 64, and the evaluation adds axes of its own
 
 
 def shown(argument: object) -> str:
@@ -38,7 +38,7 @@ def shown(argument: object) -> str:
     try:
         known = isinstance(argument, list | tuple | dict | set | str)
         brief = " ".join((reprlib.repr if known else repr)(argument).split())
-    except Exception:  # its __repr__ is somebody else's
+    except Exception:  # a user's __repr__ may raise anything
         return f"an object of type {type(argument).__name__}"
     return brief if len(brief) <= SHOWN else f"{brief[: SHOWN - 1]}…"
 
@@ -46,7 +46,7 @@ def shown(argument: object) -> str:
 def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
     """The real numbers that were written, infinite ones too; None if it is anything else."""
     if isinstance(argument, np.ma.MaskedArray) and np.ma.is_masked(argument):
-        return None  # numpy would bring to light what is hidden
+        return None  # numpy would read the masked entries
     if type(argument) is np.ndarray and argument.dtype == np.float64 and _final(argument):
         return argument
     try:
@@ -57,14 +57,14 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
         return given.astype(np.float64, copy=False) if given.dtype.kind in "biufO" else None
     except OverflowError:
         return np.array(math.inf)
-    except MemoryError:  # no fault of the argument
+    except MemoryError:
         raise
-    except Exception:  # what an object does when it is made an array is its own
+    except Exception:  # a user's object may raise anything when numpy converts it
         return None
 
 
 def _final(array: npt.NDArray[np.float64]) -> bool:
-    """Whether nobody can write to an array any more, so that it need not be copied: the largest are gigabytes."""
+    """Whether an array cannot be written to any more, so that it need not be copied: the largest are gigabytes."""
     return array.base is None and not array.flags.writeable
 
 
@@ -83,7 +83,7 @@ def as_whole(argument: Any) -> int | None:
 
 
 def _is_bool(argument: object) -> bool:
-    """Whether it is a bool, which Python takes for 0 or 1: True heads are a mistake."""
+    """Whether it is a bool, which Python takes for 0 or 1: heads=True is a mistake."""
     return isinstance(argument, bool | np.bool) or (isinstance(argument, np.ndarray) and argument.dtype == bool)
 
 

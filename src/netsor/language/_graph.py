@@ -14,7 +14,7 @@ def ordered(outputs: Iterable[Value]) -> list[Value]:
     """Every value that the outputs depend on, inputs before what uses them, in an order fixed by the program."""
     done: dict[Value, None] = {}
     for output in outputs:
-        pending = [output]  # a stack and no recursion: a deep network is a long chain
+        pending = [output]  # a stack, not recursion: a deep network would exceed Python's limit
         while pending:
             value = pending[-1]
             waiting = [x for x in value.op.inputs if x not in done] if value not in done else []

@@ -39,7 +39,7 @@ def gaussian(
         if size**2 > NUMBERS:
             raise TraceError(
                 "gaussian",
-                f"shape={shape} is {size:,} jointly Gaussian vectors, and at most {NUMBERS**0.5:,.0f} may be",
+                f"shape={shape} is {size:,} jointly Gaussian vectors; at most {NUMBERS**0.5:,.0f} are allowed",
             )
         factor = np.sqrt(covariance) * np.eye(size) if covariance > 0 else np.zeros((size, 0))
     elif covariance.shape in ((size, size), shape + shape):
@@ -62,10 +62,10 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     std = np.sqrt(np.maximum(np.diagonal(covariance), 0.0))
     unit = np.where(std > 0, std, 1.0)
     eigenvalues, vectors = np.linalg.eigh(covariance / unit[:, None] / unit)
-    if eigenvalues[0] < -1e-10:  # variances that are rounding beside others have no correlations
+    if eigenvalues[0] < -1e-10:  # a variance that is rounding error beside the others gives meaningless correlations
         unit = np.ones(len(std))
         eigenvalues, vectors = np.linalg.eigh(covariance)
-    # a zero that rounding made 1e-17 would have a root of 3e-9, and equal vectors would differ by that much
+    # rounding makes an eigenvalue 0 into 1e-17, whose root 3e-9 would make equal vectors differ
     eigenvalues[eigenvalues < 4e-16 * len(eigenvalues) * eigenvalues[-1]] = 0.0
     root = unit[:, None] * ((vectors * np.sqrt(eigenvalues)) @ vectors.T)
     # vectors with equal or opposite covariances are equal or opposite to their last digits, whatever rounding did

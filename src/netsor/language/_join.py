@@ -20,9 +20,9 @@ def join(values: Sequence[V], axis: int = 0) -> V:
     if len({(part.ndim, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}) > 1:
         raise TraceError("join", f"shapes {_shapes(parts)} do not join along axis {axis}")
     order = [axis, *(a for a in range(ndim) if a != axis)]
-    turned = tuple(part.transpose(*order) for part in parts)
-    shape = (sum(part.shape[0] for part in turned), *turned[0].shape[1:])
-    return turned[0]._like(Join(turned), shape).transpose(*np.argsort(order).tolist())
+    moved = tuple(part.transpose(*order) for part in parts)
+    shape = (sum(part.shape[0] for part in moved), *moved[0].shape[1:])
+    return moved[0]._like(Join(moved), shape).transpose(*np.argsort(order).tolist())
 
 
 def stack(values: Sequence[V], axis: int = 0) -> V:
@@ -38,7 +38,7 @@ def stack(values: Sequence[V], axis: int = 0) -> V:
 def _alike(values: Sequence[V], operation: str) -> tuple[V, ...]:
     try:
         parts = tuple(values)
-    except Exception:  # what an object does when it is iterated over is its own
+    except Exception:  # a user's object may raise anything when it is iterated over
         raise TraceError(operation, f"values={shown(values)} must be a list of vectors or of scalars") from None
     if not parts:
         raise TraceError(operation, f"needs at least one value, got {shown(values)}")

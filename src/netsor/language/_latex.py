@@ -12,7 +12,7 @@ from typing import Any
 
 from . import _operation as ops
 from ._array import Acts, Operation
-from ._check import CONJECTURED, NO_LIMIT, check
+from ._check import CONJECTURED, NO_LIMIT, Report
 from ._formula import factors, formula
 from ._graph import ordered, transposed
 from ._names import LETTERS, names_of
@@ -39,9 +39,8 @@ from ._value import Value, Vector
 from ._weight import Weight
 
 
-def latex(name: str, outputs: Sequence[Value], document: bool) -> str:
+def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool) -> str:
     """The program with these outputs and its limit law; a whole document, or its body."""
-    verdict = check(name, outputs)
     outputs = narrow(outputs)
     values = ordered(outputs)
     writer = _Writer(values)

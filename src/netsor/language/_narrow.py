@@ -1,4 +1,4 @@
-"""Indexing, pushed back to where it saves work.
+"""Indexing, moved from the outputs towards the inputs, so that nothing is computed that no output needs.
 
 Asking for the first token of an attention output asks for one row of scores, so for one query. Backwards from the
 outputs, `demand` says which entries of its inputs an operation needs; forwards, `rebuilt` makes the operation again

@@ -2,7 +2,7 @@
 
 A function of the language is a function: it gives the same numbers for the same arguments wherever they stand in an
 array, and leaves its arguments alone. One that subtracts the mean of its argument, draws random numbers, counts its
-calls or works in place would change the law of a program without a word, so it is refused here.
+calls or works in place would silently change the law of a program, so it is refused here.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Array = npt.NDArray[np.float64]
 LEADING = (2, 3)  # the axes in front, over which a function is vectorised
 ORDER = np.array([4, 1, 5, 0, 3, 2])  # another order of the six positions
 SCALES = (1.0, 1e-6, 1e3)
-LARGE = 10**5  # numbers, beyond which one scale must do
+LARGE = 10**5  # numbers in the arguments above which they are tried at one scale alone, to save time
 
 _found: WeakKeyDictionary[Callable[..., Any], dict[object, Shape]] = WeakKeyDictionary()
-_of_numpy: dict[np.ufunc, dict[object, Shape]] = {}  # which cannot be referred to weakly, and live as long as numpy
+_of_numpy: dict[np.ufunc, dict[object, Shape]] = {}  # numpy's own functions: they have no weak references
 
 
 def probed(f: Function, operation: str, cores: Sequence[Shape], scalars: int = 0) -> Shape:

@@ -99,7 +99,7 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
 def _booleans(mask: npt.ArrayLike) -> npt.NDArray[np.bool]:
     try:
         found = np.asarray(mask)
-    except Exception:  # what an object does when it is made an array is its own
+    except Exception:  # a user's object may raise anything when numpy converts it
         raise TraceError("softmax", f"mask={shown(mask)} must be 'causal' or a boolean array") from None
     if found.dtype != bool:
         raise TraceError(

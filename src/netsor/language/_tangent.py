@@ -39,8 +39,8 @@ def ntk(
 
     Parameters: `p` and `q` (p itself if None), scalars of any shape. `weights`, the parameters that count: all matrices
     of the program if None; else a weight, an initial vector (a bias, `ns.gaussian`), random scalars (`ns.normal`), or a
-    list of them. `W[0]` counts for that matrix alone. `parametrisation` says with respect to what: "ntk", the N(0, 1)
-    variables behind the parameters, so W = (σ/√in) N and the kernel is Σ_W (σ²/in) ⟨∂p/∂W, ∂q/∂W⟩, which has a limit;
+    list of them. `W[0]` counts for that matrix alone. `parametrisation` says with respect to what: "ntk", N with
+    i.i.d. entries N(0, 1), where W = (σ/√in) N, so the kernel is Σ_W (σ²/in) ⟨∂p/∂W, ∂q/∂W⟩, which has a limit;
     "standard", the entries of W themselves, for which it grows like the width.
 
     Returns scalars of shape p.shape + q.shape. They have a law like any others, joint with p and q.
@@ -219,7 +219,7 @@ def _pooled(parts: Sequence[Vector]) -> Vector:
 
 
 def _others(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Scalar:
-    """Of initial vectors and random scalars: ⟨∂p/∂b, ∂q/∂b⟩, or with respect to the N(0, 1) variables behind them."""
+    """Of initial vectors and random scalars: ⟨∂p/∂b, ∂q/∂b⟩, or with respect to b/σ, which is N(0, 1)."""
     if isinstance(leaf.op, Normal):
         rows: list[Any] = [stack([d.reshape(-1) for d in side]) for side in sides]
         made: Scalar = rows[0] @ rows[1].transpose()

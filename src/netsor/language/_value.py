@@ -334,7 +334,7 @@ def _matmul(a: Scalar, b: Scalar) -> Scalar:
 
 def _arithmetic(f: Function, *arguments: ScalarLike) -> Scalar:
     if any(isinstance(argument, Vector) for argument in arguments):
-        return NotImplemented  # type: ignore[no-any-return]  # Python then asks the vector
+        return NotImplemented  # type: ignore[no-any-return]  # Python then calls Vector.__radd__ and the like
     values = tuple(as_scalar(argument, f.name) for argument in arguments)
     return applied(f, values, broadcast(f.name, *values))
 

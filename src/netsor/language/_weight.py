@@ -36,7 +36,7 @@ class Weight:
     fan: Width  # what the variance of the entries is divided by
     transposed: bool = False  # the matrices of the source are those of R^{in × out}
 
-    __array_ufunc__ = None  # an array on the left is a mistake that Python names
+    __array_ufunc__ = None  # array @ W is then a TypeError of Python
 
     @property
     def batch(self) -> Shape:

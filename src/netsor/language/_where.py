@@ -38,7 +38,7 @@ class PlacedError(ValueError):
 
     def __init__(self, operation: str, problem: str) -> None:
         self.where = user_line()
-        self.plain = f"{operation}: {problem}"  # without the place, for those who have a better one
+        self.plain = f"{operation}: {problem}"  # without the place, for a caller that names a better one
         super().__init__(f"{self.plain} (at {self.where})")
 
 

@@ -26,7 +26,7 @@ class Width:
 
     __slots__ = ("factor", "name")
 
-    # a number of numpy on the left leaves the multiplication to us
+    # numpy's number * Width is left to Width.__rmul__
     __array_ufunc__ = None
 
     def __init__(self, name: str | int, factor: int = 1) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from ._estimate import Array, Estimate, combined
 from ._replicas import Replicas
 
-PIECE = 2**20  # entries of a table (replicas × points) at a time
+PIECE = 2**20  # entries of a table (replicas × points) computed at a time, to bound memory
 
 
 def mixture_cf(t: Array, mean: Array, var: Array, replicas: Replicas) -> Estimate:

@@ -21,9 +21,9 @@ numbers = partial(given.numbers, error=LawError)
 real = partial(given.real, error=LawError)
 whole = partial(given.whole, error=LawError)
 Array = npt.NDArray[np.float64]
-LARGEST = 1e150  # of a mean, a draw or a standard deviation: its square is a double
-HIGHEST = 300  # order of a moment: above, E[Z^k] of a standard normal Z is no double
-HEADS = 2**63  # beyond, a number of heads is no double that counts
+LARGEST = 1e150  # largest mean, draw or standard deviation: its square is still a double
+HIGHEST = 300  # highest order of a moment: E[Z^k] of a standard normal Z overflows above it
+HEADS = 2**63  # the number of heads must be below it; beyond, the law is that of infinitely many
 
 
 def points(argument: Any, name: str, operation: str) -> Array:

@@ -22,8 +22,8 @@ from ._gaussians import MANY, Blocks, Gaussians, binned, compress, merged
 from ._law_error import LawError
 from ._replicas import BLOCKS, Replicas, Replicated, block_labels
 
-JUMPS = 2**14  # draws at which a distribution function is seen to jump: of more, so many quantiles
-SINGLES = 10  # points that occur once, from which on they are draws and not atoms
+JUMPS = 2**14  # most points at which a distribution function jumps; more draws are replaced by so many quantiles
+SINGLES = 10  # so many points that occur once, or more, count as draws; fewer count as atoms
 
 
 class Points(NamedTuple):
@@ -152,7 +152,9 @@ class Components:
         rng = np.random.default_rng([self.replicas, len(count)])
         whole = np.floor(count).astype(np.int64)
         split = rng.multinomial(whole, np.full(BLOCKS, 1 / BLOCKS)).astype(np.float64)
-        split += (count - whole)[:, None] / BLOCKS  # two nodes may share a cell's count, in parts
+        split += (count - whole)[
+            :, None
+        ] / BLOCKS  # two nodes share the count of a cell, so that counts may be fractions
         mass = split.sum(axis=0)
         return split / np.where(mass > 0, mass, 1.0), mass / mass.sum()
 
@@ -190,7 +192,7 @@ class Components:
     def _jumps(self) -> Array:
         draws = self._points.draws
         draws = draws[np.argsort(self.component_mean[draws])]
-        if len(draws) > JUMPS:  # what lies between two of them is at most 1/JUMPS, far below its error
+        if len(draws) > JUMPS:  # between two quantiles lies at most 1/JUMPS, far below the error
             level = np.floor(np.cumsum(self.component_weight[draws]) * JUMPS)
             draws = draws[np.append(np.diff(level, prepend=-1.0)[:-1] > 0, True)]
         return np.union1d(self._points.atoms, self.component_mean[draws])

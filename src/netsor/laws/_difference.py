@@ -1,7 +1,7 @@
 """Distances that live on D = P − Q, the difference of two distribution functions.
 
 On a grid where D is a cubic between nodes (with its slope p − q at both ends, and its jumps told apart), total
-variation is half the way that D goes up and down, Kolmogorov its largest height, and Wasserstein-1 the area under |D|.
+variation is half of ∫ |dD|, Kolmogorov the maximum of |D|, and Wasserstein-1 the integral of |D|.
 So they need no densities beyond slopes, atoms need no care, and the first two are between 0 and 1 by construction.
 """
 
@@ -14,7 +14,7 @@ Array = npt.NDArray[np.float64]
 
 
 class Cells:
-    """The grid: nodes y, and functions of D as one vector (D after each node, D before each node, slopes)."""
+    """Functions of D on nodes y; D is one vector (D after each node, D before each node, slopes)."""
 
     def __init__(self, y: Array) -> None:
         self.width = np.diff(y)
@@ -25,7 +25,7 @@ class Cells:
         return after, before, after[:-1], before[1:], rise, fall
 
     def _turning(self, a: Array, b: Array, rise: Array, fall: Array) -> Array:
-        """The height of the cubic where it turns inside a cell; its end, if it does not."""
+        """The value of the cubic at an extremum inside a cell; at its end, if there is none."""
         turns = rise * fall < 0
         t = np.where(turns, rise / np.where(turns, rise - fall, 1.0), 1.0)
         change = b - a

@@ -34,7 +34,7 @@ from ._replicas import Replicated
 from ._resample import bootstrap, jackknife
 
 NAMES = ("kl", "total_variation", "wasserstein1", "kolmogorov")
-LEVEL = 1e-7  # of the test that a limit is that of its replicas
+LEVEL = 1e-7  # of the test that a limit law agrees with its own replicas
 Other = Any  # a law, a frozen distribution of scipy.stats, or an array of draws
 
 
@@ -105,7 +105,7 @@ class _Pair:
         value, error = self._difference(name) if steps else self._with_kernels._smooth(name)
         smoothed = any(law.kernel if steps else law._dense(2.0) is not law for law in (self.p, self.q))
         if np.isfinite(value) and smoothed:
-            # kernels: what twice their variance adds, they themselves have added; taken off, and counted as an error
+            # bias of the kernels: doubling their variance doubles it; the change is subtracted, and counts as an error
             bias = self._with_wider._plain(name) - self._with_kernels._plain(name)
             value, error = value - bias, combined(error, bias)
         return Estimate(value, error)

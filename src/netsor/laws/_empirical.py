@@ -25,8 +25,8 @@ from ._replicas import Replicas, Replicated, average, block_labels, of_share
 from ._shape import STEEPER
 from ._store import storable
 
-FINE = 128  # bins to a bandwidth
-BINS = 2**22  # at most: a bandwidth far below the range of the draws gets fewer
+FINE = 128  # bins in one bandwidth
+BINS = 2**22  # most bins in all; if the range of the draws needs more, a bandwidth has fewer than FINE
 
 
 @storable
@@ -125,7 +125,7 @@ class Empirical(Law):
         total = np.zeros_like(self.draws)
         for k in range(0, order + 1, 2):  # of the sum of a draw and an independent kernel
             total += math.comb(order, k) * self.draws ** (order - k) * (self.bandwidth**k * normal_moment(k))
-        # what the kernels add is known, and counts as an error: the sample has it not
+        # the variance that the kernels add is known; it is no part of the sample, so it counts as an error
         value, error = average(total, None, STEEPER if order > 2 else 0.0)
         return Estimate(value, combined(error, abs(value - float((self.draws**order).mean()))))
 

@@ -75,7 +75,7 @@ class Estimate:
         return float(self.value)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Its value: numpy would else take it for a list of two, and a sum over estimates would add their errors."""
+        """Its value alone: otherwise numpy would convert (value, error) to an array of two numbers."""
         return np.array(self.value, dtype=dtype)
 
     # Compared with numbers it is its value; two estimates are equal if their errors are too
@@ -183,7 +183,7 @@ def _linear(value: Any, *terms: tuple[Any, Any]) -> Estimate:
     for term, slope in terms:
         if isinstance(term, Estimate):
             for part, size in term._parts:
-                # nothing times an infinite error is nothing
+                # a derivative of 0 times an infinite error is 0, not NaN
                 step = np.where(np.asarray(slope) == 0, 0.0, slope * np.where(np.asarray(slope) == 0, 0.0, size))
                 parts[part] = parts.get(part, 0.0) + step
     made = Estimate(value, _size(parts))
@@ -234,6 +234,6 @@ def student(count: int) -> float:
 
 def combined(*errors: Any) -> Any:
     """Errors of different origin, together: the root of the sum of their squares."""
-    with np.errstate(over="ignore"):  # infinity says so
+    with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
         total = np.sqrt(sum((np.asarray(e, dtype=np.float64) ** 2 for e in errors), start=np.zeros(())))
     return float(total) if np.ndim(total) == 0 else total

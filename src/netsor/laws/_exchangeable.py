@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-MOMENTS = 8  # of w
+MOMENTS = 8  # how many moments of w are computed
 
 
 def alike(k: Array) -> bool:

@@ -14,11 +14,11 @@ from ._tail import unseen
 
 Array = npt.NDArray[np.float64]
 
-PIECE = 2**20  # entries of a table (points × components) at a time: what a cache holds, nearly
-CELL = 0.01  # of log v, in compression
-CELLS = 400  # at most
-MANY = 1000  # components, above which fewer take their place
-LATTICE = 16  # steps to a standard deviation, in binning
+PIECE = 2**20  # entries of a table (points × components) computed at a time: 8 MiB, about a cache
+CELL = 0.01  # width of a cell in log v, in `compress`
+CELLS = 400  # most cells in `compress`
+MANY = 1000  # components above which they are replaced by fewer
+LATTICE = 16  # lattice steps in one standard deviation, in `binned`
 ROOT = float(np.sqrt(2 * np.pi))
 
 

@@ -1,6 +1,6 @@
-"""Where to look: a grid that is as fine as distribution functions ask, at any scale and place.
+"""Grids that resolve distribution functions, at any scale and place.
 
-A distribution function cannot hide: whatever mass lies between two nodes shows in its difference there. So cells are
+Mass between two nodes shows in the difference of the distribution function there, so none is overlooked. So cells are
 halved until each function is, at the middle of each cell, what its values and slopes at the ends say (a cubic). That
 finds a spike of width 1e-8 as surely as a tail at 1e8, and the cubics then carry all that distances need.
 """
@@ -15,10 +15,10 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 Read = Callable[[Array], tuple[Array, Array, Array]]  # F, 1 − F and f at points
 
-NEAR = 1e-9  # how well a cubic must fit a distribution function
-GONE = 1e-18  # probability beyond the last node
-MOST = 60_000  # nodes
-ROUNDING = 1e-15  # of an integral over a law, below which nothing can be told
+NEAR = 1e-9  # largest error of a cubic that stands for a distribution function
+GONE = 1e-18  # largest probability beyond the last node
+MOST = 60_000  # most nodes of a grid
+ROUNDING = 1e-15  # absolute error that rounding leaves in an integral over a law
 FIRST = np.array([-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0])
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
 

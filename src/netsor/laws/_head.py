@@ -13,7 +13,7 @@ from ._gaussians import CELL, compress
 
 Array = npt.NDArray[np.float64]
 Rule = tuple[Array, Array]  # nodes, and weights of sum 1
-WIDEST = 0.1  # cell of log w
+WIDEST = 0.1  # widest cell in log w
 
 
 class Head:
@@ -118,7 +118,7 @@ def _twice(a: Rule, cell: float) -> Rule:
 
 def _fewer(nodes: Array, weights: Array, cell: float) -> Rule:
     found, weights = compress(nodes, weights, cell=cell)
-    return found, weights / weights.sum()  # or rounding would grow with every squaring
+    return found, weights / weights.sum()  # else rounding errors would grow with every squaring
 
 
 def power_moments(nodes: Array, weights: Array, known: Array | None, count: int, order: int) -> float:
@@ -136,17 +136,17 @@ def power_moments(nodes: Array, weights: Array, known: Array | None, count: int,
         if count & 1:
             series = np.convolve(series, power)[: order + 1]
         power, count = np.convolve(power, power)[: order + 1], count >> 1
-    with np.errstate(over="ignore"):  # infinity says so
+    with np.errstate(over="ignore"):  # an overflow gives infinity, which is right
         return float(series[order] * factorial[order] * nodes.max() ** order)
 
 
 def calibrated(nodes: Array, weights: Array, sample: Array, moments: Array) -> Array:
-    """The weights, changed as little as can be, by what the first moments of the sample lack (a control variate each).
+    """The weights, changed as little as possible so that the first moments are exact: a control variate for each.
 
     In orthonormal polynomials p_k of the rule, the new weights are weights · (1 + Σ_k (E[p_k] − mean of p_k over the
     sample) p_k(nodes)). The rule's own means would not do: wide cells change its high moments, which is no error of
-    the sample, and mending them would move mass to and from the smallest nodes. Of as many moments as leave the weights
-    positive: a small sample cannot bear high ones.
+    the sample, and correcting them would move mass to and from the smallest nodes. Only as
+    many moments are used as leave the weights positive; with a small sample high moments would make some negative.
     """
     mean, var = moments[0], moments[1] - moments[0] ** 2
     if var <= 1e-12 * mean**2:

@@ -5,7 +5,8 @@ kept as a rule of some hundred nodes, and the law of a sum of H of them is a pow
 every pair of nodes added, then fewer nodes in their place. So the law is a mixture of Gaussians over a few hundred
 variances, its density is positive, and its characteristic function is ψ(σ² t²/2H)^H with ψ(u) = E[e^(−uw)].
 
-Far out rare values of w decide. There the law of w is sampled again where they are, and tilted: with any λ and
+Far out in the tails the density comes from rare large values of w. There w is sampled again where it is large, and
+tilted: with any λ and
 ψ = E[e^(μw)], μ = λσ²/H, f(y) = ψ^H E_λ[e^(−λv) N(y; v)], E_λ the mean over heads tilted by e^(μw). With λ at the
 saddle point, y² = 2λv² at the mean of v, what is averaged hardly varies.
 """
@@ -31,11 +32,11 @@ from ._origin import Origin
 from ._replicas import Replicated
 from ._store import storable
 
-CENTRAL = 6.0  # standard deviations within which the plain sample of w decides
-PLAIN = 1.0  # exponent of the tilt, up to which the plain sample serves in the tails too
-END = 1e5  # standard deviations, beyond which the density is 0: below e^(-10⁹)
-SOFT = 100.0  # times as small as another's: the least w of samples of a law with E[1/√w] = ∞, and of hardly another
-RUNG = 1.3  # of the ladder of tilts, from one to the next
+CENTRAL = 6.0  # standard deviations of Y within which the plain sample of w is used
+PLAIN = 1.0  # largest exponent of the tilt for which the plain sample is used in the tails too
+END = 1e5  # standard deviations of Y beyond which the density, below e^(-10⁹), is taken as 0
+SOFT = 100.0  # ratio of the smallest w of two samples above which the law of w is taken to have E[1/√w] = ∞
+RUNG = 1.3  # tilts are made for points y on a ladder: ratio of one rung to the one before
 
 
 class Tilted(NamedTuple):
@@ -166,9 +167,9 @@ class HeadSum(Law):
 
     @cached_property
     def _unknown(self) -> float:
-        """The variance that some samples do not reach, if others reach far less; 0 if they agree on the least one.
+        """The variance below which nothing is known of the density of one head, which is unbounded near y = 0 then.
 
-        Then the density of one head grows without end towards 0, and what is nearer than that is not known.
+        It is the largest of the smallest variances of all samples, if these differ much (`SOFT`); else 0.
         """
         lowest = [float(nodes.min()) for nodes, _ in self.head.sets]
         return self.scale * max(lowest) if self.heads == 1 and max(lowest) > SOFT * min(lowest) else 0.0
@@ -274,7 +275,9 @@ class HeadSum(Law):
             low, high = 0.0, self.scale * float(w.max())
             for _ in range(30):  # the mean of v under the tilt y²/2v² falls as v grows: there is one fixed point
                 v = (low + high) / 2
-                exponent = log_weight[0] + y**2 / (2 * v**2) * self.scale / self.heads * w[0]  # any tilt is right
+                exponent = (
+                    log_weight[0] + y**2 / (2 * v**2) * self.scale / self.heads * w[0]
+                )  # every tilt gives the right law, some with less noise
                 tilted = np.exp(exponent - exponent.max())
                 if self.scale * float(np.sum(tilted * w[0]) / tilted.sum()) > v:
                     low = v

@@ -46,7 +46,7 @@ class Joint(Described):
         if self.component_mean.ndim != 2 or not self.component_mean.size or self.component_cov.shape != shape:
             found = f"{self.component_mean.shape} and {self.component_cov.shape}"
             raise LawError("Joint", f"mean and cov of shape {found} must be (replicas, k) and (replicas, k, k)")
-        # of the largest and the least number: an array of sizes would be as large as the covariances themselves
+        # from the largest and the smallest entry: np.abs would copy the covariances
         largest_mean, largest_cov = (max(a.max(), -a.min()) for a in (self.component_mean, self.component_cov))
         if largest_mean > LARGEST or largest_cov > LARGEST**2:
             raise LawError("Joint", f"mean must be below {LARGEST:g} in size, cov below {LARGEST**2:g}")
@@ -120,7 +120,7 @@ class Joint(Described):
     def condition(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0) -> Joint:
         """The law of all entries given that some were observed, {entry: value}, with noise of this standard deviation.
 
-        Each replica is conditioned and gets the weight of how well it foretold the data. `log_evidence` of the result
+        Each replica is conditioned, and weighted by the density that it gave to the data. `log_evidence` of the result
         is the logarithm of the data's density, `effective` the number of replicas that the weights leave; a warning
         says when it is small. `noise` is a number, or one for each observation.
         """
@@ -179,7 +179,7 @@ class Joint(Described):
     def singular(self) -> Estimate:
         """The probability of the replicas whose covariance is singular: they have no joint density, the rest has one.
 
-        Numerically: an attention row that one token takes whole makes others of no account beside it, to all digits.
+        It happens numerically: where one token takes an attention row whole, the others are below rounding.
         """
         found = self._normals.singular
         if found.all() or not found.any():

@@ -15,9 +15,9 @@ DRAWS = 4000
 
 def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
     """D(p ‖ q), with the bias that the noise of both densities gives it removed and counted as an error."""
-    if _same(p, q):  # noise that is common to both is none
+    if _same(p, q):  # one law: the divergence is 0, and the noise of both cancels
         return Estimate(0.0, 0.0, p.sources | q.sources)
-    if p.singular.value > 0:  # on what q gives no probability to, as an atom in one dimension
+    if p.singular.value > 0:  # p has mass on a set to which q gives none, as an atom in one dimension
         return Estimate(math.inf, 0.0, p.sources | q.sources)
     y = p.rvs(DRAWS, seed)
     value, error = average(np.asarray(p.logpdf(y) - q.logpdf(y)), None)

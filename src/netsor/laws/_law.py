@@ -30,7 +30,7 @@ from ._with_error import WithError, shaped
 class Law(Described, ABC):
     """A law of one variable. Points may be arrays; `law.with_error` has the same methods with standard errors."""
 
-    # What a law says of itself
+    # What each kind of law defines
 
     @abstractmethod
     def _pdf(self, y: Array) -> Estimate:
@@ -81,7 +81,7 @@ class Law(Described, ABC):
     def gaussian(self) -> Law:
         """The Gaussian with this law's mean and variance."""
 
-    # What distances ask, unless a law knows better: it is exact, smooth and of one piece
+    # What distances need; these defaults are for a law that is exact and has a smooth density
 
     kernel = False  # whether its distribution function is that of a kernel estimate
 
@@ -90,11 +90,11 @@ class Law(Described, ABC):
         return self
 
     def _density(self, y: Array) -> Array:
-        """The density where nobody asks for its error."""
+        """The density, without its error."""
         return np.asarray(self._pdf(y).value)
 
     def _distribution(self, y: Array) -> Array:
-        """The distribution function where nobody asks for its error."""
+        """The distribution function, without its error."""
         return np.asarray(self._cdf(y).value)
 
     def _densities(self, y: Array) -> Replicated:
@@ -138,7 +138,7 @@ class Law(Described, ABC):
             changes.append(np.maximum(np.abs(read(plus) - base), np.abs(read(minus) - base)))
         return combined(*changes)
 
-    # What everybody asks
+    # The public methods
 
     @property
     def with_error(self) -> WithError:
@@ -244,7 +244,7 @@ class Law(Described, ABC):
             return Estimate(-math.inf, 0.0)
         value, bias, error, _ = _entropy(self._dense())
         wider = self._dense(math.sqrt(2))
-        # kernels: what twice their variance adds, they themselves have added
+        # the bias of the kernels: doubling their variance doubles it, so it is the change
         smoothing = 0.0 if wider is self else _entropy(wider).value - value
         return Estimate(value, combined(error, bias, smoothing))  # of this law as it is, so a bias is an error
 

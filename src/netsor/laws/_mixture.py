@@ -33,7 +33,7 @@ from ._replicas import Replicated, of_share
 from ._shape import STEEPER, Shape
 from ._store import storable
 
-CONSTANT = 1e-9  # of its mean: a number that varies by less is not random, and errors are shares of itself
+CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less counts as not random
 
 
 @storable

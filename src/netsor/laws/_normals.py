@@ -15,10 +15,10 @@ from ._estimate import Array, Estimate, combined, student
 from ._law_error import LawError
 from ._replicas import Replicas, average
 
-PIECE = 2**17  # entries of a table (points × replicas) at a time: what a cache holds
-SINGULAR = 1e-13  # of the largest eigenvalue of correlations: what rounding leaves of a 0
-SPREAD = 1e9  # of m²/v, above which the expanded square would lose digits
-RECTANGLE = 2**14  # points for rectangles, in all
+PIECE = 2**17  # entries of a table (points × replicas) computed at a time: 1 MiB, in cache
+SINGULAR = 1e-13  # eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
+SPREAD = 1e9  # largest m²/v for which the square (u − m)²/v may be expanded: beyond, digits are lost
+RECTANGLE = 2**14  # quasi-random points for the probability of a rectangle, over all replicas
 
 
 class Normals:
@@ -147,7 +147,7 @@ class Normals:
                     square += np.einsum("ij,ij->i", table, table)
             return total, square
 
-        with ThreadPoolExecutor(min(len(rows), os.cpu_count() or 1)) as pool:  # numpy lets go of the lock
+        with ThreadPoolExecutor(min(len(rows), os.cpu_count() or 1)) as pool:  # numpy releases the interpreter's lock
             parts = list(pool.map(work, rows))
         return np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
 

@@ -12,15 +12,15 @@ from ._law_error import LawError
 from ._normals import Normals
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK)
-POINTS = 401
-GRID = 61  # points to a side, over so many standard deviations to each side
-REACH = 3.5
-WIDER = 0.7  # of a cell: a Gaussian as narrow as that shows no beads on a grid
+POINTS = 401  # of a density
+GRID = 61  # points along each side of the grid of a joint density
+REACH = 3.5  # standard deviations that the grid extends to each side
+WIDER = 0.7  # of a cell: least standard deviation shown; narrower ridges would look like rows of dots
 SHARES = (0.25, 0.5, 0.75, 0.9, 0.97)
 
 
 def is_axes(given: Any) -> bool:
-    """Whether one can draw on it."""
+    """Whether it has the methods of matplotlib's axes."""
     return all(hasattr(given, name) for name in ("plot", "fill_between", "contour", "figure"))
 
 

@@ -19,7 +19,7 @@ from ._law_error import LawError
 from ._origin import Origin
 from ._replicas import average
 
-FEW = 100.0  # replicas, by their weights, below which a warning is given
+FEW = 100.0  # effective sample size below which a warning is given
 Conditioned = tuple[Array, Array, Origin, Array, Estimate]
 
 
@@ -57,7 +57,9 @@ def conditioned(
     new_mean = mean + np.einsum("rij,ri->rj", half, z)
     new_cov = cov - np.swapaxes(half, 1, 2) @ half
     exact = entries[tau == 0]
-    new_mean[:, exact] = values[tau == 0]  # what was seen without noise is known, to the last digit
+    new_mean[:, exact] = values[
+        tau == 0
+    ]  # observed without noise: known exactly, where the formula leaves rounding errors
     new_cov[:, exact, :] = 0.0
     new_cov[:, :, exact] = 0.0
     method = f"{origin.method}, given {len(entries)} observation{'s' * (len(entries) > 1)}"

@@ -10,8 +10,8 @@ from scipy.optimize import elementwise
 
 Array = npt.NDArray[np.float64]
 Function = Callable[[Array], Array]
-FAR = 1e4  # beyond the logarithm of any double: what stands for that of 0
-ROUNDING = 1e-13  # of a probability, by which that of an atom may miss the level that is asked for
+FAR = 1e4  # −FAR stands for log 0: it is below the logarithm of every positive double
+ROUNDING = 1e-13  # relative: by so much rounding may move P(Y ≤ y) at an atom away from the level q
 
 
 def quantiles(

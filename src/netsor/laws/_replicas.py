@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ._estimate import Array, Estimate, combined, student
 from ._tail import unseen
 
-BLOCKS = 40  # of replicas, for errors of what is no average
+BLOCKS = 40  # blocks of replicas, from which errors of quantities that are no averages are found
 
 
 class Replicated(NamedTuple):

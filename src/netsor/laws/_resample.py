@@ -15,8 +15,8 @@ import numpy as np
 from ._estimate import Array, Estimate, combined, student
 from ._replicas import Replicated
 
-AGAIN = 100  # times the blocks are weighted anew
-FEW = 10  # blocks, below which a bias is not known well enough to be taken off
+AGAIN = 100  # bootstrap repetitions
+FEW = 10  # with fewer blocks a bias is too uncertain to be subtracted
 
 
 class Jackknife(NamedTuple):

@@ -1,4 +1,4 @@
-"""The law of one head from the covariance of its row of scores: quasi-random points, and rare ones sought out."""
+"""The law of one head from the covariance of its row of scores: quasi-random points, more of them for rare events."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ._head import Head
 Array = npt.NDArray[np.float64]
 
 SETS = 16  # independently scrambled sets of quasi-random points, for the error
-SHIFTS = (3.0, 6.0, 9.0, 12.0, 18.0, 27.0)  # standard deviations towards a rare event
-RARE = 2**13  # points of a set for rare events
-SOBOL = 21_201  # dimensions there are quasi-random points for
+SHIFTS = (3.0, 6.0, 9.0, 12.0, 18.0, 27.0)  # how far points are moved towards a rare event, in standard deviations
+RARE = 2**13  # points in each set for rare events
+SOBOL = 21_201  # most dimensions of scipy's Sobol points; beyond, points are random
 
 
 class Scores(NamedTuple):

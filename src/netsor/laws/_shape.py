@@ -14,7 +14,7 @@ import numpy as np
 from ._estimate import Array, Estimate, combined
 from ._replicas import Replicas
 
-STEEPER = 1.0  # standard errors
+STEEPER = 1.0  # by how many standard errors the tail is taken to be heavier than it looks
 
 
 class Shape(NamedTuple):

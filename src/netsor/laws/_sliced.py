@@ -15,7 +15,7 @@ from ._joint import Joint
 from ._law_error import LawError
 from ._replicas import Replicas
 
-MOST = 10_000  # directions
+MOST = 10_000  # most directions
 
 
 def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int = 2025) -> Estimate:

@@ -1,8 +1,8 @@
 """What the tail of a law may hold beyond the draws there are: for errors of means over few of them.
 
 The mean of n draws lacks what lies beyond the largest of them, and so does their spread: a sample without the rare
-large values looks like one of a law that has none. So their spread does not tell; how the largest of them follow each
-other does.
+large values looks like one of a law that has none. So the error is not read from their spread, but from how fast the
+largest of them grow.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Array = npt.NDArray[np.float64]
 TAIL = 20  # deviations, the largest, by which a tail is read; of fewer than 100 draws a fifth of them
 FEWEST = 5  # of them, however few draws there are
 SAME = 1e-12  # of the largest deviation: one below is none, as of draws from an atom
-PIECE = 2**22  # numbers at a time
-LARGEST = 709.0  # logarithm of a double
+PIECE = 2**22  # numbers handled at a time, to bound memory
+LARGEST = 709.0  # logarithm of the largest double
 
 
 def unseen(samples: Array, share: Array | None, count: float, steeper: float = 0.0) -> Array:

@@ -15,8 +15,8 @@ from ._estimate import Array, Estimate, combined
 from ._law_error import LawError
 
 Law = Any  # `_law.Law`, which imports this file
-ROUNDING = 1e-14  # of a standard deviation: what a root may be off by
-FAR = 1e150  # no law has mass beyond, and squares of such points overflow
+ROUNDING = 1e-14  # error of a root found numerically, in standard deviations
+FAR = 1e150  # largest size of a point: no law has mass beyond, and its square would overflow
 
 
 class WithError:

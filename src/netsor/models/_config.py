@@ -8,7 +8,7 @@ from typing import Any
 from ..language._given import SHOWN, shown
 from ..language._stretch import Stretch
 
-# What a configuration of any family may hold and a network at initialisation does not feel: names, token ids that
+# What a configuration of any family may hold and a network at initialisation does not depend on: names, token ids that
 # only a text reader uses, dropout, caches, precision, how texts are continued and outputs handed over.
 IMMATERIAL = frozenset(
     [
@@ -97,7 +97,7 @@ ACTIVATION = {
 }
 MISSING = object()
 LARGEST = 2**53
-MOST_TOLD = 8  # fields, in one message
+MOST_TOLD = 8  # most fields named in one message
 KINDS: dict[type, tuple[tuple[type, ...], str]] = {
     int: ((int,), "a whole number from 1 to 2^53"),
     float: ((int, float), "a finite number, at most 2^53"),
@@ -109,7 +109,7 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 class Config:
-    """The fields of a configuration, taken one by one; `done` refuses those that nobody took."""
+    """The fields of a configuration, taken one by one; `done` refuses those that were not read."""
 
     def __init__(self, family: str, given: Mapping[str, Any], immaterial: Iterable[str] = ()) -> None:
         self.family = family
@@ -208,7 +208,7 @@ class Config:
         return found
 
     def done(self) -> None:
-        """Refuse fields that nobody took: they may matter."""
+        """Refuse fields that were not read: they may matter."""
         left = {k: v for k, v in sorted(self._left.items(), key=lambda item: str(item[0])) if k not in self._immaterial}
         left = {k: v for k, v in left.items() if k not in INERT or v != INERT[k]}
         if left:

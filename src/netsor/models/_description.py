@@ -79,7 +79,7 @@ class Description:
     score_scale: float | None = None  # what ⟨q, k⟩ is multiplied by; None: d^(−1/2)
     score_cap: float | None = None
     window: int | None = None  # a token sees this many tokens, itself included
-    window_every: int = 1  # which blocks have the window: 0, window_every, …; a decoder's are counted on
+    window_every: int = 1  # which blocks have the window: 0, window_every, …; a decoder continues the count
     causal: bool = True
     shared: bool = False  # all blocks begin as copies of one draw
 
@@ -199,7 +199,7 @@ class Description:
         return blocks + self.width * (rows + (self.width if self.readout == "transform" else 0))
 
     def status(self, **widths: float) -> str:
-        """What the law at these widths is to the real model: "exact", "same limit" or "conjectured".
+        """How the law at these widths relates to that of the real model: "exact", "same limit" or "conjectured".
 
         Weights that are not Gaussian have the same limit, and at finite width a law that differs by terms of the
         order of their fourth cumulant over the width.
@@ -235,7 +235,7 @@ def _parsed(name: str, kind: str, text: str) -> Any:
         if kind.startswith("Stretch"):
             return Stretch(*map(float, text.split(",")))
     except (ValueError, TypeError):
-        pass  # the check names what is allowed
+        pass  # the check of the field says what is allowed
     return text
 
 

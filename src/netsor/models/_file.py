@@ -1,4 +1,4 @@
-"""A configuration from a file, which may be anything: never more is read than a configuration could have."""
+"""A configuration from a file of any kind: no more bytes are read than a configuration can have."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Refused(ValueError):
 
 
 def _content(path: Path, name: str) -> bytes:
-    # a pipe that nobody writes to would be waited for, and a device has no end
+    # reading a pipe without a writer would wait for ever, and a device has no end
     with open(path, "rb", buffering=0, opener=_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise _Refused(f"{name} must be a file: it is a folder, a device or a pipe")

@@ -25,7 +25,7 @@ NAMES = {"W^Q": "query", "W^K": "key", "W^V": "value", "W^O": "output", "W^G": "
 
 
 def layer_names(model: Description) -> tuple[str, ...]:
-    """The numbers of a block, in order: ratios are to the mean of |W|², which a matrix of zeros has not."""
+    """The numbers of a block, in order: ratios are to the mean of |W|², so a matrix of zeros has none."""
     return ("grad_mean_square", *_both(model, [kind for kind in KINDS if kind != "gate" or model.gated]))
 
 

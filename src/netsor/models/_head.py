@@ -74,7 +74,7 @@ def _flat(a: Array) -> Array:
 
 
 def _slope(logits: Array, cap: float | None) -> Array:
-    """Of a softcap, at what it made."""
+    """The slope of a softcap, from its result."""
     return 1.0 if cap is None else 1.0 - (logits / cap) ** 2
 
 

@@ -31,7 +31,7 @@ def inputs_of(
     decoder_ids: Sequence[int] | None,
     patches: npt.ArrayLike | None,
 ) -> Inputs:
-    """The inputs that a user gave, or so many tokens, all different."""
+    """The inputs that a user gave, or `tokens` different ids."""
     if decoder_ids is not None and not model.decoder_layers:
         raise ValueError(f"decoder_ids={shown(decoder_ids)}: {model.name} has no decoder")
     if model.inputs == "patches":

@@ -2,8 +2,8 @@
 
 L is a function of logits ⟨W_w, y_i⟩, and ∂L/∂y_i = Σ_w c_iw W_w with c_iw = ∂L/∂(logit). Write G for the Gram matrix of
 the y_i and q = G^(−1/2) y for orthonormal directions that span them. The logits are ⟨W_w, y_i⟩ = σ (G^(1/2) N)_iw, with
-N_jw the coordinates of W_w along q_j, i.i.d. N(0, 1) in units of the standard deviation of W. What the logits do not
-tell of W_w is Gaussian, independent of them, and orthogonal to all q. So in law, at every finite width,
+N_jw the coordinates of W_w along q_j, i.i.d. N(0, 1) in units of the standard deviation of W. The part of
+W_w orthogonal to all q is Gaussian and independent of the logits. So in law, at every finite width,
 
  √n ∂L/∂y_i = σ [n^(−1/2) Σ_j (c N^T)_ij q_j + Σ_k (c c^T)^(1/2)_ik z_k],  z_k = g_k − Σ_j (⟨g_k, q_j⟩/n) q_j,
 
@@ -27,7 +27,7 @@ from ._head import of_head, parts
 from ._trace import Trace, n, sigma_of
 from ._words import Words
 
-SMALL = 500.0  # rounding errors of the largest eigenvalue of a Gram matrix: what is below them is no direction
+SMALL = 500.0  # times the rounding error of the largest eigenvalue of a Gram matrix: smaller eigenvalues count as 0
 
 
 class Loss(NamedTuple):

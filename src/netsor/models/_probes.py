@@ -91,7 +91,7 @@ class Probes:
 
     @property
     def uniform_loss(self) -> float | None:
-        """ln V, the loss of one who knows nothing; None without logits."""
+        """ln V, the loss of uniform probabilities; None without logits."""
         return math.log(self.model.vocabulary) if self.model.vocabulary else None
 
     def plan(self, **widths: float) -> Plan:

@@ -24,9 +24,9 @@ from ..laws._estimate import student
 from ..laws._scores import SETS, normals
 
 Array = npt.NDArray[np.float64]
-MOST = 2**31  # points, days of work
-MANY = 4000  # tokens, above which the linear algebra alone takes minutes
-WORK = 2e10  # multiplications for E[A K A^T], unless points are given
+MOST = 2**31  # most quasi-random points: days of work
+MANY = 4000  # tokens above which a warning is given: the linear algebra alone takes minutes
+WORK = 2e10  # multiplications spent on E[A K A^T] if the number of points is not given
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _checked_mask(mask: Any, tokens: int) -> npt.NDArray[np.bool_]:
         return np.tri(tokens, dtype=bool)
     try:
         allowed = np.asarray(mask)
-    except Exception:  # what an object does when it is made an array is its own
+    except Exception:  # a user's object may raise anything when numpy converts it
         allowed = np.zeros(0)
     if allowed.dtype != bool:
         raise TraceError(

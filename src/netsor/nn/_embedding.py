@@ -35,7 +35,7 @@ class Embedding:
         """Tied logits, ⟨e_t, y⟩ for every id t of the vocabulary: shape (*shape of y, vocabulary), ids in order.
 
         For ids that occur they are products with their vectors. For all others they are jointly N(0, std² |y|²) over
-        the vectors y, independent between ids, since nothing else knows their vectors.
+        the vectors y, independent between ids, since nothing else depends on their vectors.
 
         `fan_in` is N, the width of the real model; a width that is a number is its own. It turns means into sums:
         ⟨e_t, y⟩ = N · (1/n) ⟨e_t, y⟩, exactly at n = N, and at n = ∞ with the scale of the real model, where a mean

@@ -28,7 +28,7 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
 
 
 def root(gram: Scalar) -> Scalar:
-    """The symmetric square root of positive semidefinite matrices; what is 0 but for rounding is 0."""
+    """The symmetric square root of positive semidefinite matrices; eigenvalues that are 0 up to rounding count as 0."""
     return apply(_root, gram, axes=2, name="root", bounded=False, lipschitz=False)
 
 

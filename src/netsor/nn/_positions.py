@@ -1,4 +1,4 @@
-"""What scores are given to know where tokens stand: masks, and biases that are added to them."""
+"""Masks of scores, and biases added to scores that depend on the positions of tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..language._given import NUMBERS, one_of, scale, whole
 
 
 def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
-    """A mask for scores (…, i, j): token i sees itself and the tokens before it, with a window the last so many."""
-    behind = _behind(tokens, "causal")
-    far = len(behind) if window is None else whole(window, "window", "causal")
-    return (behind >= 0) & (behind < far)
+    """A mask for scores (…, i, j): token i sees itself and those before it; with `window`, the last `window` alone."""
+    back = _apart(tokens, "causal")
+    far = len(back) if window is None else whole(window, "window", "causal")
+    return (back >= 0) & (back < far)
 
 
 def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
@@ -24,7 +24,7 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
     The slopes m_a are 2^(−8a/H), a = 1 … H, for H a power of two. Otherwise they are those of the power of two below H,
     and then every other one of twice that power.
     """
-    apart, heads = np.abs(_behind(tokens, "alibi")), whole(heads, "heads", "alibi")
+    apart, heads = np.abs(_apart(tokens, "alibi")), whole(heads, "heads", "alibi")
     if heads * apart.size > NUMBERS:
         raise TraceError(
             "alibi", f"heads={heads} of {apart.size:,} numbers each: at most {NUMBERS:,} are allowed in all"
@@ -51,7 +51,7 @@ def relative_bias(
     on a scale of logarithms up to `max_distance`, beyond which all are alike. T5 has one for all its layers: pass
     the same value to each.
     """
-    ahead, heads = -_behind(tokens, "relative_bias"), whole(heads, "heads", "relative_bias")
+    ahead, heads = -_apart(tokens, "relative_bias"), whole(heads, "heads", "relative_bias")
     buckets = whole(buckets, "buckets", "relative_bias")
     bidirectional = one_of(bidirectional, "bidirectional", "relative_bias", (True, False))
     if buckets < 2 + 2 * bidirectional or buckets % (1 + bidirectional):
@@ -65,7 +65,7 @@ def relative_bias(
     return table[:, np.where(bidirectional & (ahead > 0), half + place, place)]
 
 
-def _behind(tokens: int, operation: str) -> npt.NDArray[np.intp]:
+def _apart(tokens: int, operation: str) -> npt.NDArray[np.intp]:
     """i − j for tokens i and j."""
     tokens = whole(tokens, "tokens", operation)
     if tokens**2 > NUMBERS:
@@ -76,7 +76,7 @@ def _behind(tokens: int, operation: str) -> npt.NDArray[np.intp]:
 def _bucket(distance: npt.NDArray[np.intp], buckets: int, most: int) -> npt.NDArray[np.intp]:
     """Half of the buckets for the distances 0, 1, …, the others for log(distance) up to log(most)."""
     exact = buckets // 2
-    # a distance that begins a bucket belongs to it, whatever its logarithm is rounded to
+    # rounding of the logarithm must not move a distance that begins a bucket into the one below
     logarithm = np.log(np.maximum(distance, exact) / exact) / math.log(most / exact)
     coarse = exact + np.floor(logarithm * (buckets - exact) + 1e-9).astype(np.intp)
     return np.where(distance < exact, distance, np.minimum(coarse, buckets - 1))
