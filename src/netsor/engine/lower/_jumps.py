@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...activations import Function
-from ...language._expand import Expansion, Kind
+from ...language._expand import Expansion
 from ...language._operation import Apply, Gaussian, MatMul, Nonlin, Normal, Root
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
@@ -71,9 +71,8 @@ def _varies(s: State, x: Value) -> Bools:
     if not _random(x):
         return np.zeros(x.shape, dtype=bool)
     if isinstance(x, Vector):
-        expansion = Expansion(s.facts.values)
-        rows = expansion.rows[x]
-        others = np.concatenate([[0], np.cumsum(expansion.kind[rows.indices] != Kind.ONES)])
+        rows = Expansion(s.facts.values).rows[x]
+        others = np.concatenate([[0], np.cumsum(rows.indices != 0)])  # column 0 is (1, …, 1)
         return (np.diff(others[rows.indptr]) > 0).reshape(x.shape)
     return np.ones(x.shape, dtype=bool)
 
