@@ -161,14 +161,16 @@ def residual(xp: Any, rest: Array, whole: Array, shift: int = 0) -> Array:
     """The triangular factor of `rest`: a Gram matrix `whole` minus the products of coordinates along known directions.
 
     A residual counts as 0 when it is small relative to the whole row, because it has the rounding errors of the whole
-    row. With a `shift`, a residual of the size of those errors is added instead of dropping it: a law that depends on
-    what rounding hides then changes visibly (see `_expectation`).
+    row. With a `shift`, residuals of the size of those errors are added, where one was dropped too: a law that depends
+    on what rounding hides then changes visibly (see `_expectation`).
     """
     size = _diagonal(xp, whole)
-    if shift:
-        one = xp.eye(rest.shape[-1], dtype=rest.dtype)
-        return _factor(xp, rest + HIDDEN * one * size[..., None, :], 0.5 * HIDDEN * size)
-    return _factor(xp, rest, tolerance(xp, rest.dtype) * size)
+    made = _factor(xp, rest, tolerance(xp, rest.dtype) * size)
+    if shift:  # on the diagonal of the factor alone: a factor of another matrix might be turned against this one
+        own = _diagonal(xp, made)
+        more = xp.sqrt(own**2 + HIDDEN * size) - own
+        made = made + xp.eye(rest.shape[-1], dtype=rest.dtype) * more[..., None, :]
+    return made
 
 
 def _diagonal(xp: Any, a: Array) -> Array:
