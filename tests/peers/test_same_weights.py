@@ -21,8 +21,8 @@ from ..engine.differences import drawn
 from ..models.small import CONFIGS, IDS
 from .real import CLASSES, configuration
 
-# Of a network: its blocks; of a block and `read`, a function of parameters, its matrices (out, in) in the order in which
-# ours act; of a network, its tables
+# A family is three functions: the blocks of a network; the matrices (out, in) of a block as `read` of parameters gives
+# them, in the order in which ours act; the tables of a network
 
 
 def _gpt2(block, read):
