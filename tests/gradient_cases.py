@@ -43,6 +43,32 @@ def _several(x):
     return ns.nonlin(_bent, x, ns.weight(n, n) @ x, ns.mean_dot(x, x).sum(0), derivative=BENT)
 
 
+def plane(x, p):
+    return 2.0 * x - 3.0 * p
+
+
+def products(p, q):
+    return np.matmul(p, np.swapaxes(q, -1, -2))
+
+
+PRODUCTS_BACK = (
+    lambda p, q, d: np.matmul(d, q),
+    lambda p, q, d: np.matmul(np.swapaxes(d, -1, -2), p),
+)
+
+
+def _multiples(x):
+    """Widths that are multiples of a symbol, whose roots stay in the units of cotangents."""
+    w, v = ns.weight(d, 2 * n), ns.weight(2 * n, n)
+    h = v @ x
+    return read(ns.rms_norm(h, 0.1)) + ns.mean_dot(h, h).sum() + read(w.T @ ns.tanh(w @ h))
+
+
+def _both_matrices(x):
+    p = ns.dot(x, x)
+    return ns.apply(products, p, p[:2], axes=2, derivative=PRODUCTS_BACK)[1, 1]
+
+
 def _normal():
     z = ns.normal((3, 3), std=0.5)
     x = _x()
@@ -70,6 +96,10 @@ CASES = {
     "Nonlin": _case(lambda x: sum(read(f(x)) for f in NAMED)),
     "Nonlin, a gate": _case(lambda x: read(_gated(x))),
     "Nonlin, several": _case(lambda x: read(_several(x))),
+    "Nonlin, slopes that are numbers": _case(
+        lambda x: read(ns.nonlin(plane, x, ns.mean_dot(x, x).sum(0), derivative=(2.0, -3.0))) + read(ns.identity(x))
+    ),
+    "widths with factors": _case(_multiples),
     "Add": _case(lambda x: read(x + ns.tanh(x[0]) - 0.3)),
     "Scale": _case(lambda x: read(ns.mean_dot(x, x)[0] * x)),
     "Mix": _case(lambda x: read(ns.dot(x, x[:2]).transpose() @ x)),
@@ -83,6 +113,11 @@ CASES = {
     "Apply, sums": _case(lambda x: (ns.dot(x, x).sum(0) - 2.0 * ns.mean_dot(x, x).mean(1)).mean()),
     "Apply, products": _case(lambda x: (lambda p: (p @ p.transpose() * p - p).sum())(ns.dot(x, x))),
     "Apply, powers": _case(lambda x: (ns.dot(x, x) ** 3).sum() / (1.0 + ns.mean_dot(x, x)[0, 0] ** 0.5)),
+    "Apply, the power 0": _case(lambda x: (ns.dot(x, x) ** 0 * ns.dot(x, x)).sum()),
+    "Apply, slopes that are numbers": _case(
+        lambda x: ns.apply(plane, ns.dot(x, x), ns.mean_dot(x, x)[0], derivative=(2.0, -3.0)).sum()
+    ),
+    "Apply, own of several": _case(_both_matrices),
     "Apply, named": _case(lambda x: sum(f(ns.dot(x, x)).sum() for f in NAMED)),
     "Apply, softmax": _case(lambda x: (ns.softmax(ns.dot(x, x)) * np.arange(3.0)).sum()),
     "Apply, masked": _case(lambda x: (ns.softmax(ns.dot(x, x), "causal") * np.arange(3.0)).sum()),

@@ -8,6 +8,7 @@ from netsor import activations, derivatives
 from netsor.language._graph import ordered, weights_of
 
 from ..gradient_cases import WIDTHS, d, n
+from .compare import exact_draws
 from .differences import drawn, evaluated, slopes
 
 
@@ -31,7 +32,21 @@ def _batch(x):
     return u[1] @ ns.tanh(u[0] @ x) + u.each(x).sum(0) + u[[0, 0, 1]].each(x[[0, 1, 1]])[1]
 
 
+def _repeated(x):
+    """Members that act several times in one product, and on vectors of their own."""
+    u = ns.weight(n, n, 2, std=0.7)
+    return u[[0, 0, 1]].each(x[[0, 1, 1]]).sum(0) + ns.tanh(u[[1, 0, 1]] @ x).sum(0)
+
+
+def _whole_batches(x):
+    """All members of a batch, on vectors of their own and on the same."""
+    u = ns.weight(n, n, 2, std=0.7)
+    return u.each(ns.tanh(u @ x)).sum(0) + u.each(x).sum(0)
+
+
 KERNELS = {
+    "members that act again": _repeated,
+    "whole batches": _whole_batches,
     "attention": lambda x: ns.nn.attention(x, 2, d, groups=1),
     "a matrix and its transpose": _tied,
     "batches and members": _batch,
@@ -62,7 +77,9 @@ def test_other_parameters():
     b, z = ns.gaussian(n, cov=0.25), ns.normal((2, 2), std=0.3)
     e = ns.gaussian(n, 2, cov=np.array([[1.0, 0.4], [0.4, 2.0]]))
     x = e[[0, 1, 1]] + b
-    p = ns.dot(ns.gaussian(n), ns.softmax(ns.dot(x[:2], x[:2]) + z) @ ns.tanh(x[1:]))
+    p = ns.dot(ns.gaussian(n), ns.softmax(ns.mean_dot(x[:2], x[:2]) + z) @ ns.tanh(x[:2])) + ns.dot(
+        ns.gaussian(n), x[2]
+    )
     asked = {"b": b, "z": z, "e": e}
     outputs = [p[0], p[1], b, z, e]
     for kind in ("ntk", "standard"):
@@ -163,3 +180,50 @@ def test_the_tangent_kernel_of_a_deep_perceptron(name, layers):
     activation, kernels = KNOWN[name]
     law = _perceptron(activation, layers).law(n=np.inf, draws=10)
     np.testing.assert_allclose(law.component_mean[0].reshape(2, 2), _recursion(kernels, layers), rtol=1e-8)
+
+
+# Attention: the kernel is a sum over heads, each with a random part of its own, so its mean is its limit for many heads
+
+RHO = 0.4
+
+
+def _expected():
+    """By quadrature over the differences d_i of the two scores of each row, Cov(d_i, d_j) = 2 (1 − ρ) K_ij.
+
+    With a_i the softmax and J_i its Jacobian, output and value matrices give a_i K a_j each, and query and key matrices
+    K_ij tr(J_i K J_j K), which is K_ij w_i w_j 4 (1 − ρ)² with w = a (1 − a).
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(100)
+    gram = np.array([[1.0, RHO], [RHO, 1.0]])
+    u, v = np.meshgrid(nodes, nodes, indexing="ij")
+    measure, size = np.outer(weights, weights) / (2 * np.pi), np.sqrt(2 * (1 - RHO))
+    kernel = np.empty((2, 2))
+    for i in range(2):
+        for j in range(2):
+            other = u if i == j else RHO * u + np.sqrt(1 - RHO**2) * v
+            first, second = (1 / (1 + np.exp(-size * t)) for t in (u, other))
+            rows = [np.stack([a, 1 - a]) for a in (first, second)]
+            averaged = np.einsum("kuv,kl,luv->uv", rows[0], gram, rows[1])
+            slopes_of = first * (1 - first) * second * (1 - second) * size**4
+            kernel[i, j] = np.sum(measure * (2 * averaged + 2 * gram[i, j] * slopes_of))
+    return kernel
+
+
+def _kernels_of_heads(heads, draws):
+    x = ns.gaussian(n, 2, cov=np.array([[1.0, RHO], [RHO, 1.0]]))
+    p = ns.dot(ns.gaussian(n), ns.nn.attention(x, heads))
+    return exact_draws(ns.Program(ns.ntk(p)), draws, n=np.inf)
+
+
+def test_the_tangent_kernel_of_attention_with_many_heads():
+    """Its mean is that of the recursion for every number of heads, and it varies like 1/heads.
+
+    Level 1e-5 for each of 8 means: 4.4 standard errors.
+    """
+    expected = _expected().ravel()
+    one, many = _kernels_of_heads(1, 3000), _kernels_of_heads(16, 1500)
+    for found in (one, many):
+        error = found.std(axis=0) / np.sqrt(len(found))
+        assert (np.abs(found.mean(axis=0) - expected) < 4.4 * error).all()
+    np.testing.assert_allclose(one.var(axis=0) / many.var(axis=0), 16.0, rtol=0.4)
+    assert one.std(axis=0).min() > 0.1  # with one head it is random

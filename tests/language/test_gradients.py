@@ -131,6 +131,10 @@ REFUSED = {
     "kernel of a vector": (lambda: ns.ntk(ns.gaussian(n)), r"ntk: p must be a scalar"),
     "parametrisation": (lambda: ns.ntk(ns.normal(), parametrisation="mup"), r"parametrisation='mup' must be 'ntk' or"),
     "foreign weights": (lambda: ns.ntk(ns.normal(), weights=ns.weight(n, n)), r"weights=<Weight n×n.* must be weights"),
+    "foreign vectors": (
+        lambda: ns.ntk(ns.normal(), weights=ns.gaussian(n)),
+        r"weights=<Vector.* that the program uses",
+    ),
     "several": (lambda: ns.grad_norm(ns.normal(2), ns.normal()), r"p must be one scalar, got shape \(2,\)"),
     "no parameter": (lambda: ns.grad_norm(ns.normal(), "W"), r"weight='W' must be a weight"),
 }

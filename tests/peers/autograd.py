@@ -20,6 +20,7 @@ from netsor.language._graph import ordered
 from netsor.language._rotary import Rotate
 from netsor.language._score import rsqrt
 
+from ..gradient_cases import plane, products
 from ..gradients import _bent, _unit
 
 Tensor = torch.Tensor
@@ -102,6 +103,8 @@ FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
     np.square: torch.square,
     np.reciprocal: torch.reciprocal,
     _bent: lambda x, y, p: torch.sin(x) * y + x * torch.tanh(p),
+    plane: lambda x, p: 2.0 * x - 3.0 * p,
+    products: lambda p, q: p @ q.mT,
     _unit: lambda p: p / (1.0 + (p * p).sum(-1, keepdim=True)).sqrt(),
 }
 
