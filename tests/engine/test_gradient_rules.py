@@ -30,11 +30,14 @@ def test_derivatives_of_named_functions(name, order):
         assert np.abs(difference - made).max() < 1e-8
         return
     np.testing.assert_allclose(made(x), difference, atol=2e-8)
+    assert made.breaks == f.breaks
+    assert f.parity is None or made.parity == -f.parity
     if made.parity is not None:
         np.testing.assert_allclose(made(-x), made.parity * made(x), atol=1e-13)
-    if made.bounded:
-        assert np.abs(made(np.array([-1e8, -1e3, -30.0, 30.0, 1e3, 1e8]))).max() < 1.2
+    assert made.bounded
+    assert np.abs(made(np.array([-1e8, -1e3, -30.0, 30.0, 1e3, 1e8]))).max() < 1.2
     if made.smoothed is not None:
+        np.testing.assert_allclose(made.smoothed(x, np.zeros(41)), made(x), atol=1e-12)
         m, s, h = np.linspace(-2.0, 2.0, 9), np.full(9, 0.7), 1e-5
         np.testing.assert_allclose(
             made.smoothed(m, s), (f.smoothed(m + h, s) - f.smoothed(m - h, s)) / (2 * h), atol=1e-9
@@ -74,12 +77,15 @@ def test_a_rule_against_differences(name):
     assert _error(name) < 1e-7
 
 
-def _larger(rule):
-    """A rule whose results are a tenth larger."""
+FACTORS = [1.1, -1.0, 0.0]  # a rule that is a tenth too large, of the wrong sign, forgotten
+
+
+def _times(factor, rule):
+    """A rule whose results are multiplied."""
 
     def broken(*arguments):
         for k, made in rule(*arguments):
-            yield k, {u: 1.1 * c for u, c in made.items()} if isinstance(made, dict) else 1.1 * made
+            yield k, {u: factor * c for u, c in made.items()} if isinstance(made, dict) else factor * made
 
     return broken
 
@@ -98,9 +104,10 @@ BREAKS = {
 }
 
 
+@pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("rule", _derivative.RULES, ids=lambda kind: kind.__name__)
-def test_a_broken_rule_is_caught(rule, monkeypatch):
-    monkeypatch.setitem(_derivative.RULES, rule, _larger(_derivative.RULES[rule]))
+def test_a_broken_rule_is_caught(rule, factor, monkeypatch):
+    monkeypatch.setitem(_derivative.RULES, rule, _times(factor, _derivative.RULES[rule]))
     assert _error(BREAKS[rule.__name__]) > 1e-4
 
 
@@ -118,8 +125,9 @@ BROKEN_FUNCTIONS = {
 }
 
 
+@pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("key", _derivative.FUNCTIONS, ids=lambda f: getattr(f, "name", None) or f.__name__)
-def test_a_broken_function_is_caught(key, monkeypatch):
+def test_a_broken_function_is_caught(key, factor, monkeypatch):
     rule = _derivative.FUNCTIONS[key]
-    monkeypatch.setitem(_derivative.FUNCTIONS, key, lambda *arguments: 1.1 * rule(*arguments))
+    monkeypatch.setitem(_derivative.FUNCTIONS, key, lambda *arguments: factor * rule(*arguments))
     assert _error(BROKEN_FUNCTIONS[getattr(key, "name", None) or key.__name__]) > 1e-4

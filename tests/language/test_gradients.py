@@ -73,6 +73,18 @@ def test_what_is_not_reached_is_zero():
     assert drawn[:, 0].all()
 
 
+def test_what_has_no_slope_is_zero():
+    """relu' is constant between its kinks."""
+    x, z = ns.gaussian(n, 2), ns.normal(2)
+    first = ns.grad(ns.dot(ns.gaussian(n), ns.relu(x)).sum(), x)
+    second = ns.grad(ns.dot(ns.gaussian(n), first).sum(), x)
+    of_scalars = ns.grad(ns.grad(ns.relu(z).sum() + (z**2).sum(), z).sum(), z)
+    vectors, scalars = ns.Program((second, of_scalars)).simulate(n=3, draws=2)
+    assert vectors.shape == (2, 2, 3)
+    assert not vectors.any()
+    np.testing.assert_allclose(scalars, 2.0, rtol=1e-12)
+
+
 def test_weights_of_a_sum():
     x = ns.gaussian(n, 2)
     p = ns.dot(ns.gaussian(n), ns.tanh(x))

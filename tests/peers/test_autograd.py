@@ -8,15 +8,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, assume, given, seed, settings
+from hypothesis import strategies as st
 
 import netsor as ns
 from netsor import derivatives
 from netsor.language import _derivative
 from netsor.language._graph import ordered, weights_of
+from netsor.language._operation import Gaussian, Normal
 
 from ..engine.differences import drawn
 from ..gradient_cases import CASES, WIDTHS
-from ..gradients import NAMED
+from ..gradients import NAMED, STEPS, GradientBuilder
+from ..programs import SEEDS
+from ..programs import WIDTHS as PLACES
 from .autograd import FUNCTIONS, TORCH, Reading
 
 FIRST = [name for name in CASES if not name.startswith(("a gradient", "a tangent"))]  # the others are derivatives
@@ -99,6 +104,69 @@ def test_a_tangent_kernel_is_that_of_autograd(name, kind):
         unit = 1.0 if kind == "ntk" else weight.in_width.bind(WIDTHS) / weight.std**2
         expected = expected + unit * (slope**2).sum()
     assert_near(literal.drawn[kernel][0], expected)
+
+
+def _jacobian(reading, outputs, tensors):
+    """∂/∂ of each output by each tensor, 0 where it does not depend on it."""
+    rows = [torch.autograd.grad(p, tensors, retain_graph=True, allow_unused=True) for p in outputs]
+    return [
+        [torch.zeros_like(t) if slope is None else slope for slope, t in zip(row, tensors, strict=True)] for row in rows
+    ]
+
+
+def _products(rows, others, units):
+    """Σ units ⟨∂p_a, ∂q_b⟩."""
+    return torch.stack(
+        [
+            torch.stack([sum(u * (a * b).sum() for u, a, b in zip(units, p, q, strict=True)) for q in others])
+            for p in rows
+        ]
+    )
+
+
+@seed(31)
+@settings(max_examples=200, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(number=SEEDS, steps=st.integers(1, 8))
+def test_random_programs(number, steps):
+    """Gradients by any values of a program, of weighted sums, and tangent kernels of chosen parameters."""
+    builder = GradientBuilder(number, PLACES)
+    builder.vectors.append(builder.initial())
+    builder.grow(["matmul"])
+    for _ in range(steps):
+        builder.grow([step for step in STEPS if step not in ("gradient", "kernel")])
+    p, rng = builder.loss(), builder.rng
+    values = ordered([p])
+    wrt = [v for v in (*builder.vectors, *builder.scalars) if v in values][:3]
+    by, flat = rng.choice([1.0, -0.5, 2.0], size=p.shape), p.reshape(-1)[:2]
+    found = ns.grad(p, wrt, weights=by)
+    weights = weights_of(values)
+    assume(weights)
+    leaves = [v for v in values if isinstance(v.op, Normal) or (isinstance(v.op, Gaussian) and v.op.factor.size)]
+    kernels = [
+        ns.ntk(flat),
+        ns.ntk(flat, flat[0], weights[:1], "standard"),
+        ns.ntk(flat, weights=leaves, parametrisation="standard"),
+    ]
+    widths = {"n": int(rng.integers(1, 6)), "m": int(rng.integers(1, 6))}
+    literal = drawn([p, *found, *kernels], widths)
+    reading = Reading(literal, [p])
+    total = (reading.made[p] * torch.tensor(by)).sum()
+    for x, g in zip(wrt, found, strict=True):
+        slope = _slope(reading, total, x, retain_graph=True, allow_unused=True)
+        assert_near(literal.drawn[g][0], torch.zeros_like(reading.made[x]) if slope is None else slope)
+    outputs = reading.made[p].reshape(-1)[:2]
+    keys = list(reading.normals)
+    one = [key for key in keys if key[0] is weights[0].source and key[1] in weights[0].members]
+    unit = float(weights[0].drawn.in_width.bind(widths)) / weights[0].std ** 2
+    asked = [
+        ([reading.normals[key] for key in keys], 1.0),
+        ([reading.normals[key] for key in one], unit),
+        ([reading.made[v] for v in leaves], 1.0),
+    ]
+    for k, (kernel, (tensors, scale)) in enumerate(zip(kernels, asked, strict=True)):
+        rows = _jacobian(reading, outputs, tensors)
+        expected = _products(rows, rows[:1] if k == 1 else rows, [scale] * len(tensors))
+        assert_near(literal.drawn[kernel][0], expected.reshape(kernel.shape))
 
 
 NUMPYS = [np.tanh, np.sin, np.cos, np.exp, np.log, np.sqrt, np.square, np.reciprocal, np.absolute]
