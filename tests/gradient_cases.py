@@ -100,7 +100,7 @@ CASES = {
         lambda x: read(ns.nonlin(plane, x, ns.mean_dot(x, x).sum(0), derivative=(2.0, -3.0))) + read(ns.identity(x))
     ),
     "widths with factors": _case(_multiples),
-    "Add": _case(lambda x: read(x + ns.tanh(x[0]) - 0.3)),
+    "Add": _case(lambda x: read(x + ns.tanh(x[0]))),
     "Scale": _case(lambda x: read(ns.mean_dot(x, x)[0] * x)),
     "Mix": _case(lambda x: read(ns.dot(x, x[:2]).transpose() @ x)),
     "Mix, numbers": _case(lambda x: read(np.arange(6.0).reshape(2, 3) @ x)),
