@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import netsor as ns
 from netsor.language._graph import ordered
+from netsor.language._operation import MatMul
 
 from .builder import Builder
 from .programs import SEEDS, WIDTHS, Built
@@ -53,6 +54,7 @@ class GradientBuilder(Builder):
     def __init__(self, seed, widths):
         super().__init__(seed, widths)
         self.extreme = True
+        self.beside: list[ns.Value] = []  # what the last gradient or kernel is looked at with
 
     def nonlin(self):
         return self.choose(NAMED)(self.vector())
@@ -103,26 +105,35 @@ class GradientBuilder(Builder):
         return w.T @ x
 
     def loss(self):
-        """A scalar: one that is there, or a readout."""
+        """A scalar: one that is there, or a readout of what matrices made."""
         if self.scalars and self.often(0.3):
             return self.latest(self.scalars)
-        y = self.vector()
+        y = self.latest(
+            [v for v in self.vectors if any(isinstance(u.op, MatMul) for u in ordered([v]))] or self.vectors
+        )
         return ns.dot(ns.gaussian(y.width), y)
 
     def gradient(self):
+        """√width ∂p/∂x, beside it p and its product with x: these know a transpose from another matrix."""
         p = self.loss()
         made = set(ordered([p]))
         options = [v for v in ([*self.vectors, *self.scalars] if self.often(0.3) else self.vectors) if v in made]
         if not options:
             raise ns.TraceError("gradient", "p is made of none of them")
-        return ns.grad(p, self.choose(options))
+        x = options[min(self.rng.geometric(0.4), len(options)) - 1]  # rather an early one: matrices lie between
+        g = ns.grad(p, x)
+        self.beside = [p, ns.dot(g, x)] if isinstance(g, ns.Vector) else [p]
+        return g
 
     def kernel(self):
-        return ns.ntk(self.loss().reshape(-1)[:2])
+        p = self.loss().reshape(-1)[:2]
+        self.beside = [p]
+        return ns.ntk(p)
 
     def norm_of_gradient(self):
-        w = self.latest(self.weights)
-        return ns.grad_norm(self.loss().sum(), w, self.choose(["ntk", "standard"]))
+        w, p = self.latest(self.weights), self.loss().sum()
+        self.beside = [p]
+        return ns.grad_norm(p, w, self.choose(["ntk", "standard"]))
 
 
 STEPS = ["matmul"] * 4 + ["nonlin"] * 3 + ["several", "residual", "residual", "each", "two_each", "add", "scale"]
@@ -133,18 +144,24 @@ LAST = ["gradient"] * 3 + ["kernel", "norm_of_gradient"]
 
 
 @st.composite
-def gradients(draw, steps=6, largest=8):
-    """A program that returns a gradient or a tangent kernel beside what it is made from, and numbers for its widths."""
+def gradients(draw, steps=6, largest=8, most=10_000):
+    """A program that returns a gradient or a tangent kernel beside what it is made from, and numbers for its widths.
+
+    A kernel of many values in all is not taken, but another tried: planning is what takes time.
+    """
     builder = GradientBuilder(draw(SEEDS), WIDTHS)
     builder.vectors.append(builder.initial())
     builder.grow(["matmul"])
     for _ in range(draw(st.integers(1, steps))):
         builder.grow(STEPS)
-    outputs = [builder.vectors[-1], *builder.scalars[-1:]]
-    before = len(builder.vectors), len(builder.scalars)
+    outputs = [builder.vectors[-1]]
     for _ in range(6):
+        before = [*builder.vectors, *builder.scalars]
         builder.grow(LAST)
-    outputs += [*builder.vectors[before[0] :][:1], *builder.scalars[before[1] :][:1]]
+        made = [value for value in (*builder.vectors, *builder.scalars) if value not in before]
+        if made and len(ordered([*outputs, *builder.beside, *made])) <= most:
+            outputs += [*builder.beside, *made]
+            break
     outputs = [value if value.size <= 2 else value.reshape(-1)[:2] for value in outputs]
     net = ns.Program(tuple(outputs))
     return Built(net, {name: int(builder.rng.integers(2, largest)) for name in net.widths})

@@ -144,7 +144,18 @@ def _table_derivative(a: float, b: float, table: Table) -> Table:
                 for place, by in ((i, a), (i + 2, 3 * b)):
                     made[place, j - 1] += j * c * by
                     made[place, j + 1] -= j * c * by
-    return tuple(tuple(row) for row in made.tolist())
+    return tuple(_vanishing(row) for row in made.tolist())
+
+
+def _vanishing(row: list[float]) -> Row:
+    """A polynomial in t that is 0 at ±1 but for rounding, made 0 there as it is computed: x^i multiplies it, far out.
+
+    Its powers are all even or all odd, so that it is enough to change its last coefficient.
+    """
+    powers = [j for j, c in enumerate(row) if c]
+    if len({j % 2 for j in powers}) == 1 and abs(sum(row)) < 1e-12:
+        row[powers[0]] = -sum(row[j] for j in reversed(powers[1:]))
+    return tuple(row)
 
 
 def _tanh_family(name: str, a: float, b: float, table: Table, parity: int | None, smoothed: Any = None) -> Function:

@@ -9,12 +9,19 @@ from netsor.language._operation import Gaussian, Normal
 STEP = 1e-5
 
 
-def drawn(outputs, widths):
-    """One literal draw of all values of a program; the order of the outputs numbers the sources, so it counts."""
-    values = ordered(outputs)
+def drawn(outputs, widths, given=None):
+    """One literal draw of all values of a program; the order of the outputs numbers the sources, so it counts.
+
+    `given` are arrays in place of what is drawn: of initial vectors and random scalars by value, and the N(0, 1)
+    variables of matrices by source and member.
+    """
+    values, given = ordered(outputs), given or {}
     literal = _Literal(numbered(values), widths, 3, 0, replicas=1)
+    for key, array in given.items():
+        (literal.matrices if isinstance(key, tuple) else literal.drawn)[key] = np.asarray(array)[None]
     for value in values:
-        literal.evaluate(value)
+        if value not in given:
+            literal.evaluate(value)
     return literal
 
 

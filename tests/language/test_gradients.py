@@ -73,6 +73,18 @@ def test_what_is_not_reached_is_zero():
     assert drawn[:, 0].all()
 
 
+def test_what_has_no_slope_is_zero():
+    """relu' is constant between its kinks."""
+    x, z = ns.gaussian(n, 2), ns.normal(2)
+    first = ns.grad(ns.dot(ns.gaussian(n), ns.relu(x)).sum(), x)
+    second = ns.grad(ns.dot(ns.gaussian(n), first).sum(), x)
+    of_scalars = ns.grad(ns.grad(ns.relu(z).sum() + (z**2).sum(), z).sum(), z)
+    vectors, scalars = ns.Program((second, of_scalars)).simulate(n=3, draws=2)
+    assert vectors.shape == (2, 2, 3)
+    assert not vectors.any()
+    np.testing.assert_allclose(scalars, 2.0, rtol=1e-12)
+
+
 def test_weights_of_a_sum():
     x = ns.gaussian(n, 2)
     p = ns.dot(ns.gaussian(n), ns.tanh(x))
@@ -131,6 +143,10 @@ REFUSED = {
     "kernel of a vector": (lambda: ns.ntk(ns.gaussian(n)), r"ntk: p must be a scalar"),
     "parametrisation": (lambda: ns.ntk(ns.normal(), parametrisation="mup"), r"parametrisation='mup' must be 'ntk' or"),
     "foreign weights": (lambda: ns.ntk(ns.normal(), weights=ns.weight(n, n)), r"weights=<Weight n×n.* must be weights"),
+    "foreign vectors": (
+        lambda: ns.ntk(ns.normal(), weights=ns.gaussian(n)),
+        r"weights=<Vector.* that the program uses",
+    ),
     "several": (lambda: ns.grad_norm(ns.normal(2), ns.normal()), r"p must be one scalar, got shape \(2,\)"),
     "no parameter": (lambda: ns.grad_norm(ns.normal(), "W"), r"weight='W' must be a weight"),
 }

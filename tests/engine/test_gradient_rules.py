@@ -1,0 +1,133 @@
+"""Derivatives of functions, and every rule of the derivative table, against differences of the literal network."""
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor import activations, derivatives
+from netsor.language import _derivative
+
+from ..gradient_cases import CASES, WIDTHS
+from .differences import evaluated, slopes
+
+# Derivatives of functions
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize(
+    "name", ["RELU", "ABS", "ERF", "TANH", "SIGMOID", "GELU", "GELU_TANH", "SILU", "SIN", "COS", "clip", "leaky_relu"]
+)
+def test_derivatives_of_named_functions(name, order):
+    f = getattr(activations, name)
+    f = f if isinstance(f, ns.Function) else f(0.7)
+    x = np.linspace(-3.0, 3.0, 41) + 0.0137
+    for _ in range(order - 1):
+        f = derivatives.derivative(f)
+        if isinstance(f, float):  # between kinks there is nothing more
+            return
+    made, difference = derivatives.derivative(f), (f(x + 1e-5) - f(x - 1e-5)) / 2e-5
+    if isinstance(made, float):
+        assert np.abs(difference - made).max() < 1e-8
+        return
+    np.testing.assert_allclose(made(x), difference, atol=2e-8)
+    assert made.breaks == f.breaks
+    assert f.parity is None or made.parity == -f.parity
+    if made.parity is not None:
+        np.testing.assert_allclose(made(-x), made.parity * made(x), atol=1e-13)
+    assert made.bounded
+    assert np.abs(made(np.array([-1e8, -1e3, -30.0, 30.0, 1e3, 1e8]))).max() < 1.2
+    if made.smoothed is not None:
+        np.testing.assert_allclose(made.smoothed(x, np.zeros(41)), made(x), atol=1e-12)
+        m, s, h = np.linspace(-2.0, 2.0, 9), np.full(9, 0.7), 1e-5
+        np.testing.assert_allclose(
+            made.smoothed(m, s), (f.smoothed(m + h, s) - f.smoothed(m - h, s)) / (2 * h), atol=1e-9
+        )
+
+
+@pytest.mark.parametrize("f", [np.tanh, np.sin, np.cos, np.exp, np.log, np.sqrt, np.square, np.reciprocal, np.abs])
+def test_derivatives_of_numpys_functions(f):
+    x = np.linspace(0.3, 3.0, 20)
+    function = ns.Function(f.__name__, f)
+    for _ in range(2):
+        made = derivatives.derivative(function)
+        if isinstance(made, float):
+            break
+        np.testing.assert_allclose(made(x), (function(x + 1e-5) - function(x - 1e-5)) / 2e-5, rtol=1e-7, atol=1e-9)
+        function = made
+
+
+# Every rule, against differences of the literal network with the same matrices
+
+
+def _error(name):
+    """How far the gradient is from differences, in random directions."""
+    p, wrt = CASES[name]()
+    g = ns.grad(p, wrt)
+    outputs = [p, g, wrt]
+    found = evaluated(outputs, WIDTHS)[1]
+    ways = np.random.default_rng(1).standard_normal((3, *found.shape))
+    unit = found.shape[-1] ** -0.5 if isinstance(wrt, ns.Vector) else 1.0
+    made = unit * np.sum(found * ways, axis=tuple(range(1, ways.ndim)))
+    expected = slopes(outputs, WIDTHS, 1, {wrt: ways})[0]
+    return np.max(np.abs(made - expected)) / (np.abs(expected).max() + 1e-3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_against_differences(name):
+    assert _error(name) < 1e-7
+
+
+FACTORS = [1.1, -1.0, 0.0]  # a rule that is a tenth too large, of the wrong sign, forgotten
+
+
+def _times(factor, rule):
+    """A rule whose results are multiplied."""
+
+    def broken(*arguments):
+        for k, made in rule(*arguments):
+            yield k, {u: factor * c for u, c in made.items()} if isinstance(made, dict) else factor * made
+
+    return broken
+
+
+BREAKS = {
+    "MatMul": "MatMul",
+    "Nonlin": "Nonlin",
+    "Add": "Add",
+    "Scale": "Scale",
+    "Mix": "Mix",
+    "Concat": "Concat",
+    "Split": "a gradient through parts",
+    "Rotate": "Rotate",
+    "Dot": "Dot",
+    "Apply": "Apply, sums",
+}
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("rule", _derivative.RULES, ids=lambda kind: kind.__name__)
+def test_a_broken_rule_is_caught(rule, factor, monkeypatch):
+    monkeypatch.setitem(_derivative.RULES, rule, _times(factor, _derivative.RULES[rule]))
+    assert _error(BREAKS[rule.__name__]) > 1e-4
+
+
+BROKEN_FUNCTIONS = {
+    "add": "Apply, powers",
+    "subtract": "Apply, sums",
+    "multiply": "Apply, products",
+    "matmul": "Apply, products",
+    "reciprocal": "Apply, powers",
+    "sum": "Apply, sums",
+    "mean": "Apply, sums",
+    "_power": "Apply, powers",
+    "rsqrt": "rms_norm",
+    "row_softmax": "Apply, softmax",
+}
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("key", _derivative.FUNCTIONS, ids=lambda f: getattr(f, "name", None) or f.__name__)
+def test_a_broken_function_is_caught(key, factor, monkeypatch):
+    rule = _derivative.FUNCTIONS[key]
+    monkeypatch.setitem(_derivative.FUNCTIONS, key, lambda *arguments: factor * rule(*arguments))
+    assert _error(BROKEN_FUNCTIONS[getattr(key, "name", None) or key.__name__]) > 1e-4
