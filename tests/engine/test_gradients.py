@@ -132,3 +132,14 @@ def test_heads_whose_transposes_are_summed_are_one_matrix(groups):
     assert smallest_p(net, 1500, without=("stacked",), **widths) > 1e-4
     one, many = (make_plan(net.outputs, {"n": 256, "d": 64}, without=w).random_numbers for w in ((), ("stacked",)))
     assert one < many / 2
+
+
+def test_a_gate_and_its_gradient_at_infinite_width():
+    """Two tokens, ⟨g, g⟩/n beside the output that g is the gradient of: values at nodes, with their error."""
+    x, r = ns.gaussian(n, 2), ns.gaussian(n)
+    a, b, c = (ns.weight(n, n) for _ in range(3))
+    p = ns.dot(r, x + c @ (ns.silu(a @ x) * (b @ x))).sum()
+    g = ns.grad(p, x)
+    found = ns.Program((p, ns.mean_dot(g, g)[0, 0])).law(n=ns.inf, draws=200).with_error.mean()
+    alone = ns.Program(ns.mean_dot(g, g)[0, 0]).law(n=ns.inf, draws=2).mean()
+    assert abs(found.value[1] - alone) < 4 * found.error[1]
