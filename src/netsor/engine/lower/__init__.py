@@ -60,7 +60,7 @@ def make_plan(
     narrowed, made_from = traced(outputs)
     places = {value: number for number, value in enumerate(ordered(whole or outputs))}
     origin: dict[Value, int] = {}
-    for value in ordered(narrowed):  # an index that narrowing adds has no randomness: any place will do
+    for value in ordered(narrowed):  # an index that narrowing added draws nothing, so its place does not matter
         origin[value] = places.get(made_from.get(value, value), len(places))
     context = Context(bound, origin)
     made, nested = rewrite(narrowed, context, without), frozenset[int]()
@@ -68,7 +68,7 @@ def make_plan(
     while True:
         try:
             return _lowered(State(facts, context.notes, shift, nested), title)
-        except NestedError as error:  # found as directions are: another way for this space
+        except NestedError as error:  # known only now, from the directions: values at nodes serve this space
             nested |= {error.group}
 
 
@@ -152,7 +152,9 @@ SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
     ops.Apply: _apply,
     ops.Take: lambda s, value, op: taken(s, s.scalars[op.x], op.x.ndim, op.flat),
     ops.Join: lambda s, value, op: s.build.step("join", *(s.scalars[part] for part in op.parts), axis=0),
-    ops.Root: lambda s, value, op: s.build.constant(np.zeros(())),  # one that vanishes: all others are numbers by now
+    ops.Root: lambda s, value, op: s.build.constant(
+        np.zeros(())
+    ),  # the limit of a ratio that vanishes; all other ratios are numbers by now
     Along: lambda s, value, op: along(s, op.x, op.y),
     Adjoint: adjoint,
 }

@@ -39,7 +39,9 @@ def unknown_pairs(s: State, x: Vector, y: Vector, ndim: int, epsilon: FindEpsilo
             ours, theirs = (_within(s, v, group, inside, ndim) for v in (x, y))
             clash = np.zeros((len(frame.blocks),) * 2, dtype=bool)
             here, there = (np.flatnonzero(v.reshape(-1, v.shape[-1]).any(axis=0)) for v in (ours, theirs))
-            for i, j in ((i, j) for i in here for j in there):  # a gradient's own ε part may wait for other pairs
+            for i, j in (
+                (i, j) for i in here for j in there
+            ):  # no more: the rule for a gradient asks for other pairs itself
                 clash[i, j] = _clash(s, frame, int(i), int(j), epsilon)
         met = paired((ours.astype(np.float64) @ clash.astype(np.float64)) > 0, theirs)
         found = met if found is None else found | met
@@ -66,7 +68,7 @@ def _within(s: State, x: Vector, group: Group, inside: Bools, ndim: int) -> Bool
 
 
 def _clash(s: State, frame: Limit, i: int, j: int, epsilon: FindEpsilon) -> bool:
-    """Whether the normals of two blocks are unknown: of two features, of a feature with a mean, and others above."""
+    """Whether the law of the normals of two blocks is unknown: two features, a feature with (1, …, 1), or as said at the top."""
     a, b = frame.blocks[i], frame.blocks[j]
     if a.feature is None and b.feature is None:
         return False
@@ -77,11 +79,11 @@ def _clash(s: State, frame: Limit, i: int, j: int, epsilon: FindEpsilon) -> bool
     if source.number == NO_VALUE:
         return True
     if known(frame, source, feature):
-        return _entangled(frame, source, feature) or _blurred(s, frame, feature, epsilon)
+        return _in_another_form(frame, source, feature) or _argument_unknown(s, frame, feature, epsilon)
     if _is_of(feature, source):
         return True
     return any(
-        _is_of(other, source) and _meet(other.reach, feature.reach) and not _serves(frame, other, source, feature)
+        _is_of(other, source) and _meet(other.reach, feature.reach) and not _of_the_rule(frame, other, source, feature)
         for other in _others(frame, feature)
     )
 
@@ -112,14 +114,14 @@ def _gradient(feature: Features) -> tuple[Bools, Bools]:
     return feature.supports[found[0]], feature.supports[found[2]]
 
 
-def _serves(frame: Limit, gradient: Features, source: Directions, feature: Features) -> bool:
+def _of_the_rule(frame: Limit, gradient: Features, source: Directions, feature: Features) -> bool:
     """Whether N[F u] is one of the normals from which those of gradients ψ(g) ⊙ u are made, u this source."""
     u, g = _gradient(gradient)
     inside = slice(source.start, source.stop)
     return ruled(frame, gradient) and bool(u[inside].any()) and not g[inside].any() and not _meet(feature.reach, u)
 
 
-def _entangled(frame: Limit, source: Directions, feature: Features) -> bool:
+def _in_another_form(frame: Limit, source: Directions, feature: Features) -> bool:
     """Whether other features need N[e ψ(g) ⊙ u] in another form: u is an argument of theirs, or e a u of theirs."""
     u, g = _gradient(feature)
     for other in _others(frame, feature):
@@ -133,7 +135,7 @@ def _entangled(frame: Limit, source: Directions, feature: Features) -> bool:
     return False
 
 
-def _blurred(s: State, frame: Limit, feature: Features, epsilon: FindEpsilon) -> bool:
+def _argument_unknown(s: State, frame: Limit, feature: Features, epsilon: FindEpsilon) -> bool:
     """Whether the u of features ψ(g) ⊙ u has an ε part that is unknown along what ψ(g) is made of."""
     found = tilt(feature)
     assert found is not None

@@ -38,7 +38,7 @@ class Facts:
     bound: Mapping[str, float]  # the widths
     outputs: tuple[Value, ...]
     written: tuple[Value, ...]  # the outputs as they were: a scalar may have become a vector
-    chosen: bool  # whether the coordinates below were asked for by number
+    chosen: bool  # whether the user chose the coordinates below
     picked: tuple[int, ...]  # the coordinates α asked for
     without: frozenset[str]  # shortcuts left out
     names: Mapping[Value | Source, str]
