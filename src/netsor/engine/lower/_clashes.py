@@ -68,7 +68,7 @@ def _within(s: State, x: Vector, group: Group, inside: Bools, ndim: int) -> Bool
 
 
 def _clash(s: State, frame: Limit, i: int, j: int, epsilon: FindEpsilon) -> bool:
-    """Whether the law of the normals of two blocks is unknown: two features, a feature with (1, …, 1), or as said at the top."""
+    """Whether the normals of two blocks have no known law: two features, a feature with (1, …, 1), or as said above."""
     a, b = frame.blocks[i], frame.blocks[j]
     if a.feature is None and b.feature is None:
         return False
