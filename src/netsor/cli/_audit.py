@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from ._where import Where, chosen, sampling, where_options
 
 if TYPE_CHECKING:
     from ..studies.audit._audit import Cost
+    from ..studies.audit._own import Own
     from ..studies.audit._request import Request
 
 KEPT = "finished draws are kept, and the same command goes on from there"
@@ -28,6 +30,8 @@ LOST = "nothing was kept; with --out DIR finished draws are"
 
 @cli.command("audit")
 @click.argument("model")
+@click.option("--bind", "binds", multiple=True, metavar="NAME=N", help="A width of FILE:PROGRAM.")
+@click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
 @click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
 @click.option("--compare", metavar="OTHER", help="A second model, to compare with the first.")
 @click.option(
@@ -57,8 +61,8 @@ LOST = "nothing was kept; with --out DIR finished draws are"
 def audit_command(watch: Watch, /, as_json: bool, out: str | None, **options: Any) -> None:
     """A transformer before it is trained: what it does at initialisation, block by block, and findings by stated rules.
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), or a path to a config.json. No weight is drawn, so
-    the model may be of any size. With --out an audit that was interrupted goes on where it stopped; files in the folder
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:PROGRAM, a program
+    of your own that names with ns.probe what is to be watched. No weight is drawn, so the model may be of any size. With --out an audit that was interrupted goes on where it stopped; files in the folder
     that are not of an earlier audit are never overwritten.
     """
     if out is not None:
@@ -116,6 +120,22 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
     from ..studies.audit._request import Request
 
     source, changes, compare, others = (options.pop(name) for name in ("model", "changes", "compare", "others"))
+    binds, arguments = options.pop("binds"), options.pop("arguments")
+    ids, tokens = _ids(options.pop("ids")), options.pop("tokens")
+    if ids is not None and tokens is not None:
+        raise click.UsageError("--ids and --tokens exclude each other: the ids say how many tokens there are")
+    folder = None if out is None else Path(out)
+    if _is_program(source):
+        for option, given in (("--set", changes), ("--compare-set", others), ("--tokens", tokens), ("--ids", ids)):
+            if given:
+                raise click.UsageError(f"{option} is for models; FILE:PROGRAM takes --bind and --arg")
+        own = [None if target is None else _own(target, binds, arguments) for target in (source, compare)]
+        words = [source, *_words("--arg", arguments), *_words("--bind", binds)]
+        words += [] if compare is None else ["--compare", compare]
+        return Request(own[0], own[1], out=folder, words=tuple(words), **options)
+    for option, values in (("--bind", binds), ("--arg", arguments)):
+        if values:
+            raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
     model = _changed(_read("MODEL", source), "--set", changes)
     other = None
     if compare is not None:
@@ -123,12 +143,30 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
     elif others:
         other = _changed(model, "--compare-set", others)
     words = [source, *_words("--set", changes), *([] if compare is None else ["--compare", compare])]
-    ids, tokens = _ids(options.pop("ids")), options.pop("tokens")
-    if ids is not None and tokens is not None:
-        raise click.UsageError("--ids and --tokens exclude each other: the ids say how many tokens there are")
-    folder = None if out is None else Path(out)
     chosen = (*words, *_words("--compare-set", others))
     return Request(model, other, ids=ids, tokens=16 if tokens is None else tokens, out=folder, words=chosen, **options)
+
+
+def _is_program(source: str) -> bool:
+    """FILE:PROGRAM; a path to a file may have a colon in it."""
+    return ":" in source and not Path(source).exists()
+
+
+def _own(target: str, binds: Sequence[str], arguments: Sequence[str]) -> Own:
+    from ..studies.audit._own import Own
+    from ._target import bound, load
+
+    if not _is_program(target):
+        raise click.UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
+    net = load(target, arguments)
+    widths = bound(net, binds)
+    infinite = next((name for name, size in widths.items() if size == math.inf), None)
+    if infinite is not None:
+        raise click.UsageError(f"--bind {infinite}=inf must be a positive integer: --widths inf is the limit")
+    try:
+        return Own(net, widths)
+    except ValueError as error:
+        raise click.UsageError(f"FILE:PROGRAM {shown(target)}: {error}") from None
 
 
 def _words(option: str, values: Sequence[str]) -> list[str]:

@@ -36,22 +36,28 @@ from ._tex import (
     variance,
 )
 from ._value import Value, Vector
+from ._watch import Watched
 from ._weight import Weight
 
 
-def latex(name: str, outputs: Sequence[Value], document: bool) -> str:
-    """The program with these outputs and its limit law; a whole document, or its body."""
+def latex(name: str, outputs: Sequence[Value], document: bool, probes: Sequence[Watched] = ()) -> str:
+    """The program with these outputs, what is watched in it, and its limit law; a whole document, or its body."""
     verdict = check(name, outputs)
-    outputs = narrow(outputs)
-    values = ordered(outputs)
+    count, every = len(outputs), narrow([*outputs, *(watched.value for watched in probes)])
+    outputs = every[:count]
+    values = ordered(every)
     writer = _Writer(values)
     program = [line for value in values for line in writer.program(value)]
     result = ", ".join(writer.ref(value, letters(value.shape)) for value in outputs)
     body = [
         rf"\paragraph{{Program}} \texttt{{{escape(name)}}} returns ${result}$, where",
         gathered(program),
-        r"\paragraph{Limit law}",
     ]
+    if probes:
+        shown = zip(probes, every[count:], strict=True)
+        watched = (rf"{each.name} ${writer.ref(value, letters(value.shape))}$" for each, value in shown)
+        body.append(f"Watched: {', '.join(watched)}.")
+    body.append(r"\paragraph{Limit law}")
     if verdict.verdict == NO_LIMIT:
         body.append("There is none: " + escape("; ".join(verdict.reasons)) + ".")
     else:

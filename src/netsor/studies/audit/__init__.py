@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..._program import Program
 from ...engine._montecarlo import Progress
 from ...engine.backends import choose
 from ...models import Transformer, read
@@ -18,10 +19,10 @@ __all__ = ["audit"]
 
 
 def audit(
-    model: str | Path | Mapping[str, Any] | Transformer | Any,
+    model: str | Path | Mapping[str, Any] | Transformer | Program | Any,
     *,
-    compare: str | Path | Mapping[str, Any] | Transformer | Any = None,
-    tokens: int = 16,
+    compare: str | Path | Mapping[str, Any] | Transformer | Program | Any = None,
+    tokens: int | None = None,
     ids: Sequence[int] | None = None,
     draws: int = 200,
     widths: str = "both",
@@ -34,14 +35,18 @@ def audit(
     executor: Executor | None = None,
     progress: Progress = True,
     gradients: bool = False,
+    **sizes: int,
 ) -> Audit:
     """What a transformer does at initialisation, block by block, over `draws` initialisations: no weight is drawn.
 
     `model` and `compare`, a second model to compare it with, are what `ns.models.read` takes, or a `Transformer`:
-    `ns.audit("gpt2", compare=ns.models.read("gpt2").replace(std=0.01))`. The input is `tokens` different ids, or the
+    `ns.audit("gpt2", compare=ns.models.read("gpt2").replace(std=0.01))`. The input is `tokens` different ids (16), or the
     given `ids`. `widths` are the model's own ("actual"), "inf", or "both". The draws depend on the seed alone, not on
     the number of worker processes (all cores, if None). With `out`, a folder, finished parts are kept there as they are
     done, an interrupted audit goes on where it stopped, and the report is written at the end.
+
+    A `Program` of one's own is audited by what it names with `ns.probe`, at the widths that are given by their names:
+    `ns.audit(net(), n=256)`. Its tokens are its own.
 
     With `gradients` the backward half is measured too, of the loss of the first step (of a random readout, if there are
     no logits): the stream's gradient after each block, and the squared gradient of each kind of weight.
@@ -52,16 +57,30 @@ def audit(
     """
     if out is not None and not str(out):
         raise ValueError("out='' must name a folder; for the current one give '.'")
-    first, second = (None if m is None else m if isinstance(m, Transformer) else read(m) for m in (model, compare))
-    if first is None:
-        raise ValueError("model=None must be a model: a name, a path, a configuration or a Transformer")
-    from . import _audit, _request  # seldom needed, and not at once
+    if model is None:
+        raise ValueError("model=None must be a model: a name, a path, a configuration, a Transformer or a Program")
+    from . import _audit, _own, _request  # seldom needed, and not at once
+
+    own = isinstance(model, Program)
+    if own and tokens is not None:
+        raise ValueError(f"tokens={tokens!r} is for models: {model.name} is a program, with tokens of its own")
+    if sizes and not own:
+        raise ValueError(f"{next(iter(sizes))}={next(iter(sizes.values()))!r} is no argument of an audit of a model")
+
+    def audited(given: Any) -> Any:
+        if isinstance(given, Program):
+            return _own.Own(
+                given, {name: size for name, size in sizes.items() if given is model or name in given.widths}
+            )
+        return given if given is None or isinstance(given, Transformer) else read(given)
+
+    first, second = audited(model), audited(compare)
 
     folder, where = None if out is None else Path(out), choose(backend, device, precision)
     request = _request.Request(
         first,
         second,
-        tokens,
+        16 if tokens is None else tokens,
         ids,
         draws,
         widths,

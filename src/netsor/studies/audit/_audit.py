@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,7 +118,8 @@ def run(request: Request) -> Audit:
     store = None
     if request.out is not None:
         folder_of(request.out).prepare(FILES)
-        store = Store(request.out / "parts")
+        if not request.own:  # of a program nobody knows all that its numbers depend on
+            store = Store(request.out / "parts")
     parts = {subject: request.parts(subject) for subject in request.subjects}
     found: dict[Part, Arrays] = {}
     if store is not None:
@@ -126,7 +127,9 @@ def run(request: Request) -> Audit:
         found = {part: arrays for part, arrays in kept if arrays is not None}
     missing = [part for some in parts.values() for part in some if part not in found]
     if missing:
-        with Workers(min(spent.workers, len(missing))) as workers:
+        count = min(spent.workers, len(missing))
+        # functions of a user need not be known in another process
+        with ThreadPoolExecutor(count) if request.own else Workers(count) as workers:
             futures: dict[Part, Future[Arrays]]
             if request.executor is None:
                 folder = None if store is None else store.folder

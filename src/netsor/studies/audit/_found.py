@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...models import Transformer
 from ._judge import Facts, Finding
 from ._order import band
+from ._own import Model, Own
 from ._quantities import BLOCKS, FINAL
 from ._request import Request, Subject
 from ._rules import judged
@@ -60,7 +60,7 @@ class Found:
     """What was measured of a model, and of the second one beside it."""
 
     request: Request
-    model: Transformer
+    model: Model
     actual: Measured | None
     limit: Measured | None
     seconds: float
@@ -95,6 +95,8 @@ class Found:
     def _distinct(self) -> int:
         """How many different vectors the tokens begin as: learned positions tell them apart, otherwise their ids."""
         model, ids = self.model, self.request.ids
+        if isinstance(model, Own):
+            return model.tokens
         if model.positions == "learned" and model.std_position:
             return self.request.tokens
         if not model.std_embedding:

@@ -98,6 +98,16 @@ FORWARD = (
         "largest weight",
         "of attention, over heads and the rows of tokens that have a choice",
     ),
+    Quantity(
+        "largest_load",
+        "load of the busiest expert",
+        "how many of the tokens are sent to it, over the number that an even load would be",
+    ),
+    Quantity(
+        "least_load",
+        "load of the idlest expert",
+        "likewise; 0 if no token is sent to it",
+    ),
 )
 # of L, the loss of the first step, or a random readout if there are no logits
 BACKWARD = (

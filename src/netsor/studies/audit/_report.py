@@ -14,6 +14,7 @@ from .._page import page, picture
 from ._draw import drawn
 from ._found import Found, Measured
 from ._judge import ABSENT, FOUND, NOT_FOUND, Finding
+from ._own import described
 from ._quantities import EVERY, FINAL, Quantity
 from ._request import Request
 from ._table import cell, headline, missing
@@ -60,7 +61,7 @@ def _manifest(audit: Found, command: str, out: Path) -> dict[str, Any]:
     """What was audited, with what, and what it took."""
     request = audit.request
     options = {
-        "models": [dataclasses.asdict(each.model) for each in audit.every],
+        "models": [described(each.model) for each in audit.every],
         "tokens": request.tokens,
         "ids": request.ids,
         "draws": request.draws,

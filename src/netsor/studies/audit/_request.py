@@ -21,9 +21,10 @@ from ...engine._montecarlo import Progress, whole_number
 from ...engine.backends import Backend, Numpy
 from ...language import TraceError
 from ...language._given import shown
-from ...models import Probes, Transformer
+from ...models import Probes
 from .._planning import Planning
 from ._large import BACKWARD, ahead, refuse_large
+from ._own import Model, Own, OwnProbes, described
 
 KINDS = {"actual": (False,), "inf": (True,), "both": (False, True)}  # widths that are infinite, or not
 LEAST = 10  # draws: fewer have no band
@@ -36,7 +37,7 @@ MOST_TOLD = 3  # fields, in a name
 class Subject:
     """A model with its input, at its own widths or with all of them at infinity."""
 
-    model: Transformer
+    model: Model
     tokens: int
     ids: tuple[int, ...] | None
     infinite: bool
@@ -52,7 +53,7 @@ class Subject:
         """What its law is to the model as it is drawn."""
         return self.model.status(**self.widths)
 
-    def probes(self) -> Probes:
+    def probes(self) -> Probes | OwnProbes:
         """The program of all that is measured."""
         given = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
         return self.model.probes(**given, gradients=self.gradients)
@@ -80,7 +81,7 @@ class Subject:
     @property
     def key(self) -> dict[str, Any]:
         """All that its draws depend on, as JSON can hold it; a name is nothing to them."""
-        fields = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
+        fields = {name: value for name, value in described(self.model).items() if name != "name"}
         found = {"model": fields, "tokens": self.tokens, "ids": self.ids, "infinite": self.infinite}
         found |= {"gradients": True} if self.gradients else {}
         plain: dict[str, Any] = json.loads(json.dumps(found))
@@ -127,8 +128,8 @@ class Part:
 class Request:
     """An audit, checked, with nothing drawn yet."""
 
-    model: Transformer
-    other: Transformer | None = None
+    model: Model
+    other: Model | None = None
     tokens: int = 16
     ids: Sequence[int] | None = None
     draws: int = 200
@@ -167,25 +168,49 @@ class Request:
             object.__setattr__(self, "ids", ids)
             object.__setattr__(self, "tokens", len(ids))
 
+        self._check_own()
         for model in self.models:
             self._subject(model, False, False).probes()  # which refuses what it cannot read
             refuse_large(model, self.tokens, self.widths != "actual", self.gradients)
 
-    def subject(self, model: Transformer, infinite: bool) -> Subject:
+    def _check_own(self) -> None:
+        """Programs have their tokens in them."""
+        own = [model for model in self.models if isinstance(model, Own)]
+        for model in own:
+            if self.gradients:
+                raise ValueError(
+                    f"gradients=True is for models: {model.name} is a program, of which ns.grad makes others"
+                )
+            if self.ids is not None:
+                raise ValueError(
+                    f"ids={shown(self.ids)} are for models: {model.name} is a program, with tokens of its own"
+                )
+        counts = {model.tokens for model in own}
+        if own and (len(own) < len(self.models) or len(counts) > 1):
+            raise ValueError("compare: a program is compared with a program that has as many tokens")
+        if own:
+            object.__setattr__(self, "tokens", own[0].tokens)
+
+    def subject(self, model: Model, infinite: bool) -> Subject:
         """A model of it, at one set of widths; with gradients, if they are asked for and can be had."""
         wanted = self.gradients and not (infinite and model in self.no_gradients)
         return self._subject(model, infinite, wanted)
 
-    def _subject(self, model: Transformer, infinite: bool, gradients: bool) -> Subject:
+    def _subject(self, model: Model, infinite: bool, gradients: bool) -> Subject:
         return Subject(model, self.tokens, None if self.ids is None else tuple(self.ids), infinite, gradients)
 
     @property
-    def models(self) -> tuple[Transformer, ...]:
+    def models(self) -> tuple[Model, ...]:
         """The model, and the second one."""
         return (self.model,) if self.other is None else (self.model, self.other)
 
+    @property
+    def own(self) -> bool:
+        """Whether it is of programs."""
+        return isinstance(self.model, Own)
+
     @cached_property
-    def refused(self) -> dict[Transformer, str]:
+    def refused(self) -> dict[Model, str]:
         """Why there is no limit of a model: it has none, or the engine cannot do it. If it alone is asked, an error."""
         found = {}
         for model in self.models if self.widths != "actual" else ():
@@ -198,7 +223,7 @@ class Request:
         return found
 
     @cached_property
-    def no_gradients(self) -> dict[Transformer, str]:
+    def no_gradients(self) -> dict[Model, str]:
         """Why there are no gradients of a model at infinite width, where the engine cannot do them."""
         found = {}
         for model in self.models if self.gradients and self.widths != "actual" else ():
@@ -228,9 +253,10 @@ class Request:
         return [Part(subject, i, min(size, self.draws - at), self.seed, self.backend) for i, at in enumerate(starts)]
 
 
-def _named_apart(model: Transformer, other: Transformer) -> Transformer:
+def _named_apart(model: Model, other: Model) -> Model:
     """The second model by the name of the first, with what is otherwise in it."""
-    fields = dataclasses.asdict(other)
-    differ = [f"{name}={value}" for name, value in fields.items() if value != getattr(model, name)]
+    before = described(model)
+    differ = [f"{name}={value}" for name, value in described(other).items() if value != before.get(name)]
+    differ = [] if isinstance(other, Own) else differ
     words = ", ".join(differ[:MOST_TOLD]) + ", …" * (len(differ) > MOST_TOLD) if differ else "again"
     return other.replace(name=f"{other.name}, {words}")

@@ -44,6 +44,8 @@ def _growth(facts: Facts, threshold: float) -> Said:
 
 def _branches(facts: Facts, threshold: float) -> Said:
     draws = facts.draws
+    if not {"attention_share", "mlp_share"} <= draws.keys():
+        return Said("both branches are not watched", ABSENT)
     attention = draws["attention_share"] + draws.get("cross_share", np.zeros(1))
     if not (attention + draws["mlp_share"]).any():
         return Said("neither branch adds anything", ABSENT)
@@ -74,14 +76,28 @@ def _rank(facts: Facts, threshold: float) -> Said:
 
 
 def _entropy(facts: Facts, threshold: float) -> Said:
+    if "entropy" not in facts.draws:
+        return Said("no attention weights are watched", ABSENT)
     entropy = facts.draws["entropy"]
     medians = np.median(entropy, axis=0)
     worst = int(np.argmin(medians))
-    text = (
-        f"{medians[worst]:.3g} of uniform in block {worst + 1}, the lowest; scores have a standard deviation of "
-        f"{np.median(facts.draws['score_std'][:, worst]):.3g} there"
-    )
+    text = f"{medians[worst]:.3g} of uniform in block {worst + 1}, the lowest"
+    if "score_std" in facts.draws:
+        text += f"; scores have a standard deviation of {np.median(facts.draws['score_std'][:, worst]):.3g} there"
     return compared(text, below, entropy[:, worst], threshold, float(medians[worst]))
+
+
+def _load(facts: Facts, threshold: float) -> Said:
+    if "largest_load" not in facts.draws:
+        return Said("there are no experts", ABSENT)
+    load = facts.draws["largest_load"]
+    medians = np.median(load, axis=0)
+    worst = int(np.argmax(medians))
+    text = (
+        f"in block {worst + 1} the busiest expert has {medians[worst]:.3g} times its even share of the tokens, the "
+        f"idlest {np.median(facts.draws['least_load'][:, worst]):.3g} times"
+    )
+    return compared(text, above, load[:, worst], threshold, float(medians[worst]))
 
 
 def _loss(facts: Facts, threshold: float) -> Said:
@@ -169,6 +185,13 @@ RULES = (
         0.5,
         "A model that knows nothing should say so: the first steps are spent on shrinking logits that mean nothing.",
         _loss,
+    ),
+    Rule(
+        "load",
+        "in some block the busiest expert has more than 2 times its even share of the tokens",
+        2.0,
+        "The capacity of an expert is mostly one or two even shares: what is beyond is dropped, or waited for by all.",
+        _load,
     ),
     Rule(
         "limit",

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from ._found import Found, Measured
+from ._own import Own
 from ._quantities import BLOCKS, EVERY, FINAL
 
 NAME = 28  # columns for the words
@@ -23,11 +24,15 @@ def table(audit: Found) -> str:
 def headline(audit: Found) -> str:
     """The model and what was drawn of it, in a line."""
     model, request = audit.model, audit.request
-    return (
-        f"{model.name}: {audit.blocks} blocks, width {model.width:,}, {model.heads} heads of {model.d}, "
-        f"{model.weights:,} weights in matrices and embeddings; {request.tokens} tokens, {request.draws:,} draws; "
-        f"{audit.best.subject.status}"
-    )
+    if isinstance(model, Own):
+        sizes = model.sizes
+    else:
+        sizes = (
+            f"{audit.blocks} blocks, width {model.width:,}, {model.heads} heads of {model.d}, "
+            f"{model.weights:,} weights in matrices and embeddings"
+        )
+    drawn = f"{request.tokens} tokens, {request.draws:,} draws; {audit.best.subject.status}"
+    return f"{model.name}: {sizes}; {drawn}"
 
 
 def _no_limit(audit: Found) -> list[str]:
