@@ -6,6 +6,12 @@ n = ns.Width("n")
 STD = 0.02
 
 
+def attend(x, heads, sigma, d=32):
+    """Attention with QK-norm; entries of W^O have a fan-in of heads·d."""
+    sigmas = {"sigma_q": sigma, "sigma_k": sigma, "sigma_v": sigma, "sigma_o": STD * (heads * d) ** 0.5}
+    return ns.nn.attend(x, heads, d, "causal", qk_norm=ns.rms_norm, **sigmas)
+
+
 @ns.program
 def net(tokens=8, blocks=4, heads=4, width=256):
     """x ← x + attention(norm(x)) + mlp(norm(x)): both branches read the same vectors."""
@@ -13,7 +19,7 @@ def net(tokens=8, blocks=4, heads=4, width=256):
     ns.probe("embedding", x)
     for _ in range(blocks):
         u = ns.rms_norm(x)
-        a = ns.nn.attend(u, heads, 32, "causal", qk_norm=ns.rms_norm, sigma_v=sigma, sigma_o=STD * (32 * heads) ** 0.5)
+        a = attend(u, heads, sigma)
         f = ns.nn.mlp(u, 4 * n, activation=ns.gelu, sigma_w=sigma, sigma_out=2 * sigma)
         ns.probe("scores", a.scores), ns.probe("weights", a.weights), ns.probe("attention", a.output)
         x = ns.probe("stream", x + a.output + ns.probe("mlp", f))

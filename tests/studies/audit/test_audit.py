@@ -13,7 +13,7 @@ import pytest
 import netsor as ns
 from netsor.studies._store import Store
 from netsor.studies.audit import _audit, _draw, _report, _request
-from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, TOGETHER
+from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, ROUTING, TOGETHER
 from netsor.studies.audit._request import Request, Subject
 
 from ...inline import Inline
@@ -216,7 +216,7 @@ def test_the_quantities_are_those_of_the_models():
     model = ns.models.read("t5-base").replace(layers=1, decoder_layers=1, gated=True)
     names = set(model.probes(tokens=2, gradients=True).names)
     final = set(TINY.replace(tied=False).probes(tokens=2, gradients=True).final)
-    assert names | final == set(EVERY) - {group.name for group in TOGETHER}
+    assert names | final == set(EVERY) - {group.name for group in (*TOGETHER, *ROUTING)}
 
 
 def test_models_without_logits_have_no_loss(inline, unillustrated, tmp_path):

@@ -98,6 +98,9 @@ FORWARD = (
         "largest weight",
         "of attention, over heads and the rows of tokens that have a choice",
     ),
+)
+# of mixtures of experts
+ROUTING = (
     Quantity(
         "largest_load",
         "load of the busiest expert",
@@ -119,7 +122,7 @@ BACKWARD = (
     ),
     *(q for kind in list(KINDS)[:7] for q in _gradients(kind)),
 )
-BLOCKS = (*FORWARD, *BACKWARD)
+BLOCKS = (*FORWARD, *ROUTING, *BACKWARD)
 TOGETHER = (  # figures with a curve for each kind
     Quantity("grad", "squared gradients", "|∂L/∂W|² of the matrices of the block, by kind", log=True),
     Quantity(

@@ -25,6 +25,7 @@ from ._judge import (
 )
 from ._order import FEWEST, HIGH, LOW, enclosed
 from ._quantities import BLOCKS, EVERY
+from ._routing import ROUTING_RULES
 
 ROUNDING = 1e-9  # relative: numbers that are nearer than this are the same
 
@@ -85,19 +86,6 @@ def _entropy(facts: Facts, threshold: float) -> Said:
     if "score_std" in facts.draws:
         text += f"; scores have a standard deviation of {np.median(facts.draws['score_std'][:, worst]):.3g} there"
     return compared(text, below, entropy[:, worst], threshold, float(medians[worst]))
-
-
-def _load(facts: Facts, threshold: float) -> Said:
-    if "largest_load" not in facts.draws:
-        return Said("there are no experts", ABSENT)
-    load = facts.draws["largest_load"]
-    medians = np.median(load, axis=0)
-    worst = int(np.argmax(medians))
-    text = (
-        f"in block {worst + 1} the busiest expert has {medians[worst]:.3g} times its even share of the tokens, the "
-        f"idlest {np.median(facts.draws['least_load'][:, worst]):.3g} times"
-    )
-    return compared(text, above, load[:, worst], threshold, float(medians[worst]))
 
 
 def _loss(facts: Facts, threshold: float) -> Said:
@@ -187,13 +175,6 @@ RULES = (
         _loss,
     ),
     Rule(
-        "load",
-        "in some block the busiest expert has more than 2 times its even share of the tokens",
-        2.0,
-        "The capacity of an expert is mostly one or two even shares: what is beyond is dropped, or waited for by all.",
-        _load,
-    ),
-    Rule(
         "limit",
         "more than 0.05 of all medians at infinite width are outside the 5–95 % band at the model's own widths",
         0.05,
@@ -201,6 +182,7 @@ RULES = (
         _limit,
     ),
     *BACKWARD_RULES,
+    *ROUTING_RULES,
 )
 
 
