@@ -19,6 +19,7 @@ from ._names import LETTERS, names_of
 from ._narrow import narrow
 from ._operation import Constant, Data, Dot, MatMul, Source
 from ._print import initial_law
+from ._pool import Pool
 from ._rotary import Rotate
 from ._tex import (
     DOCUMENT,
@@ -311,4 +312,5 @@ LIMITS: dict[type[Operation], Callable[[_Writer, Any, Any, Indices], list[str]]]
     Dot: _dot_limit,
     ops.Concat: _concat_limit,
     Rotate: _rotate_limit,
+    Pool: lambda w, op, value, i: [rf"{w.z(value, i)} \text{{ is not known}}"],
 }

@@ -14,6 +14,7 @@ from ._graph import ordered, widths_of
 from ._names import names_of, taken_indices
 from ._narrow import narrow
 from ._operation import Constant, Floats, MatMul, Source
+from ._pool import Pool
 from ._rotary import Rotate
 from ._value import Value, Vector
 from ._watch import Watched
@@ -141,6 +142,7 @@ EXPRESSIONS: dict[type[Operation], Callable[[Any, Reference], str]] = {
     ops.Apply: _apply,
     ops.Take: _take,
     Rotate: lambda op, ref: f"rotary({ref(op.x)})",
+    Pool: lambda op, ref: f"{op.f.name}({ref(op.x)})",
 }
 
 

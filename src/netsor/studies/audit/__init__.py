@@ -41,9 +41,9 @@ def audit(
 
     `model` and `compare`, a second model to compare it with, are what `ns.models.read` takes, or a `Transformer`:
     `ns.audit("gpt2", compare=ns.models.read("gpt2").replace(std=0.01))`. The input is `tokens` different ids, 16 unless
-    given, or the `ids` themselves. `widths` are the model's own ("actual"), "inf", or "both". The draws depend on the seed alone, not on
-    the number of worker processes (all cores, if None). With `out`, a folder, finished parts are kept there as they are
-    done, an interrupted audit goes on where it stopped, and the report is written at the end.
+    given, or the `ids` themselves. `widths` are the model's own ("actual"), "inf", or "both". The draws depend on the
+    seed alone, not on the number of worker processes (all cores, if None). With `out`, a folder, finished parts are
+    kept there as they are done, an interrupted audit goes on where it stopped, and the report is written at the end.
 
     A `Program` of one's own is audited by what it names with `ns.probe`, at the widths that are given by their names:
     `ns.audit(net(), n=256)`. Its tokens are its own.
