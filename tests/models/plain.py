@@ -27,7 +27,7 @@ def drawn(model, ids, rng):
         x = x + rng.normal(0.0, model.std_position, (model.length, model.width))[: len(ids)]
     x = x + rng.normal(0.0, model.std_type, model.width)
     x = norm(model, x) if model.input_norm else x
-    made = {"input_mean_square": np.mean(x**2)}
+    made = {f"input_{name}": number for name, number in tokens(x).items()}
     rows = []
     weights = matrices(model, rng)
     for i in range(model.layers):

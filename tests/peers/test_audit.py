@@ -83,12 +83,15 @@ def real(family: str, count: int) -> dict[str, np.ndarray]:
         p = torch.softmax(logits, dim=-1)
         right = p[torch.arange(len(IDS) - 1), torch.tensor(IDS[1:])]
         numbers |= {"logit_std": float(logits.std(correction=0)), "loss": float(-right.log().mean())}
-        numbers |= {"max_probability": float(p.max()), "input_mean_square": float((at[0, "in"] ** 2).mean())}
+        numbers |= {"max_probability": float(p.max())}
+        numbers |= dict(zip(INPUT, rows(at[0, "in"]), strict=True))
         found.append(numbers)
     return {key: np.array([each[key] for each in found]) for key in found[0]}
 
 
 BLOCK = ("mean_square", "cosine", "effective_rank", "entropy", "largest_weight", "attention_share", "mlp_share")
+
+INPUT = ("input_mean_square", "input_cosine", "input_effective_rank")
 
 
 def _keep(seen, key):
@@ -106,5 +109,5 @@ def test_an_audit_says_what_real_initialisations_do(family):
         own = ours[key] if isinstance(key, str) else ours[key[0]][:, key[1]]
         found[key] = float(stats.ks_2samp(numbers, own).pvalue)
     print(family, {str(key): round(p, 4) for key, p in sorted(found.items(), key=lambda pair: pair[1])[:6]})
-    assert len(found) == (9 if family == "gpt2" else 7) * models.read(CONFIGS[family]).layers + 4
+    assert len(found) == (9 if family == "gpt2" else 7) * models.read(CONFIGS[family]).layers + 6
     assert min(found.values()) > LEVEL, found

@@ -39,6 +39,7 @@ LAYER = (
     "mlp_share",
 )
 FINAL = ("logit_std", "loss", "max_probability")
+START = LAYER[:3]  # of the embeddings too
 
 
 class Probes:
@@ -50,7 +51,8 @@ class Probes:
     add, over the sum of these and that of the stream (`cross_share` too, if there is a decoder, 0 in the encoder).
     At the end: `logit_std`, step-0 `loss` (each token predicts the next id, or its own if nothing is masked;
     `uniform_loss` is ln V), `max_probability`, all three at the tokens that predict something: where the next id is
-    predicted that leaves out the last token. `input_mean_square` is that of the embeddings.
+    predicted that leaves out the last token. At the beginning: `input_mean_square`, `input_cosine` and
+    `input_effective_rank` of the embeddings, and `decoder_input_mean_square` and so on, if there is a decoder.
 
     With `gradients`, of that loss (of a random readout of every token, if there are no logits): `grad_mean_square` of
     ∂L/∂x, x the stream after the block; `grad_query` and so on, |∂L/∂W|² of the block's matrices of a kind; and
@@ -73,10 +75,11 @@ class Probes:
         self.names = (*self.forward, *self.backward)
         self.ends = FINAL if model.vocabulary else ()
         self.final = (*self.ends, *(final_names(model) if gradients else ()))
+        self.starts = ("input_", "decoder_input_") if model.decoder_layers else ("input_",)
 
     @cached_property
     def program(self) -> Program:
-        """The program for finite widths of the stream: a row of numbers a block, the input's mean square, the end."""
+        """The program for finite widths of the stream: a row of numbers a block, one of the input, the end."""
         return self._made(limit=False)
 
     @cached_property
@@ -135,7 +138,9 @@ class Probes:
         """Draws of the outputs of the program, by the names of the quantities."""
         rows = list(found)
         measured = _columns(self.forward, np.stack(rows[: self.layers], axis=1))  # (draws, layers, names)
-        measured["input_mean_square"], rest = rows[self.layers], rows[self.layers + 1 :]
+        rest = rows[self.layers :]
+        for start in self.starts:
+            measured |= _columns([start + name for name in START], rest.pop(0))
         if self.ends:
             measured |= _columns(self.ends, rest.pop(0))
         if self.gradients:
@@ -152,7 +157,7 @@ class Probes:
         return Program(self.outputs(traced, end, limit), f"probes of {self.model.name}")
 
     def outputs(self, traced: Trace, end: Words | None, limit: bool = False) -> tuple[Scalar, ...]:
-        """The quantities of a network: a row a block, the mean square of its input, a row for its logits; gradients."""
+        """The quantities of a network: a row a block, a row for its input, a row for its logits; gradients."""
         rows: list[Scalar] = []
         before = traced.embedded
         asked: dict[
@@ -166,7 +171,7 @@ class Probes:
             key = allowed.tobytes(), allowed.shape
             rows.append(self._block(before, layer, asked.setdefault(key, partial(of_attention, allowed=allowed))))
             before = layer.stream
-        rows.append(_square(traced.embedded))
+        rows += [_gram(start) for start in (traced.embedded, traced.decoded) if start is not None]
         loss = self._loss(traced, end, limit) if self.gradients else None
         if end is not None:
             rows.append(self._end(end, None if loss is None else loss.ends))
@@ -189,7 +194,7 @@ class Probes:
         if self.model.decoder_layers and layer.crossed is None:
             shares = stack([shares[0], shares[0] * 0.0, shares[1]])
         attention = apply(of_scores, layer.scores, layer.weights, axes=3, name="of_attention")
-        return join([apply(of_gram, mean_dot(layer.stream, layer.stream), axes=2), attention, shares])
+        return join([_gram(layer.stream), attention, shares])
 
     @property
     def _next(self) -> bool:
@@ -220,6 +225,11 @@ class Probes:
 def _columns(names: Sequence[str], rows: Floats) -> dict[str, Floats]:
     """Columns of the last axis, by their names."""
     return {name: np.ascontiguousarray(rows[..., i]) for i, name in enumerate(names)}
+
+
+def _gram(x: Vector) -> Scalar:
+    """The numbers of `START` of a stream."""
+    return apply(of_gram, mean_dot(x, x), axes=2)
 
 
 def _square(x: Vector) -> Scalar:
