@@ -52,6 +52,7 @@ LOST = "nothing was kept; with --out DIR finished draws are"
     help="The model's own widths, all of them at infinity, or both.",
 )
 @click.option("--gradients", is_flag=True, help="The backward half too: gradients by block and by kind of weight.")
+@click.option("--ranges", is_flag=True, help="Largest and smallest numbers too, against bf16, fp16 and fp8.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
 @click.option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")
@@ -130,10 +131,10 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
         for option, given in (("--set", changes), ("--compare-set", others), ("--tokens", tokens), ("--ids", ids)):
             if given:
                 raise click.UsageError(f"{option} is for models; FILE:PROGRAM takes --bind and --arg")
-        own = [None if target is None else _own(target, binds, arguments) for target in (source, compare)]
+        own, beside = (_own(source, binds, arguments), None if compare is None else _own(compare, binds, arguments))
         words = [source, *_words("--arg", arguments), *_words("--bind", binds)]
         words += [] if compare is None else ["--compare", compare]
-        return Request(own[0], own[1], out=folder, words=tuple(words), **options)
+        return Request(own, beside, out=folder, words=tuple(words), **options)
     for option, values in (("--bind", binds), ("--arg", arguments)):
         if values:
             raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")

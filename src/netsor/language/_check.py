@@ -28,7 +28,6 @@ from ._graph import ordered
 from ._moment import Moments, sign
 from ._names import names_of
 from ._operation import Add, Apply, Constant, Dot, Gaussian, Join, MatMul, Mix, Nonlin, Normal, Scale, Take
-from ._pool import Pool
 from ._rotary import Rotate
 from ._value import Value, Vector
 
@@ -195,7 +194,6 @@ BOUNDED: dict[type[Operation], Callable[[Any, bool | None], bool | None]] = {
     Apply: _of_function,
     **dict.fromkeys((ops.Data, Constant, Normal, ops.Root, Add, Scale, Mix), _same),
     **dict.fromkeys((ops.Concat, ops.Split, Take, Join, Rotate), _same),
-    Pool: lambda op, inputs: None,
 }
 
 

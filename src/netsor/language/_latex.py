@@ -18,8 +18,8 @@ from ._graph import ordered, transposed
 from ._names import LETTERS, names_of
 from ._narrow import narrow
 from ._operation import Constant, Data, Dot, MatMul, Source
-from ._print import initial_law
 from ._pool import Pool
+from ._print import initial_law
 from ._rotary import Rotate
 from ._tex import (
     DOCUMENT,

@@ -19,6 +19,7 @@ from ._description import Description
 from ._gradients import final_names, gradients, layer_names
 from ._inputs import Inputs
 from ._loss import Loss, cross_entropy, readout
+from ._ranges import BLOCK, ENDS, names_of, ranges
 from ._reduce import of_attention, of_gram, of_shares
 from ._trace import Layer, Trace, trace
 from ._words import Words, words
@@ -58,9 +59,13 @@ class Probes:
     ∂L/∂x, x the stream after the block; `grad_query` and so on, |∂L/∂W|² of the block's matrices of a kind; and
     `grad_query_ratio`, that over the mean of |W|². Of the network: `grad_input`, the mean square at the embeddings,
     and `grad_embedding` and `grad_head` with their ratios; tied ones are one matrix, the embedding.
+
+    With `ranges`, at finite widths, of each activation (the stream, `query`, `hidden` and so on): `stream_largest`, the
+    largest absolute value; `stream_below_fp16` and so on, the share of numbers other than 0 that are below the smallest
+    of a format; `stream_scaled_fp16`, that share if the largest is brought to the end of the format by a power of two.
     """
 
-    def __init__(self, model: Description, inputs: Inputs, gradients: bool = False) -> None:
+    def __init__(self, model: Description, inputs: Inputs, gradients: bool = False, ranges: bool = False) -> None:
         if min(inputs.tokens, len(inputs.decoder_ids) or 2) < 2:
             raise ValueError(f"tokens={inputs.tokens}: quantities of an audit need two tokens or more")
         empty = not model.std_embedding or {*inputs.ids, *inputs.decoder_ids} == {model.padding}
@@ -69,7 +74,7 @@ class Probes:
                 f"std_embedding={model.std_embedding:g} of {model.name} with these tokens makes all vectors 0, which "
                 "have no cosine, rank or shares: an audit needs embeddings above 0, or other ids than padding"
             )
-        self.model, self.inputs, self.gradients = model, inputs, gradients
+        self.model, self.inputs, self.gradients, self.ranges = model, inputs, gradients, ranges
         self.forward = tuple(name for name in LAYER if model.decoder_layers or name != "cross_share")
         self.backward = layer_names(model) if gradients else ()
         self.names = (*self.forward, *self.backward)
@@ -146,6 +151,10 @@ class Probes:
         if self.gradients:
             measured |= _columns(self.backward, np.stack(rest[: self.layers], axis=1))
             measured |= _columns(self.final[len(self.ends) :], rest[self.layers])
+            rest = rest[self.layers + 1 :]
+        if rest:  # ranges, which there are at finite widths
+            measured |= _columns(names_of(BLOCK), np.stack(rest[: self.layers], axis=1))
+            measured |= _columns(names_of(ENDS if self.ends else ENDS[:1]), rest[self.layers])
         return measured
 
     def _at(self, widths: dict[str, float]) -> Program:
@@ -154,7 +163,8 @@ class Probes:
     def _made(self, limit: bool) -> Program:
         traced = trace(self.model, self.inputs)
         end = self.logits(traced, limit) if self.ends else None
-        return Program(self.outputs(traced, end, limit), f"probes of {self.model.name}")
+        beside = ranges(traced, end) if self.ranges and not limit else []
+        return Program((*self.outputs(traced, end, limit), *beside), f"probes of {self.model.name}")
 
     def outputs(self, traced: Trace, end: Words | None, limit: bool = False) -> tuple[Scalar, ...]:
         """The quantities of a network: a row a block, a row for its input, a row for its logits; gradients."""

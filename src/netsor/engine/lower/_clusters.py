@@ -241,7 +241,6 @@ class Clusters:
                     group.constant |= constant and value in group.positions
         return groups
 
-
     def _pools(self, groups: list[Group]) -> None:
         """Functions of all coordinates ask for them as nonlinearities do, and make no vectors."""
         place = {value: k for k, value in enumerate(self.values)}

@@ -35,6 +35,7 @@ def audit(
     executor: Executor | None = None,
     progress: Progress = True,
     gradients: bool = False,
+    ranges: bool = False,
     **sizes: int,
 ) -> Audit:
     """What a transformer does at initialisation, block by block, over `draws` initialisations: no weight is drawn.
@@ -51,6 +52,9 @@ def audit(
     With `gradients` the backward half is measured too, of the loss of the first step (of a random readout, if there are
     no logits): the stream's gradient after each block, and the squared gradient of each kind of weight.
 
+    With `ranges` the numbers of each activation are looked at too, at the model's own widths: the largest of them, and
+    the share below the smallest of bf16, fp16 and both formats of fp8, with the scale that would fit.
+
     `backend`, `device` and `precision` are as in `Program.law`. An `executor`, such as Dask's, does the parts in place
     of processes here. `progress` is True for a bar on a terminal, False for none, or a function of (parts done, parts
     in all).
@@ -61,10 +65,9 @@ def audit(
         raise ValueError("model=None must be a model: a name, a path, a configuration, a Transformer or a Program")
     from . import _audit, _own, _request  # seldom needed, and not at once
 
-    own = isinstance(model, Program)
-    if own and tokens is not None:
+    if isinstance(model, Program) and tokens is not None:
         raise ValueError(f"tokens={tokens!r} is for models: {model.name} is a program, with tokens of its own")
-    if sizes and not own:
+    if sizes and not isinstance(model, Program):
         raise ValueError(f"{next(iter(sizes))}={next(iter(sizes.values()))!r} is no argument of an audit of a model")
 
     def audited(given: Any) -> Any:
@@ -92,5 +95,6 @@ def audit(
         executor,
         progress,
         gradients,
+        ranges,
     )
     return _audit.run(request)

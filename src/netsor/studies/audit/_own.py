@@ -24,6 +24,7 @@ from ...language._score import MASKED_SOFTMAX
 from ...language._watch import Watched
 from ...language._width import bind_widths
 from ...models import Transformer
+from ...models._ranges import BLOCK, names_of, row_of
 from ...models._reduce import of_attention, of_experts, of_gram, of_logits, of_shares
 from .._planning import Planning, of_values
 
@@ -85,23 +86,25 @@ class Own:
         """What it takes to plan it."""
         return of_values(self.values, dict.fromkeys(self._widths, math.inf) if infinite else self._widths)
 
-    def probes(self, **asked: Any) -> OwnProbes:
+    def probes(self, ranges: bool = False, **_: Any) -> OwnProbes:
         """The quantities of an audit; its tokens are those of the program."""
-        return OwnProbes(self)
+        return OwnProbes(self, ranges)
 
 
 class OwnProbes:
     """The quantities of a program: those of `ns.models.Probes` that its probes allow."""
 
-    def __init__(self, model: Own) -> None:
+    def __init__(self, model: Own, ranges: bool = False) -> None:
         self.model = model
+        self.ranged = [name for name in BLOCK if name in model.blocks[0]] if ranges else []
         rows = [_row(before, block) for before, block in zip(self._before, model.blocks, strict=True)]
         ends: Row = {f"input_{name}": made for name, made in _gram(_one(model.ends, "embedding")).items()}
         if "logits" in model.ends:
             ends |= _logits(model.ends["logits"][0].value)
         self.names, self.final = tuple(rows[0]), tuple(ends)
         made = [stack(list(row.values())) for row in (*rows, ends)]
-        self.program = Program(tuple(made), f"probes of {model.name}")
+        self.limit = Program(tuple(made), f"probes of {model.name}")
+        self.program = Program((*made, *self._ranges()), self.limit.name) if ranges else self.limit
 
     @property
     def _before(self) -> list[Vector]:
@@ -110,14 +113,36 @@ class OwnProbes:
 
     def plan(self, **widths: float) -> Plan:
         """What `measure` would draw and compute."""
-        return self.program.plan(**(self.model.widths() | widths))  # type: ignore[arg-type]
+        bound: dict[str, Any] = self.model.widths() | widths
+        return self._at(bound).plan(**bound)
+
+    def _at(self, widths: Mapping[str, Any]) -> Program:
+        """Numbers have ranges at finite widths."""
+        return self.limit if math.inf in [widths[name] for name in self.model.widths()] else self.program
+
+    def _ranges(self) -> list[Scalar]:
+        """Of each block, and of the ends."""
+        blocks = [
+            row_of({name: [watched.value for watched in block[name]] for name in self.ranged}, _mask(block))
+            for block in self.model.blocks
+        ]
+        return [*blocks, row_of({name: [watched.value for watched in each] for name, each in self.model.ends.items()})]
 
     def measure(self, draws: int, **how: Any) -> dict[str, Floats]:
         """Draws of every quantity: arrays (draws, blocks) by name, (draws,) for those of the whole network."""
-        found = self.program.draw(draws=draws, **(self.model.widths() | how))
-        rows = np.stack(found[:-1], axis=1)
-        measured = {name: np.ascontiguousarray(rows[..., i]) for i, name in enumerate(self.names)}
-        return measured | {name: np.ascontiguousarray(found[-1][:, i]) for i, name in enumerate(self.final)}
+        bound = self.model.widths() | how
+        found, count = self._at(bound).draw(draws=draws, **bound), self.model.layers + 1
+        measured = _named(found[:count], self.names, self.final)
+        if len(found) > count:
+            measured |= _named(found[count:], names_of(self.ranged), names_of(tuple(self.model.ends)))
+        return measured
+
+
+def _named(found: Sequence[Floats], names: Sequence[str], final: Sequence[str]) -> dict[str, Floats]:
+    """The numbers of each block, and those of the whole network, by their names."""
+    rows = np.stack(found[:-1], axis=1)
+    measured = {name: np.ascontiguousarray(rows[..., i]) for i, name in enumerate(names)}
+    return measured | {name: np.ascontiguousarray(found[-1][:, i]) for i, name in enumerate(final)}
 
 
 def _blocks(program: Program) -> tuple[Block, list[Block]]:
@@ -176,12 +201,13 @@ def _row(before: Vector, block: Block) -> Row:
     allowed = _mask(block)
     for name, (first, second) in (("scores", ("score_std", "score_max")), ("weights", ("entropy", "largest_weight"))):
         if name in block:
-            every = join([watched.value.reshape(-1, *allowed.shape) for watched in block[name]])
+            every: Any = join([watched.value.reshape(-1, *allowed.shape) for watched in block[name]])
             of = partial(of_attention, allowed=allowed)
             made = apply(of, every, every, axes=3, name="of_attention")[slice(2) if name == "scores" else slice(2, 4)]
             row |= {first: made[0], second: made[1]}
     if "experts" in block:
-        loads = apply(of_experts, join([watched.value for watched in block["experts"]], axis=1), axes=2)
+        given: Any = join([watched.value for watched in block["experts"]], axis=1)
+        loads = apply(of_experts, given, axes=2)
         row |= {"largest_load": loads[0], "least_load": loads[1]}
     return row
 

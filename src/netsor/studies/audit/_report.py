@@ -11,6 +11,7 @@ from typing import Any
 
 from .._manifest import surroundings, tidy
 from .._page import page, picture
+from . import _ranges
 from ._draw import drawn
 from ._found import Found, Measured
 from ._judge import ABSENT, FOUND, NOT_FOUND, Finding
@@ -44,6 +45,7 @@ Dashed lines are medians with all widths at infinity, where those were asked for
 <div class="figures">
 {figures}
 </div>
+{ranges}
 <h2>How</h2>
 <p>{how}</p>"""
 
@@ -67,6 +69,7 @@ def _manifest(audit: Found, command: str, out: Path) -> dict[str, Any]:
         "draws": request.draws,
         "widths": request.widths,
         "gradients": request.gradients,
+        "ranges": request.ranges,
     }
     every = [found for each in audit.every for found in each.measured]
     parts = [
@@ -90,7 +93,7 @@ def _command(request: Request, command: str, out: Path) -> str:
     """The command that does the same, if the models can be named on a command line."""
     words = [*command.split(), *request.words, "--draws", str(request.draws), "--widths", request.widths]
     words += ["--tokens", str(request.tokens)] if request.ids is None else ["--ids", ",".join(map(str, request.ids))]
-    words += ["--gradients"] if request.gradients else []
+    words += ["--gradients"] * request.gradients + ["--ranges"] * request.ranges
     return shlex.join([*words, "--seed", str(request.seed), "--out", str(out)])
 
 
@@ -115,6 +118,7 @@ def _report(audit: Found, manifest: dict[str, Any]) -> str:
         both=", and gradients at both ends" if audit.request.gradients else "",
         output="\n".join(_output(audit, q) for q in FINAL if _shown(audit, q)),
         figures="\n".join(_figure(name, svg) for name, svg in drawn(audit).items()),
+        ranges="\n".join(_ranges.section(each.best.arrays, each.model.name) for each in audit.every),
         how=how,
     )
     return page(f"Audit of {' beside '.join(each.model.name for each in audit.every)}", body)

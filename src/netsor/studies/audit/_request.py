@@ -42,6 +42,7 @@ class Subject:
     ids: tuple[int, ...] | None
     infinite: bool
     gradients: bool = False
+    ranges: bool = False
 
     @property
     def widths(self) -> dict[str, float]:
@@ -56,7 +57,7 @@ class Subject:
     def probes(self) -> Probes | OwnProbes:
         """The program of all that is measured."""
         given = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
-        return self.model.probes(**given, gradients=self.gradients)
+        return self.model.probes(**given, gradients=self.gradients, ranges=self.ranges)
 
     @property
     def plan(self) -> Plan:
@@ -84,6 +85,7 @@ class Subject:
         fields = {name: value for name, value in described(self.model).items() if name != "name"}
         found = {"model": fields, "tokens": self.tokens, "ids": self.ids, "infinite": self.infinite}
         found |= {"gradients": True} if self.gradients else {}
+        found |= {"ranges": True} if self.ranges else {}
         plain: dict[str, Any] = json.loads(json.dumps(found))
         return plain
 
@@ -142,6 +144,7 @@ class Request:
     executor: Executor | None = None  # for the parts, in place of processes here
     progress: Progress = True
     gradients: bool = False
+    ranges: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.widths, str) or self.widths not in KINDS:
@@ -150,8 +153,11 @@ class Request:
             raise ValueError(
                 f"progress={shown(self.progress)} must be True, False or a function of (parts done, parts in all)"
             )
-        if not isinstance(self.gradients, bool):
-            raise ValueError(f"gradients={shown(self.gradients)} must be True or False")
+        for name in ("gradients", "ranges"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={shown(getattr(self, name))} must be True or False")
+        if self.ranges and self.widths == "inf":
+            raise ValueError("ranges=True needs finite widths, of which there are none with widths='inf'")
         for name, least in (("tokens", 1), ("draws", LEAST), ("seed", 0), ("workers", 1)):
             value = getattr(self, name)
             if value is not None:
@@ -197,7 +203,8 @@ class Request:
         return self._subject(model, infinite, wanted)
 
     def _subject(self, model: Model, infinite: bool, gradients: bool) -> Subject:
-        return Subject(model, self.tokens, None if self.ids is None else tuple(self.ids), infinite, gradients)
+        ids = None if self.ids is None else tuple(self.ids)
+        return Subject(model, self.tokens, ids, infinite, gradients, self.ranges and not infinite)
 
     @property
     def models(self) -> tuple[Model, ...]:

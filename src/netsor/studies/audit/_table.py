@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+from . import _ranges
 from ._found import Found, Measured
 from ._own import Own
 from ._quantities import BLOCKS, EVERY, FINAL
@@ -18,6 +19,7 @@ def table(audit: Found) -> str:
     lines = []
     for each in audit.every:
         lines += [headline(each), *_no_limit(each), "", *_blocks(each), "", *_output(each), "", *_findings(each), ""]
+        lines += [*_ranges.lines(each.best.arrays), ""] if each.request.ranges else []
     return "\n".join(lines[:-1])
 
 
@@ -102,6 +104,8 @@ def _object(audit: Found) -> dict[str, Any]:
         **_summaries(audit.best),
         "findings": [dataclasses.asdict(finding) for finding in audit.findings],
     }
+    if audit.request.ranges:
+        made["ranges"] = _ranges.as_list(audit.best.arrays)
     if audit.model in audit.request.refused:
         made["limit"] = None
         made["no_limit"] = audit.request.refused[audit.model]
