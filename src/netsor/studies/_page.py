@@ -21,6 +21,9 @@ td small, figcaption {{ color: #666; }}
 .disagrees {{ color: #b33; font-weight: 600; }}
 .undecided, .absent {{ color: #8a5a00; font-weight: 600; }}
 .quick {{ background: #fff3d6; padding: 0.6rem 0.9rem; border-left: 4px solid #e69f00; }}
+.verdict {{ background: #eef5fb; padding: 0.6rem 0.9rem; border-left: 4px solid #0072b2; font-weight: 600; }}
+.wide {{ overflow-x: auto; }}
+h3 {{ font-size: 1rem; margin-top: 1.6rem; }}
 .figures {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1.5rem; }}
 figure {{ margin: 0; }}
 figure svg {{ width: 100%; height: auto; }}

@@ -38,7 +38,7 @@ def test_an_example_has_the_law_of_the_same_network_in_numpy(name):
 def test_an_audit_of_a_program_is_as_that_of_a_model(tmp_path):
     net = program("experts")
     audit = ns.audit(net, n=16, draws=40, out=tmp_path, progress=False)
-    assert audit.table().startswith("net(tokens=8, blocks=2, heads=2, count=4): 2 blocks, n = 16; 8 tokens, 40 draws;")
+    assert str(audit).startswith("net(tokens=8, blocks=2, heads=2, count=4): 2 blocks, n = 16; 40 draws of 8 tokens;")
     made = audit.as_dict()
     assert {"entropy", "largest_load", "mlp_share"} < set(made["layers"][0])
     assert {f["rule"]: f["verdict"] for f in made["findings"]}.keys() == {f.rule for f in audit.findings}
@@ -74,10 +74,10 @@ GIVEN = (30.0, (1.0, 0.0, 0.0)), (0.1, (1.0, 1.0, 1.0))
 def test_two_programs_are_compared():
     first, second = (importlib.import_module("examples.audit_experts").net(count=count) for count in (3, 5))
     audit = ns.audit(first, compare=second, n=16, draws=20, widths="actual", progress=False)
-    assert audit.other.model.name.endswith("count=5)")
-    assert audit.other.actual["largest_load"].shape == (20, 2)
+    assert audit.audits[1].model.name.endswith("count=5)")
+    assert audit.audits[1].actual["largest_load"].shape == (20, 2)
     again = ns.audit(first, compare=first, n=16, draws=20, widths="actual", progress=False)
-    assert again.other.model.name.endswith(", again")
+    assert again.audits[1].model.name.endswith(", again")
 
 
 def with_probes(*names, mask=None):
@@ -115,9 +115,9 @@ def test_what_is_for_models_is_refused_for_programs():
     net = with_probes("embedding", "stream")
     for given, message in (
         ({"tokens": 3}, "tokens=3 is for models"),
-        ({"ids": [1, 2]}, "are for models"),
+        ({"ids": [1, 2]}, "is for models"),
         ({"gradients": True}, "gradients=True is for models"),
-        ({"compare": "gpt2"}, "a program is compared with a program"),
+        ({"compare": "gpt2"}, "a program is compared with programs"),
         ({"m": 3}, "m"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -41,7 +41,7 @@ def test_verdicts_come_out_both_ways(largest, below, overflow, underflow, scale,
 def test_where_ranges_are_said(tmp_path, capsys):
     model = ns.models.read(GPT2).replace(std_v=1e3, std_o=1e3, std_embedding=1e-7, std_position=1e-7)
     audit = ns.audit(model, tokens=3, draws=40, widths="both", ranges=True, out=tmp_path, workers=1)
-    lines = {line.split(":")[0]: line for line in audit.table().splitlines()}
+    lines = {line.split(":")[0]: line for line in str(audit).splitlines()}
     assert "overflows in fp16" in lines["attention's output"]
     assert "underflows in fp8 E5M2 (1 of its numbers are below 2^-16)" in lines["embeddings"]
     found = {each["activation"]: each for each in json.loads(json.dumps(audit.as_dict()))["ranges"]}
@@ -72,4 +72,4 @@ def test_ranges_of_a_program():
     assert [each["activation"] for each in calm.as_dict()["ranges"]] == [
         "embedding", "stream", "query", "scores", "mlp",
     ]  # fmt: skip
-    assert ["overflows in fp8 E4M3" in each.table() for each in (loud, calm)] == [True, False]
+    assert ["overflows in fp8 E4M3" in str(each) for each in (loud, calm)] == [True, False]

@@ -86,6 +86,11 @@ class Own:
         """What it takes to plan it."""
         return of_values(self.values, dict.fromkeys(self._widths, math.inf) if infinite else self._widths)
 
+    @cached_property
+    def plan(self) -> Plan:
+        """What a draw takes, at its own widths."""
+        return self.probes().plan()
+
     def probes(self, ranges: bool = False, **_: Any) -> OwnProbes:
         """The quantities of an audit; its tokens are those of the program."""
         return OwnProbes(self, ranges)
