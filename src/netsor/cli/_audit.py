@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..engine._montecarlo import cores, in_bytes
-from ..models import Transformer, read, settings
+from ..models import Transformer, read, recipe, settings
 from . import _cost
 from ._group import cli
 from ._interrupt import Watch
@@ -34,6 +34,14 @@ FAILED = 3  # exit code, if a rule of --fail-on is found
 @click.option("--bind", "binds", multiple=True, metavar="NAME=N", help="A width of FILE:PROGRAM.")
 @click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
 @click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
+@click.option("--recipe", metavar="NAME", help="Draw MODEL by a known recipe: gpt2, mup, … (a wrong name lists all).")
+@click.option(
+    "--compare-recipe",
+    "recipes",
+    multiple=True,
+    metavar="NAME",
+    help="Compare MODEL with itself drawn by another recipe; may be repeated.",
+)
 @click.option("--compare", multiple=True, metavar="OTHER", help="Another model, to compare with; may be repeated.")
 @click.option(
     "--compare-set",
@@ -159,9 +167,13 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
     names = ("model", "changes", "compare", "others", "sweep")
     source, changes, compare, others, sweep = (options.pop(name) for name in names)
     binds, arguments = options.pop("binds"), options.pop("arguments")
+    drawn, recipes = options.pop("recipe"), options.pop("recipes")
     folder = None if out is None else Path(out)
     if _is_program(source):
-        for option, given in (("--set", changes), ("--compare-set", others), ("--sweep", sweep)):
+        for option, given in (
+            ("--set", changes), ("--compare-set", others), ("--sweep", sweep),
+            ("--recipe", drawn), ("--compare-recipe", recipes),
+        ):  # fmt: skip
             if given:
                 raise click.UsageError(f"{option} is for models; FILE:PROGRAM takes --bind and --arg")
         for name in ("ids", "tokens"):
@@ -173,11 +185,13 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
     for option, values in (("--bind", binds), ("--arg", arguments)):
         if values:
             raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
-    model = _changed(_read("MODEL", source), "--set", changes)
+    plain = _changed(_read("MODEL", source), "--set", changes)
+    model = plain if drawn is None else _by("--recipe", plain, drawn)
     models, swept = [model], None
     if others and len(compare) > 1:
         raise click.UsageError("--compare-set is for one --compare: give others a config.json of their own")
-    if sweep is not None and (compare or others):
+    models += [_by("--compare-recipe", plain, name) for name in recipes]
+    if sweep is not None and (compare or others or recipes):
         raise click.UsageError("--sweep and --compare exclude each other: a sweep compares MODEL with itself")
     models += [_changed(_read("--compare", other), "--compare-set", others) for other in compare]
     if others and not compare:
@@ -191,6 +205,7 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
             raise click.UsageError(f"--sweep {shown(sweep)}: {error}") from None
     words = [source, *_words("--set", changes), *_words("--compare", compare), *_words("--compare-set", others)]
     words += [] if sweep is None else ["--sweep", sweep]
+    words += [*([] if drawn is None else ["--recipe", drawn]), *_words("--compare-recipe", recipes)]
     ids, tokens = _integers("--ids", options.pop("ids"), "3,7,7,1"), options.pop("tokens")
     if ids is not None and tokens is not None:
         raise click.UsageError("--ids and --tokens exclude each other: the ids say how many tokens there are")
@@ -209,6 +224,13 @@ def _swept(text: str) -> tuple[str, tuple[float, ...]]:
     except (ValueError, TypeError):
         said = "must be written field=number,number,…, as std=0.005,0.01,0.02"
         raise click.UsageError(f"--sweep {shown(text)} {said}") from None
+
+
+def _by(option: str, model: Transformer, name: str) -> Transformer:
+    try:
+        return recipe(model, name)
+    except ValueError as error:
+        raise click.UsageError(f"{option} {shown(name)}: {error}") from None
 
 
 def _is_program(source: str) -> bool:

@@ -20,7 +20,7 @@ from ._gradients import final_names, gradients, layer_names
 from ._inputs import Inputs
 from ._loss import Loss, cross_entropy, readout
 from ._ranges import BLOCK, ENDS, names_of, ranges
-from ._reduce import of_attention, of_gram, of_shares
+from ._reduce import of_attention, of_experts, of_gram, of_shares
 from ._trace import Layer, Trace, trace
 from ._words import Words, words
 
@@ -39,6 +39,7 @@ LAYER = (
     "cross_share",
     "mlp_share",
 )
+ROUTED = ("largest_load", "least_load")  # if there are experts
 FINAL = ("logit_std", "loss", "max_probability")
 START = LAYER[:3]  # of the embeddings too
 
@@ -53,7 +54,9 @@ class Probes:
     At the end: `logit_std`, step-0 `loss` (each token predicts the next id, or its own if nothing is masked;
     `uniform_loss` is ln V), `max_probability`, all three at the tokens that predict something: where the next id is
     predicted that leaves out the last token. At the beginning: `input_mean_square`, `input_cosine` and
-    `input_effective_rank` of the embeddings, and `decoder_input_mean_square` and so on, if there is a decoder.
+    `input_effective_rank` of the embeddings, and `decoder_input_mean_square` and so on, if there is a decoder. If there
+    are experts, `largest_load` and `least_load`, a block: how many tokens are sent to the busiest and to the idlest of
+    them, over the number of an even load.
 
     With `gradients`, of that loss (of a random readout of every token, if there are no logits): `grad_mean_square` of
     ∂L/∂x, x the stream after the block; `grad_query` and so on, |∂L/∂W|² of the block's matrices of a kind; and
@@ -74,8 +77,13 @@ class Probes:
                 f"std_embedding={model.std_embedding:g} of {model.name} with these tokens makes all vectors 0, which "
                 "have no cosine, rank or shares: an audit needs embeddings above 0, or other ids than padding"
             )
+        if gradients and model.experts:
+            raise ValueError(
+                f"gradients=True of {model.name}, with experts={model.experts}: what a router chooses has no gradient"
+            )
         self.model, self.inputs, self.gradients, self.ranges = model, inputs, gradients, ranges
         self.forward = tuple(name for name in LAYER if model.decoder_layers or name != "cross_share")
+        self.forward += ROUTED if model.experts else ()
         self.backward = layer_names(model) if gradients else ()
         self.names = (*self.forward, *self.backward)
         self.ends = FINAL if model.vocabulary else ()
@@ -204,7 +212,8 @@ class Probes:
         if self.model.decoder_layers and layer.crossed is None:
             shares = stack([shares[0], shares[0] * 0.0, shares[1]])
         attention = apply(of_scores, layer.scores, layer.weights, axes=3, name="of_attention")
-        return join([_gram(layer.stream), attention, shares])
+        loads = [] if layer.experts is None else [apply(of_experts, layer.experts, axes=2)]
+        return join([_gram(layer.stream), attention, shares, *loads])
 
     @property
     def _next(self) -> bool:

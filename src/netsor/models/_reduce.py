@@ -140,6 +140,14 @@ class Rows:
         return std, (self.top + np.log(self.mass)).mean(), 1.0 / self.mass.min()
 
 
+def of_router(logits: Array, *, chosen: int) -> Array:
+    """(…, experts) → (…, experts): the softmax over the `chosen` largest, 0 for all others."""
+    xp = array_namespace(logits)
+    least = xp.sort(logits, axis=-1)[..., -chosen, None]
+    kept = xp.where(logits >= least, xp.exp(logits - xp.max(logits, axis=-1, keepdims=True)), 0.0)
+    return kept / xp.sum(kept, axis=-1, keepdims=True)
+
+
 def of_experts(given: Array) -> Array:
     """(…, tokens, experts), what tokens give to experts → (…, 2): largest and least load, over that of equal loads.
 

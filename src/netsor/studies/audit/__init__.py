@@ -12,6 +12,7 @@ from ...engine._montecarlo import Progress
 from ...engine.backends import choose
 from ...language._given import shown
 from ...models import Transformer, read
+from ...models import recipe as by_recipe
 
 if TYPE_CHECKING:
     from ._results import Audit, Comparison
@@ -22,6 +23,7 @@ __all__ = ["audit"]
 def audit(
     model: str | Path | Mapping[str, Any] | Transformer | Program | Any,
     *,
+    recipe: str | None = None,
     compare: str | Path | Mapping[str, Any] | Transformer | Sequence[Any] | Any = None,
     sweep: Mapping[str, Sequence[float]] | None = None,
     tokens: int | Sequence[int] | None = None,
@@ -46,6 +48,7 @@ def audit(
     Parameters:
         model: what `ns.models.read` takes, or a `Transformer`; or a `Program` that names with `ns.probe` what is to be
             watched, and has its tokens in it.
+        recipe: draw the model by a known recipe, a name of `ns.models.RECIPES`.
         compare: another model to compare it with, or a list of them.
         sweep: one field and its values, as `{"std": [0.005, 0.01, 0.02]}`: the model with each of them is compared.
         tokens: the number of tokens, all different, or several such lengths: 16 and 128 unless given, or as many as
@@ -97,7 +100,10 @@ def audit(
         return given if isinstance(given, Transformer) else read(given)
 
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
+    if recipe is not None and isinstance(model, Program):
+        raise ValueError(f"recipe={shown(recipe)} is for models: {model.name} is a program, with weights of its own")
     first, *more = map(audited, (model, *others))
+    first = first if recipe is None else by_recipe(first, recipe)
 
     swept = None
     models = (first, *more)

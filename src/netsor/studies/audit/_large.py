@@ -34,7 +34,7 @@ def a_draw(model: Model, tokens: int, infinite: bool, gradients: bool = False) -
     if isinstance(model, Own):
         return Draw(model.plan.seconds(1), model.plan.random_numbers, model.plan.bytes)
     s, blocks = float(tokens), model.layers + 1.5 * model.decoder_layers
-    wide = model.hidden * (1 + model.gated)
+    wide = model.hidden * (1 + model.gated) * (model.experts or 1)
     own = model.positions == "rotary" or model.qk_norm  # queries and keys have coordinates
     logits = s * (model.vocabulary or 0)
     if infinite:
