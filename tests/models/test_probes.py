@@ -31,7 +31,7 @@ def by_hand(family: str, draws: int) -> tuple[dict[str, np.ndarray], dict[str, n
     count = len(raw)
     for layer in traced.layers:
         raw += [layer.stream, layer.attended, layer.fed, layer.scores, layer.weights]
-        raw += [layer.crossed] if layer.crossed is not None else []
+        raw += [each for each in (layer.crossed, layer.experts) if each is not None]
     end = probes.logits(traced, limit=False) if probes.final else None
     raw += end.parts() if end is not None else ()
     asked = probes.outputs(traced, end)
@@ -50,6 +50,11 @@ def _numpy(model, probes, traced, found, count, column):
             before = starts[1]
         stream, attended, fed, scores, weights = (next(found) for _ in range(5))
         crossed = next(found) if layer.crossed is not None else None
+        if layer.experts is not None:
+            loads = (next(found) > 0).sum(axis=1)
+            assert (loads.sum(axis=1) == model.experts_per_token * len(IDS)).all()
+            made["largest_load"].append(loads.max(axis=1) / loads.mean(axis=1))
+            made["least_load"].append(loads.min(axis=1) / loads.mean(axis=1))
         s = stream.shape[1]
         for name, numbers in _gram(stream).items():
             made[name].append(numbers)
