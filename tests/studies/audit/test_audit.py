@@ -252,7 +252,7 @@ def test_two_models_of_one_name_are_told_apart(inline):
 
 WRONG = [
     ({"tokens": 0}, "tokens=0 must be"), ({"tokens": 1}, "two tokens or more"), ({"tokens": 17}, "tokens=17"),
-    ({"draws": 14}, "draws=14 must be 15 or more"), ({"widths": "real"}, "widths='real' must be one of actual, inf, both"),
+    ({"draws": 14}, "draws=14 must be 15 or more"), ({"widths": "real"}, "widths='real' must be one of actual, inf"),
     ({"ids": [1, 40]}, "ids=40"), ({"ids": []}, "at least one"), ({"ids": [1, -1]}, "ids=-1 must be"),
     ({"out": ""}, "out=''"),
     ({"workers": 0}, "workers=0 must be"), ({"seed": -1}, "seed=-1 must be"), ({"compare": "nothing"}, "no file"),
