@@ -135,7 +135,7 @@ def test_words():
     assert short(["a", "a, std=1", "a, std=2"]) == ["a", "std=1", "std=2"]
     assert short(["a, x=1, y=1", "a, x=1, y=2"]) == ["y=1", "y=2"]
     assert short(["gpt2", "llama"]) == ["gpt2", "llama"]
-    assert len(short(["x" * 99, "y"])[0]) == 30
+    assert len(short(["x" * 99, "y"])[0]) == 36
     assert listed(["a"]) == "a"
     assert listed(["a", "b", "c"]) == "a, b and c"
     assert [number(v) for v in (0.01234, 32.27, 1164.4, 56_581.0)] == ["0.0123", "32.3", "1,160", "56,600"]
