@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from netsor import models
-from netsor.studies.audit._judge import FOUND, NOT_FOUND, Facts
+from netsor.studies.audit._judge import FOUND, NOT_FOUND, UNDECIDED, Facts
 from netsor.studies.audit._rules import RULES, judged
 
 from .test_audit import real
@@ -37,7 +37,9 @@ def sides(draws: dict[str, np.ndarray], tokens: int) -> dict[str, tuple[str, flo
 
 @pytest.mark.parametrize(("tokens", "count"), [(16, 16), (128, 16), (1024, 2)])
 def test_verdicts_agree_with_real_initialisations(tokens, count):
-    """16 draws decide by intervals of level 1e-4; 2 of the longest, which take minutes, are compared as they are."""
+    """16 draws decide by intervals of level 1e-4, or leave open what is near its threshold, as the rank of 128 tokens;
+    2 of the longest, which take minutes, are compared as they are.
+    """
     ours = models.read("gpt2").probes(tokens=tokens).measure(count, seed=2, progress=False)
     theirs = of_blocks(real("gpt2", GPT2, range(tokens), max(2, count // 4)))
     here, there = sides(ours, tokens), sides(theirs, tokens)
@@ -50,4 +52,5 @@ def test_verdicts_agree_with_real_initialisations(tokens, count):
             assert there[name][1] == pytest.approx(here[name][1], rel=CLOSE), name
     if count > 2:
         decided = {f.name: f.verdict for f in judged(facts(ours, tokens)) if f.name in FORWARD}
-        assert decided == {name: side for name, (side, _) in here.items()}
+        assert all(decided[name] in (side, UNDECIDED) for name, (side, _) in here.items())
+        assert decided["branches"] == here["branches"][0]

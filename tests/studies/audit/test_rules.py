@@ -77,7 +77,7 @@ def test_an_encoder_and_a_decoder_are_looked_at_apart():
     assert [verdict(name, facts(**apart)).verdict for name in ("growth", "rank")] == [NOT_FOUND, NOT_FOUND]
     grown = verdict("growth", facts(**{**apart, "decoder_input_mean_square": 0.1}))
     assert (grown.verdict, "e+03 after block 3, 6" in grown.measured) == (FOUND, True)
-    exploded = verdict("exploding", facts(**apart))  # the decoder's embeddings are not measured: from its first block
+    exploded = verdict("exploding", facts(**apart))  # an embedding that both share is of neither: from the first block
     assert (exploded.verdict, "the embedding" in exploded.measured) == (FOUND, False)
     assert verdict("rank", facts(**{**apart, "effective_rank": [7, 1.2, 7, 7]})).verdict == FOUND
 
