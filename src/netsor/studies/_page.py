@@ -23,6 +23,13 @@ td small, figcaption {{ color: #666; }}
 .quick {{ background: #fff3d6; padding: 0.6rem 0.9rem; border-left: 4px solid #e69f00; }}
 .verdict {{ background: #eef5fb; padding: 0.6rem 0.9rem; border-left: 4px solid #0072b2; font-weight: 600; }}
 .wide {{ overflow-x: auto; }}
+@media (max-width: 45rem) {{
+.wide td, .wide th {{ white-space: nowrap; }}
+.stack thead {{ display: none; }}
+.stack tr {{ display: block; border-bottom: 1px solid #ddd; padding: 0.5rem 0; }}
+.stack td {{ display: block; border: 0; padding: 0.2rem 0; }}
+.stack td + td::before {{ content: attr(data-head) ": "; font-weight: 600; }}
+}}
 h3 {{ font-size: 1rem; margin-top: 1.6rem; }}
 .figures {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1.5rem; }}
 figure {{ margin: 0; }}

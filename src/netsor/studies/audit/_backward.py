@@ -23,11 +23,11 @@ def _vanishing(facts: Facts, threshold: float) -> Said:
 
 
 def _exploding(facts: Facts, threshold: float) -> Said:
-    """From the embedding on; a decoder's own embeddings are not measured, and there it is from the first block on."""
+    """From the embedding on; where an encoder and a decoder share it, from the first block of each on."""
     if "grad_mean_square" not in facts.draws:
         return NO_GRADIENTS
     square = facts.draws["grad_mean_square"]
-    starts = [facts.draws["grad_input"], *(square[:, first] for first, _ in facts.stacks[1:])]
+    starts = [square[:, first] for first, _ in facts.stacks] if len(facts.stacks) > 1 else [facts.draws["grad_input"]]
     ratios = [ratio(start, square[:, last], 1.0) for start, (_, last) in zip(starts, facts.stacks, strict=True)]
     return _through(facts, threshold, above, ratios, int(np.argmax([np.median(each) for each in ratios])))
 
@@ -36,15 +36,15 @@ def _through(
     facts: Facts, threshold: float, is_it: Callable[[Array, float], str], ratios: list[Array], worst: int
 ) -> Said:
     """The mean square of the stream's gradient, from one end to the other."""
-    square, whole = facts.draws["grad_mean_square"], facts.draws["grad_input"]
-    first, last = facts.stacks[worst]
-    start = f"{np.median(whole):.3g} at the embedding, " if worst == 0 else ""
+    square, (first, last) = facts.draws["grad_mean_square"], facts.stacks[worst]
+    start, whole = "", ""
+    if len(facts.stacks) == 1:
+        start = f"{np.median(facts.draws['grad_input']):.3g} at the embedding, "
+        whole = f"{times(float(np.median(ratio(facts.draws['grad_input'], square[:, last], 1.0))))} in all, "
     inside = float(np.median(ratio(square[:, first], square[:, last], 1.0)))
     text = (
         f"mean square of the gradient {start}{np.median(square[:, first]):.3g} after block {first + 1}, "
-        f"{np.median(square[:, last]):.3g} after block {last + 1}: "
-        + (f"{times(float(np.median(ratio(whole, square[:, last], 1.0))))} in all, " if worst == 0 else "")
-        + f"{times(inside)} in the blocks"
+        f"{np.median(square[:, last]):.3g} after block {last + 1}: {whole}{times(inside)} in the blocks"
     )
     return compared(text, is_it, ratios[worst], threshold, float(np.median(ratios[worst])))
 

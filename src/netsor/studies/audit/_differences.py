@@ -11,14 +11,14 @@ import numpy as np
 from ...models import Transformer
 from ...models._description import idle
 from ._found import Lengths, merged
-from ._judge import ABSENT, FOUND, NOT_FOUND, WORST, Array, Finding, at, listed, number
+from ._judge import ABSENT, FOUND, NOT_FOUND, WORST, Array, Finding, at, listed, number, times
 from ._order import HIGH, LOW
 from ._own import described
 from ._quantities import BLOCKS, EVERY, FINAL
 
 SHOWN = 6  # quantities that part most
 RESAMPLED = 200  # times, for the error of a distance
-WIDTH = 30  # letters of a short name, at most
+WIDTH = 36  # letters of a short name, at most
 ROUNDING = 1e-9  # relative: a band is at least so wide
 NEUTRAL = ("limit",)  # rules that say nothing of which model is better
 
@@ -51,7 +51,7 @@ class Parting(NamedTuple):
     def __str__(self) -> str:
         place = "" if self.block is None else " of the embedding" if not self.block else f", block {self.block}"
         (a, b), quantity = self.medians, EVERY[self.quantity]
-        ratio = f" ({max(a, b) / min(a, b):.3g} times)" if quantity.log and min(a, b) > 0 else ""
+        ratio = f" ({times(max(a, b) / min(a, b))})" if quantity.log and min(a, b) > 0 else ""
         digits = quantity.digits
         return (
             f"{quantity.title}{place}: {a:.{digits}g} and {b:.{digits}g}{ratio}; "

@@ -128,13 +128,13 @@ def _first(names: Sequence[str], models: Sequence[Lengths], found: Differences) 
     if found.fields:
         made.append(_rows(fields(names, found)))
     if found.rules:
-        head = ["rule", *map(html.escape, short(names)), "prefers"]
+        head = ["rule", *map(html.escape, short(names)), "which, and why"]
         rows = [
             [_rule(rule.findings[0]), *(_verdict(f) for f in rule.findings),
              html.escape(prefers(names, rule))]
             for rule in found.rules
         ]  # fmt: skip
-        made += ["<h3>Rules that change, or prefer one</h3>", _rows([head, *rows], safe=True)]
+        made += ["<h3>Rules that change, or prefer one</h3>", _rows([head, *rows], safe=True, words=True)]
     if found.quantities:
         items = "".join(f"<li>{html.escape(parted(names, parting))}</li>" for parting in found.quantities)
         made += ["<h3>Quantities that part most</h3>", f"<ol>{items}</ol>"]
@@ -153,12 +153,21 @@ def _first(names: Sequence[str], models: Sequence[Lengths], found: Differences) 
     return "\n".join(made) + "\n<h2>The models</h2>\n"
 
 
-def _rows(rows: Sequence[Sequence[str]], safe: bool = False) -> str:
-    """A table whose first row is its head; cells are text, unless they are safe."""
+def _rows(rows: Sequence[Sequence[str]], safe: bool = False, words: bool = False) -> str:
+    """A table whose first row is its head; cells are text, unless they are safe.
+
+    On a narrow screen a table of words has its cells below each other, each with the head of its column; one of
+    numbers is moved sideways.
+    """
     every = [[cell if safe else html.escape(cell) for cell in row] for row in rows]
-    head = "".join(f"<th>{cell}</th>" for cell in every[0])
-    body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in every[1:])
-    return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
+    heads = every[0]
+    body = "\n".join(
+        "<tr>" + "".join(f'<td data-head="{h}">{c}</td>' for h, c in zip(heads, row, strict=True)) + "</tr>"
+        for row in every[1:]
+    )
+    head = "".join(f"<th>{cell}</th>" for cell in heads)
+    kind = "stack" if words else "wide"
+    return f'<div class="{kind}"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
 
 
 def _by_length(lengths: Lengths, several: bool) -> str:
@@ -209,7 +218,7 @@ def _rule(finding: Finding) -> str:
 def _findings(models: Sequence[Lengths]) -> str:
     names = [html.escape(lengths[0].model.name) for lengths in models]
     rows = [[_rule(row[0]), *map(_verdict, row)] for row in zip(*map(merged, models), strict=True)]
-    return _rows([["Rule", *names], *rows], safe=True)
+    return _rows([["Rule", *names], *rows], safe=True, words=True)
 
 
 def _output(models: Sequence[Lengths]) -> str:

@@ -208,7 +208,7 @@ class Request:
 
     def _lengths(self) -> tuple[int, ...]:
         if self.ids is not None:
-            if self.tokens is not None:
+            if self.tokens not in (None, (len(self.ids),)):
                 raise ValueError("ids and tokens exclude each other: the ids say how many tokens there are")
             return (len(self.ids),)
         if self.tokens is None:
