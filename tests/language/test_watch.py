@@ -1,5 +1,7 @@
 """Probes name values and change nothing else."""
 
+import doctest
+
 import numpy as np
 import pytest
 
@@ -78,3 +80,10 @@ def test_a_program_inside_another_has_its_own_probes():
         return ns.probe("stream", x)
 
     assert [each.name for each in outer().probes] == ["embedding", "stream"]
+
+
+@pytest.mark.parametrize("function", [ns.probe, ns.models.recipe])
+def test_the_example_of_a_docstring_runs(function):
+    (test,) = doctest.DocTestFinder(recurse=False).find(function, function.__name__, globs={"ns": ns})
+    assert doctest.DocTestRunner().run(test) == (0, len(test.examples))
+    assert test.examples

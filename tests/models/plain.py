@@ -44,7 +44,8 @@ def matrices(model, rng):
     experts = () if model.experts is None else (model.experts,)
     shapes = {
         "q": (model.heads, d, n), "k": (model.key_heads, d, n), "v": (model.key_heads, d, n),
-        "o": (n, model.heads * d), "in": (*experts, m, n), "gate": (*experts, m, n), "out": (*experts, n, m), "router": (model.experts or 0, n),
+        "o": (n, model.heads * d), "in": (*experts, m, n), "gate": (*experts, m, n), "out": (*experts, n, m),
+        "router": (model.experts or 0, n),
     }  # fmt: skip
     made = {name: rng.normal(0.0, getattr(model, f"std_{name}"), shape) for name, shape in shapes.items()}
     return made | {"b_in": rng.normal(0.0, model.bias_in, m), "b_out": rng.normal(0.0, model.bias_out, n)}

@@ -62,21 +62,23 @@ _open: ContextVar[list[Watched] | str | None] = ContextVar("probes", default=Non
 def probe(name: str, x: V, mask: npt.ArrayLike | None = None) -> V:
     """Name a value of a program, for `ns.audit` to watch; the value is returned, and nothing about it changes.
 
-    `name` says what it is: "embedding", the stream before the first block; then, block by block, "attention" and "mlp",
-    what the branches add; "query", "key", "value" and "hidden", vectors inside; "scores", "weights" and "experts",
-    scalars; and "stream", which ends the block; at last "logits". `mask` says which scores or weights take part, a
-    boolean array (tokens, tokens); it is that of `ns.softmax` unless given.
+    Parameters:
+        name: what it is. "embedding", the stream before the first block; then, block by block, "attention" and "mlp",
+            what the branches add; "query", "key", "value" and "hidden", vectors inside; "scores", "weights" and
+            "experts", scalars; and "stream", which ends the block; at last "logits".
+        x: the value.
+        mask: which scores or weights take part, a boolean array (tokens, tokens); that of `ns.softmax` unless given.
 
-    ```python
-    import netsor as ns
+    Returns:
+        The value itself.
 
-    @ns.program
-    def net(tokens=3):
-        x = ns.probe("embedding", ns.gaussian(64, tokens))
-        return ns.probe("stream", x + ns.nn.attention(ns.rms_norm(x), heads=2))
-
-    assert [watched.name for watched in net().probes] == ["embedding", "stream"]
-    ```
+    Example:
+        >>> @ns.program
+        ... def net(tokens=3):
+        ...     x = ns.probe("embedding", ns.gaussian(64, tokens))
+        ...     return ns.probe("stream", x + ns.nn.attention(ns.rms_norm(x), heads=2))
+        >>> [watched.name for watched in net().probes]
+        ['embedding', 'stream']
     """
     found = _open.get()
     if not isinstance(name, str) or name not in NAMES:

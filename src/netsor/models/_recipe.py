@@ -27,14 +27,19 @@ class Recipe(NamedTuple):
 
 
 def recipe(model: M, name: str) -> M:
-    """The model as a recipe draws it; `ns.models.RECIPES` has their names, words and sources.
+    """The model as a recipe draws it.
 
-    ```python
-    import netsor as ns
+    Parameters:
+        model: a model.
+        name: one of `ns.models.RECIPES`, which has the words and the source of each.
 
-    model = ns.models.recipe(ns.models.read("llama-3-8b"), "gpt2")
-    assert (model.name, model.std_q, model.std_o) == ("llama-3-8b, recipe=gpt2", 0.02, 0.0025)
-    ```
+    Returns:
+        The model with other standard deviations and multipliers, and with the recipe in its name.
+
+    Example:
+        >>> model = ns.models.recipe(ns.models.read("llama-3-8b"), "gpt2")
+        >>> model.name, model.std_q, model.std_o
+        ('llama-3-8b, recipe=gpt2', 0.02, 0.0025)
     """
     if not isinstance(name, str) or name not in RECIPES:
         raise ValueError(f"recipe={shown(name)} must be one of {', '.join(RECIPES)}")
