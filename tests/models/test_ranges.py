@@ -129,7 +129,7 @@ def test_the_largest_of_gaussian_coordinates_is_a_power_of_their_distribution():
 def test_functions_of_all_coordinates_have_no_limit_and_are_printed():
     n = ns.Width("n")
     net = ns.Program(pooled(top, ns.gaussian(n, 2), 1))
-    with pytest.raises(ns.ExactError, match="top of the coordinates at width inf"):
+    with pytest.raises(ns.ExactError, match="a function of all coordinates, top, at width inf"):
         net.plan(n=ns.inf)
     assert "top(h1)" in str(net)
     assert r"\operatorname{top}(h^{(1)}_{\cdot})" in net.latex()

@@ -70,7 +70,9 @@ def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scal
 def pooled(s: State, value: Scalar, op: Pool) -> Register:
     """A function of all coordinates of some vectors, which are drawn whole."""
     if op.x in s.facts.limits:
-        raise ExactError(value, f"{op.f.name} of the coordinates at width inf", instead="finite widths have a law")
+        raise ExactError(
+            value, f"a function of all coordinates, {op.f.name}, at width inf", instead="finite widths have a law"
+        )
     found = s.build.fitted(s.vectors[op.x].lead, int(s.facts.widths[op.x]))
     flat = s.build.reshape(found, math.prod(found.shape))
     words = f"{named(op.f)} of all coordinates"
