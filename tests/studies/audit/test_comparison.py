@@ -89,7 +89,7 @@ def test_three_models():
     assert (two.preferred, two.verdict) == (None, "prefer “b” or “c”, by growth")
     text = comparison(made(GROWN, {}, {}), two)
     assert text.startswith("a, b and c:\n  prefer “b” or “c”, by growth\n")
-    assert "growth     found         not found     not found\n" in text
+    assert "growth     found      not found  not found\n" in text
 
 
 def test_verdicts_at_the_length_where_they_are_worst():
