@@ -113,7 +113,7 @@ def test_verdicts_by_length(folder):
     words = ["audit", "tiny.json", "--tokens", "3,12", "--draws", "100", "--widths", "actual"]
     changes = ["--set", "std=0.5", "--set", "std_q=0.02", "--set", "std_o=0.38"]  # a mean over more tokens is shorter
     result = netsor(*words, *changes, cwd=folder)
-    assert "verdict    3 tokens      12 tokens\n" in result.stdout
+    assert re.search(r"^verdict +3 tokens +12 tokens$", result.stdout, re.MULTILINE)
     found = json.loads(netsor(*words, *changes, "--json", cwd=folder).stdout)
     assert [each["tokens"] for each in found["lengths"]] == [3, 12]
     assert found["layers"] == found["lengths"][0]["layers"]

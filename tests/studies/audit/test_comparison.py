@@ -89,7 +89,7 @@ def test_three_models():
     assert (two.preferred, two.verdict) == (None, "prefer “b” or “c”, by growth")
     text = comparison(made(GROWN, {}, {}), two)
     assert text.startswith("a, b and c:\n  prefer “b” or “c”, by growth\n")
-    assert "growth     found         not found     not found\n" in text
+    assert "growth     found      not found  not found\n" in text
 
 
 def test_verdicts_at_the_length_where_they_are_worst():
@@ -114,7 +114,7 @@ def test_quantities_that_part():
     assert str(found.quantities[0]).startswith("cosine of tokens, block 3: 0.1 and 0.2; medians ")
     start = differences(made({}, {"input_mean_square": 0.2}))
     assert [(p.quantity, p.block) for p in start.quantities] == [("mean_square", 0)]
-    assert "mean square of the stream of the embedding: 0.1 and 0.2 (2 times)" in str(start.quantities[0])
+    assert "mean square of the stream, embedding: 0.1 and 0.2 (2 times)" in str(start.quantities[0])
 
 
 def test_a_distance_is_in_widths_of_bands():

@@ -49,7 +49,7 @@ class Parting(NamedTuple):
     error: float
 
     def __str__(self) -> str:
-        place = "" if self.block is None else " of the embedding" if not self.block else f", block {self.block}"
+        place = "" if self.block is None else ", embedding" if not self.block else f", block {self.block}"
         (a, b), quantity = self.medians, EVERY[self.quantity]
         ratio = f" ({times(max(a, b) / min(a, b))})" if quantity.log and min(a, b) > 0 else ""
         digits = quantity.digits

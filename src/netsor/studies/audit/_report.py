@@ -119,7 +119,14 @@ def _report(models: Sequence[Lengths], compared: Differences | None, manifest: d
         ranges="\n".join(_ranges.section(lengths[0].best.arrays, lengths[0].model.name) for lengths in models),
         how=how,
     )
-    return page(f"Audit of {' beside '.join(names) if len(names) < 4 else f'{len(names)} models'}", body)
+    return page(f"Audit of {_title(names, request)}", body)
+
+
+def _title(names: Sequence[str], request: Request) -> str:
+    if request.swept is not None:
+        field, values = request.swept
+        return f"{names[0].rsplit(', ', 1)[0]}, {field} from {min(values):g} to {max(values):g}"
+    return " beside ".join(names) if len(names) < 4 else f"{names[0]} beside {len(names) - 1} others"
 
 
 def _first(names: Sequence[str], models: Sequence[Lengths], found: Differences) -> str:
@@ -146,9 +153,9 @@ def _first(names: Sequence[str], models: Sequence[Lengths], found: Differences) 
     if request.swept is not None:
         figures = swept([lengths[0] for lengths in models], *request.swept)
         made += [f"<h3>Against {html.escape(request.swept[0])}</h3>", '<div class="figures">']
-        made += [
-            _figure(name, svg, f"after the last block, against {request.swept[0]}") for name, svg in figures.items()
-        ]
+        for name, svg in figures.items():
+            place = "" if name in {q.name for q in FINAL} else "after the last block, "
+            made.append(_figure(name, svg, f"{place}against {request.swept[0]}"))
         made += ["</div>"]
     return "\n".join(made) + "\n<h2>The models</h2>\n"
 

@@ -9,7 +9,7 @@ import numpy as np
 from . import _ranges
 from ._differences import Differences, Parting, Preference, short
 from ._found import Found, Lengths, Measured, changing, merged
-from ._judge import ABSENT, at, listed
+from ._judge import ABSENT, Finding, at, listed
 from ._own import Own
 from ._quantities import BLOCKS, EVERY, FINAL
 
@@ -77,15 +77,18 @@ def fields(names: Sequence[str], found: Differences) -> list[list[str]]:
 
 
 def verdicts(lengths: Lengths) -> list[list[str]]:
-    """A row for each rule, with its verdict at each length."""
-    return [
-        [row[0].name, *(f.verdict for f in row)] for row in zip(*(found.findings for found in lengths), strict=True)
-    ]
+    """A row for each rule that was measured, with its verdict at each length."""
+    return _verdicts([found.findings for found in lengths])
 
 
 def all_verdicts(models: Sequence[Lengths]) -> list[list[str]]:
-    """A row for each rule, with its worst verdict in each model."""
-    return [[row[0].name, *(f.verdict for f in row)] for row in zip(*map(merged, models), strict=True)]
+    """A row for each rule that was measured, with its worst verdict in each model."""
+    return _verdicts([merged(lengths) for lengths in models])
+
+
+def _verdicts(columns: Sequence[Sequence[Finding]]) -> list[list[str]]:
+    rows = [[row[0].name, *(finding.verdict for finding in row)] for row in zip(*columns, strict=True)]
+    return [row for row in rows if set(row[1:]) != {ABSENT}]
 
 
 def across(models: Sequence[Lengths]) -> list[list[str]]:
