@@ -6,6 +6,7 @@ import numpy as np
 from scipy import special
 
 import netsor as ns
+from netsor.language._pool import pooled
 
 from .layers import Layers
 
@@ -33,6 +34,10 @@ def _two_and_one(x, y, p):
 
 def _square_root(p):
     return np.sqrt(1 + p**2)
+
+
+def _ends(u):
+    return np.stack([np.abs(u).max(axis=-1), u.mean(axis=-1)], axis=-1)
 
 
 def _unit(p):
@@ -277,6 +282,9 @@ class Builder(Layers):
     def dot(self):
         x = self.vector()
         return self.choose([ns.dot, ns.dot, ns.mean_dot])(x, self.vector(width=x.width))
+
+    def pool(self):
+        return pooled(_ends, self.vector(), 2)
 
     def normal(self):
         return ns.normal(self.choose([(), (2,), (3,), (2, 2), (3, 3)]), std=abs(self.number()))

@@ -33,7 +33,7 @@ class Built:
 STEPS = ["matmul"] * 4 + ["nonlin"] * 3 + ["several"] * 2 + ["residual"] * 2 + ["each", "two_each"]
 STEPS += ["add", "scale", "mix", "mix", "reduce", "rearrange", "concat", "norm", "attention", "attention"]
 STEPS += ["normal", "rotary", "layer", "layer", "perceptron", "embedding", "shared", "words"]
-STEPS += ["initial", "data"] + ["dot"] * 6 + ["function"] * 4
+STEPS += ["initial", "data", "pool"] + ["dot"] * 6 + ["function"] * 4
 
 
 def operations(kind):

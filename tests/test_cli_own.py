@@ -364,3 +364,54 @@ def test_a_pipe_is_no_program(folder):
     result = netsor("check", "pipe.py:x", cwd=folder)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "FILE 'pipe.py' cannot be imported: it is a folder, a device or a pipe" in result.stderr
+
+
+PROBED = """
+import netsor as ns
+
+n = ns.Width("n")
+
+@ns.program
+def net(tokens=3, named="stream"):
+    x = ns.probe("embedding", ns.gaussian(n, tokens))
+    return ns.probe(named, x + ns.nn.attention(x, 2, 4))
+"""
+
+
+def test_an_audit_of_a_program(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(PROBED)
+    done = netsor("audit", "own.py:net", "--bind", "n=8", "--arg", "tokens=2", "--draws", "20", "--json")
+    found = json.loads(done.stdout)
+    assert (found["model"], found["tokens"]) == ("net(tokens=2, named='stream')", 2)
+    assert found["layers"][0].keys() == {"mean_square", "cosine", "effective_rank"}
+    done = netsor("audit", "own.py:net", "--bind", "n=8", "--draws", "20", "--ranges", "--out", "out")
+    assert "stream:     largest" in done.stdout
+    command = json.loads((tmp_path / "out" / "manifest.json").read_text())["command"]
+    assert "audit own.py:net --bind n=8 --widths both --draws 20 --ranges --seed 0 --out out" in command
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "--bind n=N is missing"),
+        (("--bind", "n=8", "--arg", "named=strem"), "name='strem' must be one of embedding, stream, attention"),
+        (("--bind", "n=8", "--arg", "named=mlp"), "must name its streams for an audit"),
+        (("--bind", "n=inf"), "--bind n=inf must be a positive integer: --widths inf is the limit"),
+        (("--bind", "n=8", "--tokens", "4"), "--tokens is for models"),
+        (("--bind", "n=8", "--set", "std=1"), "--set is for models"),
+        (("--bind", "n=8", "--gradients"), "is for models"),
+        (("--bind", "n=8", "--compare", "gpt2"), "--compare 'gpt2' must be a FILE:PROGRAM"),
+    ],
+)
+def test_audits_of_programs_that_are_refused(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(PROBED)
+    done = netsor("audit", "own.py:net", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_is_for_programs_is_refused_for_models():
+    assert "--bind n=3 needs a FILE:PROGRAM" in netsor("audit", "gpt2", "--bind", "n=3").stderr

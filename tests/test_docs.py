@@ -68,6 +68,17 @@ def test_code_blocks(page, apart):
                 assert float(found) == pytest.approx(float(right), rel=1e-6)
 
 
+def test_the_tests_of_the_page_on_tests_pass(apart):
+    """As pytest would call them."""
+    names: dict[str, object] = {}
+    code, _ = BLOCK.findall((ROOT / "docs" / "test-your-initialisation.md").read_text())[0]
+    exec(compile(code, "test_page.py", "exec"), names)
+    tests = [name for name in names if name.startswith("test_")]
+    assert len(tests) == 2
+    for name in tests:
+        names[name]()
+
+
 def test_links_lead_somewhere():
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):

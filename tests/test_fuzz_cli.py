@@ -12,7 +12,7 @@ import pytest
 
 from netsor.cli import _cost
 from netsor.studies._folder import Folder
-from netsor.studies.audit import _audit
+from netsor.studies.audit import _audit, _results
 from netsor.studies.paper import _reproduce
 
 from .command import netsor
@@ -208,7 +208,7 @@ def folder(tmp_path, monkeypatch):
     real = Folder.prepare
 
     def prepare(folder, names):
-        if folder.command == _audit.COMMAND:
+        if folder.command == _results.COMMAND:
             return real(folder, names)
         return folder._refuse_foreign(names, folder._manifest())  # and make no folder
 

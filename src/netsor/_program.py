@@ -26,6 +26,7 @@ from .language._graph import numbered, ordered, widths_of
 from .language._latex import latex
 from .language._print import text
 from .language._value import Value
+from .language._watch import Watched, watching
 from .language._where import TraceError, TraceIndexError
 from .language._width import bind_widths, inf
 from .laws import Joint, Mixture, Origin, head_sum
@@ -40,7 +41,12 @@ class Program:
     `net[i]` is the program of one part: a part of the tuple, or an index into the one value.
     """
 
-    def __init__(self, output: Value | tuple[Value, ...] | list[Value], name: str = "program") -> None:
+    def __init__(
+        self,
+        output: Value | tuple[Value, ...] | list[Value],
+        name: str = "program",
+        probes: Sequence[Watched] = (),
+    ) -> None:
         if not isinstance(name, str):
             raise TraceError("Program", f"name={shown(name)} must be a string")
         if isinstance(output, list):
@@ -52,6 +58,7 @@ class Program:
             )
         self.output = output
         self.name = name
+        self.probes = tuple(probes)  # what `ns.probe` named, in order; a part of a program has none
         self._whole = outputs  # a part of a program has the seeds and the widths of the whole
 
     @property
@@ -95,14 +102,14 @@ class Program:
         return f"<Program {self.name}: {parts}>"
 
     def __str__(self) -> str:
-        return text(self.name, self.outputs)
+        return text(self.name, self.outputs, self.probes)
 
     def _repr_latex_(self) -> str:
         return self.latex(document=False)
 
     def latex(self, document: bool = True) -> str:
         """The program and its limit law (Definition 3.1 of the paper) as LaTeX; without `document`, its body alone."""
-        return latex(self.name, self.outputs, self.check(), document)
+        return latex(self.name, self.outputs, self.check(), document, self.probes)
 
     def check(self) -> Report:
         """Assumption 3.1 of the paper, point by point, and the verdict: proved, conjectured, or no limit."""
@@ -286,7 +293,8 @@ class Traced(Generic[P]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Program:
         name = f"{self._name}({self._arguments(args, kwargs)})"  # first: the arguments may be wrong
-        return Program(self._function(*args, **kwargs), name)
+        with watching() as probes:
+            return Program(self._function(*args, **kwargs), name, probes)
 
     def _arguments(self, args: Any, kwargs: Any) -> str:
         try:

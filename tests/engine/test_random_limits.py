@@ -102,6 +102,7 @@ REASONS = (
     "a score of two vectors that met nonlinearities",
     "a score in a space where a nonlinearity acts on a mixture",
     "has no limit",
+    "a function of all coordinates",
     "rotary",
     "turned",
     "Gaussian expectations do not tell this law",

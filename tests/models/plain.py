@@ -27,7 +27,7 @@ def drawn(model, ids, rng):
         x = x + rng.normal(0.0, model.std_position, (model.length, model.width))[: len(ids)]
     x = x + rng.normal(0.0, model.std_type, model.width)
     x = norm(model, x) if model.input_norm else x
-    made = {"input_mean_square": np.mean(x**2)}
+    made = {f"input_{name}": number for name, number in tokens(x).items()}
     rows = []
     weights = matrices(model, rng)
     for i in range(model.layers):
@@ -41,9 +41,11 @@ def drawn(model, ids, rng):
 
 def matrices(model, rng):
     n, d, m = model.width, model.d, model.hidden
+    experts = () if model.experts is None else (model.experts,)
     shapes = {
         "q": (model.heads, d, n), "k": (model.key_heads, d, n), "v": (model.key_heads, d, n),
-        "o": (n, model.heads * d), "in": (m, n), "gate": (m, n), "out": (n, m),
+        "o": (n, model.heads * d), "in": (*experts, m, n), "gate": (*experts, m, n), "out": (*experts, n, m),
+        "router": (model.experts or 0, n),
     }  # fmt: skip
     made = {name: rng.normal(0.0, getattr(model, f"std_{name}"), shape) for name, shape in shapes.items()}
     return made | {"b_in": rng.normal(0.0, model.bias_in, m), "b_out": rng.normal(0.0, model.bias_out, n)}
@@ -67,19 +69,20 @@ def allowed(model, layer, tokens):
 
 
 def block(model, x, w, mask):
-    attended, scores, weights = attention(model, x if model.order == "post" else norm(model, x), w, mask)
-    if model.order == "sandwich":
+    bare = model.order in ("post", "after")
+    attended, scores, weights = attention(model, x if bare else norm(model, x), w, mask)
+    if model.order in ("sandwich", "after"):
         attended = norm(model, attended)
     middle = x + attended
     if model.order == "post":
         middle = given = norm(model, middle)
     else:
-        given = norm(model, x if model.order == "parallel" else middle)
-    fed = perceptron(model, given, w)
-    if model.order == "sandwich":
+        given = middle if bare else norm(model, x if model.order == "parallel" else middle)
+    fed, loads = perceptron(model, given, w) if model.experts is None else routed(model, given, w)
+    if model.order in ("sandwich", "after"):
         fed = norm(model, fed)
     stream = norm(model, middle + fed) if model.order == "post" else middle + fed
-    row = tokens(stream) | choices(scores, weights, mask)
+    row = tokens(stream) | choices(scores, weights, mask) | loads
     first = np.mean(x**2) + np.mean(attended**2)
     before = np.mean(middle**2) if model.order == "post" else first
     after = before + np.mean(fed**2)
@@ -91,7 +94,12 @@ def block(model, x, w, mask):
 def attention(model, x, w, mask):
     group = np.arange(model.heads) // (model.heads // model.key_heads)
     q, k, v = (np.einsum("hdn,sn->hsd", u, x) for u in (w["q"], w["k"][group], w["v"][group]))
-    if model.qk_norm:
+    if model.qk_norm and model.qk_norm_whole:  # before keys are shared by heads
+        q, k = (
+            u / np.sqrt(np.mean(u[::step] ** 2, axis=(0, 2))[:, None] + model.eps)
+            for u, step in ((q, 1), (k, model.heads // model.key_heads))
+        )
+    elif model.qk_norm:
         q, k = (rms(u, model.eps) for u in (q, k))
     if model.positions == "rotary":
         q, k = (turned(model, u) for u in (q, k))
@@ -116,7 +124,21 @@ def turned(model, u):
 
 def perceptron(model, x, w):
     f, h = ACTIVATIONS[model.activation], x @ w["in"].T + w["b_in"]
-    return (f(x @ w["gate"].T) * h if model.gated else f(h)) @ w["out"].T + w["b_out"]
+    return (f(x @ w["gate"].T) * h if model.gated else f(h)) @ w["out"].T + w["b_out"], {}
+
+
+def routed(model, x, w):
+    """A mixture of experts, token by token; what they make, and the loads."""
+    made, loads = np.zeros_like(x), np.zeros(model.experts)
+    f = ACTIVATIONS[model.activation]
+    for token, u in enumerate(x):
+        logits = w["router"] @ u
+        chosen = np.argsort(logits)[-model.experts_per_token :]
+        loads[chosen] += 1
+        for e, share in zip(chosen, special.softmax(logits[chosen]), strict=True):
+            h = w["in"][e] @ u
+            made[token] += share * (w["out"][e] @ (f(w["gate"][e] @ u) * h if model.gated else f(h)))
+    return made, {"largest_load": loads.max() / loads.mean(), "least_load": loads.min() / loads.mean()}
 
 
 def tokens(x):

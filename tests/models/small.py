@@ -57,6 +57,15 @@ CONFIGS = {
         "head_dim": 2,
         "sliding_window": 3,
     },
+    "mixtral": {
+        "model_type": "mixtral",
+        **GROUPED,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+    },
+    "olmo2": {"model_type": "olmo2", **{k: v for k, v in GROUPED.items() if k != "head_dim"}, "pad_token_id": 1},
+    "qwen2": {"model_type": "qwen2", **{k: v for k, v in GROUPED.items() if k != "head_dim"}},
     "qwen3": {"model_type": "qwen3", **GROUPED, "num_key_value_heads": 1},
     "gemma2": {
         "model_type": "gemma2",

@@ -23,6 +23,9 @@ MODELS = {
     "parallel": {"order": "parallel", "positions": "rotary", "groups": 1, "score_cap": 1.0, "window": 2},
     "post-norm, all copies of one block": {"order": "post", "shared": True, "bias_in": 0.3, "eps": 0.1},
     "sandwich, tiny": {"order": "sandwich", "std_embedding": 1e-8, "std_position": 1e-8, "qk_norm": True},
+    "norms after the branches": {"order": "after", "norm": "rms", "qk_norm": True, "qk_norm_whole": True, "groups": 1},
+    "experts": {"experts": 4, "experts_per_token": 2, "gated": True, "std_router": 0.5, "norm": "rms"},
+    "one of three experts": {"experts": 3, "experts_per_token": 1, "order": "after", "std_router": 0.5},
     "post-norm, huge": {"order": "post", "std_embedding": 1e3, "gated": True, "readout": "transform", "padding": 3},
 }
 DEFAULT = ("post-norm of small inputs", "pre-norm of small inputs")

@@ -7,6 +7,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf, models
+from netsor.models._probes import START
 from netsor.models._words import words
 
 from .small import CONFIGS, DECODER_IDS, IDS, inputs
@@ -30,7 +31,7 @@ def by_hand(family: str, draws: int) -> tuple[dict[str, np.ndarray], dict[str, n
     count = len(raw)
     for layer in traced.layers:
         raw += [layer.stream, layer.attended, layer.fed, layer.scores, layer.weights]
-        raw += [layer.crossed] if layer.crossed is not None else []
+        raw += [each for each in (layer.crossed, layer.experts) if each is not None]
     end = probes.logits(traced, limit=False) if probes.final else None
     raw += end.parts() if end is not None else ()
     asked = probes.outputs(traced, end)
@@ -49,17 +50,14 @@ def _numpy(model, probes, traced, found, count, column):
             before = starts[1]
         stream, attended, fed, scores, weights = (next(found) for _ in range(5))
         crossed = next(found) if layer.crossed is not None else None
+        if layer.experts is not None:
+            loads = (next(found) > 0).sum(axis=1)
+            assert (loads.sum(axis=1) == model.experts_per_token * len(IDS)).all()
+            made["largest_load"].append(loads.max(axis=1) / loads.mean(axis=1))
+            made["least_load"].append(loads.min(axis=1) / loads.mean(axis=1))
         s = stream.shape[1]
-        gram = np.einsum("rin,rjn->rij", stream, stream) / stream.shape[2]
-        size = np.sqrt(np.einsum("rii->ri", gram))
-        made["mean_square"].append((stream**2).mean(axis=(1, 2)))
-        pairs = [(a, b) for a in range(s) for b in range(a)]
-        made["cosine"].append(np.mean([gram[:, a, b] / size[:, a] / size[:, b] for a, b in pairs], axis=0))
-        values = np.linalg.svd(stream, compute_uv=False) ** 2
-        p = values / values.sum(axis=1, keepdims=True)
-        made["effective_rank"].append(
-            np.exp(-np.sum(np.where(p > 1e-14, p * np.log(np.maximum(p, 1e-300)), 0), axis=1))
-        )
+        for name, numbers in _gram(stream).items():
+            made[name].append(numbers)
         allowed = np.ones(scores.shape[-2:], bool) if traced.masks[i] is None else traced.masks[i]
         made["score_std"].append(scores[..., allowed].std(axis=(1, 2)))
         made["score_max"].append(scores[..., allowed].max(axis=(1, 2)))
@@ -84,7 +82,8 @@ def _numpy(model, probes, traced, found, count, column):
             made["cross_share"].append(c / (x + a + c) * middle / (middle + m))
         before = stream
     right = {name: np.stack(rows, axis=1) for name, rows in made.items()}
-    right["input_mean_square"] = (starts[0] ** 2).mean(axis=(1, 2))
+    for prefix, start in zip(("input_", "decoder_input_"), starts, strict=False):
+        right |= {prefix + name: numbers for name, numbers in _gram(start).items()}
     if probes.final:
         p = np.concatenate(list(found), axis=-1)
         z = np.exp(p - p.max(axis=-1, keepdims=True))
@@ -103,6 +102,21 @@ def _numpy(model, probes, traced, found, count, column):
     return right
 
 
+def _gram(stream):
+    s = stream.shape[1]
+    gram = np.einsum("rin,rjn->rij", stream, stream) / stream.shape[2]
+    size = np.sqrt(np.einsum("rii->ri", gram))
+    size = np.where(size > 0, size, np.inf)  # padding has cosine 0
+    cosines = [gram[:, a, b] / size[:, a] / size[:, b] for a in range(s) for b in range(a)]
+    values = np.linalg.svd(stream, compute_uv=False) ** 2
+    p = values / values.sum(axis=1, keepdims=True)
+    return {
+        "mean_square": (stream**2).mean(axis=(1, 2)),
+        "cosine": np.mean(cosines, axis=0),
+        "effective_rank": np.exp(-np.sum(np.where(p > 1e-14, p * np.log(np.maximum(p, 1e-300)), 0), axis=1)),
+    }
+
+
 @pytest.mark.parametrize("family", MODELS)
 def test_quantities_are_what_numpy_makes_of_the_same_draws(family):
     found, right = by_hand(family, draws=20)
@@ -117,7 +131,7 @@ def test_measure_is_the_law_at_the_model_and_at_infinity():
     real = probes.measure(400, progress=False)
     limit = probes.measure(400, progress=False, n=inf, d=inf, m=inf)
     for found in (real, limit):
-        assert set(found) == {*probes.names, *probes.final, "input_mean_square"}
+        assert set(found) == {*probes.names, *probes.final, *(f"input_{name}" for name in START)}
         assert all(found[name].shape == (400, 3) for name in probes.names)
         assert all(found[name].shape == (400,) for name in probes.final)
     again = probes.measure(400, progress=False, workers=1)

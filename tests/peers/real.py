@@ -17,6 +17,9 @@ CLASSES = {
     "gpt2": transformers.GPT2LMHeadModel,
     "llama": transformers.LlamaForCausalLM,
     "mistral": transformers.MistralForCausalLM,
+    "mixtral": transformers.MixtralForCausalLM,
+    "olmo2": transformers.Olmo2ForCausalLM,
+    "qwen2": transformers.Qwen2ForCausalLM,
     "qwen3": transformers.Qwen3ForCausalLM,
     "gemma2": transformers.Gemma2ForCausalLM,
     "gpt_neox": transformers.GPTNeoXForCausalLM,
@@ -74,6 +77,21 @@ def _row(last: torch.Tensor, out: Any, model: Transformer) -> list[float]:
         float(np.log(early[i] / early[j])),
         *((logits[1], logits[4]) if logits.ndim == 1 else (logits[at, word], logits[at, OTHER])),
     ]
+
+
+@torch.no_grad()
+def loads(given: dict[str, Any], count: int) -> np.ndarray:
+    """(count, blocks, 2): how many tokens the routers of real models send to the busiest and to the idlest expert."""
+    config = configuration(given)
+    torch.manual_seed(1)
+    made = []
+    for _ in range(count):
+        network = CLASSES[given["model_type"]](config).eval()
+        routers = network(input_ids=torch.tensor([IDS]), output_router_logits=True).router_logits
+        chosen = [logits.topk(config.num_experts_per_tok, dim=-1).indices for logits in routers]
+        counts = [torch.bincount(each.ravel(), minlength=config.num_local_experts) for each in chosen]
+        made.append([[int(each.max()), int(each.min())] for each in counts])
+    return np.array(made)
 
 
 @torch.no_grad()

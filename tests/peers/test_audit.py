@@ -5,6 +5,9 @@ Two samples, Kolmogorov–Smirnov, level 1e-4 for each of about 30 quantities a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -47,13 +50,14 @@ def attention(weights: np.ndarray, windows: list[int]) -> list[float]:
 
 def scores(qkv: np.ndarray, heads: int) -> np.ndarray:
     """Of queries, keys and values side by side: (heads, pairs that see each other)."""
-    q, k = (u.reshape(len(IDS), heads, -1).transpose(1, 0, 2) for u in np.split(qkv, 3, axis=1)[:2])
-    return (q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1]))[:, *np.tril_indices(len(IDS))]
+    q, k = (u.reshape(len(qkv), heads, -1).transpose(1, 0, 2) for u in np.split(qkv, 3, axis=1)[:2])
+    return (q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1]))[:, *np.tril_indices(len(qkv))]
 
 
 @torch.no_grad()
-def real(family: str, count: int) -> dict[str, np.ndarray]:
-    config = configuration(CONFIGS[family])
+def real(family: str, given: dict[str, Any], ids: Sequence[int], count: int) -> dict[Any, np.ndarray]:
+    """So many initialisations: arrays by quantity, and by quantity and block."""
+    config = configuration(given)
     config._attn_implementation = "eager"
     blocks, *branches = PLACES[family]
     torch.manual_seed(1)
@@ -66,12 +70,12 @@ def real(family: str, count: int) -> dict[str, np.ndarray]:
             if family == "gpt2":
                 block.attn.c_attn.register_forward_hook(_keep(seen, (i, "qkv")))
             block.register_forward_pre_hook(lambda _, given, i=i, seen=seen: seen.__setitem__((i, "in"), given[0]))
-        out = network(input_ids=torch.tensor([IDS]), output_attentions=True)
+        out = network(input_ids=torch.tensor([ids]), output_attentions=True)
         at = {key: value[0].double().numpy() for key, value in seen.items()}
         numbers = {}
         for i, weights in enumerate(out.attentions):
-            window = 2 if family == "gemma2" and i % 2 == 0 else len(IDS)
-            windows = [min(j + 1, window) for j in range(len(IDS))]
+            window = 2 if family == "gemma2" and i % 2 == 0 else len(ids)
+            windows = [min(j + 1, window) for j in range(len(ids))]
             squares = [float((at[i, name] ** 2).mean()) for name in ("in", *branches)]
             whole = [*rows(at[i, "out"]), *attention(weights[0].double().numpy(), windows)]
             whole += [squares[1] / sum(squares), squares[2] / sum(squares)]
@@ -81,14 +85,17 @@ def real(family: str, count: int) -> dict[str, np.ndarray]:
                 numbers |= {("score_std", i): float(p.std()), ("score_max", i): float(p.max())}
         logits = out.logits[0, :-1].double()
         p = torch.softmax(logits, dim=-1)
-        right = p[torch.arange(len(IDS) - 1), torch.tensor(IDS[1:])]
+        right = p[torch.arange(len(ids) - 1), torch.tensor(ids[1:])]
         numbers |= {"logit_std": float(logits.std(correction=0)), "loss": float(-right.log().mean())}
-        numbers |= {"max_probability": float(p.max()), "input_mean_square": float((at[0, "in"] ** 2).mean())}
+        numbers |= {"max_probability": float(p.max())}
+        numbers |= dict(zip(INPUT, rows(at[0, "in"]), strict=True))
         found.append(numbers)
     return {key: np.array([each[key] for each in found]) for key in found[0]}
 
 
 BLOCK = ("mean_square", "cosine", "effective_rank", "entropy", "largest_weight", "attention_share", "mlp_share")
+
+INPUT = ("input_mean_square", "input_cosine", "input_effective_rank")
 
 
 def _keep(seen, key):
@@ -102,9 +109,9 @@ def _keep(seen, key):
 def test_an_audit_says_what_real_initialisations_do(family):
     ours = models.read(CONFIGS[family]).probes(IDS).measure(OURS, seed=5, progress=False)
     found = {}
-    for key, numbers in real(family, REAL).items():
+    for key, numbers in real(family, CONFIGS[family], IDS, REAL).items():
         own = ours[key] if isinstance(key, str) else ours[key[0]][:, key[1]]
         found[key] = float(stats.ks_2samp(numbers, own).pvalue)
     print(family, {str(key): round(p, 4) for key, p in sorted(found.items(), key=lambda pair: pair[1])[:6]})
-    assert len(found) == (9 if family == "gpt2" else 7) * models.read(CONFIGS[family]).layers + 4
+    assert len(found) == (9 if family == "gpt2" else 7) * models.read(CONFIGS[family]).layers + 6
     assert min(found.values()) > LEVEL, found

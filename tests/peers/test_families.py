@@ -11,8 +11,8 @@ from scipy import stats
 
 from netsor import models
 
-from ..models.small import CONFIGS, NAMES, program
-from .real import configuration, draws
+from ..models.small import CONFIGS, IDS, NAMES, program
+from .real import configuration, draws, loads
 
 LEVEL = 1e-4
 REAL = 1000
@@ -38,6 +38,22 @@ def test_a_config_object_is_read_as_its_file_is(family):
     assert models.read(configuration(CONFIGS[family])).replace(name=family) == models.read(CONFIGS[family]).replace(
         name=family
     )
+
+
+def test_the_loads_of_experts_are_those_of_real_routers():
+    given = CONFIGS["mixtral"]
+    model = models.read(given)
+    real = loads(given, REAL)
+    found = model.probes(IDS).measure(OURS, progress=False)
+    even = len(IDS) * model.experts_per_token / model.experts
+    for k, name in enumerate(("largest_load", "least_load")):
+        for block in range(model.layers):
+            ours = np.round(found[name][:, block] * even)
+            values = range(len(IDS) + 1)
+            table = [[np.sum(each == v) for v in values] for each in (real[:, block, k], ours)]
+            kept = np.array(table)[:, np.sum(table, axis=0) > 0]
+            assert stats.chi2_contingency(kept).pvalue > LEVEL, (name, block)
+            assert kept.shape[1] > 1
 
 
 def test_nanogpt_is_gpt2_with_the_exact_gelu():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,26 +11,38 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..engine._montecarlo import cores, in_bytes
-from ..models import Transformer, read, settings
+from ..models import Transformer, read, recipe, settings
 from . import _cost
 from ._group import cli
 from ._interrupt import Watch
-from ._numbers import FEW, POSITIVE, SEED, WORKERS, shown
+from ._numbers import FEW, SEED, WORKERS, shown
 from ._output import apart, as_option, check_name, complain, echo_json, reason, say
 from ._where import Where, chosen, sampling, where_options
 
 if TYPE_CHECKING:
     from ..studies.audit._audit import Cost
+    from ..studies.audit._own import Own
     from ..studies.audit._request import Request
 
 KEPT = "finished draws are kept, and the same command goes on from there"
 LOST = "nothing was kept; with --out DIR finished draws are"
+FAILED = 3  # exit code, if a rule of --fail-on is found
 
 
 @cli.command("audit")
 @click.argument("model")
+@click.option("--bind", "binds", multiple=True, metavar="NAME=N", help="A width of FILE:PROGRAM.")
+@click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
 @click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
-@click.option("--compare", metavar="OTHER", help="A second model, to compare with the first.")
+@click.option("--recipe", metavar="NAME", help="Draw MODEL by a known recipe: gpt2, mup, … (a wrong name lists all).")
+@click.option(
+    "--compare-recipe",
+    "recipes",
+    multiple=True,
+    metavar="NAME",
+    help="Compare MODEL with itself drawn by another recipe; may be repeated.",
+)
+@click.option("--compare", multiple=True, metavar="OTHER", help="Another model, to compare with; may be repeated.")
 @click.option(
     "--compare-set",
     "others",
@@ -37,62 +50,97 @@ LOST = "nothing was kept; with --out DIR finished draws are"
     metavar="FIELD=VALUE",
     help="Change a field of OTHER; without --compare, compare MODEL with itself so changed.",
 )
-@click.option("--tokens", type=POSITIVE, help="Number of tokens, all different.  [default: 16]")
+@click.option(
+    "--sweep",
+    metavar="FIELD=A,B,…",
+    help="Compare MODEL with each of these numbers in a field, as std=0.005,0.01,0.02.",
+)
+@click.option(
+    "--tokens", metavar="N,…", help="Number of tokens, all different, or several such lengths.  [default: 16,128]"
+)
 @click.option("--ids", metavar="I,J,…", help="The token ids themselves, such as 3,7,7,1, in place of --tokens.")
-@click.option("--draws", type=FEW, default=200, show_default=True, help="Number of random initialisations.")
+@click.option(
+    "--draws",
+    type=FEW,
+    help="Number of random initialisations.  [default: 200 of 16 tokens, fewer of more, 16 at least]",
+)
 @click.option(
     "--widths",
     type=click.Choice(["actual", "inf", "both"]),
-    default="both",
-    show_default=True,
-    help="The model's own widths, all of them at infinity, or both.",
+    help="The model's own widths, all of them at infinity, or both.  [default: both]",
 )
+@click.option("--quick", is_flag=True, help="16 draws of 16 tokens at the model's own widths: seconds, for a test.")
+@click.option("--fail-on", metavar="RULE,…", help="Exit with code 3 if one of these rules is found, or undecided.")
 @click.option("--gradients", is_flag=True, help="The backward half too: gradients by block and by kind of weight.")
+@click.option("--ranges", is_flag=True, help="Largest and smallest numbers too, against bf16, fp16 and fp8.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
 @click.option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")
 @where_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_obj
-def audit_command(watch: Watch, /, as_json: bool, out: str | None, **options: Any) -> None:
+def audit_command(watch: Watch, /, as_json: bool, out: str | None, fail_on: str | None, **options: Any) -> None:
     """A transformer before it is trained: what it does at initialisation, block by block, and findings by stated rules.
 
-    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), or a path to a config.json. No weight is drawn, so
-    the model may be of any size. With --out an audit that was interrupted goes on where it stopped; files in the folder
-    that are not of an earlier audit are never overwritten.
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:PROGRAM, a program
+    of your own that names with ns.probe what is to be watched. No weight is drawn, so the model may be of any size.
+    With --out an audit of a model that was interrupted goes on where it stopped; files in the folder that are not of an
+    earlier audit are never overwritten.
     """
     if out is not None:
         check_name("--out", out)
+    rules = _rules(fail_on, options)
     where = chosen(options)
     with apart(as_json):
         found = _audited(watch, out, where, options)
     if as_json:
         echo_json(found.as_dict())
-        return
-    say(found.table())
-    if out is not None:
-        say(f"\nreport: {Path(out) / 'report.html'}")
+    else:
+        say(found.table())
+        if out is not None:
+            say(f"\nreport: {Path(out) / 'report.html'}")
+    try:
+        failed = found.failed(rules)
+    except ValueError as error:
+        raise click.UsageError(f"--fail-on {shown(fail_on)}: {error}") from None
+    if failed:
+        complain("; ".join(failed))
+        raise click.exceptions.Exit(FAILED)
+
+
+def _rules(text: str | None, options: dict[str, Any]) -> list[str]:
+    """The names of rules, checked before anything is measured."""
+    from ..studies.audit._backward import BACKWARD_RULES
+    from ..studies.audit._found import rule_name
+
+    try:
+        names = [] if text is None else [rule_name(name.strip()) for name in text.split(",")]
+    except ValueError as error:
+        raise click.UsageError(f"--fail-on {shown(text)}: {error}") from None
+    backward = [rule.name for rule in BACKWARD_RULES if rule.name in names]
+    if backward and not options["gradients"]:
+        raise click.UsageError(f"--fail-on {shown(text)}: {backward[0]} needs --gradients")
+    return names
 
 
 def _audited(watch: Watch, out: str | None, where: Where, options: dict[str, Any]) -> Any:
     from concurrent.futures.process import BrokenProcessPool
 
-    from ..studies.audit import _audit
+    from ..studies.audit import _audit, _results
 
     kept = LOST if out is None else KEPT
     try:
         request = _request(out, {**options, "backend": where.backend})
-        _cost.announce_plan(" and ".join(model.name for model in request.models), *request.planning)
-        cost = _audit.cost(request)
+        cost = _audit.estimate(request)
     except ValueError as error:
         raise click.UsageError(_said(error)) from None
     _afford(request, cost)
     watch.message = f"interrupted; {kept}"
     try:
         if request.out is not None:
-            _audit.folder_of(request.out).prepare(_audit.FILES)
+            _results.folder_of(request.out).prepare(_results.FILES)
+        _announce(request, cost)
         with sampling(where, request.workers) as how:
-            _announce(request, cost)
             return _audit.run(replace(request, executor=how.get("executor")))
     except BrokenProcessPool:
         complain(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {kept}")
@@ -114,21 +162,97 @@ def _said(error: ValueError) -> str:
 
 def _request(out: str | None, options: dict[str, Any]) -> Request:
     from ..studies.audit._request import Request
+    from ..studies.audit._request import sweep as sweep_of
 
-    source, changes, compare, others = (options.pop(name) for name in ("model", "changes", "compare", "others"))
-    model = _changed(_read("MODEL", source), "--set", changes)
-    other = None
-    if compare is not None:
-        other = _changed(_read("--compare", compare), "--compare-set", others)
-    elif others:
-        other = _changed(model, "--compare-set", others)
-    words = [source, *_words("--set", changes), *([] if compare is None else ["--compare", compare])]
-    ids, tokens = _ids(options.pop("ids")), options.pop("tokens")
+    names = ("model", "changes", "compare", "others", "sweep")
+    source, changes, compare, others, sweep = (options.pop(name) for name in names)
+    binds, arguments = options.pop("binds"), options.pop("arguments")
+    drawn, recipes = options.pop("recipe"), options.pop("recipes")
+    folder = None if out is None else Path(out)
+    if _is_program(source):
+        for option, given in (
+            ("--set", changes), ("--compare-set", others), ("--sweep", sweep),
+            ("--recipe", drawn), ("--compare-recipe", recipes),
+        ):  # fmt: skip
+            if given:
+                raise click.UsageError(f"{option} is for models; FILE:PROGRAM takes --bind and --arg")
+        for name in ("ids", "tokens"):
+            if options.pop(name) is not None:
+                raise click.UsageError(f"--{name} is for models; the tokens of FILE:PROGRAM are in it")
+        programs = tuple(_own(target, binds, arguments) for target in (source, *compare))
+        own = (source, *_words("--arg", arguments), *_words("--bind", binds), *_words("--compare", compare))
+        return Request(programs, out=folder, words=own, **options)
+    for option, values in (("--bind", binds), ("--arg", arguments)):
+        if values:
+            raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
+    plain = _changed(_read("MODEL", source), "--set", changes)
+    model = plain if drawn is None else _by("--recipe", plain, drawn)
+    models, swept = [model], None
+    if others and len(compare) > 1:
+        raise click.UsageError("--compare-set is for one --compare: give others a config.json of their own")
+    models += [_by("--compare-recipe", plain, name) for name in recipes]
+    if sweep is not None and (compare or others or recipes):
+        raise click.UsageError("--sweep and --compare exclude each other: a sweep compares MODEL with itself")
+    models += [_changed(_read("--compare", other), "--compare-set", others) for other in compare]
+    if others and not compare:
+        models.append(_changed(model, "--compare-set", others))
+    if sweep is not None:
+        field, values = _swept(sweep)
+        try:
+            every, swept = sweep_of(model, field, values)
+            models = list(every)
+        except ValueError as error:
+            raise click.UsageError(f"--sweep {shown(sweep)}: {error}") from None
+    words = [source, *_words("--set", changes), *_words("--compare", compare), *_words("--compare-set", others)]
+    words += [] if sweep is None else ["--sweep", sweep]
+    words += [*([] if drawn is None else ["--recipe", drawn]), *_words("--compare-recipe", recipes)]
+    ids, tokens = _integers("--ids", options.pop("ids"), "3,7,7,1"), options.pop("tokens")
     if ids is not None and tokens is not None:
         raise click.UsageError("--ids and --tokens exclude each other: the ids say how many tokens there are")
-    folder = None if out is None else Path(out)
-    chosen = (*words, *_words("--compare-set", others))
-    return Request(model, other, ids=ids, tokens=16 if tokens is None else tokens, out=folder, words=chosen, **options)
+    lengths = _integers("--tokens", tokens, "16,128")
+    return Request(tuple(models), ids=ids, tokens=lengths, out=folder, words=tuple(words), swept=swept, **options)
+
+
+def _swept(text: str) -> tuple[str, tuple[float, ...]]:
+    """A field, and numbers: whole ones where the field is one of whole numbers."""
+    field, equals, values = text.partition("=")
+    try:
+        if not equals:
+            raise ValueError
+        found = [settings([f"{field}={value}"])[field.strip()] for value in values.split(",")]
+        return field.strip(), tuple(number if isinstance(number, int) else float(number) for number in found)
+    except (ValueError, TypeError):
+        said = "must be written field=number,number,…, as std=0.005,0.01,0.02"
+        raise click.UsageError(f"--sweep {shown(text)} {said}") from None
+
+
+def _by(option: str, model: Transformer, name: str) -> Transformer:
+    try:
+        return recipe(model, name)
+    except ValueError as error:
+        raise click.UsageError(f"{option} {shown(name)}: {error}") from None
+
+
+def _is_program(source: str) -> bool:
+    """FILE:PROGRAM; a path to a file may have a colon in it."""
+    return ":" in source and not Path(source).exists()
+
+
+def _own(target: str, binds: Sequence[str], arguments: Sequence[str]) -> Own:
+    from ..studies.audit._own import Own
+    from ._target import bound, load
+
+    if not _is_program(target):
+        raise click.UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
+    net = load(target, arguments)
+    widths = bound(net, binds)
+    infinite = next((name for name, size in widths.items() if size == math.inf), None)
+    if infinite is not None:
+        raise click.UsageError(f"--bind {infinite}=inf must be a positive integer: --widths inf is the limit")
+    try:
+        return Own(net, widths)
+    except ValueError as error:
+        raise click.UsageError(f"FILE:PROGRAM {shown(target)}: {error}") from None
 
 
 def _words(option: str, values: Sequence[str]) -> list[str]:
@@ -155,13 +279,14 @@ def _changed(model: Transformer, option: str, texts: Sequence[str]) -> Transform
         raise click.UsageError(f"{option} {shown(', '.join(texts))}: {error}") from None
 
 
-def _ids(text: str | None) -> tuple[int, ...] | None:
+def _integers(option: str, text: str | None, example: str) -> tuple[int, ...] | None:
     if text is None:
         return None
     try:
         return tuple(int(word) for word in text.split(","))
     except ValueError:
-        raise click.UsageError(f"--ids {shown(text)} must be whole numbers with commas between, as 3,7,7,1") from None
+        said = f"must be whole numbers with commas between, as {example}"
+        raise click.UsageError(f"{option} {shown(text)} {said}") from None
 
 
 def _seconds(cost: Cost) -> float:
@@ -172,16 +297,28 @@ def _afford(request: Request, cost: Cost) -> None:
     """Refuse what would take longer than a day."""
     if _seconds(cost) > _cost.LONGEST:
         raise click.UsageError(
-            f"--draws {request.draws} of {request.tokens} tokens would take about {_cost.in_time(_seconds(cost))}; "
-            "fewer draws or tokens, or a smaller model, take less"
+            f"{_drawn(request)} would take about {_cost.in_time(_seconds(cost))}; "
+            "fewer --draws or --tokens, or a smaller model, take less"
         )
 
 
+def _drawn(request: Request) -> str:
+    every = [f"{request.draws_of(tokens):,} draws of {tokens:,} tokens" for tokens in request.lengths]
+    return " and ".join(every)
+
+
 def _announce(request: Request, cost: Cost) -> None:
-    """Print the cost before the work begins."""
-    time = f"about {_cost.in_time(_seconds(cost))}"
-    names = " and ".join(dict.fromkeys(subject.model.name for subject in request.subjects))
+    """Print the cost before the work begins, and before it is planned."""
+    names = [model.name for model in request.models]
+    which = " and ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
     complain(
-        f"{names}: {request.draws:,} draws from {cost.random_numbers:,} random numbers, {time} and "
-        f"{in_bytes(cost.workers * cost.bytes)} on {cost.workers} worker{'s' if cost.workers > 1 else ''}"
+        f"{which}: {_drawn(request)}, from about {_rounded(cost.random_numbers)} random numbers, about "
+        f"{_cost.in_time(_seconds(cost))} and {in_bytes(cost.workers * cost.bytes)} on {cost.workers} "
+        f"worker{'s' if cost.workers > 1 else ''}"
     )
+
+
+def _rounded(count: int) -> str:
+    """Two digits, since it is an estimate."""
+    size = 10 ** max(0, len(str(count)) - 2)
+    return f"{round(count / size) * size:,}"

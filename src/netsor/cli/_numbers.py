@@ -47,7 +47,7 @@ POSITIVE = Number("a positive integer (below 2^53)", _between(1, LARGEST), whole
 WIDTH = Number("a positive integer or inf (below 2^53)", _between(1, LARGEST), whole=True, inf=True)
 SEED = Number("an integer, 0 or more (below 2^128)", _between(0, 2**128), whole=True)
 DRAWS = Number("an integer, 100 or more (below 2^53)", _between(100, LARGEST), whole=True)
-FEW = Number("an integer, 10 or more (below 2^53)", _between(10, LARGEST), whole=True)
+FEW = Number("an integer, 15 or more (below 2^53): fewer decide no rule", _between(15, LARGEST), whole=True)
 WORKERS = Number("a positive integer (at most 1024)", _between(1, 1025), whole=True)
 TRIALS = Number("a positive integer (at most 10000)", _between(1, 10_001), whole=True)
 # a variance has up to six of these as factors and a kurtosis twelve: 1e±96, within double precision

@@ -19,6 +19,7 @@ from ..language._array import Operation, Source, rule_for
 from ..language._given import shown
 from ..language._graph import ordered, weights_of
 from ..language._narrow import narrow
+from ..language._pool import Pool
 from ..language._rotary import Rotate
 from ..language._value import Value, Vector
 from ..language._weight import Weight
@@ -246,4 +247,5 @@ LITERAL: dict[type[Operation], Callable[[_Literal, Any, Any], Array]] = {
     ops.Take: _take,
     ops.Join: lambda run, op, value: np.concatenate([run.drawn[part] for part in op.parts], axis=1),
     Rotate: _rotate,
+    Pool: lambda run, op, value: np.asarray(op.f(run.drawn[op.x].reshape(run.replicas, -1))),
 }

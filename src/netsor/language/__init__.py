@@ -9,6 +9,7 @@ from ._rotary import rotary
 from ._score import concat, dot, layer_norm, mean_dot, rms_norm, softmax
 from ._tangent import grad_norm, ntk
 from ._value import Scalar, Value, Vector, ones
+from ._watch import probe
 from ._weight import Weight, weight
 from ._where import TraceError
 from ._width import Width, inf
@@ -43,6 +44,7 @@ __all__ = [
     "normal",
     "ntk",
     "ones",
+    "probe",
     "relu",
     "rms_norm",
     "rotary",

@@ -9,6 +9,7 @@ from . import _operation as ops
 from ._array import Operation
 from ._function import ADD, MATMUL, MULTIPLY, SUBTRACT
 from ._names import LETTERS, taken_indices
+from ._pool import Pool
 from ._rotary import Rotate
 from ._tex import Indices, broadcast_to, decimal, dimension, escape
 from ._value import Value
@@ -106,6 +107,11 @@ def _join(op: ops.Join, i: Indices, ref: Reference) -> str:
     return rf"({', '.join(ref(part, inside) for part in op.parts)})_{{{LETTERS[0]}}}"
 
 
+def _pool(op: Pool, i: Indices, ref: Reference) -> str:
+    every = [r"\cdot"] * op.x.ndim
+    return rf"\operatorname{{{escape(op.f.name)}}}({ref(op.x, every)})_{{{i[0]}}}"
+
+
 FORMULAS: dict[type[Operation], Callable[[Any, Indices, Reference], str]] = {
     ops.Nonlin: _nonlin,
     ops.Add: _add,
@@ -118,4 +124,5 @@ FORMULAS: dict[type[Operation], Callable[[Any, Indices, Reference], str]] = {
     ops.Take: _take,
     ops.Join: _join,
     Rotate: _rotate,
+    Pool: _pool,
 }

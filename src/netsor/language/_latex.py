@@ -18,6 +18,7 @@ from ._graph import ordered, transposed
 from ._names import LETTERS, names_of
 from ._narrow import narrow
 from ._operation import Constant, Data, Dot, MatMul, Source
+from ._pool import Pool
 from ._print import initial_law
 from ._rotary import Rotate
 from ._tex import (
@@ -36,21 +37,27 @@ from ._tex import (
     variance,
 )
 from ._value import Value, Vector
+from ._watch import Watched
 from ._weight import Weight
 
 
-def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool) -> str:
-    """The program with these outputs and its limit law; a whole document, or its body."""
-    outputs = narrow(outputs)
-    values = ordered(outputs)
+def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool, probes: Sequence[Watched] = ()) -> str:
+    """The program with these outputs, what is watched in it, and its limit law; a whole document, or its body."""
+    count, every = len(outputs), narrow([*outputs, *(watched.value for watched in probes)])
+    outputs = every[:count]
+    values = ordered(every)
     writer = _Writer(values)
     program = [line for value in values for line in writer.program(value)]
     result = ", ".join(writer.ref(value, letters(value.shape)) for value in outputs)
     body = [
         rf"\paragraph{{Program}} \texttt{{{escape(name)}}} returns ${result}$, where",
         gathered(program),
-        r"\paragraph{Limit law}",
     ]
+    if probes:
+        shown = zip(probes, every[count:], strict=True)
+        watched = (rf"{each.name} ${writer.ref(value, letters(value.shape))}$" for each, value in shown)
+        body.append(f"Watched: {', '.join(watched)}.")
+    body.append(r"\paragraph{Limit law}")
     if verdict.verdict == NO_LIMIT:
         body.append("There is none: " + escape("; ".join(verdict.reasons)) + ".")
     else:
@@ -304,4 +311,5 @@ LIMITS: dict[type[Operation], Callable[[_Writer, Any, Any, Indices], list[str]]]
     Dot: _dot_limit,
     ops.Concat: _concat_limit,
     Rotate: _rotate_limit,
+    Pool: lambda w, op, value, i: [rf"{w.z(value, i)} \text{{ is not known}}"],
 }

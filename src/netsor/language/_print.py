@@ -14,17 +14,20 @@ from ._graph import ordered, widths_of
 from ._names import names_of, taken_indices
 from ._narrow import narrow
 from ._operation import Constant, Floats, MatMul, Source
+from ._pool import Pool
 from ._rotary import Rotate
 from ._value import Value, Vector
+from ._watch import Watched
 from ._weight import Weight
 
 INFIX = {ADD: "+", SUBTRACT: "−", MULTIPLY: "·", MATMUL: "@"}  # by identity: a user may name a function so too
 
 
-def text(name: str, outputs: Sequence[Value]) -> str:
-    """The program as it is evaluated: one line an operation, with its kind and what it makes."""
-    outputs = narrow(outputs)
-    values = ordered(outputs)
+def text(name: str, outputs: Sequence[Value], probes: Sequence[Watched] = ()) -> str:
+    """The program as it is evaluated: one line an operation, with its kind and what it makes; and what is watched."""
+    count, every = len(outputs), narrow([*outputs, *(watched.value for watched in probes)])
+    outputs = every[:count]
+    values = ordered(every)
     names = names_of(values)
     rows: list[tuple[str, str, str]] = []
     introduced: set[Source] = set()
@@ -42,7 +45,9 @@ def text(name: str, outputs: Sequence[Value]) -> str:
     head = f"program {name}" + (f", widths {widths}" if widths else "")
     lines = [f"  {a:{left}}   {b:{middle}}   {c}".rstrip() for a, b, c in rows]
     returned = ", ".join(_reference(output, names) for output in outputs)
-    return "\n".join([head, *lines, f"return {returned}"])
+    shown = zip(probes, every[count:], strict=True)
+    watched = [f"probe {each.name}: {_reference(value, names)}" for each, value in shown]
+    return "\n".join([head, *lines, *watched, f"return {returned}"])
 
 
 def _entries(weight: Weight) -> str:
@@ -137,6 +142,7 @@ EXPRESSIONS: dict[type[Operation], Callable[[Any, Reference], str]] = {
     ops.Apply: _apply,
     ops.Take: _take,
     Rotate: lambda op, ref: f"rotary({ref(op.x)})",
+    Pool: lambda op, ref: f"{op.f.name}({ref(op.x)})",
 }
 
 

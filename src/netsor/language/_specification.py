@@ -17,6 +17,7 @@ from . import _operation as ops
 from ._array import Operation
 from ._given import Shape
 from ._graph import ordered
+from ._pool import Pool
 from ._rotary import Rotate
 from ._value import Scalar, Value, Vector
 from ._width import Width
@@ -133,4 +134,5 @@ RULES: Rules = {
     ops.Take: _take,
     ops.Join: _join,
     Rotate: _rotate,
+    Pool: lambda op, value: ((op.count,), None),
 }

@@ -4,12 +4,14 @@ from ..language._stretch import Stretch
 from ._description import settings
 from ._probes import Probes
 from ._read import names, read
+from ._recipe import RECIPES, recipe
 from ._trace import Layer, Trace
 from ._transformer import Transformer
 from .families.nanogpt import nanogpt
 from .families.pytorch import pytorch_encoder
 
 __all__ = [
+    "RECIPES",
     "Layer",
     "Probes",
     "Stretch",
@@ -19,5 +21,6 @@ __all__ = [
     "nanogpt",
     "pytorch_encoder",
     "read",
+    "recipe",
     "settings",
 ]

@@ -14,7 +14,7 @@ from ..language._stretch import Stretch
 
 POSITIONS = ("learned", "rotary", "alibi", "relative", "none")
 NORMS = ("layer", "rms")
-ORDERS = ("pre", "post", "parallel", "sandwich")
+ORDERS = ("pre", "post", "parallel", "sandwich", "after")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "tanh")
 DISTRIBUTIONS = ("gaussian", "uniform", "truncated")
 INPUTS = ("tokens", "patches")
@@ -75,7 +75,10 @@ class Description:
     final_norm: bool = True
     activation: str = "gelu"
     gated: bool = False  # activation(gate) * in
+    experts: int | None = None  # perceptrons, of which a router chooses some for each token; None: one, for all
+    experts_per_token: int = 2
     qk_norm: bool = False
+    qk_norm_whole: bool = False  # of all heads of a token at once
     score_scale: float | None = None  # what ⟨q, k⟩ is multiplied by; None: d^(−1/2)
     score_cap: float | None = None
     window: int | None = None  # a token sees this many tokens, itself included
@@ -96,6 +99,7 @@ class Description:
     std_in: float = 0.02
     std_gate: float = 0.02
     std_out: float = 0.02
+    std_router: float = 0.02
     std_embedding: float = 0.02
     std_position: float = 0.02
     std_type: float = 0.0  # one more vector, added to every token
@@ -128,6 +132,8 @@ class Description:
             _refuse("padding", self.padding, f"must be an id of the vocabulary, which has {self.vocabulary}")
         if self.gated and self.bias_in:
             _refuse("bias_in", self.bias_in, "is for gated=False")
+        if self.experts is not None:
+            self._check_experts()
         if self.positions == "rotary":
             self._check_rotary()
         elif self.rotary_stretch is not None:
@@ -141,6 +147,13 @@ class Description:
             share = "" if self.rotary_fraction == 1 else f" times rotary_fraction={self.rotary_fraction:g}"
             size = f"head_dim={self.head_dim}" if self.head_dim is not None else f"width/heads={self.d}"
             raise ValueError(f"{size}{share} of a Transformer must be even: rotary positions turn pairs of coordinates")
+
+    def _check_experts(self) -> None:
+        if self.experts_per_token > (self.experts or 0):
+            _refuse("experts_per_token", self.experts_per_token, f"must be at most experts={self.experts}")
+        for name, value in {"shared": False, "decoder_layers": 0, "bias_in": 0.0, "bias_out": 0.0}.items():
+            if getattr(self, name) != value:
+                _refuse(name, getattr(self, name), f"must be {value!r} with experts={self.experts}")
 
     def _check_decoder(self) -> None:
         needed = {"order": "pre", "positions": "relative", "shared": False, "input_norm": False, "std_type": 0.0}
@@ -192,7 +205,8 @@ class Description:
         """
         wide = self.heads * self.d * self.width
         attention = 2 * wide + 2 * wide * self.key_heads // self.heads
-        perceptron = (3 if self.gated else 2) * self.width * self.hidden
+        perceptron = (3 if self.gated else 2) * self.width * self.hidden * (self.experts or 1)
+        perceptron += self.width * (self.experts or 0)
         blocks = self.layers * (attention + perceptron) + self.decoder_layers * (2 * attention + perceptron)
         rows = (self.vocabulary or 0) * (1 if self.tied or self.inputs == "patches" else 2) + (self.patch or 0)
         rows += self.length or 0 if self.positions == "learned" else 0
@@ -292,6 +306,8 @@ def idle(model: Description) -> dict[str, str]:
         (model.positions == "learned", "positions='learned'", ("std_position",)),
         (model.positions == "learned" or model.inputs == "patches", "positions='learned'", ("length",)),
         (model.gated, "gated=True", ("std_gate",)),
+        (model.qk_norm, "qk_norm=True", ("qk_norm_whole",)),
+        (model.experts is not None, "experts", ("experts_per_token", "std_router")),
         (model.window is not None, "window", ("window_every",)),
         (model.inputs == "patches", "inputs='patches'", ("patch",)),
         (model.inputs == "tokens", "inputs='tokens'", ("padding", "embedding_scale")),

@@ -19,7 +19,8 @@ from ._description import Description
 from ._gradients import final_names, gradients, layer_names
 from ._inputs import Inputs
 from ._loss import Loss, cross_entropy, readout
-from ._reduce import of_attention, of_gram, of_shares
+from ._ranges import BLOCK, ENDS, names_of, ranges
+from ._reduce import of_attention, of_experts, of_gram, of_shares
 from ._trace import Layer, Trace, trace
 from ._words import Words, words
 
@@ -38,7 +39,9 @@ LAYER = (
     "cross_share",
     "mlp_share",
 )
+ROUTED = ("largest_load", "least_load")  # if there are experts
 FINAL = ("logit_std", "loss", "max_probability")
+START = LAYER[:3]  # of the embeddings too
 
 
 class Probes:
@@ -50,15 +53,22 @@ class Probes:
     add, over the sum of these and that of the stream (`cross_share` too, if there is a decoder, 0 in the encoder).
     At the end: `logit_std`, step-0 `loss` (each token predicts the next id, or its own if nothing is masked;
     `uniform_loss` is ln V), `max_probability`, all three at the tokens that predict something: where the next id is
-    predicted that leaves out the last token. `input_mean_square` is that of the embeddings.
+    predicted that leaves out the last token. At the beginning: `input_mean_square`, `input_cosine` and
+    `input_effective_rank` of the embeddings, and `decoder_input_mean_square` and so on, if there is a decoder. If there
+    are experts, `largest_load` and `least_load`, a block: how many tokens are sent to the busiest and to the idlest of
+    them, over the number of an even load.
 
     With `gradients`, of that loss (of a random readout of every token, if there are no logits): `grad_mean_square` of
     ∂L/∂x, x the stream after the block; `grad_query` and so on, |∂L/∂W|² of the block's matrices of a kind; and
     `grad_query_ratio`, that over the mean of |W|². Of the network: `grad_input`, the mean square at the embeddings,
     and `grad_embedding` and `grad_head` with their ratios; tied ones are one matrix, the embedding.
+
+    With `ranges`, at finite widths, of each activation (the stream, `query`, `hidden` and so on): `stream_largest`, the
+    largest absolute value; `stream_below_fp16` and so on, the share of numbers other than 0 that are below the smallest
+    of a format; `stream_scaled_fp16`, that share if the largest is brought to the end of the format by a power of two.
     """
 
-    def __init__(self, model: Description, inputs: Inputs, gradients: bool = False) -> None:
+    def __init__(self, model: Description, inputs: Inputs, gradients: bool = False, ranges: bool = False) -> None:
         if min(inputs.tokens, len(inputs.decoder_ids) or 2) < 2:
             raise ValueError(f"tokens={inputs.tokens}: quantities of an audit need two tokens or more")
         empty = not model.std_embedding or {*inputs.ids, *inputs.decoder_ids} == {model.padding}
@@ -67,16 +77,22 @@ class Probes:
                 f"std_embedding={model.std_embedding:g} of {model.name} with these tokens makes all vectors 0, which "
                 "have no cosine, rank or shares: an audit needs embeddings above 0, or other ids than padding"
             )
-        self.model, self.inputs, self.gradients = model, inputs, gradients
+        if gradients and model.experts:
+            raise ValueError(
+                f"gradients=True of {model.name}, with experts={model.experts}: what a router chooses has no gradient"
+            )
+        self.model, self.inputs, self.gradients, self.ranges = model, inputs, gradients, ranges
         self.forward = tuple(name for name in LAYER if model.decoder_layers or name != "cross_share")
+        self.forward += ROUTED if model.experts else ()
         self.backward = layer_names(model) if gradients else ()
         self.names = (*self.forward, *self.backward)
         self.ends = FINAL if model.vocabulary else ()
         self.final = (*self.ends, *(final_names(model) if gradients else ()))
+        self.starts = ("input_", "decoder_input_") if model.decoder_layers else ("input_",)
 
     @cached_property
     def program(self) -> Program:
-        """The program for finite widths of the stream: a row of numbers a block, the input's mean square, the end."""
+        """The program for finite widths of the stream: a row of numbers a block, one of the input, the end."""
         return self._made(limit=False)
 
     @cached_property
@@ -135,12 +151,18 @@ class Probes:
         """Draws of the outputs of the program, by the names of the quantities."""
         rows = list(found)
         measured = _columns(self.forward, np.stack(rows[: self.layers], axis=1))  # (draws, layers, names)
-        measured["input_mean_square"], rest = rows[self.layers], rows[self.layers + 1 :]
+        rest = rows[self.layers :]
+        for start in self.starts:
+            measured |= _columns([start + name for name in START], rest.pop(0))
         if self.ends:
             measured |= _columns(self.ends, rest.pop(0))
         if self.gradients:
             measured |= _columns(self.backward, np.stack(rest[: self.layers], axis=1))
             measured |= _columns(self.final[len(self.ends) :], rest[self.layers])
+            rest = rest[self.layers + 1 :]
+        if rest:  # ranges, which there are at finite widths
+            measured |= _columns(names_of(BLOCK), np.stack(rest[: self.layers], axis=1))
+            measured |= _columns(names_of(ENDS if self.ends else ENDS[:1]), rest[self.layers])
         return measured
 
     def _at(self, widths: dict[str, float]) -> Program:
@@ -149,10 +171,11 @@ class Probes:
     def _made(self, limit: bool) -> Program:
         traced = trace(self.model, self.inputs)
         end = self.logits(traced, limit) if self.ends else None
-        return Program(self.outputs(traced, end, limit), f"probes of {self.model.name}")
+        beside = ranges(traced, end) if self.ranges and not limit else []
+        return Program((*self.outputs(traced, end, limit), *beside), f"probes of {self.model.name}")
 
     def outputs(self, traced: Trace, end: Words | None, limit: bool = False) -> tuple[Scalar, ...]:
-        """The quantities of a network: a row a block, the mean square of its input, a row for its logits; gradients."""
+        """The quantities of a network: a row a block, a row for its input, a row for its logits; gradients."""
         rows: list[Scalar] = []
         before = traced.embedded
         asked: dict[
@@ -166,7 +189,7 @@ class Probes:
             key = allowed.tobytes(), allowed.shape
             rows.append(self._block(before, layer, asked.setdefault(key, partial(of_attention, allowed=allowed))))
             before = layer.stream
-        rows.append(_square(traced.embedded))
+        rows += [_gram(start) for start in (traced.embedded, traced.decoded) if start is not None]
         loss = self._loss(traced, end, limit) if self.gradients else None
         if end is not None:
             rows.append(self._end(end, None if loss is None else loss.ends))
@@ -189,7 +212,8 @@ class Probes:
         if self.model.decoder_layers and layer.crossed is None:
             shares = stack([shares[0], shares[0] * 0.0, shares[1]])
         attention = apply(of_scores, layer.scores, layer.weights, axes=3, name="of_attention")
-        return join([apply(of_gram, mean_dot(layer.stream, layer.stream), axes=2), attention, shares])
+        loads = [] if layer.experts is None else [apply(of_experts, layer.experts, axes=2)]
+        return join([_gram(layer.stream), attention, shares, *loads])
 
     @property
     def _next(self) -> bool:
@@ -220,6 +244,11 @@ class Probes:
 def _columns(names: Sequence[str], rows: Floats) -> dict[str, Floats]:
     """Columns of the last axis, by their names."""
     return {name: np.ascontiguousarray(rows[..., i]) for i, name in enumerate(names)}
+
+
+def _gram(x: Vector) -> Scalar:
+    """The numbers of `START` of a stream."""
+    return apply(of_gram, mean_dot(x, x), axes=2)
 
 
 def _square(x: Vector) -> Scalar:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..language._given import shown
+from . import _hub as hub
 from ._file import fields_of
 from ._transformer import Transformer
 from .families.bert import bert
@@ -18,6 +19,9 @@ from .families.gpt2 import gpt2
 from .families.gpt_neox import gpt_neox
 from .families.llama import llama
 from .families.mistral import mistral
+from .families.mixtral import mixtral
+from .families.olmo2 import olmo2
+from .families.qwen2 import qwen2
 from .families.qwen3 import qwen3
 from .families.t5 import t5
 from .families.vit import vit
@@ -30,6 +34,9 @@ READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "gpt_neox": gpt_neox,
     "llama": llama,
     "mistral": mistral,
+    "mixtral": mixtral,
+    "olmo2": olmo2,
+    "qwen2": qwen2,
     "qwen3": qwen3,
     "t5": t5,
     "vit": vit,
@@ -46,6 +53,9 @@ def names() -> tuple[str, ...]:
 def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
     """The model that a name, a path to a config.json (or its folder), a dict or a transformers config describes.
 
+    The id of a model on Hugging Face's hub (`meta-llama/Llama-3.1-8B`) is read from their cache on this machine, if it
+    is there: nothing is downloaded.
+
     A shipped model may say what its authors drew where that is not what its configuration makes: Pythia does.
     """
     if isinstance(source, str) and source in names():
@@ -57,9 +67,13 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
             path = path / "config.json" if path.is_dir() else path
             given = fields_of(path)
         except OSError as error:
+            found = hub.cached(source) if isinstance(source, str) and isinstance(error, FileNotFoundError) else None
+            if found is not None:
+                return _made(fields_of(found), str(source))
             why = "is no file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+            advice = hub.advice(source) if isinstance(source, str) else ""
             raise ValueError(
-                f"model {shown(str(source))} {why}, and none of the models that ship: {', '.join(names())}"
+                f"model {shown(str(source))} {why}, and none of the models that ship: {', '.join(names())}{advice}"
             ) from None
         folder = path.absolute().parent.name
         return _made(given, folder if path.name == "config.json" and folder else path.stem)

@@ -140,6 +140,25 @@ class Rows:
         return std, (self.top + np.log(self.mass)).mean(), 1.0 / self.mass.min()
 
 
+def of_router(logits: Array, *, chosen: int) -> Array:
+    """(…, experts) → (…, experts): the softmax over the `chosen` largest, 0 for all others."""
+    xp = array_namespace(logits)
+    least = xp.sort(logits, axis=-1)[..., -chosen, None]
+    kept = xp.where(logits >= least, xp.exp(logits - xp.max(logits, axis=-1, keepdims=True)), 0.0)
+    return kept / xp.sum(kept, axis=-1, keepdims=True)
+
+
+def of_experts(given: Array) -> Array:
+    """(…, tokens, experts), what tokens give to experts → (…, 2): largest and least load, over that of equal loads.
+
+    The load of an expert is the number of tokens that give it something.
+    """
+    xp = array_namespace(given)
+    loads = xp.sum(xp.astype(given != 0, given.dtype), axis=-2)
+    even = xp.mean(loads, axis=-1)
+    return xp.stack([_ratio(xp.max(loads, axis=-1), even), _ratio(xp.min(loads, axis=-1), even)], axis=-1)
+
+
 def of_shares(squares: Array, *middle: Array) -> Array:
     """(…, 1 + branches) mean squares of the stream and of what was added → (…, branches): the share of each in the sum.
 

@@ -19,20 +19,25 @@ from ..language import (
     Scalar,
     Vector,
     Width,
+    apply,
+    concat,
     data,
     gaussian,
     gelu,
     gelu_tanh,
     join,
     layer_norm,
+    mean_dot,
     relu,
     rms_norm,
     silu,
     tanh,
     weight,
 )
+from ..language._score import rsqrt
 from ._description import Description
 from ._inputs import Inputs
+from ._reduce import of_router
 
 n, d, m = Width("n"), Width("d"), Width("m")
 Mask = npt.NDArray[np.bool_] | None
@@ -59,6 +64,7 @@ class Layer(NamedTuple):
     scores: Scalar
     weights: Scalar
     crossed: Vector | None = None  # what attention to the encoder added
+    experts: Scalar | None = None  # what a token gives to each expert, (tokens, experts)
 
 
 class Table(NamedTuple):
@@ -136,6 +142,7 @@ def _words(model: Description, table: Table, ids: tuple[int, ...]) -> Vector:
 def _layer(model: Description, x: Vector, mask: Mask, bias: Bias) -> Layer:
     looked: list[nn.Attended] = []
     given: list[Vector] = []
+    routed: list[Scalar] = []
 
     def look(u: Vector) -> Vector:
         looked.append(_attend(model, u, mask, bias))
@@ -143,10 +150,14 @@ def _layer(model: Description, x: Vector, mask: Mask, bias: Bias) -> Layer:
 
     def feed(u: Vector) -> Vector:
         given.append(u)
-        return _feed(model, u)
+        if model.experts is None:
+            return _feed(model, u)
+        routed.append(_routed(model, u, model.experts))
+        return _experts(model, u, routed[0])
 
     made = nn.block(x, look, feed, partial(normed, model), model.order)
-    return Layer(made.output, made.attended, made.fed, given[0], looked[0].scores, looked[0].weights)
+    found = Layer(made.output, made.attended, made.fed, given[0], looked[0].scores, looked[0].weights)
+    return found._replace(experts=routed[0]) if routed else found
 
 
 def _decoder(model: Description, x: Vector, context: Vector, mask: Mask, bias: Bias) -> Layer:
@@ -180,7 +191,7 @@ def _attend(
         context=context,
         groups=model.key_heads,
         rotary=turned,
-        qk_norm=partial(rms_norm, eps=model.eps) if model.qk_norm else None,
+        qk_norm=partial(_whole if model.qk_norm_whole else rms_norm, eps=model.eps) if model.qk_norm else None,
         softcap=model.score_cap,
         bias=bias,
         scaling=scaling,
@@ -189,6 +200,13 @@ def _attend(
         sigma_v=sigma_of(model.std_v, model.width),
         sigma_o=sigma_of(model.std_o, model.heads * model.d),
     )
+
+
+def _whole(u: Vector, eps: float) -> Vector:
+    """RMSNorm of all heads of a token, set end to end: one number for all of them, (heads, tokens)."""
+    one = u[..., None]
+    square = mean_dot(one, one)[..., 0, 0].mean(axis=0)
+    return apply(partial(rsqrt, eps=eps), square, name="rsqrt", bounded=eps > 0, lipschitz=eps > 0) * u
 
 
 def _feed(model: Description, x: Vector) -> Vector:
@@ -207,6 +225,30 @@ def _feed(model: Description, x: Vector) -> Vector:
         sigma_out=sigma_of(model.std_out, model.hidden),
     )
     return fed + gaussian(n, cov=model.bias_out**2, name="b") if model.bias_out else fed
+
+
+def _routed(model: Description, x: Vector, count: int) -> Scalar:
+    """The softmax of the largest logits of the router, 0 for all other experts, (tokens, experts)."""
+    logits = nn.logits(x, count, sigma=sigma_of(model.std_router, model.width))
+    return apply(partial(of_router, chosen=model.experts_per_token), logits, axes=1, name="of_router")
+
+
+def _experts(model: Description, x: Vector, given: Scalar) -> Vector:
+    """Σ_e given_e W_e h_e: one matrix on the h_e, each times what the token gives to the expert, set end to end."""
+    count = given.shape[-1]
+
+    def hidden(std: float, name: str | None = None) -> Vector:
+        return weight(m, n, count, sigma_of(std, model.width), name=name) @ x  # (experts, tokens)
+
+    activation = ACTIVATIONS[model.activation]
+    h = (
+        activation(hidden(model.std_gate, "W^G")) * hidden(model.std_in)
+        if model.gated
+        else activation(hidden(model.std_in))
+    )
+    return weight(n, count * m, std=sigma_of(model.std_out, count * model.hidden)) @ concat(
+        given.transpose() * h, axis=0
+    )
 
 
 def normed(model: Description, x: Vector) -> Vector:

@@ -59,6 +59,10 @@ class Transformer(Description):
         decoder_ids: Sequence[int] | None = None,
         patches: npt.ArrayLike | None = None,
         gradients: bool = False,
+        ranges: bool = False,
     ) -> Probes:
-        """The quantities of an audit on these inputs: `measure` draws them, layer by layer; gradients too, if asked."""
-        return Probes(self, inputs_of(self, ids, tokens, decoder_ids, patches), gradients)
+        """The quantities of an audit on these inputs: `measure` draws them, layer by layer.
+
+        Gradients too, and the ranges of activations, if asked.
+        """
+        return Probes(self, inputs_of(self, ids, tokens, decoder_ids, patches), gradients, ranges)

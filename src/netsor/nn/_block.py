@@ -24,18 +24,19 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     """A stream x with two branches, such as an attention layer and a perceptron, functions of vectors.
 
     pre: x + attend(norm(x)), then x + feed(norm(x)); post: norm(x + attend(x)), then norm(x + feed(x)); parallel:
-    x + attend(norm(x)) + feed(norm(x)); sandwich: as pre, with a norm of what each branch adds.
+    x + attend(norm(x)) + feed(norm(x)); sandwich: as pre, with a norm of what each branch adds; after: x +
+    norm(attend(x)), then x + norm(feed(x)).
     """
     if not isinstance(x, Vector):
         raise TraceError("block", f"x={shown(x)} must be vectors")
-    order = one_of(order, "order", "block", ("pre", "post", "parallel", "sandwich"))
+    order = one_of(order, "order", "block", ("pre", "post", "parallel", "sandwich", "after"))
 
     def normed(u: Vector) -> Vector:
         return made_of(norm, u, "norm", "block")
 
     def branch(f: Layer, u: Vector, name: str) -> Vector:
-        made = made_of(f, u if order == "post" else normed(u), name, "block")
-        return normed(made) if order == "sandwich" else made
+        made = made_of(f, u if order in ("post", "after") else normed(u), name, "block")
+        return normed(made) if order in ("sandwich", "after") else made
 
     attended = branch(attend, x, "attend")
     if order == "parallel":

@@ -10,6 +10,7 @@ from ..language import TraceError, Value, Vector
 from ..language._array import Operation
 from ..language._given import shown
 from ..language._graph import ordered
+from ..language._watch import unwatched
 
 T = TypeVar("T")
 
@@ -33,7 +34,10 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
             raise TraceError("shared", f"x={shown(x)} must be vectors")
         if not traced:
             argument = Vector(Argument(), x.shape, x.width)
-            traced.append((argument, layer(argument)))
+            with unwatched(
+                "is inside of ns.nn.shared, which makes its layer again for every call: probe what it returns"
+            ):
+                traced.append((argument, layer(argument)))
         argument, made = traced[0]
         if (x.shape, x.width) != (argument.shape, argument.width):
             first = f"shape {argument.shape} in R^{argument.width}"

@@ -19,8 +19,19 @@ th, td {{ text-align: left; vertical-align: top; padding: 0.5rem 0.7rem; border-
 td small, figcaption {{ color: #666; }}
 .agrees {{ color: #00694d; font-weight: 600; }}
 .disagrees {{ color: #b33; font-weight: 600; }}
-.undecided, .absent {{ color: #8a5a00; font-weight: 600; }}
+.undecided {{ color: #8a5a00; font-weight: 600; }}
+.absent {{ color: #666; }}
 .quick {{ background: #fff3d6; padding: 0.6rem 0.9rem; border-left: 4px solid #e69f00; }}
+.verdict {{ background: #eef5fb; padding: 0.6rem 0.9rem; border-left: 4px solid #0072b2; font-weight: 600; }}
+.wide {{ overflow-x: auto; }}
+@media (max-width: 45rem) {{
+.wide td + td, .wide th {{ white-space: nowrap; }}
+.stack thead {{ display: none; }}
+.stack tr {{ display: block; border-bottom: 1px solid #ddd; padding: 0.5rem 0; }}
+.stack td {{ display: block; border: 0; padding: 0.2rem 0; }}
+.stack td + td::before {{ content: attr(data-head) ": "; font-weight: 600; }}
+}}
+h3 {{ font-size: 1rem; margin-top: 1.6rem; }}
 .figures {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1.5rem; }}
 figure {{ margin: 0; }}
 figure svg {{ width: 100%; height: auto; }}

@@ -13,7 +13,7 @@ import pytest
 import netsor as ns
 from netsor.studies._store import Store
 from netsor.studies.audit import _audit, _draw, _report, _request
-from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, TOGETHER
+from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, ROUTING, TOGETHER
 from netsor.studies.audit._request import Request, Subject
 
 from ...inline import Inline
@@ -33,14 +33,15 @@ def inline(monkeypatch):
 @pytest.fixture
 def unillustrated(monkeypatch):
     """Reports without pictures, which take most of their time."""
-    monkeypatch.setattr(_report, "drawn", lambda audit: {})
+    monkeypatch.setattr(_report, "drawn", lambda models: {})
 
 
 def bits(audit):
     return {
-        (each.model.name, found.subject.infinite, name): array.tobytes()
-        for each in audit.every
-        for found in each.measured
+        (each.model.name, at.tokens, found.subject.infinite, name): array.tobytes()
+        for each in audit.audits
+        for at in each.lengths
+        for found in at.measured
         for name, array in found.arrays.items()
     }
 
@@ -57,7 +58,7 @@ def test_draws_do_not_depend_on_what_else_is_asked(inline):
     both = bits(ns.audit(TINY, compare=TINY.replace(std=0.3), **SMALL))
     assert {key: both[key] for key in plain} == plain
     more = ns.audit(TINY, widths="actual", tokens=3, draws=50).actual["cosine"]
-    assert more[:40].tobytes() == plain[TINY.name, False, "cosine"]
+    assert more[:40].tobytes() == plain[TINY.name, 3, False, "cosine"]
     assert bits(ns.audit(TINY, widths="actual", seed=1, **SMALL)).values() != plain.values()
 
 
@@ -119,7 +120,7 @@ def test_finished_parts_are_kept_and_not_done_again(inline, unillustrated, tmp_p
 
 
 def test_a_part_is_named_by_all_that_its_draws_depend_on():
-    part = Request(TINY, **SMALL).parts(Subject(TINY, 3, None, False))[0]
+    part = Request((TINY,), **SMALL).parts(Subject(TINY, 3, None, False))[0]
     others = [
         replace(part, seed=1),
         replace(part, index=1),
@@ -139,24 +140,27 @@ def test_a_part_is_named_by_all_that_its_draws_depend_on():
 
 
 def test_the_files_of_an_audit(inline, tmp_path):
-    audit = ns.audit(TINY, compare=TINY.replace(std=0.3), out=tmp_path, **SMALL)
+    audit = ns.audit(TINY, compare=TINY.replace(std=0.3), out=tmp_path, **SMALL)[0]
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == len(FORWARD) - 1  # all but cross-attention's share
     assert "http-equiv" not in page
     assert not any(word in page for word in ("<script", 'src="', "<link", "@import"))  # nothing is fetched
     rows = list(csv.DictReader(io.StringIO((tmp_path / "audit.csv").read_text())))
-    assert len(rows) == 2 * 2 * (2 * (len(FORWARD) - 1) + 3)
+    assert len(rows) == 2 * 2 * (2 * (len(FORWARD) - 1) + 3 + 3)
+    start = next(r for r in rows if r["quantity"] == "mean_square" and r["block"] == "0" and r["widths"] == "actual")
+    assert float(start["median"]) == pytest.approx(np.median(audit.actual["input_mean_square"]), rel=1e-9)
     row = next(r for r in rows if r["quantity"] == "entropy" and r["block"] == "2" and r["widths"] == "actual")
     assert float(row["median"]) == pytest.approx(np.median(audit.actual["entropy"][:, 1]), rel=1e-9)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert manifest["random_numbers"] == audit.random_numbers > 0
+    assert manifest["random_numbers"] > audit.random_numbers > 0
     assert manifest["options"]["models"][1]["std_q"] == 0.3
     assert set(manifest["files"]) == {"report.html", "audit.csv"}
 
 
 def test_the_backward_half(inline, tmp_path):
     """In the table, the object, the file and the report; at infinite width, where the engine cannot, why not."""
-    audit = ns.audit(TINY, compare=TINY.replace(tied=False), out=tmp_path, gradients=True, **SMALL)
+    both = ns.audit(TINY, compare=TINY.replace(tied=False), out=tmp_path, gradients=True, **SMALL)
+    audit = both[0]
     names = [q.name for q in BACKWARD if q.kind != "gate"]
     layer, final = audit.as_dict()["layers"][1], audit.as_dict()["final"]
     assert [name for name in layer if name.startswith("grad")] == names
@@ -165,12 +169,13 @@ def test_the_backward_half(inline, tmp_path):
     )
     ends = ["grad_input", "grad_embedding", "grad_embedding_ratio"]
     assert [name for name in final if name.startswith("grad")] == ends
-    other = audit.other.as_dict()
+    other = both[1].as_dict()
+    assert audit.as_dict()["embedding"]["grad_mean_square"] == audit.as_dict()["final"]["grad_input"]
     assert [name for name in other["final"] if name.startswith("grad")] == [*ends, "grad_head", "grad_head_ratio"]
     assert audit.as_dict()["no_gradients"].startswith("the gradient of tied logits has a part along the embeddings")
     assert "grad_query" not in audit.as_dict()["limit"]["layers"][0]
     assert "no gradients at n = ∞: the gradient of tied logits" in audit.table()
-    assert audit.table().count("gradient², query") == 2
+    assert both.table().count("gradient², query") == 2
     rows = list(csv.DictReader(io.StringIO((tmp_path / "audit.csv").read_text())))
     assert {row["quantity"] for row in rows} >= {*names, *ends, "grad_head"}
     page = (tmp_path / "report.html").read_text()
@@ -216,7 +221,7 @@ def test_the_quantities_are_those_of_the_models():
     model = ns.models.read("t5-base").replace(layers=1, decoder_layers=1, gated=True)
     names = set(model.probes(tokens=2, gradients=True).names)
     final = set(TINY.replace(tied=False).probes(tokens=2, gradients=True).final)
-    assert names | final == set(EVERY) - {group.name for group in TOGETHER}
+    assert names | final == set(EVERY) - {group.name for group in (*TOGETHER, *ROUTING)}
 
 
 def test_models_without_logits_have_no_loss(inline, unillustrated, tmp_path):
@@ -236,25 +241,37 @@ def test_only_the_limit(inline):
 
 def test_two_models_of_one_name_are_told_apart(inline):
     audit = ns.audit(TINY, compare=TINY.replace(std_q=0.5, tied=False), widths="actual", **SMALL)
-    assert audit.other.model.name == f"{TINY.name}, tied=False, std_q=0.5"
-    assert ns.audit(TINY, compare=TINY, widths="actual", **SMALL).other.model.name == f"{TINY.name}, again"
+    assert audit[1].model.name == f"{TINY.name}, tied=False, std_q=0.5"
+    three = ns.audit(TINY, compare=[TINY, TINY], widths="actual", **SMALL)
+    assert [each.model.name for each in three.audits] == [
+        TINY.name,
+        f"{TINY.name}, again",
+        f"{TINY.name}, again, again",
+    ]
 
 
 WRONG = [
     ({"tokens": 0}, "tokens=0 must be"), ({"tokens": 1}, "two tokens or more"), ({"tokens": 17}, "tokens=17"),
-    ({"draws": 9}, "draws=9 must be"), ({"widths": "real"}, "widths='real' must be one of actual, inf, both"),
+    ({"draws": 14}, "draws=14 must be 15 or more"), ({"widths": "real"}, "widths='real' must be one of actual, inf"),
     ({"ids": [1, 40]}, "ids=40"), ({"ids": []}, "at least one"), ({"ids": [1, -1]}, "ids=-1 must be"),
     ({"out": ""}, "out=''"),
     ({"workers": 0}, "workers=0 must be"), ({"seed": -1}, "seed=-1 must be"), ({"compare": "nothing"}, "no file"),
     ({"tokens": 10**9}, "tokens=1000000000"), ({"ids": [1, 2.5]}, "ids=2.5 must be"),
-    ({"ids": 5}, "ids=5 must be a sequence"),
+    ({"ids": 5}, "ids=5 must be a sequence"), ({"tokens": [3, 3]}, "tokens=[3, 3] must be one length or more"),
+    ({"tokens": []}, "tokens=[] must be one length or more"), ({"quick": 1}, "quick=1 must be True or False"),
+    ({"ids": [1, 2], "tokens": 3}, "ids and tokens exclude each other"),
+    ({"sweep": {"std": [0.1]}}, "sweep of std over [0.1] must be over two numbers or more"),
+    ({"sweep": {"std": "ab"}}, "sweep of std over 'ab' must be over two numbers or more"),
+    ({"sweep": {"std": [0.1, 0.2], "eps": [1, 2]}}, "must have one field and its values"),
+    ({"sweep": {"std": [0.1, 0.2]}, "compare": TINY}, "sweep and compare exclude each other"),
+    ({"sweep": {"stdd": [0.1, 0.2]}}, "stdd is no field"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("given", "said"), WRONG)
 def test_wrong_arguments_are_named(given, said, inline):
     with pytest.raises(ValueError, match=r".") as error:
-        ns.audit(TINY, **{**SMALL, **given})
+        ns.audit(TINY, **{**({"draws": 40} if "ids" in given else SMALL), **given})
     assert said in str(error.value)
     assert "functools" not in str(error.value)
 

@@ -18,6 +18,7 @@ from ...language import _operation as ops
 from ...language._array import Acts, Operation, rule_for
 from ...language._graph import ordered
 from ...language._narrow import traced
+from ...language._pool import Pool
 from ...language._rotary import Rotate
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError, InfiniteError
@@ -30,7 +31,7 @@ from ._facts import facts_of
 from ._jumps import check_jumps
 from ._linear import combined, taken
 from ._marks import overlap
-from ._nonlinear import nonlin
+from ._nonlinear import nonlin, pooled
 from ._outputs import results
 from ._products import mean, products
 from ._rotation import rotated
@@ -100,6 +101,9 @@ def _value(s: State, value: Value, index: int) -> None:
                 turn(s, group, index)
     elif isinstance(value, Scalar):
         s.scalars[value] = rule_for(value.op, SCALARS, "SCALARS of engine/lower/__init__.py")(s, value, value.op)
+        for group in s.groups_of(value.op.x) if isinstance(value.op, Pool) else ():
+            if group.nonlinear[-1] is value:
+                turn(s, group, index)
 
 
 def _vector(s: State, value: Vector) -> Lowered:
@@ -152,9 +156,8 @@ SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
     ops.Apply: _apply,
     ops.Take: lambda s, value, op: taken(s, s.scalars[op.x], op.x.ndim, op.flat),
     ops.Join: lambda s, value, op: s.build.step("join", *(s.scalars[part] for part in op.parts), axis=0),
-    ops.Root: lambda s, value, op: s.build.constant(
-        np.zeros(())
-    ),  # the limit of a ratio that vanishes; all other ratios are numbers by now
+    ops.Root: lambda s, value, op: s.build.constant(np.zeros(())),  # it vanishes: other ratios are numbers by now
+    Pool: pooled,
     Along: lambda s, value, op: along(s, op.x, op.y),
     Adjoint: adjoint,
 }

@@ -19,6 +19,7 @@ from scipy.sparse.csgraph import connected_components
 
 from ...language._array import Acts, Axes
 from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Source, Split, Take
+from ...language._pool import Pool
 from ...language._value import Value, Vector
 from ..passes._operations import Adjoint, Along, Extend, Fuse, Span
 
@@ -232,12 +233,21 @@ class Clusters:
                     if value.op.acts is not None and value.op.acts.asks_coordinates:
                         group.nonlinear.append(value)
             groups.append(group)
+        self._pools(groups)
         for value in self.values:  # a mean goes on through a Fuse
             if isinstance(value.op, Fuse):
                 constant = any(group.constant for group in groups if value.op.x in group.positions)
                 for group in groups:
                     group.constant |= constant and value in group.positions
         return groups
+
+    def _pools(self, groups: list[Group]) -> None:
+        """Functions of all coordinates ask for them as nonlinearities do, and make no vectors."""
+        place = {value: k for k, value in enumerate(self.values)}
+        pools = [value for value in self.values if isinstance(value.op, Pool)]
+        for group in groups if pools else ():
+            group.nonlinear += [value for value in pools if value.op.inputs[0] in group.positions]
+            group.nonlinear.sort(key=place.__getitem__)
 
 
 def _split(labels: Ints) -> Iterator[tuple[int, Ints]]:

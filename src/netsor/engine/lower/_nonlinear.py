@@ -9,6 +9,7 @@ import numpy as np
 
 from ...activations import Function
 from ...language._function import MULTIPLY
+from ...language._pool import Pool
 from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._plan import Register, named
@@ -66,6 +67,18 @@ def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scal
     shape = (*value.shape, blocks, rows.shape[-1])
     support = np.asarray(found.value)[0].reshape(shape) > 0
     return Lowered(build.reshape(rows, *shape), sample, support, start=int(start))
+
+
+def pooled(s: State, value: Scalar, op: Pool) -> Register:
+    """A function of all coordinates of some vectors, which are drawn whole."""
+    if op.x in s.facts.limits:
+        raise ExactError(
+            value, f"a function of all coordinates, {op.f.name}, at width inf", instead="finite widths have a law"
+        )
+    found = s.build.fitted(s.vectors[op.x].lead, int(s.facts.widths[op.x]))
+    flat = s.build.reshape(found, math.prod(found.shape))
+    words = f"{named(op.f)} of all coordinates"
+    return s.build.step("apply", flat, made=value.shape, words=words, f=op.f, shape=value.shape)
 
 
 def _application(

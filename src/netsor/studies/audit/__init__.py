@@ -7,24 +7,29 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..._program import Program
 from ...engine._montecarlo import Progress
 from ...engine.backends import choose
+from ...language._given import shown
 from ...models import Transformer, read
+from ...models import recipe as by_recipe
 
 if TYPE_CHECKING:
-    from ._audit import Audit
+    from ._results import Audit, Comparison
 
 __all__ = ["audit"]
 
 
 def audit(
-    model: str | Path | Mapping[str, Any] | Transformer | Any,
+    model: str | Path | Mapping[str, Any] | Transformer | Program | Any,
     *,
-    compare: str | Path | Mapping[str, Any] | Transformer | Any = None,
-    tokens: int = 16,
+    recipe: str | None = None,
+    compare: str | Path | Mapping[str, Any] | Transformer | Sequence[Any] | Any = None,
+    sweep: Mapping[str, Sequence[float]] | None = None,
+    tokens: int | Sequence[int] | None = None,
     ids: Sequence[int] | None = None,
-    draws: int = 200,
-    widths: str = "both",
+    draws: int | None = None,
+    widths: str | None = None,
     seed: int = 0,
     workers: int | None = None,
     out: str | Path | None = None,
@@ -34,44 +39,99 @@ def audit(
     executor: Executor | None = None,
     progress: Progress = True,
     gradients: bool = False,
-) -> Audit:
-    """What a transformer does at initialisation, block by block, over `draws` initialisations: no weight is drawn.
+    quick: bool = False,
+    ranges: bool = False,
+    **sizes: int,
+) -> Audit | Comparison:
+    """What a transformer does at initialisation, block by block, over many initialisations: no weight is drawn.
 
-    `model` and `compare`, a second model to compare it with, are what `ns.models.read` takes, or a `Transformer`:
-    `ns.audit("gpt2", compare=ns.models.read("gpt2").replace(std=0.01))`. The input is `tokens` different ids, or the
-    given `ids`. `widths` are the model's own ("actual"), "inf", or "both". The draws depend on the seed alone, not on
-    the number of worker processes (all cores, if None). With `out`, a folder, finished parts are kept there as they are
-    done, an interrupted audit goes on where it stopped, and the report is written at the end.
+    Parameters:
+        model: what `ns.models.read` takes, or a `Transformer`; or a `Program` that names with `ns.probe` what is to be
+            watched, and has its tokens in it.
+        recipe: draw the model by a known recipe, a name of `ns.models.RECIPES`.
+        compare: another model to compare it with, or a list of them.
+        sweep: one field and its values, as `{"std": [0.005, 0.01, 0.02]}`: the model with each of them is compared.
+        tokens: the number of tokens, all different, or several such lengths: 16 and 128 unless given, or as many as
+            the model has positions for.
+        ids: the token ids themselves, in place of `tokens`.
+        draws: how many initialisations, 15 or more. Unless given, 200 of 16 tokens, and fewer of more tokens as the
+            square of their number, but 16 or more: these decide every rule that is not near its threshold.
+        widths: the model's own ("actual"), "inf", or "both" (the default): infinite widths at the first length.
+        seed: the draws depend on it alone, not on the number of workers.
+        workers: worker processes; all cores, if None.
+        out: a folder, in which finished parts are kept as they are done, an interrupted audit goes on where it
+            stopped, and the report is written at the end.
+        backend: and `device` and `precision`, as in `Program.law`.
+        executor: does the parts in place of processes here, such as Dask's.
+        progress: True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
+        gradients: the backward half too, of the loss of the first step (of a random readout, if there are no logits):
+            the stream's gradient after each block, and the squared gradient of each kind of weight.
+        quick: 16 draws of 16 tokens at the model's own widths, for what is not given: seconds, for a test.
+        ranges: the largest numbers of each activation too, at the model's own widths, and the share of numbers below
+            the smallest of bf16, fp16 and both formats of fp8, with the scale that would fit.
+        sizes: the widths of a program, by their names: `ns.audit(net(), n=256)`.
 
-    With `gradients` the backward half is measured too, of the loss of the first step (of a random readout, if there are
-    no logits): the stream's gradient after each block, and the squared gradient of each kind of weight.
+    Returns:
+        An `Audit`; a `Comparison`, if there is more than one model.
 
-    `backend`, `device` and `precision` are as in `Program.law`. An `executor`, such as Dask's, does the parts in place
-    of processes here. `progress` is True for a bar on a terminal, False for none, or a function of (parts done, parts
-    in all).
+    Example:
+        >>> tiny = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
+        >>> found = ns.audit(tiny, quick=True)
+        >>> found.finding("entropy").verdict
+        'not found'
+        >>> found["entropy"].median.shape
+        (2,)
+        >>> ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).preferred
+        'gpt2, std=0.02'
     """
     if out is not None and not str(out):
         raise ValueError("out='' must name a folder; for the current one give '.'")
-    first, second = (None if m is None else m if isinstance(m, Transformer) else read(m) for m in (model, compare))
-    if first is None:
-        raise ValueError("model=None must be a model: a name, a path, a configuration or a Transformer")
-    from . import _audit, _request  # seldom needed, and not at once
+    if model is None:
+        raise ValueError("model=None must be a model: a name, a path, a configuration, a Transformer or a Program")
+    from . import _audit, _own, _request  # seldom needed, and not at once
 
-    folder, where = None if out is None else Path(out), choose(backend, device, precision)
+    if sizes and not isinstance(model, Program):
+        raise ValueError(f"{next(iter(sizes))}={next(iter(sizes.values()))!r} is no argument of an audit of a model")
+
+    def audited(given: Any) -> Any:
+        if isinstance(given, Program):
+            wanted = {name: size for name, size in sizes.items() if given is model or name in given.widths}
+            return _own.Own(given, wanted)
+        return given if isinstance(given, Transformer) else read(given)
+
+    others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
+    if recipe is not None and isinstance(model, Program):
+        raise ValueError(f"recipe={shown(recipe)} is for models: {model.name} is a program, with weights of its own")
+    first, *more = map(audited, (model, *others))
+    first = first if recipe is None else by_recipe(first, recipe)
+
+    swept = None
+    models = (first, *more)
+    if sweep is not None:
+        if isinstance(model, Program):
+            raise ValueError(f"sweep={shown(sweep)} is for models: programs are compared by compare=[…]")
+        if more:
+            raise ValueError("sweep and compare exclude each other: a sweep compares a model with itself")
+        if not isinstance(sweep, Mapping) or len(sweep) != 1:
+            raise ValueError(f"sweep={shown(sweep)} must have one field and its values, as {{'std': [0.01, 0.02]}}")
+        ((field, values),) = sweep.items()
+        models, swept = _request.sweep(first, field, values)
     request = _request.Request(
-        first,
-        second,
+        models,
         tokens,
         ids,
         draws,
         widths,
         seed,
         workers,
-        folder,
+        None if out is None else Path(out),
         (first.name,),
-        where,
+        choose(backend, device, precision),
         executor,
         progress,
         gradients,
+        quick,
+        swept,
+        ranges,
     )
     return _audit.run(request)

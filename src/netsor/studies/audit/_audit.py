@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import html
 import math
 import time
-from concurrent.futures import Future
-from pathlib import Path
-from typing import Any, NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 
 from ...engine._montecarlo import check_memory, cores, memory
-from .._folder import Folder
 from .._store import Arrays, Store
 from .._workers import Workers, elsewhere, wait
 from ._found import Found, Measured
-from ._judge import FOUND
-from ._request import Part, Request, Subject
+from ._large import a_draw, ahead
+from ._own import Model
+from ._quantities import BLOCKS
+from ._request import PART_DRAWS, PART_SECONDS, Part, Request, Subject
+from ._results import FILES, Audit, Comparison, folder_of
 from ._sample import measure
-from ._table import as_dict, table
 
-COMMAND = "netsor audit"
-FILES = ("report.html", "audit.csv")
 BASE = 2.0**28  # bytes of a worker before it does anything
 COPIES = 4  # of the draws, at most, while they are put together and sorted
 START = 1.5  # seconds until workers have begun, one on each core
@@ -40,85 +37,61 @@ class Cost(NamedTuple):
     workers: int
 
 
-class Audit(Found):
-    """What was measured of a model: `actual` at its own widths, `limit` at infinite ones (None where not asked).
-
-    Each has the draws of a quantity by its name, `found.actual["entropy"]`, of shape (draws, blocks), and
-    `found.actual.band("entropy")`. `findings` are verdicts by stated rules; `other` is the audit of the second model.
-    """
-
-    def __repr__(self) -> str:
-        names = " and ".join(each.model.name for each in self.every)
-        found = ", ".join(finding.name for finding in self.findings if finding.verdict == FOUND) or "none"
-        return f"<Audit of {names}: {self.request.draws} draws; found: {found}; print it for the table>"
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.table())}</pre>"
-
-    def table(self) -> str:
-        """Medians, bands and findings, as text."""
-        return table(self)
-
-    def as_dict(self) -> dict[str, Any]:
-        """What `netsor audit --json` prints."""
-        return as_dict(self)
-
-    def save(self, out: str | Path) -> Path:
-        """Write report.html, audit.csv and manifest.json into a folder; the report's path.
-
-        Files that are not of an earlier audit are never overwritten.
-        """
-        from ._report import files  # matplotlib is slow to import
-
-        path = Path(out)
-        folder = folder_of(path)
-        folder.prepare(FILES)
-        folder.put(*files(self, COMMAND, path))
-        return path / "report.html"
+def estimate(request: Request) -> Cost:
+    """About what it will take, within a moment: no plan is made. What can not fit in memory at all is refused."""
+    asked = request.asked
+    draws = [a_draw(each.model, each.tokens, each.infinite, each.gradients) for each in asked]
+    plans = [ahead(each.model, each.tokens, each.infinite, each.gradients) for each in asked]
+    counts = [request.draws_of(each.tokens) for each in asked]
+    held = sum(
+        COPIES * 8.0 * count * len(BLOCKS) * (each.model.layers + each.model.decoder_layers)
+        for each, count in zip(asked, counts, strict=True)
+    )
+    check_memory(held, f"draws={max(counts)}", "take fewer draws")
+    seconds = [draw.seconds * count for draw, count in zip(draws, counts, strict=True)]
+    parts = [math.ceil(max(count / PART_DRAWS, s / PART_SECONDS)) for count, s in zip(counts, seconds, strict=True)]
+    one = BASE + max(max(2 * max(draw.bytes, BLOCK), plan.bytes) for draw, plan in zip(draws, plans, strict=True))
+    workers = min(request.workers or cores(), sum(parts)) if request.backend.threads else 1
+    again = sum(plan.seconds * min(workers, count) for plan, count in zip(plans, parts, strict=True))
+    numbers = int(sum(draw.numbers * count for draw, count in zip(draws, counts, strict=True)))
+    first = sum(plan.seconds for plan in plans) + _around(request, workers)
+    return Cost(sum(seconds) + again, first, one, numbers, workers)
 
 
-def folder_of(path: Path) -> Folder:
-    """The folder of an audit."""
-    return Folder(path, COMMAND)
+def _around(request: Request, workers: int) -> float:
+    """Seconds until workers have begun, and for the report."""
+    return START * math.ceil(workers / cores()) + (REPORT if request.out is not None else 0.0)
 
 
-def cost(request: Request) -> Cost:
-    """What it will take. An audit that does not fit is refused; if nobody said how many work, it is as many as fit."""
+def workers_of(request: Request) -> int:
+    """How many work: as many as fit, if nobody said how many. An audit that does not fit is refused."""
     subjects = request.subjects
     parts = sum(_parts(request, subject) for subject in subjects)
     one = BASE + max(2.0 * max(subject.plan.bytes, BLOCK) for subject in subjects)
-    held = COPIES * 8.0 * request.draws * sum(subject.plan.mean.shape[0] for subject in subjects)
-    check_memory(held, f"draws={request.draws}", "take fewer draws")
+    held = COPIES * 8.0 * sum(request.draws_of(each.tokens) * each.plan.mean.shape[0] for each in subjects)
     fit = max(1, int((memory() - held) // one))
     workers = min(request.workers or min(cores(), fit), parts) if request.backend.threads else 1  # a device has one
     check_memory(
         workers * one + held,
-        f"tokens={request.tokens} with workers={workers}",
+        f"tokens={request.lengths[-1]} with workers={workers}",
         "take fewer tokens or workers, or a smaller model",
     )
-    seconds = sum(
-        subject.plan.seconds(request.draws) + _parts(request, subject) * subject.planning for subject in subjects
-    )
-    first = START * math.ceil(workers / cores()) + (REPORT if request.out is not None else 0.0)
-    numbers = sum(subject.plan.random_numbers * request.draws for subject in subjects)
-    return Cost(seconds, first, one, numbers, workers)
+    return workers
 
 
 def _parts(request: Request, subject: Subject) -> int:
-    return math.ceil(request.draws / subject.part_draws)  # perhaps more than fit a list
+    return math.ceil(request.draws_of(subject.tokens) / subject.part_draws)  # perhaps more than fit a list
 
 
-def run(request: Request) -> Audit:
+def run(request: Request) -> Audit | Comparison:
     """Draw what is not there yet, put it together, and write the report if there is a folder for it."""
     start = time.perf_counter()
-    spent = cost(request)
+    count = workers_of(request)
     store = None
     if request.out is not None:
         folder_of(request.out).prepare(FILES)
-        store = Store(request.out / "parts")
+        if not request.own:  # of a program nobody knows all that its numbers depend on
+            store = Store(request.out / "parts")
     parts = {subject: request.parts(subject) for subject in request.subjects}
     found: dict[Part, Arrays] = {}
     if store is not None:
@@ -126,26 +99,32 @@ def run(request: Request) -> Audit:
         found = {part: arrays for part, arrays in kept if arrays is not None}
     missing = [part for some in parts.values() for part in some if part not in found]
     if missing:
-        with Workers(min(spent.workers, len(missing))) as workers:
+        count = min(count, len(missing))
+        # functions of a user need not be known in another process
+        with ThreadPoolExecutor(count) if request.own else Workers(count) as workers:
             futures: dict[Part, Future[Arrays]]
             if request.executor is None:
                 folder = None if store is None else store.folder
                 futures = {part: workers.submit(measure, part, folder) for part in missing}
             else:
                 futures = {part: elsewhere(request.executor, measure, part, store, dict) for part in missing}
-            wait(list(futures.values()), request.model.name, "part", request.progress)
+            wait(list(futures.values()), request.models[0].name, "part", request.progress)
             found.update({part: future.result() for part, future in futures.items()})
     measured = {subject: _joined(subject, [found[part] for part in some]) for subject, some in parts.items()}
     seconds = time.perf_counter() - start
-    audit = None
-    for model in (request.other, request.model):
-        if model is not None:
-            actual, limit = (measured.get(request.subject(model, infinite)) for infinite in (False, True))
-            audit = Audit(request, model, actual, limit, seconds, audit)
-    assert audit is not None
+    audits = [
+        Audit(request, [_at(request, measured, model, tokens) for tokens in request.lengths], seconds)
+        for model in request.models
+    ]
+    result = audits[0] if len(audits) == 1 else Comparison(audits)
     if request.out is not None:
-        audit.save(request.out)
-    return audit
+        result.save(request.out)
+    return result
+
+
+def _at(request: Request, measured: dict[Subject, Measured], model: Model, tokens: int) -> Found:
+    actual, limit = (measured.get(request.subject(model, tokens, infinite)) for infinite in (False, True))
+    return Found(request, model, tokens, actual, limit)
 
 
 def _joined(subject: Subject, parts: list[Arrays]) -> Measured:

@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from ._judge import ABSENT, Array, Facts, Rule, Said, above, below, compared, ratio
+from ._judge import ABSENT, Array, Facts, Rule, Said, above, below, compared, ratio, times
 
 NO_GRADIENTS = Said("gradients were not asked for", ABSENT)
 ATTENTION = ("query", "key", "value", "output")
 KINDS = (*ATTENTION, "in", "gate", "out", "embedding", "head")
 
 
-def _through(facts: Facts, threshold: float, vanishing: bool) -> Said:
-    """The mean square of the stream's gradient after the first block, over that after the last."""
+def _vanishing(facts: Facts, threshold: float) -> Said:
+    """In the blocks: the embedding's own gradient may be large only since its vectors are small."""
     if "grad_mean_square" not in facts.draws:
         return NO_GRADIENTS
     square = facts.draws["grad_mean_square"]
     ratios = [ratio(square[:, first], square[:, last], 1.0) for first, last in facts.stacks]
-    medians = [float(np.median(each)) for each in ratios]
-    worst = int(np.argmin(medians) if vanishing else np.argmax(medians))
-    first, last = facts.stacks[worst]
-    text = (
-        f"mean square of the gradient {np.median(square[:, last]):.3g} after block {last + 1}, "
-        f"{np.median(square[:, first]):.3g} after block {first + 1}: {medians[worst]:.3g} times"
-    )
-    return compared(text, below if vanishing else above, ratios[worst], threshold, medians[worst])
-
-
-def _vanishing(facts: Facts, threshold: float) -> Said:
-    return _through(facts, threshold, vanishing=True)
+    return _through(facts, threshold, below, ratios, int(np.argmin([np.median(each) for each in ratios])))
 
 
 def _exploding(facts: Facts, threshold: float) -> Said:
-    return _through(facts, threshold, vanishing=False)
+    """From the embedding on; where an encoder and a decoder share it, from the first block of each on."""
+    if "grad_mean_square" not in facts.draws:
+        return NO_GRADIENTS
+    square = facts.draws["grad_mean_square"]
+    starts = [square[:, first] for first, _ in facts.stacks] if len(facts.stacks) > 1 else [facts.draws["grad_input"]]
+    ratios = [ratio(start, square[:, last], 1.0) for start, (_, last) in zip(starts, facts.stacks, strict=True)]
+    return _through(facts, threshold, above, ratios, int(np.argmax([np.median(each) for each in ratios])))
+
+
+def _through(
+    facts: Facts, threshold: float, is_it: Callable[[Array, float], str], ratios: list[Array], worst: int
+) -> Said:
+    """The mean square of the stream's gradient, from one end to the other."""
+    square, (first, last) = facts.draws["grad_mean_square"], facts.stacks[worst]
+    start, whole = "", ""
+    if len(facts.stacks) == 1:
+        start = f"{np.median(facts.draws['grad_input']):.3g} at the embedding, "
+        whole = f"{times(float(np.median(ratio(facts.draws['grad_input'], square[:, last], 1.0))))} in all, "
+    inside = float(np.median(ratio(square[:, first], square[:, last], 1.0)))
+    text = (
+        f"mean square of the gradient {start}{np.median(square[:, first]):.3g} after block {first + 1}, "
+        f"{np.median(square[:, last]):.3g} after block {last + 1}: {whole}{times(inside)} in the blocks"
+    )
+    return compared(text, is_it, ratios[worst], threshold, float(np.median(ratios[worst])))
 
 
 def _scores(facts: Facts, threshold: float) -> Said:
@@ -92,10 +106,10 @@ BACKWARD_RULES = (
     ),
     Rule(
         "exploding",
-        "the mean square of the stream's gradient after the first block is more than 100 times that after the last",
-        100.0,
-        "One learning rate is then too large for the first blocks or too small for the last, and clipping by the norm "
-        "of all gradients is decided by the first blocks alone.",
+        "the mean square of the stream's gradient at the embedding is more than 10,000 times that after the last block",
+        1e4,
+        "One learning rate of plain gradient descent is then too large for the first weights or too small for the "
+        "last, and clipping by the norm of all gradients is decided by the first.",
         _exploding,
     ),
     Rule(

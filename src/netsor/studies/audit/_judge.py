@@ -6,8 +6,9 @@ found, not found, or undecided if the threshold is within the interval and more 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,11 +20,17 @@ Array = npt.NDArray[np.float64]
 Draws = Mapping[str, Array]
 
 FOUND, NOT_FOUND, UNDECIDED, ABSENT = "found", "not found", "undecided", "not measured"
+WORST = (FOUND, UNDECIDED, NOT_FOUND, ABSENT)  # first
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule says of a model."""
+    """What a rule says of a model on inputs of the lengths `tokens`.
+
+    `value` is the median that is compared with the threshold, `low` and `high` an interval that has the true one in
+    it (level 1e-4; None where the draws are too few for one), and `above` says on which side of the threshold it is
+    found.
+    """
 
     name: str
     rule: str
@@ -32,6 +39,10 @@ class Finding:
     verdict: str
     value: float | None = None
     threshold: float | None = None
+    low: float | None = None
+    high: float | None = None
+    above: bool = True
+    tokens: tuple[int, ...] = ()
 
 
 class Facts(NamedTuple):
@@ -42,6 +53,7 @@ class Facts(NamedTuple):
     distinct: int  # tokens that begin as different vectors
     uniform_loss: float | None  # ln V
     stacks: tuple[tuple[int, int], ...]  # first and last block of the network, or of its encoder and its decoder
+    tokens: int  # how many there are
 
 
 class Said(NamedTuple):
@@ -50,6 +62,8 @@ class Said(NamedTuple):
     measured: str
     verdict: str
     value: float | None = None
+    interval: tuple[float | None, float | None] = (None, None)
+    above: bool = True
 
 
 class Rule(NamedTuple):
@@ -79,10 +93,41 @@ def compared(text: str, is_it: Callable[[Array, float], str], values: Array, thr
     if verdict == UNDECIDED:
         draws = needed(values, threshold)
         text += "; at the threshold as far as draws can tell" if draws is None else f"; about {draws:,} draws decide"
-    return Said(text, verdict, value)
+    low, high = (end if math.isfinite(end) else None for end in enclosed(values, 0.5))
+    return Said(text, verdict, value, (low, high), is_it is above)
 
 
 def ratio(a: Array, b: Array, otherwise: float) -> Array:
     """a/b; `otherwise` where both are 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((a == 0) & (b == 0), otherwise, a / b)
+
+
+def number(value: float) -> str:
+    """Three digits, and plain where that is short: 56,600."""
+    if not 1000 <= value < 1e15:
+        return f"{value:.3g}"
+    size = 10 ** (math.floor(math.log10(value)) - 2)
+    return f"{round(value / size) * size:,}"
+
+
+def times(ratio: float) -> str:
+    """A ratio in words."""
+    return f"{number(ratio)} times"
+
+
+def worst(findings: Iterable[Finding]) -> Finding:
+    """Of the findings of one rule at several lengths the worst, with all lengths that have its verdict."""
+    every = list(findings)
+    first = min(every, key=lambda finding: WORST.index(finding.verdict))
+    return replace(first, tokens=tuple(n for f in every if f.verdict == first.verdict for n in f.tokens))
+
+
+def at(finding: Finding) -> str:
+    """The lengths at which a verdict holds, in words."""
+    return f"at {listed([f'{n:,}' for n in finding.tokens])} tokens"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words with commas, and "and" before the last."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

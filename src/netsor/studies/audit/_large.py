@@ -1,19 +1,59 @@
-"""Models that are too large for an audit, refused before one is begun; and what their plan takes, told before."""
+"""What plans and draws of a model take, told before one is made; models that are too large are refused.
+
+Numbers fitted to measured times and sizes, right within a factor of two or three.
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ...engine._montecarlo import check_memory
-from ...models import Transformer
 from .._planning import Planning, planning
+from ._own import Model, Own
 
 MOST_LAYERS = 2000
 OPERATIONS = 40  # of one block, and its quantities
 BACKWARD = 4  # times as many, with gradients
 TRIED = 4e-8, 75.0  # seconds and bytes of a number, when a reduction of weights or logits is tried out
+NUMBER = 1.2e-8  # seconds of a random number, and of what is done with it alone
+PRODUCT = 1e-9  # seconds of a multiplication in products of tokens
+TURNED = 1e-7  # seconds of a number of rotary scores at infinite width
+BACK_NUMBERS, BACK_SECONDS = 2.0, 3.0  # times as many numbers and seconds, with gradients
 
 
-def ahead(model: Transformer, tokens: int, infinite: bool, gradients: bool = False) -> Planning:
+class Draw(NamedTuple):
+    """What one initialisation takes."""
+
+    seconds: float  # of one core
+    numbers: float  # random ones
+    bytes: float
+
+
+def a_draw(model: Model, tokens: int, infinite: bool, gradients: bool = False) -> Draw:
+    """What one draw of the quantities of a model on so many tokens takes, in order of size."""
+    if isinstance(model, Own):
+        return Draw(model.plan.seconds(1), model.plan.random_numbers, model.plan.bytes)
+    s, blocks = float(tokens), model.layers + 1.5 * model.decoder_layers
+    wide = model.hidden * (1 + model.gated) * (model.experts or 1)
+    own = model.positions == "rotary" or model.qk_norm  # queries and keys have coordinates
+    logits = s * (model.vocabulary or 0)
+    if infinite:
+        scores = model.heads * s * s * (2 * s if model.positions == "rotary" else 1)
+        numbers = blocks * scores
+        seconds = blocks * scores * (TURNED if model.positions == "rotary" else NUMBER) + blocks * s**3 * PRODUCT
+    else:
+        scores = s * model.d * (model.heads + model.key_heads) if own else 3 * model.heads * s * s
+        numbers = blocks * (s * wide + scores)
+        seconds = numbers * NUMBER + blocks * s * s * (6 * model.width + wide) * PRODUCT
+    times = (BACK_SECONDS, BACK_NUMBERS) if gradients else (1.0, 1.0)
+    size = 8 * max(2 * logits, s * wide, model.heads * s * s)
+    return Draw(seconds * times[0] + logits * NUMBER, numbers * times[1] + logits, size)
+
+
+def ahead(model: Model, tokens: int, infinite: bool, gradients: bool = False) -> Planning:
     """What it takes to write down the quantities of a model on so many tokens, and to plan them."""
+    if isinstance(model, Own):
+        return model.planning(infinite)
     blocks, heads = model.layers + 2.0 * model.decoder_layers, float(model.heads)
     vectors = blocks * tokens * (4 * heads + 8)
     found = planning(OPERATIONS * blocks, vectors, 2 * blocks * heads * tokens**2, infinite)
@@ -22,8 +62,11 @@ def ahead(model: Transformer, tokens: int, infinite: bool, gradients: bool = Fal
     return Planning(times * found.seconds + TRIED[0] * tried, times * found.bytes + TRIED[1] * tried)
 
 
-def refuse_large(model: Transformer, tokens: int, infinite: bool, gradients: bool = False) -> None:
+def refuse_large(model: Model, tokens: int, infinite: bool, gradients: bool = False) -> None:
     """Refuse what could not even be written down as a program, before it is tried."""
+    if isinstance(model, Own):
+        check_memory(ahead(model, tokens, infinite).bytes, model.name, "take fewer tokens, or smaller widths")
+        return
     if model.layers + model.decoder_layers > MOST_LAYERS:
         raise ValueError(f"layers={model.layers} of {model.name} must be at most {MOST_LAYERS} for an audit")
     size = 24.0 * tokens * (model.heads * tokens + model.hidden + model.width + (model.vocabulary or 0))

@@ -18,6 +18,7 @@ Array = npt.NDArray[np.float64]
 LOW, HIGH = 0.05, 0.95  # the band
 LEVEL = 1e-4  # how often an interval misses what it is for
 FEWEST = math.ceil(math.log(LEVEL / 2) / math.log(HIGH))  # draws that enclose the ends of the band at all
+DECIDE = math.ceil(math.log(LEVEL / 2) / math.log(0.5))  # draws that enclose a median at all
 MOST = 10**6  # draws that anybody would take to decide something
 
 

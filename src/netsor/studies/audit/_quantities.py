@@ -99,6 +99,19 @@ FORWARD = (
         "of attention, over heads and the rows of tokens that have a choice",
     ),
 )
+# of mixtures of experts
+ROUTING = (
+    Quantity(
+        "largest_load",
+        "load of the busiest expert",
+        "how many of the tokens are sent to it, over the number that an even load would be",
+    ),
+    Quantity(
+        "least_load",
+        "load of the idlest expert",
+        "likewise; 0 if no token is sent to it",
+    ),
+)
 # of L, the loss of the first step, or a random readout if there are no logits
 BACKWARD = (
     Quantity(
@@ -109,7 +122,7 @@ BACKWARD = (
     ),
     *(q for kind in list(KINDS)[:7] for q in _gradients(kind)),
 )
-BLOCKS = (*FORWARD, *BACKWARD)
+BLOCKS = (*FORWARD, *ROUTING, *BACKWARD)
 TOGETHER = (  # figures with a curve for each kind
     Quantity("grad", "squared gradients", "|∂L/∂W|² of the matrices of the block, by kind", log=True),
     Quantity(

@@ -22,11 +22,14 @@ from ...engine.backends import Backend, Numpy
 from ...language import TraceError
 from ...language._given import shown
 from ...models import Probes, Transformer
-from .._planning import Planning
-from ._large import BACKWARD, ahead, refuse_large
+from ._large import BACKWARD, refuse_large
+from ._order import DECIDE
+from ._own import Model, Own, OwnProbes, described
 
 KINDS = {"actual": (False,), "inf": (True,), "both": (False, True)}  # widths that are infinite, or not
-LEAST = 10  # draws: fewer have no band
+LENGTHS = (16, 128)  # tokens, where none are given: what changes with length is told by two
+DRAWS = 200  # of the shortest of these, where no number is given; fewer of longer inputs
+FEW = 16  # draws, at least: of a quick audit, and of long inputs; one more than decides a rule
 PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
 PART_DRAWS = 256  # at most
 MOST_TOLD = 3  # fields, in a name
@@ -36,11 +39,12 @@ MOST_TOLD = 3  # fields, in a name
 class Subject:
     """A model with its input, at its own widths or with all of them at infinity."""
 
-    model: Transformer
+    model: Model
     tokens: int
     ids: tuple[int, ...] | None
     infinite: bool
     gradients: bool = False
+    ranges: bool = False
 
     @property
     def widths(self) -> dict[str, float]:
@@ -52,10 +56,10 @@ class Subject:
         """What its law is to the model as it is drawn."""
         return self.model.status(**self.widths)
 
-    def probes(self) -> Probes:
+    def probes(self) -> Probes | OwnProbes:
         """The program of all that is measured."""
         given = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
-        return self.model.probes(**given, gradients=self.gradients)
+        return self.model.probes(**given, gradients=self.gradients, ranges=self.ranges)
 
     @property
     def plan(self) -> Plan:
@@ -80,9 +84,10 @@ class Subject:
     @property
     def key(self) -> dict[str, Any]:
         """All that its draws depend on, as JSON can hold it; a name is nothing to them."""
-        fields = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
+        fields = {name: value for name, value in described(self.model).items() if name != "name"}
         found = {"model": fields, "tokens": self.tokens, "ids": self.ids, "infinite": self.infinite}
         found |= {"gradients": True} if self.gradients else {}
+        found |= {"ranges": True} if self.ranges else {}
         plain: dict[str, Any] = json.loads(json.dumps(found))
         return plain
 
@@ -92,7 +97,7 @@ def plainly(error: ValueError) -> str:
     return re.sub(r" \(at .*\)(?=; |$)", "", str(error))
 
 
-@lru_cache(maxsize=8)  # a plan of a hundred blocks takes seconds to make
+@lru_cache(maxsize=64)  # a plan of a hundred blocks takes seconds to make
 def _planned(subject: Subject) -> tuple[Plan, float]:
     start = time.perf_counter()
     try:
@@ -125,14 +130,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Request:
-    """An audit, checked, with nothing drawn yet."""
+    """An audit, checked, with nothing drawn yet.
 
-    model: Transformer
-    other: Transformer | None = None
-    tokens: int = 16
+    What is None is chosen: lengths of 16 and 128 tokens, as far as the models have positions and ids for them; 200
+    draws at 16 tokens, and fewer of longer inputs, as the square of their length, but 16 or more, which decide what is
+    clear; both widths. If it is `quick`: 16 draws at 16 tokens of the models' own widths.
+    """
+
+    models: tuple[Model, ...]
+    tokens: Sequence[int] | int | None = None
     ids: Sequence[int] | None = None
-    draws: int = 200
-    widths: str = "both"
+    draws: int | None = None
+    widths: str | None = None
     seed: int = 0
     workers: int | None = None
     out: Path | None = None
@@ -141,56 +150,105 @@ class Request:
     executor: Executor | None = None  # for the parts, in place of processes here
     progress: Progress = True
     gradients: bool = False
+    quick: bool = False
+    swept: tuple[str, tuple[float, ...]] | None = None  # a field, and its value in each of the models
+    ranges: bool = False
 
     def __post_init__(self) -> None:
+        if self.widths is None:
+            self._set("widths", "actual" if self.quick else "both")
         if not isinstance(self.widths, str) or self.widths not in KINDS:
             raise ValueError(f"widths={shown(self.widths)} must be one of {', '.join(KINDS)}")
         if self.progress is not True and self.progress is not False and not callable(self.progress):
             raise ValueError(
                 f"progress={shown(self.progress)} must be True, False or a function of (parts done, parts in all)"
             )
-        if not isinstance(self.gradients, bool):
-            raise ValueError(f"gradients={shown(self.gradients)} must be True or False")
-        for name, least in (("tokens", 1), ("draws", LEAST), ("seed", 0), ("workers", 1)):
+        for name in ("gradients", "quick", "ranges"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={shown(getattr(self, name))} must be True or False")
+        if self.ranges and self.widths == "inf":
+            raise ValueError("ranges=True needs finite widths, of which there are none with widths='inf'")
+        for name, least in (("draws", 1), ("seed", 0), ("workers", 1)):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, whole_number(name, value, least))
-        if self.other is not None and self.other.name == self.model.name:
-            object.__setattr__(self, "other", _named_apart(self.model, self.other))
-        if self.ids is not None:
-            try:
-                ids = tuple(whole_number("ids", value, 0) for value in self.ids)
-            except TypeError:
-                raise ValueError(f"ids={shown(self.ids)} must be a sequence of token ids") from None
-            if not ids:
-                raise ValueError("ids=() must have at least one token id")
-            object.__setattr__(self, "ids", ids)
-            object.__setattr__(self, "tokens", len(ids))
-
+                self._set(name, whole_number(name, value, least))
+        if self.draws is not None and self.draws < DECIDE:
+            raise ValueError(
+                f"draws={self.draws} must be {DECIDE} or more: fewer have no interval for a median, and decide no rule"
+            )
+        self._set("models", _named_apart(self.models))
+        self._set("ids", _ids(self.ids))
+        self._check_own()
+        self._set("tokens", self._lengths())
         for model in self.models:
-            self._subject(model, False, False).probes()  # which refuses what it cannot read
-            refuse_large(model, self.tokens, self.widths != "actual", self.gradients)
+            for tokens in self.lengths:
+                self._subject(model, tokens, False, False).probes()  # which refuses what it cannot read
+                infinite = self.widths == "inf" or (self.widths == "both" and tokens == self.lengths[0])
+                refuse_large(model, tokens, infinite, self.gradients)
 
-    def subject(self, model: Transformer, infinite: bool) -> Subject:
-        """A model of it, at one set of widths; with gradients, if they are asked for and can be had."""
-        wanted = self.gradients and not (infinite and model in self.no_gradients)
-        return self._subject(model, infinite, wanted)
-
-    def _subject(self, model: Transformer, infinite: bool, gradients: bool) -> Subject:
-        return Subject(model, self.tokens, None if self.ids is None else tuple(self.ids), infinite, gradients)
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     @property
-    def models(self) -> tuple[Transformer, ...]:
-        """The model, and the second one."""
-        return (self.model,) if self.other is None else (self.model, self.other)
+    def own(self) -> bool:
+        """Whether it is of programs."""
+        return any(isinstance(model, Own) for model in self.models)
+
+    def _check_own(self) -> None:
+        """Programs have their tokens in them, and no gradients."""
+        own = [model for model in self.models if isinstance(model, Own)]
+        for name in ("gradients", "ids", "tokens") if own else ():
+            if getattr(self, name) and getattr(self, name) != (own[0].tokens,):  # as it was set here
+                said = f"{name}={shown(getattr(self, name))} is for models"
+                raise ValueError(f"{said}: {own[0].name} is a program, with tokens of its own; ns.grad makes gradients")
+        if own and (len(own) < len(self.models) or len({model.tokens for model in own}) > 1):
+            raise ValueError("compare: a program is compared with programs that have as many tokens")
+        if own:
+            self._set("tokens", own[0].tokens)
+
+    def _lengths(self) -> tuple[int, ...]:
+        if self.ids is not None:
+            if self.tokens not in (None, (len(self.ids),)):
+                raise ValueError("ids and tokens exclude each other: the ids say how many tokens there are")
+            return (len(self.ids),)
+        if self.tokens is None:
+            most = min(longest(model) for model in self.models if not isinstance(model, Own))
+            wanted = LENGTHS[:1] if self.quick else LENGTHS
+            return tuple(sorted({length if length <= most else int(most) for length in wanted}))
+        given = self.tokens if isinstance(self.tokens, Sequence) else (self.tokens,)
+        found = tuple(sorted(whole_number("tokens", length, 1) for length in given))
+        if not found or len(set(found)) < len(found):
+            raise ValueError(f"tokens={shown(self.tokens)} must be one length or more, each once")
+        return found
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The numbers of tokens, the shortest first."""
+        assert isinstance(self.tokens, tuple)
+        return self.tokens
+
+    def draws_of(self, tokens: int) -> int:
+        """How many draws there are of inputs of this length."""
+        if self.draws is not None:
+            return self.draws
+        return FEW if self.quick else max(FEW, min(DRAWS, round(DRAWS * (LENGTHS[0] / tokens) ** 2)))
+
+    def subject(self, model: Model, tokens: int, infinite: bool) -> Subject:
+        """A model of it, at one length and one set of widths; with gradients, if they are asked for and can be had."""
+        wanted = self.gradients and not (infinite and model in self.no_gradients)
+        return self._subject(model, tokens, infinite, wanted)
+
+    def _subject(self, model: Model, tokens: int, infinite: bool, gradients: bool) -> Subject:
+        ids = None if self.ids is None else tuple(self.ids)
+        return Subject(model, tokens, ids, infinite, gradients, self.ranges and not infinite)
 
     @cached_property
-    def refused(self) -> dict[Transformer, str]:
+    def refused(self) -> dict[Model, str]:
         """Why there is no limit of a model: it has none, or the engine cannot do it. If it alone is asked, an error."""
         found = {}
         for model in self.models if self.widths != "actual" else ():
             try:
-                self.subject(model, True).plan  # noqa: B018 (it is made here, or refused)
+                self.subject(model, self.lengths[0], True).plan  # noqa: B018 (it is made here, or refused)
             except ExactError as error:
                 if self.widths == "inf":
                     raise
@@ -198,39 +256,93 @@ class Request:
         return found
 
     @cached_property
-    def no_gradients(self) -> dict[Transformer, str]:
+    def no_gradients(self) -> dict[Model, str]:
         """Why there are no gradients of a model at infinite width, where the engine cannot do them."""
         found = {}
         for model in self.models if self.gradients and self.widths != "actual" else ():
             try:
-                self._subject(model, True, True).plan  # noqa: B018 (it is made here, or refused)
+                self._subject(model, self.lengths[0], True, True).plan  # noqa: B018 (it is made here, or refused)
             except ExactError as error:
                 found[model] = plainly(error)
         return found
 
     @property
-    def planning(self) -> Planning:
-        """What it takes to plan all of it, one after the other."""
-        kinds = KINDS[self.widths]
-        found = [ahead(model, self.tokens, infinite, self.gradients) for model in self.models for infinite in kinds]
-        return Planning(sum(plan.seconds for plan in found), max(plan.bytes for plan in found))
+    def asked(self) -> list[Subject]:
+        """All that is asked for, the first model before the next, short inputs before long ones, infinity last.
+
+        Beside the models' own widths, infinite ones are measured at the first length alone: longer inputs have too few
+        draws to tell the two apart, and at infinity they cost the most.
+        """
+        assert self.widths is not None
+        return [
+            self._subject(model, tokens, infinite, self.gradients)
+            for model in self.models
+            for tokens in self.lengths
+            for infinite in KINDS[self.widths]
+            if not infinite or self.widths == "inf" or tokens == self.lengths[0]
+        ]
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
-        """All that is measured, the first model before the other, its own widths before infinity."""
-        pairs = [(model, infinite) for model in self.models for infinite in KINDS[self.widths]]
-        return tuple(self.subject(m, infinite) for m, infinite in pairs if not (infinite and m in self.refused))
+        """All that is measured: what is asked for and can be had."""
+        return tuple(
+            self.subject(asked.model, asked.tokens, asked.infinite)
+            for asked in self.asked
+            if not (asked.infinite and asked.model in self.refused)
+        )
 
     def parts(self, subject: Subject) -> list[Part]:
         """The work for a subject."""
         size = subject.part_draws if self.backend.threads else PART_DRAWS  # a device does many at once
-        starts = range(0, self.draws, size)
-        return [Part(subject, i, min(size, self.draws - at), self.seed, self.backend) for i, at in enumerate(starts)]
+        draws = self.draws_of(subject.tokens)
+        starts = range(0, draws, size)
+        return [Part(subject, i, min(size, draws - at), self.seed, self.backend) for i, at in enumerate(starts)]
 
 
-def _named_apart(model: Transformer, other: Transformer) -> Transformer:
-    """The second model by the name of the first, with what is otherwise in it."""
-    fields = dataclasses.asdict(other)
-    differ = [f"{name}={value}" for name, value in fields.items() if value != getattr(model, name)]
-    words = ", ".join(differ[:MOST_TOLD]) + ", …" * (len(differ) > MOST_TOLD) if differ else "again"
-    return other.replace(name=f"{other.name}, {words}")
+def sweep(
+    model: Transformer, field: str, values: Sequence[float]
+) -> tuple[tuple[Transformer, ...], tuple[str, tuple[float, ...]]]:
+    """A model with each of several values of a field; the field and the values."""
+    numbers = tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else ()
+    if len(set(numbers)) < max(2, len(numbers)) or not all(
+        isinstance(v, int | float) and not isinstance(v, bool) for v in numbers
+    ):
+        raise ValueError(f"sweep of {field} over {shown(values)} must be over two numbers or more, each once")
+    name = model.name
+    changes: list[dict[str, Any]] = [{field: value, "name": f"{name}, {field}={value:g}"} for value in numbers]
+    return tuple(model.replace(**change) for change in changes), (field, numbers)
+
+
+def longest(model: Transformer) -> float:
+    """How many different tokens a model can be given."""
+    words = math.inf if model.inputs == "patches" or model.vocabulary is None else model.vocabulary
+    return min(model.length or math.inf, words - (model.padding is not None))
+
+
+def _ids(given: Sequence[int] | None) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    try:
+        ids = tuple(whole_number("ids", value, 0) for value in given)
+    except TypeError:
+        raise ValueError(f"ids={shown(given)} must be a sequence of token ids") from None
+    if not ids:
+        raise ValueError("ids=() must have at least one token id")
+    return ids
+
+
+def _named_apart(models: Sequence[Model]) -> tuple[Model, ...]:
+    """The models, each with a name of its own: what is otherwise in it than in the first of its name."""
+    made: list[Model] = []
+    for model in models:
+        first = next((other for other in made if other.name == model.name), None)
+        name = model.name
+        if first is not None:
+            before = described(first)
+            differ = [f"{key}={value}" for key, value in described(model).items() if value != before[key]]
+            differ = [] if isinstance(model, Own) else differ
+            name += f", {', '.join(differ[:MOST_TOLD])}" + ", …" * (len(differ) > MOST_TOLD) if differ else ", again"
+        while name in {other.name for other in made}:
+            name += ", again"
+        made.append(model if name == model.name else model.replace(name=name))
+    return tuple(made)

@@ -10,11 +10,12 @@ import numpy as np
 
 from ...models import Probes
 from .._store import Arrays, Store
+from ._own import OwnProbes
 from ._request import Part, Subject
 
 
 @lru_cache(maxsize=4)
-def _probes(subject: Subject) -> Probes:
+def _probes(subject: Subject) -> Probes | OwnProbes:
     return subject.probes()
 
 

@@ -1,122 +1,182 @@
-"""An audit as text for a terminal, and as one JSON object."""
+"""An audit, and a comparison, as text for a terminal."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from typing import Any
+from collections.abc import Sequence
 
-from ._found import Found, Measured
+import numpy as np
+
+from . import _ranges
+from ._differences import Differences, Parting, Preference, short
+from ._found import Found, Lengths, Measured, changing, merged
+from ._judge import ABSENT, Finding, at, listed
+from ._own import Own
 from ._quantities import BLOCKS, EVERY, FINAL
 
 NAME = 28  # columns for the words
 
 
-def table(audit: Found) -> str:
-    """Medians and bands at the first, middle and last block, the output, and the findings."""
-    lines = []
-    for each in audit.every:
-        lines += [headline(each), *_no_limit(each), "", *_blocks(each), "", *_output(each), "", *_findings(each), ""]
-    return "\n".join(lines[:-1])
+def table(lengths: Lengths) -> str:
+    """Medians and bands at the embedding and three blocks, the output, the verdicts by length, and the findings."""
+    first = lengths[0]
+    lines = [headline(lengths), *(f"{what}: {why}" for what, why in missing(first).items()), "", *_blocks(first)]
+    lines += ["", *_output(first), ""]
+    if len(lengths) > 1:
+        lines += [*_columns([["verdict", *(f"{found.tokens:,} tokens" for found in lengths)], *verdicts(lengths)]), ""]
+        lines += [f"{line}\n" for line in warning(lengths)]
+    lines += _findings(lengths)
+    return "\n".join([*lines, "", *_ranges.lines(first.best.arrays)] if first.request.ranges else lines)
 
 
-def headline(audit: Found) -> str:
+def comparison(models: Sequence[Lengths], found: Differences) -> str:
+    """What is different first; then every model, or if there are many their numbers after the last block."""
+    names = [lengths[0].model.name for lengths in models]
+    lines = [f"{listed(names)}:", f"  {found.verdict}", ""]
+    if found.fields:
+        lines += ["different in the models:", *_columns(fields(names, found), "  "), ""]
+    for title, rules in (
+        ("rules that change:", found.changed),
+        ("rules that are found in all, and prefer one:", [rule for rule in found.rules if not rule.changes]),
+    ):
+        lines += [title] * bool(rules)
+        for rule in rules:
+            lines += [f"  {rule.rule}: {prefers(names, rule)}", f"    {rule.findings[0].reason}"]
+            pairs = zip(short(names), rule.findings, strict=True)
+            lines += [f"    {name}: {f.verdict} {at(f)}. {f.measured}" for name, f in pairs]
+        lines += [""] * bool(rules)
+    if found.quantities:
+        lines += ["quantities that part most:"]
+        lines += [*(f"  {parted(names, parting)}" for parting in found.quantities), ""]
+    if len(models) > 2:
+        lines += [*_columns(across(models)), "", *_columns([["verdict", *short(names)], *all_verdicts(models)])]
+        return "\n".join(lines)
+    return "\n".join([*lines, "\n\n".join(map(table, models))])
+
+
+def prefers(names: Sequence[str], rule: Preference) -> str:
+    """What a rule prefers, and why."""
+    if not rule.why:
+        return "no preference"
+    brief = dict(zip(names, short(names), strict=True))
+    return f"prefers {listed([f'“{brief[name]}”' for name in rule.preferred])}: {rule.why}"
+
+
+def parted(names: Sequence[str], parting: Parting) -> str:
+    """A quantity that parts, with the models if there are more than two."""
+    brief = dict(zip(names, short(names), strict=True))
+    which = f"; {listed([f'“{brief[name]}”' for name in parting.models])}" if len(names) > 2 else ""
+    return f"{parting} ({parting.tokens:,} tokens{which})"
+
+
+def fields(names: Sequence[str], found: Differences) -> list[list[str]]:
+    """The fields that are not the same; those that differ alike share a row."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, row in found.fields.items():
+        alike.setdefault(tuple(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row), []).append(name)
+    return [["", *short(names)], *([", ".join(some), *row] for row, some in alike.items())]
+
+
+def verdicts(lengths: Lengths) -> list[list[str]]:
+    """A row for each rule that was measured, with its verdict at each length."""
+    return _verdicts([found.findings for found in lengths])
+
+
+def all_verdicts(models: Sequence[Lengths]) -> list[list[str]]:
+    """A row for each rule that was measured, with its worst verdict in each model."""
+    return _verdicts([merged(lengths) for lengths in models])
+
+
+def _verdicts(columns: Sequence[Sequence[Finding]]) -> list[list[str]]:
+    rows = [[row[0].name, *(finding.verdict for finding in row)] for row in zip(*columns, strict=True)]
+    return [row for row in rows if set(row[1:]) != {ABSENT}]
+
+
+def across(models: Sequence[Lengths]) -> list[list[str]]:
+    """Medians after the last block, and at the output, of every model: a row for each quantity."""
+    firsts = [lengths[0] for lengths in models]
+    rows = [["median, after the last block", *short([found.model.name for found in firsts])]]
+    for quantity in (*BLOCKS, *FINAL):
+        if any(quantity.name in found.best for found in firsts):
+            rows.append([quantity.title, *(_last(found, quantity.name) for found in firsts)])
+    return rows
+
+
+def _last(found: Found, name: str) -> str:
+    return f"{found[name].median.reshape(-1)[-1]:.{EVERY[name].digits}g}" if name in found.best else "none"
+
+
+def warning(lengths: Lengths) -> list[str]:
+    """A line where verdicts depend on the length."""
+    names = changing(lengths)
+    if not names:
+        return []
+    verb = "depends" if len(names) == 1 else "depend"
+    return [f"warning: {listed(names)} {verb} on the length; look at the length that you train on (--tokens)"]
+
+
+def headline(lengths: Lengths) -> str:
     """The model and what was drawn of it, in a line."""
-    model, request = audit.model, audit.request
-    return (
-        f"{model.name}: {audit.blocks} blocks, width {model.width:,}, {model.heads} heads of {model.d}, "
-        f"{model.weights:,} weights in matrices and embeddings; {request.tokens} tokens, {request.draws:,} draws; "
-        f"{audit.best.subject.status}"
-    )
+    first, model = lengths[0], lengths[0].model
+    drawn = listed([f"{found.best.draws:,} draws of {found.tokens:,} tokens" for found in lengths])
+    if isinstance(model, Own):
+        sizes = model.sizes
+    else:
+        sizes = (
+            f"{first.blocks} blocks, width {model.width:,}, {model.heads} heads of {model.d}, "
+            f"{model.weights:,} weights in matrices and embeddings"
+        )
+    return f"{model.name}: {sizes}; {drawn}; {first.best.subject.status}"
 
 
-def _no_limit(audit: Found) -> list[str]:
-    return [f"{what}: {why}" for what, why in missing(audit).items()]
-
-
-def missing(audit: Found) -> dict[str, str]:
+def missing(found: Found) -> dict[str, str]:
     """What there is not of a model, each with why, in a line: its limit, or the gradients of that."""
-    model, request = audit.model, audit.request
+    model, request = found.model, found.request
     if model in request.refused:
         return {"no limit": request.refused[model]}
     return {"no gradients at n = ∞": request.no_gradients[model]} if model in request.no_gradients else {}
 
 
-def _blocks(audit: Found) -> list[str]:
-    chosen = sorted({0, (audit.blocks - 1) // 2, audit.blocks - 1})
-    beside = audit.limit if audit.limit is not audit.best else None
-    heads = [f"block {i + 1}" for i in chosen] + ([] if beside is None else [f"block {chosen[-1] + 1}, n = ∞"])
-    rows = [["median, 5–95 %", *heads]]
+def _blocks(found: Found) -> list[str]:
+    chosen = sorted({1, (found.blocks + 1) // 2, found.blocks})
+    beside = found.limit if found.limit is not found.best else None
+    heads = ["embedding", *(f"block {i}" for i in chosen)] + ([] if beside is None else [f"block {chosen[-1]}, n = ∞"])
+    rows = [[f"{found.tokens} tokens: median, 5–95 %", *heads]]
     for quantity in BLOCKS:
-        if quantity.name in audit.best:
-            cells = [cell(audit.best, quantity.name, i) for i in chosen]
-            there = [] if beside is None else [_there(beside, quantity.name, chosen[-1])]
+        if quantity.name in found.best:
+            cells = [cell(found.best, quantity.name, i) for i in (0, *chosen)]
+            there = [] if beside is None else [cell(beside, quantity.name, chosen[-1])]
             rows.append([quantity.title, *cells, *there])
-    sizes = [NAME, *(max(map(len, column)) for column in list(zip(*rows, strict=True))[1:])]
-    return ["  ".join(f"{word:{size}}" for word, size in zip(row, sizes, strict=True)).rstrip() for row in rows]
+    return _columns(rows)
 
 
-def _there(found: Measured, name: str, block: int) -> str:
-    return cell(found, name, block) if name in found else "none"
+def _columns(rows: list[list[str]], indent: str = "") -> list[str]:
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [indent + "  ".join(f"{w:{n}}" for w, n in zip(row, sizes, strict=True)).rstrip() for row in rows]
 
 
-def _output(audit: Found) -> list[str]:
-    lines = [] if audit.model.vocabulary else ["no logits"]
+def _output(found: Found) -> list[str]:
+    lines = [] if found.model.vocabulary else ["no logits"]
     for q in FINAL:
-        cells = [cell(found, q.name, None) for found in audit.measured if q.name in found]
+        cells = [cell(each, q.name, None) for each in found.measured if q.name in each]
         lines += [f"{q.title:{NAME}}  " + "   ∞: ".join(cells)] if cells else []
     return lines
 
 
 def cell(found: Measured, name: str, block: int | None) -> str:
-    """A median and its band, of a block or of the output."""
-    median, low, high = (float(v if block is None else v[block]) for v in found.band(name))
+    """A median and its band, of a block or of the output; nothing where it is not measured."""
+    if name not in found:
+        return "none"
+    band = found.band(name)
+    i = 0 if block is None or band.blocks is None else block - int(band.blocks[0])
+    if i < 0:
+        return ""
+    median, low, high = (float(np.reshape(v, -1)[i]) for v in (band.median, band.low, band.high))
     digits = EVERY[name].digits
     return f"{median:.{digits}g} ({low:.{digits}g}–{high:.{digits}g})"
 
 
-def _findings(audit: Found) -> list[str]:
-    return [f"{f.name + ':':10} {f.verdict}. {f.measured}" for f in audit.findings]
-
-
-def as_dict(audit: Found) -> dict[str, Any]:
-    """The object of `netsor audit --json`."""
-    found = _object(audit)
-    if audit.other is not None:
-        found["compare"] = _object(audit.other)
-    return {**found, "random_numbers": audit.random_numbers, "seconds": round(audit.seconds, 3)}
-
-
-def _object(audit: Found) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "model": audit.model.name,
-        "status": audit.best.subject.status,
-        "widths": "inf" if audit.best.subject.infinite else "actual",
-        "tokens": audit.request.tokens,
-        "draws": audit.request.draws,
-        **_summaries(audit.best),
-        "findings": [dataclasses.asdict(finding) for finding in audit.findings],
-    }
-    if audit.model in audit.request.refused:
-        made["limit"] = None
-        made["no_limit"] = audit.request.refused[audit.model]
-    elif audit.limit is not None and audit.limit is not audit.best:
-        made["limit"] = {"status": audit.limit.subject.status, **_summaries(audit.limit)}
-    if audit.model in audit.request.no_gradients:
-        made["no_gradients"] = audit.request.no_gradients[audit.model]
-    return made
-
-
-def _summaries(found: Measured) -> dict[str, Any]:
-    """`layers`, a list of objects, one a block; and `final`, whose entries are null for a model without logits."""
-    bands = {q.name: found.band(q.name) for q in (*BLOCKS, *FINAL) if q.name in found}
-    names = [q.name for q in BLOCKS if q.name in bands]
-    layers = [{name: _three(*(v[i] for v in bands[name])) for name in names} for i in range(len(bands[names[0]][0]))]
-    shown = [q.name for q in FINAL if q.name in bands or not q.name.startswith("grad")]
-    return {"layers": layers, "final": {name: _three(*bands[name]) if name in bands else None for name in shown}}
-
-
-def _three(*values: Any) -> dict[str, float]:
-    if not all(map(math.isfinite, values)):
-        raise ValueError("what was measured is not finite: the numbers leave double precision")
-    return dict(zip(("median", "low", "high"), map(float, values), strict=True))
+def _findings(lengths: Lengths) -> list[str]:
+    return [
+        f"{f.name + ':':10} {f.verdict}{'' if f.verdict == ABSENT else f' {at(f)}'}. {f.measured}"
+        for f in merged(lengths)
+    ]

@@ -1,0 +1,125 @@
+"""What a program names to be watched: values beside its outputs, which have no effect on it.
+
+A probe is no operation: the graph, its law and its random numbers are as they were without it. The program keeps the
+names, its printers show them, and an audit measures what they stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ._given import shown
+from ._value import Scalar, Value, Vector
+from ._where import TraceError
+
+V = TypeVar("V", bound=Value)
+Bools = npt.NDArray[np.bool_]
+
+
+class Kind(NamedTuple):
+    """What a name stands for."""
+
+    of: type[Value]
+    axes: int  # the last axes, which must be there
+    words: str
+
+
+TOKENS = "vectors (tokens,)"
+NAMES = {
+    "embedding": Kind(Vector, 1, f"{TOKENS}, the stream before the first block"),
+    "stream": Kind(Vector, 1, f"{TOKENS}, the stream after a block, which ends with it"),
+    "attention": Kind(Vector, 1, f"{TOKENS}, what attention adds to the stream"),
+    "mlp": Kind(Vector, 1, f"{TOKENS}, what the perceptron adds to the stream"),
+    "query": Kind(Vector, 1, "vectors (…, tokens)"),
+    "key": Kind(Vector, 1, "vectors (…, tokens)"),
+    "value": Kind(Vector, 1, "vectors (…, tokens)"),
+    "hidden": Kind(Vector, 1, "vectors (…, tokens), what the last matrix of the perceptron acts on"),
+    "scores": Kind(Scalar, 2, "scalars (…, tokens, tokens), what a softmax is given"),
+    "weights": Kind(Scalar, 2, "scalars (…, tokens, tokens), rows that sum to 1"),
+    "experts": Kind(Scalar, 2, "scalars (tokens, experts), what a token gives to each expert, 0 where it is not asked"),
+    "logits": Kind(Scalar, 2, "scalars (tokens, words)"),
+}
+ALONE = ("embedding", "stream", "attention", "mlp", "experts", "logits")  # with no axes before the last
+
+
+class Watched(NamedTuple):
+    """A value with its name, and for scores and weights the entries that take part; None: as the softmax says."""
+
+    name: str
+    value: Value
+    mask: Bools | None = None
+
+
+_open: ContextVar[list[Watched] | str | None] = ContextVar("probes", default=None)
+
+
+def probe(name: str, x: V, mask: npt.ArrayLike | None = None) -> V:
+    """Name a value of a program, for `ns.audit` to watch; the value is returned, and nothing about it changes.
+
+    Parameters:
+        name: what it is. "embedding", the stream before the first block; then, block by block, "attention" and "mlp",
+            what the branches add; "query", "key", "value" and "hidden", vectors inside; "scores", "weights" and
+            "experts", scalars; and "stream", which ends the block; at last "logits".
+        x: the value.
+        mask: which scores or weights take part, a boolean array (tokens, tokens); that of `ns.softmax` unless given.
+
+    Returns:
+        The value itself.
+
+    Example:
+        >>> @ns.program
+        ... def net(tokens=3):
+        ...     x = ns.probe("embedding", ns.gaussian(64, tokens))
+        ...     return ns.probe("stream", x + ns.nn.attention(ns.rms_norm(x), heads=2))
+        >>> [watched.name for watched in net().probes]
+        ['embedding', 'stream']
+    """
+    found = _open.get()
+    if not isinstance(name, str) or name not in NAMES:
+        raise TraceError("probe", f"name={shown(name)} must be one of {', '.join(NAMES)}")
+    kind = NAMES[name]
+    if not isinstance(x, kind.of) or x.ndim < kind.axes or (name in ALONE and x.ndim > kind.axes):
+        raise TraceError("probe", f"{name} must be {kind.words}, got {shown(x)}")
+    if not isinstance(found, list):
+        why = found or "must be called in a function that @ns.program decorates, while that is called"
+        raise TraceError("probe", f"{name} {why}")
+    found.append(Watched(name, x, None if mask is None else _allowed(name, x, mask)))
+    return x
+
+
+def _allowed(name: str, x: Value, mask: npt.ArrayLike) -> Bools:
+    allowed = np.asarray(mask)
+    if name not in ("scores", "weights"):
+        raise TraceError("probe", f"mask is for scores and weights, not for {name}")
+    if allowed.dtype != bool or allowed.shape != x.shape[-2:] or not allowed.any(axis=-1).all():
+        raise TraceError(
+            "probe", f"mask={shown(mask)} must be a boolean array {x.shape[-2:]} that leaves every row an entry"
+        )
+    return allowed
+
+
+@contextmanager
+def watching() -> Iterator[list[Watched]]:
+    """The list of what is named meanwhile; a program inside another has its own."""
+    found: list[Watched] = []
+    before = _open.set(found)
+    try:
+        yield found
+    finally:
+        _open.reset(before)
+
+
+@contextmanager
+def unwatched(why: str) -> Iterator[None]:
+    """Refuse probes meanwhile."""
+    before = _open.set(why)
+    try:
+        yield
+    finally:
+        _open.reset(before)

@@ -1,0 +1,122 @@
+"""How large and how small the numbers of a network are: what decides whether a short format can hold them.
+
+Of each activation, over all its tokens, heads and coordinates: the largest absolute value, and for each format the
+share of numbers other than 0 that are below its smallest one; as they are, and multiplied by the largest power of two
+with which the largest still fits. Coordinates are drawn whole, jointly with all else that is measured, so that the law
+of the largest is exact at the given widths: nothing is assumed of the dependence between coordinates and tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace
+
+from ..language import Scalar, Value, Vector, apply, join
+from ..language._graph import ordered
+from ..language._operation import MatMul
+from ..language._pool import pooled
+from ._trace import Trace
+from ._words import Words
+
+Array = Any
+Bools = npt.NDArray[np.bool_]
+
+
+class Format(NamedTuple):
+    """A floating-point format: its largest and its smallest positive number, a power of two."""
+
+    name: str
+    title: str
+    largest: float
+    smallest: int  # the exponent; numbers that are not normal count
+
+    def scale(self, largest: Array) -> Array:
+        """The exponent of the largest power of two with which a largest number fits."""
+        xp = array_namespace(largest)
+        held = xp.where(largest > 0, largest, 1.0)
+        return xp.floor(math.log2(self.largest) - xp.log2(held))
+
+
+FORMATS = (
+    Format("bf16", "bf16", (2 - 2.0**-7) * 2.0**127, -133),
+    Format("fp16", "fp16", 65504.0, -24),
+    Format("e4m3", "fp8 E4M3", 448.0, -9),  # of the Open Compute Project, which has no infinities
+    Format("e5m2", "fp8 E5M2", 57344.0, -16),
+)
+COLUMNS = ("largest", *(f"below_{f.name}" for f in FORMATS), *(f"scaled_{f.name}" for f in FORMATS))
+BLOCK = ("stream", "query", "key", "value", "scores", "weights", "attention", "hidden", "mlp")  # where they are there
+ENDS = ("embedding", "logits")
+KINDS = {"W^Q": "query", "W^K": "key", "W^V": "value"}
+
+
+def of_range(numbers: Array) -> Array:
+    """(…, numbers) → (…, COLUMNS)."""
+    xp = array_namespace(numbers)
+    size = xp.abs(numbers)
+    largest = xp.max(size, axis=-1)
+    scales = [f.scale(largest) for f in FORMATS]
+    ends = [(f.smallest + 0.0 * largest, f.smallest - k) for f, k in zip(FORMATS, scales, strict=True)]
+    shares = [_share(xp, size, exponent) for column in (0, 1) for exponent in (pair[column] for pair in ends)]
+    return xp.stack([largest, *shares], axis=-1)
+
+
+def _share(xp: Any, size: Array, exponent: Array) -> Array:
+    small = (size < (2.0**exponent)[..., None]) & (size > 0)
+    return xp.mean(xp.astype(small, size.dtype), axis=-1)
+
+
+def range_of(values: Sequence[Value], allowed: Bools | None = None) -> Scalar:
+    """(COLUMNS,) of some vectors, all coordinates of them, or of scalars; `allowed` are the entries that count."""
+    if all(isinstance(value, Vector) for value in values):
+        vectors: Vector = join([value.reshape(-1) for value in values])  # type: ignore[assignment]
+        return pooled(of_range, vectors, len(COLUMNS))
+    kept = [_kept(value, allowed) for value in values if isinstance(value, Scalar)]
+    return apply(of_range, join(kept), axes=1)
+
+
+def _kept(value: Scalar, allowed: Bools | None) -> Scalar:
+    if allowed is None or allowed.all():
+        return value.reshape(-1)
+    return value.reshape(-1, allowed.size)[:, np.flatnonzero(allowed)].reshape(-1)
+
+
+def names_of(activations: Sequence[str]) -> tuple[str, ...]:
+    """The names of the numbers of a block, or of the ends."""
+    return tuple(f"{activation}_{column}" for activation in activations for column in COLUMNS)
+
+
+def row_of(found: Mapping[str, Sequence[Value]], allowed: Bools | None = None) -> Scalar:
+    """The numbers of some activations, one after the other."""
+    masked = ("scores", "weights")
+    return join([range_of(values, allowed if name in masked else None) for name, values in found.items()])
+
+
+def ranges(traced: Trace, end: Words | None) -> list[Scalar]:
+    """A row for each block, and one for the ends."""
+    seen = set(ordered([traced.embedded, *([] if traced.decoded is None else [traced.decoded])]))
+    rows = []
+    for layer, mask in zip(traced.layers, traced.masks, strict=True):
+        inside = [value for value in ordered([layer.stream]) if value not in seen]
+        seen.update(inside)
+        found: dict[str, list[Value]] = {
+            "stream": [layer.stream],
+            "scores": [layer.scores],
+            "weights": [layer.weights],
+            "attention": [layer.attended, *([] if layer.crossed is None else [layer.crossed])],
+            "mlp": [layer.fed],
+        }
+        for value in inside:
+            if isinstance(value.op, MatMul):
+                kind = KINDS.get(value.op.weight.source.name or "")
+                if kind is not None:
+                    found.setdefault(kind, []).append(value)
+                elif value.op.weight.in_width.name == "m":  # the last matrix of the perceptron
+                    found.setdefault("hidden", []).append(value.op.x)
+        rows.append(row_of({name: found[name] for name in BLOCK}, mask))
+    last = [] if end is None else [apply(of_range, join([part.reshape(-1) for part in end.parts()]), axes=1)]
+    return [*rows, join([range_of([traced.embedded]), *last])]

@@ -1,0 +1,182 @@
+"""Recipes: how a model is drawn, as one choice of standard deviations and multipliers, each with its source.
+
+n is the width, L the number of blocks. A recipe changes the law of the weights, and what scores and logits are
+multiplied by, and nothing else: orders and norms stay those of the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from ..language._given import shown
+from ._description import MATRICES, Description, idle
+
+M = TypeVar("M", bound=Description)
+Changes = dict[str, Any]
+BASE, BASE_HEAD = 256, 64  # µP: the width and the dimension of a head at which it is the plain recipe
+
+
+class Recipe(NamedTuple):
+    """A recipe, in words and as changes of a model."""
+
+    words: str
+    source: str
+    changes: Callable[[Description], Changes]
+
+
+def recipe(model: M, name: str) -> M:
+    """The model as a recipe draws it.
+
+    Parameters:
+        model: a model.
+        name: one of `ns.models.RECIPES`, which has the words and the source of each.
+
+    Returns:
+        The model with other standard deviations and multipliers, and with the recipe in its name.
+
+    Example:
+        >>> model = ns.models.recipe(ns.models.read("llama-3-8b"), "gpt2")
+        >>> model.name, model.std_q, model.std_o
+        ('llama-3-8b, recipe=gpt2', 0.02, 0.0025)
+    """
+    if not isinstance(name, str) or name not in RECIPES:
+        raise ValueError(f"recipe={shown(name)} must be one of {', '.join(RECIPES)}")
+    unread = idle(model)
+    changes = {field: value for field, value in RECIPES[name].changes(model).items() if field not in unread}
+    return model.replace(name=f"{model.name}, recipe={name}", **changes)
+
+
+def _alike(std: float) -> Changes:
+    return {f"std_{matrix}": std for matrix in MATRICES} | {"std_router": std}
+
+
+def _depth(model: Description) -> int:
+    return model.layers + model.decoder_layers
+
+
+def _last(model: Description, made: Changes, factor: float) -> Changes:
+    """With the last matrices of both branches multiplied."""
+    return made | {name: made[name] * factor for name in ("std_o", "std_out")}
+
+
+def _fans(model: Description) -> dict[str, tuple[int, int]]:
+    """Fan-in and fan-out of each matrix of a block, all heads and groups of it together."""
+    n, m, inner, keys = model.width, model.hidden, model.heads * model.d, model.key_heads * model.d
+    return {
+        "q": (n, inner),
+        "k": (n, keys),
+        "v": (n, keys),
+        "o": (inner, n),
+        "in": (n, m),
+        "gate": (n, m),
+        "out": (m, n),
+    }
+
+
+def _plain(model: Description) -> Changes:
+    return _alike(0.02)
+
+
+def _gpt2(model: Description) -> Changes:
+    return _last(model, _alike(0.02), (2 * _depth(model)) ** -0.5)
+
+
+def _small(model: Description) -> Changes:
+    return _alike(math.sqrt(2 / (5 * model.width)))
+
+
+def _neox(model: Description) -> Changes:
+    last = 2 / (_depth(model) * math.sqrt(model.width))
+    return _small(model) | {"std_o": last, "std_out": last}
+
+
+def _xavier(model: Description) -> Changes:
+    made = {f"std_{name}": math.sqrt(2 / sum(fans)) for name, fans in _fans(model).items()}
+    return _alike(model.width**-0.5) | made
+
+
+def _t_fixup(model: Description) -> Changes:
+    made, factor = _xavier(model), 0.67 * _depth(model) ** -0.25
+    return made | {name: made[name] * factor for name in ("std_v", "std_o", "std_in", "std_gate", "std_out")}
+
+
+def _deepnorm(model: Description) -> Changes:
+    """norm(αx + f(x)) = norm(x + f(x)/α): the multiplier α of the stream is one of the last matrices, but for eps."""
+    if model.order != "post":
+        raise ValueError(f"recipe='deepnorm' is for a norm after each sum: {model.name} has order={model.order!r}")
+    made, depth = _xavier(model), _depth(model)
+    alpha, beta = (2 * depth) ** 0.25, (8 * depth) ** -0.25
+    scaled = made | {name: made[name] * beta for name in ("std_v", "std_o", "std_in", "std_gate", "std_out")}
+    return _last(model, scaled, 1 / alpha)
+
+
+def _fan_in(model: Description) -> Changes:
+    return {f"std_{name}": fans[0] ** -0.5 for name, fans in _fans(model).items()} | {"std_router": model.width**-0.5}
+
+
+def _ntk(model: Description) -> Changes:
+    last = {"logit_scale": model.width**-0.5} if model.tied else {"std_logits": model.width**-0.5}
+    return _fan_in(model) | {"std_embedding": 1.0, "std_position": 1.0} | last
+
+
+def _mup(model: Description) -> Changes:
+    ratio = BASE / model.width
+    made = _alike(0.02 * math.sqrt(ratio)) | {
+        "std_embedding": 0.02,
+        "std_position": 0.02,
+        "score_scale": BASE_HEAD**0.5 / model.d,
+    }
+    last = {"logit_scale": ratio} if model.tied else {"std_logits": 0.02 * ratio}
+    return made | last
+
+
+def _depth_mup(model: Description) -> Changes:
+    return _last(model, _mup(model), _depth(model) ** -0.5)
+
+
+def _zero(model: Description) -> Changes:
+    return _last(model, _alike(0.02), 0.0)
+
+
+RECIPES = {
+    "plain": Recipe("every matrix 0.02", "BERT (Devlin et al. 2018); the default of Hugging Face's code", _plain),
+    "gpt2": Recipe(
+        "0.02, the last matrices of both branches over √(2L)",
+        "GPT-2 (Radford et al. 2019, section 2.3); Megatron-LM (Shoeybi et al. 2019) scales its output layers alike",
+        _gpt2,
+    ),
+    "small": Recipe("every matrix √(2/(5n))", "SmallInit (Nguyen and Salazar 2019)", _small),
+    "neox": Recipe(
+        "√(2/(5n)), the last matrices of both branches 2/(L√n)", "GPT-NeoX-20B (Black et al. 2022), Pythia", _neox
+    ),
+    "xavier": Recipe("√(2/(fan-in + fan-out)), embeddings n^(−1/2)", "Glorot and Bengio 2010", _xavier),
+    "t-fixup": Recipe(
+        "Xavier's, values, output and perceptron times 0.67 L^(−1/4); norms are kept, which T-Fixup leaves out",
+        "T-Fixup (Huang et al. 2020)",
+        _t_fixup,
+    ),
+    "deepnorm": Recipe(
+        "Xavier's, values, output and perceptron times (8L)^(−1/4), and the stream (2L)^(1/4) times each branch, for "
+        "a norm after each sum",
+        "DeepNorm (Wang et al. 2022)",
+        _deepnorm,
+    ),
+    "ntk": Recipe("fan-in^(−1/2), embeddings 1, logits over √n", "Jacot et al. 2018; PaLM draws alike", _ntk),
+    "mup": Recipe(
+        f"0.02 √({BASE}/n), logits 0.02 · {BASE}/n, scores over d in place of √d: plain at n = {BASE}, d = {BASE_HEAD}",
+        "µP (Yang et al. 2022, Tensor Programs V, table 3)",
+        _mup,
+    ),
+    "depth-mup": Recipe(
+        "µP's, the last matrices of both branches over √L",
+        "Yang et al. 2023, Tensor Programs VI; Bordelon et al. 2023",
+        _depth_mup,
+    ),
+    "zero": Recipe(
+        "0.02, the last matrices of both branches 0: every block begins as the identity",
+        "Goyal et al. 2017, for residual networks; recommended with µP",
+        _zero,
+    ),
+}

@@ -1,0 +1,221 @@
+"""What is different in several models, and in their laws: fields, rules, and the quantities whose bands part most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...models import Transformer
+from ...models._description import idle
+from ._found import Lengths, merged
+from ._judge import ABSENT, FOUND, NOT_FOUND, WORST, Array, Finding, at, listed, number, times
+from ._order import HIGH, LOW
+from ._own import described
+from ._quantities import BLOCKS, EVERY, FINAL
+
+SHOWN = 6  # quantities that part most
+RESAMPLED = 200  # times, for the error of a distance
+WIDTH = 36  # letters of a short name, at most
+ROUNDING = 1e-9  # relative: a band is at least so wide
+NEUTRAL = ("limit",)  # rules that say nothing of which model is better
+
+
+class Preference(NamedTuple):
+    """What one rule says of several models."""
+
+    rule: str
+    findings: tuple[Finding, ...]  # of each model, at the length where the worst of them is worst
+    preferred: tuple[str, ...]  # names of models, none of them better than another; all, if it has no preference
+    changes: bool  # found in one, not found in another
+    why: str
+
+
+class Parting(NamedTuple):
+    """A quantity of two models whose bands part.
+
+    The distance is that of the medians over the mean width of the two bands, of logarithms where the quantity is drawn
+    on a logarithmic axis: above 1, the bands part. Its error is the standard deviation over resampled draws.
+    """
+
+    quantity: str
+    block: int | None  # 0 is the embedding; None at the output
+    tokens: int
+    models: tuple[str, str]
+    medians: tuple[float, float]
+    distance: float
+    error: float
+
+    def __str__(self) -> str:
+        place = "" if self.block is None else ", embedding" if not self.block else f", block {self.block}"
+        (a, b), quantity = self.medians, EVERY[self.quantity]
+        ratio = f" ({times(max(a, b) / min(a, b))})" if quantity.log and min(a, b) > 0 else ""
+        digits = quantity.digits
+        return (
+            f"{quantity.title}{place}: {a:.{digits}g} and {b:.{digits}g}{ratio}; "
+            f"medians {self.distance:.3g} ± {self.error:.2g} band widths apart"
+        )
+
+
+class Differences(NamedTuple):
+    """What is different in several models: their fields, what rules say of them, and quantities that part."""
+
+    fields: dict[str, tuple[Any, ...]]  # those that are not the same in all, with the value in each
+    rules: tuple[Preference, ...]  # those that have a preference, verdicts that change before others
+    quantities: tuple[Parting, ...]  # those whose bands part most
+    preferred: str | None
+    verdict: str  # in words: which is better, by which rules
+
+    @property
+    def changed(self) -> tuple[Preference, ...]:
+        """The rules whose verdicts are not the same."""
+        return tuple(rule for rule in self.rules if rule.changes)
+
+
+def differences(models: Sequence[Lengths]) -> Differences:
+    """Between models that were measured at the same lengths."""
+    names = [lengths[0].model.name for lengths in models]
+    brief = dict(zip(names, _quoted(short(names)), strict=True))
+    rules = [_preference(brief, list(row), models) for row in zip(*map(merged, models), strict=True)]
+    telling = [rule for rule in rules if len(rule.preferred) < len(names) or rule.changes]
+    telling.sort(key=lambda rule: not rule.changes)
+    preferred, verdict = _verdict(brief, telling)
+    return Differences(_fields(models), tuple(telling), _partings(models), preferred, verdict)
+
+
+def _fields(models: Sequence[Lengths]) -> dict[str, tuple[Any, ...]]:
+    every = [described(lengths[0].model) for lengths in models]
+    rows = {name: tuple(each[name] for each in every) for name in every[0] if name not in ("name", "program")}
+    return {name: row for name, row in rows.items() if len(set(map(str, row))) > 1 and not _idle(name, models)}
+
+
+def _idle(name: str, models: Sequence[Lengths]) -> bool:
+    """Whether nothing in any of the models reads a field."""
+    return all(isinstance(m, Transformer) and name in idle(m) for m in (lengths[0].model for lengths in models))
+
+
+def short(names: Sequence[str]) -> list[str]:
+    """Names without what they begin with in common, as far as the rest tells them apart, and not too long."""
+    parts = [name.split(", ") for name in names]
+    common = 0
+    while len({tuple(part[: common + 1]) for part in parts}) == 1 and common < min(map(len, parts)):
+        common += 1
+    names = [", ".join(part[common:]) or name for name, part in zip(names, parts, strict=True)]
+    return [name if len(name) <= WIDTH else f"{name[: WIDTH - 1]}…" for name in names]
+
+
+def _quoted(names: Iterable[str]) -> list[str]:
+    return [f"“{name}”" for name in names]
+
+
+def _preference(names: dict[str, str], row: list[Finding], models: Sequence[Lengths]) -> Preference:
+    verdicts = [finding.verdict for finding in row]
+    bad = min(row, key=lambda finding: WORST.index(finding.verdict))
+    same = tuple(next(found for found in lengths if found.tokens == bad.tokens[0]) for lengths in models)
+    findings = tuple(found.finding(bad.name) for found in same)
+    changes = {FOUND, NOT_FOUND} <= set(verdicts)
+    if bad.name in NEUTRAL or bad.verdict != FOUND or ABSENT in verdicts:
+        return Preference(bad.name, findings, tuple(names), changes, "")
+    if changes:
+        best = tuple(name for name, verdict in zip(names, verdicts, strict=True) if verdict == NOT_FOUND)
+        having = [brief for brief, verdict in zip(names.values(), verdicts, strict=True) if verdict == FOUND]
+        why = f"it is found in {listed(having)} {at(bad)}"
+    else:
+        best = _least(list(names), findings)
+        why = "it is found in all, and the least there"
+    numbers = listed(["none" if f.value is None else number(f.value) for f in findings])
+    side = "above" if bad.above else "below"
+    return Preference(
+        bad.name, findings, best, changes, f"{why} ({numbers}; found if {side} {number(bad.threshold or 0.0)})"
+    )
+
+
+def _least(names: list[str], findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Of models in which a rule is found: the least so, and those that draws cannot tell from it."""
+    if any(f.value is None or f.low is None or f.high is None for f in findings):
+        return tuple(names)
+    sign = 1 if findings[0].above else -1
+    worst_case = [max(sign * f.low, sign * f.high) for f in findings if f.low is not None and f.high is not None]
+    best_case = [min(sign * f.low, sign * f.high) for f in findings if f.low is not None and f.high is not None]
+    return tuple(name for name, low in zip(names, best_case, strict=True) if low <= min(worst_case))
+
+
+def _verdict(names: dict[str, str], rules: Sequence[Preference]) -> tuple[str | None, str]:
+    """Rules that change decide; those that are found everywhere decide among what is left."""
+    left = set(names)
+    for decisive in ([rule for rule in rules if rule.changes], [rule for rule in rules if not rule.changes]):
+        chosen = [rule for rule in decisive if len(rule.preferred) < len(names)]
+        kept = left.intersection(*(rule.preferred for rule in chosen))
+        if kept:
+            left = kept
+        elif left == set(names):
+            return None, "the rules disagree: " + "; ".join(
+                f"{rule.rule} prefers {listed([names[name] for name in rule.preferred])}" for rule in chosen
+            )
+    if len(left) == len(names):
+        return None, "no rule prefers one of them"
+    by = [rule.rule for rule in rules if left <= set(rule.preferred) and len(rule.preferred) < len(names)]
+    against = [rule.rule for rule in rules if not left & set(rule.preferred)]
+    best = [name for name in names if name in left]
+    words = f"prefer {' or '.join(names[name] for name in best)}, by {listed(by)}"
+    words += f"; {listed(against)} would not" if against else ""
+    return (best[0] if len(best) == 1 else None), words
+
+
+def _partings(models: Sequence[Lengths]) -> tuple[Parting, ...]:
+    """One for each quantity, where two models are the farthest apart; the farthest first."""
+    found: dict[str, tuple[float, Any]] = {}
+    for first, second in combinations(models, 2):
+        for here, there in zip(first, second, strict=True):
+            for quantity in (*BLOCKS, *FINAL):
+                name = quantity.name
+                if name not in here.best or name not in there.best:
+                    continue
+                a, b = here.best.from_embedding(name), there.best.from_embedding(name)
+                for block, i, j in _places(here[name].blocks, there[name].blocks):
+                    x, y = (d if i is None else d[:, k] for d, k in ((a, i), (b, j)))
+                    away = _distance(x, y, quantity.log)
+                    if away > found.get(name, (1.0,))[0]:
+                        found[name] = away, (block, here, there, x, y)
+    made = [
+        Parting(
+            name,
+            block,
+            here.tokens,
+            (here.model.name, there.model.name),
+            (float(np.median(x)), float(np.median(y))),
+            away,
+            _error(x, y, EVERY[name].log),
+        )
+        for name, (away, (block, here, there, x, y)) in found.items()
+    ]
+    made.sort(key=lambda parting: 2 * parting.error - parting.distance)
+    return tuple(made[:SHOWN])
+
+
+def _places(first: Array | None, second: Array | None) -> list[tuple[int | None, Any, Any]]:
+    """Where to compare: in every block if there are as many, else at the embedding, the first and the last."""
+    if first is None or second is None:
+        return [(None, None, None)]
+    if len(first) == len(second):
+        return [(int(block), i, i) for i, block in enumerate(first)]
+    start = [(int(first[i]), i, i) for i in range(min(2 - int(first[0]), len(first), len(second)))]
+    return [*start, (int(first[-1]), -1, -1)]
+
+
+def _distance(x: Array, y: Array, log: bool) -> float:
+    """|median − median| over the mean width of the bands."""
+    if log and min(x.min(), y.min()) > 0:
+        x, y = np.log(x), np.log(y)
+    (low, a, high), (bottom, b, top) = (np.quantile(draws, [LOW, 0.5, HIGH]) for draws in (x, y))
+    gap = abs(a - b)
+    size = max(abs(a), abs(b), 1e-300)
+    return float(gap / max((high - low + top - bottom) / 2, ROUNDING * size)) if gap > ROUNDING * size else 0.0
+
+
+def _error(x: Array, y: Array, log: bool) -> float:
+    rng = np.random.default_rng(0)
+    again = [_distance(rng.choice(x, len(x)), rng.choice(y, len(y)), log) for _ in range(RESAMPLED)]
+    return float(np.std(again))

@@ -1,0 +1,203 @@
+"""What an audit gives back: one model at its lengths, or several models beside each other."""
+
+from __future__ import annotations
+
+import html
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .._folder import Folder
+from ._differences import Differences, differences
+from ._found import Band, Found, Measured, changing, merged
+from ._judge import ABSENT, FOUND, NOT_FOUND, Finding, at
+from ._object import of_comparison, of_model
+from ._own import Model
+from ._request import Request
+from ._table import comparison, table
+
+COMMAND = "netsor audit"
+FILES = ("report.html", "audit.csv")
+
+
+class Result(ABC):
+    """What an `Audit` and a `Comparison` have in common: they are printed, saved and tested alike."""
+
+    audits: tuple[Audit, ...]
+    request: Request
+    seconds: float  # of the clock
+
+    @abstractmethod
+    def __str__(self) -> str: ...
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def table(self) -> str:
+        """Medians, bands and findings, as text."""
+        return str(self)
+
+    @abstractmethod
+    def as_dict(self) -> dict[str, Any]:
+        """What `netsor audit --json` prints."""
+
+    @property
+    def random_numbers(self) -> int:
+        """All that were drawn, for all models, lengths and widths."""
+        return sum(m.random_numbers for audit in self.audits for found in audit.lengths for m in found.measured)
+
+    @property
+    def _spent(self) -> dict[str, Any]:
+        return {"random_numbers": self.random_numbers, "seconds": round(self.seconds, 3)}
+
+    def failed(self, names: Sequence[str]) -> list[str]:
+        """A line for each model and each of these rules that is not *not found*: found, or undecided."""
+        lines = []
+        for audit in self.audits:
+            for finding in map(audit.finding, names):
+                if finding.verdict == ABSENT:
+                    raise ValueError(f"{finding.name} is not measured of {audit.model.name}: {finding.measured}")
+                if finding.verdict != NOT_FOUND:
+                    lines.append(
+                        f"{audit.model.name}: {finding.name} {finding.verdict} {at(finding)}: {finding.measured}"
+                    )
+        return lines
+
+    def assert_not_found(self, *names: str) -> None:
+        """Raise an AssertionError if one of these rules is found, or undecided, at any length; a line for each.
+
+        A rule that was not measured is a ValueError: a test of it would test nothing.
+        """
+        lines = self.failed(names)
+        if lines:
+            raise AssertionError("\n".join(lines))
+
+    def save(self, out: str | Path) -> Path:
+        """Write report.html, audit.csv and manifest.json into a folder; the report's path.
+
+        Files that are not of an earlier audit are never overwritten.
+        """
+        from ._report import files  # matplotlib is slow to import
+
+        path = Path(out)
+        folder = folder_of(path)
+        folder.prepare(FILES)
+        models = [audit.lengths for audit in self.audits]
+        compared = self.differences if isinstance(self, Comparison) else None
+        folder.put(*files(models, compared, self._spent, COMMAND, path))
+        return path / "report.html"
+
+
+class Audit(Result):
+    """What was measured of a model, at one length of its input or several.
+
+    `audit["entropy"].median` has an entry for each block, and so have `low`, `high` and `blocks`, in which 0 is the
+    embedding. `audit.finding("entropy").verdict` is that of the worst length. Of one length: `audit.at(128)["entropy"]`
+    and `audit.at(128).findings`; the audit's own numbers are those of the first. `audit.actual["entropy"]` are the
+    draws themselves, (draws, blocks), at the model's own widths, and those of `limit` at infinite ones.
+    """
+
+    def __init__(self, request: Request, lengths: Sequence[Found], seconds: float) -> None:
+        self.request, self.lengths, self.seconds = request, tuple(lengths), seconds
+        self.audits = (self,)
+
+    def __repr__(self) -> str:
+        found = ", ".join(finding.name for finding in self.findings if finding.verdict == FOUND) or "none"
+        draws = self.request.draws_of(self.lengths[0].tokens)
+        return f"<Audit of {self.model.name}: {draws} draws; found: {found}; print it for the table>"
+
+    def __str__(self) -> str:
+        return table(self.lengths)
+
+    def __getitem__(self, name: str) -> Band:
+        return self.lengths[0][name]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `netsor audit --json` prints."""
+        return {**of_model(self.lengths), **self._spent}
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.lengths[0].model
+
+    @property
+    def actual(self) -> Measured | None:
+        """The draws of the first length at the model's own widths."""
+        return self.lengths[0].actual
+
+    @property
+    def limit(self) -> Measured | None:
+        """The draws of the first length at infinite widths."""
+        return self.lengths[0].limit
+
+    def at(self, tokens: int) -> Found:
+        """What was measured on so many tokens."""
+        for found in self.lengths:
+            if found.tokens == tokens:
+                return found
+        known = ", ".join(str(found.tokens) for found in self.lengths)
+        raise ValueError(f"tokens={tokens} was not measured of {self.model.name}; what was: {known}")
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """A verdict for each rule: that of the length where it is worst, with all lengths that have it."""
+        return merged(self.lengths)
+
+    def finding(self, name: str) -> Finding:
+        """The verdict of one rule, at the length where it is worst."""
+        self.lengths[0].finding(name)  # which knows the names
+        return next(finding for finding in self.findings if finding.name == name)
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """The rules whose verdict depends on the length: found at one, not found at another."""
+        return changing(self.lengths)
+
+
+class Comparison(Result):
+    """Several models beside each other.
+
+    `differences` are what is different in the models and in their laws; `preferred` is the name of the one that the
+    rules prefer, or None. `comparison.audits` are those of the models, and `comparison["name"]` is one of them.
+    """
+
+    def __init__(self, audits: Sequence[Audit]) -> None:
+        self.audits, self.request, self.seconds = tuple(audits), audits[0].request, audits[0].seconds
+
+    def __repr__(self) -> str:
+        names = " and ".join(audit.model.name for audit in self.audits)
+        return f"<Comparison of {names}: preferred: {self.preferred or 'none'}; print it for the table>"
+
+    def __str__(self) -> str:
+        return comparison([audit.lengths for audit in self.audits], self.differences)
+
+    def __getitem__(self, name: str | int) -> Audit:
+        if isinstance(name, int):
+            return self.audits[name]
+        for audit in self.audits:
+            if audit.model.name == name:
+                return audit
+        known = ", ".join(repr(audit.model.name) for audit in self.audits)
+        raise KeyError(f"{name!r} is no model of this comparison; they are {known}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `netsor audit --json` prints."""
+        return {**of_comparison([audit.lengths for audit in self.audits], self.differences), **self._spent}
+
+    @cached_property
+    def differences(self) -> Differences:
+        """What is different in the models, and in what the rules and the numbers say of them."""
+        return differences([audit.lengths for audit in self.audits])
+
+    @property
+    def preferred(self) -> str | None:
+        """The model that the rules prefer; None where they prefer none, or not the same."""
+        return self.differences.preferred
+
+
+def folder_of(path: Path) -> Folder:
+    """The folder of an audit."""
+    return Folder(path, COMMAND)

@@ -1,0 +1,50 @@
+"""Ids of Hugging Face's hub, from a cache that is there, or not."""
+
+import json
+
+import pytest
+
+import netsor as ns
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TINY = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache with one model."""
+    folder = tmp_path / "hub" / "models--some-one--tiny-gpt2.1"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(COMMIT)
+    (folder / "snapshots" / COMMIT).mkdir(parents=True)
+    (folder / "snapshots" / COMMIT / "config.json").write_text(json.dumps(TINY))
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def test_a_model_in_the_cache_is_read_by_its_id(cache, monkeypatch):
+    model = ns.models.read("some-one/tiny-gpt2.1")
+    assert (model.name, model.width, model.family) == ("some-one/tiny-gpt2.1", 16, "gpt2")
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache.parent))
+    monkeypatch.delenv("HF_HOME")
+    assert ns.models.read("some-one/tiny-gpt2.1") == model
+
+
+@pytest.mark.parametrize("broken", ["refs/main", f"snapshots/{COMMIT}/config.json"])
+def test_what_is_not_in_the_cache_is_told_with_what_to_do(cache, broken):
+    with pytest.raises(ValueError, match=r"`hf download meta-llama/Llama-3.1-8B config.json` puts it there"):
+        ns.models.read("meta-llama/Llama-3.1-8B")
+    (cache / broken).unlink()
+    with pytest.raises(ValueError, match="is not in the cache of this machine"):
+        ns.models.read("some-one/tiny-gpt2.1")
+
+
+def test_names_that_are_no_ids_get_no_such_advice(cache):
+    (cache / "refs" / "main").write_text("../../../../etc")
+    for name in ("gpt5", "a/b/c.json", "some-one/tiny-gpt2.1"):
+        with pytest.raises(ValueError, match="is no file, and none of the models that ship") as error:
+            ns.models.read(name)
+        assert ("hf download" in str(error.value)) == (name == "some-one/tiny-gpt2.1")

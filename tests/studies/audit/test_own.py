@@ -1,0 +1,144 @@
+"""Audits of programs: what they name is what is measured, with the law of the same network in plain numpy."""
+
+import importlib
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import netsor as ns
+from netsor.studies.audit._own import Own
+
+from .own import NETWORKS
+
+LEVEL = 1e-4  # of each test: divided by the numbers that are compared
+n = ns.Width("n")
+
+
+def program(name):
+    return importlib.import_module(f"examples.audit_{name}").net()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_an_example_has_the_law_of_the_same_network_in_numpy(name):
+    width, rng = 16, np.random.default_rng(5)
+    plain = [NETWORKS[name](rng, width) for _ in range(200)]
+    found = Own(program(name), {"n": width}).probes().measure(1000, seed=1, workers=1, progress=False)
+    assert set(found) == set(plain[0])
+    compared = {}
+    for quantity, ours in found.items():
+        theirs = np.array([row[quantity] for row in plain])
+        for block in np.ndindex(ours.shape[1:]):
+            compared[quantity, *block] = stats.ks_2samp(theirs[:, *block], ours[:, *block]).pvalue
+    assert len(compared) > 15
+    assert min(compared.values()) > LEVEL / len(compared), min(compared, key=compared.get)
+
+
+def test_an_audit_of_a_program_is_as_that_of_a_model(tmp_path):
+    net = program("experts")
+    audit = ns.audit(net, n=16, draws=40, out=tmp_path, progress=False)
+    assert str(audit).startswith("net(tokens=8, blocks=2, heads=2, count=4): 2 blocks, n = 16; 40 draws of 8 tokens;")
+    made = audit.as_dict()
+    assert {"entropy", "largest_load", "mlp_share"} < set(made["layers"][0])
+    assert {f["rule"]: f["verdict"] for f in made["findings"]}.keys() == {f.rule for f in audit.findings}
+    assert "limit" in made
+    assert "load of the busiest expert" in (tmp_path / "report.html").read_text().lower()
+    kept = json.loads((tmp_path / "manifest.json").read_text())["options"]["models"]
+    assert kept[0]["widths"] == {"n": 16}
+    assert "probe experts" in kept[0]["program"]
+    assert not list((tmp_path / "parts").iterdir())  # nobody knows all that the numbers of a program depend on
+    one, two = (ns.audit(net, n=16, draws=260, widths="actual", workers=k, progress=False) for k in (1, 2))
+    np.testing.assert_array_equal(one.actual["entropy"], two.actual["entropy"])
+
+
+def test_rules_come_out_both_ways_for_programs():
+    @ns.program
+    def net(sigma, sent):
+        x = ns.probe("embedding", ns.gaussian(n, 6))
+        a = ns.nn.attend(x, 2, 8, "causal", sigma_q=sigma)
+        ns.probe("scores", a.scores), ns.probe("weights", a.weights)
+        ns.probe("experts", ns.apply(lambda p: p, ns.nn.logits(x, 3) * np.array(sent)))
+        return ns.probe("stream", x + a.output)
+
+    loud, calm = (ns.audit(net(*given), n=16, draws=60, widths="actual", progress=False) for given in GIVEN)
+    verdicts = [{f.name: f.verdict for f in each.findings} for each in (loud, calm)]
+    assert [each["entropy"] for each in verdicts] == ["found", "not found"]
+    assert [each["load"] for each in verdicts] == ["found", "not found"]
+    assert [each["branches"] for each in verdicts] == ["not measured"] * 2
+
+
+GIVEN = (30.0, (1.0, 0.0, 0.0)), (0.1, (1.0, 1.0, 1.0))
+
+
+def test_two_programs_are_compared():
+    first, second = (importlib.import_module("examples.audit_experts").net(count=count) for count in (3, 5))
+    audit = ns.audit(first, compare=second, n=16, draws=20, widths="actual", progress=False)
+    assert audit.audits[1].model.name.endswith("count=5)")
+    assert audit.audits[1].actual["largest_load"].shape == (20, 2)
+    again = ns.audit(first, compare=first, n=16, draws=20, widths="actual", progress=False)
+    assert again.audits[1].model.name.endswith(", again")
+
+
+def with_probes(*names, mask=None):
+    @ns.program
+    def net():
+        x = ns.gaussian(8, 3)
+        made = ns.nn.attend(x, 2, 4, "causal")
+        values = {"scores": made.scores, "weights": made.weights, "logits": made.scores[0], "experts": made.scores[0]}
+        for name in names:
+            ns.probe(name, values.get(name, x))
+        return x
+
+    return net()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ((), r"must name its streams for an audit: ns.probe\('embedding', x\) before"),
+        (("embedding",), "must name its streams"),
+        (("stream",), "must name its streams"),
+        (("embedding", "stream", "scores"), "has the probe 'scores' after its last stream"),
+        (("embedding", "embedding", "stream"), "has the probe 'embedding' twice: once is allowed"),
+        (("embedding", "mlp", "mlp", "stream"), "has the probe 'mlp' twice in block 1"),
+        (("embedding", "mlp", "stream", "stream"), "'mlp' in block 1 but not in block 2: every block must have"),
+        (("embedding", "stream", "mlp", "stream"), "'mlp' in block 2 but not in block 1"),
+    ],
+)
+def test_programs_that_cannot_be_audited(names, message):
+    with pytest.raises(ValueError, match=message):
+        ns.audit(with_probes(*names))
+
+
+def test_what_is_for_models_is_refused_for_programs():
+    net = with_probes("embedding", "stream")
+    for given, message in (
+        ({"tokens": 3}, "tokens=3 is for models"),
+        ({"ids": [1, 2]}, "is for models"),
+        ({"gradients": True}, "gradients=True is for models"),
+        ({"compare": "gpt2"}, "a program is compared with programs"),
+        ({"m": 3}, "m"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ns.audit(net, **given)
+    with pytest.raises(ValueError, match="n=3 is no argument of an audit of a model"):
+        ns.audit("gpt2", n=3)
+
+
+def test_masks_are_those_of_the_softmax_unless_given():
+    full = Own(with_probes("embedding", "scores", "weights", "stream"), {})
+    found = full.probes().measure(200, workers=1, progress=False)
+
+    @ns.program
+    def net(mask):
+        x = ns.probe("embedding", ns.gaussian(8, 3))
+        a = ns.nn.attend(x, 2, 4, "causal")
+        ns.probe("scores", a.scores[::-1], mask=mask), ns.probe("weights", a.weights[::-1], mask=mask)
+        return ns.probe("stream", x)
+
+    given = Own(net(np.tri(3) > 0), {}).probes().measure(200, workers=1, progress=False)
+    np.testing.assert_allclose(given["entropy"], found["entropy"])
+    np.testing.assert_allclose(given["score_std"], found["score_std"])
+    every = Own(net(None), {}).probes().measure(200, workers=1, progress=False)
+    assert (every["entropy"] < found["entropy"]).all()  # as if masked tokens had been passed over by choice

@@ -1,0 +1,75 @@
+"""What an audit says of short formats, both ways, and where it says it."""
+
+import json
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.models._ranges import COLUMNS, FORMATS
+from netsor.studies.audit._judge import FOUND, NOT_FOUND, UNDECIDED
+from netsor.studies.audit._ranges import ranges_of
+
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
+DRAWS = 200
+
+
+def arrays(largest, below, blocks=2):
+    """Draws of one activation, with a little noise: shares below are those of E4M3, and 0 for all others."""
+    noise = 1 + 0.01 * np.random.default_rng(0).standard_normal((DRAWS, blocks))
+    made = {f"stream_{column}": np.zeros((DRAWS, blocks)) for column in COLUMNS}
+    return made | {"stream_largest": largest * noise, "stream_below_e4m3": below * noise}
+
+
+@pytest.mark.parametrize(
+    ("largest", "below", "overflow", "underflow", "scale", "words"),
+    [
+        (3.0, 0.001, NOT_FOUND, NOT_FOUND, 7, "fits bf16, fp16, fp8 E4M3, fp8 E5M2"),
+        (1e4, 0.001, FOUND, NOT_FOUND, -5, "overflows in fp8 E4M3; a scale of 2^-5 fits"),
+        (3.0, 0.2, NOT_FOUND, FOUND, 7, "underflows in fp8 E4M3 (0.2 of its numbers are below 2^-9); a scale of 2^7"),
+        (446.0, 0.01, UNDECIDED, UNDECIDED, -1, "more draws decide on fp8 E4M3"),
+    ],
+)
+def test_verdicts_come_out_both_ways(largest, below, overflow, underflow, scale, words):
+    (found,) = ranges_of(arrays(largest, below))
+    held = {each.format: each for each in found.held}["fp8 E4M3"]
+    assert (held.overflow, held.underflow, held.scale) == (overflow, underflow, scale)
+    assert words in found.text
+    assert 448 / 2 < 2.0**held.scale * found.largest[2] <= 448  # it fits, and twice as much would not
+
+
+def test_where_ranges_are_said(tmp_path, capsys):
+    model = ns.models.read(GPT2).replace(std_v=1e3, std_o=1e3, std_embedding=1e-7, std_position=1e-7)
+    audit = ns.audit(model, tokens=3, draws=40, widths="both", ranges=True, out=tmp_path, workers=1)
+    lines = {line.split(":")[0]: line for line in str(audit).splitlines()}
+    assert "overflows in fp16" in lines["attention's output"]
+    assert "underflows in fp8 E5M2 (1 of its numbers are below 2^-16)" in lines["embeddings"]
+    found = {each["activation"]: each for each in json.loads(json.dumps(audit.as_dict()))["ranges"]}
+    assert found["attention"]["formats"][1]["overflow"] == FOUND
+    assert found["embedding"]["block"] is None
+    assert [f.title for f in FORMATS] == [each["format"] for each in found["logits"]["formats"]]
+    page = (tmp_path / "report.html").read_text()
+    assert "Short formats: gpt2" in page
+    assert '<span class="disagrees">overflows</span>' in page
+    assert "--ranges" in json.loads((tmp_path / "manifest.json").read_text())["command"]
+    plain = ns.audit(model, tokens=3, draws=40, widths="actual", workers=1)
+    assert "ranges" not in plain.as_dict()
+    with pytest.raises(ValueError, match="ranges=True needs finite widths"):
+        ns.audit(model, widths="inf", ranges=True)
+    with pytest.raises(ValueError, match="ranges=3 must be True or False"):
+        ns.audit(model, ranges=3)
+
+
+def test_ranges_of_a_program():
+    @ns.program
+    def net(scale):
+        x = ns.probe("embedding", ns.gaussian(16, 3))
+        q = ns.probe("query", ns.weight(8, 16, batch=2) @ x)
+        ns.probe("scores", ns.dot(q, ns.weight(8, 16, batch=2) @ x), mask=np.tri(3) > 0)
+        return ns.probe("stream", x + scale * ns.probe("mlp", ns.nn.mlp(x, 32)))
+
+    loud, calm = (ns.audit(net(scale), draws=40, widths="actual", ranges=True, progress=False) for scale in (1e3, 1.0))
+    assert [each["activation"] for each in calm.as_dict()["ranges"]] == [
+        "embedding", "stream", "query", "scores", "mlp",
+    ]  # fmt: skip
+    assert ["overflows in fp8 E4M3" in str(each) for each in (loud, calm)] == [True, False]
