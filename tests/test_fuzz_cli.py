@@ -128,9 +128,11 @@ AUDIT = {
     ],
     "--compare": ["tiny.json", "gpt5", "file", "", "theirs"],
     "--compare-set": ["std=0.3", "causal=false", "std=1e300", "vocabulary=none", "vocabulary=5", "order=post"],
-    "--tokens": ["2", "3", "16", "17", "1", "1000000"],
+    "--tokens": ["2", "3", "16", "17", "1", "1000000", "2,5", "5,5", "3,x"],
+    "--sweep": ["std=0.1,0.2", "layers=1,2", "std=1", "norm=rms,layer", "=", "heads=1,3", "std=0.1,1e300"],
+    "--fail-on": ["growth", "entropy,loss", "limit", "scores", "x", ""],
     "--ids": ["3,1", "3,7,7,1", "0,0", "1", "1,x", "1,99", ",", "-1,2"],
-    "--draws": ["10", "20", "9", "1000000000"],
+    "--draws": ["15", "20", "14", "1000000000"],
     "--widths": ["actual", "inf", "both", "none"],
     "--seed": ["0", "7", str(2**128)],
     "--workers": ["1", "2", "1024", "2000"],
@@ -142,7 +144,7 @@ def audit_line(random):
     """An audit of a small model."""
     words = ["audit", random.choice(["tiny.json"] * 12 + MODELS)]
     if random.random() < 0.8:
-        words += ["--draws", "10"]
+        words += ["--draws", "15"]
     for option in random.sample(sorted(AUDIT), random.randint(0, 3)):
         words += [option, value(random, AUDIT[option])]
     return words + ["--json"] * (random.random() < 0.6)
@@ -271,7 +273,8 @@ def examine(folder, words):
         assert result.stdout in ("", "a file may print\n")
         assert not added
         return 2
-    assert result.returncode == 0 or (words[0] == "check" and result.returncode == 1)
+    failed = "--fail-on" in words and result.returncode == 3
+    assert result.returncode == 0 or failed or (words[0] == "check" and result.returncode == 1)
     assert result.stdout
     plots = {words[i + 1] for i, word in enumerate(words) if word == "--plot"}
     outs = {words[i + 1] for i, word in enumerate(words) if word == "--out"} if words[0] == "audit" else set()

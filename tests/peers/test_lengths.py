@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from netsor import models
 from netsor.studies.audit._judge import FOUND, NOT_FOUND, UNDECIDED, Facts
@@ -15,7 +16,8 @@ from .test_audit import real
 
 GPT2 = {"model_type": "gpt2"}  # as transformers makes it: 12 blocks of width 768
 FORWARD = ("growth", "branches", "rank", "entropy", "loss")
-CLOSE = 0.1  # relative: the values of rules vary by a few per cent from one initialisation to the next
+LEVEL = 1e-4
+LOOKED_AT = (("mean_square", 11), ("attention_share", 0), ("mlp_share", 0), ("effective_rank", 11), ("entropy", 0))
 
 
 def facts(draws: dict[str, np.ndarray], tokens: int) -> Facts:
@@ -37,20 +39,23 @@ def sides(draws: dict[str, np.ndarray], tokens: int) -> dict[str, tuple[str, flo
 
 @pytest.mark.parametrize(("tokens", "count"), [(16, 16), (128, 16), (1024, 2)])
 def test_verdicts_agree_with_real_initialisations(tokens, count):
-    """16 draws decide by intervals of level 1e-4, or leave open what is near its threshold, as the rank of 128 tokens;
-    2 of the longest, which take minutes, are compared as they are.
+    """Medians of real models are on the side of each threshold that ours say.
+
+    16 draws decide by intervals of level 1e-4, or leave open what is near its threshold, as the rank of 128 tokens;
+    and what the rules look at has one law in 16 of ours and 8 real ones (Kolmogorov–Smirnov, level 1e-4 each). Of the
+    longest, which take minutes, there are 2.
     """
     ours = models.read("gpt2").probes(tokens=tokens).measure(count, seed=2, progress=False)
-    theirs = of_blocks(real("gpt2", GPT2, range(tokens), max(2, count // 4)))
+    theirs = of_blocks(real("gpt2", GPT2, range(tokens), max(2, count // 2)))
     here, there = sides(ours, tokens), sides(theirs, tokens)
     print(tokens, {name: (round(here[name][1], 4), round(there[name][1], 4)) for name in FORWARD})
     assert list(here) == [rule.name for rule in RULES if rule.name in FORWARD]
     assert {name: side for name, (side, _) in here.items()} == {name: side for name, (side, _) in there.items()}
     assert here["branches"][0] == (NOT_FOUND if tokens == 16 else FOUND)
-    for name in FORWARD:
-        if name != "loss":  # the excess over ln V is near 0
-            assert there[name][1] == pytest.approx(here[name][1], rel=CLOSE), name
     if count > 2:
         decided = {f.name: f.verdict for f in judged(facts(ours, tokens)) if f.name in FORWARD}
         assert all(decided[name] in (side, UNDECIDED) for name, (side, _) in here.items())
         assert decided["branches"] == here["branches"][0]
+        p = {name: float(stats.ks_2samp(ours[name][:, i], theirs[name][:, i]).pvalue) for name, i in LOOKED_AT}
+        print({name: round(value, 4) for name, value in p.items()})
+        assert min(p.values()) > LEVEL, p

@@ -120,6 +120,8 @@ def _rules(text: str | None, options: dict[str, Any]) -> list[str]:
     backward = [rule.name for rule in BACKWARD_RULES if rule.name in names]
     if backward and not options["gradients"]:
         raise click.UsageError(f"--fail-on {shown(text)}: {backward[0]} needs --gradients")
+    if "limit" in names and (options["widths"] or ("actual" if options["quick"] else "both")) != "both":
+        raise click.UsageError(f"--fail-on {shown(text)}: limit needs --widths both")
     return names
 
 
