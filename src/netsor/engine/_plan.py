@@ -28,6 +28,8 @@ LARGEST = 2**33  # bytes of one array of one replica above which a plan is refus
 
 LONG = 32  # entries of a row from which on numpy's inner loop over it is efficient, and replicas need not be innermost
 
+ROUNDING = 1e-15  # off 1: a number times its inverse
+
 # Seconds on one core, as measured: for a normal, for a χ, and for one entry or product computed.
 NORMAL_SECONDS, CHI_SECONDS, ENTRY_SECONDS = 9e-9, 3e-8, 1.5e-9
 
@@ -102,6 +104,7 @@ class Builder:
     steps: list[Step] = field(default_factory=list)
     known: dict[Any, Register] = field(default_factory=dict)  # steps and constants, by content, to reuse
     shaped: dict[Register, Register] = field(default_factory=dict)  # reshaped array → the original
+    scaled: dict[Register, tuple[Register, float]] = field(default_factory=dict)  # array · number → the two
     expects: bool = False  # whether a Gaussian expectation was taken
     nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
     tried: dict[str, None] = field(default_factory=dict)  # functions whose expectations use values at points alone
@@ -143,6 +146,12 @@ class Builder:
             return args[1]
         if kind == "product" and args[0].shape[-1] == 1:  # a column times a row
             kind = "multiply"
+        if kind == "scale" and args[0] in self.scaled:  # one pass over the array, or none
+            inner, by = self.scaled[args[0]]
+            by *= params["by"]
+            if abs(by - 1) <= ROUNDING:
+                return inner
+            args, params = (inner,), {"by": by}
         key = self.key(kind, args, params)
         if key in self.known:
             return self.known[key]
@@ -167,6 +176,8 @@ class Builder:
             if kind == "span":
                 inner = 4 * sum(arg.shape[-2] for arg in args)
             self.steps.append(Step(kind, out, args, params, words, out.size * inner))
+            if kind == "scale":
+                self.scaled[out] = args[0], params["by"]
         if key is not None:
             self.known[key] = out
         return out
