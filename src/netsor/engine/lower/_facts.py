@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ...language._asked import asked_entries
 from ...language._graph import ordered
 from ...language._names import names_of
-from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source
+from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
 from ...language._value import Value, Vector
 from .._error import ExactError
 from .._plan import LARGEST
@@ -83,6 +83,7 @@ def facts_of(
     found: set[Value] = set()
     if "leaves" not in without:
         found, values = leaves(values, edges, coordinates)
+    values = _products_first(values)
     begun = [v for v in values if v in made and v in made[v]]
     into = {s for v in values if isinstance(v.op, Nonlin) and v in coordinates for x in asked(v) for s in made[x]}
     if "undrawn" in without:
@@ -146,6 +147,26 @@ def _shallow_first(outputs: Sequence[Value]) -> list[Value]:
     for value in ordered(outputs):
         depth[value] = 1 + max((depth[x] for x in value.op.inputs), default=0)
     return sorted(outputs, key=lambda output: depth[output])
+
+
+def _products_first(values: Sequence[Value]) -> list[Value]:
+    """Means of products as soon as their vectors are there: these need not be kept, and frames turned, for them."""
+    place = {value: k for k, value in enumerate(values)}
+    users: dict[Value, list[Value]] = {}
+    for value in values:
+        for x in value.op.inputs:
+            users.setdefault(x, []).append(value)
+    early: set[Value] = set()  # these products, and vectors rearranged for them alone
+    for value in reversed(values):
+        match value.op:
+            case Dot(power=1):
+                early.add(value)
+            case Take() if isinstance(value, Vector) and early.issuperset(users.get(value, [value])):
+                early.add(value)
+    for value in values:
+        if value in early:
+            place[value] = max(place[x] for x in value.op.inputs)
+    return sorted(values, key=lambda value: place[value])  # stable, so that inputs stay before what uses them
 
 
 def _coordinates(outputs: Sequence[Value]) -> set[Value]:
