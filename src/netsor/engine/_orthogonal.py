@@ -60,7 +60,7 @@ def span(xp: Any, rows: Array, *known: Array, ways: Ways | None = None) -> Array
     made = less(xp, rows, known)
     square = squares(xp, made)
     real = square > least(xp, rows)
-    if type(real) is not np.ndarray or not real.all():
+    if type(real) is not np.ndarray or not (real | (square == 0)).all():
         made = made * xp.astype(real, rows.dtype)[..., None]
     products = gram(xp, made, made)
     lower = ways.factored(products, tolerance(xp, rows.dtype) * _diagonal(xp, products))
