@@ -80,6 +80,7 @@ RULES: dict[str, Callable[..., Array]] = {
         if getattr(rule, "__module__", "") == _instructions.__name__ and not name.startswith("_")
     },
     "span": _orthogonal.span,
+    "spanned": _orthogonal.spanned,
     "along": _orthogonal.along,
     "seen": _orthogonal.seen,
     "reduced": _orthogonal.reduced,
