@@ -30,8 +30,15 @@ LONG = 32  # entries of a row from which on numpy's inner loop over it is effici
 
 ROUNDING = 1e-15  # off 1: a number times its inverse
 
-# Seconds on one core, as measured: for a normal, for a χ, and for one entry or product computed.
-NORMAL_SECONDS, CHI_SECONDS, ENTRY_SECONDS = 9e-9, 3e-8, 1.5e-9
+# Seconds on one core, as measured: for a normal and a χ; for an entry that is made, one that a function reads or makes,
+# and a multiplication of a matrix product.
+NORMAL_SECONDS, CHI_SECONDS = 9e-9, 3e-8
+ENTRY_SECONDS, FUNCTION_SECONDS, PRODUCT_SECONDS = 1.5e-9, 1.5e-8, 2e-10
+SMALL_FACTOR = 250  # multiplications beside those of a factorisation, for each entry of a triangular factor
+
+PRODUCTS = ("product", "gram", "along", "span", "spanned", "basis", "oriented", "solve")
+FACTORS = ("factor", "reduced", "residual", "along", "spanned", "span")
+FUNCTIONS = ("apply", "kernel", "moments", "tilted", "tilted_means")
 
 
 class TooLargeError(ValueError):
@@ -71,6 +78,23 @@ class Step:
     def numbers(self) -> int:
         """The random numbers that it draws for a replica."""
         return self.out.size if self.kind in ("normals", "chi") else 0
+
+    @property
+    def seconds(self) -> float:
+        """Roughly what it takes for a replica, on one core."""
+        if self.numbers:
+            return (CHI_SECONDS if self.kind == "chi" else NORMAL_SECONDS) * self.numbers
+        if self.kind in VIEWS:
+            return 0.0
+        if self.kind in FUNCTIONS:
+            return FUNCTION_SECONDS * max(self.out.size, *(arg.size for arg in self.args))
+        rows = self.out.shape[-2] if len(self.out.shape) > 1 else 1
+        more = SMALL_FACTOR * math.prod(self.out.shape[:-1]) * rows if self.kind in FACTORS else 0
+        products = self.operations if self.kind in (*PRODUCTS, *FACTORS) else 0
+        return ENTRY_SECONDS * self.out.size + PRODUCT_SECONDS * (products + more)
+
+
+VIEWS = {"reshape", "permute", "part", "spread", "transposed"}  # share memory with what they read
 
 
 RULES: dict[str, Callable[..., Array]] = {
@@ -174,8 +198,12 @@ class Builder:
                 inner = 2 * args[0].shape[-2]
             if kind == "oriented":
                 inner = args[0].shape[-1] + args[1].shape[-1]
+            if kind == "spanned":
+                inner = 2 * args[1].shape[-2]
             if kind == "span":
                 inner = 4 * sum(arg.shape[-2] for arg in args)
+            if kind == "along" and len(args) > 2:  # the products are given
+                inner = 1
             self.steps.append(Step(kind, out, args, params, words, out.size * inner))
             if kind == "scale":
                 self.scaled[out] = args[0], params["by"]
@@ -288,8 +316,7 @@ class Plan:
 
     def seconds(self, draws: int) -> float:
         """Roughly the seconds that so many draws take on one core."""
-        one = sum((CHI_SECONDS if s.kind == "chi" else NORMAL_SECONDS) * s.numbers for s in self.steps)
-        return draws * (one + ENTRY_SECONDS * self.operations) if not self.constant else 0.0
+        return draws * sum(step.seconds for step in self.steps) if not self.constant else 0.0
 
     def __str__(self) -> str:
         lines = [self.title]
@@ -327,15 +354,12 @@ def _needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
     return kept[::-1]
 
 
-VIEWS = {"reshape", "permute", "part", "spread", "transposed", "take"}  # may share memory with what they read
-
-
 def _overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int | None]:
     """For each entrywise step: the index of an argument that no later step reads and the result may overwrite."""
     root: dict[Register, Register] = {}
     last: dict[Register, int] = {}
     for k, step in enumerate(steps):
-        root[step.out] = root.get(step.args[0], step.args[0]) if step.kind in VIEWS else step.out
+        root[step.out] = root.get(step.args[0], step.args[0]) if step.kind in VIEWS or step.kind == "take" else step.out
         for arg in step.args:
             last[root.get(arg, arg)] = k
     for result in results:

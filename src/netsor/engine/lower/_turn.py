@@ -38,6 +38,8 @@ def turn(s: State, group: Group, index: int) -> None:
     asked = len(within(group, s.facts.picked)) if outputs else 0
     if not vectors or count + max(asked, 1) > group.width or (outputs and not grows):
         return
+    if count > FEW and 2 * count > group.width:  # little is saved, and the products of many vectors cost more
+        return
     _span(s, group, vectors)
 
 
