@@ -47,7 +47,11 @@ LOST = "nothing was kept; with --out DIR finished draws are"
     show_default=True,
     help="The model's own widths, all of them at infinity, or both.",
 )
-@click.option("--gradients", is_flag=True, help="The backward half too: gradients by block and by kind of weight.")
+@click.option(
+    "--gradients/--no-gradients",
+    default=None,
+    help="The backward half too: gradients by block and by kind of weight.  [default: where it at most doubles the cost]",
+)
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
 @click.option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")
@@ -184,4 +188,19 @@ def _announce(request: Request, cost: Cost) -> None:
     complain(
         f"{names}: {request.draws:,} draws from {cost.random_numbers:,} random numbers, {time} and "
         f"{in_bytes(cost.workers * cost.bytes)} on {cost.workers} worker{'s' if cost.workers > 1 else ''}"
+        f"{_with_gradients(request)}"
     )
+
+
+def _with_gradients(request: Request) -> str:
+    """What gradients cost, where nobody said whether they are wanted."""
+    from ..studies.audit._request import in_times
+
+    if request.gradients is False:
+        return ""
+    times = in_times(max(request.times.values()))
+    if request.gradients:
+        return f"; gradients make it {times}"
+    if request.backward:
+        return f"; gradients make it {times}, --no-gradients leaves them out"
+    return f"; without gradients, which would make it {times}: --gradients adds them"

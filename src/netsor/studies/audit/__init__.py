@@ -33,7 +33,7 @@ def audit(
     precision: str = "float64",
     executor: Executor | None = None,
     progress: Progress = True,
-    gradients: bool = False,
+    gradients: bool | None = None,
 ) -> Audit:
     """What a transformer does at initialisation, block by block, over `draws` initialisations: no weight is drawn.
 

@@ -65,7 +65,7 @@ def _manifest(audit: Found, command: str, out: Path) -> dict[str, Any]:
         "ids": request.ids,
         "draws": request.draws,
         "widths": request.widths,
-        "gradients": request.gradients,
+        "gradients": request.backward,
     }
     every = [found for each in audit.every for found in each.measured]
     parts = [
@@ -89,7 +89,7 @@ def _command(request: Request, command: str, out: Path) -> str:
     """The command that does the same, if the models can be named on a command line."""
     words = [*command.split(), *request.words, "--draws", str(request.draws), "--widths", request.widths]
     words += ["--tokens", str(request.tokens)] if request.ids is None else ["--ids", ",".join(map(str, request.ids))]
-    words += ["--gradients"] if request.gradients else []
+    words += ["--gradients" if request.backward else "--no-gradients"]
     return shlex.join([*words, "--seed", str(request.seed), "--out", str(out)])
 
 
@@ -111,7 +111,7 @@ def _report(audit: Found, manifest: dict[str, Any]) -> str:
         models="".join(f"<th>{name}</th>" for name in names),
         findings="\n".join(map(_finding, zip(*(each.findings for each in audit.every), strict=True))),
         columns=columns,
-        both=", and gradients at both ends" if audit.request.gradients else "",
+        both=", and gradients at both ends" if audit.request.backward else "",
         output="\n".join(_output(audit, q) for q in FINAL if _shown(audit, q)),
         figures="\n".join(_figure(name, svg) for name, svg in drawn(audit).items()),
         how=how,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...engine import ExactError, Plan
-from ...engine._montecarlo import Progress, whole_number
+from ...engine._montecarlo import Progress, memory, whole_number
 from ...engine.backends import Backend, Numpy
 from ...language import TraceError
 from ...language._given import shown
@@ -30,6 +30,8 @@ LEAST = 10  # draws: fewer have no band
 PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
 PART_DRAWS = 256  # at most
 MOST_TOLD = 3  # fields, in a name
+MOST_TIMES = 2.0  # as long as without them: gradients that cost more are measured only if they are asked for
+LONG_PLAN = 10.0  # seconds of planning, above which it is not even tried whether gradients cost little
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class Request:
     backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
     executor: Executor | None = None  # for the parts, in place of processes here
     progress: Progress = True
-    gradients: bool = False
+    gradients: bool | None = None  # None: where they cost little, see `backward`
 
     def __post_init__(self) -> None:
         if not isinstance(self.widths, str) or self.widths not in KINDS:
@@ -149,8 +151,8 @@ class Request:
             raise ValueError(
                 f"progress={shown(self.progress)} must be True, False or a function of (parts done, parts in all)"
             )
-        if not isinstance(self.gradients, bool):
-            raise ValueError(f"gradients={shown(self.gradients)} must be True or False")
+        if self.gradients is not None and not isinstance(self.gradients, bool):
+            raise ValueError(f"gradients={shown(self.gradients)} must be True, False or None (where they cost little)")
         for name, least in (("tokens", 1), ("draws", LEAST), ("seed", 0), ("workers", 1)):
             value = getattr(self, name)
             if value is not None:
@@ -169,12 +171,32 @@ class Request:
 
         for model in self.models:
             self._subject(model, False, False).probes()  # which refuses what it cannot read
-            refuse_large(model, self.tokens, self.widths != "actual", self.gradients)
+            refuse_large(model, self.tokens, self.widths != "actual", bool(self.gradients))
 
     def subject(self, model: Transformer, infinite: bool) -> Subject:
         """A model of it, at one set of widths; with gradients, if they are asked for and can be had."""
-        wanted = self.gradients and not (infinite and model in self.no_gradients)
+        wanted = self.backward and not (infinite and model in self.no_gradients)
         return self._subject(model, infinite, wanted)
+
+    @cached_property
+    def backward(self) -> bool:
+        """Whether gradients are measured: if that is asked for, or costs at most twice as much for every model."""
+        return max(self.times.values()) <= MOST_TIMES if self.gradients is None else self.gradients
+
+    @cached_property
+    def times(self) -> dict[Transformer, float]:
+        """How often as long draws with gradients take, at the model's own widths; ∞ if it takes long to tell."""
+        return {model: self._times(model, False) for model in self.models}
+
+    def _times(self, model: Transformer, infinite: bool) -> float:
+        if not (self.gradients or self._soon_planned(model, infinite)):
+            return math.inf
+        costs = [self._subject(model, infinite, with_them).plan.seconds(1) for with_them in (True, False)]
+        return costs[0] / costs[1] if costs[1] else 1.0
+
+    def _soon_planned(self, model: Transformer, infinite: bool) -> bool:
+        found = ahead(model, self.tokens, infinite, True)
+        return found.seconds < LONG_PLAN and found.bytes < memory()
 
     def _subject(self, model: Transformer, infinite: bool, gradients: bool) -> Subject:
         return Subject(model, self.tokens, None if self.ids is None else tuple(self.ids), infinite, gradients)
@@ -201,18 +223,25 @@ class Request:
     def no_gradients(self) -> dict[Transformer, str]:
         """Why there are no gradients of a model at infinite width, where the engine cannot do them."""
         found = {}
-        for model in self.models if self.gradients and self.widths != "actual" else ():
+        for model in self.models if self.backward and self.widths != "actual" else ():
             try:
-                self._subject(model, True, True).plan  # noqa: B018 (it is made here, or refused)
+                times = self._times(model, True)
             except ExactError as error:
                 found[model] = plainly(error)
+                continue
+            if self.gradients is None and times > MOST_TIMES:
+                found[model] = f"they make it {in_times(times)}; gradients=True asks for them"
         return found
 
     @property
     def planning(self) -> Planning:
         """What it takes to plan all of it, one after the other."""
         kinds = KINDS[self.widths]
-        found = [ahead(model, self.tokens, infinite, self.gradients) for model in self.models for infinite in kinds]
+        found = [
+            ahead(model, self.tokens, infinite, self.gradients or (self.gradients is None and self._soon_planned(model, infinite)))
+            for model in self.models
+            for infinite in kinds
+        ]
         return Planning(sum(plan.seconds for plan in found), max(plan.bytes for plan in found))
 
     @property
@@ -226,6 +255,11 @@ class Request:
         size = subject.part_draws if self.backend.threads else PART_DRAWS  # a device does many at once
         starts = range(0, self.draws, size)
         return [Part(subject, i, min(size, self.draws - at), self.seed, self.backend) for i, at in enumerate(starts)]
+
+
+def in_times(times: float) -> str:
+    """How much longer something takes, in words."""
+    return "much longer to plan" if math.isinf(times) else f"{times:.2g} times as long"
 
 
 def _named_apart(model: Transformer, other: Transformer) -> Transformer:
