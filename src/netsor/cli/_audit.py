@@ -50,7 +50,7 @@ LOST = "nothing was kept; with --out DIR finished draws are"
 @click.option(
     "--gradients/--no-gradients",
     default=None,
-    help="The backward half too: gradients by block and by kind of weight.  [default: where it at most doubles the cost]",
+    help="The backward half too: gradients by block and kind of weight.  [default: where it at most doubles the cost]",
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
@@ -193,12 +193,13 @@ def _announce(request: Request, cost: Cost) -> None:
 
 
 def _with_gradients(request: Request) -> str:
-    """What gradients cost, where nobody said whether they are wanted."""
+    """What gradients cost, as far as that is known before they are planned."""
     from ..studies.audit._request import in_times
 
-    if request.gradients is False:
+    longest = 0.0 if request.gradients is False else max(request.times.values())
+    if request.gradients is False or (request.gradients and longest == float("inf")):
         return ""
-    times = in_times(max(request.times.values()))
+    times = in_times(longest)
     if request.gradients:
         return f"; gradients make it {times}"
     if request.backward:

@@ -135,7 +135,9 @@ def along(xp: Any, rows: Array, directions: Array, *products: Array, own: bool =
     if type(rows) is np.ndarray and products:
         diagonal = _diagonal(xp, products[0])
         lower = _factor(xp, products[0], tolerance(xp, rows.dtype) * diagonal)
-        return _mended(xp, lower, _leans(xp, lower, diagonal), lambda *some: along(xp, *some, own=own), rows, directions)
+        return _mended(
+            xp, lower, _leans(xp, lower, diagonal), lambda *some: along(xp, *some, own=own), rows, directions
+        )
     found = gram(xp, rows, directions)
     rounding = ROUNDING if rows.dtype == xp.float64 else SINGLE_ROUNDING
     real = xp.abs(found) > rounding * xp.sqrt(squares(xp, rows))[..., None]

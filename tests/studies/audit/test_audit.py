@@ -179,8 +179,26 @@ def test_the_backward_half(inline, tmp_path):
     assert "--gradients" in json.loads((tmp_path / "manifest.json").read_text())["command"]
     again = ns.audit(TINY, widths="actual", gradients=True, **SMALL)  # whatever else is asked
     assert again.actual["grad_in"].tobytes() == audit.actual["grad_in"].tobytes()
-    with pytest.raises(ValueError, match="gradients='yes' must be True or False"):
+    with pytest.raises(ValueError, match="gradients='yes' must be True, False or None"):
         ns.audit(TINY, gradients="yes", **SMALL)
+
+
+def test_gradients_are_measured_where_a_plan_says_that_they_cost_little(monkeypatch):
+    """By counts and not by the clock: few tokens and a large vocabulary, which forward and backward halves share."""
+    dear, cheap = TINY, TINY.replace(vocabulary=200_000)
+    for model, wanted in ((dear, False), (cheap, True)):
+        request = _request.Request(model, tokens=3, draws=40, widths="actual")
+        with_them, without = (replace(request, gradients=g).subject(model, False) for g in (True, False))
+        times = with_them.plan.seconds(1) / without.plan.seconds(1)
+        assert request.times == {model: times}
+        assert (times <= 2) is wanted
+        assert request.backward is wanted
+        assert request.subject(model, False) == (with_them if wanted else without)
+    assert not _request.Request(cheap, dear, tokens=3, draws=40).backward  # both, or none
+    both = _request.Request(cheap, tokens=3, draws=40)
+    assert both.no_gradients[cheap].startswith("the gradient of tied logits")
+    monkeypatch.setattr(_request, "LONG_PLAN", 0.0)
+    assert _request.Request(cheap, tokens=3, draws=40).times == {cheap: np.inf}  # not even planned
 
 
 def test_what_was_in_the_folder_stays(inline, unillustrated, tmp_path):

@@ -11,7 +11,6 @@ from ...language._operation import Dot, MatMul, Source
 from ...language._value import Value, Vector
 from ._operations import Adjoint, Along, Span
 
-
 MOST = 8  # pairs of sets of sources with which others are compared: one for each space that many vectors share
 
 

@@ -1,5 +1,6 @@
-"""Matrices that act on the same vectors, and whose transposes are summed, are one matrix: the heads of a layer, W^Q, W^K
-and W^V, both matrices of a gated perceptron.
+"""Matrices that act on the same vectors, and whose transposes are summed, are one matrix: the heads of a layer.
+
+So are W^Q, W^K and W^V, and both first matrices of a gated perceptron.
 
 Identity: with W = [W_1; …; W_B], the matrices on top of each other, W_b x are the parts of W x, and Σ_b W_b^T d_b is
 W^T d with d the vectors d_b set end to end. Entries stay as they are, or are brought to one size by factors of W_b x
@@ -41,9 +42,7 @@ class _Place(NamedTuple):
         into, out = weight.in_width, weight.out_width
         into, out = (self.size * into, out) if weight.transposed else (into, self.size * out)
         members = np.zeros((), np.intp)
-        return replace(
-            weight, source=self.whole, in_width=into, out_width=out, std=self.std, members=members, count=1
-        )
+        return replace(weight, source=self.whole, in_width=into, out_width=out, std=self.std, members=members, count=1)
 
 
 def stacked(outputs: Sequence[Value], context: Context) -> list[Value]:
@@ -124,8 +123,8 @@ def _transposed(value: Value) -> bool:
 
 
 def _scaled(weight: Weight, places: dict[Source, _Place], x: Vector) -> Vector:
-    by = weight.std / places[weight.source].std
-    return x if by == 1 else constant(np.asarray(by)) * x
+    std = places[weight.source].std
+    return x if weight.std == std else constant(np.asarray(weight.std / std)) * x
 
 
 def _allowed(uses: Sequence[Value], context: Context) -> bool:
@@ -180,7 +179,7 @@ def _trees(values: Sequence[Value], users: dict[Value, list[Value]]) -> Iterator
 
 
 def _product(leaf: Value, users: dict[Value, list[Value]], sums: dict[Value, Value]) -> Value | None:
-    """What a term of a sum is in another shape, if that is a product with a transposed matrix, or the sum over heads."""
+    """What a term is in another shape, if that is a product with a transposed matrix, or the sum over heads."""
     while len(users[leaf]) == 1:
         if leaf in sums:
             return sums[leaf]

@@ -44,7 +44,8 @@ def audit(
     done, an interrupted audit goes on where it stopped, and the report is written at the end.
 
     With `gradients` the backward half is measured too, of the loss of the first step (of a random readout, if there are
-    no logits): the stream's gradient after each block, and the squared gradient of each kind of weight.
+    no logits): the stream's gradient after each block, and the squared gradient of each kind of weight. None: where the
+    plan says that this costs at most twice as much, for every model.
 
     `backend`, `device` and `precision` are as in `Program.law`. An `executor`, such as Dask's, does the parts in place
     of processes here. `progress` is True for a bar on a terminal, False for none, or a function of (parts done, parts

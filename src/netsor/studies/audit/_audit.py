@@ -100,7 +100,8 @@ def cost(request: Request) -> Cost:
         "take fewer tokens or workers, or a smaller model",
     )
     seconds = sum(
-        subject.plan.seconds(request.draws) + _parts(request, subject) * subject.planning for subject in subjects
+        subject.plan.seconds(request.draws) + min(workers, _parts(request, subject)) * subject.planning
+        for subject in subjects
     )
     first = START * math.ceil(workers / cores()) + (REPORT if request.out is not None else 0.0)
     numbers = sum(subject.plan.random_numbers * request.draws for subject in subjects)

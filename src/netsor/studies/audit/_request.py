@@ -66,7 +66,7 @@ class Subject:
 
     @property
     def planning(self) -> float:
-        """The seconds that it took to make the plan, which a worker makes again for each part."""
+        """The seconds that it took to make the plan, which every worker makes again."""
         return _planned(self)[1]
 
     @property
@@ -189,7 +189,7 @@ class Request:
         return {model: self._times(model, False) for model in self.models}
 
     def _times(self, model: Transformer, infinite: bool) -> float:
-        if not (self.gradients or self._soon_planned(model, infinite)):
+        if not self._soon_planned(model, infinite):
             return math.inf
         costs = [self._subject(model, infinite, with_them).plan.seconds(1) for with_them in (True, False)]
         return costs[0] / costs[1] if costs[1] else 1.0
@@ -225,12 +225,13 @@ class Request:
         found = {}
         for model in self.models if self.backward and self.widths != "actual" else ():
             try:
-                times = self._times(model, True)
+                times = 1.0 if self.gradients else self._times(model, True)
+                if times > MOST_TIMES:
+                    found[model] = f"they make it {in_times(times)}; gradients=True asks for them"
+                else:
+                    self._subject(model, True, True).plan  # noqa: B018 (it is made here, or refused)
             except ExactError as error:
                 found[model] = plainly(error)
-                continue
-            if self.gradients is None and times > MOST_TIMES:
-                found[model] = f"they make it {in_times(times)}; gradients=True asks for them"
         return found
 
     @property
@@ -238,7 +239,12 @@ class Request:
         """What it takes to plan all of it, one after the other."""
         kinds = KINDS[self.widths]
         found = [
-            ahead(model, self.tokens, infinite, self.gradients or (self.gradients is None and self._soon_planned(model, infinite)))
+            ahead(
+                model,
+                self.tokens,
+                infinite,
+                self.gradients or (self.gradients is None and self._soon_planned(model, infinite)),
+            )
             for model in self.models
             for infinite in kinds
         ]
