@@ -511,7 +511,7 @@ def test_heads_whose_transposes_are_summed_are_one_matrix(groups):
     assert one < many / 2
 
 
-def _gated():
+def _gated_perceptron():
     """The gradient of an output of a gated perceptron, whose matrices have standard deviations of their own."""
     x, r, m = ns.gaussian(n, 3), ns.gaussian(n, 3), d
     up, gate = ns.weight(m, n, std=0.5), ns.weight(m, n, std=2.0)
@@ -523,14 +523,14 @@ def _gated():
 
 def test_two_matrices_whose_transposes_are_summed_are_one():
     """Level 1e-4. Without the factors of the standard deviations p is 1e-6, with the parts exchanged 8e-6."""
-    net, widths = _gated(), {"n": 5, "d": 4}
+    net, widths = _gated_perceptron(), {"n": 5, "d": 4}
     assert smallest_p(net, 1500, **widths) > 1e-4
     one, many = (make_plan(net.outputs, {"n": 256, "d": 64}, without=w).random_numbers for w in ((), ("stacked",)))
     assert many - one == 3 * 9 + 3 + 3  # three sources of the stream less, in a frame of nine directions
 
 
 def test_a_function_and_its_derivative_share_their_tanh():
-    plan = make_plan(_gated().outputs, {"n": 256, "d": 64})
+    plan = make_plan(_gated_perceptron().outputs, {"n": 256, "d": 64})
     of_coordinates = [step.params["f"].name for step in plan.steps if step.params.get("coordinates")]
     assert of_coordinates.count("tanh inside") == 1
     assert {"silu", "silu'"} <= set(of_coordinates)
