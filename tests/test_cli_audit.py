@@ -277,7 +277,7 @@ def test_the_cost_is_told_before_a_plan_is_begun(unplanned, monkeypatch):
     heads = ("--set", "heads=1000000", "--set", "head_dim=64")
     for words in (("--tokens", "1024"), ("--tokens", "2", *heads)):
         first, second = netsor("audit", "gpt2", "--workers", "1", *words).stderr.splitlines()
-        size = float(re.search(r"random numbers, about [\d.]+ (?:s|min|h) and ([\d.]+) GiB on 1 worker$", first)[1])
+        size = float(re.search(r"random numbers, about [\d.]+ (?:s|min|h) and ([\d.]+) GiB on 1 worker; ", first)[1])
         assert 4 < size < 100  # measured: 26 GiB for so many tokens, 7.9 GiB for two blocks of so many heads
         assert second == "netsor: a plan is begun"
 

@@ -105,11 +105,20 @@ def _of_clip(f: Function) -> Function:
 
 
 def _of_tanh(x: Array, a: float, b: float, table: Table) -> Array:
+    return in_both(x, inner_tanh(x, a, b), table)
+
+
+def inner_tanh(x: Array, a: float, b: float) -> Array:
+    """t = tanh(a x + b x³)."""
     inside = x * x
     inside *= b
     inside += a
     inside *= x
-    t = array_namespace(x).tanh(inside)
+    return array_namespace(x).tanh(inside)
+
+
+def in_both(x: Array, t: Array, table: Table) -> Array:
+    """The polynomial in x and t."""
     made: Array = 0.0
     for row in reversed(table):  # Horner, in x, of polynomials in t by Horner
         inner: Array = 0.0
@@ -309,6 +318,23 @@ SILU = _tanh_family("silu'", 0.5, 0.0, _table_derivative(0.5, 0.0, _HALF_GATE), 
 GELU_TANH = _tanh_family(
     "gelu_tanh'", ROOT, _BEND, _table_derivative(ROOT, _BEND, _HALF_GATE), None, _gelu_tanh_smoothed
 )
+
+# a, b and the table of activations that are such polynomials themselves
+BY_TANH: dict[Any, tuple[float, float, Table]] = {
+    base(activations.TANH): (1.0, 0.0, ((0.0, 1.0),)),
+    base(activations.SIGMOID): (0.5, 0.0, ((0.5, 0.5),)),
+    base(activations.SILU): (0.5, 0.0, _HALF_GATE),
+    base(activations.GELU_TANH): (ROOT, _BEND, _HALF_GATE),
+}
+
+
+def by_tanh(f: Function) -> tuple[float, float, Table] | None:
+    """a, b and the table of a polynomial in x and t = tanh(a x + b x³); None of any other function."""
+    if base(f) is _of_tanh:
+        given = f.f.keywords  # type: ignore[attr-defined]
+        return given["a"], given["b"], given["table"]
+    return known(BY_TANH, f)
+
 
 RULES: dict[Any, Callable[[Function], Function | float]] = {
     base(activations.IDENTITY): lambda f: 1.0,

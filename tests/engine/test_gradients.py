@@ -143,3 +143,28 @@ def test_a_gate_and_its_gradient_at_infinite_width():
     found = ns.Program((p, ns.mean_dot(g, g)[0, 0])).law(n=ns.inf, draws=200).with_error.mean()
     alone = ns.Program(ns.mean_dot(g, g)[0, 0]).law(n=ns.inf, draws=2).mean()
     assert abs(found.value[1] - alone) < 4 * found.error[1]
+
+
+def _gated_perceptron():
+    """The gradient of an output of a gated perceptron, whose matrices have standard deviations of their own."""
+    x, r, m = ns.gaussian(n, 3), ns.gaussian(n, 3), d
+    up, gate = ns.weight(m, n, std=0.5), ns.weight(m, n, std=2.0)
+    y = x + ns.weight(n, m) @ (ns.silu(gate @ x) * (up @ x))
+    p = ns.dot(r[:, None], y[:, None])[:, 0, 0].sum()
+    g = ns.grad(p, x)
+    return ns.Program((p, ns.mean_dot(g, g), ns.dot(g, x), ns.grad_norm(p, up), ns.grad_norm(p, gate)))
+
+
+def test_two_matrices_whose_transposes_are_summed_are_one():
+    """Level 1e-4. Without the factors of the standard deviations p is 1e-6, with the parts exchanged 8e-6."""
+    net, widths = _gated_perceptron(), {"n": 5, "d": 4}
+    assert smallest_p(net, 1500, **widths) > 1e-4
+    one, many = (make_plan(net.outputs, {"n": 256, "d": 64}, without=w).random_numbers for w in ((), ("stacked",)))
+    assert many - one == 3 * 9 + 3 + 3  # three sources of the stream less, in a frame of nine directions
+
+
+def test_a_function_and_its_derivative_share_their_tanh():
+    plan = make_plan(_gated_perceptron().outputs, {"n": 256, "d": 64})
+    of_coordinates = [step.params["f"].name for step in plan.steps if step.params.get("coordinates")]
+    assert of_coordinates.count("tanh inside") == 1
+    assert {"silu", "silu'"} <= set(of_coordinates)

@@ -57,6 +57,24 @@ def test_rows_of_very_different_sizes(rows):
     np.testing.assert_allclose(products, np.broadcast_to(expected, products.shape), atol=1e-13)
 
 
+@pytest.mark.parametrize("lean", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("rows", [4, 12])
+def test_directions_from_products_that_are_known(rows, lean):
+    """As without them; a row of zeros among them has none, and costs the others nothing."""
+    x = leaning(np.random.default_rng(4), rows, 30, lean)
+    x[:25, :, 2] = 0.0
+    products = x @ np.swapaxes(x, -1, -2)
+    made = _orthogonal.spanned(np, products, x)
+    found = made @ np.swapaxes(made, -1, -2)
+    expected = np.broadcast_to(np.eye(rows), found.shape).copy()
+    expected[:25, :, 2, 2] = 0.0
+    np.testing.assert_allclose(found, expected, atol=1e-13)
+    c = _orthogonal.along(np, x, made, products, own=True)
+    np.testing.assert_allclose(c @ made, x, atol=1e-13)
+    assert not np.triu(c, 1).any()
+    np.testing.assert_allclose(c, _orthogonal.along(np, x, made, own=True), atol=1e-13)
+
+
 def test_a_matrix_that_knows_its_whole_space_draws_nothing_new():
     """Three vectors of R^3 span it: what the matrix makes of others is known, and the output is a point exactly.
 

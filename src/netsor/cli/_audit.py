@@ -71,7 +71,12 @@ FAILED = 3  # exit code, if a rule of --fail-on is found
 )
 @click.option("--quick", is_flag=True, help="16 draws of 16 tokens at the model's own widths: seconds, for a test.")
 @click.option("--fail-on", metavar="RULE,…", help="Exit with code 3 if one of these rules is found, or undecided.")
-@click.option("--gradients", is_flag=True, help="The backward half too: gradients by block and by kind of weight.")
+@click.option(
+    "--gradients/--no-gradients",
+    default=None,
+    help="The backward half too, gradients by block and kind of weight, or not.  [default: of the shortest inputs, if "
+    "that at most doubles the time]",
+)
 @click.option("--ranges", is_flag=True, help="Largest and smallest numbers too, against bf16, fp16 and fp8.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
@@ -316,8 +321,18 @@ def _announce(request: Request, cost: Cost) -> None:
     complain(
         f"{which}: {_drawn(request)}, from about {_rounded(cost.random_numbers)} random numbers, about "
         f"{_cost.in_time(_seconds(cost))} and {in_bytes(cost.workers * cost.bytes)} on {cost.workers} "
-        f"worker{'s' if cost.workers > 1 else ''}"
+        f"worker{'s' if cost.workers > 1 else ''}{_with_gradients(request)}"
     )
+
+
+def _with_gradients(request: Request) -> str:
+    """What gradients add where nobody said whether they are wanted."""
+    if request.gradients is not None or math.isinf(request.times):
+        return ""
+    more = f"{request.times:.2g} times as long"
+    if request.backward(request.lengths[0]):
+        return f"; gradients at {request.lengths[0]} tokens make it {more}, and --no-gradients leaves them out"
+    return f"; without gradients, which make it {more} (--gradients)"
 
 
 def _rounded(count: int) -> str:

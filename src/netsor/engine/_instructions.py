@@ -193,10 +193,16 @@ def sure(xp: Any, dtype: Any) -> float:
 def _factor(xp: Any, gram: Array, floor: Array) -> Array:
     """Column by column; in numpy, large matrices that are far from singular by LAPACK, which is ten times as fast.
 
-    The choice is made for each matrix, so that the result for one replica does not depend on the other replicas.
+    The choice is made for each matrix, so that the result for one replica does not depend on the other replicas. A row
+    of zeros (the gradient of a token that no loss depends on) gets a pivot of 1 for LAPACK, and has none after it.
     """
     if type(gram) is not np.ndarray or gram.shape[-1] < LAPACK:
         return _by_columns(xp, gram, floor)
+    none = _diagonal(np, gram) == 0
+    if none.any():
+        one = none[..., None] * np.eye(gram.shape[-1], dtype=gram.dtype)
+        some = gram * ~none[..., None] * ~none[..., None, :] + one
+        return _factor(xp, some, np.where(none, 0.0, floor)) - one
     try:
         made = np.linalg.cholesky(gram)
         regular = _all_sure(made, gram, floor)

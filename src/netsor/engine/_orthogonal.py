@@ -60,27 +60,38 @@ def span(xp: Any, rows: Array, *known: Array, ways: Ways | None = None) -> Array
     made = less(xp, rows, known)
     square = squares(xp, made)
     real = square > least(xp, rows)
-    if type(real) is not np.ndarray or not real.all():
+    if type(real) is not np.ndarray or not (real | (square == 0)).all():
         made = made * xp.astype(real, rows.dtype)[..., None]
     products = gram(xp, made, made)
     lower = ways.factored(products, tolerance(xp, rows.dtype) * _diagonal(xp, products))
-    diagonal = _diagonal(xp, products)
-    again = weak(xp, lower, diagonal)
-
-    def once_more(made: Array, *known: Array) -> Array:
-        made = less(xp, made, known)
-        return ways.lowered(ways.factored(gram(xp, made, made), 0.0 * squares(xp, made) + REAL), made)
-
-    made = ways.lowered(lower, made)
-    if known:
-        made = once_more(made, *known)
-    else:  # rows that lean little on each other are orthonormal at once, if their squares have all digits
-        small = xp.any(
-            (diagonal > 0) & (diagonal < xp.finfo(rows.dtype).smallest_normal / xp.finfo(rows.dtype).eps), axis=-1
-        )
-        made = ways.mended(made, small | weak(xp, lower, diagonal, LEANING), once_more, made)
-    again = ways.unsure(again, lower, diagonal, made, rows, *known)
+    again = weak(xp, lower, _diagonal(xp, products))
+    made = _once_more(xp, ways.lowered(lower, made), known, ways)
+    again = ways.unsure(again, lower, _diagonal(xp, products), made, rows, *known)
     return ways.mended(made, again, ways.singly, rows, *known)
+
+
+def spanned(xp: Any, products: Array, rows: Array, ways: Ways | None = None) -> Array:
+    """The same if nothing is known, given the products of the rows: once is enough for rows that lean little."""
+    ways = ways or _ways(xp)
+    diagonal = _diagonal(xp, products)
+    lower = ways.factored(products, tolerance(xp, rows.dtype) * diagonal)
+    made = ways.lowered(lower, rows)
+    made = ways.mended(made, _leans(xp, lower, diagonal), lambda some: _once_more(xp, some, (), ways), made)
+    again = ways.unsure(weak(xp, lower, diagonal), lower, diagonal, made, rows)
+    return ways.mended(made, again, ways.singly, rows)
+
+
+def _once_more(xp: Any, made: Array, known: tuple[Array, ...], ways: Ways) -> Array:
+    """Rows that are orthonormal but for rounding errors, without these."""
+    made = less(xp, made, known)
+    return ways.lowered(ways.factored(gram(xp, made, made), 0.0 * squares(xp, made) + REAL), made)
+
+
+def _leans(xp: Any, lower: Array, diagonal: Array) -> Array:
+    """Which matrices have a row that leans much on those before it, or whose square has not all digits."""
+    least_square = xp.finfo(lower.dtype).smallest_normal / xp.finfo(lower.dtype).eps
+    small = xp.any((diagonal > 0) & (diagonal < least_square), axis=-1)
+    return small | weak(xp, lower, diagonal, LEANING)
 
 
 def singly(xp: Any, rows: Array, *known: Array) -> Array:
@@ -115,11 +126,18 @@ def less(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
     return rows
 
 
-def along(xp: Any, rows: Array, directions: Array, own: bool = False) -> Array:
+def along(xp: Any, rows: Array, directions: Array, *products: Array, own: bool = False) -> Array:
     """Coefficients of rows along orthonormal directions; those of the size of rounding errors are 0.
 
     `own`: the last directions are those that `span` found for these rows, one each. None has a part along a later one.
+    If the products of the rows are given, there are no others: what `spanned` found once is the factor of these.
     """
+    if type(rows) is np.ndarray and products:
+        diagonal = _diagonal(xp, products[0])
+        lower = _factor(xp, products[0], tolerance(xp, rows.dtype) * diagonal)
+        return _mended(
+            xp, lower, _leans(xp, lower, diagonal), lambda *some: along(xp, *some, own=own), rows, directions
+        )
     found = gram(xp, rows, directions)
     rounding = ROUNDING if rows.dtype == xp.float64 else SINGLE_ROUNDING
     real = xp.abs(found) > rounding * xp.sqrt(squares(xp, rows))[..., None]

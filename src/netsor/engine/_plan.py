@@ -28,8 +28,17 @@ LARGEST = 2**33  # bytes of one array of one replica above which a plan is refus
 
 LONG = 32  # entries of a row from which on numpy's inner loop over it is efficient, and replicas need not be innermost
 
-# Seconds on one core, as measured: for a normal, for a χ, and for one entry or product computed.
-NORMAL_SECONDS, CHI_SECONDS, ENTRY_SECONDS = 9e-9, 3e-8, 1.5e-9
+ROUNDING = 1e-15  # off 1: a number times its inverse
+
+# Seconds on one core, as measured: for a normal and a χ; for an entry that is made, one that a function reads or makes,
+# and a multiplication of a matrix product.
+NORMAL_SECONDS, CHI_SECONDS = 9e-9, 3e-8
+ENTRY_SECONDS, FUNCTION_SECONDS, PRODUCT_SECONDS = 1.5e-9, 1.5e-8, 2e-10
+SMALL_FACTOR = 250  # multiplications beside those of a factorisation, for each entry of a triangular factor
+
+PRODUCTS = ("product", "gram", "along", "span", "spanned", "basis", "oriented", "solve")
+FACTORS = ("factor", "reduced", "residual", "along", "spanned", "span")
+FUNCTIONS = ("apply", "kernel", "moments", "tilted", "tilted_means")
 
 
 class TooLargeError(ValueError):
@@ -70,6 +79,23 @@ class Step:
         """The random numbers that it draws for a replica."""
         return self.out.size if self.kind in ("normals", "chi") else 0
 
+    @property
+    def seconds(self) -> float:
+        """Roughly what it takes for a replica, on one core."""
+        if self.numbers:
+            return (CHI_SECONDS if self.kind == "chi" else NORMAL_SECONDS) * self.numbers
+        if self.kind in VIEWS:
+            return 0.0
+        if self.kind in FUNCTIONS:
+            return FUNCTION_SECONDS * max(self.out.size, *(arg.size for arg in self.args))
+        rows = self.out.shape[-2] if len(self.out.shape) > 1 else 1
+        more = SMALL_FACTOR * math.prod(self.out.shape[:-1]) * rows if self.kind in FACTORS else 0
+        products = self.operations if self.kind in (*PRODUCTS, *FACTORS) else 0
+        return ENTRY_SECONDS * self.out.size + PRODUCT_SECONDS * (products + more)
+
+
+VIEWS = {"reshape", "permute", "part", "spread", "transposed"}  # share memory with what they read
+
 
 RULES: dict[str, Callable[..., Array]] = {
     **{
@@ -78,6 +104,7 @@ RULES: dict[str, Callable[..., Array]] = {
         if getattr(rule, "__module__", "") == _instructions.__name__ and not name.startswith("_")
     },
     "span": _orthogonal.span,
+    "spanned": _orthogonal.spanned,
     "along": _orthogonal.along,
     "left_over": _orthogonal.left_over,
     "lost": _orthogonal.lost,
@@ -103,6 +130,7 @@ class Builder:
     steps: list[Step] = field(default_factory=list)
     known: dict[Any, Register] = field(default_factory=dict)  # steps and constants, by content, to reuse
     shaped: dict[Register, Register] = field(default_factory=dict)  # reshaped array → the original
+    scaled: dict[Register, tuple[Register, float]] = field(default_factory=dict)  # array · number → the two
     expects: bool = False  # whether a Gaussian expectation was taken
     nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
     tried: dict[str, None] = field(default_factory=dict)  # functions whose expectations use values at points alone
@@ -144,6 +172,12 @@ class Builder:
             return args[1]
         if kind == "product" and args[0].shape[-1] == 1:  # a column times a row
             kind = "multiply"
+        if kind == "scale" and args[0] in self.scaled:  # one pass over the array, or none
+            inner, by = self.scaled[args[0]]
+            by *= params["by"]
+            if abs(by - 1) <= ROUNDING:
+                return inner
+            args, params = (inner,), {"by": by}
         key = self.key(kind, args, params)
         if key in self.known:
             return self.known[key]
@@ -156,18 +190,24 @@ class Builder:
                 empty = [arg.value if arg.value is not None else np.empty((0, *arg.shape)) for arg in args]
                 made = rule(np, *empty, **params).shape[1:]
             out = self.room(made, words)
-            inner = (
+            terms = (
                 args[0].shape[-1]
                 if kind in ("product", "gram", "along", "factor", "reduced", "residual", "solve")
                 else 1
             )
             if kind == "basis":
-                inner = 2 * args[0].shape[-2]
+                terms = 2 * args[0].shape[-2]
             if kind == "oriented":
-                inner = args[0].shape[-1] + args[1].shape[-1]
+                terms = args[0].shape[-1] + args[1].shape[-1]
+            if kind == "spanned":
+                terms = 2 * args[1].shape[-2]
             if kind == "span":
-                inner = 4 * sum(arg.shape[-2] for arg in args)
-            self.steps.append(Step(kind, out, args, params, words, out.size * inner))
+                terms = 4 * sum(arg.shape[-2] for arg in args)
+            if kind == "along" and len(args) > 2:  # the products are given
+                terms = 1
+            self.steps.append(Step(kind, out, args, params, words, out.size * terms))
+            if kind == "scale":
+                self.scaled[out] = args[0], params["by"]
         if key is not None:
             self.known[key] = out
         return out
@@ -277,8 +317,7 @@ class Plan:
 
     def seconds(self, draws: int) -> float:
         """Roughly the seconds that so many draws take on one core."""
-        one = sum((CHI_SECONDS if s.kind == "chi" else NORMAL_SECONDS) * s.numbers for s in self.steps)
-        return draws * (one + ENTRY_SECONDS * self.operations) if not self.constant else 0.0
+        return draws * sum(step.seconds for step in self.steps) if not self.constant else 0.0
 
     def __str__(self) -> str:
         lines = [self.title]
@@ -316,15 +355,12 @@ def _needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
     return kept[::-1]
 
 
-VIEWS = {"reshape", "permute", "part", "spread", "transposed", "take"}  # may share memory with what they read
-
-
 def _overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int | None]:
     """For each entrywise step: the index of an argument that no later step reads and the result may overwrite."""
     root: dict[Register, Register] = {}
     last: dict[Register, int] = {}
     for k, step in enumerate(steps):
-        root[step.out] = root.get(step.args[0], step.args[0]) if step.kind in VIEWS else step.out
+        root[step.out] = root.get(step.args[0], step.args[0]) if step.kind in VIEWS or step.kind == "take" else step.out
         for arg in step.args:
             last[root.get(arg, arg)] = k
     for result in results:

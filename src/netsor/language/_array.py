@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 
@@ -85,11 +86,11 @@ class Operation:
         """The operation that makes these entries of the result, but for its inputs: fields that have axes of it."""
         return replace(self, **{name: getattr(self, name)[box(keep)] for name in self.indexed})
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Value, ...]:
         """The values that the operation reads, in the order of its fields."""
         read: list[Value] = []
-        for entry in vars(self).values():
+        for entry in (getattr(self, each.name) for each in fields(self)):
             if isinstance(entry, Value):
                 read.append(entry)
             elif isinstance(entry, tuple):
@@ -100,7 +101,7 @@ class Operation:
         """The same operation on other values, given in the order of `inputs`."""
         given = iter(inputs)
         changed: dict[str, Any] = {}
-        for name, entry in vars(self).items():
+        for name, entry in ((each.name, getattr(self, each.name)) for each in fields(self)):
             if isinstance(entry, Value):
                 changed[name] = next(given)
             elif isinstance(entry, tuple) and entry and isinstance(entry[0], Value):

@@ -7,17 +7,19 @@ matrices. Cotangents and widths are in the units of the model: at n = ∞ its ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
-from ..language import Scalar, Value, Vector, mean_dot, stack
+from ..language import Scalar, Value, Vector, apply, join, mean_dot, stack
 from ..language._graph import ordered
 from ..language._operation import MatMul
 from ..language._reverse import Reverse, Use
 from ..language._value import constant
 from ._description import Description
 from ._loss import Loss
+from ._reduce import of_pairs
 from ._trace import Trace
 
 KINDS = ("query", "key", "value", "output", "in", "gate", "out")
@@ -77,8 +79,8 @@ def gradients(model: Description, traced: Trace, loss: Loss) -> tuple[Scalar, ..
         found: dict[str, list[Value]] = {}
         for value in inside:
             found.setdefault(_kind(value), []).append(value)
-        norms = {kind: _norms(model, found[kind], uses) for kind in KINDS if kind in found}
-        rows.append(_row(layer_names(model), norms, square(stream).mean() / model.width))
+        first = square(stream).mean() / model.width
+        rows.append(join([stack([first]), _norms(model, layer_names(model)[1:], found, uses)]))
     return (*rows, _ends(model, traced, loss, uses, square, table))
 
 
@@ -94,7 +96,8 @@ def _ends(
     words = model.vocabulary or 0
     if table is None:
         patches = [value for value in uses if _name(value) == "W^P"]
-        norms["embedding"] = _norms(model, patches, uses)
+        found = _norms(model, ["grad_embedding"], {"embedding": patches}, uses)[0]
+        norms["embedding"] = found, _size(model, patches)
     elif _has_embedding(model):
         found = square(table).sum()
         if model.tied and loss.head is not None:
@@ -115,19 +118,34 @@ def _row(names: Sequence[str], norms: dict[str, tuple[Scalar, float]], first: Sc
     return stack(made)
 
 
-def _norms(model: Description, values: Iterable[Value], uses: dict[Value, Use]) -> tuple[Scalar, float]:
-    """Σ |∂L/∂W|² over matrices that act once each, and the mean of Σ |W|²."""
-    total, size = constant(np.zeros(())), 0.0
-    for value in values:
-        assert isinstance(value.op, MatMul)
-        weight, count = value.op.weight, value.op.weight.members.size
-        size += weight.std**2 * count * weight.out_width.bind(model.widths())
-        if value in uses:
-            use = uses[value]
+def _norms(
+    model: Description, names: Sequence[str], found: Mapping[str, Sequence[Value]], uses: dict[Value, Use]
+) -> Scalar:
+    """Σ |∂L/∂W|² over the matrices of each kind, which act once each; `ratio`s are over the mean of Σ |W|²."""
+    grams: list[Scalar] = []
+    sums: list[tuple[float, tuple[int, ...]]] = []  # a factor, and where Gram matrices of cotangents are among all
+    places: dict[str, list[int]] = {}
+    for kind, values in found.items():
+        places[kind] = []
+        for value in (value for value in values if value in uses):
+            use, weight = uses[value], uses[value].op.weight
+            count = weight.members.size
             d, x = use.d.reshape(count, -1), use.op.x.reshape(count if use.op.each else 1, -1)
-            pairs = (mean_dot(d, d) * mean_dot(x, x)).sum()
-            total = total + weight.in_width.bind(model.widths()) * pairs
-    return total, size
+            places[kind].append(len(grams))
+            grams += [weight.in_width.bind(model.widths()) * mean_dot(d, d), mean_dot(x, x)]
+    for name in names:
+        kind = name.removeprefix("grad_").removesuffix("_ratio")
+        by = 1 / _size(model, found[kind]) if name.endswith("_ratio") else 1.0
+        sums.append((by, tuple(places[kind])))
+    if not grams:
+        return constant(np.zeros(len(names)))
+    return apply(partial(of_pairs, sums=tuple(sums)), *grams, axes=3, name="of_pairs")
+
+
+def _size(model: Description, values: Iterable[Value]) -> float:
+    """The mean of Σ |W|²."""
+    weights = [value.op.weight for value in values if isinstance(value.op, MatMul)]
+    return sum(w.std**2 * w.members.size * w.out_width.bind(model.widths()) for w in weights)
 
 
 def _blocks(traced: Trace) -> list[list[Value]]:

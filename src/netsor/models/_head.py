@@ -119,7 +119,8 @@ def _added(seen: Rows, sums: Array, root: Array, noise: Array, cap: float | None
         x = capped(np.matmul(root, some, out=room[:, : some.shape[-1]]), cap)
         slope, before = _slope(x, cap), seen.top
         seen.add(x)  # which makes e^(x − top) of it
-        x *= slope
+        if cap is not None:
+            x *= slope
         less = np.exp(before - seen.top)
         sums *= np.stack([np.broadcast_to(less, (t, t)), less * less.T])
         sums[0] += x @ some.T

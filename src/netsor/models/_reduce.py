@@ -172,6 +172,17 @@ def of_shares(squares: Array, *middle: Array) -> Array:
     return xp.concat([earlier, _ratio(squares[..., -1:], total)], axis=-1)
 
 
+def of_pairs(*grams: Array, sums: Sequence[tuple[float, Sequence[int]]]) -> Array:
+    """Gram matrices (…, matrices, s, s), two and two → (…, sums): Σ of the products of both, over pairs and entries.
+
+    Each sum has a factor, and the places of the first of each of its pairs.
+    """
+    xp = array_namespace(*grams)
+    pairs = {k: xp.sum(grams[k] * grams[k + 1], axis=(-3, -2, -1)) for _, places in sums for k in places}
+    none = 0.0 * xp.sum(grams[0], axis=(-3, -2, -1))
+    return xp.stack([by * sum((pairs[k] for k in places), none) for by, places in sums], axis=-1)
+
+
 def _ratio(a: Array, b: Array) -> Array:
     xp = array_namespace(a, b)
     return xp.where(b == 0, 0.0, a / xp.where(b == 0, 1.0, b))

@@ -184,8 +184,25 @@ def test_the_backward_half(inline, tmp_path):
     assert "--gradients" in json.loads((tmp_path / "manifest.json").read_text())["command"]
     again = ns.audit(TINY, widths="actual", gradients=True, **SMALL)  # whatever else is asked
     assert again.actual["grad_in"].tobytes() == audit.actual["grad_in"].tobytes()
-    with pytest.raises(ValueError, match="gradients='yes' must be True or False"):
+    with pytest.raises(ValueError, match="gradients='yes' must be True, False or None"):
         ns.audit(TINY, gradients="yes", **SMALL)
+
+
+def test_gradients_are_measured_where_they_cost_little():
+    """Of the shortest of several inputs, whose draws are a part of the whole; by counts, and not by the clock."""
+    model = TINY.replace(length=64, vocabulary=100)
+    several = _request.Request((model,), tokens=(4, 64), draws=40, widths="both")
+    assert 1.0 < several.times <= 2.0
+    assert [(each.tokens, each.infinite, each.gradients) for each in several.asked] == [
+        (4, False, True),
+        (4, True, False),
+        (64, False, False),
+    ]
+    alone = _request.Request((model,), tokens=4, draws=40, widths="actual")
+    assert alone.times > 2.0
+    assert not alone.asked[0].gradients
+    asked = _request.Request((model,), tokens=(4, 64), draws=40, gradients=True)
+    assert all(each.gradients for each in asked.asked)
 
 
 def test_what_was_in_the_folder_stays(inline, unillustrated, tmp_path):

@@ -166,6 +166,7 @@ OWN: dict[str, Callable[..., Array]] = {
     "solve": _solve,
     "basis": _basis,
     "span": _by(_orthogonal.span),
+    "spanned": _by(_orthogonal.spanned),
     "reduced": _by(_orthogonal.reduced),
     "oriented": _by(_orthogonal.oriented),
 }

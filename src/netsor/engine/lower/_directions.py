@@ -25,8 +25,12 @@ def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> Lower
     """Orthonormal directions for what vectors add to the known ones, of mean square 1."""
     build = s.build
     directions = max(s.vectors[v].lead.shape[-1] for v in (x, *known))
-    rows = [build.step("scale", _rows(s, v, directions), by=1 / s.norm(v)) for v in (x, *known)]
-    made = build.step("span", *rows, words="what is new of the inputs of a matrix that acts again")
+    rows, words = _rows(s, x, directions), "what is new of the inputs of a matrix that acts again"
+    if known:
+        old = [build.step("scale", _rows(s, v, directions), by=1 / s.norm(v)) for v in known]
+        made = build.step("span", rows, *old, words=words)
+    else:
+        made = build.step("spanned", build.step("gram", rows, rows), rows, words=words)
     lead = build.reshape(build.step("scale", made, by=s.norm(x)), *value.shape, s.facts.blocks[value], directions)
     if value not in s.facts.limits:
         return Lowered(lead)
@@ -76,9 +80,12 @@ def _reach(s: State, x: Vector, known: tuple[Vector, ...], lead: Register) -> Bo
 def along(s: State, x: Vector, y: Vector) -> Register:
     """⟨x_i, y_j⟩/n for directions y that span x."""
     directions = max(s.vectors[v].lead.shape[-1] for v in (x, y))
-    rows = [s.build.step("scale", _rows(s, v, directions), by=1 / s.norm(v)) for v in (x, y)]
-    made = s.build.step("along", *rows, words="⟨x, direction⟩ for a matrix that acts again", own=True)
-    return s.build.reshape(made, *x.shape, y.shape[-1])
+    to = s.build.step("scale", _rows(s, y, directions), by=1 / s.norm(y))
+    words = "⟨x, direction⟩ for a matrix that acts again"
+    rows = _rows(s, x, directions)
+    products = [s.build.step("gram", rows, rows)] if x.shape[-1] == y.shape[-1] else []
+    made = s.build.step("along", rows, to, *products, words=words, own=True)
+    return s.build.reshape(s.build.step("scale", made, by=1 / s.norm(x)), *x.shape, y.shape[-1])
 
 
 def _rows(s: State, x: Value, directions: int) -> Register:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ...language._asked import asked_entries
 from ...language._graph import ordered
 from ...language._names import names_of
-from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source
+from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
 from ...language._value import Value, Vector
 from .._error import ExactError
 from .._plan import LARGEST
@@ -26,6 +26,7 @@ from ..passes._operations import Adjoint, Fuse
 from ..passes._rewrite import Context, asked, asked_together, linear_sources
 from ..passes.leaves import leaves
 from ._clusters import Clusters, Group, blocks_of
+from ._inner import together
 
 Ints = npt.NDArray[np.intp]
 Component = frozenset[Value | None]  # nonlinearities asked for products with each other; None stands for linear vectors
@@ -60,6 +61,7 @@ class Facts:
     parts: Mapping[Value, Ints]  # of a Fuse: the places of the vectors of each member
     scored: frozenset[Group]  # at infinite width, those in which parts of order n^(−1/2) count
     components: Mapping[Group, list[Component]]
+    together: frozenset[Value]  # nonlinearities that share an inner function
 
     @cached_property
     def asked(self) -> Mapping[Value, npt.NDArray[np.bool_]]:
@@ -83,6 +85,8 @@ def facts_of(
     found: set[Value] = set()
     if "leaves" not in without:
         found, values = leaves(values, edges, coordinates)
+    shared = together(values)
+    values = _sooner(values, shared)
     begun = [v for v in values if v in made and v in made[v]]
     into = {s for v in values if isinstance(v.op, Nonlin) and v in coordinates for x in asked(v) for s in made[x]}
     if "undrawn" in without:
@@ -127,6 +131,7 @@ def facts_of(
         parts=clusters.parts,
         scored=frozenset(group for x in compared for group in with_vectors.get(x, ())),
         components={group: _components(group, edges, "apart" not in without) for group in groups},
+        together=shared,
     )
 
 
@@ -146,6 +151,29 @@ def _shallow_first(outputs: Sequence[Value]) -> list[Value]:
     for value in ordered(outputs):
         depth[value] = 1 + max((depth[x] for x in value.op.inputs), default=0)
     return sorted(outputs, key=lambda output: depth[output])
+
+
+def _sooner(values: Sequence[Value], shared: Collection[Value]) -> list[Value]:
+    """Means of products as soon as their vectors are there: these need not be kept, and frames turned, for them.
+
+    So with functions that have an inner one in common.
+    """
+    place = {value: k for k, value in enumerate(values)}
+    users: dict[Value, list[Value]] = {}
+    for value in values:
+        for x in value.op.inputs:
+            users.setdefault(x, []).append(value)
+    early: set[Value] = set(shared)  # these products, and vectors rearranged for them alone
+    for value in reversed(values):
+        match value.op:
+            case Dot(power=1):
+                early.add(value)
+            case Take() if isinstance(value, Vector) and early.issuperset(users.get(value, [value])):
+                early.add(value)
+    for value in values:
+        if value in early:
+            place[value] = max(place[x] for x in value.op.inputs)
+    return sorted(values, key=lambda value: place[value])  # stable, so that inputs stay before what uses them
 
 
 def _coordinates(outputs: Sequence[Value]) -> set[Value]:

@@ -12,9 +12,10 @@ from ...language._function import MULTIPLY
 from ...language._pool import Pool
 from ...language._value import Scalar, Vector
 from .._error import ExactError
-from .._plan import Register, named
+from .._plan import Builder, Register, named
 from ._clusters import Group
 from ._features import unnamed
+from ._inner import inner_and_outer
 from ._jumps import check_jumps
 from ._linear import fitted
 from ._same import compares, identified
@@ -40,10 +41,11 @@ def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scal
             lined = identified(build, all_rows, lined)
         if f is MULTIPLY and len(lined) == 2:
             return build.step("multiply", *lined, words="product of coordinates")
-        return build.step(
-            "apply", *lined, *numbers, made=(*value.shape, blocks, last), words=f"{named(f)} of coordinates",
-            f=f, shape=(*value.shape, blocks, last), coordinates=True,
-        )  # fmt: skip
+        outer = f
+        if not infinite and value in s.facts.together:
+            inner, outer = inner_and_outer(f)
+            lined = [*lined, _of_coordinates(build, inner, lined, (*value.shape, blocks, last))]
+        return _of_coordinates(build, outer, [*lined, *numbers], (*value.shape, blocks, last))
 
     if not infinite:
         width = int(s.facts.widths[value])
@@ -79,6 +81,11 @@ def pooled(s: State, value: Scalar, op: Pool) -> Register:
     flat = s.build.reshape(found, math.prod(found.shape))
     words = f"{named(op.f)} of all coordinates"
     return s.build.step("apply", flat, made=value.shape, words=words, f=op.f, shape=value.shape)
+
+
+def _of_coordinates(build: Builder, f: Function, arrays: Sequence[Register], shape: tuple[int, ...]) -> Register:
+    words = f"{named(f)} of coordinates"
+    return build.step("apply", *arrays, made=shape, words=words, f=f, shape=shape, coordinates=True)
 
 
 def _application(

@@ -18,12 +18,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...language._operation import Dot, MatMul, Mix
 from ...language._value import Value, Vector
 from .._plan import Register
+from ..passes._operations import Adjoint, Span
 from ._clusters import Group
 from ._facts import within
 from ._state import Lowered, State
 
+WORTH = 0.75  # of the products that turning takes: if fewer are still to be taken, they are taken as they are
 FEW, LOOSE = 64, 8  # directions of a frame that it does not pay to turn: so many, or so many for each vector in use
 
 
@@ -38,7 +41,31 @@ def turn(s: State, group: Group, index: int) -> None:
     asked = len(within(group, s.facts.picked)) if outputs else 0
     if not vectors or count + max(asked, 1) > group.width or (outputs and not grows):
         return
+    if count > FEW and 2 * count > group.width:  # little is saved, and the products of many vectors cost more
+        return
+    if not grows and _products_left(s, group, index) < WORTH * group.frames * count**2:
+        return
     _span(s, group, vectors)
+
+
+def _products_left(s: State, group: Group, index: int) -> int:
+    """How many pairs of vectors of a group have their products taken, or are combined, after a place in the program."""
+    total, last = 0, max(s.facts.last[v] for v in group.positions)
+    for value in s.facts.values[index + 1 : last + 1]:
+        pairs: list[tuple[Vector, int]] = []
+        match value.op:
+            case MatMul(_, x, each):
+                pairs = [(x, x.size // (value.op.weight.members.size if each else 1))]
+            case Span(x):  # products, and combinations of the vectors
+                pairs = [(x, 2 * x.shape[-1])]
+            case Dot(x, y):
+                pairs = [(x, y.shape[-1])]
+            case Adjoint(d, u, g, b):
+                pairs = [(d, u.shape[-1]), (g, b.shape[-1])]
+            case Mix(_, x):
+                pairs = [(x, value.shape[-1])]
+        total += sum(s.facts.blocks[x] * x.size * others for x, others in pairs if x in group.positions)
+    return total
 
 
 def turn_again(s: State, group: Group, index: int) -> None:

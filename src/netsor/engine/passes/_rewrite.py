@@ -11,6 +11,8 @@ from ...language._operation import Dot, MatMul, Source
 from ...language._value import Value, Vector
 from ._operations import Adjoint, Along, Span
 
+MOST = 8  # pairs of sets of sources with which others are compared: one for each space that many vectors share
+
 
 @dataclass(eq=False)
 class Context:
@@ -75,28 +77,27 @@ def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value
     A dot asks for the products of its two factors, a matrix for those of all its inputs, a nonlinearity for all
     coordinates of its arguments.
     """
-    edges: dict[Value, set[Value]] = {}
+    pairs: dict[tuple[frozenset[Value], frozenset[Value]], None] = {}
     together: dict[Source, set[Value]] = {}
     for value in values:
         match value.op:
             case Dot(x, y) | Along(x, y):
-                _joined(edges, made[x], made[y])
+                pairs[made[x], made[y]] = None
             case Adjoint(d, u, g, b):
-                _joined(edges, made[d], made[u])
-                _joined(edges, made[g], made[b])
+                pairs |= {(made[d], made[u]): None, (made[g], made[b]): None}
             case MatMul(weight, x):
                 together.setdefault(weight.source, set()).update(made[x])
             case _:
-                found = frozenset().union(*(made[x] for x in asked(value)))
-                for source in found:
-                    edges.setdefault(source, set()).update(found)
-    for sources in {frozenset(inputs) for inputs in together.values()}:  # many matrices act on the same vectors
-        for source in sources:
-            edges.setdefault(source, set()).update(sources)
+                found = frozenset[Value]().union(*(made[x] for x in asked(value)))
+                pairs[found, found] = None
+    pairs |= {(sources, sources): None for sources in map(frozenset, together.values())}
+    edges: dict[Value, set[Value]] = {}
+    largest: list[tuple[frozenset[Value], frozenset[Value]]] = []
+    for one, two in sorted(pairs, key=lambda pair: -len(pair[0]) * len(pair[1])):
+        # the stream of a deep network has more and more sources: what its last vectors are asked for holds the rest
+        if not any((one <= p and two <= q) or (one <= q and two <= p) for p, q in largest):
+            for first, second in ((one, two), (two, one)):
+                for source in first:
+                    edges.setdefault(source, set()).update(second)
+            largest = [*largest, (one, two)][:MOST]
     return edges
-
-
-def _joined(edges: dict[Value, set[Value]], a: frozenset[Value], b: frozenset[Value]) -> None:
-    for first, second in ((a, b), (b, a)):
-        for source in first:
-            edges.setdefault(source, set()).update(second)

@@ -38,7 +38,8 @@ def fuse(outputs: Sequence[Value], context: Context) -> list[Value]:
         assert isinstance(x, Vector)
         return x.size * x.width.factor  # a concatenation has more room than each of its parts
 
-    chosen = {x for value in values for x in asked(value) if worth(x) and all(private(source, x) for source in made[x])}
+    every = dict.fromkeys(x for value in values for x in asked(value))
+    chosen = {x for x in every if all(private(source, x) for source in made[x]) and worth(x)}
 
     def change(old: Value, new: Value) -> Value:
         return replace(new, op=Fuse(cast(Vector, new))) if old in chosen else new

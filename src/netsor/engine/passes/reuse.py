@@ -48,13 +48,13 @@ def reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
             case MatMul(weight, x, each):
                 gain = _gain(new, weight, context)
                 if weight.source in alike:
-                    return _scaled(gain, _acting(weight, x, each, alike[weight.source]).reshape(*new.shape))
+                    return _acting(weight, x, each, gain, alike[weight.source]).reshape(*new.shape)
                 if weight.fan != weight.in_width:  # a transposed matrix that acts once is a matrix
-                    own = replace(weight, std=1.0, fan=weight.in_width, transposed=False)
-                    return _scaled(gain, own.each(x) if each else own @ x)
+                    own = replace(weight, std=gain, fan=weight.in_width, transposed=False)
+                    return own.each(x) if each else own @ x
         return new
 
-    def _acting(weight: Weight, x: Vector, each: bool, classes: Sequence[tuple[list[int], int]]) -> Vector:
+    def _acting(weight: Weight, x: Vector, each: bool, gain: float, classes: Sequence[tuple[list[int], int]]) -> Vector:
         """W x for the members of a weight, (members, vectors): those that always act together at once."""
         members = weight.members.ravel().tolist()
         place = {member: k for k, member in enumerate(members)}
@@ -71,8 +71,9 @@ def reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
                 matrices[key] = _Matrices(acting.T if acting.transposed else acting)
             part, side = (rows[at] if each else rows), int(weight.transposed)
             again = times > 1 or weight.source in met
-            parts.append(matrices[key].act(part, side) if again else matrices[key].fresh(part, side))
-        return join(parts)[np.argsort(order)]
+            both = matrices[key]
+            parts.append(both.act(part, side, gain, context) if again else both.fresh(part, side, gain))
+        return (join(parts) if len(parts) > 1 else parts[0])[np.argsort(order)]
 
     return rewritten(outputs, context, change)
 
@@ -114,8 +115,8 @@ class _Matrices:
         self.directions: list[Vector | None] = [None, None]
         self.images: list[Vector | None] = [None, None]
 
-    def act(self, x: Vector, side: int) -> Vector:
-        """W x, or W^T x, with entries N(0, 1/in) of a matrix of its own: (matrices, vectors)."""
+    def act(self, x: Vector, side: int, gain: float, context: Context) -> Vector:
+        """W x, or W^T x, with entries N(0, gain²/in) of a matrix of its own: (matrices, vectors)."""
         known, images = self.directions[side], self.images[side]
         if known is not None and known.ndim != x.ndim:
             known, x = self._apart(known), self._apart(x)
@@ -124,20 +125,23 @@ class _Matrices:
         every = new if known is None else _extended(known, new)
         self.directions[side] = every
         self.images[side] = images = made if images is None else _extended(images, made)
-        return mix(Scalar(Along(x, every), (*x.shape, every.shape[-1])), images)
+        along = Scalar(Along(x, every), (*x.shape, every.shape[-1]))
+        if any(math.isinf(context.width(v)) for v in (x, images)):
+            return _scaled(gain, mix(along, images))
+        return mix(along if gain == 1 else constant(np.asarray(gain)) * along, images)  # few numbers are multiplied
 
     def _apart(self, x: Vector) -> Vector:
         """Vectors that are the same for all matrices, for each of them."""
         return x if x.ndim == 2 else x.broadcast_to((self.weight.members.size, *x.shape))
 
-    def fresh(self, directions: Vector, side: int) -> Vector:
-        """g: matrices of their own on new directions."""
+    def fresh(self, directions: Vector, side: int, gain: float = 1.0) -> Vector:
+        """g: matrices of their own on new directions, with entries N(0, gain²/in)."""
         weight, count = self.weight, self.weight.members.size
         turned = weight if side == 0 else weight.T
         fresh = replace(
             turned,
             source=Source(weight.source.name),
-            std=1.0,
+            std=gain,
             members=np.arange(count),
             count=count,
             fan=turned.in_width,

@@ -1,73 +1,130 @@
 """Matrices that act on the same vectors, and whose transposes are summed, are one matrix: the heads of a layer.
 
+So are W^Q, W^K and W^V, and both first matrices of a gated perceptron.
+
 Identity: with W = [W_1; …; W_B], the matrices on top of each other, W_b x are the parts of W x, and Σ_b W_b^T d_b is
-W^T d with d the vectors d_b set end to end. Entries stay as they are. So a gradient that comes back through B heads is
-one vector for each token, not B. The condition: all uses of the matrices are of these two kinds, at finite width.
+W^T d with d the vectors d_b set end to end. Entries stay as they are, or are brought to one size by factors of W_b x
+and d_b. So a gradient that comes back through B heads is one vector for each token, not B. The condition: all uses of
+the matrices are of these two kinds, at finite width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add
+from typing import NamedTuple
 
 import numpy as np
 
 from ...language._graph import ordered
-from ...language._operation import Constant, MatMul, Mix, Source, Take
+from ...language._join import join
+from ...language._operation import Add, Constant, MatMul, Mix, Source, Take
 from ...language._score import concat, split
-from ...language._value import Scalar, Value, Vector
+from ...language._value import Scalar, Value, Vector, constant
 from ...language._weight import Weight
 from ._rewrite import Context, rewritten
 
 
+class _Place(NamedTuple):
+    """Where the matrices of a source are in the one that they are a part of."""
+
+    whole: Source
+    start: int
+    matrices: int  # of this source
+    size: int  # of all that are in it
+    std: float  # of its entries
+
+    def weight(self, weight: Weight) -> Weight:
+        """The matrices on top of each other."""
+        into, out = weight.in_width, weight.out_width
+        into, out = (self.size * into, out) if weight.transposed else (into, self.size * out)
+        members = np.zeros((), np.intp)
+        return replace(weight, source=self.whole, in_width=into, out_width=out, std=self.std, members=members, count=1)
+
+
 def stacked(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with one matrix in place of each batch that allows it."""
+    """The program with one matrix in place of each batch, and of several weights, that allow it."""
     values = ordered(outputs)
-    users: dict[Value, list[Value]] = {}
+    users: dict[Value, list[Value]] = {output: [output] * 2 for output in outputs}  # one that is asked for stays
+    uses: dict[Source, list[Value]] = {}
     for value in values:
         for x in value.op.inputs:
             users.setdefault(x, []).append(value)
-    uses: dict[Source, list[Value]] = {}
-    for value in values:
         if isinstance(value.op, MatMul):
             uses.setdefault(value.op.weight.source, []).append(value)
+    places: dict[Source, _Place] = {}
     sums: dict[Value, Value] = {}  # Σ_b W_b^T d_b, and the products that it is the sum of
-    whole: dict[Source, Source] = {}
     for source, many in uses.items():
-        if not _allowed(many, context):
-            continue
-        found = {_summed(value, users): value for value in many if _transposed(value)}
-        if None not in found and not found.keys() & set(outputs):
-            sums |= {total: value for total, value in found.items() if total is not None}
-            whole[source] = Source(source.name)
+        if _allowed(many, context):
+            found = {_summed(value, users): value for value in many if _transposed(value)}
+            if None not in found:
+                sums |= {total: value for total, value in found.items() if total is not None}
+                size, std = _weight(many[0]).members.size, _weight(many[0]).std
+                places[source] = _Place(Source(source.name), 0, size, size, std)
+    trees: dict[Value, tuple[list[list[Value]], list[Value]]] = {}  # sums of sums: products by weights, and the rest
+    for root, leaves in _trees(values, users):
+        alike: dict[object, list[tuple[Value, Value]]] = {}
+        for leaf in leaves:
+            product = _product(leaf, users, sums)
+            key = None if product is None else _both(product, uses, context)
+            if product is not None and key is not None:
+                alike.setdefault((*key, leaf.shape), []).append((leaf, product))
+        groups = [group for group in alike.values() if len(group) > 1]
+        for group in groups:
+            _set_end_to_end([_weight(product) for _, product in group], places)
+        if groups:
+            merged = {leaf for group in groups for leaf, _ in group}
+            trees[root] = [[p for _, p in group] for group in groups], [x for x in leaves if x not in merged]
+    joined = {product for groups, _ in trees.values() for group in groups for product in group}
+    new: dict[Value, Value] = {}
+    made: dict[tuple[Source, Value], Vector] = {}
 
-    def one(weight: Weight) -> Weight:
-        """The matrices of a batch on top of each other."""
-        size, into, out = weight.members.size, weight.in_width, weight.out_width
-        into, out = (size * into, out) if weight.transposed else (into, size * out)
-        members = np.zeros((), np.intp)
-        return replace(weight, source=whole[weight.source], in_width=into, out_width=out, members=members, count=1)
+    def back(products: Sequence[Value], shape: tuple[int, ...]) -> Value:
+        """Σ_b W_b^T d_b over all matrices of one."""
+        parts = []
+        for product in products:
+            op = new[product].op
+            assert isinstance(op, MatMul)
+            parts.append(_scaled(op.weight, places, op.x if op.each else op.x[None]))
+        first = _weight(products[0])
+        return (places[first.source].weight(first) @ concat(join(parts), 0)).reshape(*shape)
 
-    def change(old: Value, new: Value) -> Value:
-        if old in sums:
-            product = sums[old].op
-            assert isinstance(product, MatMul)
-            assert isinstance(new.op, Mix)
-            inner = new.op.x.op
-            inner = inner.x.op if isinstance(inner, Take) else inner
-            assert isinstance(inner, MatMul)
-            return (one(product.weight) @ concat(inner.x, 0)).reshape(*new.shape)
-        match new.op:
-            case MatMul(weight, x) if weight.source in whole and not weight.transposed:
-                return split(one(weight) @ x, weight.members.size, 0)
-        return new
+    def change(old: Value, copy: Value) -> Value:
+        new[old] = copy
+        if old in sums and sums[old] not in joined:
+            new[old] = back([sums[old]], copy.shape)
+        elif old in trees:
+            groups, rest = trees[old]
+            new[old] = reduce(add, [*(back(group, copy.shape) for group in groups), *(new[x] for x in rest)])
+        elif isinstance(copy.op, MatMul) and not copy.op.weight.transposed and copy.op.weight.source in places:
+            weight, x = copy.op.weight, copy.op.x
+            place = places[weight.source]
+            if (place.whole, x) not in made:
+                made[place.whole, x] = split(place.weight(weight) @ x, place.size, 0)
+            part = made[place.whole, x]
+            if place.matrices < place.size:
+                part = part[place.start : place.start + place.matrices].reshape(*copy.shape)
+            new[old] = _scaled(weight, places, part)
+        return new[old]
 
     return rewritten(outputs, context, change)
 
 
+def _weight(value: Value) -> Weight:
+    assert isinstance(value.op, MatMul)
+    return value.op.weight
+
+
 def _transposed(value: Value) -> bool:
     return isinstance(value.op, MatMul) and value.op.weight.transposed
+
+
+def _scaled(weight: Weight, places: dict[Source, _Place], x: Vector) -> Vector:
+    std = places[weight.source].std
+    return x if weight.std == std else constant(np.asarray(weight.std / std)) * x
 
 
 def _allowed(uses: Sequence[Value], context: Context) -> bool:
@@ -103,3 +160,53 @@ def _summed(value: Value, users: dict[Value, list[Value]]) -> Value | None:
         case [Mix(Scalar(op=Constant(numbers)), Vector() as x)] if x is product and (numbers == 1).all():
             return turned[0] if numbers.shape == (1, value.shape[0]) else None
     return None
+
+
+def _trees(values: Sequence[Value], users: dict[Value, list[Value]]) -> Iterator[tuple[Value, list[Value]]]:
+    """Sums of vectors of one shape that are no part of a longer one, and what they are the sums of."""
+    inside: set[Value] = set()
+    for root in reversed(values):
+        if isinstance(root, Vector) and isinstance(root.op, Add) and root not in inside:
+            leaves, pending = [], list(root.op.inputs)
+            while pending:
+                x = pending.pop()
+                if isinstance(x.op, Add) and x.shape == root.shape and len(users[x]) == 1:
+                    inside.add(x)
+                    pending += x.op.inputs
+                else:
+                    leaves.append(x)
+            yield root, leaves
+
+
+def _product(leaf: Value, users: dict[Value, list[Value]], sums: dict[Value, Value]) -> Value | None:
+    """What a term is in another shape, if that is a product with a transposed matrix, or the sum over heads."""
+    while len(users[leaf]) == 1:
+        if leaf in sums:
+            return sums[leaf]
+        if _transposed(leaf) and not _weight(leaf).batch:
+            return leaf
+        if not isinstance(leaf.op, Take) or not np.array_equal(leaf.op.flat.ravel(), np.arange(leaf.op.x.size)):
+            return None
+        leaf = leaf.op.x
+    return None
+
+
+def _both(product: Value, uses: dict[Source, list[Value]], context: Context) -> tuple[object, ...] | None:
+    """What weights must have in common to be one, if this one acts once, and once transposed."""
+    weight = _weight(product)
+    match [value for value in uses[weight.source] if value is not product]:
+        case [Value(op=MatMul(other, x, False))] if not other.transposed:
+            finite = math.isfinite(weight.in_width.bind(context.bound) + weight.out_width.bind(context.bound))
+            if finite and weight.std > 0 and weight.members.tolist() == other.members.tolist():
+                return x, weight.in_width, weight.out_width, weight.fan, other.fan
+    return None
+
+
+def _set_end_to_end(weights: Sequence[Weight], places: dict[Source, _Place]) -> None:
+    """Places of several weights in one matrix."""
+    whole, size = Source(None), sum(weight.members.size for weight in weights)
+    std = weights[0].std if len({weight.std for weight in weights}) == 1 else 1.0
+    start = 0
+    for weight in weights:
+        places[weight.source] = _Place(whole, start, weight.members.size, size, std)
+        start += weight.members.size

@@ -38,7 +38,7 @@ def audit(
     precision: str = "float64",
     executor: Executor | None = None,
     progress: Progress = True,
-    gradients: bool = False,
+    gradients: bool | None = None,
     quick: bool = False,
     ranges: bool = False,
     **sizes: int,
@@ -65,7 +65,8 @@ def audit(
         executor: does the parts in place of processes here, such as Dask's.
         progress: True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
         gradients: the backward half too, of the loss of the first step (of a random readout, if there are no logits):
-            the stream's gradient after each block, and the squared gradient of each kind of weight.
+            the stream's gradient after each block, and the squared gradient of each kind of weight. None: of the
+            shortest inputs, if all of it then costs at most twice as much.
         quick: 16 draws of 16 tokens at the model's own widths, for what is not given: seconds, for a test.
         ranges: the largest numbers of each activation too, at the model's own widths, and the share of numbers below
             the smallest of bf16, fp16 and both formats of fp8, with the scale that would fit.

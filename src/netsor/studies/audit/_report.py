@@ -64,7 +64,7 @@ def _manifest(models: Sequence[Lengths], spent: dict[str, Any], command: str, ou
         "ids": request.ids,
         "draws": [request.draws_of(tokens) for tokens in request.lengths],
         "widths": request.widths,
-        "gradients": request.gradients,
+        "gradients": [tokens for tokens in request.lengths if request.backward(tokens)],
         "ranges": request.ranges,
         "sweep": request.swept,
     }
@@ -93,7 +93,8 @@ def _command(request: Request, command: str, out: Path) -> str:
     words += ["--ids", ",".join(map(str, request.ids))] if request.ids is not None else []
     words += ["--draws", str(request.draws)] if request.draws is not None else []
     words += ["--quick"] if request.quick else []
-    words += ["--gradients"] * request.gradients + ["--ranges"] * request.ranges
+    words += [] if request.gradients is None else ["--gradients" if request.gradients else "--no-gradients"]
+    words += ["--ranges"] * request.ranges
     return shlex.join([*words, "--seed", str(request.seed), "--out", str(out)])
 
 
@@ -112,7 +113,7 @@ def _report(models: Sequence[Lengths], compared: Differences | None, manifest: d
         summary="\n".join(f"<p>{html.escape(_summary(lengths))}.</p>" for lengths in models),
         lengths="\n".join(_by_length(lengths, len(models) > 1) for lengths in models if len(lengths) > 1),
         findings=_findings(models),
-        both=", and gradients at both ends" if request.gradients else "",
+        both=", and gradients at both ends" if request.backward(request.lengths[0]) else "",
         tokens=request.lengths[0],
         output=_output(models),
         figures="\n".join(_figure(name, svg) for name, svg in drawn([lengths[0] for lengths in models]).items()),

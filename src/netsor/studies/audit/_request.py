@@ -22,7 +22,7 @@ from ...engine.backends import Backend, Numpy
 from ...language import TraceError
 from ...language._given import shown
 from ...models import Probes, Transformer
-from ._large import BACKWARD, refuse_large
+from ._large import BACKWARD, a_draw, ahead, refuse_large
 from ._order import DECIDE
 from ._own import Model, Own, OwnProbes, described
 
@@ -33,6 +33,7 @@ FEW = 16  # draws, at least: of a quick audit, and of long inputs; one more than
 PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
 PART_DRAWS = 256  # at most
 MOST_TOLD = 3  # fields, in a name
+MOST_TIMES = 2.0  # as long as without them: gradients that cost more are measured only if they are asked for
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Subject:
 
     @property
     def planning(self) -> float:
-        """The seconds that it took to make the plan, which a worker makes again for each part."""
+        """The seconds that it took to make the plan, which every worker makes again."""
         return _planned(self)[1]
 
     @property
@@ -149,7 +150,7 @@ class Request:
     backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
     executor: Executor | None = None  # for the parts, in place of processes here
     progress: Progress = True
-    gradients: bool = False
+    gradients: bool | None = None  # None: where they cost little, see `backward`
     quick: bool = False
     swept: tuple[str, tuple[float, ...]] | None = None  # a field, and its value in each of the models
     ranges: bool = False
@@ -163,7 +164,9 @@ class Request:
             raise ValueError(
                 f"progress={shown(self.progress)} must be True, False or a function of (parts done, parts in all)"
             )
-        for name in ("gradients", "quick", "ranges"):
+        if self.gradients is not None and not isinstance(self.gradients, bool):
+            raise ValueError(f"gradients={shown(self.gradients)} must be True, False or None (where they cost little)")
+        for name in ("quick", "ranges"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={shown(getattr(self, name))} must be True or False")
         if self.ranges and self.widths == "inf":
@@ -184,7 +187,7 @@ class Request:
             for tokens in self.lengths:
                 self._subject(model, tokens, False, False).probes()  # which refuses what it cannot read
                 infinite = self.widths == "inf" or (self.widths == "both" and tokens == self.lengths[0])
-                refuse_large(model, tokens, infinite, self.gradients)
+                refuse_large(model, tokens, infinite, bool(self.gradients))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -235,8 +238,37 @@ class Request:
 
     def subject(self, model: Model, tokens: int, infinite: bool) -> Subject:
         """A model of it, at one length and one set of widths; with gradients, if they are asked for and can be had."""
-        wanted = self.gradients and not (infinite and model in self.no_gradients)
+        wanted = self.backward(tokens, infinite) and not (infinite and model in self.no_gradients)
         return self._subject(model, tokens, infinite, wanted)
+
+    def backward(self, tokens: int, infinite: bool = False) -> bool:
+        """Whether gradients are measured: where they are asked for, or of the shortest inputs if that costs little."""
+        if self.gradients is not None:
+            return self.gradients
+        return not infinite and tokens == self.lengths[0] and self.times <= MOST_TIMES
+
+    @cached_property
+    def times(self) -> float:
+        """How often as long draws at own widths take with gradients of the shortest inputs.
+
+        The most of all models; ∞ if one has no gradients. Whether the limit is asked for too is nothing to it, as draws at own
+        widths must not depend on that.
+        """
+        if self.own or any(model.experts for model in self.models if isinstance(model, Transformer)):
+            return math.inf
+
+        def seconds(model: Model, wanted: bool) -> float:
+            with_them = (
+                self._subject(model, tokens, False, wanted and tokens == self.lengths[0]) for tokens in self.lengths
+            )
+            return sum(map(self._seconds, with_them))
+
+        return max(seconds(model, True) / seconds(model, False) for model in self.models)
+
+    def _seconds(self, each: Subject) -> float:
+        """About what the draws and the plan of a subject take, before it is planned."""
+        given = each.model, each.tokens, each.infinite, each.gradients
+        return a_draw(*given).seconds * self.draws_of(each.tokens) + ahead(*given).seconds
 
     def _subject(self, model: Model, tokens: int, infinite: bool, gradients: bool) -> Subject:
         ids = None if self.ids is None else tuple(self.ids)
@@ -275,7 +307,7 @@ class Request:
         """
         assert self.widths is not None
         return [
-            self._subject(model, tokens, infinite, self.gradients)
+            self._subject(model, tokens, infinite, self.backward(tokens, infinite))
             for model in self.models
             for tokens in self.lengths
             for infinite in KINDS[self.widths]
