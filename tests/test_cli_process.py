@@ -28,6 +28,7 @@ def shell(command, **how):
     return subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=HANG, check=False, **how)
 
 
+@pytest.mark.slow
 @POSIX
 def test_a_closed_stderr_is_no_error():
     result = shell(" ".join([*QUICK, "--json", "2>&-"]))
@@ -45,6 +46,7 @@ def test_closed_streams_take_no_file(closed, tmp_path):
     assert (tmp_path / "p.svg").read_text().rstrip().endswith("</svg>")
 
 
+@pytest.mark.slow
 @POSIX
 def test_an_output_that_cannot_be_written_is_told():
     if not os.path.exists("/dev/full"):
@@ -63,6 +65,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
         assert process.wait(HANG) == 1
 
 
+@pytest.mark.slow
 def test_a_terminal_may_know_no_mathematics():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     result = run(*QUICK, env=environment)
@@ -73,6 +76,7 @@ def test_a_terminal_may_know_no_mathematics():
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
 
 
+@pytest.mark.slow
 @POSIX
 def test_a_name_that_is_no_text_is_refused(tmp_path):
     for option in (["reproduce", "--out"], ["law", "--plot"]):

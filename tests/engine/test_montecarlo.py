@@ -115,6 +115,7 @@ for _ in run(work, chunks(9, 1), workers=2):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
 def test_an_interrupt_is_not_held_up_by_busy_threads():
     """The process ends long before the block that its threads are in."""

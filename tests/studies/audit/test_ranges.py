@@ -38,6 +38,7 @@ def test_verdicts_come_out_both_ways(largest, below, overflow, underflow, scale,
     assert 448 / 2 < 2.0**held.scale * found.largest[2] <= 448  # it fits, and twice as much would not
 
 
+@pytest.mark.slow
 def test_where_ranges_are_said(tmp_path, capsys):
     model = ns.models.read(GPT2).replace(std_v=1e3, std_o=1e3, std_embedding=1e-7, std_position=1e-7)
     audit = ns.audit(model, tokens=3, draws=40, widths="both", ranges=True, out=tmp_path, workers=1)

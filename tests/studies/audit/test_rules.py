@@ -183,7 +183,7 @@ BACKWARD = {
 }
 
 
-@pytest.mark.parametrize("name", BACKWARD)
+@pytest.mark.parametrize("name", [n if n == "scores" else pytest.param(n, marks=pytest.mark.slow) for n in BACKWARD])
 def test_gradients_of_real_models_come_out_both_ways(name):
     """Seed 3, intervals of level 1e-4."""
     for changes, expected in zip(BACKWARD[name], (FOUND, NOT_FOUND), strict=True):

@@ -141,6 +141,7 @@ def test_interrupts_and_kills_leave_no_workers_and_whole_parts(sent, tmp_path):
     assert all(store.load(part.key) is not None for part in kept)
 
 
+@pytest.mark.slow
 def test_two_runs_into_one_folder_do_no_harm(inline, tmp_path):
     small = [*PLAIN, *TINY, "--out", tmp_path]
     with Running(small) as one, Running([*small, "--seed", "7"]) as two:
@@ -171,6 +172,7 @@ TRAP = "import os\nos.close(os.open({sprung!r}, os.O_CREAT))\nraise ImportError(
 NAMES = ["signal", "pickle", "numpy", "scipy", "multiprocessing", "threading", "struct", "matplotlib", "tqdm", "random"]
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_from_a_folder_of_data_and_a_script_needs_no_guard(tmp_path):
     """As the installed command does it: a script in another folder, started where the data are.
 
