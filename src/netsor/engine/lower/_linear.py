@@ -59,10 +59,17 @@ def act(s: State, value: Value, arrays: Sequence[Register], by: Register | None)
 
 
 def marked(s: State, value: Value, marks: Sequence[Bools], by: Bools | None) -> Bools:
-    """Where the result of a linear operation can be other than 0, from where its vectors and coefficients can."""
-    numbers = [s.build.constant(mark) for mark in marks]
-    found = act(s, value, numbers, None if by is None else s.build.constant(by))
-    return np.asarray(np.asarray(found.value)[0] > 0)
+    """Where the result of a linear operation can be other than 0, from where its vectors and coefficients can.
+
+    The rule acts on random numbers at the marks, so that an operation with numbers of its own cancels none.
+    """
+    rng = np.random.default_rng(0)
+
+    def somewhere(mark: Bools) -> Register:
+        return s.build.constant(np.where(mark, rng.uniform(1.0, 2.0, mark.shape), 0.0))
+
+    found = act(s, value, [somewhere(mark) for mark in marks], None if by is None else somewhere(by))
+    return np.asarray(np.asarray(found.value)[0] != 0)
 
 
 def fitted(marks: Bools, shape: tuple[int, ...]) -> Bools:
