@@ -3,6 +3,7 @@
 import json
 import math
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from netsor.explore._findings import different, findings
 from netsor.explore._model import Model, lengths
 from netsor.explore._program import Own
 from netsor.explore._variant import Variant
+from netsor.studies.audit import _audit
 
 SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 16}
 n = ns.Width("n")
@@ -22,8 +24,9 @@ n = ns.Width("n")
 
 @pytest.fixture(autouse=True)
 def _apart(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # the code writes a report
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_audited, "_kept", {})
+    monkeypatch.setattr(_audit, "Workers", ThreadPoolExecutor)  # the same numbers, sooner
 
 
 @pytest.fixture
@@ -112,7 +115,10 @@ def test_two_models_and_two_lengths(small):
     found = made["found"]
     assert [audit.findings for audit in views[-1].result.audits] == [audit.findings for audit in found.audits]
     assert found.preferred == own
-    assert [(c.label, c.look) for c in views[-1].panels[0].curves] == [(own, "band"), ("std=1, depth scaling off", "second")]
+    assert [(c.label, c.look) for c in views[-1].panels[0].curves] == [
+        (own, "band"),
+        ("std=1, depth scaling off", "second"),
+    ]
     first = different(views[-1].result)
     assert "Prefer “" in first
     assert first.index("Prefer") < first.index("<li>") < first.index("different in the models")
@@ -129,7 +135,9 @@ def test_what_is_kept_is_not_drawn_again(small, monkeypatch):
     """A second model leaves the draws of the first as they are."""
     done = []
     measure = _audited.measure
-    monkeypatch.setattr(_audited, "measure", lambda part, progress: done.append(part) or measure(part, progress=progress))
+    monkeypatch.setattr(
+        _audited, "measure", lambda part, progress: done.append(part) or measure(part, progress=progress)
+    )
     last(Model(small, tokens=(3,)))
     last(Model(small, replace(small, std=0.1), tokens=(3,)))
     assert [part.subject.model.name for part in done] == [small.model.name, replace(small, std=0.1).model.name]
@@ -164,7 +172,7 @@ def test_what_takes_long_is_left_out_and_said(small, monkeypatch):
     monkeypatch.setattr(_audited, "LATER", 0.0)
     (view, again) = Model(small, tokens=(3, 6)).views()
     assert again.result is view.result
-    assert "config at 3 and 6 tokens would take about 1 s, too long for a page" in again.notes[-1]
+    assert f"{small.model.name} at 3 and 6 tokens would take about 1 s, too long for a page" in again.notes[-1]
     assert "tokens=[3, 6]" in again.code
     with pytest.raises(ValueError, match="min, too long for a page: fewer tokens take less"):
         last(Model(Variant("llama-3-405b"), tokens=(128,)))

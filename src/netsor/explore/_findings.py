@@ -76,7 +76,7 @@ def _why(names: list[str], worst: tuple[Finding, ...]) -> str:
     ]
     bad = any(finding.verdict == FOUND for finding in worst)
     reason = f" {html.escape(worst[0].reason)}" if bad else ""
-    return f"{'<br>'.join(lines)}<br><small>Found if {html.escape(worst[0].rule)}.{reason}</small>"
+    return f"{'<br/>'.join(lines)}<br/><small>Found if {html.escape(worst[0].rule)}.{reason}</small>"
 
 
 def _capital(text: str) -> str:

@@ -46,7 +46,7 @@ class Model:
                 *([f"other = {self.second.code}"] if self.second is not None else []),
                 f"found = ns.audit({', '.join(given)})",
                 "print(found)",
-                "found.save('audit')  # a report",
+                "# found.save('audit') writes a report",
             ]
         )
 

@@ -148,7 +148,12 @@ class Own:
         net = self.target.build(self.arguments)
         at = "".join(f", {name}={written(width)}" for name, width in self.widths.items())
         how = ", widths='actual'" if sharp else ", quick=True"
-        code = [*self._first(""), f"found = ns.audit(net{at}{how})", "print(found)", "found.save('audit')  # a report"]
+        code = [
+            *self._first(""),
+            f"found = ns.audit(net{at}{how})",
+            "print(found)",
+            "# found.save('audit') writes a report",
+        ]
         yield from Asked((Watched(net, self.widths),), sharp=sharp).views("\n".join(code), tell)
 
     def _first(self, key: str) -> list[str]:
