@@ -74,28 +74,34 @@ def test_a_wrong_value_is_a_message(tab):
     assert tab.numbers()["variance"]
 
 
+def shown(tab, wanted, row="loss of the first step"):
+    """Wait until a number of the table is there, and nothing is to come."""
+    tab.page.wait_for_function(
+        """([row, wanted]) => { const cell = document.querySelector(`.netsor-done [data-row="${row}"] td[data-value]`);
+                                return cell && Math.abs(cell.dataset.value / wanted - 1) < 1e-9; }""",
+        arg=[row, float(wanted)],
+    )
+
+
 def test_one_model(tab):
-    """Curves and numbers of a model that ships; of many positions, the last."""
+    """Curves, findings and numbers of a model that ships; of many positions, the last."""
     tab.view("One model")
     assert tab.page.locator(".netsor-panel").count() == 9
-    found = ns.models.read("gpt2").probes(tokens=4).measure(draws=12)
-    assert tab.numbers()["loss of the first step"] == [np.median(found["loss"])]
-    tab.control("tokens").press("Home")
+    found = ns.audit("gpt2", quick=True)
+    shown(tab, np.median(found.actual["loss"]))
+    for name, verdicts in tab.verdicts().items():
+        assert verdicts == [found.finding(name).verdict]
+    assert set(tab.verdicts()) == {"growth", "branches", "rank", "entropy", "loss"}
     for _ in range(6):
         tab.control("std").press("ArrowRight")
     assert tab.control("std").get_attribute("aria-valuenow") == "6"  # 0.02
     model = ns.models.read("gpt2").replace(std=0.02, std_o=0.02 / 24**0.5, std_out=0.02 / 24**0.5)
-    found = model.probes(tokens=2).measure(draws=12)
-    wanted = float(np.median(found["logit_std"]))
-    tab.page.wait_for_function(
-        """wanted => { const cell = document.querySelector('[data-row="standard deviation of logits"] td[data-value]');
-                       return cell && Math.abs(cell.dataset.value / wanted - 1) < 1e-9; }""",
-        arg=wanted,
-    )
+    found = ns.audit(model, quick=True)
+    shown(tab, np.median(found.actual["logit_std"]), "standard deviation of logits")
 
 
 def test_a_model_of_ones_own(tab, programs):
-    """A config.json by its path; sharper on request, with a bar; a wrong path is a message."""
+    """A config.json by its path; sharper on request; a wrong path is a message."""
     tab.view("One model")
     path = tab.page.locator('[data-control="path"] input')
     path.fill("nowhere.json")
@@ -104,13 +110,66 @@ def test_a_model_of_ones_own(tab, programs):
     assert "no file, and none of the models that ship" in tab.message()
     path.fill(str(programs / "config.json"))
     path.press("Enter")
-    tab.page.wait_for_selector(".netsor-many")
-    probes = ns.models.read(programs / "config.json").probes(tokens=4)
-    assert tab.numbers()["loss of the first step"] == [np.median(probes.measure(draws=12)["loss"])]
-    tab.page.get_by_text("Sharper").click()
-    tab.page.wait_for_selector("progress")
-    tab.page.wait_for_selector(".netsor-many")
-    assert tab.numbers()["loss of the first step"] == [np.median(probes.measure(draws=200)["loss"])]
+    model = ns.models.read(programs / "config.json")  # with positions for 8 tokens
+    shown(tab, np.median(ns.audit(model, quick=True).actual["loss"]))
+    tab.page.get_by_text("Sharper: more draws").click()
+    shown(tab, np.median(ns.audit(model, tokens=8, widths="actual").actual["loss"]))
+
+
+def test_two_models_and_two_lengths(tab, programs):
+    """Both in one picture, what is different first, and verdicts by length."""
+    tab.view("One model")
+    path = tab.page.locator('[data-control="path"] input')
+    path.fill(str(programs / "config.json"))
+    path.press("Enter")
+    tab.page.locator('[data-control="second name"] select').select_option("the same model, changed as below")
+    tab.page.locator('[data-control="second fields"] input').fill("std=1")
+    tab.page.locator('[data-control="second fields"] input').press("Enter")
+    tokens = tab.page.locator('[data-control="tokens"] input')
+    tokens.fill("3, 8")
+    tokens.press("Enter")
+    tab.page.wait_for_function(
+        "() => document.querySelectorAll('.netsor-done tr[data-rule=loss] td[data-head]').length == 4"
+    )
+    model = ns.models.read(programs / "config.json")
+    other = model.replace(std=1.0, name=f"{model.name}, std=1")
+    found = ns.audit(model, compare=other, tokens=[3, 8], quick=True)
+    for name, verdicts in tab.verdicts().items():
+        assert verdicts == [audit.at(tokens).finding(name).verdict for audit in found.audits for tokens in (3, 8)]
+    assert tab.page.locator(".netsor-verdict").inner_text().lower() == f"{found.differences.verdict}.".lower()
+    assert tab.page.locator(".netsor-panel").first.locator(".netsor-band, .netsor-second").count() == 4  # with legend
+    tokens.fill("a few")
+    tokens.press("Enter")
+    tab.page.wait_for_selector(".netsor-view [role=alert]")
+    assert "must be a whole number, or several with commas" in tab.message()
+
+
+def test_labels_of_sliders_are_seen(tab):
+    """No bubble is over them while a slider is held."""
+    tab.view("One layer")
+    tab.control("heads").focus()
+    tab.control("heads").hover()
+    bubble = tab.page.locator("[data-radix-popper-content-wrapper]")
+    bubble.wait_for(state="attached")
+    label = tab.page.locator('[data-control="heads"] label').bounding_box()
+    place = bubble.bounding_box()  # None if it is not shown
+    assert place is None or place["y"] + place["height"] <= label["y"]
+
+
+def test_the_audit_of_a_program(browser, programs):
+    """A program with probes has findings too."""
+    server = Served("own.py:watched", folder=programs)
+    context = browser.new_context()
+    context.set_default_timeout(60_000)
+    tab = Watched(context, server.address)
+    tab.view("Its audit")
+    made = runpy.run_path(str(programs / "own.py"))["watched"]
+    found = ns.audit(made(), n=256, quick=True)
+    assert tab.verdicts()["growth"] == [found.finding("growth").verdict]
+    tab.move("argument tokens")
+    assert "of 4 tokens" in tab.page.locator(".netsor-findings").inner_text()
+    server.stop()
+    context.close()
 
 
 def test_own_program(tab):

@@ -31,6 +31,14 @@ def layer(tokens=4, heads=2, sigma=1.0):
 
 
 @ns.program
+def watched(tokens=3, sigma=1.0):
+    x = ns.probe("embedding", ns.gaussian(n, tokens))
+    for _ in range(2):
+        x = ns.probe("stream", x + ns.nn.attention(x, heads=2, sigma_o=sigma))
+    return x
+
+
+@ns.program
 def tied(tokens=2):
     g = ns.weight(n, n) @ ns.gaussian(n, tokens)
     return ns.dot(g, g)
@@ -102,14 +110,14 @@ class Watched:
     def view(self, name):
         """Go to a view, and wait until all its numbers are there."""
         self.page.get_by_text(name, exact=True).click()
-        own = {"One layer": "mask", "One model": "path", "Your program": "output"}[name]
+        own = {"One layer": "mask", "One model": "path", "Your program": "output", "Its audit": "width n"}[name]
         self.page.wait_for_selector(f'[data-control="{own}"]')
         self.settled()
 
     def settled(self):
         self.page.wait_for_function(
             """() => { const v = document.querySelector('.netsor-view');
-                       return v && v.querySelector('[role=alert], [data-row^="KL"], .netsor-many'); }"""
+                       return v && v.querySelector('[role=alert], [data-row^="KL"], .netsor-done'); }"""
         )
 
     def control(self, name):
@@ -133,6 +141,11 @@ class Watched:
             ]
             for row in rows
         }
+
+    def verdicts(self):
+        """The findings: rule → verdicts, in the order of their columns."""
+        rows = self.page.locator(".netsor-findings tr[data-rule]").all()
+        return {row.get_attribute("data-rule"): row.locator("td[data-head] span").all_inner_texts() for row in rows}
 
     def picture(self):
         return self.page.locator(".netsor-panel").first.inner_html()

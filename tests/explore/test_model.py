@@ -1,104 +1,223 @@
-"""One model without a browser: what is changed in it, and what is seen."""
+"""One model without a browser: what is changed in it, what is seen, a second beside it, and several lengths."""
 
 import json
 import math
+import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.explore._model import AT, LIMIT, Model
+from netsor.explore import Target, _audited
+from netsor.explore._audited import AT, LIMIT, Asked
+from netsor.explore._findings import different, findings
+from netsor.explore._model import Model, lengths
+from netsor.explore._program import Own
+from netsor.explore._variant import Variant
+from netsor.studies.audit import _audit
 
-SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 8}
+SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 16}
+n = ns.Width("n")
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_audited, "_kept", {})
+    monkeypatch.setattr(_audit, "Workers", ThreadPoolExecutor)  # the same numbers, sooner
 
 
 @pytest.fixture
-def source(tmp_path):
+def small(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
-    return str(tmp_path / "config.json")
+    return Variant("config.json")
+
+
+def last(model, tell=None):
+    return [*model.views(tell)][-1]
 
 
 def test_changes():
-    """Another std keeps depth scaling, which is switched by itself."""
+    """Another std keeps depth scaling, which is switched by itself; a recipe comes before what is changed in it."""
     own = ns.models.read("gpt2")
     down = 1 / math.sqrt(2 * 12)
-    assert Model().changes == {}
-    assert Model().model == own
-    other = Model(std=0.01).model
-    assert (other.std_q, other.std_in, other.std_embedding) == (0.01, 0.01, 0.01)
+    assert Variant().changes == {}
+    assert Variant().model == own
+    other = Variant(std=0.01).model
+    assert (other.name, other.std_q, other.std_in, other.std_embedding) == ("gpt2, std=0.01", 0.01, 0.01, 0.01)
     assert other.std_o / other.std_v == pytest.approx(own.std_o / own.std_v, rel=1e-12)
     assert other.std_out == pytest.approx(0.01 * down, rel=1e-12)
-    assert Model(depth="off").changes == {"std_o": 0.02, "std_out": 0.02}
-    assert Model(std=0.01, depth="off").changes == {"std": 0.01}
-    assert Model("llama-3-8b").changes == {}
-    on = Model("llama-3-8b", depth="on").model
+    assert Variant(depth="off").changes == {"std_o": 0.02, "std_out": 0.02}
+    assert Variant(std=0.01, depth="off").changes == {"std": 0.01}
+    assert Variant("llama-3-8b").changes == {}
+    on = Variant("llama-3-8b", depth="on").model
     assert on.std_o == pytest.approx(on.std_v / 8, rel=1e-12)  # 32 blocks
-    assert Model("qwen3-8b", qk_norm="off").model.qk_norm is False
-    assert Model(qk_norm="on").changes == {"qk_norm": True}
+    assert Variant("qwen3-8b", qk_norm="off").model.qk_norm is False
+    assert Variant(qk_norm="on").changes == {"qk_norm": True}
+    drawn = Variant(recipe="ntk", fields="layers=3, gated=true")
+    assert drawn.changes == {"layers": 3, "gated": True}
+    assert drawn.model.name == "gpt2, recipe=ntk, layers=3, gated=true"
+    assert drawn.model.std_q == ns.models.recipe(own, "ntk").std_q
+    assert eval(drawn.code) == drawn.model
 
 
-def test_the_code_makes_the_curves(source, capsys):
-    view = Model(source, std=0.1, tokens=3, limit=True, draws=20).view()
+def test_lengths():
+    assert lengths("") is None
+    assert lengths(" 16, 128,") == (16, 128)
+    with pytest.raises(ValueError, match="tokens '16;2' must be a whole number, or several with commas"):
+        lengths("16;2")
+
+
+def test_the_code_makes_the_curves(small, capsys):
+    """One model with its limit: every curve and number is that of the audit, from the embedding on."""
+    view = last(Model(small, tokens=(3,), limit=True))
     made = {}
     exec(view.code, made)
-    titles = [panel.title for panel in view.panels]
-    assert len(titles) == len(made["probes"].names) == 9
+    found = made["found"]
+    assert len(view.panels) == 9
     square = next(panel for panel in view.panels if panel.title == "mean square of the stream")
     at, limit = square.curves
-    assert np.array_equal(at.y, np.median(made["found"]["mean_square"], axis=0))
-    assert np.array_equal(at.low, np.quantile(made["found"]["mean_square"], 0.05, axis=0))
-    assert np.array_equal(limit.y, np.median(made["limit"]["mean_square"], axis=0))
-    assert list(at.x) == [1.0, 2.0]
+    assert np.array_equal(at.y, found["mean_square"].median)
+    assert np.array_equal(at.low, found["mean_square"].low)
+    assert np.array_equal(limit.y[1:], np.median(found.limit["mean_square"], axis=0))
+    assert list(at.x) == [0.0, 1.0, 2.0]
     loss = view.rows["loss of the first step"]
-    assert loss[AT].value == np.median(made["found"]["loss"])
-    assert loss[LIMIT].high == np.quantile(made["limit"]["loss"], 0.95)
+    assert loss[AT].value == np.median(found.actual["loss"])
+    assert loss[LIMIT].high == np.quantile(found.limit["loss"], 0.95)
     assert view.rows["status"] == {AT: "exact", LIMIT: "conjectured"}
-    assert "mean_square" in capsys.readouterr().out
+    assert view.result.findings == found.findings
+    assert "mean square of the stream" in capsys.readouterr().out
 
 
-def test_the_code_makes_the_backward_curves(source, capsys):
-    view = Model(source, std=0.1, tokens=3, limit=True, gradients=True, draws=12).view()
+def test_the_code_makes_the_backward_curves(small):
+    view = last(Model(replace(small, std=0.1), tokens=(3,), limit=True, gradients=True))
     made = {}
     exec(view.code, made)
-    assert len(view.panels) == len(made["probes"].names) == 9 + 13
+    assert len(view.panels) == 9 + 13
     panel = next(panel for panel in view.panels if panel.title == "gradient², query")
     (at,) = panel.curves
-    assert np.array_equal(at.y, np.median(made["found"]["grad_query"], axis=0))
-    assert "grad_query" not in made["limit"]
-    assert view.rows["gradient², embedding"][AT].value == np.median(made["found"]["grad_embedding"])
+    assert np.array_equal(at.y, np.median(made["found"].actual["grad_query"], axis=0))
+    assert "grad_query" not in made["found"].limit
+    assert view.rows["gradient², embedding"][AT].value == np.median(made["found"].actual["grad_embedding"])
 
 
-def test_progress(source):
-    """It is that of both widths together, and what it raises ends the work."""
+def test_two_models_and_two_lengths(small):
+    """First the one at the first length, then both, then all lengths; what is said is what the comparison says."""
+    model = Model(small, replace(small, std=1.0, depth="off"), tokens=(3, 6))
+    views = [*model.views()]
+    shapes = [[(a.model.name, [f.tokens for f in a.lengths]) for a in v.result.audits] for v in views]
+    own, other = small.model.name, model.second.model.name
+    assert shapes == [[(own, [3])], [(own, [3]), (other, [3])], [(own, [3, 6]), (other, [3, 6])]]
+    made = {}
+    exec(views[-1].code, made)
+    found = made["found"]
+    assert [audit.findings for audit in views[-1].result.audits] == [audit.findings for audit in found.audits]
+    assert found.preferred == own
+    assert [(c.label, c.look) for c in views[-1].panels[0].curves] == [
+        (own, "band"),
+        ("std=1, depth scaling off", "second"),
+    ]
+    first = different(views[-1].result)
+    assert "Prefer “" in first
+    assert first.index("Prefer") < first.index("<li>") < first.index("different in the models")
+    table = ET.fromstring(f"<div>{findings(views[-1].result)}</div>")
+    rows = {row.get("data-rule"): [cell.findtext("span") for cell in row.findall("td")] for row in table.iter("tr")}
+    for name in ("entropy", "loss", "growth"):
+        assert rows[name] == [audit.at(t).finding(name).verdict for audit in found.audits for t in (3, 6)]
+    assert {"found", "not found"} <= {*rows["entropy"], *rows["loss"]}
+    assert found.audits[1].finding("entropy").reason in "".join(table.itertext())
+    assert different(views[0].result) == ""
+
+
+def test_what_is_kept_is_not_drawn_again(small, monkeypatch):
+    """A second model leaves the draws of the first as they are."""
+    done = []
+    measure = _audited.measure
+    monkeypatch.setattr(
+        _audited, "measure", lambda part, progress: done.append(part) or measure(part, progress=progress)
+    )
+    last(Model(small, tokens=(3,)))
+    last(Model(small, replace(small, std=0.1), tokens=(3,)))
+    assert [part.subject.model.name for part in done] == [small.model.name, replace(small, std=0.1).model.name]
+
+
+def test_progress(small):
+    """In seconds, of each step; what it raises ends the work."""
     calls = []
-    Model(source, tokens=2, limit=True, draws=15).view(lambda done, total: calls.append((done, total)))
-    assert calls == sorted(calls)
-    assert calls[-1] == (30, 30)
+    last(Model(small, tokens=(2,), limit=True), lambda done, total: calls.append((done, total)))
+    ends = [(done, total) for done, total in calls if done == total]
+    assert len(ends) == 2
+    assert all(0 <= done <= total * (1 + 1e-12) for done, total in calls)
 
     def stop(done, total):
         raise KeyError("enough")
 
     with pytest.raises(KeyError):
-        Model(source, tokens=2, draws=15).view(stop)
+        last(Model(small, tokens=(2,)), stop)
+
+
+def test_as_many_tokens_as_are_quick(small):
+    """16, or as many as there are positions for; fewer of a large model. What is given is taken."""
+    gpt3 = ns.models.read("gpt3-175b")
+    assert Asked((small.model,)).lengths == (16,)
+    assert Asked((small.model.replace(length=9),)).lengths == (8,)
+    assert Asked((gpt3,)).lengths[0] < 8
+    assert Asked((gpt3,), (5,)).lengths == (5,)
+
+
+def test_what_takes_long_is_left_out_and_said(small, monkeypatch):
+    """More lengths come when they are affordable; else the page says what they would take."""
+    monkeypatch.setattr(_audited, "LATER", 0.0)
+    (view, again) = Model(small, tokens=(3, 6)).views()
+    assert again.result is view.result
+    assert f"{small.model.name} at 3 and 6 tokens would take about 1 s, too long for a page" in again.notes[-1]
+    assert "tokens=[3, 6]" in again.code
+    with pytest.raises(ValueError, match="min, too long for a page: fewer tokens take less"):
+        last(Model(Variant("llama-3-405b"), tokens=(128,)))
 
 
 @pytest.mark.parametrize(
     ("model", "words"),
-    [(Model("gpt5"), "no file, and none of the models that ship"), (Model(std=-1.0), "std=-1.0"),
-     (Model(tokens=1), "two tokens or more")],
+    [(Model(Variant("gpt5")), "no file, and none of the models that ship"), (Model(Variant(std=-1.0)), "std=-1.0"),
+     (Model(tokens=(1,)), "two tokens or more"), (Model(Variant(recipe="none")), "recipe='none' must be one of"),
+     (Model(Variant(fields="colour=red")), "colour"), (Model(tokens=(4, 4)), "each once")],
 )  # fmt: skip
 def test_a_wrong_value_is_told(model, words):
     with pytest.raises(ValueError, match=words):
-        model.view()
+        last(model)
 
 
 def test_what_the_command_refuses_is_refused_here(tmp_path, monkeypatch):
-    monkeypatch.setattr(ns.models.Transformer, "probes", lambda *_, **__: pytest.fail("it is begun"))
+    monkeypatch.setattr(ns.models.Probes, "_made", lambda *_, **__: pytest.fail("it is begun"))
     for change, said in (
         ({"n_layer": 10**9}, "layers=1000000000 of large must be at most 2000"),
         ({"n_head": 10**9, "n_embd": 10**9}, "would need"),
-        ({"n_layer": 1500}, "s to plan, too long for a page"),
+        ({"n_layer": 1500}, "too long for a page"),
     ):
         (tmp_path / "large.json").write_text(json.dumps({**SMALL, **change}))
         with pytest.raises(ValueError, match=said):
-            Model(str(tmp_path / "large.json"), limit=True).view()
+            last(Model(Variant("large.json"), tokens=(4,), limit=True))
+
+
+@ns.program
+def net(tokens=3, sigma=1.0):
+    x = ns.probe("embedding", ns.gaussian(n, tokens))
+    for _ in range(2):
+        x = ns.probe("stream", x + ns.nn.attention(x, heads=2, sigma_o=sigma))
+    return x
+
+
+def test_a_program_with_probes():
+    """Its audit, at finite widths."""
+    target = Target("x", "net", net)
+    assert target.watched
+    assert not Target("x", "bare", ns.program(lambda: ns.gaussian(n))).watched
+    (view,) = Own(target, {"sigma": 2.0}, {"n": 16}).audited(sharp=False)
+    found = ns.audit(net(sigma=2.0), n=16, quick=True)
+    assert view.result.findings == found.findings
+    assert np.array_equal(view.panels[0].curves[0].y, found["mean_square"].median)
+    assert "net = net(sigma=2.0)\nfound = ns.audit(net, n=16, quick=True)" in view.code
+    with pytest.raises(ValueError, match="width n is ∞: an audit is of finite widths"):
+        next(Own(target, {}, {"n": ns.inf}).audited(sharp=False))

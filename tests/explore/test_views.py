@@ -16,7 +16,7 @@ from netsor.explore._html import message, table
 from netsor.explore._layer import Layer
 from netsor.explore._picture import Curve, Panel, as_csv, as_file
 from netsor.explore._program import Knob, Own, knobs
-from netsor.explore._svg import as_svg, ticks
+from netsor.explore._svg import as_svg, decades, ticks
 
 LAYERS = [
     Layer(),
@@ -249,6 +249,13 @@ def test_ticks(low, high):
     found = ticks(low, high)
     assert 1 <= len(found) <= 6
     assert all(low - 1e-6 * (high - low) <= tick <= high + 1e-6 * (high - low) for tick in found)
+
+
+def test_decades():
+    """Powers of ten, not too many; between two of them 1, 2 and 5."""
+    assert decades(-2.5, 1.2) == [-2, -1, 0, 1]
+    assert len(decades(-20.0, 3.0)) <= 5
+    assert [round(10**x, 6) for x in decades(0.2, 1.05)] == [2, 5, 10]
 
 
 def test_text_is_text():

@@ -1,4 +1,4 @@
-"""Views as HTML: a table of numbers, and messages."""
+"""Views as HTML: a table of numbers, messages, and what is hidden at first."""
 
 from __future__ import annotations
 
@@ -47,3 +47,8 @@ def message(text: str) -> str:
 def notes(lines: tuple[str, ...]) -> str:
     """Remarks below the numbers."""
     return "".join(f'<p class="netsor-note">{html.escape(line)}</p>' for line in lines)
+
+
+def fold(title: str, inside: str) -> str:
+    """Content that is hidden until its title is clicked."""
+    return f'<details class="netsor-fold"><summary>{html.escape(title)}</summary>{inside}</details>'

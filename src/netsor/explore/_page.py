@@ -1,4 +1,4 @@
-"""The parts of the page: controls, and a view beside them that is filled in as its numbers come.
+"""A view on the page, beside its controls, that is filled in as its numbers come.
 
 marimo keeps only the newest of several waiting slider positions, so only that is computed. Distances take longer than a
 picture: a thread computes them once the sliders have not moved for a moment, and its result is dropped if they moved
@@ -10,181 +10,21 @@ from __future__ import annotations
 import html
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import marimo as mo
 
-from .. import paper
-from ..language import inf
-from ..models import names
-from ._html import message, notes, table
-from ._layer import Layer, text
-from ._model import LIVE as LIVE_DRAWS
-from ._model import SHARP, Model
+from ._audited import Tell
+from ._findings import different, findings
+from ._html import fold, message, notes, table
 from ._picture import as_csv, as_file
-from ._program import Knob, Own, Target
 from ._svg import as_svg
 from ._view import Rows, View, said
 
-WIDTHS = (*(2**k for k in range(2, 17)), inf)
-HEAD_DIMS = (None, *(2**k for k in range(2, 13)), inf)  # None: the width
-CLIPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
-LIVE, MANY = "as many as are quick", 50_000
-STDS = (None, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1)  # None: the model's own
 REST = 0.12  # seconds without a move of the sliders before distances are computed
 OFTEN = 0.3  # seconds between two updates of a progress bar
 ONE = threading.Lock()  # held by the one thread that does long work
-
-
-def width_slider(label: str, start: float = 256) -> Any:
-    """A slider over widths, with ∞ at its right end; its value is a place in WIDTHS."""
-    return mo.ui.slider(0, len(WIDTHS) - 1, 1, value=WIDTHS.index(start), label=label, full_width=True)
-
-
-def draws_choice() -> Any:
-    """How many draws."""
-    return mo.ui.dropdown({LIVE: None, f"{MANY:,}": MANY}, value=LIVE, label="Draws", full_width=True)
-
-
-def layer_controls() -> Any:
-    """What may be changed in one layer."""
-
-    def whole(label: str, most: int, start: int) -> Any:
-        return mo.ui.slider(1, most, 1, value=start, label=label, show_value=True, full_width=True)
-
-    def sigma(label: str, least: float = 0.05) -> Any:
-        return mo.ui.slider(least, 4.0, 0.05, value=1.0, label=label, show_value=True, full_width=True)
-
-    ends = {"over √d": "sqrt", "over d": "linear"}
-    return mo.ui.dictionary(
-        {
-            "heads": whole("Heads H", 64, 2),
-            "tokens": whole("Tokens s", 32, 4),
-            "width": width_slider("Width n"),
-            "head_dim": mo.ui.slider(0, len(HEAD_DIMS) - 1, 1, label="Head dimension d", full_width=True),
-            "activation": mo.ui.dropdown(list(paper.ACTIVATIONS), value="clip", label="Activation φ", full_width=True),
-            "clip": mo.ui.slider(steps=CLIPS, value=100.0, label="Clip at", show_value=True, full_width=True),
-            "scaling": mo.ui.dropdown(ends, value="over √d", label="Scores", full_width=True),
-            "mask": mo.ui.checkbox(label="Causal mask"),
-            "token": whole("Output of token", 32, 1),
-            "sigma_q": sigma("σ of W^Q", 0.0),
-            "sigma_k": sigma("σ of W^K", 0.0),
-            "sigma_v": sigma("σ of W^V"),
-            "sigma_o": sigma("σ of W^O"),
-            "sigma_w": sigma("σ of the tokens' W"),
-            "draws": draws_choice(),
-        }
-    )
-
-
-def layer_settings(values: Mapping[str, Any]) -> Layer:
-    """What the controls of one layer say."""
-    given = dict(values)
-    width, head_dim = WIDTHS[int(given.pop("width"))], HEAD_DIMS[int(given.pop("head_dim"))]
-    mask = "causal" if given.pop("mask") else None
-    token, tokens = int(given.pop("token")), int(given["tokens"])
-    given.update({name: _plain(value) for name, value in given.items() if name.startswith("sigma")})
-    if token > tokens:
-        raise ValueError(f"the output of token {token} is asked for, and there are {tokens} tokens: add tokens")
-    return Layer(width=width, head_dim=head_dim, mask=mask, token=token - 1, **given)
-
-
-def _plain(value: float) -> float:
-    """The value of a slider, rounded to ten digits: its steps add up to 1.1500000000000001."""
-    return value if isinstance(value, int) else float(f"{value:.10g}")
-
-
-def layer_html(controls: Any) -> str:
-    """The controls of one layer, those that are changed least in a fold."""
-    head_dim = HEAD_DIMS[int(controls.value["head_dim"])]
-    words = {
-        "width": text(WIDTHS[int(controls.value["width"])]),
-        "head_dim": "the width" if head_dim is None else text(head_dim),
-    }
-    first = ("heads", "tokens", "width", "head_dim", "activation", "scaling", "mask")
-    clip = ("clip",) if controls.value["activation"] == "clip" else ()
-    rest = (*clip, "token", "sigma_q", "sigma_k", "sigma_v", "sigma_o", "sigma_w", "draws")
-    return _column(controls, first, words) + fold("More to change", _column(controls, rest, {}))
-
-
-def program_controls(target: Target, knobs: tuple[Knob, ...]) -> Any:
-    """What may be changed in a program of one's own; its arguments and widths may have any names."""
-    made: dict[str, Any] = {f"width {name}": width_slider(f"Width {name}") for name in target.widths}
-    for knob in knobs:
-        made[f"argument {knob.name}"] = mo.ui.slider(
-            knob.low, knob.high, knob.step, knob.start, label=knob.name, show_value=True, full_width=True
-        )
-    made["output"] = mo.ui.number(0, 999, 1, value=0, label="Output")
-    made["draws"] = draws_choice()
-    return mo.ui.dictionary(made)
-
-
-def program_settings(target: Target, knobs: tuple[Knob, ...], values: Mapping[str, Any]) -> Own:
-    """What the controls of a program say."""
-    return Own(
-        target,
-        {knob.name: _plain(values[f"argument {knob.name}"]) for knob in knobs},
-        {name: WIDTHS[int(values[f"width {name}"])] for name in target.widths},
-        int(values["output"] or 0),
-        values["draws"],
-    )
-
-
-def program_html(target: Target, controls: Any) -> str:
-    """The controls of a program."""
-    words = {f"width {name}": text(WIDTHS[int(controls.value[f"width {name}"])]) for name in target.widths}
-    return _column(controls, tuple(controls.value), words)
-
-
-def model_controls() -> Any:
-    """What may be changed in one model."""
-
-    def choice(label: str) -> Any:
-        return mo.ui.dropdown(["as it is", "on", "off"], value="as it is", label=label, full_width=True)
-
-    return mo.ui.dictionary(
-        {
-            "name": mo.ui.dropdown(list(names()), value="gpt2", label="Model", full_width=True),
-            "path": mo.ui.text(label="or a config.json", placeholder="path/to/config.json", full_width=True),
-            "std": mo.ui.slider(0, len(STDS) - 1, 1, label="Std of all matrices", full_width=True),
-            "depth": choice("Depth scaling 1/√(2·blocks)"),
-            "qk_norm": choice("QK-norm"),
-            "tokens": mo.ui.slider(2, 16, 1, value=4, label="Tokens", show_value=True, full_width=True),
-            "limit": mo.ui.checkbox(label="The limit beside it"),
-            "gradients": mo.ui.checkbox(label="Gradients"),
-        }
-    )
-
-
-def model_settings(values: Mapping[str, Any], sharp: bool) -> Model:
-    """What the controls of a model say."""
-    given = dict(values)
-    name, path, std = given.pop("name"), given.pop("path").strip(), STDS[int(given.pop("std"))]
-    return Model(source=path or name, std=std, draws=SHARP if sharp else LIVE_DRAWS, **given)
-
-
-def model_html(controls: Any, sharper: Any) -> str:
-    """The controls of a model."""
-    std = STDS[int(controls.value["std"])]
-    words = {"std": "as it is" if std is None else f"{std:g}"}
-    return _column(controls, tuple(controls.value), words) + f"{sharper}"
-
-
-def _column(controls: Any, names: tuple[str, ...], words: Mapping[str, str]) -> str:
-    """Controls one below the other, with words for values that they do not show themselves."""
-    rows = "".join(
-        f'<div data-control="{html.escape(name, quote=True)}">'
-        + (f'<b class="netsor-value">{html.escape(words[name])}</b>' if name in words else "")
-        + f"{controls[name]}</div>"
-        for name in names
-    )
-    return f'<div class="netsor-controls">{rows}</div>'
-
-
-def fold(title: str, inside: str) -> str:
-    """Content that is hidden until its title is clicked."""
-    return f'<details class="netsor-fold"><summary>{html.escape(title)}</summary>{inside}</details>'
 
 
 def show(controls: str, make: Callable[[], View], name: str) -> None:
@@ -216,35 +56,36 @@ def show(controls: str, make: Callable[[], View], name: str) -> None:
     mo.Thread(target=fill, daemon=True).start()
 
 
-def show_slowly(controls: str, make: Callable[[Callable[[int, int], None]], View], name: str) -> None:
-    """The controls at once, and the view when it is drawn; a bar shows how far it is. Moving a control begins anew."""
-    mo.output.replace(_beside(controls, _bar(0, 1)))
+def show_slowly(controls: str, make: Callable[[Tell], Iterator[View]], name: str) -> None:
+    """The controls at once, then views as they are drawn, with a bar for the next. Moving a control begins anew."""
+    mo.output.replace(_beside(controls, _bar(0.0, 0.0)))
 
     def fill() -> None:
         thread = mo.current_thread()
         time.sleep(REST)
-        told = time.monotonic()
+        told, before = 0.0, ""
 
-        def tell(done: int, total: int) -> None:
+        def tell(done: float, total: float) -> None:
             nonlocal told
             if thread.should_exit:
                 raise Overtaken
             if time.monotonic() > told + OFTEN:
                 told = time.monotonic()
-                mo.output.replace(_beside(controls, _bar(done, total)))
+                mo.output.replace(_beside(controls, _bar(done, total) + before))
 
         with ONE:  # of several that wait here only the newest goes on
             if thread.should_exit:
                 return
+            shown = ""
             try:
-                view = make(tell)
-                shown = _view(view, view.rows, "", _saved(view, name))
+                for view in make(tell):
+                    shown = before = _view(view, view.rows, "", _saved(view, name))
             except Overtaken:
                 return
             except Exception as error:
-                shown = message(said(error))
+                shown = message(said(error)) + before
             if not thread.should_exit:
-                mo.output.replace(_beside(controls, shown))
+                mo.output.replace(_beside(controls, f'<div class="netsor-done">{shown}</div>'))
 
     mo.Thread(target=fill, daemon=True).start()
 
@@ -253,8 +94,11 @@ class Overtaken(Exception):
     """Raised in a thread whose result is no longer wanted, because a control moved."""
 
 
-def _bar(done: int, total: int) -> str:
-    return f'<p class="netsor-note">drawing initialisations …</p><progress value="{done}" max="{total}"></progress>'
+def _bar(done: float, total: float) -> str:
+    """How far it is, and how long it takes, in seconds."""
+    about = f", about {total:.0f} s" if total >= 1 else ""
+    bar = f'<progress value="{done:.2f}" max="{total or 1.0:.2f}"></progress>'
+    return f'<div class="netsor-bar"><p class="netsor-note">drawing initialisations{about} …</p>{bar}</div>'
 
 
 def _beside(controls: str, view: str) -> Any:
@@ -265,8 +109,9 @@ def _view(view: View, rows: Rows, waiting: str, saved: str) -> str:
     many = " netsor-many" if view.columns > 1 else ""
     code = mo.md(f"```python\n{view.code}\n```").text
     plan = fold("What is drawn (the plan)", f"<pre>{html.escape(view.plan)}</pre>") if view.plan else ""
+    told = "" if view.result is None else different(view.result) + findings(view.result)
     return (
-        f'<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes(view.notes)}'
+        f'{told}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes(view.notes)}'
         f'{saved}{plan}<p>The same in Python:</p><div class="netsor-code">{code}</div>'
     )
 

@@ -15,12 +15,18 @@ from .._style import BLACK, BLUE, DOTTED, VERMILLION, rendered, styled
 
 Array = npt.NDArray[np.float64]
 
-# What a curve is decides how it looks: finite widths dotted, limits solid, the Gaussian black
+DASHED = (0, (4.0, 2.0))
+
+# What a curve is decides how it looks: finite widths dotted, limits solid, the Gaussian black. Of a model: bands at its
+# widths, a colour for each of two, whose limits are dashed
 LOOKS: dict[str, tuple[str, Any, float]] = {
     "finite": (VERMILLION, DOTTED, 1.9),
     "limit": (BLUE, "-", 1.4),
-    "gaussian": (BLACK, (0, (4.0, 2.0)), 1.1),
+    "gaussian": (BLACK, DASHED, 1.1),
     "band": (VERMILLION, "-", 1.4),
+    "band-limit": (VERMILLION, DASHED, 1.1),
+    "second": (BLUE, "-", 1.4),
+    "second-limit": (BLUE, DASHED, 1.1),
 }
 ENTRY = 0.11  # of a panel's height: room for one entry of the legend in a file
 

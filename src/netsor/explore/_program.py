@@ -6,7 +6,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 from .._program import Program
 from ..engine import ExactError, NoLimitError
 from ..language import inf
+from ..studies.audit._own import Own as Watched
+from ._audited import Asked, Tell
 from ._layer import text, written
 from ._view import Named, View, afford, has_density, view_laws
 
@@ -43,6 +45,11 @@ class Target:
     def widths(self) -> tuple[str, ...]:
         """The names of its widths."""
         return self.build({}).widths
+
+    @functools.cached_property
+    def watched(self) -> bool:
+        """Whether it names something to be watched by an audit."""
+        return bool(self.build({}).probes)
 
     @property
     def lines(self) -> list[str]:
@@ -133,6 +140,28 @@ class Own:
             laws, self._code(key, draws, limit is not None), str(plan), (*notes, *([note] if note else []))
         )
 
+    def audited(self, sharp: bool, tell: Tell | None = None) -> Iterator[View]:
+        """What its probes watch, block by block, with findings."""
+        for name, width in self.widths.items():
+            if width == inf:
+                raise ValueError(f"width {name} is ∞: an audit is of finite widths; move its slider to the left")
+        net = self.target.build(self.arguments)
+        at = "".join(f", {name}={written(width)}" for name, width in self.widths.items())
+        how = ", widths='actual'" if sharp else ", quick=True"
+        code = [
+            *self._first(""),
+            f"found = ns.audit(net{at}{how})",
+            "print(found)",
+            "# found.save('audit') writes a report",
+        ]
+        yield from Asked((Watched(net, self.widths),), sharp=sharp).views("\n".join(code), tell)
+
+    def _first(self, key: str) -> list[str]:
+        """Python that makes the program, or a part of it."""
+        given = ", ".join(f"{k}={v!r}" for k, v in {**self.target.arguments, **self.arguments}.items())
+        call = "" if isinstance(self.target.found, Program) else f"({given})"
+        return [*self.target.lines, "import netsor as ns", "", f"net = {self.target.name}{call}{key}"]
+
     def _part(self, net: Program) -> tuple[Program, str]:
         """One output: the part that FILE:PROGRAM[i] names, or the one of this number among all of them."""
         keys = () if self.target.part is None else (self.target.part,)
@@ -149,13 +178,11 @@ class Own:
         return net, "".join(f"[{_index(key)}]" for key in (*keys, *places[self.output]))
 
     def _code(self, key: str, draws: int, limit: bool) -> str:
-        given = ", ".join(f"{k}={v!r}" for k, v in {**self.target.arguments, **self.arguments}.items())
-        call = "" if isinstance(self.target.found, Program) else f"({given})"
         at, end = (
             "".join(f"{name}={word}, " for name, word in words.items())
             for words in ({k: written(v) for k, v in self.widths.items()}, dict.fromkeys(self.widths, "ns.inf"))
         )
-        lines = [*self.target.lines, "import netsor as ns", "", f"net = {self.target.name}{call}{key}"]
+        lines = self._first(key)
         lines.append(f"law = net.law({at}draws={draws:_})")
         last = "limit" if limit else "law"
         if limit:

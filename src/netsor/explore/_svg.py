@@ -35,6 +35,16 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [k * step for k in range(first, last + 1)]
 
 
+def decades(low: float, high: float) -> list[float]:
+    """Logarithms to mark between two ends: of powers of ten; of 1, 2 and 5 times them, if there are fewer than two."""
+    step = math.ceil((high - low) / 4)
+    powers = [float(k) for k in range(math.ceil(low), math.floor(high) + 1) if k % step == 0]
+    if len(powers) > 1:
+        return powers
+    parts = [k + math.log10(m) for k in range(math.floor(low), math.floor(high) + 1) for m in (1, 2, 5)]
+    return [part for part in parts if low <= part <= high]
+
+
 def _panel(panel: Panel) -> str:
     entries = [c for c in panel.curves if c.label] if panel.legend else []
     above = ABOVE + LINE * len(entries)
@@ -68,7 +78,7 @@ def _axes(panel: Panel, ends: tuple[float, float, float, float], above: float, h
         x = LEFT + (value - left) / (right - left) * (WIDE - LEFT - RIGHT)
         yield f'<path d="M{x:.1f},{floor:.1f}v4" class="netsor-axis"/>'
         yield f'<text x="{x:.1f}" y="{floor + 15:.1f}" text-anchor="middle">{_number(value)}</text>'
-    for value in ticks(bottom, top, 4):
+    for value in decades(bottom, top) if panel.log else ticks(bottom, top, 4):
         y = floor - (value - bottom) / (top - bottom) * (floor - above)
         value = 10**value if panel.log else value
         yield f'<path d="M{LEFT},{y:.1f}h-4" class="netsor-axis"/>'

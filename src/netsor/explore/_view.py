@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from ..engine import Plan
 from ..engine._montecarlo import in_bytes, memory
 from ..laws import Estimate, Law, kl
 from ._picture import Curve, Panel
+
+if TYPE_CHECKING:
+    from ..studies.audit._results import Audit, Comparison
 
 
 class Band(NamedTuple):
@@ -49,6 +52,7 @@ class View:
     plan: str = ""
     more: Callable[[], Rows] | None = None  # numbers that take longer
     columns: int = 1  # of panels, in a file
+    result: Audit | Comparison | None = None  # of an audit: what the rules say
 
 
 @dataclass(frozen=True)

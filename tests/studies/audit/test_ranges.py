@@ -52,6 +52,7 @@ def test_where_ranges_are_said(tmp_path, capsys):
     page = (tmp_path / "report.html").read_text()
     assert "Short formats: gpt2" in page
     assert '<span class="disagrees">overflows</span>' in page
+    assert '<td data-head="fp8 E4M3">' in page  # on a narrow screen cells are below each other, with their format
     assert "--ranges" in json.loads((tmp_path / "manifest.json").read_text())["command"]
     plain = ns.audit(model, tokens=3, draws=40, widths="actual", workers=1)
     assert "ranges" not in plain.as_dict()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -110,24 +111,29 @@ def run(request: Request) -> Audit | Comparison:
                 futures = {part: elsewhere(request.executor, measure, part, store, dict) for part in missing}
             wait(list(futures.values()), request.models[0].name, "part", request.progress)
             found.update({part: future.result() for part, future in futures.items()})
-    measured = {subject: _joined(subject, [found[part] for part in some]) for subject, some in parts.items()}
-    seconds = time.perf_counter() - start
-    audits = [
-        Audit(request, [_at(request, measured, model, tokens) for tokens in request.lengths], seconds)
-        for model in request.models
-    ]
-    result = audits[0] if len(audits) == 1 else Comparison(audits)
+    measured = {subject: joined(subject, [found[part] for part in some]) for subject, some in parts.items()}
+    result = result_of(request, measured, time.perf_counter() - start)
     if request.out is not None:
         result.save(request.out)
     return result
 
 
-def _at(request: Request, measured: dict[Subject, Measured], model: Model, tokens: int) -> Found:
+def result_of(request: Request, measured: Mapping[Subject, Measured], seconds: float) -> Audit | Comparison:
+    """What was measured, as it was asked for."""
+    audits = [
+        Audit(request, [_at(request, measured, model, tokens) for tokens in request.lengths], seconds)
+        for model in request.models
+    ]
+    return audits[0] if len(audits) == 1 else Comparison(audits)
+
+
+def _at(request: Request, measured: Mapping[Subject, Measured], model: Model, tokens: int) -> Found:
     actual, limit = (measured.get(request.subject(model, tokens, infinite)) for infinite in (False, True))
     return Found(request, model, tokens, actual, limit)
 
 
-def _joined(subject: Subject, parts: list[Arrays]) -> Measured:
+def joined(subject: Subject, parts: list[Arrays]) -> Measured:
+    """The draws of all parts of a subject."""
     names = [name for name in parts[0] if name != "seconds"]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}
     return Measured(subject, arrays, float(sum(part["seconds"] for part in parts)))

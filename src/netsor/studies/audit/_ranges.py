@@ -120,9 +120,10 @@ def section(arrays: Mapping[str, Array], name: str) -> str:
     heads = "".join(f"<th>{html.escape(h.format)}</th>" for h in found[0].held)
     rows = "\n".join(_row(each) for each in found)
     return (
-        f"<h2>Short formats: {html.escape(name)}</h2>\n<table>\n<thead><tr><th>Largest absolute value, median and 5 to "
-        f"95 % of initialisations, over all blocks</th>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n"
-        "<p>An activation overflows in a format if the median of its largest value is above the largest number of the "
+        f'<h2>Short formats: {html.escape(name)}</h2>\n<div class="stack"><table>\n<thead><tr><th>Largest absolute '
+        f"value, median and 5 to 95 %</th>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>\n"
+        "<p>The largest value is that of all blocks, over initialisations. An activation "
+        "overflows in a format if the median of its largest value is above the largest number of the "
         f"format, and underflows if in some block more than {SMALL:g} of its numbers other than 0 are below its least "
         "(subnormal numbers count). The scale is the largest power of two with which 95 % of initialisations fit; what "
         "it leaves below is told for a scale that each tensor has for itself, from its own largest value.</p>"
@@ -132,8 +133,9 @@ def section(arrays: Mapping[str, Array], name: str) -> str:
 def _row(found: Range) -> str:
     median, low, high = found.largest
     where = "" if found.block is None else f", in block {found.block}"
-    title, cells = html.escape(TITLES[found.activation]), "".join(f"<td>{_cell(h)}</td>" for h in found.held)
-    return f"<tr><td>{title}<br>{median:.3g} ({low:.3g}–{high:.3g}){where}</td>{cells}</tr>"
+    title = html.escape(TITLES[found.activation])
+    cells = "".join(f'<td data-head="{html.escape(h.format, quote=True)}">{_cell(h)}</td>' for h in found.held)
+    return f"<tr><td><strong>{title}</strong><br>{median:.3g} ({low:.3g}–{high:.3g}){where}</td>{cells}</tr>"
 
 
 def _cell(held: Held) -> str:
@@ -142,8 +144,11 @@ def _cell(held: Held) -> str:
     ]
     kind = "disagrees" if said else "undecided" if UNDECIDED in (held.overflow, held.underflow) else "agrees"
     word = " and ".join(said) or ("fits" if kind == "agrees" else "undecided")
-    beside = f"{held.below:.2g} below; 2^{held.scale} leaves {held.scaled:.2g}"
-    return f'<span class="{kind}">{word}</span><br><small>{beside}</small>'
+    beside = [f"{held.below:.2g} below"] if held.below else []
+    if said:
+        left = f" leaves {held.scaled:.2g}" if held.scaled else " fits"
+        beside.append(f"a scale of 2<sup>{held.scale}</sup>{left}")
+    return f'<span class="{kind}">{word}</span> <small>{"; ".join(beside)}</small>'
 
 
 def as_list(arrays: Mapping[str, Array]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...engine._montecarlo import Progress
 from ...models import Probes
 from .._store import Arrays, Store
 from ._own import OwnProbes
@@ -19,8 +20,8 @@ def _probes(subject: Subject) -> Probes | OwnProbes:
     return subject.probes()
 
 
-def measure(part: Part, folder: Path | None = None) -> Arrays:
-    """Do a part, and keep it if there is a folder for it."""
+def measure(part: Part, folder: Path | None = None, progress: Progress = False) -> Arrays:
+    """Do a part, and keep it if there is a folder for it; `progress` is told of its draws."""
     start = time.process_time()  # others may use the machine too
     probes = _probes(part.subject)
     arrays: Arrays = dict(
@@ -28,7 +29,7 @@ def measure(part: Part, folder: Path | None = None) -> Arrays:
             draws=part.draws,
             seed=part.stream,
             workers=1,
-            progress=False,
+            progress=progress,
             backend=part.backend,
             **part.subject.widths,  # type: ignore[arg-type]
         )
