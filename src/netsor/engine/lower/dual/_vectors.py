@@ -16,6 +16,7 @@ from .._linear import LINEAR, act, fitted, marked, parts_of
 from .._marks import nonzero
 from .._state import Bools, Epsilon, State
 from .._tilted import tilt
+from ..frames import Limit
 from ._parts import Dual, none, not_known
 from ._span import span
 
@@ -45,7 +46,11 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Epsilon:
 def _reached(s: State, value: Vector, support: Bools) -> Bools:
     found = support.copy().reshape(-1, support.shape[-1])
     for group in s.groups_of(value):
-        blocks = s.limit(group).blocks
+        frame = s.frames[group]
+        if not isinstance(frame, Limit):
+            found[group.positions[value].ravel()] = True
+            continue
+        blocks = frame.blocks
         own = next(b.feature for b in blocks if b.feature is not None and b.number[:2] == s.facts.number[value])
         # ⟨e, ψ(g) ⊙ u⟩ has a rule of its own for a change of u, and a change of g does not show in it
         tilted = tilt(own)
