@@ -99,6 +99,55 @@ def test_what_a_vector_adds_at_that_order_alone_is_refused(case, scale):
         net.law(n=ns.inf, draws=10)
 
 
+def chain(h, *widths):
+    """A score of two vectors that met so many matrices."""
+    for width in widths:
+        h = ns.weight(width, h.width) @ h
+    return ns.dot(h[0], h[1])
+
+
+def vanishing(h, u):
+    """A mean that vanishes like n^(−1/2), of two outputs of one matrix, times a vector, in a score."""
+    x = ns.weight(n, n) @ h
+    return ns.dot(ns.mean_dot(x[0], x[1]) * u, u)
+
+
+def one_member(h):
+    """A member of a batch that acts once, beside one that acts twice."""
+    w, x = ns.weight(n, n, 2), ns.weight(n, n) @ h
+    y = w[1] @ x
+    return ns.dot(y[0], y[1]) + 0.0 * ns.dot(w[0] @ (w[0] @ h[0]), h[1])
+
+
+GIVEN = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+CHAINS = {  # each matrix adds the normal of two of its outputs; in a space of width 2n that has variance 1/2
+    "one matrix": (lambda: chain(ns.gaussian(n, 2), n), 2.0),
+    "two matrices": (lambda: chain(ns.gaussian(n, 2), n, n), 3.0),
+    "three matrices": (lambda: chain(ns.gaussian(n, 2), n, n, n), 4.0),
+    "two widths": (lambda: chain(ns.gaussian(n, 2), 2 * n, n), 2.5),
+    "heads": (lambda: chain(ns.concat(ns.weight(n, n, 2) @ ns.gaussian(n, 2), axis=0), n), 2.5),
+    "norms": (lambda: chain(ns.rms_norm(ns.weight(n, n) @ ns.gaussian(n, 2)), n), 3.0),
+    "data": (lambda: chain(3**0.5 * ns.data(GIVEN), n, n), 2.0),
+    "a mean that vanishes": (lambda: vanishing(ns.gaussian(n, 2), ns.gaussian(n)), 2.0),
+    "a member of a batch": (lambda: one_member(ns.gaussian(n, 2)), 3.0),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_all_matrices_before_a_score_of_one_matrix_count(name):
+    """Two matrices gave 2 for 3: of the inputs of the last, ⟨x, x'⟩ was taken for that of fresh normals."""
+    make, variance = CHAINS[name]
+    found = ns.Program(make()).law(n=ns.inf, draws=20_000).var()
+    assert found == pytest.approx(variance, rel=0.05)  # 5 standard errors
+
+
+def test_a_residual_before_a_score_of_one_matrix():
+    """x = h + A h: ⟨x, x'⟩ is 2 N[h, h'] + three normals more, and B adds one of variance |x|² |x'|² = 4."""
+    h = ns.gaussian(n, 2)
+    net = ns.Program(chain(h + ns.weight(n, n) @ h, n))
+    assert net.law(n=ns.inf, draws=20_000).var() == pytest.approx(11.0, rel=0.05)
+
+
 def test_widths_at_rates_of_their_own_are_refused():
     m, x = ns.Width("m"), ns.gaussian(n)
     w = ns.weight(m, n)

@@ -95,6 +95,7 @@ class State:
         self.held: dict[Group, list[Value]] = {group: [] for group in facts.groups}  # of `vectors`, those still in use
         self.scalars: dict[Value, Register] = {}
         self.epsilons: dict[Value, Epsilon] = {}  # at infinite width, parts of order n^(−1/2) that were asked for
+        self.exact: dict[Value, bool] = {}  # whether values have no such part, as nothing of infinite width is in them
         self.marks: dict[Value, Bools] = {}  # and which scalars can be other than 0
         self.columns = len(facts.picked)  # of `sample`: a value each, then a Gaussian variable each
         self.rests = {

@@ -18,7 +18,7 @@ After this pass no matrix acts twice, which lowering relies on: it cannot be swi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,7 +39,7 @@ def reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
     for value in ordered(outputs):
         if isinstance(value.op, MatMul):
             uses.setdefault(value.op.weight.source, []).append(value)
-    met = _met(outputs, context)
+    met = _met(outputs, uses, context)
     alike = {source: list(_alike(many)) for source, many in uses.items() if len(many) > 1 or source in met}
     matrices: dict[tuple[Source, int], _Matrices] = {}
 
@@ -78,15 +78,34 @@ def reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
     return rewritten(outputs, context, change)
 
 
-def _met(outputs: Sequence[Value], context: Context) -> set[Source]:
-    """The matrices that made both factors of a score at infinite width: what of it counts is seen along directions."""
+def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> set[Source]:
+    """The matrices whose outputs' products with each other count at order n^(−1/2).
+
+    They made both factors of a score at infinite width, or of a mean that vanishes and that a score depends on. What
+    counts of them is seen along directions, and these are found from products of what the matrices acted on: so the
+    matrices that made those inputs belong to them too, as do those that made the inputs of a matrix that acts twice.
+    """
     values = ordered(outputs)
-    made, found = linear_sources(values), set()
+    scores = [v for v in values if isinstance(v.op, Dot) and v.op.power == 0.5 and context.width(v.op.x) == math.inf]
+    values = ordered(scores)
+    made, found = linear_sources(values), set[Source]()
+
+    def matrices(x: Vector) -> set[Source]:
+        return {s.op.weight.source for s in made[x] if isinstance(s.op, MatMul)}
+
     for value in values:
         match value.op:
-            case Dot(x, y, 0.5) if context.width(x) == math.inf:
-                first, second = ({s.op.weight.source for s in made[v] if isinstance(s.op, MatMul)} for v in (x, y))
-                found |= first & second
+            case Dot(x, y, power) if context.width(x) == math.inf and (x is not y or power == 0.5):
+                found |= matrices(x) & matrices(y)
+    inputs = {source: [v.op.x for v in many if v in made and isinstance(v.op, MatMul)] for source, many in uses.items()}
+    pending = [source for source, many in inputs.items() if source in found or len(many) > 1]
+    found.update(pending)
+    while pending:
+        many = inputs[pending.pop()]
+        if sum(x.size for x in many) > 1:
+            new = set[Source]().union(*(matrices(x) for x in many)) - found
+            found |= new
+            pending += new
     return found
 
 

@@ -22,8 +22,16 @@ from ._span import span
 
 
 def _matmul(dual: Dual, value: Vector, op: MatMul) -> Epsilon:
-    """W of orthonormal vectors is standard and isotropic, to all orders; of others, a factor C has an ε part."""
-    return (none if isinstance(op.x.op, Span) else not_known)(dual, value, op)
+    """W of orthonormal vectors is standard and isotropic, to all orders; of others, a factor C has an ε part.
+
+    That can be other than 0 where C is 0 at order 1: along the directions of all the vectors that W acts on.
+    """
+    if isinstance(op.x.op, Span):
+        return none(dual, value, op)
+    some = dual.support(value)
+    each = some.reshape(op.weight.members.size, -1, *some.shape[-2:])
+    every = np.broadcast_to(each.any(axis=1, keepdims=True), each.shape).reshape(some.shape)
+    return Epsilon(None, np.zeros_like(every), every)
 
 
 def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Epsilon:
