@@ -148,6 +148,29 @@ def test_a_residual_before_a_score_of_one_matrix():
     assert net.law(n=ns.inf, draws=20_000).var() == pytest.approx(11.0, rel=0.05)
 
 
+VANISHING = {  # with s = ⟨u, v⟩/n: √n s |W x|²/n, standard normal
+    "after the vector": lambda w, x, s: ns.dot(w @ x, w @ (s * x)),
+    "and once more": lambda w, x, s: chain(ns.stack([w @ x, w @ (s * x)]), n),
+}
+
+
+@pytest.mark.parametrize("name", VANISHING)
+def test_a_vector_that_vanishes_counts_in_a_score_of_one_matrix(name):
+    """Each was a score of 0: a vector without a part of order 1 was taken to have no coefficients at all."""
+    u, v = ns.gaussian(n, 2)
+    score = VANISHING[name](ns.weight(n, n), ns.gaussian(n), ns.mean_dot(u, v))
+    assert ns.Program(score).law(n=ns.inf, draws=20_000).var() == pytest.approx(1.0, rel=0.05)  # 5 standard errors
+
+
+def test_the_transpose_on_what_vanishes_is_refused():
+    """⟨x, W^T W s x⟩ is √n s |W x|²/n and was 0: W of a vector that vanishes has no direction that W^T could act on."""
+    w, (x, u, v) = ns.weight(n, n), ns.gaussian(n, 3)
+    net = ns.Program(ns.dot(x, w.T @ (w @ (ns.mean_dot(u, v) * x))))
+    assert net.law(n=400, draws=4000).var() == pytest.approx(1.0, rel=0.15)  # 6 standard errors
+    with pytest.raises(ValueError, match=r"a part of order n\^\(-1/2\)"):
+        net.law(n=ns.inf, draws=10)
+
+
 def test_widths_at_rates_of_their_own_are_refused():
     m, x = ns.Width("m"), ns.gaussian(n)
     w = ns.weight(m, n)

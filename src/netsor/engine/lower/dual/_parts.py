@@ -98,13 +98,15 @@ class Dual:
         )
         some, others = (np.asarray(marks.any(axis=(-2, -1))) for marks in (here, there))
         support = some[..., :, None] & others[..., None, :]
+        first, second = paired(lined(more.support, x, leading), there), paired(here, lined(other.support, y, leading))
         terms = []
         if (support & ~unknown).any():
             terms.append(self.crossed(x, y, ndim))
-        if more.part is not None and paired(lined(more.support, x, leading), there).any():
+        if more.part is not None and first.any():
             terms.append(paired_products(s, more.part, s.vectors[y].lead, x, y, ndim))
-        if other.part is not None and paired(here, lined(other.support, y, leading)).any():
+        if other.part is not None and second.any():
             terms.append(paired_products(s, s.vectors[x].lead, other.part, x, y, ndim))
+        support = support | first | second
         guards = tuple(dict.fromkeys((*more.guards, *other.guards)))
         return Epsilon(self.sum(terms), np.broadcast_to(support, unknown.shape), unknown, self.unit(x), None, guards)
 

@@ -22,7 +22,7 @@ from .._marks import combined, nonzero
 from .._products import products
 from .._state import Epsilon
 from ._parts import Dual, none, not_known
-from ._span import guards_of
+from ._span import guards_of, made_of
 
 
 def _root(dual: Dual, value: Scalar, op: Root) -> Epsilon:
@@ -73,8 +73,10 @@ def _adjoint(dual: Dual, value: Scalar, op: Adjoint) -> Epsilon:
     else:
         support = np.ones(value.shape, dtype=bool)
         terms.append(build.step("scale", products(s, op.d, op.u, value.ndim, "⟨W^T b, d⟩"), by=both))
-    guards = tuple(guards_of(dual, op.d, op.u)) if op.d in s.facts.limits else ()
-    return Epsilon(dual.sum(terms), support, unknown, dual.unit(op.g), None, guards)
+    guards = guards_of(dual, op.d, op.u) if op.d in s.facts.limits else []
+    if made_of(op.d, op.u):  # W of what was left over is not among the directions, and W^T would act on it
+        guards += guards_of(dual, op.b)
+    return Epsilon(dual.sum(terms), support, unknown, dual.unit(op.g), None, tuple(guards))
 
 
 def _take(dual: Dual, value: Scalar, op: Take) -> Epsilon:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ....language._operation import MatMul
 from ....language._value import Vector
 from ..._plan import Register
 from ...passes._operations import Span
@@ -83,8 +84,8 @@ def span(dual: Dual, value: Vector, op: Span) -> Epsilon:
     return Epsilon(made, reach, unknown, None, left, tuple(guards))
 
 
-def guards_of(dual: Dual, directions: Vector, x: Vector) -> list[Register]:
-    """Whether vectors x have a part along what was left over when these directions were found."""
+def guards_of(dual: Dual, directions: Vector, x: Vector | None = None) -> list[Register]:
+    """Whether vectors x have a part along what was left over when these directions were found; if None, if any was."""
     found, pending, seen = [], [directions], set()
     while pending:
         one = pending.pop()
@@ -94,10 +95,25 @@ def guards_of(dual: Dual, directions: Vector, x: Vector) -> list[Register]:
         if isinstance(one.op, Span):
             left = dual[one].left
             if left is not None:
-                found.append(dual.s.build.step("lost", *_same_width(dual.s, left, dual.s.vectors[x].lead), later=False))
+                other = left if x is None else dual.s.vectors[x].lead
+                found.append(dual.s.build.step("lost", *_same_width(dual.s, left, other), later=False))
         else:  # directions set end to end, or indexed
             pending += [v for v in one.op.inputs if isinstance(v, Vector)]
     return found
+
+
+def made_of(x: Vector, images: Vector) -> bool:
+    """Whether vectors are combinations of what a matrix made, among others, or functions of such."""
+    seen, wanted = set[Vector](), set[Vector]()
+    for start, met in ((images, wanted), (x, seen)):
+        pending = [start]
+        while pending:
+            one = pending.pop()
+            if one not in met:
+                met.add(one)
+                if not isinstance(one.op, MatMul):
+                    pending += [v for v in one.op.inputs if isinstance(v, Vector)]
+    return any(v in seen for v in wanted if isinstance(v.op, MatMul))
 
 
 def _same_width(s: State, *arrays: Register) -> list[Register]:
