@@ -74,7 +74,7 @@ from .nn import Attention
 from .studies import paper
 from .studies.audit import audit
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
