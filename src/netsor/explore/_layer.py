@@ -73,7 +73,7 @@ class Layer:
         end = ", ".join(f"{name}=ns.inf" for name in self.widths)
         at = ", ".join(f"{name}={written(width)}" for name, width in self.widths.items())
         finite = at != end
-        lines = ["import netsor as ns", "", f"net = ns.paper.layer({given})"]
+        lines = ["import matplotlib.pyplot as plt", "import netsor as ns", "", f"net = ns.paper.layer({given})"]
         lines += [f"law = net.law({at}, draws={draws:_})"] if finite else []
         lines += [
             f"limit = net.law({end}, draws={draws:_})",
@@ -82,7 +82,7 @@ class Layer:
             f"print({'ns.kl(law, limit), ' if finite else ''}ns.kl(limit, many))",
         ]
         names = [*(["at this width"] if finite else []), MANY, "the limit"]
-        lines.append(f"ns.plot({'law, ' if finite else ''}many, limit, labels={names}).savefig('laws.png')")
+        lines += [f"ns.plot({'law, ' if finite else ''}many, limit, labels={names})", "plt.savefig('laws.png')"]
         return "\n".join(lines)
 
 

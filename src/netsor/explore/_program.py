@@ -155,7 +155,7 @@ class Own:
             "".join(f"{name}={word}, " for name, word in words.items())
             for words in ({k: written(v) for k, v in self.widths.items()}, dict.fromkeys(self.widths, "ns.inf"))
         )
-        lines = [*self.target.lines, "import netsor as ns", "", f"net = {self.target.name}{call}{key}"]
+        lines = [*self.target.lines, "import matplotlib.pyplot as plt", "import netsor as ns", "", f"net = {self.target.name}{call}{key}"]
         lines.append(f"law = net.law({at}draws={draws:_})")
         last = "limit" if limit else "law"
         if limit:
@@ -164,7 +164,8 @@ class Own:
             f"gaussian = {last}.gaussian()",
             f"print({'law.with_error.kurtosis(), ' if limit else ''}{last}.with_error.kurtosis())",
             f"print({'ns.kl(law, limit), ' if limit else ''}ns.kl({last}, gaussian))",
-            f"ns.plot({'law, ' if limit else ''}gaussian, {last}).savefig('laws.png')",
+            f"ns.plot({'law, ' if limit else ''}gaussian, {last})",
+            "plt.savefig('laws.png')",
         ]
         return "\n".join(lines)
 

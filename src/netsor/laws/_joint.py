@@ -237,7 +237,7 @@ class Joint(Described):
         return self._normals.draws(chosen, rng).reshape(*shape, self.dim)
 
     def plot(self, ax: Any = None, entries: tuple[int, int] = (0, 1)) -> Any:
-        """Contours of the joint density of two entries, on matplotlib axes (new ones unless given)."""
+        """Contours of the joint density of two entries, on matplotlib axes: pyplot's current ones unless given."""
         from ._plot import plot_joint  # slow to import, and seldom needed
 
         return plot_joint(self, ax, entries)

@@ -227,7 +227,7 @@ class Law(Described, ABC):
         return -math.inf, math.inf
 
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
-        """The density, with its error as a band, on matplotlib axes (new ones unless given)."""
+        """The density, with its error as a band, on matplotlib axes: pyplot's current ones unless given. Returns them."""
         from ._plot import plot_law  # slow to import, and seldom needed
 
         return plot_law(self, ax, label)

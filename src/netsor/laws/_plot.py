@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, STYLE, VERMILLION, new
+from .._style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, STYLE, VERMILLION
 from ..language._given import shown
 from ._law_error import LawError
 from ._normals import Normals
@@ -25,11 +25,13 @@ def is_axes(given: Any) -> bool:
 
 
 def _axes(ax: Any) -> Any:
-    """The axes that are given, or new ones."""
+    """The axes that are given, or pyplot's current ones."""
     if ax is None:
-        return new().subplots()
+        import matplotlib.pyplot as plt  # slow to import
+
+        return plt.gca()
     if not is_axes(ax):
-        raise LawError("plot", f"ax={shown(ax)} must be one of matplotlib's axes, or None for new ones")
+        raise LawError("plot", f"ax={shown(ax)} must be one of matplotlib's axes, or None for the current ones")
     return ax
 
 

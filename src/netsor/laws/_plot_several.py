@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._style import DOTTED, GREY, STYLE, new
+from .._style import DOTTED, GREY, STYLE
 from ..language._given import shown
 from ._foreign import as_law
 from ._joint import Joint
@@ -18,8 +18,10 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
     """Densities above; below, what each differs by from the last, where the eye can see it.
 
     Laws of one variable, frozen distributions of scipy.stats and arrays of draws; an arrow is an atom.
-    `ax` is a pair of matplotlib axes, or one, for the densities alone; new ones unless given. `labels` are names for
-    the laws. Returns the figure.
+    `ax` is a pair of matplotlib axes, or one, for the densities alone; those of a new figure of pyplot's unless given, which
+    is shown as any plot is: at the end of a notebook's cell, or by `plt.show()`. `labels` are names for the laws.
+
+    Returns the axes: two, or the one that was given; `plt.savefig("laws.pdf")` writes the figure.
     """
     import matplotlib as mpl
 
@@ -49,13 +51,16 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
             bottom.set(ylabel="difference")
         (bottom or top).set(xlabel="y", xlim=(y[0], y[-1]))
         top.legend(loc="best")
-    return top.figure
+    return top if bottom is None else np.array([top, bottom])
 
 
 def _pair(ax: Any) -> tuple[Any, Any]:
     """The axes for densities and for differences, None if these are not wanted."""
     if ax is None:
-        top, bottom = new(3.3).subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
+        import matplotlib.pyplot as plt  # slow to import
+
+        figure = plt.figure(layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
         return top, bottom
     if is_axes(ax):
         return ax, None
