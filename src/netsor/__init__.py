@@ -51,7 +51,7 @@ from .language import (
     tanh,
     weight,
 )
-from .language._check import Point, Report
+from .language._report import Point, Report
 from .laws import (
     Empirical,
     Estimate,

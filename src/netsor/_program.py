@@ -11,6 +11,7 @@ from typing import Any, Generic, ParamSpec
 import numpy as np
 import numpy.typing as npt
 
+from ._html import note, scrolled, table, title
 from .engine import NoLimitError, Plan, Question, Sampling, _literal
 from .engine._coordinates import picked
 from .engine._correlated import correlated
@@ -19,12 +20,14 @@ from .engine._recognise import recognise
 from .engine._sampler import conditional, drawn
 from .engine.backends import Backend, Numpy, choose
 from .engine.lower import make_plan
-from .language._check import NO_LIMIT, Report, check
+from .language._boxed import display, paper
+from .language._check import check
 from .language._given import as_whole, shown
 from .language._given import picked as indexed
 from .language._graph import numbered, ordered, widths_of
 from .language._latex import latex
-from .language._print import text
+from .language._print import parts, text
+from .language._report import NO_LIMIT, Report, verdict_of
 from .language._value import Value
 from .language._where import TraceError, TraceIndexError
 from .language._width import bind_widths, inf
@@ -98,11 +101,39 @@ class Program:
         return text(self.name, self.outputs)
 
     def _repr_latex_(self) -> str:
-        return self.latex(document=False)
+        return display(self.outputs, self.check())
 
-    def latex(self, document: bool = True) -> str:
-        """The program and its limit law (Definition 3.1 of the paper) as LaTeX; without `document`, its body alone."""
-        return latex(self.name, self.outputs, self.check(), document)
+    def _repr_html_(self) -> str:
+        head, rows, last = parts(self.name, self.outputs)
+        said = verdict_of(self.check())
+        return f"{title(head)}{table(rows, code=True)}{note(last)}<div>{said}</div>{scrolled(self._repr_latex_())}"
+
+    def latex(self, document: bool = True, style: str = "full") -> str:
+        """The program and its limit law (Definition 3.1 of the paper) as LaTeX.
+
+        Parameters
+        ----------
+        document
+            Whether to return a whole document, which compiles as it is, or its body alone.
+        style
+            `"full"` has a line for the limit of every value. `"paper"` has those that the law of the outputs needs,
+            linear steps carried out, and that law in a box at the end.
+
+        Returns
+        -------
+        str
+            LaTeX that needs amsmath and amssymb.
+
+        Examples
+        --------
+        >>> n = ns.Width("n")
+        >>> net = ns.Program(ns.weight(n, n) @ ns.tanh(ns.gaussian(n)))
+        >>> r"\\boxed" in net.latex(style="paper")
+        True
+        """
+        if style not in ("full", "paper"):
+            raise ValueError(f"style={shown(style)} must be 'full' or 'paper'")
+        return (latex if style == "full" else paper)(self.name, self.outputs, self.check(), document)
 
     def check(self) -> Report:
         """Assumption 3.1 of the paper, point by point, and the verdict: proved, conjectured, or no limit."""

@@ -320,7 +320,7 @@ def test_pictures(tmp_path):
     assert list(pair) == plt.gcf().axes  # of a new figure, which is the current one
     plt.savefig(tmp_path / "laws.png")
     given = Figure().subplots(2, 1)
-    assert ns.plot(one, one.gaussian(), ax=given) [0] is given[0]
+    assert ns.plot(one, one.gaussian(), ax=given)[0] is given[0]
     assert ns.plot(one, [0.1, 0.2, 0.4, 0.5], ax=given[0]) is given[0]
     for wrong in (3, given[:1], [given[0], 3]):
         with pytest.raises(ValueError, match=r"plot: ax=.* must be one of matplotlib's axes, or two of them"):

@@ -155,7 +155,13 @@ class Own:
             "".join(f"{name}={word}, " for name, word in words.items())
             for words in ({k: written(v) for k, v in self.widths.items()}, dict.fromkeys(self.widths, "ns.inf"))
         )
-        lines = [*self.target.lines, "import matplotlib.pyplot as plt", "import netsor as ns", "", f"net = {self.target.name}{call}{key}"]
+        lines = [
+            *self.target.lines,
+            "import matplotlib.pyplot as plt",
+            "import netsor as ns",
+            "",
+            f"net = {self.target.name}{call}{key}",
+        ]
         lines.append(f"law = net.law({at}draws={draws:_})")
         last = "limit" if limit else "law"
         if limit:

@@ -23,6 +23,14 @@ INFIX = {ADD: "+", SUBTRACT: "−", MULTIPLY: "·", MATMUL: "@"}  # by identity:
 
 def text(name: str, outputs: Sequence[Value]) -> str:
     """The program as it is evaluated: one line an operation, with its kind and what it makes."""
+    head, rows, last = parts(name, outputs)
+    left, middle = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    lines = [f"  {a:{left}}   {b:{middle}}   {c}".rstrip() for a, b, c in rows]
+    return "\n".join([head, *lines, last])
+
+
+def parts(name: str, outputs: Sequence[Value]) -> tuple[str, list[tuple[str, str, str]], str]:
+    """The first line of the text, a row of three cells for each operation and weight, and the last line."""
     outputs = narrow(outputs)
     values = ordered(outputs)
     names = names_of(values)
@@ -37,12 +45,10 @@ def text(name: str, outputs: Sequence[Value]) -> str:
             rows.append(
                 (f"{names[value]} = {expression(value, names)}", value.op.kind or _name(value.op), _made(value))
             )
-    left, middle = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
     widths = ", ".join(dict.fromkeys(str(width.name) for width in widths_of(values) if width.name is not None))
     head = f"program {name}" + (f", widths {widths}" if widths else "")
-    lines = [f"  {a:{left}}   {b:{middle}}   {c}".rstrip() for a, b, c in rows]
     returned = ", ".join(_reference(output, names) for output in outputs)
-    return "\n".join([head, *lines, f"return {returned}"])
+    return head, rows, f"return {returned}"
 
 
 def _entries(weight: Weight) -> str:

@@ -91,6 +91,11 @@ class Joint(Described):
             given = f"; given data, log evidence {self.log_evidence}, effective sample size {self.effective:.0f}"
         return f"<Joint over {self.dim} entries: {self.method}; {self.status}{numbers}{given}>"
 
+    def _repr_html_(self) -> str:
+        from ._card import joint_card  # notebooks alone need it
+
+        return joint_card(self)
+
     # Parts
 
     def marginal(self, entries: npt.ArrayLike) -> Joint:

@@ -227,10 +227,15 @@ class Law(Described, ABC):
         return -math.inf, math.inf
 
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
-        """The density, with its error as a band, on matplotlib axes: pyplot's current ones unless given. Returns them."""
+        """The density, with its error as a band, on matplotlib axes: pyplot's current ones unless given."""
         from ._plot import plot_law  # slow to import, and seldom needed
 
         return plot_law(self, ax, label)
+
+    def _repr_html_(self) -> str:
+        from ._card import law_card  # notebooks alone need it
+
+        return law_card(self)
 
     def __repr__(self) -> str:
         known = f"{self.method}; {self.status}"

@@ -18,8 +18,8 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
     """Densities above; below, what each differs by from the last, where the eye can see it.
 
     Laws of one variable, frozen distributions of scipy.stats and arrays of draws; an arrow is an atom.
-    `ax` is a pair of matplotlib axes, or one, for the densities alone; those of a new figure of pyplot's unless given, which
-    is shown as any plot is: at the end of a notebook's cell, or by `plt.show()`. `labels` are names for the laws.
+    `ax` is a pair of matplotlib axes, or one, for the densities alone; unless given, those of a new figure of pyplot's,
+    which is shown as any plot is: at the end of a notebook's cell, or by `plt.show()`. `labels` are names for the laws.
 
     Returns the axes: two, or the one that was given; `plt.savefig("laws.pdf")` writes the figure.
     """
