@@ -70,7 +70,7 @@ test-newest:  ## the tests of `make test` with the newest versions of all depend
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --pre -e '.[test]'
 	$(COMPILED) $(ONE_THREAD) $(NEWEST)/bin/python -m pytest $(PARALLEL)
 
-test-browser: $(VENV)/stamp-browser docs  ## the explorer and the documentation in Chromium (CHROMIUM=PATH, if it is elsewhere)
+test-browser: $(VENV)/stamp-browser docs  ## the explorer, the documentation and a notebook in Chromium (CHROMIUM=PATH, if it is elsewhere)
 	$(BIN)/python -m pytest -o addopts='-q --strict-markers' -o python_files='browser_*.py' tests/browser
 
 test-peers: $(VENV)/stamp-peers  ## laws against real networks by transformers and PyTorch

@@ -13,25 +13,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._style import BLUE, GREEN, ORANGE, VERMILLION
+from ._style import BLUE, GREEN, GREY, ORANGE, VERMILLION
 
 Array = npt.NDArray[np.float64]
 
 CELL = "text-align: left; vertical-align: top; padding: 0.15em 0.8em 0.15em 0; white-space: nowrap"
 LONG = "text-align: left; vertical-align: top; padding: 0.15em 0.8em 0.15em 0"
 WIDE, HIGH, BELOW = 300.0, 110.0, 16.0  # of a small picture, and of the numbers under it, in pixels
-GOOD, OPEN, BAD = GREEN, ORANGE, VERMILLION  # of verdicts
+GOOD, OPEN, BAD, ABSENT = GREEN, ORANGE, VERMILLION, GREY  # of verdicts
 
 
 def table(rows: Sequence[Sequence[str]], head: Sequence[str] = (), *, code: bool = False) -> str:
-    """Cells of text below each other; the last column may be long and is broken into lines. `code`: in one width."""
-    font = "; font-family: monospace" if code else ""
+    """Cells of text in rows, not broken into lines; `code` is set in a font of one width."""
+    style = CELL + ("; font-family: monospace" if code else "")
 
     def line(cells: Sequence[str], tag: str) -> str:
-        styles = [CELL + font] * (len(cells) - 1) + [LONG + font]
-        return "<tr>" + "".join(
-            f'<{tag} style="{style}">{html.escape(cell)}</{tag}>' for cell, style in zip(cells, styles, strict=True)
-        ) + "</tr>"  # fmt: skip
+        inside = "".join(f'<{tag} style="{style}">{html.escape(cell)}</{tag}>' for cell in cells)
+        return f"<tr>{inside}</tr>"
 
     top = f"<thead>{line(head, 'th')}</thead>" if head else ""
     body = "".join(line(row, "td") for row in rows)

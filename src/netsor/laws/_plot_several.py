@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._style import DOTTED, GREY, STYLE
+from .._style import DOTTED, GREY
 from ..language._given import shown
 from ._foreign import as_law
 from ._joint import Joint
@@ -23,8 +23,6 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
 
     Returns the axes: two, or the one that was given; `plt.savefig("laws.pdf")` writes the figure.
     """
-    import matplotlib as mpl
-
     if not laws or any(isinstance(law, Joint) for law in laws):
         raise LawError("plot", "needs one law of one variable or more; a joint law has joint.plot()")
     laws = tuple(as_law(law) for law in laws)
@@ -32,25 +30,24 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
     listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
     if not listed or len(names) != len(laws):
         raise LawError("plot", f"labels={shown(labels)} must be {len(laws)} names, one for each law")
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
-        top, bottom = _pair(ax)
-        low, high = zip(*(range_of(law) for law in laws), strict=True)
-        y = np.linspace(min(low), max(high), POINTS)
-        curves = [curve_of(law, y) for law in laws]
-        last, last_error = curves[-1]
-        for k, (name, (density, error)) in enumerate(zip(names, curves, strict=True)):
-            colour = COLOURS[k % len(COLOURS)]
-            line = "-" if k == len(laws) - 1 else DOTTED
-            add_line(top, y, density, error, colour, line, name)
-            add_arrows(top, laws[k], max(float(curve.max()) for curve, _ in curves), colour)
-            if k < len(laws) - 1 and bottom is not None:
-                add_line(bottom, y, density - last, np.hypot(error, last_error), colour, line, None)
-        top.set(ylabel="density", ylim=(0, None))
-        if bottom is not None:
-            bottom.axhline(0.0, color=GREY, lw=0.5, zorder=0)
-            bottom.set(ylabel="difference")
-        (bottom or top).set(xlabel="y", xlim=(y[0], y[-1]))
-        top.legend(loc="best")
+    top, bottom = _pair(ax)
+    low, high = zip(*(range_of(law) for law in laws), strict=True)
+    y = np.linspace(min(low), max(high), POINTS)
+    curves = [curve_of(law, y) for law in laws]
+    last, last_error = curves[-1]
+    for k, (name, (density, error)) in enumerate(zip(names, curves, strict=True)):
+        colour = COLOURS[k % len(COLOURS)]
+        line = "-" if k == len(laws) - 1 else DOTTED
+        add_line(top, y, density, error, colour, line, name)
+        add_arrows(top, laws[k], max(float(curve.max()) for curve, _ in curves), colour)
+        if k < len(laws) - 1 and bottom is not None:
+            add_line(bottom, y, density - last, np.hypot(error, last_error), colour, line, None)
+    top.set(ylabel="density", ylim=(0, None))
+    if bottom is not None:
+        bottom.axhline(0.0, color=GREY, lw=0.5, zorder=0)
+        bottom.set(ylabel="difference")
+    (bottom or top).set(xlabel="y", xlim=(y[0], y[-1]))
+    top.legend(loc="best")
     return top if bottom is None else np.array([top, bottom])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import time
 from concurrent.futures import Future
@@ -17,6 +16,7 @@ from .._store import Arrays, Store
 from .._workers import Workers, elsewhere, wait
 from ._found import Found, Measured
 from ._judge import FOUND
+from ._notebook import audit_card
 from ._request import Part, Request, Subject
 from ._sample import measure
 from ._table import as_dict, table
@@ -56,7 +56,7 @@ class Audit(Found):
         return self.table()
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.table())}</pre>"
+        return audit_card(self)
 
     def table(self) -> str:
         """Medians, bands and findings, as text."""
