@@ -37,7 +37,7 @@ def head_sum():
 
 
 ONE = (("pdf", 0.5), ("logpdf", 0.5), ("cdf", [0.1, 0.2]), ("sf", 0.5), ("ppf", 0.3), ("isf", 0.3), ("cf", 0.5),
-       ("moment", 2), ("rvs", 3), ("interval", 0.9))  # fmt: skip
+       ("moment", 2), ("logcdf", 0.5), ("logsf", 0.5), ("stats", "mv"), ("rvs", 3), ("interval", 0.9))  # fmt: skip
 
 # what to call, and right arguments for it: those of a name are given by it
 LAWS = {

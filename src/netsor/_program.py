@@ -31,7 +31,7 @@ from .language._report import NO_LIMIT, Report, verdict_of
 from .language._value import Value
 from .language._where import TraceError, TraceIndexError
 from .language._width import bind_widths, inf
-from .laws import Joint, Mixture, Origin, head_sum
+from .laws import HeadSum, Joint, Mixture, Origin, head_sum
 
 P = ParamSpec("P")
 Draws = npt.NDArray[np.float64]
@@ -153,7 +153,7 @@ class Program:
         executor: Executor | None = None,
         progress: Progress = True,
         **widths: int,
-    ) -> Any:
+    ) -> Draws | tuple[Draws, ...]:
         """Draws of the output, literally: every weight matrix is drawn and multiplied. Slow, and the ground truth.
 
         Returns an array of shape (draws, *shape, width) for vectors and (draws, *shape) for scalars; a tuple of
@@ -198,7 +198,7 @@ class Program:
         device: str | None = None,
         precision: str = "float64",
         **widths: float,
-    ) -> Any:
+    ) -> Mixture | HeadSum | Joint:
         """The law of a coordinate of the output, exactly, at any widths, finite or `inf`: no weight matrix is drawn.
 
         Bind every width by its name, `law(n=256)`, `law(n=inf, d=64)`. The result is a `Mixture` of Gaussians over
@@ -255,7 +255,7 @@ class Program:
         device: str | None = None,
         precision: str = "float64",
         **widths: float,
-    ) -> Any:
+    ) -> Draws | tuple[Draws, ...]:
         """Draws of the outputs, exactly, at any widths, finite or `inf`: no weight matrix is drawn, as in `law`.
 
         Returns an array (draws, *shape) for each output, a tuple of arrays if the program returns a tuple: scalars as

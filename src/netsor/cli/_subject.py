@@ -43,7 +43,9 @@ def subject_options(width: str) -> Callable[[Command], Command]:
         click.option("--width", type=WIDTH, default=width, show_default=True, help="Width n, an integer or inf."),
         click.option("--heads", type=POSITIVE, default=2, show_default=True, help="Attention heads, H."),
         click.option("--tokens", type=POSITIVE, default=4, show_default=True, help="Tokens, s."),
-        click.option("--token", type=POSITIVE, default=1, show_default=True, help="The token whose output it is."),
+        click.option(
+            "--token", type=POSITIVE, default=1, show_default=True, help="The token whose output it is; 1 is the first."
+        ),
         click.option("--head-dim", type=WIDTH, help="Head dimension, an integer or inf.  [default: the width]"),
         click.option(
             "--activation",
@@ -220,7 +222,7 @@ def _built_in(
     if head_dim is not None and head_dim > width:
         raise click.UsageError(f"--head-dim {head_dim} must be at most --width {width}")
     if token > model["tokens"]:
-        raise click.UsageError(f"--token {token} must be at most --tokens {model['tokens']}")
+        raise click.UsageError(f"--token {token} must be at most --tokens {model['tokens']}: tokens are counted from 1")
     fan_in = model["heads"] * (width if head_dim is None else head_dim)
     if LARGEST <= fan_in < math.inf:
         option = f"--width {width}" if head_dim is None else f"--head-dim {head_dim}"
