@@ -72,6 +72,7 @@ from .laws import (
 )
 from .nn import Attention
 from .studies import paper
+from .studies._rate import Rate, rate
 from .studies.audit import audit
 
 __version__ = "0.2.0"
@@ -107,6 +108,7 @@ __all__ = [
     "Plan",
     "Point",
     "Program",
+    "Rate",
     "Report",
     "Scalar",
     "TraceError",
@@ -148,6 +150,7 @@ __all__ = [
     "paper_kl",
     "plot",
     "program",
+    "rate",
     "relu",
     "rms_norm",
     "rotary",
