@@ -89,8 +89,10 @@ def rate(
         Two or more growing widths.
     width
         The name of the width that grows; it need not be given if the program has one width.
-    draws, seed
-        As in `Program.law`: all laws share the seed, so that they are coupled.
+    draws
+        As in `Program.law`.
+    seed
+        That of all laws, so that they are coupled.
     others
         The other widths by their names, `d=64`; they stay as they are in the limit.
 
@@ -106,9 +108,10 @@ def rate(
 
     Examples
     --------
-    >>> found = ns.rate(ns.paper.layer(), [64, 256], draws=2_000)
-    >>> -2.3 < found.slope.value < -1.5
-    True
+    >>> print(ns.rate(ns.paper.layer(), [64, 256], draws=20_000))
+    n =     64: KL 0.002158 ± 8.7e-05
+    n =    256: KL 0.0001655 ± 7e-06
+    slope -1.852 ± 0.06; between neighbours -1.852 ± 0.06
     """
     if not isinstance(net, Program):
         raise ValueError(f"rate: net={shown(net)} must be a program, such as layer()[0]")
