@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help explore reproduce test test-fast test-all test-lowest test-browser test-peers lint bench docs docs-serve clean
+.PHONY: help explore reproduce test test-fast test-all test-lowest test-newest test-browser test-peers lint bench docs docs-serve dist clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -63,7 +63,14 @@ test-lowest: $(LOWEST)/stamp  ## the tests of `make test`, but one, with the low
 	$(COMPILED) $(ONE_THREAD) $(LOWEST)/bin/python -m pytest $(PARALLEL) -W ignore::DeprecationWarning \
 		--deselect 'tests/laws/test_limits.py::test_the_papers_limit[clip-256]'
 
-test-browser: $(VENV)/stamp-browser docs  ## the explorer and the documentation in Chromium (CHROMIUM=PATH, if it is elsewhere)
+# The newest versions of all dependencies, pre-releases included, in an environment of their own.
+NEWEST := .venv-newest
+test-newest:  ## the tests of `make test` with the newest versions of all dependencies, pre-releases included
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --pre -e '.[test]'
+	$(COMPILED) $(ONE_THREAD) $(NEWEST)/bin/python -m pytest $(PARALLEL)
+
+test-browser: $(VENV)/stamp-browser docs  ## the explorer, the documentation and a notebook in Chromium (CHROMIUM=PATH, if it is elsewhere)
 	$(BIN)/python -m pytest -o addopts='-q --strict-markers' -o python_files='browser_*.py' tests/browser
 
 test-peers: $(VENV)/stamp-peers  ## laws against real networks by transformers and PyTorch
@@ -84,5 +91,17 @@ docs: $(VENV)/stamp-docs  ## the documentation, into site/
 docs-serve: docs  ## the documentation on this machine, PORT=8000 unless given
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site $(or $(PORT),8000)
 
+# Each is installed in an environment of its own and used from a folder that knows nothing of the sources.
+CLEAN := .venv-dist
+dist: $(VENV)/stamp-test  ## the wheel and the archive of the sources, into dist/, each used in a clean environment
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	for file in dist/*.whl dist/*.tar.gz; do \
+		$(PYTHON) -m venv --clear $(CLEAN) && \
+		$(CLEAN)/bin/python -m pip install --quiet --disable-pip-version-check "$$file" && \
+		(bin="$$PWD/$(CLEAN)/bin" && cd / && "$$bin/netsor" --version && "$$bin/netsor" law --heads 2 --at 0.5 && \
+			"$$bin/python" -c 'import netsor as ns; print(ns.paper.layer().check().verdict, len(ns.models.names()))') || exit 1; \
+	done
+
 clean:  ## remove what the targets above made
-	rm -rf $(VENV) $(LOWEST) site results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) $(CLEAN) dist site results .pytest_cache .mypy_cache .ruff_cache .hypothesis

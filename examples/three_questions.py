@@ -1,5 +1,6 @@
 """Three questions to one head: how sharp is it, how do two tokens go together, what do three outputs tell?"""
 
+import matplotlib.pyplot as plt
 from scipy.special import entr
 
 import netsor as ns
@@ -19,9 +20,11 @@ def net(tokens=4):
 if __name__ == "__main__":
     wide, limit = (net()[1].law(n=width, draws=20_000) for width in (64, ns.inf))
     print("Wasserstein-1 distance of the entropies:", ns.wasserstein1(wide, limit))
-    ns.plot(wide, limit, labels=["n = 64", "n = ∞"]).savefig("entropy.png", dpi=200)
+    ns.plot(wide, limit, labels=["n = 64", "n = ∞"])
+    plt.savefig("entropy.png", dpi=200)
     outputs = net()[0].law(n=64, draws=20_000)
-    outputs.plot(entries=(0, 1)).figure.savefig("outputs.png", dpi=200)
+    outputs.plot(plt.figure().gca(), entries=(0, 1)).figure.savefig("outputs.png", dpi=200)
     given = outputs.condition({0: 1.5, 1: -0.5, 2: 0.5}, noise=0.1)
     print("log evidence", given.log_evidence, "with an effective sample of", round(given.effective))
-    ns.plot(outputs[3], given[3], labels=["before", "given three"]).savefig("posterior.png", dpi=200)
+    ns.plot(outputs[3], given[3], labels=["before", "given three"])
+    plt.savefig("posterior.png", dpi=200)

@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+from matplotlib.figure import Figure
 
 import netsor as ns
 from netsor.laws import Origin
@@ -36,7 +37,7 @@ def head_sum():
 
 
 ONE = (("pdf", 0.5), ("logpdf", 0.5), ("cdf", [0.1, 0.2]), ("sf", 0.5), ("ppf", 0.3), ("isf", 0.3), ("cf", 0.5),
-       ("moment", 2), ("rvs", 3), ("interval", 0.9))  # fmt: skip
+       ("moment", 2), ("logcdf", 0.5), ("logsf", 0.5), ("stats", "mv"), ("rvs", 3), ("interval", 0.9))  # fmt: skip
 
 # what to call, and right arguments for it: those of a name are given by it
 LAWS = {
@@ -89,6 +90,6 @@ LAWS = {
     "distances": (lambda **a: ns.distances(mixture(), mixture(), **a)["kl"], {"names": ["kl"]}),
     "sliced_wasserstein": (lambda *a, **b: ns.sliced_wasserstein(*a, **b), {0: joint(), 1: joint(), "directions": 2}),
     "paper_kl": (lambda *a: ns.paper_kl(*a), {0: np.linspace(-1, 1, 50), 1: np.linspace(-1, 1.1, 50), 2: None}),
-    "plot": (lambda **a: ns.plot(mixture(), **a).get_figwidth(), {"labels": ["one"]}),
-    "contours": (lambda **a: float(len(joint().plot(**a).collections)), {"entries": (0, 1)}),
+    "plot": (lambda **a: ns.plot(mixture(), ax=Figure().subplots(), **a).figure.get_figwidth(), {"labels": ["one"]}),
+    "contours": (lambda **a: float(len(joint().plot(Figure().subplots(), **a).collections)), {"entries": (0, 1)}),
 }  # fmt: skip

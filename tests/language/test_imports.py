@@ -56,10 +56,54 @@ def test_laws_know_no_network():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.level == 2:
                 found |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
-    assert found <= {"language", "activations", "_style"}
+    assert found <= {"language", "activations", "_html", "_style"}
 
 
 def test_files_are_short():
     for folder in FOLDERS:
         for path in folder.glob("*.py"):
             assert len(path.read_text().splitlines()) <= 360, path.name
+
+
+# Each may import those after it. A room is a folder or a file of the package.
+ROOMS = (
+    "__main__",
+    "cli",
+    "explore",
+    "studies",
+    "models",
+    "_program",
+    "nn",
+    "engine",
+    "laws",
+    "language",
+    "derivatives",
+    "activations",
+    "_html",
+    "_style",
+    "_start",
+)
+
+
+def rooms_of(path):
+    """The other rooms that a file imports."""
+    inside = path.relative_to(ROOT).parts
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == len(inside):  # from the package itself
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+            found |= {name.split(".")[0] for name in names}
+    return {"studies" if name == "paper" else "_program" if name == "Program" else name for name in found}
+
+
+def test_imports_go_downward():
+    seen = set()
+    for path in ROOT.rglob("*.py"):
+        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        allowed = {*ROOMS[ROOMS.index(room) :], "__version__"}
+        found = rooms_of(path)
+        assert found <= allowed, f"{path.relative_to(ROOT)} imports {found - allowed}"
+        seen |= {(room, other) for other in found}
+    assert {("_program", "engine"), ("nn", "laws"), ("models", "nn"), ("studies", "models")} <= seen

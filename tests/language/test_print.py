@@ -1,5 +1,6 @@
 """The printer and LaTeX."""
 
+import re
 import shutil
 import subprocess
 
@@ -99,20 +100,22 @@ def test_a_function_of_the_users_is_printed_as_a_function():
     assert "h1 · h1" in str(ns.Program(x * x))
 
 
+@pytest.mark.parametrize("style", ["full", "paper"])
 @pytest.mark.parametrize("name", NETS)
-def test_latex_is_balanced(name):
-    text = NETS[name]().latex()
+def test_latex_is_balanced(name, style):
+    text = NETS[name]().latex(style=style)
     assert text.isascii()
     assert text.count("{") == text.count("}")
     for environment in ("document", "gather*"):
         assert text.count(rf"\begin{{{environment}}}") == text.count(rf"\end{{{environment}}}")
-    assert r"\documentclass" not in NETS[name]().latex(document=False)
+    assert r"\documentclass" not in NETS[name]().latex(document=False, style=style)
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex, which pip cannot install")
+@pytest.mark.parametrize("style", ["full", "paper"])
 @pytest.mark.parametrize("name", NETS)
-def test_latex_compiles(name, tmp_path):
-    (tmp_path / "net.tex").write_text(NETS[name]().latex())
+def test_latex_compiles(name, style, tmp_path):
+    (tmp_path / "net.tex").write_text(NETS[name]().latex(style=style))
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "net.tex"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-2000:]
@@ -141,4 +144,61 @@ def test_latex_of_rotary_scores():
 
 def test_a_matrix_used_twice_has_its_covariance_printed():
     text = recurrent.net(steps=3).latex()
-    assert r"\operatorname{Cov}(Z^{g^{(2)}}, Z^{g^{(3)}}) =  0.81 \, \mathbb{E}[Z^{x^{(1)}} Z^{x^{(2)}}]" in text
+    assert r"\operatorname{Cov}(Z^{g^{(2)}}, Z^{g^{(3)}}) = 0.81 \, \mathbb{E}[Z^{x^{(1)}} Z^{x^{(2)}}]" in text
+
+
+def boxed(net):
+    """What the box at the end of the paper's style says."""
+    (found,) = re.findall(r"\\boxed\{\\begin\{gathered\} (.*) \\end\{gathered\}\}", net.latex(style="paper"))
+    return found
+
+
+def test_the_papers_law_is_boxed():
+    """Z^y is Gaussian given the scores, with covariance (1/H) Σ_a A^a K A^aT: equations (3) and (4) of the theory."""
+    assert boxed(attention_layer.net()) == (
+        r"Z^{g^{(5)}_{i}} \text{ given } \mathring p \text{ Gaussian, mean 0}, \quad "
+        r"\operatorname{Cov}(Z^{g^{(5)}_{i}}, Z^{g^{(5)}_{i'}} \mid \mathring p) = "
+        r"\frac{1}{2} \sum_{j,k,l} \mathring{a}_{j,i,k} \mathring{a}_{j,i',l} \mathbb{E}[Z^{x_{k}} Z^{x_{l}}]"
+    )
+    scores = (
+        r"\operatorname{Cov}(\mathring{p}_{i,j,k}, \mathring{p}_{i',j',k'}) = "
+        r"\delta_{i i'} \mathbb{E}[Z^{x_{j}} Z^{x_{j'}}] \, \mathbb{E}[Z^{x_{k}} Z^{x_{k'}}]"
+    )
+    text = attention_layer.net().latex(style="paper")
+    assert scores in text
+    assert "Z^{g^{(4)}" not in text  # what the law does not need is not spoken of
+
+
+def test_axes_of_one_entry_have_no_index():
+    one = attention_layer.net()[0]
+    for style in ("full", "paper"):
+        text = one.latex(style=style)
+        assert r"p^{(1)}_{i,j}" in text if style == "full" else r"p_{i,j}" in text
+        assert r"_{1,i}" not in text.replace(r"u^{(1)}_{1,i}", "")
+    assert boxed(one).endswith(
+        r"\frac{1}{2} \sum_{i,j,k} \mathring{a}_{i,j} \mathring{a}_{i,k} \mathbb{E}[Z^{x_{j}} Z^{x_{k}}]"
+    )
+    assert r"\operatorname{Var}(" in boxed(one)
+
+
+def test_factors_that_occur_twice_stay():
+    """c (W x) has c² in its covariance; signs stay with their numbers."""
+    x = ns.tanh(ns.gaussian(n))
+    text = ns.Program(ns.weight(n, n) @ (-0.5 * x)).latex(style="paper")
+    assert r"= (-0.5) (-0.5) \mathbb{E}[Z^{x} Z^{x}]" in text
+    s = ns.normal(())
+    text = boxed(ns.Program(ns.weight(n, n, std=2.0) @ (s * x)))
+    assert r"\mid \text{scalars}) = 4 \, " in text
+    assert text.count(r"\mathring{z}") == 2
+
+
+def test_names_are_kept():
+    x = ns.gaussian(n)
+    text = ns.Program(ns.weight(n, n, name="V_out") @ (ns.weight(n, n, name="my matrix") @ x)).latex()
+    assert r"V^{\mathrm{out}} \in" in text
+    assert r"\mathrm{my\ matrix} \in" in text
+
+
+def test_a_style_that_is_not_there():
+    with pytest.raises(ValueError, match="style='short' must be 'full' or 'paper'"):
+        attention_layer.net().latex(style="short")

@@ -104,8 +104,8 @@ def test_nothing_is_said_of_moments_of_an_unknown_operation():
 def test_it_is_printed_as_a_function():
     net = ns.Program(flipped(ns.gaussian(n, (2, 1))) + ns.gaussian(n, 3))
     assert "u1 = flip(h1) flip 2×1 in R^n" in " ".join(str(net).split())
-    assert r"u^{(1)}_{i,j} = \operatorname{flip}(h^{(1)}_{i,1})" in net.latex()
-    assert r"Z^{u^{(1)}_{i,j}} \text{ is not known}" in net.latex()  # its coordinates have places
+    assert r"u^{(1)}_{i} = \operatorname{flip}(h^{(1)}_{i})" in net.latex()
+    assert r"Z^{u^{(1)}_{i}} \text{ is not known}" in net.latex()  # its coordinates have places
 
 
 def test_indexing_goes_through_it():

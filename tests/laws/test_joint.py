@@ -303,25 +303,34 @@ def test_there_is_no_density_at_infinity():
 
 
 def test_pictures(tmp_path):
+    import matplotlib.pyplot as plt
     from matplotlib.figure import Figure
 
+    plt.switch_backend("Agg")
     one, other = ns.Mixture(0.0, [1.0, 2.0], ORIGIN), ns.Mixture([0.0, 0.0, 1.0], [0.0, 0.0, 2.0], ORIGIN)
     axes = Figure().subplots()
     assert one.plot(ax=axes, label="one") is axes
+    plt.close("all")
+    _, (left, right) = plt.subplots(1, 2)
+    assert one.plot() is right  # the current axes
+    plt.sca(left)
     assert one.plot().lines[0].get_ydata().max() == pytest.approx(one.pdf(0.0), rel=1e-3)
     assert len(other.plot().texts) == 1  # an arrow for the atom
-    figure = ns.plot(one, other, labels=["one", "other"])
-    assert len(figure.axes) == 2
-    figure.savefig(tmp_path / "laws.png")
+    pair = ns.plot(one, other, labels=["one", "other"])
+    assert list(pair) == plt.gcf().axes  # of a new figure, which is the current one
+    plt.savefig(tmp_path / "laws.png")
     given = Figure().subplots(2, 1)
-    assert ns.plot(one, one.gaussian(), ax=given) is given[0].figure
-    assert ns.plot(one, [0.1, 0.2, 0.4, 0.5], ax=given[0]) is given[0].figure
+    assert ns.plot(one, one.gaussian(), ax=given)[0] is given[0]
+    assert ns.plot(one, [0.1, 0.2, 0.4, 0.5], ax=given[0]) is given[0]
     for wrong in (3, given[:1], [given[0], 3]):
         with pytest.raises(ValueError, match=r"plot: ax=.* must be one of matplotlib's axes, or two of them"):
             ns.plot(one, one, ax=wrong)
     with pytest.raises(ValueError, match=r"plot: ax=3 must be one of matplotlib's axes"):
         one.plot(ax=3)
+    plt.close("all")
     assert mixture(100, 3).plot(entries=(0, 2)).get_xlabel() == "entry 0"
+    assert len(plt.get_fignums()) == 1
+    plt.close("all")
     with pytest.raises(ValueError, match="must be 2 names"):
         ns.plot(one, other, labels=["one"])
     with pytest.raises(ns.LawError, match=r"a joint law has joint\.plot"):

@@ -74,7 +74,7 @@ ERRORS = {
     "window": (lambda: attention(window=0), "attention: window=0 must be a positive integer"),
     "window and mask": (lambda: attention(window=2, mask=np.ones(3, bool)), r"mask & ns\.nn\.causal\(tokens, window\)"),
     "window across": (lambda: attention(window=2, context=tokens(4)), r"window=2 needs square scores"),
-    "option": (lambda: attention(group=2), "has no option 'group'; its options are context, groups"),
+    "option": (lambda: attention(group=2), "unexpected keyword argument 'group'"),
     "gate": (lambda: nn.mlp(tokens(), d, gate=ns.silu), "mlp: gate=.* must be True or False"),
     "order": (lambda: nn.block(tokens(), ns.tanh, ns.relu, order="both"), "block: order='both' must be 'pre', 'post'"),
     "branch": (lambda: nn.block(tokens(), 3, ns.relu), "block: attend=3 must be a function of vectors"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..language._check import NO_LIMIT
+from ..language._report import NO_LIMIT
 from ._group import cli
 from ._output import apart, echo_json, say
 from ._target import load

@@ -124,16 +124,19 @@ def check_plot(plot: str | None) -> None:
 
 def draw(plot: str, laws: dict[str, Law]) -> None:
     """The densities, in the style of the paper's figures; of two laws, their difference below."""
-    from .._style import rendered, styled
+    from .._style import new, rendered, styled
     from ..laws import plot as plot_several
     from ..studies._store import write
 
     with styled():
         if len(laws) == 1:
             ((name, law),) = laws.items()
-            figure = law.plot(label=name).figure
+            figure = new()
+            law.plot(figure.subplots(), label=name)
         else:
-            figure = plot_several(*laws.values(), labels=list(laws))
+            figure = new(3.3)
+            pair = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
+            plot_several(*laws.values(), labels=list(laws), ax=pair)
         content = rendered(figure, Path(plot).suffix[1:])[0]
     try:
         write(Path(plot), content)

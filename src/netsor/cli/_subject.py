@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -43,7 +43,9 @@ def subject_options(width: str) -> Callable[[Command], Command]:
         click.option("--width", type=WIDTH, default=width, show_default=True, help="Width n, an integer or inf."),
         click.option("--heads", type=POSITIVE, default=2, show_default=True, help="Attention heads, H."),
         click.option("--tokens", type=POSITIVE, default=4, show_default=True, help="Tokens, s."),
-        click.option("--token", type=POSITIVE, default=1, show_default=True, help="The token whose output it is."),
+        click.option(
+            "--token", type=POSITIVE, default=1, show_default=True, help="The token whose output it is; 1 is the first."
+        ),
         click.option("--head-dim", type=WIDTH, help="Head dimension, an integer or inf.  [default: the width]"),
         click.option(
             "--activation",
@@ -125,8 +127,7 @@ class Subject:
     def law(self, draws: int, seed: int, **where: Any) -> Law:
         """The law of its one output."""
         where |= {"draws": draws, "seed": seed, "coordinates": self.coordinate}
-        law: Law = self.net.law(**where, **self.widths)  # type: ignore[arg-type]
-        return law
+        return cast(Law, self.net.law(**where, **self.widths))  # type: ignore[arg-type]
 
     def plan(self) -> Plan:
         """What would be drawn and computed for it."""
@@ -136,7 +137,7 @@ class Subject:
     def infinite_heads(self) -> Law:
         """The law of infinitely many heads at infinite width."""
         law = self.net.law(progress=False, **self.widths)  # type: ignore[arg-type]
-        return law.infinite_heads() if isinstance(law, HeadSum) else law  # 1/n scaling is Gaussian already
+        return law.infinite_heads() if isinstance(law, HeadSum) else cast(Law, law)  # 1/n scaling is Gaussian already
 
 
 def subject(options: dict[str, Any], draws: int = 0, both: bool = False) -> Subject:
@@ -220,7 +221,7 @@ def _built_in(
     if head_dim is not None and head_dim > width:
         raise click.UsageError(f"--head-dim {head_dim} must be at most --width {width}")
     if token > model["tokens"]:
-        raise click.UsageError(f"--token {token} must be at most --tokens {model['tokens']}")
+        raise click.UsageError(f"--token {token} must be at most --tokens {model['tokens']}: tokens are counted from 1")
     fan_in = model["heads"] * (width if head_dim is None else head_dim)
     if LARGEST <= fan_in < math.inf:
         option = f"--width {width}" if head_dim is None else f"--head-dim {head_dim}"

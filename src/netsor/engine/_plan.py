@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .._html import note, table, title
 from ..activations import Function
 from . import _alike, _expectation, _instructions, _orthogonal
 
@@ -326,14 +327,20 @@ class Plan:
         for words, shape, numbers in rows:
             drawn = f"{numbers:>12,}" if numbers else " " * 12
             lines.append(f"  {words:{width}}  {drawn}  {shape}")
+        return "\n".join([*lines, *(f"  {line}" for line in self._summary())])
+
+    def _summary(self) -> list[str]:
+        """What it costs, in lines."""
         total = f"{self.random_numbers:,} random numbers"
-        lines.append(f"  {total}, {self.operations:,} operations and {self.bytes:,} bytes a replica")
-        if self.constant:
-            lines.append("  the law does not depend on random numbers: it is known without a draw")
-        else:
-            lines.append(f"  50,000 draws take about {_time(self.seconds(50_000))} on one core")
-        lines += [f"  note: {note}" for note in self.notes]
-        return "\n".join(lines)
+        known = "the law does not depend on random numbers: it is known without a draw"
+        taken = known if self.constant else f"50,000 draws take about {_time(self.seconds(50_000))} on one core"
+        notes = [f"note: {note}" for note in self.notes]
+        return [f"{total}, {self.operations:,} operations and {self.bytes:,} bytes a replica", taken, *notes]
+
+    def _repr_html_(self) -> str:
+        rows = [(words, f"{numbers:,}" if numbers else "", shape) for words, shape, numbers in _rows(self.steps)]
+        steps = table(rows, ("step", "random numbers", "shape"), code=True)
+        return title(self.title) + steps + "".join(map(note, self._summary()))
 
     def __repr__(self) -> str:
         return f"<Plan: {len(self.steps)} steps, {self.random_numbers} random numbers a replica>"

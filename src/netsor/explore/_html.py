@@ -31,12 +31,7 @@ def _cell(value: Estimate | Band | str) -> str:
         text = f"{value.value:.4g} ({value.low:.4g} to {value.high:.4g})"
         return f'<td title="median (5 % to 95 %)" data-value="{value.value!r}">{text}</td>'
     digits = f"{float(value.value)!r} ± {float(value.error)!r}"
-    return f'<td title="{digits}" data-value="{float(value.value)!r}">{html.escape(brief(value))}</td>'
-
-
-def brief(value: Estimate) -> str:
-    """A number as it is read, with its error where there is one."""
-    return f"{value.value:.6g}" if value.error == 0 else str(value)
+    return f'<td title="{digits}" data-value="{float(value.value)!r}">{html.escape(value.brief())}</td>'
 
 
 def message(text: str) -> str:

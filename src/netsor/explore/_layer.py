@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from .. import paper
 from .._program import Program
@@ -62,7 +62,7 @@ class Layer:
         many = limit.infinite_heads() if isinstance(limit, HeadSum) else limit.gaussian()
         laws = [Named("the limit", "limit", limit), Named(MANY, "gaussian", many)]
         if any(width < inf for width in self.widths.values()):
-            law = net.law(draws=draws, progress=False, **self.widths)  # type: ignore[arg-type]
+            law = cast(Law, net.law(draws=draws, progress=False, **self.widths))  # type: ignore[arg-type]
             laws.insert(0, Named(", ".join(f"{k} = {text(v)}" for k, v in self.widths.items()), "finite", law))
         notes = [note, _enough(limit) if isinstance(limit, HeadSum) else ""]
         code = self._code(draws, isinstance(limit, HeadSum))
@@ -73,7 +73,7 @@ class Layer:
         end = ", ".join(f"{name}=ns.inf" for name in self.widths)
         at = ", ".join(f"{name}={written(width)}" for name, width in self.widths.items())
         finite = at != end
-        lines = ["import netsor as ns", "", f"net = ns.paper.layer({given})"]
+        lines = ["import matplotlib.pyplot as plt", "import netsor as ns", "", f"net = ns.paper.layer({given})"]
         lines += [f"law = net.law({at}, draws={draws:_})"] if finite else []
         lines += [
             f"limit = net.law({end}, draws={draws:_})",
@@ -82,7 +82,7 @@ class Layer:
             f"print({'ns.kl(law, limit), ' if finite else ''}ns.kl(limit, many))",
         ]
         names = [*(["at this width"] if finite else []), MANY, "the limit"]
-        lines.append(f"ns.plot({'law, ' if finite else ''}many, limit, labels={names}).savefig('laws.png')")
+        lines += [f"ns.plot({'law, ' if finite else ''}many, limit, labels={names})", "plt.savefig('laws.png')"]
         return "\n".join(lines)
 
 
@@ -90,8 +90,7 @@ class Layer:
 def _limit(arguments: tuple[tuple[str, Any], ...], draws: int) -> Law:
     """The limit law, kept while the width slider is moved, because it does not change then."""
     net: Program = paper.layer(**dict(arguments))
-    law: Law = net.law(draws=draws, progress=False, **dict.fromkeys(net.widths, inf))  # type: ignore[arg-type]
-    return law
+    return cast(Law, net.law(draws=draws, progress=False, **dict.fromkeys(net.widths, inf)))  # type: ignore[arg-type]
 
 
 def _enough(limit: HeadSum) -> str:

@@ -9,11 +9,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from .._program import Program
 from ..engine import ExactError, NoLimitError
 from ..language import inf
+from ..laws import Law
 from ..studies.audit._own import Own as Watched
 from ._audited import Asked, Tell
 from ._layer import text, written
@@ -125,9 +126,9 @@ class Own:
             except (NoLimitError, ExactError) as error:
                 notes.append(f"no limit to compare with: {error}")
         draws, note = afford(plans, self.draws)
-        law = net.law(draws=draws, progress=False, **self.widths)  # type: ignore[arg-type]
+        law = cast(Law, net.law(draws=draws, progress=False, **self.widths))  # type: ignore[arg-type]
         if len(plans) == 2:
-            limit = net.law(draws=draws, progress=False, **end)  # type: ignore[arg-type]
+            limit = cast(Law, net.law(draws=draws, progress=False, **end))  # type: ignore[arg-type]
             if not has_density(limit):
                 notes.append(f"in the limit it is always {limit.mean():g}")
                 limit = None
@@ -160,7 +161,13 @@ class Own:
         """Python that makes the program, or a part of it."""
         given = ", ".join(f"{k}={v!r}" for k, v in {**self.target.arguments, **self.arguments}.items())
         call = "" if isinstance(self.target.found, Program) else f"({given})"
-        return [*self.target.lines, "import netsor as ns", "", f"net = {self.target.name}{call}{key}"]
+        return [
+            *self.target.lines,
+            "import matplotlib.pyplot as plt",
+            "import netsor as ns",
+            "",
+            f"net = {self.target.name}{call}{key}",
+        ]
 
     def _part(self, net: Program) -> tuple[Program, str]:
         """One output: the part that FILE:PROGRAM[i] names, or the one of this number among all of them."""
@@ -191,7 +198,8 @@ class Own:
             f"gaussian = {last}.gaussian()",
             f"print({'law.with_error.kurtosis(), ' if limit else ''}{last}.with_error.kurtosis())",
             f"print({'ns.kl(law, limit), ' if limit else ''}ns.kl({last}, gaussian))",
-            f"ns.plot({'law, ' if limit else ''}gaussian, {last}).savefig('laws.png')",
+            f"ns.plot({'law, ' if limit else ''}gaussian, {last})",
+            "plt.savefig('laws.png')",
         ]
         return "\n".join(lines)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from .._html import ticks
 from .._style import BLACK
 from ._picture import LOOKS, Array, Curve, Panel
 
@@ -22,17 +23,6 @@ LINE = 15.0  # height of a line of text, in SVG units
 def as_svg(panels: Sequence[Panel]) -> str:
     """Every panel as an image of its own, which the page arranges."""
     return "".join(_panel(panel) for panel in panels)
-
-
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers between two ends: steps of 1, 2 or 5 times a power of ten."""
-    span = high - low
-    if not (span > 0 and math.isfinite(span)):
-        return [low]
-    size = 10.0 ** math.floor(math.log10(span / count))
-    step = next(size * k for k in (1, 2, 5, 10) if span / (size * k) <= count)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [k * step for k in range(first, last + 1)]
 
 
 def decades(low: float, high: float) -> list[float]:

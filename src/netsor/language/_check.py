@@ -13,7 +13,6 @@ scalars (`ns.normal`) are independent of all else: given them they are fixed num
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -27,55 +26,11 @@ from ._expand import Expansion
 from ._graph import ordered
 from ._names import names_of
 from ._operation import Add, Apply, Constant, Dot, Gaussian, Join, MatMul, Mix, Nonlin, Normal, Scale, Take
+from ._report import CONJECTURED, NO_LIMIT, PROVED, Point, Report
 from ._rotary import Rotate
 from ._value import Value, Vector
 
 Correlated = Callable[[Sequence[Value], Sequence[Value]], Collection[Value]]
-
-PROVED, CONJECTURED, NO_LIMIT = "proved", "conjectured", "no limit"
-
-
-@dataclass(frozen=True)
-class Point:
-    """One point of the assumption: whether it holds, and for each finding against it a sentence."""
-
-    name: str
-    verdict: str  # what the findings make of the limit: proved (there are none), conjectured, or no limit
-    findings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Report:
-    """The verdict on a program, with its points."""
-
-    program: str
-    points: tuple[Point, ...]
-    theorem: str
-
-    @property
-    def verdict(self) -> str:
-        """`proved`, `conjectured` or `no limit`: the worst that a point says."""
-        return max((point.verdict for point in self.points), key=[PROVED, CONJECTURED, NO_LIMIT].index)
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """The findings that led to the verdict; none if the limit is proved."""
-        verdict = self.verdict
-        return tuple(f for point in self.points if point.verdict == verdict for f in point.findings)
-
-    def __str__(self) -> str:
-        marks = {PROVED: "holds", CONJECTURED: "open", NO_LIMIT: "fails"}
-        lines = [f"Assumption 3.1 for {self.program}"]
-        for point in self.points:
-            lines.append(f"  {marks[point.verdict]:6} {point.name}")
-            lines += [f"           {finding}" for finding in point.findings]
-        because = {
-            PROVED: f"proved ({self.theorem})",
-            CONJECTURED: "conjectured; not shown: "
-            + ", ".join(p.name for p in self.points if p.verdict == CONJECTURED),
-            NO_LIMIT: "no limit: " + ", ".join(p.name for p in self.points if p.verdict == NO_LIMIT),
-        }
-        return "\n".join([*lines, f"verdict: {because[self.verdict]}"])
 
 
 def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report:

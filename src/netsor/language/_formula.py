@@ -99,12 +99,13 @@ def _take(op: ops.Take, i: Indices, ref: Reference) -> str:
     indices = taken_indices(op.flat, op.x.shape)
     if indices is None:  # π: a selection that no formula in the indices gives
         return ref(op.x, [rf"\pi({','.join(i)})"])
-    return ref(op.x, [str(int(k) + 1) if k.isdigit() else k for k in indices])
+    # letters are by the axes of the result, in the order of LETTERS
+    return ref(op.x, [str(int(k) + 1) if k.isdigit() else i[LETTERS.index(k[0])] + k[1:] for k in indices])
 
 
 def _join(op: ops.Join, i: Indices, ref: Reference) -> str:
     inside = [r"\cdot", *i[1:]]
-    return rf"({', '.join(ref(part, inside) for part in op.parts)})_{{{LETTERS[0]}}}"
+    return rf"({', '.join(ref(part, inside) for part in op.parts)})_{{{i[0]}}}"
 
 
 def _pool(op: Pool, i: Indices, ref: Reference) -> str:

@@ -22,8 +22,34 @@ def gaussian(
 ) -> Vector:
     """Initial vectors: coordinates i.i.d. over α, jointly N(mean, cov) across the vectors.
 
-    `mean` broadcasts to the shape. `cov` is a number (independent vectors of that variance) or a positive
-    semidefinite matrix over the vectors, of shape (size, size) or shape + shape.
+    Parameters
+    ----------
+    width
+        The width of the space that they live in, a `Width` or an integer.
+    shape
+        How many vectors, by axes; one unless given.
+    mean
+        The mean of the coordinates of each vector; broadcasts to the shape.
+    cov
+        A number (independent vectors of that variance), or a positive semidefinite matrix over the vectors, of shape
+        (size, size) or shape + shape.
+    name
+        What it is called in messages.
+
+    Returns
+    -------
+    Vector
+        An array of vectors of this shape.
+
+    Raises
+    ------
+    TraceError
+        If the mean does not broadcast, or cov is no covariance.
+
+    Examples
+    --------
+    >>> ns.gaussian(ns.Width("n"), 2, cov=[[1.0, 0.5], [0.5, 1.0]])
+    <Vector of shape (2,) in R^n, by Gaussian>
     """
     shape = as_shape(shape, "gaussian")
     size = int(np.prod(shape, dtype=int))

@@ -12,7 +12,6 @@ from typing import Any
 
 from . import _operation as ops
 from ._array import Acts, Operation
-from ._check import CONJECTURED, NO_LIMIT, Report
 from ._formula import factors, formula
 from ._graph import ordered, transposed
 from ._names import LETTERS, names_of
@@ -20,10 +19,12 @@ from ._narrow import narrow
 from ._operation import Constant, Data, Dot, MatMul, Source
 from ._pool import Pool
 from ._print import initial_law
+from ._report import CONJECTURED, NO_LIMIT, Report
 from ._rotary import Rotate
 from ._tex import (
     DOCUMENT,
     Indices,
+    below,
     decimal,
     different_matrices,
     dimension,
@@ -46,7 +47,7 @@ def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool, 
     count, every = len(outputs), narrow([*outputs, *(watched.value for watched in probes)])
     outputs = every[:count]
     values = ordered(every)
-    writer = _Writer(values)
+    writer = Writer(values)
     program = [line for value in values for line in writer.program(value)]
     result = ", ".join(writer.ref(value, letters(value.shape)) for value in outputs)
     body = [
@@ -72,20 +73,26 @@ def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool, 
     return DOCUMENT % text if document else text
 
 
-class _Writer:
+class Writer:
     def __init__(self, values: Sequence[Value]) -> None:
         self.values = values
         self.names = names_of(values)
         self.transposed = transposed(values)  # sources of which some matrix acts transposed
         self.rotated: set[Value] = set()  # vectors whose coordinates were turned by angles of their own
-        self.random: set[Value] = set()  # what depends on scores, and so is random in the limit
+        self.random: set[Value] = set()  # what depends on scores or random scalars, and so is random in the limit
+        normals = any(isinstance(value.op, ops.Normal) for value in values)
+        self.known = r"\text{scalars}" if normals else r"\mathring p"  # all that is random there
         for value in values:
-            score = isinstance(value.op, Dot) and value.op.power == 0.5
+            score = isinstance(value.op, ops.Normal) or (isinstance(value.op, Dot) and value.op.power == 0.5)
             if score or any(x in self.random for x in value.op.inputs):
                 self.random.add(value)
             passed = not isinstance(value.op, MatMul | Dot) and any(x in self.rotated for x in value.op.inputs)
             if passed or isinstance(value.op, Rotate):
                 self.rotated.add(value)
+
+    def given(self, *values: Value) -> str:
+        """What an expectation of such values is conditional on."""
+        return rf" \mid {self.known}" if any(value in self.random for value in values) else ""
 
     # Names
 
@@ -94,7 +101,11 @@ class _Writer:
         if isinstance(value.op, Constant) and value.size == 1:
             return decimal(value.op.numbers.ravel()[0])
         letter, number = re.fullmatch(r"([a-zA-Z])(\d+)", self.names[value]).groups()  # type: ignore[union-attr]
-        return f"{letter}^{{({number})}}" + (f"_{{{','.join(indices)}}}" if indices else "")
+        return letter + self.above(letter, number) + below(indices, value.shape)
+
+    def above(self, letter: str, number: str) -> str:
+        """What tells values of one letter apart."""
+        return f"^{{({number})}}"
 
     def z(self, value: Value, indices: Indices) -> str:
         """The limit of a value: Z^h of a vector, the limit p° of a score; means and functions of scores likewise."""
@@ -105,12 +116,14 @@ class _Writer:
         return re.sub(r"^([a-zA-Z])", r"\\mathring{\1}", self.ref(value, indices))
 
     def matrix(self, weight: Weight, indices: Indices) -> str:
-        match = re.fullmatch(r"([A-Za-z])(?:\^([A-Za-z0-9]+))?(?:_([0-9]+))?", self.names[weight.source])
+        match = re.fullmatch(r"([A-Za-z])(?:\^([A-Za-z0-9]+))?(?:_([A-Za-z0-9]+))?", self.names[weight.source])
         if match is None:
-            return rf"\text{{{escape(self.names[weight.source])}}}" + (f"_{{{','.join(indices)}}}" if indices else "")
+            name = escape(self.names[weight.source]).replace(" ", r"\ ")
+            return rf"\mathrm{{{name}}}" + below(indices, weight.batch)
         base, above, number = match.groups()
-        top = ",".join(filter(None, [above, number and f"({number})"]))
-        return base + (f"^{{{top}}}" if top else "") + (f"_{{{','.join(indices)}}}" if indices else "")
+        shown = number and (f"({number})" if number.isdigit() else rf"\mathrm{{{number}}}")
+        top = ",".join(filter(None, [above, shown]))
+        return base + (f"^{{{top}}}" if top else "") + below(indices, weight.batch)
 
     # The program, one line an operation
 
@@ -156,9 +169,10 @@ class _Writer:
             assert isinstance(other.op, MatMul)
             if other.op.weight.transposed != weight.transposed:
                 j = primed(letters(other.shape))
+                over = ",".join(index for index in j if index != "1")
                 of, by = self.z(x, self.multiplied(value, i)), self.z(other.op.x, self.multiplied(other, j))
                 slope = rf"\mathbb{{E}}\left[\frac{{\partial {of}}}{{\partial {self.gaussian(other, j)}}}\right]"
-                total = rf"\sum_{{{','.join(j)}}} " if j else ""
+                total = rf"\sum_{{{over}}} " if over else ""
                 terms.append(f"{variance(weight)} {total}{slope} {by}")
         return [self.covariance(value, value), f"{self.z(value, i)} = {' + '.join(terms)}"]
 
@@ -180,7 +194,7 @@ class _Writer:
         """E[Z^x Z^y] given the scores; for data, the mean over its coordinates."""
         if isinstance(x.op, Data) and isinstance(y.op, Data):
             return rf"{dimension(x.width)}^{{-1}} \langle {self.ref(x, i)}, {self.ref(y, j)} \rangle"
-        given = r" \mid \mathring p" if x in self.random or y in self.random else ""
+        given = self.given(x, y)
         return rf"\mathbb{{E}}[{self.z(x, i)} {self.z(y, j)}{given}]"
 
     def covariance(self, value: Value, other: Value) -> str:
@@ -189,15 +203,17 @@ class _Writer:
         assert isinstance(other.op, MatMul)
         weight, x, y = value.op.weight, value.op.x, other.op.x
         i, j = letters(value.shape), primed(letters(other.shape))
-        given = r" \mid \mathring p" if value in self.random or other in self.random else ""
+        given = self.given(value, other)
         cov = rf"\operatorname{{Cov}}({self.gaussian(value, i)}, {self.gaussian(other, j)}{given})"
-        batch = i[: len(weight.batch)], j[: len(other.op.weight.batch)]
-        same = (
-            rf"\mathbf 1_{{{self.matrix(weight, batch[0])} = {self.matrix(weight, batch[1])}}} \," if any(batch) else ""
-        )
+        same = self.same(weight, i[: len(weight.batch)], other.op.weight, j[: len(other.op.weight.batch)])
         of = self.product(x, self.multiplied(value, i), y, self.multiplied(other, j))
         mean = rf"{self.gaussian(value, i)} \text{{ Gaussian, mean 0}}, \quad " if value is other else ""
-        return rf"{mean}{cov} = {same} {variance(weight)} {of}"
+        return f"{mean}{cov} = {' '.join(filter(None, (same, variance(weight), of)))}"
+
+    def same(self, weight: Weight, i: Indices, other: Weight, j: Indices) -> str:
+        """1 if two matrices of one batch are the same, else 0; nothing for a single matrix."""
+        first, second = self.matrix(weight, i), self.matrix(other, j)
+        return "" if first == second else rf"\mathbf 1_{{{first} = {second}}} \,"
 
     def shared(self) -> list[str]:
         """The covariances between outputs of one matrix that was used more than once."""
@@ -217,30 +233,30 @@ class _Writer:
 # What introduces something new is a line of its own kind: `rule(w, op, value, i, where)`
 
 
-def _given(w: _Writer, op: Data, value: Vector, i: Indices, where: str) -> list[str]:
+def _given(w: Writer, op: Data, value: Vector, i: Indices, where: str) -> list[str]:
     return [rf"{w.ref(value, i)} \in {space(value.width)} \text{{ given}} {where}"]
 
 
-def _numbers(w: _Writer, op: Constant, value: Value, i: Indices, where: str) -> list[str]:
+def _numbers(w: Writer, op: Constant, value: Value, i: Indices, where: str) -> list[str]:
     return [] if value.size == 1 else [rf"{w.ref(value, i)} \in \mathbb{{R}} \text{{ given}} {where}"]
 
 
-def _root(w: _Writer, op: ops.Root, value: Value, i: Indices, where: str) -> list[str]:
+def _root(w: Writer, op: ops.Root, value: Value, i: Indices, where: str) -> list[str]:
     top, bottom = (" ".join(map(dimension, sizes)) or "1" for sizes in (op.over, op.under))
     return [rf"{w.ref(value, i)} = \sqrt{{{top}/({bottom})}}"]
 
 
-def _initial(w: _Writer, op: ops.Gaussian, value: Vector, i: Indices, where: str) -> list[str]:
+def _initial(w: Writer, op: ops.Gaussian, value: Vector, i: Indices, where: str) -> list[str]:
     law = escape(initial_law(op.mean, op.factor).replace("…", r"..."))
-    coordinate = rf"\text{{ with i.i.d.\ coordinates, {law}}}" if op.factor.any() else rf"\text{{ given, {law}}}"
+    coordinate = rf"\text{{ with independent coordinates, {law}}}" if op.factor.any() else rf"\text{{ given, {law}}}"
     return [rf"{w.ref(value, i)} \in {space(value.width)} {coordinate} {where}"]
 
 
-def _matmul(w: _Writer, op: MatMul, value: Vector, i: Indices, where: str) -> list[str]:
+def _matmul(w: Writer, op: MatMul, value: Vector, i: Indices, where: str) -> list[str]:
     batch, weight = i[: len(op.weight.batch)], op.weight.drawn
     entries = rf"\mathcal N(0, {decimal(weight.std**2)}/{dimension(weight.fan)})"
     size = rf"\mathbb R^{{{dimension(weight.out_width)} \times {dimension(weight.in_width)}}}"
-    drawn = rf"{w.matrix(weight, batch)} \in {size} \text{{ with i.i.d.\ entries }} {entries}"
+    drawn = rf"{w.matrix(weight, batch)} \in {size} \text{{ with independent entries }} {entries}"
     turned = rf"({w.matrix(weight, batch)})^{{\top}}" if op.weight.transposed else w.matrix(weight, batch)
     if op.weight.fan != weight.fan:  # the adjoint, which a gradient is made by
         turned = rf"\sqrt{{{dimension(weight.fan)}/{dimension(op.weight.fan)}}} \, {turned}"
@@ -248,7 +264,7 @@ def _matmul(w: _Writer, op: MatMul, value: Vector, i: Indices, where: str) -> li
     return ([drawn] if w.uses(weight.source)[0] is value else []) + [f"{line} {where}"]
 
 
-LINES: dict[type[Operation], Callable[[_Writer, Any, Any, Indices, str], list[str]]] = {
+LINES: dict[type[Operation], Callable[[Writer, Any, Any, Indices, str], list[str]]] = {
     Constant: _numbers,
     Data: _given,
     ops.Gaussian: _initial,
@@ -260,7 +276,7 @@ LINES: dict[type[Operation], Callable[[_Writer, Any, Any, Indices, str], list[st
 # The limits that are not the formulas of the program, with Z in place of vectors: `rule(w, op, value, i)`
 
 
-def _initial_limit(w: _Writer, op: ops.Gaussian, value: Vector, i: Indices) -> list[str]:
+def _initial_limit(w: Writer, op: ops.Gaussian, value: Vector, i: Indices) -> list[str]:
     law = escape(initial_law(op.mean, op.factor).replace("…", "..."))
     if not op.factor.any():  # a multiple of (1, …, 1)
         constant = decimal(op.mean.ravel()[0]) if (op.mean == op.mean.ravel()[0]).all() else r"\text{ its mean}"
@@ -268,11 +284,11 @@ def _initial_limit(w: _Writer, op: ops.Gaussian, value: Vector, i: Indices) -> l
     return [rf"{w.z(value, i)} \text{{ distributed as {law}}}"]
 
 
-def _matmul_limit(w: _Writer, op: MatMul, value: Vector, i: Indices) -> list[str]:
+def _matmul_limit(w: Writer, op: MatMul, value: Vector, i: Indices) -> list[str]:
     return w.both_ways(value) if op.weight.source in w.transposed else [w.covariance(value, value)]
 
 
-def _dot_limit(w: _Writer, op: Dot, value: Value, i: Indices) -> list[str]:
+def _dot_limit(w: Writer, op: Dot, value: Value, i: Indices) -> list[str]:
     x, y = op.x, op.y
     left, right = factors(op, i)
     if op.power == 1:
@@ -289,7 +305,7 @@ def _dot_limit(w: _Writer, op: Dot, value: Value, i: Indices) -> list[str]:
     return [gaussian, rf"{cov} = {wick}"]
 
 
-def _concat_limit(w: _Writer, op: ops.Concat, value: Vector, i: Indices) -> list[str]:
+def _concat_limit(w: Writer, op: ops.Concat, value: Vector, i: Indices) -> list[str]:
     """(1/n) Σ_α over the joint space is the mean over its parts."""
     x, axis, k = op.x, op.axis, LETTERS[len(i)]
     of, with_ = ([*j[:axis], k, *j[axis:]] for j in (i, primed(i)))
@@ -297,13 +313,13 @@ def _concat_limit(w: _Writer, op: ops.Concat, value: Vector, i: Indices) -> list
     return [rf"{w.product(value, i, value, primed(i))} = {average}"]
 
 
-def _rotate_limit(w: _Writer, op: Rotate, value: Vector, i: Indices) -> list[str]:
+def _rotate_limit(w: Writer, op: Rotate, value: Vector, i: Indices) -> list[str]:
     j = primed(i)
     turned = rf"\kappa(t({i[-1]}) - t({j[-1]})) \, {w.product(op.x, i, op.x, j)}"
     return [rf"{w.product(value, i, value, j)} = {turned}, \quad {kappa(op.base, op.fraction, op.stretch)}"]
 
 
-LIMITS: dict[type[Operation], Callable[[_Writer, Any, Any, Indices], list[str]]] = {
+LIMITS: dict[type[Operation], Callable[[Writer, Any, Any, Indices], list[str]]] = {
     **dict.fromkeys((Constant, Data, ops.Root), lambda w, op, value, i: []),
     ops.Gaussian: _initial_limit,
     ops.Normal: lambda w, op, value, i: [w.drawn(value, w.z(value, i))],

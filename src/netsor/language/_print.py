@@ -24,7 +24,20 @@ INFIX = {ADD: "+", SUBTRACT: "−", MULTIPLY: "·", MATMUL: "@"}  # by identity:
 
 
 def text(name: str, outputs: Sequence[Value], probes: Sequence[Watched] = ()) -> str:
-    """The program as it is evaluated: one line an operation, with its kind and what it makes; and what is watched."""
+    """The program as it is evaluated: one line an operation, with its kind and what it makes."""
+    head, rows, last = parts(name, outputs, probes)
+    left, middle = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    lines = [f"  {a:{left}}   {b:{middle}}   {c}".rstrip() for a, b, c in rows]
+    return "\n".join([head, *lines, last])
+
+
+def parts(
+    name: str, outputs: Sequence[Value], probes: Sequence[Watched] = ()
+) -> tuple[str, list[tuple[str, str, str]], str]:
+    """The first line of the text, a row of three cells for each operation and weight, and the last lines.
+
+    These say what is watched, and what is returned.
+    """
     count, every = len(outputs), narrow([*outputs, *(watched.value for watched in probes)])
     outputs = every[:count]
     values = ordered(every)
@@ -40,14 +53,12 @@ def text(name: str, outputs: Sequence[Value], probes: Sequence[Watched] = ()) ->
             rows.append(
                 (f"{names[value]} = {expression(value, names)}", value.op.kind or _name(value.op), _made(value))
             )
-    left, middle = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
     widths = ", ".join(dict.fromkeys(str(width.name) for width in widths_of(values) if width.name is not None))
     head = f"program {name}" + (f", widths {widths}" if widths else "")
-    lines = [f"  {a:{left}}   {b:{middle}}   {c}".rstrip() for a, b, c in rows]
     returned = ", ".join(_reference(output, names) for output in outputs)
     shown = zip(probes, every[count:], strict=True)
     watched = [f"probe {each.name}: {_reference(value, names)}" for each, value in shown]
-    return "\n".join([head, *lines, *watched, f"return {returned}"])
+    return head, rows, "\n".join([*watched, f"return {returned}"])
 
 
 def _entries(weight: Weight) -> str:

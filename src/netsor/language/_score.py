@@ -21,8 +21,29 @@ from ._width import Width
 def dot(x: Vector, y: Vector) -> Scalar:
     """Scores, n^(−1/2) ⟨x_i, y_j⟩, with n the width of x and y.
 
-    Leading axes are aligned, the last ones paired: shapes (heads, s) and (heads, t) give (heads, s, t); two single
-    vectors give one scalar.
+    Parameters
+    ----------
+    x
+        Vectors, such as queries.
+    y
+        Vectors of the same width, such as keys.
+
+    Returns
+    -------
+    Scalar
+        Leading axes are aligned, the last ones paired: shapes (heads, s) and (heads, t) give (heads, s, t); two single
+        vectors give one scalar.
+
+    Raises
+    ------
+    TraceError
+        If the widths differ or the leading axes do not fit.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> ns.dot(ns.gaussian(n, (2, 3)), ns.gaussian(n, (2, 4)))
+    <Scalar of shape (2, 3, 4), by Dot>
     """
     return _dot(x, y, 0.5, "dot")
 
@@ -68,8 +89,28 @@ MASKED_SOFTMAX = Function("masked_softmax", row_softmax, bounded=True, lipschitz
 def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
     """The softmax over the last axis, e^(p_j) / Σ_k e^(p_k).
 
-    `mask` says which entries take part: "causal" (j ≤ i, for square scores) or a boolean array that broadcasts to
-    the shape of p (for padding, one of shape (tokens,) that is False on the padding).
+    Parameters
+    ----------
+    p
+        Scalars with an axis to run over.
+    mask
+        Which entries take part: "causal" (j ≤ i, for square scores) or a boolean array that broadcasts to the shape of
+        p (for padding, one of shape (tokens,) that is False on the padding); all unless given.
+
+    Returns
+    -------
+    Scalar
+        Weights of the shape of p, of sum 1 over the last axis.
+
+    Raises
+    ------
+    TraceError
+        If the mask does not fit, or leaves a row with nothing.
+
+    Examples
+    --------
+    >>> ns.softmax(ns.normal((3, 3)), mask="causal").shape
+    (3, 3)
     """
     p = as_scalar(p, "softmax")
     if p.ndim == 0:

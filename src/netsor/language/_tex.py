@@ -14,6 +14,7 @@ from ._width import Width
 
 Indices = Sequence[str]
 
+# Of MathJax and KaTeX too: what is within $$ uses nothing but the commands of amsmath that both have.
 DOCUMENT = r"""\documentclass{article}
 \usepackage{amsmath,amssymb}
 \allowdisplaybreaks
@@ -29,13 +30,21 @@ def gathered(lines: list[str]) -> str:
 
 
 def letters(shape: Shape) -> list[str]:
-    """An index for each axis."""
-    return list(LETTERS[: len(shape)])
+    """An index for each axis; 1 for an axis of one entry."""
+    names = iter(LETTERS)
+    return ["1" if size == 1 else next(names) for size in shape]
 
 
 def primed(indices: Indices) -> list[str]:
     """The indices of another entry of the same array."""
-    return [f"{i}'" for i in indices]
+    return [i if i == "1" else f"{i}'" for i in indices]
+
+
+def below(indices: Indices, shape: Shape) -> str:
+    """Indices as they are written; axes of one entry have none."""
+    if len(indices) == len(shape):  # or they are one formula for all axes
+        indices = [i for i, size in zip(indices, shape, strict=True) if size != 1]
+    return f"_{{{','.join(indices)}}}" if indices else ""
 
 
 def broadcast_to(shape: Shape, indices: Indices) -> list[str]:

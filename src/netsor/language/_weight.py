@@ -127,8 +127,37 @@ def weight(
 ) -> Weight:
     """A weight matrix in R^{out × in}, entries i.i.d. N(0, std²/in); a batch means independent matrices.
 
-    `entry_std` is the standard deviation of the entries themselves, as in N(0, 0.02²), for an in_width that is a
-    number. The name is what `print(net)` and `net.latex()` call it.
+    Parameters
+    ----------
+    out_width
+        The width of what it makes, a `Width` or an integer.
+    in_width
+        The width of what it acts on.
+    batch
+        How many independent matrices, by axes: an integer or a shape; one matrix unless given.
+    std
+        σ in entries N(0, σ²/in).
+    name
+        What `print(net)` and `net.latex()` call it.
+    entry_std
+        The standard deviation of the entries themselves, as in N(0, 0.02²), in place of std; for an in_width that is a
+        number.
+
+    Returns
+    -------
+    Weight
+        `W @ x` applies every matrix of the batch to every vector, `W.each(x)` matrix b to x[b].
+
+    Raises
+    ------
+    TraceError
+        If a width, the batch or a standard deviation is not what it must be.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> ns.weight(n, n, batch=2) @ ns.gaussian(n, 4)
+    <Vector of shape (2, 4) in R^n, by MatMul>
     """
     shape = as_shape(batch, "weight", "batch")
     sigma = scale(std, "std", "weight")

@@ -21,6 +21,8 @@ numbers = partial(given.numbers, error=LawError)
 real = partial(given.real, error=LawError)
 whole = partial(given.whole, error=LawError)
 Array = npt.NDArray[np.float64]
+Size = int | tuple[int, ...] | None
+Rng = np.random.Generator | int | None
 LARGEST = 1e150  # largest mean, draw or standard deviation: its square is still a double
 HIGHEST = 300  # highest order of a moment: E[Z^k] of a standard normal Z overflows above it
 HEADS = 2**63  # the number of heads must be below it; beyond, the law is that of infinitely many
@@ -91,8 +93,16 @@ def checked_shape(argument: Any, operation: str) -> tuple[int, ...]:
     return shape
 
 
-def checked_generator(argument: Any, operation: str) -> np.random.Generator:
-    """The random numbers of a seed: an integer, or None for others each time."""
+def checked_generator(argument: Any, operation: str, rng: Rng = None) -> np.random.Generator:
+    """The random numbers of a seed (an integer, or None for others each time), or of a generator, in its place."""
+    if rng is not None:
+        if argument is not None:
+            raise LawError(operation, f"seed={shown(argument)} and rng={shown(rng)} say the same thing: give one")
+        if isinstance(rng, np.random.Generator):
+            return rng
+        if as_whole(rng) is None:
+            raise LawError(operation, f"rng={shown(rng)} must be a numpy Generator, an integer or None")
+        return checked_generator(rng, operation)
     seed = as_whole(argument)
     if argument is not None and (seed is None or seed < 0):
         raise LawError(operation, f"seed={shown(argument)} must be an integer, 0 or more, or None")

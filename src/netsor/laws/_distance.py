@@ -41,8 +41,29 @@ Other = Any  # a law, a frozen distribution of scipy.stats, or an array of draws
 def kl(p: Other, q: Other) -> Estimate:
     """The Kullback–Leibler divergence D(p ‖ q) = ∫ p log(p/q).
 
-    Both may be laws, frozen distributions of scipy.stats, or arrays of draws, here and in all distances; here they may
-    be joint laws and multivariate normals as well.
+    Parameters
+    ----------
+    p
+        A law, a frozen distribution of scipy.stats, or an array of draws, here and in all distances; here also a joint
+        law or a multivariate normal.
+    q
+        Likewise.
+
+    Returns
+    -------
+    Estimate
+        In nats, with a standard error; small if both laws have one seed, which couples them.
+
+    Raises
+    ------
+    LawError
+        If one of them is no law, or they have different numbers of entries.
+
+    Examples
+    --------
+    >>> from scipy import stats
+    >>> print(ns.kl(stats.norm(0, 1), stats.norm(0, 2)))  # log 2 − 3/8
+    0.318147 ± 0
     """
     for law in (p, q):
         if isinstance(law, Joint):

@@ -15,8 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from .._html import note, table
+
 Array = npt.NDArray[np.float64]
 Sources = frozenset[Any]
+SHOWN = 12  # entries of an array that a notebook shows
 
 
 class _Part:
@@ -70,6 +73,19 @@ class Estimate:
 
     def __format__(self, spec: str) -> str:
         return f"{self.value:{spec}} ± {self.error:{spec}}" if spec else str(self)
+
+    def brief(self) -> str:
+        """The number as it is read in a table: with its error where there is one."""
+        return f"{self.value:.6g}" if self.error == 0 else str(self)
+
+    def _repr_html_(self) -> str:
+        if not np.ndim(self.value):
+            return table([[str(self)]])
+        value, error = np.broadcast_arrays(self.value, self.error)
+        some = list(np.ndindex(value.shape))[:SHOWN]
+        rows = [[", ".join(map(str, at)), str(Estimate(value[at].item(), error[at].item()))] for at in some]
+        rest = note(f"and {value.size - SHOWN} more, of shape {value.shape}") if value.size > SHOWN else ""
+        return table(rows, ["entry", "value ± error"]) + rest
 
     def __float__(self) -> float:
         return float(self.value)

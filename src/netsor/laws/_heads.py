@@ -23,13 +23,15 @@ import numpy.typing as npt
 from scipy import special
 
 from ._checked import checked_heads
-from ._estimate import Array, Estimate, combined, student
+from ._estimate import Array, Estimate, combined
 from ._gaussians import CELL, Gaussians, cell_width, compress, normal_moment
 from ._head import Head, power_moments, power_rule
+from ._integral import log_mean
 from ._law import Law
 from ._mixture import Mixture, gaussian_like
 from ._origin import Origin
 from ._replicas import Replicated
+from ._resample import spread
 from ._store import storable
 
 CENTRAL = 6.0  # standard deviations of Y within which the plain sample of w is used
@@ -108,7 +110,7 @@ class HeadSum(Law):
             each = each * normal_moment(order) * self.scale**k
         if not np.isfinite(each).all():
             raise OverflowError(f"moment: order={order}: E[Y^{order}] is above the largest double; take a lower order")
-        return Estimate(float(each.mean()), 0.0 if known else float(_spread(each)))
+        return Estimate(float(each.mean()), 0.0 if known else float(spread(each)))
 
     def _var(self) -> Estimate:
         return self._moment(2)
@@ -126,7 +128,7 @@ class HeadSum(Law):
         each = 3 * each / self.heads
         v, weight = self._rule.var / self.var(), self._rule.weight.mean(axis=1)
         worst = weight @ np.abs(6 * v**2 - 2 * (weight @ (3 * v**2)) * v)  # each v off by ε of itself, up or down
-        return Estimate(float(each.mean()), combined(_spread(each), self.origin.quadrature_error * float(worst)))
+        return Estimate(float(each.mean()), combined(spread(each), self.origin.quadrature_error * float(worst)))
 
     def _skewness(self) -> Estimate:
         return Estimate(0.0, 0.0)  # the law is symmetric
@@ -149,7 +151,7 @@ class HeadSum(Law):
             if sign is not None:
                 found[far] = np.where(sign[far, None] > 0, 1 - found[far], found[far])
         value = found.mean(axis=1)
-        return Estimate(value, combined(_spread(found.T), self._coarse * value))
+        return Estimate(value, combined(spread(found.T), self._coarse * value))
 
     @cached_property
     def _coarse(self) -> float:
@@ -184,11 +186,16 @@ class HeadSum(Law):
         result = np.empty(len(y))
         far = self._far(y)
         result[~far] = np.log(self._rule.pdf(y[~far]).sum(axis=1))
-        if far.any():
-            found = self._tail(np.abs(y[far]))[0]
-            top = np.maximum(found.max(axis=1), -1e300)  # beyond END it is 0
-            with np.errstate(divide="ignore"):
-                result[far] = top + np.log(np.exp(found - top[:, None]).mean(axis=1))
+        result[far] = log_mean(self._tail(np.abs(y[far]))[0])
+        return result
+
+    def _logcdf(self, y: Array) -> Array:
+        return self._logsf(-y)
+
+    def _logsf(self, y: Array) -> Array:
+        result = super()._logsf(y)
+        far = np.isneginf(result)  # P is no double there
+        result[far] = log_mean(self._tail(y[far])[1])
         return result
 
     def _log_error(self, y: Array) -> Array:
@@ -198,7 +205,7 @@ class HeadSum(Law):
             found = self._tail(np.abs(y[far]))[0]
             part = np.exp(found - np.maximum(found.max(axis=1, keepdims=True), -1e300))
             mean = part.mean(axis=1)
-            result[far] = np.divide(_spread(part.T), mean, out=np.zeros(len(mean)), where=mean > 0) + self._coarse
+            result[far] = np.divide(spread(part.T), mean, out=np.zeros(len(mean)), where=mean > 0) + self._coarse
         return result
 
     def _densities(self, y: Array) -> Replicated:
@@ -312,7 +319,7 @@ class HeadSum(Law):
         with np.errstate(divide="ignore"):  # where it is 0
             each = np.exp(self.heads * np.log1p(psi))
             value = np.exp(self.heads * np.log1p(np.mean(psi, axis=0)))
-        return Estimate(value.astype(np.complex128), combined(_spread(each), self._coarse * value))
+        return Estimate(value.astype(np.complex128), combined(spread(each), self._coarse * value))
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         # a variance of the rule, and a normal
@@ -347,12 +354,3 @@ def _joined(parts: Sequence[tuple[Array, Array]], scale: float) -> Gaussians:
     nodes, weights = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     var, weight = compress(scale * nodes, weights / len(parts), labels)
     return Gaussians(np.zeros_like(var), var, weight)
-
-
-def _spread(each: Array) -> Any:
-    """The standard error of a mean over independent sets."""
-    if len(each) < 2:
-        return np.zeros(each.shape[1:])[()]
-    size = np.abs(each).max(axis=0)
-    unit = each / np.where(size > 0, size, 1.0)  # a square may be no double
-    return student(len(each)) * size * unit.std(axis=0, ddof=1) / np.sqrt(len(each))

@@ -11,7 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ..language._given import SCALE, as_whole, shown
-from ._checked import LARGEST, checked_generator, checked_origin, checked_shape, checked_weights, numbers, points
+from ._checked import (
+    LARGEST,
+    Rng,
+    Size,
+    checked_generator,
+    checked_origin,
+    checked_shape,
+    checked_weights,
+    numbers,
+    points,
+)
 from ._described import Described
 from ._estimate import Array, Estimate, combined
 from ._law_error import LawError
@@ -90,6 +100,11 @@ class Joint(Described):
         if self.log_evidence is not None:
             given = f"; given data, log evidence {self.log_evidence}, effective sample size {self.effective:.0f}"
         return f"<Joint over {self.dim} entries: {self.method}; {self.status}{numbers}{given}>"
+
+    def _repr_html_(self) -> str:
+        from ._card import joint_card  # notebooks alone need it
+
+        return joint_card(self)
 
     # Parts
 
@@ -226,9 +241,9 @@ class Joint(Described):
             raise LawError("cdf", f"{name} of shape {corner.shape} must be a number, or ({self.dim},)")
         return np.broadcast_to(corner, (self.dim,))
 
-    def rvs(self, size: int | tuple[int, ...] | None = None, seed: int | None = None) -> Array:
+    def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Array:
         """Independent draws (*size, entries), one of them if no size is given; as in `Law.rvs`, of the replicas."""
-        shape, rng = checked_shape(size, "rvs"), checked_generator(seed, "rvs")
+        shape, rng = checked_shape(size, "rvs"), checked_generator(seed, "rvs", rng)
         size = math.prod(shape)
         if self.weight is None:
             chosen = rng.integers(self.replicas, size=size)
@@ -237,7 +252,7 @@ class Joint(Described):
         return self._normals.draws(chosen, rng).reshape(*shape, self.dim)
 
     def plot(self, ax: Any = None, entries: tuple[int, int] = (0, 1)) -> Any:
-        """Contours of the joint density of two entries, on matplotlib axes (new ones unless given)."""
+        """Contours of the joint density of two entries, on matplotlib axes: pyplot's current ones unless given."""
         from ._plot import plot_joint  # slow to import, and seldom needed
 
         return plot_joint(self, ax, entries)

@@ -16,14 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..language._given import as_number, shown
-from ._checked import checked_generator, checked_order, checked_shape, levels
+from ._checked import Rng, Size, checked_generator, checked_order, checked_shape, levels
 from ._described import Described
 from ._estimate import Array, Estimate, combined
-from ._grid import coarser, integrated, resolved
+from ._integral import entropy, expectation, log_share
 from ._law_error import LawError
 from ._quantile import quantiles
 from ._replicas import Replicated
-from ._resample import Jackknife, jackknife
 from ._with_error import WithError, shaped
 
 
@@ -47,6 +46,14 @@ class Law(Described, ABC):
     @abstractmethod
     def _logpdf(self, y: Array) -> Array:
         """The logarithm of the density at points (k,)."""
+
+    def _logcdf(self, y: Array) -> Array:
+        """log P(Y ≤ y) at points (k,)."""
+        return log_share(self._distribution(y), self._sf(y))
+
+    def _logsf(self, y: Array) -> Array:
+        """log P(Y > y) at points (k,)."""
+        return log_share(self._sf(y), self._distribution(y))
 
     def _log_error(self, y: Array) -> Array:
         """The error of the logarithm of the density at points (k,): that of the density, of itself."""
@@ -161,6 +168,14 @@ class Law(Described, ABC):
         """P(Y > y)."""
         return shaped("sf", lambda p: Estimate(self._sf(p), 0.0), y, (1.0, 0.0)).value
 
+    def logcdf(self, y: npt.ArrayLike) -> Any:
+        """log P(Y ≤ y), right where P is small and where it is near 1."""
+        return shaped("logcdf", lambda p: Estimate(self._logcdf(p), 0.0), y, (-np.inf, 0.0)).value
+
+    def logsf(self, y: npt.ArrayLike) -> Any:
+        """log P(Y > y), right where P is small and where it is near 1."""
+        return shaped("logsf", lambda p: Estimate(self._logsf(p), 0.0), y, (0.0, -np.inf)).value
+
     def ppf(self, q: npt.ArrayLike) -> Any:
         """The quantile: the smallest y with P(Y ≤ y) ≥ q."""
         return shaped("ppf", lambda p: Estimate(self._ppf(p, False), 0.0), levels(q, "ppf"), (np.nan, np.nan)).value
@@ -204,6 +219,28 @@ class Law(Described, ABC):
         """E[(Y − EY)³]/Var(Y)^(3/2)."""
         return float(self._skewness().value)
 
+    def stats(self, moments: str = "mv") -> Any:
+        """Mean, variance, skewness and excess kurtosis, as named by the letters m, v, s and k; a number for one letter.
+
+        >>> variance, kurtosis = ns.paper.layer().law(n=ns.inf).stats("vk")
+        >>> print(f"{variance:.6f} {kurtosis:.6f}")
+        0.391971 0.121659
+        """
+        known = {"m": self.mean, "v": self.var, "s": self.skewness, "k": self.kurtosis}
+        if not isinstance(moments, str) or not moments or not set(moments) <= set(known):
+            raise LawError("stats", f"moments={shown(moments)} must be letters among m, v, s and k")
+        found = tuple(known[letter]() for letter in known if letter in moments)  # in this order, as in scipy
+        return found if len(found) > 1 else found[0]
+
+    def expect(self, func: Callable[[Any], Any]) -> float:
+        """E[func(Y)] by quadrature; `func` takes an array of numbers and acts on each for itself.
+
+        >>> law = ns.paper.layer().law(n=ns.inf)
+        >>> print(f"{law.expect(np.square):.6f}")  # the variance, since the mean is 0
+        0.391971
+        """
+        return float(self.with_error.expect(func).value)
+
     def entropy(self) -> float:
         """−E[log f(Y)], by quadrature; −∞ for a law with atoms."""
         return float(self.with_error.entropy().value)
@@ -212,25 +249,30 @@ class Law(Described, ABC):
         """The characteristic function E[e^(itY)]."""
         return self.with_error.cf(t).value
 
-    def rvs(self, size: int | tuple[int, ...] | None = None, seed: int | None = None) -> Any:
+    def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Any:
         """Independent draws, in an array of this shape; a number, if none is given.
 
-        Without a seed they are others each time; what scipy calls random_state is the seed here. A law that is known by
-        replicas draws one of them and then its Gaussian, so that draws are no better than the law: `Program.draw` makes
-        new ones.
+        They depend on the seed, an integer, or are taken from `rng`, a numpy Generator (or a seed, as in scipy);
+        without either they are others each time. A law that is known by replicas draws one of them and then its
+        Gaussian, so that draws are no better than the law: `Program.draw` makes new ones.
         """
         shape = checked_shape(size, "rvs")
-        return self._rvs(math.prod(shape), checked_generator(seed, "rvs")).reshape(shape)[()]
+        return self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng)).reshape(shape)[()]
 
     def support(self) -> tuple[float, float]:
         """The ends of where the law is; of one that is known by points alone, the least and the largest."""
         return -math.inf, math.inf
 
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
-        """The density, with its error as a band, on matplotlib axes (new ones unless given)."""
+        """The density, with its error as a band, on matplotlib axes: pyplot's current ones unless given."""
         from ._plot import plot_law  # slow to import, and seldom needed
 
         return plot_law(self, ax, label)
+
+    def _repr_html_(self) -> str:
+        from ._card import law_card  # notebooks alone need it
+
+        return law_card(self)
 
     def __repr__(self) -> str:
         known = f"{self.method}; {self.status}"
@@ -242,11 +284,10 @@ class Law(Described, ABC):
     def _entropy(self) -> Estimate:
         if self.atoms:
             return Estimate(-math.inf, 0.0)
-        value, bias, error, _ = _entropy(self._dense())
-        wider = self._dense(math.sqrt(2))
-        # the bias of the kernels: doubling their variance doubles it, so it is the change
-        smoothing = 0.0 if wider is self else _entropy(wider).value - value
-        return Estimate(value, combined(error, bias, smoothing))  # of this law as it is, so a bias is an error
+        return entropy(self._dense(), self._dense(math.sqrt(2)))
+
+    def _expect(self, f: Callable[[Any], Any]) -> Estimate:
+        return expectation(self._dense(), self._dense(math.sqrt(2)), self.atoms, f)
 
     # Quantiles
 
@@ -261,20 +302,3 @@ class Law(Described, ABC):
             return np.full(len(q), centre)
         atoms = [at for at, _ in self.atoms]
         return quantiles(q, upper, self._distribution, self._sf, centre, scale, atoms)
-
-
-def _entropy(law: Law) -> Jackknife:
-    """−∫ f log f of a law with a density."""
-    nodes = resolved([law._read], *law._pieces())
-
-    def integrand(y: Array) -> Array:
-        log_f = law._logpdf(y)
-        return np.asarray(-np.exp(log_f) * np.maximum(log_f, -1e300))
-
-    y, weights = integrated(integrand, coarser(nodes))
-
-    def functional(f: Array) -> Array:
-        logs = np.log(np.where(f > 0, f, 1.0))
-        return np.asarray(-np.sum(weights * f * logs, axis=-1))
-
-    return jackknife(functional, [law._densities(y)])

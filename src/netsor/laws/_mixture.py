@@ -26,6 +26,7 @@ from ._checked import checked_origin
 from ._components import Components
 from ._estimate import Array, Estimate, combined, student
 from ._gaussians import Gaussians, normal_moment
+from ._integral import log_upper
 from ._law import Law
 from ._law_error import LawError
 from ._origin import Origin
@@ -141,6 +142,16 @@ class Mixture(Components, Law):
         result = np.log(np.where(near, value, 1.0))
         result[~near] = every.logpdf(y[~near])
         return result
+
+    def _logcdf(self, y: Array) -> Array:
+        k = self._smooth
+        parts = -self.component_mean[k], self.component_var[k], self.component_weight[k]
+        return log_upper(super()._logcdf(y), -y, *parts) if len(k) else super()._logcdf(y)
+
+    def _logsf(self, y: Array) -> Array:
+        k = self._smooth
+        parts = self.component_mean[k], self.component_var[k], self.component_weight[k]
+        return log_upper(super()._logsf(y), y, *parts) if len(k) else super()._logsf(y)
 
     def _slope(self, y: Any) -> Any:
         return self.pdf(y) if len(self._smooth) or len(self._points.draws) else np.zeros(np.shape(y))

@@ -1,4 +1,4 @@
-"""Pictures of a law: its density with its error, contours of two entries."""
+"""Pictures of a law, in the reader's own style: its density with its error, contours of two entries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, STYLE, VERMILLION, new
+from .._style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from ..language._given import shown
 from ._law_error import LawError
 from ._normals import Normals
@@ -25,28 +25,27 @@ def is_axes(given: Any) -> bool:
 
 
 def _axes(ax: Any) -> Any:
-    """The axes that are given, or new ones."""
+    """The axes that are given, or pyplot's current ones."""
     if ax is None:
-        return new().subplots()
+        import matplotlib.pyplot as plt  # slow to import
+
+        return plt.gca()
     if not is_axes(ax):
-        raise LawError("plot", f"ax={shown(ax)} must be one of matplotlib's axes, or None for new ones")
+        raise LawError("plot", f"ax={shown(ax)} must be one of matplotlib's axes, or None for the current ones")
     return ax
 
 
 def plot_law(law: Any, ax: Any, label: str | None) -> Any:
     """The density of one law, with its error as a band, and an arrow for each atom. Returns the axes."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
-        axes = _axes(ax)
-        y = np.linspace(*range_of(law), POINTS)
-        density, error = curve_of(law, y)
-        colour = COLOURS[len(axes.lines) % len(COLOURS)]
-        add_line(axes, y, density, error, colour, "-", label)
-        add_arrows(axes, law, float(density.max()), colour)
-        axes.set(xlabel="y", ylabel="density", xlim=(y[0], y[-1]), ylim=(0, None))
-        if label is not None:
-            axes.legend(loc="best")
+    axes = _axes(ax)
+    y = np.linspace(*range_of(law), POINTS)
+    density, error = curve_of(law, y)
+    colour = COLOURS[len(axes.lines) % len(COLOURS)]
+    add_line(axes, y, density, error, colour, "-", label)
+    add_arrows(axes, law, float(density.max()), colour)
+    axes.set(xlabel="y", ylabel="density", xlim=(y[0], y[-1]), ylim=(0, None))
+    if label is not None:
+        axes.legend(loc="best")
     return axes
 
 
@@ -56,8 +55,6 @@ def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
     The density is shown as finely as the grid is: each Gaussian is widened by less than a cell, so that ridges which
     are thinner (two tokens that attend to the same one) are seen as ridges.
     """
-    import matplotlib as mpl
-
     two = law.marginal(entries)
     if two.dim != 2:
         raise LawError("plot", f"entries={shown(entries)} must be two entries")
@@ -72,11 +69,10 @@ def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
     ordered = np.sort(density.ravel())[::-1]
     mass = np.cumsum(ordered) * np.prod(cell)
     levels = {float(ordered[min(int(np.searchsorted(mass, q)), GRID**2 - 1)]): f"{q:.0%}" for q in SHARES[::-1]}
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
-        axes = _axes(ax)
-        lines = axes.contour(*sides, density.T, levels=sorted(levels), colors=BLUE, linewidths=1.0)
-        axes.clabel(lines, fmt=levels, fontsize=6)
-        axes.set(xlabel=f"entry {entries[0]}", ylabel=f"entry {entries[1]}")
+    axes = _axes(ax)
+    lines = axes.contour(*sides, density.T, levels=sorted(levels), colors=BLUE, linewidths=1.0)
+    axes.clabel(lines, fmt=levels, fontsize=6)
+    axes.set(xlabel=f"entry {entries[0]}", ylabel=f"entry {entries[1]}")
     return axes
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._style import DOTTED, GREY, STYLE, new
+from .._style import DOTTED, GREY
 from ..language._given import shown
 from ._foreign import as_law
 from ._joint import Joint
@@ -18,11 +18,11 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
     """Densities above; below, what each differs by from the last, where the eye can see it.
 
     Laws of one variable, frozen distributions of scipy.stats and arrays of draws; an arrow is an atom.
-    `ax` is a pair of matplotlib axes, or one, for the densities alone; new ones unless given. `labels` are names for
-    the laws. Returns the figure.
-    """
-    import matplotlib as mpl
+    `ax` is a pair of matplotlib axes, or one, for the densities alone; unless given, those of a new figure of pyplot's,
+    which is shown as any plot is: at the end of a notebook's cell, or by `plt.show()`. `labels` are names for the laws.
 
+    Returns the axes: two, or the one that was given; `plt.savefig("laws.pdf")` writes the figure.
+    """
     if not laws or any(isinstance(law, Joint) for law in laws):
         raise LawError("plot", "needs one law of one variable or more; a joint law has joint.plot()")
     laws = tuple(as_law(law) for law in laws)
@@ -30,32 +30,34 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
     listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
     if not listed or len(names) != len(laws):
         raise LawError("plot", f"labels={shown(labels)} must be {len(laws)} names, one for each law")
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
-        top, bottom = _pair(ax)
-        low, high = zip(*(range_of(law) for law in laws), strict=True)
-        y = np.linspace(min(low), max(high), POINTS)
-        curves = [curve_of(law, y) for law in laws]
-        last, last_error = curves[-1]
-        for k, (name, (density, error)) in enumerate(zip(names, curves, strict=True)):
-            colour = COLOURS[k % len(COLOURS)]
-            line = "-" if k == len(laws) - 1 else DOTTED
-            add_line(top, y, density, error, colour, line, name)
-            add_arrows(top, laws[k], max(float(curve.max()) for curve, _ in curves), colour)
-            if k < len(laws) - 1 and bottom is not None:
-                add_line(bottom, y, density - last, np.hypot(error, last_error), colour, line, None)
-        top.set(ylabel="density", ylim=(0, None))
-        if bottom is not None:
-            bottom.axhline(0.0, color=GREY, lw=0.5, zorder=0)
-            bottom.set(ylabel="difference")
-        (bottom or top).set(xlabel="y", xlim=(y[0], y[-1]))
-        top.legend(loc="best")
-    return top.figure
+    top, bottom = _pair(ax)
+    low, high = zip(*(range_of(law) for law in laws), strict=True)
+    y = np.linspace(min(low), max(high), POINTS)
+    curves = [curve_of(law, y) for law in laws]
+    last, last_error = curves[-1]
+    for k, (name, (density, error)) in enumerate(zip(names, curves, strict=True)):
+        colour = COLOURS[k % len(COLOURS)]
+        line = "-" if k == len(laws) - 1 else DOTTED
+        add_line(top, y, density, error, colour, line, name)
+        add_arrows(top, laws[k], max(float(curve.max()) for curve, _ in curves), colour)
+        if k < len(laws) - 1 and bottom is not None:
+            add_line(bottom, y, density - last, np.hypot(error, last_error), colour, line, None)
+    top.set(ylabel="density", ylim=(0, None))
+    if bottom is not None:
+        bottom.axhline(0.0, color=GREY, lw=0.5, zorder=0)
+        bottom.set(ylabel="difference")
+    (bottom or top).set(xlabel="y", xlim=(y[0], y[-1]))
+    top.legend(loc="best")
+    return top if bottom is None else np.array([top, bottom])
 
 
 def _pair(ax: Any) -> tuple[Any, Any]:
     """The axes for densities and for differences, None if these are not wanted."""
     if ax is None:
-        top, bottom = new(3.3).subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
+        import matplotlib.pyplot as plt  # slow to import
+
+        figure = plt.figure(layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
         return top, bottom
     if is_axes(ax):
         return ax, None

@@ -8,7 +8,7 @@ larger where the truth is small, the blocks get random weights (Rubin's Bayesian
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -78,3 +78,12 @@ def bootstrap(functional: Callable[..., Array], groups: Sequence[Replicated], se
     bias = float(again.mean()) - value
     off = bias if least >= FEW else 0.0
     return Estimate(value - off, combined(student(least) * float(again.std(ddof=1)), 1.5 * max(bias, 0.0)))
+
+
+def spread(each: Array) -> Any:
+    """The standard error of a mean over independent sets."""
+    if len(each) < 2:
+        return np.zeros(each.shape[1:])[()]
+    size = np.abs(each).max(axis=0)
+    unit = each / np.where(size > 0, size, 1.0)  # a square may be no double
+    return student(len(each)) * size * unit.std(axis=0, ddof=1) / np.sqrt(len(each))

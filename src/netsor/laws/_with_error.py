@@ -119,6 +119,10 @@ class WithError:
         value, error = self._law._skewness()
         return Estimate(float(value), float(error), self._law.sources)
 
+    def expect(self, func: Callable[[Any], Any]) -> Estimate:
+        """E[func(Y)]."""
+        return self._number(lambda law: law._expect(func))
+
     def entropy(self) -> Estimate:
         """−E[log f(Y)]."""
         return self._number(lambda law: law._entropy())

@@ -145,6 +145,7 @@ class Probes:
             precision=precision,
             **bound,
         )
+        assert isinstance(found, tuple)  # there are several outputs
         return self.named(found)
 
     def named(self, found: Sequence[Floats]) -> dict[str, Floats]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -100,24 +99,34 @@ def attention(
     heads: int,
     head_dim: Width | int | None = None,
     mask: npt.ArrayLike | str | None = None,
-    **options: Any,
+    *,
+    context: Vector | None = None,
+    groups: int | None = None,
+    window: int | None = None,
+    rotary: Rotary | None = None,
+    qk_norm: Callable[[Vector], Vector] | None = None,
+    softcap: float | None = None,
+    bias: ScalarLike | None = None,
+    scaling: str | float = "sqrt",
+    sigma_q: float = 1.0,
+    sigma_k: float = 1.0,
+    sigma_v: float = 1.0,
+    sigma_o: float = 1.0,
+    sigma_b: float = 0.0,
 ) -> Vector:
-    """Multi-head attention over the tokens along the last axis of x, with the options of `attend`.
+    """Multi-head attention over the tokens along the last axis of x, with the arguments of `attend`.
 
     y^i = H^(−1/2) Σ_a Σ_j softmax_j(p^a_i·) W^{O,a} W^{V,a} x^j, with p^a_ij = d^(−1/2) ⟨W^{Q,a} x^i, W^{K,a} x^j⟩.
 
-    The options are context, groups, window, rotary, qk_norm, softcap, bias, scaling, and the standard deviations
-    sigma_q, sigma_k, sigma_v, sigma_o and sigma_b; `attend` says what each does.
+    >>> n = ns.Width("n")
+    >>> ns.nn.attention(ns.gaussian(n, 4), heads=2, mask="causal")
+    <Vector of shape (4,) in R^n, by MatMul>
     """
-    for name in options:
-        if name not in OPTIONS:
-            raise TypeError(f"attention() has no option {name!r}; its options are {', '.join(OPTIONS)}")
-    return attend(x, heads, head_dim, mask, **options).output
-
-
-_SIGNATURE = inspect.signature(attend)
-OPTIONS = tuple(name for name, given in _SIGNATURE.parameters.items() if given.kind is given.KEYWORD_ONLY)
-attention.__signature__ = _SIGNATURE.replace(return_annotation="Vector")  # type: ignore[attr-defined]  # for help()
+    return attend(
+        x, heads, head_dim, mask, context=context, groups=groups, window=window, rotary=rotary, qk_norm=qk_norm,
+        softcap=softcap, bias=bias, scaling=scaling, sigma_q=sigma_q, sigma_k=sigma_k, sigma_v=sigma_v, sigma_o=sigma_o,
+        sigma_b=sigma_b,
+    ).output  # fmt: skip
 
 
 def _turned(u: Vector, by: Rotary) -> Vector:

@@ -44,6 +44,11 @@ class Finding:
     above: bool = True
     tokens: tuple[int, ...] = ()
 
+    def _repr_html_(self) -> str:
+        from ._notebook import findings_card  # notebooks alone need it
+
+        return findings_card((self,))
+
 
 class Facts(NamedTuple):
     """What the rules look at: draws at the model's own widths (at infinity, if nothing else was asked), and beside."""

@@ -137,6 +137,7 @@ class OwnProbes:
         """Draws of every quantity: arrays (draws, blocks) by name, (draws,) for those of the whole network."""
         bound = self.model.widths() | how
         found, count = self._at(bound).draw(draws=draws, **bound), self.model.layers + 1
+        assert isinstance(found, tuple)  # there are several outputs
         measured = _named(found[:count], self.names, self.final)
         if len(found) > count:
             measured |= _named(found[count:], names_of(self.ranged), names_of(tuple(self.model.ends)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
@@ -33,7 +32,9 @@ class Result(ABC):
     def __str__(self) -> str: ...
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        from ._notebook import audit_card  # notebooks alone need it
+
+        return "".join(audit_card(audit.lengths) for audit in self.audits)
 
     def table(self) -> str:
         """Medians, bands and findings, as text."""

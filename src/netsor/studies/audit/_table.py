@@ -19,7 +19,12 @@ NAME = 28  # columns for the words
 def table(lengths: Lengths) -> str:
     """Medians and bands at the embedding and three blocks, the output, the verdicts by length, and the findings."""
     first = lengths[0]
-    lines = [headline(lengths), *(f"{what}: {why}" for what, why in missing(first).items()), "", *_blocks(first)]
+    lines = [
+        headline(lengths),
+        *(f"{what}: {why}" for what, why in missing(first).items()),
+        "",
+        *_columns(block_rows(first)),
+    ]
     lines += ["", *_output(first), ""]
     if len(lengths) > 1:
         lines += [*_columns([["verdict", *(f"{found.tokens:,} tokens" for found in lengths)], *verdicts(lengths)]), ""]
@@ -136,7 +141,8 @@ def missing(found: Found) -> dict[str, str]:
     return {"no gradients at n = ∞": request.no_gradients[model]} if model in request.no_gradients else {}
 
 
-def _blocks(found: Found) -> list[str]:
+def block_rows(found: Found) -> list[list[str]]:
+    """Medians and bands at the embedding and after some blocks: a head, and a row for each quantity."""
     chosen = sorted({1, (found.blocks + 1) // 2, found.blocks})
     beside = found.limit if found.limit is not found.best else None
     heads = ["embedding", *(f"block {i}" for i in chosen)] + ([] if beside is None else [f"block {chosen[-1]}, n = ∞"])
@@ -146,7 +152,7 @@ def _blocks(found: Found) -> list[str]:
             cells = [cell(found.best, quantity.name, i) for i in (0, *chosen)]
             there = [] if beside is None else [cell(beside, quantity.name, chosen[-1])]
             rows.append([quantity.title, *cells, *there])
-    return _columns(rows)
+    return rows
 
 
 def _columns(rows: list[list[str]], indent: str = "") -> list[str]:

@@ -72,7 +72,8 @@ def limit_law(case: Case) -> HeadSum:
 
 @lru_cache(maxsize=32)
 def _limit_law(limit: Case) -> HeadSum:
-    law: HeadSum = limit.program.law(n=math.inf)
+    law = limit.program.law(n=math.inf)
+    assert isinstance(law, HeadSum)
     return law
 
 

@@ -81,6 +81,7 @@ def sampled(part: Part) -> Arrays:
             "density": block_densities(mixture, GRID, BLOCKS),
             "numbers": np.array(mixture.random_numbers * part.samples),
         }
+    assert isinstance(law, Mixture)
     noise = generator(part.stream(NOISE)).standard_normal(part.samples)
     draws = _single(law.component_mean + np.sqrt(law.component_var) * noise)
     numbers = np.array((law.random_numbers + 1) * part.samples)

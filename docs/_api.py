@@ -1,0 +1,58 @@
+"""A hook of mkdocs: every object that docs/api.md names with ::: becomes a page, and docs/api.md the list of them."""
+
+import importlib
+import re
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+OPTIONS = "      heading_level: 1\n      show_root_full_path: false\n      separate_signature: true\n"
+ENTRY = re.compile(r"^::: (netsor[\w.]*)\n((?: .*\n)*)", re.MULTILINE)
+
+
+def _object(path: str) -> object:
+    """What a dotted path names."""
+    parts = path.split(".")
+    for split in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:split]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[split:]:
+            found = getattr(found, name)
+        return found
+    raise ValueError(f"docs/api.md names {path}, which is not there")
+
+
+def _name(path: str) -> str:
+    """As a user writes it: ns.kl, ns.nn.attention; what has no public name, by its own."""
+    public = not any(part.startswith("_") for part in path.split("."))
+    return path.replace("netsor.", "ns.", 1) if public else path.rsplit(".", 1)[1]
+
+
+def _file(path: str) -> str:
+    return f"api/{_name(path).removeprefix('ns.')}.md"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Called by mkdocs when it has found the pages in docs/."""
+    source = files.get_file_from_path("api.md")
+    assert source is not None
+    for path, options in ENTRY.findall(source.content_string):
+        options = (options or "    options:\n") + OPTIONS
+        page = f"---\ntitle: {_name(path)}\n---\n\n::: {path}\n{options}\n[All names](../api.md)\n"
+        files.append(File.generated(config, _file(path), content=page))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The list: a line for each object, with the first sentence of its docstring."""
+    if page.file.src_uri != "api.md":
+        return markdown
+
+    def line(match: re.Match[str]) -> str:
+        words = (getattr(_object(match[1]), "__doc__", "") or "").split("\n\n")[0]
+        return f"- [`{_name(match[1])}`]({_file(match[1])}): {' '.join(words.split())}\n"
+
+    return re.sub(r"\n\n(?=- \[)", "\n", ENTRY.sub(line, markdown))

@@ -1,0 +1,145 @@
+"""How fast a network comes near its limit: KL at growing widths, and its slope on a logarithmic scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .._html import note, table, title
+from .._program import Program
+from ..language._given import as_whole, shown
+from ..language._width import inf
+from ..laws import Estimate, Joint, Law, kl
+
+
+@dataclass(frozen=True)
+class Rate:
+    """KL(width n ‖ limit) at each width, and what power of n it falls like.
+
+    `kl` has an `Estimate` for each of `widths`. `slope` is that of the line through all points of log KL against log n,
+    by least squares, and `slopes` are those between neighbours: a power law has one slope, so that theirs tell where it
+    begins. All have errors.
+    """
+
+    name: str
+    width: str
+    widths: tuple[int, ...]
+    kl: tuple[Estimate, ...]
+    laws: tuple[Law, ...]
+    limit: Law
+
+    @property
+    def slope(self) -> Estimate:
+        """Of log KL against log n, by least squares over all widths."""
+        return _slope(self.widths, self.kl)
+
+    @property
+    def slopes(self) -> tuple[Estimate, ...]:
+        """Between neighbouring widths."""
+        return tuple(_slope(self.widths[k : k + 2], self.kl[k : k + 2]) for k in range(len(self.widths) - 1))
+
+    def plot(self, ax: Any = None, label: str | None = None) -> Any:
+        """KL against the width, both on logarithmic axes, with errors: on pyplot's current axes unless given."""
+        if ax is None:
+            import matplotlib.pyplot as plt  # slow to import
+
+            ax = plt.gca()
+        value, error = (np.array([pair[k] for pair in self.kl], dtype=float) for k in (0, 1))
+        ax.errorbar(self.widths, value, np.minimum(error, 0.999 * value), fmt="o-", capsize=3, label=label)
+        ax.set(xscale="log", yscale="log", xlabel=f"width {self.width}", ylabel="KL to the limit")
+        if label is not None:
+            ax.legend(loc="best")
+        return ax
+
+    def __str__(self) -> str:
+        lines = [f"{self.width} = {n:>6,}: KL {value}" for n, value in zip(self.widths, self.kl, strict=True)]
+        return "\n".join([*lines, f"slope {self.slope}; between neighbours {', '.join(map(str, self.slopes))}"])
+
+    def __repr__(self) -> str:
+        return (
+            f"<Rate of {self.name}: KL falls like {self.width}^{self.slope.value:.3g} over {len(self.widths)} widths>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [[f"{n:,}", str(value)] for n, value in zip(self.widths, self.kl, strict=True)]
+        said = f"slope {self.slope}; between neighbours {', '.join(map(str, self.slopes))}"
+        return title(f"KL of {self.name} to its limit") + table(rows, [self.width, "KL ± error"]) + note(said)
+
+
+def rate(
+    net: Program,
+    widths: Sequence[int],
+    *,
+    width: str | None = None,
+    draws: int = 50_000,
+    seed: int = 0,
+    **others: float,
+) -> Rate:
+    """How fast the law of an output comes near its limit as a width grows.
+
+    Parameters
+    ----------
+    net
+        A program with one output entry, such as `net[0]`.
+    widths
+        Two or more growing widths.
+    width
+        The name of the width that grows; it need not be given if the program has one width.
+    draws
+        As in `Program.law`.
+    seed
+        That of all laws, so that they are coupled.
+    others
+        The other widths by their names, `d=64`; they stay as they are in the limit.
+
+    Returns
+    -------
+    Rate
+        With `kl`, `slope`, `slopes` and `plot()`.
+
+    Raises
+    ------
+    ValueError
+        If the widths are not two or more growing integers, or the output has several entries.
+
+    Examples
+    --------
+    >>> print(ns.rate(ns.paper.layer(), [64, 256], draws=20_000))
+    n =     64: KL 0.002158 ± 8.7e-05
+    n =    256: KL 0.0001655 ± 7e-06
+    slope -1.852 ± 0.06; between neighbours -1.852 ± 0.06
+    """
+    if not isinstance(net, Program):
+        raise ValueError(f"rate: net={shown(net)} must be a program, such as layer()[0]")
+    free = [name for name in net.widths if name not in others]
+    if width is None and len(free) != 1:
+        raise ValueError(f"rate: width=None needs one width that is not given, there are {', '.join(free) or 'none'}")
+    name = free[0] if width is None else width
+    if name not in free:
+        raise ValueError(f"rate: width={shown(width)} must be among the widths that are not given, {', '.join(free)}")
+    sizes = [as_whole(n) for n in widths] if isinstance(widths, Sequence) or np.ndim(widths) == 1 else []
+    whole = [n for n in sizes if n is not None and n > 0]
+    if len(whole) < max(2, len(sizes)) or whole != sorted(set(whole)):
+        raise ValueError(f"rate: widths={shown(widths)} must be two or more growing positive integers")
+    every: list[dict[str, Any]] = [{**others, name: n} for n in (*whole, inf)]
+    laws = [net.law(draws=draws, seed=seed, progress=False, **bound) for bound in every]
+    if any(isinstance(law, Joint) for law in laws):
+        raise ValueError(f"rate: net={shown(net)} has several entries; take one of them, such as net[0]")
+    *finite, limit = (law for law in laws if isinstance(law, Law))
+    return Rate(net.name, name, tuple(whole), tuple(kl(law, limit) for law in finite), tuple(finite), limit)
+
+
+def _slope(widths: Sequence[int], values: Sequence[Estimate]) -> Estimate:
+    """By least squares; NaN if a KL is not above 0, where its error is larger than itself."""
+    if any(not value.value > 0 for value in values):
+        return Estimate(math.nan, math.inf)
+    x = np.log(widths)
+    part = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
+    total = Estimate(0.0, 0.0)
+    for share, value in zip(part, values, strict=True):
+        total = total + float(share) * value.log()
+    return total

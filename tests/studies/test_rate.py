@@ -1,0 +1,65 @@
+"""How KL falls with the width: against the numbers of independent scripts."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from matplotlib.figure import Figure
+
+import netsor as ns
+
+# KL(width n ‖ limit) of the paper's layer (clip, 4 tokens, 2 heads), coupled and Rao–Blackwellised, with its error
+KNOWN = {16: (2.218e-2, 0.01e-2), 64: (2.121e-3, 0.006e-3), 256: (1.58e-4, 0.015e-4)}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return ns.rate(ns.paper.layer(), [16, 64, 256], draws=4_000)
+
+
+def test_the_papers_layer(found):
+    """Each KL within 4.5 errors (level 1e-5) of what independent scripts found; the slopes follow."""
+    for (n, (value, error)), measured in zip(KNOWN.items(), found.kl, strict=True):
+        assert abs(measured.value - value) < 4.5 * math.hypot(measured.error, error), n
+    values = [value for value, _ in KNOWN.values()]
+    between = [math.log(b / a) / math.log(4) for a, b in pairwise(values)]
+    for slope, right in zip(found.slopes, between, strict=True):
+        assert abs(slope.value - right) < 4.5 * slope.error
+    assert found.slope.value == pytest.approx(sum(s.value for s in found.slopes) / 2, rel=1e-9)  # three even steps
+
+
+def test_what_it_looks_like(found):
+    assert repr(found).startswith("<Rate of layer(")
+    assert f"n =     64: KL {found.kl[1]}" in str(found)
+    assert "KL ± error" in found._repr_html_()
+    axes = Figure().subplots()
+    assert found.plot(axes, label="layer") is axes
+    assert (axes.get_xscale(), axes.get_xlabel()) == ("log", "width n")
+
+
+def test_several_widths():
+    """One grows; the other stays, in the limit too."""
+    net = ns.paper.layer(low_rank=True)
+    found = ns.rate(net, [8, 32], d=4, draws=300)
+    assert found.limit.var() == net.law(n=ns.inf, d=4, draws=300).var()
+    assert ns.rate(net, [8, 32], width="d", n=8, draws=300).width == "d"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((3, [1, 2]), "net=3 must be a program"),
+        ((ns.paper.layer(), [16]), r"widths=\[16\] must be two or more growing positive integers"),
+        ((ns.paper.layer(), [64, 16]), "must be two or more growing positive integers"),
+        ((ns.paper.layer(), [1.5, 16]), "must be two or more growing positive integers"),
+        ((ns.paper.layer(), 16), "must be two or more growing positive integers"),
+        ((ns.paper.layer(low_rank=True), [16, 32]), "needs one width that is not given, there are n, d"),
+        ((ns.Program(ns.weight(8, 8) @ ns.gaussian(8)), [16, 32]), "there are none"),
+        ((ns.Program(ns.weight(ns.Width("n"), 8) @ ns.gaussian(8, 2)), [2, 4]), "has several entries; take one"),
+    ],
+)
+def test_misuse(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        ns.rate(*arguments, draws=100)
+    with pytest.raises(ValueError, match="width='m' must be among the widths that are not given, n"):
+        ns.rate(ns.paper.layer(), [16, 32], width="m")
