@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor import models
+from netsor import inf, models
 
 from .backprop import drawn_gradients, passed, read_back
 from .small import inputs
@@ -95,3 +95,22 @@ def test_the_program_has_one_law_however_it_is_read(family):
         for a, b in zip(np.atleast_2d(exact[name].T), np.atleast_2d(literal[name].T), strict=True)
     ]
     assert min(tests) > 1e-4 / len(tests)
+
+
+@pytest.mark.slow
+def test_gradients_of_a_gated_model_at_infinite_width():
+    """Against widths of 1,000 and more; level 1e-5 of the smallest of 19 p-values."""
+    given = TINY | {"eps": 1e-5, "activation": "silu", "gated": True, "norm": "rms"}
+    probes = models.Transformer(name="gated", **given).probes(tokens=3, gradients=True)
+    limit = probes.measure(400, progress=False, workers=1, n=inf, d=inf, m=inf)
+    wide = probes.measure(400, seed=5, progress=False, workers=1, n=2000, d=1000, m=3000)
+    names = [name for name in limit if name.startswith("grad_") and not name.endswith("_ratio")]
+    found = [
+        stats.ks_2samp(a, b).pvalue for name in names for a, b in zip(*_columns(limit[name], wide[name]), strict=True)
+    ]
+    assert len(found) == 19
+    assert min(found) > 1e-5
+
+
+def _columns(*arrays):
+    return [a.reshape(len(a), -1).T for a in arrays]

@@ -3,8 +3,8 @@
 The ε parts of products are N[f] for functions f of the sources of a space, with Cov(N[f], N[f']) = Cov(f, f'). Of two
 sources N[e_a e_b] is a normal of its own. Of a source e_a and an output F_b of a nonlinearity it is one if all other
 pairs that are asked for agree: E[e_a F_b e_c F_d] is 0 unless F_d is a function of e_a, F_b of e_c, and both of
-something else, or F_b is a function of e_a itself. Such pairs are unknown, but for gradients ψ(g) ⊙ u (see `_tilted`),
-whose normals are all of one form, N[f(e) u].
+something else, or F_b is a function of e_a itself. Such pairs are unknown, but for gradients F ⊙ u (see
+`_gradient_normals`), whose normals are all of one form, N[f(e) u].
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy as np
 from ...language._value import Vector
 from ._clusters import Group
 from ._features import Features
+from ._gradient_normals import after, between, concerns, gradient, known, ruled
 from ._marks import lined, paired
 from ._state import Bools, Epsilon, State
-from ._tilted import Tilted, known, ruled, tilt
+from ._tilted import Tilted
 from .frames import NO_VALUE, Directions, Limit
 
 FindEpsilon = Callable[[Vector], Epsilon]  # the ε part of a vector
@@ -79,8 +80,8 @@ def _clash(s: State, frame: Limit, i: int, j: int, epsilon: FindEpsilon) -> bool
     if source.number == NO_VALUE:
         return True
     if known(frame, source, feature):
-        return _in_another_form(frame, source, feature) or _argument_unknown(s, frame, feature, epsilon)
-    if _is_of(feature, source):
+        return _in_another_form(frame, source, feature) or _argument_unknown(frame, source, feature, epsilon)
+    if _is_of(feature, source) or between(source, feature) or _changes(frame, source, feature, epsilon):
         return True
     return any(
         _is_of(other, source) and _meet(other.reach, feature.reach) and not _of_the_rule(frame, other, source, feature)
@@ -107,26 +108,33 @@ def _is_of(feature: Features, source: Directions) -> bool:
 
 
 def _gradient(feature: Features) -> tuple[Bools, Bools]:
-    """The directions of u and those of g, if features are ψ(g) ⊙ u; else none, and all that they are functions of."""
-    found = tilt(feature)
+    """The directions of u and those of F, if features are F ⊙ u; else none, and all that they are functions of."""
+    found = gradient(feature)
     if found is None:
         return np.zeros_like(feature.reach), feature.reach
-    return feature.supports[found[0]], feature.supports[found[2]]
+    return feature.supports[found.u], found.forward
 
 
 def _of_the_rule(frame: Limit, gradient: Features, source: Directions, feature: Features) -> bool:
-    """Whether N[F u] is one of the normals from which those of gradients ψ(g) ⊙ u are made, u this source."""
+    """Whether N[F u] is one of the normals from which those of gradients F ⊙ u are made, u this source."""
     u, g = _gradient(gradient)
     inside = slice(source.start, source.stop)
     return ruled(frame, gradient) and bool(u[inside].any()) and not g[inside].any() and not _meet(feature.reach, u)
 
 
 def _in_another_form(frame: Limit, source: Directions, feature: Features) -> bool:
-    """Whether other features need N[e ψ(g) ⊙ u] in another form: u is an argument of theirs, or e a u of theirs."""
-    u, g = _gradient(feature)
+    """Whether other features need N[e F ⊙ u] in another form: u is an argument of theirs, or e a u of theirs.
+
+    Not if in each normal the u was drawn last: then two normals of different u are independent.
+    """
+    ours = gradient(feature)
+    assert ours is not None
+    u, g = feature.supports[ours.u], ours.forward
     for other in _others(frame, feature):
-        theirs, rest = _gradient(other)
+        found, (theirs, rest) = gradient(other), _gradient(other)
         if not _meet(other.reach, feature.reach):
+            continue
+        if ours.last and ((found is not None and found.last) or not other.reach[int(np.argmax(u)) :].any()):
             continue
         if theirs[source.start : source.stop].any():
             return True
@@ -135,14 +143,29 @@ def _in_another_form(frame: Limit, source: Directions, feature: Features) -> boo
     return False
 
 
-def _argument_unknown(s: State, frame: Limit, feature: Features, epsilon: FindEpsilon) -> bool:
-    """Whether the u of features ψ(g) ⊙ u has an ε part that is unknown along what ψ(g) is made of."""
-    found = tilt(feature)
+def _argument_unknown(frame: Limit, source: Directions, feature: Features, epsilon: FindEpsilon) -> bool:
+    """Whether the u of features F ⊙ u has an ε part that is unknown along what e F is made of."""
+    found = gradient(feature)
     assert found is not None
-    unknown = epsilon(feature.vectors[found[0]][0]).unknown
+    unknown = epsilon(feature.vectors[found.u][0]).unknown
     marks = np.asarray(unknown.reshape(-1, unknown.shape[-1]).any(axis=0))
-    marks[: len(feature.reach)] &= ~feature.supports[found[0]][: len(marks)]
+    marks[: len(feature.reach)] &= ~feature.supports[found.u][: len(marks)]
     for block in frame.blocks:
-        if block.feature is not None and tilt(block.feature) is not None:
+        if block.feature is not None and not concerns(frame, source, feature, block.feature):
             marks[block.start : block.stop] = False
     return bool(marks.any())
+
+
+def _changes(frame: Limit, source: Directions, feature: Features, epsilon: FindEpsilon) -> bool:
+    """Whether an argument of features F ⊙ u has an ε part along a source that was drawn after it."""
+    if gradient(feature) is None or not after(source, feature):
+        return False
+    inside = frame.mask(
+        [b for b in frame.blocks if b is source or (b.feature is not None and _is_of(b.feature, source))]
+    )
+    for vector, _ in feature.vectors:
+        found = epsilon(vector)
+        marks = np.asarray((found.support | found.unknown).reshape(-1, found.support.shape[-1]).any(axis=0))
+        if _meet(marks, inside):
+            return True
+    return False

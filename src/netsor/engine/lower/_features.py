@@ -26,6 +26,7 @@ from ..passes.compose import Composed
 from ._clusters import Group, Number
 
 Factors = list[tuple[Function, tuple[int, ...]]]  # functions, each of some of the arguments
+Part = tuple[Register, Function, tuple[Register, ...]]  # arguments, a function of them, and its parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ class Features:
     def slopes(self) -> npt.NDArray[np.bool_]:
         """The directions along which they can have coordinates: those of a factor if no other has mean 0."""
         found = np.zeros(self.supports.shape[1], dtype=bool)
-        parts = [factors for factors, _ in _independent(self, None)]
+        parts = [factors for factors, _ in independent(self, None)]
         for k, factors in enumerate(parts):
             if not any(self.zero(other) for i, other in enumerate(parts) if i != k):
                 numbers = {number for _, of in factors for number in of if number < len(self.supports)}
@@ -75,7 +76,7 @@ class Features:
 
     def related(self, other: Features) -> bool:
         """Whether products with other features can be other than 0."""
-        for ours, theirs in _independent(self, other):
+        for ours, theirs in independent(self, other):
             if (not theirs and self.zero(ours)) or (not ours and other.zero(theirs)):
                 return False
         return True
@@ -180,36 +181,40 @@ def _kernel(build: Builder, x: Features, y: Features, constant: bool, words: str
     if (own := y.kernel(build, x, words)) is not None:
         return build.step("transposed", own)
     total: Register | None = None
-    for ours, theirs in _independent(x, y):
-        left, right = (_part(build, z, factors) for z, factors in ((x, ours), (y, theirs)))
-        if left is None or right is None:
-            side = left or right
-            assert side is not None
-            u, f, params = side
-            mean = build.step("part", _moments(build, u, f, params, constant), start=0, stop=1)  # (frames, k, 1)
-            found = mean if left else build.step("transposed", mean)
-        else:
-            (u, f, p), (v, g, q) = left, right
-            width = max(u.shape[-1], v.shape[-1])
-            found = build.step(
-                "kernel",
-                build.fitted(u, width),
-                build.fitted(v, width),
-                *p,
-                *q,
-                words=f"E[{named(f)} {named(g)}] for {words}",
-                made=(u.shape[0], u.shape[1], v.shape[1]),
-                f=f,
-                g=g,
-                given=len(p),
-                constant=constant,
-            )
+    for ours, theirs in independent(x, y):
+        left, right = (part(build, z, factors) for z, factors in ((x, ours), (y, theirs)))
+        found = expected(build, left, right, constant, words)
         total = found if total is None else build.step("multiply", total, found)
     assert total is not None
     return total
 
 
-def _moments(build: Builder, u: Register, f: Function, params: Sequence[Register], constant: bool) -> Register:
+def expected(build: Builder, left: Part | None, right: Part | None, constant: bool, words: str) -> Register:
+    """E[f(u_i) g(v_j)], (frames, i, j); of one function alone its mean, (frames, i, 1) or (frames, 1, j)."""
+    if left is None or right is None:
+        side = left or right
+        assert side is not None
+        mean = build.step("part", moments(build, *side, constant), start=0, stop=1)
+        return mean if left else build.step("transposed", mean)
+    (u, f, p), (v, g, q) = left, right
+    width = max(u.shape[-1], v.shape[-1])
+    return build.step(
+        "kernel",
+        build.fitted(u, width),
+        build.fitted(v, width),
+        *p,
+        *q,
+        words=f"E[{named(f)} {named(g)}] for {words}",
+        made=(u.shape[0], u.shape[1], v.shape[1]),
+        f=f,
+        g=g,
+        given=len(p),
+        constant=constant,
+    )
+
+
+def moments(build: Builder, u: Register, f: Function, params: Sequence[Register], constant: bool) -> Register:
+    """E[f(u_i)], then the coefficients of the regression on the arguments, (frames, i, 1 + r)."""
     made = (*u.shape[:2], 1 + u.shape[2])
     return build.step("moments", u, *params, made=made, f=f, constant=constant)
 
@@ -217,11 +222,11 @@ def _moments(build: Builder, u: Register, f: Function, params: Sequence[Register
 def _regression(build: Builder, new: Features, constant: bool, directions: int) -> Register:
     """E[F] along (1, …, 1) and β · u along the rest, (frames, k, directions)."""
     frames, count = new.arguments.shape[:2]
-    parts = [_part(build, new, factors) for factors, _ in _independent(new, None)]
-    moments = [(u, _moments(build, u, f, params, constant)) for u, f, params in (p for p in parts if p is not None)]
-    means = [build.step("part", m, start=0, stop=1) for _, m in moments]
+    parts = [part(build, new, factors) for factors, _ in independent(new, None)]
+    found = [(p[0], moments(build, *p, constant)) for p in parts if p is not None]
+    means = [build.step("part", m, start=0, stop=1) for _, m in found]
     total: Register | None = None
-    for k, (u, m) in enumerate(moments):
+    for k, (u, m) in enumerate(found):
         slopes = build.reshape(build.step("part", m, start=1, stop=m.shape[-1]), frames, count, 1, u.shape[2])
         row = build.reshape(build.step("product", slopes, u), frames, count, u.shape[-1])
         for i, mean in enumerate(means):
@@ -238,7 +243,7 @@ def _regression(build: Builder, new: Features, constant: bool, directions: int) 
     return total
 
 
-def _independent(x: Features, y: Features | None) -> list[tuple[Factors, Factors]]:
+def independent(x: Features, y: Features | None) -> list[tuple[Factors, Factors]]:
     """The factors of x, and of y, in sets that have no direction in common; by structure, not by drawn numbers."""
     sets: list[tuple[npt.NDArray[np.bool_], Factors, Factors]] = []
     for side, features in enumerate((x, y) if y is not None else (x,)):
@@ -269,7 +274,7 @@ def _independent(x: Features, y: Features | None) -> list[tuple[Factors, Factors
 
 
 @dataclass(frozen=True)
-class _Product:
+class Product:
     """The product of functions, each of some of the arguments."""
 
     factors: tuple[tuple[Function, tuple[int, ...]], ...]
@@ -281,7 +286,7 @@ class _Product:
         return made  # type: ignore[return-value]
 
 
-def _part(build: Builder, x: Features, factors: Factors) -> tuple[Register, Function, tuple[Register, ...]] | None:
+def part(build: Builder, x: Features, factors: Factors) -> Part | None:
     """Some factors of features as features: arguments, function and parameters; None if there are no factors."""
     if not factors:
         return None
@@ -293,7 +298,7 @@ def _part(build: Builder, x: Features, factors: Factors) -> tuple[Register, Func
         f = factors[0][0]
     else:
         place = {number: k for k, number in enumerate(numbers)}
-        f = Function("product", _Product(tuple((g, tuple(place[n] for n in of)) for g, of in factors)))
+        f = Function("product", Product(tuple((g, tuple(place[n] for n in of)) for g, of in factors)))
     if not chosen:  # scalars alone: a function of an argument that it does not look at
         chosen, f = [0], Function(f.name, _Constant(f))
     return build.taken(x.arguments, np.array(chosen), axis=2), f, params

@@ -5,6 +5,7 @@ variable, whose kernel is known to many digits, and silu(g) · u is a product of
 `Composed.factors` tells. Sums and multiples inside are taken in, as far as they are coordinatewise; what is left as an
 argument is linear in the sources, unless vectors of different places are mixed on the way. A function of one vector
 twice, or of sums and multiples of fewer vectors, is a function of these: f(x, 3 x) sees what it sees at finite widths.
+Some entries of an output are the function of the same entries of its arguments.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...activations import IDENTITY, Function
+from ...language._array import Take
 from ...language._function import MULTIPLY
 from ...language._operation import Add, Nonlin, Scale
 from ...language._value import Scalar, Value, Vector
 from ._rewrite import Context, rewritten
 
 Array = Any
+Places = npt.NDArray[np.intp] | None  # flat positions of entries, in the shape that they get; None: all
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def _nonlinear(x: Value) -> bool:
             return True
         case Add(a, b):
             return _nonlinear(a) or _nonlinear(b)
-        case Scale(_, a):
+        case Scale(_, a) | Take(a):
             return _nonlinear(a)
     return False
 
@@ -107,27 +111,48 @@ class _Expander:
         self.whole = whole
         self.vectors: list[Vector] = []
         self.scalars: list[Scalar] = []
+        self.taken: dict[tuple[Value, bytes, tuple[int, ...]], Value] = {}
         assert isinstance(value.op, Nonlin)
         self.root = self._expand(value)
 
-    def _leaf(self, x: Vector | Scalar) -> Any:
+    def _leaf(self, x: Any, places: Places) -> Any:
+        if places is not None:
+            x = self.taken.setdefault((x, places.tobytes(), places.shape), x.take(places, "take"))
         known: list[Any] = self.vectors if isinstance(x, Vector) else self.scalars
         if x not in known:
             known.append(x)
         return x
 
-    def _expand(self, x: Any) -> Any:
-        """A tree of Calls with values for leaves; numbers come when all are known."""
+    def _expand(self, x: Any, places: Places = None) -> Any:
+        """A tree of Calls with values for leaves; numbers come when all are known. With `places`, of some entries."""
+
+        def inside(inner: Any) -> Places:
+            """Where the entries of x lie in an argument, which may have fewer axes."""
+            if places is None:
+                return None
+            every = np.arange(inner.size).reshape(inner.shape)
+            return np.ascontiguousarray(np.broadcast_to(every, x.shape).ravel()[places])
+
+        def expanded(inner: Sequence[Any]) -> list[Any]:
+            return [self._expand(v, inside(v)) for v in inner]
+
+        def leaves(inner: Sequence[Any]) -> list[Any]:
+            return [self._leaf(p, inside(p)) for p in inner]
+
         match x.op:
             case Nonlin(Composed(f=Evaluate(inner)), vectors, scalars):
-                return _substituted(inner, [*map(self._expand, vectors), *map(self._leaf, scalars)])
+                return _substituted(inner, [*expanded(vectors), *leaves(scalars)])
             case Nonlin(f, vectors, scalars):
-                return Call(f, (*map(self._expand, vectors), *map(self._leaf, scalars)))
+                return Call(f, (*expanded(vectors), *leaves(scalars)))
             case Add(a, b) if self.whole or _nonlinear(x):
-                return Call("add", (self._expand(a), self._expand(b)))
+                return Call("add", tuple(expanded([a, b])))
             case Scale(c, a) if self.whole or _nonlinear(x):
-                return Call(MULTIPLY, (self._expand(a), self._leaf(c)))
-        return self._leaf(x)
+                return Call(MULTIPLY, (*expanded([a]), *leaves([c])))
+            case Take(a, flat) if places is not None or _nonlinear(a):
+                return self._expand(a, np.ascontiguousarray(flat if places is None else flat.ravel()[places]))
+            case Take(a, flat):
+                self.taken.setdefault((a, flat.tobytes(), flat.shape), x)
+        return self._leaf(x, places)
 
     def function(self, name: str) -> Function:
         """The function of the vectors, then the scalars."""

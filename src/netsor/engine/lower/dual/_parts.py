@@ -15,11 +15,11 @@ from ..._plan import Register
 from ...passes._operations import Adjoint, Along, Fuse
 from .._clashes import unknown_pairs
 from .._clusters import Group
+from .._gradient_normals import enter_normals
 from .._linear import fitted
 from .._marks import lined, paired
 from .._products import crossed_products, paired_products
 from .._state import Bools, Epsilon, State, Unit
-from .._tilted import enter_normals
 
 Rules = Mapping[type[Operation], Callable[..., Epsilon]]
 

@@ -12,10 +12,10 @@ from ....language._operation import Data, Gaussian, MatMul, Nonlin
 from ....language._rotary import Rotate
 from ....language._value import Vector
 from ...passes._operations import Fuse, Span
+from .._gradient_normals import gradient
 from .._linear import LINEAR, act, fitted, marked, parts_of
 from .._marks import nonzero
 from .._state import Bools, Epsilon, State
-from .._tilted import tilt
 from ..frames import Limit
 from ._parts import Dual, none, not_known
 from ._span import span
@@ -52,9 +52,9 @@ def _reached(s: State, value: Vector, support: Bools) -> Bools:
             continue
         blocks = frame.blocks
         own = next(b.feature for b in blocks if b.feature is not None and b.number[:2] == s.facts.number[value])
-        # ⟨e, ψ(g) ⊙ u⟩ has a rule of its own for a change of u, and a change of g does not show in it
-        tilted = tilt(own)
-        arguments = own.reach if tilted is None else own.supports[tilted[0]]
+        # ⟨e, F ⊙ u⟩ has a rule of its own for a change of u, and a change of F does not show in it
+        form = gradient(own)
+        arguments = own.reach if form is None else own.supports[form.u]
         marks = np.zeros(support.shape[-1], dtype=bool)
         for block in blocks:
             inside = slice(block.start, min(block.stop, len(marks)))
