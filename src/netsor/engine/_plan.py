@@ -131,6 +131,7 @@ class Builder:
     known: dict[Any, Register] = field(default_factory=dict)  # steps and constants, by content, to reuse
     shaped: dict[Register, Register] = field(default_factory=dict)  # reshaped array → the original
     scaled: dict[Register, tuple[Register, float]] = field(default_factory=dict)  # array · number → the two
+    padded: dict[Register, tuple[Register, int]] = field(default_factory=dict)  # padded array → it and the zeros before
     expects: bool = False  # whether a Gaussian expectation was taken
     nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
     tried: dict[str, None] = field(default_factory=dict)  # functions whose expectations use values at points alone
@@ -178,6 +179,10 @@ class Builder:
             if abs(by - 1) <= ROUNDING:
                 return inner
             args, params = (inner,), {"by": by}
+        if kind == "add" and args[0].shape == args[1].shape and any(arg in self.padded for arg in args):
+            whole, wide = args if args[1] in self.padded else args[::-1]
+            part, start = self.padded[wide]  # the zeros need not be made
+            kind, args, params = "add_at", (whole, part), {"start": start}
         key = self.key(kind, args, params)
         if key in self.known:
             return self.known[key]
@@ -208,6 +213,8 @@ class Builder:
             self.steps.append(Step(kind, out, args, params, words, out.size * terms))
             if kind == "scale":
                 self.scaled[out] = args[0], params["by"]
+            if kind == "pad":
+                self.padded[out] = args[0], params["before"]
         if key is not None:
             self.known[key] = out
         return out
@@ -370,7 +377,7 @@ def _overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int |
         places = [
             i
             for i, arg in enumerate(step.args)
-            if (step.kind in ("add", "multiply", "scale") or step.params.get("coordinates"))
+            if (step.kind in ("add", "add_at", "multiply", "scale") or step.params.get("coordinates"))
             and arg.varies
             and arg.shape == step.out.shape
             and last[root.get(arg, arg)] == k
