@@ -37,7 +37,7 @@ ENTRY_SECONDS, FUNCTION_SECONDS, PRODUCT_SECONDS = 1.5e-9, 1.5e-8, 2e-10
 SMALL_FACTOR = 250  # multiplications beside those of a factorisation, for each entry of a triangular factor
 
 PRODUCTS = ("product", "gram", "along", "span", "spanned", "basis", "oriented", "solve")
-FACTORS = ("factor", "reduced", "residual", "along", "spanned", "span")
+FACTORS = ("factor", "reduced", "residual", "spanned", "span")
 FUNCTIONS = ("apply", "kernel", "moments", "tilted", "tilted_means")
 
 
@@ -208,7 +208,7 @@ class Builder:
                 terms = 2 * args[1].shape[-2]
             if kind == "span":
                 terms = 4 * sum(arg.shape[-2] for arg in args)
-            if kind == "along" and len(args) > 2:  # the products are given
+            if kind == "along" and len(args) > 2:  # the factor of the products is given
                 terms = 1
             self.steps.append(Step(kind, out, args, params, words, out.size * terms))
             if kind == "scale":
