@@ -251,8 +251,8 @@ class Request:
     def times(self) -> float:
         """How often as long draws at own widths take with gradients of the shortest inputs.
 
-        The most of all models; ∞ if one has no gradients. Whether the limit is asked for too is nothing to it, as draws at own
-        widths must not depend on that.
+        The most of all models; ∞ if one has no gradients. Whether the limit is asked for too is nothing to it, as
+        draws at own widths must not depend on that.
         """
         if self.own or any(model.experts for model in self.models if isinstance(model, Transformer)):
             return math.inf
