@@ -71,7 +71,7 @@ def span(xp: Any, rows: Array, *known: Array, ways: Ways | None = None) -> Array
 
 
 def spanned(xp: Any, lower: Array, rows: Array, ways: Ways | None = None) -> Array:
-    """The same if nothing is known, given the factor of the rows' products: once is enough for rows that lean little."""
+    """The same if nothing is known, given the factor of the rows' products: once is enough if rows lean little."""
     ways = ways or _ways(xp)
     diagonal = squares(xp, lower)
     made = ways.lowered(lower, rows)

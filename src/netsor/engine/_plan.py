@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,8 @@ CROSS, OWN, CHI, COORDINATES, ORIENTATION, ORIENTATION_CHI, SAMPLE = range(7)
 LARGEST = 2**33  # bytes of one array of one replica above which a plan is refused: 8 GiB
 
 LONG = 32  # entries of a row from which on numpy's inner loop over it is efficient, and replicas need not be innermost
+
+LATE = 2**18  # numbers of a replica from which on a draw that one function alone reads is made as it reads them
 
 ROUNDING = 1e-15  # off 1: a number times its inverse
 
@@ -287,9 +290,12 @@ class Plan:
         self.steps = _needed(self.steps, (self.mean, self.columns))
         self.overwrites = _overwritten(self.steps, (self.mean, self.columns))
         self.last: list[list[int]] = [[] for _ in self.steps]  # for each step, those whose results no later step reads
+        self.late = _read_once(self.steps)
         made = {step.out: k for k, step in enumerate(self.steps)}
         seen = {made[r] for r in (self.mean, self.columns) if r in made}
-        live, peak = sum(self.steps[k].out.size for k in seen), 0
+        sizes = [np.array([step.out.size, 0 if step in self.late else step.out.size]) for step in self.steps]
+        live = sum((sizes[k] for k in seen), np.zeros(2, dtype=np.int64))
+        peak = np.zeros_like(live)
         for k in reversed(range(len(self.steps))):
             step = self.steps[k]
             for arg in step.args:
@@ -297,10 +303,10 @@ class Plan:
                 if source is not None and source not in seen:
                     seen.add(source)
                     self.last[k].append(source)
-                    live += self.steps[source].out.size
-            peak = max(peak, live)
-            live -= step.out.size
-        self.bytes = 8 * peak
+                    live = live + sizes[source]
+            peak = np.maximum(peak, live)
+            live = live - sizes[k]
+        self.bytes, self.held = (8 * int(size) for size in peak)  # of a replica, and of each more computed beside it
 
     @property
     def random_numbers(self) -> int:
@@ -360,6 +366,13 @@ def _needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
             kept.append(step)
             wanted.update(step.args)
     return kept[::-1]
+
+
+def _read_once(steps: list[Step]) -> set[Step]:
+    """Large draws that one function alone reads: the noise of all logits, say."""
+    readers = Counter(arg for step in steps for arg in step.args)
+    given = {arg for step in steps if step.kind == "apply" for arg in step.args if readers[arg] == 1}
+    return {step for step in steps if step.numbers >= LATE and step.out in given}
 
 
 def _overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int | None]:
