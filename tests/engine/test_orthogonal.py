@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _orthogonal
+from netsor.engine import _instructions, _orthogonal
 
 from .compare import conditional
 
@@ -63,13 +63,13 @@ def test_directions_from_products_that_are_known(rows, lean):
     """As without them; a row of zeros among them has none, and costs the others nothing."""
     x = leaning(np.random.default_rng(4), rows, 30, lean)
     x[:25, :, 2] = 0.0
-    products = x @ np.swapaxes(x, -1, -2)
-    made = _orthogonal.spanned(np, products, x)
+    lower = _instructions.factor(np, x @ np.swapaxes(x, -1, -2))
+    made = _orthogonal.spanned(np, lower, x)
     found = made @ np.swapaxes(made, -1, -2)
     expected = np.broadcast_to(np.eye(rows), found.shape).copy()
     expected[:25, :, 2, 2] = 0.0
     np.testing.assert_allclose(found, expected, atol=1e-13)
-    c = _orthogonal.along(np, x, made, products, own=True)
+    c = _orthogonal.along(np, x, made, lower, own=True)
     np.testing.assert_allclose(c @ made, x, atol=1e-13)
     assert not np.triu(c, 1).any()
     np.testing.assert_allclose(c, _orthogonal.along(np, x, made, own=True), atol=1e-13)

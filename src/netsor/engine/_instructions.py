@@ -96,6 +96,20 @@ def add(xp: Any, a: Array, b: Array) -> Array:
     return a + b
 
 
+def add_at(xp: Any, a: Array, b: Array, start: int) -> Array:
+    """a + b, where b is a range of the last axis that begins at `start`, and 0 elsewhere."""
+    if type(a) is not np.ndarray:
+        return a + pad(xp, b, start, a.shape[-1] - start - b.shape[-1])
+    whole = a if a.shape[0] != 1 or b.shape[0] == 1 else np.broadcast_to(a, (b.shape[0], *a.shape[1:]))
+    return add_over(whole, b, start, out=whole.copy(order="K"))
+
+
+def add_over(a: Any, b: Any, start: int, out: Any) -> Any:
+    """`add_at` in numpy, written into `out`, which has the numbers of a."""
+    out[..., start : start + b.shape[-1]] += b
+    return out
+
+
 def multiply(xp: Any, a: Array, b: Array) -> Array:
     """a b, entry by entry."""
     return a * b

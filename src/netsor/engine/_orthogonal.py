@@ -70,11 +70,10 @@ def span(xp: Any, rows: Array, *known: Array, ways: Ways | None = None) -> Array
     return ways.mended(made, again, ways.singly, rows, *known)
 
 
-def spanned(xp: Any, products: Array, rows: Array, ways: Ways | None = None) -> Array:
-    """The same if nothing is known, given the products of the rows: once is enough for rows that lean little."""
+def spanned(xp: Any, lower: Array, rows: Array, ways: Ways | None = None) -> Array:
+    """The same if nothing is known, given the factor of the rows' products: once is enough if rows lean little."""
     ways = ways or _ways(xp)
-    diagonal = _diagonal(xp, products)
-    lower = ways.factored(products, tolerance(xp, rows.dtype) * diagonal)
+    diagonal = squares(xp, lower)
     made = ways.lowered(lower, rows)
     made = ways.mended(made, _leans(xp, lower, diagonal), lambda some: _once_more(xp, some, (), ways), made)
     again = ways.unsure(weak(xp, lower, diagonal), lower, diagonal, made, rows)
@@ -126,18 +125,15 @@ def less(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
     return rows
 
 
-def along(xp: Any, rows: Array, directions: Array, *products: Array, own: bool = False) -> Array:
+def along(xp: Any, rows: Array, directions: Array, *factor: Array, own: bool = False) -> Array:
     """Coefficients of rows along orthonormal directions; those of the size of rounding errors are 0.
 
     `own`: the last directions are those that `span` found for these rows, one each. None has a part along a later one.
-    If the products of the rows are given, there are no others: what `spanned` found once is the factor of these.
+    If the factor of the products of the rows is given, there are no others, and it is what `spanned` found once.
     """
-    if type(rows) is np.ndarray and products:
-        diagonal = _diagonal(xp, products[0])
-        lower = _factor(xp, products[0], tolerance(xp, rows.dtype) * diagonal)
-        return _mended(
-            xp, lower, _leans(xp, lower, diagonal), lambda *some: along(xp, *some, own=own), rows, directions
-        )
+    if type(rows) is np.ndarray and factor:
+        again = _leans(xp, factor[0], squares(xp, factor[0]))
+        return _mended(xp, factor[0].copy(), again, lambda *some: along(xp, *some, own=own), rows, directions)
     found = gram(xp, rows, directions)
     rounding = ROUNDING if rows.dtype == xp.float64 else SINGLE_ROUNDING
     real = xp.abs(found) > rounding * xp.sqrt(squares(xp, rows))[..., None]

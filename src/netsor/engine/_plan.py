@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,8 @@ LARGEST = 2**33  # bytes of one array of one replica above which a plan is refus
 
 LONG = 32  # entries of a row from which on numpy's inner loop over it is efficient, and replicas need not be innermost
 
+LATE = 2**18  # numbers of a replica from which on a draw that one function alone reads is made as it reads them
+
 ROUNDING = 1e-15  # off 1: a number times its inverse
 
 # Seconds on one core, as measured: for a normal and a χ; for an entry that is made, one that a function reads or makes,
@@ -38,7 +41,7 @@ ENTRY_SECONDS, FUNCTION_SECONDS, PRODUCT_SECONDS = 1.5e-9, 1.5e-8, 2e-10
 SMALL_FACTOR = 250  # multiplications beside those of a factorisation, for each entry of a triangular factor
 
 PRODUCTS = ("product", "gram", "along", "span", "spanned", "basis", "oriented", "solve")
-FACTORS = ("factor", "reduced", "residual", "along", "spanned", "span")
+FACTORS = ("factor", "reduced", "residual", "spanned", "span")
 FUNCTIONS = ("apply", "kernel", "moments", "tilted", "tilted_means")
 
 
@@ -132,6 +135,7 @@ class Builder:
     known: dict[Any, Register] = field(default_factory=dict)  # steps and constants, by content, to reuse
     shaped: dict[Register, Register] = field(default_factory=dict)  # reshaped array → the original
     scaled: dict[Register, tuple[Register, float]] = field(default_factory=dict)  # array · number → the two
+    padded: dict[Register, tuple[Register, int]] = field(default_factory=dict)  # padded array → it and the zeros before
     expects: bool = False  # whether a Gaussian expectation was taken
     nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
     tried: dict[str, None] = field(default_factory=dict)  # functions whose expectations use values at points alone
@@ -179,6 +183,10 @@ class Builder:
             if abs(by - 1) <= ROUNDING:
                 return inner
             args, params = (inner,), {"by": by}
+        if kind == "add" and args[0].shape == args[1].shape and any(arg in self.padded for arg in args):
+            whole, wide = args if args[1] in self.padded else args[::-1]
+            part, start = self.padded[wide]  # the zeros need not be made
+            kind, args, params = "add_at", (whole, part), {"start": start}
         key = self.key(kind, args, params)
         if key in self.known:
             return self.known[key]
@@ -204,11 +212,13 @@ class Builder:
                 terms = 2 * args[1].shape[-2]
             if kind == "span":
                 terms = 4 * sum(arg.shape[-2] for arg in args)
-            if kind == "along" and len(args) > 2:  # the products are given
+            if kind == "along" and len(args) > 2:  # the factor of the products is given
                 terms = 1
             self.steps.append(Step(kind, out, args, params, words, out.size * terms))
             if kind == "scale":
                 self.scaled[out] = args[0], params["by"]
+            if kind == "pad":
+                self.padded[out] = args[0], params["before"]
         if key is not None:
             self.known[key] = out
         return out
@@ -281,9 +291,12 @@ class Plan:
         self.steps = _needed(self.steps, (self.mean, self.columns))
         self.overwrites = _overwritten(self.steps, (self.mean, self.columns))
         self.last: list[list[int]] = [[] for _ in self.steps]  # for each step, those whose results no later step reads
+        self.late = _read_once(self.steps)
         made = {step.out: k for k, step in enumerate(self.steps)}
         seen = {made[r] for r in (self.mean, self.columns) if r in made}
-        live, peak = sum(self.steps[k].out.size for k in seen), 0
+        sizes = [np.array([step.out.size, 0 if step in self.late else step.out.size]) for step in self.steps]
+        live = sum((sizes[k] for k in seen), np.zeros(2, dtype=np.int64))
+        peak = np.zeros_like(live)
         for k in reversed(range(len(self.steps))):
             step = self.steps[k]
             for arg in step.args:
@@ -291,10 +304,10 @@ class Plan:
                 if source is not None and source not in seen:
                     seen.add(source)
                     self.last[k].append(source)
-                    live += self.steps[source].out.size
-            peak = max(peak, live)
-            live -= step.out.size
-        self.bytes = 8 * peak
+                    live = live + sizes[source]
+            peak = np.maximum(peak, live)
+            live = live - sizes[k]
+        self.bytes, self.held = (8 * int(size) for size in peak)  # of a replica, and of each more computed beside it
 
     @property
     def random_numbers(self) -> int:
@@ -362,6 +375,13 @@ def _needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
     return kept[::-1]
 
 
+def _read_once(steps: list[Step]) -> set[Step]:
+    """Large draws that one function alone reads: the noise of all logits, say."""
+    readers = Counter(arg for step in steps for arg in step.args)
+    given = {arg for step in steps if step.kind == "apply" for arg in step.args if readers[arg] == 1}
+    return {step for step in steps if step.numbers >= LATE and step.out in given}
+
+
 def _overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int | None]:
     """For each entrywise step: the index of an argument that no later step reads and the result may overwrite."""
     root: dict[Register, Register] = {}
@@ -377,7 +397,7 @@ def _overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int |
         places = [
             i
             for i, arg in enumerate(step.args)
-            if (step.kind in ("add", "multiply", "scale") or step.params.get("coordinates"))
+            if (step.kind in ("add", "add_at", "multiply", "scale") or step.params.get("coordinates"))
             and arg.varies
             and arg.shape == step.out.shape
             and last[root.get(arg, arg)] == k

@@ -10,12 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from ._instructions import apply_over
+from ._instructions import add_over, apply_over
 from ._plan import RULES, Plan, Register, Step
 
 Array = Any
 
-IN_PLACE: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "scale": np.multiply, "apply": apply_over}
+IN_PLACE: dict[str, Any] = {
+    "add": np.add,
+    "add_at": add_over,
+    "multiply": np.multiply,
+    "scale": np.multiply,
+    "apply": apply_over,
+}
 
 
 def run(

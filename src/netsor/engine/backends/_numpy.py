@@ -7,7 +7,7 @@ depend neither on the order of the steps nor on how a chunk is cut into blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, ClassVar
 
@@ -61,7 +61,17 @@ def _laid_out(a: Array) -> Array:
 
 def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
     """Mean and coefficients of one coordinate of the outputs for the next replicas of a chunk."""
-    return run(plan, partial(streams.draw, replicas=replicas), partial(_constant, streams.dtype), in_numpy)
+
+    def draw(step: Step) -> Any:  # what is drawn late is a function, which draws the next replica's
+        return partial(streams.draw, step, 1) if step in plan.late else streams.draw(step, replicas)
+
+    def compute(step: Step, inputs: Sequence[Any], place: int | None) -> Array:
+        if not any(callable(a) for a in inputs):
+            return in_numpy(step, inputs, place)
+        each = ([a() if callable(a) else a if len(a) == 1 else a[r : r + 1] for a in inputs] for r in range(replicas))
+        return np.concatenate([in_numpy(step, arrays, None) for arrays in each])
+
+    return run(plan, draw, partial(_constant, streams.dtype), compute)
 
 
 def block_of(plan: Plan) -> int:
@@ -69,8 +79,7 @@ def block_of(plan: Plan) -> int:
     # long rows of coordinates do not stay in a cache anyway
     room = BLOCK_BYTES * (8 if 2 * plan.long_numbers > plan.random_numbers else 1)
     worth = math.ceil(64 * STEP_SECONDS * len(plan.steps) / max(plan.seconds(1), 1e-9))
-    few = min(FEW, worth, LARGE_BYTES // max(plan.bytes, 1))
-    few = 1 << max(few, 1).bit_length() - 1  # a chunk has a power of two of them
+    few = min(FEW, worth, max(0, LARGE_BYTES - plan.bytes) // max(plan.held, 1) + 1)
     return max(1, few, min(CHUNK, room // max(plan.bytes, 1)))
 
 

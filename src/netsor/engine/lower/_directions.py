@@ -30,7 +30,7 @@ def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> Lower
         old = [build.step("scale", _rows(s, v, directions), by=1 / s.norm(v)) for v in known]
         made = build.step("span", rows, *old, words=words)
     else:
-        made = build.step("spanned", build.step("gram", rows, rows), rows, words=words)
+        made = build.step("spanned", build.step("factor", build.step("gram", rows, rows)), rows, words=words)
     lead = build.reshape(build.step("scale", made, by=s.norm(x)), *value.shape, s.facts.blocks[value], directions)
     if value not in s.facts.limits:
         return Lowered(lead)
@@ -83,8 +83,9 @@ def along(s: State, x: Vector, y: Vector) -> Register:
     to = s.build.step("scale", _rows(s, y, directions), by=1 / s.norm(y))
     words = "⟨x, direction⟩ for a matrix that acts again"
     rows = _rows(s, x, directions)
-    products = [s.build.step("gram", rows, rows)] if x.shape[-1] == y.shape[-1] else []
-    made = s.build.step("along", rows, to, *products, words=words, own=True)
+    own = x.shape[-1] == y.shape[-1]  # y are the directions of x alone
+    factor = [s.build.step("factor", s.build.step("gram", rows, rows))] if own else []
+    made = s.build.step("along", rows, to, *factor, words=words, own=True)
     return s.build.reshape(s.build.step("scale", made, by=1 / s.norm(x)), *x.shape, y.shape[-1])
 
 
