@@ -54,8 +54,10 @@ def test_indexing_early_or_late_is_the_same(built, data):
 def test_every_reading_ends(built):
     assert str(built.net).startswith("program")
     assert built.net.check().verdict in ("proved", "conjectured", "no limit")
-    body = built.net.latex()
-    assert body.count("{") == body.count("}")
+    for style in ("full", "paper"):
+        text = built.net.latex(style=style)
+        assert text.count("{") == text.count("}")
+    assert built.net._repr_html_().count("$$") == 2
 
 
 @few

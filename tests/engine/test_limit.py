@@ -294,3 +294,12 @@ def test_a_function_that_jumps_elsewhere_has_a_limit():
     c = ns.mean_dot(x, ns.gaussian(n))
     assert ns.Program(ns.apply(np.abs, c)).law(n=ns.inf, draws=10).mean() == 0.0  # a kink is no jump
     assert ns.Program(ns.apply(lambda u: np.sqrt(np.abs(u)), c)).law(n=ns.inf, draws=10).mean() == 0.0
+
+
+def test_a_nonlinearity_of_a_part_that_vanishes_along_something_new_is_refused():
+    """tanh(g + p e) has E[tanh'] p along e: ⟨·, e⟩ is of order 1 for p of order n^(−1/2), and 0 is not its law."""
+    x, y, g, e = (ns.gaussian(n) for _ in range(4))
+    net = ns.Program(ns.dot(ns.tanh(g + 3 * ns.mean_dot(x, y) * e), e))
+    assert net.law(n=400, draws=2000).var() > 3.0  # of which 0.39 is there without p
+    with pytest.raises(ns.ExactError, match="has no known law"):
+        net.law(n=ns.inf, draws=10)

@@ -39,8 +39,23 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Epsilon:
     given = [dual[x] for x in op.inputs]
     if not any(f.support.any() or f.unknown.any() for f in given):
         return none(dual, value, op)
-    reached = _reached(dual.s, value, dual.support(value))
+    reached = _reached(dual.s, value, dual.support(value)) | _beside(dual, value, op)
     return Epsilon(None, np.zeros_like(reached), reached)
+
+
+def _beside(dual: Dual, value: Vector, op: Nonlin) -> Bools:
+    """Vectors with an argument whose ε part is along what no argument has at order 1: unknown along all directions."""
+    shape = (*value.shape, *dual.support(value).shape[-2:])
+    orders = [fitted(dual.support(x), (*x.shape, *shape[-2:])) for x in op.vectors]
+    at = np.zeros(shape, dtype=bool)
+    for order in orders:
+        at = at | order
+    beside = np.zeros(value.shape, dtype=bool)
+    for x in op.vectors:
+        part = dual[x]
+        small = fitted(part.support | part.unknown, (*x.shape, *shape[-2:]))
+        beside |= (small & ~at).any(axis=(-2, -1))
+    return np.broadcast_to(beside[..., None, None], shape)
 
 
 def _reached(s: State, value: Vector, support: Bools) -> Bools:
