@@ -25,7 +25,10 @@ def needs(name):
 
 @pytest.mark.parametrize(
     "name",  # pages of the docs run nearly the same as the slow ones in every test
-    [pytest.param(name, marks=pytest.mark.slow) if name in ("regression", "tangent") else name for name in EXAMPLES],
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("bayes", "regression", "tangent") else name
+        for name in EXAMPLES
+    ],
 )
 def test_example_runs(name, capsys, monkeypatch, tmp_path):
     needs(name)

@@ -92,11 +92,14 @@ def sampled(
 ) -> Sampled:
     """States of chains given data: `draws` are kept in all, `thin` moves apart.
 
-    They start from `particles` that were brought from the prior to the posterior by tempering, each a chain of its own.
+    They start from `particles` that were brought from the prior to the posterior by tempering. There is one state, and
+    no chain, where nothing that is drawn matters.
     """
     draws, chains = whole_number("draws", draws, 8), whole_number("chains", chains, 2)
     thin, seed = whole_number("thin", thin, 1), whole_number("seed", seed, 0)
     moves, particles = whole_number("moves", moves, 1), whole_number("particles", particles, chains)
+    if latent.plan.constant:
+        return Sampled(np.zeros((1, latent.size)), 1.0, math.inf, 1.0, 0)
     each = -(-draws // chains)
     if each < 4:
         raise ValueError(f"draws={draws} must be at least 4 for each of chains={chains}")
@@ -157,10 +160,7 @@ def posterior(
     """The law of all outputs given data; of one replica where nothing that is drawn matters, a Gaussian process."""
     size, number = latent.entries, len(data.entries)
     method = f"{origin.method}, given {number} observation{'s' * (number > 1)}"
-    if latent.plan.constant:
-        found = Sampled(np.zeros((1, latent.size)), 1.0, math.inf, 1.0, 0)
-    else:
-        found = sampled(latent, data, draws, chains, thin, particles, moves, seed, progress)
+    found = sampled(latent, data, draws, chains, thin, particles, moves, seed, progress)
     check_memory(
         16.0 * len(found.z) * size**2 + held(latent),
         f"a posterior of {size} entries over {len(found.z)} replicas",

@@ -63,7 +63,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
       example; None for one layer of attention, `heads`, `sharpness` and `scale`.
     - `noise`: the standard deviation of the noise.
     - `heads`: of the layer; `inf` for the Gaussian process of infinitely many, whose kernel is a mean over
-      `kernel_draws` draws. `width` binds every width, `inf` or a number.
+      `kernel_draws` draws of the prior without the argument. `width` binds every width, `inf` or a number.
     - `arguments`: other arguments of the prior. `grid`: values of arguments, `heads` or `noise` to choose from by
       evidence, {name: values}: every combination is tried, and `evidence_` tells what was found.
     - `evidence`: whether `fit` finds the evidence where there is no grid; it takes longer than the posterior.
@@ -118,6 +118,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.workers = workers
         self.random_state = random_state
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True  # what is drawn for new examples depends on which are asked for together
+        return tags
+
     def fit(self, X: Any, y: Any) -> AttentionRegressor:
         """Sample the posterior given examples `X` and targets `y` (examples,)."""
         X, y = validate_data(self, X, y, allow_nd=True, y_numeric=True, dtype=np.float64)
@@ -128,7 +133,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.y_ = np.asarray(y, dtype=np.float64) - self.mean_
         self.seed_ = int(check_random_state(self.random_state).randint(2**31))
         self._check_size(len(self.X_))
-        own = {"heads": self.heads, "noise": self.noise, **(self.arguments or {})}
+        layers = {"heads": self.heads} if self.prior is None or self.heads == inf else {}
+        own = {"noise": self.noise, **layers, **(self.arguments or {})}
         names = list(self.grid or {})
         tried = [{**own, **dict(zip(names, v, strict=True))} for v in itertools.product(*(self.grid or {}).values())]
         self.evidence_ = []
@@ -144,7 +150,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.noise_ = float(chosen.pop("noise"))
         self.arguments_ = chosen
         data = self._data(self.noise_)
-        if self.arguments_["heads"] == inf:
+        if self.arguments_.get("heads") == inf:
             self.states_, self.r_hat_, self.effective_ = np.zeros((1, 0)), 1.0, math.inf
             return self
         self.latent_ = self._latent(self.X_, self.arguments_)
@@ -155,7 +161,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The posterior mean of the function at new examples; with `return_std` its standard deviation (no noise) too."""
+        """The posterior mean of the function at new examples; with `return_std` their standard deviations too."""
         mean, cov = self._given(X)
         centre = mean.mean(axis=0)
         if not return_std:
@@ -183,7 +189,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         count, data = len(self.X_), self._data(self.noise_)
         self._check_size(count + len(X))
         whole = np.concatenate([self.X_, as_tokens(X)])
-        if self.arguments_["heads"] == inf:
+        if self.arguments_.get("heads") == inf:
             mean, cov = self._process(whole, self.arguments_)
             new_mean, new_cov = updated(mean, cov, data)[:2]
             return new_mean[:, count:], new_cov[:, count:, count:]
@@ -204,23 +210,18 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"noise={noise!r} must be a standard deviation above 0")
         return Data(np.arange(len(self.y_)), self.y_, np.full(len(self.y_), float(noise)))
 
-    def _program(self, tokens: Array, arguments: Mapping[str, Any], heads: int) -> Program:
-        if self.prior is None:
-            return attention_prior(tokens, **{**arguments, "heads": heads})
-        net = self.prior(tokens, **{k: v for k, v in arguments.items() if k != "heads"})
+    def _latent(self, tokens: Array, arguments: Mapping[str, Any]) -> Latent:
+        net = (self.prior or attention_prior)(tokens, **arguments)
         if net.shape not in ((len(tokens),), (len(tokens), 1)):
             raise ValueError(
                 f"prior has outputs of shape {net.shape}; it must have one for each of {len(tokens)} examples"
             )
-        return net
-
-    def _latent(self, tokens: Array, arguments: Mapping[str, Any], heads: int | None = None) -> Latent:
-        net = self._program(tokens, arguments, int(arguments["heads"]) if heads is None else heads)
-        return Latent(net.plan(**dict.fromkeys(net.widths, self.width)), self.workers)
+        widths: Any = dict.fromkeys(net.widths, self.width)
+        return Latent(net.plan(**widths), self.workers)
 
     def _process(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[Array, Array]:
         """Mean 0 and the covariance of infinitely many heads: that of one, whatever it attends to."""
-        latent = self._latent(tokens, arguments, 1)
+        latent = self._latent(tokens, {name: value for name, value in arguments.items() if name != "heads"})
         rng, size = np.random.default_rng(self.seed_), latent.entries
         total = np.zeros((size, size))
         with one_blas_thread():
@@ -234,7 +235,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _evidence(self, given: dict[str, Any]) -> Any:
         data = self._data(given["noise"])
         arguments = {name: value for name, value in given.items() if name != "noise"}
-        if arguments["heads"] == inf:
+        if arguments.get("heads") == inf:
             mean, cov = self._process(self.X_, arguments)
             root, z = updated(mean, cov, data)[2:]
             return Estimate(float(log_density(root, z)[0]), 0.0)

@@ -64,7 +64,7 @@ def reference(z: Array) -> Reference:
     noise = len(places) / count
     cov = (1 - noise) * np.atleast_2d(np.cov(z[:, places].T))
     np.fill_diagonal(cov, var[places])
-    return Reference(places, mean[places], np.linalg.cholesky(WIDER * cov))
+    return Reference(places, mean[places], np.asarray(np.linalg.cholesky(WIDER * cov), dtype=np.float64))
 
 
 def begun(log_likelihood: LogLikelihood, z: Array) -> Chains:
