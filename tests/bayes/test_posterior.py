@@ -57,6 +57,7 @@ def test_a_gaussian_process_is_exact():
     assert net.log_evidence(SEEN, 0.1, n=ns.inf).value == pytest.approx(truth, rel=1e-10)
 
 
+@pytest.mark.slow
 def test_many_heads_are_nearly_a_gaussian_process():
     """The evidence of 64 heads against that of the Gaussian with the prior's covariance: to 0.05, with both errors."""
     gaussian = prior(X).law(n=ns.inf, draws=10_000).gaussian().condition(SEEN, noise=0.3).log_evidence
@@ -65,6 +66,7 @@ def test_many_heads_are_nearly_a_gaussian_process():
     assert many.error < 0.02
 
 
+@pytest.mark.slow
 def test_with_many_data_chains_go_on_where_weights_end():
     """Sixty observations: a few of 2,000 weighted replicas are left, and the chains agree."""
     x = tokens(60, seed=3)
@@ -130,7 +132,7 @@ def test_short_chains_are_told():
 def test_the_seed_says_all():
     net = prior(X)
     first, again, other = (
-        net.posterior(SEEN, 0.3, n=ns.inf, draws=320, chains=8, seed=seed, workers=workers).law.mean()
+        net.posterior(SEEN, 0.3, n=ns.inf, draws=800, chains=8, seed=seed, workers=workers).law.mean()
         for seed, workers in ((0, 1), (0, 3), (1, 1))
     )
     np.testing.assert_array_equal(first, again)
