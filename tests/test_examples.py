@@ -23,10 +23,15 @@ def needs(name):
         pytest.importorskip("sklearn")
 
 
+LONG = {"bayes", "regression", "tangent", "three_questions"}
+
+
 @pytest.mark.parametrize(
     "name",  # pages of the docs run nearly the same as the slow ones in every test
     [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("regression", "tangent", "three_questions") else name
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("bayes", "regression", "tangent", "three_questions")
+        else name
         for name in EXAMPLES
     ],
 )

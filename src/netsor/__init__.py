@@ -3,10 +3,11 @@
 Write a network once, the way the paper writes it, and read it at any width.
 """
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from . import _start as _start  # first: an interrupt may come while the rest is loaded
 from . import models, nn
+from ._bayes import Posterior
 from ._program import Program, program
 from .activations import Function
 from .engine import ExactError, NoLimitError, Plan
@@ -81,8 +82,16 @@ __version__ = "0.2.0"
 
 if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
 
-    def __getattr__(name: str) -> NoReturn:
-        """What is not here is an error that says what is."""
+    def __getattr__(name: str) -> Any:
+        """What needs scikit-learn is loaded when it is asked for; what is not here is an error that says what is."""
+        if name == "AttentionRegressor":
+            try:
+                from ._regressor import AttentionRegressor
+            except ImportError as error:
+                raise ImportError(
+                    f"ns.AttentionRegressor needs scikit-learn: pip install 'netsor[sklearn]' ({error})"
+                ) from error
+            return AttentionRegressor
         import difflib  # seldom needed
 
         import numpy as np
@@ -108,6 +117,7 @@ __all__ = [
     "NoLimitError",
     "Plan",
     "Point",
+    "Posterior",
     "Program",
     "Rate",
     "Report",

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Generic, ParamSpec
 
 import numpy as np
 import numpy.typing as npt
 
+from . import _bayes
 from ._html import note, scrolled, table, title
 from .engine import NoLimitError, Plan, Question, Sampling, _literal
 from .engine._coordinates import picked
 from .engine._correlated import correlated
+from .engine._latent import Latent
 from .engine._montecarlo import Progress
 from .engine._recognise import recognise
-from .engine._sampler import conditional, drawn
+from .engine._sampler import conditional, drawn, known_error
 from .engine.backends import Backend, Numpy, choose
 from .engine.lower import make_plan
 from .language._boxed import display, paper
@@ -32,7 +34,8 @@ from .language._value import Value
 from .language._watch import Watched, watching
 from .language._where import TraceError, TraceIndexError
 from .language._width import bind_widths, inf
-from .laws import HeadSum, Joint, Mixture, Origin, head_sum
+from .laws import Estimate, HeadSum, Joint, Mixture, Origin, head_sum
+from .laws._likelihood import checked_data
 
 P = ParamSpec("P")
 Draws = npt.NDArray[np.float64]
@@ -347,6 +350,84 @@ class Program:
         how = Sampling(draws, seed, workers, executor, progress, where)
         found = drawn(self._question(bound), how)
         return tuple(found) if isinstance(self.output, tuple) else found[0]
+
+    def posterior(
+        self,
+        observed: Mapping[int, float],
+        noise: npt.ArrayLike = 0.0,
+        *,
+        draws: int = 800,
+        chains: int = 16,
+        thin: int = 3,
+        particles: int = 512,
+        moves: int = 3,
+        seed: int = 0,
+        workers: int | None = None,
+        progress: Progress = True,
+        **widths: float,
+    ) -> _bayes.Posterior:
+        """The law of all outputs given that some entries were observed, {entry: value}, by Markov chains.
+
+        What `law(…).condition(…)` finds by weighting replicas of the prior, for data that leave too few of them: chains
+        move what the engine draws to where the data are. Entries, values and `noise` (a standard deviation, or one for
+        each value) are as there, and given the chains' states all is exact. So many `particles` go from the prior to
+        the posterior as in `log_evidence`; from some of them `chains` start, of which `draws` states are kept in all,
+        `thin` moves apart. The result has `law`, a `Joint`, and `r_hat`,
+        `effective` and `acceptance`; a warning says when chains do not agree or are too short. Works where the outputs
+        are Gaussian given what is drawn; `workers` are threads.
+
+        >>> import netsor as ns
+        >>> n = ns.Width("n")
+        >>> net = ns.Program(ns.nn.attention(ns.gaussian(n, 2), heads=1))  # two tokens
+        >>> found = net.posterior({0: 1.5}, noise=0.1, n=ns.inf)
+        >>> 1.4 < found.law[0].mean() < 1.5, found.r_hat < 1.05
+        (True, True)
+        """
+        _, latent, origin = self._latent(widths, workers, seed)
+        data = checked_data(latent.entries, observed, noise)
+        return _bayes.posterior(latent, data, draws, chains, thin, particles, moves, seed, progress, origin)
+
+    def log_evidence(
+        self,
+        observed: Mapping[int, float],
+        noise: npt.ArrayLike = 0.0,
+        *,
+        runs: int = 4,
+        particles: int = 256,
+        moves: int = 3,
+        seed: int = 0,
+        workers: int | None = None,
+        progress: Progress = True,
+        **widths: float,
+    ) -> Estimate:
+        """The logarithm of the density of data under the program's law, by tempering, with its error.
+
+        Particles, draws of what the engine draws, go from the prior to the posterior in small steps, each with so many
+        `moves` of the chains of `posterior`. Independent `runs` give the error. For few data `law(…).condition(…)` has
+        the same number in `log_evidence`, by weights; with many, weights leave a few replicas and this does not.
+
+        >>> import netsor as ns
+        >>> n = ns.Width("n")
+        >>> net = ns.Program(ns.nn.attention(ns.gaussian(n, 2), heads=1))
+        >>> found = net.log_evidence({0: 1.5}, noise=0.1, n=ns.inf)
+        >>> bool(abs(found - net.law(n=ns.inf).condition({0: 1.5}, noise=0.1).log_evidence) < 0.1)
+        True
+        """
+        question, latent, origin = self._latent(widths, workers, seed)
+        data = checked_data(latent.entries, observed, noise)
+        shifted = [Latent(question.plan(k), workers) for k in (1, 2)] if origin.quadrature_error else []
+        return _bayes.evidence(latent, data, runs, particles, moves, seed, progress, shifted)
+
+    def _latent(self, widths: dict[str, float], workers: int | None, seed: int) -> tuple[Question, Latent, Origin]:
+        """What chains move over, and what is known of it."""
+        bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
+        status, question = self._status(bound), self._question(bound)
+        plan = question.plan()
+        error = known_error(question, plan)
+        at = ", ".join(f"{k} = {v}" for k, v in bound.items()) or "fixed widths"
+        method = f"chains over what the exact engine draws at {at}"
+        origin = Origin(status, method, plan.random_numbers, seed, error, plan.notes)
+        return question, Latent(plan, workers), origin
 
     def _question(self, widths: dict[str, float], places: Sequence[int] | None = None) -> Question:
         picked = None if places is None else tuple(places)

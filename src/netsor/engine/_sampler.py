@@ -60,14 +60,7 @@ class Conditional:
 def conditional(question: Question, sampling: Sampling) -> Conditional:
     """Replicas of the conditional law of some coordinates of the outputs."""
     plan, draws, seed, where = question.plan(), sampling.draws, sampling.seed, sampling.backend
-    error = quadrature_error(question, plan) if plan.expects else 0.0
-    if error > UNKNOWN:
-        raise ValueError(
-            "Gaussian expectations do not tell this law at width inf: if they move by their own errors, an output "
-            f"moves by {error:.1g} of its spread. It rests on a difference that is small beside its vectors, or on a "
-            "function that is hard to integrate; take a finite width, where vectors have coordinates, or a larger "
-            "difference"
-        )
+    error = known_error(question, plan)
     if plan.constant:
         mean, cov = _block(plan, seed, 1)
         _check_finite(mean, cov)
@@ -254,6 +247,19 @@ class _Draws:
             if done == len(part):
                 break
         return found
+
+
+def known_error(question: Question, plan: Plan) -> float:
+    """The error of the law by Gaussian expectations; refused if these do not tell the law."""
+    error = quadrature_error(question, plan) if plan.expects else 0.0
+    if error > UNKNOWN:
+        raise ValueError(
+            "Gaussian expectations do not tell this law at width inf: if they move by their own errors, an output "
+            f"moves by {error:.1g} of its spread. It rests on a difference that is small beside its vectors, or on a "
+            "function that is hard to integrate; take a finite width, where vectors have coordinates, or a larger "
+            "difference"
+        )
+    return error
 
 
 def quadrature_error(question: Question, plan: Plan) -> float:

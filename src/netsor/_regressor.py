@@ -1,0 +1,257 @@
+"""A scikit-learn estimator: regression with an attention prior. Needs scikit-learn; see `ns.AttentionRegressor`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from . import _bayes, language
+from ._program import Program, program
+from .engine._latent import Latent, embedding
+from .engine._montecarlo import check_memory, one_blas_thread
+from .language._width import Width, inf
+from .laws import Estimate, Joint, Origin
+from .laws._likelihood import Data, log_density, updated
+
+Array = npt.NDArray[np.float64]
+
+n = Width("n")
+COPIES = 6.0  # arrays of the size of the tokens' kernel that are held while a plan is made
+BLOCK = 64  # states of a prior over which a kernel is averaged at a time
+
+
+@program
+def attention_prior(tokens: Any, heads: int = 1, sharpness: float = 2.0, scale: float = 2.0) -> Any:
+    """One random query reads the tokens of each example, with the same weights for all: (examples,) outputs.
+
+    Tokens (examples, tokens, features) are data. `sharpness` is the standard deviation of the scores' matrix, `scale`
+    that of the readout.
+    """
+    h = language.erf(language.weight(n, tokens.shape[-1], std=1.1) @ language.data(tokens))
+    q = language.weight(n, n, batch=heads, std=sharpness) @ language.gaussian(n, 1)
+    k, v = (language.weight(n, n, batch=heads) @ h for _ in range(2))
+    a = language.softmax(language.dot(q[:, None], k))  # (heads, examples, 1, tokens)
+    return language.weight(1, heads * n, std=scale) @ language.concat(a @ v, axis=0)[:, 0]
+
+
+def as_tokens(x: Array) -> Array:
+    """Flat data (examples, features) as tokens: each feature is one, its name (one-hot) and its value."""
+    if x.ndim == 3:
+        return x
+    count, features = x.shape
+    names = np.broadcast_to(np.eye(features), (count, features, features))
+    return np.concatenate([names, x[:, :, None]], axis=2)
+
+
+class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Bayesian regression with an attention prior over functions, in scikit-learn's conventions.
+
+    `X` is (examples, tokens, features), or flat (examples, features): then each feature is a token, its name one-hot
+    and its value. Scale features and targets to a size of about 1 beforehand; targets are centred here.
+
+    Parameters:
+
+    - `prior`: a function, decorated with `ns.program`, of tokens and of `arguments` by name, with an output for each
+      example; None for one layer of attention, `heads`, `sharpness` and `scale`.
+    - `noise`: the standard deviation of the noise.
+    - `heads`: of the layer; `inf` for the Gaussian process of infinitely many, whose kernel is a mean over
+      `kernel_draws` draws of the prior without the argument. `width` binds every width, `inf` or a number.
+    - `arguments`: other arguments of the prior. `grid`: values of arguments, `heads` or `noise` to choose from by
+      evidence, {name: values}: every combination is tried, and `evidence_` tells what was found.
+    - `evidence`: whether `fit` finds the evidence where there is no grid; it takes longer than the posterior.
+    - `draws`, `chains`, `thin`, `particles`, `moves`, `runs`: as in `Program.posterior` and `Program.log_evidence`.
+
+    After `fit`: `log_marginal_likelihood_` and its error `log_marginal_likelihood_error_`, `arguments_`, `noise_`,
+    `r_hat_`, `effective_`.
+
+    >>> import numpy as np
+    >>> import netsor as ns
+    >>> x = np.linspace(-2, 2, 12)[:, None]
+    >>> model = ns.AttentionRegressor(noise=0.1, draws=160, particles=64).fit(x, np.sin(x[:, 0]))
+    >>> mean, std = model.predict([[0.3]], return_std=True)
+    >>> bool(abs(mean[0] - np.sin(0.3)) < 4 * std[0])
+    True
+    """
+
+    def __init__(
+        self,
+        prior: Callable[..., Program] | None = None,
+        *,
+        noise: float = 0.3,
+        heads: float = 1,
+        width: float = inf,
+        arguments: Mapping[str, Any] | None = None,
+        grid: Mapping[str, Sequence[Any]] | None = None,
+        evidence: bool = False,
+        draws: int = 400,
+        chains: int = 8,
+        thin: int = 3,
+        particles: int = 256,
+        moves: int = 3,
+        runs: int = 4,
+        kernel_draws: int = 1000,
+        workers: int | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.prior = prior
+        self.noise = noise
+        self.heads = heads
+        self.width = width
+        self.arguments = arguments
+        self.grid = grid
+        self.evidence = evidence
+        self.draws = draws
+        self.chains = chains
+        self.thin = thin
+        self.particles = particles
+        self.moves = moves
+        self.runs = runs
+        self.kernel_draws = kernel_draws
+        self.workers = workers
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True  # what is drawn for new examples depends on which are asked for together
+        return tags
+
+    def fit(self, X: Any, y: Any) -> AttentionRegressor:
+        """Sample the posterior given examples `X` and targets `y` (examples,)."""
+        X, y = validate_data(self, X, y, allow_nd=True, y_numeric=True, dtype=np.float64)
+        if X.ndim > 3:
+            raise ValueError(f"X of shape {X.shape} must be (examples, tokens, features) or (examples, features)")
+        self.shape_ = X.shape[1:]
+        self.X_, self.mean_ = as_tokens(X), float(np.mean(y))
+        self.y_ = np.asarray(y, dtype=np.float64) - self.mean_
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31))
+        self._check_size(len(self.X_))
+        layers = {"heads": self.heads} if self.prior is None or self.heads == inf else {}
+        own = {"noise": self.noise, **layers, **(self.arguments or {})}
+        names = list(self.grid or {})
+        tried = [{**own, **dict(zip(names, v, strict=True))} for v in itertools.product(*(self.grid or {}).values())]
+        self.evidence_ = []
+        if self.grid or self.evidence:
+            for given in tried:
+                found = self._evidence(given)
+                self.evidence_.append(({name: given[name] for name in names}, found))
+            best = max(range(len(tried)), key=lambda k: self.evidence_[k][1].value)
+            chosen, found = tried[best], self.evidence_[best][1]
+            self.log_marginal_likelihood_, self.log_marginal_likelihood_error_ = found.value, found.error
+        else:
+            chosen = tried[0]
+        self.noise_ = float(chosen.pop("noise"))
+        self.arguments_ = chosen
+        data = self._data(self.noise_)
+        if self.arguments_.get("heads") == inf:
+            self.states_, self.r_hat_, self.effective_ = np.zeros((1, 0)), 1.0, math.inf
+            return self
+        self.latent_ = self._latent(self.X_, self.arguments_)
+        made = _bayes.sampled(
+            self.latent_, data, self.draws, self.chains, self.thin, self.particles, self.moves, self.seed_, False
+        )
+        self.states_, self.r_hat_, self.effective_ = made.z, made.r_hat, made.effective
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The posterior mean of the function at new examples; with `return_std` their standard deviations too."""
+        mean, cov = self._given(X)
+        centre = mean.mean(axis=0)
+        if not return_std:
+            return centre + self.mean_
+        each = np.diagonal(cov, axis1=1, axis2=2)
+        return centre + self.mean_, np.sqrt(np.maximum(each.mean(axis=0) + mean.var(axis=0), 0.0))
+
+    def law(self, X: Any) -> Joint:
+        """The joint law of the function at new examples, given the data: densities, quantiles and plots."""
+        mean, cov = self._given(X)
+        origin = Origin("exact" if self.width < inf else "conjectured", f"given {len(self.y_)} examples")
+        return Joint(mean + self.mean_, cov, origin)
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
+        """Draws of the function at new examples, jointly: (examples, n_samples)."""
+        seed = int(check_random_state(random_state).randint(2**31))
+        return self.law(X).rvs(n_samples, seed=seed).T
+
+    def _given(self, X: Any) -> tuple[Array, Array]:
+        """Mean and covariance of the function at new examples, of every state of the posterior."""
+        check_is_fitted(self, "states_")
+        X = validate_data(self, X, allow_nd=True, reset=False, dtype=np.float64)
+        if X.shape[1:] != self.shape_:
+            raise ValueError(f"X of shape {X.shape} must be (examples, {', '.join(map(str, self.shape_))}), as in fit")
+        count, data = len(self.X_), self._data(self.noise_)
+        self._check_size(count + len(X))
+        whole = np.concatenate([self.X_, as_tokens(X)])
+        if self.arguments_.get("heads") == inf:
+            mean, cov = self._process(whole, self.arguments_)
+            new_mean, new_cov = updated(mean, cov, data)[:2]
+            return new_mean[:, count:], new_cov[:, count:, count:]
+        large = self._latent(whole, self.arguments_)
+        places = embedding(self.latent_, large)
+        if places is None:  # the engine draws other numbers for more examples: chains over these
+            z = _bayes.sampled(
+                large, data, self.draws, self.chains, self.thin, self.particles, self.moves, self.seed_, False
+            ).z
+        else:
+            z = np.random.default_rng(self.seed_).standard_normal((len(self.states_), large.size))
+            z[:, places] = self.states_
+        parts = large.over(z, lambda mean, columns: _after(mean, columns, data, count))
+        return np.concatenate([m for m, _ in parts]), np.concatenate([c for _, c in parts])
+
+    def _data(self, noise: float) -> Data:
+        if not noise > 0:
+            raise ValueError(f"noise={noise!r} must be a standard deviation above 0")
+        return Data(np.arange(len(self.y_)), self.y_, np.full(len(self.y_), float(noise)))
+
+    def _latent(self, tokens: Array, arguments: Mapping[str, Any]) -> Latent:
+        net = (self.prior or attention_prior)(tokens, **arguments)
+        if net.shape not in ((len(tokens),), (len(tokens), 1)):
+            raise ValueError(
+                f"prior has outputs of shape {net.shape}; it must have one for each of {len(tokens)} examples"
+            )
+        widths: Any = dict.fromkeys(net.widths, self.width)
+        return Latent(net.plan(**widths), self.workers)
+
+    def _process(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[Array, Array]:
+        """Mean 0 and the covariance of infinitely many heads: that of one, whatever it attends to."""
+        latent = self._latent(tokens, {name: value for name, value in arguments.items() if name != "heads"})
+        rng, size = np.random.default_rng(self.seed_), latent.entries
+        total = np.zeros((size, size))
+        with one_blas_thread():
+            for start in range(0, self.kernel_draws, BLOCK):
+                z = rng.standard_normal((min(BLOCK, self.kernel_draws - start), latent.size))
+                for row in z:
+                    columns = latent.given(row[None])[1][0]
+                    total += columns @ columns.T
+        return np.zeros((1, size)), total[None] / self.kernel_draws
+
+    def _evidence(self, given: dict[str, Any]) -> Any:
+        data = self._data(given["noise"])
+        arguments = {name: value for name, value in given.items() if name != "noise"}
+        if arguments.get("heads") == inf:
+            mean, cov = self._process(self.X_, arguments)
+            root, z = updated(mean, cov, data)[2:]
+            return Estimate(float(log_density(root, z)[0]), 0.0)
+        return _bayes.evidence(
+            self._latent(self.X_, arguments), data, self.runs, self.particles, self.moves, self.seed_, False
+        )
+
+    def _check_size(self, count: int) -> None:
+        tokens = count * self.X_.shape[1]
+        check_memory(
+            8.0 * COPIES * tokens**2,
+            f"{count:,} examples of {self.X_.shape[1]} tokens, whose kernel has {tokens:,} rows,",
+            "take fewer examples, or predict in parts",
+        )
+
+
+def _after(mean: Array, columns: Array, data: Data, count: int) -> tuple[Array, Array]:
+    new_mean, new_cov = updated(mean, _bayes.squared(columns), data)[:2]
+    return new_mean[:, count:], new_cov[:, count:, count:]

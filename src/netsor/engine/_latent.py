@@ -1,0 +1,218 @@
+"""A plan as a function of standard normals: what a replica draws is given, not drawn.
+
+χ are functions of normals (see `backends._chi`), so all that a replica draws is a function of one row z of independent
+standard normals, and given z the outputs are N(mean(z), cov(z)). Markov chains over z need this and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._montecarlo import cores, one_blas_thread, whole_number
+from ._plan import RULES, Plan, Register, Step
+from ._run import in_numpy, run
+from .backends._chi import Chi, chi
+from .backends._numpy import BLOCK_BYTES, CHUNK, _laid_out
+
+Array = npt.NDArray[np.float64]
+
+
+class Latent:
+    """The outputs of a plan given rows of standard normals (replicas, size)."""
+
+    def __init__(self, plan: Plan, workers: int | None = None) -> None:
+        self.plan, self.factor = _shortened(plan)
+        self.workers = cores() if workers is None else whole_number("workers", workers, 1)
+        self.recipes: dict[Step, Chi] = {}
+        self.places: dict[Step, slice] = {}
+        self.size = 0
+        for step in self.plan.steps:
+            if step.kind in ("normals", "chi"):
+                count = math.prod(self.shape(step))
+                self.places[step] = slice(self.size, self.size + count)
+                self.size += count
+
+    @property
+    def entries(self) -> int:
+        """The number of outputs."""
+        return self.plan.mean.size
+
+    @property
+    def block(self) -> int:
+        """How many replicas are worked on at a time; it depends on the plan alone."""
+        return max(1, min(CHUNK, BLOCK_BYTES // max(self.plan.bytes + 8 * self.entries**2, 1)))
+
+    def shape(self, step: Step) -> tuple[int, ...]:
+        """The shape of the normals from which a step's random numbers are made, in one replica."""
+        if step.kind == "normals":
+            return step.out.shape
+        recipe = self.recipes.setdefault(step, chi(step.params["freedom"], "float64"))
+        return *step.out.shape[:-1], recipe.normals
+
+    def given(self, z: Array) -> tuple[Array, Array]:
+        """Mean (replicas, entries) and coefficients C (replicas, entries, ·), C C^T the covariance, given normals."""
+        mean, columns = run(self.plan, lambda step: self._drawn(step, z), lambda r: r.value, in_numpy)
+        if self.factor:  # C beside C, of every head
+            columns = self.factor * np.moveaxis(columns, -2, 1).reshape(len(columns), self.entries, -1)
+        if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
+            raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
+        replicas = len(z)
+        return np.broadcast_to(mean, (replicas, self.entries)), np.broadcast_to(columns, (replicas, *columns.shape[1:]))
+
+    def over(self, z: Array, what: Callable[[Array, Array], Any]) -> list[Any]:
+        """`what(mean, columns)` of each block of replicas, in threads: no more of them are held at a time."""
+        parts = [slice(k, min(k + self.block, len(z))) for k in range(0, len(z), self.block)]
+
+        def one(part: slice) -> Any:
+            return what(*self.given(z[part]))
+
+        with one_blas_thread():
+            if self.workers == 1 or len(parts) == 1:
+                return [one(part) for part in parts]
+            with ThreadPoolExecutor(min(self.workers, len(parts))) as pool:
+                return list(pool.map(one, parts))
+
+    def _drawn(self, step: Step, z: Array) -> Any:
+        own: Any = z[:, self.places[step]].reshape(len(z), *self.shape(step))
+        if step.kind == "chi":
+            recipe = self.recipes[step]
+            own = recipe.of(np, own, recipe.polynomial, recipe.scale, recipe.squares)
+        own = _laid_out(own)
+        own.flags.writeable = False  # a step may overwrite what no later step reads, and z is the caller's
+        return own
+
+
+def _shortened(plan: Plan) -> tuple[Plan, float]:
+    """The plan that ends at vectors X, where the covariance is a multiple of Σ X X^T over heads; or itself, and 0.
+
+    The last vectors of a plan are often C of C C^T = X X^T, and then sums over heads: a Cholesky factor, made only to
+    be multiplied with itself. Whether that is so is tried with random C. It returns the root of the multiple.
+    """
+    plan = _without_zeros(plan)
+    roots = [step for step in plan.steps if step.kind == "reduced"]
+    if not roots:
+        return plan, 0.0
+    root, rng = roots[-1], np.random.default_rng(0)
+    after = _after(plan, root.out)
+    size = plan.mean.size
+    if after is None or root.out.shape[-2:] != (size, size):
+        return plan, 0.0
+    shares = []
+    for _ in range(2):
+        lower = np.tril(rng.standard_normal((1, *root.out.shape)))
+        mean, columns = _tail(plan, after, root.out, lower)
+        cov = columns[0] @ columns[0].T
+        sums = (lower @ np.swapaxes(lower, -1, -2)).sum(axis=tuple(range(lower.ndim - 2)))
+        share = float(np.trace(cov) / np.trace(sums))
+        if mean.any() or not np.allclose(cov, share * sums, rtol=1e-12, atol=1e-12 * share):
+            return plan, 0.0
+        shares.append(share)
+    if not shares[0] or abs(shares[1] - shares[0]) > 1e-12 * shares[0]:
+        return plan, 0.0
+    nothing = Register((size,), np.zeros((1, size)))
+    steps, rows = _narrowed(plan.steps, root.args[1])
+    return replace(plan, steps=steps, mean=nothing, columns=rows), math.sqrt(shares[0])
+
+
+def _some(a: Array) -> npt.NDArray[np.intp]:
+    """The columns of a constant that are not 0: directions that no vector has are left out."""
+    return np.flatnonzero(a.reshape(-1, a.shape[-1]).any(axis=0))
+
+
+def _without_zeros(plan: Plan) -> Plan:
+    """The same plan, with products ⟨a, b⟩ of a constant b taken along the directions that b has."""
+    steps: list[Step] = []
+    for step in plan.steps:
+        if step.kind == "gram" and step.args[0].varies and step.args[1].value is not None:
+            places = _some(step.args[1].value)
+            if 0 < len(places) < step.args[1].shape[-1]:
+                a, b = step.args
+                some = Register((*a.shape[:-1], len(places)))
+                steps.append(Step("take", some, (a,), {"places": places, "axis": len(a.shape) - 1}, "", some.size))
+                kept = Register((*b.shape[:-1], len(places)), np.ascontiguousarray(step.args[1].value[..., places]))
+                step = replace(step, args=(some, kept))
+        steps.append(step)
+    return replace(plan, steps=steps)
+
+
+def _narrowed(steps: list[Step], rows: Register) -> tuple[list[Step], Register]:
+    """Vectors `rows`, a part of the product of a varying and a constant array, without columns that are always 0."""
+    made = {step.out: step for step in steps}
+    at, start, stop = rows, 0, rows.shape[-1]
+    while at in made and made[at].kind in ("reshape", "part"):
+        view = made[at]
+        at = view.args[0]
+        if view.kind == "part":
+            start, stop = start + view.params["start"], stop + view.params["start"]
+        elif at.shape[-1] != view.out.shape[-1]:
+            return steps, rows
+    step = made.get(at)
+    if step is None or step.kind != "product" or step.args[1].value is None or stop > at.shape[-1]:
+        return steps, rows
+    whole = step.args[1].value[..., start:stop]
+    few = np.ascontiguousarray(whole[..., _some(whole)])
+    product = Register((*at.shape[:-1], few.shape[-1]))
+    out = Register((*rows.shape[:-1], few.shape[-1]))
+    more = [
+        replace(step, out=product, args=(step.args[0], Register(few.shape[1:], few))),
+        Step("reshape", out, (product,), {"shape": out.shape}, "", 0),
+    ]
+    return [*steps, *more], out
+
+
+def _after(plan: Plan, start: Register) -> list[Step] | None:
+    """The steps that depend on a register; None if they read anything else that varies."""
+    made, steps = {start}, []
+    for step in plan.steps:
+        if made.isdisjoint(step.args):
+            continue
+        if any(arg.varies and arg not in made for arg in step.args):
+            return None
+        made.add(step.out)
+        steps.append(step)
+    results = (plan.mean, plan.columns)
+    return steps if all(not r.varies or r in made for r in results) else None
+
+
+def _tail(plan: Plan, steps: list[Step], start: Register, value: Array) -> tuple[Array, Array]:
+    arrays = {start: value}
+    for step in steps:
+        inputs = [arrays[arg] if arg.varies else arg.value for arg in step.args]
+        arrays[step.out] = RULES[step.kind](np, *inputs, **step.params)
+    mean, columns = (arrays[r] if r.varies else r.value for r in (plan.mean, plan.columns))
+    return np.asarray(mean), np.asarray(columns)
+
+
+def embedding(small: Latent, large: Latent) -> npt.NDArray[np.intp] | None:
+    """Where the normals of a plan stand among those of a plan with more outputs, whose first outputs are its own.
+
+    Draws are matched by their keys, the first entries along every axis. That this gives the same first outputs is then
+    tried with random normals; None if it does not.
+    """
+    of = {step.params["key"]: step for step in large.places}
+    places = []
+    for step in small.places:
+        other = of.get(step.params["key"])
+        shape = small.shape(step)
+        if other is None or other.kind != step.kind or len(large.shape(other)) != len(shape):
+            return None
+        whole = np.arange(large.places[other].start, large.places[other].stop).reshape(large.shape(other))
+        if any(a > b for a, b in zip(shape, whole.shape, strict=True)):
+            return None
+        places.append(whole[tuple(slice(k) for k in shape)].ravel())
+    found = np.concatenate(places) if places else np.zeros(0, dtype=np.intp)
+    z = np.random.default_rng(0).standard_normal((2, large.size))
+    with one_blas_thread():
+        (mean, own), (more, wide) = small.given(z[:, found]), large.given(z)
+    k = small.entries
+    cov, wider = (c @ np.swapaxes(c, 1, 2) for c in (own, wide[:, :k]))
+    size = np.sqrt(np.diagonal(cov, axis1=1, axis2=2).max())
+    same = np.abs(more[:, :k] - mean).max() < 1e-7 * size and np.abs(wider - cov).max() < 1e-7 * size**2
+    return found if same else None

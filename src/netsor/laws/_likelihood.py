@@ -1,0 +1,137 @@
+"""Data, their likelihood given a replica, and what they leave of it: the algebra of Gaussian process regression.
+
+Given a replica the outputs are N(m, V), V = C C^T, and data y have the density N(y; m, V + τ²I).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import linalg
+
+from ..language._given import as_number, as_whole, shown
+from ._checked import LARGEST, numbers
+from ._estimate import Array
+from ._law_error import LawError
+
+SUBSTITUTED = 32  # rows of a triangular matrix from which on substitution, one by one, is faster than numpy's solve
+SMALLEST = 1e-12  # τ² over the largest variance: below, V + τ²I is factored as it is, and never by its columns
+
+
+class Data(NamedTuple):
+    """What was observed: which entries, their values, and the standard deviation of the noise of each."""
+
+    entries: npt.NDArray[np.intp]
+    values: Array
+    noise: Array
+
+
+def checked_data(dim: int, observed: Mapping[int, float], noise: npt.ArrayLike) -> Data:
+    """Data as the user gave them, {entry: value}, with noise: a standard deviation, or one for each value."""
+    if not isinstance(observed, Mapping) or not observed:
+        raise LawError("condition", f"observed={shown(observed)} must be a mapping {{entry: value}}, not empty")
+    values, places = [], []
+    for entry, value in observed.items():
+        place, number = as_whole(entry), as_number(value)
+        if place is None or not -dim <= place < dim:
+            raise LawError("condition", f"observed: entry {shown(entry)} must be an integer from 0 to {dim - 1}")
+        if number is None or not abs(number) <= LARGEST:
+            raise LawError(
+                "condition",
+                f"observed: the value {shown(value)} of entry {place} must be a finite number, at most {LARGEST:g}",
+            )
+        places.append(place % dim)
+        values.append(number)
+    if len(set(places)) < len(places):
+        raise LawError("condition", f"observed={shown(observed)} names an entry twice")
+    tau = numbers(noise, "condition", "noise")
+    if tau.shape not in ((), (len(places),)) or (tau < 0).any() or tau.max() > LARGEST:
+        raise LawError(
+            "condition", f"noise={shown(noise)} must be a standard deviation, 0 or more, or one for each value"
+        )
+    return Data(np.array(places, dtype=np.intp), np.array(values), np.broadcast_to(tau, (len(places),)).copy())
+
+
+def updated(mean: Array, cov: Array, data: Data) -> tuple[Array, Array, Array, Array]:
+    """Each replica's mean and covariance given data; the roots R of V + τ²I, and R^(−1) (y − m)."""
+    entries, values, tau = data
+    root = _root(cov[:, entries[:, None], entries], tau)
+    z = _solved(root, (values - mean[:, entries])[..., None])[..., 0]
+    half = _solved(root, np.swapaxes(cov[:, :, entries], 1, 2))
+    new_mean = mean + np.einsum("rij,ri->rj", half, z)
+    new_cov = cov - np.swapaxes(half, 1, 2) @ half
+    exact = entries[tau == 0]  # observed without noise: known exactly, where the formula leaves rounding errors
+    new_mean[:, exact] = values[tau == 0]
+    new_cov[:, exact, :] = 0.0
+    new_cov[:, :, exact] = 0.0
+    return new_mean, new_cov, root, z
+
+
+def log_likelihood(mean: Array, columns: Array, data: Data) -> Array:
+    """log N(y; m, C C^T + τ²I) of each replica, from m (replicas, entries) and C (replicas, entries, ·)."""
+    return _explained(mean, columns, data)[0]
+
+
+def fitted(mean: Array, columns: Array, data: Data) -> Array:
+    """Each replica's mean of all entries given data: m + C C_o^T (C_o C_o^T + τ²I)^(−1) (y − m_o)."""
+    alpha = _explained(mean, columns, data)[1]
+    along = np.einsum("rnk,rn->rk", columns[:, data.entries], alpha)
+    return np.asarray(mean + np.einsum("rnk,rk->rn", columns, along))
+
+
+def log_density(root: Array, z: Array) -> Array:
+    """log N(y; m, R R^T), from z = R^(−1) (y − m)."""
+    heights = np.log(np.sqrt(2 * np.pi) * np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
+    return np.asarray(-0.5 * (z**2).sum(axis=1) - heights)
+
+
+def _explained(mean: Array, columns: Array, data: Data) -> tuple[Array, Array]:
+    """The log likelihood, and S^(−1) (y − m), S = C C^T + τ²I. With fewer columns than data, by C^T C.
+
+    In units of the noise, y' = (y − m)/τ and C' = C/τ: with B = I + C'^T C' and β = B^(−1) C'^T y' the quadratic form
+    is |y' − C' β|² + |β|², without a difference of large numbers, and log |S| = log |B| + 2 Σ log τ.
+    """
+    entries, values, tau = data
+    off, own = values - mean[:, entries], columns[:, entries]
+    largest = np.einsum("rnk,rnk->rn", own, own).max()
+    if 2 * own.shape[2] > len(entries) or tau.min() ** 2 <= SMALLEST * largest:
+        root = _root(own @ np.swapaxes(own, 1, 2), tau)
+        z = _solved(root, off[..., None])[..., 0]
+        alpha = _solved(root[:, ::-1, ::-1].swapaxes(1, 2), z[:, ::-1, None])[:, ::-1, 0]  # R^T, turned, is lower
+        return log_density(root, z), alpha
+    y, c = off / tau, own / tau[:, None]
+    inner = np.swapaxes(c, 1, 2) @ c + np.eye(c.shape[2])
+    root = np.asarray(np.linalg.cholesky(inner))
+    half = _solved(root, np.einsum("rnk,rn->rk", c, y)[..., None])
+    beta = _solved(root[:, ::-1, ::-1].swapaxes(1, 2), half[:, ::-1])[:, ::-1, 0]
+    rest = y - np.einsum("rnk,rk->rn", c, beta)
+    heights = np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1) + np.log(np.sqrt(2 * np.pi) * tau).sum()
+    return -0.5 * ((rest**2).sum(axis=1) + (beta**2).sum(axis=1)) - heights, rest / tau
+
+
+def _solved(root: Array, b: Array) -> Array:
+    """R^(−1) b for triangular R: of large matrices one by one, by substitution; of many small ones all at once."""
+    if root.shape[-1] < SUBSTITUTED:
+        return np.asarray(np.linalg.solve(root, b), dtype=np.float64)
+    # by LAPACK itself, as R^T of a matrix in Fortran's order: scipy's own function takes longer to check than to solve
+    return np.stack([linalg.lapack.dtrtrs(r.T, x, lower=0, trans=1)[0] for r, x in zip(root, b, strict=True)])
+
+
+def _root(cov: Array, tau: Array) -> Array:
+    """The triangular roots of the covariances of what was observed."""
+    inner = cov + np.diag(tau**2)
+    try:
+        root = np.asarray(np.linalg.cholesky(inner), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        root = np.zeros_like(inner)
+    size = np.sqrt(np.diagonal(inner, axis1=1, axis2=2))
+    if (np.diagonal(root, axis1=1, axis2=2) <= 1e-7 * size).any():
+        raise LawError(
+            "condition",
+            "what was observed is determined by the rest in some replicas, so the data have no density; "
+            f"give noise above 0, got noise={shown(tau[0] if np.ptp(tau) == 0 else tau)}",
+        )
+    return root

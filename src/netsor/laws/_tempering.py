@@ -1,0 +1,106 @@
+"""The evidence by tempering: from the prior to the posterior in small steps, with moves that keep each (Neal 2001).
+
+Particles start as draws of the prior. At each step the likelihood's power grows from β to β', every particle weighs
+L^(β' − β), and the mean weight estimates Z(β')/Z(β); then particles are drawn by weight and moved (sequential Monte
+Carlo, Del Moral, Doucet, Jasra 2006). The product of the means is an unbiased estimate of the evidence if the powers
+and the Gaussians of the moves are fixed beforehand: a first run finds them. Independent runs give the error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from ._elliptical import Chains, LogLikelihood, Reference, begun, moved, reference
+from ._estimate import Array
+
+KEPT = 0.6  # effective share of the particles that the weights of one step leave
+LEAST = 1e-12  # step of the power, at least
+
+
+class Path(NamedTuple):
+    """Powers 0 = β_0 < … < 1, the Gaussian for the moves at each but the first, and the particles at the end."""
+
+    powers: Array
+    around: list[Reference]
+    chains: Chains
+
+
+def path(log_likelihood: LogLikelihood, particles: int, size: int, moves: int, rng: np.random.Generator) -> Path:
+    """A first run, which finds powers such that the weights of every step leave a share KEPT of the particles."""
+    chains = begun(log_likelihood, rng.standard_normal((particles, size)))
+    found, around = [0.0], []
+    while found[-1] < 1.0:
+        step = 1.0 - found[-1]
+        if _left(step * chains.height) < KEPT:
+            low, high = 0.0, step
+            for _ in range(60):
+                middle = 0.5 * (low + high)
+                low, high = (middle, high) if _left(middle * chains.height) >= KEPT else (low, middle)
+            step = max(low, LEAST)
+        found.append(min(1.0, found[-1] + step))
+        chains = _drawn(chains, step, 1, rng)
+        around.append(reference(chains.z))
+        chains = _moved(log_likelihood, chains, found[-1], around[-1], moves, rng)
+    return Path(np.array(found), around, chains)
+
+
+def evidences(
+    log_likelihood: LogLikelihood,
+    way: Path,
+    runs: int,
+    particles: int,
+    moves: int,
+    rng: np.random.Generator,
+    told: Callable[[], None],
+) -> tuple[Array, Array]:
+    """The log evidence of each independent run along a path, and the last particles (runs · particles, size)."""
+    chains = begun(log_likelihood, rng.standard_normal((runs * particles, way.chains.z.shape[1])))
+    total = np.zeros(runs)
+    for step, power, around in zip(np.diff(way.powers), way.powers[1:], way.around, strict=True):
+        weight = step * chains.height.reshape(runs, particles)
+        top = weight.max(axis=1)
+        total += top + np.log(np.exp(weight - top[:, None]).mean(axis=1))
+        chains = _moved(log_likelihood, _drawn(chains, step, runs, rng), power, around, moves, rng)
+        told()
+    return total, chains.z
+
+
+def _left(log_weight: Array) -> float:
+    """The effective share of particles with these weights."""
+    w = np.exp(log_weight - log_weight.max())
+    return float(w.sum() ** 2 / np.sum(w**2) / len(w))
+
+
+def _drawn(chains: Chains, step: float, runs: int, rng: np.random.Generator) -> Chains:
+    """Particles drawn by weight within each run, at equal distances along the weights."""
+    count = len(chains.z) // runs
+    weight = step * chains.height.reshape(runs, count)
+    share = np.exp(weight - weight.max(axis=1, keepdims=True))
+    ends = np.cumsum(share / share.sum(axis=1, keepdims=True), axis=1)
+    at = (rng.uniform(size=(runs, 1)) + np.arange(count)) / count
+    chosen = np.concatenate([r * count + np.minimum(np.searchsorted(ends[r], at[r]), count - 1) for r in range(runs)])
+    return Chains(chains.z[chosen], chains.height[chosen], chains.asked)
+
+
+def _moved(
+    log_likelihood: LogLikelihood,
+    chains: Chains,
+    power: float,
+    around: Reference,
+    moves: int,
+    rng: np.random.Generator,
+) -> Chains:
+    for _ in range(moves):
+        chains = moved(log_likelihood, chains, rng, power, around)
+    return chains
+
+
+def mean_of_logs(logs: Array) -> tuple[float, float]:
+    """log of the mean of exp, and the relative spread of the runs: the standard deviation over the mean."""
+    top = float(logs.max())
+    each = np.exp(logs - top)
+    return top + math.log(each.mean()), float(each.std(ddof=1) / each.mean())

@@ -1,0 +1,146 @@
+"""Moves, diagnostics, tempering and the algebra of likelihoods, each against a closed form."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from netsor.laws import _likelihood
+from netsor.laws._convergence import effective, r_hat
+from netsor.laws._elliptical import PRIOR, Reference, begun, moved, reference
+from netsor.laws._likelihood import Data, fitted, log_likelihood, updated
+from netsor.laws._tempering import evidences, mean_of_logs, path
+
+VALUES = np.array([1.0, -2.0, 0.5])
+
+
+def conjugate(noise):
+    """z ~ N(0, I), values z + noise: the log likelihood, the posterior's standard deviation and the log evidence."""
+    scale = np.sqrt(1 + noise**2)
+    return (
+        lambda z: stats.norm.logpdf(VALUES, z, noise).sum(axis=1),
+        noise / scale,
+        stats.norm.logpdf(VALUES, 0, scale).sum(),
+    )
+
+
+WRONG = Reference(np.array([0, 2]), np.array([0.5, -1.0]), np.array([[0.7, 0.0], [0.5, 1.3]]))
+
+
+@pytest.mark.parametrize("around", [PRIOR, WRONG], ids=["prior", "another Gaussian"])
+@pytest.mark.parametrize("far", [0.0, 100.0])
+@pytest.mark.parametrize("noise", [0.2, 2.0])
+def test_chains_find_the_posterior(far, noise, around):
+    """Means and variances of a conjugate posterior, from anywhere, around anything: 5 standard errors, level 1e-5."""
+    like, std, _ = conjugate(noise)
+    rng = np.random.default_rng(0)
+    chains, draws = begun(like, np.full((40, 3), far)), []
+    for k in range(300):
+        chains = moved(like, chains, rng, around=around)
+        if k >= 100:
+            draws.append(chains.z)
+    z = np.moveaxis(np.array(draws), 0, 1)
+    assert r_hat(z).max() < 1.1
+    mean = VALUES / (1 + noise**2)
+    error = std / np.sqrt(effective(z))
+    assert np.all(np.abs(z.mean(axis=(0, 1)) - mean) < 5 * error)
+    square = (z - mean) ** 2
+    assert np.all(np.abs(square.mean(axis=(0, 1)) - std**2) < 5 * square.std(axis=(0, 1)) / np.sqrt(effective(square)))
+    np.testing.assert_allclose(chains.height, like(chains.z))
+
+
+def test_a_flat_likelihood_gives_independent_draws():
+    rng = np.random.default_rng(1)
+    chains = begun(lambda z: np.zeros(len(z)), np.full((4000, 1), 3.0))
+    chains = moved(lambda z: np.zeros(len(z)), chains, rng)
+    assert chains.asked == 8000  # at the start, and once for each chain
+    chains = moved(lambda z: np.zeros(len(z)), chains, rng)
+    assert abs(np.corrcoef(np.full(4000, 3.0) + 1e-9 * rng.standard_normal(4000), chains.z[:, 0])[0, 1]) < 0.1
+
+
+def test_a_gaussian_near_the_posterior_makes_every_move_free():
+    """Particles of a narrow posterior in 3 of 50 directions: they are found, and a bracket seldom shrinks."""
+    like, _, _ = conjugate(0.05)
+    rng = np.random.default_rng(2)
+    z = rng.standard_normal((400, 50))
+    z[:, :3] = VALUES / 1.0025 + 0.05 / np.sqrt(1.0025) * rng.standard_normal((400, 3))
+    found = reference(z)
+    assert set(found.places) >= {0, 1, 2}
+    assert len(found.places) < 10
+    assert reference(rng.standard_normal((400, 5))).places.size == 0
+    asked = []
+    for around in (PRIOR, found):
+        chains = begun(lambda z: like(z[:, :3]), z)
+        asked.append(moved(lambda z: like(z[:, :3]), chains, rng, around=around).asked / 400 - 1)
+    assert asked[1] < 2 < 4 < asked[0]
+
+
+def autoregressive(rho, chains=8, length=2000, seed=0):
+    rng = np.random.default_rng(seed)
+    x = np.empty((chains, length, 1))
+    x[:, 0] = rng.standard_normal((chains, 1))
+    for k in range(1, length):
+        x[:, k] = rho * x[:, k - 1] + np.sqrt(1 - rho**2) * rng.standard_normal((chains, 1))
+    return x
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
+def test_effective_sample_size_of_autoregressive_chains(rho):
+    """N (1 − ρ)/(1 + ρ); of normal draws the ranks have nearly the same."""
+    assert effective(autoregressive(rho))[0] == pytest.approx(16_000 * (1 - rho) / (1 + rho), rel=0.15)
+
+
+def test_r_hat_sees_chains_that_differ():
+    x = autoregressive(0.5)
+    assert r_hat(x)[0] < 1.01
+    moved_one = x.copy()
+    moved_one[0] += 3.0
+    assert r_hat(moved_one)[0] > 1.1
+    assert effective(moved_one)[0] < 100
+    wider = x.copy()
+    wider[0] *= 5.0  # the same median, another spread
+    assert r_hat(wider)[0] > 1.1
+    drifting = x + np.linspace(0, 3, 2000)[None, :, None]
+    assert r_hat(drifting)[0] > 1.1
+    assert r_hat(np.ones((4, 10, 1)))[0] == 1.0
+
+
+@pytest.mark.parametrize("noise", [0.1, 1.0, 10.0])
+def test_evidence_of_a_conjugate_model(noise):
+    """Twenty estimates of eight runs each: their errors cover the truth (χ² of z-scores, level 1e-5)."""
+    like, _, truth = conjugate(noise)
+    rng = np.random.default_rng(2)
+    way = path(like, 64, 3, 2, rng)
+    assert way.powers[0] == 0
+    assert way.powers[-1] == 1
+    assert np.all(np.diff(way.powers) > 0)
+    logs = np.concatenate([evidences(like, way, 8, 64, 2, rng, lambda: None)[0] for _ in range(20)])
+    value, spread = mean_of_logs(logs)
+    assert abs(value - truth) < 4.4 * spread / np.sqrt(len(logs)) + 1e-12
+    z = [(mean_of_logs(part)[0] - truth) / (mean_of_logs(part)[1] / np.sqrt(8) + 1e-12) for part in np.split(logs, 20)]
+    assert np.mean(np.array(z) ** 2) < 4.0
+
+
+def test_the_last_particles_are_of_the_posterior():
+    like, std, _ = conjugate(0.3)
+    rng = np.random.default_rng(3)
+    _, z = evidences(like, path(like, 100, 3, 5, rng), 4, 250, 5, rng, lambda: None)
+    assert np.all(np.abs(z.mean(axis=0) - VALUES / 1.09) < 6 * std / np.sqrt(300))
+
+
+@pytest.mark.parametrize("columns", [2, 30])
+@pytest.mark.parametrize("noise", [1e-3, 1.0, 1e4])
+def test_likelihood_by_columns_and_by_covariances(columns, noise, monkeypatch):
+    """Few columns and many: the density of scipy, and the conditional mean of the covariance's formula."""
+    rng = np.random.default_rng(4)
+    mean, c = rng.standard_normal((3, 40)), rng.standard_normal((3, 40, columns))
+    tau = noise * rng.uniform(1, 2, 20)
+    data = Data(np.arange(5, 25), rng.standard_normal(20), tau)
+    found = log_likelihood(mean, c, data)
+    for r in range(3):
+        cov = c[r, 5:25] @ c[r, 5:25].T + np.diag(tau**2)
+        assert found[r] == pytest.approx(stats.multivariate_normal(mean[r, 5:25], cov).logpdf(data.values), rel=1e-7)
+    np.testing.assert_allclose(
+        fitted(mean, c, data), updated(mean, c @ np.swapaxes(c, 1, 2), data)[0], rtol=1e-6, atol=1e-7
+    )
+    monkeypatch.setattr(_likelihood, "SMALLEST", np.inf)  # never by columns
+    np.testing.assert_allclose(log_likelihood(mean, c, data), found, rtol=1e-8)

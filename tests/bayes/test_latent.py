@@ -1,0 +1,102 @@
+"""A plan as a function of normals: the same law, with shortcuts that change nothing."""
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.engine import _latent
+from netsor.engine._latent import Latent, embedding
+from netsor.engine._sampler import _block
+
+from .priors import deep, n, perceptron, prior, tokens
+
+CASES = {
+    "inf": (prior(tokens(5)), ns.inf),
+    "inf, two heads": (prior(tokens(5), heads=2), ns.inf),
+    "16": (prior(tokens(4), heads=2), 16),
+    "3": (prior(tokens(4)), 3),
+    "deep, inf": (deep(tokens(1)[0]), ns.inf),
+    "deep, 8": (deep(tokens(1)[0]), 8),
+}
+
+
+def covariances(latent, z):
+    mean, columns = latent.given(z)
+    return mean, columns @ np.swapaxes(columns, 1, 2)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_standard_normals_give_the_engines_law(case):
+    """Means of V, of V² and of means, against as many replicas of the engine: level 1e-5, at 5 standard errors."""
+    net, width = CASES[case]
+    plan = net.plan(n=width)
+    latent = Latent(plan, 1)
+    z = np.random.default_rng(1).standard_normal((6000, latent.size))
+    ours, theirs = covariances(latent, z), _block(plan, 0, 6000)
+    for of in (lambda m, c: c, lambda m, c: np.minimum(c**2, 50.0), lambda m, c: m, lambda m, c: m**2):
+        a, b = of(*ours), of(*theirs)
+        error = np.sqrt((a.var(axis=0) + b.var(axis=0)) / 6000) + 1e-12 * np.abs(a).max()
+        assert np.all(np.abs(a.mean(axis=0) - b.mean(axis=0)) <= 5 * error)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_shortcut_changes_nothing(case, monkeypatch):
+    net, width = CASES[case]
+    latent = Latent(net.plan(n=width), 1)
+    assert (latent.factor > 0) == (width == ns.inf and "deep" not in case)
+    monkeypatch.setattr(_latent, "_shortened", lambda plan: (plan, 0.0))
+    whole = Latent(net.plan(n=width), 1)
+    z = np.random.default_rng(2).standard_normal((7, whole.size))
+    for a, b in zip(covariances(latent, z), covariances(whole, z), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
+
+
+def test_many_rows_of_few_directions_cost_their_directions():
+    """Tokens on three curves: of 600 directions of the keys a few dozen are not 0."""
+    latent = Latent(prior(tokens(200)).plan(n=ns.inf), 1)
+    columns = latent.given(np.zeros((1, latent.size)))[1]
+    assert columns.shape[:2] == (1, 200)
+    assert columns.shape[2] < 80
+
+
+def test_normals_are_not_written_to():
+    latent = Latent(CASES["16"][0].plan(n=16), 1)
+    z = np.random.default_rng(3).standard_normal((50, latent.size))
+    before = z.copy()
+    latent.given(z)
+    np.testing.assert_array_equal(z, before)
+
+
+@pytest.mark.parametrize("width", [ns.inf, 16, 3])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_more_outputs_begin_with_the_same_ones(width, heads):
+    x = tokens(9)
+    small, large = (Latent(prior(part, heads=heads).plan(n=width), 1) for part in (x[:6], x))
+    places = embedding(small, large)
+    assert places is not None
+    z = np.random.default_rng(4).standard_normal((3, large.size))
+    (mean, cov), (more, wider) = covariances(small, z[:, places]), covariances(large, z)
+    np.testing.assert_allclose(more[:, :6], mean, atol=1e-9)
+    np.testing.assert_allclose(wider[:, :6, :6], cov, atol=1e-9)
+
+
+def test_other_outputs_are_not_taken_for_the_same_ones():
+    x = tokens(9)
+    small = Latent(prior(x[:5]).plan(n=ns.inf), 1)
+    assert embedding(small, Latent(prior(x[::-1]).plan(n=ns.inf), 1)) is None
+    assert embedding(small, Latent(perceptron(x[:, 0]).plan(n=8), 1)) is None
+    # 15 tokens are fewer than 16 coordinates, 27 are more: the engine draws other numbers
+    assert embedding(*(Latent(prior(part).plan(n=16), 1) for part in (x[:5], x))) is None
+
+
+def test_threads_make_the_same_bits():
+    plan = prior(tokens(30)).plan(n=ns.inf)
+    z = np.random.default_rng(5).standard_normal((3000, Latent(plan, 1).size))
+    one, three = (np.concatenate(Latent(plan, k).over(z, lambda mean, columns: columns)) for k in (1, 3))
+    np.testing.assert_array_equal(one, three)
+
+
+def test_a_program_of_one_token():
+    """n is bound by its name; a single output has one entry."""
+    latent = Latent(ns.Program(ns.nn.attention(ns.gaussian(n, 2), heads=1)[0]).plan(n=4), 1)
+    assert latent.entries == 1

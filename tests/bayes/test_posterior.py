@@ -1,0 +1,166 @@
+"""Posteriors and evidence of programs: against weights over many replicas, closed forms, and bad data."""
+
+import doctest
+import warnings
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import netsor as ns
+from netsor import _program
+
+from .priors import deep, perceptron, prior, tokens
+
+X = tokens(8)
+Y = np.array([0.3, -0.8, 1.1, 0.2, -0.4])
+SEEN = dict(enumerate(Y))
+CASES = {
+    "one head, inf": (prior(X, sharp=4.0), ns.inf, 0.2),
+    "two heads, 6": (prior(X, heads=2), 6, 0.3),
+    "deep, inf": (deep(tokens(1, 4)[0]), ns.inf, 0.5),
+    "deep, 5": (deep(tokens(1, 4)[0]), 5, 0.5),
+}
+
+
+def test_the_examples_of_the_docstrings():
+    assert doctest.testmod(_program).failed == 0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_posterior_and_evidence_by_weights(case):
+    """Means, variances and the evidence, against 20,000 weighted replicas: 5 standard errors, level 1e-5 an entry."""
+    net, width, noise = CASES[case]
+    seen = {k: v for k, v in SEEN.items() if k < (5 if "deep" not in case else 2)}
+    weighted = net.law(n=width, draws=20_000).condition(seen, noise=noise)
+    assert weighted.effective > 300
+    found = net.posterior(seen, noise, n=width, seed=1)
+    assert found.r_hat < 1.05
+    for of in ("mean", "var"):
+        a, b = (getattr(law.with_error, of)() for law in (found.law, weighted))
+        assert np.all(np.abs(a.value - b.value) < 5 * np.hypot(a.error, b.error))
+    evidence = net.log_evidence(seen, noise, n=width, seed=2)
+    assert abs(evidence.value - weighted.log_evidence.value) < 5 * np.hypot(evidence.error, weighted.log_evidence.error)
+    assert evidence.error < 0.25
+
+
+def test_a_gaussian_process_is_exact():
+    """Without scores nothing random is left at infinite width: closed forms, no chains, no error."""
+    net = perceptron(X[:, 0])
+    law = net.law(n=ns.inf)
+    found = net.posterior(SEEN, 0.1, n=ns.inf)
+    given = law.condition(SEEN, noise=0.1)
+    np.testing.assert_allclose(found.law.component_mean, given.component_mean, atol=1e-12)
+    np.testing.assert_allclose(found.law.component_cov, given.component_cov, atol=1e-12)
+    cov = law.component_cov[0, :5, :5] + 0.01 * np.eye(5)
+    truth = stats.multivariate_normal(np.zeros(5), cov).logpdf(Y)
+    assert net.log_evidence(SEEN, 0.1, n=ns.inf).value == pytest.approx(truth, rel=1e-10)
+
+
+@pytest.mark.slow
+def test_many_heads_are_nearly_a_gaussian_process():
+    """The evidence of 64 heads against that of the Gaussian with the prior's covariance: to 0.05, with both errors."""
+    gaussian = prior(X).law(n=ns.inf, draws=10_000).gaussian().condition(SEEN, noise=0.3).log_evidence
+    many = prior(X, heads=64).log_evidence(SEEN, 0.3, n=ns.inf)
+    assert abs(many.value - gaussian.value) < 0.05 + 5 * (many.error + gaussian.error)
+    assert many.error < 0.02
+
+
+@pytest.mark.slow
+def test_with_many_data_chains_go_on_where_weights_end():
+    """Sixty observations: a few of 2,000 weighted replicas are left, and the chains agree."""
+    x = tokens(60, seed=3)
+    net = prior(x, sharp=2.0)
+    y = net.draw(n=ns.inf, draws=1, seed=11)[0] + 0.3 * np.random.default_rng(0).standard_normal(60)
+    seen = dict(enumerate(y))
+    with pytest.warns(UserWarning, match="effective sample"):
+        assert net.law(n=ns.inf, draws=2_000).condition(seen, noise=0.3).effective < 100
+    found = net.posterior(seen, 0.3, n=ns.inf, particles=256)
+    assert found.effective > 100
+    evidence = [net.log_evidence(seen, 0.3, n=ns.inf, seed=k) for k in range(2)]
+    assert abs(evidence[0].value - evidence[1].value) < 5 * (evidence[0].error + evidence[1].error)
+    assert evidence[0].error < 1
+
+
+@pytest.mark.parametrize("noise", [1e-6, 1e-2, 1.0, 1e3, 1e6])
+def test_noise_of_any_size(noise):
+    net = prior(X)
+    y = net.draw(n=ns.inf, draws=1, seed=4)[0] if noise < 1 else noise * np.linspace(-1, 1, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # chains of steep likelihoods are slow, and say so
+        found = net.posterior(dict(enumerate(y[:5])), noise, n=ns.inf, draws=160)
+        evidence = net.log_evidence(dict(enumerate(y[:5])), noise, n=ns.inf)
+    assert np.isfinite([found.r_hat, found.effective, evidence.value, evidence.error]).all()
+    if noise <= 1e-2:
+        np.testing.assert_allclose(found.law.mean()[:5], y[:5], atol=5 * noise)
+    if noise >= 1e3:  # the data say nothing: the prior, and the density of the noise
+        law = net.law(n=ns.inf, draws=4_000)
+        error = np.hypot(found.law.with_error.var().error, law.with_error.var().error)
+        assert np.all(np.abs(found.law.var() - law.var()) < 5 * error)
+        assert evidence.value == pytest.approx(stats.norm.logpdf(y[:5], 0, noise).sum(), abs=1e-3)
+
+
+def test_bad_and_odd_data():
+    """Equal inputs, one observation, constant targets; without noise equal inputs are refused."""
+    twice = np.concatenate([X[:3], X[:3] + 1e-9])
+    net = prior(twice)
+    found = net.posterior({0: 0.5, 3: 0.5, 1: 0.5}, 1e-3, n=ns.inf, draws=400, chains=8)
+    assert found.law.mean()[0] == pytest.approx(found.law.mean()[3], abs=1e-4)
+    assert np.all(found.law.var() > -1e-12)
+    with pytest.raises(ns.LawError, match="give noise above 0"):
+        net.posterior({0: 0.5, 3: 0.5}, n=ns.inf, draws=160)
+    one = net.posterior({-1: 2.0}, 0.1, n=8, draws=400, chains=8)
+    assert one.law.mean()[-1] == pytest.approx(2.0, abs=0.2)
+    with pytest.raises(ns.LawError, match="entry 6 must be an integer from 0 to 5"):
+        net.posterior({6: 1.0}, n=ns.inf)
+    with pytest.raises(ValueError, match="chains=1 must be an integer, 2 or more"):
+        net.posterior({0: 1.0}, 0.1, n=ns.inf, chains=1)
+    with pytest.raises(ValueError, match="at least 4 for each of chains=16"):
+        net.posterior({0: 1.0}, 0.1, n=ns.inf, draws=32)
+
+
+def test_short_chains_are_told():
+    x = tokens(40, seed=3)
+    net = prior(x, sharp=6.0)
+    y = net.draw(n=ns.inf, draws=1, seed=5)[0]
+    with pytest.warns(UserWarning, match="R-hat is .* effective sample size"):
+        found = net.posterior(dict(enumerate(y)), 1e-3, n=ns.inf, draws=64, chains=8, thin=1, particles=8, moves=1)
+    assert found.r_hat > 1.05
+    assert "R-hat" in repr(found)
+
+
+def test_the_seed_says_all():
+    net = prior(X)
+    first, again, other = (
+        net.posterior(SEEN, 0.3, n=ns.inf, draws=800, chains=8, seed=seed, workers=workers).law.mean()
+        for seed, workers in ((0, 1), (0, 3), (1, 1))
+    )
+    np.testing.assert_array_equal(first, again)
+    assert np.any(first != other)
+
+
+def ranks(net, width, noise, seen, count):
+    """Of values at an unseen entry, and of log likelihood, drawn from the prior: their ranks among posterior draws."""
+    found = []
+    values = net.draw(n=width, draws=count, seed=100)
+    rng = np.random.default_rng(101)
+    for k, f in enumerate(values):
+        y = f[:seen] + noise * rng.standard_normal(seen)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            law = net.posterior(dict(enumerate(y)), noise, n=width, draws=96, particles=128, seed=k).law
+        draws = law.rvs(63, seed=k)
+        found.append(
+            [(draws[:, -1] < f[-1]).sum(), (draws[:, 0] < f[0]).sum(), (np.abs(draws[:, -1]) < abs(f[-1])).sum()]
+        )
+    return np.array(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "heads"), [(ns.inf, 1), (6, 2)])
+def test_simulation_based_calibration(width, heads):
+    """Talts et al. (2018): ranks of the truth among posterior draws are uniform; χ² over 8 cells, level 1e-4."""
+    found = ranks(prior(tokens(5), heads=heads, sharp=4.0), width, 0.1, 4, 240)
+    for column in found.T:
+        counts = np.bincount(column // 8, minlength=8)
+        assert stats.chisquare(counts).pvalue > 1e-4

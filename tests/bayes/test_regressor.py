@@ -1,0 +1,133 @@
+"""The scikit-learn estimator: its conventions, its numbers against `Program.posterior`, and bad input."""
+
+import doctest
+import warnings
+
+import numpy as np
+import pytest
+
+import netsor as ns
+
+from .priors import perceptron, prior, tokens
+
+pytest.importorskip("sklearn")
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from netsor import _regressor
+
+n = ns.Width("n")
+SHORT = {"draws": 32, "chains": 4, "particles": 16, "moves": 1, "thin": 1, "workers": 1}
+X = np.random.default_rng(0).standard_normal((24, 3))
+Y = np.tanh(X[:, 0]) + 0.5 * X[:, 1] + 5.0
+
+
+@ns.program
+def flat(given):
+    """All features of an example as one vector: a Gaussian process at infinite width."""
+    x = given.reshape(len(given), -1)
+    return ns.weight(1, n) @ ns.erf(ns.weight(n, x.shape[1]) @ ns.data(x))
+
+
+def checked(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such short chains say so; and checks are skipped without pandas
+        found = check_estimator(model, on_fail=None)
+    assert len(found) > 40
+    assert [f["check_name"] for f in found if f["status"] == "failed"] == []
+
+
+def test_conventions_of_scikit_learn():
+    checked(ns.AttentionRegressor(flat, **SHORT))
+
+
+@pytest.mark.slow
+def test_conventions_of_scikit_learn_with_chains():
+    checked(ns.AttentionRegressor(width=2, **SHORT))
+
+
+def test_the_example_of_the_docstring():
+    assert doctest.testmod(_regressor).failed == 0
+
+
+def test_it_is_the_posterior_of_its_program():
+    """At new examples, against the same prior given the same data by weights: 5 standard errors, level 1e-5."""
+    model = ns.AttentionRegressor(prior, noise=0.5, arguments={"sharp": 3.0}, draws=800)
+    x = tokens(14, seed=5)
+    y = np.sin(3 * x[:, 0, -1])
+    model.fit(x[:10], y[:10])
+    law = model.law(x[10:])
+    seen = dict(enumerate(y[:10] - y[:10].mean()))
+    weighted = prior(x, sharp=3.0).law(n=ns.inf, draws=20_000).condition(seen, noise=0.5).marginal([10, 11, 12, 13])
+    for of, shift in (("mean", y[:10].mean()), ("var", 0.0)):
+        a, b = (getattr(of_law.with_error, of)() for of_law in (law, weighted))
+        assert np.all(np.abs(a.value - shift - b.value) < 5 * np.hypot(a.error, b.error))
+    mean, std = model.predict(x[10:], return_std=True)
+    np.testing.assert_allclose(mean, law.mean())
+    np.testing.assert_allclose(std, law.std())
+    assert model.sample_y(x[10:], 7).shape == (4, 7)
+
+
+@pytest.mark.slow
+def test_where_more_examples_change_what_is_drawn():
+    """At width 16 the engine draws other numbers for 27 tokens than for 15: chains run again, for the same law."""
+    x = tokens(9)
+    y = np.sin(3 * x[:, 0, -1])
+    model = ns.AttentionRegressor(prior, noise=0.5, width=16, draws=320, particles=128).fit(x[:5], y[:5])
+    seen = dict(enumerate(y[:5] - y[:5].mean()))
+    weighted = prior(x).law(n=16, draws=10_000).condition(seen, noise=0.5).with_error.mean()
+    ours = model.law(x[5:]).with_error.mean()
+    off = ours.value - y[:5].mean() - weighted.value[5:]
+    assert np.all(np.abs(off) < 5 * np.hypot(ours.error, weighted.error[5:]))
+
+
+def test_infinitely_many_heads_are_the_gaussian_of_the_prior():
+    """The same kernel as the law's covariance, within its noise; and the evidence of that process."""
+    x = tokens(10, seed=6)
+    y = np.sin(3 * x[:, 0, -1])
+    model = ns.AttentionRegressor(noise=0.3, heads=ns.inf, evidence=True, kernel_draws=4_000).fit(x, y)
+    law = _regressor.attention_prior(x).law(n=ns.inf, draws=4_000).gaussian()
+    evidence = law.condition(dict(enumerate(y - y.mean())), noise=0.3).log_evidence
+    assert abs(model.log_marginal_likelihood_ - evidence.value) < 4 * evidence.error
+    assert model.predict(x).shape == (10,)
+
+
+def test_a_grid_is_chosen_from_by_evidence():
+    model = ns.AttentionRegressor(flat, grid={"noise": [0.05, 0.5, 5.0]}).fit(X, Y)
+    assert len(model.evidence_) == 3
+    best = max(model.evidence_, key=lambda found: found[1].value)
+    assert model.noise_ == best[0]["noise"]
+    assert model.log_marginal_likelihood_ == best[1].value
+    assert model.score(X, Y) > 0.5
+
+
+def test_pipelines_and_cross_validation():
+    model = make_pipeline(StandardScaler(), ns.AttentionRegressor(flat, noise=0.1))
+    assert cross_val_score(model, X, Y, cv=3).mean() > 0.3
+
+
+@pytest.mark.parametrize("y", [np.zeros(24), np.full(24, 1e6)])
+def test_constant_targets(y):
+    mean, std = ns.AttentionRegressor(flat, noise=0.1).fit(X, y).predict(X, return_std=True)
+    np.testing.assert_allclose(mean, y, atol=1e-6)
+    assert np.all(std > 0)
+
+
+def test_bad_input_is_refused_with_reasons(monkeypatch):
+    with pytest.raises(ValueError, match=r"noise=0.0 must be a standard deviation above 0"):
+        ns.AttentionRegressor(flat, noise=0.0).fit(X, Y)
+    with pytest.raises(ValueError, match=r"it must have one for each of 24 examples"):
+        ns.AttentionRegressor(lambda x: perceptron(x[:3, 0])).fit(X, Y)
+    with pytest.raises(ValueError, match=r"X of shape \(2, 3, 3\) must be \(examples, 3\), as in fit"):
+        ns.AttentionRegressor(flat).fit(X, Y).predict(np.zeros((2, 3, 3)))
+    monkeypatch.setattr("netsor.engine._montecarlo.memory", lambda: 2.0**34)
+    with pytest.raises(ValueError, match=r"10,000 examples of 3 tokens, whose kernel has 30,000 rows, would need"):
+        ns.AttentionRegressor().fit(np.zeros((10_000, 3)), np.zeros(10_000))
+
+
+def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "netsor._regressor", None)
+    with pytest.raises(ImportError, match=r"netsor\[sklearn\]"):
+        _ = ns.AttentionRegressor
