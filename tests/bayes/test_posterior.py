@@ -1,6 +1,5 @@
 """Posteriors and evidence of programs: against weights over many replicas, closed forms, and bad data."""
 
-import doctest
 import warnings
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor import _program
 
 from .priors import deep, perceptron, prior, tokens
 
@@ -21,10 +19,6 @@ CASES = {
     "deep, inf": (deep(tokens(1, 4)[0]), ns.inf, 0.5),
     "deep, 5": (deep(tokens(1, 4)[0]), 5, 0.5),
 }
-
-
-def test_the_examples_of_the_docstrings():
-    assert doctest.testmod(_program).failed == 0
 
 
 @pytest.mark.parametrize("case", CASES)
