@@ -197,7 +197,7 @@ def test_a_working_folder_that_was_removed(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(Path(netsor.__file__).parents[1])}  # not told from the folder that is gone
     for words, code, said in (
         (
-            ["audit", str(tmp_path / "tiny.json"), "--tokens", "2", "--draws", "10", "--workers", "1"],
+            ["audit", str(tmp_path / "tiny.json"), "--tokens", "2", "--draws", "15", "--workers", "1"],
             0,
             "tiny: 1 block",
         ),

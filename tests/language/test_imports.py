@@ -73,6 +73,7 @@ ROOMS = (
     "studies",
     "models",
     "_program",
+    "_bayes",
     "nn",
     "engine",
     "laws",

@@ -149,7 +149,7 @@ class _Expander:
             case Scale(c, a) if self.whole or _nonlinear(x):
                 return Call(MULTIPLY, (*expanded([a]), *leaves([c])))
             case Take(a, flat) if places is not None or _nonlinear(a):
-                return self._expand(a, np.ascontiguousarray(flat if places is None else flat.ravel()[places]))
+                return self._expand(a, np.asarray(flat if places is None else flat.ravel()[places], order="C"))
             case Take(a, flat):
                 self.taken.setdefault((a, flat.tobytes(), flat.shape), x)
         return self._leaf(x, places)
