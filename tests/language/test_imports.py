@@ -72,6 +72,7 @@ ROOMS = (
     "explore",
     "studies",
     "models",
+    "_regressor",
     "_program",
     "_bayes",
     "nn",

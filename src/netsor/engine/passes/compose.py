@@ -131,7 +131,7 @@ class _Expander:
             if places is None:
                 return None
             every = np.arange(inner.size).reshape(inner.shape)
-            return np.ascontiguousarray(np.broadcast_to(every, x.shape).ravel()[places])
+            return np.asarray(np.broadcast_to(every, x.shape).ravel()[places], order="C")
 
         def expanded(inner: Sequence[Any]) -> list[Any]:
             return [self._expand(v, inside(v)) for v in inner]
