@@ -234,22 +234,29 @@ def _placed(arrays: Any) -> Any:
 
 
 def pieces(plan: Plan, precision: str) -> list[Piece]:
-    """The plan cut at the steps that JAX cannot trace: functions of one's own in numpy, kernels by quadrature."""
-    found: list[Piece] = []
-    stretch: list[Step] = []
-    for step in plan.steps:
-        if _native(step, precision):
-            stretch.append(step)
-            continue
-        if stretch:
-            found.append(Piece(stretch, False, precision))
-        found.append(Piece([step], True, precision))
-        stretch = []
-    if stretch:
-        found.append(Piece(stretch, False, precision))
+    """The plan cut at the steps that JAX cannot trace: functions of one's own in numpy, kernels by quadrature.
+
+    And between equal blocks of a deep network: these pieces have one structure, and are compiled once.
+    """
+    bounds = {loop.start + loop.period * k for loop in plan.loops for k in range(loop.times + 1)}
+    traced = [_native(step, precision) for step in plan.steps]
+    begins = [k for k in range(len(traced)) if k in bounds or not (k and traced[k] and traced[k - 1])]
+    ends = [*begins[1:], len(traced)]
+    found = [Piece(plan.steps[k:end], not traced[k], precision) for k, end in zip(begins, ends, strict=True)]
     needed = {plan.mean, plan.columns}
     for piece in reversed(found):
         needed = piece.link(needed)
+    for loop in plan.loops:  # the last block may be asked for less than the others: it makes the same
+        inside = [(begin, piece) for begin, piece in zip(begins, found, strict=True) if loop.start <= begin < loop.stop]
+        written = {
+            (begin + k - loop.start) % loop.period
+            for begin, piece in inside
+            for k, step in enumerate(piece.steps)
+            if step.out in piece.writes
+        }
+        for begin, piece in inside:
+            places = enumerate(piece.steps, begin - loop.start)
+            piece.writes = [step.out for k, step in places if k % loop.period in written]
     return found
 
 
