@@ -133,6 +133,7 @@ def test_turned_frames_have_the_literal_law(name, monkeypatch):
     """With thresholds so low that every frame is turned whenever it has a direction too many."""
     monkeypatch.setattr(_turn, "FEW", 1)
     monkeypatch.setattr(_turn, "LOOSE", 1)
+    monkeypatch.setattr(_turn, "ROOM", 0)
     spanned = []
     span = _turn._span
     monkeypatch.setattr(_turn, "_span", lambda *args: (spanned.append(1), span(*args)))
@@ -149,6 +150,7 @@ def test_random_programs_with_turned_frames_have_the_literal_law(built):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_turn, "FEW", 1)
         patch.setattr(_turn, "LOOSE", 1)
+        patch.setattr(_turn, "ROOM", 0)
         assert smallest_p(built.net, **built.widths) > 1e-8
 
 
@@ -156,6 +158,7 @@ def test_random_programs_with_turned_frames_have_the_literal_law(built):
 def test_at_infinite_width_a_turned_frame_gives_the_same_numbers(name, monkeypatch):
     monkeypatch.setattr(_turn, "FEW", 1)
     monkeypatch.setattr(_turn, "LOOSE", 1)
+    monkeypatch.setattr(_turn, "ROOM", 0)
     widths = dict.fromkeys(("n", "d", "h"), ns.inf)
     net = DEEP[name]()
     turned, plain = (conditional(net.outputs, widths, 50, without=w, progress=False) for w in ((), ("turn",)))
@@ -167,6 +170,7 @@ def test_what_is_small_beside_large_vectors_keeps_its_digits(monkeypatch):
     """(1e8 u + v) − 1e8 u is v, in a frame that was turned while both were in use."""
     monkeypatch.setattr(_turn, "FEW", 1)
     monkeypatch.setattr(_turn, "LOOSE", 1)
+    monkeypatch.setattr(_turn, "ROOM", 0)
     u, v, w = (ns.weight(n, n) @ ns.gaussian(n) for _ in range(3))
     large, both = 1e8 * u, 1e8 * u + v
     late = ns.weight(n, n) @ (ns.mean_dot((both + w)[None], w[None])[0, 0] * 1e-8 * ns.gaussian(n))
