@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 import netsor as ns
-from netsor.engine import _instructions
+from netsor.engine import _instructions, _triangular
 from netsor.engine.lower import _turn, make_plan
 
 from ..programs import programs
@@ -188,7 +188,7 @@ def test_factors_of_any_size_and_rank(size, rank):
     known = math.ceil(rank * size)
     rows[:, :, known:] = rows[:, :, : size - known] * 1e-5
     gram = rows @ np.swapaxes(rows, -1, -2)
-    c = _instructions.factor(np, gram)
+    c = _triangular.factor(np, gram)
     assert (np.triu(c, 1) == 0).all()
     assert (c[..., known:, known:] == 0).all()
     norms = np.sqrt(np.einsum("...ii->...i", gram))
@@ -196,7 +196,7 @@ def test_factors_of_any_size_and_rank(size, rank):
     assert np.abs(error).max() < 1e-13
     x = np.zeros((3, 2, 4, size))
     x[..., :known] = np.random.default_rng(9).standard_normal((3, 2, 4, known))
-    np.testing.assert_allclose(_instructions.solve(np, c, x @ np.swapaxes(c, -1, -2)), x, atol=1e-9)
+    np.testing.assert_allclose(_triangular.solve(np, c, x @ np.swapaxes(c, -1, -2)), x, atol=1e-9)
 
 
 @pytest.mark.parametrize("few", [False, True])

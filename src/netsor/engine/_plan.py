@@ -18,7 +18,7 @@ import numpy as np
 
 from .._html import note, table, title
 from ..activations import Function
-from . import _alike, _expectation, _instructions, _orthogonal
+from . import _alike, _expectation, _instructions, _orthogonal, _triangular
 from ._loops import NEAR, Loop, loops
 
 Array = Any
@@ -44,6 +44,7 @@ SMALL_FACTOR = 250  # multiplications beside those of a factorisation, for each 
 
 PRODUCTS = ("product", "gram", "along", "span", "spanned", "basis", "oriented", "solve")
 FACTORS = ("factor", "reduced", "residual", "spanned", "span")
+WITH_WAYS = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")  # see `Ways`
 FUNCTIONS = ("apply", "kernel", "moments", "tilted", "tilted_means")
 
 
@@ -109,6 +110,11 @@ RULES: dict[str, Callable[..., Array]] = {
         for name, rule in vars(_instructions).items()
         if getattr(rule, "__module__", "") == _instructions.__name__ and not name.startswith("_")
     },
+    "factor": _triangular.factor,
+    "residual": _triangular.residual,
+    "solve": _triangular.solve,
+    "basis": _triangular.basis,
+    "spheres": _triangular.spheres,
     "span": _orthogonal.span,
     "spanned": _orthogonal.spanned,
     "along": _orthogonal.along,

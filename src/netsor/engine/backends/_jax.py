@@ -27,7 +27,7 @@ from .._montecarlo import memory
 from .._plan import RULES, Builder, Plan, Register, Step
 from ._base import Backend, NoDeviceError, largest_block
 from ._chi import chi
-from ._jax_factor import OWN
+from ._jax_factor import library
 from ._jax_normals import normal_pairs
 from ._jax_sums import gram, summed
 
@@ -333,8 +333,6 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
             args = [arrays[arg] for arg in step.args]
             if step.kind == "scale":
                 arrays[step.out] = args[0] * next(factors)
-            elif step.kind in OWN:
-                arrays[step.out] = OWN[step.kind](*args)
             else:
-                arrays[step.out] = RULES[step.kind](jnp, *args, **step.params)
+                arrays[step.out] = library().compute(step, args)
     return [arrays[register] for register in piece.writes]

@@ -18,8 +18,9 @@ from .._plan import RULES, Plan, Register, Step
 from .._run import run
 from ._base import Backend, NoDeviceError, largest_block
 from ._chi import chi
+from ._torch_factor import library
 
-FIRST = 512  # replicas in the first block: later ones double, so that few draws cost little
+FIRST = 16  # replicas in the first block: later ones double, so that few draws cost little
 
 Array = Any
 
@@ -119,7 +120,7 @@ class _Block:
     def compute(self, step: Step, inputs: Sequence[Array], _: int | None) -> Array:
         """A step on tensors; a function of one's own in numpy, or a kernel by quadrature, on the host."""
         try:
-            made = RULES[step.kind](self.xp, *inputs, **step.params)
+            made = library().compute(step, inputs)
         except Exception:
             if step.kind not in ("apply", "kernel", "moments"):
                 raise
