@@ -186,7 +186,7 @@ class Piece:
         key = self.structure, replicas, self.precision
         with _lock:
             if key not in _programs:
-                _programs[key] = _Program(jax.jit(partial(_traced, self, replicas)))
+                _programs[key] = _Program(jax.jit(partial(_traced, self, replicas), compiler_options=_options()))
                 if len(_programs) > PROGRAMS:
                     _programs.popitem(last=False)
             _programs.move_to_end(key)
@@ -224,6 +224,14 @@ class _Program:
             made = self.function(inputs)
             self.compiled = True
             return made
+
+
+def _options() -> dict[str, Any]:
+    """How to compile: on a GPU without a trial of every kernel for each product, which takes 5 to 9 s a product."""
+    import jax
+
+    platform = (jax.config.jax_default_device or jax.devices()[0]).platform
+    return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if platform == "gpu" else {}
 
 
 def _placed(arrays: Any) -> Any:
