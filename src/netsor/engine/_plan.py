@@ -360,7 +360,9 @@ class Plan:
         return [f"{total}, {self.operations:,} operations and {self.bytes:,} bytes a replica", taken, *notes]
 
     def _repr_html_(self) -> str:
-        rows = [(words, f"{numbers:,}" if numbers else "", shape) for words, shape, numbers in _rows(self.steps, self.loops)]
+        rows = [
+            (words, f"{numbers:,}" if numbers else "", shape) for words, shape, numbers in _rows(self.steps, self.loops)
+        ]
         steps = table(rows, ("step", "random numbers", "shape"), code=True)
         return title(self.title) + steps + "".join(map(note, self._summary()))
 
@@ -371,7 +373,9 @@ class Plan:
 def _kind(step: Step, place: int, made: Mapping[Register, int]) -> Any:
     """Equal for steps that do the same, with the same steps before them: all but streams and numbers of constants."""
     back = [place - made[arg] if arg in made else 0 for arg in step.args]
-    args = tuple((distance if distance <= NEAR else -1, arg.shape) for distance, arg in zip(back, step.args, strict=True))
+    args = tuple(
+        (distance if distance <= NEAR else -1, arg.shape) for distance, arg in zip(back, step.args, strict=True)
+    )
     params = {name: value for name, value in step.params.items() if name not in ("key", "by")}
     return Builder.key(step.kind, args, params) or id(step), step.out.shape
 
