@@ -59,7 +59,7 @@ def encoder(replicas, device, tokens, width, hidden, layers):
 
 
 def model(device, ids, rotary, width, heads, groups, head_dim, hidden, layers, vocabulary):
-    """One initialisation of GPT-2 or Llama with what an audit looks at: stream, attention, cosines; the loss."""
+    """One initialisation of GPT-2 or Llama with what an audit looks at: stream, attention, effective rank; the loss."""
     tokens = len(ids)
     std, out = 0.02, 0.02 if rotary else 0.02 / math.sqrt(2 * layers)
     later = torch.ones((tokens, tokens), device=device).triu(1).bool()
@@ -88,8 +88,9 @@ def model(device, ids, rotary, width, heads, groups, head_dim, hidden, layers, v
             h = functional.gelu(y @ weight(y, hidden, width, std).mT, approximate="tanh")
         x = x + h @ weight(x, width, hidden, out).mT
         entropy = -(weights * torch.log(weights.clamp_min(1e-30))).sum(dim=-1).mean()
-        one = functional.normalize(x[0], dim=-1)
-        found += [(x * x).mean(), entropy, (one @ one.T).mean()]
+        spectrum = torch.linalg.eigvalsh(x[0] @ x[0].T / width).clamp_min(1e-30)
+        spectrum = spectrum / spectrum.sum()
+        found += [(x * x).mean(), entropy, torch.exp(-(spectrum * torch.log(spectrum)).sum())]
     logits = norm(x)[0] @ (torch.randn_like(table).mul_(std) if rotary else table).T
     loss = functional.cross_entropy(logits[:-1], torch.tensor(ids[1:], device=device))
     return torch.stack([*found, logits.std(), loss])
