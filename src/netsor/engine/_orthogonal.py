@@ -126,8 +126,8 @@ def along(xp: Any, rows: Array, directions: Array, *factor: Array, own: bool = F
         return mended(xp, factor[0].copy(), again, lambda *some: along(xp, *some, own=own), rows, directions)
     found = gram(xp, rows, directions)
     rounding = ROUNDING if rows.dtype == xp.float64 else SINGLE_ROUNDING
-    real = xp.abs(found) > rounding * xp.sqrt(squares(xp, rows))[..., None]
-    found = xp.where(real, found, xp.zeros_like(found))
+    small = xp.abs(found) <= rounding * xp.sqrt(squares(xp, rows))[..., None]
+    found = xp.where(small, xp.zeros_like(found), found)  # NaN stays
     return xp.tril(found, k=directions.shape[-2] - rows.shape[-2]) if own else found
 
 
