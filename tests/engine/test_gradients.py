@@ -92,11 +92,29 @@ def test_random_gradients_at_infinite_width(net):
 
 
 @pytest.mark.slow
-@seed(4)
-@settings(max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-@given(net=limit_gradients())
-def test_more_random_gradients_at_infinite_width(net):
-    assert disagreement(net, 1500, width=4000) > LEVEL
+def test_more_random_gradients_at_infinite_width():
+    """Against n = 10⁶: at 4,000 some programs are far from their limit still (p = 7e-11).
+
+    At most 10 of 250 may be refused (6 are): those in which one matrix acts again and again, as W and as W^T.
+    """
+    compared, refused = [], []
+
+    @seed(4)
+    @settings(max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(net=limit_gradients())
+    def each(net):
+        try:
+            exact_draws(net, 2, n=np.inf)
+        except ValueError as error:
+            assert "is not followed" in str(error)
+            refused.append(net)
+            return
+        compared.append(net)
+        assert disagreement(net, 1500, width=10**6) > LEVEL
+
+    each()
+    assert len(refused) <= 10
+    assert len(compared) >= 240
 
 
 def _correlation(net, **widths):
