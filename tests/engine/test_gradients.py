@@ -47,9 +47,9 @@ def _ranks(draws):
     return np.arctanh(ranks[np.triu_indices(draws.shape[1], 1)] * (1 - 1e-12))
 
 
-def disagreement(net, draws, width=2000):
+def disagreement(net, draws, width=2000, against=None):
     """The smallest p-value, of marginals and of rank correlations, between infinite width and a large one."""
-    limit, wide = exact_draws(net, draws, n=np.inf), exact_draws(net, draws, seed=12, n=width)
+    limit, wide = exact_draws(net, draws, n=np.inf), exact_draws(against or net, draws, seed=12, n=width)
     random = np.ptp(limit, axis=0) > 1e-9 * np.abs(wide).max()  # behind a norm, ⟨gradient, input⟩ is 0 but for rounding
     for i in np.flatnonzero(~random):  # what is not random in the limit is near it
         assert np.abs(wide[:, i] - limit[0, i]).mean() < 8 * max(1.0, np.abs(limit[0, i])) / width**0.5
@@ -126,11 +126,16 @@ def _correlation(net, **widths):
 def test_a_transpose_is_no_fresh_matrix(width, monkeypatch):
     """Second moments of gradients cannot tell; the output against ⟨gradient, input⟩ of the token that is read can."""
     assert abs(_correlation(blocks(), n=width) - 0.80) < 0.03
+    _fresh_transposes(monkeypatch)
+    assert _correlation(blocks(), n=width) < 0.65
+
+
+def _fresh_transposes(monkeypatch):
+    """From here on a gradient has matrices of its own where W^T stands."""
     fresh = {}
     monkeypatch.setattr(
         Weight, "adjoint", property(lambda w: fresh.setdefault((w.source, w.transposed), ns.weight(n, n, w.batch)))
     )
-    assert _correlation(blocks(), n=width) < 0.65
 
 
 def _heads(groups):
@@ -209,6 +214,35 @@ def gated(function, first="gate"):
 def test_gradients_of_gates_at_infinite_width(first):
     """Level 1e-5 of 28 tests."""
     assert disagreement(gated(ns.silu, first), 2000) > 1e-5
+
+
+def swiglu():
+    """Norm and attention, norm and gated perceptron, norm and attention: forward and backward quantities."""
+    x, r = ns.gaussian(n, 2), ns.gaussian(n)
+    u = ns.rms_norm(x)
+    p = ns.dot(ns.weight(n, n) @ u, ns.weight(n, n) @ u)
+    y = x + ns.weight(n, n) @ (ns.softmax(p, "causal") @ (ns.weight(n, n) @ u))
+    u = ns.rms_norm(y)
+    g, v = ns.weight(n, n) @ u, ns.weight(n, n) @ u
+    y = y + ns.weight(n, n) @ (ns.silu(g) * v)
+    y = y + ns.nn.attention(ns.rms_norm(y), 1, mask="causal")
+    end = ns.dot(r, y[1])
+    dp, dx, dg, dv = ns.grad(end, [p, x, g, v])
+    inside = ns.dot(dg[1], g[1]), ns.dot(dv[1], v[1])
+    return ns.Program((end, p[1, 0], dp[1, 0], ns.mean_dot(dx, dx)[1, 1], ns.dot(dx[0], x[0]), *inside))
+
+
+def test_gradients_pass_a_gate_and_the_attention_before_it_at_infinite_width():
+    assert swiglu()[3].plan(n=ns.inf).random_numbers > 0
+
+
+@pytest.mark.slow
+def test_the_joint_law_of_a_gated_model_at_infinite_width(monkeypatch):
+    """Level 1e-5 of 28 tests; with matrices of their own in place of transposes rank correlations tell at 1e-7."""
+    right = swiglu()
+    assert disagreement(right, 2000) > 1e-5
+    _fresh_transposes(monkeypatch)
+    assert disagreement(swiglu(), 2000, against=right) < 1e-7
 
 
 def test_a_gate_is_as_homogeneous_in_its_gradient_as_in_its_value():
