@@ -258,3 +258,14 @@ def test_a_gate_is_as_homogeneous_in_its_gradient_as_in_its_value():
     drawn = exact_draws(net, 200, n=np.inf)
     np.testing.assert_allclose(drawn[:, 1:], drawn[:, :1] * np.ones(2), atol=1e-12)
     assert drawn[:, 0].std() > 0.3
+
+
+def test_gradients_of_rotary_scores_need_heads_of_finite_width():
+    x, r = ns.gaussian(n, 3), ns.gaussian(n)
+    q, k, v = (ns.weight(d, n) @ x for _ in range(3))
+    p = ns.dot(r, ns.weight(n, d) @ (ns.softmax(ns.dot(ns.rotary(q), ns.rotary(k))) @ v)[0])
+    g = ns.grad(p, x)
+    net = ns.Program((p, ns.mean_dot(g, g)))
+    with pytest.raises(ns.ExactError, match=r"turned by rotary positions, such as the gradient of queries.*d=64"):
+        net.plan(n=ns.inf, d=ns.inf)
+    assert net.plan(n=ns.inf, d=8).random_numbers > 0
