@@ -400,7 +400,7 @@ def test_the_report_reads():
 
 
 def test_an_entry_that_a_mask_fixes_asks_for_no_score():
-    """A masked weight is 0 and one that is alone in its row is 1, whatever the scores: these are of a vector with itself."""
+    """A masked weight is 0 and one that is alone in its row is 1, whatever the scores, here of a vector with itself."""
     h = ns.gaussian(n, 2)
     weights = ns.softmax(ns.dot(h, h), "causal")
     for entry, number in (((0, 1), 0.0), ((0, 0), 1.0)):

@@ -81,7 +81,7 @@ def _beside(dual: Dual, own: Features, u: int | None, frame: Limit) -> Bools:
             part = dual[vector]
             flat = (part.support | part.unknown).reshape(-1, part.support.shape[-1])
             rows = flat[places.ravel()] if len(flat) > 1 else flat
-            found = _joined(found, rows.any(axis=0))
+            found = _joined(found, np.asarray(rows.any(axis=0)))
     size = min(len(found), len(own.reach))
     found[:size] &= ~own.reach[:size]
     for block in frame.blocks:
