@@ -184,7 +184,7 @@ def test_the_backward_half(inline, tmp_path):
     assert {row["quantity"] for row in rows} >= {*names, *ends, "grad_head"}
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == len(FORWARD) - 1 + 3  # the stream's gradient, the kinds, and their ratios
-    assert "There are no gradients at infinite width: the gradient of tied logits" in page
+    assert "There are no gradients at infinite width: the logit of a token" in page
     assert "--gradients" in json.loads((tmp_path / "manifest.json").read_text())["command"]
     again = ns.audit(TINY, widths="actual", gradients=True, **SMALL)  # whatever else is asked
     assert again.actual["grad_in"].tobytes() == audit.actual["grad_in"].tobytes()
