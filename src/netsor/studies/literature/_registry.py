@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ...language._given import shown
-from . import _unit_scaling
+from . import _dong, _hron, _noci, _tensor_programs, _unit_scaling
 from ._result import Result
 
-RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in (_unit_scaling,)}
+RESULTS: dict[str, Result] = {
+    module.RESULT.name: module.RESULT for module in (_unit_scaling, _tensor_programs, _noci, _hron, _dong)
+}
 
 
 def chosen(names: tuple[str, ...]) -> list[Result]:
