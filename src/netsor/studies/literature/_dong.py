@@ -206,29 +206,35 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
 
 def draw(numbers: Numbers) -> Any:
     """BERT's curves with what was published, and attention alone with the bound."""
-    figure = new(2.7)
-    left, right = figure.subplots(1, 2)
-    for (name, published), colour in zip(PUBLISHED.items(), (VERMILLION, GREEN, BLUE), strict=True):
-        if name not in numbers:
-            continue
-        ratio = numbers[name]["ratio"]
-        layers = np.arange(len(ratio))
-        low, high = np.quantile(ratio, [0.05, 0.95], axis=1)
-        left.fill_between(layers, low, high, color=colour, alpha=0.2, lw=0)
-        left.plot(layers, ratio.mean(axis=1), color=colour, label=name)
-        left.plot(np.arange(LAYERS + 1), published, "o", ms=2.5, color=colour)
-    left.plot([], [], "o", ms=2.5, color=GREY, label="published")
+    deep = [name for name in ("with skip", "transformer") if name in numbers]
+    figure = new(4.4 if deep else 2.6)
+    places = figure.subplot_mosaic("ab;cc" if deep else "ab")
+    left, right = places["a"], places["b"]
+    _bert(left, numbers, "attention", VERMILLION)
     left.axhline(ROUNDING, color=GREY, lw=0.6, ls=":")
     left.text(LAYERS, ROUNDING / 1.6, "rounding of float32", color=GREY, fontsize=6, ha="right", va="top")
-    left.set(yscale="log", xlabel="layer of BERT-base", ylabel="‖res‖/‖X‖", ylim=(3e-8, 2))
-    left.legend(loc="center right", bbox_to_anchor=(1.0, 0.55))
+    left.set(yscale="log", xlabel="layer of BERT-base", ylabel="‖res‖/‖X‖", ylim=(3e-8, 2), title="attention alone")
+    left.legend(loc="center right")
     for label, colour in (("width 64", ORANGE), ("width ∞", BLUE)):
-        log = numbers[label]["log"]
-        right.plot(log.mean(axis=1), "o-", ms=2.5, color=colour, label=label)
+        right.plot(numbers[label]["log"].mean(axis=1), "o-", ms=2.5, color=colour, label=label)
     right.plot(numbers["bound"]["log"][:5].mean(axis=1), "--", color=GREY, lw=1.0, label="the bound")
-    right.set(xlabel="layer of attention alone", ylabel="log10 of residual/mean", yscale="symlog")
-    right.legend(loc="lower left")
+    right.set(xlabel="layer", ylabel="log10 of residual/mean", yscale="symlog", title="the theorem's layers")
+    right.set_xticks(range(PURE["layers"] + 1))
+    right.legend(loc="center right", bbox_to_anchor=(1.0, 0.6))
+    for name, colour in zip(deep, (GREEN, BLUE), strict=False):
+        _bert(places["c"], numbers, name, colour)
+    if deep:
+        places["c"].set(xlabel="layer of BERT-base", ylabel="‖res‖/‖X‖", ylim=(0, 0.8))
+        places["c"].legend(loc="lower left", ncols=2)
     return figure
+
+
+def _bert(axes: Any, numbers: Numbers, name: str, colour: str) -> None:
+    ratio = numbers[name]["ratio"]
+    low, high = np.quantile(ratio, [0.05, 0.95], axis=1)
+    axes.fill_between(range(len(ratio)), low, high, color=colour, alpha=0.2, lw=0)
+    axes.plot(ratio.mean(axis=1), color=colour, label="our law" if name == "attention" else name)
+    axes.plot(PUBLISHED[name], "o", ms=2.5, color=colour, label="published")
 
 
 RESULT = Result(
@@ -249,7 +255,7 @@ RESULT = Result(
     pictures=(
         Picture(
             "dong",
-            "Left: BERT-base at initialisation, our law (with 90 % of networks) and the published curves. Right: "
+            "BERT-base at initialisation, our law (with 90 % of networks) and the published curves. Right: "
             "attention alone, the mean of log10 of residual over mean, and the theorem's bound on it over its value "
             "at layer 0.",
             draw,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,7 +113,7 @@ def _gaussian(numbers: Numbers) -> Claim:
         f"The excess kurtosis of an output is above {NEAR:g} with one head, and below it with {HEADS[-1]}, by four "
         "errors.",
         f"By heads, {told}; one head ± {one.error:.0e}. It is 1/H of that of one head: infinitely many are a limit, "
-        f"and {one.value / NEAR:.0f} heads are within {NEAR:g} of it.",
+        f"and {math.ceil(one.value / NEAR)} heads are within {NEAR:g} of it.",
         every(below(Estimate(-one.value, one.error), -NEAR), below(many, NEAR)),
     )
 
@@ -162,7 +163,7 @@ def _stand_in(numbers: Numbers) -> Claim:
     verdicts.append(within(said, tangent, SHARE))
     return Claim(
         "With softmax and scores over √d no closed form is known (the library refuses); the kernel with scores over "
-        "d and tied weights takes its place.",
+        "d and tied weights is offered instead.",
         f"The variance of the first word, and its tangent kernel, are within {SHARE:.0%} of those with scores over "
         "√d, by four errors.",
         f"Variance, {'; '.join(told)}. Tangent kernel at 1: {said:.4f}, ours {tangent.value:.4f} ± "

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._program import program
-from ..._style import BLUE, GREEN, GREY, VERMILLION, new
+from ..._style import BLUE, GREEN, GREY, PURPLE, VERMILLION, new
 from ...language import Width, dot, gaussian, grad_norm, mean_dot, softmax, weight
 from ...laws import Estimate
 from .._rate import slope_of
 from .._store import Arrays
-from .._verdict import every
+from .._verdict import AGREES, DISAGREES, SIGMAS, UNDECIDED, every
 from ._result import Claim, Numbers, Part, Picture, Result, mean, within
 
 Array = npt.NDArray[np.float64]
@@ -23,8 +23,14 @@ SCALES = (0.25, 1.0, 3.0)  # σ_Q σ_K, the standard deviation of a score of tok
 COSINES = (0.0, 0.4, 0.7, 0.9, 0.97, 0.99)  # of two tokens
 COLLAPSED = 0.99
 SHARE = 0.1
+DEPTHS, DEEP_SCALES, DEEP_TOKENS = (1, 2, 4, 6, 8, 10, 12), (0.1, 1.0), 8
 COLOURS = dict(zip(SCALES, (GREEN, BLUE, VERMILLION), strict=True))
 N = Width("n")
+
+
+def _read(s: Any, tokens: int) -> Any:
+    """n^(−1/2) Σ_i ⟨r_i, S_i⟩."""
+    return dot(gaussian(N, tokens).reshape((tokens, 1)), s.reshape((tokens, 1))).sum()
 
 
 @program
@@ -34,12 +40,23 @@ def layer(cosine: float, scale: float) -> Any:
     Over the independent N(0, 1) coordinates of r, n |∂p/∂W|² has the mean ‖∂S/∂W‖², which the paper looks at.
     """
     x = gaussian(N, TOKENS, cov=(1 - cosine) * np.eye(TOKENS) + cosine)
-    r = gaussian(N, TOKENS)
     query, key, value = (weight(N, N) for _ in range(3))
     s = softmax(scale * dot(query @ x, key @ x)) @ (value @ x)
-    pairs = dot(r.reshape((TOKENS, 1)), s.reshape((TOKENS, 1)))  # token by token
-    p = pairs.sum()
+    p = _read(s, TOKENS)
     return grad_norm(p, query), grad_norm(p, value), mean_dot(x, x)
+
+
+@program
+def last_layer(depth: int, scale: float) -> Any:
+    """The same for the last of so many layers with residual connections and no norm, on 8 tokens."""
+    x = gaussian(N, DEEP_TOKENS)
+    for _ in range(depth):
+        before = x
+        query, key, value = (weight(N, N) for _ in range(3))
+        s = softmax(scale * dot(query @ x, key @ x)) @ (value @ x)
+        x = x + s
+    p = _read(s, DEEP_TOKENS)
+    return grad_norm(p, query), grad_norm(p, value), mean_dot(before, before)
 
 
 def uniform(gram: Array, width: int, scale: float) -> tuple[Array, Array]:
@@ -67,17 +84,39 @@ def gradients(scale: float, cosines: list[float], draws: int, seed: int) -> Arra
     return {**{name: np.stack(found) for name, found in made.items()}, "cosine": np.array(cosines)}
 
 
+def depths(scale: float, depths: list[int], draws: int, seed: int) -> Arrays:
+    """‖∂S/∂W^Q‖²/‖∂S/∂W^V‖² in the last layer of stacks of these depths, by networks: exactly, and by the formula."""
+    exact, formula = [], []
+    for depth in depths:
+        found = last_layer(depth, scale).draw(n=WIDTH, draws=draws, seed=seed, progress=False)
+        query, value, gram = (np.asarray(part) for part in found)
+        exact.append(query / value)
+        formula.append(np.divide(*uniform(gram, WIDTH, scale)))
+    return {"exact": np.stack(exact), "formula": np.stack(formula), "depth": np.array(depths)}
+
+
 def parts(quick: bool) -> list[Part]:
     """A scale of scores each."""
-    cosines, draws = ([0.0, 0.9, COLLAPSED], 1000) if quick else (list(COSINES), 4000)
+    cosines, draws = ([0.0, 0.9, COLLAPSED], 1000) if quick else (list(COSINES), 5000)
     given = {"cosines": cosines, "draws": draws}
-    return [Part(f"scale {scale:g}", gradients, {"scale": scale, **given}, 5.0 if quick else 35.0) for scale in SCALES]
+    deep = {"depths": [1, 6, 12] if quick else list(DEPTHS), "draws": 200 if quick else 2000}
+    return [
+        *(Part(f"scale {scale:g}", gradients, {"scale": scale, **given}, 5.0 if quick else 40.0) for scale in SCALES),
+        *(Part(f"depth {scale:g}", depths, {"scale": scale, **deep}, 3.0 if quick else 25.0) for scale in DEEP_SCALES),
+    ]
 
 
 def _over(top: Array, bottom: Array) -> Estimate:
     """The ratio of two means over the same draws."""
     ratio = top.mean() / bottom.mean()
     return Estimate(float(ratio), float(mean((top - ratio * bottom) / bottom.mean()).error))
+
+
+def _median(draws: Array) -> Estimate:
+    """The median, with half the distance of the quantiles one standard error of a rank to either side."""
+    step = 0.5 / len(draws) ** 0.5
+    low, middle, high = np.quantile(draws, [0.5 - step, 0.5, 0.5 + step])
+    return Estimate(float(middle), float(high - low) / 2)
 
 
 def _place(found: Arrays, cosine: float) -> int:
@@ -122,7 +161,26 @@ def judge(numbers: Numbers) -> list[Claim]:
             within(2.0, power, SHARE),
         )
     )
-    return claims
+    return [*claims, _deep(numbers)]
+
+
+def _deep(numbers: Numbers) -> Claim:
+    """At the usual scale of scores, by depth."""
+    found = numbers["depth 1"]
+    verdicts, told = [], []
+    for depth, exact, formula in zip(found["depth"], found["exact"], found["formula"], strict=True):
+        ours, said = _median(exact), float(np.median(formula))
+        up, down = (ours.value + sign * SIGMAS * ours.error for sign in (1, -1))
+        outside = said / 2 > up or said * 2 < down
+        verdicts.append(DISAGREES if outside else AGREES if up < 2 * said and down > said / 2 else UNDECIDED)
+        told.append(f"{depth}: {said:.2g}, ours {ours.value:.2g} ± {ours.error:.1g}")
+    return Claim(
+        "The same formulas, under the same assumption, for every layer of a stack with residual connections.",
+        "In the last layer of a stack without norms, σ_Qσ_K = 1, the formulas give the median over networks of "
+        "‖∂S/∂W^Q‖²/‖∂S/∂W^V‖² to a factor of 2 at every depth, by four standard errors.",
+        f"By depth, {'; '.join(told)}. The stream grows, so scores do, and attention becomes the opposite of uniform.",
+        every(*verdicts),
+    )
 
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
@@ -132,25 +190,45 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
         for k, cosine in enumerate(found["cosine"]):
             for name in ("query", "value"):
                 exact, said = mean(found[name][k]), float(found[f"{name}_uniform"][k].mean())
-                yield {"scale": scale, "cosine": float(cosine), "gradient": name, "exact": exact.value,
-                       "error": exact.error, "uniform_attention": said}  # fmt: skip
+                yield {"quantity": f"{name}, mean", "scale": scale, "cosine": float(cosine), "depth": 1,
+                       "exact": exact.value, "error": exact.error, "uniform_attention": said}  # fmt: skip
+    for scale in DEEP_SCALES:
+        found = numbers[f"depth {scale:g}"]
+        for depth, ratio, formula in zip(found["depth"], found["exact"], found["formula"], strict=True):
+            ours, said = _median(ratio), float(np.median(formula))
+            yield {"quantity": "query / value, median", "scale": scale, "cosine": 0.0, "depth": int(depth),
+                   "exact": ours.value, "error": ours.error, "uniform_attention": said}  # fmt: skip
 
 
 def draw(numbers: Numbers) -> Any:
-    """Both gradients against 1 − cosine, exact and by formula."""
-    figure = new(2.4)
-    both = figure.subplots(1, 2)
-    for axes, (name, title) in zip(both, (("query", "queries"), ("value", "values")), strict=True):
-        for scale, colour in COLOURS.items():
-            found = numbers[f"scale {scale:g}"]
-            apart = 1 - found["cosine"]
-            axes.plot(apart, found[name].mean(axis=1), "o-", ms=3, color=colour, label=f"σ$_Q$σ$_K$ = {scale:g}")
-            axes.plot(apart, found[f"{name}_uniform"].mean(axis=1), ":", color=colour, lw=1.2)
-        axes.set(xscale="log", yscale="log", xlabel="1 − cosine of two tokens", title=title)
-        axes.minorticks_off()
-    both[0].plot([], [], ":", color=GREY, label="uniform attention")
-    both[0].set_ylabel("squared gradient / width")
-    figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    """Queries over values against the distance of tokens, exact over formula, and queries over values by depth."""
+    figure = new(4.2)
+    places = figure.subplot_mosaic("ab;cc")
+    for scale, colour in COLOURS.items():
+        found = numbers[f"scale {scale:g}"]
+        apart = 1 - found["cosine"]
+        sizes = {name: found[name].mean(axis=1) for name in ("query", "value", "query_uniform", "value_uniform")}
+        places["a"].plot(apart, sizes["query"] / sizes["value"], "o-", ms=2.5, color=colour)
+        places["a"].plot(apart, sizes["query_uniform"] / sizes["value_uniform"], ":", color=colour, lw=1.2)
+        places["b"].plot(apart, sizes["query"] / sizes["query_uniform"], "-", color=colour, label=f"scores × {scale:g}")
+        places["b"].plot(apart, sizes["value"] / sizes["value_uniform"], "--", color=colour)
+    places["b"].plot([], [], "-", color=GREY, label="queries")
+    places["b"].plot([], [], "--", color=GREY, label="values")
+    places["a"].set(yscale="log", ylabel="queries / values", title="squared gradients")
+    places["b"].set(yscale="log", ylabel="exact / uniform attention", title="the assumption")
+    for place in ("a", "b"):
+        places[place].set(xscale="log", xlabel="1 − cosine of tokens")
+        places[place].minorticks_off()
+    places["b"].legend(loc="upper left")
+    for scale, colour in zip(DEEP_SCALES, (PURPLE, BLUE), strict=True):
+        found = numbers[f"depth {scale:g}"]
+        low, middle, high = np.maximum(np.quantile(found["exact"], [0.05, 0.5, 0.95], axis=1), 1e-30)
+        places["c"].fill_between(found["depth"], low, high, color=colour, alpha=0.15, lw=0)
+        places["c"].plot(found["depth"], middle, "o-", ms=2.5, color=colour, label=f"scores × {scale:g}")
+        places["c"].plot(found["depth"], np.median(found["formula"], axis=1), ":", color=colour, lw=1.2)
+    places["c"].plot([], [], ":", color=GREY, label="uniform attention")
+    places["c"].set(yscale="log", ylim=(1e-6, 1e3), xlabel="layers", ylabel="queries / values")
+    places["c"].legend(loc="upper left", ncols=3)
     return figure
 
 
@@ -170,8 +248,9 @@ RESULT = Result(
     pictures=(
         Picture(
             "noci",
-            "Mean squared gradients of an attention layer against the distance of its tokens: exact, and (dotted) "
-            "with uniform attention.",
+            "Top: mean squared gradients of an attention layer against the distance of its tokens, exact and (dotted) "
+            "with uniform attention. Bottom: the last layer of stacks with residual connections, median and 90 % of "
+            "networks, and (dotted) with uniform attention.",
             draw,
             rows,
         ),
