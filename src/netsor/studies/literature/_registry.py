@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ...language._given import shown
-from . import _giorlandino, _unit_scaling
+from . import _deepscale, _giorlandino, _unit_scaling
 from ._result import Result
 
-RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in (_giorlandino, _unit_scaling)}
+RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in (_giorlandino, _deepscale, _unit_scaling)}
 
 
 def chosen(names: tuple[str, ...]) -> list[Result]:
