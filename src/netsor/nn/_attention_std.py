@@ -58,8 +58,8 @@ def attention_std(
     --------
     >>> ns.attention_std(256, 64, scale=8 / 64)  # u-µP with mult = 8
     Estimate(value=0.102..., error=...)
-    >>> ns.attention_std(1, 64).value
-    1.0
+    >>> round(ns.attention_std(4096, 128, causal=True).value, 6)  # as PyTorch scales scores
+    0.068493
     """
     count = whole(tokens, "tokens", "attention_std")
     infinite = isinstance(head_dim, float) and math.isinf(head_dim) and head_dim > 0
@@ -84,8 +84,11 @@ def attention_std(
         )
     found = []
     for step, (squares, weights) in zip(STEPS, sizes, strict=True):
-        shares = [_share(count, factor * math.sqrt((1 - common) * square), step, bool(causal)) for square in squares]
-        found.append(math.sqrt((1 - common) * float(weights @ np.array(shares)) + common))
+        share = sum(
+            weight * _share(count, factor * math.sqrt((1 - common) * square), step, bool(causal))
+            for square, weight in zip(squares.tolist(), weights.tolist(), strict=True)
+        )
+        found.append(math.sqrt((1 - common) * share + common))
     rough, value = found
     return Estimate(value, abs(value - rough) + ROUNDING * value)
 
@@ -95,23 +98,39 @@ def _squares(width: int, nodes: int) -> tuple[Array, Array]:
     alpha, k = width / 2 - 1, np.arange(1.0, nodes)
     off = np.sqrt(k * (k + alpha))
     found = np.linalg.eigh(np.diag(2 * np.arange(nodes) + 1 + alpha) + np.diag(off, 1) + np.diag(off, -1))
-    return found.eigenvalues / (width / 2), found.eigenvectors[0] ** 2
+    weights = found.eigenvectors[0] ** 2
+    kept = weights > 1e-17  # a share is at most 1
+    return found.eigenvalues[kept] / (width / 2), weights[kept]
 
 
 def _share(s: int, tau: float, step: float, causal: bool) -> float:
     """E Σ_j a_j² over s keys, or its mean over the tokens of a causal input of that length."""
     if s == 1:
         return 1.0
-    spacing = step * min(2.0, 1 / max(tau, 1e-9))
-    z = np.arange(-REACH, REACH + spacing, spacing)
+    low, high = -20.0 - REACH * tau - math.log(s), 5.0 + REACH * tau
+    two, less = _averages(low, math.ceil((high - low) / step), step, tau)
+    return float(step * np.sum(two * (_causal(s, less) if causal else s * _power(less, s - 1))))
+
+
+def _averages(low: float, count: int, step: float, tau: float) -> tuple[Array, Array]:
+    """E f_2(u + τz) and 1 − E f_0(u + τz) at `count` places u from `low` on."""
+    spacing = step / max(tau, 0.5)
+    half = math.ceil(REACH / spacing)
+    z = spacing * np.arange(-half, half + 1)
     weight = np.exp(-(z**2) / 2)
     weight /= weight.sum()
-    u = np.arange(-20.0 - REACH * tau - math.log(s), 5.0 + REACH * tau, step)
-    x = u[:, None] + tau * z
+    if tau < 0.5:
+        x = low + step * np.arange(count)[:, None] + tau * z
+        two, less = _functions(x)
+        return two @ weight, less @ weight
+    two, less = _functions(low + step * np.arange(-half, count + half))  # every u + τz is one of these
+    return np.convolve(two, weight, "valid"), np.convolve(less, weight, "valid")
+
+
+def _functions(x: Array) -> tuple[Array, Array]:
+    """f_2, and 1 − f_0 without cancellation."""
     size = np.exp(np.minimum(x, 700.0))  # exp(−e^x) is 0 long before
-    two = np.exp(2 * np.minimum(x, 700.0) - size) @ weight
-    less = -np.expm1(-size) @ weight  # 1 − E f_0, without cancellation
-    return float(step * np.sum(two * (_causal(s, less) if causal else s * _power(less, s - 1))))
+    return np.exp(2 * np.minimum(x, 700.0) - size), -np.expm1(-size)
 
 
 def _power(less: Array, exponent: float) -> Array:

@@ -207,7 +207,7 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
 def draw(numbers: Numbers) -> Any:
     """BERT's curves with what was published, and attention alone with the bound."""
     deep = [name for name in ("with skip", "transformer") if name in numbers]
-    figure = new(4.4 if deep else 2.6)
+    figure = new(4.6 if deep else 2.6)
     places = figure.subplot_mosaic("ab;cc" if deep else "ab")
     left, right = places["a"], places["b"]
     _bert(left, numbers, "attention", VERMILLION)
@@ -225,7 +225,7 @@ def draw(numbers: Numbers) -> Any:
         _bert(places["c"], numbers, name, colour)
     if deep:
         places["c"].set(xlabel="layer of BERT-base", ylabel="‖res‖/‖X‖", ylim=(0, 0.8))
-        places["c"].legend(loc="lower left", ncols=2)
+        places["c"].legend(loc="lower left")
     return figure
 
 

@@ -202,7 +202,7 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
 
 def draw(numbers: Numbers) -> Any:
     """Queries over values against the distance of tokens, exact over formula, and queries over values by depth."""
-    figure = new(4.2)
+    figure = new(4.4)
     places = figure.subplot_mosaic("ab;cc")
     for scale, colour in COLOURS.items():
         found = numbers[f"scale {scale:g}"]
@@ -210,25 +210,27 @@ def draw(numbers: Numbers) -> Any:
         sizes = {name: found[name].mean(axis=1) for name in ("query", "value", "query_uniform", "value_uniform")}
         places["a"].plot(apart, sizes["query"] / sizes["value"], "o-", ms=2.5, color=colour)
         places["a"].plot(apart, sizes["query_uniform"] / sizes["value_uniform"], ":", color=colour, lw=1.2)
-        places["b"].plot(apart, sizes["query"] / sizes["query_uniform"], "-", color=colour, label=f"scores × {scale:g}")
+        places["b"].plot(apart, sizes["query"] / sizes["query_uniform"], color=colour)
         places["b"].plot(apart, sizes["value"] / sizes["value_uniform"], "--", color=colour)
-    places["b"].plot([], [], "-", color=GREY, label="queries")
-    places["b"].plot([], [], "--", color=GREY, label="values")
-    places["a"].set(yscale="log", ylabel="queries / values", title="squared gradients")
-    places["b"].set(yscale="log", ylabel="exact / uniform attention", title="the assumption")
+        places["c"].plot([], [], color=colour, label=f"scores × {scale:g}")
+    places["a"].set(yscale="log", ylabel="queries / values")
+    places["b"].set(yscale="log", ylabel="exact / uniform")
+    places["b"].set_yticks([1, 2, 4, 8], ["1", "2", "4", "8"])
     for place in ("a", "b"):
-        places[place].set(xscale="log", xlabel="1 − cosine of tokens")
+        places[place].set(xscale="log", xlabel="1 − cosine")
         places[place].minorticks_off()
-    places["b"].legend(loc="upper left")
-    for scale, colour in zip(DEEP_SCALES, (PURPLE, BLUE), strict=True):
+    for scale, colour in zip(DEEP_SCALES, (PURPLE, COLOURS[1.0]), strict=True):
         found = numbers[f"depth {scale:g}"]
         low, middle, high = np.maximum(np.quantile(found["exact"], [0.05, 0.5, 0.95], axis=1), 1e-30)
         places["c"].fill_between(found["depth"], low, high, color=colour, alpha=0.15, lw=0)
-        places["c"].plot(found["depth"], middle, "o-", ms=2.5, color=colour, label=f"scores × {scale:g}")
+        places["c"].plot(found["depth"], middle, "o-", ms=2.5, color=colour)
         places["c"].plot(found["depth"], np.median(found["formula"], axis=1), ":", color=colour, lw=1.2)
+    places["c"].plot([], [], color=PURPLE, label=f"scores × {DEEP_SCALES[0]:g}")
     places["c"].plot([], [], ":", color=GREY, label="uniform attention")
-    places["c"].set(yscale="log", ylim=(1e-6, 1e3), xlabel="layers", ylabel="queries / values")
-    places["c"].legend(loc="upper left", ncols=3)
+    places["c"].plot([], [], "--", color=GREY, label="values (top right)")
+    places["c"].set(yscale="log", ylim=(1e-6, 1e2), xlabel="layers", ylabel="queries / values")
+    places["c"].set_xticks(numbers["depth 1"]["depth"])
+    figure.legend(*places["c"].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from ...language._given import shown
-from . import _dong, _hron, _noci, _tensor_programs, _unit_scaling
+from . import _deepscale, _dong, _giorlandino, _hron, _noci, _tensor_programs, _unit_scaling
 from ._result import Result
 
-RESULTS: dict[str, Result] = {
-    module.RESULT.name: module.RESULT for module in (_unit_scaling, _tensor_programs, _noci, _hron, _dong)
-}
+MODULES = (_giorlandino, _deepscale, _unit_scaling, _tensor_programs, _noci, _hron, _dong)
+RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}
 
 
 def chosen(names: tuple[str, ...]) -> list[Result]:

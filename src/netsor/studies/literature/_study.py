@@ -121,8 +121,8 @@ def run(options: Options) -> Finished:
             for index, picture in enumerate(result.pictures):
                 files[f"{picture.name}.csv"] = tidy(picture.rows(numbers[result.name]))
                 pictures[picture.name] = workers.submit(drawn, result.name, index, numbers[result.name])
-        for name, picture in pictures.items():
-            for kind, content in picture.result().items():
+        for name, made in pictures.items():
+            for kind, content in made.result().items():
                 (svg if kind == "svg" else files)[name if kind == "svg" else f"{name}.{kind}"] = content
     manifest = _manifest(options, parts, found, time.perf_counter() - start)
     files["report.html"] = report(options.results, claims, svg, manifest).encode()
@@ -157,7 +157,7 @@ def _manifest(
 ) -> dict[str, Any]:
     """What was run, with what, and what it took."""
     store = Store(options.out / "parts")
-    listed = [
+    listed: list[dict[str, Any]] = [
         {
             "result": name,
             "part": part.label,
