@@ -26,8 +26,9 @@ KEPT = "finished parts are kept, and the same command goes on from there"
 def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, **options: Any) -> None:
     """Published results on transformers at initialisation, each beside the exact law, with a verdict.
 
-    RESULT is any of giorlandino deepscale unit-scaling, all of them unless given. A run that was interrupted goes on
-    where it stopped. Files in the folder that are not of an earlier run are never overwritten.
+    RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong, all of them unless given. A run
+    that was interrupted goes on where it stopped. Files in the folder that are not of an earlier run are never
+    overwritten.
     """
     check_name("--out", out)
     from concurrent.futures.process import BrokenProcessPool

@@ -169,7 +169,7 @@ def _theorem(numbers: Numbers) -> Claim:
         "√d/(4β).",
         "That condition holds at a usual initialisation (tokens with mean square 1, weights N(0, 1/d), d = 64), "
         "where the residual does vanish: the bound after one layer is below ‖res X‖, by four standard errors.",
-        f"After one layer the bound is 10^({grown.value:.2f} ± {grown.error:.2f}) times ‖res X‖, and it grows with "
+        f"After one layer the bound is 10^({grown.value:.2f} ± {grown.error:.1g}) times ‖res X‖, and it grows with "
         f"depth; the relative residual itself is 10^({truly.value:.3f} ± {truly.error:.3f}) of what it was. The "
         f"bound falls for tokens smaller than {scale.value:.4f} ± {scale.error:.0e} of that size.",
         below(grown, 0.0),
@@ -220,7 +220,7 @@ def draw(numbers: Numbers) -> Any:
     right.plot(numbers["bound"]["log"][:5].mean(axis=1), "--", color=GREY, lw=1.0, label="the bound")
     right.set(xlabel="layer", ylabel="log10 of residual/mean", yscale="symlog", title="the theorem's layers")
     right.set_xticks(range(PURE["layers"] + 1))
-    right.legend(loc="center right", bbox_to_anchor=(1.0, 0.6))
+    right.legend(loc="center right", bbox_to_anchor=(1.0, 0.6), handlelength=1.2)
     for name, colour in zip(deep, (GREEN, BLUE), strict=False):
         _bert(places["c"], numbers, name, colour)
     if deep:
