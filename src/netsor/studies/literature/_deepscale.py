@@ -264,9 +264,9 @@ RESULT = Result(
     "fan-in, so that scores have variances of 1e-4 to 0.13. They publish errors of 1.4, 4.1 and 7.8 % (median, 90th "
     "and 99th percentile) for the variance, and of 2.2, 13.3 and 44.5 % for that of the gradient. Ours is at "
     f"finite input width by draws, T = {TOKENS} and d = {HEAD} throughout, and beyond that grid exact at infinite "
-    "width. Left out: dropout, 547 and 1000 tokens, other head dimensions, correlated gradients from above. The formulas "
-    "are those of the public simulation; that of whole blocks, in the paper, could not be read: blocks are those "
-    "formulas in a row.",
+    "width. Left out: dropout, 547 and 1000 tokens, other head dimensions, correlated gradients from above. The "
+    "formulas are those of the public simulation; that of whole blocks, in the paper, could not be read: blocks are "
+    "those formulas in a row.",
     quick="correlation 0 alone, and a quarter of the draws or fewer.",
     parts=parts,
     judge=judge,
