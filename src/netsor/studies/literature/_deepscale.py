@@ -259,14 +259,14 @@ RESULT = Result(
     source="Kedia et al., Transformers Get Stable: An End-to-End Signal Propagation Theory for Language Models (ICML "
     "2024), with public simulations of its formulas.",
     links=("https://arxiv.org/abs/2403.09635", "https://github.com/akhilkedia/TranformersGetStable"),
-    setting="Their simulation of one head: normal inputs of variance 1 and correlation 0, 1/3, 2/3 between tokens, input "
-    "widths 100 to 1000, 300 tokens or more, weights of queries and keys of 0.1 to 0.6 over the root of the fan-in, "
-    "so that scores have variances of 1e-4 to 0.13. They publish errors of 1.4, 4.1 and 7.8 % (median, 90th and "
-    "99th percentile) for the variance, and of 2.2, 13.3 and 44.5 % for that of the gradient. Ours is at finite "
-    f"input width by draws, T = {TOKENS} and d = {HEAD} throughout, and beyond that grid exact at infinite width. "
-    "Left out: dropout, 547 and 1000 tokens, other head dimensions, correlated gradients from above. The formulas "
-    "are those of the public simulation; that of whole blocks, in the paper, could not be read: blocks are those "
-    "formulas in a row.",
+    setting="Their simulation of one head: normal inputs of variance 1 and correlation 0, 1/3, 2/3 between tokens, "
+    "input widths 100 to 1000, 300 tokens or more, weights of queries and keys of 0.1 to 0.6 over the root of the "
+    "fan-in, so that scores have variances of 1e-4 to 0.13. They publish errors of 1.4, 4.1 and 7.8 % (median, 90th "
+    "and 99th percentile) for the variance, and of 2.2, 13.3 and 44.5 % for that of the gradient. Ours is at "
+    f"finite input width by draws, T = {TOKENS} and d = {HEAD} throughout, and beyond that grid exact at infinite "
+    "width. Left out: dropout, 547 and 1000 tokens, other head dimensions, correlated gradients from above. The "
+    "formulas are those of the public simulation; that of whole blocks, in the paper, could not be read: blocks are "
+    "those formulas in a row.",
     quick="correlation 0 alone, and a quarter of the draws or fewer.",
     parts=parts,
     judge=judge,

@@ -22,8 +22,7 @@ at finite width are exact; no weight matrix was drawn, unless it says so.</p>
 </tbody>
 </table></div>
 <p>A verdict is on what was published: it agrees with our law, or disagrees, if the rule holds, or fails, by four
-standard errors; otherwise it is left open. A rule is stated before its number is known, and is the same for a quick run
-and a whole one.</p>
+standard errors; otherwise it is left open. A rule is the same for a quick run and a whole one.</p>
 {sections}
 <h2>How</h2>
 <p>{how}</p>"""
