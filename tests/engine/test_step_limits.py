@@ -66,7 +66,9 @@ def test_exponents(kind):
 
 def test_no_limit_is_refused_by_name():
     (f, *_), (f1, *_) = perceptron("sp")
-    with pytest.raises(ns.ExactError, match=r"a step of hidden changes what it makes by an amount of order n\^\(0\.5\)"):
+    with pytest.raises(
+        ns.ExactError, match=r"a step of hidden changes what it makes by an amount of order n\^\(0\.5\)"
+    ):
         ns.Program((f, f1)).draw(n=inf, draws=2)
     (f, *_), (f1, *_) = perceptron("ntk", lr=lambda fan_in, fan_out: 0.1 / np.log(1 + fan_in), weights=["hidden"])
     with pytest.raises(ns.ExactError, match="no power of n at large widths"):
@@ -111,7 +113,7 @@ def test_the_lazy_limit_is_that_of_large_widths():
 )
 def test_features_move_at_infinite_width(optimiser, lr, options):
     """In µP, and as much as at large widths."""
-    (f, _, k), (f1, _, k1) = perceptron("mup", optimiser, lr, **options)
+    (_, _, k), (f1, _, k1) = perceptron("mup", optimiser, lr, **options)
     net = ns.Program((f1, size(k1 - k), size(k1)))
     limit, wide = ([u.reshape(len(u), -1).mean(axis=0) for u in net.draw(n=w, draws=40, seed=2)] for w in (inf, 600))
     for a, b in zip(limit[1:], wide[1:], strict=True):
@@ -129,19 +131,19 @@ def test_attention_at_infinite_width():
 
 
 def test_adam_is_refused_where_no_form_is_known():
-    (f, *_), (f1, *_) = perceptron("mup", "adam", over_fan_in, weights=["hidden"])
-    with pytest.raises(ns.ExactError, match="not Gaussian of mean 0, at width inf .Nonlin"):
+    _, (f1, *_) = perceptron("mup", "adam", over_fan_in, weights=["hidden"])
+    with pytest.raises(ns.ExactError, match=r"not Gaussian of mean 0, at width inf \(Nonlin"):
         ns.Program(f1).draw(n=inf, draws=2)
-    (f, *_), (f1, *_) = perceptron("mup", "adam", over_fan_in, weights=["hidden"], hidden=lambda v: v, eps=0.1)
-    with pytest.raises(ns.ExactError, match="eps=0.1 at width inf"):
+    _, (f1, *_) = perceptron("mup", "adam", over_fan_in, weights=["hidden"], hidden=lambda v: v, eps=0.1)
+    with pytest.raises(ns.ExactError, match=r"eps=0\.1 at width inf"):
         ns.Program(f1).draw(n=inf, draws=2)
-    (f, *_), (f1, *_) = perceptron("mup", "adam", over_fan_in, weights=["in"])
+    _, (f1, *_) = perceptron("mup", "adam", over_fan_in, weights=["in"])
     with pytest.raises(ns.ExactError, match="from width 3 to width inf"):
         ns.Program(f1).draw(n=inf, draws=2)
 
 
 def test_adam_is_refused_where_it_costs_too_much():
-    (f, *_), (f1, *_) = perceptron("mup", "adam", over_fan_in, weights=["hidden"])
+    _, (f1, *_) = perceptron("mup", "adam", over_fan_in, weights=["hidden"])
     with pytest.raises(ns.ExactError, match=r"every entry of the gradient, 1\.0e\+10 of them a replica"):
         ns.Program(f1).draw(n=100_000, draws=2)
     assert ns.Program(f1).plan(n=1000).operations > 2 * 1000**2

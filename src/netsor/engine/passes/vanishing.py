@@ -2,8 +2,8 @@
 
 Identity (theory, "Infinite width as arithmetic over dual numbers"): let a step of a small learning rate move vectors
 y_j to y_j + ε Δ_j, ε = n^(−1/2), ε² = 0. Means of order 1, and coordinates, do not see it. A score p, which is of
-order 1 though the vectors that it is a product of are longer by √n, moves by Σ_j ⟨∂p/∂y_j, ε Δ_j⟩ = Σ_j ⟨δ_j, Δ_j⟩/n with
-δ_j = √n ∂p/∂y_j its gradient, for given scores before it. This is how a network trains whose features do not move
+order 1 though the vectors that it is a product of are longer by √n, moves by Σ_j ⟨∂p/∂y_j, ε Δ_j⟩ = Σ_j ⟨δ_j, Δ_j⟩/n
+with δ_j = √n ∂p/∂y_j its gradient, for given scores before it. This is how a network trains whose features do not move
 (Jacot, Gabriel and Hongler 2018): the tangent kernel, in the language itself.
 """
 
