@@ -195,15 +195,18 @@ def real_gpt2(name: str, count: int) -> np.ndarray:
     for _ in range(count):
         network = transformers.GPT2LMHeadModel(config).eval().double()
 
-        def run(network: Any = network) -> tuple[Any, ...]:
-            out = network(ids, labels=ids, output_hidden_states=True)
-            last: list[torch.Tensor] = []
-            hook = network.transformer.h[-1].register_forward_hook(
-                lambda m, given, made: last.append(made if isinstance(made, torch.Tensor) else made[0])
+        streams: list[torch.Tensor] = []
+        for block in network.transformer.h:
+            block.register_forward_hook(
+                lambda module, given, made, streams=streams: streams.append(
+                    made[0] if isinstance(made, torch.Tensor) else made[0][0]
+                )
             )
-            network(ids)
-            hook.remove()
-            return out.loss, out.logits[0], out.hidden_states[1][0], last[0][0]
+
+        def run(network: Any = network, streams: list[torch.Tensor] = streams) -> tuple[Any, ...]:
+            streams.clear()
+            out = network(ids, labels=ids)
+            return out.loss, out.logits[0], *streams
 
         before = run()
         before[0].backward()
