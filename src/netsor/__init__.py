@@ -50,6 +50,7 @@ from .language import (
     sin,
     softmax,
     stack,
+    step,
     tanh,
     weight,
 )
@@ -175,6 +176,7 @@ __all__ = [
     "sliced_wasserstein",
     "softmax",
     "stack",
+    "step",
     "tanh",
     "total_variation",
     "wasserstein1",
