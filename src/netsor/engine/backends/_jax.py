@@ -40,7 +40,7 @@ SMALL = 1024  # random numbers a replica up to which draws share one call of the
 LONGEST = 40  # steps of a piece
 PROGRAMS = 256  # compiled programs that are kept in memory
 
-_programs: OrderedDict[Any, Any] = OrderedDict()
+_programs: OrderedDict[Any, _Program] = OrderedDict()
 _ready: WeakKeyDictionary[Plan, dict[Jax, list[Piece]]] = WeakKeyDictionary()
 _lock = threading.RLock()
 
