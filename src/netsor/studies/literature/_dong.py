@@ -165,13 +165,14 @@ def _theorem(numbers: Numbers) -> Claim:
     grown, scale = mean(found["log"][1]), mean(found["scale"])
     truly = mean(exact[1] - exact[0])
     return Claim(
-        "‖res‖ after L layers is at most (4β/√d)^((3^L − 1)/2) ‖res X‖^(3^L): the residual vanishes if ‖res X‖² < "
-        "√d/(4β).",
-        "That condition holds at a usual initialisation (tokens with mean square 1, weights N(0, 1/d), d = 64), "
-        "where the residual does vanish: the bound after one layer is below ‖res X‖, by four standard errors.",
+        "The theorem explains the collapse at initialisation: ‖res‖ after L layers is at most (4β/√d)^((3^L − 1)/2) "
+        "‖res X‖^(3^L), which vanishes if ‖res X‖² < √d/(4β).",
+        "That condition holds at a usual initialisation (tokens with mean square 1, weights N(0, 1/d), d = 64): the "
+        "bound after one layer is below ‖res X‖, by four standard errors.",
         f"After one layer the bound is 10^({grown.value:.2f} ± {grown.error:.1g}) times ‖res X‖, and it grows with "
         f"depth; the relative residual itself is 10^({truly.value:.3f} ± {truly.error:.3f}) of what it was. The "
-        f"bound falls for tokens smaller than {scale.value:.4f} ± {scale.error:.0e} of that size.",
+        f"bound falls for tokens smaller than {scale.value:.4f} ± {scale.error:.0e} of that size: the theorem is "
+        "true, and does not reach as far as the collapse does.",
         below(grown, 0.0),
     )
 
@@ -255,9 +256,8 @@ RESULT = Result(
     pictures=(
         Picture(
             "dong",
-            "BERT-base at initialisation, our law (with 90 % of networks) and the published curves. Right: "
-            "attention alone, the mean of log10 of residual over mean, and the theorem's bound on it over its value "
-            "at layer 0.",
+            "BERT-base at initialisation, our law (with 90 % of networks) and the published curves. Right: attention "
+            "alone, the mean of log10 of residual over mean, and the theorem's bound on it over its value at layer 0.",
             draw,
             rows,
         ),

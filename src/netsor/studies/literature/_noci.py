@@ -241,18 +241,20 @@ RESULT = Result(
     "(NeurIPS 2022), whose formulas for gradients assume that every token attends to all alike.",
     links=("https://arxiv.org/abs/2206.03126",),
     setting=f"One attention layer S = A X W^V, one head, {TOKENS} tokens of width {WIDTH} with mean square 1 and one "
-    "cosine between any two, weights N(0, σ²/n), scores over √n. Exact: the mean over initialisations of ‖∂S/∂W‖², "
-    "by ns.grad_norm. Of the paper's text only the introduction could be read; the formulas judged here are what its "
-    "stated assumption A = 1/s makes of these means, computed by us, and its experiments on translation are not run.",
-    quick="three cosines, with fewer draws.",
+    "cosine between any two, weights N(0, σ²/n), scores over √n; and the last of 1 to 12 such layers with residual "
+    f"connections and no norms, on {DEEP_TOKENS} independent tokens. Exact: the mean over initialisations of "
+    "‖∂S/∂W‖², by ns.grad_norm. Of the paper's text only the introduction could be read; the formulas judged here "
+    "are what its stated assumption A = 1/s makes of these means, computed by us, and its experiments on translation "
+    "are not run.",
+    quick="three cosines and three depths, with fewer draws.",
     parts=parts,
     judge=judge,
     pictures=(
         Picture(
             "noci",
-            "Top: mean squared gradients of an attention layer against the distance of its tokens, exact and (dotted) "
-            "with uniform attention. Bottom: the last layer of stacks with residual connections, median and 90 % of "
-            "networks, and (dotted) with uniform attention.",
+            "Top: mean squared gradients of an attention layer against the distance of its tokens, exact and "
+            "(dotted) with uniform attention. Bottom: the last layer of stacks with residual connections, median and "
+            "90 % of networks, and (dotted) with uniform attention.",
             draw,
             rows,
         ),

@@ -188,9 +188,9 @@ RESULT = Result(
     setting="One vector serves as query, key and value, and scores are divided by the width n. I: two sentences of 7 "
     "and 9 words, causal mask, two blocks, variances 2 (U), 3 (W) and 0.1 (biases); the products of its word vectors "
     "are taken from the notebook, and the ten networks of a width share an embedding, as they do there. II: the "
-    "first five pixels of two images, one block, variances 1, and LayerNorm over n − 1; the pixels are taken from "
-    "CIFAR-10 itself. The table of II is in the repository (widths to 16384, ten networks each, though the notebook "
-    "now says 100 up to 8192); that of I is a curve in the notebook, read off to about 3 %. The published recursions "
+    "first five pixels of two images, one block, variances 1, and LayerNorm over n − 1; the pixels are those of "
+    "CIFAR-10. The table of II is in the repository (widths to 16384, ten networks each, though the notebook now "
+    "says 100 up to 8192); that of I is a curve in the notebook, read off to about 3 %. The published recursions "
     "keep correlations below 1 − 1e-5, ours do not.",
     quick="three widths of each, with fewer draws.",
     parts=parts,
