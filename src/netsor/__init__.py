@@ -50,6 +50,7 @@ from .language import (
     sin,
     softmax,
     stack,
+    step,
     tanh,
     weight,
 )
@@ -172,6 +173,7 @@ __all__ = [
     "sliced_wasserstein",
     "softmax",
     "stack",
+    "step",
     "tanh",
     "total_variation",
     "wasserstein1",

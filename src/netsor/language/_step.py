@@ -1,0 +1,197 @@
+"""One step of an optimiser: the same outputs with the weights after it, as values of the same program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._array import Source
+from ._given import one_of, real, shown
+from ._grad import as_loss
+from ._graph import ordered
+from ._move import Part, Rate, Rule, Shifted, Stepped, begun, steps_of
+from ._operation import Gaussian, MatMul
+from ._reverse import Reverse
+from ._uses import Parameter, Parameters, Term, terms_of
+from ._value import Scalar, Value, Vector, constant, mix
+from ._weight import Weight
+from ._where import TraceError
+from ._width import Width
+
+MUON = (3.4445, -4.7750, 2.0315)  # the coefficients of Muon's public code, for every step
+LR = "a number, a function of fan-in and fan-out, or a dictionary of these by weights or their names"
+
+
+def step(
+    outputs: Any,
+    loss: Scalar,
+    lr: Rate | Mapping[Any, Rate],
+    optimiser: str = "sgd",
+    weights: Parameter | Sequence[Parameter] | None = None,
+    *,
+    eps: float = 0.0,
+    newton_schulz: int | tuple[float, float, float] | None = None,
+    weight_decay: float = 0.0,
+    scale: Rate | None = None,
+) -> Any:
+    """The outputs with the weights after one step of an optimiser on the loss: values of the same program."""
+    several = isinstance(outputs, list | tuple)
+    listed = list(outputs) if several else [outputs]
+    for value in listed:
+        if not isinstance(value, Value):
+            raise TraceError("step", f"outputs={shown(value)} must be a value of the program, or a list of them")
+    p = as_loss(loss, "step", "loss")
+    one_of(optimiser, "optimiser", "step", ("sgd", "muon", "adam"))
+    decay = real(weight_decay, "weight_decay", "step", least=0)
+    chosen = Parameters(weights, ordered([p, *listed], past=False), "step")
+    rates = _Rates(lr)
+
+    def rule(source: Weight | Value) -> Rule:
+        fan_in, fan_out = _sizes(source)
+        return Rule(optimiser, rates.of(source), decay, real(eps, "eps", "step", least=0), None, 1.0, fan_in, fan_out)
+
+    found = _gradients(p, listed, chosen)
+    matrices = {source: (rule(terms[0][0].used.drawn), terms) for source, terms in found.terms.items()}
+    shifted: dict[Value, Value] = {}
+    for leaf, parts in found.leaves.items():
+        units, d = zip(*parts, strict=True)
+        shifted[leaf] = replace(leaf, op=Shifted(leaf, tuple(_equal(leaf, x) for x in d), units, rule(leaf)))
+    made = _rebuilt(listed, matrices, found.latest, shifted)
+    return type(outputs)(made) if several else made[0]
+
+
+class _Gradients(NamedTuple):
+    terms: dict[Source, list[tuple[Term, str | None]]]  # of each matrix, with its unit
+    leaves: dict[Value, list[tuple[str | None, Value]]]
+    latest: dict[Source, tuple[Rule, ...]]  # the steps that a matrix has made
+
+
+def _gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> _Gradients:
+    """What moves the chosen parameters: the gradient of Σ p, in parts of one unit each."""
+    latest: dict[Source, tuple[Rule, ...]] = {}
+    for value in ordered([p, *outputs], past=False):
+        if isinstance(value.op, MatMul | Stepped):
+            before, steps = latest.get(value.op.weight.source, ()), steps_of(value.op)
+            latest[value.op.weight.source] = max(before, steps, key=len)
+
+    def counts(op: MatMul | Stepped) -> bool:
+        """What a matrix made before its last step is of the past."""
+        return steps_of(op) == latest[op.weight.source] and chosen.counts(op)
+
+    seed = [(p, constant(np.ones(p.shape)))]
+    first = Reverse(seed, chosen.leaves, counts, unit=None)
+    terms: dict[Source, list[tuple[Term, str | None]]] = {}
+    leaves: dict[Value, list[tuple[str | None, Value]]] = {}
+    for unit in first.units:
+        reverse = first if unit is None else Reverse(seed, chosen.leaves, counts, unit=unit)
+        for use in reverse.uses:
+            terms.setdefault(use.op.weight.source, []).extend((term, unit) for term in terms_of(0, use, chosen))
+        for leaf in chosen.leaves:
+            leaves.setdefault(leaf, []).append((unit, reverse.of(leaf)))
+    return _Gradients(terms, leaves, latest)
+
+
+def _rebuilt(
+    outputs: Sequence[Value],
+    matrices: Mapping[Source, tuple[Rule, list[tuple[Term, str | None]]]],
+    latest: Mapping[Source, tuple[Rule, ...]],
+    shifted: Mapping[Value, Value],
+) -> list[Value]:
+    """The outputs made again, with what moved in the place of what it was."""
+    new: dict[Value, Value] = dict(shifted)
+    for value in ordered(outputs, past=False):
+        op = value.op
+        if value in new or isinstance(op, Shifted):
+            new.setdefault(value, value)
+            continue
+        if isinstance(op, Stepped):
+            x = new[op.x]
+            assert isinstance(x, Vector)
+            made: Any = op if x is op.x else replace(op, x=x)
+        else:
+            inputs = [new[x] for x in op.inputs]
+            same = all(a is b for a, b in zip(inputs, op.inputs, strict=True))
+            made = op if same else op.with_inputs(*inputs)
+        if isinstance(made, MatMul | Stepped) and made.weight.source in matrices:
+            rule, terms = matrices[made.weight.source]
+            if steps_of(made) == latest[made.weight.source]:
+                made = _moved(made, rule, terms)
+        new[value] = value if made is op else replace(value, op=made)
+    return [new[output] for output in outputs]
+
+
+def _moved(op: MatMul | Stepped, rule: Rule, terms: Sequence[tuple[Term, str | None]]) -> Stepped:
+    """The operation with its matrices moved."""
+    before = op if isinstance(op, Stepped) else Stepped(op.weight, op.x, op.each, (), (), (), ())
+    parts = tuple(Part(len(before.steps), term.members, term.used, unit) for term, unit in terms)
+    return replace(
+        before,
+        left=before.left + tuple(term.left for term, _ in terms),
+        right=before.right + tuple(term.right for term, _ in terms),
+        parts=before.parts + parts,
+        steps=(*before.steps, rule),
+    )
+
+
+def _equal(leaf: Value, d: Value) -> Value:
+    """The gradients of initial vectors: those that are equal, as for a token that occurs twice, are one parameter."""
+    first = begun(leaf)[0].op
+    if not isinstance(first, Gaussian):
+        return d
+    rows = np.column_stack([first.mean.ravel(), first.factor.reshape(leaf.size, -1)])
+    _, which = np.unique(rows, axis=0, return_inverse=True)
+    same = which.ravel()[:, None] == which.ravel()
+    between = rows[:, 1:] @ rows[:, 1:].T
+    size = np.sqrt(np.outer(np.diagonal(between), np.diagonal(between)))
+    if (np.abs(between) > 1e-12 * size)[~same].any():
+        raise TraceError(
+            "step",
+            f"weights={leaf!r} are correlated, so which of them are parameters is not known: write them as sums of "
+            "independent ones (ns.gaussian with cov a number), and list those",
+        )
+    if same.sum() == leaf.size:
+        return d
+    assert isinstance(d, Vector)
+    return mix(constant(same.astype(np.float64)), d.reshape(-1)).reshape(*leaf.shape)
+
+
+class _Rates:
+    """Learning rates as the user gave them."""
+
+    def __init__(self, lr: Any) -> None:
+        self.given: dict[Source | str | None, Rate] = {}
+        for key, rate in (lr if isinstance(lr, Mapping) else {None: lr}).items():
+            match key:
+                case Weight(source=source) | Vector(op=Gaussian(source=source)):
+                    self.given[source] = _rate(rate, "lr")
+                case str() | None:
+                    self.given[key] = _rate(rate, "lr")
+                case _:
+                    raise TraceError("step", f"lr has the key {shown(key)}: give {LR}, or None for all others")
+
+    def of(self, parameter: Weight | Value) -> Rate:
+        source: Any = parameter.source if isinstance(parameter, Weight) else begun(parameter)[0].op.source  # type: ignore[attr-defined]
+        for key in (source, source.name, None):
+            if key in self.given:
+                return self.given[key]
+        raise TraceError(
+            "step",
+            f"lr has no entry for {source.name or 'a weight without a name'}, {parameter!r}: add one by its name, by "
+            "the weight itself, or None for all others; or list the weights that move, weights=[…]",
+        )
+
+
+def _rate(rate: Any, name: str) -> Rate:
+    if callable(rate):
+        return rate  # type: ignore[no-any-return]
+    return real(rate, name, "step")
+
+
+def _sizes(parameter: Weight | Value) -> tuple[Width, Width]:
+    """Fan-in and fan-out: a vector of R^n is n × 1."""
+    if isinstance(parameter, Weight):
+        return parameter.in_width, parameter.out_width
+    return Width(1), parameter.width if isinstance(parameter, Vector) else Width(1)
