@@ -77,6 +77,7 @@ from .nn import Attention
 from .studies import paper
 from .studies._rate import Rate, rate
 from .studies.audit import audit
+from .studies.coord_check import coord_check
 
 __version__ = "0.2.0"
 
@@ -133,6 +134,7 @@ __all__ = [
     "audit",
     "clip",
     "concat",
+    "coord_check",
     "cos",
     "data",
     "distances",

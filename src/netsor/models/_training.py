@@ -64,7 +64,7 @@ def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> 
     """The network on tokens of these ids, and the mean cross-entropy of a target id for each of them."""
     refuse(model)
     count = model.vocabulary or 0
-    words, last = _units(ids, count), _units(targets, count)
+    words, last = unit_vectors(ids, count), unit_vectors(targets, count)
     table = weight(n, count, std=sigma_of(model.std_embedding, count), name="W^E")
     x = table @ words
     first = [Act(None, "embedding", x)]
@@ -72,7 +72,7 @@ def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> 
         x = model.embedding_scale * x
     if model.positions == "learned" and model.std_position:
         size = model.length or len(ids)
-        at = weight(n, size, std=sigma_of(model.std_position, size), name="W^P") @ _units(range(len(ids)), size)
+        at = weight(n, size, std=sigma_of(model.std_position, size), name="W^P") @ unit_vectors(range(len(ids)), size)
         first.append(Act(None, "position", at))
         x = x + at
     x = normed(model, x) if model.input_norm else x
@@ -112,7 +112,7 @@ def refuse(model: Description) -> None:
         raise ValueError(f"vocabulary=None of {model.name}: without logits there is no loss to train by")
 
 
-def _units(ids: Sequence[int], count: int) -> Vector:
+def unit_vectors(ids: Sequence[int], count: int) -> Vector:
     """A unit vector for each id."""
     made = np.zeros((len(ids), count))
     made[np.arange(len(ids)), list(ids)] = 1.0

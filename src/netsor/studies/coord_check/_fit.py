@@ -46,6 +46,11 @@ class Fit(NamedTuple):
         """Whether the slopes differ for sure."""
         return self.bend is not None and not self.bend.low <= 0 <= self.bend.high
 
+    @property
+    def last(self) -> Exponent:
+        """What tells most of large widths: the slope through all, or if they differ that of the two largest widths."""
+        return self.local[-1] if self.bends else self.exponent
+
 
 def fit(draws: Sequence[Floats], at: Sequence[float], level: float = LEVEL) -> Fit | None:
     """The exponent of sizes (an array of replicas for each width); None if one of them is 0, or not finite."""

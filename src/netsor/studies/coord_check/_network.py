@@ -19,7 +19,7 @@ from ...language._graph import ordered
 from ...language._move import Stepped
 from ...language._operation import MatMul
 from ...models import Transformer
-from ...models._training import Act, training
+from ...models._training import Act, training, unit_vectors
 
 Bools = npt.NDArray[np.bool_]
 SIZE, CHANGE, UPDATE = "size", "change", "update"
@@ -55,7 +55,9 @@ class Network(NamedTuple):
 def of_model(model: Transformer, ids: tuple[int, ...], targets: tuple[int, ...], rates: Mapping[str, float]) -> Network:
     """A transformer; `rates` are the learning rates of its kinds of weights."""
     made = training(model, ids, targets)
-    watched = {**made.watched, "logits": (made.logits,)}
+    batch = unit_vectors(sorted({*ids, *targets}), model.vocabulary or 0)
+    logits = (model.vocabulary or 0) * mean_dot(made.logits, batch)
+    watched = {**made.watched, "logits": (logits,), "vocabulary": (made.logits,)}
     lr = {weight: rates[kind] for weight, kind in made.kinds().items()}
     return Network(watched, made.masks, made.loss, made.acts, lr, made.loss_of)
 
@@ -111,7 +113,7 @@ def measured(net: Network, optimiser: str) -> tuple[list[Entry], Program]:
             moved = replace(new, op=replace(new.op, x=act.value.op.x))
             entries.append(Entry(UPDATE, act.kind, act.block))
             numbers.append(square(moved - act.value, None))
-    places = [k for k, (name, _, _) in enumerate(kept) if name == "logits"]
+    places = [k for k, (name, _, _) in enumerate(kept) if name == "vocabulary"]
     moved_loss = after[-1] if net.again is None else net.again(after[places[0]])
     entries += [Entry(SIZE, "loss"), Entry(CHANGE, "loss")]
     numbers += [net.loss, moved_loss - net.loss]

@@ -58,8 +58,13 @@ class Parametrisation:
         """That of a kind of weight."""
         return self.kinds.get(kind, Scaling())
 
-    def promise(self, name: str) -> float:
-        """The exponent of the change of a watched activation, or of what a kind of weight does to its inputs."""
+    def promise(self, name: str) -> float | None:
+        """The exponent of the change of a watched activation, or of what a kind of weight does to its inputs.
+
+        Nothing is promised of the whole vocabulary: most of its words are not in the batch.
+        """
+        if name == "vocabulary":
+            return None
         return self.outputs if name in ("logits", "loss", "head") else self.features
 
     def fields(self) -> dict[str, Any]:

@@ -33,10 +33,10 @@ DRAWS = 32
 FEWEST = 4  # draws: an error needs some
 PART_DRAWS = 64  # at most
 PART_SECONDS = 20.0  # of one core, at most, but for a single draw: what an interrupted run loses
-RATES = {"sgd": 0.1, "muon": 0.01, "adam": 1e-3}  # learning rates at the base width, unless given
+RATES = {"sgd": 0.01, "muon": 0.01, "adam": 1e-3}  # learning rates at the base width, unless given
 TOLERANCE = 0.1  # of an exponent: promises hold where n is large, and a check has the widths that it has
 MOST_LAYERS = 200
-OPERATIONS = 300  # of one block with its gradients, its step and what is measured of it
+OPERATIONS = 1500  # of one block with its gradients, its step and what is measured of it
 NUMBER, PRODUCT = 1.2e-8, 1e-9  # seconds of a random number, and of a multiplication
 
 Build = Callable[[Any], Program]
@@ -67,7 +67,7 @@ class Subject:
     def widths(self) -> dict[str, float]:
         """The widths by their names."""
         if self.model is not None:
-            return {name: float(width) for name, width in self.model.widths().items()}
+            return dict(self.model.widths())
         return {"n": math.inf} if math.isinf(self.width) else {}
 
     def network(self) -> Network:
@@ -322,6 +322,11 @@ class Request:
     def axis(self) -> str:
         """What changes."""
         return "depth" if len(self.depths or ()) > 1 else "width"
+
+    @property
+    def letter(self) -> str:
+        """What changes, as formulas have it."""
+        return "L" if self.axis == "depth" else "n"
 
     @property
     def at(self) -> tuple[float, ...]:

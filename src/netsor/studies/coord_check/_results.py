@@ -58,8 +58,9 @@ class Check:
         """The exponent of everything."""
         return {entry: fit(some, self.request.at) for entry, some in self.draws.items()}
 
-    def _promised(self, name: str) -> float:
-        return self.rule.promise(name) if self.request.axis == "width" else 0.0
+    def _promised(self, name: str) -> float | None:
+        promised = self.rule.promise(name)
+        return promised if self.request.axis == "width" or promised is None else 0.0
 
     def blocks(self, what: str) -> list[Verdict]:
         """The verdict on every entry of a kind."""
@@ -94,7 +95,7 @@ class Check:
     @property
     def advice(self) -> list[str]:
         """What to change, a sentence each."""
-        return advice(self.updates, self.verdicts, self.sizes, self.request.axis)
+        return advice(self.updates, self.verdicts, self.sizes, self.request.letter)
 
     @property
     def kept(self) -> bool:
