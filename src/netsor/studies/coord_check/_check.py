@@ -11,12 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...engine import ExactError
 from ...engine._montecarlo import check_memory, cores, memory
-from ...language import TraceError
 from .._store import Arrays, Store
 from .._workers import Workers, elsewhere, wait
-from ._network import Entry
+from ._network import CHANGE, SIZE, Entry
 from ._parametrisation import Parametrisation
 from ._request import DRAWS, Part, Request, Subject
 from ._results import FILES, Check, CoordCheck, folder_of
@@ -25,6 +23,7 @@ from ._sample import measure
 BASE = 2.0**28  # bytes of a worker before it does anything
 START = 1.5  # seconds until workers have begun, one on each core
 REPORT = 3.0  # seconds for its pictures
+ROUNDING = 1e-5  # of a size: square roots of rounding errors of squares are below it
 
 Floats = npt.NDArray[np.float64]
 
@@ -71,8 +70,8 @@ def run(request: Request) -> CoordCheck:
         folder_of(request.out).prepare(FILES)
         if not request.own:  # of a program nobody knows all that its numbers depend on
             store = Store(request.out / "parts")
-    plans, refused = _asked(request)
-    parts = {subject: request.parts(subject, place) for subject, place in plans.items()}
+    asked = [pair for rule in request.checks for pair in enumerate(request.subjects(rule))]
+    parts = {subject: request.parts(subject, place) for place, subject in asked if not request.own or subject.entries}
     found: dict[Part, Arrays] = {}
     if store is not None:
         kept = ((part, store.load(part.key)) for some in parts.values() for part in some)
@@ -91,7 +90,7 @@ def run(request: Request) -> CoordCheck:
             wait(list(futures.values()), request.name, "part", request.progress)
             found.update({part: future.result() for part, future in futures.items()})
     numbers = {s: np.concatenate([found[part]["numbers"] for part in some]) for s, some in parts.items()}
-    checks = [_check(request, rule, numbers, refused) for rule in request.checks]
+    checks = [_check(request, rule, numbers) for rule in request.checks]
     drawn = sum(s.plan.random_numbers * len(some) for s, some in numbers.items()) if request.own else _numbers(numbers)
     work = float(sum(arrays["seconds"] for arrays in found.values()))
     result = CoordCheck(request, checks, int(drawn), time.perf_counter() - start, work)
@@ -104,34 +103,18 @@ def _numbers(numbers: dict[Subject, Floats]) -> float:
     return sum(subject.a_draw()[1] * len(some) for subject, some in numbers.items())
 
 
-def _asked(request: Request) -> tuple[dict[Subject, int], str | None]:
-    """What is drawn, with the place of its width; and why there is no limit, where it was asked for and is none."""
-    plans: dict[Subject, int] = {}
-    refused = None
-    for rule in request.checks:
-        for place, subject in enumerate(request.subjects(rule)):
-            if math.isinf(subject.width):
-                try:
-                    subject.plan  # noqa: B018 (it is made here, or refused)
-                except (ExactError, TraceError, TypeError, ValueError) as error:
-                    refused = str(error)
-                    continue
-            plans[subject] = place
-    return plans, refused
-
-
-def _check(
-    request: Request, rule: Parametrisation, numbers: dict[Subject, Floats], refused: str | None
-) -> Check:
+def _check(request: Request, rule: Parametrisation, numbers: dict[Subject, Floats]) -> Check:
     subjects = request.subjects(rule)
     finite = [s for s in subjects if math.isfinite(s.width)]
     every = [_sizes(s.entries, numbers[s]) for s in finite]
     if request.axis == "depth":
         every = [_ends(found, s.depth) for found, s in zip(every, finite, strict=True)]
     draws = {entry: [found[entry] for found in every] for entry in every[0]}
-    infinite = [s for s in subjects if math.isinf(s.width) and s in numbers]
-    limit = _sizes(infinite[0].entries, numbers[infinite[0]]) if infinite else None
-    return Check(request, rule, draws, limit, refused)
+    infinite = next((s for s in subjects if math.isinf(s.width)), None)
+    if infinite is None:
+        return Check(request, rule, draws, None, {})
+    limit = _sizes(infinite.entries, numbers[infinite]) if infinite in numbers else {}
+    return Check(request, rule, draws, _still(limit), infinite.refused)
 
 
 def _sizes(entries: Sequence[Entry], numbers: Floats) -> dict[Entry, Floats]:
@@ -140,6 +123,16 @@ def _sizes(entries: Sequence[Entry], numbers: Floats) -> dict[Entry, Floats]:
         entry: np.abs(column) if entry.name == "loss" else np.sqrt(np.maximum(column, 0.0))
         for entry, column in zip(entries, numbers.T, strict=True)
     }
+
+
+def _still(limit: dict[Entry, Floats]) -> dict[Entry, Floats]:
+    """Changes that are 0 but for rounding are 0."""
+    made = dict(limit)
+    for entry, draws in limit.items():
+        before = limit.get(entry._replace(what=SIZE))
+        if entry.what == CHANGE and before is not None:
+            made[entry] = np.where(draws > ROUNDING * before, draws, 0.0)
+    return made
 
 
 def _ends(found: dict[Entry, Floats], depth: int) -> dict[Entry, Floats]:

@@ -6,6 +6,7 @@ the same of W' x − W x with x as it was before the step, which is what the lea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._program import Program
+from ...engine import ExactError
 from ...language import Scalar, Value, Vector, Weight, mean_dot, stack, step
 from ...language._graph import ordered
 from ...language._move import Stepped
@@ -95,29 +97,48 @@ def _names(loss: Scalar) -> dict[Any, str]:
     }
 
 
-def measured(net: Network, optimiser: str) -> tuple[list[Entry], Program]:
-    """The squares of all that is measured, and the loss before and after; one output, an entry each."""
+def measured(net: Network, optimiser: str) -> dict[Entry, Scalar]:
+    """The squares of all that is measured; of the loss, itself and its change."""
     kept = net.kept()
     values = [value for _, _, value in kept]
     acted = [act.value for act in net.acts]
     last = [] if net.again is not None else [net.loss]
     after = step([*values, *acted, *last], net.loss, net.rates, optimiser)
-    entries, numbers = [], []
+    found: dict[Entry, Scalar] = {}
     for (name, block, before), new in zip(kept, after[: len(kept)], strict=True):
         mask = net.masks[(block or 1) - 1] if name == "scores" and net.masks else None
-        entries += [Entry(SIZE, name, block), Entry(CHANGE, name, block)]
-        numbers += [square(before, mask), square(new - before, mask)]
+        found[Entry(SIZE, name, block)] = square(before, mask)
+        found[Entry(CHANGE, name, block)] = square(new - before, mask)
     for act, new in zip(net.acts, after[len(kept) : len(kept) + len(acted)], strict=True):
         if isinstance(new.op, Stepped):
             assert isinstance(act.value.op, MatMul)
             moved = replace(new, op=replace(new.op, x=act.value.op.x))
-            entries.append(Entry(UPDATE, act.kind, act.block))
-            numbers.append(square(moved - act.value, None))
+            found[Entry(UPDATE, act.kind, act.block)] = square(moved - act.value, None)
     places = [k for k, (name, _, _) in enumerate(kept) if name == "vocabulary"]
     moved_loss = after[-1] if net.again is None else net.again(after[places[0]])
-    entries += [Entry(SIZE, "loss"), Entry(CHANGE, "loss")]
-    numbers += [net.loss, moved_loss - net.loss]
-    return entries, Program(stack(numbers), "coordinate check")
+    found |= {Entry(SIZE, "loss"): net.loss, Entry(CHANGE, "loss"): moved_loss - net.loss}
+    return found
+
+
+def joined(found: Mapping[Entry, Scalar]) -> Program:
+    """One output, an entry each."""
+    return Program(stack(list(found.values())), "coordinate check")
+
+
+def limits(found: Mapping[Entry, Scalar], **widths: float) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
+    """What has a limit at these widths, and why all else has none that is known here."""
+    try:
+        joined(found).plan(**widths)
+        return dict(found), {}
+    except ExactError:
+        kept, refused = {}, {}
+        for entry, number in found.items():
+            try:
+                Program(number).plan(**widths)
+                kept[entry] = number
+            except ExactError as error:
+                refused[entry] = re.sub(r" \(at .*?\)(?=; |$)", "", str(error))
+        return kept, refused
 
 
 def square(x: Any, mask: Bools | None) -> Scalar:

@@ -84,7 +84,7 @@ RATES = {
 STDS = {"sp": (-0.5, -0.5, 0.0), "ntk": (-0.5, -0.5, -0.5), "mup": (-0.5, -1.0, -1.0), "mean-field": (-1.0, -1.0, -1.0)}
 WORDS = {
     "fixed": "nothing follows the width: the standard deviations of the configuration, one learning rate",
-    "sp": "standard: matrices n^(−1/2), one learning rate for all",
+    "sp": "standard: matrices n^(−1/2), one learning rate for all; it promises nothing of widths, and is held to 0",
     "ntk": "of the neural tangent kernel: matrices n^(−1/2), their learning rates 1/n (n^(−1/2) of Adam and Muon)",
     "mup": "maximal updates (Tensor Programs IV and V): matrices n^(−1/2), the head 1/n, scores over d, learning rates "
     "as its table has them for the optimiser",

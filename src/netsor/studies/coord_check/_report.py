@@ -120,7 +120,7 @@ def _section(check: Check) -> str:
     lines = check.advice
     listed = "".join(f"<li>{html.escape(line[0].upper() + line[1:])}.</li>" for line in lines)
     told = f"<p>To change:</p><ul>{listed}</ul>" if lines else "<p>Nothing to change.</p>"
-    limit = "" if check.no_limit is None else f"<p>There is no limit: {html.escape(check.no_limit)}.</p>"
+    limit = "\n".join(f"<p>No limit of {html.escape(f'{n}: {why}')}.</p>" for n, why in check.no_limit.items())
     return "\n".join([
         f"<h2>{html.escape(check.name)}</h2>",
         f"<p>{html.escape(check.rule.words)}.</p>",

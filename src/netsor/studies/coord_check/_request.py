@@ -18,12 +18,12 @@ from ..._program import Program
 from ...engine import Plan
 from ...engine._montecarlo import Progress, whole_number
 from ...engine.backends import Backend, Numpy
-from ...language import TraceError, Width
+from ...language import Scalar, TraceError, Width
 from ...language._given import shown
 from ...models import Transformer
 from ...models._training import KINDS, refuse
 from .._planning import Planning, planning
-from ._network import Entry, Network, measured, of_model, of_program
+from ._network import Entry, Network, joined, limits, measured, of_model, of_program
 from ._parametrisation import OPTIMISERS, Parametrisation
 from ._scaled import GROW, scaled
 
@@ -83,12 +83,17 @@ class Subject:
     @property
     def entries(self) -> list[Entry]:
         """The numbers of a draw, in order."""
-        return _made(self)[0]
+        return list(_made(self)[0])
+
+    @property
+    def refused(self) -> dict[Entry, str]:
+        """What has no limit, and why."""
+        return _made(self)[1]
 
     @property
     def program(self) -> Program:
         """The program of all that is measured."""
-        return _made(self)[1]
+        return joined(_made(self)[0])
 
     @property
     def plan(self) -> Plan:
@@ -122,8 +127,8 @@ class Subject:
     def a_draw(self) -> tuple[float, float, float]:
         """About the seconds, random numbers and bytes of a draw."""
         if self.model is None:
-            plan = self.plan
-            return plan.seconds(1), plan.random_numbers, plan.bytes
+            plan = self.plan if self.entries else None
+            return (0.0, 0.0, 0.0) if plan is None else (plan.seconds(1), plan.random_numbers, plan.bytes)
         m, t = self.model, float(len(self.ids))
         wide = m.hidden * (1 + m.gated) + 3.0 * m.width
         numbers = m.layers * t * wide * 2 + 3 * t * (m.vocabulary or 0)
@@ -131,10 +136,12 @@ class Subject:
         return numbers * NUMBER + products * PRODUCT, numbers, 8 * (20 * t * (m.vocabulary or 0) + 8 * t * wide)
 
 
-@lru_cache(maxsize=4)
-def _made(subject: Subject) -> tuple[list[Entry], Program]:
+@lru_cache(maxsize=8)
+def _made(subject: Subject) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
+    """What is measured, and what cannot be."""
     try:
-        return measured(subject.network(), subject.optimiser)
+        found = measured(subject.network(), subject.optimiser)
+        return limits(found, n=math.inf) if math.isinf(subject.width) else (found, {})
     except TraceError as error:
         if subject.model is None:
             raise

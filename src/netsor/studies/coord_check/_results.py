@@ -32,10 +32,10 @@ class Check:
 
     def __init__(
         self, request: Request, rule: Parametrisation, draws: Mapping[Entry, Sequence[Floats]],
-        limit: Mapping[Entry, Floats] | None, why: str | None,
+        limit: Mapping[Entry, Floats] | None, refused: Mapping[Entry, str],
     ) -> None:  # fmt: skip
         self.request, self.rule, self.draws = request, rule, dict(draws)
-        self.limit, self.no_limit = limit, why
+        self.limit, self.refused = limit, dict(refused)
 
     @property
     def name(self) -> str:
@@ -91,6 +91,15 @@ class Check:
     def sizes(self) -> tuple[Verdict, ...]:
         """On each activation before the step."""
         return self._worst(SIZE)
+
+    @property
+    def no_limit(self) -> dict[str, str]:
+        """Why there is no limit, of which activations."""
+        found: dict[str, list[str]] = {}
+        for entry, why in self.refused.items():
+            if entry.what == CHANGE and entry.name not in found.get(why, ()):
+                found.setdefault(why, []).append(entry.name)
+        return {", ".join(names): why for why, names in found.items()}
 
     @property
     def advice(self) -> list[str]:

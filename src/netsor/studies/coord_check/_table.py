@@ -17,8 +17,7 @@ def table(found: CoordCheck) -> str:
     for check in found.checks:
         lines += [f"{check.name}: {check.rule.words}", *_columns(rows(check, check.verdicts, "change of")), ""]
         lines += [*_columns(rows(check, check.updates, "update of")), ""]
-        if check.no_limit is not None:
-            lines += [f"no limit: {check.no_limit}", ""]
+        lines += [f"no limit of {names}: {why}\n" for names, why in check.no_limit.items()]
         lines += [*_advice(check), ""]
     return "\n".join([*lines, rule(found)])
 
@@ -51,7 +50,7 @@ def rows(check: Check, verdicts: Sequence[Verdict], title: str) -> list[list[str
     for v in verdicts:
         numbers = [f"{size(check.draws[v.entry][k])[0]:.3g}" for k in shown]
         if check.limit is not None:
-            numbers.append(f"{size(check.limit[v.entry])[0]:.3g}" if v.entry in check.limit else "")
+            numbers.append(f"{size(check.limit[v.entry])[0]:.3g}" if v.entry in check.limit else "none")
         promised = "none" if v.promised is None else f"{v.promised:+.1f}" if v.promised else "0"
         made.append([called(v, check.request.axis), *numbers, exponent(v), promised, v.verdict])
     return made
