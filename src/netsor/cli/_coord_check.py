@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +116,7 @@ def _checked(watch: Watch, out: str | None, where: Where, options: dict[str, Any
             _results.folder_of(request.out).prepare(_results.FILES)
         _announce(request, cost)
         with sampling(where, request.workers) as how:
-            return _check.run(replace(request, executor=how.get("executor")))
+            return _check.run(request, how.get("executor"))
     except BrokenProcessPool:
         complain(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {kept}")
         raise click.exceptions.Exit(1) from None

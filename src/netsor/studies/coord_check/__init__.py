@@ -121,7 +121,6 @@ def coord_check(
         None if out is None else Path(out),
         (getattr(described, "name", None) or getattr(described, "__name__", "program"),),
         choose(backend, device, precision),
-        executor,
         progress,
     )
-    return _check.run(request)
+    return _check.run(request, executor)

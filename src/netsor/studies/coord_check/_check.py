@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -61,8 +61,11 @@ def estimate(request: Request) -> Cost:
     return Cost(seconds + (REPORT if request.out is not None else 0.0), size, int(numbers), workers)
 
 
-def run(request: Request) -> CoordCheck:
-    """Draw what is not there yet, put it together, and write the report if there is a folder for it."""
+def run(request: Request, executor: Executor | None = None) -> CoordCheck:
+    """Draw what is not there yet, put it together, and write the report if there is a folder for it.
+
+    An executor does the parts in place of processes here.
+    """
     start = time.perf_counter()
     count = estimate(request).workers
     store = None
@@ -82,11 +85,11 @@ def run(request: Request) -> CoordCheck:
         # functions of a user need not be known in another process
         with ThreadPoolExecutor(count) if request.own else Workers(min(count, len(missing))) as workers:
             futures: dict[Part, Future[Arrays]]
-            if request.executor is None:
+            if executor is None:
                 folder = None if store is None else store.folder
                 futures = {part: workers.submit(measure, part, folder) for part in missing}
             else:
-                futures = {part: elsewhere(request.executor, measure, part, store, dict) for part in missing}
+                futures = {part: elsewhere(executor, measure, part, store, dict) for part in missing}
             wait(list(futures.values()), request.name, "part", request.progress)
             found.update({part: future.result() for part, future in futures.items()})
     numbers = {s: np.concatenate([found[part]["numbers"] for part in some]) for s, some in parts.items()}

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -195,7 +194,6 @@ class Request:
     out: Path | None = None
     words: tuple[str, ...] = ()  # of the command, which say what the model is
     backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
-    executor: Executor | None = None
     progress: Progress = True
 
     def __post_init__(self) -> None:
