@@ -24,6 +24,7 @@ FEW = 8  # terms of a sum up to which JAX and PyTorch add them one by one: they 
 PANEL = 16  # columns: block size of the factorisation
 LAPACK = 8  # rows of a matrix from which on LAPACK, one matrix at a time, is faster than our loop over columns
 PIECE = 2**15  # entries passed to a function of coordinates at once: its temporary arrays fit a cache
+PIECE_OF_ENTRIES = 2**20  # of matrices that are made to be summed over, at once
 TOLERANCE = 1e-13  # pivot over diagonal entry below which a row counts as dependent on earlier rows
 SINGLE_TOLERANCE = 1e-5  # the same in single precision, whose products are rounded to 6e-8
 HIDDEN = 1e-15  # over a row's squared length: the size of a residual that rounding of the products can hide
@@ -353,6 +354,20 @@ def rotate(xp: Any, a: Array, cos: Array, sin: Array) -> Array:
     half = cos.shape[-1]
     first, second, rest = a[..., :half], a[..., half : 2 * half], a[..., 2 * half :]
     return xp.concat([cos * first - sin * second, sin * first + cos * second, rest], axis=-1)
+
+
+def outer(xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], eps: float) -> Array:
+    """(1/in) Σ_β f(Σ_k sizes_k left[…, k, α] right[…, k, β]) x[…, i, β], f(g) = g/(|g| + eps): (…, i, α)."""
+    columns = xp.matrix_transpose(left * xp.asarray(sizes, dtype=left.dtype)[:, None])
+    rows, many = columns.shape[-2], math.prod(np.broadcast_shapes(left.shape[:-2], right.shape[:-2], x.shape[:-2]))
+    size = max(1, PIECE_OF_ENTRIES // (right.shape[-1] * max(many, 1)))
+    made = []
+    for start in range(0, rows, size):
+        g = columns[..., start : start + size, :] @ right
+        down = xp.abs(g) + eps
+        g = g / xp.where(down > 0, down, 1.0)
+        made.append(x @ xp.matrix_transpose(g) / x.shape[-1])
+    return made[0] if len(made) == 1 else xp.concat(made, axis=-1)
 
 
 def total(xp: Any, a: Array) -> Array:

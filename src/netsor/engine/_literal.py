@@ -230,7 +230,26 @@ def _shifted(run: _Literal, op: Shifted, value: Value) -> Array:
 def updated(w: Array, gradient: Array, rule: Rule, widths: Mapping[str, float]) -> Array:
     """A parameter after a step."""
     lr = rule.of(rule.lr, widths)
+    if rule.optimiser == "muon":
+        gradient = rule.of(rule.scale, widths) * _orthogonalised(gradient, rule)
+    elif rule.optimiser == "adam":
+        size = np.abs(gradient) + rule.eps
+        gradient = gradient / np.where(size > 0, size, 1.0)
     return (1.0 - lr * rule.weight_decay) * w - lr * gradient
+
+
+def _orthogonalised(g: Array, rule: Rule) -> Array:
+    """The polar factor of matrices, or its polynomial."""
+    if rule.newton_schulz is None:
+        u, s, v = np.linalg.svd(g, full_matrices=False)
+        kept = s > 1e-11 * s[:, :1]
+        return np.asarray((u * kept[:, None, :]) @ v)
+    size = np.sqrt((g * g).sum(axis=(-2, -1), keepdims=True))
+    x = g / np.where(size > 0, size, 1.0)
+    for a, b, c in rule.newton_schulz:
+        square = x @ np.swapaxes(x, -1, -2)
+        x = a * x + (b * square + c * square @ square) @ x
+    return np.asarray(x)
 
 
 def _nonlin(run: _Literal, op: ops.Nonlin, value: Vector) -> Array:

@@ -24,6 +24,7 @@ Rate = float | Callable[[float, float], float]  # a number, or a function of fan
 class Rule:
     """What a step does with the gradient of one parameter of R^{out × in}."""
 
+    name: str  # of the parameter, for messages
     optimiser: str  # "sgd", "muon" or "adam"
     lr: Rate  # η
     weight_decay: float  # λ

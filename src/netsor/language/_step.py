@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._array import Source
-from ._given import one_of, real, shown
+from ._given import as_floats, as_whole, one_of, real, shown
 from ._grad import as_loss
 from ._graph import ordered
 from ._move import Part, Rate, Rule, Shifted, Stepped, begun, steps_of
-from ._operation import Gaussian, MatMul
+from ._operation import Gaussian, MatMul, Normal
 from ._reverse import Reverse
 from ._uses import Parameter, Parameters, Term, terms_of
 from ._value import Scalar, Value, Vector, constant, mix
@@ -22,6 +22,7 @@ from ._where import TraceError
 from ._width import Width
 
 MUON = (3.4445, -4.7750, 2.0315)  # the coefficients of Muon's public code, for every step
+NAMELESS = "a parameter without a name"
 LR = "a number, a function of fan-in and fan-out, or a dictionary of these by weights or their names"
 
 
@@ -47,11 +48,21 @@ def step(
     one_of(optimiser, "optimiser", "step", ("sgd", "muon", "adam"))
     decay = real(weight_decay, "weight_decay", "step", least=0)
     chosen = Parameters(weights, ordered([p, *listed], past=False), "step")
-    rates = _Rates(lr)
+    rates, small = _Rates(lr), real(eps, "eps", "step", least=0)
+    steps, factor = _newton_schulz(newton_schulz), 1.0 if scale is None else _rate(scale, "scale")
+    for name, given, owner in (("eps", small, "adam"), ("newton_schulz", steps, "muon"), ("scale", scale, "muon")):
+        if given and optimiser != owner:
+            raise TraceError("step", f"{name}={shown(given)} is for optimiser={owner!r}, got {optimiser!r}")
+    if optimiser == "muon" and chosen.leaves:
+        raise TraceError(
+            "step",
+            f"weights={chosen.leaves[0]!r} is no matrix, and optimiser='muon' moves matrices alone: move it by a step "
+            "of its own, with another optimiser",
+        )
 
-    def rule(source: Weight | Value) -> Rule:
-        fan_in, fan_out = _sizes(source)
-        return Rule(optimiser, rates.of(source), decay, real(eps, "eps", "step", least=0), None, 1.0, fan_in, fan_out)
+    def rule(of: Weight | Value) -> Rule:
+        name = _source(of).name or NAMELESS
+        return Rule(name, optimiser, rates.of(of), decay, small, steps, factor, *_sizes(of))
 
     found = _gradients(p, listed, chosen)
     matrices = {source: (rule(terms[0][0].used.drawn), terms) for source, terms in found.terms.items()}
@@ -173,15 +184,41 @@ class _Rates:
                     raise TraceError("step", f"lr has the key {shown(key)}: give {LR}, or None for all others")
 
     def of(self, parameter: Weight | Value) -> Rate:
-        source: Any = parameter.source if isinstance(parameter, Weight) else begun(parameter)[0].op.source  # type: ignore[attr-defined]
+        source = _source(parameter)
         for key in (source, source.name, None):
             if key in self.given:
                 return self.given[key]
         raise TraceError(
             "step",
-            f"lr has no entry for {source.name or 'a weight without a name'}, {parameter!r}: add one by its name, by "
+            f"lr has no entry for {source.name or NAMELESS}, {parameter!r}: add one by its name, by "
             "the weight itself, or None for all others; or list the weights that move, weights=[…]",
         )
+
+
+def _newton_schulz(given: Any) -> tuple[tuple[float, float, float], ...] | None:
+    """Coefficients, a triple for each step."""
+    if given is None:
+        return None
+    count = as_whole(given)
+    if count is not None and count > 0:
+        return (MUON,) * count
+    triples = [given] * 5 if isinstance(given, tuple) and len(given) == 3 and not isinstance(given[0], tuple) else given
+    found = [as_floats(triple) for triple in triples] if isinstance(triples, list | tuple) else []
+    if not found or any(a is None or a.shape != (3,) for a in found):
+        raise TraceError(
+            "step",
+            f"newton_schulz={shown(given)} must be a number of steps with Muon's coefficients, three coefficients for "
+            "five steps, or a list of three for each step",
+        )
+    return tuple((float(a[0]), float(a[1]), float(a[2])) for a in found if a is not None)
+
+
+def _source(parameter: Weight | Value) -> Source:
+    if isinstance(parameter, Weight):
+        return parameter.source
+    op = begun(parameter)[0].op
+    assert isinstance(op, Gaussian | Normal)
+    return op.source
 
 
 def _rate(rate: Any, name: str) -> Rate:

@@ -1,7 +1,7 @@
 """Passes: graph to graph, one idea a file, each an identity in law stated at its top.
 
-`stepped`, `roots`, `distinct` and `reuse` bring a program to the form that lowering reads. Every other one is a
-shortcut, and can be left out: the law stays the same (the tests try it), and takes more random numbers or time.
+`stepped`, `roots`, `distinct`, `reuse` and `outer` bring a program to the form that lowering reads. Every other one is
+a shortcut, and can be left out: the law stays the same (the tests try it), and takes more random numbers or time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .condition import condition
 from .distinct import distinct
 from .fuse import fuse
 from .linearise import linearise
+from .outer import outer
 from .reuse import reuse
 from .roots import roots
 from .stacked import stacked
@@ -39,7 +40,7 @@ def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str]
     made = distinct(roots(stepped(outputs, context), context), context)
     if "stacked" not in without:
         made = stacked(made, context)
-    made = reuse(made, context)
+    made = outer(reuse(made, context), context)
     for name, change in GRAPH.items():
         if name not in without:
             made = change(made, context)

@@ -30,10 +30,15 @@ class Order(NamedTuple):
         return (small if self.number == 1 else self.number * small) * x
 
 
+def largest(bound: Mapping[str, float]) -> dict[str, float]:
+    """The widths, with a large number in place of infinity."""
+    return {name: size if math.isfinite(size) else 2.0 ** LARGE[-1] for name, size in bound.items()}
+
+
 def order_of(rate: Callable[[Mapping[str, float]], float], bound: Mapping[str, float], value: Value, of: str) -> Order:
     """What a number that depends on the widths is at these, in a step of a parameter; refused if it grows."""
     infinite = [name for name, size in bound.items() if math.isinf(size)]
-    large = {**bound, **dict.fromkeys(infinite, 2.0 ** LARGE[-1])}
+    large = largest(bound)
     number = rate(large)
     if not infinite or number == 0:
         return Order(number)

@@ -11,19 +11,26 @@ After this pass no step is left, which lowering relies on: it cannot be switched
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial, reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...activations import Function
 from ...language._join import join
-from ...language._move import Part, Rule, Shifted, Stepped, begun
+from ...language._move import Part, Rule, Shifted, Stepped
 from ...language._operation import MatMul
 from ...language._score import mean_dot
 from ...language._uses import pooled
-from ...language._value import Value, Vector, constant, mix
-from ._orders import Order, order_of
+from ...language._value import Nonlin, Value, Vector, applied, constant, mix
+from ._operations import Outer
+from ._orders import Order, largest, order_of
+from ._polar import orthogonalised
 from ._rewrite import Context, rewritten
+from .outer import eps_error, unit
 
 
 def stepped(outputs: Sequence[Value], context: Context) -> list[Value]:
@@ -115,52 +122,114 @@ class _Matrices:
 
     def order(self, rate: Callable[[Mapping[str, float]], float]) -> Order:
         """A number that depends on the widths."""
-        return order_of(rate, self.context.bound, self.value, self.op.weight.source.name or "a weight")
+        return order_of(rate, self.context.bound, self.value, self.op.steps[0].name)
 
-    def acting(self, widths: Mapping[str, float]) -> float:
-        """By what the matrix that acts is larger than one with entries N(0, σ²/in): √(in/fan)."""
+    def sides(self, uses: _Uses) -> tuple[Vector, Vector]:
+        """l and r of the matrix as it acts."""
+        return (uses.right, uses.left) if self.op.weight.transposed else (uses.left, uses.right)
+
+    def relative(self, uses: _Uses) -> tuple[float, ...]:
+        """By what the terms of G are multiplied, over the largest of these numbers: an optimiser forgets that."""
+        large = largest(self.context.bound)
+        first = max((part for part, _ in uses.parts), key=lambda part: part.size(large))
+        orders = [self.order(lambda widths, p=part: p.size(widths) / first.size(widths)) for part, _ in uses.parts]  # type: ignore[misc]
+        numbers = [order.number if order.unit is None else 0.0 for order in orders]
+        return tuple(np.repeat(numbers, [count for _, count in uses.parts]).tolist())
+
+    def rate(self, rule: Rule, widths: Mapping[str, float]) -> float:
+        """η √(in/fan): the matrix that acts is √(in/fan) times one with entries N(0, σ²/in)."""
         weight = self.op.weight
-        return float((weight.drawn.in_width.bind(widths) / weight.fan.bind(widths)) ** 0.5)
+        ratio = weight.drawn.in_width.bind(widths) / weight.fan.bind(widths)
+        return float(rule.of(rule.lr, widths) * ratio**0.5)
+
+
+# One rule an optimiser: −η U x, in parts of one order each. Of W^T, l and r change places.
 
 
 def _descent(m: _Matrices, x: Vector, uses: _Uses, rule: Rule) -> list[tuple[Order, Vector]]:
-    """−η Σ_i ⟨r_i, x⟩ l_i; the uses of one order together."""
-    turned = m.op.weight.transposed
-    left, right = (uses.right, uses.left) if turned else (uses.left, uses.right)
+    """U = G: −η Σ_i ⟨r_i, x⟩ l_i."""
+    left, right = m.sides(uses)
     along = mean_dot(x, right)  # (matrices, vectors, K)
-    orders: dict[object, tuple[Order, list[float]]] = {}
-    start = 0
-    for part, count in uses.parts:
-
-        def rate(widths: Mapping[str, float], part: Part = part) -> float:
-            return -rule.of(rule.lr, widths) * m.acting(widths) * part.size(widths) * x.width.bind(widths)
-
-        order = m.order(rate)
-        unit, numbers = orders.setdefault(order.unit, (order._replace(number=1.0), [0.0] * start))
-        for _, others in orders.values():
-            others += [order.number if others is numbers else 0.0] * count
-        start += count
+    found: dict[str | None, list[float]] = {}  # the numbers of all uses, by their order
+    for k, (part, _) in enumerate(uses.parts):
+        order = m.order(lambda widths, p=part: -m.rate(rule, widths) * p.size(widths) * x.width.bind(widths))  # type: ignore[misc]
+        found.setdefault(order.unit, [0.0] * len(uses.parts))[k] = order.number
+    counts = [count for _, count in uses.parts]
     made = []
-    for unit, numbers in orders.values():
-        by = constant(np.asarray(numbers)) * along if len(set(numbers)) > 1 else numbers[0] * along
+    for small, numbers in found.items():
         if any(numbers):
-            made.append((unit, mix(by, left)))
+            by = numbers[0] if len(set(numbers)) == 1 else np.repeat(numbers, counts)
+            made.append((Order(1.0, small), mix(constant(np.asarray(by)) * along, left)))
     return made
+
+
+def _orthogonalised(m: _Matrices, x: Vector, uses: _Uses, rule: Rule) -> list[tuple[Order, Vector]]:
+    """U = scale · l M r^T/√(out · in), M from the Gram matrices of l and r, each over its width."""
+    left, right = m.sides(uses)
+    sizes = m.relative(uses)
+    f = Function("polar", partial(orthogonalised, sizes=sizes, steps=rule.newton_schulz), lipschitz=False)
+    grams = mean_dot(uses.left, uses.left), mean_dot(uses.right, uses.right)
+    count = max(len(gram) for gram in grams)
+    middle = applied(f, grams, (count, *grams[0].shape[1:]), axes=2)
+    along = mean_dot(x, right)
+    by = along @ (middle if m.op.weight.transposed else middle.transpose(0, 2, 1))
+    ratio = (x.width, left.width)
+    order = m.order(
+        lambda widths: (
+            -m.rate(rule, widths) * rule.of(rule.scale, widths) * (ratio[0].bind(widths) / ratio[1].bind(widths)) ** 0.5
+        )
+    )
+    return [(Order(1.0, order.unit), mix(constant(np.asarray(order.number)) * by, left))] if order.number else []
+
+
+def _signs(m: _Matrices, x: Vector, uses: _Uses, rule: Rule) -> list[tuple[Order, Vector]]:
+    """U = G/(|G| + ε̂), entry by entry."""
+    left, right = m.sides(uses)
+    if rule.eps and any(math.isinf(size) for size in m.context.bound.values()):
+        raise eps_error(m.value, rule.eps)
+    sizes = m.relative(uses)
+    if rule.eps:
+        counts = [count for _, count in uses.parts]
+        sizes = tuple(np.repeat([part.size(m.context.bound) for part, _ in uses.parts], counts).tolist())
+    order = m.order(lambda widths: -m.rate(rule, widths) * x.width.bind(widths))
+    shape = (max(len(v) for v in (left, right, x)), x.shape[1])
+    made = Vector(Outer(left, right, x, sizes, rule.eps), shape, left.width)
+    return [(order, made)] if order.number else []
 
 
 def _shifted(value: Value, op: Shifted, context: Context) -> Value:
-    rule, made, named = op.rule, op.x, begun(op.x)[0].op.source.name or "an initial vector"  # type: ignore[attr-defined]
-    if rule.weight_decay:
-        decay = order_of(lambda widths: -rule.weight_decay * rule.of(rule.lr, widths), context.bound, value, named)
-        made = made + decay.times(made) if decay.number else made
-    for k, d in enumerate(op.d):
+    """An initial vector, or random scalars, after a step."""
+    rule, x, bound = op.rule, op.x, context.bound
 
-        def rate(widths: Mapping[str, float], k: int = k) -> float:
-            return -rule.of(rule.lr, widths) * op.sizes(widths)[k]
+    def order(rate: Callable[[Mapping[str, float]], float]) -> Order:
+        return order_of(rate, bound, value, rule.name)
 
-        order = order_of(rate, context.bound, value, named)
-        made = made + order.times(d) if order.number else made
-    return made
+    by = order(lambda widths: -rule.of(rule.lr, widths))
+    made = x
+    if rule.weight_decay and by.number:
+        made = made + by._replace(number=by.number * rule.weight_decay).times(x)
+    if rule.optimiser == "sgd":
+        for k, d in enumerate(op.d):
+            own = order(lambda widths, k=k: -rule.of(rule.lr, widths) * op.sizes(widths)[k])  # type: ignore[misc]
+            made = made + own.times(d) if own.number else made
+        return made
+    if rule.eps and any(math.isinf(size) for size in bound.values()):
+        raise eps_error(value, rule.eps)
+    least = 0.0 if rule.eps else max(op.sizes(largest(bound)))  # by what all is divided: a sign forgets it
+    sizes = [order(lambda widths, k=k: op.sizes(widths)[k] / (least or 1.0)) for k in range(len(op.d))]  # type: ignore[misc]
+    parts: list[Any] = [size.times(d) for size, d in zip(sizes, op.d, strict=True) if size.unit is None]
+    total = reduce(operator.add, parts)
+    f = Function("unit", partial(unit, eps=rule.eps), bounded=True, lipschitz=rule.eps > 0, parameters=(rule.eps,))
+    if isinstance(total, Vector):
+        change: Any = Vector(Nonlin(f, (total,), ()), total.shape, total.width)
+    else:
+        change = applied(f, (total,), total.shape)
+    moved: Value = made + by.times(change)
+    return moved
 
 
-CHANGES: dict[str, Callable[[_Matrices, Vector, _Uses, Rule], list[tuple[Order, Vector]]]] = {"sgd": _descent}
+CHANGES: dict[str, Callable[[_Matrices, Vector, _Uses, Rule], list[tuple[Order, Vector]]]] = {
+    "sgd": _descent,
+    "muon": _orthogonalised,
+    "adam": _signs,
+}
