@@ -72,7 +72,7 @@ def test_table_and_folder(folder):
     names = {"report.html", "coord-check.csv", "coord-check.json", "coord-check.pdf", "coord-check.png",
              "manifest.json"}  # fmt: skip
     assert names <= {path.name for path in (folder / "out").iterdir()}
-    rows = list(csv.DictReader((folder / "out" / "coord-check.csv").open()))
+    rows = list(csv.DictReader((folder / "out" / "coord-check.csv").read_text().splitlines()))
     assert {row["width"] for row in rows} == {"16", "32"}
     assert {row["what"] for row in rows} == {"size", "change", "update"}
     manifest = json.loads((folder / "out" / "manifest.json").read_text())
@@ -97,13 +97,14 @@ def test_a_stranger_s_file_is_not_overwritten(folder):
 
 
 def test_a_function_of_the_width(folder):
-    result = netsor("coord-check", "mine.py:net", "--widths", "16,64,inf", "--lr", "rates", "--json", cwd=folder)
+    run = ["coord-check", "mine.py:net", "--widths", "64,512,inf", "--draws", "99"]
+    result = netsor(*run, "--lr", "rates", "--json", cwd=folder)
     assert result.returncode == 0, result.stderr
     (check,) = json.loads(result.stdout)["checks"]
     assert set(check["verdicts"]) == {"hidden", "loss"}
     assert check["verdicts"]["hidden"] == "as promised"
     assert check["limit"]
-    result = netsor("coord-check", "mine.py:net", "--widths", "16,64", "--lr", "0.1", "--fail", cwd=folder)
+    result = netsor(*run, "--lr", "0.1", "--fail", cwd=folder)
     assert result.returncode == 3  # one rate for all: what the step changes falls like 1/n
     assert "should rise like n" in result.stdout
 

@@ -46,9 +46,14 @@ class Verdict(NamedTuple):
         return None if self.fit is None else self.fit.last
 
     @property
+    def through(self) -> Exponent | None:
+        """The exponent through all widths."""
+        return None if self.fit is None else self.fit.exponent
+
+    @property
     def beyond(self) -> float:
-        """How far the exponent is beyond the promise."""
-        return 0.0 if self.exponent is None or self.promised is None else self.exponent.value - self.promised
+        """How far that is beyond the promise."""
+        return 0.0 if self.through is None or self.promised is None else self.through.value - self.promised
 
 
 def judged(fit: Fit | None, promised: float | None, tolerance: float) -> str:
@@ -72,7 +77,7 @@ def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequen
     """What to change, a sentence each; none if all is as promised.
 
     What a weight's update does to its inputs is proportional to its learning rate, so that the exponent beyond the
-    promise is the power by which that must fall. Where an activation moves otherwise than promised and no update
+    promise, through all widths, is the power by which that must fall. Where an activation moves otherwise than promised and no update
     does, the cause is at initialisation.
     """
     alike: dict[str, list[Verdict]] = {}
@@ -83,10 +88,10 @@ def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequen
     for words, some in alike.items():
         names = [NAMES.get(u.entry.name, u.entry.name) for u in some]
         several = "s" * (len(some) > 1)
-        told = ", ".join(f"{u.entry.name} {u.exponent}" for u in some)
+        told = ", ".join(f"{u.entry.name} {u.through}" for u in some)
         lines.append(
             f"the learning rate{several} of {_listed(names)} should {words}: what the update makes of its inputs has "
-            f"exponent {told}, and {some[0].promised:g} was promised"
+            f"exponent {told} through all, and {some[0].promised:g} was promised"
         )
     bad = [c for c in changes if c.verdict in (GROWS, SHRINKS)]
     if bad and not lines:
@@ -112,8 +117,8 @@ def power(exponent: float, letter: str = "n", spread: float = WHOLE) -> str:
 
 def _towards(verdict: Verdict, letter: str) -> str:
     """Rise or fall like a power."""
-    assert verdict.exponent is not None
-    spread = max(WHOLE, (verdict.exponent.high - verdict.exponent.low) / 2)
+    assert verdict.through is not None
+    spread = max(WHOLE, (verdict.through.high - verdict.through.low) / 2)
     return f"{'fall' if verdict.beyond > 0 else 'rise'} like {power(-verdict.beyond, letter, spread)}"
 
 
