@@ -17,7 +17,9 @@ def small(**changes):
     return ns.models.read(CONFIG).replace(std=0.3, **changes)
 
 
-@pytest.mark.parametrize("changes", [{}, {"tied": False}, {"logit_cap": 2.0, "embedding_scale": 3.0, "logit_scale": 0.5}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"tied": False}, {"logit_cap": 2.0, "embedding_scale": 3.0, "logit_scale": 0.5}]
+)
 def test_the_loss_and_its_derivative(changes):
     model = small(**changes)
     made = training(model, IDS, TARGETS)
@@ -42,8 +44,10 @@ def test_a_step_has_the_law_of_real_matrices(tied):
     real = net.simulate(draws=1500, seed=2, progress=False, **model.widths())
     for one, other in zip(exact, real, strict=True):
         assert stats.ks_2samp(one, other).pvalue > LEVEL
-    still = ns.step(values, made.loss, {weight: 0.0 for weight in rates})[1] - made.logits
-    assert ns.Program(ns.mean_dot(still, still)[0, 0]).draw(draws=2, progress=False, **model.widths()) == pytest.approx(0)
+    still = ns.step(values, made.loss, dict.fromkeys(rates, 0.0))[1] - made.logits
+    assert ns.Program(ns.mean_dot(still, still)[0, 0]).draw(draws=2, progress=False, **model.widths()) == pytest.approx(
+        0
+    )
 
 
 def test_large_logits_have_a_loss():

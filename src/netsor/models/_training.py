@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,11 +20,12 @@ from array_api_compat import array_namespace
 from ..language import Scalar, Value, Vector, Weight, apply, data, join, mean_dot, nonlin, ones, tanh, weight
 from ..language._graph import ordered
 from ..language._pool import pooled
+from ..language._score import split
 from ..language._weight import MatMul
 from ._description import Description
 from ._gradients import NAMES
 from ._inputs import Inputs
-from ._trace import n, normed, sigma_of, trace
+from ._trace import Layer, Trace, n, normed, sigma_of, trace
 
 KINDS = ("embedding", "position", "query", "key", "value", "output", "in", "gate", "out", "head")
 
@@ -76,7 +78,7 @@ def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> 
         first.append(Act(None, "position", at))
         x = x + at
     x = normed(model, x) if model.input_norm else x
-    traced = trace(model, Inputs(len(ids), tuple(ids)), x)
+    traced = _whole(trace(model, Inputs(len(ids), tuple(ids)), x))
     y = traced.output if model.logit_scale == 1 else model.logit_scale * traced.output
     head = table.T if model.tied else weight(count, n, std=sigma_of(model.std_logits, model.width), name="W^L")
     product = head @ y
@@ -99,6 +101,21 @@ def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> 
     # the logit of a token's own id, which tied logits make large, is taken off before the exponential
     shift = _own(logits, words) if model.tied else None
     return Training(watched, traced.masks, logits, _loss(logits, last, shift), last, tuple(acts))
+
+
+def _whole(traced: Trace) -> Trace:
+    """With the matrices of all heads on top of each other, one parameter as in real code: Muon can tell them apart."""
+    new: dict[Value, Any] = {}
+    for value in ordered([traced.output, *(value for layer in traced.layers for value in layer[:6])]):
+        inputs = [new[x] for x in value.op.inputs]
+        same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
+        new[value] = value if same else replace(value, op=value.op.with_inputs(*inputs))
+        match new[value].op:
+            case MatMul(Weight(batch=(heads,)) as w, x, False):
+                one = weight(heads * w.out_width, w.in_width, std=w.std, name=w.source.name)
+                new[value] = split(one @ x, heads, 0)
+    layers = tuple(Layer(*(new[value] for value in layer[:6])) for layer in traced.layers)
+    return traced._replace(layers=layers, output=new[traced.output])
 
 
 def refuse(model: Description) -> None:

@@ -3,7 +3,18 @@
 import pytest
 
 from netsor.studies.coord_check._fit import Exponent, Fit
-from netsor.studies.coord_check._judge import GROWS, KEPT, SHRINKS, STILL, UNDECIDED, Verdict, advice, judged, power, worst
+from netsor.studies.coord_check._judge import (
+    GROWS,
+    KEPT,
+    SHRINKS,
+    STILL,
+    UNDECIDED,
+    Verdict,
+    advice,
+    judged,
+    power,
+    worst,
+)
 from netsor.studies.coord_check._network import CHANGE, UPDATE, Entry
 
 

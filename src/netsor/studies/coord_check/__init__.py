@@ -101,7 +101,7 @@ def coord_check(
         given = [] if own else ["sp", "mup"]
     if optimiser not in _parametrisation.OPTIMISERS:
         raise ValueError(f"optimiser={optimiser!r} must be one of {', '.join(_parametrisation.OPTIMISERS)}")
-    described = model if own or isinstance(model, Transformer) else read(model)
+    described: Any = model if own or isinstance(model, Transformer) else read(model)
     request = _request.Request(
         described,
         tuple(_parametrisation.parametrisation(each, optimiser) for each in given),
@@ -119,7 +119,7 @@ def coord_check(
         seed,
         workers,
         None if out is None else Path(out),
-        (getattr(described, "name", None) or getattr(described, "__name__", "program"),),
+        (str(getattr(described, "name", None) or getattr(described, "__name__", "program")),),
         choose(backend, device, precision),
         progress,
     )

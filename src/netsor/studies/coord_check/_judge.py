@@ -1,9 +1,10 @@
 """Verdicts: is an exponent what the parametrisation promises, and if not, which learning rate is to be changed?
 
 The rule. What is judged is the slope through all widths; if the slopes between neighbours differ for sure (at level
-1e-4), that of the two largest widths. It is *as promised* if its interval of level 1e-4 lies within the tolerance of the promise, it
-*grows* or *shrinks* if the interval lies beyond it, and is undecided if neither: more draws, or widths further apart,
-would settle it. The tolerance is for the terms that vanish as widths grow, which no number of draws takes away.
+1e-4), that of the two largest widths. It is *as promised* if its interval of level 1e-4 lies within the tolerance of
+the promise, it *grows* or *shrinks* if the interval lies beyond it, and is undecided if neither: more draws, or widths
+further apart, would settle it. The tolerance is for the terms that vanish as widths grow, which no number of draws
+takes away.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequen
     """What to change, a sentence each; none if all is as promised.
 
     What a weight's update does to its inputs is proportional to its learning rate, so that the exponent beyond the
-    promise, through all widths, is the power by which that must fall. Where an activation moves otherwise than promised and no update
-    does, the cause is at initialisation.
+    promise, through all widths, is the power by which that must fall. Where an activation moves otherwise than promised
+    and no update does, the cause is at initialisation.
     """
     alike: dict[str, list[Verdict]] = {}
     for u in updates:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..._program import Program
 from ...engine import ExactError
-from ...language import Scalar, Value, Vector, Weight, mean_dot, stack, step
+from ...language import Scalar, Value, Vector, Weight, inf, mean_dot, stack, step
 from ...language._graph import ordered
 from ...language._move import Stepped
 from ...language._operation import MatMul
@@ -125,16 +125,16 @@ def joined(found: Mapping[Entry, Scalar]) -> Program:
     return Program(stack(list(found.values())), "coordinate check")
 
 
-def limits(found: Mapping[Entry, Scalar], **widths: float) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
-    """What has a limit at these widths, and why all else has none that is known here."""
+def limits(found: Mapping[Entry, Scalar]) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
+    """What has a limit at n = ∞, and why all else has none that is known here."""
     try:
-        joined(found).plan(**widths)
+        joined(found).plan(n=inf)
         return dict(found), {}
     except ExactError:
         kept, refused = {}, {}
         for entry, number in found.items():
             try:
-                Program(number).plan(**widths)
+                Program(number).plan(n=inf)
                 kept[entry] = number
             except ExactError as error:
                 refused[entry] = re.sub(r" \(at .*?\)(?=; |$)", "", str(error))
@@ -146,7 +146,8 @@ def square(x: Any, mask: Bools | None) -> Scalar:
     if isinstance(x, Vector):
         one = x.reshape(-1)[:, None]
         return mean_dot(one, one).mean()
-    squares = x * x
+    squares: Scalar = x * x
     if mask is None or mask.all():
         return squares.mean()
-    return (squares * mask.astype(np.float64)).mean() * (mask.size / mask.sum())
+    counted: Scalar = squares * (mask.astype(np.float64) * (mask.size / mask.sum()))
+    return counted.mean()

@@ -35,6 +35,9 @@ class Power(NamedTuple):
         return float(width**self.width * depth**self.depth)
 
 
+CONSTANT, ROOT = Power(), Power(-0.5)
+
+
 class Scaling(NamedTuple):
     """Of one kind of weight."""
 
@@ -49,8 +52,8 @@ class Parametrisation:
     name: str
     words: str
     kinds: Mapping[str, Scaling] = field(default_factory=dict)  # those that are not here do not change
-    logits: Power = Power()  # a multiplier of tied logits, which have no weights of their own
-    scores: Power = Power(-0.5)  # of ⟨q, k⟩, by the dimension of a head in place of the width
+    logits: Power = CONSTANT  # a multiplier of tied logits, which have no weights of their own
+    scores: Power = ROOT  # of ⟨q, k⟩, by the dimension of a head in place of the width
     features: float = 0.0  # the promise for all activations
     outputs: float = 0.0  # the promise for logits and loss
 

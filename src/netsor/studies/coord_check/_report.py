@@ -135,7 +135,10 @@ def _section(check: Check) -> str:
 def _rows(check: Check, verdicts: Sequence[Verdict], title: str) -> str:
     head, *body = rows(check, verdicts, title)
     marked = [
-        [*(html.escape(cell) for cell in row[:-1]), f'<span class="{CLASSES.get(row[-1], "undecided")}">{row[-1]}</span>']
+        [
+            *(html.escape(cell) for cell in row[:-1]),
+            f'<span class="{CLASSES.get(row[-1], "undecided")}">{row[-1]}</span>',
+        ]
         for row in body
     ]
     first = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)

@@ -140,7 +140,7 @@ def _made(subject: Subject) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
     """What is measured, and what cannot be."""
     try:
         found = measured(subject.network(), subject.optimiser)
-        return limits(found, n=math.inf) if math.isinf(subject.width) else (found, {})
+        return limits(found) if math.isinf(subject.width) else (found, {})
     except TraceError as error:
         if subject.model is None:
             raise
@@ -227,9 +227,7 @@ class Request:
         if given is None:
             return None
         try:
-            found = sorted(
-                math.inf if name == "widths" and v == math.inf else whole_number(name, v, 1) for v in given
-            )
+            found = sorted(math.inf if name == "widths" and v == math.inf else whole_number(name, v, 1) for v in given)
         except TypeError:
             raise ValueError(f"{name}={shown(given)} must be a sequence of integers, as [256, 1024, 4096]") from None
         if not found or len(set(found)) < len(found):
@@ -374,5 +372,3 @@ class Request:
         draws, size = self.draws or DRAWS, subject.part_draws
         starts = range(0, draws, size)
         return [Part(subject, place, i, min(size, draws - at), self.seed, self.backend) for i, at in enumerate(starts)]
-
-

@@ -143,7 +143,9 @@ class Check:
         }  # fmt: skip
 
     def _object(self, v: Verdict, judge: bool = True) -> dict[str, Any]:
-        sizes = [dict(zip(("value", "low", "high"), map(finite, size(d)), strict=True)) for d in self.draws[v.entry]]
+        sizes: Any = [
+            dict(zip(("value", "low", "high"), map(finite, size(d)), strict=True)) for d in self.draws[v.entry]
+        ]
         found = None if v.fit is None else v.fit.exponent.as_dict()
         made = {"name": v.entry.name, "block": v.entry.block, "sizes": sizes, "exponent": found}
         made |= {"between": None if v.fit is None else [e.as_dict() for e in v.fit.local]}

@@ -27,9 +27,8 @@ def headline(found: CoordCheck) -> str:
     r = found.request
     batch = "" if r.ids is None else f", {len(r.ids)} token{'s' * (len(r.ids) > 1)}"
     scale = "" if r.own or r.axis == "depth" else f"; with the width {_GROW[r.grow]}"
-    return (
-        f"{r.name}: one step of {r.optimiser}{batch}, {r.draws} initialisations at each {r.axis}, no weight drawn{scale}"
-    )
+    draws = f"{r.draws} initialisations at each {r.axis}, no weight drawn"
+    return f"{r.name}: one step of {r.optimiser}{batch}, {draws}{scale}"
 
 
 _GROW = {"heads": "heads grow in number, and keep their dimension", "head-dim": "heads grow, and keep their number"}
