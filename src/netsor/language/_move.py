@@ -8,13 +8,18 @@ is in the past of what comes after it, as in training: gradients pass from W' x 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ._array import Acts, Axes, Entrywise, Operation, lined
+from ._given import as_number, shown
 from ._keep import Keep, box
 from ._value import Value, Vector
 from ._weight import MatMul, Weight
+from ._where import TraceError
 from ._width import Width
 
 Rate = float | Callable[[float, float], float]  # a number, or a function of fan-in and fan-out
@@ -38,7 +43,19 @@ class Rule:
         """A rate at these widths."""
         if not callable(rate):
             return rate
-        return float(rate(self.in_width.bind(widths), self.out_width.bind(widths)))
+        sizes = self.in_width.bind(widths), self.out_width.bind(widths)
+        try:
+            with np.errstate(all="ignore"):
+                made = as_number(rate(*sizes))
+        except Exception as error:  # a user's function may raise anything
+            raise TraceError("step", f"lr or scale of {self.name} fails at the widths {sizes}: {error}") from error
+        if made is None or not math.isfinite(made):
+            raise TraceError(
+                "step",
+                f"lr or scale of {self.name} is {shown(made)} at fan-in {sizes[0]:g} and fan-out {sizes[1]:g}: it must "
+                "be a finite number",
+            )
+        return made
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,6 +77,10 @@ class Reverse:
         found = self._parts.get((leaf, None))
         return zeros_like(leaf) if found is None else _filled(leaf, every(leaf.shape), found)
 
+    def parts(self, leaf: Value) -> list[Part]:
+        """The same as contributions, each with the entries that it is for."""
+        return self._parts.get((leaf, None), [])
+
     def _prepare(self, value: Value) -> None:
         inputs, op = value.op.inputs, value.op
         counts = isinstance(op, MatMul | Stepped) and self.chosen(op)

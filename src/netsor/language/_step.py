@@ -38,7 +38,68 @@ def step(
     weight_decay: float = 0.0,
     scale: Rate | None = None,
 ) -> Any:
-    """The outputs with the weights after one step of an optimiser on the loss: values of the same program."""
+    """The outputs with the weights after one step of an optimiser on the loss: values of the same program.
+
+    A step moves a matrix W to (1 − η·weight_decay) W − η U. With G the gradient of the loss by **the entries of W
+    themselves**, as an optimiser sees them (entries N(0, σ²/fan-in), no factor taken out), U is
+
+    - "sgd": G. Momentum's first step is the same.
+    - "muon": the polar factor of G, scale · A B^T for G = A S B^T, or its Newton–Schulz polynomial. A batch of
+      matrices is one matrix after the other: the heads of attention each for itself.
+    - "adam": G/(|G| + eps), entry by entry: the first step of Adam and AdamW, and with eps = 0 of signSGD and Lion.
+
+    Nothing is trained and no weight is drawn. G = Σ_i δ_i x_i^T over all uses of W (tokens, layers that share it), so
+    W' x = W x − η Σ_i ⟨x_i, x⟩ δ_i: the law after the step is exact at every finite width. Adam's step needs every
+    entry of G, in · out · (uses) operations a replica and matrix, and is refused above 8·10⁹ entries.
+
+    Parameters
+    ----------
+    outputs
+        A value of the program, or a list or tuple of them, to be made again with the weights after the step.
+    loss
+        A scalar of the program; several are summed.
+    lr
+        η: a number, a function of fan-in and fan-out, or a dictionary of these, by weight or by name (`name=` of
+        `ns.weight` and `ns.gaussian`), with None for all others. Fan-in and fan-out are numbers; a vector of R^n has
+        fan-in 1 and fan-out n. At infinite width the power of n in η is found at large numbers.
+    optimiser
+        "sgd", "muon" or "adam".
+    weights
+        What moves: weights, initial vectors (biases, embeddings, a readout) and random scalars; unless given, all
+        matrices that the loss depends on. Equal initial vectors, as those of a token that occurs twice, are one
+        parameter.
+    eps
+        ε̂ of Adam.
+    newton_schulz
+        Of Muon: a number of steps with the coefficients of its public code (3.4445, −4.7750, 2.0315), three
+        coefficients for five steps, or a list of three for each step; the polar factor itself unless given.
+    weight_decay
+        λ, decoupled as in AdamW.
+    scale
+        Of Muon: what its matrix is multiplied by, a number or a function of fan-in and fan-out; 1 unless given.
+
+    Returns
+    -------
+    Any
+        The outputs after the step, in the structure given. They are values as others and can be outputs of one more
+        step; as in training, no gradient passes through a step into what it was made of.
+
+    Raises
+    ------
+    TraceError
+        If an argument is not what it must be, or a function has no derivative.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> w, r = ns.weight(n, n, name="hidden"), ns.gaussian(n)
+    >>> h = ns.tanh(w @ ns.gaussian(n))
+    >>> f = ns.mean_dot(r, h)
+    >>> after = ns.step(h, (f - 1.0) ** 2, lr=0.5)
+    >>> moved = ns.Program(ns.mean_dot(after - h, after - h))
+    >>> print(f"{moved.draw(n=1000, draws=50).mean():.2f} {moved.draw(n=ns.inf, draws=2).mean():.2f}")
+    0.19 0.19
+    """
     several = isinstance(outputs, list | tuple)
     listed = list(outputs) if several else [outputs]
     for value in listed:

@@ -27,7 +27,7 @@ class Order(NamedTuple):
         if self.unit is None:
             return x if self.number == 1 else constant(np.asarray(self.number)) * x
         small = Scalar(Root((), (Width(self.unit),)), ())
-        return (small if self.number == 1 else self.number * small) * x
+        return small * (x if self.number == 1 else constant(np.asarray(self.number)) * x)
 
 
 def largest(bound: Mapping[str, float]) -> dict[str, float]:

@@ -20,21 +20,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...activations import Function
+from ...language._graph import ordered
 from ...language._join import join
 from ...language._move import Part, Rule, Shifted, Stepped
-from ...language._operation import MatMul
+from ...language._operation import MatMul, Root
 from ...language._score import mean_dot
 from ...language._uses import pooled
 from ...language._value import Nonlin, Value, Vector, applied, constant, mix
+from .._error import ExactError
 from ._operations import Outer
 from ._orders import Order, largest, order_of
 from ._polar import orthogonalised
 from ._rewrite import Context, rewritten
 from .outer import eps_error, unit
+from .vanishing import vanishing
 
 
 def stepped(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program without steps."""
+    if not any(isinstance(value.op, Stepped | Shifted) for value in ordered(outputs)):
+        return list(outputs)
     made: dict[object, Vector] = {}  # W x, however often it is asked for
 
     def change(old: Value, new: Value) -> Value:
@@ -47,7 +52,19 @@ def stepped(outputs: Sequence[Value], context: Context) -> list[Value]:
                 return _shifted(new, op, context)
         return new
 
-    return rewritten(outputs, context, change)
+    found = rewritten(outputs, context, change)
+    small = {str(v.op.under[0]) for v in ordered(found) if isinstance(v.op, Root) and _vanishes(v.op, context)}
+    if len(small) > 1:
+        raise ExactError(
+            outputs[0],
+            f"steps that change vectors by amounts of order {' and '.join(f'{name}^(-1/2)' for name in sorted(small))}",
+            instead="write the widths as multiples of one symbol, or bind all but one to numbers",
+        )
+    return vanishing(found, context, small.pop()) if small else found
+
+
+def _vanishes(op: Root, context: Context) -> bool:
+    return not op.over and len(op.under) == 1 and math.isinf(op.under[0].bind(context.bound))
 
 
 def _key(op: MatMul | Stepped) -> object:
@@ -204,10 +221,10 @@ def _shifted(value: Value, op: Shifted, context: Context) -> Value:
     def order(rate: Callable[[Mapping[str, float]], float]) -> Order:
         return order_of(rate, bound, value, rule.name)
 
-    by = order(lambda widths: -rule.of(rule.lr, widths))
     made = x
-    if rule.weight_decay and by.number:
-        made = made + by._replace(number=by.number * rule.weight_decay).times(x)
+    if rule.weight_decay:
+        decay = order(lambda widths: -rule.of(rule.lr, widths) * rule.weight_decay)
+        made = made + decay.times(x) if decay.number else made
     if rule.optimiser == "sgd":
         for k, d in enumerate(op.d):
             own = order(lambda widths, k=k: -rule.of(rule.lr, widths) * op.sizes(widths)[k])  # type: ignore[misc]
@@ -224,7 +241,8 @@ def _shifted(value: Value, op: Shifted, context: Context) -> Value:
         change: Any = Vector(Nonlin(f, (total,), ()), total.shape, total.width)
     else:
         change = applied(f, (total,), total.shape)
-    moved: Value = made + by.times(change)
+    by = order(lambda widths: -rule.of(rule.lr, widths))
+    moved: Value = made + by.times(change) if by.number else made
     return moved
 
 
