@@ -41,7 +41,7 @@ OPTIONS = ("widths", "depths", "targets", "lr", "parametrisation", "optimiser", 
     "--lr",
     metavar="X",
     help="Learning rate at MODEL's own width, or query=X,head=Y,… by kinds of weights; of FILE:FUNCTION a number, or "
-    "the name of rates in FILE.  [default: 0.01 of SGD and Muon, 0.001 of Adam]",
+    "the name of rates in FILE.  [default: 0.001 of SGD and Muon, 0.0001 of Adam]",
 )
 @click.option(
     "--parametrisation",

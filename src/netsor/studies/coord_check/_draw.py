@@ -52,10 +52,10 @@ def _figure(found: CoordCheck, what: str) -> Any:
 
 
 def _panel(axes: Any, check: Check, what: str) -> dict[str, Any]:
-    """A line for each activation, or kind of weight: that of its last block."""
+    """A line for each activation, or kind of weight, in the block that its verdict is of."""
     at = np.array(check.request.at)
     lines: dict[str, Any] = {}
-    for k, entry in enumerate(_lasts(check, what)):
+    for k, entry in enumerate(_shown(check, what)):
         sizes = np.array([size(draws) for draws in check.draws[entry]])
         if not (sizes > 0).all():
             continue
@@ -79,9 +79,7 @@ def _brief(value: float) -> str:
     return f"{value:,.0f}" if value < 10_000 else f"{value / 1024:g}k" if value % 1024 == 0 else f"{value / 1000:g}k"
 
 
-def _lasts(check: Check, what: str) -> list[Entry]:
-    found: dict[str, Entry] = {}
-    for entry in check.draws:
-        if entry.what == what and entry.name not in LEFT_OUT:
-            found[entry.name] = entry
-    return list(found.values())
+def _shown(check: Check, what: str) -> list[Entry]:
+    """The block that each verdict is of."""
+    verdicts = check.verdicts if what == CHANGE else check.updates
+    return [v.entry for v in verdicts if v.entry.name not in LEFT_OUT]

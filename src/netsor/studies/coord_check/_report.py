@@ -88,7 +88,7 @@ def _report(found: CoordCheck, manifest: dict[str, Any], drawn: dict[str, tuple[
         first="\n".join(_said(check) for check in found.checks),
         main=picture("coord-check", drawn["coord-check"][2], _caption(found)),
         checks="\n".join(_section(check) for check in found.checks),
-        second=picture("updates", drawn["updates"][2], f"What an update makes, against the {r.axis}; last blocks."),
+        second=picture("updates", drawn["updates"][2], f"What an update makes, against the {r.axis}."),
         axis=r.axis,
         rule=html.escape(rule(found)),
         exactly="Every draw is exact in law at its width: no weight was drawn, and nothing was trained. Matrices and "
@@ -105,7 +105,7 @@ def _caption(found: CoordCheck) -> str:
     ends = "; a dashed line is the limit" if any(check.limit is not None for check in found.checks) else ""
     return (
         f"√(mean square) of what one step of {found.request.optimiser} changes, against the {found.request.axis}: "
-        "geometric means over initialisations with two standard errors, of the last block where there are several. "
+        "geometric means over initialisations with two standard errors, in the block that the verdict is of. "
         f"Flat lines are what maximal updates ask for{ends}."
     )
 

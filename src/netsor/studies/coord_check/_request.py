@@ -32,7 +32,7 @@ DRAWS = 32
 FEWEST = 4  # draws: an error needs some
 PART_DRAWS = 64  # at most
 PART_SECONDS = 20.0  # of one core, at most, but for a single draw: what an interrupted run loses
-RATES = {"sgd": 0.01, "muon": 0.01, "adam": 1e-3}  # learning rates at the base width, unless given
+RATES = {"sgd": 1e-3, "muon": 1e-3, "adam": 1e-4}  # learning rates at the base width, unless given
 TOLERANCE = 0.1  # of an exponent: promises hold where n is large, and a check has the widths that it has
 MOST_LAYERS = 200
 OPERATIONS = 1500  # of one block with its gradients, its step and what is measured of it
@@ -132,6 +132,8 @@ class Subject:
         wide = m.hidden * (1 + m.gated) + 3.0 * m.width
         numbers = m.layers * t * wide * 2 + 3 * t * (m.vocabulary or 0)
         products = m.layers * 30 * t * t * (m.hidden + 4.0 * m.width) + 30 * t * t * (m.vocabulary or 0)
+        if self.optimiser == "adam":  # every entry of a gradient, for inputs before the step and after it
+            products += 6 * t * m.weights
         return numbers * NUMBER + products * PRODUCT, numbers, 8 * (20 * t * (m.vocabulary or 0) + 8 * t * wide)
 
 

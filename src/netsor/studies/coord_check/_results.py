@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..._html import note, table, title
 from .._folder import Folder
 from ._fit import Fit, fit, size
 from ._judge import GROWS, SHRINKS, Verdict, advice, finite, judged, worst
@@ -170,6 +171,18 @@ class CoordCheck:
         from ._table import table
 
         return table(self)
+
+    def _repr_html_(self) -> str:
+        from ._table import headline, rows
+
+        made = [title(headline(self))]
+        for check in self.checks:
+            made.append(note(f"{check.name}: {check.rule.words}"))
+            for verdicts, name in ((check.verdicts, "change of"), (check.updates, "update of")):
+                head, *body = rows(check, verdicts, name)
+                made.append(table(body, head))
+            made += [note(line) for line in check.advice]
+        return "".join(made)
 
     def __len__(self) -> int:
         return len(self.checks)
