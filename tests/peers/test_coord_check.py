@@ -39,10 +39,10 @@ def real(optimiser: str, lr: float, config: dict) -> list[float]:
     """One initialisation, and one step."""
     network = CLASSES["gpt2"](configuration(config)).double().eval()
     moved = [p for p in network.parameters() if p.ndim > 1]
-    by = torch.optim.SGD(moved, lr) if optimiser == "sgd" else torch.optim.Adam(moved, lr, eps=0.0)
+    by = torch.optim.SGD(moved, lr) if optimiser == "sgd" else torch.optim.Adam(moved, lr, eps=1e-30)
     given = {}
     query = network.transformer.h[0].attn.c_attn
-    query.register_forward_hook(lambda _, x, y: given.setdefault("query", x[0].detach()))
+    query.register_forward_pre_hook(lambda _, x: given.update({"query": x[0].detach()} if not given else {}))
     loss, before = forward(network)
     old = query.weight.detach().clone(), network.lm_head.weight.detach().clone()
     loss.backward()

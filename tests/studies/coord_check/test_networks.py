@@ -67,6 +67,31 @@ def test_advice_of_a_perceptron():
     assert ns.coord_check(net, widths=[64, 1024], lr=lr, draws=64, progress=False)[0]["hidden"].verdict == SHRINKS
 
 
+@pytest.mark.parametrize(
+    ("optimiser", "theory"),
+    [("muon", {"in": -0.5, "matrix": 0.0, "head": 0.5}), ("adam", {"in": 0.0, "matrix": 1.0, "head": 1.0})],
+)
+def test_other_optimisers(optimiser, theory):
+    """With one learning rate: a polar factor has norm 1, and signs are of size 1 at every width."""
+    net, _ = RATES["sp"]
+    check = ns.coord_check(net, widths=[32, 256], lr=0.01, optimiser=optimiser, draws=40, progress=False)[0]
+    for kind, exponent in theory.items():
+        assert judged(check.fits[check[kind].entry], exponent, 0.15) == KEPT, check[kind]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimiser", ["muon", "adam"])
+def test_transformers_by_other_optimisers(optimiser):
+    found = ns.coord_check(CONFIG, widths=[64, 512], optimiser=optimiser, draws=16, progress=False)
+    vectors, matrices, head = {"muon": (-0.5, 0.0, 0.5), "adam": (0.0, 1.0, 1.0)}[optimiser]
+    theory = {"embedding": vectors, "head": head} | dict.fromkeys(("query", "value", "output", "in", "out"), matrices)
+    for kind, exponent in theory.items():
+        assert judged(found["sp"].fits[found["sp"][kind].entry], exponent, 0.2) == KEPT, (kind, found["sp"][kind])
+        assert judged(found["mup"].fits[found["mup"][kind].entry], 0.0, 0.2) == KEPT, (kind, found["mup"][kind])
+    assert found["mup"].kept
+    assert not found["sp"].kept
+
+
 def test_a_small_transformer():
     found = ns.coord_check(CONFIG, widths=[64, 512], draws=16, tokens=2, progress=False)
     sp, mup = found
