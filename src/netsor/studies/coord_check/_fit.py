@@ -27,7 +27,8 @@ class Exponent(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:+.2f} ± {self.error:.2f}"
+        value = round(self.value, 2) + 0.0  # no −0
+        return f"{value:+.2f} ± {self.error:.2f}".replace("-", "−")
 
     def as_dict(self) -> dict[str, float]:
         """For JSON."""

@@ -12,7 +12,7 @@ from typing import Any
 from .._manifest import surroundings, tidy
 from .._page import page, picture
 from ._draw import pictures
-from ._judge import ABSENT, GROWS, KEPT, SHRINKS, Verdict
+from ._judge import ABSENT, GROWS, KEPT, SHRINKS, UNDECIDED, Verdict
 from ._network import CHANGE, UPDATE
 from ._results import COMMAND, Check, CoordCheck
 from ._table import headline, rows, rule
@@ -112,7 +112,8 @@ def _caption(found: CoordCheck) -> str:
 
 def _said(check: Check) -> str:
     bad = [v.entry.name for v in check.verdicts if v.verdict in (GROWS, SHRINKS)]
-    text = "everything that is decided is as promised" if not bad else f"not as promised: {', '.join(bad)}"
+    some = "everything that is decided" if any(v.verdict == UNDECIDED for v in check.verdicts) else "everything"
+    text = f"{some} is as promised" if not bad else f"not as promised: {', '.join(bad)}"
     return f'<p class="verdict">{html.escape(check.name)}: {html.escape(text)}.</p>'
 
 
