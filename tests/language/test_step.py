@@ -115,6 +115,7 @@ LOSS, H, W, V, B, X = net()
         (lambda: ns.step(3.0, LOSS, 0.1), "outputs=3.0 must be a value"),
         (lambda: ns.step(H, H, 0.1), "loss must be a scalar"),
         (lambda: ns.step(H, 2.0, 0.1), "loss=2.0 must be a scalar of the program"),
+        (lambda: ns.step(H, ns.mean_dot(X, X).sum(), 0.1), "depends on no weight that could move"),
         (lambda: ns.step(H, LOSS, "fast"), "lr='fast' must be"),
         (lambda: ns.step(H, LOSS, float("nan")), "lr=nan must be"),
         (lambda: ns.step(H, LOSS, {3: 0.1}), "lr has the key 3"),
