@@ -91,7 +91,12 @@ def test_infinitely_many_heads_are_the_gaussian_of_the_prior():
     law = _regressor.attention_prior(x).law(n=ns.inf, draws=4_000).gaussian()
     evidence = law.condition(dict(enumerate(y - y.mean())), noise=0.3).log_evidence
     assert abs(model.log_marginal_likelihood_ - evidence.value) < 4 * evidence.error
-    assert model.predict(x).shape == (10,)
+    again = ns.AttentionRegressor(noise=0.3, heads=ns.inf, evidence=True, kernel_draws=400, random_state=1).fit(x, y)
+    assert again.log_marginal_likelihood_error_ > 2 * model.log_marginal_likelihood_error_ > 0
+    off = again.log_marginal_likelihood_ - model.log_marginal_likelihood_
+    assert abs(off) < 4.4 * np.hypot(again.log_marginal_likelihood_error_, model.log_marginal_likelihood_error_)
+    fitted = law.condition(dict(enumerate(y - y.mean())), noise=0.3).mean() + y.mean()
+    np.testing.assert_allclose(model.predict(x), fitted, atol=0.05)
 
 
 def test_a_grid_is_chosen_from_by_evidence():
@@ -101,6 +106,23 @@ def test_a_grid_is_chosen_from_by_evidence():
     assert model.noise_ == best[0]["noise"]
     assert model.log_marginal_likelihood_ == best[1].value
     assert model.score(X, Y) > 0.5
+    assert model.log_marginal_likelihood_error_ == 0  # a Gaussian process in closed form
+
+
+def test_the_cost_is_told_before():
+    model = ns.AttentionRegressor(grid={"noise": [0.1, 0.3]}, **SHORT)
+    found = model.cost(X, Y)
+    assert found.likelihoods > 2 * 32
+    assert found.seconds > 0
+    assert not hasattr(model, "states_")
+    assert ns.AttentionRegressor(heads=ns.inf).cost(X, Y).likelihoods == 1
+    assert ns.AttentionRegressor(flat).cost(X, Y).seconds < 60
+
+
+@pytest.mark.slow
+def test_attention_in_pipelines_and_cross_validation():
+    model = ns.AttentionRegressor(noise=0.1, draws=160, particles=128)
+    assert cross_val_score(make_pipeline(StandardScaler(), model), X, Y, cv=3).mean() > 0.3
 
 
 def test_pipelines_and_cross_validation():
