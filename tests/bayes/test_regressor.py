@@ -95,6 +95,7 @@ def test_infinitely_many_heads_are_the_gaussian_of_the_prior():
     assert again.log_marginal_likelihood_error_ > 2 * model.log_marginal_likelihood_error_ > 0
     off = again.log_marginal_likelihood_ - model.log_marginal_likelihood_
     assert abs(off) < 4.4 * np.hypot(again.log_marginal_likelihood_error_, model.log_marginal_likelihood_error_)
+    np.testing.assert_allclose(np.diag(model._process(x, {})[1][0]), law.var(), rtol=0.05)
     fitted = law.condition(dict(enumerate(y - y.mean())), noise=0.3).mean() + y.mean()
     np.testing.assert_allclose(model.predict(x), fitted, atol=0.05)
 
@@ -102,6 +103,9 @@ def test_infinitely_many_heads_are_the_gaussian_of_the_prior():
 def test_a_grid_is_chosen_from_by_evidence():
     model = ns.AttentionRegressor(flat, grid={"noise": [0.05, 0.5, 5.0]}).fit(X, Y)
     assert len(model.evidence_) == 3
+    for given, found in model.evidence_:
+        alone = ns.AttentionRegressor(flat, evidence=True, **given).fit(X, Y)
+        assert found.value == alone.log_marginal_likelihood_
     best = max(model.evidence_, key=lambda found: found[1].value)
     assert model.noise_ == best[0]["noise"]
     assert model.log_marginal_likelihood_ == best[1].value

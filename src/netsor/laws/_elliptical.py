@@ -68,7 +68,11 @@ def reference(z: Array) -> Reference:
         return PRIOR
     cov = np.atleast_2d(np.cov(z[:, places].T))
     cov[np.diag_indices(len(places))] *= 1 + ROUNDED
-    return Reference(places, mean[places], np.asarray(np.linalg.cholesky(WIDER * cov), dtype=np.float64))
+    try:
+        lower = np.linalg.cholesky(WIDER * cov)
+    except np.linalg.LinAlgError:  # all are nearly copies of one
+        return PRIOR
+    return Reference(places, mean[places], np.asarray(lower, dtype=np.float64))
 
 
 def begun(log_likelihood: LogLikelihood, z: Array) -> Chains:
