@@ -92,14 +92,14 @@ class Cost:
 
 
 def cost(
-    latent: Latent, data: Data, draws: int, chains: int, thin: int, particles: int, moves: int, runs: int = 0
+    latent: Latent, data: Data, draws: int, chains: int, thin: int, particles: int, moves: int, paths: int = 1
 ) -> Cost:
-    """What `sampled` would take, and with runs `evidence` too.
+    """What `sampled` would take; `paths` are how often particles go from the prior to the posterior, for evidence too.
 
     The likelihood is timed at draws of the prior; the spread of what is found there tells of the steps of tempering.
     """
     kept = chains * -(-draws // chains)
-    memory = 8.0 * (kept + (4 + 3 * runs) * particles) * (latent.size + latent.entries) + held(latent)
+    memory = 8.0 * (kept + 4 * paths * particles) * (latent.size + latent.entries) + held(latent)
     if latent.plan.constant:
         return Cost(0.0, held(latent), 1)
     ask = likelihood(latent, data)
@@ -109,7 +109,7 @@ def cost(
         start = time.perf_counter()
         height = ask(z)
     each = (time.perf_counter() - start) / len(z)
-    steps = (1 + steps_after(step_from(0.0, height))) * (1 if not runs else 2 + runs)
+    steps = (1 + steps_after(step_from(0.0, height))) * paths
     asked = math.ceil(ASKED * (steps * moves * particles + kept * thin))
     return Cost(each * (asked + 2 * kept), memory, asked)
 
@@ -155,9 +155,7 @@ def sampled(
     rng, ask = generator(seed, STREAM), likelihood(latent, data)
     kept, heights = np.empty((chains, each, latent.size)), np.empty((chains, each))
     if progress is True and sys.stderr.isatty():
-        expected = cost(latent, data, draws, chains, thin, particles, moves)
-        if expected.seconds > LONG:
-            tqdm.write(f"posterior: {expected}; Ctrl-C ends it", file=sys.stderr)
+        _announce("posterior", cost(latent, data, draws, chains, thin, particles, moves))
     with one_blas_thread(), _Bar(progress, particles * moves, chains * each * thin) as bar:
         way = path(ask, particles, latent.size, moves, rng, bar.tempered)
         some = rng.permutation(particles)[:chains]
@@ -239,6 +237,8 @@ def evidence(
         one = np.zeros((1, latent.size))
         value = float(ask(one)[0])
         return Estimate(value, max((abs(float(likelihood(s, data)(one)[0]) - value) for s in shifted), default=0.0))
+    if progress is True and sys.stderr.isatty():
+        _announce("evidence", cost(latent, data, 0, 1, 1, particles, moves, 1 + runs))
     with one_blas_thread(), _Bar(progress, particles * moves, 0, 1 + runs) as bar:
         way = path(ask, particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
         rng, tell = generator(seed, STREAM, 2), lambda: bar.tell(runs * particles * moves)
@@ -253,6 +253,11 @@ def evidence(
     some = last[:: max(1, len(last) // TRIED)]
     doubt = max((float(np.abs(likelihood(other, data)(some) - ask(some)).mean()) for other in shifted), default=0.0)
     return Estimate(value, combined(error, doubt), frozenset([seed]))
+
+
+def _announce(what: str, expected: Cost) -> None:
+    if expected.seconds > LONG:
+        tqdm.write(f"{what}: {expected}; Ctrl-C ends it", file=sys.stderr)
 
 
 class _Bar:

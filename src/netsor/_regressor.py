@@ -95,7 +95,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         evidence: bool = False,
         draws: int = 400,
         chains: int = 8,
-        thin: int = 3,
+        thin: int = 8,
         particles: int = 256,
         moves: int = 3,
         runs: int = 4,
@@ -199,7 +199,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return _bayes.Cost(len(tried) * (2 * planned + again) * wanted, model._size(len(model.X_)), len(tried))
         latent = model._latent(model.X_, given)
         planned = time.perf_counter() - start
-        how = (self.draws, self.chains, self.thin, self.particles, self.moves, self.runs * wanted)
+        how = (self.draws, self.chains, self.thin, self.particles, self.moves, 1 + (1 + self.runs) * wanted)
         found = _bayes.cost(latent, data, *how)
         return _bayes.Cost(
             len(tried) * (planned + found.seconds),
@@ -298,7 +298,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _size(self, count: int) -> float:
         """The bytes that a plan for so many examples needs."""
-        heads = 1 if self.heads == inf else self.heads
+        heads = (self.arguments or {}).get("heads", self.heads)
+        heads = 1 if heads == inf else heads
         return float(8 * (COPIES[0] + COPIES[1] * heads) * (count * self.X_.shape[1]) ** 2)
 
     def _check_size(self, count: int) -> None:
