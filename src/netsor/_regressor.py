@@ -69,10 +69,12 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     - `arguments`: other arguments of the prior. `grid`: values of arguments, `heads` or `noise` to choose from by
       evidence, {name: values}: every combination is tried, and `evidence_` tells what was found.
     - `evidence`: whether `fit` finds the evidence where there is no grid; it takes longer than the posterior.
-    - `draws`, `chains`, `thin`, `particles`, `moves`, `runs`: as in `Program.posterior` and `Program.log_evidence`.
+    - `draws`, `chains`, `thin`, `particles`, `moves`, `runs`, `workers`, `progress`: as in `Program.posterior` and
+      `Program.log_evidence`.
 
-    After `fit`: `log_marginal_likelihood_` and its error `log_marginal_likelihood_error_`, `arguments_`, `noise_`,
-    `r_hat_`, `effective_`.
+    After `fit`: `log_marginal_likelihood_` and its error `log_marginal_likelihood_error_` (of tempering; of the kernel's
+    mean for infinitely many heads; 0 for a Gaussian process in closed form), `arguments_`, `noise_`, `r_hat_`,
+    `effective_`. `cost(X, y)` says beforehand what `fit` would take.
 
     >>> import numpy as np
     >>> import netsor as ns

@@ -137,6 +137,24 @@ def test_pipelines_and_cross_validation():
     assert cross_val_score(model, X, Y, cv=3).mean() > 0.3
 
 
+def test_the_ways_of_the_example():
+    """What makes the table of the docs, with few patients and short chains."""
+    from examples import bayes
+
+    x, y, new, _ = bayes.patients(16)
+    short = {**SHORT, "kernel_draws": 20, "runs": 2, "grid": {"sharpness": (1.0, 2.0)}}
+    found = [
+        *bayes.by_attention(x, y, new[:4], **short),
+        bayes.by_process(x, y, new[:4]),
+        bayes.by_network(x, y, new[:4], {"alpha": [1.0, 10.0], "hidden_layer_sizes": [(4,)]}),
+    ]
+    assert [name for name, *_ in found][1:3] == ["four heads", "one head"]
+    for _, mean, std, *_ in found:
+        assert mean.shape == std.shape == (4,)
+        assert np.all(np.abs(mean) < 5)
+        assert np.all(std > 0.3)
+
+
 @pytest.mark.parametrize("y", [np.zeros(24), np.full(24, 1e6)])
 def test_constant_targets(y):
     mean, std = ns.AttentionRegressor(flat, noise=0.1).fit(X, y).predict(X, return_std=True)
