@@ -200,7 +200,7 @@ class Builder:
             return self.known[key]
         rule = RULES[kind]
         if not any(arg.varies for arg in args):
-            value = rule(np, *(arg.value for arg in args), **params)
+            value = _of_constants(kind, [np.asarray(arg.value) for arg in args], params)
             out = Register(value.shape[1:], value)
         else:
             if made is None:
@@ -357,7 +357,7 @@ class Plan:
         """What it costs, in lines."""
         total = f"{self.random_numbers:,} random numbers"
         known = "the law does not depend on random numbers: it is known without a draw"
-        taken = known if self.constant else f"50,000 draws take about {_time(self.seconds(50_000))} on one core"
+        taken = known if self.constant else f"50,000 draws take about {in_time(self.seconds(50_000))} on one core"
         notes = [f"note: {note}" for note in self.notes]
         return [f"{total}, {self.operations:,} operations and {self.bytes:,} bytes a replica", taken, *notes]
 
@@ -398,6 +398,18 @@ def _identity(a: Register) -> bool:
     """Whether it is known to be the identity matrix: what takes orthonormal vectors to themselves."""
     rows, columns = a.shape[-2:]
     return a.value is not None and rows == columns and bool((a.value == np.eye(rows)).all())
+
+
+def _of_constants(kind: str, values: list[Any], params: dict[str, Any]) -> Any:
+    """An instruction on constants: products along the directions that the first factor has.
+
+    Kernels of thousands of similar inputs have a few dozen directions, and zeros for all others.
+    """
+    if kind in ("product", "gram") and values[0].size:
+        some, axis = _triangular.directions(values[0]), -1 if kind == "gram" else -2
+        if len(some) < values[0].shape[-1] and values[1].shape[axis] == values[0].shape[-1]:
+            values = [values[0][..., some], np.take(values[1], some, axis)]
+    return RULES[kind](np, *values, **params)
 
 
 def _needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
@@ -463,7 +475,8 @@ def _rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[tuple[str, 
     return rows
 
 
-def _time(seconds: float) -> str:
+def in_time(seconds: float) -> str:
+    """So many seconds as text."""
     for size, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds > 2 * size:
             return f"{seconds / size:.0f} {unit}"
