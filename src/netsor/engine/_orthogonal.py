@@ -158,10 +158,10 @@ def oriented(xp: Any, lower: Array, rows: Array, others: Array, ways: Ways | Non
 
 
 def weak(xp: Any, lower: Array, lengths: Array, floor: float | None = None) -> Array:
-    """Which triangular factors have a row, not 0, whose pivot is not sure, given the squares of the rows."""
+    """Which triangular factors have a row, not 0, whose pivot is not sure, or NaN, given the squares of the rows."""
     pivots = diagonal(xp, lower)
     floor = sure(xp, lower.dtype) if floor is None else floor
-    return ~xp.all((pivots * pivots > floor * lengths) | (lengths <= 0), axis=-1)
+    return xp.any(~(pivots * pivots > floor * lengths) & (lengths > 0), axis=-1)
 
 
 def unsure(xp: Any, again: Array, lower: Array, lengths: Array, made: Array, rows: Array, *known: Array) -> Array:
