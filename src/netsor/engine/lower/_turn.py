@@ -23,6 +23,7 @@ from ...language._value import Value, Vector
 from .._plan import Register
 from ..passes._operations import Adjoint, Span
 from ._clusters import Group
+from ._cost import saved_by_turning
 from ._facts import within
 from ._state import Lowered, State
 
@@ -44,19 +45,22 @@ def turn(s: State, group: Group, index: int) -> None:
         return
     if count > FEW and 2 * count > group.width:  # little is saved, and the products of many vectors cost more
         return
-    if not grows and _products_left(s, group, index) < WORTH * group.frames * count**2:
+    if not grows and _products_left(s, group, index, count) < WORTH * group.frames * count**2:
         return
     _span(s, group, vectors)
 
 
-def _products_left(s: State, group: Group, index: int) -> int:
-    """How many pairs of vectors of a group have their products taken, or are combined, after a place in the program."""
-    total, last = 0, max(s.facts.last[v] for v in group.positions)
+def _products_left(s: State, group: Group, index: int, count: int) -> float:
+    """How many pairs of vectors of a group have their products taken, or are combined, after a place in the program.
+
+    Those that turning the frame to so many directions saves.
+    """
+    total, last = 0.0, max(s.facts.last[v] for v in group.positions)
     for value in s.facts.values[index + 1 : last + 1]:
-        pairs: list[tuple[Vector, int]] = []
+        pairs: list[tuple[Vector, float]] = []
         match value.op:
-            case MatMul(_, x, each):
-                pairs = [(x, x.size // (value.op.weight.members.size if each else 1))]
+            case MatMul(weight, x, each):
+                pairs = [(x, saved_by_turning(s, value, x.size // (weight.members.size if each else 1), count))]
             case Span(x):  # products, and combinations of the vectors
                 pairs = [(x, 2 * x.shape[-1])]
             case Dot(x, y):
