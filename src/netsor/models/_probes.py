@@ -92,26 +92,67 @@ class Probes:
 
     @cached_property
     def program(self) -> Program:
-        """The program for finite widths of the stream: a row of numbers a block, one of the input, the end."""
+        """The program for finite widths of the stream: a row of numbers a block, one of the input, the end.
+
+        Examples
+        --------
+        >>> ns.models.read("gpt2").replace(layers=2).probes(tokens=4).program.widths
+        ('n', 'd', 'm')
+        """
         return self._made(limit=False)
 
     @cached_property
     def limit(self) -> Program:
-        """The program for n = ∞, where tied logits keep the fluctuation that they have at the width of the model."""
+        """The program for n = ∞, where tied logits keep the fluctuation that they have at the width of the model.
+
+        Examples
+        --------
+        >>> ns.models.read("gpt2").replace(layers=2).probes(tokens=4).limit.widths
+        ('n', 'd', 'm')
+        """
         return self._made(limit=True)
 
     @property
     def layers(self) -> int:
-        """How many blocks there are, of encoder and decoder together."""
+        """How many blocks there are, of encoder and decoder together.
+
+        Examples
+        --------
+        >>> ns.models.read("gpt2").probes(tokens=4).layers
+        12
+        """
         return self.model.layers + self.model.decoder_layers
 
     @property
     def uniform_loss(self) -> float | None:
-        """ln V, the loss of uniform probabilities; None without logits."""
+        """ln V, the loss of uniform probabilities; None without logits.
+
+        Examples
+        --------
+        >>> print(f"{ns.models.read('gpt2').probes(tokens=4).uniform_loss:.3f}")
+        10.825
+        """
         return math.log(self.model.vocabulary) if self.model.vocabulary else None
 
     def plan(self, **widths: float) -> Plan:
-        """What `measure` would draw and compute at these widths; at those of the model unless given."""
+        """What `measure` would draw and compute at these widths.
+
+        Parameters
+        ----------
+        **widths : float
+            Those of the model unless given.
+
+        Returns
+        -------
+        Plan
+            Nothing is drawn.
+
+        Examples
+        --------
+        >>> model = ns.models.read("gpt2").replace(layers=2)
+        >>> model.probes(tokens=4).plan().random_numbers > 0
+        True
+        """
         bound = self.model.widths() | widths
         return self._at(bound).plan(**bound)  # type: ignore[arg-type]
 
@@ -128,10 +169,36 @@ class Probes:
         precision: str = "float64",
         **widths: float,
     ) -> dict[str, Floats]:
-        """Draws of every quantity: arrays (draws, layers) by name, (draws,) for those of the whole network.
+        """Draws of every quantity.
 
-        At the widths of the model unless given: `measure(100, n=inf, d=inf, m=inf)` is the limit. The arguments are
-        those of `Program.draw`.
+        Parameters
+        ----------
+        draws : int
+            How many initialisations.
+        seed : int
+            What the draws depend on.
+        workers : int, optional
+            Threads; all cores, if None.
+        executor : concurrent.futures.Executor, optional
+            Does the draws in place of threads here.
+        progress : bool or callable
+            As in `Program.draw`.
+        backend, device, precision : str
+            As in `Program.law`.
+        **widths : float
+            Those of the model unless given: `measure(100, n=inf, d=inf, m=inf)` is the limit.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            (draws, layers) by name, (draws,) for those of the whole network.
+
+        Examples
+        --------
+        >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> found = model.probes(tokens=4).measure(5, progress=False)
+        >>> found["entropy"].shape, found["loss"].shape
+        ((5, 2), (5,))
         """
         bound: dict[str, Any] = {**self.model.widths(), **widths}
         found = self._at(bound).draw(
@@ -149,7 +216,25 @@ class Probes:
         return self.named(found)
 
     def named(self, found: Sequence[Floats]) -> dict[str, Floats]:
-        """Draws of the outputs of the program, by the names of the quantities."""
+        """Draws of the outputs of the program, by the names of the quantities.
+
+        Parameters
+        ----------
+        found : sequence of numpy.ndarray
+            What `Program.draw` gave of `program` or `limit`.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            As of `measure`.
+
+        Examples
+        --------
+        >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> probes = model.probes(tokens=4)
+        >>> sorted(probes.named(probes.program.draw(draws=3, progress=False, **model.widths())))[:3]
+        ['attention_share', 'cosine', 'effective_rank']
+        """
         rows = list(found)
         measured = _columns(self.forward, np.stack(rows[: self.layers], axis=1))  # (draws, layers, names)
         rest = rows[self.layers :]
@@ -176,7 +261,29 @@ class Probes:
         return Program((*self.outputs(traced, end, limit), *beside), f"probes of {self.model.name}")
 
     def outputs(self, traced: Trace, end: Words | None, limit: bool = False) -> tuple[Scalar, ...]:
-        """The quantities of a network: a row a block, a row for its input, a row for its logits; gradients."""
+        """The quantities of a network: a row a block, a row for its input, a row for its logits; gradients.
+
+        Parameters
+        ----------
+        traced : Trace
+            A network, as `Transformer.trace` makes it.
+        end : Words or None
+            Its logits that predict something, as `logits` makes them.
+        limit : bool
+            Whether they are for infinite width.
+
+        Returns
+        -------
+        tuple of Scalar
+            The outputs of `program`.
+
+        Examples
+        --------
+        >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> probes, traced = model.probes(tokens=4), model.trace(tokens=4)
+        >>> [p.shape for p in probes.outputs(traced, probes.logits(traced, limit=False))]
+        [(9,), (9,), (3,), (3,)]
+        """
         rows: list[Scalar] = []
         before = traced.embedded
         asked: dict[
@@ -197,7 +304,26 @@ class Probes:
         return (*rows, *gradients(self.model, traced, loss)) if loss is not None else tuple(rows)
 
     def logits(self, traced: Trace, limit: bool) -> Words:
-        """The logits that predict something."""
+        """The logits that predict something.
+
+        Parameters
+        ----------
+        traced : Trace
+            A network, as `Transformer.trace` makes it.
+        limit : bool
+            Whether they are for infinite width.
+
+        Returns
+        -------
+        Words
+            The logits, with the tokens and the ids that they are of.
+
+        Examples
+        --------
+        >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> type(model.probes(tokens=4).logits(model.trace(tokens=4), limit=False)).__name__
+        'Words'
+        """
         y = traced.output
         if self.model.readout == "class":
             y = y[:1]

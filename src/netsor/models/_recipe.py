@@ -29,17 +29,28 @@ class Recipe(NamedTuple):
 def recipe(model: M, name: str) -> M:
     """The model as a recipe draws it.
 
-    Parameters:
-        model: a model.
-        name: one of `ns.models.RECIPES`, which has the words and the source of each.
+    Parameters
+    ----------
+    model : Transformer
+        A model.
+    name : str
+        One of `ns.models.RECIPES`, which has the words and the source of each.
 
-    Returns:
+    Returns
+    -------
+    Transformer
         The model with other standard deviations and multipliers, and with the recipe in its name.
 
-    Example:
-        >>> model = ns.models.recipe(ns.models.read("llama-3-8b"), "gpt2")
-        >>> model.name, model.std_q, model.std_o
-        ('llama-3-8b, recipe=gpt2', 0.02, 0.0025)
+    Raises
+    ------
+    ValueError
+        If there is no such recipe, or it is not for this model.
+
+    Examples
+    --------
+    >>> model = ns.models.recipe(ns.models.read("llama-3-8b"), "gpt2")
+    >>> model.name, model.std_q, model.std_o
+    ('llama-3-8b, recipe=gpt2', 0.02, 0.0025)
     """
     if not isinstance(name, str) or name not in RECIPES:
         raise ValueError(f"recipe={shown(name)} must be one of {', '.join(RECIPES)}")
