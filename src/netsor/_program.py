@@ -42,9 +42,27 @@ Draws = npt.NDArray[np.float64]
 
 
 class Program:
-    """A traced program. Its output is a value, or a tuple of values whose laws are joint.
+    """A traced program: what `ns.program` makes of a function, or values themselves.
 
     `net[i]` is the program of one part: a part of the tuple, or an index into the one value.
+
+    Parameters
+    ----------
+    output : Value, or tuple of Value
+        What it returns; the laws of several are joint.
+    name : str
+        Printed.
+    probes : sequence of Watched
+        What `ns.probe` named while the program was traced.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> net = ns.Program(ns.nn.attention(ns.gaussian(n, 4), heads=2))
+    >>> net[0].shape, net.widths
+    ((), ('n',))
+    >>> print(f"{net[0].law(n=ns.inf).var():.6f}")
+    0.391971
     """
 
     def __init__(
@@ -69,19 +87,37 @@ class Program:
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """The outputs as a tuple, also when there is one."""
+        """The outputs as a tuple, also when there is one.
+
+        Examples
+        --------
+        >>> len(ns.paper.layer().outputs)
+        1
+        """
         return self.output if isinstance(self.output, tuple) else (self.output,)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the one output: how many vectors or scalars, by axes."""
+        """The shape of the one output: how many vectors or scalars, by axes.
+
+        Examples
+        --------
+        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 4), heads=2)).shape
+        (4,)
+        """
         if isinstance(self.output, tuple):
             raise ValueError(f"{self.name} returns {len(self.output)} values: ask for the shape of net[i]")
         return self.output.shape
 
     @property
     def widths(self) -> tuple[str, ...]:
-        """The names of the widths that must be bound to evaluate the program."""
+        """The names of the widths that must be bound to evaluate the program.
+
+        Examples
+        --------
+        >>> ns.paper.layer(low_rank=True).widths
+        ('n', 'd')
+        """
         return tuple(dict.fromkeys(w.name for w in widths_of(ordered(self._whole)) if w.name is not None))
 
     def __len__(self) -> int:
@@ -148,7 +184,19 @@ class Program:
         return latex(self.name, self.outputs, self.check(), document, self.probes)
 
     def check(self) -> Report:
-        """Assumption 3.1 of the paper, point by point, and the verdict: proved, conjectured, or no limit."""
+        """Assumption 3.1 of the paper, point by point, and the verdict: proved, conjectured, or no limit.
+
+        Returns
+        -------
+        Report
+            With `verdict` and `reasons`; `print` shows every point.
+
+        Examples
+        --------
+        >>> report = ns.paper.layer().check()
+        >>> report.verdict, report.reasons
+        ('proved', ())
+        """
         return self._report
 
     @functools.cached_property
@@ -206,8 +254,31 @@ class Program:
     def plan(self, *, coordinates: int | list[int] | None = None, **widths: float) -> Plan:
         """What `law` would draw and compute at these widths, step by step, and what it costs: `print(net.plan(n=256))`.
 
-        It has `random_numbers`, `bytes` and `operations` a replica, and `seconds(draws)`. Nothing is drawn. A program
-        that cannot be done is refused here already, with the reason. `coordinates` are those of `law`.
+        Nothing is drawn. A program that cannot be done is refused here already, with the reason.
+
+        Parameters
+        ----------
+        coordinates : int or list of int, optional
+            As in `law`.
+        **widths : float
+            Every width by its name.
+
+        Returns
+        -------
+        Plan
+            With `random_numbers`, `bytes` and `operations` a replica, and `seconds(draws)`.
+
+        Raises
+        ------
+        NoLimitError
+            If a width is infinite and the program provably has no limit.
+        ExactError
+            If the law cannot be computed at these widths.
+
+        Examples
+        --------
+        >>> ns.paper.layer().plan(n=256).random_numbers
+        23
         """
         bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
         self._status(bound)
@@ -328,16 +399,38 @@ class Program:
     ) -> Draws | tuple[Draws, ...]:
         """Draws of the outputs, exactly, at any widths, finite or `inf`: no weight matrix is drawn, as in `law`.
 
-        Nothing is formed between pairs of outputs, so that a program may return thousands of scalars. Seeds, `workers`,
-        `executor` and `progress` are as in `simulate`, `backend`, `device` and `precision` as in `law`; the same seed
-        at two widths gives coupled draws. At infinite width Gaussian expectations are used as they are: `law` tells
-        what their errors amount to.
+        Nothing is formed between pairs of outputs, so that a program may return thousands of scalars. At infinite width
+        Gaussian expectations are used as they are: `law` tells what their errors amount to.
+
+        Parameters
+        ----------
+        draws : int
+            How many.
+        seed : int
+            As in `simulate`; the same seed at two widths gives coupled draws.
+        workers : int, optional
+            Threads; all cores if None.
+        executor : concurrent.futures.Executor, optional
+            In place of threads.
+        progress : bool or callable
+            As in `simulate`.
+        backend, device, precision : str
+            As in `law`.
+        **widths : float
+            Every width by its name.
 
         Returns
         -------
-        array or tuple of arrays
+        numpy.ndarray or tuple of them
             (draws, *shape) for each output, a tuple if the program returns a tuple: scalars as they are, and of each
             vector one coordinate, all of them jointly.
+
+        Raises
+        ------
+        NoLimitError
+            If a width is infinite and the program provably has no limit.
+        ExactError
+            If the draws cannot be made at these widths.
 
         Examples
         --------

@@ -45,27 +45,42 @@ START = LAYER[:3]  # of the embeddings too
 
 
 class Probes:
-    """Quantities of one model on given inputs; two tokens or more.
+    """Quantities of one model on given inputs; two tokens or more. `Transformer.probes` makes it.
 
     Per block: `mean_square` of the stream's coordinates over tokens, mean `cosine` of two tokens, `effective_rank` of
     the tokens' Gram matrix; `score_std` and `score_max` over heads and allowed pairs; `entropy` of attention rows over
     that of uniform rows, the `largest_weight`; `attention_share` and `mlp_share`, the mean squares of what the branches
-    add, over the sum of these and that of the stream (`cross_share` too, if there is a decoder, 0 in the encoder).
-    At the end: `logit_std`, step-0 `loss` (each token predicts the next id, or its own if nothing is masked;
+    add, over the sum of these and that of the stream (`cross_share` too, if there is a decoder, 0 in the encoder). At
+    the end: `logit_std`, step-0 `loss` (each token predicts the next id, or its own if nothing is masked;
     `uniform_loss` is ln V), `max_probability`, all three at the tokens that predict something: where the next id is
     predicted that leaves out the last token. At the beginning: `input_mean_square`, `input_cosine` and
     `input_effective_rank` of the embeddings, and `decoder_input_mean_square` and so on, if there is a decoder. If there
     are experts, `largest_load` and `least_load`, a block: how many tokens are sent to the busiest and to the idlest of
     them, over the number of an even load.
 
-    With `gradients`, of that loss (of a random readout of every token, if there are no logits): `grad_mean_square` of
-    ∂L/∂x, x the stream after the block; `grad_query` and so on, |∂L/∂W|² of the block's matrices of a kind; and
-    `grad_query_ratio`, that over the mean of |W|². Of the network: `grad_input`, the mean square at the embeddings,
-    and `grad_embedding` and `grad_head` with their ratios; tied ones are one matrix, the embedding.
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    inputs : Inputs
+        Its tokens, or patches.
+    gradients : bool
+        Of that loss too (of a random readout of every token, if there are no logits): `grad_mean_square` of ∂L/∂x, x
+        the stream after the block; `grad_query` and so on, |∂L/∂W|² of the block's matrices of a kind; and
+        `grad_query_ratio`, that over the mean of |W|². Of the network: `grad_input`, the mean square at the embeddings,
+        and `grad_embedding` and `grad_head` with their ratios; tied ones are one matrix, the embedding.
+    ranges : bool
+        At finite widths, of each activation too (the stream, `query`, `hidden` and so on): `stream_largest`, the
+        largest absolute value; `stream_below_fp16` and so on, the share of numbers other than 0 that are below the
+        smallest of a format; `stream_scaled_fp16`, that share if the largest is brought to the end of the format by a
+        power of two.
 
-    With `ranges`, at finite widths, of each activation (the stream, `query`, `hidden` and so on): `stream_largest`, the
-    largest absolute value; `stream_below_fp16` and so on, the share of numbers other than 0 that are below the smallest
-    of a format; `stream_scaled_fp16`, that share if the largest is brought to the end of the format by a power of two.
+    Examples
+    --------
+    >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> found = model.probes(tokens=4).measure(5, progress=False)
+    >>> found["cosine"].shape  # draws, blocks
+    (5, 2)
     """
 
     def __init__(self, model: Description, inputs: Inputs, gradients: bool = False, ranges: bool = False) -> None:

@@ -16,12 +16,114 @@ from ._trace import Trace, trace
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer(Description):
-    """A transformer at initialisation.
+    """A transformer at initialisation; `ns.models.read` makes it from a configuration.
 
-    Its inputs are `ids` of tokens (repeated ids share their embedding), or `tokens`, a number of different ids. A
-    model with a decoder reads `ids` and decodes `decoder_ids`, the same unless given. A model of images reads
-    `patches`, an array (patches, numbers in a patch), or `tokens`: a class token, and patches of standard normal
-    pixels.
+    Its inputs are `ids` of tokens (repeated ids share their embedding), or `tokens`, a number of different ids. A model
+    with a decoder reads `ids` and decodes `decoder_ids`, the same unless given. A model of images reads `patches`, an
+    array (patches, numbers in a patch), or `tokens`: a class token, and patches of standard normal pixels. Every std is
+    the standard deviation of the entries of a matrix, as real code gives it: N(0, std²).
+
+    Parameters
+    ----------
+    name : str
+        Of the model.
+    family : str
+        Whose code it is of.
+    layers : int
+        Blocks; of the encoder, if there is a decoder.
+    width : int
+        n, of the residual stream.
+    heads : int
+        Of queries.
+    groups : int, optional
+        Heads of keys and values, each shared by heads/groups query heads; None: as many as heads.
+    head_dim : int, optional
+        d; None: width/heads.
+    hidden : int
+        m, the width of the perceptron.
+    vocabulary : int, optional
+        None: no logits; classes, if the readout is "class".
+    decoder_layers : int
+        Above 0: an encoder, and a decoder that looks at it.
+    inputs : str
+        "tokens", or "patches", which a matrix embeds, after one class token.
+    patch : int, optional
+        Numbers in a patch: channels · height · width.
+    positions : str
+        "learned", "rotary", "alibi", "relative" or "none".
+    length : int, optional
+        How many learned positions there are.
+    rotary_base, rotary_fraction : float
+        Of rotary positions; the fraction of the coordinates of a head that is turned.
+    rotary_stretch : Stretch, optional
+        Lowers low frequencies.
+    buckets, distance : int
+        Of relative positions, and beyond which distance they share a bucket.
+    padding : int, optional
+        The id whose embedding is zero.
+    order : str
+        Of norms and branches, as in `ns.nn.block`: "pre", "post", "parallel", "sandwich" or "after".
+    norm : str
+        "layer" or "rms".
+    eps : float
+        Of all norms.
+    input_norm, final_norm : bool
+        Whether there is a norm of the embeddings; of the last vectors.
+    activation : str
+        "relu", "gelu", "gelu_tanh", "silu" or "tanh".
+    gated : bool
+        activation(gate) * in.
+    experts : int, optional
+        Perceptrons, of which a router chooses some for each token; None: one, for all.
+    experts_per_token : int
+        How many it chooses.
+    qk_norm, qk_norm_whole : bool
+        A norm of queries and keys; of all heads of a token at once.
+    score_scale : float, optional
+        What ⟨q, k⟩ is multiplied by; None: d^(−1/2).
+    score_cap : float, optional
+        c makes c tanh(p/c) of a score p.
+    window : int, optional
+        A token sees this many tokens, itself included.
+    window_every : int
+        Which blocks have the window: 0, window_every, …; a decoder continues the count.
+    causal : bool
+        Whether tokens see themselves and those before them alone.
+    shared : bool
+        Whether all blocks begin as copies of one draw.
+    readout : str
+        Logits by one matrix, "linear"; by a dense layer first, "transform"; of the class token alone, "class".
+    tied : bool
+        Logits by the embedding vectors.
+    embedding_scale, logit_scale : float
+        What embeddings and logits are multiplied by.
+    logit_cap : float, optional
+        As `score_cap`, of logits.
+    std_q, std_k, std_v, std_o : float
+        Of queries, keys, values and the output of attention.
+    std_in, std_gate, std_out, std_router : float
+        Of the perceptron, and of the router of experts.
+    std_embedding, std_position, std_type, std_relative : float
+        Of embeddings, learned positions, one more vector that is added to every token, relative biases.
+    std_logits : float
+        Where the logits are not tied.
+    bias_in, bias_out : float
+        Standard deviations of the biases of the perceptron.
+    distribution : str
+        "gaussian", "uniform" or "truncated": of the weights.
+
+    Raises
+    ------
+    ValueError
+        If a field has a value that is not allowed, or does not fit the others.
+
+    Examples
+    --------
+    >>> model = ns.models.read("gpt2")
+    >>> model.layers, model.width, model.tied
+    (12, 768, True)
+    >>> model.program(tokens=4).shape
+    (4,)
     """
 
     def program(
