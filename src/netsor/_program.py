@@ -459,19 +459,50 @@ class Program:
         progress: Progress = True,
         **widths: float,
     ) -> _bayes.Posterior:
-        """The law of all outputs given that some entries were observed, {entry: value}, by Markov chains.
+        """The law of all outputs given that some entries were observed, by Markov chains.
 
         What `law(…).condition(…)` finds by weighting replicas of the prior, for data that leave too few of them: chains
-        move what the engine draws to where the data are. Entries, values and `noise` (a standard deviation, or one for
-        each value) are as there, and given the chains' states all is exact. So many `particles` go from the prior to
-        the posterior as in `log_evidence`; from some of them `chains` start, of which `draws` states are kept in all,
-        `thin` moves apart. The result has `law`, a `Joint`, and `r_hat`,
-        `effective` and `acceptance`; a warning says when chains do not agree or are too short. Works where the outputs
-        are Gaussian given what is drawn; `workers` are threads.
+        move what the engine draws to where the data are. Given the chains' states all is exact. A warning says when
+        chains do not agree or are too short. Works where the outputs are Gaussian given what is drawn.
 
-        >>> import netsor as ns
-        >>> n = ns.Width("n")
-        >>> net = ns.Program(ns.nn.attention(ns.gaussian(n, 2), heads=1))  # two tokens
+        Parameters
+        ----------
+        observed : mapping of int to float
+            The values, by entry, as in `Joint.condition`.
+        noise : float or array_like
+            The standard deviation of the noise of all values, or of each.
+        draws : int
+            How many states are kept in all.
+        chains : int
+            How many chains start, from some of the particles.
+        thin : int
+            How many moves apart the kept states are.
+        particles : int
+            How many go from the prior to the posterior, as in `log_evidence`.
+        moves : int
+            Of each particle, at each step of the way.
+        seed : int
+            What the chains depend on.
+        workers : int, optional
+            Threads; all cores if None.
+        progress : bool or callable
+            As in `simulate`.
+        **widths : float
+            Every width by its name.
+
+        Returns
+        -------
+        Posterior
+            With `law`, a `Joint`, and `r_hat`, `effective` and `acceptance`.
+
+        Raises
+        ------
+        ValueError
+            If a value or a number is not allowed.
+
+        Examples
+        --------
+        >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1))  # two tokens
         >>> found = net.posterior({0: 1.5}, noise=0.1, n=ns.inf)
         >>> 1.4 < found.law[0].mean() < 1.5, found.r_hat < 1.05
         (True, True)
@@ -495,13 +526,44 @@ class Program:
     ) -> Estimate:
         """The logarithm of the density of data under the program's law, by tempering, with its error.
 
-        Particles, draws of what the engine draws, go from the prior to the posterior in small steps, each with so many
-        `moves` of the chains of `posterior`. Independent `runs` give the error. For few data `law(…).condition(…)` has
-        the same number in `log_evidence`, by weights; with many, weights leave a few replicas and this does not.
+        Particles, draws of what the engine draws, go from the prior to the posterior in small steps. For few data
+        `law(…).condition(…)` has the same number in `log_evidence`, by weights; with many, weights leave a few replicas
+        and this does not.
 
-        >>> import netsor as ns
-        >>> n = ns.Width("n")
-        >>> net = ns.Program(ns.nn.attention(ns.gaussian(n, 2), heads=1))
+        Parameters
+        ----------
+        observed : mapping of int to float
+            The values, by entry, as in `Joint.condition`.
+        noise : float or array_like
+            The standard deviation of the noise of all values, or of each.
+        runs : int
+            How many, independent of each other: they give the error.
+        particles : int
+            Of each run.
+        moves : int
+            Of the chains of `posterior`, at each step.
+        seed : int
+            What the runs depend on.
+        workers : int, optional
+            Threads; all cores if None.
+        progress : bool or callable
+            As in `simulate`.
+        **widths : float
+            Every width by its name.
+
+        Returns
+        -------
+        Estimate
+            In nats.
+
+        Raises
+        ------
+        ValueError
+            If a value or a number is not allowed.
+
+        Examples
+        --------
+        >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1))
         >>> found = net.log_evidence({0: 1.5}, noise=0.1, n=ns.inf)
         >>> bool(abs(found - net.law(n=ns.inf).condition({0: 1.5}, noise=0.1).log_evidence) < 0.1)
         True

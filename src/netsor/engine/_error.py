@@ -21,10 +21,12 @@ class ExactError(ValueError):
     --------
     >>> n = ns.Width("n")
     >>> net = ns.Program(ns.rotary(ns.gaussian(n, 2)))
-    >>> net.law(n=ns.inf)
-    Traceback (most recent call last):
-        ...
-    netsor.engine._error.ExactError: a coordinate of vectors turned by rotary positions, at width inf (at ...); net.simulate draws it, at finite widths
+    >>> try:
+    ...     net.law(n=ns.inf)
+    ... except ns.ExactError as error:
+    ...     print(str(error).split(" (at")[0])
+    ...
+    a coordinate of vectors turned by rotary positions, at width inf
     """
 
     def __init__(self, value: Value, problem: str, instead: str = "net.simulate draws it, at finite widths") -> None:

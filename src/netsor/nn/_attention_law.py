@@ -54,8 +54,6 @@ class Attention:
     >>> layer = ns.Attention(np.eye(4))
     >>> print(f"{layer.law(heads=2).var():.8f}")
     0.39197144
-    >>> layer.infinite_heads().dim
-    4
     """
 
     kernel: npt.ArrayLike

@@ -37,9 +37,9 @@ class Rate:
 
     Examples
     --------
-    >>> found = ns.rate(ns.paper.layer(), [64, 256], draws=2000)
+    >>> found = ns.rate(ns.paper.layer(), [16, 64], draws=500)
     >>> found.widths, len(found.kl)
-    ((64, 256), 2)
+    ((16, 64), 2)
     """
 
     name: str
@@ -55,7 +55,7 @@ class Rate:
 
         Examples
         --------
-        >>> bool(-3 < ns.rate(ns.paper.layer(), [64, 256], draws=2000).slope < -1)
+        >>> bool(-3 < ns.rate(ns.paper.layer(), [16, 64], draws=500).slope < -1)
         True
         """
         return _slope(self.widths, self.kl)
@@ -66,7 +66,7 @@ class Rate:
 
         Examples
         --------
-        >>> len(ns.rate(ns.paper.layer(), [64, 256], draws=2000).slopes)
+        >>> len(ns.rate(ns.paper.layer(), [16, 64], draws=500).slopes)
         1
         """
         return tuple(_slope(self.widths[k : k + 2], self.kl[k : k + 2]) for k in range(len(self.widths) - 1))
@@ -88,7 +88,7 @@ class Rate:
 
         Examples
         --------
-        >>> ns.rate(ns.paper.layer(), [64, 256], draws=2000).plot().get_yscale()
+        >>> ns.rate(ns.paper.layer(), [16, 64], draws=500).plot().get_yscale()
         'log'
         """
         if ax is None:
