@@ -64,6 +64,12 @@ def public():
 PUBLIC = public()
 
 
+def test_every_name_has_a_page():
+    modules = (ns, ns.nn, ns.models, ns.paper)
+    things = [getattr(module, name) for module in modules for name in module.__all__]
+    assert [thing for thing in things if callable(thing) and thing not in PAGES] == []
+
+
 def sections(thing):
     """The parts of a docstring by their headings."""
     parts = re.split(r"^(\w+)\n-{3,}$", inspect.getdoc(thing) or "", flags=re.MULTILINE)

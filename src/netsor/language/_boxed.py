@@ -163,7 +163,7 @@ class _Paper(Writer):
         both = _Sum((), (*left.factors, *right.factors), rf"{left.core} \, {right.core}")
         z, other = Writer.z(self, value, i), Writer.z(self, value, j)
         gaussian = rf"{z} \text{{ jointly Gaussian, mean 0, independent of all }} Z"
-        return [rf"{gaussian}, \quad \operatorname{{Cov}}({z}, {other}) = {both}"]
+        return [gaussian, rf"\operatorname{{Cov}}({z}, {other}) = {both}"]  # one line would be wider than a page
 
 
 def _fresh(i: Indices, j: Indices, used: Iterable[str]) -> str | None:

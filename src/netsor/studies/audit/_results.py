@@ -31,10 +31,8 @@ class Result(ABC):
     @abstractmethod
     def __str__(self) -> str: ...
 
-    def _repr_html_(self) -> str:
-        from ._notebook import audit_card  # notebooks alone need it
-
-        return "".join(audit_card(audit.lengths) for audit in self.audits)
+    @abstractmethod
+    def _repr_html_(self) -> str: ...
 
     def table(self) -> str:
         """Medians, bands and findings, as text.
@@ -220,6 +218,11 @@ class Audit(Result):
     def __str__(self) -> str:
         return table(self.lengths)
 
+    def _repr_html_(self) -> str:
+        from ._notebook import audit_card  # notebooks alone need it
+
+        return audit_card(self.lengths)
+
     def __getitem__(self, name: str) -> Band:
         return self.lengths[0][name]
 
@@ -384,6 +387,11 @@ class Comparison(Result):
 
     def __str__(self) -> str:
         return comparison([audit.lengths for audit in self.audits], self.differences)
+
+    def _repr_html_(self) -> str:
+        from ._notebook import comparison_card  # notebooks alone need it
+
+        return comparison_card([audit.lengths for audit in self.audits], self.differences)
 
     def __getitem__(self, name: str | int) -> Audit:
         if isinstance(name, int):
