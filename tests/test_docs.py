@@ -36,7 +36,7 @@ def needs(page):
         pytest.importorskip("sklearn")
 
 
-SHORT = [page for page in PAGES if page.name in LONG - {"tangent.md", "howto.md"}]  # of the long ones
+SHORT = [page for page in PAGES if page.name in LONG - {"figures.md", "tangent.md", "howto.md"}]  # of the long ones
 
 
 @pytest.mark.parametrize("page", SHORT, ids=lambda page: page.name)
