@@ -27,7 +27,7 @@ from .._montecarlo import memory
 from .._plan import RULES, Builder, Plan, Register, Step
 from ._base import Backend, NoDeviceError, largest_block
 from ._chi import chi
-from ._jax_factor import OWN
+from ._jax_factor import library
 from ._jax_normals import normal_pairs
 from ._jax_sums import gram, summed
 
@@ -186,7 +186,7 @@ class Piece:
         key = self.structure, replicas, self.precision
         with _lock:
             if key not in _programs:
-                _programs[key] = _Program(jax.jit(partial(_traced, self, replicas)))
+                _programs[key] = _Program(jax.jit(partial(_traced, self, replicas), compiler_options=_options()))
                 if len(_programs) > PROGRAMS:
                     _programs.popitem(last=False)
             _programs.move_to_end(key)
@@ -226,6 +226,14 @@ class _Program:
             return made
 
 
+def _options() -> dict[str, Any]:
+    """How to compile: on a GPU without a trial of every kernel for each product, which takes 5 to 9 s a product."""
+    import jax
+
+    platform = (jax.config.jax_default_device or jax.devices()[0]).platform
+    return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if platform == "gpu" else {}
+
+
 def _placed(arrays: Any) -> Any:
     """Arrays copied to the device, where they are kept."""
     import jax
@@ -234,22 +242,29 @@ def _placed(arrays: Any) -> Any:
 
 
 def pieces(plan: Plan, precision: str) -> list[Piece]:
-    """The plan cut at the steps that JAX cannot trace: functions of one's own in numpy, kernels by quadrature."""
-    found: list[Piece] = []
-    stretch: list[Step] = []
-    for step in plan.steps:
-        if _native(step, precision):
-            stretch.append(step)
-            continue
-        if stretch:
-            found.append(Piece(stretch, False, precision))
-        found.append(Piece([step], True, precision))
-        stretch = []
-    if stretch:
-        found.append(Piece(stretch, False, precision))
+    """The plan cut at the steps that JAX cannot trace: functions of one's own in numpy, kernels by quadrature.
+
+    And between equal blocks of a deep network: these pieces have one structure, and are compiled once.
+    """
+    bounds = {loop.start + loop.period * k for loop in plan.loops for k in range(loop.times + 1)}
+    traced = [_native(step, precision) for step in plan.steps]
+    begins = [k for k in range(len(traced)) if k in bounds or not (k and traced[k] and traced[k - 1])]
+    ends = [*begins[1:], len(traced)]
+    found = [Piece(plan.steps[k:end], not traced[k], precision) for k, end in zip(begins, ends, strict=True)]
     needed = {plan.mean, plan.columns}
     for piece in reversed(found):
         needed = piece.link(needed)
+    for loop in plan.loops:  # the last block may be asked for less than the others: it makes the same
+        inside = [(begin, piece) for begin, piece in zip(begins, found, strict=True) if loop.start <= begin < loop.stop]
+        written = {
+            (begin + k - loop.start) % loop.period
+            for begin, piece in inside
+            for k, step in enumerate(piece.steps)
+            if step.out in piece.writes
+        }
+        for begin, piece in inside:
+            places = enumerate(piece.steps, begin - loop.start)
+            piece.writes = [step.out for k, step in places if k % loop.period in written]
     return found
 
 
@@ -326,8 +341,6 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
             args = [arrays[arg] for arg in step.args]
             if step.kind == "scale":
                 arrays[step.out] = args[0] * next(factors)
-            elif step.kind in OWN:
-                arrays[step.out] = OWN[step.kind](*args)
             else:
-                arrays[step.out] = RULES[step.kind](jnp, *args, **step.params)
+                arrays[step.out] = library().compute(step, args)
     return [arrays[register] for register in piece.writes]
