@@ -342,13 +342,16 @@ class Plan:
 
     @cached_property
     def loops(self) -> list[Loop]:
-        """Where equal steps repeat, block after block.
+        """Where equal steps repeat: the first of them, how many a block has, and how many times it comes.
 
         Examples
         --------
-        >>> model = ns.models.read("gpt2").replace(layers=4)
-        >>> len(model.program(tokens=2).plan(**model.widths()).loops) > 0
-        False
+        >>> x = ns.gaussian(64, 8)
+        >>> for _ in range(12):
+        ...     x = ns.rms_norm(x + ns.tanh(ns.weight(64, 64) @ x))
+        ...
+        >>> [loop.times for loop in ns.Program(x).plan().loops]
+        [11]
         """
         made = {step.out: k for k, step in enumerate(self.steps)}
         return loops([_kind(step, k, made) for k, step in enumerate(self.steps)])
