@@ -168,7 +168,7 @@ def boxed(net):
 def test_the_papers_law_is_boxed():
     """Z^y is Gaussian given the scores, with covariance (1/H) Σ_a A^a K A^aT: equations (3) and (4) of the theory."""
     assert boxed(attention_layer.net()) == (
-        r"Z^{g^{(5)}_{i}} \text{ given } \mathring p \text{ Gaussian, mean 0}, \quad "
+        r"Z^{g^{(5)}_{i}} \text{ given } \mathring p \text{ Gaussian, mean 0} \\ "
         r"\operatorname{Cov}(Z^{g^{(5)}_{i}}, Z^{g^{(5)}_{i'}} \mid \mathring p) = "
         r"\frac{1}{2} \sum_{j,k,l} \mathring{a}_{j,i,k} \mathring{a}_{j,i',l} \mathbb{E}[Z^{x_{k}} Z^{x_{l}}]"
     )

@@ -140,7 +140,7 @@ class _Paper(Writer):
         name = "Var" if z == other else "Cov"
         pair = z if z == other else f"{z}, {other}"
         cov = self.carried(value, i, value, j, ())
-        return [rf"{z} {condition}\text{{ Gaussian, mean 0}}, \quad \operatorname{{{name}}}({pair}{given}) = {cov}"]
+        return [rf"{z} {condition}\text{{ Gaussian, mean 0}}", rf"\operatorname{{{name}}}({pair}{given}) = {cov}"]
 
     def limit(self, value: Value) -> list[str]:
         """As before; the covariance of scores with δ written once."""

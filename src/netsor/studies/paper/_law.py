@@ -34,9 +34,9 @@ def law() -> str:
 
 
 def _formula(line: str) -> str:
-    """A line of the law; a statement and its covariance stand below each other."""
+    """A line of the law, or the lines of its box; a statement and its covariance stand below each other."""
     box = BOXED.fullmatch(line)
-    parts = (box[1] if box else line).split(r", \quad ")
+    parts = re.split(r", \\quad | \\\\ ", box[1] if box else line)
     return f'<div class="formula{" boxed" * bool(box)}">{"".join(map(_picture, parts))}</div>'
 
 
