@@ -50,6 +50,7 @@ from .language import (
     sin,
     softmax,
     stack,
+    step,
     tanh,
     weight,
 )
@@ -72,10 +73,11 @@ from .laws import (
     total_variation,
     wasserstein1,
 )
-from .nn import Attention
+from .nn import Attention, attention_std
 from .studies import paper
 from .studies._rate import Rate, rate
 from .studies.audit import audit
+from .studies.literature import literature
 
 __version__ = "0.2.0"
 
@@ -129,6 +131,7 @@ __all__ = [
     "Width",
     "abs",
     "apply",
+    "attention_std",
     "audit",
     "clip",
     "concat",
@@ -149,6 +152,7 @@ __all__ = [
     "kolmogorov",
     "layer_norm",
     "leaky_relu",
+    "literature",
     "load",
     "mean_dot",
     "models",
@@ -172,6 +176,7 @@ __all__ = [
     "sliced_wasserstein",
     "softmax",
     "stack",
+    "step",
     "tanh",
     "total_variation",
     "wasserstein1",

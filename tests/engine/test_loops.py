@@ -53,10 +53,16 @@ def test_blocks_are_told_apart_by_what_they_compute():
 
 def test_blocks_are_compiled_once():
     _jax = pytest.importorskip("netsor.engine.backends._jax")
-    net, widths = decoder(9)
-    pieces = _jax.pieces(net.plan(**widths), "float64")
-    assert len(pieces) == 9
-    assert len({piece.structure for piece in pieces}) == 3  # the first block, those between, the last
+    found = []
+    for layers in (6, 9):
+        net, widths = decoder(layers)
+        plan = net.plan(**widths)
+        pieces = _jax.pieces(plan, "float64")
+        assert max(len(piece.steps) for piece in pieces) <= _jax.LONGEST < len(plan.steps)
+        found.append((len(pieces), {piece.structure for piece in pieces}))
+    (few, once), (more, again) = found
+    assert once == again  # programs to compile
+    assert more - few == 3 * (few - len(once)) / (6 - 3)  # the blocks between the first and the last have those of one
 
 
 @pytest.mark.slow
@@ -66,5 +72,6 @@ def test_loops_unrolled_give_the_same_bits(monkeypatch):
     looped = net.draw(draws=8, seed=3, backend="jax", **widths)
     net, _ = decoder(6)  # its plan is another object
     monkeypatch.setattr(_plan.Plan, "loops", [])
+    monkeypatch.setattr(_jax, "LONGEST", 10**6)
     assert len(_jax.pieces(net.plan(**widths), "float64")) == 1
     np.testing.assert_array_equal(net.draw(draws=8, seed=3, backend="jax", **widths), looped)

@@ -21,6 +21,7 @@ Shape = tuple[int, ...]
 SMALL = 128  # multiplications of a matrix product up to which einsum over all replicas is faster than BLAS for each
 FEW = 8  # terms of a sum up to which JAX and PyTorch add them one by one: they are slow at many small matrix products
 PIECE = 2**15  # entries passed to a function of coordinates at once: its temporary arrays fit a cache
+PIECE_OF_ENTRIES = 2**20  # of matrices that are made to be summed over, at once
 
 
 def _replicas_innermost(a: Array) -> bool:
@@ -183,6 +184,20 @@ def rotate(xp: Any, a: Array, cos: Array, sin: Array) -> Array:
     half = cos.shape[-1]
     first, second, rest = a[..., :half], a[..., half : 2 * half], a[..., 2 * half :]
     return xp.concat([cos * first - sin * second, sin * first + cos * second, rest], axis=-1)
+
+
+def outer(xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], eps: float) -> Array:
+    """(1/in) Σ_β f(Σ_k sizes_k left[…, k, α] right[…, k, β]) x[…, i, β], f(g) = g/(|g| + eps): (…, i, α)."""
+    columns = xp.matrix_transpose(left * xp.asarray(sizes, dtype=left.dtype)[:, None])
+    rows, many = columns.shape[-2], math.prod(np.broadcast_shapes(left.shape[:-2], right.shape[:-2], x.shape[:-2]))
+    size = max(1, PIECE_OF_ENTRIES // (right.shape[-1] * max(many, 1)))
+    made = []
+    for start in range(0, rows, size):
+        g = columns[..., start : start + size, :] @ right
+        down = xp.abs(g) + eps
+        g = g / xp.where(down > 0, down, 1.0)
+        made.append(x @ xp.matrix_transpose(g) / x.shape[-1])
+    return made[0] if len(made) == 1 else xp.concat(made, axis=-1)
 
 
 def total(xp: Any, a: Array) -> Array:

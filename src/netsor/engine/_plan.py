@@ -220,6 +220,8 @@ class Builder:
                 terms = 2 * args[1].shape[-2]
             if kind == "span":
                 terms = 4 * sum(arg.shape[-2] for arg in args)
+            if kind == "outer":  # each entry of the matrix is a sum over its uses, and is used for every vector
+                terms = args[1].shape[-1] * (args[1].shape[-2] + args[2].shape[-2]) // args[2].shape[-2]
             if kind == "along" and len(args) > 2:  # the factor of the products is given
                 terms = 1
             self.steps.append(Step(kind, out, args, params, words, out.size * terms))

@@ -10,6 +10,7 @@ draws in double precision coincide there too.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ._montecarlo import Silent, chunks
 from ._plan import Plan, Register, Step
 from ._run import in_numpy, run
 from .backends import Backend
-from .backends._numpy import Numpy, Streams
+from .backends._numpy import Streams
 
 Array = npt.NDArray[np.float64]
 
@@ -72,7 +73,7 @@ def _sampled(plan: Plan, replicas: int, precision: str) -> tuple[Array, Array]:
     return np.abs(mean).max(axis=0), np.sqrt(variance)
 
 
-def unrounded(plan: Plan, mean: Array, cov: Array, seed: int) -> Array:
+def unrounded(plan: Plan, mean: Array, cov: Array, seed: int, backend: Backend) -> Array:
     """Means of replicas (replicas, k) from single precision, without the coincidences that its rounding caused.
 
     A value without variance that several replicas share is an atom if two draws in double precision are equal there.
@@ -86,7 +87,7 @@ def unrounded(plan: Plan, mean: Array, cov: Array, seed: int) -> Array:
         at, which, count = np.unique(mean[point, k], return_inverse=True, return_counts=True)
         if not (count > 1).any():
             continue
-        known = _in_double(plan, seed, len(mean)) if known is None else known
+        known = _in_double(plan, seed, len(mean), backend) if known is None else known
         twice, times = np.unique(known[:, k], return_counts=True)
         atoms = twice[times > 1].astype(np.float32)
         loose = point[((count > 1) & ~np.isin(at.astype(np.float32), atoms))[which]]
@@ -96,13 +97,13 @@ def unrounded(plan: Plan, mean: Array, cov: Array, seed: int) -> Array:
     return made
 
 
-def _in_double(plan: Plan, seed: int, draws: int) -> Array:
+def _in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Array:
     """Means of some replicas in double precision."""
     draws = int(min(draws, ASKED, max(5 * PATIENCE / plan.seconds(1), 2)))
-    exact = Numpy()
+    exact = replace(backend, precision="float64")
     size = exact.chunk(plan, draws)
     found = []
     for part in chunks(draws, size):
         for mean, columns in exact.sample(plan, seed, part, size, Silent()):
-            found.append(np.broadcast_to(mean, (max(len(mean), len(columns)), mean.shape[1])))
+            found.append(np.broadcast_to(exact.numpy(mean), (max(len(mean), len(columns)), mean.shape[1])))
     return np.concatenate(found)

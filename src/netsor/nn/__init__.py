@@ -6,6 +6,7 @@ the fan-in of the real model, also when a width goes to infinity.
 
 from ._attend import Attended, Rotary, attend, attention
 from ._attention_law import Attention
+from ._attention_std import attention_std
 from ._block import Block, block
 from ._embedding import Embedding, embedding
 from ._logits import logits
@@ -22,6 +23,7 @@ __all__ = [
     "alibi",
     "attend",
     "attention",
+    "attention_std",
     "block",
     "causal",
     "embedding",

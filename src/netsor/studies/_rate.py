@@ -58,7 +58,7 @@ class Rate:
         >>> bool(-3 < ns.rate(ns.paper.layer(), [16, 64], draws=500).slope < -1)
         True
         """
-        return _slope(self.widths, self.kl)
+        return slope_of(self.widths, self.kl)
 
     @property
     def slopes(self) -> tuple[Estimate, ...]:
@@ -69,7 +69,7 @@ class Rate:
         >>> len(ns.rate(ns.paper.layer(), [16, 64], draws=500).slopes)
         1
         """
-        return tuple(_slope(self.widths[k : k + 2], self.kl[k : k + 2]) for k in range(len(self.widths) - 1))
+        return tuple(slope_of(self.widths[k : k + 2], self.kl[k : k + 2]) for k in range(len(self.widths) - 1))
 
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
         """KL against the width, both on logarithmic axes, with errors.
@@ -180,7 +180,7 @@ def rate(
     return Rate(net.name, name, tuple(whole), tuple(kl(law, limit) for law in finite), tuple(finite), limit)
 
 
-def _slope(widths: Sequence[int], values: Sequence[Estimate]) -> Estimate:
+def slope_of(widths: Sequence[int], values: Sequence[Estimate]) -> Estimate:
     """By least squares; NaN if a KL is not above 0, where its error is larger than itself."""
     if any(not value.value > 0 for value in values):
         return Estimate(math.nan, math.inf)

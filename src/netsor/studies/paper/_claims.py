@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...laws import Estimate
+from .._verdict import ABSENT, AGREES, DISAGREES, UNDECIDED, below, every, falls
 from ._measure import HEADS, Divergences, Heads, Scores
-
-AGREES, DISAGREES, UNDECIDED, ABSENT = "agrees", "disagrees", "undecided", "not run"
-SIGMAS = 4.0
 
 
 @dataclass(frozen=True)
@@ -28,24 +26,6 @@ class Row:
     measured: str
     verdict: str
     figures: tuple[str, ...]
-
-
-def below(e: Estimate, bound: float) -> str:
-    """Is it below the bound?"""
-    if e.value + SIGMAS * e.error < bound:
-        return AGREES
-    return DISAGREES if e.value - SIGMAS * e.error > bound else UNDECIDED
-
-
-def falls(first: Estimate, second: Estimate) -> str:
-    """Is the second below the first?"""
-    error = (first.error**2 + second.error**2) ** 0.5
-    return below(Estimate(second.value - first.value, error), 0.0)
-
-
-def every(*verdicts: str) -> str:
-    """One verdict of several: disagrees if any does, else undecided if any is, else agrees."""
-    return next((v for v in (DISAGREES, UNDECIDED) if v in verdicts), AGREES)
 
 
 def own(found: Divergences) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._page import page, picture
-from ._claims import ABSENT, AGREES, DISAGREES, Row
+from .._verdict import ABSENT, AGREES, CLASSES, DISAGREES
+from ._claims import Row
 from ._law import law
 from ._measure import Divergences, Heads
 from ._separate import Separation
@@ -92,7 +93,7 @@ def report(
 
 
 def _row(row: Row) -> str:
-    name = {AGREES: "agrees", DISAGREES: "disagrees", ABSENT: "absent"}.get(row.verdict, "undecided")
+    name = CLASSES.get(row.verdict, "undecided")
     links = ", ".join(f'<a href="#figure-{figure}">{figure}</a>' for figure in row.figures)
     return (
         f"<tr><td>{html.escape(row.claim)}<br><small>Rule: {html.escape(row.rule)}</small></td>"

@@ -1,0 +1,60 @@
+"""netsor literature: published results beside the exact law, with figures, data and a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ._cost import announce
+from ._group import cli
+from ._interrupt import Watch
+from ._numbers import SEED, WORKERS, shown
+from ._output import check_name, complain, reason, say
+
+KEPT = "finished parts are kept, and the same command goes on from there"
+
+
+@cli.command("literature")
+@click.argument("names", metavar="[RESULT]...", nargs=-1)
+@click.option("--out", default="literature", show_default=True, help="The folder for figures, data and the report.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--quick", is_flag=True, help="A first look, in about a minute.")
+@click.pass_obj
+def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, **options: Any) -> None:
+    """Published results on transformers at initialisation, each beside the exact law, with a verdict.
+
+    RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong, all of them unless given. A run
+    that was interrupted goes on where it stopped. Files in the folder that are not of an earlier run are never
+    overwritten.
+    """
+    check_name("--out", out)
+    from concurrent.futures.process import BrokenProcessPool
+
+    from ..studies.literature._study import Options, prepare, run
+
+    try:
+        asked = Options(names, Path(out), **options)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    watch.message = f"interrupted; {KEPT}"
+    try:
+        prepare(asked)
+        announce(asked.seconds)
+        done = run(asked)
+    except BrokenProcessPool:
+        complain(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {KEPT}")
+        raise click.exceptions.Exit(1) from None
+    except OSError as error:
+        raise click.UsageError(f"--out {shown(out)} must be a folder that can be written to: {reason(error)}") from None
+    except ValueError as error:
+        if not str(error).startswith("out="):
+            raise
+        raise click.UsageError(f"--{error}") from None
+    say(f"report: {done.report}")
+    for name, claims in done.claims.items():
+        for claim in claims:
+            say(f"{name}: {claim.verdict}: {claim.published} Our law: {claim.ours}")
+    say(done.summary)

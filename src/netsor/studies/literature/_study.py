@@ -1,0 +1,177 @@
+"""Running the study: parts on a pool of processes, kept as they finish, then verdicts, figures, data and the report."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..._style import rendered, styled
+from ...engine._montecarlo import Progress, cores, one_blas_thread, whole_number
+from ...language._given import shown
+from .._folder import Folder
+from .._manifest import surroundings, tidy
+from .._store import Arrays, Store
+from .._workers import Workers, wait
+from ._registry import RESULTS, chosen
+from ._report import report, summary
+from ._result import Claim, Numbers, Part, Result
+
+COMMAND = "netsor literature"
+KINDS = ("pdf", "png", "svg")
+START, FIGURE = 2.0, 1.5  # seconds: to start the workers, to draw a figure
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which results, and how."""
+
+    names: tuple[str, ...] = ()  # all
+    out: Path = Path("literature")
+    seed: int = 0
+    workers: int | None = None
+    quick: bool = False
+    progress: Progress = True
+
+    def __post_init__(self) -> None:
+        chosen(self.names)
+        if not isinstance(self.quick, bool):
+            raise ValueError(f"quick={shown(self.quick)} must be True or False")
+        for name, least in (("seed", 0), ("workers", 1)):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, whole_number(name, value, least))
+
+    @property
+    def results(self) -> list[Result]:
+        """The results that are asked for."""
+        return chosen(self.names)
+
+    @property
+    def parts(self) -> dict[str, list[Part]]:
+        """The work of each result."""
+        return {result.name: result.parts(self.quick) for result in self.results}
+
+    @property
+    def seconds(self) -> float:
+        """About what it takes: all parts on so many workers, and the figures."""
+        parts = [part for some in self.parts.values() for part in some]
+        pictures = sum(len(result.pictures) for result in self.results)
+        work = sum(part.seconds for part in parts) + FIGURE * pictures
+        longest = max(part.seconds for part in parts)
+        return START + max(longest, work / min(self.workers or cores(), cores()))
+
+    @property
+    def command(self) -> str:
+        """The command that does the same."""
+        words = [*COMMAND.split(), *self.names]
+        for name in ("out", "seed"):
+            value = getattr(self, name)
+            if value != getattr(Options, name):
+                words += [f"--{name}", str(value)]
+        return shlex.join(words + ["--quick"] * self.quick)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Where the report is, the verdicts on each result by its name, and how many there are of each in one line."""
+
+    report: Path
+    claims: dict[str, tuple[Claim, ...]]
+    summary: str
+
+    def __str__(self) -> str:
+        return f"{self.summary}\nreport: {self.report}"
+
+
+def prepare(options: Options) -> Folder:
+    """The folder of a run, after a check that its files overwrite only those of an earlier run."""
+    folder = Folder(options.out, COMMAND, beside=["results"])
+    pictures = [picture for result in options.results for picture in result.pictures]
+    folder.prepare(["report.html", *(f"{p.name}.{kind}" for p in pictures for kind in ("csv", "pdf", "png"))])
+    return folder
+
+
+def run(options: Options) -> Finished:
+    """Compute what is not there yet, judge it, and write figures, data, manifest and report."""
+    start = time.perf_counter()
+    folder, store = prepare(options), Store(options.out / "parts")
+    parts = options.parts
+    every = [(name, part) for name, some in parts.items() for part in some]
+    found = {(name, part.label): store.load(part.key(options.seed)) for name, part in every}
+    missing = [(name, part) for name, part in every if found[name, part.label] is None]
+    missing.sort(key=lambda pair: -pair[1].seconds)  # long ones first, so that none is left alone at the end
+    numbers: dict[str, Numbers] = {}
+    claims: dict[str, tuple[Claim, ...]] = {}
+    files: dict[str, bytes] = {}
+    svg: dict[str, bytes] = {}
+    with Workers(min(options.workers or cores(), max(1, len(missing)))) as workers:
+        futures = {(name, p.label): workers.submit(compute, p, options.seed, store.folder) for name, p in missing}
+        wait(list(futures.values()), "literature", "part", options.progress)
+        found.update({place: future.result() for place, future in futures.items()})
+        pictures: dict[str, Future[dict[str, bytes]]] = {}
+        for result in options.results:
+            numbers[result.name] = {p.label: _present(found[result.name, p.label]) for p in parts[result.name]}
+            claims[result.name] = tuple(result.judge(numbers[result.name]))
+            for index, picture in enumerate(result.pictures):
+                files[f"{picture.name}.csv"] = tidy(picture.rows(numbers[result.name]))
+                pictures[picture.name] = workers.submit(drawn, result.name, index, numbers[result.name])
+        for name, made in pictures.items():
+            for kind, content in made.result().items():
+                (svg if kind == "svg" else files)[name if kind == "svg" else f"{name}.{kind}"] = content
+    manifest = _manifest(options, parts, found, time.perf_counter() - start)
+    files["report.html"] = report(options.results, claims, svg, manifest).encode()
+    folder.put(files, manifest)
+    return Finished(options.out / "report.html", claims, summary(claims))
+
+
+def compute(part: Part, seed: int, folder: Path) -> Arrays:
+    """Do a part and keep it, with the seconds that it took."""
+    start = time.perf_counter()
+    with one_blas_thread():
+        arrays = part.work(**part.given, seed=seed)
+    arrays["seconds"] = np.array(time.perf_counter() - start)
+    Store(folder).save(part.key(seed), arrays)
+    return arrays
+
+
+def drawn(name: str, index: int, numbers: Numbers) -> dict[str, bytes]:
+    """A figure of a result, as pdf, png and svg."""
+    with styled():
+        figure = RESULTS[name].pictures[index].draw(numbers)
+        return dict(zip(KINDS, rendered(figure, *KINDS), strict=True))
+
+
+def _present(arrays: Arrays | None) -> Arrays:
+    assert arrays is not None
+    return arrays
+
+
+def _manifest(
+    options: Options, parts: dict[str, list[Part]], found: dict[tuple[str, str], Arrays | None], seconds: float
+) -> dict[str, Any]:
+    """What was run, with what, and what it took."""
+    store = Store(options.out / "parts")
+    listed: list[dict[str, Any]] = [
+        {
+            "result": name,
+            "part": part.label,
+            "file": store.path(part.key(options.seed)).name,
+            "seconds": round(float(_present(found[name, part.label])["seconds"]), 3),
+        }
+        for name, some in parts.items()
+        for part in some
+    ]
+    return {
+        "command": options.command,
+        "options": {"results": [result.name for result in options.results], "quick": options.quick},
+        "seed": options.seed,
+        **surroundings(),
+        "seconds": {"work": round(sum(part["seconds"] for part in listed), 3), "all": round(seconds, 3)},
+        "parts": listed,
+    }
