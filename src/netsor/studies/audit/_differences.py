@@ -196,7 +196,7 @@ def _preference(names: dict[str, str], row: list[Finding], models: Sequence[Leng
         why = f"it is found in {listed(having)} {at(bad)}"
     else:
         best = _least(list(names), findings)
-        why = "it is found in all, and the least there"
+        why = f"it is {'found' if set(verdicts) == {FOUND} else 'found or undecided'} in all, and the least there"
     numbers = listed(["none" if f.value is None else number(f.value) for f in findings])
     side = "above" if bad.above else "below"
     return Preference(

@@ -51,7 +51,7 @@ def comparison_card(models: Sequence[Lengths], found: Differences) -> str:
             _explained(
                 [
                     r.rule,
-                    "changes" if r.changes else "found in all",
+                    "changes" if r.changes else "in all",
                     html.escape(prefers(names, r)),
                     r.findings[0].reason,
                 ]
