@@ -55,10 +55,31 @@ class Sampled:
 class Posterior:
     """The law of a program's outputs given data, sampled by Markov chains, and how the chains fared.
 
-    `law` is the joint law of all entries: means, densities and plots, each with its error. Its replicas are states of
-    the chains so far apart that they are nearly independent. `r_hat` is the rank-normalised split R-hat, at worst over
-    the log likelihood and the entries' means (near 1 where chains agree); `effective` the effective sample size of the
-    kept draws, at worst; `acceptance` the share of tried points that were taken.
+    `Program.posterior` makes it.
+
+    Parameters
+    ----------
+    law : Joint
+        Of all entries: means, densities and plots, each with its error. Its replicas are states of the chains so far
+        apart that they are nearly independent.
+    r_hat : float
+        The rank-normalised split R-hat, at worst over the log likelihood and the entries' means: near 1 where chains
+        agree.
+    effective : float
+        The effective sample size of the kept draws, at worst.
+    acceptance : float
+        The share of tried points that were taken.
+    chains : int
+        How many.
+    observed : int
+        How many values were observed.
+
+    Examples
+    --------
+    >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1))
+    >>> found = net.posterior({0: 1.5}, noise=0.1, n=ns.inf, draws=160, particles=64, progress=False)
+    >>> found.law.dim, found.chains, found.observed
+    (2, 16, 1)
     """
 
     law: Joint

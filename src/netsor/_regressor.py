@@ -57,27 +57,42 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Bayesian regression with an attention prior over functions, in scikit-learn's conventions.
 
     `X` is (examples, tokens, features), or flat (examples, features): then each feature is a token, its name one-hot
-    and its value. Scale features and targets to a size of about 1 beforehand; targets are centred here.
+    and its value. Scale features and targets to a size of about 1 beforehand; targets are centred here. After `fit`:
+    `log_marginal_likelihood_` and its error `log_marginal_likelihood_error_` (of tempering; of the kernel's mean for
+    infinitely many heads; 0 for a Gaussian process in closed form), `arguments_`, `noise_`, `r_hat_`, `effective_`.
 
-    Parameters:
+    Parameters
+    ----------
+    prior : callable, optional
+        A function, decorated with `ns.program`, of tokens and of `arguments` by name, with an output for each example;
+        None for one layer of attention, `heads`, `sharpness` and `scale`.
+    noise : float
+        The standard deviation of the noise.
+    heads : int or inf
+        Of the layer; `inf` for the Gaussian process of infinitely many, whose kernel is a mean over `kernel_draws`
+        draws of the prior without the argument.
+    width : int or inf
+        What every width is bound to.
+    arguments : mapping, optional
+        Other arguments of the prior.
+    grid : mapping, optional
+        Values of arguments, `heads` or `noise` to choose from by evidence, {name: values}: every combination is tried,
+        and `evidence_` tells what was found.
+    evidence : bool
+        Whether `fit` finds the evidence where there is no grid; it takes longer than the posterior.
+    draws, chains, thin, particles, moves, runs : int
+        As in `Program.posterior` and `Program.log_evidence`.
+    kernel_draws : int
+        Of the kernel of infinitely many heads.
+    workers : int, optional
+        Threads; all cores if None.
+    progress : bool, optional
+        As in `Program.posterior`.
+    random_state : int, numpy.random.RandomState or None
+        What the fit depends on.
 
-    - `prior`: a function, decorated with `ns.program`, of tokens and of `arguments` by name, with an output for each
-      example; None for one layer of attention, `heads`, `sharpness` and `scale`.
-    - `noise`: the standard deviation of the noise.
-    - `heads`: of the layer; `inf` for the Gaussian process of infinitely many, whose kernel is a mean over
-      `kernel_draws` draws of the prior without the argument. `width` binds every width, `inf` or a number.
-    - `arguments`: other arguments of the prior. `grid`: values of arguments, `heads` or `noise` to choose from by
-      evidence, {name: values}: every combination is tried, and `evidence_` tells what was found.
-    - `evidence`: whether `fit` finds the evidence where there is no grid; it takes longer than the posterior.
-    - `draws`, `chains`, `thin`, `particles`, `moves`, `runs`, `workers`, `progress`: as in `Program.posterior` and
-      `Program.log_evidence`.
-
-    After `fit`: `log_marginal_likelihood_` and its error `log_marginal_likelihood_error_` (of tempering; of the kernel's
-    mean for infinitely many heads; 0 for a Gaussian process in closed form), `arguments_`, `noise_`, `r_hat_`,
-    `effective_`. `cost(X, y)` says beforehand what `fit` would take.
-
-    >>> import numpy as np
-    >>> import netsor as ns
+    Examples
+    --------
     >>> x = np.linspace(-2, 2, 12)[:, None]
     >>> model = ns.AttentionRegressor(noise=0.1, draws=160, particles=64).fit(x, np.sin(x[:, 0]))
     >>> mean, std = model.predict([[0.3]], return_std=True)
@@ -130,7 +145,32 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def fit(self, X: Any, y: Any) -> AttentionRegressor:
-        """Sample the posterior given examples `X` and targets `y` (examples,)."""
+        """Sample the posterior given examples and their targets.
+
+        Parameters
+        ----------
+        X : array_like
+            (examples, tokens, features), or (examples, features).
+        y : array_like
+            (examples,).
+
+        Returns
+        -------
+        AttentionRegressor
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            If a shape or a parameter is not allowed.
+
+        Examples
+        --------
+        >>> x = np.linspace(-2, 2, 6)[:, None]
+        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
+        >>> model.noise_
+        0.3
+        """
         self._take(X, y)
         tried, names = self._combinations(), list(self.grid or {})
         self.evidence_ = []
@@ -183,9 +223,25 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return [{**own, **dict(zip(names, v, strict=True))} for v in values]
 
     def cost(self, X: Any, y: Any) -> _bayes.Cost:
-        """About what `fit` with these data would take: `seconds`, `bytes` and `likelihoods`; nothing is fitted.
+        """About what `fit` with these data would take; nothing is fitted.
 
         Plans are made and the likelihood is timed, for the first combination of a grid; all are taken to cost as much.
+
+        Parameters
+        ----------
+        X, y : array_like
+            As in `fit`.
+
+        Returns
+        -------
+        Cost
+            `seconds`, `bytes` and `likelihoods`.
+
+        Examples
+        --------
+        >>> x = np.linspace(-2, 2, 6)[:, None]
+        >>> ns.AttentionRegressor(draws=160, particles=64).cost(x, x[:, 0]).seconds > 0
+        True
         """
         model = clone(self)
         model._take(X, y)
@@ -210,7 +266,32 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The posterior mean of the function at new examples; with `return_std` their standard deviations too."""
+        """The posterior mean of the function at new examples.
+
+        Parameters
+        ----------
+        X : array_like
+            As in `fit`.
+        return_std : bool
+            Whether their standard deviations are wanted too.
+
+        Returns
+        -------
+        numpy.ndarray, or tuple of two
+            (examples,).
+
+        Raises
+        ------
+        ValueError
+            If X has another shape than in `fit`.
+
+        Examples
+        --------
+        >>> x = np.linspace(-2, 2, 6)[:, None]
+        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
+        >>> model.predict(x).shape
+        (6,)
+        """
         mean, cov = self._given(X)
         centre = mean.mean(axis=0)
         if not return_std:
@@ -219,13 +300,63 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return centre + self.mean_, np.sqrt(np.maximum(each.mean(axis=0) + mean.var(axis=0), 0.0))
 
     def law(self, X: Any) -> Joint:
-        """The joint law of the function at new examples, given the data: densities, quantiles and plots."""
+        """The joint law of the function at new examples, given the data.
+
+        Parameters
+        ----------
+        X : array_like
+            As in `fit`.
+
+        Returns
+        -------
+        Joint
+            With densities, quantiles and plots.
+
+        Raises
+        ------
+        ValueError
+            If X has another shape than in `fit`.
+
+        Examples
+        --------
+        >>> x = np.linspace(-2, 2, 6)[:, None]
+        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
+        >>> model.law(x[:2]).dim
+        2
+        """
         mean, cov = self._given(X)
         origin = Origin("exact" if self.width < inf else "conjectured", f"given {len(self.y_)} examples")
         return Joint(mean + self.mean_, cov, origin)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
-        """Draws of the function at new examples, jointly: (examples, n_samples)."""
+        """Draws of the function at new examples, jointly.
+
+        Parameters
+        ----------
+        X : array_like
+            As in `fit`.
+        n_samples : int
+            How many functions.
+        random_state : int, numpy.random.RandomState or None
+            What the draws depend on.
+
+        Returns
+        -------
+        numpy.ndarray
+            (examples, n_samples).
+
+        Raises
+        ------
+        ValueError
+            If X has another shape than in `fit`.
+
+        Examples
+        --------
+        >>> x = np.linspace(-2, 2, 6)[:, None]
+        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
+        >>> model.sample_y(x[:2], n_samples=5).shape
+        (2, 5)
+        """
         seed = int(check_random_state(random_state).randint(2**31))
         return self.law(X).rvs(n_samples, seed=seed).T
 

@@ -281,7 +281,35 @@ class Builder:
 
 @dataclass(eq=False)
 class Plan:
-    """What will be drawn and computed for each replica of a program at given widths; `print(plan)` shows it."""
+    """What will be drawn and computed for each replica of a program at given widths; `print(plan)` shows it.
+
+    `Program.plan` makes it. Beside what is below it has `bytes`, those of a replica.
+
+    Parameters
+    ----------
+    title : str
+        Of the program, with its widths.
+    steps : list of Step
+        In their order.
+    mean : Register
+        (entries,): the conditional mean of one coordinate of each output, given all that is drawn.
+    columns : Register
+        (entries, ·): its coefficients of independent N(0, 1) variables that are never drawn.
+    notes : tuple of str
+        What is to be known of the law.
+    expects : bool
+        Whether Gaussian expectations are among its steps or constants.
+    nodes : bool
+        Whether some of them are means over quasi-random nodes.
+    tried : tuple of str
+        Functions whose expectations use values at points alone.
+
+    Examples
+    --------
+    >>> plan = ns.paper.layer().plan(n=256)
+    >>> plan.random_numbers, len(plan.steps) > 0
+    (23, True)
+    """
 
     title: str
     steps: list[Step]
@@ -316,32 +344,83 @@ class Plan:
 
     @cached_property
     def loops(self) -> list[Loop]:
-        """Where equal steps repeat, block after block."""
+        """Where equal steps repeat: the first of them, how many a block has, and how many times it comes.
+
+        Examples
+        --------
+        >>> x = ns.gaussian(64, 8)
+        >>> for _ in range(12):
+        ...     x = ns.rms_norm(x + ns.tanh(ns.weight(64, 64) @ x))
+        ...
+        >>> [loop.times for loop in ns.Program(x).plan().loops]
+        [11]
+        """
         made = {step.out: k for k, step in enumerate(self.steps)}
         return loops([_kind(step, k, made) for k, step in enumerate(self.steps)])
 
     @property
     def random_numbers(self) -> int:
-        """How many random numbers are drawn for each replica."""
+        """How many random numbers are drawn for each replica.
+
+        Examples
+        --------
+        >>> ns.paper.layer().plan(n=256).random_numbers, ns.paper.layer().plan(n=10**6).random_numbers
+        (23, 23)
+        """
         return sum(step.numbers for step in self.steps)
 
     @property
     def long_numbers(self) -> int:
-        """How many of them are drawn in rows of LONG or more: coordinates, rather than Gram matrices."""
+        """How many of them are drawn in rows of LONG or more: coordinates, rather than Gram matrices.
+
+        Examples
+        --------
+        >>> ns.paper.layer().plan(n=256).long_numbers
+        0
+        """
         return sum(step.numbers for step in self.steps if step.out.shape[-1:] >= (LONG,))
 
     @property
     def operations(self) -> int:
-        """Roughly how many entries and products are computed for each replica."""
+        """Roughly how many entries and products are computed for each replica.
+
+        Examples
+        --------
+        >>> ns.paper.layer().plan(n=256).operations > 0
+        True
+        """
         return sum(step.operations for step in self.steps)
 
     @property
     def constant(self) -> bool:
-        """Whether the law does not depend on any random number: then one replica is the law."""
+        """Whether the law does not depend on any random number: then one replica is the law.
+
+        Examples
+        --------
+        >>> n = ns.Width("n")
+        >>> ns.Program(ns.weight(n, n) @ ns.relu(ns.gaussian(n))).plan(n=ns.inf).constant
+        True
+        """
         return not (self.mean.varies or self.columns.varies)
 
     def seconds(self, draws: int) -> float:
-        """Roughly the seconds that so many draws take on one core."""
+        """Roughly the seconds that so many draws take on one core.
+
+        Parameters
+        ----------
+        draws : int
+            How many replicas.
+
+        Returns
+        -------
+        float
+            An estimate for a processor of today.
+
+        Examples
+        --------
+        >>> ns.paper.layer().plan(n=256).seconds(50_000) > 0
+        True
+        """
         return draws * sum(step.seconds for step in self.steps) if not self.constant else 0.0
 
     def __str__(self) -> str:
