@@ -72,8 +72,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     - `draws`, `chains`, `thin`, `particles`, `moves`, `runs`, `workers`, `progress`: as in `Program.posterior` and
       `Program.log_evidence`.
 
-    After `fit`: `log_marginal_likelihood_` and its error `log_marginal_likelihood_error_` (of tempering; of the kernel's
-    mean for infinitely many heads; 0 for a Gaussian process in closed form), `arguments_`, `noise_`, `r_hat_`,
+    After `fit`: `log_marginal_likelihood_` and its error `log_marginal_likelihood_error_` (of tempering; of
+    the kernel's mean for infinitely many heads; 0 for a Gaussian process in closed form), `arguments_`, `noise_`, `r_hat_`,
     `effective_`. `cost(X, y)` says beforehand what `fit` would take.
 
     >>> import numpy as np

@@ -89,6 +89,12 @@ def test_errors_of_expectations_are_in_the_evidence():
     alone, doubted = (_bayes.evidence(plans[0], data, shifted=more, **how) for more in ([], plans[1:]))
     assert alone.value == doubted.value
     assert doubted.error > alone.error + 0.01
+    # expectations that are moved leave more directions than there were, and more normals are read
+    net = prior(tokens(25))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = net.log_evidence(SEEN, 0.3, n=ns.inf, runs=2, particles=32, moves=1)
+    assert np.isfinite([found.value, found.error]).all()
 
 
 def test_the_cost_is_told_before():
