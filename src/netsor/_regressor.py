@@ -73,8 +73,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
       `Program.log_evidence`.
 
     After `fit`: `log_marginal_likelihood_` and its error `log_marginal_likelihood_error_` (of tempering; of
-    the kernel's mean for infinitely many heads; 0 for a Gaussian process in closed form), `arguments_`, `noise_`, `r_hat_`,
-    `effective_`. `cost(X, y)` says beforehand what `fit` would take.
+    the kernel's mean for infinitely many heads; 0 for a Gaussian process in closed form), `arguments_`,
+    `noise_`, `r_hat_`, `effective_`. `cost(X, y)` says beforehand what `fit` would take.
 
     >>> import numpy as np
     >>> import netsor as ns
