@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from .engine._latent import Latent
+from .engine._latent import Latent, matched
 from .engine._montecarlo import Progress, check_memory, generator, in_bytes, one_blas_thread, whole_number
 from .engine._plan import in_time
 from .laws import Estimate, Joint, Origin
@@ -257,7 +257,7 @@ def evidence(
     if latent.plan.constant:
         one = np.zeros((1, latent.size))
         value = float(ask(one)[0])
-        return Estimate(value, max((abs(float(likelihood(s, data)(one)[0]) - value) for s in shifted), default=0.0))
+        return Estimate(value, max((_moved_by(latent, other, data, one, ask) for other in shifted), default=0.0))
     if progress is True and sys.stderr.isatty():
         _announce("evidence", cost(latent, data, 0, 1, 1, particles, moves, 1 + runs))
     with one_blas_thread(), _Bar(progress, particles * moves, 0, 1 + runs) as bar:
@@ -272,8 +272,16 @@ def evidence(
             stacklevel=3,
         )
     some = last[:: max(1, len(last) // TRIED)]
-    doubt = max((float(np.abs(likelihood(other, data)(some) - ask(some)).mean()) for other in shifted), default=0.0)
+    doubt = max((_moved_by(latent, other, data, some, ask) for other in shifted), default=0.0)
     return Estimate(value, combined(error, doubt), frozenset([seed]))
+
+
+def _moved_by(latent: Latent, other: Latent, data: Data, z: Array, ask: LogLikelihood) -> float:
+    """By how much the log likelihood changes in the mean, with the same normals in another plan of the same draws."""
+    places, more = matched(latent, other), np.random.default_rng(0).standard_normal((len(z), other.size))
+    assert places is not None
+    more[:, places[places >= 0]] = z[:, places >= 0]
+    return float(np.abs(likelihood(other, data)(more) - ask(z)).mean())
 
 
 def _announce(what: str, expected: Cost) -> None:

@@ -241,14 +241,14 @@ def _tail(plan: Plan, steps: list[Step], start: Register, value: Array) -> tuple
     return np.asarray(mean), np.asarray(columns)
 
 
-def embedding(small: Latent, large: Latent) -> Places | None:
-    """Where the normals of a plan stand among those of a plan with more outputs, whose first outputs are its own.
+def matched(small: Latent, large: Latent) -> Places | None:
+    """Where the normals of a plan stand among those of another with draws of the same keys, at least as large.
 
-    Draws are matched by their keys, the first entries along every axis. That this gives the same first outputs is then
-    tried with random normals; None if it does not.
+    The first entries along every axis are the same ones; −1 for those that the other does not read. None if there is
+    no such draw.
     """
     of = {step.params["key"]: step for step in large.places}
-    places = []
+    places = [np.zeros(0, dtype=np.intp)]
     for step in small.places:
         other = of.get(step.params["key"])
         shape = small.shape(step)
@@ -260,9 +260,17 @@ def embedding(small: Latent, large: Latent) -> Places | None:
         if any(a > b for a, b in zip(shape, whole.shape, strict=True)):
             return None
         places.append(whole[tuple(slice(k) for k in shape)].ravel()[small.read[step]])
-        if (places[-1] < 0).any():
-            return None
-    found = np.concatenate(places) if places else np.zeros(0, dtype=np.intp)
+    return np.concatenate(places)
+
+
+def embedding(small: Latent, large: Latent) -> Places | None:
+    """Where the normals of a plan stand among those of a plan with more outputs, whose first outputs are its own.
+
+    That these come out the same is tried with random normals; None if they do not.
+    """
+    found = matched(small, large)
+    if found is None or (found < 0).any():
+        return None
     z = np.random.default_rng(0).standard_normal((2, large.size))
     with one_blas_thread():
         (mean, own), (more, wide) = small.given(z[:, found]), large.given(z)
