@@ -37,29 +37,18 @@ def stack(tokens, width, heads, head_dim, hidden, blocks):
     return x[tokens - 1]
 
 
-def literal(torch, replicas, device, tokens, width, heads, head_dim, hidden, blocks):
-    """The same network with every weight drawn, a batch of replicas in one go: the last token's first coordinate."""
+@ns.program
+def encoder(tokens, width, hidden, layers):
+    """Post-norm, one head, ReLU: the mean cosine of the tokens of the last layer."""
+    x = ns.gaussian(width, tokens)
+    for _ in range(layers):
+        x = ns.layer_norm(x + ns.nn.attention(x, 1, width))
+        x = ns.layer_norm(x + ns.nn.mlp(x, hidden, activation=ns.relu))
+    return ns.apply(mean, ns.mean_dot(x, x), axes=2)
 
-    def weight(rows, columns):
-        return torch.randn((replicas, rows, columns), device=device) / math.sqrt(columns)
 
-    def norm(x):
-        return x / torch.sqrt((x * x).mean(dim=-1, keepdim=True))
-
-    x = torch.randn((replicas, tokens, width), device=device)
-    later = torch.ones((tokens, tokens), device=device).triu(1).bool()
-    for _ in range(blocks):
-        y = norm(x)
-        q, k, v = (
-            (y @ weight(heads * head_dim, width).mT).reshape(replicas, tokens, heads, head_dim).transpose(1, 2)
-            for _ in range(3)
-        )
-        p = (q @ k.mT / math.sqrt(head_dim)).masked_fill(later, -math.inf)
-        mixed = (torch.softmax(p, dim=-1) @ v).transpose(1, 2).reshape(replicas, tokens, heads * head_dim)
-        x = x + mixed @ weight(width, heads * head_dim).mT
-        h = torch.nn.functional.gelu(norm(x) @ weight(hidden, width).mT)
-        x = x + h @ weight(width, hidden).mT
-    return x[:, -1, 0]
+def mean(products):
+    return products.mean(axis=(-1, -2))
 
 
 def timed(work, sync, least):
@@ -201,6 +190,7 @@ def audited(model, device, small):
 
 def drawn(tokens, size, device, least):
     """The literal network in torch, in batches that fit a quarter of the device."""
+    import literal
     import torch
 
     numbers = size["blocks"] * (
@@ -210,9 +200,7 @@ def drawn(tokens, size, device, least):
         2 if device == "cpu" else max(1, int(torch.cuda.mem_get_info()[0] // 4 // (8 * numbers // size["blocks"])))
     )
     with torch.no_grad():
-        first, each = timed(
-            lambda k: literal(torch, replicas, device, tokens, **size), lambda made: made[-1:].cpu(), least
-        )
+        first, each = timed(lambda k: literal.stack(replicas, device, tokens, **size), lambda y: y[-1:].cpu(), least)
     return {
         "replicas in one go": replicas,
         "first call s": first,

@@ -57,6 +57,9 @@ class Function:
 # Each f is a named function at the level of the module, so that a traced program can be sent to another process.
 
 
+ROOT = float(np.sqrt(2.0 / np.pi))  # no numpy scalar: that would make double precision of single
+
+
 def _special(name: str, x: Array) -> Array:
     # special functions are no part of the array API, but every library has these
     if is_jax_array(x):
@@ -126,7 +129,8 @@ def _silu(x: Array) -> Array:
 
 
 def _gelu_tanh(x: Array) -> Array:
-    return 0.5 * x * (1.0 + array_namespace(x).tanh(np.sqrt(2.0 / np.pi) * x * (1.0 + 0.044715 * x * x)))
+    half = 0.5 * x
+    return half + half * array_namespace(x).tanh(x * (ROOT + 0.044715 * ROOT * x * x))
 
 
 def _sin(x: Array) -> Array:

@@ -60,8 +60,7 @@ def test_jax_computes_what_numpy_computes(seeds):
                     for step in piece.steps:
                         if step not in drawn:
                             args = [here[r] if r.value is None else jnp.asarray(r.value) for r in step.args]
-                            rule = _jax.OWN.get(step.kind) or partial(_plan.RULES[step.kind], jnp, **step.params)
-                            here[step.out] = rule(*args)
+                            here[step.out] = _jax.library().compute(step, args)
                     return [here[register] for register in piece.writes]
 
                 if piece.host:
@@ -83,12 +82,14 @@ def test_single_precision_has_the_same_law_in_numpy(case):
 def test_jax_sees_small_parts():
     """Directions of rows that are nearly equal, well apart, and equal, side by side: what numpy makes of them."""
     import jax
+    import jax.numpy as jnp
 
     rows = np.concatenate([small_parts.nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
     products = _instructions.gram(np, rows, rows)
     with choose(**JAX)._within():
-        c = np.asarray(jax.jit(_jax.OWN["reduced"])(products, rows))
-        q = np.asarray(jax.jit(_jax.OWN["span"])(rows))
+        ways = _jax.library().ways
+        c = np.asarray(jax.jit(partial(_orthogonal.reduced, jnp, ways=ways))(products, rows))
+        q = np.asarray(jax.jit(partial(_orthogonal.span, jnp, ways=ways))(rows))
     ours = _orthogonal.reduced(np, products, rows)
     np.testing.assert_allclose(c, ours, atol=1e-13)
     d, e = np.diff(c, axis=-2), np.diff(ours, axis=-2)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 import netsor as ns
-from netsor.engine import _instructions
+from netsor.engine import _instructions, _triangular
 from netsor.engine.lower import _turn, make_plan
 
 from ..programs import programs
@@ -133,6 +133,7 @@ def test_turned_frames_have_the_literal_law(name, monkeypatch):
     """With thresholds so low that every frame is turned whenever it has a direction too many."""
     monkeypatch.setattr(_turn, "FEW", 1)
     monkeypatch.setattr(_turn, "LOOSE", 1)
+    monkeypatch.setattr(_turn, "ROOM", 0)
     spanned = []
     span = _turn._span
     monkeypatch.setattr(_turn, "_span", lambda *args: (spanned.append(1), span(*args)))
@@ -149,6 +150,7 @@ def test_random_programs_with_turned_frames_have_the_literal_law(built):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_turn, "FEW", 1)
         patch.setattr(_turn, "LOOSE", 1)
+        patch.setattr(_turn, "ROOM", 0)
         assert smallest_p(built.net, **built.widths) > 1e-8
 
 
@@ -156,6 +158,7 @@ def test_random_programs_with_turned_frames_have_the_literal_law(built):
 def test_at_infinite_width_a_turned_frame_gives_the_same_numbers(name, monkeypatch):
     monkeypatch.setattr(_turn, "FEW", 1)
     monkeypatch.setattr(_turn, "LOOSE", 1)
+    monkeypatch.setattr(_turn, "ROOM", 0)
     widths = dict.fromkeys(("n", "d", "h"), ns.inf)
     net = DEEP[name]()
     turned, plain = (conditional(net.outputs, widths, 50, without=w, progress=False) for w in ((), ("turn",)))
@@ -167,6 +170,7 @@ def test_what_is_small_beside_large_vectors_keeps_its_digits(monkeypatch):
     """(1e8 u + v) − 1e8 u is v, in a frame that was turned while both were in use."""
     monkeypatch.setattr(_turn, "FEW", 1)
     monkeypatch.setattr(_turn, "LOOSE", 1)
+    monkeypatch.setattr(_turn, "ROOM", 0)
     u, v, w = (ns.weight(n, n) @ ns.gaussian(n) for _ in range(3))
     large, both = 1e8 * u, 1e8 * u + v
     late = ns.weight(n, n) @ (ns.mean_dot((both + w)[None], w[None])[0, 0] * 1e-8 * ns.gaussian(n))
@@ -184,7 +188,7 @@ def test_factors_of_any_size_and_rank(size, rank):
     known = math.ceil(rank * size)
     rows[:, :, known:] = rows[:, :, : size - known] * 1e-5
     gram = rows @ np.swapaxes(rows, -1, -2)
-    c = _instructions.factor(np, gram)
+    c = _triangular.factor(np, gram)
     assert (np.triu(c, 1) == 0).all()
     assert (c[..., known:, known:] == 0).all()
     norms = np.sqrt(np.einsum("...ii->...i", gram))
@@ -192,7 +196,7 @@ def test_factors_of_any_size_and_rank(size, rank):
     assert np.abs(error).max() < 1e-13
     x = np.zeros((3, 2, 4, size))
     x[..., :known] = np.random.default_rng(9).standard_normal((3, 2, 4, known))
-    np.testing.assert_allclose(_instructions.solve(np, c, x @ np.swapaxes(c, -1, -2)), x, atol=1e-9)
+    np.testing.assert_allclose(_triangular.solve(np, c, x @ np.swapaxes(c, -1, -2)), x, atol=1e-9)
 
 
 @pytest.mark.parametrize("few", [False, True])

@@ -47,9 +47,9 @@ def _ranks(draws):
     return np.arctanh(ranks[np.triu_indices(draws.shape[1], 1)] * (1 - 1e-12))
 
 
-def disagreement(net, draws, width=2000):
+def disagreement(net, draws, width=2000, against=None):
     """The smallest p-value, of marginals and of rank correlations, between infinite width and a large one."""
-    limit, wide = exact_draws(net, draws, n=np.inf), exact_draws(net, draws, seed=12, n=width)
+    limit, wide = exact_draws(net, draws, n=np.inf), exact_draws(against or net, draws, seed=12, n=width)
     random = np.ptp(limit, axis=0) > 1e-9 * np.abs(wide).max()  # behind a norm, ⟨gradient, input⟩ is 0 but for rounding
     for i in np.flatnonzero(~random):  # what is not random in the limit is near it
         assert np.abs(wide[:, i] - limit[0, i]).mean() < 8 * max(1.0, np.abs(limit[0, i])) / width**0.5
@@ -92,11 +92,29 @@ def test_random_gradients_at_infinite_width(net):
 
 
 @pytest.mark.slow
-@seed(4)
-@settings(max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-@given(net=limit_gradients())
-def test_more_random_gradients_at_infinite_width(net):
-    assert disagreement(net, 1500, width=4000) > LEVEL
+def test_more_random_gradients_at_infinite_width():
+    """Against n = 10⁶: at 4,000 some programs are far from their limit still (p = 7e-11).
+
+    At most 10 of 250 may be refused (6 are): those in which one matrix acts again and again, as W and as W^T.
+    """
+    compared, refused = [], []
+
+    @seed(4)
+    @settings(max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(net=limit_gradients())
+    def each(net):
+        try:
+            exact_draws(net, 2, n=np.inf)
+        except ValueError as error:
+            refused.append(str(error))
+            return
+        compared.append(net)
+        assert disagreement(net, 1500, width=10**6) > LEVEL
+
+    each()
+    assert len(refused) <= 10
+    assert all("is not followed" in reason for reason in refused)
+    assert len(compared) >= 240
 
 
 def _correlation(net, **widths):
@@ -108,11 +126,16 @@ def _correlation(net, **widths):
 def test_a_transpose_is_no_fresh_matrix(width, monkeypatch):
     """Second moments of gradients cannot tell; the output against ⟨gradient, input⟩ of the token that is read can."""
     assert abs(_correlation(blocks(), n=width) - 0.80) < 0.03
+    _fresh_transposes(monkeypatch)
+    assert _correlation(blocks(), n=width) < 0.65
+
+
+def _fresh_transposes(monkeypatch):
+    """From here on a gradient has matrices of its own where W^T stands."""
     fresh = {}
     monkeypatch.setattr(
         Weight, "adjoint", property(lambda w: fresh.setdefault((w.source, w.transposed), ns.weight(n, n, w.batch)))
     )
-    assert _correlation(blocks(), n=width) < 0.65
 
 
 def _heads(groups):
@@ -193,6 +216,35 @@ def test_gradients_of_gates_at_infinite_width(first):
     assert disagreement(gated(ns.silu, first), 2000) > 1e-5
 
 
+def swiglu():
+    """Norm and attention, norm and gated perceptron, norm and attention: forward and backward quantities."""
+    x, r = ns.gaussian(n, 2), ns.gaussian(n)
+    u = ns.rms_norm(x)
+    p = ns.dot(ns.weight(n, n) @ u, ns.weight(n, n) @ u)
+    y = x + ns.weight(n, n) @ (ns.softmax(p, "causal") @ (ns.weight(n, n) @ u))
+    u = ns.rms_norm(y)
+    g, v = ns.weight(n, n) @ u, ns.weight(n, n) @ u
+    y = y + ns.weight(n, n) @ (ns.silu(g) * v)
+    y = y + ns.nn.attention(ns.rms_norm(y), 1, mask="causal")
+    end = ns.dot(r, y[1])
+    dp, dx, dg, dv = ns.grad(end, [p, x, g, v])
+    inside = ns.dot(dg[1], g[1]), ns.dot(dv[1], v[1])
+    return ns.Program((end, p[1, 0], dp[1, 0], ns.mean_dot(dx, dx)[1, 1], ns.dot(dx[0], x[0]), *inside))
+
+
+def test_gradients_pass_a_gate_and_the_attention_before_it_at_infinite_width():
+    assert swiglu()[3].plan(n=ns.inf).random_numbers > 0
+
+
+@pytest.mark.slow
+def test_the_joint_law_of_a_gated_model_at_infinite_width(monkeypatch):
+    """Level 1e-5 of 28 tests; with matrices of their own in place of transposes rank correlations tell at 1e-7."""
+    right = swiglu()
+    assert disagreement(right, 2000) > 1e-5
+    _fresh_transposes(monkeypatch)
+    assert disagreement(swiglu(), 2000, against=right) < 1e-7
+
+
 def test_a_gate_is_as_homogeneous_in_its_gradient_as_in_its_value():
     """relu(g) ⊙ v is linear in v and in g > 0: ⟨g, dg⟩ = ⟨v, dv⟩ = ⟨relu(g) ⊙ v, du⟩, at order n^(−1/2) too."""
     x, r = ns.gaussian(n, 2), ns.gaussian(n)
@@ -206,3 +258,14 @@ def test_a_gate_is_as_homogeneous_in_its_gradient_as_in_its_value():
     drawn = exact_draws(net, 200, n=np.inf)
     np.testing.assert_allclose(drawn[:, 1:], drawn[:, :1] * np.ones(2), atol=1e-12)
     assert drawn[:, 0].std() > 0.3
+
+
+def test_gradients_of_rotary_scores_need_heads_of_finite_width():
+    x, r = ns.gaussian(n, 3), ns.gaussian(n)
+    q, k, v = (ns.weight(d, n) @ x for _ in range(3))
+    p = ns.dot(r, ns.weight(n, d) @ (ns.softmax(ns.dot(ns.rotary(q), ns.rotary(k))) @ v)[0])
+    g = ns.grad(p, x)
+    net = ns.Program((p, ns.mean_dot(g, g)))
+    with pytest.raises(ns.ExactError, match=r"turned by rotary positions, such as the gradient of queries.*d=64"):
+        net.plan(n=ns.inf, d=ns.inf)
+    assert net.plan(n=ns.inf, d=8).random_numbers > 0

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _instructions, _orthogonal
+from netsor.engine import _orthogonal, _triangular
 
 from .compare import conditional
 
@@ -63,7 +63,7 @@ def test_directions_from_products_that_are_known(rows, lean):
     """As without them; a row of zeros among them has none, and costs the others nothing."""
     x = leaning(np.random.default_rng(4), rows, 30, lean)
     x[:25, :, 2] = 0.0
-    lower = _instructions.factor(np, x @ np.swapaxes(x, -1, -2))
+    lower = _triangular.factor(np, x @ np.swapaxes(x, -1, -2))
     made = _orthogonal.spanned(np, lower, x)
     found = made @ np.swapaxes(made, -1, -2)
     expected = np.broadcast_to(np.eye(rows), found.shape).copy()

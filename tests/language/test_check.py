@@ -273,6 +273,7 @@ CASES = {
         {TIED, CORRELATED},
     ),
     "queries that are keys, the others": (lambda: shared(np.diag([1, 0, 1]) < 1)[[0, 2]], "conjectured", {TIED}),
+    "queries that are keys, each alone": (lambda: shared(np.eye(3) > 0), "proved", set()),
     "a difference of equal vectors": (lambda: (lambda q: ns.dot(q[0] - q[0], q[0]))(w() @ tokens()), "proved", set()),
     "initial vectors with a mean": (
         lambda: ns.dot(ns.gaussian(n, mean=1.0), ns.gaussian(n, mean=2.0)),
@@ -396,3 +397,15 @@ def test_the_report_reads():
     assert str(perceptron.net().check()).endswith("verdict: proved (Yang 2019: there are no scores)")
     assert f"verdict: no limit: {CORRELATED}" in str(ns.Program(tied()).check())
     assert f"verdict: conjectured; not shown: {BOUNDED}, {LIPSCHITZ}" in str(ns.Program(undeclared()).check())
+
+
+def test_an_entry_that_a_mask_fixes_asks_for_no_score():
+    """A masked weight is 0 and one that is alone in its row is 1, whatever the scores, here of a vector with itself."""
+    h = ns.gaussian(n, 2)
+    weights = ns.softmax(ns.dot(h, h), "causal")
+    for entry, number in (((0, 1), 0.0), ((0, 0), 1.0)):
+        net = ns.Program(weights[entry])
+        assert net.check().verdict == "proved"
+        assert net.law(n=ns.inf, draws=5).mean() == number
+        assert net.law(n=7, draws=5).mean() == number
+    assert ns.Program(weights[1, 0]).check().verdict == "no limit"

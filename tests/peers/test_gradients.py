@@ -16,7 +16,7 @@ from ..models.small import CONFIGS, DECODER_IDS, IDS
 from .real import CLASSES, configuration
 
 LEVEL = 1e-4
-REAL, OURS = 400, 4000
+REAL, OURS = 1000, 4000
 ATTENTION = {"query": "q", "key": "k", "value": "v", "output": "o"}
 
 

@@ -1,5 +1,6 @@
 """PyTorch as a backend: the law of numpy, the same bits from one seed."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,7 @@ from netsor.engine import _instructions, _orthogonal
 from netsor.engine._run import run
 from netsor.engine.backends import NoDeviceError, _torch, choose
 
+from ..engine import factor_cases
 from ..engine.backend_cases import CASES, LEVEL, assert_same, assert_same_steps, random_plans, smallest_p
 from ..engine.compare import conditional
 from ..engine.test_small_parts import nearly_equal
@@ -53,8 +55,9 @@ def test_torch_sees_small_parts():
     """Rows that are nearly equal, well apart, and equal, side by side: what numpy makes of them."""
     rows = np.concatenate([nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
     products = _instructions.gram(np, rows, rows)
-    c = _orthogonal.reduced(xp, torch.tensor(products), torch.tensor(rows)).numpy()
-    q = _orthogonal.span(xp, torch.tensor(rows)).numpy()
+    ways = _torch.library().ways
+    c = _orthogonal.reduced(xp, torch.tensor(products), torch.tensor(rows), ways).numpy()
+    q = _orthogonal.span(xp, torch.tensor(rows), ways=ways).numpy()
     ours = _orthogonal.reduced(np, products, rows)
     np.testing.assert_allclose(c, ours, atol=1e-13)
     d, e = np.diff(c, axis=-2), np.diff(ours, axis=-2)
@@ -72,3 +75,23 @@ def test_the_same_seed_gives_the_same_bits():
 def test_a_device_that_is_not_there_is_refused():
     with pytest.raises(NoDeviceError, match=r"device='cuda:77': PyTorch sees \d+ CUDA devices here"):
         choose("torch", "cuda:77")
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("case", factor_cases.CASES)
+def test_torch_factors_singular_matrices(case, precision):
+    """What numpy makes of the vectors in double precision, and no loop over columns or vectors."""
+    slow = []
+
+    def counted(rule):
+        return lambda *arrays: slow.append(arrays[0].shape) or rule(*arrays)
+
+    whole = _torch.library()
+    library = replace(whole, columns=counted(whole.columns), singly=counted(whole.singly))
+    ways = library.ways
+
+    def compute(rule, *arrays):
+        return rule(xp, *(torch.tensor(np.array(a)) for a in arrays), ways=ways).numpy()
+
+    factor_cases.assert_factors(case, precision, compute)
+    assert not slow

@@ -1,8 +1,7 @@
 """The instruction set of a plan: what each kind of step does to its arrays, in pure array code.
 
 Arrays are (replicas, …); what is the same for all replicas has one of them. Every function takes the array library
-first. Nothing here draws a number or looks at one to decide what to do; `factor` in numpy looks whether matrices are
-regular, to choose between two ways to the same factor.
+first. Nothing here draws a number or looks at one to decide what to do. Factors of matrices are in `_triangular`.
 
 In numpy, arrays with few entries a replica are stored with the replicas innermost in memory, so that inner loops are
 long. Only speed depends on it: `_replicas_innermost` tells such arrays, and the functions below keep the layout.
@@ -21,13 +20,8 @@ Shape = tuple[int, ...]
 
 SMALL = 128  # multiplications of a matrix product up to which einsum over all replicas is faster than BLAS for each
 FEW = 8  # terms of a sum up to which JAX and PyTorch add them one by one: they are slow at many small matrix products
-PANEL = 16  # columns: block size of the factorisation
-LAPACK = 8  # rows of a matrix from which on LAPACK, one matrix at a time, is faster than our loop over columns
 PIECE = 2**15  # entries passed to a function of coordinates at once: its temporary arrays fit a cache
-TOLERANCE = 1e-13  # pivot over diagonal entry below which a row counts as dependent on earlier rows
-SINGLE_TOLERANCE = 1e-5  # the same in single precision, whose products are rounded to 6e-8
-HIDDEN = 1e-15  # over a row's squared length: the size of a residual that rounding of the products can hide
-SURE, SINGLE_SURE = 1e-6, 1e-3  # pivot over diagonal entry above which rounding leaves most digits (double, single)
+PIECE_OF_ENTRIES = 2**20  # of matrices that are made to be summed over, at once
 
 
 def _replicas_innermost(a: Array) -> bool:
@@ -163,151 +157,6 @@ def root(xp: Any, a: Array) -> Array:
     return xp.sqrt(a)
 
 
-def factor(xp: Any, gram: Array) -> Array:
-    """The lower triangular C with C C^T = gram, positive semidefinite: coordinates from Gram–Schmidt of the rows.
-
-    A row that depends linearly on earlier rows adds no direction: its pivot is set to 0, whatever the row's scale.
-    """
-    return _factor(xp, gram, tolerance(xp, gram.dtype) * _diagonal(xp, gram))
-
-
-def residual(xp: Any, rest: Array, whole: Array, shift: int = 0) -> Array:
-    """The triangular factor of `rest`: a Gram matrix `whole` minus the products of coordinates along known directions.
-
-    A residual counts as 0 when it is small relative to the whole row, because it has the rounding errors of the whole
-    row. With a `shift`, residuals of the size of those errors are added, where one was dropped too: a law that depends
-    on what rounding hides then changes visibly (see `_expectation`).
-    """
-    size = _diagonal(xp, whole)
-    made = _factor(xp, rest, tolerance(xp, rest.dtype) * size)
-    if shift:  # on the diagonal of the factor alone: a factor of another matrix might be turned against this one
-        own = _diagonal(xp, made)
-        more = xp.sqrt(own**2 + HIDDEN * size) - own
-        made = made + xp.eye(rest.shape[-1], dtype=rest.dtype) * more[..., None, :]
-    return made
-
-
-def _diagonal(xp: Any, a: Array) -> Array:
-    """The diagonal of each matrix."""
-    if type(a) is np.ndarray:
-        return np.diagonal(a, axis1=-2, axis2=-1)  # a view
-    return xp.stack([a[..., j, j] for j in range(a.shape[-1])], axis=-1)
-
-
-def tolerance(xp: Any, dtype: Any) -> float:
-    """The ratio of pivot to diagonal entry below which the pivot counts as 0."""
-    return TOLERANCE if dtype == xp.float64 else SINGLE_TOLERANCE
-
-
-def sure(xp: Any, dtype: Any) -> float:
-    """The ratio of pivot to diagonal entry above which rounding leaves most digits of the pivot."""
-    return SURE if dtype == xp.float64 else SINGLE_SURE
-
-
-def _factor(xp: Any, gram: Array, floor: Array) -> Array:
-    """Column by column; in numpy, large matrices that are far from singular by LAPACK, which is ten times as fast.
-
-    The choice is made for each matrix, so that the result for one replica does not depend on the other replicas. A row
-    of zeros (the gradient of a token that no loss depends on) gets a pivot of 1 for LAPACK, and has none after it.
-    """
-    if type(gram) is not np.ndarray or gram.shape[-1] < LAPACK:
-        return _by_columns(xp, gram, floor)
-    none = _diagonal(np, gram) == 0
-    if none.any():
-        one = none[..., None] * np.eye(gram.shape[-1], dtype=gram.dtype)
-        some = gram * ~none[..., None] * ~none[..., None, :] + one
-        return _factor(xp, some, np.where(none, 0.0, floor)) - one
-    try:
-        made = np.linalg.cholesky(gram)
-        regular = _all_sure(made, gram, floor)
-        if not regular.all():
-            floor = np.broadcast_to(floor, gram.shape[:-1])
-            made[~regular] = _by_columns(np, gram[~regular], floor[~regular])
-    except np.linalg.LinAlgError:  # raised if any of the matrices is singular, without saying which
-        made = _by_columns(np, gram, floor)
-        regular = _all_sure(made, gram, floor)
-        made[regular] = np.linalg.cholesky(gram[regular])
-    return made
-
-
-def _all_sure(lower: Any, gram: Any, floor: Any) -> Any:
-    """Which matrices have all pivots well above rounding."""
-    squares = _diagonal(np, lower) ** 2
-    return ((squares > sure(np, gram.dtype) * _diagonal(np, gram)) & (squares > floor)).all(axis=-1)
-
-
-def _by_columns(xp: Any, gram: Array, floor: Array) -> Array:
-    """In panels of PANEL columns, so that for a large matrix most of the work is matrix products."""
-    size = gram.shape[-1]
-    panels: list[Array] = []
-    for start in range(0, size, PANEL):
-        width = min(PANEL, size - start)
-        rest, columns = gram[..., start:, start : start + width], []
-        if panels:
-            known = (xp.concat(panels, axis=-1) if len(panels) > 1 else panels[0])[..., start:, :]
-            rest = rest - known @ xp.matrix_transpose(known[..., :width, :])
-        for j in range(width):  # `rest` loses its first row and column each time
-            pivot = rest[..., 0, 0]
-            fresh = pivot > floor[..., start + j]
-            inverse = xp.where(fresh, 1.0 / xp.sqrt(xp.where(fresh, pivot, 1.0)), 0.0)
-            below = rest[..., :, 0] * inverse[..., None]
-            if j + 1 < width:
-                rest = rest[..., 1:, 1:] - below[..., 1:, None] * below[..., None, 1 : width - j]
-            if start + j:
-                above = xp.zeros((*below.shape[:-1], start + j), dtype=gram.dtype)
-                below = xp.concat([above, below], axis=-1)
-            columns.append(below)
-        panels.append(xp.stack(columns, axis=-1))
-    return xp.concat(panels, axis=-1) if len(panels) > 1 else panels[0]
-
-
-def solve(xp: Any, lower: Array, b: Array) -> Array:
-    """X with X C^T = b for lower triangular C: coordinates along the directions of C's rows, from products with them.
-
-    The coordinate is 0 where the pivot of C is 0, because no row of C has that direction.
-    """
-    size = lower.shape[-1]
-    if type(lower) is np.ndarray and LAPACK <= size <= min(4 * PANEL, b.shape[-2]):
-        return b @ np.swapaxes(inverse(lower), -1, -2)  # one product, not a pass over b for each direction
-    if size > PANEL:
-        half = size // 2
-        first = solve(xp, lower[..., :half, :half], b[..., :half])
-        rest = b[..., half:] - first @ xp.matrix_transpose(lower[..., half:, :half])
-        return xp.concat([first, solve(xp, lower[..., half:, half:], rest)], axis=-1)
-    rest, columns = b, []
-    for j in range(size):  # `rest` loses its first column each time
-        pivot = lower[..., j, j]
-        over = xp.where(pivot > 0, 1.0 / xp.where(pivot > 0, pivot, 1.0), 0.0)
-        columns.append(rest[..., 0] * over[..., None])
-        rest = rest[..., 1:] - columns[-1][..., :, None] * lower[..., None, j + 1 :, j]
-    return xp.stack(columns, axis=-1)
-
-
-def inverse(lower: Any) -> Any:
-    """C^(−1) of triangular matrices of numpy, without the directions that no row of C has: 0 there.
-
-    Rows are scaled to one size first: they may differ by any factor, and rounding errors of one must not reach another.
-    """
-    none, one = _diagonal(np, lower) <= 0, np.eye(lower.shape[-1], dtype=lower.dtype)
-    size = np.where(none, 1.0, np.abs(lower).max(axis=-1)).astype(lower.dtype)
-    rows = lower / size[..., None]
-    if none.any():  # a pivot of 0 has nothing below it: what stands in for its row changes no other direction
-        rows = np.where(none[..., None], one, rows)
-    made = np.tril(np.linalg.inv(rows)) / size[..., None, :]
-    return made * ~none[..., None] if none.any() else made
-
-
-def basis(xp: Any, rows: Array) -> Array:
-    """Orthonormal rows with the span of `rows`, by Gram–Schmidt in order; there are fewer rows than directions.
-
-    It uses the rows, not their Gram matrix, so that small differences between nearly equal rows keep their digits.
-    """
-    q, r = xp.linalg.qr(xp.matrix_transpose(rows))
-    signs = _diagonal(xp, r)
-    one = xp.ones_like(signs)
-    return xp.matrix_transpose(q) * xp.where(signs < 0, -one, one)[..., None]
-
-
 def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
     """Rows of coordinates from drawn numbers (frames, ·): `places` are indices into the concatenated pieces and a 0."""
     zero = xp.zeros((1, *pieces[0].shape[1:-1], 1), dtype=pieces[0].dtype)
@@ -330,29 +179,25 @@ def sphere(xp: Any, known: Array, point: Array, *rest: Array) -> Array:
     return join(xp, known, found, axis=len(found.shape) - 2)
 
 
-def spheres(xp: Any, known: Array, points: Array, *rest: Array) -> Array:
-    """Coordinates of several orthonormal vectors (…, vectors, ·) along new directions, given those along known ones.
-
-    With S = I − known known^T and G standard normal rows, S^(1/2) (G G^T)^(−1/2) G is uniform, for any square roots.
-    `rest` are rows whose products are those of the part of G along directions outside the frame.
-    """
-    one = xp.eye(points.shape[-2], dtype=points.dtype)
-    left = residual(xp, one - known @ xp.matrix_transpose(known), one)
-    alive = _diagonal(xp, left) > 0  # False for a vector whose known coordinates are all of it
-    points = points * xp.astype(alive, points.dtype)[..., None]
-    gram = points @ xp.matrix_transpose(points)
-    for rows in rest:
-        rows = rows * xp.astype(alive, points.dtype)[..., None]
-        gram = gram + rows @ xp.matrix_transpose(rows)
-    found = left @ xp.matrix_transpose(solve(xp, factor(xp, gram), xp.matrix_transpose(points)))
-    return join(xp, known, found, axis=len(found.shape) - 2)
-
-
 def rotate(xp: Any, a: Array, cos: Array, sin: Array) -> Array:
     """Pairs of coordinates (f, f + r/2) rotated by angles, a (…, tokens, 1, width), cos and sin (tokens, 1, r/2)."""
     half = cos.shape[-1]
     first, second, rest = a[..., :half], a[..., half : 2 * half], a[..., 2 * half :]
     return xp.concat([cos * first - sin * second, sin * first + cos * second, rest], axis=-1)
+
+
+def outer(xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], eps: float) -> Array:
+    """(1/in) Σ_β f(Σ_k sizes_k left[…, k, α] right[…, k, β]) x[…, i, β], f(g) = g/(|g| + eps): (…, i, α)."""
+    columns = xp.matrix_transpose(left * xp.asarray(sizes, dtype=left.dtype)[:, None])
+    rows, many = columns.shape[-2], math.prod(np.broadcast_shapes(left.shape[:-2], right.shape[:-2], x.shape[:-2]))
+    size = max(1, PIECE_OF_ENTRIES // (right.shape[-1] * max(many, 1)))
+    made = []
+    for start in range(0, rows, size):
+        g = columns[..., start : start + size, :] @ right
+        down = xp.abs(g) + eps
+        g = g / xp.where(down > 0, down, 1.0)
+        made.append(x @ xp.matrix_transpose(g) / x.shape[-1])
+    return made[0] if len(made) == 1 else xp.concat(made, axis=-1)
 
 
 def total(xp: Any, a: Array) -> Array:

@@ -18,6 +18,7 @@ from ..language import _operation as ops
 from ..language._array import Operation, Source, rule_for
 from ..language._given import shown
 from ..language._graph import ordered, weights_of
+from ..language._move import Rule, Shifted, Stepped
 from ..language._narrow import narrow
 from ..language._pool import Pool
 from ..language._rotary import Rotate
@@ -38,6 +39,7 @@ Array = npt.NDArray[np.float64]
 Coordinates = int | slice | Sequence[int] | None
 
 CHUNK_BYTES = 2**25  # of weights and vectors in one chunk
+LEAST = 1e-5  # over the largest: singular values of a gradient that Muon's polar factor leaves out
 
 
 def simulate(
@@ -140,6 +142,7 @@ class _Literal:
         )
         self.drawn: dict[Value, Array] = {}
         self.matrices: dict[tuple[Source, int], Array] = {}
+        self.after: dict[tuple[Source, int, tuple[Rule, ...]], Array] = {}
 
     def normals(self, source: Source, member: int, *shape: int) -> Array:
         stream = generator(self.seed, self.sources[source], member, self.chunk)
@@ -156,6 +159,30 @@ class _Literal:
         if weight.transposed:
             normals = np.swapaxes(normals, -1, -2)
         return np.asarray(normals * (weight.std / np.sqrt(weight.fan.bind(self.widths))))
+
+    def moved(self, op: Stepped, member: int) -> Array:
+        """W after its steps, (replicas, out, in), really moved."""
+        steps: tuple[Rule, ...] = ()
+        w = self.matrix(op.weight.drawn, member)
+        for number, rule in enumerate(op.steps):
+            steps = (*steps, rule)
+            key = op.weight.source, member, steps
+            if key not in self.after:
+                self.after[key] = self._after(w, op, member, number)
+            w = self.after[key]
+        return w
+
+    def _after(self, w: Array, op: Stepped, member: int, number: int) -> Array:
+        gradient, rule = None, op.steps[number]
+        for left, right, part in zip(op.left, op.right, op.parts, strict=True):
+            if part.step == number and member in part.members:
+                pair = [
+                    a[:, 0 if a.shape[1] == 1 else part.members.index(member)]
+                    for a in (self.drawn[left], self.drawn[right])
+                ]
+                made = part.size(self.widths) * (np.swapaxes(pair[0], -1, -2) @ pair[1])
+                gradient = made if gradient is None else gradient + made
+        return w if gradient is None else updated(w, gradient, rule, self.widths)
 
     def evaluate(self, value: Value) -> None:
         """Compute a value whose inputs are computed."""
@@ -184,6 +211,46 @@ def _matmul(run: _Literal, op: ops.MatMul, value: Vector) -> Array:
     r, b = len(w), len(members)
     vectors = x.reshape(r, b if op.each else 1, -1, x.shape[-1])
     return (vectors @ np.swapaxes(w, -1, -2)).reshape(r, *value.shape, -1)
+
+
+def _stepped(run: _Literal, op: Stepped, value: Vector) -> Array:
+    x, weight = run.drawn[op.x], op.weight
+    members = weight.members.ravel().tolist()
+    w = np.stack([run.moved(op, member) for member in members], axis=1)
+    w = w * (weight.drawn.in_width.bind(run.widths) / weight.fan.bind(run.widths)) ** 0.5
+    vectors = x.reshape(len(w), len(members) if op.each else 1, -1, x.shape[-1])
+    acted: Array = vectors @ (w if weight.transposed else np.swapaxes(w, -1, -2))
+    return acted.reshape(len(w), *value.shape, -1)
+
+
+def _shifted(run: _Literal, op: Shifted, value: Value) -> Array:
+    d = sum(size * run.drawn[x] for size, x in zip(op.sizes(run.widths), op.d, strict=True))
+    return updated(run.drawn[op.x], np.asarray(d), op.rule, run.widths)
+
+
+def updated(w: Array, gradient: Array, rule: Rule, widths: Mapping[str, float]) -> Array:
+    """A parameter after a step."""
+    lr = rule.of(rule.lr, widths)
+    if rule.optimiser == "muon":
+        gradient = rule.of(rule.scale, widths) * _orthogonalised(gradient, rule)
+    elif rule.optimiser == "adam":
+        size = np.abs(gradient) + rule.eps
+        gradient = gradient / np.where(size > 0, size, 1.0)
+    return (1.0 - lr * rule.weight_decay) * w - lr * gradient
+
+
+def _orthogonalised(g: Array, rule: Rule) -> Array:
+    """The polar factor of matrices, or its polynomial."""
+    if rule.newton_schulz is None:
+        u, s, v = np.linalg.svd(g, full_matrices=False)
+        kept = s > LEAST * s[:, :1]
+        return np.asarray((u * kept[:, None, :]) @ v)
+    size = np.sqrt((g * g).sum(axis=(-2, -1), keepdims=True))
+    x = g / np.where(size > 0, size, 1.0)
+    for a, b, c in rule.newton_schulz:
+        square = x @ np.swapaxes(x, -1, -2)
+        x = a * x + (b * square + c * square @ square) @ x
+    return np.asarray(x)
 
 
 def _nonlin(run: _Literal, op: ops.Nonlin, value: Vector) -> Array:
@@ -236,6 +303,8 @@ LITERAL: dict[type[Operation], Callable[[_Literal, Any, Any], Array]] = {
     ops.Constant: lambda run, op, value: op.numbers[None],
     ops.Root: lambda run, op, value: np.array([op.of(run.widths)]),
     ops.MatMul: _matmul,
+    Stepped: _stepped,
+    Shifted: _shifted,
     ops.Nonlin: _nonlin,
     ops.Add: lambda run, op, value: run.lined(op.x, value.ndim) + run.lined(op.y, value.ndim),
     ops.Scale: lambda run, op, value: run.lined(op.c, value.ndim)[..., None] * run.lined(op.x, value.ndim),

@@ -12,12 +12,12 @@ decided matrix by matrix, so that no replica depends on those beside it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ._instructions import _diagonal, _factor, gram, inverse, product, solve, squares, sure, tolerance
+from ._instructions import gram, product, squares
+from ._triangular import Ways, basis, diagonal, inverse, lower_factor, solve, sure, tolerance
 
 Array = Any
 
@@ -27,26 +27,16 @@ REST, SINGLE_REST = 1e-12, 1e-5  # of a vector: what is left of it, in double an
 ROUNDING, SINGLE_ROUNDING = 2.5e-16, 1.2e-7  # of a vector: coefficients that are rounding errors
 
 
-@dataclass(frozen=True)
-class Ways:
-    """How an array library factors matrices, solves for triangular ones, and makes some of many matrices again."""
-
-    factored: Callable[[Array, Array], Array]  # of Gram matrices and pivots that count as 0
-    solved: Callable[[Array, Array], Array]
-    lowered: Callable[[Array, Array], Array]  # C^(−1) times rows
-    unsure: Callable[..., Array]  # which of the matrices with weak pivots are to be made again
-    singly: Callable[..., Array]  # of rows, and of known orthonormal ones
-    mended: Callable[..., Array]  # of matrices, which are to be made again, how, and from what
-
-
 def _ways(xp: Any) -> Ways:
     return Ways(
-        lambda a, floor: _factor(xp, a, floor),
+        lambda a, floor: lower_factor(xp, a, floor),
+        lambda a: lower_factor(xp, a, tolerance(xp, a.dtype) * diagonal(xp, a)),
         lambda lower, b: solve(xp, lower, b),
         lambda lower, rows: lowered(xp, lower, rows),
+        lambda rows: basis(xp, rows),
         lambda again, *given: unsure(xp, again, *given) if bool(xp.any(again)) else again,
         lambda rows, *known: singly(xp, rows, *known),
-        lambda made, again, remake, *arrays: _mended(xp, made, again, remake, *arrays),
+        lambda made, again, remake, *arrays: mended(xp, made, again, remake, *arrays),
     )
 
 
@@ -63,20 +53,20 @@ def span(xp: Any, rows: Array, *known: Array, ways: Ways | None = None) -> Array
     if type(real) is not np.ndarray or not (real | (square == 0)).all():
         made = made * xp.astype(real, rows.dtype)[..., None]
     products = gram(xp, made, made)
-    lower = ways.factored(products, tolerance(xp, rows.dtype) * _diagonal(xp, products))
-    again = weak(xp, lower, _diagonal(xp, products))
+    lower = ways.tried(products)
+    again = weak(xp, lower, diagonal(xp, products))
     made = _once_more(xp, ways.lowered(lower, made), known, ways)
-    again = ways.unsure(again, lower, _diagonal(xp, products), made, rows, *known)
+    again = ways.unsure(again, lower, diagonal(xp, products), made, rows, *known)
     return ways.mended(made, again, ways.singly, rows, *known)
 
 
 def spanned(xp: Any, lower: Array, rows: Array, ways: Ways | None = None) -> Array:
     """The same if nothing is known, given the factor of the rows' products: once is enough if rows lean little."""
     ways = ways or _ways(xp)
-    diagonal = squares(xp, lower)
+    lengths = squares(xp, lower)
     made = ways.lowered(lower, rows)
-    made = ways.mended(made, _leans(xp, lower, diagonal), lambda some: _once_more(xp, some, (), ways), made)
-    again = ways.unsure(weak(xp, lower, diagonal), lower, diagonal, made, rows)
+    made = ways.mended(made, _leans(xp, lower, lengths), lambda some: _once_more(xp, some, (), ways), made)
+    again = ways.unsure(weak(xp, lower, lengths), lower, lengths, made, rows)
     return ways.mended(made, again, ways.singly, rows)
 
 
@@ -86,11 +76,11 @@ def _once_more(xp: Any, made: Array, known: tuple[Array, ...], ways: Ways) -> Ar
     return ways.lowered(ways.factored(gram(xp, made, made), 0.0 * squares(xp, made) + REAL), made)
 
 
-def _leans(xp: Any, lower: Array, diagonal: Array) -> Array:
+def _leans(xp: Any, lower: Array, lengths: Array) -> Array:
     """Which matrices have a row that leans much on those before it, or whose square has not all digits."""
     least_square = xp.finfo(lower.dtype).smallest_normal / xp.finfo(lower.dtype).eps
-    small = xp.any((diagonal > 0) & (diagonal < least_square), axis=-1)
-    return small | weak(xp, lower, diagonal, LEANING)
+    small = xp.any((lengths > 0) & (lengths < least_square), axis=-1)
+    return small | weak(xp, lower, lengths, LEANING)
 
 
 def singly(xp: Any, rows: Array, *known: Array) -> Array:
@@ -133,11 +123,11 @@ def along(xp: Any, rows: Array, directions: Array, *factor: Array, own: bool = F
     """
     if type(rows) is np.ndarray and factor:
         again = _leans(xp, factor[0], squares(xp, factor[0]))
-        return _mended(xp, factor[0].copy(), again, lambda *some: along(xp, *some, own=own), rows, directions)
+        return mended(xp, factor[0].copy(), again, lambda *some: along(xp, *some, own=own), rows, directions)
     found = gram(xp, rows, directions)
     rounding = ROUNDING if rows.dtype == xp.float64 else SINGLE_ROUNDING
-    real = xp.abs(found) > rounding * xp.sqrt(squares(xp, rows))[..., None]
-    found = xp.where(real, found, xp.zeros_like(found))
+    small = xp.abs(found) <= rounding * xp.sqrt(squares(xp, rows))[..., None]
+    found = xp.where(small, xp.zeros_like(found), found)  # NaN stays
     return xp.tril(found, k=directions.shape[-2] - rows.shape[-2]) if own else found
 
 
@@ -147,13 +137,13 @@ def reduced(xp: Any, products: Array, rows: Array, ways: Ways | None = None) -> 
     By the products, and where these do not tell how the rows differ, by the rows.
     """
     ways = ways or _ways(xp)
-    diagonal = _diagonal(xp, products)
-    lower = ways.factored(products, tolerance(xp, products.dtype) * diagonal)
+    lengths = diagonal(xp, products)
+    lower = ways.tried(products)
 
     def again(rows: Array) -> Array:
         return along(xp, rows, ways.singly(rows), own=True)
 
-    return ways.mended(lower, weak(xp, lower, diagonal), again, rows)
+    return ways.mended(lower, weak(xp, lower, lengths), again, rows)
 
 
 def oriented(xp: Any, lower: Array, rows: Array, others: Array, ways: Ways | None = None) -> Array:
@@ -167,21 +157,21 @@ def oriented(xp: Any, lower: Array, rows: Array, others: Array, ways: Ways | Non
     return ways.mended(found, weak(xp, lower, squares(xp, lower)), again, rows, others)
 
 
-def weak(xp: Any, lower: Array, diagonal: Array, floor: float | None = None) -> Array:
+def weak(xp: Any, lower: Array, lengths: Array, floor: float | None = None) -> Array:
     """Which triangular factors have a row, not 0, whose pivot is not sure, given the squares of the rows."""
-    pivots = _diagonal(xp, lower)
+    pivots = diagonal(xp, lower)
     floor = sure(xp, lower.dtype) if floor is None else floor
-    return xp.any((pivots * pivots <= floor * diagonal) & (diagonal > 0), axis=-1)
+    return ~xp.all((pivots * pivots > floor * lengths) | (lengths <= 0), axis=-1)
 
 
-def unsure(xp: Any, again: Array, lower: Array, diagonal: Array, made: Array, rows: Array, *known: Array) -> Array:
+def unsure(xp: Any, again: Array, lower: Array, lengths: Array, made: Array, rows: Array, *known: Array) -> Array:
     """Which matrices have a weak pivot that the vectors do not settle, in numpy.
 
     A pivot of 0 is settled if nothing is left of the row, but rounding, beside the directions before it. Gradients of
     keys, say, sum to 0 over the tokens: without this, every one of them would be made again vector by vector.
     """
-    pivots = _diagonal(xp, lower)
-    weak_rows = (pivots * pivots <= sure(xp, lower.dtype) * diagonal) & (diagonal > 0)
+    pivots = diagonal(xp, lower)
+    weak_rows = (pivots * pivots <= sure(xp, lower.dtype) * lengths) & (lengths > 0)
     left = xp.any(weak_rows & (pivots > 0), axis=-1)
     for j in np.flatnonzero(weak_rows.reshape(-1, weak_rows.shape[-1]).any(axis=0)).tolist():
         row = rows[..., j : j + 1, :]
@@ -197,7 +187,7 @@ def lowered(xp: Any, lower: Array, rows: Array) -> Array:
     return xp.matrix_transpose(solve(xp, lower, xp.matrix_transpose(rows)))
 
 
-def _mended(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
+def mended(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
     """Matrices (…, ·, ·) of which some are made again, from arrays with the same batch or one for all."""
     if not bool(xp.any(again)):
         return made

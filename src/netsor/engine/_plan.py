@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from .._html import note, table, title
 from ..activations import Function
-from . import _alike, _expectation, _instructions, _orthogonal
+from . import _alike, _expectation, _instructions, _orthogonal, _triangular
+from ._loops import NEAR, Loop, loops
 
 Array = Any
 Shape = tuple[int, ...]
@@ -42,6 +44,7 @@ SMALL_FACTOR = 250  # multiplications beside those of a factorisation, for each 
 
 PRODUCTS = ("product", "gram", "along", "span", "spanned", "basis", "oriented", "solve")
 FACTORS = ("factor", "reduced", "residual", "spanned", "span")
+WITH_WAYS = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")  # see `Ways`
 FUNCTIONS = ("apply", "kernel", "moments", "tilted", "tilted_means")
 
 
@@ -107,6 +110,11 @@ RULES: dict[str, Callable[..., Array]] = {
         for name, rule in vars(_instructions).items()
         if getattr(rule, "__module__", "") == _instructions.__name__ and not name.startswith("_")
     },
+    "factor": _triangular.factor,
+    "residual": _triangular.residual,
+    "solve": _triangular.solve,
+    "basis": _triangular.basis,
+    "spheres": _triangular.spheres,
     "span": _orthogonal.span,
     "spanned": _orthogonal.spanned,
     "along": _orthogonal.along,
@@ -212,6 +220,8 @@ class Builder:
                 terms = 2 * args[1].shape[-2]
             if kind == "span":
                 terms = 4 * sum(arg.shape[-2] for arg in args)
+            if kind == "outer":  # each entry of the matrix is a sum over its uses, and is used for every vector
+                terms = args[1].shape[-1] * (args[1].shape[-2] + args[2].shape[-2]) // args[2].shape[-2]
             if kind == "along" and len(args) > 2:  # the factor of the products is given
                 terms = 1
             self.steps.append(Step(kind, out, args, params, words, out.size * terms))
@@ -259,14 +269,9 @@ class Builder:
         return self.step("take", a, places=places, axis=axis)
 
     @staticmethod
-    def key(kind: str, args: tuple[Register, ...], params: dict[str, Any]) -> Any:
+    def key(kind: str, args: tuple[Hashable, ...], params: dict[str, Any]) -> Any:
         """A key that is equal for two steps that compute the same; None if a parameter cannot be hashed."""
-        parts = []
-        for name, value in params.items():
-            if isinstance(value, np.ndarray):
-                value = (value.shape, value.tobytes())
-            parts.append((name, value))
-        key = kind, args, tuple(parts)
+        key = kind, args, tuple((name, _content(value)) for name, value in params.items())
         try:
             hash(key)
         except TypeError:
@@ -309,6 +314,12 @@ class Plan:
             live = live - sizes[k]
         self.bytes, self.held = (8 * int(size) for size in peak)  # of a replica, and of each more computed beside it
 
+    @cached_property
+    def loops(self) -> list[Loop]:
+        """Where equal steps repeat, block after block."""
+        made = {step.out: k for k, step in enumerate(self.steps)}
+        return loops([_kind(step, k, made) for k, step in enumerate(self.steps)])
+
     @property
     def random_numbers(self) -> int:
         """How many random numbers are drawn for each replica."""
@@ -335,7 +346,7 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [self.title]
-        rows = _rows(self.steps)
+        rows = _rows(self.steps, self.loops)
         width = max((len(words) for words, *_ in rows), default=0)
         for words, shape, numbers in rows:
             drawn = f"{numbers:>12,}" if numbers else " " * 12
@@ -351,12 +362,36 @@ class Plan:
         return [f"{total}, {self.operations:,} operations and {self.bytes:,} bytes a replica", taken, *notes]
 
     def _repr_html_(self) -> str:
-        rows = [(words, f"{numbers:,}" if numbers else "", shape) for words, shape, numbers in _rows(self.steps)]
+        rows = [
+            (words, f"{numbers:,}" if numbers else "", shape) for words, shape, numbers in _rows(self.steps, self.loops)
+        ]
         steps = table(rows, ("step", "random numbers", "shape"), code=True)
         return title(self.title) + steps + "".join(map(note, self._summary()))
 
     def __repr__(self) -> str:
         return f"<Plan: {len(self.steps)} steps, {self.random_numbers} random numbers a replica>"
+
+
+def _kind(step: Step, place: int, made: Mapping[Register, int]) -> Any:
+    """Equal for steps that do the same, with the same steps before them: all but streams and numbers of constants."""
+    back = [place - made[arg] if arg in made else 0 for arg in step.args]
+    args = tuple(
+        (distance if distance <= NEAR else -1, arg.shape) for distance, arg in zip(back, step.args, strict=True)
+    )
+    params = {name: value for name, value in step.params.items() if name not in ("key", "by")}
+    return Builder.key(step.kind, args, params) or id(step), step.out.shape
+
+
+def _content(value: Any) -> Any:
+    """What two parameters of steps are compared by: arrays by their numbers, functions by what they compute."""
+    match value:
+        case np.ndarray():
+            return value.shape, value.tobytes()
+        case Function():
+            return _content(value.f), value.breaks, _content(value.smoothed), value.parity
+        case partial():
+            return value.func, value.args, tuple((name, _content(given)) for name, given in value.keywords.items())
+    return value
 
 
 def _identity(a: Register) -> bool:
@@ -406,10 +441,22 @@ def _overwritten(steps: list[Step], results: tuple[Register, ...]) -> list[int |
     return found
 
 
-def _rows(steps: list[Step]) -> list[tuple[str, str, int]]:
-    """What is printed of each step that has a description: that, the shape of its result, its random numbers."""
-    rows = []
-    for step in steps:
+def _rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[tuple[str, str, int]]:
+    """What is printed of each step that has a description: that, the shape of its result, its random numbers.
+
+    Of a loop, its first block.
+    """
+    rows: list[tuple[str, str, int]] = []
+    done = 0
+    for loop in found:
+        block = steps[loop.start : loop.start + loop.period]
+        rows += _rows(steps[done : loop.start])
+        rows.append((f"{loop.times} times, with new random numbers each time:", "", 0))
+        rows += [(f"  {words}", shape, numbers) for words, shape, numbers in _rows(block)]
+        done = loop.stop
+        if done < len(steps):
+            rows.append(("then:", "", 0))
+    for step in steps[done:]:
         if step.words:
             shape = " × ".join(map(str, step.out.shape)) or "one number"
             rows.append((f"{step.kind:8} {step.words}", shape, step.numbers))

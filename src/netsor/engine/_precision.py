@@ -10,6 +10,7 @@ draws in double precision coincide there too.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,12 @@ from ._montecarlo import Silent, chunks
 from ._plan import Plan, Register, Step
 from ._run import in_numpy, run
 from .backends import Backend
-from .backends._numpy import Numpy, Streams
+from .backends._numpy import Streams
 
 Array = npt.NDArray[np.float64]
 
-TRIED = 16  # replicas computed in both precisions
-PATIENCE = 5.0  # seconds that a comparison may take: a plan that takes longer is not checked
+LEAST, TRIED = 4, 16  # replicas computed in both precisions
+PATIENCE = 1.0  # seconds that a comparison may take, as planned: a plan that takes longer is not checked
 APART = 4.0  # ratio of two spreads above which they are not those of two samples of one law
 ASKED = 2**14  # replicas in double precision that tell atoms; fewer, if they would take longer than PATIENCE
 RESOLVED = 1e-6  # spread over mean below which single precision cannot represent the spread
@@ -33,10 +34,11 @@ ROUNDING = 1e-13  # spread over mean below which the spread is rounding in doubl
 
 def check_single(plan: Plan, backend: Backend) -> None:
     """Refuse single precision for a plan whose outputs it cannot represent."""
-    if backend.precision != "float32" or plan.constant or plan.seconds(2 * TRIED) > PATIENCE:
+    if backend.precision != "float32" or plan.constant or plan.seconds(2 * LEAST) > PATIENCE:
         return
+    replicas = min(TRIED, int(PATIENCE / plan.seconds(2)))
     with np.errstate(all="ignore"):
-        (mean, spread), (_, found) = (_sampled(plan, precision) for precision in ("float64", "float32"))
+        (mean, spread), (_, found) = (_sampled(plan, replicas, precision) for precision in ("float64", "float32"))
     if not np.isfinite(spread).all():
         return  # reported when the law is made
     lost = (spread > ROUNDING * mean) & (spread < RESOLVED * mean)
@@ -55,23 +57,23 @@ def check_single(plan: Plan, backend: Backend) -> None:
         )
 
 
-def _sampled(plan: Plan, precision: str) -> tuple[Array, Array]:
+def _sampled(plan: Plan, replicas: int, precision: str) -> tuple[Array, Array]:
     """The largest mean in absolute value, and the standard deviation, of each output over a few replicas."""
     streams = Streams(0, 0)
 
     def draw(step: Step) -> Any:
-        return streams.draw(step, TRIED).astype(precision)
+        return streams.draw(step, replicas).astype(precision)
 
     def constant(register: Register) -> Any:
         assert register.value is not None
         return register.value.astype(precision)
 
     mean, columns = (np.asarray(a, dtype=np.float64) for a in run(plan, draw, constant, in_numpy))
-    variance = np.sum(columns**2, axis=-1).mean(axis=0) + np.broadcast_to(mean, (TRIED, mean.shape[1])).var(axis=0)
+    variance = np.sum(columns**2, axis=-1).mean(axis=0) + np.broadcast_to(mean, (replicas, mean.shape[1])).var(axis=0)
     return np.abs(mean).max(axis=0), np.sqrt(variance)
 
 
-def unrounded(plan: Plan, mean: Array, cov: Array, seed: int) -> Array:
+def unrounded(plan: Plan, mean: Array, cov: Array, seed: int, backend: Backend) -> Array:
     """Means of replicas (replicas, k) from single precision, without the coincidences that its rounding caused.
 
     A value without variance that several replicas share is an atom if two draws in double precision are equal there.
@@ -85,7 +87,7 @@ def unrounded(plan: Plan, mean: Array, cov: Array, seed: int) -> Array:
         at, which, count = np.unique(mean[point, k], return_inverse=True, return_counts=True)
         if not (count > 1).any():
             continue
-        known = _in_double(plan, seed, len(mean)) if known is None else known
+        known = _in_double(plan, seed, len(mean), backend) if known is None else known
         twice, times = np.unique(known[:, k], return_counts=True)
         atoms = twice[times > 1].astype(np.float32)
         loose = point[((count > 1) & ~np.isin(at.astype(np.float32), atoms))[which]]
@@ -95,13 +97,13 @@ def unrounded(plan: Plan, mean: Array, cov: Array, seed: int) -> Array:
     return made
 
 
-def _in_double(plan: Plan, seed: int, draws: int) -> Array:
+def _in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Array:
     """Means of some replicas in double precision."""
-    draws = int(min(draws, ASKED, max(PATIENCE / plan.seconds(1), 2)))
-    exact = Numpy()
+    draws = int(min(draws, ASKED, max(5 * PATIENCE / plan.seconds(1), 2)))
+    exact = replace(backend, precision="float64")
     size = exact.chunk(plan, draws)
     found = []
     for part in chunks(draws, size):
         for mean, columns in exact.sample(plan, seed, part, size, Silent()):
-            found.append(np.broadcast_to(mean, (max(len(mean), len(columns)), mean.shape[1])))
+            found.append(np.broadcast_to(exact.numpy(mean), (max(len(mean), len(columns)), mean.shape[1])))
     return np.concatenate(found)

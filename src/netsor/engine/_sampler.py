@@ -85,7 +85,7 @@ def conditional(question: Question, sampling: Sampling) -> Conditional:
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(means, covs)
     if where.precision == "float32":
-        means = unrounded(plan, means, covs, seed)
+        means = unrounded(plan, means, covs, seed, where)
     for array in (means, covs):
         array.flags.writeable = False  # the law takes it as it is, and no copy
     return Conditional(means, covs, plan.random_numbers, error, _notes(plan, means, covs), False)

@@ -7,6 +7,7 @@ from ._initial import data, gaussian, normal
 from ._join import join, stack
 from ._rotary import rotary
 from ._score import concat, dot, layer_norm, mean_dot, rms_norm, softmax
+from ._step import step
 from ._tangent import grad_norm, ntk
 from ._value import Scalar, Value, Vector, ones
 from ._watch import probe
@@ -53,6 +54,7 @@ __all__ = [
     "sin",
     "softmax",
     "stack",
+    "step",
     "tanh",
     "weight",
 ]

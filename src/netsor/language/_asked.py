@@ -46,7 +46,8 @@ def _inputs(value: Value, asked: Bools) -> Iterator[tuple[Value, Bools]]:
                 yield part, asked[start : start + part.shape[0]]
                 start += part.shape[0]
         case Apply(f, (p, Scalar(op=Constant(allowed))), 1) if f is MASKED_SOFTMAX:
-            rows = asked.any(axis=-1, keepdims=True) & np.broadcast_to(allowed > 0, value.shape)
+            live = np.broadcast_to(allowed > 0, value.shape)  # what is masked is 0, and an entry alone in its row is 1
+            rows = (asked & live).any(axis=-1, keepdims=True) & live & (live.sum(axis=-1, keepdims=True) > 1)
             yield p, _gathered(rows, lined(p.ndim, value.ndim), p.shape)
         case _:
             for x, axes in zip(value.op.inputs, value.op.reads(value.ndim), strict=True):

@@ -160,7 +160,7 @@ def _tied(facts: _Facts) -> Iterator[str]:
         assert isinstance(score.op, Dot)
         x, y = score.op.x, score.op.y
         first, second = (facts.expansion.matrices(v) for v in (x, y))
-        if not np.setdiff1d(np.intersect1d(first, second), [-1]).size:
+        if not np.setdiff1d(np.intersect1d(first, second), [-1]).size or not facts.asked[score].any():
             continue
         i, j = (np.arange(v.size).reshape(v.shape) for v in (x, y))
         asked = (np.broadcast_to(k, score.shape)[facts.asked[score]] for k in (i[..., :, None], j[..., None, :]))

@@ -24,6 +24,7 @@ from ..derivatives import base, derivative, known
 from ._apply import apply, nonlin
 from ._array import Operation
 from ._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, power
+from ._move import Shifted, Stepped
 from ._operation import Add, Apply, Concat, Constant, Dot, MatMul, Mix, Nonlin, Root, Scale, Split
 from ._rotary import Rotate
 from ._score import concat, dot, mean_dot, rsqrt, split
@@ -82,6 +83,14 @@ def _matmul(op: MatMul, made: Vector, d: Vector, wants: Wants) -> Found:
     weight = op.weight
     left = times(ratio((weight.in_width,), (weight.fan,)), _acting(weight.adjoint, d))
     yield 0, left if op.each or not weight.batch else left.sum(tuple(range(len(weight.batch))))
+
+
+def _stepped(op: Stepped, made: Vector, d: Vector, wants: Wants) -> Found:
+    """The same with W': the steps that made it are in the past."""
+    weight, batch = op.weight, len(op.weight.batch)
+    turned = replace(op, weight=weight.adjoint, x=d, each=batch > 0)
+    left = times(ratio((weight.in_width,), (weight.fan,)), Vector(turned, d.shape, weight.in_width))
+    yield 0, left if op.each or not batch else left.sum(tuple(range(batch)))
 
 
 def _acting(weight: Weight, d: Vector) -> Vector:
@@ -274,6 +283,8 @@ def _with_axes(*arguments: Any, f: Callable[..., Any], core: tuple[int, ...], ax
 
 RULES: dict[type[Operation], Rule] = {
     MatMul: _matmul,
+    Stepped: _stepped,
+    Shifted: lambda op, made, d, wants: iter(()),  # it begins there
     Nonlin: _nonlin,
     Add: _add,
     Scale: _scale,

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ._move import Stepped, present
 from ._operation import Gaussian, MatMul, Normal, Root, Source
 from ._value import Value, Vector
 from ._weight import Weight
 from ._width import Width
 
 
-def ordered(outputs: Iterable[Value]) -> list[Value]:
-    """Every value that the outputs depend on, inputs before what uses them, in an order fixed by the program."""
+def ordered(outputs: Iterable[Value], past: bool = True) -> list[Value]:
+    """Every value that the outputs depend on, inputs before what uses them, in an order fixed by the program.
+
+    Without the past, those that they depend on for given steps of optimisers.
+    """
     done: dict[Value, None] = {}
     for output in outputs:
         pending = [output]  # a stack, not recursion: a deep network would exceed Python's limit
         while pending:
             value = pending[-1]
-            waiting = [x for x in value.op.inputs if x not in done] if value not in done else []
+            inputs = value.op.inputs if past else present(value.op)
+            waiting = [x for x in inputs if x not in done] if value not in done else []
             if waiting:
                 pending += reversed(waiting)
             else:
@@ -30,7 +35,7 @@ def source_of(value: Value) -> Source | None:
     match value.op:
         case Gaussian(source=source) | Normal(source=source):
             return source
-        case MatMul(weight=weight):
+        case MatMul(weight=weight) | Stepped(weight=weight):
             return weight.source
     return None
 
@@ -45,7 +50,7 @@ def widths_of(values: Iterable[Value]) -> list[Width]:
     """The widths that a program mentions, in order of first use."""
     found: dict[Width, None] = {}
     for value in values:
-        if isinstance(value.op, MatMul):
+        if isinstance(value.op, MatMul | Stepped):
             found[value.op.weight.in_width] = None
         if isinstance(value.op, Root):
             found |= dict.fromkeys((*value.op.over, *value.op.under))
@@ -60,5 +65,5 @@ def transposed(values: Iterable[Value]) -> set[Source]:
 
 
 def weights_of(values: Iterable[Value]) -> list[Weight]:
-    """The weights that act in a program, one for each MatMul."""
-    return [value.op.weight for value in values if isinstance(value.op, MatMul)]
+    """The weights that act in a program, one for each time."""
+    return [value.op.weight for value in values if isinstance(value.op, MatMul | Stepped)]

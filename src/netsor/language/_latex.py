@@ -14,6 +14,7 @@ from . import _operation as ops
 from ._array import Acts, Operation
 from ._formula import factors, formula
 from ._graph import ordered, transposed
+from ._move import Stepped
 from ._names import LETTERS, names_of
 from ._narrow import narrow
 from ._operation import Constant, Data, Dot, MatMul, Source
@@ -152,7 +153,7 @@ class Writer:
 
     def multiplied(self, value: Value, i: Indices) -> Indices:
         """The indices of x in W x."""
-        assert isinstance(value.op, MatMul)
+        assert isinstance(value.op, MatMul | Stepped)
         return i if value.op.each else i[len(value.op.weight.batch) :]
 
     def gaussian(self, value: Value, i: Indices) -> str:
@@ -264,6 +265,20 @@ def _matmul(w: Writer, op: MatMul, value: Vector, i: Indices, where: str) -> lis
     return ([drawn] if w.uses(weight.source)[0] is value else []) + [f"{line} {where}"]
 
 
+def _stepped(w: Writer, op: Stepped, value: Vector, i: Indices, where: str) -> list[str]:
+    """W' x, and by which sums of l r^T its steps moved W."""
+    matrix = w.matrix(op.weight.drawn, i[: len(op.weight.batch)])
+    after = rf"({matrix})^{{({len(op.steps)})}}"  # after so many steps
+    turned = rf"({after})^{{\top}}" if op.weight.transposed else after
+    if op.weight.fan != op.weight.drawn.fan:
+        turned = rf"\sqrt{{{dimension(op.weight.drawn.fan)}/{dimension(op.weight.fan)}}} \, {turned}"
+    dots = [r"\cdot"] * 2
+    pairs = [rf"{w.ref(a, dots)} {w.ref(b, dots)}^{{\top}}" for a, b in zip(op.left, op.right, strict=True)]
+    steps = f"{len(op.steps)} step{'s' * (len(op.steps) > 1)} of {op.steps[-1].optimiser}"
+    moved = rf"{after} \text{{: }} {matrix} \text{{ after {steps} along }} {', '.join(pairs)}"
+    return [f"{w.ref(value, i)} = {turned} {w.ref(op.x, w.multiplied(value, i))} {where}", moved]
+
+
 LINES: dict[type[Operation], Callable[[Writer, Any, Any, Indices, str], list[str]]] = {
     Constant: _numbers,
     Data: _given,
@@ -271,6 +286,7 @@ LINES: dict[type[Operation], Callable[[Writer, Any, Any, Indices, str], list[str
     ops.Normal: lambda w, op, value, i, where: [rf"{w.drawn(value, w.ref(value, i))} {where}"],
     ops.Root: _root,
     MatMul: _matmul,
+    Stepped: _stepped,
 }
 
 # The limits that are not the formulas of the program, with Z in place of vectors: `rule(w, op, value, i)`

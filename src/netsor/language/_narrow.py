@@ -43,7 +43,7 @@ def traced(outputs: Sequence[Value]) -> tuple[list[Value], dict[Value, Value]]:
         key = x, b"".join(axis.tobytes() for axis in keep)
         if key not in parts:
             among = tuple(axis[kept] for axis, kept in zip(keep, keeps[x], strict=True))
-            parts[key] = new[x][box(among)] if x.shape else new[x]
+            parts[key] = new[x] if all(axis.all() for axis in among) else new[x][box(among)]
         return parts[key]
 
     for value in values:

@@ -11,6 +11,7 @@ from . import _operation as ops
 from ._array import Operation
 from ._function import ADD, MATMUL, MULTIPLY, SUBTRACT
 from ._graph import ordered, widths_of
+from ._move import Acting, Stepped, steps_of
 from ._names import names_of, taken_indices
 from ._narrow import narrow
 from ._operation import Constant, Floats, MatMul, Source
@@ -45,7 +46,7 @@ def parts(
     rows: list[tuple[str, str, str]] = []
     introduced: set[Source] = set()
     for value in values:
-        if isinstance(value.op, MatMul) and value.op.weight.source not in introduced:
+        if isinstance(value.op, MatMul | Stepped) and value.op.weight.source not in introduced:
             weight = value.op.weight.drawn
             introduced.add(weight.source)
             rows.append((names[weight.source], _entries(weight), ""))
@@ -88,8 +89,10 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
         return _reference(x, names)
 
     op = value.op
-    if isinstance(op, MatMul):
-        return _matmul(op, names[op.weight.source], ref)
+    if isinstance(op, MatMul | Stepped):
+        steps = steps_of(op)
+        moved = f", moved along {', '.join(map(ref, op.inputs[1:]))}" if steps else ""
+        return _matmul(op, names[op.weight.source] + "'" * len(steps), ref) + moved
     if type(op) in EXPRESSIONS:
         return EXPRESSIONS[type(op)](op, ref)
     return f"{_name(op)}({', '.join(map(ref, op.inputs))})"
@@ -99,7 +102,7 @@ def _name(op: Operation) -> str:
     return type(op).__name__.lower()
 
 
-def _matmul(op: MatMul, name: str, ref: Reference) -> str:
+def _matmul(op: Acting, name: str, ref: Reference) -> str:
     weight = op.weight
     matrix = name + (".T" if weight.transposed else "")
     if weight.fan != weight.drawn.fan:  # the adjoint, which a gradient is made by

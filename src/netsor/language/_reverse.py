@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from types import EllipsisType
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from ._derivative import RULES, Unit, passed, ratio, times, unbroadcast, zeros_l
 from ._graph import ordered
 from ._join import join
 from ._keep import Keep, box, every
+from ._move import Acting, Stepped
 from ._narrow import demand, widened
 from ._operation import Dot, Join, MatMul, Take
 from ._value import Scalar, Value, Vector
@@ -33,7 +35,7 @@ class Use:
     """A matrix acted: what it made, the operation on the entries that count, and the cotangent of these."""
 
     value: Vector
-    op: MatMul
+    op: Acting
     d: Vector
 
 
@@ -41,13 +43,16 @@ class Reverse:
     """From cotangents of some values to those of `leaves`, and the uses of matrices that `chosen` says count.
 
     `seeds` are pairs of a value and its cotangent: of scalars p the weights w of Σ w·p, of vectors √width times theirs.
+    With `unit`, what passes through scalars in other units is left out, and all cotangents are √unit times theirs: the
+    gradient is the sum over `units` of such parts.
     """
 
     def __init__(
         self,
         seeds: Sequence[tuple[Value, Value]],
         leaves: Iterable[Value],
-        chosen: Callable[[MatMul], bool] = lambda op: False,
+        chosen: Callable[[Acting], bool] = lambda op: False,
+        unit: Unit | EllipsisType = ...,
     ) -> None:
         self.values = ordered([value for value, _ in seeds])
         self.leaves, self.chosen = set(leaves), chosen
@@ -57,10 +62,13 @@ class Reverse:
         for value in self.values:
             self._prepare(value)
         self._parts: dict[tuple[Value, Unit], list[Part]] = {}
+        self.units: dict[Unit, None] = {}  # in which the seeds are asked for
         for p, weights in seeds:
-            for unit in self._wanted(p):
-                seed = weights if unit is None else times(ratio((), (Width(unit),)), weights)
-                self._add(p, unit, _places(p), seed.broadcast_to(p.shape))
+            self.units |= dict.fromkeys(self._wanted(p))
+            for own in self._wanted(p):
+                if unit in (own, ...):
+                    seed = weights if own is None or unit == own else times(ratio((), (Width(own),)), weights)
+                    self._add(p, own, _places(p), seed.broadcast_to(p.shape))
         for value in reversed(self.values):
             self._pass(value)
 
@@ -69,9 +77,13 @@ class Reverse:
         found = self._parts.get((leaf, None))
         return zeros_like(leaf) if found is None else _filled(leaf, every(leaf.shape), found)
 
+    def parts(self, leaf: Value) -> list[Part]:
+        """The same as contributions, each with the entries that it is for."""
+        return self._parts.get((leaf, None), [])
+
     def _prepare(self, value: Value) -> None:
         inputs, op = value.op.inputs, value.op
-        counts = isinstance(op, MatMul) and self.chosen(op)
+        counts = isinstance(op, MatMul | Stepped) and self.chosen(op)
         if value in self.leaves or counts or any(x in self._live for x in inputs):
             self._live.add(value)
         asked: dict[Unit, None] = {None: None} if isinstance(value, Vector) or value in self.leaves else {}
@@ -92,7 +104,7 @@ class Reverse:
     def _pass(self, value: Value) -> None:
         """From a value to its inputs."""
         found = {unit: parts for unit in self._units[value] if (parts := self._parts.get((value, unit)))}
-        counts = isinstance(value.op, MatMul) and self.chosen(value.op)
+        counts = isinstance(value.op, MatMul | Stepped) and self.chosen(value.op)
         if not found or not (counts or any(x in self._live for x in value.op.inputs)):
             return
         keep = widened(value, _bounds(value, [places for parts in found.values() for places, _ in parts]))
@@ -104,7 +116,7 @@ class Reverse:
         inputs = [_part(x, need) for x, need in needs]
         op = value.op.at(keep).with_inputs(*inputs)
         if counts:
-            self.uses.append(Use(cast(Vector, value), cast(MatMul, op), d[None]))
+            self.uses.append(Use(cast(Vector, value), cast(Acting, op), d[None]))
         wants = [self._wanted(x) for x, _ in needs]
         rule = RULES.get(type(op))
         if rule is None:

@@ -17,6 +17,7 @@ from . import _operation as ops
 from ._array import Operation
 from ._given import Shape
 from ._graph import ordered
+from ._move import Shifted, Stepped
 from ._pool import Pool
 from ._rotary import Rotate
 from ._value import Scalar, Value, Vector
@@ -87,12 +88,22 @@ def _gaussian(op: ops.Gaussian, value: Vector) -> Made:
     return op.mean.shape, value.width
 
 
-def _matmul(op: ops.MatMul, value: Vector) -> Made:
+def _matmul(op: ops.MatMul | Stepped, value: Vector) -> Made:
     weight, members = op.weight, op.weight.members
     need(op.x.width == weight.in_width, f"{op.x!r} is multiplied by {weight!r}")
     need(not op.each or op.x.shape[: members.ndim] == weight.batch, f"each of {weight!r} acts on {op.x!r}")
     need(0 <= members.min() <= members.max() < weight.count, f"members {members} of {weight.count} matrices")
     return (op.x.shape if op.each else weight.batch + op.x.shape), weight.out_width
+
+
+def _stepped(op: Stepped, value: Vector) -> Made:
+    drawn = op.weight.drawn
+    for left, right, part in zip(op.left, op.right, op.parts, strict=True):
+        need((left.width, right.width) == (drawn.out_width, drawn.in_width), f"{left!r} {right!r}^T moves {drawn!r}")
+        need(left.shape[-1] == right.shape[-1], f"{left!r} beside {right!r}")
+        need({left.shape[0], right.shape[0]} <= {1, len(part.members)}, f"{left!r}, {right!r} for {part.members}")
+        need(part.step < len(op.steps), f"step {part.step} of {len(op.steps)}")
+    return _matmul(op, value)
 
 
 def _mix(op: ops.Mix, value: Vector) -> Made:
@@ -127,6 +138,8 @@ RULES: Rules = {
     ops.Constant: lambda op, value: (op.numbers.shape, None),
     ops.Root: lambda op, value: ((), None),
     ops.MatMul: _matmul,
+    Stepped: _stepped,
+    Shifted: lambda op, value: (sizes(op, value), space(op)),
     ops.Mix: _mix,
     ops.Concat: lambda op, value: (sizes(op, value), op.x.shape[op.axis] * op.x.width),
     ops.Split: _split,

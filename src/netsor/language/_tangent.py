@@ -1,32 +1,28 @@
 """The tangent kernel, and norms of gradients: products of Gram matrices over all uses of a matrix.
 
-A use makes W x with cotangent δ, or W^T x. In R^out × R^in, the space of W, its part of ∂p/∂W is l r^T: l = δ and
-r = x, or l = x and r = δ if W acted transposed. So Σ_W ⟨∂p/∂W, ∂q/∂W⟩ = Σ ⟨l, l'⟩ ⟨r, r'⟩ over pairs of uses of one
-matrix.
+With parts l r^T of ∂p/∂W (see `_uses`), Σ_W ⟨∂p/∂W, ∂q/∂W⟩ = Σ ⟨l, l'⟩ ⟨r, r'⟩ over pairs of uses of one matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ._array import Source
 from ._derivative import ratio, times
 from ._given import one_of, shown
 from ._grad import as_loss
-from ._graph import ordered, weights_of
-from ._join import join, stack
-from ._operation import Gaussian, MatMul, Normal
-from ._reverse import Reverse, Use
+from ._graph import ordered
+from ._join import stack
+from ._move import begun
+from ._operation import Gaussian, Normal
+from ._reverse import Reverse
 from ._score import mean_dot
+from ._uses import Parameter, Parameters, Term, Version, alone, pooled, terms_of, version_of
 from ._value import Scalar, Value, Vector, constant, mix
 from ._weight import Weight
 from ._where import TraceError
-
-Parameter = Weight | Vector | Scalar
 
 
 def ntk(
@@ -58,7 +54,7 @@ def ntk(
     first = as_loss(p, "ntk")
     second = first if q is None else as_loss(q, "ntk", "q")
     one_of(parametrisation, "parametrisation", "ntk", ("ntk", "standard"))
-    chosen = _Parameters(weights, [first, second], "ntk")
+    chosen = Parameters(weights, ordered([first, second], past=False), "ntk")
     sides = [_backward(first, chosen)]
     sides.append(sides[0] if second is first else _backward(second, chosen))
     total = _kernel(sides[0], sides[1], chosen, parametrisation == "standard")
@@ -87,87 +83,26 @@ def grad_norm(p: Scalar, weight: Parameter, parametrisation: str = "standard") -
     return ntk(p, None, weight, parametrisation)
 
 
-class _Parameters:
-    """What counts: matrices by their members, initial vectors and random scalars."""
-
-    def __init__(self, given: Any, outputs: Sequence[Scalar], operation: str) -> None:
-        values = ordered(outputs)
-        self.members: dict[Source, set[int]] = {}
-        self.leaves: list[Value] = []
-        acting = {w.source for w in weights_of(values)}
-        if given is None:
-            listed: Iterable[Any] = weights_of(values)
-        else:
-            listed = given if isinstance(given, list | tuple) else [given]
-        for parameter in listed:
-            match parameter:
-                case Weight(source=source, members=members) if source in acting:
-                    self.members.setdefault(source, set()).update(members.ravel().tolist())
-                case Vector(op=Gaussian()) | Scalar(op=Normal()) if parameter in values:
-                    self.leaves.append(parameter)
-                case _:
-                    raise TraceError(
-                        operation,
-                        f"weights={shown(parameter)} must be weights, initial vectors (ns.gaussian) or random scalars "
-                        "(ns.normal) that the program uses",
-                    )
-
-    def counts(self, op: MatMul) -> bool:
-        """Whether some matrix of a MatMul is among them."""
-        return not self.members.get(op.weight.source, set()).isdisjoint(op.weight.members.ravel().tolist())
-
-
-@dataclass(frozen=True, eq=False)
-class _Term:
-    """Σ_k scale · l[b, k] r[b, k]^T, a part of ∂p_output/∂W for each matrix b; r is (1, K) if all b have the same."""
-
-    output: int
-    weight: Weight  # as it is drawn
-    members: tuple[int, ...]
-    left: Vector
-    right: Vector
-    used: Weight
-
-
-def _backward(p: Scalar, chosen: _Parameters) -> tuple[dict[Source, list[_Term]], list[list[Value]]]:
+def _backward(p: Scalar, chosen: Parameters) -> tuple[dict[Version, list[Term]], list[list[Value]]]:
     """For each output of p: the terms of each matrix, and the cotangents of the other parameters."""
-    terms: dict[Source, list[_Term]] = {}
+    terms: dict[Version, list[Term]] = {}
     leaves: list[list[Value]] = []
     for output in range(p.size):
         entry = p if not p.shape else p.reshape(-1)[output]
         reverse = Reverse([(entry, constant(np.ones(())))], chosen.leaves, chosen.counts)
         for use in reverse.uses:
-            terms.setdefault(use.op.weight.source, []).extend(_terms(output, use, chosen))
+            terms.setdefault(version_of(use.op), []).extend(terms_of(output, use, chosen))
         leaves.append([reverse.of(leaf) for leaf in chosen.leaves])
     return terms, leaves
 
 
-def _terms(output: int, use: Use, chosen: _Parameters) -> Iterable[_Term]:
-    weight, x, d = use.op.weight, use.op.x, use.d
-    members = weight.members.ravel()
-    d = d.reshape(len(members), -1)
-    x = x.reshape(len(members) if use.op.each else 1, -1)
-    left, right = (x, d) if weight.transposed else (d, x)
-    counting = np.isin(members, list(chosen.members[weight.source]))
-    if counting.all() and len(np.unique(members)) == len(members):
-        yield _Term(output, weight.drawn, tuple(members.tolist()), left, right, weight)
-        return
-    for k in np.flatnonzero(counting):  # one by one, where some do not count or act twice
-        yield _alone(_Term(output, weight.drawn, tuple(members.tolist()), left, right, weight), int(k))
-
-
-def _alone(term: _Term, k: int) -> _Term:
-    left, right = (v if v.shape[0] == 1 else v[k : k + 1] for v in (term.left, term.right))
-    return replace(term, members=(term.members[k],), left=left, right=right)
-
-
-def _kernel(first: Any, second: Any, chosen: _Parameters, standard: bool) -> Scalar:
+def _kernel(first: Any, second: Any, chosen: Parameters, standard: bool) -> Scalar:
     shape = len(first[1]), len(second[1])
     found: list[Scalar] = []
-    for source, terms in first[0].items():
-        others = second[0].get(source, [])
+    for version, terms in first[0].items():
+        others = second[0].get(version, [])
         if len({term.members for term in (*terms, *others)}) > 1:
-            terms, others = ([_alone(t, k) for t in side for k in range(len(t.members))] for side in (terms, others))
+            terms, others = ([alone(t, k) for t in side for k in range(len(t.members))] for side in (terms, others))
         for members in dict.fromkeys(term.members for term in terms):
             pair = [[t for t in side if t.members == members] for side in (terms, others)]
             if all(pair):
@@ -182,12 +117,12 @@ def _kernel(first: Any, second: Any, chosen: _Parameters, standard: bool) -> Sca
     return total
 
 
-def _matrices(pair: Sequence[Sequence[_Term]], shape: tuple[int, int], standard: bool) -> Scalar:
+def _matrices(pair: Sequence[Sequence[Term]], shape: tuple[int, int], standard: bool) -> Scalar:
     """Σ ⟨l, l'⟩ ⟨r, r'⟩ over the uses by outputs a and b, of matrices that all of them are of."""
     lefts, rights, sums = [], [], []
     for side, outputs in zip(pair, shape, strict=True):
-        lefts.append(_pooled([times(_unit(t, standard), t.left) for t in side]))
-        rights.append(_pooled([t.right for t in side]))
+        lefts.append(pooled([times(_unit(t, standard), t.left) for t in side]))
+        rights.append(pooled([t.right for t in side]))
         sizes = [max(t.left.shape[1], t.right.shape[1]) for t in side]
         belongs = np.repeat([t.output for t in side], sizes)
         sums.append(np.eye(outputs)[:, belongs])  # (outputs, K): which of them a term belongs to
@@ -197,37 +132,32 @@ def _matrices(pair: Sequence[Sequence[_Term]], shape: tuple[int, int], standard:
     return made
 
 
-def _unit(term: _Term, standard: bool) -> Scalar | float:
+def _unit(term: Term, standard: bool) -> Scalar | float:
     """What makes l r^T the gradient, if products are ⟨l, l'⟩/out · ⟨r, r'⟩/in.
 
     A use makes y = (std/√fan) N x, with √(width of y) ∂p/∂y = δ, so with respect to N it is (std/√fan) δ x^T/√(width of
     y); with respect to W = (std/√in) N it is √in/std times that.
     """
-    rows, columns = term.weight.out_width, term.weight.in_width
+    drawn = term.used.drawn
+    rows, columns = drawn.out_width, drawn.in_width
     over, under = [rows, columns], [term.used.fan, term.used.out_width]
     if standard:
         over.append(columns)
     unit = ratio(tuple(over), tuple(under))
-    return unit if standard else term.weight.std * unit
-
-
-def _pooled(parts: Sequence[Vector]) -> Vector:
-    """The vectors of several uses, (matrices, K): side by side along K."""
-    rows = max(part.shape[0] for part in parts)
-    same = [part if part.shape[0] == rows else part.broadcast_to((rows, part.shape[1])) for part in parts]
-    return same[0] if len(same) == 1 else join(same, axis=1)
+    return unit if standard else drawn.std * unit
 
 
 def _others(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Scalar:
     """Of initial vectors and random scalars: ⟨∂p/∂b, ∂q/∂b⟩, or with respect to b/σ, which is N(0, 1)."""
-    if isinstance(leaf.op, Normal):
+    law = begun(leaf)[0].op
+    if isinstance(law, Normal):
         rows: list[Any] = [stack([d.reshape(-1) for d in side]) for side in sides]
         made: Scalar = rows[0] @ rows[1].transpose()
-        return made if standard else leaf.op.std**2 * made
-    assert isinstance(leaf.op, Gaussian)
+        return made if standard else law.std**2 * made
+    assert isinstance(law, Gaussian)
     flat = [[d.reshape(-1) for d in side] for side in sides]
     if not standard:  # h = mean + factor E
-        factor = leaf.op.factor.reshape(leaf.size, -1)
+        factor = law.factor.reshape(leaf.size, -1)
         flat = [[mix(constant(factor.T.copy()), d) for d in side] for side in flat]  # type: ignore[arg-type]
     columns: list[Any] = [stack(side, axis=1) for side in flat]  # (vectors, outputs)
     return mean_dot(*columns).sum(0)

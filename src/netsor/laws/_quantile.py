@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import elementwise
 
 Array = npt.NDArray[np.float64]
 Function = Callable[[Array], Array]
@@ -18,6 +17,8 @@ def quantiles(
     q: Array, upper: bool, below: Function, above: Function, centre: float, scale: float, atoms: list[float]
 ) -> Array:
     """Where P(Y ≤ y), given by `below`, is q; or if `upper` where P(Y > y), given by `above`, is."""
+    from scipy.optimize import elementwise  # slow to import
+
     result = np.where((q == 0) != upper, -np.inf, np.inf)
     inner = np.flatnonzero((q > 0) & (q < 1))
     if not len(inner):

@@ -231,8 +231,8 @@ class Probes:
         if limit and self.model.tied:
             raise ExactError(
                 logits.y,
-                "the gradient of tied logits has a part along the embeddings, which the stream has too: cotangents of "
-                "scores grow with the root of the width",
+                "the logit of a token's own id grows with the root of the width if logits are tied, and so do the "
+                "cotangents of scores: the gradient has a part along the embeddings, which the stream has too",
                 instead="gradients of a model whose logits are not tied have a limit",
             )
         return cross_entropy(self.model, traced, logits, self._targets)

@@ -6,7 +6,7 @@ matrix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -21,6 +21,17 @@ SMALLEST = 1e-37  # a normal number in single precision too; what is smaller add
 PIECE = 2**16  # numbers of a piece of logits: it fits a cache, and numpy is called seldom
 
 
+def _makes(count: int) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+    """Say how many numbers a function makes, so that it need not be tried on many tokens to find that out."""
+
+    def told(f: Callable[..., Array]) -> Callable[..., Array]:
+        setattr(f, "makes", (count,))  # noqa: B010 (functions have no such field to a type checker)
+        return f
+
+    return told
+
+
+@_makes(3)
 def of_gram(gram: Array) -> Array:
     """(…, s, s) → (…, 3): mean square over the tokens, mean cosine of two tokens, effective rank.
 
@@ -41,6 +52,7 @@ def of_gram(gram: Array) -> Array:
     return xp.stack([xp.mean(diagonal, axis=-1), cosine, rank], axis=-1)
 
 
+@_makes(4)
 def of_attention(scores: Array, weights: Array, *, allowed: Mask) -> Array:
     """(…, heads, s, t) → (…, 4): standard deviation and largest of the scores, entropy, largest weight.
 
@@ -67,6 +79,7 @@ def _flat(scores: Array) -> Array:
     return array_namespace(scores).reshape(scores, (*scores.shape[:-2], scores.shape[-2] * scores.shape[-1]))
 
 
+@_makes(3)
 def of_logits(*parts: Array) -> Array:
     """Parts (…, t, words) of a vocabulary → (…, 3): standard deviation, mean of log Σ e^logit, largest probability."""
     xp = array_namespace(*parts)
@@ -80,6 +93,7 @@ def of_logits(*parts: Array) -> Array:
     return xp.stack([std, normaliser, 1.0 / xp.min(mass, axis=-1)], axis=-1)
 
 
+@_makes(3)
 def of_words(root: Array, noise: Array, *known: Array, cap: float | None = None) -> Array:
     """`of_logits` of words whose logits are root · noise, (…, t, t) times (…, t, words), and of known ones beside them.
 

@@ -88,9 +88,9 @@ class Trace(NamedTuple):
     decoded: Vector | None = None  # the embeddings that the decoder begins with
 
 
-def trace(model: Description, given: Inputs) -> Trace:
-    """The network on these inputs."""
-    table, x = _embedded(model, given)
+def trace(model: Description, given: Inputs, embedded: Vector | None = None) -> Trace:
+    """The network on these inputs; `embedded` are their embeddings, where somebody else has written them."""
+    table, x = _embedded(model, given) if embedded is None else (None, embedded)
     mask = [_mask(model, i, given.tokens, model.causal) for i in range(model.layers)]
     bias = _bias(model, given.tokens, bidirectional=not model.causal)
     layers: list[Layer] = []

@@ -176,15 +176,15 @@ def test_the_backward_half(inline, tmp_path):
     other = both[1].as_dict()
     assert audit.as_dict()["embedding"]["grad_mean_square"] == audit.as_dict()["final"]["grad_input"]
     assert [name for name in other["final"] if name.startswith("grad")] == [*ends, "grad_head", "grad_head_ratio"]
-    assert audit.as_dict()["no_gradients"].startswith("the gradient of tied logits has a part along the embeddings")
+    assert audit.as_dict()["no_gradients"].startswith("the logit of a token's own id grows with the root of the width")
     assert "grad_query" not in audit.as_dict()["limit"]["layers"][0]
-    assert "no gradients at n = ∞: the gradient of tied logits" in audit.table()
+    assert "no gradients at n = ∞: the logit of a token's own id" in audit.table()
     assert both.table().count("gradient², query") == 2
     rows = list(csv.DictReader(io.StringIO((tmp_path / "audit.csv").read_text())))
     assert {row["quantity"] for row in rows} >= {*names, *ends, "grad_head"}
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == len(FORWARD) - 1 + 3  # the stream's gradient, the kinds, and their ratios
-    assert "There are no gradients at infinite width: the gradient of tied logits" in page
+    assert "There are no gradients at infinite width: the logit of a token" in page
     assert "--gradients" in json.loads((tmp_path / "manifest.json").read_text())["command"]
     again = ns.audit(TINY, widths="actual", gradients=True, **SMALL)  # whatever else is asked
     assert again.actual["grad_in"].tobytes() == audit.actual["grad_in"].tobytes()

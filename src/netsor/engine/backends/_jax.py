@@ -11,9 +11,11 @@ with another seed nothing is compiled again.
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -27,7 +29,7 @@ from .._montecarlo import memory
 from .._plan import RULES, Builder, Plan, Register, Step
 from ._base import Backend, NoDeviceError, largest_block
 from ._chi import chi
-from ._jax_factor import OWN
+from ._jax_factor import library
 from ._jax_normals import normal_pairs
 from ._jax_sums import gram, summed
 
@@ -35,9 +37,10 @@ Array = Any
 
 LEAST = 8  # replicas in a block, at least
 SMALL = 1024  # random numbers a replica up to which draws share one call of the generator: fewer calls compile faster
-PROGRAMS = 64  # compiled programs that are kept in memory
+LONGEST = 40  # steps of a piece
+PROGRAMS = 256  # compiled programs that are kept in memory
 
-_programs: OrderedDict[Any, Any] = OrderedDict()
+_programs: OrderedDict[Any, _Program] = OrderedDict()
 _ready: WeakKeyDictionary[Plan, dict[Jax, list[Piece]]] = WeakKeyDictionary()
 _lock = threading.RLock()
 
@@ -96,6 +99,20 @@ class Jax(Backend):
                 known[self] = pieces(plan, self.precision)
             return known[self]
 
+    def _compile(self, found: Sequence[Piece], replicas: int) -> None:
+        """Compile all pieces at once, in a thread each: the compiler does not hold Python's lock."""
+
+        def compiled(piece: Piece) -> None:
+            with self._within():
+                piece.program(replicas).compile(piece.shapes(replicas))
+
+        with self._within():
+            programs = {piece.program(replicas): piece for piece in found if not piece.host}
+        missing = [piece for program, piece in programs.items() if program.compiled is None]
+        if missing:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(compiled, missing))
+
     def memory(self) -> float:
         """The memory of the device that JAX may use."""
         stats = self._device().memory_stats()
@@ -110,8 +127,10 @@ class Jax(Backend):
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
         """One block of `size` replicas, cut to the part."""
+        found = self._pieces(plan)
+        self._compile(found, size)
         with self._within():
-            made = _block(self._pieces(plan), seed, part.start, size, self.precision)
+            made = _block(found, seed, part.start, size, self.precision)
             results = [made[r] if r.value is None else np.asarray(r.value) for r in (plan.mean, plan.columns)]
             mean, columns = (a if a.shape[0] in (1, len(part)) else a[: len(part)] for a in results)
         yield mean, columns
@@ -149,11 +168,13 @@ class Piece:
         self.chi = {step: chi(step.params["freedom"], precision) for step in self.draws if step.kind == "chi"}
         self.reads: list[Register] = []  # arrays of earlier pieces that it reads
         self.writes: list[Register] = []  # arrays of this piece that later pieces read
+        self.after: set[Register] = set()  # arrays that are read after it
         self.constants: list[Register] = []
         self._keys: tuple[tuple[int, int], Any] | None = None
 
     def link(self, after: set[Register]) -> set[Register]:
         """Set what it reads and writes, from the arrays read `after` it; return the arrays read from it on."""
+        self.after = after
         made = {step.out for step in self.steps}
         used = list(dict.fromkeys(arg for step in self.steps for arg in step.args))
         self.constants = [register for register in used if register.value is not None]
@@ -179,14 +200,21 @@ class Piece:
         factors = [number(step.params["by"]) for step in self.steps if step.kind == "scale"]
         return _placed((tables, factors, [number(register.value) for register in self.constants]))  # type: ignore[no-any-return]
 
-    def program(self, replicas: int) -> Any:
-        """The compiled program for a block of so many replicas."""
+    def shapes(self, replicas: int) -> Inputs:
+        """Inputs for any seed and block, with shapes in place of the arrays that earlier pieces make."""
+        import jax
+
+        made = {r: jax.ShapeDtypeStruct((replicas, *r.shape), self.precision) for r in self.reads}
+        return self.inputs(0, 0, made)
+
+    def program(self, replicas: int) -> _Program:
+        """The program for a block of so many replicas, which may have to be compiled."""
         import jax
 
         key = self.structure, replicas, self.precision
         with _lock:
             if key not in _programs:
-                _programs[key] = _Program(jax.jit(partial(_traced, self, replicas)))
+                _programs[key] = _Program(jax.jit(partial(_traced, self, replicas), compiler_options=_options()))
                 if len(_programs) > PROGRAMS:
                     _programs.popitem(last=False)
             _programs.move_to_end(key)
@@ -212,18 +240,28 @@ class Piece:
 
 
 class _Program:
-    """A function that JAX compiles at its first call, in one thread while the others wait."""
+    """A function that JAX compiles once, in one thread while others wait."""
 
     def __init__(self, function: Any) -> None:
-        self.function, self.lock, self.compiled = function, threading.Lock(), False
+        self.function, self.lock, self.compiled = function, threading.Lock(), None
+
+    def compile(self, inputs: Inputs) -> None:
+        """Compile it for inputs of these shapes."""
+        with self.lock:
+            if self.compiled is None:
+                self.compiled = self.function.lower(inputs).compile()
 
     def __call__(self, inputs: Inputs) -> Any:
-        if self.compiled:
-            return self.function(inputs)
-        with self.lock:
-            made = self.function(inputs)
-            self.compiled = True
-            return made
+        self.compile(inputs)
+        return self.compiled(inputs)  # type: ignore[misc]
+
+
+def _options() -> dict[str, Any]:
+    """How to compile: on a GPU without a trial of every kernel for each product, which takes 5 to 9 s a product."""
+    import jax
+
+    platform = (jax.config.jax_default_device or jax.devices()[0]).platform
+    return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if platform == "gpu" else {}
 
 
 def _placed(arrays: Any) -> Any:
@@ -234,22 +272,32 @@ def _placed(arrays: Any) -> Any:
 
 
 def pieces(plan: Plan, precision: str) -> list[Piece]:
-    """The plan cut at the steps that JAX cannot trace: functions of one's own in numpy, kernels by quadrature."""
-    found: list[Piece] = []
-    stretch: list[Step] = []
-    for step in plan.steps:
-        if _native(step, precision):
-            stretch.append(step)
-            continue
-        if stretch:
-            found.append(Piece(stretch, False, precision))
-        found.append(Piece([step], True, precision))
-        stretch = []
-    if stretch:
-        found.append(Piece(stretch, False, precision))
+    """The plan cut at the steps that JAX cannot trace: functions of one's own in numpy, kernels by quadrature.
+
+    And between equal blocks of a deep network: these pieces have one structure, and are compiled once. The others are
+    cut where they are long, to be compiled side by side.
+    """
+    bounds = {loop.start + loop.period * k for loop in plan.loops for k in range(loop.times + 1)}
+    traced = [_native(step, precision) for step in plan.steps]
+    begins = [k for k in range(len(traced)) if k in bounds or not (k and traced[k] and traced[k - 1])]
+    ends = [*begins[1:], len(traced)]
+    begins = [k for begin, end in zip(begins, ends, strict=True) for k in range(begin, end, LONGEST)]
+    ends = [*begins[1:], len(traced)]
+    found = [Piece(plan.steps[k:end], not traced[k], precision) for k, end in zip(begins, ends, strict=True)]
     needed = {plan.mean, plan.columns}
     for piece in reversed(found):
         needed = piece.link(needed)
+    for loop in plan.loops:  # the last block may be asked for less than the others: it makes the same
+        inside = [(begin, piece) for begin, piece in zip(begins, found, strict=True) if loop.start <= begin < loop.stop]
+        written = {
+            (begin + k - loop.start) % loop.period
+            for begin, piece in inside
+            for k, step in enumerate(piece.steps)
+            if step.out in piece.writes
+        }
+        for begin, piece in inside:
+            places = enumerate(piece.steps, begin - loop.start)
+            piece.writes = [step.out for k, step in places if k % loop.period in written]
     return found
 
 
@@ -288,6 +336,7 @@ def _block(
         else:
             results = piece.program(replicas)(piece.inputs(seed, start, arrays))
             arrays |= dict(zip(piece.writes, results, strict=True))
+        arrays = {register: array for register, array in arrays.items() if register in piece.after}
     return arrays
 
 
@@ -326,8 +375,6 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
             args = [arrays[arg] for arg in step.args]
             if step.kind == "scale":
                 arrays[step.out] = args[0] * next(factors)
-            elif step.kind in OWN:
-                arrays[step.out] = OWN[step.kind](*args)
             else:
-                arrays[step.out] = RULES[step.kind](jnp, *args, **step.params)
+                arrays[step.out] = library().compute(step, args)
     return [arrays[register] for register in piece.writes]

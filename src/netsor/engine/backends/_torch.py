@@ -18,8 +18,9 @@ from .._plan import RULES, Plan, Register, Step
 from .._run import run
 from ._base import Backend, NoDeviceError, largest_block
 from ._chi import chi
+from ._torch_factor import library
 
-FIRST = 512  # replicas in the first block: later ones double, so that few draws cost little
+FIRST = 16  # replicas in the first block: later ones double, so that few draws cost little
 
 Array = Any
 
@@ -116,10 +117,20 @@ class _Block:
         tables = map(self.array, (made.polynomial, made.scale, made.squares))
         return made.of(self.xp, normals(*step.out.shape[:-1], made.normals), *tables)
 
+    def reduced(self, step: Step, rows: Array) -> Array:
+        """The triangular factor of products of rows, in double precision whatever that of the sampler.
+
+        Vectors that are nearly the same have products from which single precision cannot tell how they differ, and to
+        find it from the vectors takes many times as long as to take these products again.
+        """
+        wide = rows.double()
+        made = library().compute(step, [_instructions.gram(self.xp, wide, wide), wide])
+        return made.to(self.dtype)
+
     def compute(self, step: Step, inputs: Sequence[Array], _: int | None) -> Array:
         """A step on tensors; a function of one's own in numpy, or a kernel by quadrature, on the host."""
         try:
-            made = RULES[step.kind](self.xp, *inputs, **step.params)
+            made = self.reduced(step, inputs[1]) if step.kind == "reduced" else library().compute(step, inputs)
         except Exception:
             if step.kind not in ("apply", "kernel", "moments"):
                 raise

@@ -24,14 +24,14 @@ from ...language._value import Scalar, Value, Vector
 from .._error import ExactError, InfiniteError
 from .._plan import SAMPLE, Plan, Register, TooLargeError, named
 from ..passes import SHORTCUTS, rewrite
-from ..passes._operations import Adjoint, Along, Fuse, Span
+from ..passes._operations import Adjoint, Along, Fuse, Span, Sum
 from ..passes._rewrite import Context
 from ._directions import adjoint, along, span
 from ._facts import facts_of
 from ._jumps import check_jumps
 from ._linear import combined, taken
 from ._marks import overlap
-from ._nonlinear import nonlin, pooled
+from ._nonlinear import nonlin, pooled, summed
 from ._outputs import results
 from ._products import mean, products
 from ._rotation import rotated
@@ -148,6 +148,7 @@ VECTORS: dict[type[Operation], Callable[[State, Any, Any], Lowered]] = {
     Rotate: rotated,
     Fuse: lambda s, value, op: fuse(s, value, op.x),
     Span: lambda s, value, op: span(s, value, op.x, op.known),
+    Sum: summed,
 }
 SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
     ops.Constant: lambda s, value, op: s.build.constant(op.numbers),

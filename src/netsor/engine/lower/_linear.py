@@ -93,7 +93,11 @@ def _turned(value: Value, given: Sequence[Lowered]) -> Turned | None:
             return replace(first, positions=np.concatenate(parts))
         case Scale():
             return replace(first, positions=np.broadcast_to(parts[0], value.shape))
-    raise ExactError(value, "a combination of vectors turned by rotary positions, at width inf")
+    raise ExactError(
+        value,
+        "a combination of vectors turned by rotary positions, such as the gradient of queries, at width inf",
+        instead="bind the width of the heads to a number, d=64 say: the stream may be infinitely wide",
+    )
 
 
 # One rule an operation, `rule(s, value, op, arrays, by)`

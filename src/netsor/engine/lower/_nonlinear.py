@@ -13,6 +13,7 @@ from ...language._pool import Pool
 from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._plan import Builder, Register, named
+from ..passes._operations import Sum
 from ._clusters import Group
 from ._features import unnamed
 from ._inner import inner_and_outer
@@ -81,6 +82,21 @@ def pooled(s: State, value: Scalar, op: Pool) -> Register:
     flat = s.build.reshape(found, math.prod(found.shape))
     words = f"{named(op.f)} of all coordinates"
     return s.build.step("apply", flat, made=value.shape, words=words, f=op.f, shape=value.shape)
+
+
+def summed(s: State, value: Vector, op: Sum) -> Lowered:
+    """A function of the entries of outer products, times vectors: all coordinates of all of them."""
+    build, blocks, width = s.build, s.facts.blocks[value], int(s.facts.widths[value])
+    left = build.fitted(s.vectors[op.left].lead, width)
+    arrays, start = [build.reshape(left, *op.left.shape, blocks * width)], 0
+    for shape in op.shapes:
+        stop = start + math.prod(shape)
+        arrays.append(build.reshape(build.step("part", s.scalars[op.given], start=start, stop=stop), *shape))
+        start = stop
+    made = (*value.shape, blocks * width)
+    words = "entries of the gradient"
+    lead = build.step("outer", *arrays, made=made, words=words, sizes=op.sizes, eps=op.eps)
+    return Lowered(build.reshape(lead, *value.shape, blocks, width))
 
 
 def _of_coordinates(build: Builder, f: Function, arrays: Sequence[Register], shape: tuple[int, ...]) -> Register:

@@ -27,7 +27,8 @@ from ._facts import within
 from ._state import Lowered, State
 
 WORTH = 0.75  # of the products that turning takes: if fewer are still to be taken, they are taken as they are
-FEW, LOOSE = 64, 8  # directions of a frame that it does not pay to turn: so many, or so many for each vector in use
+FEW, LOOSE = 32, 2  # directions of a frame that it does not pay to turn: so many, or so many for each vector in use
+ROOM = 8  # times the vectors in use: a width up to this may be filled, which takes less than to turn again and again
 
 
 def turn(s: State, group: Group, index: int) -> None:
@@ -74,7 +75,7 @@ def turn_again(s: State, group: Group, index: int) -> None:
     if "turn" in s.facts.without or not frame.loosens or frame.directions <= FEW:
         return
     vectors, count = _in_use(s, group, index - 1)
-    if vectors and frame.directions > LOOSE * count:
+    if vectors and frame.directions > LOOSE * count and group.width > ROOM * count:
         _span(s, group, vectors)
 
 

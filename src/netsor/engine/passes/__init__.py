@@ -1,7 +1,7 @@
 """Passes: graph to graph, one idea a file, each an identity in law stated at its top.
 
-`roots`, `distinct` and `reuse` bring a program to the form that lowering reads. Every other one is a shortcut, and can
-be left out: the law stays the same (the tests try it), and takes more random numbers or time.
+`stepped`, `roots`, `distinct`, `reuse` and `outer` bring a program to the form that lowering reads. Every other one is
+a shortcut, and can be left out: the law stays the same (the tests try it), and takes more random numbers or time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from .condition import condition
 from .distinct import distinct
 from .fuse import fuse
 from .linearise import linearise
+from .outer import outer
 from .reuse import reuse
 from .roots import roots
 from .stacked import stacked
+from .stepped import stepped
 
 Pass = Callable[[Sequence[Value], Context], list[Value]]
 
@@ -35,10 +37,10 @@ SHORTCUTS = ("stacked", *GRAPH, "leaves", "undrawn", "turn", "apart", "named", "
 
 def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str] = ()) -> list[Value]:
     """The program after all passes but those left out."""
-    made = distinct(roots(outputs, context), context)
+    made = distinct(roots(stepped(outputs, context), context), context)
     if "stacked" not in without:
         made = stacked(made, context)
-    made = reuse(made, context)
+    made = outer(reuse(made, context), context)
     for name, change in GRAPH.items():
         if name not in without:
             made = change(made, context)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...language._array import Acts, Operation
+from ...language._array import Acts, Axes, Operation
 from ...language._specification import Made, Rules, need, space
 from ...language._value import Scalar, Vector
 
@@ -62,6 +62,34 @@ class Adjoint(Operation):
     b: Vector
 
 
+@dataclass(frozen=True, eq=False)
+class Outer(Operation):
+    """V: y[b, i]_α = (1/in) Σ_β f(Σ_k sizes_k l[b, k]_α r[b, k]_β) x[b, i]_β with f(g) = g/(|g| + eps), β over R^in."""
+
+    acts = Acts.ON_COORDINATES
+    left: Vector
+    right: Vector
+    x: Vector
+    sizes: tuple[float, ...]
+    eps: float
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Operation):
+    """V: the same with all coordinates of r and x given, one after the other: those of r, then those of x."""
+
+    acts = Acts.ON_COORDINATES
+    left: Vector
+    given: Scalar
+    sizes: tuple[float, ...]
+    eps: float
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]  # of the coordinates of r and of x, (matrices, vectors, in)
+
+    def reads(self, ndim: int) -> tuple[Axes, ...]:
+        """All uses of a matrix."""
+        return (0, None), (None,)
+
+
 # The shape and the width of what each makes, for `verify` of the language
 
 
@@ -87,7 +115,15 @@ def _adjoint(op: Adjoint, value: Scalar) -> Made:
     return (*np.broadcast_shapes(op.d.shape, op.g.shape), op.b.shape[-1]), None
 
 
+def _outer(op: Outer, value: Vector) -> Made:
+    need(op.right.width == op.x.width, f"{op.right!r} beside {op.x!r}")
+    need(op.left.shape[-1] == op.right.shape[-1] == len(op.sizes), f"{op.left!r} beside {op.right!r}")
+    return (max(len(v) for v in (op.left, op.right, op.x)), op.x.shape[-1]), op.left.width
+
+
 SPECIFICATION: Rules = {
+    Outer: _outer,
+    Sum: lambda op, value: ((max(len(op.left), *(s[0] for s in op.shapes)), op.shapes[1][1]), op.left.width),
     Fuse: lambda op, value: (op.x.shape, op.x.width),
     Span: _span,
     Along: _along,

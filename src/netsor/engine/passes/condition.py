@@ -22,7 +22,7 @@ from ...language._graph import ordered
 from ...language._operation import Dot, MatMul, Source, Take
 from ...language._score import mean_dot
 from ...language._value import Scalar, Value, Vector, applied, mix
-from .._instructions import factor
+from .._triangular import factor
 from ._rewrite import Context, rewritten
 
 

@@ -14,7 +14,7 @@ from ._own import Model, Own
 MOST_LAYERS = 2000
 OPERATIONS = 40  # of one block, and its quantities
 BACKWARD = 4  # times as many, with gradients
-TRIED = 4e-8, 75.0  # seconds and bytes of a number, when a reduction of weights or logits is tried out
+TRIED = 4e-8, 75.0  # seconds and bytes of a number, when what gradients need of logits is tried out
 NUMBER = 1.2e-8  # seconds of a random number, and of what is done with it alone
 PRODUCT = 1e-9  # seconds of a multiplication in products of tokens
 TURNED = 1e-7  # seconds of a number of rotary scores at infinite width
@@ -57,7 +57,7 @@ def ahead(model: Model, tokens: int, infinite: bool, gradients: bool = False) ->
     blocks, heads = model.layers + 2.0 * model.decoder_layers, float(model.heads)
     vectors = blocks * tokens * (4 * heads + 8)
     found = planning(OPERATIONS * blocks, vectors, 2 * blocks * heads * tokens**2, infinite)
-    tried = tokens * (heads * tokens + (model.vocabulary or 0))
+    tried = tokens * (model.vocabulary or 0) if gradients else 0.0
     times = BACKWARD if gradients else 1
     return Planning(times * found.seconds + TRIED[0] * tried, times * found.bytes + TRIED[1] * tried)
 

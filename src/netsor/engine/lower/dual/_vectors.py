@@ -12,10 +12,11 @@ from ....language._operation import Data, Gaussian, MatMul, Nonlin
 from ....language._rotary import Rotate
 from ....language._value import Vector
 from ...passes._operations import Fuse, Span
-from .._gradient_normals import gradient
+from .._features import Features
+from .._gradient_normals import Gradient, gradient
 from .._linear import LINEAR, act, fitted, marked, parts_of
 from .._marks import nonzero
-from .._state import Bools, Epsilon, State
+from .._state import Bools, Epsilon
 from ..frames import Limit
 from ._parts import Dual, none, not_known
 from ._span import span
@@ -39,26 +40,12 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Epsilon:
     given = [dual[x] for x in op.inputs]
     if not any(f.support.any() or f.unknown.any() for f in given):
         return none(dual, value, op)
-    reached = _reached(dual.s, value, dual.support(value)) | _beside(dual, value, op)
+    reached = _reached(dual, value, dual.support(value))
     return Epsilon(None, np.zeros_like(reached), reached)
 
 
-def _beside(dual: Dual, value: Vector, op: Nonlin) -> Bools:
-    """Vectors with an argument whose ε part is along what no argument has at order 1: unknown along all directions."""
-    shape = (*value.shape, *dual.support(value).shape[-2:])
-    orders = [fitted(dual.support(x), (*x.shape, *shape[-2:])) for x in op.vectors]
-    at = np.zeros(shape, dtype=bool)
-    for order in orders:
-        at = at | order
-    beside = np.zeros(value.shape, dtype=bool)
-    for x in op.vectors:
-        part = dual[x]
-        small = fitted(part.support | part.unknown, (*x.shape, *shape[-2:]))
-        beside |= (small & ~at).any(axis=(-2, -1))
-    return np.broadcast_to(beside[..., None, None], shape)
-
-
-def _reached(s: State, value: Vector, support: Bools) -> Bools:
+def _reached(dual: Dual, value: Vector, support: Bools) -> Bools:
+    s = dual.s
     found = support.copy().reshape(-1, support.shape[-1])
     for group in s.groups_of(value):
         frame = s.frames[group]
@@ -70,15 +57,56 @@ def _reached(s: State, value: Vector, support: Bools) -> Bools:
         # ⟨e, F ⊙ u⟩ has a rule of its own for a change of u, and a change of F does not show in it
         form = gradient(own)
         arguments = own.reach if form is None else own.supports[form.u]
+        beside = _beside(dual, own, None if form is None else form.u, frame)
         marks = np.zeros(support.shape[-1], dtype=bool)
         for block in blocks:
             inside = slice(block.start, min(block.stop, len(marks)))
             if block.feature is None:
-                marks[inside] = np.pad(arguments, (0, len(marks)))[inside]
+                shown = arguments if form is not None else _joined(arguments, beside)
+                marks[inside] = np.pad(shown, (0, len(marks)))[inside]
             else:
-                marks[inside] = own.related(block.feature)
+                marks[inside] = own.related(block.feature) or _shows(block.feature, beside, own, form)
         found[group.positions[value].ravel()] |= marks
     return found.reshape(support.shape)
+
+
+def _beside(dual: Dual, own: Features, u: int | None, frame: Limit) -> Bools:
+    """Directions of ε parts of arguments (but for u) that no argument has at order 1: b of φ(g + ε b) ≈ φ + ε φ'(g) b.
+
+    Of features among these, also what they are functions of.
+    """
+    found = np.zeros(frame.directions, dtype=bool)
+    for number, (vector, places) in enumerate(own.vectors):
+        if number != u:
+            part = dual[vector]
+            flat = (part.support | part.unknown).reshape(-1, part.support.shape[-1])
+            rows = flat[places.ravel()] if len(flat) > 1 else flat
+            found = _joined(found, np.asarray(rows.any(axis=0)))
+    size = min(len(found), len(own.reach))
+    found[:size] &= ~own.reach[:size]
+    for block in frame.blocks:
+        if block.feature is not None and found[block.start : block.stop].any():
+            found = _joined(found, block.feature.reach)
+    return found
+
+
+def _shows(other: Features, beside: Bools, own: Features, form: Gradient | None) -> bool:
+    """Whether φ'(g) b has products with other features: functions of b; of b and u, if φ = F ⊙ u."""
+    if not _meet(other.reach, beside):
+        return False
+    return form is None or _meet(other.reach, own.supports[form.u])
+
+
+def _joined(a: Bools, b: Bools) -> Bools:
+    made = np.zeros(max(len(a), len(b)), dtype=bool)
+    made[: len(a)] |= a
+    made[: len(b)] |= b
+    return made
+
+
+def _meet(a: Bools, b: Bools) -> bool:
+    size = min(len(a), len(b))
+    return bool((a[:size] & b[:size]).any())
 
 
 def _linear(dual: Dual, value: Vector, op: Operation) -> Epsilon:

@@ -1,0 +1,148 @@
+"""What a step changes by amounts of order n^(−1/2) at infinite width, and how a score sees it.
+
+Identity (theory, "Infinite width as arithmetic over dual numbers"): let a step of a small learning rate move vectors
+y_j to y_j + ε Δ_j, ε = n^(−1/2), ε² = 0. Means of order 1, and coordinates, do not see it. A score p, which is of
+order 1 though the vectors that it is a product of are longer by √n, moves by Σ_j ⟨∂p/∂y_j, ε Δ_j⟩ = Σ_j ⟨δ_j, Δ_j⟩/n
+with δ_j = √n ∂p/∂y_j its gradient, for given scores before it. This is how a network trains whose features do not move
+(Jacot, Gabriel and Hongler 2018): the tangent kernel, in the language itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from ...language._function import ADD
+from ...language._graph import ordered
+from ...language._join import stack
+from ...language._operation import Add, Apply, Dot, Root, Scale, Take
+from ...language._reverse import Reverse
+from ...language._score import mean_dot
+from ...language._value import Scalar, Value, constant
+from ...language._weight import Weight
+from ...language._where import TraceError
+from .._error import ExactError
+from ._rewrite import Context, rewritten
+
+MOST = 1024  # scores that see changes: each is differentiated for itself
+
+
+class _Given(Reverse):
+    """Gradients with the scores before given."""
+
+    def __init__(self, p: Scalar, leaves: Collection[Value], scores: Collection[Value]) -> None:
+        self.scores = scores
+        super().__init__([(p, constant(np.ones(p.shape)))], leaves)
+
+    def _prepare(self, value: Value) -> None:
+        super()._prepare(value)
+        if value in self.scores:
+            self._live.discard(value)
+
+
+def vanishing(outputs: Sequence[Value], context: Context, unit: str) -> list[Value]:
+    """The program with no factor n^(−1/2) left, n the width of this name."""
+    moved: dict[Value, Any] = {}  # y_j, each a value of its own, and Δ_j
+    scores: list[Value] = []  # that saw changes
+    count = 0
+
+    def change(old: Value, new: Value) -> Value:
+        nonlocal count
+        op: Any = new.op
+        if isinstance(op, Add) or (isinstance(op, Apply) and op.f is ADD):
+            for y, other in (op.inputs, op.inputs[::-1]):
+                by = _small(other, unit)
+                if by is not None:
+                    made = replace(new, op=Take(y, np.arange(y.size).reshape(y.shape)), shape=y.shape)
+                    if made.shape != new.shape:
+                        made = made.broadcast_to(new.shape)
+                    moved[made] = by.broadcast_to(new.shape)
+                    return made
+        if isinstance(op, Dot) and op.power == 0.5 and math.isinf(context.width(op.x)):
+            seen = [value for value in ordered([new]) if value in moved]
+            if seen:
+                count += new.size
+                if count > MOST:
+                    raise ExactError(
+                        old,
+                        f"{count:,} scores that see changes of order {unit}^(-1/2) by a step; at most {MOST:,} are "
+                        "differentiated",
+                        instead="take fewer tokens or heads, or bind the width to a number",
+                    )
+                made = _score(old, new, seen, moved, scores, unit, context)
+                scores.append(made)
+                return made
+        return new
+
+    return _once(rewritten(outputs, context, change), context)
+
+
+def _small(value: Value, unit: str) -> Any:
+    """Δ of a value that is n^(−1/2) Δ."""
+    match value.op:
+        case Scale(Value(op=Root() as root), x) | Apply(_, (Value(op=Root() as root), x), 0):
+            return x if not root.over and [str(width) for width in root.under] == [unit] else None
+    return None
+
+
+def _score(
+    old: Value, p: Any, seen: list[Value], moved: dict[Value, Any], scores: list[Value], unit: str, context: Context
+) -> Value:
+    """A score with what it sees of the changes, entry by entry."""
+    found = []
+    for k in range(p.size):
+        entry = p if not p.shape else p.reshape(-1)[k]
+        try:
+            reverse = _Given(entry, seen, scores)
+        except TraceError as error:
+            raise ExactError(old, f"a score that sees a change by a step: {error}") from None
+        for y in seen:
+            for places, d in reverse.parts(y):
+                entry = entry + _along(old, d, moved[y].take(places, "index"), unit, context)
+        found.append(entry)
+    made: Value = found[0] if not p.shape else stack(found).reshape(*p.shape)
+    return made
+
+
+def _along(old: Value, d: Any, change: Any, unit: str, context: Context) -> Any:
+    """⟨∂p/∂y, n^(−1/2) Δ⟩ = √(width/n) ⟨δ, Δ⟩/width; in finite spaces, and of scalars, it vanishes."""
+    if isinstance(d, Scalar) or math.isfinite(context.width(d)):
+        return 0.0
+    if d.width.name != unit:
+        raise ExactError(
+            old,
+            f"a score that sees vectors of R^{d.width} change by amounts of order {unit}^(-1/2)",
+            instead="write the widths as multiples of one symbol, or bind one of them to a number",
+        )
+    first, second = (v.reshape(-1)[:, None] for v in (d, change))
+    return math.sqrt(d.width.factor) * mean_dot(first, second).sum()
+
+
+def _once(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """The program with nothing computed twice: at order 1 the network is what it was before the step."""
+    same: dict[object, Value] = {}
+
+    def change(old: Value, new: Value) -> Value:
+        made = new.op.x.take(new.op.flat, "index") if isinstance(new.op, Take) else new
+        return same.setdefault(_key(made), made)
+
+    return rewritten(outputs, context, change)
+
+
+def _key(value: Value) -> object:
+    """What two values have in common that are made by the same operation of the same inputs."""
+    found: list[object] = [type(value.op), value.shape]
+    for each in fields(value.op):
+        match getattr(value.op, each.name):
+            case Weight() as weight:
+                found += [weight.source, weight.members.shape, weight.members.tobytes()]
+                found += [weight.transposed, weight.fan, weight.std]
+            case np.ndarray() as array:
+                found += [array.shape, array.dtype.str, array.tobytes()]
+            case entry:
+                found.append(entry)
+    return tuple(found)

@@ -1,0 +1,298 @@
+"""One step of an optimiser: the same outputs with the weights after it, as values of the same program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._array import Source
+from ._given import as_floats, as_whole, one_of, real, shown
+from ._grad import as_loss
+from ._graph import ordered
+from ._move import Part, Rate, Rule, Shifted, Stepped, begun, steps_of
+from ._operation import Gaussian, MatMul, Normal
+from ._reverse import Reverse
+from ._uses import Parameter, Parameters, Term, terms_of
+from ._value import Scalar, Value, Vector, constant, mix
+from ._weight import Weight
+from ._where import TraceError
+from ._width import Width
+
+MUON = (3.4445, -4.7750, 2.0315)  # the coefficients of Muon's public code, for every step
+NAMELESS = "a parameter without a name"
+LR = "a number, a function of fan-in and fan-out, or a dictionary of these by weights or their names"
+
+
+def step(
+    outputs: Any,
+    loss: Scalar,
+    lr: Rate | Mapping[Any, Rate],
+    optimiser: str = "sgd",
+    weights: Parameter | Sequence[Parameter] | None = None,
+    *,
+    eps: float = 0.0,
+    newton_schulz: int | tuple[float, float, float] | None = None,
+    weight_decay: float = 0.0,
+    scale: Rate | None = None,
+) -> Any:
+    """The outputs with the weights after one step of an optimiser on the loss: values of the same program.
+
+    A step moves a matrix W to (1 − η·weight_decay) W − η U. With G the gradient of the loss by **the entries of W
+    themselves**, as an optimiser sees them (entries N(0, σ²/fan-in), no factor taken out), U is
+
+    - "sgd": G. Momentum's first step is the same.
+    - "muon": the polar factor of G, scale · A B^T for G = A S B^T (without singular values below 1e-5 of the largest,
+      which Muon's own polynomial leaves near 0), or that polynomial of Newton and Schulz. A batch of matrices is one
+      matrix after the other: the heads of attention each for itself.
+    - "adam": G/(|G| + eps), entry by entry: the first step of Adam and AdamW, and with eps = 0 of signSGD and Lion.
+
+    Nothing is trained and no weight is drawn. G = Σ_i δ_i x_i^T over all uses of W (tokens, layers that share it), so
+    W' x = W x − η Σ_i ⟨x_i, x⟩ δ_i: the law after the step is exact at every finite width. Adam's step needs every
+    entry of G, in · out · (uses) operations a replica and matrix, and is refused above 8·10⁹ entries.
+
+    Parameters
+    ----------
+    outputs
+        A value of the program, or a list or tuple of them, to be made again with the weights after the step.
+    loss
+        A scalar of the program; several are summed.
+    lr
+        η: a number, a function of fan-in and fan-out, or a dictionary of these, by weight or by name (`name=` of
+        `ns.weight` and `ns.gaussian`), with None for all others. Fan-in and fan-out are numbers; a vector of R^n has
+        fan-in 1 and fan-out n. At infinite width the power of n in η is found at large numbers.
+    optimiser
+        "sgd", "muon" or "adam".
+    weights
+        What moves: weights, initial vectors (biases, embeddings, a readout) and random scalars; unless given, all
+        matrices that the loss depends on. Equal initial vectors, as those of a token that occurs twice, are one
+        parameter.
+    eps
+        ε̂ of Adam.
+    newton_schulz
+        Of Muon: a number of steps with the coefficients of its public code (3.4445, −4.7750, 2.0315), three
+        coefficients for five steps, or a list of three for each step; the polar factor itself unless given.
+    weight_decay
+        λ, decoupled as in AdamW.
+    scale
+        Of Muon: what its matrix is multiplied by, a number or a function of fan-in and fan-out; 1 unless given.
+
+    Returns
+    -------
+    Any
+        The outputs after the step, in the structure given. They are values as others and can be outputs of one more
+        step; as in training, no gradient passes through a step into what it was made of.
+
+    Raises
+    ------
+    TraceError
+        If an argument is not what it must be, or a function has no derivative.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> w, r = ns.weight(n, n, name="hidden"), ns.gaussian(n)
+    >>> h = ns.tanh(w @ ns.gaussian(n))
+    >>> f = ns.mean_dot(r, h)
+    >>> after = ns.step(h, (f - 1.0) ** 2, lr=0.5)
+    >>> moved = ns.Program(ns.mean_dot(after - h, after - h))
+    >>> print(f"{moved.draw(n=1000, draws=50).mean():.2f} {moved.draw(n=ns.inf, draws=2).mean():.2f}")
+    0.19 0.19
+    """
+    several = isinstance(outputs, list | tuple)
+    listed = list(outputs) if several else [outputs]
+    for value in listed:
+        if not isinstance(value, Value):
+            raise TraceError("step", f"outputs={shown(value)} must be a value of the program, or a list of them")
+    p = as_loss(loss, "step", "loss")
+    one_of(optimiser, "optimiser", "step", ("sgd", "muon", "adam"))
+    decay = real(weight_decay, "weight_decay", "step", least=0)
+    chosen = Parameters(weights, ordered([p, *listed], past=False), "step")
+    rates, small = _Rates(lr), real(eps, "eps", "step", least=0)
+    steps, factor = _newton_schulz(newton_schulz), 1.0 if scale is None else _rate(scale, "scale")
+    for name, given, owner in (("eps", small, "adam"), ("newton_schulz", steps, "muon"), ("scale", scale, "muon")):
+        if given and optimiser != owner:
+            raise TraceError("step", f"{name}={shown(given)} is for optimiser={owner!r}, got {optimiser!r}")
+    if optimiser == "muon" and chosen.leaves:
+        raise TraceError(
+            "step",
+            f"weights={chosen.leaves[0]!r} is no matrix, and optimiser='muon' moves matrices alone: move it by a step "
+            "of its own, with another optimiser",
+        )
+
+    def rule(of: Weight | Value) -> Rule:
+        name = _source(of).name or NAMELESS
+        return Rule(name, optimiser, rates.of(of), decay, small, steps, factor, *_sizes(of))
+
+    found = _gradients(p, listed, chosen)
+    if not found.terms and not found.leaves:
+        raise TraceError("step", f"loss={p!r} depends on no weight that could move: name what moves, weights=[…]")
+    matrices = {source: (rule(terms[0][0].used.drawn), terms) for source, terms in found.terms.items()}
+    shifted: dict[Value, Value] = {}
+    for leaf, parts in found.leaves.items():
+        units, d = zip(*parts, strict=True)
+        shifted[leaf] = replace(leaf, op=Shifted(leaf, tuple(_equal(leaf, x) for x in d), units, rule(leaf)))
+    made = _rebuilt(listed, matrices, found.latest, shifted)
+    return type(outputs)(made) if several else made[0]
+
+
+class _Gradients(NamedTuple):
+    terms: dict[Source, list[tuple[Term, str | None]]]  # of each matrix, with its unit
+    leaves: dict[Value, list[tuple[str | None, Value]]]
+    latest: dict[Source, tuple[Rule, ...]]  # the steps that a matrix has made
+
+
+def _gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> _Gradients:
+    """What moves the chosen parameters: the gradient of Σ p, in parts of one unit each."""
+    latest: dict[Source, tuple[Rule, ...]] = {}
+    for value in ordered([p, *outputs], past=False):
+        if isinstance(value.op, MatMul | Stepped):
+            before, steps = latest.get(value.op.weight.source, ()), steps_of(value.op)
+            latest[value.op.weight.source] = max(before, steps, key=len)
+
+    def counts(op: MatMul | Stepped) -> bool:
+        """What a matrix made before its last step is of the past."""
+        return steps_of(op) == latest[op.weight.source] and chosen.counts(op)
+
+    seed = [(p, constant(np.ones(p.shape)))]
+    first = Reverse(seed, chosen.leaves, counts, unit=None)
+    terms: dict[Source, list[tuple[Term, str | None]]] = {}
+    leaves: dict[Value, list[tuple[str | None, Value]]] = {}
+    for unit in first.units:
+        reverse = first if unit is None else Reverse(seed, chosen.leaves, counts, unit=unit)
+        for use in reverse.uses:
+            terms.setdefault(use.op.weight.source, []).extend((term, unit) for term in terms_of(0, use, chosen))
+        for leaf in chosen.leaves:
+            leaves.setdefault(leaf, []).append((unit, reverse.of(leaf)))
+    return _Gradients(terms, leaves, latest)
+
+
+def _rebuilt(
+    outputs: Sequence[Value],
+    matrices: Mapping[Source, tuple[Rule, list[tuple[Term, str | None]]]],
+    latest: Mapping[Source, tuple[Rule, ...]],
+    shifted: Mapping[Value, Value],
+) -> list[Value]:
+    """The outputs made again, with what moved in the place of what it was."""
+    new: dict[Value, Value] = dict(shifted)
+    for value in ordered(outputs, past=False):
+        op = value.op
+        if value in new or isinstance(op, Shifted):
+            new.setdefault(value, value)
+            continue
+        if isinstance(op, Stepped):
+            x = new[op.x]
+            assert isinstance(x, Vector)
+            made: Any = op if x is op.x else replace(op, x=x)
+        else:
+            inputs = [new[x] for x in op.inputs]
+            same = all(a is b for a, b in zip(inputs, op.inputs, strict=True))
+            made = op if same else op.with_inputs(*inputs)
+        if isinstance(made, MatMul | Stepped) and made.weight.source in matrices:
+            rule, terms = matrices[made.weight.source]
+            if steps_of(made) == latest[made.weight.source]:
+                made = _moved(made, rule, terms)
+        new[value] = value if made is op else replace(value, op=made)
+    return [new[output] for output in outputs]
+
+
+def _moved(op: MatMul | Stepped, rule: Rule, terms: Sequence[tuple[Term, str | None]]) -> Stepped:
+    """The operation with its matrices moved."""
+    before = op if isinstance(op, Stepped) else Stepped(op.weight, op.x, op.each, (), (), (), ())
+    parts = tuple(Part(len(before.steps), term.members, term.used, unit) for term, unit in terms)
+    return replace(
+        before,
+        left=before.left + tuple(term.left for term, _ in terms),
+        right=before.right + tuple(term.right for term, _ in terms),
+        parts=before.parts + parts,
+        steps=(*before.steps, rule),
+    )
+
+
+def _equal(leaf: Value, d: Value) -> Value:
+    """The gradients of initial vectors: those that are equal, as for a token that occurs twice, are one parameter."""
+    first = begun(leaf)[0].op
+    if not isinstance(first, Gaussian):
+        return d
+    rows = np.column_stack([first.mean.ravel(), first.factor.reshape(leaf.size, -1)])
+    _, which = np.unique(rows, axis=0, return_inverse=True)
+    same = which.ravel()[:, None] == which.ravel()
+    between = rows[:, 1:] @ rows[:, 1:].T
+    size = np.sqrt(np.outer(np.diagonal(between), np.diagonal(between)))
+    if (np.abs(between) > 1e-12 * size)[~same].any():
+        raise TraceError(
+            "step",
+            f"weights={leaf!r} are correlated, so which of them are parameters is not known: write them as sums of "
+            "independent ones (ns.gaussian with cov a number), and list those",
+        )
+    if same.sum() == leaf.size:
+        return d
+    assert isinstance(d, Vector)
+    return mix(constant(same.astype(np.float64)), d.reshape(-1)).reshape(*leaf.shape)
+
+
+class _Rates:
+    """Learning rates as the user gave them."""
+
+    def __init__(self, lr: Any) -> None:
+        self.given: dict[Source | str | None, Rate] = {}
+        for key, rate in (lr if isinstance(lr, Mapping) else {None: lr}).items():
+            match key:
+                case Weight(source=source) | Vector(op=Gaussian(source=source)):
+                    self.given[source] = _rate(rate, "lr")
+                case str() | None:
+                    self.given[key] = _rate(rate, "lr")
+                case _:
+                    raise TraceError("step", f"lr has the key {shown(key)}: give {LR}, or None for all others")
+
+    def of(self, parameter: Weight | Value) -> Rate:
+        source = _source(parameter)
+        for key in (source, source.name, None):
+            if key in self.given:
+                return self.given[key]
+        raise TraceError(
+            "step",
+            f"lr has no entry for {source.name or NAMELESS}, {parameter!r}: add one by its name, by "
+            "the weight itself, or None for all others; or list the weights that move, weights=[…]",
+        )
+
+
+def _newton_schulz(given: Any) -> tuple[tuple[float, float, float], ...] | None:
+    """Coefficients, a triple for each step."""
+    if given is None:
+        return None
+    count = as_whole(given)
+    if count is not None and count > 0:
+        return (MUON,) * count
+    triples = [given] * 5 if isinstance(given, tuple) and len(given) == 3 and not isinstance(given[0], tuple) else given
+    found = [as_floats(triple) for triple in triples] if isinstance(triples, list | tuple) else []
+    if not found or any(a is None or a.shape != (3,) for a in found):
+        raise TraceError(
+            "step",
+            f"newton_schulz={shown(given)} must be a number of steps with Muon's coefficients, three coefficients for "
+            "five steps, or a list of three for each step",
+        )
+    return tuple((float(a[0]), float(a[1]), float(a[2])) for a in found if a is not None)
+
+
+def _source(parameter: Weight | Value) -> Source:
+    if isinstance(parameter, Weight):
+        return parameter.source
+    op = begun(parameter)[0].op
+    assert isinstance(op, Gaussian | Normal)
+    return op.source
+
+
+def _rate(rate: Any, name: str) -> Rate:
+    if callable(rate):
+        return rate  # type: ignore[no-any-return]
+    return real(rate, name, "step")
+
+
+def _sizes(parameter: Weight | Value) -> tuple[Width, Width]:
+    """Fan-in and fan-out: a vector of R^n is n × 1."""
+    if isinstance(parameter, Weight):
+        return parameter.in_width, parameter.out_width
+    return Width(1), parameter.width if isinstance(parameter, Vector) else Width(1)

@@ -1,0 +1,94 @@
+"""The exponent of a power law, from replicas at several widths, with an error that they themselves give.
+
+The size of a change at width n is the geometric mean over replicas: its logarithm is the mean m_n of the logarithms,
+which has a variance v_n/R by the replicas. The exponent is Σ c_n m_n, the least-squares slope of m against log n, with
+variance Σ c_n² v_n/R; Student's t with the degrees of freedom of Welch and Satterthwaite gives an interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+Floats = npt.NDArray[np.float64]
+LEVEL = 1e-4  # of intervals that verdicts are made by
+
+
+class Exponent(NamedTuple):
+    """The slope of log size against log width, and its standard error; `low` and `high` at level 1e-4."""
+
+    value: float
+    error: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        value = round(self.value, 2) + 0.0  # no −0
+        return f"{value:+.2f} ± {self.error:.2f}".replace("-", "−")
+
+    def as_dict(self) -> dict[str, float]:
+        """For JSON."""
+        return {"value": self.value, "error": self.error, "low": self.low, "high": self.high}
+
+
+class Fit(NamedTuple):
+    """A power law through all widths, and the slopes between neighbours, which are one if it is one."""
+
+    exponent: Exponent
+    local: tuple[Exponent, ...]
+    bend: Exponent | None  # the last of these less the first; None of two widths
+
+    @property
+    def bends(self) -> bool:
+        """Whether the slopes differ for sure."""
+        return self.bend is not None and not self.bend.low <= 0 <= self.bend.high
+
+    @property
+    def last(self) -> Exponent:
+        """What tells most of large widths: the slope through all, or if they differ that of the two largest widths."""
+        return self.local[-1] if self.bends else self.exponent
+
+
+def fit(draws: Sequence[Floats], at: Sequence[float], level: float = LEVEL) -> Fit | None:
+    """The exponent of sizes (an array of replicas for each width); None if one of them is 0, or not finite."""
+    if not all((some > 0).all() and np.isfinite(some).all() for some in draws):
+        return None
+    logs = [np.log(some) for some in draws]
+    mean = np.array([some.mean() for some in logs])
+    variance = np.array([some.var(ddof=1) / len(some) for some in logs])
+    free = np.array([len(some) - 1 for some in logs])
+    x = np.log(np.asarray(at, float))
+
+    def combined(c: Floats) -> Exponent:
+        parts = c**2 * variance
+        total = parts.sum()
+        df = total**2 / (parts**2 / free).sum() if total > 0 else 1.0
+        value, error = float(c @ mean), float(np.sqrt(total))
+        away = float(stats.t.ppf(1 - level / 2, df)) * error
+        return Exponent(value, error, value - away, value + away)
+
+    away = x - x.mean()
+    slopes = [_between(x, k) for k in range(len(x) - 1)]
+    bend = combined(slopes[-1] - slopes[0]) if len(slopes) > 1 else None
+    return Fit(combined(away / (away @ away)), tuple(map(combined, slopes)), bend)
+
+
+def _between(x: Floats, k: int) -> Any:
+    """The coefficients of the slope from one width to the next."""
+    c = np.zeros(len(x))
+    c[k : k + 2] = np.array([-1.0, 1.0]) / (x[k + 1] - x[k])
+    return c
+
+
+def size(draws: Floats) -> tuple[float, float, float]:
+    """The geometric mean over replicas, and an interval of two standard errors."""
+    positive = draws[draws > 0]
+    if len(positive) < len(draws) or not np.isfinite(draws).all():
+        return 0.0 if not len(positive) else float(np.median(draws)), float(draws.min()), float(draws.max())
+    logs = np.log(draws)
+    mean, away = float(logs.mean()), 2 * float(logs.std(ddof=1)) / len(logs) ** 0.5
+    return float(np.exp(mean)), float(np.exp(mean - away)), float(np.exp(mean + away))

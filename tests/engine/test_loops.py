@@ -1,0 +1,77 @@
+"""Loops: where equal blocks of a plan repeat, and that nothing but the printing and the compiling depends on it."""
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.engine import _plan
+from netsor.engine._loops import Loop, loops
+
+
+def decoder(layers):
+    model = ns.models.nanogpt({"n_layer": layers, "n_head": 2, "n_embd": 288, "vocab_size": 100})
+    return model.program(tokens=17)[-1], model.widths()
+
+
+def test_loops_are_found_where_they_are():
+    block, other = list("abcdefghijklmnop"), [f"{c}'" for c in "abcdefghijklmnopqrstuvwxyz"]
+    assert loops([*"first", *block * 3, *"last"]) == [Loop(5, 16, 3)]
+    # the step before the loop is that at its end, so that it may begin a step earlier
+    assert loops(["x", "p", *block * 3]) == [Loop(1, 16, 3)]
+    assert loops([*other * 2, "x", *block * 4]) == [Loop(0, 26, 2), Loop(53, 16, 4)]  # an encoder and a decoder
+    assert loops([*block[:8] * 2]) == []  # saves too little
+    assert loops(list(range(100))) == loops([]) == []
+    assert loops([*block * 2, *block[:7], "other", *block[8:]]) == [Loop(0, 16, 2)]  # two whole ones, not three
+
+
+def test_a_deep_plan_prints_as_a_shallow_one():
+    (six, widths), (deep, _) = decoder(6), decoder(24)
+    lines = [str(net.plan(**widths)).splitlines() for net in (six, deep)]
+    assert len(lines[0]) == len(lines[1])
+    (found,) = deep.plan(**widths).loops
+    assert found.times > 16
+    assert f"  {found.times} times, with new random numbers each time:" in "\n".join(lines[1])
+
+
+def test_blocks_are_told_apart_by_what_they_compute():
+    """The last block of seven has another function: it is no part of the loop."""
+    n = ns.Width("n")
+
+    @ns.program
+    def net():
+        x = ns.weight(n, n, batch=40) @ ns.gaussian(n)
+        for f in [ns.tanh] * 6 + [ns.relu]:
+            x = ns.rms_norm(x + f(ns.weight(n, n) @ x))
+        return x
+
+    plan = net().plan(n=512)
+    same = plan.loops
+    assert same
+    relu = next(k for k, step in enumerate(plan.steps) if "relu" in step.words)
+    assert not any(loop.start <= relu < loop.stop for loop in same)
+
+
+def test_blocks_are_compiled_once():
+    _jax = pytest.importorskip("netsor.engine.backends._jax")
+    found = []
+    for layers in (6, 9):
+        net, widths = decoder(layers)
+        plan = net.plan(**widths)
+        pieces = _jax.pieces(plan, "float64")
+        assert max(len(piece.steps) for piece in pieces) <= _jax.LONGEST < len(plan.steps)
+        found.append((len(pieces), {piece.structure for piece in pieces}))
+    (few, once), (more, again) = found
+    assert once == again  # programs to compile
+    assert more - few == 3 * (few - len(once)) / (6 - 3)  # the blocks between the first and the last have those of one
+
+
+@pytest.mark.slow
+def test_loops_unrolled_give_the_same_bits(monkeypatch):
+    _jax = pytest.importorskip("netsor.engine.backends._jax")
+    net, widths = decoder(6)
+    looped = net.draw(draws=8, seed=3, backend="jax", **widths)
+    net, _ = decoder(6)  # its plan is another object
+    monkeypatch.setattr(_plan.Plan, "loops", [])
+    monkeypatch.setattr(_jax, "LONGEST", 10**6)
+    assert len(_jax.pieces(net.plan(**widths), "float64")) == 1
+    np.testing.assert_array_equal(net.draw(draws=8, seed=3, backend="jax", **widths), looped)

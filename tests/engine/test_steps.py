@@ -1,0 +1,167 @@
+"""Steps of optimisers: the exact engine against the literal interpreter, and that against matrices that are moved."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+
+import netsor as ns
+from netsor.engine._literal import _Literal
+from netsor.engine.passes._polar import orthogonalised
+from netsor.engine.passes.stepped import CHANGES
+from netsor.language._graph import ordered
+from netsor.language._move import Shifted, Stepped, begun
+from netsor.language._operation import Gaussian
+
+from ..steps import stepped
+from .compare import exact_draws, literal_draws, smallest_of
+from .differences import drawn, slopes
+
+n = ns.Width("n")
+LEVEL = 1e-8  # of the smallest of some 20 p-values
+QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+
+
+@seed(31)
+@settings(max_examples=30, **QUIET)
+@given(built=stepped(grow=4))
+def test_exact_against_literal(built):
+    a = exact_draws(built.net, 300, **built.widths)
+    assert smallest_of(a, literal_draws(built.net, 300, **built.widths)) > LEVEL
+
+
+@seed(32)
+@settings(max_examples=8, **QUIET)
+@given(built=stepped(grow=2, steps=2))
+def test_two_steps(built):
+    a = exact_draws(built.net, 300, **built.widths)
+    assert smallest_of(a, literal_draws(built.net, 300, **built.widths)) > LEVEL
+
+
+@pytest.mark.slow
+@seed(33)
+@settings(max_examples=1000, **QUIET)
+@given(built=stepped(grow=7))
+def test_exact_against_literal_at_length(built):
+    a = exact_draws(built.net, 1500, **built.widths)
+    assert smallest_of(a, literal_draws(built.net, 1500, **built.widths)) > LEVEL
+
+
+# The literal interpreter: the network before the step, run again with matrices that are moved by a gradient that is
+# found by differences
+
+
+def after_step(w, g, rule, widths):
+    """A parameter after a step, as a textbook has it."""
+    lr = rule.lr(rule.in_width.bind(widths), rule.out_width.bind(widths)) if callable(rule.lr) else rule.lr
+    if rule.optimiser == "adam":
+        g = g / (np.abs(g) + rule.eps)
+    if rule.optimiser == "muon":
+        x = g / max(np.linalg.norm(g), 1e-300)
+        for a, b, c in rule.newton_schulz:
+            x = a * x + b * x @ x.T @ x + c * x @ x.T @ x @ x.T @ x
+        g = rule.scale(rule.in_width.bind(widths), rule.out_width.bind(widths)) * x
+    return w - lr * (g + rule.weight_decay * w)
+
+
+def moved_by_differences(outputs, after, loss, widths):
+    """The outputs after the step, with every parameter moved by its own gradient, entry by entry."""
+    every = [loss, *outputs, *after]  # the order numbers the sources
+    one = drawn(every, widths)
+    given = {}
+    rules = {}
+    for value in ordered(after):
+        if isinstance(value.op, Stepped):
+            for member in {m for part in value.op.parts for m in part.members}:
+                rules[value.op.weight.source, member] = value.op.weight.drawn, value.op.steps[0]
+        if isinstance(value.op, Shifted):
+            rules[begun(value)[0]] = None, value.op.rule
+    for key, (weight, rule) in rules.items():
+        array = (one.matrices if isinstance(key, tuple) else one.drawn)[key][0]
+        ways = np.eye(array.size).reshape(array.size, *array.shape)
+        gradient = slopes(every, widths, 1, {key: ways})[0].reshape(array.shape)
+        unit = 1.0 if weight is None else weight.std / weight.in_width.bind(widths) ** 0.5
+        if isinstance(key, ns.Value) and isinstance(key.op, Gaussian):
+            rows = np.column_stack([key.op.mean.ravel(), key.op.factor.reshape(key.size, -1)])
+            same = (rows[:, None] == rows).all(axis=-1)
+            gradient = (same @ gradient.reshape(key.size, -1)).reshape(array.shape)
+        given[key] = after_step(unit * array, gradient / unit, rule, widths) / unit
+    literal = _Literal(one.sources, widths, 3, 0, replicas=1)
+    literal.matrices = dict(one.matrices)
+    for key, array in given.items():
+        if isinstance(key, tuple):
+            literal.matrices[key] = array[None]
+    for value in ordered(outputs):
+        if value in given:
+            literal.drawn[value] = given[value][None]
+        else:
+            literal.evaluate(value)
+    return [literal.drawn[value][0] for value in outputs], [one.drawn[value][0] for value in after]
+
+
+@seed(34)
+@settings(max_examples=40, **QUIET)
+@given(built=stepped(grow=4))
+def test_literal_against_moved_matrices(built):
+    outputs = built.net.outputs
+    before, after = outputs[: len(outputs) // 2], outputs[len(outputs) // 2 :]
+    right, made = moved_by_differences(before, after, before[1], built.widths)
+    for a, b in zip(made, right, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * max(1.0, np.abs(b).max()))
+
+
+# A rule broken on purpose is caught
+
+
+def network(optimiser, **options):
+    """Two layers and attention on three tokens, one of them twice; a step of all matrices."""
+    x = ns.data(np.array([[1.0, 0.5, -0.2], [0.3, -1.0, 0.8], [1.0, 0.5, -0.2]]))
+    w = ns.weight(2 * n, 3), ns.weight(n, 2 * n)
+    y = w[1] @ ns.tanh(w[0] @ x)
+    y = y + ns.nn.attention(y, heads=2, mask="causal")
+    f = ns.dot(ns.gaussian(n), y)
+    loss = ((f - np.array([1.0, -1.0, 0.5])) ** 2).sum()
+    lr = 0.2 if optimiser == "sgd" else 0.05
+    after = ns.step([f, y], loss, lr, optimiser, **options)
+    return ns.Program((f, after[0], ns.mean_dot(after[1] - y, after[1] - y)[0, 0]))
+
+
+OPTIONS = {"sgd": {}, "muon": {"newton_schulz": 5}, "adam": {}}
+
+
+@pytest.mark.parametrize("optimiser", OPTIONS)
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_broken_rule_is_seen(monkeypatch, optimiser, broken):
+    net = network(optimiser, **OPTIONS[optimiser])
+    if broken:  # a step that is half as long again
+        rule = CHANGES[optimiser]
+        monkeypatch.setitem(
+            CHANGES, optimiser, lambda *given: [(order, 1.5 * change) for order, change in rule(*given)]
+        )
+    p = smallest_of(exact_draws(net, 1000, n=5), literal_draws(net, 1000, n=5))
+    assert p < 1e-8 if broken else p > 1e-4
+
+
+# Muon's matrix
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+@pytest.mark.parametrize("dependent", [False, True])
+def test_the_polar_factor_from_gram_matrices(scale, dependent):
+    rng = np.random.default_rng(0)
+    left, right, sizes = rng.standard_normal((5, 9)), rng.standard_normal((5, 7)), np.array([1.0, 0.5, 1, 1, 2])
+    right *= scale
+    right[1] *= 1e-3
+    if dependent:  # a token that occurs twice, and another one whose gradient is a multiple of another's
+        right[3], left[3], left[4] = right[0], 0.5 * left[2], 2.0 * left[1]
+    gradient = (left.T * sizes) @ right
+    m = orthogonalised((left @ left.T / 9)[None], (right @ right.T / 7)[None], tuple(sizes), None)[0]
+    u, s, v = np.linalg.svd(gradient)
+    rank = int((s > 1e-5 * s[0]).sum())
+    assert rank == (3 if dependent else 5)
+    np.testing.assert_allclose(left.T @ m @ right / 63**0.5, u[:, :rank] @ v[:rank], atol=1e-6)
+    for steps in ([(3.4445, -4.7750, 2.0315)] * 5, [(1.5, -0.5, 0.0)]):
+        m = orthogonalised((left @ left.T / 9)[None], (right @ right.T / 7)[None], tuple(sizes), tuple(steps))[0]
+        x = gradient / np.linalg.norm(gradient)
+        for a, b, c in steps:
+            x = a * x + b * x @ x.T @ x + c * x @ x.T @ x @ x.T @ x
+        np.testing.assert_allclose(left.T @ m @ right / 63**0.5, x, atol=1e-9)

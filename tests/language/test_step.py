@@ -1,0 +1,144 @@
+"""`ns.step` as a part of the language: what it makes, keeps and refuses."""
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.language._graph import ordered
+from netsor.language._move import Shifted, Stepped
+from netsor.language._specification import verify
+
+n = ns.Width("n")
+
+
+def net(batch=()):
+    """A small network: loss, hidden vectors, weights."""
+    x = ns.gaussian(n, 2, name="x")
+    w, v = ns.weight(n, n, batch, name="first"), ns.weight(n, n, name="second")
+    b = ns.gaussian(n, name="bias")
+    h = ns.tanh(w @ x + b)
+    h = h.sum(0) if batch else h
+    loss = (ns.dot(ns.gaussian(n), v @ h) ** 2).sum()
+    return loss, h, w, v, b, x
+
+
+def test_the_structure_of_the_outputs_is_kept():
+    loss, h, *_ = net()
+    one = ns.step(h, loss, 0.1)
+    assert isinstance(one, ns.Vector)
+    assert one.shape == h.shape
+    assert isinstance(ns.step((h, loss), loss, 0.1), tuple)
+    made = ns.step([h, loss], loss, 0.1)
+    assert isinstance(made, list)
+    verify(made)
+
+
+def test_what_does_not_depend_on_a_weight_that_moves_is_kept():
+    loss, h, w, v, b, x = net()
+    assert ns.step(x, loss, 0.1) is x
+    assert ns.step(h, loss, 0.1, weights=v) is h
+    after = ns.step(h, loss, 0.1, weights=b)
+    assert {type(value.op) for value in ordered([after])} & {Stepped, Shifted} == {Shifted}
+    after = ns.step(h, loss, 0.1, weights=w)
+    assert {type(value.op) for value in ordered([after])} & {Stepped, Shifted} == {Stepped}
+
+
+def test_a_weight_of_a_batch_moves_alone():
+    loss, h, w, *_ = net(batch=3)
+    all_, one = (ns.step(h, loss, 0.1, weights=chosen) for chosen in (w, w[1]))
+    found = [ns.Program((h, after)).simulate(n=4, draws=3, seed=1) for after in (all_, one)]
+    assert (np.abs(found[0][1] - found[0][0]) > 1e-9).all()
+    assert (found[0][1] != found[1][1]).any()
+    (op,) = {value.op for value in ordered([one]) if isinstance(value.op, Stepped)}
+    assert [part.members for part in op.parts] == [(1,)]
+
+
+def test_rates_by_weight_by_name_and_for_all_others():
+    loss, h, w, v, b, _ = net()
+    given = {w: 0.0, "bias": 0.0, None: lambda fan_in, fan_out: 0.0}
+    after = ns.step((h, loss), loss, given, weights=[w, v, b])
+    before, moved = ns.Program((loss, after[1])).simulate(n=4, draws=3)
+    np.testing.assert_array_equal(before, moved)
+    with pytest.raises(ns.TraceError, match="lr has no entry for second"):
+        ns.step(h, loss, {"first": 0.1, "bias": 0.1}, weights=[w, v, b])
+
+
+def test_a_step_is_in_the_past_of_the_next_one():
+    """Its vectors stay what they were: the second step moves W', and W is never differentiated again."""
+    loss, h, w, *_ = net()
+    first = ns.step((h, loss), loss, 0.1)
+    second = ns.step(first, first[1], 0.2)
+    steps = [value.op for value in ordered(second) if isinstance(value.op, Stepped)]
+    assert {len(op.steps) for op in steps} == {1, 2}
+    verify(second)
+    assert ns.step(h, first[1], 0.1) is h  # made before the first step: the weights that made it are gone
+    kernel = ns.ntk(first[1], weights=w)  # with respect to W'
+    assert ns.Program(kernel).simulate(n=4, draws=2).shape == (2,)
+
+
+def test_equal_initial_vectors_are_one_parameter():
+    """The embedding of a token that occurs twice gets both gradients."""
+    e = ns.gaussian(n, 2, cov=np.ones((2, 2)), name="embedding")
+    y = ns.tanh(ns.weight(n, n) @ e)
+    loss = ns.dot(ns.gaussian(n), y).sum() + ns.dot(ns.gaussian(n), y[0])
+    after = ns.step(e, loss, 0.3, weights=e)
+    drawn = ns.Program(after).simulate(n=4, draws=3)
+    np.testing.assert_allclose(drawn[:, 0], drawn[:, 1])
+    other = ns.gaussian(n, 2, cov=np.eye(2) + 0.5)
+    with pytest.raises(ns.TraceError, match="are correlated, so which of them are parameters is not known"):
+        ns.step(other, ns.mean_dot(other, other).sum(), 0.3, weights=other)
+
+
+def test_gradients_pass_through_the_network_after_a_step():
+    loss, h, *_, x = net()
+    _, after = ns.step((h, loss), loss, 0.1)
+    g = ns.grad(after, x)
+    made = ns.Program((g, after)).simulate(n=3, draws=2)
+    assert made[0].shape == (2, 2, 3)
+
+
+def test_it_is_printed():
+    loss, h, w, _, b, _ = net()
+    after = ns.Program(ns.step(h, loss, 0.1, weights=[w, b]))
+    assert "first' h" in str(after)
+    assert ", moved along " in str(after)
+    assert r"after 1 step of sgd along" in after.latex()
+    assert after.check().verdict == "conjectured"
+
+
+LOSS, H, W, V, B, X = net()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: ns.step(3.0, LOSS, 0.1), "outputs=3.0 must be a value"),
+        (lambda: ns.step(H, H, 0.1), "loss must be a scalar"),
+        (lambda: ns.step(H, 2.0, 0.1), "loss=2.0 must be a scalar of the program"),
+        (lambda: ns.step(H, ns.mean_dot(X, X).sum(), 0.1), "depends on no weight that could move"),
+        (lambda: ns.step(H, LOSS, "fast"), "lr='fast' must be"),
+        (lambda: ns.step(H, LOSS, float("nan")), "lr=nan must be"),
+        (lambda: ns.step(H, LOSS, {3: 0.1}), "lr has the key 3"),
+        (lambda: ns.step(H, LOSS, 0.1, "lion"), "optimiser='lion' must be 'sgd', 'muon' or 'adam'"),
+        (lambda: ns.step(H, LOSS, 0.1, weights=ns.weight(n, n)), "that the program uses"),
+        (lambda: ns.step(H, LOSS, 0.1, weights=H), "that the program uses"),
+        (lambda: ns.step(H, LOSS, 0.1, "muon", weights=B), "'muon' moves matrices alone"),
+        (lambda: ns.step(H, LOSS, 0.1, eps=0.1), "eps=0.1 is for optimiser='adam', got 'sgd'"),
+        (lambda: ns.step(H, LOSS, 0.1, "adam", eps=-1), "eps=-1 must be"),
+        (lambda: ns.step(H, LOSS, 0.1, newton_schulz=5), "is for optimiser='muon'"),
+        (lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=0), "newton_schulz=0 must be a number of steps"),
+        (lambda: ns.step(H, LOSS, 0.1, "muon", newton_schulz=(1, 2)), r"newton_schulz=\(1, 2\) must be"),
+        (lambda: ns.step(H, LOSS, 0.1, weight_decay=-0.1), "weight_decay=-0.1 must be"),
+    ],
+)
+def test_errors(call, words):
+    with pytest.raises(ns.TraceError, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    "rate", [lambda fan_in, fan_out: 1 / 0, lambda fan_in, fan_out: float("inf"), lambda a, b: "x"]
+)
+def test_a_rate_that_is_no_number(rate):
+    with pytest.raises(ns.TraceError, match="lr or scale of first"):
+        ns.Program(ns.step(H, LOSS, rate, weights=W)).law(n=4, draws=2)
