@@ -49,7 +49,7 @@ def test_json_is_the_contract(folder):
     assert [check["parametrisation"]["name"] for check in found["checks"]] == ["sp", "mup"]
     for check in found["checks"]:
         assert set(check["verdicts"]) == {
-            "embedding", "scores", "attention", "mlp", "stream", "output", "logits", "vocabulary", "loss",
+            "embedding", "scores", "attention", "mlp", "stream", "final", "logits", "vocabulary", "loss",
         }  # fmt: skip
         for row in check["activations"]:
             assert row["verdict"] in ("as promised", "grows", "shrinks", "undecided", "not judged", "does not move")

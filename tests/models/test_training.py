@@ -35,16 +35,17 @@ def test_the_loss_and_its_derivative(changes):
 def test_a_step_has_the_law_of_real_matrices(tied):
     model = small(tied=tied)
     made = training(model, IDS, TARGETS)
-    rates = {weight: 0.02 * (1 + k) for k, weight in enumerate(made.kinds())}
-    values = [made.watched["stream"][1], made.logits]
+    vectors = {"embedding": 0.3, "position": 0.2}
+    rates = {weight: vectors.get(kind, 0.02 * (1 + k)) for k, (weight, kind) in enumerate(made.kinds().items())}
+    values = [made.watched["embedding"][0], made.watched["stream"][1], made.logits]
     after = ns.step(values, made.loss, rates)
     moved = [ns.mean_dot(*2 * [(b - a).reshape(-1)[:, None]]).mean() for a, b in zip(values, after, strict=True)]
-    net = ns.Program((*moved, made.loss_of(after[1]) - made.loss))
+    net = ns.Program((*moved, made.loss_of(after[2]) - made.loss))
     exact = net.draw(draws=1500, seed=1, progress=False, **model.widths())
     real = net.simulate(draws=1500, seed=2, progress=False, **model.widths())
     for one, other in zip(exact, real, strict=True):
         assert stats.ks_2samp(one, other).pvalue > LEVEL
-    still = ns.step(values, made.loss, dict.fromkeys(rates, 0.0))[1] - made.logits
+    still = ns.step(values, made.loss, dict.fromkeys(rates, 0.0))[2] - made.logits
     assert ns.Program(ns.mean_dot(still, still)[0, 0]).draw(draws=2, progress=False, **model.widths()) == pytest.approx(
         0
     )

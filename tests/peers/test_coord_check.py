@@ -23,7 +23,7 @@ CONFIG = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_posi
 IDS, TARGETS = (3, 7, 7, 1), (7, 7, 1, 5)
 LEVEL, REAL, OURS = 1e-4, 400, 2000
 NAMES = [
-    *(Entry(CHANGE, "embedding"), Entry(CHANGE, "stream", 1), Entry(CHANGE, "output"), Entry(CHANGE, "vocabulary")),
+    *(Entry(CHANGE, "embedding"), Entry(CHANGE, "stream", 1), Entry(CHANGE, "final"), Entry(CHANGE, "vocabulary")),
     *(Entry(CHANGE, "loss"), Entry(SIZE, "vocabulary"), Entry(UPDATE, "query", 1), Entry(UPDATE, "head")),
 ]
 

@@ -96,7 +96,7 @@ def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> 
         "attention": tuple(layer.attended for layer in traced.layers),
         "mlp": tuple(layer.fed for layer in traced.layers),
         "stream": tuple(layer.stream for layer in traced.layers),
-        "output": (traced.output,),
+        "final": (traced.output,),
     }
     # the logit of a token's own id, which tied logits make large, is taken off before the exponential
     shift = _own(logits, words) if model.tied else None

@@ -3,6 +3,7 @@
 Intervals have level 1e-4. That they could fail is seen where the same exponents are held to another promise.
 """
 
+import json
 from functools import cache
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_other_optimisers(optimiser, theory):
     net, _ = RATES["sp"]
     check = ns.coord_check(net, widths=[32, 256], lr=0.01, optimiser=optimiser, draws=40, progress=False)[0]
     for kind, exponent in theory.items():
-        assert judged(check.fits[check[kind].entry], exponent, 0.15) == KEPT, check[kind]
+        assert judged(check.fits[check.update(kind).entry], exponent, 0.15) == KEPT, check.update(kind)
 
 
 @pytest.mark.slow
@@ -86,24 +87,33 @@ def test_transformers_by_other_optimisers(optimiser):
     vectors, matrices, head = {"muon": (-0.5, 0.0, 0.5), "adam": (0.0, 1.0, 1.0)}[optimiser]
     theory = {"embedding": vectors, "head": head} | dict.fromkeys(("query", "value", "output", "in", "out"), matrices)
     for kind, exponent in theory.items():
-        assert judged(found["sp"].fits[found["sp"][kind].entry], exponent, 0.2) == KEPT, (kind, found["sp"][kind])
-        assert judged(found["mup"].fits[found["mup"][kind].entry], 0.0, 0.2) == KEPT, (kind, found["mup"][kind])
+        for check, promised in ((found["sp"], exponent), (found["mup"], 0.0)):
+            verdict = check.update(kind)
+            assert judged(check.fits[verdict.entry], promised, 0.2) == KEPT, verdict
     assert found["mup"].kept
     assert not found["sp"].kept
 
 
 def test_a_small_transformer():
-    found = ns.coord_check(CONFIG, widths=[64, 512], draws=16, tokens=2, progress=False)
+    found = ns.coord_check(CONFIG, widths=[64, 1024], draws=32, tokens=2, progress=False)
     sp, mup = found
     assert [check.name for check in found] == ["sp", "mup"]
     for kind in ("value", "in", "out", "head"):  # tied embeddings of fixed size: ∂L/∂y does not shrink with n
-        assert judged(sp.fits[sp[kind].entry], 1.0, 0.15) == KEPT, sp[kind]
-        assert judged(mup.fits[mup[kind].entry], 0.0, 0.15) == KEPT, mup[kind]
+        assert judged(sp.fits[sp.update(kind).entry], 1.0, 0.15) == KEPT, sp.update(kind)
+        assert judged(mup.fits[mup.update(kind).entry], 0.0, 0.15) == KEPT, mup.update(kind)
     assert sp["stream"].verdict == sp["logits"].verdict == GROWS
     assert mup["stream"].verdict == mup["logits"].verdict == KEPT
     assert mup.kept
     assert not sp.kept
     assert found["sp"] is sp
+    with pytest.raises(KeyError, match="is not watched; embedding, position"):
+        sp.update("heads")
+    with pytest.raises(KeyError, match="was not checked; sp, mup were"):
+        found["ntk"]
+    shown = found._repr_html_()
+    assert "update of" in shown
+    assert "should fall like" in shown
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["checks"][1]["advice"] == []
 
 
 @pytest.mark.slow
@@ -121,7 +131,7 @@ def test_transformers(name, tied):
     theory = {"embedding": vectors, "position": vectors, "head": head}
     theory |= dict.fromkeys(("value", "output", "in", "out"), matrices)
     for kind, exponent in theory.items():
-        assert judged(check.fits[check[kind].entry], exponent, 0.15) == KEPT, (kind, check[kind])
+        assert judged(check.fits[check.update(kind).entry], exponent, 0.15) == KEPT, (kind, check.update(kind))
 
 
 def test_depths():

@@ -13,7 +13,7 @@ from ._results import Check, CoordCheck
 
 COLOURS = {
     "embedding": SKY, "scores": ORANGE, "attention": GREEN, "mlp": PURPLE, "stream": BLUE, "hidden": BLUE,
-    "output": GREY, "logits": VERMILLION, "loss": BLACK,
+    "final": GREY, "logits": VERMILLION, "loss": BLACK,
 }  # fmt: skip
 CYCLE = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK, GREY)
 MARKS = "osD^vP*X<>"

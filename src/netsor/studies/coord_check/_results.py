@@ -25,7 +25,10 @@ FILES = ("report.html", "coord-check.csv", "coord-check.json", "coord-check.pdf"
 
 
 class Check:
-    """What one parametrisation does: `check["stream"]` is the verdict on an activation, that of its worst block.
+    """What one parametrisation does.
+
+    `check["stream"]` is the verdict on an activation, that of its worst block, and `check.update("head")` that on what
+    the update of a kind of weight does.
 
     `draws[entry]` has an array of replicas for each width (or depth), of √(mean square) of an activation (`size`), of
     its change (`change`), and of what a kind of weight adds to its own outputs (`update`).
@@ -48,11 +51,11 @@ class Check:
         return f"<Check of {self.request.name}, {self.name}: {kept} of {len(self.verdicts)} activations as promised>"
 
     def __getitem__(self, name: str) -> Verdict:
-        for verdict in (*self.verdicts, *self.updates):
-            if verdict.entry.name == name:
-                return verdict
-        known = ", ".join(v.entry.name for v in (*self.verdicts, *self.updates))
-        raise KeyError(f"{name!r} is not watched; {known} are")
+        return _of(name, self.verdicts)
+
+    def update(self, kind: str) -> Verdict:
+        """The verdict on what the update of a kind of weight does to the inputs that it had."""
+        return _of(kind, self.updates)
 
     @cached_property
     def fits(self) -> dict[Entry, Fit | None]:
@@ -237,6 +240,13 @@ class CoordCheck:
         folder.prepare(FILES)
         folder.put(*files(self, path))
         return path / "report.html"
+
+
+def _of(name: str, verdicts: Sequence[Verdict]) -> Verdict:
+    for verdict in verdicts:
+        if verdict.entry.name == name:
+            return verdict
+    raise KeyError(f"{name!r} is not watched; {', '.join(v.entry.name for v in verdicts)} are")
 
 
 def folder_of(path: Path) -> Folder:
