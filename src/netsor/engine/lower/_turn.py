@@ -74,13 +74,26 @@ def _products_left(s: State, group: Group, index: int, count: int) -> float:
 
 
 def turn_again(s: State, group: Group, index: int) -> None:
-    """Turn the frames of a group that have grown far beyond the vectors in use, before value `index` adds sources."""
+    """Turn the frames of a group that have grown far beyond the vectors in use, before value `index` adds sources.
+
+    The first directions stay if most vectors lie in them: those of the way forward, in a gradient's way back.
+    """
     frame = s.frames[group]
     if "turn" in s.facts.without or not frame.loosens or frame.directions <= FEW:
         return
     vectors, count = _in_use(s, group, index - 1)
-    if vectors and frame.directions > LOOSE * count and group.width > ROOM * count:
-        _span(s, group, vectors)
+    if not vectors:
+        return
+    first = 0
+    if not any(output in group.positions for output in s.facts.outputs):
+        sizes = [(s.vectors[v].lead.shape[-1], group.positions[v].shape[1]) for v in vectors]
+        if frame.constant is not None:
+            sizes.append((frame.constant.shape[-1], 1))
+        beyond = {at: sum(size for reach, size in sizes if reach > at) for at in {0, *(reach for reach, _ in sizes)}}
+        first = min(beyond, key=lambda at: (at + beyond[at], -at))
+        count = beyond[first]
+    if count and frame.directions - first > LOOSE * count and group.width > ROOM * count:
+        _span(s, group, vectors, first)
 
 
 def _in_use(s: State, group: Group, index: int) -> tuple[list[Value], int]:
@@ -90,11 +103,13 @@ def _in_use(s: State, group: Group, index: int) -> tuple[list[Value], int]:
     return vectors, sum(group.positions[v].shape[1] for v in vectors) + (s.frames[group].constant is not None)
 
 
-def _span(s: State, group: Group, vectors: Sequence[Value]) -> None:
+def _span(s: State, group: Group, vectors: Sequence[Value], first: int = 0) -> None:
+    """Exchange the directions from `first` on for as many as there are vectors that reach beyond it."""
     frame, outputs = s.frames[group], any(output in group.positions for output in s.facts.outputs)
-    rows = [s.gathered(s.vectors[v].lead, group.positions[v], frame.directions) for v in vectors]
-    s.frames[group], made = frame.turn(rows, outputs)
-    for v, part in zip(vectors, made, strict=True):
+    chosen = [v for v in vectors if s.vectors[v].lead.shape[-1] > first]
+    rows = [s.gathered(s.vectors[v].lead, group.positions[v], frame.directions) for v in chosen]
+    s.frames[group], made = frame.turn(rows, outputs, first)
+    for v, part in zip(chosen, made, strict=True):
         s.vectors[v] = _put(s, v, group, part)
 
 
