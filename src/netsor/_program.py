@@ -529,6 +529,11 @@ class Program:
         The program is planned, and the likelihood is timed at a few draws of the prior. How many steps and tries the
         chains need is as measured elsewhere, so that this is right within a factor of two or three.
 
+        Parameters
+        ----------
+        observed, noise, draws, chains, thin, particles, moves, workers, widths
+            As in `posterior`.
+
         Returns
         -------
         Cost

@@ -44,49 +44,71 @@ def coord_check(
 ) -> CoordCheck:
     """How much one step of training changes each activation, against the width: no weight is drawn, nothing trained.
 
-    Parameters:
-        model: what `ns.models.read` takes, or a `Transformer`; or a function of the width that returns a `Program`:
-            its output is the loss, and what it names with `ns.probe` is watched.
-        widths: of the stream; 256, 1024 and 4096 unless given. Of a function, `inf` may be among them: it is then
-            called with an `ns.Width`.
-        depths: numbers of blocks, with one width, that of the model unless given: exponents are then of the depth.
-        optimiser: "sgd", "muon" or "adam".
-        lr: the learning rate at the width and depth of the model, or one for each kind of weight, by name. Of a
-            function what `ns.step` takes: a number, a function of (in, out), or a dict by weights or names.
-        parametrisation: how standard deviations and learning rates follow width and depth: "sp", "mup", "ntk",
-            "mean-field", "fixed", a JSON or TOML file, what such a file holds, or a list of these. SP and µP unless
-            given.
-        ids: of the tokens of the batch; the target of each is the next, and the last is a target alone, unless
-            `targets` are given. Random ones, by the seed, if None.
-        targets: an id for each of `ids`.
-        tokens: the number of tokens of a random batch, 4 unless given. What a draw costs grows with its square.
-        draws: initialisations at each width, 32 unless given.
-        grow: what grows with the width: the number of "heads", which keep their dimension, or "head-dim".
-        promise: of a function, what exponents to hold it to: {"features": 0, "logits": 0} unless given.
-        tolerance: how far an exponent may be from the promise.
-        seed: the draws depend on it alone, not on the number of workers.
-        workers: worker processes; all cores, if None.
-        out: a folder, in which finished parts are kept as they are done, an interrupted check goes on where it
-            stopped, and the report is written at the end.
-        backend: and `device` and `precision`, as in `Program.law`.
-        executor: does the parts in place of processes here, such as Dask's.
-        progress: True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
+    Parameters
+    ----------
+    model
+        What `ns.models.read` takes, or a `Transformer`; or a function of the width that returns a `Program`:
+        its output is the loss, and what it names with `ns.probe` is watched.
+    widths
+        Of the stream; 256, 1024 and 4096 unless given. Of a function, `inf` may be among them: it is then
+        called with an `ns.Width`.
+    depths
+        Numbers of blocks, with one width, that of the model unless given: exponents are then of the depth.
+    optimiser
+        "sgd", "muon" or "adam".
+    lr
+        The learning rate at the width and depth of the model, or one for each kind of weight, by name. Of a
+        function what `ns.step` takes: a number, a function of (in, out), or a dict by weights or names.
+    parametrisation
+        How standard deviations and learning rates follow width and depth: "sp", "mup", "ntk", "mean-field",
+        "fixed", a JSON or TOML file, what such a file holds, or a list of these. SP and µP unless given.
+    ids
+        Of the tokens of the batch; the target of each is the next, and the last is a target alone, unless
+        `targets` are given. Random ones, by the seed, if None.
+    targets
+        An id for each of `ids`.
+    tokens
+        The number of tokens of a random batch, 4 unless given. What a draw costs grows with its square.
+    draws
+        Initialisations at each width, 32 unless given.
+    grow
+        What grows with the width: the number of "heads", which keep their dimension, or "head-dim".
+    promise
+        Of a function, what exponents to hold it to: {"features": 0, "logits": 0} unless given.
+    tolerance
+        How far an exponent may be from the promise.
+    seed
+        The draws depend on it alone, not on the number of workers.
+    workers
+        Worker processes; all cores, if None.
+    out
+        A folder, in which finished parts are kept as they are done, an interrupted check goes on where it
+        stopped, and the report is written at the end.
+    backend, device, precision : str
+        As in `Program.law`.
+    executor
+        Does the parts in place of processes here, such as Dask's.
+    progress
+        True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
 
-    Returns:
-        A `CoordCheck`: a `Check` for each parametrisation, with exponents, verdicts and what to change.
+    Returns
+    -------
+    CoordCheck
+        A `Check` for each parametrisation, with exponents, verdicts and what to change.
 
-    Example:
-        >>> @ns.program
-        ... def perceptron(n):
-        ...     x = ns.data([[1.0, 0.0], [0.6, 0.8]])
-        ...     h = ns.probe("hidden", ns.tanh(ns.weight(n, 2, name="in") @ x))
-        ...     h = ns.probe("hidden", ns.tanh(ns.weight(n, n, name="matrix") @ h))
-        ...     f = ns.mean_dot(h, ns.weight(n, 1, name="head") @ ns.data([1.0]))  # 1/n, as maximal updates have it
-        ...     return ((f - [1.0, -1.0]) ** 2).mean()
-        >>> rates = {"in": lambda fan_in, out: out, "matrix": 1.0, "head": lambda fan_in, out: out}
-        >>> found = ns.coord_check(perceptron, widths=[64, 256], lr=rates, draws=8)
-        >>> print(f"{abs(found[0]['hidden'].exponent.value):.0f}")
-        0
+    Examples
+    --------
+    >>> @ns.program
+    ... def perceptron(n):
+    ...     x = ns.data([[1.0, 0.0], [0.6, 0.8]])
+    ...     h = ns.probe("hidden", ns.tanh(ns.weight(n, 2, name="in") @ x))
+    ...     h = ns.probe("hidden", ns.tanh(ns.weight(n, n, name="matrix") @ h))
+    ...     f = ns.mean_dot(h, ns.weight(n, 1, name="head") @ ns.data([1.0]))  # 1/n, as maximal updates have it
+    ...     return ((f - [1.0, -1.0]) ** 2).mean()
+    >>> rates = {"in": lambda fan_in, out: out, "matrix": 1.0, "head": lambda fan_in, out: out}
+    >>> found = ns.coord_check(perceptron, widths=[64, 256], lr=rates, draws=8)
+    >>> print(f"{abs(found[0]['hidden'].exponent.value):.0f}")
+    0
     """
     if out is not None and not str(out):
         raise ValueError("out='' must name a folder; for the current one give '.'")
