@@ -240,7 +240,7 @@ class _Rates:
         self.given: dict[Source | str | None, Rate] = {}
         for key, rate in (lr if isinstance(lr, Mapping) else {None: lr}).items():
             match key:
-                case Weight(source=source) | Vector(op=Gaussian(source=source)):
+                case Weight(source=source) | Value(op=Gaussian(source=source) | Normal(source=source)):
                     self.given[source] = _rate(rate, "lr")
                 case str() | None:
                     self.given[key] = _rate(rate, "lr")
