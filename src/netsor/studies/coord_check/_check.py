@@ -16,9 +16,10 @@ from .._store import Arrays, Store
 from .._workers import Workers, elsewhere, wait
 from ._network import CHANGE, SIZE, Entry
 from ._parametrisation import Parametrisation
-from ._request import DRAWS, Part, Request, Subject
+from ._request import DRAWS, Request
 from ._results import FILES, Check, CoordCheck, folder_of
 from ._sample import measure
+from ._subject import Part, Subject
 
 BASE = 2.0**28  # bytes of a worker before it does anything
 START = 1.5  # seconds until workers have begun, one on each core

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from .._store import Arrays, Store
-from ._request import Part
+from ._subject import Part
 
 
 def measure(part: Part, folder: Path | None = None) -> Arrays:
