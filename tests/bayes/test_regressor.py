@@ -1,6 +1,5 @@
 """The scikit-learn estimator: its conventions, its numbers against `Program.posterior`, and bad input."""
 
-import doctest
 import warnings
 
 import numpy as np
@@ -47,10 +46,6 @@ def test_conventions_of_scikit_learn():
 @pytest.mark.parametrize("how", [{"width": 2}, {"heads": 2}, {"heads": ns.inf, "kernel_draws": 20}], ids=str)
 def test_conventions_of_scikit_learn_with_attention(how):
     checked(ns.AttentionRegressor(**how, **SHORT))
-
-
-def test_the_example_of_the_docstring():
-    assert doctest.testmod(_regressor).failed == 0
 
 
 def test_it_is_the_posterior_of_its_program():
