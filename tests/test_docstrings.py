@@ -20,6 +20,7 @@ import pytest
 
 import netsor as ns
 from netsor.studies.audit import _audit
+from netsor.studies.coord_check import _check
 
 from .inline import Inline
 
@@ -32,8 +33,8 @@ PAGES = [
 ]
 FINDER = doctest.DocTestFinder(exclude_empty=True, recurse=False)
 ITEM = re.compile(r"^\*{0,2}(\w+(?:, \w+)*)(?: :.*)?$", re.MULTILINE)
-LATER = "netsor.studies.coord_check._"  # its results have no parameters and examples yet: to be written, then this goes
 PROPERTIES = (property, functools.cached_property)
+MEASURED = functools.cache(_check.measure)  # a part of a check tells all that its numbers depend on
 
 
 def members(kind):
@@ -52,8 +53,7 @@ def public():
     """Every public name, once."""
     modules = {"": ns, "nn.": ns.nn, "models.": ns.models, "paper.": ns.paper}
     things = {f"{of}{name}": getattr(module, name) for of, module in modules.items() for name in module.__all__}
-    pages = [page for page in PAGES if not page.__module__.startswith(LATER)]
-    things |= {page.__name__: page for page in pages if page not in things.values()}
+    things |= {page.__name__: page for page in PAGES if page not in things.values()}
     found = {}
     for name, thing in things.items():
         if callable(thing) and thing not in found.values():  # numbers, tables and modules say what they are in docs/
@@ -131,6 +131,8 @@ EXAMPLES = examples()
 def test_examples(name, monkeypatch):
     matplotlib.use("Agg")
     monkeypatch.setattr(_audit, "Workers", Inline)  # the same bits, and no process to begin
+    monkeypatch.setattr(_check, "Workers", Inline)
+    monkeypatch.setattr(_check, "measure", MEASURED)  # the examples of its results have one check in common
     said = []
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     runner.run(EXAMPLES[name], out=said.append)

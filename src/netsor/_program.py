@@ -539,12 +539,17 @@ class Program:
         Cost
             `seconds`, memory at most in `bytes`, and how many `likelihoods` of all data; `print` tells all three.
 
+        Raises
+        ------
+        ValueError
+            If a value or a number is not allowed.
+
         Examples
         --------
-        >>> n = ns.Width("n")
-        >>> net = ns.Program(ns.nn.attention(ns.gaussian(n, 2), heads=1))
-        >>> net.posterior_cost({0: 1.5}, noise=0.1, n=ns.inf).seconds < 60
-        True
+        >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1))  # two tokens
+        >>> cost = net.posterior_cost({0: 1.5}, noise=0.1, n=ns.inf)
+        >>> cost.likelihoods > 10_000, cost.bytes < 2**30
+        (True, True)
         """
         _, latent, _ = self._latent(widths, workers, 0)
         data = checked_data(latent.entries, observed, noise)

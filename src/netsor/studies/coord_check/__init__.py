@@ -46,55 +46,60 @@ def coord_check(
 
     Parameters
     ----------
-    model
+    model : str, pathlib.Path, mapping, Transformer, configuration or callable
         What `ns.models.read` takes, or a `Transformer`; or a function of the width that returns a `Program`:
         its output is the loss, and what it names with `ns.probe` is watched.
-    widths
+    widths : sequence of float, optional
         Of the stream; 256, 1024 and 4096 unless given. Of a function, `inf` may be among them: it is then
         called with an `ns.Width`.
-    depths
+    depths : sequence of int, optional
         Numbers of blocks, with one width, that of the model unless given: exponents are then of the depth.
-    optimiser
+    optimiser : str
         "sgd", "muon" or "adam".
-    lr
+    lr : float, mapping or callable, optional
         The learning rate at the width and depth of the model, or one for each kind of weight, by name. Of a
         function what `ns.step` takes: a number, a function of (in, out), or a dict by weights or names.
-    parametrisation
+    parametrisation : str, pathlib.Path, mapping or sequence of these, optional
         How standard deviations and learning rates follow width and depth: "sp", "mup", "ntk", "mean-field",
         "fixed", a JSON or TOML file, what such a file holds, or a list of these. SP and µP unless given.
-    ids
+    ids : sequence of int, optional
         Of the tokens of the batch; the target of each is the next, and the last is a target alone, unless
         `targets` are given. Random ones, by the seed, if None.
-    targets
+    targets : sequence of int, optional
         An id for each of `ids`.
-    tokens
+    tokens : int, optional
         The number of tokens of a random batch, 4 unless given. What a draw costs grows with its square.
-    draws
+    draws : int, optional
         Initialisations at each width, 32 unless given.
-    grow
+    grow : str
         What grows with the width: the number of "heads", which keep their dimension, or "head-dim".
-    promise
+    promise : mapping of str to float, optional
         Of a function, what exponents to hold it to: {"features": 0, "logits": 0} unless given.
-    tolerance
+    tolerance : float
         How far an exponent may be from the promise.
-    seed
+    seed : int
         The draws depend on it alone, not on the number of workers.
-    workers
+    workers : int, optional
         Worker processes; all cores, if None.
-    out
+    out : str or pathlib.Path, optional
         A folder, in which finished parts are kept as they are done, an interrupted check goes on where it
         stopped, and the report is written at the end.
     backend, device, precision : str
         As in `Program.law`.
-    executor
+    executor : concurrent.futures.Executor, optional
         Does the parts in place of processes here, such as Dask's.
-    progress
+    progress : bool or callable
         True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
 
     Returns
     -------
     CoordCheck
         A `Check` for each parametrisation, with exponents, verdicts and what to change.
+
+    Raises
+    ------
+    ValueError
+        If an argument is not allowed, or a model is not understood.
 
     Examples
     --------

@@ -19,7 +19,27 @@ LEVEL = 1e-4  # of intervals that verdicts are made by
 
 
 class Exponent(NamedTuple):
-    """The slope of log size against log width, and its standard error; `low` and `high` at level 1e-4."""
+    """The slope of log size against log width: the power of the width that a size goes like.
+
+    Parameters
+    ----------
+    value : float
+        The slope.
+    error : float
+        Its standard error.
+    low, high : float
+        The ends of its interval of level 1e-4.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+    >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
+    >>> exponent = check["logits"].exponent
+    >>> print(exponent)
+    +1.05 ± 0.06
+    >>> exponent.low < exponent.value < exponent.high
+    True
+    """
 
     value: float
     error: float
@@ -31,12 +51,43 @@ class Exponent(NamedTuple):
         return f"{value:+.2f} ± {self.error:.2f}".replace("-", "−")
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
+        """For JSON.
+
+        Returns
+        -------
+        dict
+            `value`, `error`, `low` and `high`.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
+        >>> list(check["logits"].exponent.as_dict())
+        ['value', 'error', 'low', 'high']
+        """
         return {"value": self.value, "error": self.error, "low": self.low, "high": self.high}
 
 
 class Fit(NamedTuple):
-    """A power law through all widths, and the slopes between neighbours, which are one if it is one."""
+    """A power law through all widths, and the slopes between neighbours: all the same, if it is a power law.
+
+    Parameters
+    ----------
+    exponent : Exponent
+        The least-squares slope through all widths.
+    local : tuple of Exponent
+        The slope from each width to the next.
+    bend : Exponent or None
+        The last of these less the first; None if there are two widths.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+    >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
+    >>> fit = check["logits"].fit
+    >>> print(fit.exponent, "|", *fit.local, "|", fit.bend)
+    +1.05 ± 0.06 | +1.05 ± 0.06 | None
+    """
 
     exponent: Exponent
     local: tuple[Exponent, ...]
@@ -44,12 +95,29 @@ class Fit(NamedTuple):
 
     @property
     def bends(self) -> bool:
-        """Whether the slopes differ for sure."""
+        """Whether the slopes between neighbours differ for sure: the interval of `bend` does not have 0 in it.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
+        >>> check["logits"].fit.bends  # two widths have one slope
+        False
+        """
         return self.bend is not None and not self.bend.low <= 0 <= self.bend.high
 
     @property
     def last(self) -> Exponent:
-        """What tells most of large widths: the slope through all, or if they differ that of the two largest widths."""
+        """What tells most of large widths: the slope through all, or if they differ that of the two largest widths.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
+        >>> fit = check["logits"].fit
+        >>> fit.last == fit.exponent
+        True
+        """
         return self.local[-1] if self.bends else self.exponent
 
 

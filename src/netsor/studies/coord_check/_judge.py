@@ -34,7 +34,30 @@ RULE = (
 
 
 class Verdict(NamedTuple):
-    """What is said of an activation, or of a kind of weight: that of its worst block."""
+    """What is said of an activation, or of a kind of weight: that of its worst block.
+
+    Parameters
+    ----------
+    entry : Entry
+        What is judged: `what` it is ("change", "update" or "size"), the `name` of the activation or kind of weight, and
+        the `block`, None of what is not in a block; of several depths the first, the middle and the last are 1, 2, 3.
+    promised : float or None
+        The exponent that the parametrisation promises; None if it promises nothing of this.
+    fit : Fit or None
+        What was measured; None if a replica is 0, or not finite: there is no exponent then.
+    verdict : str
+        "as promised", "grows", "shrinks", "undecided", "does not move" (no fit) or "not judged" (no promise).
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+    >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
+    >>> verdict = check["logits"]
+    >>> verdict.entry.name, verdict.promised, verdict.verdict
+    ('logits', 0.0, 'grows')
+    >>> check.update("query").verdict  # the one token can only look at itself
+    'does not move'
+    """
 
     entry: Entry
     promised: float | None  # None: it is measured, and nothing is promised of it
@@ -43,17 +66,41 @@ class Verdict(NamedTuple):
 
     @property
     def exponent(self) -> Exponent | None:
-        """The exponent that is judged, of the worst block."""
+        """The exponent that is judged: `fit.last`, or None without a fit.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
+        >>> print(check["logits"].exponent)
+        +1.05 ± 0.06
+        """
         return None if self.fit is None else self.fit.last
 
     @property
     def through(self) -> Exponent | None:
-        """The exponent through all widths."""
+        """The exponent through all widths: `fit.exponent`, or None without a fit.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
+        >>> print(check["logits"].through)
+        +1.05 ± 0.06
+        """
         return None if self.fit is None else self.fit.exponent
 
     @property
     def beyond(self) -> float:
-        """How far that is beyond the promise."""
+        """How far `through` is above the promise; 0 if one of them is None.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
+        >>> print(f"{check.update('head').beyond:.1f}")
+        1.0
+        """
         return 0.0 if self.through is None or self.promised is None else self.through.value - self.promised
 
 
