@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -75,8 +76,9 @@ class Check:
         return self.rule.name
 
     def __repr__(self) -> str:
-        kept = sum(v.verdict not in (GROWS, SHRINKS) for v in self.verdicts)
-        return f"<Check of {self.request.name}, {self.name}: {kept} of {len(self.verdicts)} activations as promised>"
+        counts = Counter(v.verdict for v in self.verdicts)
+        told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        return f"<Check of {self.request.name}, {self.name}: of {len(self.verdicts)} activations {told}>"
 
     def __getitem__(self, name: str) -> Verdict:
         return _of(name, self.verdicts)
@@ -346,7 +348,9 @@ class CoordCheck:
         self.random_numbers, self.seconds, self.work = random_numbers, seconds, work
 
     def __repr__(self) -> str:
-        found = "; ".join(f"{c.name} {'as promised' if c.kept else 'not as promised'}" for c in self.checks)
+        found = "; ".join(
+            f"{c.name} {'nothing against the promise' if c.kept else 'not as promised'}" for c in self.checks
+        )
         return f"<CoordCheck of {self.request.name}: {found}; print it for the table>"
 
     def __str__(self) -> str:
