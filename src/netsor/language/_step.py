@@ -237,6 +237,12 @@ class _Rates:
         self.given: dict[Source | str | None, Rate] = {}
         for key, rate in (lr if isinstance(lr, Mapping) else {None: lr}).items():
             match key:
+                case Weight() if len(np.unique(key.members)) < key.count:
+                    raise TraceError(
+                        "step",
+                        f"lr has the key {key!r}, a part of a batch of {key.count} matrices, which have one rate: give "
+                        "the batch, or make them weights of their own",
+                    )
                 case Weight(source=source) | Vector(op=Gaussian(source=source)):
                     self.given[source] = _rate(rate, "lr")
                 case str() | None:
