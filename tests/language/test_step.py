@@ -72,7 +72,7 @@ def test_a_rate_is_not_for_a_part_of_a_batch():
 
 
 def test_what_is_listed_twice_moves_once():
-    loss, h, w, _, b, _ = net()
+    loss, _, w, _, b, _ = net()
     once, twice = (ns.step(loss, loss, 0.1, weights=listed) for listed in ([w, b], [b, w, w.T, b]))
     a, c = ns.Program((once, twice)).simulate(n=4, draws=3)
     np.testing.assert_allclose(a, c, rtol=1e-12)
@@ -102,6 +102,14 @@ def test_equal_initial_vectors_are_one_parameter():
     other = ns.gaussian(n, 2, cov=np.eye(2) + 0.5)
     with pytest.raises(ns.TraceError, match="are correlated, so which of them are parameters is not known"):
         ns.step(other, ns.mean_dot(other, other).sum(), 0.3, weights=other)
+
+
+def test_biases_that_begin_at_the_same_number_are_parameters_of_their_own():
+    b = ns.gaussian(n, 2, cov=0.0, name="biases")
+    r = ns.gaussian(n, 2)
+    loss = ns.dot(r[0], b[0]) + ns.dot(r[1], ns.tanh(b[1]))
+    after, given = ns.Program((ns.step(b, loss, 0.3, weights=b), r)).simulate(n=4, draws=3)
+    np.testing.assert_allclose(after, -0.3 * given / 4**0.5)
 
 
 def test_gradients_pass_through_the_network_after_a_step():

@@ -66,8 +66,8 @@ def step(
         "sgd", "muon" or "adam".
     weights
         What moves: weights, initial vectors (biases, embeddings, a readout) and random scalars; unless given, all
-        matrices that the loss depends on. Equal initial vectors, as those of a token that occurs twice, are one
-        parameter.
+        matrices that the loss depends on. Equal random vectors, as those of a token that occurs twice, are one
+        parameter; vectors without variance (biases that begin at 0) are each its own.
     eps
         ε̂ of Adam.
     newton_schulz
@@ -215,8 +215,9 @@ def _equal(leaf: Value, d: Value) -> Value:
         return d
     rows = np.column_stack([first.mean.ravel(), first.factor.reshape(leaf.size, -1)])
     _, which = np.unique(rows, axis=0, return_inverse=True)
-    same = which.ravel()[:, None] == which.ravel()
     between = rows[:, 1:] @ rows[:, 1:].T
+    random = np.diagonal(between) > 0  # biases that begin as the same numbers are parameters of their own
+    same = (which.ravel()[:, None] == which.ravel()) & random | np.eye(leaf.size, dtype=bool)
     size = np.sqrt(np.outer(np.diagonal(between), np.diagonal(between)))
     if (np.abs(between) > 1e-12 * size)[~same].any():
         raise TraceError(

@@ -91,7 +91,7 @@ def _small(value: Value, unit: str) -> Any:
 
 
 def _sees(value: Value, context: Context) -> bool:
-    """Whether a value is of order 1 though what it is a product of is longer by √n: scores, and W x in finite spaces."""
+    """Whether a value of order 1 is a product of vectors longer by √n: scores, and W x in finite spaces."""
     op = value.op
     if isinstance(op, MatMul):
         return math.isinf(context.width(op.x)) and math.isfinite(context.width(value))
