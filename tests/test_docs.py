@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(path for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")) if "```python" in path.read_text())
 BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
 DRAWS = re.compile(r"draws=([\d_]+)")
-LONG = {"bayes.md", "estimator.md", "howto.md", "regression.md", "scale.md", "tangent.md"}
+LONG = {"bayes.md", "estimator.md", "figures.md", "howto.md", "regression.md", "scale.md", "tangent.md"}
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
 
@@ -36,7 +36,7 @@ def needs(page):
         pytest.importorskip("sklearn")
 
 
-SHORT = [page for page in PAGES if page.name in LONG - {"tangent.md", "howto.md"}]  # of the long ones
+SHORT = [page for page in PAGES if page.name in LONG - {"figures.md", "tangent.md", "howto.md"}]  # of the long ones
 
 
 @pytest.mark.parametrize("page", SHORT, ids=lambda page: page.name)

@@ -1,40 +1,138 @@
-"""The examples of public docstrings run, and print what they say."""
+"""Every public name has a docstring in numpy's form, whose examples run and print what they say.
 
+Public are the names of `ns`, `ns.nn` and `ns.models`, what docs/api.md has a page for, and the methods and properties
+of public classes. A function lists all its parameters and what it returns; a class those of its constructor, or its
+attributes. A property has no parameters and returns what its first line says.
+"""
+
+import dataclasses
 import doctest
+import functools
+import importlib.util
 import inspect
+import pkgutil
+import re
+from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
 
 import netsor as ns
+from netsor.studies.audit import _audit
+from netsor.studies.coord_check import _check
 
-PUBLIC = {name: getattr(ns, name) for name in ns.__all__} | {
-    f"nn.{name}": getattr(ns.nn, name) for name in ns.nn.__all__
-}
-FINDER = doctest.DocTestFinder(exclude_empty=True, recurse=True)
+from .inline import Inline
+
+API = Path(__file__).parent.parent / "docs" / "api.md"
+HAS_SKLEARN = importlib.util.find_spec("sklearn") is not None  # what the regressor needs
+PAGES = [
+    pkgutil.resolve_name(page)
+    for page in re.findall(r"^::: (netsor\S+)", API.read_text(), re.MULTILINE)
+    if HAS_SKLEARN or "_regressor" not in page
+]
+FINDER = doctest.DocTestFinder(exclude_empty=True, recurse=False)
+ITEM = re.compile(r"^\*{0,2}(\w+(?:, \w+)*)(?: :.*)?$", re.MULTILINE)
+PROPERTIES = (property, functools.cached_property)
+MEASURED = functools.cache(_check.measure)  # a part of a check tells all that its numbers depend on
+
+
+def members(kind):
+    """The public methods and properties of a class that are ours, by the names of the classes that define them."""
+    fields = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    for base in kind.__mro__:
+        if base.__module__.startswith("netsor"):
+            for name, found in vars(base).items():
+                function = getattr(found, "__func__", found)
+                ours = inspect.isfunction(function) or isinstance(found, PROPERTIES)
+                if ours and name not in fields and not name.startswith("_"):
+                    yield f"{base.__name__}.{name}", function
+
+
+def public():
+    """Every public name, once."""
+    modules = {"": ns, "nn.": ns.nn, "models.": ns.models, "paper.": ns.paper}
+    things = {f"{of}{name}": getattr(module, name) for of, module in modules.items() for name in module.__all__}
+    things |= {page.__name__: page for page in PAGES if page not in things.values()}
+    found = {}
+    for name, thing in things.items():
+        if callable(thing) and thing not in found.values():  # numbers, tables and modules say what they are in docs/
+            found[name] = thing
+            if inspect.isclass(thing):
+                found |= dict(members(thing))
+    return found
+
+
+PUBLIC = public()
+
+
+def test_every_name_has_a_page():
+    modules = (ns, ns.nn, ns.models, ns.paper)
+    things = [getattr(module, name) for module in modules for name in module.__all__]
+    assert [thing for thing in things if callable(thing) and thing not in PAGES] == []
+
+
+def sections(thing):
+    """The parts of a docstring by their headings."""
+    parts = re.split(r"^(\w+)\n-{3,}$", inspect.getdoc(thing) or "", flags=re.MULTILINE)
+    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+def parameters(thing):
+    """The names of what a function or a constructor takes."""
+    if inspect.isclass(thing) and issubclass(thing, ns.Value):
+        return set()  # values are made by the functions of the language, not by their constructors
+    return set(inspect.signature(thing).parameters) - {"self", "cls"}
+
+
+def missing(thing):
+    """What the docstring of a public name lacks."""
+    found = sections(thing)
+    lacks = [] if found[""].strip() else ["a first line"]
+    lacks += [] if ">>>" in found.get("Examples", "") else ["Examples"]
+    if isinstance(thing, PROPERTIES):
+        return lacks
+    described = found.get("Parameters", "") + found.get("Attributes", "")
+    named = {name for row in ITEM.findall(described) for name in row.split(", ")}
+    lacks += [f"parameter {name}" for name in sorted(parameters(thing) - named)]
+    if inspect.isclass(thing):
+        return lacks
+    returns = inspect.signature(thing).return_annotation not in (None, "None")
+    return lacks + (["Returns"] if returns and not found.get("Returns", "").strip() else [])
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_docstrings_are_whole(name):
+    assert missing(PUBLIC[name]) == []
+
+
+def test_what_lacks_is_found():
+    def bare(x, *rest, **more) -> int:
+        """A line alone."""
+        return x
+
+    assert missing(bare) == ["Examples", "parameter more", "parameter rest", "parameter x", "Returns"]
+    assert missing(property(bare)) == ["Examples"]
 
 
 def examples():
     found = {}
     for name, thing in PUBLIC.items():
-        if inspect.isclass(thing) or inspect.isfunction(thing):
-            for test in FINDER.find(thing, name, module=False, globs={"ns": ns, "np": np}):
-                if test.examples:
-                    found[test.name] = test
+        function = getattr(thing, "fget", None) or getattr(thing, "func", None) or thing
+        for test in FINDER.find(inspect.unwrap(function), name, module=False, globs={"ns": ns, "np": np}):
+            found[name] = test
     return found
 
 
 EXAMPLES = examples()
 
 
-def test_they_are_found():
-    assert {"rate", "Program.latex", "Law.expect", "nn.attention"} <= set(EXAMPLES)
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples(name):
+def test_examples(name, monkeypatch):
     matplotlib.use("Agg")
+    monkeypatch.setattr(_audit, "Workers", Inline)  # the same bits, and no process to begin
+    monkeypatch.setattr(_check, "Workers", Inline)
+    monkeypatch.setattr(_check, "measure", MEASURED)  # the examples of its results have one check in common
     said = []
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     runner.run(EXAMPLES[name], out=said.append)

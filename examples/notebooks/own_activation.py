@@ -11,7 +11,7 @@
 # %% [markdown]
 # # An activation of your own, and the temperature that suits it
 #
-# Any function of numpy arrays can be a nonlinearity. Ours is a wavelet, $\phi(u) = c\,(1 - u^2)\,e^{-u^2/2}$. We want
+# Any function of numpy arrays can be a nonlinearity. Ours is a wavelet, $\phi(u) = c\,(1 - u^2)\,\exp(-u^2/2)$. We want
 # tokens of second moment 1, so that scores have variance $\sigma_Q^2 \sigma_K^2$: this fixes $c$. The library computes
 # the second moment at infinite width, as the limit of `ns.mean_dot` of the tokens.
 

@@ -77,6 +77,7 @@ from .nn import Attention, attention_std
 from .studies import paper
 from .studies._rate import Rate, rate
 from .studies.audit import audit
+from .studies.coord_check import coord_check
 from .studies.literature import literature
 
 __version__ = "0.2.0"
@@ -135,6 +136,7 @@ __all__ = [
     "audit",
     "clip",
     "concat",
+    "coord_check",
     "cos",
     "data",
     "distances",

@@ -8,29 +8,35 @@ z the outputs are conditioned exactly, so that a posterior is again a mixture of
 from __future__ import annotations
 
 import math
+import sys
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from .engine._latent import Latent
-from .engine._montecarlo import Progress, check_memory, generator, one_blas_thread, whole_number
+from .engine._latent import Latent, matched
+from .engine._montecarlo import Progress, check_memory, generator, in_bytes, one_blas_thread, whole_number
+from .engine._plan import in_time
 from .laws import Estimate, Joint, Origin
 from .laws._convergence import effective, r_hat
-from .laws._elliptical import Chains, LogLikelihood, moved
-from .laws._estimate import combined, student
-from .laws._likelihood import Data, fitted, log_likelihood, updated
+from .laws._elliptical import Chains, LogLikelihood, moved, reference
+from .laws._estimate import combined
+from .laws._likelihood import Data, fitted, log_likelihood, updated_by_columns
 from .laws._posterior import FEW
-from .laws._tempering import evidences, mean_of_logs, path
+from .laws._tempering import evidences, mean_of_logs, path, step_from, steps_after
 
 Array = npt.NDArray[np.float64]
 
 APART = 1.05  # R-hat above which chains are not said to agree
 SPREAD = 0.7  # of the evidence, between runs and relative to it, above which their mean is not to be trusted
 STREAM = 2**21  # the key of the generators of chains: no draw of a plan has it
+LONG = 10.0  # seconds from which on a cost is printed before the start, on a terminal
+PROBED = 64  # draws of the prior at which the likelihood is timed, at most
+ASKED = 3.0  # likelihoods for a move: measured, from 2 to 5
 TRIED = 16  # particles for which the effect of errors of Gaussian expectations on the evidence is measured
 
 
@@ -49,10 +55,31 @@ class Sampled:
 class Posterior:
     """The law of a program's outputs given data, sampled by Markov chains, and how the chains fared.
 
-    `law` is the joint law of all entries: means, densities and plots, each with its error. Its replicas are states of
-    the chains so far apart that they are nearly independent. `r_hat` is the rank-normalised split R-hat, at worst over
-    the log likelihood and the entries' means (near 1 where chains agree); `effective` the effective sample size of the
-    kept draws, at worst; `acceptance` the share of tried points that were taken.
+    `Program.posterior` makes it.
+
+    Parameters
+    ----------
+    law : Joint
+        Of all entries: means, densities and plots, each with its error. Its replicas are states of the chains so far
+        apart that they are nearly independent.
+    r_hat : float
+        The rank-normalised split R-hat, at worst over the log likelihood and the entries' means: near 1 where chains
+        agree.
+    effective : float
+        The effective sample size of the kept draws, at worst.
+    acceptance : float
+        The share of tried points that were taken.
+    chains : int
+        How many.
+    observed : int
+        How many values were observed.
+
+    Examples
+    --------
+    >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1))
+    >>> found = net.posterior({0: 1.5}, noise=0.1, n=ns.inf, draws=160, particles=64, progress=False)
+    >>> found.law.dim, found.chains, found.observed
+    (2, 16, 1)
     """
 
     law: Joint
@@ -68,6 +95,44 @@ class Posterior:
             f"{self.chains} chains, R-hat {self.r_hat:.3f}, effective sample size {self.effective:.0f}, "
             f"acceptance {self.acceptance:.2f}>"
         )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """About what chains would take, right within a factor of two or three: `seconds`, and memory at most in `bytes`.
+
+    `likelihoods` is how often the likelihood of all data is asked for.
+    """
+
+    seconds: float
+    bytes: float
+    likelihoods: int
+
+    def __str__(self) -> str:
+        return f"about {in_time(self.seconds)} and {in_bytes(self.bytes)}, for {self.likelihoods:,} likelihoods"
+
+
+def cost(
+    latent: Latent, data: Data, draws: int, chains: int, thin: int, particles: int, moves: int, paths: int = 1
+) -> Cost:
+    """What `sampled` would take; `paths` are how often particles go from the prior to the posterior, for evidence too.
+
+    The likelihood is timed at draws of the prior; the spread of what is found there tells of the steps of tempering.
+    """
+    kept = chains * -(-draws // chains)
+    memory = 8.0 * (kept + 4 * paths * particles) * (latent.size + latent.entries) + held(latent)
+    if latent.plan.constant:
+        return Cost(0.0, held(latent), 1)
+    ask = likelihood(latent, data)
+    z = generator(0, STREAM, 3).standard_normal((min(PROBED, particles), latent.size))
+    with one_blas_thread():
+        ask(z[:1])  # what is made once
+        start = time.perf_counter()
+        height = ask(z)
+    each = (time.perf_counter() - start) / len(z)
+    steps = (1 + steps_after(step_from(0.0, height))) * paths
+    asked = math.ceil(ASKED * (steps * moves * particles + kept * thin))
+    return Cost(each * (asked + 2 * kept), memory, asked)
 
 
 def likelihood(latent: Latent, data: Data) -> LogLikelihood:
@@ -110,14 +175,16 @@ def sampled(
     )
     rng, ask = generator(seed, STREAM), likelihood(latent, data)
     kept, heights = np.empty((chains, each, latent.size)), np.empty((chains, each))
-    with one_blas_thread(), _bar(each * thin, progress) as tell:
-        way = path(ask, particles, latent.size, moves, rng)
+    if progress is True and sys.stderr.isatty():
+        _announce("posterior", cost(latent, data, draws, chains, thin, particles, moves))
+    with one_blas_thread(), _Bar(progress, particles * moves, chains * each * thin) as bar:
+        way = path(ask, particles, latent.size, moves, rng, bar.tempered)
         some = rng.permutation(particles)[:chains]
-        at = Chains(way.chains.z[some], way.chains.height[some], 0)
+        at, around = Chains(way.chains.z[some], way.chains.height[some], 0), reference(way.chains.z)
         for k in range(each * thin):
-            at = moved(ask, at, rng, around=way.around[-1])
+            at = moved(ask, at, rng, around=around)
             kept[:, k // thin], heights[:, k // thin] = at.z, at.height
-            tell()
+            bar.tell(chains)
         flat = kept.reshape(-1, latent.size)
         means = np.concatenate(latent.over(flat, lambda mean, columns: fitted(mean, columns, data)))
     told = np.concatenate([heights[..., None], means.reshape(chains, each, -1)], axis=2)
@@ -140,11 +207,6 @@ def held(latent: Latent) -> float:
     return latent.workers * latent.block * (latent.plan.bytes + 32.0 * latent.entries**2)
 
 
-def squared(columns: Array) -> Array:
-    """C C^T."""
-    return np.asarray(columns @ np.swapaxes(columns, -1, -2))
-
-
 def posterior(
     latent: Latent,
     data: Data,
@@ -160,13 +222,14 @@ def posterior(
     """The law of all outputs given data; of one replica where nothing that is drawn matters, a Gaussian process."""
     size, number = latent.entries, len(data.entries)
     method = f"{origin.method}, given {number} observation{'s' * (number > 1)}"
-    found = sampled(latent, data, draws, chains, thin, particles, moves, seed, progress)
+    kept = 1 if latent.plan.constant else whole_number("draws", draws, 8)
     check_memory(
-        16.0 * len(found.z) * size**2 + held(latent),
-        f"a posterior of {size} entries over {len(found.z)} replicas",
-        "take fewer draws, or a program with fewer outputs",
+        16.0 * kept * size**2 + held(latent),
+        f"a posterior of {size:,} entries with a covariance for each of draws={kept}",
+        "take fewer draws, a program with fewer outputs, or ns.AttentionRegressor, which keeps states alone",
     )
-    parts = latent.over(found.z, lambda mean, columns: updated(mean, squared(columns), data)[:2])
+    found = sampled(latent, data, draws, chains, thin, particles, moves, seed, progress)
+    parts = latent.over(found.z, lambda mean, columns: updated_by_columns(mean, columns, data))
     mean, cov = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     law = Joint(mean, cov, replace(origin, method=method))
     return Posterior(law, found.r_hat, found.effective, found.acceptance, found.chains, number)
@@ -194,12 +257,14 @@ def evidence(
     if latent.plan.constant:
         one = np.zeros((1, latent.size))
         value = float(ask(one)[0])
-        return Estimate(value, max((abs(float(likelihood(s, data)(one)[0]) - value) for s in shifted), default=0.0))
-    with one_blas_thread():
-        way = path(ask, particles, latent.size, moves, generator(seed, STREAM, 1))
-        with _bar(len(way.around), progress) as tell:
-            logs, last = evidences(ask, way, runs, particles, moves, generator(seed, STREAM, 2), tell)
-    value, spread = mean_of_logs(logs)
+        return Estimate(value, max((_moved_by(latent, other, data, one, ask) for other in shifted), default=0.0))
+    if progress is True and sys.stderr.isatty():
+        _announce("evidence", cost(latent, data, 0, 1, 1, particles, moves, 1 + runs))
+    with one_blas_thread(), _Bar(progress, particles * moves, 0, 1 + runs) as bar:
+        way = path(ask, particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
+        rng, tell = generator(seed, STREAM, 2), lambda: bar.tell(runs * particles * moves)
+        logs, last = evidences(ask, way, runs, particles, moves, rng, tell)
+    value, error, spread = mean_of_logs(logs)
     if spread > SPREAD:
         warnings.warn(
             f"evidence: the {runs} runs differ by {spread:.2g} of their mean, so that the error is not to be trusted; "
@@ -207,25 +272,52 @@ def evidence(
             stacklevel=3,
         )
     some = last[:: max(1, len(last) // TRIED)]
-    doubt = max((float(np.abs(likelihood(other, data)(some) - ask(some)).mean()) for other in shifted), default=0.0)
-    return Estimate(value, combined(student(runs) * spread / math.sqrt(runs), doubt), frozenset([seed]))
+    doubt = max((_moved_by(latent, other, data, some, ask) for other in shifted), default=0.0)
+    return Estimate(value, combined(error, doubt), frozenset([seed]))
 
 
-class _bar:
-    """A bar of moves on a terminal, or the user's function of (done, in all)."""
+def _moved_by(latent: Latent, other: Latent, data: Data, z: Array, ask: LogLikelihood) -> float:
+    """By how much the log likelihood changes in the mean, with the same normals in another plan of the same draws."""
+    places, more = matched(latent, other), np.random.default_rng(0).standard_normal((len(z), other.size))
+    assert places is not None
+    more[:, places[places >= 0]] = z[:, places >= 0]
+    return float(np.abs(likelihood(other, data)(more) - ask(z)).mean())
 
-    def __init__(self, total: int, progress: Progress) -> None:
-        self.total, self.progress, self.done = total, progress, 0
 
-    def __enter__(self) -> Callable[[], None]:
-        self.bar = tqdm(
-            total=self.total, unit=" moves", delay=1, disable=None if self.progress is True else True, leave=False
-        )
-        return self.tell
+def _announce(what: str, expected: Cost) -> None:
+    if expected.seconds > LONG:
+        tqdm.write(f"{what}: {expected}; Ctrl-C ends it", file=sys.stderr)
 
-    def tell(self) -> None:
-        self.done += 1
-        self.bar.update(1)
+
+class _Bar:
+    """Moves of chains and particles: a bar on a terminal, or the user's function of (done, in all).
+
+    A first run finds how many steps there are, of `each` moves, to be gone `times` over; until then that is estimated.
+    """
+
+    def __init__(self, progress: Progress, each: int, more: int, times: int = 1) -> None:
+        self.progress, self.each, self.more, self.times = progress, each, more, times
+        self.done = self.total = self.steps = 0
+        self.expected = 1
+
+    def __enter__(self) -> _Bar:
+        shown = None if self.progress is True else True
+        self.bar = tqdm(total=self.total, unit=" moves", delay=1, disable=shown, leave=False)
+        return self
+
+    def tempered(self, power: float) -> None:
+        """One step of the first run, to this power."""
+        self.steps += 1
+        if self.steps == 1:
+            self.expected = 1 + steps_after(power)
+        steps = self.steps if power >= 1 else max(self.expected, self.steps + 1)
+        self.bar.total = self.total = steps * self.each * self.times + self.more
+        self.tell(self.each)
+
+    def tell(self, moves: int) -> None:
+        """So many more are done."""
+        self.done += moves
+        self.bar.update(moves)
         if callable(self.progress):
             self.progress(self.done, self.total)
 

@@ -42,9 +42,27 @@ Draws = npt.NDArray[np.float64]
 
 
 class Program:
-    """A traced program. Its output is a value, or a tuple of values whose laws are joint.
+    """A traced program: what `ns.program` makes of a function, or values themselves.
 
     `net[i]` is the program of one part: a part of the tuple, or an index into the one value.
+
+    Parameters
+    ----------
+    output : Value, or tuple of Value
+        What it returns; the laws of several are joint.
+    name : str
+        Printed.
+    probes : sequence of Watched
+        What `ns.probe` named while the program was traced.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> net = ns.Program(ns.nn.attention(ns.gaussian(n, 4), heads=2))
+    >>> net[0].shape, net.widths
+    ((), ('n',))
+    >>> print(f"{net[0].law(n=ns.inf).var():.6f}")
+    0.391971
     """
 
     def __init__(
@@ -69,19 +87,37 @@ class Program:
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """The outputs as a tuple, also when there is one."""
+        """The outputs as a tuple, also when there is one.
+
+        Examples
+        --------
+        >>> len(ns.paper.layer().outputs)
+        1
+        """
         return self.output if isinstance(self.output, tuple) else (self.output,)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the one output: how many vectors or scalars, by axes."""
+        """The shape of the one output: how many vectors or scalars, by axes.
+
+        Examples
+        --------
+        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 4), heads=2)).shape
+        (4,)
+        """
         if isinstance(self.output, tuple):
             raise ValueError(f"{self.name} returns {len(self.output)} values: ask for the shape of net[i]")
         return self.output.shape
 
     @property
     def widths(self) -> tuple[str, ...]:
-        """The names of the widths that must be bound to evaluate the program."""
+        """The names of the widths that must be bound to evaluate the program.
+
+        Examples
+        --------
+        >>> ns.paper.layer(low_rank=True).widths
+        ('n', 'd')
+        """
         return tuple(dict.fromkeys(w.name for w in widths_of(ordered(self._whole)) if w.name is not None))
 
     def __len__(self) -> int:
@@ -148,7 +184,19 @@ class Program:
         return latex(self.name, self.outputs, self.check(), document, self.probes)
 
     def check(self) -> Report:
-        """Assumption 3.1 of the paper, point by point, and the verdict: proved, conjectured, or no limit."""
+        """Assumption 3.1 of the paper, point by point, and the verdict: proved, conjectured, or no limit.
+
+        Returns
+        -------
+        Report
+            With `verdict` and `reasons`; `print` shows every point.
+
+        Examples
+        --------
+        >>> report = ns.paper.layer().check()
+        >>> report.verdict, report.reasons
+        ('proved', ())
+        """
         return self._report
 
     @functools.cached_property
@@ -206,8 +254,31 @@ class Program:
     def plan(self, *, coordinates: int | list[int] | None = None, **widths: float) -> Plan:
         """What `law` would draw and compute at these widths, step by step, and what it costs: `print(net.plan(n=256))`.
 
-        It has `random_numbers`, `bytes` and `operations` a replica, and `seconds(draws)`. Nothing is drawn. A program
-        that cannot be done is refused here already, with the reason. `coordinates` are those of `law`.
+        Nothing is drawn. A program that cannot be done is refused here already, with the reason.
+
+        Parameters
+        ----------
+        coordinates : int or list of int, optional
+            As in `law`.
+        **widths : float
+            Every width by its name.
+
+        Returns
+        -------
+        Plan
+            With `random_numbers`, `bytes` and `operations` a replica, and `seconds(draws)`.
+
+        Raises
+        ------
+        NoLimitError
+            If a width is infinite and the program provably has no limit.
+        ExactError
+            If the law cannot be computed at these widths.
+
+        Examples
+        --------
+        >>> ns.paper.layer().plan(n=256).random_numbers
+        23
         """
         bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
         self._status(bound)
@@ -328,16 +399,38 @@ class Program:
     ) -> Draws | tuple[Draws, ...]:
         """Draws of the outputs, exactly, at any widths, finite or `inf`: no weight matrix is drawn, as in `law`.
 
-        Nothing is formed between pairs of outputs, so that a program may return thousands of scalars. Seeds, `workers`,
-        `executor` and `progress` are as in `simulate`, `backend`, `device` and `precision` as in `law`; the same seed
-        at two widths gives coupled draws. At infinite width Gaussian expectations are used as they are: `law` tells
-        what their errors amount to.
+        Nothing is formed between pairs of outputs, so that a program may return thousands of scalars. At infinite width
+        Gaussian expectations are used as they are: `law` tells what their errors amount to.
+
+        Parameters
+        ----------
+        draws : int
+            How many.
+        seed : int
+            As in `simulate`; the same seed at two widths gives coupled draws.
+        workers : int, optional
+            Threads; all cores if None.
+        executor : concurrent.futures.Executor, optional
+            In place of threads.
+        progress : bool or callable
+            As in `simulate`.
+        backend, device, precision : str
+            As in `law`.
+        **widths : float
+            Every width by its name.
 
         Returns
         -------
-        array or tuple of arrays
+        numpy.ndarray or tuple of them
             (draws, *shape) for each output, a tuple if the program returns a tuple: scalars as they are, and of each
             vector one coordinate, all of them jointly.
+
+        Raises
+        ------
+        NoLimitError
+            If a width is infinite and the program provably has no limit.
+        ExactError
+            If the draws cannot be made at these widths.
 
         Examples
         --------
@@ -358,7 +451,7 @@ class Program:
         *,
         draws: int = 800,
         chains: int = 16,
-        thin: int = 3,
+        thin: int = 8,
         particles: int = 512,
         moves: int = 3,
         seed: int = 0,
@@ -366,19 +459,50 @@ class Program:
         progress: Progress = True,
         **widths: float,
     ) -> _bayes.Posterior:
-        """The law of all outputs given that some entries were observed, {entry: value}, by Markov chains.
+        """The law of all outputs given that some entries were observed, by Markov chains.
 
         What `law(…).condition(…)` finds by weighting replicas of the prior, for data that leave too few of them: chains
-        move what the engine draws to where the data are. Entries, values and `noise` (a standard deviation, or one for
-        each value) are as there, and given the chains' states all is exact. So many `particles` go from the prior to
-        the posterior as in `log_evidence`; from some of them `chains` start, of which `draws` states are kept in all,
-        `thin` moves apart. The result has `law`, a `Joint`, and `r_hat`,
-        `effective` and `acceptance`; a warning says when chains do not agree or are too short. Works where the outputs
-        are Gaussian given what is drawn; `workers` are threads.
+        move what the engine draws to where the data are. Given the chains' states all is exact. A warning says when
+        chains do not agree or are too short. Works where the outputs are Gaussian given what is drawn.
 
-        >>> import netsor as ns
-        >>> n = ns.Width("n")
-        >>> net = ns.Program(ns.nn.attention(ns.gaussian(n, 2), heads=1))  # two tokens
+        Parameters
+        ----------
+        observed : mapping of int to float
+            The values, by entry, as in `Joint.condition`.
+        noise : float or array_like
+            The standard deviation of the noise of all values, or of each.
+        draws : int
+            How many states are kept in all.
+        chains : int
+            How many chains start, from some of the particles.
+        thin : int
+            How many moves apart the kept states are.
+        particles : int
+            How many go from the prior to the posterior, as in `log_evidence`.
+        moves : int
+            Of each particle, at each step of the way.
+        seed : int
+            What the chains depend on.
+        workers : int, optional
+            Threads; all cores if None.
+        progress : bool or callable
+            As in `simulate`.
+        **widths : float
+            Every width by its name.
+
+        Returns
+        -------
+        Posterior
+            With `law`, a `Joint`, and `r_hat`, `effective` and `acceptance`.
+
+        Raises
+        ------
+        ValueError
+            If a value or a number is not allowed.
+
+        Examples
+        --------
+        >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1))  # two tokens
         >>> found = net.posterior({0: 1.5}, noise=0.1, n=ns.inf)
         >>> 1.4 < found.law[0].mean() < 1.5, found.r_hat < 1.05
         (True, True)
@@ -386,6 +510,52 @@ class Program:
         _, latent, origin = self._latent(widths, workers, seed)
         data = checked_data(latent.entries, observed, noise)
         return _bayes.posterior(latent, data, draws, chains, thin, particles, moves, seed, progress, origin)
+
+    def posterior_cost(
+        self,
+        observed: Mapping[int, float],
+        noise: npt.ArrayLike = 0.0,
+        *,
+        draws: int = 800,
+        chains: int = 16,
+        thin: int = 8,
+        particles: int = 512,
+        moves: int = 3,
+        workers: int | None = None,
+        **widths: float,
+    ) -> _bayes.Cost:
+        """About what `posterior` with the same arguments would take: `seconds`, `bytes` and `likelihoods`.
+
+        The program is planned, and the likelihood is timed at a few draws of the prior. How many steps and tries the
+        chains need is as measured elsewhere, so that this is right within a factor of two or three.
+
+        Parameters
+        ----------
+        observed, noise, draws, chains, thin, particles, moves, workers, widths
+            As in `posterior`.
+
+        Returns
+        -------
+        Cost
+            `seconds`, memory at most in `bytes`, and how many `likelihoods` of all data; `print` tells all three.
+
+        Raises
+        ------
+        ValueError
+            If a value or a number is not allowed.
+
+        Examples
+        --------
+        >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1))  # two tokens
+        >>> cost = net.posterior_cost({0: 1.5}, noise=0.1, n=ns.inf)
+        >>> cost.likelihoods > 10_000, cost.bytes < 2**30
+        (True, True)
+        """
+        _, latent, _ = self._latent(widths, workers, 0)
+        data = checked_data(latent.entries, observed, noise)
+        found = _bayes.cost(latent, data, draws, chains, thin, particles, moves)
+        law = 16.0 * draws * latent.entries**2
+        return _bayes.Cost(found.seconds, found.bytes + law, found.likelihoods)
 
     def log_evidence(
         self,
@@ -402,13 +572,44 @@ class Program:
     ) -> Estimate:
         """The logarithm of the density of data under the program's law, by tempering, with its error.
 
-        Particles, draws of what the engine draws, go from the prior to the posterior in small steps, each with so many
-        `moves` of the chains of `posterior`. Independent `runs` give the error. For few data `law(…).condition(…)` has
-        the same number in `log_evidence`, by weights; with many, weights leave a few replicas and this does not.
+        Particles, draws of what the engine draws, go from the prior to the posterior in small steps. For few data
+        `law(…).condition(…)` has the same number in `log_evidence`, by weights; with many, weights leave a few replicas
+        and this does not.
 
-        >>> import netsor as ns
-        >>> n = ns.Width("n")
-        >>> net = ns.Program(ns.nn.attention(ns.gaussian(n, 2), heads=1))
+        Parameters
+        ----------
+        observed : mapping of int to float
+            The values, by entry, as in `Joint.condition`.
+        noise : float or array_like
+            The standard deviation of the noise of all values, or of each.
+        runs : int
+            How many, independent of each other: they give the error.
+        particles : int
+            Of each run.
+        moves : int
+            Of the chains of `posterior`, at each step.
+        seed : int
+            What the runs depend on.
+        workers : int, optional
+            Threads; all cores if None.
+        progress : bool or callable
+            As in `simulate`.
+        **widths : float
+            Every width by its name.
+
+        Returns
+        -------
+        Estimate
+            In nats.
+
+        Raises
+        ------
+        ValueError
+            If a value or a number is not allowed.
+
+        Examples
+        --------
+        >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1))
         >>> found = net.log_evidence({0: 1.5}, noise=0.1, n=ns.inf)
         >>> bool(abs(found - net.law(n=ns.inf).condition({0: 1.5}, noise=0.1).log_evidence) < 0.1)
         True

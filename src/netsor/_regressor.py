@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import BaseEstimator, RegressorMixin
+from scipy import linalg
+from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -19,13 +21,13 @@ from .engine._latent import Latent, embedding
 from .engine._montecarlo import check_memory, one_blas_thread
 from .language._width import Width, inf
 from .laws import Estimate, Joint, Origin
-from .laws._likelihood import Data, log_density, updated
+from .laws._likelihood import Data, log_density, updated, updated_by_columns
 
 Array = npt.NDArray[np.float64]
 
 n = Width("n")
-COPIES = 6.0  # arrays of the size of the tokens' kernel that are held while a plan is made
-BLOCK = 64  # states of a prior over which a kernel is averaged at a time
+COPIES = 11.0, 6.0  # arrays of the size of the tokens' kernel while a plan is made, and for each head: measured
+FEW = 256  # draws of a kernel from which the error of its mean is estimated, at most
 
 
 @program
@@ -55,25 +57,42 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Bayesian regression with an attention prior over functions, in scikit-learn's conventions.
 
     `X` is (examples, tokens, features), or flat (examples, features): then each feature is a token, its name one-hot
-    and its value. Scale features and targets to a size of about 1 beforehand; targets are centred here.
+    and its value. Scale features and targets to a size of about 1 beforehand; targets are centred here. After `fit`:
+    `log_marginal_likelihood_` and its error `log_marginal_likelihood_error_` (of tempering; of the kernel's mean for
+    infinitely many heads; 0 for a Gaussian process in closed form), `arguments_`, `noise_`, `r_hat_`, `effective_`.
 
-    Parameters:
+    Parameters
+    ----------
+    prior : callable, optional
+        A function, decorated with `ns.program`, of tokens and of `arguments` by name, with an output for each example;
+        None for one layer of attention, `heads`, `sharpness` and `scale`.
+    noise : float
+        The standard deviation of the noise.
+    heads : int or inf
+        Of the layer; `inf` for the Gaussian process of infinitely many, whose kernel is a mean over `kernel_draws`
+        draws of the prior without the argument.
+    width : int or inf
+        What every width is bound to.
+    arguments : mapping, optional
+        Other arguments of the prior.
+    grid : mapping, optional
+        Values of arguments, `heads` or `noise` to choose from by evidence, {name: values}: every combination is tried,
+        and `evidence_` tells what was found.
+    evidence : bool
+        Whether `fit` finds the evidence where there is no grid; it takes longer than the posterior.
+    draws, chains, thin, particles, moves, runs : int
+        As in `Program.posterior` and `Program.log_evidence`.
+    kernel_draws : int
+        Of the kernel of infinitely many heads.
+    workers : int, optional
+        Threads; all cores if None.
+    progress : bool, optional
+        As in `Program.posterior`.
+    random_state : int, numpy.random.RandomState or None
+        What the fit depends on.
 
-    - `prior`: a function, decorated with `ns.program`, of tokens and of `arguments` by name, with an output for each
-      example; None for one layer of attention, `heads`, `sharpness` and `scale`.
-    - `noise`: the standard deviation of the noise.
-    - `heads`: of the layer; `inf` for the Gaussian process of infinitely many, whose kernel is a mean over
-      `kernel_draws` draws of the prior without the argument. `width` binds every width, `inf` or a number.
-    - `arguments`: other arguments of the prior. `grid`: values of arguments, `heads` or `noise` to choose from by
-      evidence, {name: values}: every combination is tried, and `evidence_` tells what was found.
-    - `evidence`: whether `fit` finds the evidence where there is no grid; it takes longer than the posterior.
-    - `draws`, `chains`, `thin`, `particles`, `moves`, `runs`: as in `Program.posterior` and `Program.log_evidence`.
-
-    After `fit`: `log_marginal_likelihood_` and its error `log_marginal_likelihood_error_`, `arguments_`, `noise_`,
-    `r_hat_`, `effective_`.
-
-    >>> import numpy as np
-    >>> import netsor as ns
+    Examples
+    --------
     >>> x = np.linspace(-2, 2, 12)[:, None]
     >>> model = ns.AttentionRegressor(noise=0.1, draws=160, particles=64).fit(x, np.sin(x[:, 0]))
     >>> mean, std = model.predict([[0.3]], return_std=True)
@@ -93,12 +112,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         evidence: bool = False,
         draws: int = 400,
         chains: int = 8,
-        thin: int = 3,
+        thin: int = 8,
         particles: int = 256,
         moves: int = 3,
         runs: int = 4,
         kernel_draws: int = 1000,
         workers: int | None = None,
+        progress: Any = False,
         random_state: Any = 0,
     ) -> None:
         self.prior = prior
@@ -116,6 +136,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.runs = runs
         self.kernel_draws = kernel_draws
         self.workers = workers
+        self.progress = progress
         self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:
@@ -124,19 +145,34 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def fit(self, X: Any, y: Any) -> AttentionRegressor:
-        """Sample the posterior given examples `X` and targets `y` (examples,)."""
-        X, y = validate_data(self, X, y, allow_nd=True, y_numeric=True, dtype=np.float64)
-        if X.ndim > 3:
-            raise ValueError(f"X of shape {X.shape} must be (examples, tokens, features) or (examples, features)")
-        self.shape_ = X.shape[1:]
-        self.X_, self.mean_ = as_tokens(X), float(np.mean(y))
-        self.y_ = np.asarray(y, dtype=np.float64) - self.mean_
-        self.seed_ = int(check_random_state(self.random_state).randint(2**31))
-        self._check_size(len(self.X_))
-        layers = {"heads": self.heads} if self.prior is None or self.heads == inf else {}
-        own = {"noise": self.noise, **layers, **(self.arguments or {})}
-        names = list(self.grid or {})
-        tried = [{**own, **dict(zip(names, v, strict=True))} for v in itertools.product(*(self.grid or {}).values())]
+        """Sample the posterior given examples and their targets.
+
+        Parameters
+        ----------
+        X : array_like
+            (examples, tokens, features), or (examples, features).
+        y : array_like
+            (examples,).
+
+        Returns
+        -------
+        AttentionRegressor
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            If a shape or a parameter is not allowed.
+
+        Examples
+        --------
+        >>> x = np.linspace(-2, 2, 6)[:, None]
+        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
+        >>> model.noise_
+        0.3
+        """
+        self._take(X, y)
+        tried, names = self._combinations(), list(self.grid or {})
         self.evidence_ = []
         if self.grid or self.evidence:
             for given in tried:
@@ -155,13 +191,107 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return self
         self.latent_ = self._latent(self.X_, self.arguments_)
         made = _bayes.sampled(
-            self.latent_, data, self.draws, self.chains, self.thin, self.particles, self.moves, self.seed_, False
+            self.latent_,
+            data,
+            self.draws,
+            self.chains,
+            self.thin,
+            self.particles,
+            self.moves,
+            self.seed_,
+            self.progress,
         )
         self.states_, self.r_hat_, self.effective_ = made.z, made.r_hat, made.effective
         return self
 
+    def _take(self, X: Any, y: Any) -> None:
+        """Check data, and keep them."""
+        X, y = validate_data(self, X, y, allow_nd=True, y_numeric=True, dtype=np.float64)
+        if X.ndim > 3:
+            raise ValueError(f"X of shape {X.shape} must be (examples, tokens, features) or (examples, features)")
+        self.shape_ = X.shape[1:]
+        self.X_, self.mean_ = as_tokens(X), float(np.mean(y))
+        self.y_ = np.asarray(y, dtype=np.float64) - self.mean_
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31))
+        self._check_size(len(self.X_))
+
+    def _combinations(self) -> list[dict[str, Any]]:
+        """The arguments of the prior and the noise: all combinations of the grid."""
+        layers = {"heads": self.heads} if self.prior is None or self.heads == inf else {}
+        own = {"noise": self.noise, **layers, **(self.arguments or {})}
+        names, values = list(self.grid or {}), itertools.product(*(self.grid or {}).values())
+        return [{**own, **dict(zip(names, v, strict=True))} for v in values]
+
+    def cost(self, X: Any, y: Any) -> _bayes.Cost:
+        """About what `fit` with these data would take; nothing is fitted.
+
+        Plans are made and the likelihood is timed, for the first combination of a grid; all are taken to cost as much.
+
+        Parameters
+        ----------
+        X, y : array_like
+            As in `fit`.
+
+        Returns
+        -------
+        Cost
+            `seconds`, `bytes` and `likelihoods`.
+
+        Examples
+        --------
+        >>> x = np.linspace(-2, 2, 6)[:, None]
+        >>> ns.AttentionRegressor(draws=160, particles=64).cost(x, x[:, 0]).seconds > 0
+        True
+        """
+        model = clone(self)
+        model._take(X, y)
+        tried, wanted = model._combinations(), bool(self.grid or self.evidence)
+        given, data = tried[0], model._data(tried[0].pop("noise"))
+        start = time.perf_counter()
+        if given.get("heads") == inf:
+            kernels = model._kernels(model.X_, given)
+            next(kernels)
+            planned = time.perf_counter() - start
+            next(kernels, None)
+            again = (self.kernel_draws + FEW) * (time.perf_counter() - start - planned)
+            return _bayes.Cost(len(tried) * (2 * planned + again) * wanted, model._size(len(model.X_)), len(tried))
+        latent = model._latent(model.X_, given)
+        planned = time.perf_counter() - start
+        how = (self.draws, self.chains, self.thin, self.particles, self.moves, 1 + (1 + self.runs) * wanted)
+        found = _bayes.cost(latent, data, *how)
+        return _bayes.Cost(
+            len(tried) * (planned + found.seconds),
+            max(found.bytes, model._size(len(model.X_))),
+            len(tried) * found.likelihoods,
+        )
+
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The posterior mean of the function at new examples; with `return_std` their standard deviations too."""
+        """The posterior mean of the function at new examples.
+
+        Parameters
+        ----------
+        X : array_like
+            As in `fit`.
+        return_std : bool
+            Whether their standard deviations are wanted too.
+
+        Returns
+        -------
+        numpy.ndarray, or tuple of two
+            (examples,).
+
+        Raises
+        ------
+        ValueError
+            If X has another shape than in `fit`.
+
+        Examples
+        --------
+        >>> x = np.linspace(-2, 2, 6)[:, None]
+        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
+        >>> model.predict(x).shape
+        (6,)
+        """
         mean, cov = self._given(X)
         centre = mean.mean(axis=0)
         if not return_std:
@@ -170,13 +300,63 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return centre + self.mean_, np.sqrt(np.maximum(each.mean(axis=0) + mean.var(axis=0), 0.0))
 
     def law(self, X: Any) -> Joint:
-        """The joint law of the function at new examples, given the data: densities, quantiles and plots."""
+        """The joint law of the function at new examples, given the data.
+
+        Parameters
+        ----------
+        X : array_like
+            As in `fit`.
+
+        Returns
+        -------
+        Joint
+            With densities, quantiles and plots.
+
+        Raises
+        ------
+        ValueError
+            If X has another shape than in `fit`.
+
+        Examples
+        --------
+        >>> x = np.linspace(-2, 2, 6)[:, None]
+        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
+        >>> model.law(x[:2]).dim
+        2
+        """
         mean, cov = self._given(X)
         origin = Origin("exact" if self.width < inf else "conjectured", f"given {len(self.y_)} examples")
         return Joint(mean + self.mean_, cov, origin)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
-        """Draws of the function at new examples, jointly: (examples, n_samples)."""
+        """Draws of the function at new examples, jointly.
+
+        Parameters
+        ----------
+        X : array_like
+            As in `fit`.
+        n_samples : int
+            How many functions.
+        random_state : int, numpy.random.RandomState or None
+            What the draws depend on.
+
+        Returns
+        -------
+        numpy.ndarray
+            (examples, n_samples).
+
+        Raises
+        ------
+        ValueError
+            If X has another shape than in `fit`.
+
+        Examples
+        --------
+        >>> x = np.linspace(-2, 2, 6)[:, None]
+        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
+        >>> model.sample_y(x[:2], n_samples=5).shape
+        (2, 5)
+        """
         seed = int(check_random_state(random_state).randint(2**31))
         return self.law(X).rvs(n_samples, seed=seed).T
 
@@ -197,12 +377,12 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         places = embedding(self.latent_, large)
         if places is None:  # the engine draws other numbers for more examples: chains over these
             z = _bayes.sampled(
-                large, data, self.draws, self.chains, self.thin, self.particles, self.moves, self.seed_, False
+                large, data, self.draws, self.chains, self.thin, self.particles, self.moves, self.seed_, self.progress
             ).z
         else:
             z = np.random.default_rng(self.seed_).standard_normal((len(self.states_), large.size))
             z[:, places] = self.states_
-        parts = large.over(z, lambda mean, columns: _after(mean, columns, data, count))
+        parts = large.over(z, lambda mean, columns: updated_by_columns(mean, columns, data, slice(count, None)))
         return np.concatenate([m for m, _ in parts]), np.concatenate([c for _, c in parts])
 
     def _data(self, noise: float) -> Data:
@@ -221,37 +401,50 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _process(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[Array, Array]:
         """Mean 0 and the covariance of infinitely many heads: that of one, whatever it attends to."""
-        latent = self._latent(tokens, {name: value for name, value in arguments.items() if name != "heads"})
-        rng, size = np.random.default_rng(self.seed_), latent.entries
-        total = np.zeros((size, size))
-        with one_blas_thread():
-            for start in range(0, self.kernel_draws, BLOCK):
-                z = rng.standard_normal((min(BLOCK, self.kernel_draws - start), latent.size))
-                for row in z:
-                    columns = latent.given(row[None])[1][0]
-                    total += columns @ columns.T
-        return np.zeros((1, size)), total[None] / self.kernel_draws
+        total: Any = 0.0
+        count = 0
+        for columns in self._kernels(tokens, arguments):
+            total, count = total + columns @ columns.T, count + 1
+        return np.zeros((1, len(tokens))), total[None] / count
 
-    def _evidence(self, given: dict[str, Any]) -> Any:
+    def _kernels(self, tokens: Array, arguments: Mapping[str, Any]) -> Iterator[Array]:
+        """C of the covariance C C^T of one head, for each draw of what it attends to."""
+        latent = self._latent(tokens, {name: value for name, value in arguments.items() if name != "heads"})
+        rng = np.random.default_rng(self.seed_)
+        with one_blas_thread():
+            for _ in range(1 if latent.plan.constant else self.kernel_draws):
+                yield latent.given(rng.standard_normal((1, latent.size)))[1][0]
+
+    def _evidence(self, given: dict[str, Any]) -> Estimate:
         data = self._data(given["noise"])
         arguments = {name: value for name, value in given.items() if name != "noise"}
         if arguments.get("heads") == inf:
             mean, cov = self._process(self.X_, arguments)
             root, z = updated(mean, cov, data)[2:]
-            return Estimate(float(log_density(root, z)[0]), 0.0)
+            some = itertools.islice(self._kernels(self.X_, arguments), FEW)
+            slopes = [slope(root[0], z[0], columns) for columns in some]
+            error = float(np.std(slopes)) / math.sqrt(self.kernel_draws)
+            return Estimate(float(log_density(root, z)[0]), error)
         return _bayes.evidence(
-            self._latent(self.X_, arguments), data, self.runs, self.particles, self.moves, self.seed_, False
+            self._latent(self.X_, arguments), data, self.runs, self.particles, self.moves, self.seed_, self.progress
         )
+
+    def _size(self, count: int) -> float:
+        """The bytes that a plan for so many examples needs."""
+        heads = (self.arguments or {}).get("heads", self.heads)
+        heads = 1 if heads == inf else heads
+        return float(8 * (COPIES[0] + COPIES[1] * heads) * (count * self.X_.shape[1]) ** 2)
 
     def _check_size(self, count: int) -> None:
-        tokens = count * self.X_.shape[1]
+        tokens = self.X_.shape[1]
         check_memory(
-            8.0 * COPIES * tokens**2,
-            f"{count:,} examples of {self.X_.shape[1]} tokens, whose kernel has {tokens:,} rows,",
-            "take fewer examples, or predict in parts",
+            self._size(count),
+            f"{count:,} examples of {tokens} tokens, whose kernel has {count * tokens:,} rows,",
+            "take fewer examples or tokens, or predict in parts",
         )
 
 
-def _after(mean: Array, columns: Array, data: Data, count: int) -> tuple[Array, Array]:
-    new_mean, new_cov = updated(mean, _bayes.squared(columns), data)[:2]
-    return new_mean[:, count:], new_cov[:, count:, count:]
+def slope(root: Array, z: Array, columns: Array) -> float:
+    """How log N(y; 0, R R^T) grows along a covariance C C^T: ½ (|C^T α|² − |R^(−1) C|²), α = R^(−T) z, z = R^(−1) y."""
+    half = linalg.solve_triangular(root, columns, lower=True)
+    return 0.5 * float(np.sum((half.T @ z) ** 2) - np.sum(half**2))

@@ -23,7 +23,44 @@ Array = Any  # an array of any array-API library
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A named function of arrays, vectorised over leading axes."""
+    """A named function of arrays, vectorised over leading axes, with what is known of it.
+
+    `ns.nonlin` and `ns.apply` take one in place of a plain function.
+
+    Parameters
+    ----------
+    name : str
+        Printed.
+    f : callable
+        The function of numpy arrays.
+    bounded : bool, optional
+        Whether it is bounded; None: not known.
+    lipschitz : bool, optional
+        Whether it is pseudo-Lipschitz.
+    parameters : tuple of float
+        Printed after the arguments, as in clip(x, 100).
+    breaks : tuple of float, optional
+        Where a function of one argument has a kink or a jump; None: not known.
+    smoothed : callable, optional
+        (m, s) ↦ E[φ(m + s z)], z ~ N(0, 1), of numpy arrays.
+    derivative : Function, callable or tuple, optional
+        As in `ns.nonlin` and `ns.apply`.
+    parity : int, optional
+        1 if φ(−x) = φ(x), −1 if φ(−x) = −φ(x); None: neither, or not known.
+
+    Raises
+    ------
+    ValueError
+        If `breaks` are not finite.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> square = ns.Function("square", np.square, bounded=False, lipschitz=True, breaks=(), parity=1)
+    >>> net = ns.Program(ns.weight(n, n) @ ns.nonlin(square, ns.weight(n, n) @ ns.gaussian(n)))
+    >>> print(f"{net.law(n=ns.inf).var():.6f}")  # E[z⁴]
+    3.000000
+    """
 
     name: str
     f: Callable[..., Array]

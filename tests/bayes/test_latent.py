@@ -8,13 +8,16 @@ from netsor.engine import _latent
 from netsor.engine._latent import Latent, embedding
 from netsor.engine._sampler import _block
 
-from .priors import deep, n, perceptron, prior, tokens
+from .priors import deep, n, perceptron, prior, shifted, tokens
 
 CASES = {
     "inf": (prior(tokens(5)), ns.inf),
     "inf, two heads": (prior(tokens(5), heads=2), ns.inf),
     "16": (prior(tokens(4), heads=2), 16),
     "3": (prior(tokens(4)), 3),
+    "means": (shifted(tokens(4)), 5),
+    "means, inf": (shifted(tokens(4)), ns.inf),
+    "many, inf": (prior(tokens(25), heads=2), ns.inf),
     "deep, inf": (deep(tokens(1)[0]), ns.inf),
     "deep, 8": (deep(tokens(1)[0]), 8),
 }
@@ -43,20 +46,27 @@ def test_standard_normals_give_the_engines_law(case):
 def test_the_shortcut_changes_nothing(case, monkeypatch):
     net, width = CASES[case]
     latent = Latent(net.plan(n=width), 1)
-    assert (latent.factor > 0) == (width == ns.inf and "deep" not in case)
-    monkeypatch.setattr(_latent, "_shortened", lambda plan: (plan, 0.0))
+    if width == ns.inf and "deep" not in case:
+        assert not [step for step in latent.plan.steps if step.kind == "reduced"]
+    monkeypatch.setattr(_latent, "_shortened", lambda plan: (plan, 1.0))
+    monkeypatch.setattr(_latent, "_read", lambda plan, step, shape: np.arange(np.prod(shape)))
     whole = Latent(net.plan(n=width), 1)
     z = np.random.default_rng(2).standard_normal((7, whole.size))
-    for a, b in zip(covariances(latent, z), covariances(whole, z), strict=True):
+    of = {step.params["key"]: whole.places[step] for step in whole.places}
+    read = np.concatenate([z[:, of[step.params["key"]]][:, latent.read[step]] for step in latent.places], axis=1)
+    for a, b in zip(covariances(latent, read), covariances(whole, z), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
 
 
-def test_many_rows_of_few_directions_cost_their_directions():
-    """Tokens on three curves: of 600 directions of the keys a few dozen are not 0."""
-    latent = Latent(prior(tokens(200)).plan(n=ns.inf), 1)
+@pytest.mark.parametrize("heads", [1, 4])
+def test_many_rows_of_few_directions_cost_their_directions(heads):
+    """Tokens on three curves: of 300 directions of the keys a few dozen are not 0. No other normals are moved over."""
+    latent = Latent(prior(tokens(100), heads=heads).plan(n=ns.inf), 1)
     columns = latent.given(np.zeros((1, latent.size)))[1]
-    assert columns.shape[:2] == (1, 200)
-    assert columns.shape[2] < 80
+    assert columns.shape[:2] == (1, 100)
+    assert columns.shape[2] < 80 * heads
+    assert latent.size < 80 * heads
+    assert not [step for step in latent.plan.steps if step.kind == "reduced"]
 
 
 def test_normals_are_not_written_to():

@@ -7,8 +7,11 @@ import pytest
 from scipy import stats
 
 import netsor as ns
+from netsor import _bayes
+from netsor.engine._latent import Latent
+from netsor.laws._likelihood import Data, log_likelihood, updated_by_columns
 
-from .priors import deep, perceptron, prior, tokens
+from .priors import deep, perceptron, prior, shifted, tokens
 
 X = tokens(8)
 Y = np.array([0.3, -0.8, 1.1, 0.2, -0.4])
@@ -16,6 +19,7 @@ SEEN = dict(enumerate(Y))
 CASES = {
     "one head, inf": (prior(X, sharp=4.0), ns.inf, 0.2),
     "two heads, 6": (prior(X, heads=2), 6, 0.3),
+    "with means, 5": (shifted(X), 5, 0.3),
     "deep, inf": (deep(tokens(1, 4)[0]), ns.inf, 0.5),
     "deep, 5": (deep(tokens(1, 4)[0]), 5, 0.5),
 }
@@ -36,6 +40,99 @@ def test_posterior_and_evidence_by_weights(case):
     evidence = net.log_evidence(seen, noise, n=width, seed=2)
     assert abs(evidence.value - weighted.log_evidence.value) < 5 * np.hypot(evidence.error, weighted.log_evidence.error)
     assert evidence.error < 0.25
+
+
+@pytest.mark.slow
+def test_posterior_means_by_a_million_replicas():
+    """Four observations, weighted replicas of the prior: 5 standard errors, level 1e-5 an entry."""
+    net = prior(X, heads=1, sharp=4.0)
+    seen = {k: v for k, v in SEEN.items() if k < 4}
+    found = [net.posterior(seen, 0.1, n=ns.inf, draws=3200, chains=32, seed=k).law.with_error.mean() for k in range(2)]
+    mean, error = np.zeros(8), np.zeros(8)
+    laws = [net.law(n=ns.inf, draws=100_000, seed=k + 10).condition(seen, noise=0.1) for k in range(10)]
+    share = np.exp([law.log_evidence.value for law in laws])
+    for law, weight in zip(laws, share / share.sum(), strict=True):
+        part = law.with_error.mean()
+        mean, error = mean + weight * part.value, error + (weight * part.error) ** 2
+    for ours in found:
+        assert np.all(np.abs(ours.value - mean) < 5 * np.sqrt(ours.error**2 + error))
+
+
+@pytest.mark.parametrize(("value", "noise"), [(0.7, 0.3), (0.2, 1e-3), (30.0, 0.5)])
+def test_two_scores_by_quadrature(value, noise):
+    """One example of two tokens: evidence and means by Gauss and Hermite, with data far from the prior too."""
+    net = prior(tokens(2, 2, seed=2), sharp=3.0)
+    latent = Latent(net.plan(n=ns.inf), 1)
+    data = Data(np.array([0]), np.array([value]), np.array([noise]))
+    x, w = np.polynomial.hermite_e.hermegauss(16)
+    grid = np.stack(np.meshgrid(*[x] * latent.size), axis=-1).reshape(-1, latent.size)
+    weight = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * latent.size), axis=-1).reshape(grid.shape), axis=1)
+    mean, columns = latent.given(grid)
+    logs = log_likelihood(mean, columns, data) + np.log(weight)
+    truth = np.logaddexp.reduce(logs)
+    evidence = net.log_evidence({0: value}, noise, n=ns.inf)
+    assert abs(evidence.value - truth) < 5 * evidence.error + 1e-3
+    found = net.posterior({0: value}, noise, n=ns.inf, draws=1600)
+    other = updated_by_columns(mean, columns, data)[0][:, 1]
+    expected = np.exp(logs - truth) @ other
+    ours = found.law.with_error.mean()
+    assert abs(ours.value[1] - expected) < 5 * ours.error[1] + 1e-3 * abs(expected)
+
+
+def test_errors_of_expectations_are_in_the_evidence():
+    """A second plan stands in for one whose expectations are moved by their errors, which count."""
+    data = Data(np.arange(5), Y, np.full(5, 0.3))
+    plans = [Latent(prior(X, sharp=sharp).plan(n=ns.inf), 1) for sharp in (2.0, 3.0)]
+    how = {"runs": 2, "particles": 64, "moves": 1, "seed": 0, "progress": False}
+    alone, doubted = (_bayes.evidence(plans[0], data, shifted=more, **how) for more in ([], plans[1:]))
+    assert alone.value == doubted.value
+    assert doubted.error > alone.error + 0.01
+    # expectations that are moved leave more directions than there were, and more normals are read
+    net = prior(tokens(25))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = net.log_evidence(SEEN, 0.3, n=ns.inf, runs=2, particles=32, moves=1)
+    assert np.isfinite([found.value, found.error]).all()
+
+
+def test_the_cost_is_told_before():
+    """How many likelihoods are asked for, within a factor of 3; memory grows with the draws' covariances."""
+    net, asked = prior(X), []
+    latent, data = Latent(net.plan(n=ns.inf), 1), Data(np.arange(5), Y, np.full(5, 0.1))
+    how = {"draws": 160, "chains": 8, "thin": 2, "particles": 128, "moves": 2}
+    expected = _bayes.cost(latent, data, **how)
+    over = latent.over
+    latent.over = lambda z, what: asked.append(len(z)) or over(z, what)
+    done = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such short chains say so
+        _bayes.sampled(latent, data, seed=0, progress=lambda *now: done.append(now), **how)
+    assert sum(asked) / 3 < expected.likelihoods < 3 * sum(asked)
+    assert expected.seconds > 0
+    assert "likelihoods" in str(expected)
+    assert net.posterior_cost(SEEN, 0.1, n=ns.inf, draws=8000).bytes > 16 * 8000 * 64
+    moves, totals = zip(*done, strict=True)
+    assert list(moves) == sorted(moves)
+    assert moves[-1] == totals[-1]
+    assert all(a <= b for a, b in done)
+
+
+def test_an_interrupt_ends_it():
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prior(X).posterior(SEEN, 0.1, n=ns.inf, progress=stop)
+
+
+@pytest.mark.slow
+def test_steep_data_are_mixed():
+    """Sixty values with noise of 1 % of their size: R-hat was 1.5, and 31 of 800 draws were worth something."""
+    net = prior(tokens(60, seed=3), sharp=4.0)
+    y = net.draw(n=ns.inf, draws=1, seed=11)[0] + 0.01 * np.random.default_rng(0).standard_normal(60)
+    found = net.posterior(dict(enumerate(y)), 0.01, n=ns.inf)
+    assert found.r_hat < 1.1
+    assert found.effective > 100
 
 
 def test_a_gaussian_process_is_exact():
@@ -94,7 +191,7 @@ def test_noise_of_any_size(noise):
         assert evidence.value == pytest.approx(stats.norm.logpdf(y[:5], 0, noise).sum(), abs=1e-3)
 
 
-def test_bad_and_odd_data():
+def test_bad_and_odd_data(monkeypatch):
     """Equal inputs, one observation, constant targets; without noise equal inputs are refused."""
     twice = np.concatenate([X[:3], X[:3] + 1e-9])
     net = prior(twice)
@@ -103,6 +200,12 @@ def test_bad_and_odd_data():
     assert np.all(found.law.var() > -1e-12)
     with pytest.raises(ns.LawError, match="give noise above 0"):
         net.posterior({0: 0.5, 3: 0.5}, n=ns.inf, draws=160)
+    monkeypatch.setattr("netsor.engine._montecarlo.memory", lambda: 2.0**20)
+    with pytest.raises(
+        ValueError, match=r"6 entries with a covariance for each of draws=80000 would need .* fewer draws"
+    ):
+        net.posterior({0: 0.5}, 0.1, n=ns.inf, draws=80_000)
+    monkeypatch.undo()
     one = net.posterior({-1: 2.0}, 0.1, n=8, draws=400, chains=8)
     assert one.law.mean()[-1] == pytest.approx(2.0, abs=0.2)
     with pytest.raises(ns.LawError, match="entry 6 must be an integer from 0 to 5"):
@@ -120,6 +223,7 @@ def test_short_chains_are_told():
     with pytest.warns(UserWarning, match="R-hat is .* effective sample size"):
         found = net.posterior(dict(enumerate(y)), 1e-3, n=ns.inf, draws=64, chains=8, thin=1, particles=8, moves=1)
     assert found.r_hat > 1.05
+    assert found.law.replicas <= 1.4 * found.effective + 8  # errors take replicas for independent
     assert "R-hat" in repr(found)
 
 

@@ -1,6 +1,5 @@
 """The scikit-learn estimator: its conventions, its numbers against `Program.posterior`, and bad input."""
 
-import doctest
 import warnings
 
 import numpy as np
@@ -44,12 +43,9 @@ def test_conventions_of_scikit_learn():
 
 
 @pytest.mark.slow
-def test_conventions_of_scikit_learn_with_chains():
-    checked(ns.AttentionRegressor(width=2, **SHORT))
-
-
-def test_the_example_of_the_docstring():
-    assert doctest.testmod(_regressor).failed == 0
+@pytest.mark.parametrize("how", [{"width": 2}, {"heads": 2}, {"heads": ns.inf, "kernel_draws": 20}], ids=str)
+def test_conventions_of_scikit_learn_with_attention(how):
+    checked(ns.AttentionRegressor(**how, **SHORT))
 
 
 def test_it_is_the_posterior_of_its_program():
@@ -91,21 +87,67 @@ def test_infinitely_many_heads_are_the_gaussian_of_the_prior():
     law = _regressor.attention_prior(x).law(n=ns.inf, draws=4_000).gaussian()
     evidence = law.condition(dict(enumerate(y - y.mean())), noise=0.3).log_evidence
     assert abs(model.log_marginal_likelihood_ - evidence.value) < 4 * evidence.error
-    assert model.predict(x).shape == (10,)
+    again = ns.AttentionRegressor(noise=0.3, heads=ns.inf, evidence=True, kernel_draws=400, random_state=1).fit(x, y)
+    assert again.log_marginal_likelihood_error_ > 2 * model.log_marginal_likelihood_error_ > 0
+    off = again.log_marginal_likelihood_ - model.log_marginal_likelihood_
+    assert abs(off) < 4.4 * np.hypot(again.log_marginal_likelihood_error_, model.log_marginal_likelihood_error_)
+    np.testing.assert_allclose(np.diag(model._process(x, {})[1][0]), law.var(), rtol=0.05)
+    fitted = law.condition(dict(enumerate(y - y.mean())), noise=0.3).mean() + y.mean()
+    np.testing.assert_allclose(model.predict(x), fitted, atol=0.05)
 
 
 def test_a_grid_is_chosen_from_by_evidence():
     model = ns.AttentionRegressor(flat, grid={"noise": [0.05, 0.5, 5.0]}).fit(X, Y)
     assert len(model.evidence_) == 3
+    for given, found in model.evidence_:
+        alone = ns.AttentionRegressor(flat, evidence=True, **given).fit(X, Y)
+        assert found.value == alone.log_marginal_likelihood_
     best = max(model.evidence_, key=lambda found: found[1].value)
     assert model.noise_ == best[0]["noise"]
     assert model.log_marginal_likelihood_ == best[1].value
     assert model.score(X, Y) > 0.5
+    assert model.log_marginal_likelihood_error_ == 0  # a Gaussian process in closed form
+
+
+def test_the_cost_is_told_before():
+    model = ns.AttentionRegressor(grid={"noise": [0.1, 0.3]}, **SHORT)
+    found = model.cost(X, Y)
+    assert found.likelihoods > 2 * 32
+    assert found.seconds > 0
+    assert not hasattr(model, "states_")
+    assert ns.AttentionRegressor(heads=ns.inf).cost(X, Y).likelihoods == 1
+    assert ns.AttentionRegressor(flat).cost(X, Y).seconds < 60
+
+
+@pytest.mark.slow
+def test_attention_in_pipelines_and_cross_validation():
+    model = ns.AttentionRegressor(noise=0.1, draws=160, particles=128)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # chains of 160 draws say that they are short
+        assert cross_val_score(make_pipeline(StandardScaler(), model), X, Y, cv=3).mean() > 0.3
 
 
 def test_pipelines_and_cross_validation():
     model = make_pipeline(StandardScaler(), ns.AttentionRegressor(flat, noise=0.1))
     assert cross_val_score(model, X, Y, cv=3).mean() > 0.3
+
+
+def test_the_ways_of_the_example():
+    """What makes the table of the docs, with few patients and short chains."""
+    from examples import bayes
+
+    x, y, new, _ = bayes.patients(16)
+    short = {**SHORT, "kernel_draws": 20, "runs": 2, "grid": {"sharpness": (1.0, 2.0)}}
+    found = [
+        *bayes.by_attention(x, y, new[:4], **short),
+        bayes.by_process(x, y, new[:4]),
+        bayes.by_network(x, y, new[:4], {"alpha": [1.0, 10.0], "hidden_layer_sizes": [(4,)]}),
+    ]
+    assert [name for name, *_ in found][1:3] == ["four heads", "one head"]
+    for _, mean, std, *_ in found:
+        assert mean.shape == std.shape == (4,)
+        assert np.all(np.abs(mean) < 5)
+        assert np.all(std > 0.3)
 
 
 @pytest.mark.parametrize("y", [np.zeros(24), np.full(24, 1e6)])

@@ -34,11 +34,17 @@ class Reader:
         self.page.on("console", lambda m: self.wrong.append(m.text) if m.type == "error" else None)
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("request", self._request)
-        self.page.on("requestfailed", lambda r: self.wrong.append(f"failed: {r.url}"))
+        self.page.on("requestfailed", self._failed)
 
     def _request(self, request):
         if not request.url.startswith((self.root, "data:", "blob:", "about:")):
             self.wrong.append(f"asked for {request.url}")
+
+    def _failed(self, request):
+        if "ERR_ABORTED" not in (
+            request.failure or ""
+        ):  # the next page was opened before the icon of the last was read
+            self.wrong.append(f"failed: {request.url}: {request.failure}")
 
     def open(self, name):
         self.page.goto(f"{self.root}/{name}")

@@ -2,6 +2,7 @@
 
 import pickle
 from collections import OrderedDict
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,6 +14,7 @@ from netsor.engine import _instructions, _orthogonal, _plan
 from netsor.engine.backends import NoDeviceError, _base, _chi, _jax, choose
 from netsor.engine.lower import make_plan
 
+from . import factor_cases
 from . import test_small_parts as small_parts
 from .backend_cases import (
     CASES,
@@ -95,6 +97,27 @@ def test_jax_sees_small_parts():
     d, e = np.diff(c, axis=-2), np.diff(ours, axis=-2)
     np.testing.assert_allclose(d[:20] / 1e-9, e[:20] / 1e-9, atol=1e-4)
     np.testing.assert_allclose(q, _orthogonal.span(np, rows), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("few", [4, 32])
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+def test_jax_factors_singular_matrices(precision, few):
+    """By the library's own factors, and by loops: what numpy makes of the vectors in double precision."""
+    import jax
+    import jax.numpy as jnp
+
+    ways = replace(_jax.library(), few=few).ways
+    compiled = {}
+
+    def compute(rule, *arrays):
+        if rule not in compiled:
+            compiled[rule] = jax.jit(partial(rule, jnp, ways=ways))
+        return np.asarray(compiled[rule](*arrays))
+
+    for case in factor_cases.CASES:
+        with choose(**JAX, precision=precision)._within():
+            factor_cases.assert_factors(case, precision, compute)
 
 
 def test_the_comparison_sees_a_law_that_is_off(monkeypatch):

@@ -171,7 +171,7 @@ def test_what_is_small_beside_large_vectors_keeps_its_digits(monkeypatch):
     monkeypatch.setattr(_turn, "FEW", 1)
     monkeypatch.setattr(_turn, "LOOSE", 1)
     monkeypatch.setattr(_turn, "ROOM", 0)
-    u, v, w = (ns.weight(n, n) @ ns.gaussian(n) for _ in range(3))
+    u, v, w = ((ns.weight(n, n, 4) @ ns.gaussian(n)).sum(0) / 2 for _ in range(3))
     large, both = 1e8 * u, 1e8 * u + v
     late = ns.weight(n, n) @ (ns.mean_dot((both + w)[None], w[None])[0, 0] * 1e-8 * ns.gaussian(n))
     small = ((both + late) - (large + late))[None]

@@ -7,16 +7,18 @@ import pytest
 from hypothesis import given, settings
 
 import netsor as ns
-from netsor.engine.passes import GRAPH, distinct, reuse, roots
+from netsor.engine.passes import GRAPH, distinct, outer, reuse, roots, stepped
 from netsor.engine.passes._operations import SPECIFICATION
 from netsor.engine.passes._rewrite import Context
 from netsor.language import _operation as ops
 from netsor.language._graph import ordered
+from netsor.language._move import Stepped
 from netsor.language._narrow import narrow
 from netsor.language._specification import SpecificationError, verify
 
 from ..gradients import gradients
 from ..programs import programs
+from ..steps import stepped as stepped_programs
 
 
 def checked(outputs, context):
@@ -41,10 +43,14 @@ def acts(outputs):
     return found.values()
 
 
+FORM = {"stepped": stepped, "roots": roots, "distinct": distinct, "reuse": reuse, "outer": outer}
+
+
 def followed(net, width):
-    """The program after each pass, checked."""
+    """The operations of the program after each pass, checked."""
     outputs, context = begun(net, width)
-    for name, change in {"roots": roots, "distinct": distinct, "reuse": reuse, **GRAPH}.items():
+    seen = set()
+    for name, change in {**FORM, **GRAPH}.items():
         shapes = [value.shape for value in outputs]
         outputs = change(outputs, context)
         checked(outputs, context)
@@ -54,7 +60,8 @@ def followed(net, width):
             assert all(len(np.unique(weight.members)) == weight.members.size for weight in weights)
         if name == "reuse":
             assert all(len(set(members)) == len(members) for members in acts(outputs))
-    return outputs
+        seen |= {type(value.op) for value in ordered(outputs)}
+    return seen
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -70,13 +77,22 @@ def test_passes_leave_well_formed_gradients(built):
     followed(built.net, 4)
 
 
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(built=stepped_programs(grow=3))
+def test_passes_leave_well_formed_steps(built):
+    followed(built.net, 4)
+
+
 def test_a_program_with_every_operation_that_passes_add():
     """So that their rows of the specification are read."""
     n = ns.Width("n")
     w, x, b, c = ns.weight(n, n), ns.gaussian(n, 2), ns.gaussian(n, 2), ns.gaussian(n, 2)
     y = w @ ns.tanh(w.T @ (w @ x + b))
-    net = ns.Program(ns.softmax(ns.dot(y, ns.weight(n, n) @ x + c)))
-    assert set(SPECIFICATION) <= {type(value.op) for value in ordered(followed(net, 4))}
+    p = ns.softmax(ns.dot(y, ns.weight(n, n) @ x + c))
+    after = ns.step(p, p[0, 0], 0.1, "adam")
+    assert set(SPECIFICATION) <= followed(ns.Program(p), 4) | followed(ns.Program(after), 4)
+    lazy = ns.step(p, p[0, 0], lambda fan_in, fan_out: 0.1 / fan_in)
+    assert not followed(ns.Program(lazy), ns.inf) & {Stepped, ops.Root}
 
 
 n, m = ns.Width("n"), ns.Width("m")

@@ -1,12 +1,9 @@
 """Gradients as values of the language: what they are made of, how they print, what is refused."""
 
-import doctest
-
 import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language import _grad, _tangent
 from netsor.language._graph import ordered
 from netsor.language._operation import MatMul
 
@@ -170,9 +167,3 @@ def test_a_gradient_that_vanishes_counts_in_scores_and_one_that_grows_is_refused
     grows = ns.Program(ns.grad_norm(ns.dot(ns.gaussian(n), w @ x), w))
     with pytest.raises(ns.ExactError, match=r"units of \(n\)\^\(1/2\), which is infinite.*parametrisation=\"ntk\""):
         grows.law(n=ns.inf)
-
-
-@pytest.mark.parametrize("module", [_grad, _tangent], ids=lambda module: module.__name__)
-def test_the_examples_of_docstrings_run(module):
-    found = doctest.testmod(module)
-    assert (found.failed, found.attempted > 4) == (0, True)

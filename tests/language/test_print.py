@@ -111,14 +111,26 @@ def test_latex_is_balanced(name, style):
     assert r"\documentclass" not in NETS[name]().latex(document=False, style=style)
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex, which pip cannot install")
+def compiled(text, folder):
+    """What pdflatex says of a document."""
+    if shutil.which("pdflatex") is None:
+        pytest.skip("needs pdflatex, which pip cannot install")
+    (folder / "net.tex").write_text(text)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "net.tex"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-2000:]
+    return result.stdout
+
+
 @pytest.mark.parametrize("style", ["full", "paper"])
 @pytest.mark.parametrize("name", NETS)
 def test_latex_compiles(name, style, tmp_path):
-    (tmp_path / "net.tex").write_text(NETS[name]().latex(style=style))
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "net.tex"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout[-2000:]
+    compiled(NETS[name]().latex(style=style), tmp_path)
+
+
+@pytest.mark.parametrize("style", ["full", "paper"])
+def test_the_papers_layer_fits_a_page(style, tmp_path):
+    assert "Overfull" not in compiled(ns.paper.layer().latex(style=style), tmp_path)
 
 
 def test_latex_states_the_limit_law():
@@ -156,7 +168,7 @@ def boxed(net):
 def test_the_papers_law_is_boxed():
     """Z^y is Gaussian given the scores, with covariance (1/H) Σ_a A^a K A^aT: equations (3) and (4) of the theory."""
     assert boxed(attention_layer.net()) == (
-        r"Z^{g^{(5)}_{i}} \text{ given } \mathring p \text{ Gaussian, mean 0}, \quad "
+        r"Z^{g^{(5)}_{i}} \text{ given } \mathring p \text{ Gaussian, mean 0} \\ "
         r"\operatorname{Cov}(Z^{g^{(5)}_{i}}, Z^{g^{(5)}_{i'}} \mid \mathring p) = "
         r"\frac{1}{2} \sum_{j,k,l} \mathring{a}_{j,i,k} \mathring{a}_{j,i',l} \mathbb{E}[Z^{x_{k}} Z^{x_{l}}]"
     )

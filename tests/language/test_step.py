@@ -55,10 +55,14 @@ def test_a_weight_of_a_batch_moves_alone():
 
 def test_rates_by_weight_by_name_and_for_all_others():
     loss, h, w, v, b, _ = net()
-    given = {w: 0.0, "bias": 0.0, None: lambda fan_in, fan_out: 0.0}
+    given = {w: 0.0, b: 0.0, "second": 0.0, None: lambda fan_in, fan_out: 1.0}
     after = ns.step((h, loss), loss, given, weights=[w, v, b])
     before, moved = ns.Program((loss, after[1])).simulate(n=4, draws=3)
     np.testing.assert_array_equal(before, moved)
+    shift = ns.normal(name="shift")
+    after = ns.step(shift, loss + shift, {shift: 0.25, None: 1.0}, weights=[w, shift])
+    before, moved = ns.Program((shift, after)).simulate(draws=3)
+    np.testing.assert_allclose(moved, before - 0.25)
     with pytest.raises(ns.TraceError, match="lr has no entry for second"):
         ns.step(h, loss, {"first": 0.1, "bias": 0.1}, weights=[w, v, b])
 
@@ -138,6 +142,7 @@ LOSS, H, W, V, B, X = net()
         (lambda: ns.step(3.0, LOSS, 0.1), "outputs=3.0 must be a value"),
         (lambda: ns.step(H, H, 0.1), "loss must be a scalar"),
         (lambda: ns.step(H, 2.0, 0.1), "loss=2.0 must be a scalar of the program"),
+        (lambda: ns.step(H, ns.mean_dot(X, X).sum(), 0.1), "depends on no weight that could move"),
         (lambda: ns.step(H, LOSS, "fast"), "lr='fast' must be"),
         (lambda: ns.step(H, LOSS, float("nan")), "lr=nan must be"),
         (lambda: ns.step(H, LOSS, {3: 0.1}), "lr has the key 3"),

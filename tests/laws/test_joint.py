@@ -96,6 +96,14 @@ def test_moments_and_their_errors():
     assert (np.diag(doubtful.with_error.cov().error) > 0.1 * law.var()).all()
 
 
+def test_a_constant_entry_has_no_correlations():
+    """And says so by NaN, without a warning."""
+    law = mixture(100, 3).combination([[1, 0, 0], [0, 0, 0], [0, 1, 1]])
+    for found in (law.corr(), law.with_error.corr().value):
+        np.testing.assert_array_equal(np.isnan(found), [[False, True, False], [True, True, True], [False, True, False]])
+        assert found[0, 0] == found[2, 2] == 1
+
+
 def test_several_combinations_are_a_joint_law():
     law = mixture(100, 3)
     w = np.array([[1.0, -1.0, 0.0], [0.5, 0.5, 2.0]])

@@ -38,6 +38,7 @@ def test_numbers_of_the_sources():
     assert by("xavier").std_in == pytest.approx(math.sqrt(2 / (n + m)))
     assert by("t-fixup").std_in == pytest.approx(0.67 * depth**-0.25 * math.sqrt(2 / (n + m)))
     assert by("t-fixup").std_q == by("xavier").std_q
+    assert by("t-fixup").std_embedding == pytest.approx((9 * depth) ** -0.25 * n**-0.5)
     deep = by("deepnorm", BERT)
     assert deep.std_v == pytest.approx((8 * depth) ** -0.25 * math.sqrt(2 / (n + n)))
     assert deep.std_o == pytest.approx((8 * depth) ** -0.25 * math.sqrt(1 / n) / (2 * depth) ** 0.25)

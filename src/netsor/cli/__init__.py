@@ -3,7 +3,17 @@
 Bad input ends in one line on stderr and exit code 2.
 """
 
-from . import _audit, _check, _compare, _explore, _law, _literature, _plan, _reproduce  # noqa: F401 (each adds its command)
+from . import (  # noqa: F401 (each adds its command)
+    _audit,
+    _check,
+    _compare,
+    _coord_check,
+    _explore,
+    _law,
+    _literature,
+    _plan,
+    _reproduce,
+)
 from ._main import main
 
 __all__ = ["main"]

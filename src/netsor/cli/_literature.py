@@ -53,8 +53,8 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, **opti
         if not str(error).startswith("out="):
             raise
         raise click.UsageError(f"--{error}") from None
-    say(f"report: {done.report}")
     for name, claims in done.claims.items():
         for claim in claims:
-            say(f"{name}: {claim.verdict}: {claim.published} Our law: {claim.ours}")
+            say(f"{name}: {claim.verdict}: {claim.published}")
     say(done.summary)
+    say(f"report: {done.report}")

@@ -6,14 +6,54 @@ from ..language._value import Value
 
 
 class ExactError(ValueError):
-    """A program that the exact engine cannot do; it says which operation, and what can be done instead."""
+    """A program that the exact engine cannot do; it says which operation, and what can be done instead.
+
+    Parameters
+    ----------
+    value : Value
+        What cannot be done.
+    problem : str
+        Why.
+    instead : str
+        What can be done instead.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> net = ns.Program(ns.rotary(ns.gaussian(n, 2)))
+    >>> try:
+    ...     net.law(n=ns.inf)
+    ... except ns.ExactError as error:
+    ...     print(str(error).split(" (at")[0])
+    ...
+    a coordinate of vectors turned by rotary positions, at width inf
+    """
 
     def __init__(self, value: Value, problem: str, instead: str = "net.simulate draws it, at finite widths") -> None:
         super().__init__(f"{problem} (at {value.where}); {instead}")
 
 
 class NoLimitError(ExactError):
-    """A program that provably has no limit at infinite width; it says which score diverges."""
+    """A program that provably has no limit at infinite width; it says which score diverges.
+
+    Parameters
+    ----------
+    problem : str
+        Which score diverges, and why.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> q = ns.weight(n, n) @ ns.gaussian(n)
+    >>> ns.Program(ns.dot(q, q)).check().verdict
+    'no limit'
+    >>> try:
+    ...     ns.Program(ns.dot(q, q)).law(n=ns.inf)  # |q|²/√n grows like √n
+    ... except ns.NoLimitError as error:
+    ...     print(str(error)[:20])
+    ...
+    program has no limit
+    """
 
     def __init__(self, problem: str) -> None:
         ValueError.__init__(self, problem)

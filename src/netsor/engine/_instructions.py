@@ -75,7 +75,7 @@ def join(xp: Any, *arrays: Array, axis: int) -> Array:
     """Arrays concatenated along an axis of a replica."""
     replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
     spread = [a if a.shape[0] == replicas else xp.broadcast_to(a, (replicas, *a.shape[1:])) for a in arrays]
-    if any(_replicas_innermost(a) for a in arrays):
+    if _replicas_innermost(max(arrays, key=lambda a: math.prod(a.shape[1:]))):  # as most of the entries are
         return _first(np.concatenate([_last(a) for a in spread], axis=axis))
     return xp.concat(spread, axis=axis + 1)
 

@@ -16,28 +16,33 @@ import numpy as np
 import numpy.typing as npt
 
 from ._montecarlo import cores, one_blas_thread, whole_number
-from ._plan import RULES, Plan, Register, Step
+from ._plan import RULES, VIEWS, Plan, Register, Step
 from ._run import in_numpy, run
+from ._triangular import directions
 from .backends._chi import Chi, chi
 from .backends._numpy import BLOCK_BYTES, CHUNK, _laid_out
 
 Array = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
+
+MOVED = {*VIEWS, "take"}  # kinds of steps whose results are entries of what they read
 
 
 class Latent:
-    """The outputs of a plan given rows of standard normals (replicas, size)."""
+    """The outputs of a plan given rows of standard normals (replicas, size): those that it reads."""
 
     def __init__(self, plan: Plan, workers: int | None = None) -> None:
         self.plan, self.factor = _shortened(plan)
         self.workers = cores() if workers is None else whole_number("workers", workers, 1)
         self.recipes: dict[Step, Chi] = {}
-        self.places: dict[Step, slice] = {}
+        self.places: dict[Step, slice] = {}  # among all normals of a replica
+        self.read: dict[Step, Places] = {}  # which of a step's normals are read
         self.size = 0
         for step in self.plan.steps:
             if step.kind in ("normals", "chi"):
-                count = math.prod(self.shape(step))
-                self.places[step] = slice(self.size, self.size + count)
-                self.size += count
+                self.read[step] = _read(self.plan, step, self.shape(step))
+                self.places[step] = slice(self.size, self.size + len(self.read[step]))
+                self.size += len(self.read[step])
 
     @property
     def entries(self) -> int:
@@ -59,8 +64,7 @@ class Latent:
     def given(self, z: Array) -> tuple[Array, Array]:
         """Mean (replicas, entries) and coefficients C (replicas, entries, ·), C C^T the covariance, given normals."""
         mean, columns = run(self.plan, lambda step: self._drawn(step, z), lambda r: r.value, in_numpy)
-        if self.factor:  # C beside C, of every head
-            columns = self.factor * np.moveaxis(columns, -2, 1).reshape(len(columns), self.entries, -1)
+        columns = _beside(columns, self.factor)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
         replicas = len(z)
@@ -80,7 +84,12 @@ class Latent:
                 return list(pool.map(one, parts))
 
     def _drawn(self, step: Step, z: Array) -> Any:
-        own: Any = z[:, self.places[step]].reshape(len(z), *self.shape(step))
+        shape, read = self.shape(step), self.read[step]
+        own: Any = z[:, self.places[step]]
+        if len(read) < math.prod(shape):
+            own, some = np.zeros((len(z), math.prod(shape))), own
+            own[:, read] = some
+        own = own.reshape(len(z), *shape)
         if step.kind == "chi":
             recipe = self.recipes[step]
             own = recipe.of(np, own, recipe.polynomial, recipe.scale, recipe.squares)
@@ -89,41 +98,51 @@ class Latent:
         return own
 
 
+def _beside(columns: Array, factor: float) -> Array:
+    """C (replicas, …, entries, ·) of every head, beside each other, times a number: (replicas, entries, ·)."""
+    if columns.ndim > 3:
+        columns = np.moveaxis(columns, -2, 1).reshape(len(columns), columns.shape[-2], -1)
+    return columns if factor == 1 else factor * columns
+
+
 def _shortened(plan: Plan) -> tuple[Plan, float]:
-    """The plan that ends at vectors X, where the covariance is a multiple of Σ X X^T over heads; or itself, and 0.
+    """The plan that ends at vectors X, where the covariance is a multiple of Σ X X^T over heads; and its root.
 
     The last vectors of a plan are often C of C C^T = X X^T, and then sums over heads: a Cholesky factor, made only to
-    be multiplied with itself. Whether that is so is tried with random C. It returns the root of the multiple.
+    be multiplied with itself. So may be X again.
     """
-    plan = _without_zeros(plan)
+    plan, factor = _without_zeros(plan), 1.0
+    while (found := _without_root(plan)) is not None:
+        plan, factor = found[0], factor * found[1]
+    return plan, factor
+
+
+def _without_root(plan: Plan) -> tuple[Plan, float] | None:
+    """The plan without its last Cholesky factor, and a factor for what it ends at; tried with random numbers."""
     roots = [step for step in plan.steps if step.kind == "reduced"]
     if not roots:
-        return plan, 0.0
+        return None
     root, rng = roots[-1], np.random.default_rng(0)
     after = _after(plan, root.out)
     size = plan.mean.size
     if after is None or root.out.shape[-2:] != (size, size):
-        return plan, 0.0
+        return None
     shares = []
     for _ in range(2):
         lower = np.tril(rng.standard_normal((1, *root.out.shape)))
         mean, columns = _tail(plan, after, root.out, lower)
-        cov = columns[0] @ columns[0].T
+        columns = _beside(columns, 1.0)[0]
+        cov = columns @ columns.T
         sums = (lower @ np.swapaxes(lower, -1, -2)).sum(axis=tuple(range(lower.ndim - 2)))
         share = float(np.trace(cov) / np.trace(sums))
         if mean.any() or not np.allclose(cov, share * sums, rtol=1e-12, atol=1e-12 * share):
-            return plan, 0.0
+            return None
         shares.append(share)
     if not shares[0] or abs(shares[1] - shares[0]) > 1e-12 * shares[0]:
-        return plan, 0.0
+        return None
     nothing = Register((size,), np.zeros((1, size)))
     steps, rows = _narrowed(plan.steps, root.args[1])
     return replace(plan, steps=steps, mean=nothing, columns=rows), math.sqrt(shares[0])
-
-
-def _some(a: Array) -> npt.NDArray[np.intp]:
-    """The columns of a constant that are not 0: directions that no vector has are left out."""
-    return np.flatnonzero(a.reshape(-1, a.shape[-1]).any(axis=0))
 
 
 def _without_zeros(plan: Plan) -> Plan:
@@ -131,7 +150,7 @@ def _without_zeros(plan: Plan) -> Plan:
     steps: list[Step] = []
     for step in plan.steps:
         if step.kind == "gram" and step.args[0].varies and step.args[1].value is not None:
-            places = _some(step.args[1].value)
+            places = directions(step.args[1].value)
             if 0 < len(places) < step.args[1].shape[-1]:
                 a, b = step.args
                 some = Register((*a.shape[:-1], len(places)))
@@ -157,7 +176,7 @@ def _narrowed(steps: list[Step], rows: Register) -> tuple[list[Step], Register]:
     if step is None or step.kind != "product" or step.args[1].value is None or stop > at.shape[-1]:
         return steps, rows
     whole = step.args[1].value[..., start:stop]
-    few = np.ascontiguousarray(whole[..., _some(whole)])
+    few = np.ascontiguousarray(whole[..., directions(whole)])
     product = Register((*at.shape[:-1], few.shape[-1]))
     out = Register((*rows.shape[:-1], few.shape[-1]))
     more = [
@@ -165,6 +184,38 @@ def _narrowed(steps: list[Step], rows: Register) -> tuple[list[Step], Register]:
         Step("reshape", out, (product,), {"shape": out.shape}, "", 0),
     ]
     return [*steps, *more], out
+
+
+def _read(plan: Plan, drawn: Step, shape: tuple[int, ...]) -> Places:
+    """The places of the normals of a step that later ones read: of kernels with few directions, as many.
+
+    Each number is followed through steps that move numbers or multiply them by a constant; any other reads all it gets.
+    """
+    every = np.arange(math.prod(shape))
+    if drawn.kind == "chi":
+        return every
+    at: dict[Register, Any] = {drawn.out: every.reshape(1, *shape)}
+    found = [at[r] for r in (plan.mean, plan.columns) if r in at]
+    for step in plan.steps:
+        for arg in step.args:
+            if arg not in at:
+                continue
+            others = [a for a in step.args if a is not arg]
+            if step.kind in MOVED and not others:
+                at[step.out] = RULES[step.kind](np, at[arg], **step.params)
+            elif (
+                step.kind in ("scale", "multiply")
+                and len(step.args) <= 2
+                and step.out.shape == arg.shape
+                and all(a.value is not None for a in others)
+            ):
+                at[step.out] = at[arg]
+            else:
+                found.append(at[arg])
+                continue
+            if step.out in (plan.mean, plan.columns):
+                found.append(at[step.out])
+    return np.unique(np.concatenate([some.ravel() for some in found]))
 
 
 def _after(plan: Plan, start: Register) -> list[Step] | None:
@@ -190,24 +241,36 @@ def _tail(plan: Plan, steps: list[Step], start: Register, value: Array) -> tuple
     return np.asarray(mean), np.asarray(columns)
 
 
-def embedding(small: Latent, large: Latent) -> npt.NDArray[np.intp] | None:
-    """Where the normals of a plan stand among those of a plan with more outputs, whose first outputs are its own.
+def matched(small: Latent, large: Latent) -> Places | None:
+    """Where the normals of a plan stand among those of another with draws of the same keys, at least as large.
 
-    Draws are matched by their keys, the first entries along every axis. That this gives the same first outputs is then
-    tried with random normals; None if it does not.
+    The first entries along every axis are the same ones; −1 for those that the other does not read. None if there is
+    no such draw.
     """
     of = {step.params["key"]: step for step in large.places}
-    places = []
+    places = [np.zeros(0, dtype=np.intp)]
     for step in small.places:
         other = of.get(step.params["key"])
         shape = small.shape(step)
         if other is None or other.kind != step.kind or len(large.shape(other)) != len(shape):
             return None
-        whole = np.arange(large.places[other].start, large.places[other].stop).reshape(large.shape(other))
+        whole = np.full(math.prod(large.shape(other)), -1, dtype=np.intp)
+        whole[large.read[other]] = np.arange(large.places[other].start, large.places[other].stop)
+        whole = whole.reshape(large.shape(other))
         if any(a > b for a, b in zip(shape, whole.shape, strict=True)):
             return None
-        places.append(whole[tuple(slice(k) for k in shape)].ravel())
-    found = np.concatenate(places) if places else np.zeros(0, dtype=np.intp)
+        places.append(whole[tuple(slice(k) for k in shape)].ravel()[small.read[step]])
+    return np.concatenate(places)
+
+
+def embedding(small: Latent, large: Latent) -> Places | None:
+    """Where the normals of a plan stand among those of a plan with more outputs, whose first outputs are its own.
+
+    That these come out the same is tried with random normals; None if they do not.
+    """
+    found = matched(small, large)
+    if found is None or (found < 0).any():
+        return None
     z = np.random.default_rng(0).standard_normal((2, large.size))
     with one_blas_thread():
         (mean, own), (more, wide) = small.given(z[:, found]), large.given(z)

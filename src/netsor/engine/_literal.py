@@ -39,6 +39,7 @@ Array = npt.NDArray[np.float64]
 Coordinates = int | slice | Sequence[int] | None
 
 CHUNK_BYTES = 2**25  # of weights and vectors in one chunk
+LEAST = 1e-5  # over the largest: singular values of a gradient that Muon's polar factor leaves out
 
 
 def simulate(
@@ -242,7 +243,7 @@ def _orthogonalised(g: Array, rule: Rule) -> Array:
     """The polar factor of matrices, or its polynomial."""
     if rule.newton_schulz is None:
         u, s, v = np.linalg.svd(g, full_matrices=False)
-        kept = s > 1e-11 * s[:, :1]
+        kept = s > LEAST * s[:, :1]
         return np.asarray((u * kept[:, None, :]) @ v)
     size = np.sqrt((g * g).sum(axis=(-2, -1), keepdims=True))
     x = g / np.where(size > 0, size, 1.0)

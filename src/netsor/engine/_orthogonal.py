@@ -22,6 +22,7 @@ from ._triangular import Ways, basis, diagonal, inverse, lower_factor, solve, su
 Array = Any
 
 LEANING = 0.2  # of the square of a row, what those before it leave: above, one pass loses no digit that counts
+MOST = 128  # rows up to which numpy inverts triangular matrices faster than it solves for them
 REAL = 0.25  # of the square of a vector: what is left of one that was made of rounding errors is far below
 REST, SINGLE_REST = 1e-12, 1e-5  # of a vector: what is left of it, in double and single precision, that counts as 0
 ROUNDING, SINGLE_ROUNDING = 2.5e-16, 1.2e-7  # of a vector: coefficients that are rounding errors
@@ -158,10 +159,10 @@ def oriented(xp: Any, lower: Array, rows: Array, others: Array, ways: Ways | Non
 
 
 def weak(xp: Any, lower: Array, lengths: Array, floor: float | None = None) -> Array:
-    """Which triangular factors have a row, not 0, whose pivot is not sure, given the squares of the rows."""
+    """Which triangular factors have a row, not 0, whose pivot is not sure, or NaN, given the squares of the rows."""
     pivots = diagonal(xp, lower)
     floor = sure(xp, lower.dtype) if floor is None else floor
-    return ~xp.all((pivots * pivots > floor * lengths) | (lengths <= 0), axis=-1)
+    return xp.any(~(pivots * pivots > floor * lengths) & (lengths > 0), axis=-1)
 
 
 def unsure(xp: Any, again: Array, lower: Array, lengths: Array, made: Array, rows: Array, *known: Array) -> Array:
@@ -182,7 +183,7 @@ def unsure(xp: Any, again: Array, lower: Array, lengths: Array, made: Array, row
 
 def lowered(xp: Any, lower: Array, rows: Array) -> Array:
     """C^(−1) times rows, for the triangular C: 0 for a row that C has no direction for."""
-    if type(lower) is np.ndarray and lower.shape[-1] <= rows.shape[-1]:
+    if type(lower) is np.ndarray and lower.shape[-1] <= min(MOST, rows.shape[-1]):
         return inverse(lower) @ rows
     return xp.matrix_transpose(solve(xp, lower, xp.matrix_transpose(rows)))
 

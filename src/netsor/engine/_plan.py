@@ -200,7 +200,7 @@ class Builder:
             return self.known[key]
         rule = RULES[kind]
         if not any(arg.varies for arg in args):
-            value = rule(np, *(arg.value for arg in args), **params)
+            value = _of_constants(kind, [np.asarray(arg.value) for arg in args], params)
             out = Register(value.shape[1:], value)
         else:
             if made is None:
@@ -281,7 +281,35 @@ class Builder:
 
 @dataclass(eq=False)
 class Plan:
-    """What will be drawn and computed for each replica of a program at given widths; `print(plan)` shows it."""
+    """What will be drawn and computed for each replica of a program at given widths; `print(plan)` shows it.
+
+    `Program.plan` makes it. Beside what is below it has `bytes`, those of a replica.
+
+    Parameters
+    ----------
+    title : str
+        Of the program, with its widths.
+    steps : list of Step
+        In their order.
+    mean : Register
+        (entries,): the conditional mean of one coordinate of each output, given all that is drawn.
+    columns : Register
+        (entries, ·): its coefficients of independent N(0, 1) variables that are never drawn.
+    notes : tuple of str
+        What is to be known of the law.
+    expects : bool
+        Whether Gaussian expectations are among its steps or constants.
+    nodes : bool
+        Whether some of them are means over quasi-random nodes.
+    tried : tuple of str
+        Functions whose expectations use values at points alone.
+
+    Examples
+    --------
+    >>> plan = ns.paper.layer().plan(n=256)
+    >>> plan.random_numbers, len(plan.steps) > 0
+    (23, True)
+    """
 
     title: str
     steps: list[Step]
@@ -316,32 +344,83 @@ class Plan:
 
     @cached_property
     def loops(self) -> list[Loop]:
-        """Where equal steps repeat, block after block."""
+        """Where equal steps repeat: the first of them, how many a block has, and how many times it comes.
+
+        Examples
+        --------
+        >>> x = ns.gaussian(64, 8)
+        >>> for _ in range(12):
+        ...     x = ns.rms_norm(x + ns.tanh(ns.weight(64, 64) @ x))
+        ...
+        >>> [loop.times for loop in ns.Program(x).plan().loops]
+        [11]
+        """
         made = {step.out: k for k, step in enumerate(self.steps)}
         return loops([_kind(step, k, made) for k, step in enumerate(self.steps)])
 
     @property
     def random_numbers(self) -> int:
-        """How many random numbers are drawn for each replica."""
+        """How many random numbers are drawn for each replica.
+
+        Examples
+        --------
+        >>> ns.paper.layer().plan(n=256).random_numbers, ns.paper.layer().plan(n=10**6).random_numbers
+        (23, 23)
+        """
         return sum(step.numbers for step in self.steps)
 
     @property
     def long_numbers(self) -> int:
-        """How many of them are drawn in rows of LONG or more: coordinates, rather than Gram matrices."""
+        """How many of them are drawn in rows of LONG or more: coordinates, rather than Gram matrices.
+
+        Examples
+        --------
+        >>> ns.paper.layer().plan(n=256).long_numbers
+        0
+        """
         return sum(step.numbers for step in self.steps if step.out.shape[-1:] >= (LONG,))
 
     @property
     def operations(self) -> int:
-        """Roughly how many entries and products are computed for each replica."""
+        """Roughly how many entries and products are computed for each replica.
+
+        Examples
+        --------
+        >>> ns.paper.layer().plan(n=256).operations > 0
+        True
+        """
         return sum(step.operations for step in self.steps)
 
     @property
     def constant(self) -> bool:
-        """Whether the law does not depend on any random number: then one replica is the law."""
+        """Whether the law does not depend on any random number: then one replica is the law.
+
+        Examples
+        --------
+        >>> n = ns.Width("n")
+        >>> ns.Program(ns.weight(n, n) @ ns.relu(ns.gaussian(n))).plan(n=ns.inf).constant
+        True
+        """
         return not (self.mean.varies or self.columns.varies)
 
     def seconds(self, draws: int) -> float:
-        """Roughly the seconds that so many draws take on one core."""
+        """Roughly the seconds that so many draws take on one core.
+
+        Parameters
+        ----------
+        draws : int
+            How many replicas.
+
+        Returns
+        -------
+        float
+            An estimate for a processor of today.
+
+        Examples
+        --------
+        >>> ns.paper.layer().plan(n=256).seconds(50_000) > 0
+        True
+        """
         return draws * sum(step.seconds for step in self.steps) if not self.constant else 0.0
 
     def __str__(self) -> str:
@@ -357,7 +436,7 @@ class Plan:
         """What it costs, in lines."""
         total = f"{self.random_numbers:,} random numbers"
         known = "the law does not depend on random numbers: it is known without a draw"
-        taken = known if self.constant else f"50,000 draws take about {_time(self.seconds(50_000))} on one core"
+        taken = known if self.constant else f"50,000 draws take about {in_time(self.seconds(50_000))} on one core"
         notes = [f"note: {note}" for note in self.notes]
         return [f"{total}, {self.operations:,} operations and {self.bytes:,} bytes a replica", taken, *notes]
 
@@ -398,6 +477,18 @@ def _identity(a: Register) -> bool:
     """Whether it is known to be the identity matrix: what takes orthonormal vectors to themselves."""
     rows, columns = a.shape[-2:]
     return a.value is not None and rows == columns and bool((a.value == np.eye(rows)).all())
+
+
+def _of_constants(kind: str, values: list[Any], params: dict[str, Any]) -> Any:
+    """An instruction on constants: products along the directions that the first factor has.
+
+    Kernels of thousands of similar inputs have a few dozen directions, and zeros for all others.
+    """
+    if kind in ("product", "gram") and values[0].size:
+        some, axis = _triangular.directions(values[0]), -1 if kind == "gram" else -2
+        if len(some) < values[0].shape[-1] and values[1].shape[axis] == values[0].shape[-1]:
+            values = [values[0][..., some], np.take(values[1], some, axis)]
+    return RULES[kind](np, *values, **params)
 
 
 def _needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
@@ -463,7 +554,8 @@ def _rows(steps: Sequence[Step], found: Sequence[Loop] = ()) -> list[tuple[str, 
     return rows
 
 
-def _time(seconds: float) -> str:
+def in_time(seconds: float) -> str:
+    """So many seconds as text."""
     for size, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds > 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -115,15 +115,20 @@ def _all_sure(lower: Any, gram: Any, floor: Any) -> Any:
 
 
 def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
-    """In panels of PANEL columns, so that for a large matrix most of the work is matrix products."""
-    size = gram.shape[-1]
+    """In panels of PANEL columns, so that for a large matrix most of the work is matrix products.
+
+    One matrix of numpy (a constant of a plan, of thousands of rows and a few dozen directions) is multiplied by the
+    columns that it has. With several matrices that would differ, and the bits of one would depend on the others.
+    """
+    size, single = gram.shape[-1], type(gram) is np.ndarray and gram.size == gram.shape[-1] ** 2
     panels: list[Array] = []
+    known: list[Array] = []  # of the panels, what later ones are multiplied by
     for start in range(0, size, PANEL):
         width = min(PANEL, size - start)
         rest, columns = gram[..., start:, start : start + width], []
-        if panels:
-            known = (xp.concat(panels, axis=-1) if len(panels) > 1 else panels[0])[..., start:, :]
-            rest = rest - known @ xp.matrix_transpose(known[..., :width, :])
+        if known:
+            before = (xp.concat(known, axis=-1) if len(known) > 1 else known[0])[..., start:, :]
+            rest = rest - before @ xp.matrix_transpose(before[..., :width, :])
         for j in range(width):  # `rest` loses its first row and column each time
             pivot = rest[..., 0, 0]
             fresh = pivot > floor[..., start + j]
@@ -136,7 +141,15 @@ def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
                 below = xp.concat([above, below], axis=-1)
             columns.append(below)
         panels.append(xp.stack(columns, axis=-1))
+        some = directions(panels[-1]) if single else np.arange(width)
+        if len(some):
+            known.append(panels[-1] if len(some) == width else panels[-1][..., some])
     return xp.concat(panels, axis=-1) if len(panels) > 1 else panels[0]
+
+
+def directions(rows: Any) -> Any:
+    """The places along the last axis of an array of numpy at which any row is other than 0."""
+    return np.flatnonzero(rows.reshape(-1, rows.shape[-1]).any(axis=0))
 
 
 def solve(xp: Any, lower: Array, b: Array, ways: Ways | None = None) -> Array:

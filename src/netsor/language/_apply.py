@@ -27,13 +27,44 @@ def apply(
 ) -> Scalar:
     """Any function of scalars.
 
-    With `axes=0` f is elementwise. With `axes=k` it sees the last k axes of each argument whole (a softmax has
-    `axes=1`) and may return any number of axes in their place. f gets arrays with further axes in front, over which
-    it must be vectorised, as numpy's functions with `axis=-1` are. It must be deterministic and leave its arguments
-    as they are, which is tried on a few numbers. `bounded` and `lipschitz` (pseudo-Lipschitz) declare what the checker
-    cannot see. `derivative` is what `ns.grad` needs: with `axes=0` a function of the same arguments, ∂f/∂p; with
-    `axes=k` one of the arguments and of d, an array like the result of f, that gives the gradient of Σ d·f. For
-    several arguments it is a tuple, one for each, with None for those that are never differentiated.
+    f gets arrays with further axes in front, over which it must be vectorised, as numpy's functions with `axis=-1` are.
+    It must be deterministic and leave its arguments as they are, which is tried on a few numbers.
+
+    Parameters
+    ----------
+    f : callable
+        A function of numpy arrays, one for each of `scalars`.
+    *scalars : Scalar or array_like
+        Its arguments, whose shapes broadcast.
+    axes : int
+        With 0, f is elementwise. With k it sees the last k axes of each argument whole (a softmax has `axes=1`) and may
+        return any number of axes in their place.
+    name : str, optional
+        Printed; that of f unless given.
+    bounded : bool, optional
+        Declares what the checker cannot see: whether f is bounded.
+    lipschitz : bool, optional
+        Likewise: whether f is pseudo-Lipschitz.
+    derivative : callable or tuple, optional
+        What `ns.grad` needs: with `axes=0` a function of the same arguments, ∂f/∂p; with `axes=k` one of the arguments
+        and of d, an array like the result of f, that gives the gradient of Σ d·f. For several arguments it is a tuple,
+        one for each, with None for those that are never differentiated.
+
+    Returns
+    -------
+    Scalar
+        f of the scalars.
+
+    Raises
+    ------
+    TraceError
+        If f cannot be called, changes its arguments, or returns numbers of another shape.
+
+    Examples
+    --------
+    >>> p = ns.normal((2, 3))
+    >>> ns.apply(lambda p: p.max(axis=-1), p, axes=1, name="max")
+    <Scalar of shape (2,), by Apply>
     """
     f = as_function(f, "apply", name, bounded, lipschitz, derivative, len(scalars))
     values = tuple(as_scalar(scalar, "apply") for scalar in scalars)
@@ -62,10 +93,41 @@ def nonlin(
 ) -> Vector:
     """Any coordinatewise function of vectors, then scalars: h_α = φ(g¹_α, …, g^m_α; p_1, …, p_r).
 
-    f gets one array for each argument, whose shapes broadcast, and must act elementwise, be deterministic and leave
-    its arguments as they are, which is tried on a few numbers. `bounded` and `lipschitz` (pseudo-Lipschitz) declare
-    what the checker cannot see. `derivative` is what `ns.grad` needs: a function of the same arguments, or for several
-    arguments a tuple of them, ∂φ by each, with None for those that are never differentiated.
+    f must act elementwise, be deterministic and leave its arguments as they are, which is tried on a few numbers.
+
+    Parameters
+    ----------
+    f : callable
+        A function of numpy arrays, one for each argument, whose shapes broadcast.
+    *arguments : Vector, Scalar or array_like
+        One vector or more, then scalars.
+    name : str, optional
+        Printed; that of f unless given.
+    bounded : bool, optional
+        Declares what the checker cannot see: whether f is bounded.
+    lipschitz : bool, optional
+        Likewise: whether f is pseudo-Lipschitz.
+    derivative : callable or tuple, optional
+        What `ns.grad` needs: a function of the same arguments, or for several arguments a tuple of them, ∂φ by each,
+        with None for those that are never differentiated.
+
+    Returns
+    -------
+    Vector
+        φ of the vectors.
+
+    Raises
+    ------
+    TraceError
+        If f cannot be called, or the vectors have different widths.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> x = ns.weight(n, n) @ ns.gaussian(n)
+    >>> h = ns.nonlin(lambda x: np.maximum(x, 0) ** 2, x, name="squared relu")
+    >>> print(f"{ns.Program(ns.weight(n, n) @ h).law(n=ns.inf).var():.4f}")  # E[z⁴]/2
+    1.5000
     """
     f = as_function(f, "nonlin", name, bounded, lipschitz, derivative, len(arguments))
     vectors = tuple(value for value in arguments if isinstance(value, Vector))

@@ -138,7 +138,25 @@ def rule_for(op: Operation, table: Mapping[type[Operation], R], place: str) -> R
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Value:
-    """What `Vector` and `Scalar` share: a shape, indexing and rearrangement."""
+    """What `Vector` and `Scalar` share: a shape, indexing as in numpy, and rearrangement.
+
+    Functions of the language make values; nothing is made by calling this class.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The axes of the array; () for a single vector or scalar.
+    op : Operation
+        What made it.
+    where : Where
+        The line that made it.
+
+    Examples
+    --------
+    >>> x = ns.gaussian(ns.Width("n"), (2, 3))
+    >>> isinstance(x, ns.Value), x.shape, x[0, 1:].shape
+    (True, (2, 3), (2,))
+    """
 
     op: Operation
     shape: Shape
@@ -176,12 +194,24 @@ class Value:
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
+        """The number of axes.
+
+        Examples
+        --------
+        >>> ns.gaussian(ns.Width("n"), (2, 3)).ndim
+        2
+        """
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """The number of vectors or scalars in the array."""
+        """The number of vectors or scalars in the array.
+
+        Examples
+        --------
+        >>> ns.gaussian(ns.Width("n"), (2, 3)).size
+        6
+        """
         return math.prod(self.shape)
 
     def __len__(self) -> int:
@@ -196,7 +226,28 @@ class Value:
         return self.take(picked(self._positions(), key, "index"), "index")
 
     def reshape(self, *shape: int | Sequence[int]) -> Self:
-        """The same values in another shape, in numpy's order: `reshape(2, 3)` or `reshape((2, 3))`."""
+        """The same values in another shape, in numpy's order.
+
+        Parameters
+        ----------
+        *shape : int or sequence of int
+            `reshape(2, 3)` or `reshape((2, 3))`; one of them may be −1.
+
+        Returns
+        -------
+        Vector or Scalar
+            In this shape.
+
+        Raises
+        ------
+        TraceError
+            If the shape has another number of entries.
+
+        Examples
+        --------
+        >>> ns.gaussian(ns.Width("n"), 6).reshape(2, 3).shape
+        (2, 3)
+        """
         given = _unpacked(shape)
         sizes = [as_whole(size) for size in given]
         if any(size is None or (size < 1 and size != -1) for size in sizes):
@@ -207,7 +258,28 @@ class Value:
             raise TraceError("reshape", f"shape {self.shape} cannot become {shown(given)}") from None
 
     def transpose(self, *axes: int | Sequence[int]) -> Self:
-        """The axes in another order (reversed, if none is given)."""
+        """The axes in another order.
+
+        Parameters
+        ----------
+        *axes : int or sequence of int
+            The order; reversed, if none is given.
+
+        Returns
+        -------
+        Vector or Scalar
+            With these axes.
+
+        Raises
+        ------
+        TraceError
+            If the axes are not those of the array.
+
+        Examples
+        --------
+        >>> ns.gaussian(ns.Width("n"), (2, 3, 4)).transpose(1, 0, 2).shape
+        (3, 2, 4)
+        """
         given = _unpacked(axes)
         order = [as_axis(axis, self.shape, "transpose") for axis in given] or range(self.ndim)[::-1]
         if sorted(order) != list(range(self.ndim)):
@@ -216,11 +288,38 @@ class Value:
 
     @property
     def T(self) -> Self:
-        """The axes of the array reversed; of vectors, not their coordinates: ⟨x, y⟩ is `ns.dot(x, y)`."""
+        """The axes of the array reversed; of vectors, not their coordinates: ⟨x, y⟩ is `ns.dot(x, y)`.
+
+        Examples
+        --------
+        >>> ns.gaussian(ns.Width("n"), (2, 3)).T.shape
+        (3, 2)
+        """
         return self.transpose()
 
     def broadcast_to(self, shape: int | Sequence[int]) -> Self:
-        """Repeat the values over new or singleton axes."""
+        """Repeat the values over new or singleton axes.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+            The new shape, as in numpy.
+
+        Returns
+        -------
+        Vector or Scalar
+            The same vectors or scalars, repeated: no new ones.
+
+        Raises
+        ------
+        TraceError
+            If the shapes do not fit.
+
+        Examples
+        --------
+        >>> ns.gaussian(ns.Width("n"), (1, 3)).broadcast_to((2, 3)).shape
+        (2, 3)
+        """
         sizes = as_shape(shape, "broadcast_to")
         try:
             return self.take(np.broadcast_to(self._positions(), sizes), "broadcast_to")
@@ -235,7 +334,25 @@ class Value:
         return np.arange(self.size).reshape(self.shape)
 
     def take(self, flat: npt.ArrayLike, operation: str) -> Self:
-        """The entries at flat positions, in the shape of `flat`."""
+        """The entries at flat positions, in the shape of `flat`.
+
+        Parameters
+        ----------
+        flat : array_like of int
+            Positions in the flattened array.
+        operation : str
+            What errors name.
+
+        Returns
+        -------
+        Vector or Scalar
+            In the shape of `flat`.
+
+        Examples
+        --------
+        >>> ns.gaussian(ns.Width("n"), (2, 3)).take([[5, 0]], "take").shape
+        (1, 2)
+        """
         flat = np.asarray(flat, dtype=np.intp)
         if flat.size == 0:
             raise TraceError(operation, f"nothing is left of shape {self.shape}")

@@ -140,7 +140,7 @@ class _Paper(Writer):
         name = "Var" if z == other else "Cov"
         pair = z if z == other else f"{z}, {other}"
         cov = self.carried(value, i, value, j, ())
-        return [rf"{z} {condition}\text{{ Gaussian, mean 0}}, \quad \operatorname{{{name}}}({pair}{given}) = {cov}"]
+        return [rf"{z} {condition}\text{{ Gaussian, mean 0}}", rf"\operatorname{{{name}}}({pair}{given}) = {cov}"]
 
     def limit(self, value: Value) -> list[str]:
         """As before; the covariance of scores with δ written once."""
@@ -163,7 +163,7 @@ class _Paper(Writer):
         both = _Sum((), (*left.factors, *right.factors), rf"{left.core} \, {right.core}")
         z, other = Writer.z(self, value, i), Writer.z(self, value, j)
         gaussian = rf"{z} \text{{ jointly Gaussian, mean 0, independent of all }} Z"
-        return [rf"{gaussian}, \quad \operatorname{{Cov}}({z}, {other}) = {both}"]
+        return [gaussian, rf"\operatorname{{Cov}}({z}, {other}) = {both}"]  # one line would be wider than a page
 
 
 def _fresh(i: Indices, j: Indices, used: Iterable[str]) -> str | None:

@@ -17,19 +17,33 @@ from ._where import TraceError
 def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     """The gradient of a scalar with respect to vectors or scalars that it is made of: values of the same program.
 
-    Parameters: `p`, scalars; several are summed, Σ weights·p if `weights` (numbers or scalars that broadcast to the
-    shape of p) are given. `wrt`, a vector or scalar at any place of the program, or a list of them; an index of a value
-    stands for its entries.
+    A coordinate of an output y is read by a random readout, `ns.dot(ns.gaussian(n), y)`, which has the law of the
+    coordinate of one more matrix. Derivatives of a user's functions are declared, see `ns.nonlin` and `ns.apply`.
+    Gradients are values as others, and have gradients.
 
-    Returns a value of the shape and kind of `wrt`, or a tuple of them. Of scalars it is ∂p/∂q. **Of vectors it is
-    √width · ∂p/∂x**, so that its coordinates are of order 1 at every width if p is a score: for p = ns.dot(r, x), which
-    is n^(−1/2) ⟨r, x⟩, it is r. The squared norm of the gradient itself is then `ns.mean_dot(g, g)`.
+    Parameters
+    ----------
+    p : Scalar
+        Several are summed.
+    wrt : Vector, Scalar, or list of them
+        At any place of the program; an index of a value stands for its entries.
+    weights : Scalar or array_like, optional
+        That broadcast to the shape of p: the gradient is that of Σ weights·p.
 
-    p is a scalar. A coordinate of an output y is read by a random readout, `ns.dot(ns.gaussian(n), y)`, which has the
-    law of the coordinate of one more matrix. Derivatives of a user's functions are declared, see `ns.nonlin` and
-    `ns.apply`. Gradients are values as others, and have gradients.
+    Returns
+    -------
+    Vector, Scalar, or tuple of them
+        Of the shape and kind of `wrt`. Of scalars it is ∂p/∂q. **Of vectors it is √width · ∂p/∂x**, so that its
+        coordinates are of order 1 at every width if p is a score: for p = ns.dot(r, x), which is n^(−1/2) ⟨r, x⟩, it is
+        r. The squared norm of the gradient itself is then `ns.mean_dot(g, g)`.
 
-    >>> import netsor as ns
+    Raises
+    ------
+    TraceError
+        If p is no scalar, does not depend on `wrt`, or goes through a function without a derivative.
+
+    Examples
+    --------
     >>> n = ns.Width("n")
     >>> x, r = ns.gaussian(n, 3), ns.gaussian(n)
     >>> y = x + ns.nn.attention(x, heads=2)

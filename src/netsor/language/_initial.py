@@ -103,14 +103,64 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | None = None) -> Scalar:
-    """Random scalars, i.i.d. N(0, std²), independent of all vectors and matrices: a relative bias of scores, say."""
+    """Random scalars, i.i.d. N(0, std²), independent of all vectors and matrices: a relative bias of scores, say.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        The shape of the array; () for one.
+    std : float
+        Their standard deviation.
+    name : str, optional
+        Printed.
+
+    Returns
+    -------
+    Scalar
+        Each entry for itself.
+
+    Raises
+    ------
+    TraceError
+        If `std` is below 0.
+
+    Examples
+    --------
+    >>> print(f"{ns.Program(ns.normal(std=2.0)).law(draws=20_000).var():.1f}")
+    4.0
+    """
     shape = as_shape(shape, "normal")
     sigma = scale(std, "std", "normal", remedy="; multiply the scalars by others")
     return Scalar(Normal(Source(as_name(name, "normal")), sigma, shape), shape)
 
 
 def data(vectors: npt.ArrayLike) -> Vector:
-    """Given vectors of a fixed finite dimension (the last axis), as the first layer of a real network sees them."""
+    """Given vectors of a fixed finite dimension (the last axis), as the first layer of a real network sees them.
+
+    Parameters
+    ----------
+    vectors : array_like
+        Their last axis is the dimension, the others are the shape.
+
+    Returns
+    -------
+    Vector
+        Vectors that are not random; the first matrix on them has this fan-in.
+
+    Raises
+    ------
+    TraceError
+        If the numbers are not finite.
+
+    Examples
+    --------
+    >>> images = np.ones((3, 12))
+    >>> x = ns.data(images)
+    >>> x
+    <Vector of shape (3,) in R^12, by Data>
+    >>> ns.weight(ns.Width("n"), 12) @ x
+    <Vector of shape (3,) in R^n, by MatMul>
+    """
     array = scaled(vectors, "data", "vectors")
     if array.ndim == 0:
         raise TraceError("data", f"vectors={shown(vectors)} must be an array whose last axis holds the coordinates")

@@ -14,7 +14,31 @@ from ._where import TraceError
 
 
 def join(values: Sequence[V], axis: int = 0) -> V:
-    """Arrays of vectors, or of scalars, set end to end along an axis that they have."""
+    """Arrays of vectors, or of scalars, set end to end along an axis that they have.
+
+    Parameters
+    ----------
+    values : sequence of Vector, or of Scalar
+        One or more, alike but for the length along the axis.
+    axis : int
+        Which.
+
+    Returns
+    -------
+    Vector or Scalar
+        As numpy's concatenate.
+
+    Raises
+    ------
+    TraceError
+        If the shapes do not fit.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> ns.join([ns.gaussian(n, 2), ns.gaussian(n, 3)]).shape
+    (5,)
+    """
     parts = _alike(values, "join")
     ndim, axis = parts[0].ndim, as_axis(axis, parts[0].shape, "join")
     if len({(part.ndim, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}) > 1:
@@ -26,7 +50,31 @@ def join(values: Sequence[V], axis: int = 0) -> V:
 
 
 def stack(values: Sequence[V], axis: int = 0) -> V:
-    """Values of one shape, set side by side along a new axis."""
+    """Values of one shape, set side by side along a new axis.
+
+    Parameters
+    ----------
+    values : sequence of Vector, or of Scalar
+        One or more, of one shape.
+    axis : int
+        Where the new axis comes.
+
+    Returns
+    -------
+    Vector or Scalar
+        As numpy's stack.
+
+    Raises
+    ------
+    TraceError
+        If the shapes differ.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> ns.stack([ns.gaussian(n, 3), ns.gaussian(n, 3)]).shape
+    (2, 3)
+    """
     parts = _alike(values, "stack")
     axis = as_axis(axis, parts[0].shape, "stack", new=True)
     if len({part.shape for part in parts}) > 1:

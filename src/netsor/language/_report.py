@@ -14,7 +14,23 @@ COLOURS = {PROVED: GOOD, CONJECTURED: OPEN, NO_LIMIT: BAD}
 
 @dataclass(frozen=True)
 class Point:
-    """One point of the assumption: whether it holds, and for each finding against it a sentence."""
+    """One point of the assumption: whether it holds, and for each finding against it a sentence.
+
+    Parameters
+    ----------
+    name : str
+        Of the point.
+    verdict : str
+        What follows from this point: `proved`, `conjectured` or `no limit`.
+    findings : tuple of str
+        For each finding against it a sentence.
+
+    Examples
+    --------
+    >>> point = ns.paper.layer().check().points[0]
+    >>> point.name, point.verdict, point.findings
+    ('factors of scores are MatMul outputs', 'proved', ())
+    """
 
     name: str
     verdict: str  # what the findings make of the limit: proved (there are none), conjectured, or no limit
@@ -23,7 +39,22 @@ class Point:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The verdict on a program, with its points."""
+    """The verdict on a program, with its points; `print` shows all of it.
+
+    Parameters
+    ----------
+    program : str
+        The name of the program.
+    points : tuple of Point
+        The points of the assumption.
+    theorem : str
+        What is proved if all of them hold.
+
+    Examples
+    --------
+    >>> print(ns.paper.layer().check().verdict)
+    proved
+    """
 
     program: str
     points: tuple[Point, ...]
@@ -31,12 +62,27 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """`proved`, `conjectured` or `no limit`: the worst that a point says."""
+        """`proved`, `conjectured` or `no limit`: the worst that a point says.
+
+        Examples
+        --------
+        >>> ns.paper.layer().check().verdict
+        'proved'
+        """
         return max((point.verdict for point in self.points), key=[PROVED, CONJECTURED, NO_LIMIT].index)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The findings that led to the verdict; none if the limit is proved."""
+        """The findings that led to the verdict; none if the limit is proved.
+
+        Examples
+        --------
+        >>> n = ns.Width("n")
+        >>> q = ns.weight(n, n) @ ns.gaussian(n)
+        >>> report = ns.Program(ns.dot(q, q)).check()
+        >>> report.verdict, len(report.reasons) > 0
+        ('no limit', True)
+        """
         verdict = self.verdict
         return tuple(f for point in self.points if point.verdict == verdict for f in point.findings)
 

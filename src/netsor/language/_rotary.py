@@ -52,11 +52,38 @@ def rotary(
     fraction: float = 1.0,
     stretch: Stretch | None = None,
 ) -> Vector:
-    """The vectors, turned by their positions: tokens along the last axis of x, at positions 0, 1, … unless given.
+    """The vectors, turned by their positions: tokens along the last axis of x.
 
-    The token at position t has its pair of coordinates (f, f + r/2) turned by the angle t θ_f, θ_f = base^(−2f/r).
-    r = fraction · width counts the coordinates that are turned, the first ones; at every width bound it must be even.
-    `stretch` lowers low frequencies, as Llama 3.1 does, for a base above 1.
+    The token at position t has its pair of coordinates (f, f + r/2) turned by the angle t θ_f, θ_f = base^(−2f/r). r =
+    fraction · width counts the coordinates that are turned, the first ones; at every width bound it must be even.
+
+    Parameters
+    ----------
+    x : Vector
+        Queries or keys, (…, tokens).
+    positions : array_like of float, optional
+        One a token: 0, 1, … unless given.
+    base : float
+        Of the frequencies.
+    fraction : float
+        Above 0, at most 1.
+    stretch : Stretch, optional
+        Lowers low frequencies, as Llama 3.1 does, for a base above 1.
+
+    Returns
+    -------
+    Vector
+        In the shape of `x`.
+
+    Raises
+    ------
+    TraceError
+        If there is another number of positions than of tokens, or a number is out of range.
+
+    Examples
+    --------
+    >>> ns.rotary(ns.gaussian(ns.Width("d"), (2, 5))).shape
+    (2, 5)
     """
     as_vector(x, "rotary")
     if not x.shape:

@@ -49,7 +49,32 @@ def dot(x: Vector, y: Vector) -> Scalar:
 
 
 def mean_dot(x: Vector, y: Vector) -> Scalar:
-    """Means, n^(−1) ⟨x_i, y_j⟩, with the shapes of `dot`."""
+    """Means, n^(−1) ⟨x_i, y_j⟩, with the shapes of `dot`.
+
+    Parameters
+    ----------
+    x : Vector
+        (…, s).
+    y : Vector
+        (…, t), of the same width.
+
+    Returns
+    -------
+    Scalar
+        (…, s, t); at infinite width they are numbers, where nothing before them is random.
+
+    Raises
+    ------
+    TraceError
+        If the widths or the leading axes differ.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> h = ns.gaussian(n)
+    >>> print(f"{ns.Program(ns.mean_dot(h, h)).law(n=ns.inf).mean():.1f}")
+    1.0
+    """
     return _dot(x, y, 1.0, "mean_dot")
 
 
@@ -69,7 +94,30 @@ def _dot(x: Vector, y: Vector, power: float, operation: str) -> Scalar:
 
 
 def concat(x: Vector, axis: int = 0) -> Vector:
-    """The vectors along an axis, set end to end: shape (heads, s) in R^d becomes (s,) in R^(heads·d)."""
+    """The vectors along an axis, set end to end: shape (heads, s) in R^d becomes (s,) in R^(heads·d).
+
+    Parameters
+    ----------
+    x : Vector
+        Heads, say.
+    axis : int
+        Along which they are set end to end.
+
+    Returns
+    -------
+    Vector
+        Without this axis, in a space of so many times the width.
+
+    Raises
+    ------
+    TraceError
+        If there is no such axis.
+
+    Examples
+    --------
+    >>> ns.concat(ns.gaussian(ns.Width("d"), (8, 3)))
+    <Vector of shape (3,) in R^8d, by Concat>
+    """
     as_vector(x, "concat")
     axis = as_axis(axis, x.shape, "concat")
     return Vector(Concat(x, axis), x.shape[:axis] + x.shape[axis + 1 :], x.shape[axis] * x.width)
@@ -157,7 +205,29 @@ def rsqrt(x: Any, eps: float) -> Any:
 
 
 def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
-    """gain · x / √(n^(−1) |x|² + eps), for each vector; a zero vector stays zero."""
+    """gain · x / √(n^(−1) |x|² + eps), for each vector; a zero vector stays zero.
+
+    Parameters
+    ----------
+    x : Vector
+        Each vector for itself.
+    eps : float
+        Added to the mean square.
+    gain : float
+        What the result is multiplied by.
+
+    Returns
+    -------
+    Vector
+        Like `x`.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> h = ns.rms_norm(3 * ns.gaussian(n))
+    >>> print(f"{ns.Program(ns.mean_dot(h, h)).law(n=16, draws=100).mean():.6f}")
+    1.000000
+    """
     x = as_vector(x, "rms_norm")
     eps = real(eps, "eps", "rms_norm", least=0)
     one = x[..., None]
@@ -169,7 +239,27 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
 
 
 def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
-    """`rms_norm` of x less the mean of its coordinates."""
+    """`rms_norm` of x less the mean of its coordinates.
+
+    Parameters
+    ----------
+    x : Vector
+        Each vector for itself.
+    eps : float
+        Added to the mean square.
+    gain : float
+        What the result is multiplied by.
+
+    Returns
+    -------
+    Vector
+        Like `x`.
+
+    Examples
+    --------
+    >>> ns.layer_norm(ns.gaussian(ns.Width("n"), 3), eps=1e-5).shape
+    (3,)
+    """
     x = as_vector(x, "layer_norm")
     eps = real(eps, "eps", "layer_norm", least=0)
     gain = scale(gain, "gain", "layer_norm")

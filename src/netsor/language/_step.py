@@ -44,8 +44,9 @@ def step(
     themselves**, as an optimiser sees them (entries N(0, σ²/fan-in), no factor taken out), U is
 
     - "sgd": G. Momentum's first step is the same.
-    - "muon": the polar factor of G, scale · A B^T for G = A S B^T, or its Newton–Schulz polynomial. A batch of
-      matrices is one matrix after the other: the heads of attention each for itself.
+    - "muon": the polar factor of G, scale · A B^T for G = A S B^T (without singular values below 1e-5 of the largest,
+      which Muon's own polynomial leaves near 0), or that polynomial of Newton and Schulz. A batch of matrices is one
+      matrix after the other: the heads of attention each for itself.
     - "adam": G/(|G| + eps), entry by entry: the first step of Adam and AdamW, and with eps = 0 of signSGD and Lion.
 
     Nothing is trained and no weight is drawn. G = Σ_i δ_i x_i^T over all uses of W (tokens, layers that share it), so
@@ -126,6 +127,8 @@ def step(
         return Rule(name, optimiser, rates.of(of), decay, small, steps, factor, *_sizes(of))
 
     found = _gradients(p, listed, chosen)
+    if not found.terms and not found.leaves:
+        raise TraceError("step", f"loss={p!r} depends on no weight that could move: name what moves, weights=[…]")
     matrices = {source: (rule(terms[0][0].used.drawn), terms) for source, terms in found.terms.items()}
     shifted: dict[Value, Value] = {}
     for leaf, parts in found.leaves.items():
@@ -244,7 +247,7 @@ class _Rates:
                         f"lr has the key {key!r}, a part of a batch of {key.count} matrices, which have one rate: give "
                         "the batch, or make them weights of their own",
                     )
-                case Weight(source=source) | Vector(op=Gaussian(source=source)):
+                case Weight(source=source) | Value(op=Gaussian(source=source) | Normal(source=source)):
                     self.given[source] = _rate(rate, "lr")
                 case str() | None:
                     self.given[key] = _rate(rate, "lr")

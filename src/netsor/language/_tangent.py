@@ -33,18 +33,34 @@ def ntk(
 ) -> Scalar:
     """The tangent kernel of scalars, Σ_W ⟨∂p_a/∂W, ∂q_b/∂W⟩, as scalars of the same program.
 
-    Parameters: `p` and `q` (p itself if None), scalars of any shape. `weights`, the parameters that count: all matrices
-    of the program if None; else a weight, an initial vector (a bias, `ns.gaussian`), random scalars (`ns.normal`), or a
-    list of them. `W[0]` counts for that matrix alone. `parametrisation` says with respect to what: "ntk", N with
-    i.i.d. entries N(0, 1), where W = (σ/√in) N, so the kernel is Σ_W (σ²/in) ⟨∂p/∂W, ∂q/∂W⟩, which has a limit;
-    "standard", the entries of W themselves, for which it grows like the width.
+    A coordinate of an output y is read by a random readout, `ns.dot(r, y)`, r = ns.gaussian(n). Then r stands for the
+    last layer; it counts if it is among `weights`.
 
-    Returns scalars of shape p.shape + q.shape. They have a law like any others, joint with p and q.
+    Parameters
+    ----------
+    p : Scalar
+        Of any shape.
+    q : Scalar, optional
+        Of any shape; p itself if None.
+    weights : Weight, Vector, Scalar, or list of them, optional
+        The parameters that count: all matrices of the program if None; else a weight, an initial vector (a bias,
+        `ns.gaussian`), random scalars (`ns.normal`), or a list of them. `W[0]` counts for that matrix alone.
+    parametrisation : str
+        With respect to what: "ntk", N with i.i.d. entries N(0, 1), where W = (σ/√in) N, so the kernel is Σ_W (σ²/in)
+        ⟨∂p/∂W, ∂q/∂W⟩, which has a limit; "standard", the entries of W themselves, for which it grows like the width.
 
-    p and q are scalars: a coordinate of an output y is read by a random readout, `ns.dot(r, y)`, r = ns.gaussian(n).
-    Then r stands for the last layer; it counts if it is among `weights`.
+    Returns
+    -------
+    Scalar
+        p.shape + q.shape. They have a law like any others, joint with p and q.
 
-    >>> import netsor as ns
+    Raises
+    ------
+    TraceError
+        If p or q is no scalar, or a weight is none of the program.
+
+    Examples
+    --------
     >>> n = ns.Width("n")
     >>> x, r = ns.gaussian(n, 2), ns.gaussian(n)
     >>> p = ns.dot(r, x + ns.nn.attention(x, heads=1))  # two outputs
@@ -64,12 +80,28 @@ def ntk(
 def grad_norm(p: Scalar, weight: Parameter, parametrisation: str = "standard") -> Scalar:
     """The squared norm of the gradient of p with respect to one parameter, |∂p/∂W|², as a scalar of the program.
 
-    Parameters: `p`, one scalar. `weight`, a weight (all matrices of its batch; `W[0]` is one), an initial vector or
-    random scalars. `parametrisation` as in `ntk`, of which this is one term: "standard" is the sum of the squares of
-    ∂p/∂W_ij, what an optimiser sees; it grows with the width that W acts on. "ntk" is that times σ²/in, which has a
-    limit.
+    Parameters
+    ----------
+    p : Scalar
+        One.
+    weight : Weight, Vector or Scalar
+        A weight (all matrices of its batch; `W[0]` is one), an initial vector or random scalars.
+    parametrisation : str
+        As in `ntk`, of which this is one term: "standard" is the sum of the squares of ∂p/∂W_ij, what an optimiser
+        sees; it grows with the width that W acts on. "ntk" is that times σ²/in, which has a limit.
 
-    >>> import netsor as ns
+    Returns
+    -------
+    Scalar
+        One.
+
+    Raises
+    ------
+    TraceError
+        If p is not one scalar, or the weight is none of the program.
+
+    Examples
+    --------
     >>> n = ns.Width("n")
     >>> w, r = ns.weight(n, n), ns.gaussian(n)
     >>> p = ns.dot(r, ns.tanh(w @ ns.gaussian(n)))

@@ -18,6 +18,7 @@ Indices = Sequence[str]
 DOCUMENT = r"""\documentclass{article}
 \usepackage{amsmath,amssymb}
 \allowdisplaybreaks
+\sloppy
 \begin{document}
 %s
 \end{document}

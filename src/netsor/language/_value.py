@@ -27,13 +27,49 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scalar(Value):
-    """An array of random scalars: scores, attention weights, norms."""
+    """An array of random scalars: scores, attention weights, norms.
+
+    Scalars do arithmetic with numbers and each other. `ns.dot`, `ns.normal` and functions of them make them.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The axes of the array; () for a single scalar.
+    op : Operation
+        What made them.
+    where : Where
+        The line that made them.
+
+    Examples
+    --------
+    >>> p = ns.normal((2, 3))
+    >>> p, (2 * p + 1).shape
+    (<Scalar of shape (2, 3), by Normal>, (2, 3))
+    """
 
     def _like(self, op: Operation, shape: Shape) -> Self:
         return type(self)(op, shape)
 
     def take(self, flat: npt.ArrayLike, operation: str) -> Self:
-        """The entries at flat positions, in the shape of `flat`; of given numbers, they are given numbers."""
+        """The entries at flat positions, in the shape of `flat`; of given numbers, they are given numbers.
+
+        Parameters
+        ----------
+        flat : array_like of int
+            Positions in the flattened array.
+        operation : str
+            What errors name.
+
+        Returns
+        -------
+        Scalar
+            In the shape of `flat`.
+
+        Examples
+        --------
+        >>> ns.normal((2, 3)).take([5, 0], "take").shape
+        (2,)
+        """
         taken = super().take(flat, operation)
         if isinstance(self.op, Constant) and isinstance(taken.op, Take):
             return self._like(Constant(self.op.numbers.ravel()[taken.op.flat]), taken.shape)
@@ -81,19 +117,72 @@ class Scalar(Value):
         return _matmul(as_scalar(other, "@"), self)
 
     def sum(self, axis: int | tuple[int, ...] | None = None) -> Scalar:
-        """The sum over an axis, several, or all."""
+        """The sum over an axis, several, or all.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            Over which axes; all, if none is given.
+
+        Returns
+        -------
+        Scalar
+            Without these axes.
+
+        Examples
+        --------
+        >>> ns.normal((2, 3)).sum(axis=1).shape
+        (2,)
+        """
         p = self._axes_last(axis, "sum")
         return applied(SUM, (p,), p.shape[:-1], axes=1)
 
     def mean(self, axis: int | tuple[int, ...] | None = None) -> Scalar:
-        """The mean over an axis, several, or all."""
+        """The mean over an axis, several, or all.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            Over which axes; all, if none is given.
+
+        Returns
+        -------
+        Scalar
+            Without these axes.
+
+        Examples
+        --------
+        >>> ns.normal((2, 3)).mean(axis=1).shape
+        (2,)
+        """
         p = self._axes_last(axis, "mean")
         return applied(MEAN, (p,), p.shape[:-1], axes=1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Vector(Value):
-    """An array of random vectors of one width: tokens, queries of all heads, hidden layers."""
+    """An array of random vectors of one width: tokens, queries of all heads, hidden layers.
+
+    Vectors are added, multiplied by numbers and scalars, and mixed by `a @ v`; `W @ x` applies matrices. Functions of
+    the language make them.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The axes of the array; () for a single vector.
+    width : Width
+        The dimension of the vectors.
+    op : Operation
+        What made them.
+    where : Where
+        The line that made them.
+
+    Examples
+    --------
+    >>> x = ns.gaussian(ns.Width("n"), 4)
+    >>> x, (x - x.mean()).shape, (np.ones((2, 4)) @ x).shape
+    (<Vector of shape (4,) in R^n, by Gaussian>, (4,), (2,))
+    """
 
     width: Width
 
@@ -151,12 +240,44 @@ class Vector(Value):
         return mix(as_scalar(a, "@"), self)
 
     def sum(self, axis: int | tuple[int, ...] | None = None) -> Vector:
-        """The sum of the vectors over an axis, several, or all."""
+        """The sum of the vectors over an axis, several, or all.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            Over which axes; all, if none is given.
+
+        Returns
+        -------
+        Vector
+            Without these axes.
+
+        Examples
+        --------
+        >>> ns.gaussian(ns.Width("n"), (2, 3)).sum(axis=0).shape
+        (3,)
+        """
         x = self._axes_last(axis, "sum")
         return mix(as_scalar(np.ones(x.shape[-1]), "sum"), x)
 
     def mean(self, axis: int | tuple[int, ...] | None = None) -> Vector:
-        """The mean of the vectors over an axis, several, or all."""
+        """The mean of the vectors over an axis, several, or all.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            Over which axes; all, if none is given.
+
+        Returns
+        -------
+        Vector
+            Without these axes.
+
+        Examples
+        --------
+        >>> ns.gaussian(ns.Width("n"), (2, 3)).mean().shape
+        ()
+        """
         x = self._axes_last(axis, "mean")
         return mix(as_scalar(np.full(x.shape[-1], 1 / x.shape[-1]), "mean"), x)
 
@@ -285,7 +406,26 @@ def same_width(operation: str, *vectors: Vector) -> Width:
 
 
 def ones(width: Width | int) -> Vector:
-    """The vector (1, …, 1): what a mean, a shift or the direction that LayerNorm removes is a multiple of."""
+    """The vector (1, …, 1): what a mean, a shift or the direction that LayerNorm removes is a multiple of.
+
+    Parameters
+    ----------
+    width : Width or int
+        Its dimension.
+
+    Returns
+    -------
+    Vector
+        A single vector.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> h = ns.gaussian(n)
+    >>> p = ns.mean_dot(ns.ones(n), h)  # the mean of the coordinates of h
+    >>> print(f"{ns.Program(p).law(n=100, draws=5000).std():.2f}")
+    0.10
+    """
     return Vector(Gaussian(Source("1"), np.ones(()), np.zeros((0,))), (), as_width(width, "ones"))
 
 

@@ -62,23 +62,36 @@ _open: ContextVar[list[Watched] | str | None] = ContextVar("probes", default=Non
 def probe(name: str, x: V, mask: npt.ArrayLike | None = None) -> V:
     """Name a value of a program, for `ns.audit` to watch; the value is returned, and nothing about it changes.
 
-    Parameters:
-        name: what it is. "embedding", the stream before the first block; then, block by block, "attention" and "mlp",
-            what the branches add; "query", "key", "value" and "hidden", vectors inside; "scores", "weights" and
-            "experts", scalars; and "stream", which ends the block; at last "logits".
-        x: the value.
-        mask: which scores or weights take part, a boolean array (tokens, tokens); that of `ns.softmax` unless given.
+    Parameters
+    ----------
+    name : str
+        What it is. "embedding", the stream before the first block; then, block by block, "attention" and "mlp", what
+        the branches add; "query", "key", "value" and "hidden", vectors inside; "scores", "weights" and "experts",
+        scalars; and "stream", which ends the block; at last "logits".
+    x : Vector or Scalar
+        The value.
+    mask : array_like of bool, optional
+        Which scores or weights take part, (tokens, tokens); that of `ns.softmax` unless given.
 
-    Returns:
+    Returns
+    -------
+    Vector or Scalar
         The value itself.
 
-    Example:
-        >>> @ns.program
-        ... def net(tokens=3):
-        ...     x = ns.probe("embedding", ns.gaussian(64, tokens))
-        ...     return ns.probe("stream", x + ns.nn.attention(ns.rms_norm(x), heads=2))
-        >>> [watched.name for watched in net().probes]
-        ['embedding', 'stream']
+    Raises
+    ------
+    TraceError
+        If there is no such name, or the value is of another kind.
+
+    Examples
+    --------
+    >>> @ns.program
+    ... def net(tokens=3):
+    ...     x = ns.probe("embedding", ns.gaussian(64, tokens))
+    ...     return ns.probe("stream", x + ns.nn.attention(ns.rms_norm(x), heads=2))
+    ...
+    >>> [watched.name for watched in net().probes]
+    ['embedding', 'stream']
     """
     found = _open.get()
     if not isinstance(name, str) or name not in NAMES:

@@ -22,9 +22,36 @@ from ._width import Width, as_width
 class Weight:
     """A batch of independent matrices in R^{out × in} with i.i.d. entries N(0, std²/fan), where fan is the width in.
 
-    `members` says which matrices of the source these are, so that `W[0]` is one of the matrices of `W`, not a new one.
-    `W.T` are the same matrices transposed: its widths are exchanged, and its entries are those of W, so that fan is
-    then the width out.
+    `ns.weight` makes it. `W @ x` applies every matrix to every vector, `W.each(x)` matrix b to x[b], `W[0]` is one of
+    the matrices of `W`, not a new one. `W.T` are the same matrices transposed: its widths are exchanged, and its
+    entries are those of W, so that fan is then the width out.
+
+    Attributes
+    ----------
+    source : Source
+        Where the matrices were made, and their name.
+    out_width : Width
+        Of W x.
+    in_width : Width
+        Of x.
+    std : float
+        σ in entries N(0, σ²/fan).
+    members : numpy.ndarray
+        Which matrices of the source these are.
+    count : int
+        How many matrices the source has.
+    fan : Width
+        What the variance of the entries is divided by.
+    transposed : bool
+        Whether these are the matrices transposed.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> W = ns.weight(n, n, batch=2)
+    >>> x = ns.gaussian(n, 3)
+    >>> (W @ x).shape, (W[0] @ x).shape, (W.T @ x).shape
+    ((2, 3), (3,), (2, 3))
     """
 
     source: Source
@@ -40,7 +67,13 @@ class Weight:
 
     @property
     def batch(self) -> Shape:
-        """The shape of the batch: () for a single matrix."""
+        """The shape of the batch: () for a single matrix.
+
+        Examples
+        --------
+        >>> ns.weight(ns.Width("n"), 10, batch=(2, 3)).batch
+        (2, 3)
+        """
         return self.members.shape
 
     @property
@@ -48,6 +81,12 @@ class Weight:
         """The transposed matrices, those of each batch index for themselves: `W.T @ v` is W^T v.
 
         Entries are those of W, so with W in R^{out × in} the coordinates of W^T v have variance std² |v|²/in.
+
+        Examples
+        --------
+        >>> n, m = ns.Width("n"), ns.Width("m")
+        >>> ns.weight(n, m).T @ ns.gaussian(n)
+        <Vector of shape () in R^m, by MatMul>
         """
         return replace(self, out_width=self.in_width, in_width=self.out_width, transposed=not self.transposed)
 
@@ -56,17 +95,45 @@ class Weight:
         """√(in/out) W^T if the entries of W are N(0, std²/in): the same matrices with entries N(0, std²/out).
 
         It is what takes √out ∂p/∂(W x) to √in ∂p/∂x; for other entries a factor √(in/fan) is left.
+
+        Examples
+        --------
+        >>> ns.weight(ns.Width("n"), ns.Width("m")).adjoint.out_width
+        Width('m')
         """
         return replace(self.T, fan=self.out_width)
 
     @property
     def drawn(self) -> Weight:
-        """The matrices as they are drawn: not transposed, with entries N(0, std²/in)."""
+        """The matrices as they are drawn: not transposed, with entries N(0, std²/in).
+
+        Examples
+        --------
+        >>> W = ns.weight(ns.Width("n"), ns.Width("m"))
+        >>> W.T.drawn.transposed
+        False
+        """
         made = self.T if self.transposed else self
         return replace(made, fan=made.in_width)
 
     def gain(self, widths: Mapping[str, float]) -> float:
-        """By what W x is larger, in mean square and as a root, than x: std √(in/fan), NaN if that is not determined."""
+        """By what W x is larger, in mean square and as a root, than x: std √(in/fan).
+
+        Parameters
+        ----------
+        widths : mapping of str to float
+            The widths, by their symbols.
+
+        Returns
+        -------
+        float
+            NaN if the widths do not determine it.
+
+        Examples
+        --------
+        >>> ns.weight(ns.Width("n"), ns.Width("m"), std=2.0).gain({"n": 64, "m": 32})
+        2.0
+        """
         if self.in_width.name == self.fan.name:
             return self.std * math.sqrt(self.in_width.factor / self.fan.factor)
         many, few = self.in_width.bind(widths), self.fan.bind(widths)
@@ -84,7 +151,29 @@ class Weight:
         return Vector(MatMul(self, x, each=False), self.batch + x.shape, self.out_width)
 
     def each(self, x: Vector) -> Vector:
-        """Matrix b on the vectors x[b]: the shape of x, which begins with the batch."""
+        """Matrix b on the vectors x[b].
+
+        Parameters
+        ----------
+        x : Vector
+            Its shape begins with the batch.
+
+        Returns
+        -------
+        Vector
+            In the shape of `x`.
+
+        Raises
+        ------
+        TraceError
+            If it does not, or has another width.
+
+        Examples
+        --------
+        >>> n = ns.Width("n")
+        >>> ns.weight(n, n, batch=4).each(ns.gaussian(n, (4, 7))).shape
+        (4, 7)
+        """
         self._accept("W.each(x)", x)
         if x.shape[: len(self.batch)] != self.batch:
             raise TraceError("W.each(x)", f"the batch {self.batch} is not how the shape {x.shape} of x begins")

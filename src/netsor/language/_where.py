@@ -43,7 +43,22 @@ class PlacedError(ValueError):
 
 
 class TraceError(PlacedError):
-    """A program that cannot be written: names the operation, what was given, what is allowed, and the line."""
+    """A program that cannot be written: names the operation, what was given, what is allowed, and the line.
+
+    Parameters
+    ----------
+    operation : str
+        The function of the language.
+    problem : str
+        What was given, and what is allowed.
+
+    Examples
+    --------
+    >>> ns.weight(ns.Width("n"), ns.Width("m")) @ ns.gaussian(ns.Width("n"))
+    Traceback (most recent call last):
+        ...
+    netsor.language._where.TraceError: W @ x: W maps R^m to R^n, but x lives in R^n (at ...)
+    """
 
 
 class TraceIndexError(TraceError, IndexError):

@@ -22,7 +22,28 @@ RESERVED = {"self", "draws", "seed", "workers", "executor", "progress", "coordin
 
 
 class Width:
-    """The dimension of a space: `Width("n")`, a multiple `4 * Width("d")`, or an integer, `Width(64)`."""
+    """The dimension of a space: `Width("n")`, a multiple `4 * Width("d")`, or an integer, `Width(64)`.
+
+    Parameters
+    ----------
+    name : str or int
+        A symbol, which is bound by its name when a program is evaluated, or a number.
+    factor : int
+        By which the symbol is multiplied.
+
+    Raises
+    ------
+    TraceError
+        If the name is no identifier, or the number is not positive.
+
+    Examples
+    --------
+    >>> d = ns.Width("d")
+    >>> 4 * d, ns.Width(64)
+    (Width('4d'), Width('64'))
+    >>> ns.Program(ns.concat(ns.gaussian(d, 4))).widths
+    ('d',)
+    """
 
     __slots__ = ("factor", "name")
 
@@ -80,7 +101,28 @@ class Width:
         return f"Width({str(self)!r})"
 
     def bind(self, widths: Mapping[str, float]) -> float:
-        """The number that this width is once its symbol is bound: a positive integer or infinity."""
+        """The number that this width is once its symbol is bound: a positive integer or infinity.
+
+        Parameters
+        ----------
+        widths : mapping of str to float
+            The numbers, by symbols.
+
+        Returns
+        -------
+        float
+            A positive integer, or infinity.
+
+        Raises
+        ------
+        KeyError
+            If the symbol is not among them.
+
+        Examples
+        --------
+        >>> (4 * ns.Width("d")).bind({"d": 16})
+        64
+        """
         return self.factor if self.name is None else self.factor * widths[self.name]
 
 

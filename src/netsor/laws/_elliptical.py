@@ -24,8 +24,9 @@ from ._law_error import LawError
 LogLikelihood = Callable[[Array], Array]  # of points (k, size): (k,)
 
 SHRINKS = 200  # of one bracket, at most: each takes about a half of it, and doubles have 53 bits
-SEEN = 3.0  # standard errors by which a mean or a variance of particles differs from the prior's, to count
-EACH = 10  # particles for each coordinate whose covariances are estimated, at least
+SEEN = 4.0  # standard errors by which a mean, a variance or a correlation of particles differs from the prior's
+EACH = 4  # particles for each coordinate whose covariances are estimated, at least
+ROUNDED = 1e-10  # of variances, added: coordinates may be nearly functions of each other
 WIDER = 1.2  # Σ over the covariance of the particles: tails of R that grow would hold chains back
 
 
@@ -51,20 +52,27 @@ PRIOR = Reference(np.zeros(0, dtype=np.intp), np.zeros(0), np.zeros((0, 0)))
 def reference(z: Array) -> Reference:
     """The Gaussian of the coordinates of particles (k, size) on which the data have said something.
 
-    Covariances of many coordinates from few particles are noise, so that only the clearest are taken; and their
-    correlations are drawn towards 0 as far as their own noise goes.
+    Covariances of many coordinates from few particles are noise, so that only the clearest are taken. They are taken as
+    they are: to draw correlations towards 0 would widen the directions that data make narrow, and hold chains back.
     """
-    count = len(z)
-    mean, var = z.mean(axis=0), z.var(axis=0)
-    clear = np.maximum(np.abs(mean) * math.sqrt(count), np.abs(var - 1) * math.sqrt(count / 2))
+    count = len(np.unique(z[:, 0]))  # particles that were drawn several times say no more
+    mean, std = z.mean(axis=0), z.std(axis=0)
+    ready = (z - mean) / np.where(std > 0, std, 1.0)
+    together = np.abs(ready.T @ ready) / len(z)
+    np.fill_diagonal(together, 0.0)
+    off = np.maximum(np.abs(mean), np.abs(std**2 - 1) / math.sqrt(2))
+    clear = math.sqrt(count) * np.maximum(off, together.max(axis=1))
     places = np.argsort(-clear, kind="stable")[: count // EACH]
     places = np.sort(places[clear[places] > SEEN])
     if not len(places):
         return PRIOR
-    noise = len(places) / count
-    cov = (1 - noise) * np.atleast_2d(np.cov(z[:, places].T))
-    np.fill_diagonal(cov, var[places])
-    return Reference(places, mean[places], np.asarray(np.linalg.cholesky(WIDER * cov), dtype=np.float64))
+    cov = np.atleast_2d(np.cov(z[:, places].T))
+    cov[np.diag_indices(len(places))] *= 1 + ROUNDED
+    try:
+        lower = np.linalg.cholesky(WIDER * cov)
+    except np.linalg.LinAlgError:  # all are nearly copies of one
+        return PRIOR
+    return Reference(places, mean[places], np.asarray(lower, dtype=np.float64))
 
 
 def begun(log_likelihood: LogLikelihood, z: Array) -> Chains:

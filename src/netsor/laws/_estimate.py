@@ -37,6 +37,24 @@ class Estimate:
     The error is 0 where the value is exact but for rounding, and infinite where nothing can be said of it. Numbers,
     arrays of them and other estimates can be added, subtracted, multiplied, divided and compared with it; `log`,
     `exp` and `sqrt` of it are methods and numpy functions too.
+
+    Parameters
+    ----------
+    value : float or numpy.ndarray
+        The number, or an array of them.
+    error : float or numpy.ndarray
+        Its standard error, in the same shape.
+    sources : frozenset
+        What the error comes from: errors with a common source add linearly, others in squares.
+
+    Examples
+    --------
+    >>> a, b = ns.Estimate(2.0, 0.3), ns.Estimate(1.0, 0.4)
+    >>> print(a + b, "|", a - a, "|", (a / b).log())
+    3 ± 0.5 | 0 ± 0 | 0.69 ± 0.43
+    >>> value, error = a
+    >>> float(a), error
+    (2.0, 0.3)
     """
 
     __slots__ = ("_parts", "error", "value")
@@ -75,7 +93,18 @@ class Estimate:
         return f"{self.value:{spec}} ± {self.error:{spec}}" if spec else str(self)
 
     def brief(self) -> str:
-        """The number as it is read in a table: with its error where there is one."""
+        """The number as it is read in a table: with its error where there is one.
+
+        Returns
+        -------
+        str
+            Without an error, if that is 0.
+
+        Examples
+        --------
+        >>> ns.Estimate(0.391971, 0.0).brief(), ns.Estimate(0.39, 0.004).brief()
+        ('0.391971', '0.39 ± 0.004')
+        """
         return f"{self.value:.6g}" if self.error == 0 else str(self)
 
     def _repr_html_(self) -> str:
@@ -161,17 +190,60 @@ class Estimate:
         return _linear(np.asarray(self.value, dtype=np.float64)[()] ** power, (self, slope))
 
     def log(self) -> Estimate:
-        """The natural logarithm."""
+        """The natural logarithm.
+
+        Returns
+        -------
+        Estimate
+            With the error divided by the value.
+
+        Raises
+        ------
+        ValueError
+            If the value is not above 0.
+
+        Examples
+        --------
+        >>> print(ns.Estimate(1.0, 0.1).log())
+        0 ± 0.1
+        """
         if not np.all(np.asarray(self.value) > 0):
             raise ValueError(f"log of {self}: the value must be above 0")
         return _linear(np.log(self.value), (self, 1 / self.value))
 
     def exp(self) -> Estimate:
-        """The exponential."""
+        """The exponential.
+
+        Returns
+        -------
+        Estimate
+            With the error times the result.
+
+        Examples
+        --------
+        >>> print(ns.Estimate(0.0, 0.1).exp())
+        1 ± 0.1
+        """
         return _linear(np.exp(self.value), (self, np.exp(self.value)))
 
     def sqrt(self) -> Estimate:
-        """The square root."""
+        """The square root.
+
+        Returns
+        -------
+        Estimate
+            With the error divided by twice the result.
+
+        Raises
+        ------
+        ValueError
+            If the value is below 0.
+
+        Examples
+        --------
+        >>> print(ns.Estimate(4.0, 0.4).sqrt())
+        2 ± 0.1
+        """
         if np.any(np.asarray(self.value) < 0):
             raise ValueError(f"sqrt of {self}: the value must be 0 or more")
         return self**0.5 if np.all(self.value) else _linear(np.sqrt(self.value), (self, math.inf))

@@ -39,7 +39,31 @@ class Joint(Described):
 
     The entries of all outputs (tokens, heads, scalars, flattened in numpy's order) stand side by side. `law[i]` is the
     law of one of them, `law.combination(w)` that of Σ_i w_i Y_i, `law.condition({i: y})` that given data. `with_error`
-    has mean, var, cov, corr, pdf and cdf with standard errors.
+    has mean, var, cov, corr, pdf and cdf with standard errors. `Program.law` makes it.
+
+    Parameters
+    ----------
+    mean : array_like
+        (replicas, entries).
+    cov : array_like
+        (replicas, entries, entries).
+    origin : Origin
+        How the law was obtained and what is known of it.
+    weight : array_like, optional
+        Of each replica; equal weights unless given.
+    log_evidence : Estimate, optional
+        The logarithm of the density of the data that the law was conditioned on.
+
+    Examples
+    --------
+    >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1))
+    >>> law = net.law(n=ns.inf, draws=1000)
+    >>> len(law), round(law[0].var(), 2)
+    (3, 0.49)
+    >>> print(np.round(law.corr(), 2))
+    [[1.   0.68 0.69]
+     [0.68 1.   0.69]
+     [0.69 0.69 1.  ]]
     """
 
     def __init__(
@@ -69,17 +93,36 @@ class Joint(Described):
 
     @property
     def dim(self) -> int:
-        """The number of entries."""
+        """The number of entries.
+
+        Examples
+        --------
+        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=100).dim
+        3
+        """
         return int(self.component_mean.shape[1])
 
     @property
     def replicas(self) -> int:
-        """The number of components; one, if nothing random is left to condition on."""
+        """The number of components; one, if nothing random is left to condition on.
+
+        Examples
+        --------
+        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=100).replicas
+        100
+        """
         return int(self.component_mean.shape[0])
 
     @property
     def effective(self) -> float:
-        """The number of replicas of equal weight that would say as much: 1/Σ w²."""
+        """The number of replicas of equal weight that would say as much: 1/Σ w².
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=1000)
+        >>> law.effective, bool(law.condition({0: 1.5}, noise=0.1).effective < 1000)
+        (1000.0, True)
+        """
         return float(self.replicas if self.weight is None else 1 / np.sum(self.weight**2))
 
     def __len__(self) -> int:
@@ -109,7 +152,29 @@ class Joint(Described):
     # Parts
 
     def marginal(self, entries: npt.ArrayLike) -> Joint:
-        """The joint law of some of the entries."""
+        """The joint law of some of the entries.
+
+        Parameters
+        ----------
+        entries : int or sequence of int
+            Which, in the order wanted.
+
+        Returns
+        -------
+        Joint
+            Of these entries.
+
+        Raises
+        ------
+        LawError
+            If there is no such entry.
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=100)
+        >>> law.marginal([2, 0]).dim
+        2
+        """
         several = np.atleast_1d(points(entries, "entries", "marginal"))
         if several.ndim != 1 or not several.size or not np.isfinite(several).all() or (several % 1).any():
             raise LawError("marginal", f"entries={shown(entries)} must be integers")
@@ -120,7 +185,31 @@ class Joint(Described):
         return Joint(self.component_mean[:, chosen], cov, self.origin, self.weight, self.log_evidence)
 
     def combination(self, weights: npt.ArrayLike) -> Any:
-        """The law of a linear combination of the entries; of several, the rows of a matrix, their joint law."""
+        """The law of a linear combination of the entries, or of several.
+
+        Parameters
+        ----------
+        weights : array_like
+            (entries,), or (m, entries) for m combinations.
+
+        Returns
+        -------
+        Mixture or Joint
+            The law of one combination; the joint law of m.
+
+        Raises
+        ------
+        LawError
+            If the weights are not of such a shape.
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=100)
+        >>> difference = law.combination([1, -1, 0])
+        >>> cov = law.cov()
+        >>> bool(np.isclose(difference.var(), cov[0, 0] + cov[1, 1] - 2 * cov[0, 1]))
+        True
+        """
         w = numbers(weights, "combination", "weights")
         if w.ndim not in (1, 2) or w.shape[-1] != self.dim:
             raise LawError("combination", f"weights of shape {w.shape} must be ({self.dim},), or (m, {self.dim})")
@@ -133,17 +222,53 @@ class Joint(Described):
         return Mixture(self.component_mean @ w, np.maximum(var, 0.0), self.origin, self.weight)
 
     def condition(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0) -> Joint:
-        """The law of all entries given that some were observed, {entry: value}, with noise of this standard deviation.
+        """The law of all entries given that some were observed.
 
-        Each replica is conditioned, and weighted by the density that it gave to the data. `log_evidence` of the result
-        is the logarithm of the data's density, `effective` the number of replicas that the weights leave; a warning
-        says when it is small. `noise` is a number, or one for each observation.
+        Each replica is conditioned, and weighted by the density that it gave to the data. A warning says when the
+        weights leave few replicas: then `Program.posterior` is for it.
+
+        Parameters
+        ----------
+        observed : mapping of int to float
+            The values, by entry.
+        noise : float or array_like
+            The standard deviation of the noise of all observations, or of each.
+
+        Returns
+        -------
+        Joint
+            With `log_evidence`, the logarithm of the data's density, and `effective`, the number of replicas that the
+            weights leave.
+
+        Raises
+        ------
+        LawError
+            If there is no such entry, or a value or a deviation is none.
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=2000)
+        >>> given = law.condition({0: 1.5}, noise=0.1)
+        >>> print(f"{given.mean()[0]:.2f} {given.log_evidence.value:.2f}")
+        1.47 -2.88
         """
         weight = np.full(self.replicas, 1 / self.replicas) if self.weight is None else self.weight
         return Joint(*conditioned(self.component_mean, self.component_cov, weight, observed, noise, self.origin))
 
     def gaussian(self) -> Joint:
-        """The Gaussian with this law's mean and covariance."""
+        """The Gaussian with this law's mean and covariance.
+
+        Returns
+        -------
+        Joint
+            One component.
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=100)
+        >>> law.gaussian().replicas, bool(np.allclose(law.gaussian().cov(), law.cov()))
+        (1, True)
+        """
         value, error = self.with_error.cov()
         size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
         share = np.divide(error, size, out=np.zeros_like(size), where=(size > 0) & np.isfinite(error))
@@ -154,15 +279,47 @@ class Joint(Described):
 
     @property
     def with_error(self) -> JointWithError:
-        """mean, var, cov, corr, pdf and cdf, each returning (value, error)."""
+        """mean, var, cov, corr, pdf and cdf, each returning (value, error).
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
+        >>> value, error = law.with_error.cov()
+        >>> print(f"{value[0, 1]:.3f} ± {error[0, 1]:.3f}")
+        0.501 ± 0.004
+        """
         return JointWithError(self)
 
     def mean(self) -> Array:
-        """E[Y]."""
+        """E[Y].
+
+        Returns
+        -------
+        numpy.ndarray
+            (entries,).
+
+        Examples
+        --------
+        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=100).mean()
+        array([0., 0.])
+        """
         return self._replicas.mean(self.component_mean)
 
     def cov(self) -> Array:
-        """The covariance matrix."""
+        """The covariance matrix.
+
+        Returns
+        -------
+        numpy.ndarray
+            (entries, entries).
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
+        >>> print(np.round(law.cov(), 2))
+        [[0.64 0.5 ]
+         [0.5  0.64]]
+        """
         return self._replicas.mean(self._second())
 
     def _second(self) -> Array:
@@ -175,19 +332,59 @@ class Joint(Described):
         return Replicas(self.replicas, self.weight)
 
     def var(self) -> Array:
-        """The variance of each entry."""
+        """The variance of each entry.
+
+        Returns
+        -------
+        numpy.ndarray
+            (entries,).
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
+        >>> print(np.round(law.var(), 2))
+        [0.64 0.64]
+        """
         return np.diag(self.cov()).copy()
 
     def std(self) -> Array:
-        """The standard deviation of each entry."""
+        """The standard deviation of each entry.
+
+        Returns
+        -------
+        numpy.ndarray
+            (entries,).
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
+        >>> print(np.round(law.std(), 2))
+        [0.8 0.8]
+        """
         return np.sqrt(self.var())
 
     def corr(self) -> Array:
-        """The correlation matrix."""
+        """The correlation matrix; rows and columns of an entry without variance are NaN, and no warning is given.
+
+        Returns
+        -------
+        numpy.ndarray
+            (entries, entries).
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
+        >>> print(np.round(law.corr(), 2))
+        [[1.   0.78]
+         [0.78 1.  ]]
+        >>> print(np.round(law.combination([[1, 0], [0, 0]]).corr(), 2))  # the second is constant
+        [[ 1. nan]
+         [nan nan]]
+        """
         cov = self.cov()
-        std = np.sqrt(np.diag(cov))
-        found = cov / np.where(std > 0, np.outer(std, std), np.nan)
-        np.fill_diagonal(found, np.where(std > 0, 1.0, np.nan))
+        std = _spread(cov)
+        found = cov / np.outer(std, std)
+        np.fill_diagonal(found, std / std)
         return np.asarray(found)
 
     @property
@@ -195,6 +392,12 @@ class Joint(Described):
         """The probability of the replicas whose covariance is singular: they have no joint density, the rest has one.
 
         It happens numerically: where one token takes an attention row whole, the others are below rounding.
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=100)
+        >>> print(law.singular, law.combination([[1, 0], [2, 0]]).singular)
+        0 ± 0 1 ± 0
         """
         found = self._normals.singular
         if found.all() or not found.any():
@@ -204,7 +407,13 @@ class Joint(Described):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be known of this law."""
+        """What is to be known of this law.
+
+        Examples
+        --------
+        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=100).notes
+        ()
+        """
         if not 0 < self.singular.value < 1:
             return super().notes
         without = f"P(Y has no joint density) = {self.singular}: a singular covariance; the density is that of the rest"
@@ -215,17 +424,85 @@ class Joint(Described):
         return Normals(self.component_mean, self.component_cov, self.weight)
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
-        """The logarithm of the joint density at points (…, entries)."""
+        """The logarithm of the joint density.
+
+        Parameters
+        ----------
+        y : array_like
+            Points, (…, entries).
+
+        Returns
+        -------
+        float or numpy.ndarray
+            (…,).
+
+        Raises
+        ------
+        LawError
+            If the last axis of `y` has another length.
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
+        >>> print(f"{law.logpdf([0.5, -0.5]):.1f}")
+        -3.1
+        """
         at = self._at("logpdf", y)
         return self._normals.logpdf(at.reshape(-1, self.dim)).reshape(at.shape[:-1])[()]
 
     def pdf(self, y: npt.ArrayLike) -> Any:
-        """The joint density at points (…, entries); where a part of the law has none (`singular`), of the rest."""
+        """The joint density; where a part of the law has none (`singular`), of the rest.
+
+        Parameters
+        ----------
+        y : array_like
+            Points, (…, entries).
+
+        Returns
+        -------
+        float or numpy.ndarray
+            (…,).
+
+        Raises
+        ------
+        LawError
+            If the last axis of `y` has another length.
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
+        >>> law.pdf([[0.5, 0.5], [0.0, 2.0], [1.0, -1.0]]).shape
+        (3,)
+        """
         at = self._at("pdf", y)
         return self._normals.pdf(at.reshape(-1, self.dim)).reshape(at.shape[:-1])[()]
 
     def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> float:
-        """The probability of a rectangle: lower < Y ≤ y in every entry; from −∞, if no `lower` is given."""
+        """The probability of a rectangle: lower < Y ≤ y in every entry.
+
+        Parameters
+        ----------
+        y : array_like
+            The upper corner, a number for each entry or one for all.
+        lower : array_like, optional
+            The lower corner; −∞ unless given.
+
+        Returns
+        -------
+        float
+            The probability.
+
+        Raises
+        ------
+        LawError
+            If a corner has another number of entries.
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=500)
+        >>> print(f"{law.cdf([0.0, 0.0]):.1f} {law.cdf(1.0, lower=-1.0):.1f}")
+        0.4 0.7
+        """
         return float(self.with_error.cdf(y, lower).value)
 
     def _at(self, name: str, y: npt.ArrayLike) -> Array:
@@ -242,7 +519,28 @@ class Joint(Described):
         return np.broadcast_to(corner, (self.dim,))
 
     def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Array:
-        """Independent draws (*size, entries), one of them if no size is given; as in `Law.rvs`, of the replicas."""
+        """Independent draws of all entries; as in `Law.rvs`, of the replicas.
+
+        Parameters
+        ----------
+        size : int or tuple of int, optional
+            How many; one, if none is given.
+        seed : int, optional
+            What the draws depend on; without it and `rng` they are others each time.
+        rng : numpy.random.Generator or int, optional
+            Where the draws are taken from, in place of `seed`.
+
+        Returns
+        -------
+        numpy.ndarray
+            (*size, entries).
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=100)
+        >>> law.rvs(5, seed=0).shape, law.rvs(seed=0).shape
+        ((5, 2), (2,))
+        """
         shape, rng = checked_shape(size, "rvs"), checked_generator(seed, "rvs", rng)
         size = math.prod(shape)
         if self.weight is None:
@@ -252,7 +550,26 @@ class Joint(Described):
         return self._normals.draws(chosen, rng).reshape(*shape, self.dim)
 
     def plot(self, ax: Any = None, entries: tuple[int, int] = (0, 1)) -> Any:
-        """Contours of the joint density of two entries, on matplotlib axes: pyplot's current ones unless given."""
+        """Contours of the joint density of two entries.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw them: on pyplot's current axes unless given.
+        entries : tuple of int
+            Which two.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes.
+
+        Examples
+        --------
+        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=100)
+        >>> law.plot().get_xlabel()
+        'entry 0'
+        """
         from ._plot import plot_joint  # slow to import, and seldom needed
 
         return plot_joint(self, ax, entries)
@@ -267,6 +584,12 @@ class Joint(Described):
             Estimate(float(arrays["evidence"][0]), float(arrays["evidence"][1])) if "evidence" in arrays else None
         )
         return cls(arrays["mean"], arrays["cov"], origin, arrays.get("weight"), evidence)
+
+
+def _spread(cov: Array) -> Array:
+    """Standard deviations; NaN for an entry without variance, which has no correlations."""
+    std = np.sqrt(np.diag(cov))
+    return np.where(std > 0, std, np.nan)
 
 
 class JointWithError:
@@ -303,14 +626,14 @@ class JointWithError:
         """The correlation matrix; NaN for an entry without variance."""
         law = self._law
         second = law._second()
-        std = np.sqrt(np.diag(law._replicas.mean(second)))
-        unit = second / np.where(std > 0, np.outer(std, std), np.nan)
+        std = _spread(law._replicas.mean(second))
+        unit = second / np.outer(std, std)
         rho = law._replicas.mean(unit)
         own = np.diagonal(unit, axis1=1, axis2=2)
         influence = unit - 0.5 * rho * (own[:, :, None] + own[:, None, :])  # delta method
         error = np.asarray(law._replicas.average(influence).error)
         np.fill_diagonal(error, 0.0)
-        np.fill_diagonal(rho, np.where(std > 0, 1.0, np.nan))
+        np.fill_diagonal(rho, std / std)
         return self._made(Estimate(rho, error), law.origin.quadrature_error * (1 - rho**2))
 
     def pdf(self, y: npt.ArrayLike) -> Estimate:

@@ -72,14 +72,33 @@ def updated(mean: Array, cov: Array, data: Data) -> tuple[Array, Array, Array, A
 
 def log_likelihood(mean: Array, columns: Array, data: Data) -> Array:
     """log N(y; m, C C^T + τ²I) of each replica, from m (replicas, entries) and C (replicas, entries, ·)."""
-    return _explained(mean, columns, data)[0]
+    root, z, rest = _solution(mean, columns, data)
+    if rest is None:
+        return log_density(root, z)
+    heights = np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1) + np.log(np.sqrt(2 * np.pi) * data.noise).sum()
+    return np.asarray(-0.5 * ((rest**2).sum(axis=1) + (z**2).sum(axis=1)) - heights)
 
 
 def fitted(mean: Array, columns: Array, data: Data) -> Array:
-    """Each replica's mean of all entries given data: m + C C_o^T (C_o C_o^T + τ²I)^(−1) (y − m_o)."""
-    alpha = _explained(mean, columns, data)[1]
+    """Each replica's mean of all entries given data: m + C C_o^T α, α = (C_o C_o^T + τ²I)^(−1) (y − m_o)."""
+    root, z, rest = _solution(mean, columns, data)
+    alpha = _transposed(root, z) if rest is None else rest / data.noise
     along = np.einsum("rnk,rn->rk", columns[:, data.entries], alpha)
     return np.asarray(mean + np.einsum("rnk,rk->rn", columns, along))
+
+
+def updated_by_columns(mean: Array, columns: Array, data: Data, rows: slice = slice(None)) -> tuple[Array, Array]:
+    """Each replica's mean and covariance of some entries given data, from m and C: as in `updated`.
+
+    With fewer columns than data, as m + C β and C B^(−1) C^T (see `_solution`).
+    """
+    root, beta, rest = _solution(mean, columns, data)
+    if rest is None:
+        new_mean, new_cov = updated(mean, columns @ np.swapaxes(columns, 1, 2), data)[:2]
+        return new_mean[:, rows], new_cov[:, rows, rows]
+    some = columns[:, rows]
+    half = _solved(root, np.swapaxes(some, 1, 2))
+    return mean[:, rows] + np.einsum("rnk,rk->rn", some, beta), np.swapaxes(half, 1, 2) @ half
 
 
 def log_density(root: Array, z: Array) -> Array:
@@ -88,28 +107,28 @@ def log_density(root: Array, z: Array) -> Array:
     return np.asarray(-0.5 * (z**2).sum(axis=1) - heights)
 
 
-def _explained(mean: Array, columns: Array, data: Data) -> tuple[Array, Array]:
-    """The log likelihood, and S^(−1) (y − m), S = C C^T + τ²I. With fewer columns than data, by C^T C.
+def _solution(mean: Array, columns: Array, data: Data) -> tuple[Array, Array, Array | None]:
+    """R of C C^T + τ²I and R^(−1) (y − m); with fewer columns than data R of C^T C, β, and what β leaves of the data.
 
-    In units of the noise, y' = (y − m)/τ and C' = C/τ: with B = I + C'^T C' and β = B^(−1) C'^T y' the quadratic form
-    is |y' − C' β|² + |β|², without a difference of large numbers, and log |S| = log |B| + 2 Σ log τ.
+    In units of the noise, y' = (y − m)/τ, C' = C/τ: with B = I + C'^T C' = R R^T and β = B^(−1) C'^T y' the quadratic
+    form of the density is |y' − C' β|² + |β|², without a difference of large numbers; and |C C^T + τ²I| = |B| Π τ².
     """
     entries, values, tau = data
     off, own = values - mean[:, entries], columns[:, entries]
     largest = np.einsum("rnk,rnk->rn", own, own).max()
     if 2 * own.shape[2] > len(entries) or tau.min() ** 2 <= SMALLEST * largest:
         root = _root(own @ np.swapaxes(own, 1, 2), tau)
-        z = _solved(root, off[..., None])[..., 0]
-        alpha = _solved(root[:, ::-1, ::-1].swapaxes(1, 2), z[:, ::-1, None])[:, ::-1, 0]  # R^T, turned, is lower
-        return log_density(root, z), alpha
+        return root, _solved(root, off[..., None])[..., 0], None
     y, c = off / tau, own / tau[:, None]
     inner = np.swapaxes(c, 1, 2) @ c + np.eye(c.shape[2])
     root = np.asarray(np.linalg.cholesky(inner))
-    half = _solved(root, np.einsum("rnk,rn->rk", c, y)[..., None])
-    beta = _solved(root[:, ::-1, ::-1].swapaxes(1, 2), half[:, ::-1])[:, ::-1, 0]
-    rest = y - np.einsum("rnk,rk->rn", c, beta)
-    heights = np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1) + np.log(np.sqrt(2 * np.pi) * tau).sum()
-    return -0.5 * ((rest**2).sum(axis=1) + (beta**2).sum(axis=1)) - heights, rest / tau
+    beta = _transposed(root, _solved(root, np.einsum("rnk,rn->rk", c, y)[..., None])[..., 0])
+    return root, beta, y - np.einsum("rnk,rk->rn", c, beta)
+
+
+def _transposed(root: Array, z: Array) -> Array:
+    """R^(−T) z: R^T, turned, is lower triangular."""
+    return _solved(root[:, ::-1, ::-1].swapaxes(1, 2), z[:, ::-1, None])[:, ::-1, 0]
 
 
 def _solved(root: Array, b: Array) -> Array:
@@ -122,7 +141,8 @@ def _solved(root: Array, b: Array) -> Array:
 
 def _root(cov: Array, tau: Array) -> Array:
     """The triangular roots of the covariances of what was observed."""
-    inner = cov + np.diag(tau**2)
+    inner = cov.copy()
+    inner[:, np.arange(len(tau)), np.arange(len(tau))] += tau**2
     try:
         root = np.asarray(np.linalg.cholesky(inner), dtype=np.float64)
     except np.linalg.LinAlgError:

@@ -41,8 +41,31 @@ CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less count
 class Mixture(Components, Law):
     """The mixture of N(mean_r, var_r) over replicas r, of equal weight unless weights are given.
 
-    With `count`, a component stands for so many replicas; `binning` is then how far the density is off because of that,
-    relative to its largest value, measured on replicas that were kept one by one.
+    What `Program.law` makes of one output: given the rest of the network, one coordinate is Gaussian.
+
+    Parameters
+    ----------
+    mean : array_like
+        Of each component, or one for all.
+    var : array_like
+        Of each component, or one for all; a component of variance 0 is a point.
+    origin : Origin
+        How the law was obtained and what is known of it, as programs say it.
+    weight : array_like, optional
+        Of each component.
+    count : array_like, optional
+        For how many replicas each component stands, in place of weights.
+    binning : float
+        With `count`, how far the density is off because of that, relative to its largest value, measured on replicas
+        that were kept one by one.
+
+    Examples
+    --------
+    >>> law = ns.paper.layer().law(n=64, draws=2000)
+    >>> type(law).__name__, law.replicas
+    ('Mixture', 2000)
+    >>> print(f"{law.var():.3f}")
+    0.400
     """
 
     def __init__(
@@ -59,7 +82,26 @@ class Mixture(Components, Law):
         self.origin, self.binning = checked_origin(origin, "Mixture"), float(binning)
 
     def smoothed(self, factor: float = 1.0) -> Mixture:
-        """The same law with a Gaussian kernel, of so many bandwidths, in place of each draw; itself if it has none."""
+        """The same law with a Gaussian kernel, of so many bandwidths, in place of each draw; itself if it has none.
+
+        Parameters
+        ----------
+        factor : float
+            In how many bandwidths the kernels are given.
+
+        Returns
+        -------
+        Mixture
+            With a density, where draws alone had none.
+
+        Examples
+        --------
+        >>> n = ns.Width("n")
+        >>> score = ns.Program(ns.dot(ns.weight(n, n) @ ns.gaussian(n), ns.weight(n, n) @ ns.gaussian(n)))
+        >>> law = score.law(n=8, draws=1000)
+        >>> print(f"{law.smoothed().pdf(0.0):.2f}")
+        0.54
+        """
         draws = self._points.draws
         if not len(draws):
             return self
@@ -71,7 +113,13 @@ class Mixture(Components, Law):
 
     @property
     def atoms(self) -> tuple[tuple[float, Estimate], ...]:
-        """The points that have a probability of their own, with that probability."""
+        """The points that have a probability of their own, with that probability.
+
+        Examples
+        --------
+        >>> ns.paper.layer().law(n=64, draws=100).atoms  # it has a density
+        ()
+        """
         found = self._points
         return tuple(
             (float(at), Estimate(float(mass), float(of_share(mass, self.effective)), self.sources))
@@ -80,7 +128,13 @@ class Mixture(Components, Law):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be known of this law."""
+        """What is to be known of this law.
+
+        Examples
+        --------
+        >>> ns.paper.layer().law(n=64, draws=100).notes
+        ('clip at 100 acts as the identity: it clips with probability e^-687',)
+        """
         more = []
         if len(self._points.draws):
             more.append(f"known by draws: its density is a kernel estimate of bandwidth {self.bandwidth:.3g}")
@@ -272,7 +326,18 @@ class Mixture(Components, Law):
         return Shape(self._central() / unit, self.component_var / unit**2, self._replicas, self.origin.quadrature_error)
 
     def support(self) -> tuple[float, float]:
-        """The ends of where the law is; of one that is known by points alone, the least and the largest."""
+        """The ends of where the law is; of one that is known by points alone, the least and the largest.
+
+        Returns
+        -------
+        tuple of float
+            The lower and the upper end.
+
+        Examples
+        --------
+        >>> ns.paper.layer().law(n=64, draws=100).support()
+        (-inf, inf)
+        """
         if self.component_var.any():
             return super().support()
         return float(self.component_mean.min()), float(self.component_mean.max())
@@ -291,7 +356,18 @@ class Mixture(Components, Law):
         return np.asarray(self.component_mean[chosen] + noise)
 
     def gaussian(self) -> Mixture:
-        """The Gaussian with this law's mean and variance."""
+        """The Gaussian with this law's mean and variance.
+
+        Returns
+        -------
+        Mixture
+            One component.
+
+        Examples
+        --------
+        >>> ns.paper.layer().law(n=64, draws=100).gaussian().replicas
+        1
+        """
         return gaussian_like(self)
 
     def _arrays(self) -> dict[str, Any]:

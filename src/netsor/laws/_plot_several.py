@@ -17,11 +17,29 @@ from ._plot import COLOURS, POINTS, add_arrows, add_line, curve_of, is_axes, ran
 def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
     """Densities above; below, what each differs by from the last, where the eye can see it.
 
-    Laws of one variable, frozen distributions of scipy.stats and arrays of draws; an arrow is an atom.
-    `ax` is a pair of matplotlib axes, or one, for the densities alone; unless given, those of a new figure of pyplot's,
-    which is shown as any plot is: at the end of a notebook's cell, or by `plt.show()`. `labels` are names for the laws.
+    An arrow is an atom. The figure is shown as any plot is: at the end of a notebook's cell, or by `plt.show()`;
+    `plt.savefig("laws.pdf")` writes it.
 
-    Returns the axes: two, or the one that was given; `plt.savefig("laws.pdf")` writes the figure.
+    Parameters
+    ----------
+    *laws : Law, frozen distribution of scipy.stats, or array_like
+        One or more; an array is a sample.
+    labels : sequence of str, optional
+        Names for the laws.
+    ax : matplotlib axes, or a pair of them, optional
+        Where to draw: two, or one for the densities alone. Unless given, those of a new figure of pyplot's.
+
+    Returns
+    -------
+    matplotlib axes, or an array of two
+        What was drawn on.
+
+    Examples
+    --------
+    >>> net = ns.paper.layer()
+    >>> axes = ns.plot(net.law(n=64, draws=500), net.law(n=ns.inf), labels=["64", "∞"])
+    >>> len(axes)
+    2
     """
     if not laws or any(isinstance(law, Joint) for law in laws):
         raise LawError("plot", "needs one law of one variable or more; a joint law has joint.plot()")

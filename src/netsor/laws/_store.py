@@ -36,7 +36,33 @@ def save(law: Any, path: str | Path) -> None:
 
 
 def load(path: str | Path) -> Any:
-    """Read a law from a file that `law.save(path)` wrote."""
+    """Read a law from a file that `law.save(path)` wrote.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        The file.
+
+    Returns
+    -------
+    Law or Joint
+        The law that was saved, with its origin.
+
+    Raises
+    ------
+    LawError
+        If the file holds no law.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> law = ns.paper.layer().law(n=ns.inf)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     law.save(f"{folder}/limit.npz")
+    ...     ns.load(f"{folder}/limit.npz")
+    ...
+    <HeadSum: variance 0.391971, excess kurtosis 0.1217; convolution over heads at infinite width; proved>
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}

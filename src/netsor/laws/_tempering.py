@@ -15,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ._elliptical import Chains, LogLikelihood, Reference, begun, moved, reference
-from ._estimate import Array
+from ._estimate import Array, student
 
 KEPT = 0.6  # effective share of the particles that the weights of one step leave
-LEAST = 1e-12  # step of the power, at least
+STEPS = 2.2  # of the power, for each factor e by which it grows: measured, right within a factor of 2
+LEAST, SLOWEST = 1e-30, 1e-6  # step of the power, at least, and at least of the power itself: it always grows
 
 
 class Path(NamedTuple):
@@ -29,22 +30,27 @@ class Path(NamedTuple):
     chains: Chains
 
 
-def path(log_likelihood: LogLikelihood, particles: int, size: int, moves: int, rng: np.random.Generator) -> Path:
-    """A first run, which finds powers such that the weights of every step leave a share KEPT of the particles."""
+def path(
+    log_likelihood: LogLikelihood,
+    particles: int,
+    size: int,
+    moves: int,
+    rng: np.random.Generator,
+    told: Callable[[float], None] = lambda power: None,
+) -> Path:
+    """A first run, which finds powers such that the weights of every step leave a share KEPT of the particles.
+
+    `told` is called with every power that is reached.
+    """
     chains = begun(log_likelihood, rng.standard_normal((particles, size)))
     found, around = [0.0], []
     while found[-1] < 1.0:
-        step = 1.0 - found[-1]
-        if _left(step * chains.height) < KEPT:
-            low, high = 0.0, step
-            for _ in range(60):
-                middle = 0.5 * (low + high)
-                low, high = (middle, high) if _left(middle * chains.height) >= KEPT else (low, middle)
-            step = max(low, LEAST)
+        step = step_from(found[-1], chains.height)
         found.append(min(1.0, found[-1] + step))
         chains = _drawn(chains, step, 1, rng)
         around.append(reference(chains.z))
         chains = _moved(log_likelihood, chains, found[-1], around[-1], moves, rng)
+        told(found[-1])
     return Path(np.array(found), around, chains)
 
 
@@ -67,6 +73,23 @@ def evidences(
         chains = _moved(log_likelihood, _drawn(chains, step, runs, rng), power, around, moves, rng)
         told()
     return total, chains.z
+
+
+def step_from(power: float, height: Array) -> float:
+    """How far the power may grow, to 1 at most, for particles with these log likelihoods."""
+    step = 1.0 - power
+    if _left(step * height) >= KEPT:
+        return step
+    low, high = 0.0, step
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if _left(middle * height) >= KEPT else (low, middle)
+    return max(low, LEAST, SLOWEST * power)
+
+
+def steps_after(first: float) -> int:
+    """About how many steps of the power follow the first one: as measured, in proportion to its logarithm."""
+    return math.ceil(-STEPS * math.log(first))
 
 
 def _left(log_weight: Array) -> float:
@@ -99,8 +122,9 @@ def _moved(
     return chains
 
 
-def mean_of_logs(logs: Array) -> tuple[float, float]:
-    """log of the mean of exp, and the relative spread of the runs: the standard deviation over the mean."""
+def mean_of_logs(logs: Array) -> tuple[float, float, float]:
+    """log of the mean of exp over independent runs, its error, and their spread: standard deviation over mean."""
     top = float(logs.max())
     each = np.exp(logs - top)
-    return top + math.log(each.mean()), float(each.std(ddof=1) / each.mean())
+    spread = float(each.std(ddof=1) / each.mean())
+    return top + math.log(each.mean()), student(len(logs)) * spread / math.sqrt(len(logs)), spread

@@ -162,9 +162,32 @@ class Description:
                 _refuse(name, getattr(self, name), f"must be {value!r} with decoder_layers={self.decoder_layers}")
 
     def replace(self, *, std: float | None = None, **changes: Any) -> Self:
-        """The same model with other fields; `std` sets those of all matrices, embeddings and positions at once.
+        """The same model with other fields.
 
         To change a field that nothing in the model reads is an error, since it would change nothing.
+
+        Parameters
+        ----------
+        std : float, optional
+            The std of all matrices, embeddings and positions at once.
+        **changes : Any
+            Other values of fields, by name.
+
+        Returns
+        -------
+        Transformer
+            A new one.
+
+        Raises
+        ------
+        ValueError
+            If there is no such field, or the value is not allowed.
+
+        Examples
+        --------
+        >>> model = ns.models.read("gpt2").replace(layers=24, std_o=0.01)
+        >>> model.layers, model.std_o
+        (24, 0.01)
         """
         known = [field.name for field in fields(self)]
         for name in changes:
@@ -184,17 +207,40 @@ class Description:
         return made
 
     def widths(self) -> dict[str, int]:
-        """The widths of this model by the symbols of its programs: n the stream, d a head, m the perceptron."""
+        """The widths of this model by the symbols of its programs: n the stream, d a head, m the perceptron.
+
+        Returns
+        -------
+        dict of str to int
+            For `Program.law(**model.widths())`.
+
+        Examples
+        --------
+        >>> ns.models.read("gpt2").widths()
+        {'n': 768, 'd': 64, 'm': 3072}
+        """
         return {"n": self.width, "d": self.d, "m": self.hidden}
 
     @property
     def d(self) -> int:
-        """The dimension of a head."""
+        """The dimension of a head.
+
+        Examples
+        --------
+        >>> ns.models.read("gpt2").d
+        64
+        """
         return self.width // self.heads if self.head_dim is None else self.head_dim
 
     @property
     def key_heads(self) -> int:
-        """How many heads of keys and values there are."""
+        """How many heads of keys and values there are.
+
+        Examples
+        --------
+        >>> ns.models.read("llama-3-8b").key_heads
+        8
+        """
         return self.heads if self.groups is None else self.groups
 
     @property
@@ -202,6 +248,11 @@ class Description:
         """How many weights its matrices, embeddings and learned positions have.
 
         Biases and gains of norms, which begin at 0 and 1, are not counted: published totals are larger by them.
+
+        Examples
+        --------
+        >>> print(f"{ns.models.read('gpt2').weights:,}")
+        124,318,464
         """
         wide = self.heads * self.d * self.width
         attention = 2 * wide + 2 * wide * self.key_heads // self.heads
@@ -213,10 +264,26 @@ class Description:
         return blocks + self.width * (rows + (self.width if self.readout == "transform" else 0))
 
     def status(self, **widths: float) -> str:
-        """How the law at these widths relates to that of the real model: "exact", "same limit" or "conjectured".
+        """How the law at these widths relates to that of the real model.
 
-        Weights that are not Gaussian have the same limit, and at finite width a law that differs by terms of the
-        order of their fourth cumulant over the width.
+        Weights that are not Gaussian have the same limit, and at finite width a law that differs by terms of the order
+        of their fourth cumulant over the width.
+
+        Parameters
+        ----------
+        **widths : float
+            By name, as `Program.law` takes them.
+
+        Returns
+        -------
+        str
+            "exact", "same limit" or "conjectured".
+
+        Examples
+        --------
+        >>> model = ns.models.read("gpt2")
+        >>> model.status(**model.widths()), model.status(n=ns.inf)
+        ('exact', 'conjectured')
         """
         if any(math.isinf(width) for width in widths.values()):
             return "conjectured"
@@ -224,7 +291,28 @@ class Description:
 
 
 def settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Changes for `replace` from texts "field=value", as a command line gives them."""
+    """Changes for `replace` from texts "field=value", as a command line gives them.
+
+    Parameters
+    ----------
+    texts : iterable of str
+        One or more.
+
+    Returns
+    -------
+    dict
+        The values, of the types of the fields.
+
+    Raises
+    ------
+    ValueError
+        If a text has no "=".
+
+    Examples
+    --------
+    >>> ns.models.settings(["layers=24", "gated=true", "std=0.01"])
+    {'layers': 24, 'gated': True, 'std': 0.01}
+    """
     types = {field.name: str(field.type) for field in fields(Description)} | {"std": "float"}
     found: dict[str, Any] = {}
     for text in texts:

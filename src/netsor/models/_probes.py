@@ -45,27 +45,42 @@ START = LAYER[:3]  # of the embeddings too
 
 
 class Probes:
-    """Quantities of one model on given inputs; two tokens or more.
+    """Quantities of one model on given inputs; two tokens or more. `Transformer.probes` makes it.
 
     Per block: `mean_square` of the stream's coordinates over tokens, mean `cosine` of two tokens, `effective_rank` of
     the tokens' Gram matrix; `score_std` and `score_max` over heads and allowed pairs; `entropy` of attention rows over
     that of uniform rows, the `largest_weight`; `attention_share` and `mlp_share`, the mean squares of what the branches
-    add, over the sum of these and that of the stream (`cross_share` too, if there is a decoder, 0 in the encoder).
-    At the end: `logit_std`, step-0 `loss` (each token predicts the next id, or its own if nothing is masked;
+    add, over the sum of these and that of the stream (`cross_share` too, if there is a decoder, 0 in the encoder). At
+    the end: `logit_std`, step-0 `loss` (each token predicts the next id, or its own if nothing is masked;
     `uniform_loss` is ln V), `max_probability`, all three at the tokens that predict something: where the next id is
     predicted that leaves out the last token. At the beginning: `input_mean_square`, `input_cosine` and
     `input_effective_rank` of the embeddings, and `decoder_input_mean_square` and so on, if there is a decoder. If there
     are experts, `largest_load` and `least_load`, a block: how many tokens are sent to the busiest and to the idlest of
     them, over the number of an even load.
 
-    With `gradients`, of that loss (of a random readout of every token, if there are no logits): `grad_mean_square` of
-    ∂L/∂x, x the stream after the block; `grad_query` and so on, |∂L/∂W|² of the block's matrices of a kind; and
-    `grad_query_ratio`, that over the mean of |W|². Of the network: `grad_input`, the mean square at the embeddings,
-    and `grad_embedding` and `grad_head` with their ratios; tied ones are one matrix, the embedding.
+    Parameters
+    ----------
+    model : Transformer
+        The model.
+    inputs : Inputs
+        Its tokens, or patches.
+    gradients : bool
+        Of that loss too (of a random readout of every token, if there are no logits): `grad_mean_square` of ∂L/∂x, x
+        the stream after the block; `grad_query` and so on, |∂L/∂W|² of the block's matrices of a kind; and
+        `grad_query_ratio`, that over the mean of |W|². Of the network: `grad_input`, the mean square at the embeddings,
+        and `grad_embedding` and `grad_head` with their ratios; tied ones are one matrix, the embedding.
+    ranges : bool
+        At finite widths, of each activation too (the stream, `query`, `hidden` and so on): `stream_largest`, the
+        largest absolute value; `stream_below_fp16` and so on, the share of numbers other than 0 that are below the
+        smallest of a format; `stream_scaled_fp16`, that share if the largest is brought to the end of the format by a
+        power of two.
 
-    With `ranges`, at finite widths, of each activation (the stream, `query`, `hidden` and so on): `stream_largest`, the
-    largest absolute value; `stream_below_fp16` and so on, the share of numbers other than 0 that are below the smallest
-    of a format; `stream_scaled_fp16`, that share if the largest is brought to the end of the format by a power of two.
+    Examples
+    --------
+    >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> found = model.probes(tokens=4).measure(5, progress=False)
+    >>> found["cosine"].shape  # draws, blocks
+    (5, 2)
     """
 
     def __init__(self, model: Description, inputs: Inputs, gradients: bool = False, ranges: bool = False) -> None:
@@ -92,26 +107,67 @@ class Probes:
 
     @cached_property
     def program(self) -> Program:
-        """The program for finite widths of the stream: a row of numbers a block, one of the input, the end."""
+        """The program for finite widths of the stream: a row of numbers a block, one of the input, the end.
+
+        Examples
+        --------
+        >>> ns.models.read("gpt2").replace(layers=2).probes(tokens=4).program.widths
+        ('n', 'd', 'm')
+        """
         return self._made(limit=False)
 
     @cached_property
     def limit(self) -> Program:
-        """The program for n = ∞, where tied logits keep the fluctuation that they have at the width of the model."""
+        """The program for n = ∞, where tied logits keep the fluctuation that they have at the width of the model.
+
+        Examples
+        --------
+        >>> ns.models.read("gpt2").replace(layers=2).probes(tokens=4).limit.widths
+        ('n', 'd', 'm')
+        """
         return self._made(limit=True)
 
     @property
     def layers(self) -> int:
-        """How many blocks there are, of encoder and decoder together."""
+        """How many blocks there are, of encoder and decoder together.
+
+        Examples
+        --------
+        >>> ns.models.read("gpt2").probes(tokens=4).layers
+        12
+        """
         return self.model.layers + self.model.decoder_layers
 
     @property
     def uniform_loss(self) -> float | None:
-        """ln V, the loss of uniform probabilities; None without logits."""
+        """ln V, the loss of uniform probabilities; None without logits.
+
+        Examples
+        --------
+        >>> print(f"{ns.models.read('gpt2').probes(tokens=4).uniform_loss:.3f}")
+        10.825
+        """
         return math.log(self.model.vocabulary) if self.model.vocabulary else None
 
     def plan(self, **widths: float) -> Plan:
-        """What `measure` would draw and compute at these widths; at those of the model unless given."""
+        """What `measure` would draw and compute at these widths.
+
+        Parameters
+        ----------
+        **widths : float
+            Those of the model unless given.
+
+        Returns
+        -------
+        Plan
+            Nothing is drawn.
+
+        Examples
+        --------
+        >>> model = ns.models.read("gpt2").replace(layers=2)
+        >>> model.probes(tokens=4).plan().random_numbers > 0
+        True
+        """
         bound = self.model.widths() | widths
         return self._at(bound).plan(**bound)  # type: ignore[arg-type]
 
@@ -128,10 +184,36 @@ class Probes:
         precision: str = "float64",
         **widths: float,
     ) -> dict[str, Floats]:
-        """Draws of every quantity: arrays (draws, layers) by name, (draws,) for those of the whole network.
+        """Draws of every quantity.
 
-        At the widths of the model unless given: `measure(100, n=inf, d=inf, m=inf)` is the limit. The arguments are
-        those of `Program.draw`.
+        Parameters
+        ----------
+        draws : int
+            How many initialisations.
+        seed : int
+            What the draws depend on.
+        workers : int, optional
+            Threads; all cores, if None.
+        executor : concurrent.futures.Executor, optional
+            Does the draws in place of threads here.
+        progress : bool or callable
+            As in `Program.draw`.
+        backend, device, precision : str
+            As in `Program.law`.
+        **widths : float
+            Those of the model unless given: `measure(100, n=inf, d=inf, m=inf)` is the limit.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            (draws, layers) by name, (draws,) for those of the whole network.
+
+        Examples
+        --------
+        >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> found = model.probes(tokens=4).measure(5, progress=False)
+        >>> found["entropy"].shape, found["loss"].shape
+        ((5, 2), (5,))
         """
         bound: dict[str, Any] = {**self.model.widths(), **widths}
         found = self._at(bound).draw(
@@ -149,7 +231,25 @@ class Probes:
         return self.named(found)
 
     def named(self, found: Sequence[Floats]) -> dict[str, Floats]:
-        """Draws of the outputs of the program, by the names of the quantities."""
+        """Draws of the outputs of the program, by the names of the quantities.
+
+        Parameters
+        ----------
+        found : sequence of numpy.ndarray
+            What `Program.draw` gave of `program` or `limit`.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            As of `measure`.
+
+        Examples
+        --------
+        >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> probes = model.probes(tokens=4)
+        >>> sorted(probes.named(probes.program.draw(draws=3, progress=False, **model.widths())))[:3]
+        ['attention_share', 'cosine', 'effective_rank']
+        """
         rows = list(found)
         measured = _columns(self.forward, np.stack(rows[: self.layers], axis=1))  # (draws, layers, names)
         rest = rows[self.layers :]
@@ -176,7 +276,29 @@ class Probes:
         return Program((*self.outputs(traced, end, limit), *beside), f"probes of {self.model.name}")
 
     def outputs(self, traced: Trace, end: Words | None, limit: bool = False) -> tuple[Scalar, ...]:
-        """The quantities of a network: a row a block, a row for its input, a row for its logits; gradients."""
+        """The quantities of a network: a row a block, a row for its input, a row for its logits; gradients.
+
+        Parameters
+        ----------
+        traced : Trace
+            A network, as `Transformer.trace` makes it.
+        end : Words or None
+            Its logits that predict something, as `logits` makes them.
+        limit : bool
+            Whether they are for infinite width.
+
+        Returns
+        -------
+        tuple of Scalar
+            The outputs of `program`.
+
+        Examples
+        --------
+        >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> probes, traced = model.probes(tokens=4), model.trace(tokens=4)
+        >>> [p.shape for p in probes.outputs(traced, probes.logits(traced, limit=False))]
+        [(9,), (9,), (3,), (3,)]
+        """
         rows: list[Scalar] = []
         before = traced.embedded
         asked: dict[
@@ -197,7 +319,26 @@ class Probes:
         return (*rows, *gradients(self.model, traced, loss)) if loss is not None else tuple(rows)
 
     def logits(self, traced: Trace, limit: bool) -> Words:
-        """The logits that predict something."""
+        """The logits that predict something.
+
+        Parameters
+        ----------
+        traced : Trace
+            A network, as `Transformer.trace` makes it.
+        limit : bool
+            Whether they are for infinite width.
+
+        Returns
+        -------
+        Words
+            The logits, with the tokens and the ids that they are of.
+
+        Examples
+        --------
+        >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> type(model.probes(tokens=4).logits(model.trace(tokens=4), limit=False)).__name__
+        'Words'
+        """
         y = traced.output
         if self.model.readout == "class":
             y = y[:1]

@@ -45,18 +45,49 @@ READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 @cache
 def names() -> tuple[str, ...]:
-    """The models that ship as data."""
+    """The models that ship as data.
+
+    Returns
+    -------
+    tuple of str
+        In order.
+
+    Examples
+    --------
+    >>> ns.models.names()[:4]
+    ('bert-base', 'gemma-2-9b', 'gpt2', 'gpt2-large')
+    """
     found = (entry.name for entry in (resources.files(__package__) / "data").iterdir())
     return tuple(sorted(name.removesuffix(".json") for name in found if name.endswith(".json")))
 
 
 def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
-    """The model that a name, a path to a config.json (or its folder), a dict or a transformers config describes.
-
-    The id of a model on Hugging Face's hub (`meta-llama/Llama-3.1-8B`) is read from their cache on this machine, if it
-    is there: nothing is downloaded.
+    """The model that a name, a path, a dict or a transformers config describes.
 
     A shipped model may say what its authors drew where that is not what its configuration makes: Pythia does.
+
+    Parameters
+    ----------
+    source : str, pathlib.Path, mapping or PretrainedConfig
+        A name of `names()`, a config.json or its folder, its fields, the config object of transformers, or the id of a
+        model on Hugging Face's hub (`meta-llama/Llama-3.1-8B`), which is read from their cache on this machine, if it
+        is there: nothing is downloaded.
+
+    Returns
+    -------
+    Transformer
+        The model at initialisation.
+
+    Raises
+    ------
+    ValueError
+        If it is none of these, or has a field that is not understood.
+
+    Examples
+    --------
+    >>> model = ns.models.read("llama-3-8b")
+    >>> model.layers, model.width, model.heads, model.key_heads
+    (32, 4096, 32, 8)
     """
     if isinstance(source, str) and source in names():
         shipped = json.loads((resources.files(__package__) / "data" / f"{source}.json").read_text("utf-8"))

@@ -29,17 +29,28 @@ class Recipe(NamedTuple):
 def recipe(model: M, name: str) -> M:
     """The model as a recipe draws it.
 
-    Parameters:
-        model: a model.
-        name: one of `ns.models.RECIPES`, which has the words and the source of each.
+    Parameters
+    ----------
+    model : Transformer
+        A model.
+    name : str
+        One of `ns.models.RECIPES`, which has the words and the source of each.
 
-    Returns:
+    Returns
+    -------
+    Transformer
         The model with other standard deviations and multipliers, and with the recipe in its name.
 
-    Example:
-        >>> model = ns.models.recipe(ns.models.read("llama-3-8b"), "gpt2")
-        >>> model.name, model.std_q, model.std_o
-        ('llama-3-8b, recipe=gpt2', 0.02, 0.0025)
+    Raises
+    ------
+    ValueError
+        If there is no such recipe, or it is not for this model.
+
+    Examples
+    --------
+    >>> model = ns.models.recipe(ns.models.read("llama-3-8b"), "gpt2")
+    >>> model.name, model.std_q, model.std_o
+    ('llama-3-8b, recipe=gpt2', 0.02, 0.0025)
     """
     if not isinstance(name, str) or name not in RECIPES:
         raise ValueError(f"recipe={shown(name)} must be one of {', '.join(RECIPES)}")
@@ -98,8 +109,10 @@ def _xavier(model: Description) -> Changes:
 
 
 def _t_fixup(model: Description) -> Changes:
+    """The factor of T-Fixup's encoder in every block, for its decoder has one of its own, (9L)^(−1/4)."""
     made, factor = _xavier(model), 0.67 * _depth(model) ** -0.25
-    return made | {name: made[name] * factor for name in ("std_v", "std_o", "std_in", "std_gate", "std_out")}
+    made |= {name: made[name] * factor for name in ("std_v", "std_o", "std_in", "std_gate", "std_out")}
+    return made | {"std_embedding": made["std_embedding"] * (9 * _depth(model)) ** -0.25}
 
 
 def _deepnorm(model: Description) -> Changes:
@@ -149,12 +162,15 @@ RECIPES = {
     ),
     "small": Recipe("every matrix √(2/(5n))", "SmallInit (Nguyen and Salazar 2019)", _small),
     "neox": Recipe(
-        "√(2/(5n)), the last matrices of both branches 2/(L√n)", "GPT-NeoX-20B (Black et al. 2022), Pythia", _neox
+        "√(2/(5n)), the last matrices of both branches 2/(L√n)",
+        "GPT-NeoX-20B (Black et al. 2022, section 2.3.1), Pythia",
+        _neox,
     ),
     "xavier": Recipe("√(2/(fan-in + fan-out)), embeddings n^(−1/2)", "Glorot and Bengio 2010", _xavier),
     "t-fixup": Recipe(
-        "Xavier's, values, output and perceptron times 0.67 L^(−1/4); norms are kept, which T-Fixup leaves out",
-        "T-Fixup (Huang et al. 2020)",
+        "Xavier's, values, output and perceptron times 0.67 L^(−1/4), embeddings times (9L)^(−1/4); norms are kept, "
+        "which T-Fixup leaves out",
+        "T-Fixup (Huang et al. 2020), as for its encoder",
         _t_fixup,
     ),
     "deepnorm": Recipe(
@@ -176,7 +192,7 @@ RECIPES = {
     ),
     "zero": Recipe(
         "0.02, the last matrices of both branches 0: every block begins as the identity",
-        "Goyal et al. 2017, for residual networks; recommended with µP",
+        "Fixup (Zhang et al. 2019) and Goyal et al. 2017, for residual networks",
         _zero,
     ),
 }

@@ -52,9 +52,32 @@ ACTIVATIONS: dict[str, Callable[[Vector], Vector]] = {
 
 
 class Layer(NamedTuple):
-    """One block: the stream that leaves it, what its branches added, and its attention (heads, tokens, tokens).
+    """One block: the stream that leaves it, what its branches added, and its attention.
 
-    `given` is what the perceptron acts on; with `order="post"` it is also what its output is added to.
+    Parameters
+    ----------
+    stream : Vector
+        What leaves the block, (tokens,).
+    attended : Vector
+        What attention added.
+    fed : Vector
+        What the perceptron added.
+    given : Vector
+        What the perceptron acts on; with `order="post"` it is also what its output is added to.
+    scores : Scalar
+        (heads, tokens, tokens).
+    weights : Scalar
+        Their softmax.
+    crossed : Vector, optional
+        What attention to the encoder added.
+    experts : Scalar, optional
+        What a token gives to each expert, (tokens, experts).
+
+    Examples
+    --------
+    >>> layer = ns.models.read("gpt2").trace(tokens=4).layers[0]
+    >>> layer.stream.shape, layer.scores.shape
+    ((4,), (12, 4, 4))
     """
 
     stream: Vector
@@ -78,7 +101,29 @@ class Table(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """A network from its embeddings to its last vectors."""
+    """A network from its embeddings to its last vectors.
+
+    Parameters
+    ----------
+    embedded : Vector
+        The embeddings, (tokens,).
+    layers : tuple of Layer
+        The blocks, those of an encoder first.
+    output : Vector
+        The last vectors.
+    masks : tuple of numpy.ndarray or None
+        Of each block: which scores are allowed.
+    table : Table or None
+        The embedding itself, for tied logits.
+    decoded : Vector, optional
+        The embeddings of the decoder.
+
+    Examples
+    --------
+    >>> traced = ns.models.read("gpt2").trace(tokens=4)
+    >>> len(traced.layers), traced.output
+    (12, <Vector of shape (4,) in R^n, by Scale>)
+    """
 
     embedded: Vector
     layers: tuple[Layer, ...]
@@ -88,9 +133,9 @@ class Trace(NamedTuple):
     decoded: Vector | None = None  # the embeddings that the decoder begins with
 
 
-def trace(model: Description, given: Inputs) -> Trace:
-    """The network on these inputs."""
-    table, x = _embedded(model, given)
+def trace(model: Description, given: Inputs, embedded: Vector | None = None) -> Trace:
+    """The network on these inputs; `embedded` are their embeddings, where somebody else has written them."""
+    table, x = _embedded(model, given) if embedded is None else (None, embedded)
     mask = [_mask(model, i, given.tokens, model.causal) for i in range(model.layers)]
     bias = _bias(model, given.tokens, bidirectional=not model.causal)
     layers: list[Layer] = []

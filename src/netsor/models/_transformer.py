@@ -16,12 +16,114 @@ from ._trace import Trace, trace
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer(Description):
-    """A transformer at initialisation.
+    """A transformer at initialisation; `ns.models.read` makes it from a configuration.
 
-    Its inputs are `ids` of tokens (repeated ids share their embedding), or `tokens`, a number of different ids. A
-    model with a decoder reads `ids` and decodes `decoder_ids`, the same unless given. A model of images reads
-    `patches`, an array (patches, numbers in a patch), or `tokens`: a class token, and patches of standard normal
-    pixels.
+    Its inputs are `ids` of tokens (repeated ids share their embedding), or `tokens`, a number of different ids. A model
+    with a decoder reads `ids` and decodes `decoder_ids`, the same unless given. A model of images reads `patches`, an
+    array (patches, numbers in a patch), or `tokens`: a class token, and patches of standard normal pixels. Every std is
+    the standard deviation of the entries of a matrix, as real code gives it: N(0, std²).
+
+    Parameters
+    ----------
+    name : str
+        Of the model.
+    family : str
+        Whose code it is of.
+    layers : int
+        Blocks; of the encoder, if there is a decoder.
+    width : int
+        n, of the residual stream.
+    heads : int
+        Of queries.
+    groups : int, optional
+        Heads of keys and values, each shared by heads/groups query heads; None: as many as heads.
+    head_dim : int, optional
+        d; None: width/heads.
+    hidden : int
+        m, the width of the perceptron.
+    vocabulary : int, optional
+        None: no logits; classes, if the readout is "class".
+    decoder_layers : int
+        Above 0: an encoder, and a decoder that looks at it.
+    inputs : str
+        "tokens", or "patches", which a matrix embeds, after one class token.
+    patch : int, optional
+        Numbers in a patch: channels · height · width.
+    positions : str
+        "learned", "rotary", "alibi", "relative" or "none".
+    length : int, optional
+        How many learned positions there are.
+    rotary_base, rotary_fraction : float
+        Of rotary positions; the fraction of the coordinates of a head that is turned.
+    rotary_stretch : Stretch, optional
+        Lowers low frequencies.
+    buckets, distance : int
+        Of relative positions, and beyond which distance they share a bucket.
+    padding : int, optional
+        The id whose embedding is zero.
+    order : str
+        Of norms and branches, as in `ns.nn.block`: "pre", "post", "parallel", "sandwich" or "after".
+    norm : str
+        "layer" or "rms".
+    eps : float
+        Of all norms.
+    input_norm, final_norm : bool
+        Whether there is a norm of the embeddings; of the last vectors.
+    activation : str
+        "relu", "gelu", "gelu_tanh", "silu" or "tanh".
+    gated : bool
+        activation(gate) * in.
+    experts : int, optional
+        Perceptrons, of which a router chooses some for each token; None: one, for all.
+    experts_per_token : int
+        How many it chooses.
+    qk_norm, qk_norm_whole : bool
+        A norm of queries and keys; of all heads of a token at once.
+    score_scale : float, optional
+        What ⟨q, k⟩ is multiplied by; None: d^(−1/2).
+    score_cap : float, optional
+        c makes c tanh(p/c) of a score p.
+    window : int, optional
+        A token sees this many tokens, itself included.
+    window_every : int
+        Which blocks have the window: 0, window_every, …; a decoder continues the count.
+    causal : bool
+        Whether tokens see themselves and those before them alone.
+    shared : bool
+        Whether all blocks begin as copies of one draw.
+    readout : str
+        Logits by one matrix, "linear"; by a dense layer first, "transform"; of the class token alone, "class".
+    tied : bool
+        Logits by the embedding vectors.
+    embedding_scale, logit_scale : float
+        What embeddings and logits are multiplied by.
+    logit_cap : float, optional
+        As `score_cap`, of logits.
+    std_q, std_k, std_v, std_o : float
+        Of queries, keys, values and the output of attention.
+    std_in, std_gate, std_out, std_router : float
+        Of the perceptron, and of the router of experts.
+    std_embedding, std_position, std_type, std_relative : float
+        Of embeddings, learned positions, one more vector that is added to every token, relative biases.
+    std_logits : float
+        Where the logits are not tied.
+    bias_in, bias_out : float
+        Standard deviations of the biases of the perceptron.
+    distribution : str
+        "gaussian", "uniform" or "truncated": of the weights.
+
+    Raises
+    ------
+    ValueError
+        If a field has a value that is not allowed, or does not fit the others.
+
+    Examples
+    --------
+    >>> model = ns.models.read("gpt2")
+    >>> model.layers, model.width, model.tied
+    (12, 768, True)
+    >>> model.program(tokens=4).shape
+    (4,)
     """
 
     def program(
@@ -34,8 +136,30 @@ class Transformer(Description):
     ) -> Program:
         """The program of the last vectors, one a token, with widths n (stream), d (head) and m (perceptron).
 
-        `model.program(tokens=8)[0].law(**model.widths())` is the law of one coordinate in the real model; bind widths
-        to `inf` for the limit, in which all variances are those of this model.
+        Bind widths to `inf` for the limit, in which all variances are those of this model.
+
+        Parameters
+        ----------
+        ids : sequence of int, optional
+            Of the tokens.
+        tokens : int, optional
+            So many different ids, in place of `ids`.
+        decoder_ids : sequence of int, optional
+            What a decoder decodes, `ids` unless given.
+        patches : array_like, optional
+            (patches, numbers in a patch), for a model of images.
+
+        Returns
+        -------
+        Program
+            Of shape (tokens,).
+
+        Examples
+        --------
+        >>> model = ns.models.read("gpt2").replace(layers=2)
+        >>> law = model.program(tokens=4)[0].law(draws=200, **model.widths())  # of one coordinate in the real model
+        >>> law.status
+        'exact'
         """
         traced = self.trace(ids, tokens=tokens, decoder_ids=decoder_ids, patches=patches)
         return Program(traced.output, self.name)
@@ -48,7 +172,31 @@ class Transformer(Description):
         decoder_ids: Sequence[int] | None = None,
         patches: npt.ArrayLike | None = None,
     ) -> Trace:
-        """Every vector and score of the network as values of the language, to make programs of one's own."""
+        """Every vector and score of the network as values of the language, to make programs of one's own.
+
+        Parameters
+        ----------
+        ids : sequence of int, optional
+            Of the tokens.
+        tokens : int, optional
+            So many different ids, in place of `ids`.
+        decoder_ids : sequence of int, optional
+            What a decoder decodes, `ids` unless given.
+        patches : array_like, optional
+            (patches, numbers in a patch), for a model of images.
+
+        Returns
+        -------
+        Trace
+            Embeddings, blocks and last vectors.
+
+        Examples
+        --------
+        >>> traced = ns.models.read("gpt2").trace(tokens=4)
+        >>> entropy = ns.apply(lambda a: -(a * np.log(np.maximum(a, 1e-300))).sum(-1), traced.layers[0].weights, axes=1)
+        >>> entropy.shape  # heads, tokens
+        (12, 4)
+        """
         return trace(self, inputs_of(self, ids, tokens, decoder_ids, patches))
 
     def probes(
@@ -63,6 +211,30 @@ class Transformer(Description):
     ) -> Probes:
         """The quantities of an audit on these inputs: `measure` draws them, layer by layer.
 
-        Gradients too, and the ranges of activations, if asked.
+        Parameters
+        ----------
+        ids : sequence of int, optional
+            Of the tokens.
+        tokens : int, optional
+            So many different ids, in place of `ids`.
+        decoder_ids : sequence of int, optional
+            What a decoder decodes, `ids` unless given.
+        patches : array_like, optional
+            (patches, numbers in a patch), for a model of images.
+        gradients : bool
+            The backward half too.
+        ranges : bool
+            The ranges of activations too.
+
+        Returns
+        -------
+        Probes
+            The quantities, as programs.
+
+        Examples
+        --------
+        >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> sorted(model.probes(tokens=4).measure(3, progress=False))[:4]
+        ['attention_share', 'cosine', 'effective_rank', 'entropy']
         """
         return Probes(self, inputs_of(self, ids, tokens, decoder_ids, patches), gradients, ranges)

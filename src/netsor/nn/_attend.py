@@ -18,7 +18,25 @@ from ._positions import causal
 
 
 class Rotary(NamedTuple):
-    """Rotary positions of queries and keys, as in `ns.rotary`; positions are 0, 1, … unless given."""
+    """Rotary positions of queries and keys, as in `ns.rotary`.
+
+    Parameters
+    ----------
+    base : float
+        Of the frequencies.
+    fraction : float
+        Of the coordinates that are turned, above 0, at most 1.
+    positions : array_like, optional
+        0, 1, … unless given.
+    stretch : Stretch, optional
+        Lowers low frequencies.
+
+    Examples
+    --------
+    >>> n, d = ns.Width("n"), ns.Width("d")
+    >>> ns.nn.attention(ns.gaussian(n, 4), heads=2, head_dim=d, rotary=ns.nn.Rotary(base=500_000.0)).shape
+    (4,)
+    """
 
     base: float = 10000.0
     fraction: float = 1.0
@@ -27,7 +45,23 @@ class Rotary(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What `attend` makes, and what it made on the way."""
+    """What `attend` makes, and what it made on the way.
+
+    Parameters
+    ----------
+    output : Vector
+        What attention adds to the stream, in the shape of x.
+    scores : Scalar
+        (heads, …, tokens, tokens), after caps and biases, before the mask.
+    weights : Scalar
+        Their softmax, in the same shape.
+
+    Examples
+    --------
+    >>> made = ns.nn.attend(ns.gaussian(ns.Width("n"), 4), heads=2)
+    >>> made.output.shape, made.scores.shape, made.weights.shape
+    ((4,), (2, 4, 4), (2, 4, 4))
+    """
 
     output: Vector  # (…, tokens), in the space of x
     scores: Scalar  # (heads, …, tokens, tokens of the context), as the softmax gets them, before the mask
@@ -57,14 +91,54 @@ def attend(
     """Multi-head attention over the tokens along the last axis of x; `attention` is its output alone.
 
     y^i = H^(−1/2) Σ_a Σ_j softmax_j(p^a_i·) W^{O,a} W^{V,a} x^j, with p^a_ij = d^(−1/2) ⟨W^{Q,a} x^i, W^{K,a} x^j⟩.
+    Each sigma is the standard deviation of a matrix, σ in entries N(0, σ²/fan-in).
 
-    Spaces: `head_dim` is d, the width of x unless given (low rank). `context` holds other tokens for keys and values
-    (cross-attention). `groups` is the number of key and value heads, each shared by heads/groups query heads in a row.
-    Scores: `qk_norm` is applied to queries and keys, then `rotary` positions; `scaling="linear"` divides by d in place
-    of √d, a number c multiplies d^(−1/2) ⟨q, k⟩; `softcap` c makes p of it c tanh(p/c); `bias` (numbers or scalars that
-    broadcast to (heads, …, tokens, tokens)) is added last. `mask` is as in `ns.softmax`; `window` keeps tokens less
-    than that far apart. Each sigma is the standard deviation of a matrix, σ in entries N(0, σ²/fan-in); `sigma_b` is
-    that of the entries of all biases.
+    Parameters
+    ----------
+    x : Vector
+        (…, tokens).
+    heads : int
+        H.
+    head_dim : Width or int, optional
+        d, the width of x unless given (low rank).
+    mask : array_like or str, optional
+        As in `ns.softmax`: "causal", or which scores are allowed.
+    context : Vector, optional
+        Other tokens, for keys and values (cross-attention).
+    groups : int, optional
+        The number of key and value heads, each shared by heads/groups query heads in a row.
+    window : int, optional
+        Keeps tokens less than that far apart.
+    rotary : Rotary, optional
+        Positions of queries and keys, after `qk_norm`.
+    qk_norm : callable, optional
+        What is applied to queries and keys, such as `ns.rms_norm`.
+    softcap : float, optional
+        c makes c tanh(p/c) of a score p.
+    bias : Scalar or array_like, optional
+        Added to the scores last; broadcasts to (heads, …, tokens, tokens).
+    scaling : str or float
+        "sqrt"; "linear" divides by d in place of √d; a number c multiplies d^(−1/2) ⟨q, k⟩.
+    sigma_q, sigma_k, sigma_v, sigma_o : float
+        Of the matrices of queries, keys, values and of the output.
+    sigma_b : float
+        The standard deviation of the entries of all biases.
+
+    Returns
+    -------
+    Attended
+        Output, scores and weights.
+
+    Raises
+    ------
+    TraceError
+        If an argument is out of range, named with what is allowed.
+
+    Examples
+    --------
+    >>> made = ns.nn.attend(ns.gaussian(ns.Width("n"), 4), heads=8, groups=2, head_dim=ns.Width("d"), mask="causal")
+    >>> made.output, made.weights.shape
+    (<Vector of shape (4,) in R^n, by MatMul>, (8, 4, 4))
     """
     c = x if context is None else context
     for name, tokens in (("x", x), ("context", c)):
@@ -114,13 +188,60 @@ def attention(
     sigma_o: float = 1.0,
     sigma_b: float = 0.0,
 ) -> Vector:
-    """Multi-head attention over the tokens along the last axis of x, with the arguments of `attend`.
+    """Multi-head attention over the tokens along the last axis of x: the output of `attend`.
 
     y^i = H^(−1/2) Σ_a Σ_j softmax_j(p^a_i·) W^{O,a} W^{V,a} x^j, with p^a_ij = d^(−1/2) ⟨W^{Q,a} x^i, W^{K,a} x^j⟩.
+    Each sigma is the standard deviation of a matrix, σ in entries N(0, σ²/fan-in).
 
+    Parameters
+    ----------
+    x : Vector
+        (…, tokens).
+    heads : int
+        H.
+    head_dim : Width or int, optional
+        d, the width of x unless given (low rank).
+    mask : array_like or str, optional
+        As in `ns.softmax`: "causal", or which scores are allowed.
+    context : Vector, optional
+        Other tokens, for keys and values (cross-attention).
+    groups : int, optional
+        The number of key and value heads, each shared by heads/groups query heads in a row.
+    window : int, optional
+        Keeps tokens less than that far apart.
+    rotary : Rotary, optional
+        Positions of queries and keys, after `qk_norm`.
+    qk_norm : callable, optional
+        What is applied to queries and keys, such as `ns.rms_norm`.
+    softcap : float, optional
+        c makes c tanh(p/c) of a score p.
+    bias : Scalar or array_like, optional
+        Added to the scores last; broadcasts to (heads, …, tokens, tokens).
+    scaling : str or float
+        "sqrt"; "linear" divides by d in place of √d; a number c multiplies d^(−1/2) ⟨q, k⟩.
+    sigma_q, sigma_k, sigma_v, sigma_o : float
+        Of the matrices of queries, keys, values and of the output.
+    sigma_b : float
+        The standard deviation of the entries of all biases.
+
+    Returns
+    -------
+    Vector
+        In the shape of `x`.
+
+    Raises
+    ------
+    TraceError
+        If an argument is out of range, named with what is allowed.
+
+    Examples
+    --------
     >>> n = ns.Width("n")
-    >>> ns.nn.attention(ns.gaussian(n, 4), heads=2, mask="causal")
+    >>> y = ns.nn.attention(ns.gaussian(n, 4), heads=2, mask="causal")
+    >>> y
     <Vector of shape (4,) in R^n, by MatMul>
+    >>> print(f"{ns.Program(y)[0].law(n=ns.inf).var():.4f}")  # the first token sees itself alone
+    1.0000
     """
     return attend(
         x, heads, head_dim, mask, context=context, groups=groups, window=window, rotary=rotary, qk_norm=qk_norm,

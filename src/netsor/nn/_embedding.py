@@ -15,7 +15,25 @@ from ._logits import root
 class Embedding:
     """A vector for each id that occurs, coordinates i.i.d. N(0, std²); calling it gives the vectors of its tokens.
 
-    `ids` are all ids that will be asked for, in any shape: repeated ids share their vector.
+    Parameters
+    ----------
+    ids : array_like of int
+        All ids that will be asked for, in any shape: repeated ids share their vector.
+    width : Width or int
+        The dimension of the vectors.
+    std : float
+        Of their coordinates.
+
+    Raises
+    ------
+    TraceError
+        If an id is no integer, 0 or more.
+
+    Examples
+    --------
+    >>> table = ns.nn.Embedding([3, 7, 7, 1], ns.Width("n"), std=0.02)
+    >>> table([3, 7, 7, 1]).shape
+    (4,)
     """
 
     def __init__(self, ids: npt.ArrayLike, width: Width | int, std: float = 1.0) -> None:
@@ -32,16 +50,36 @@ class Embedding:
         return self.vectors[np.searchsorted(self.known, asked)]
 
     def logits(self, y: Vector, vocabulary: int, *, fan_in: int | None = None, spread: bool = False) -> Scalar:
-        """Tied logits, ⟨e_t, y⟩ for every id t of the vocabulary: shape (*shape of y, vocabulary), ids in order.
+        """Tied logits, ⟨e_t, y⟩ for every id t of the vocabulary.
 
         For ids that occur they are products with their vectors. For all others they are jointly N(0, std² |y|²) over
         the vectors y, independent between ids, since nothing else depends on their vectors.
 
-        `fan_in` is N, the width of the real model; a width that is a number is its own. It turns means into sums:
-        ⟨e_t, y⟩ = N · (1/n) ⟨e_t, y⟩, exactly at n = N, and at n = ∞ with the scale of the real model, where a mean
-        has no fluctuation. At N it has one, as large as the logits of other words. `spread=True` adds its leading part
-        back, for use at n = ∞ alone: N(0, std² N |r|²/n), r the part of y that is no combination of the vectors e_t.
-        That is the law of ⟨e_t, r⟩ for an r independent of them; fluctuations of (1/n) ⟨e_t, e_t'⟩ stay out.
+        Parameters
+        ----------
+        y : Vector
+            The last vectors.
+        vocabulary : int
+            How many ids there are.
+        fan_in : int, optional
+            N, the width of the real model; a width that is a number is its own. It turns means into sums: ⟨e_t, y⟩ = N
+            · (1/n) ⟨e_t, y⟩, exactly at n = N, and at n = ∞ with the scale of the real model, where a mean has no
+            fluctuation.
+        spread : bool
+            At N a mean has a fluctuation, as large as the logits of other words. True adds its leading part back, for
+            use at n = ∞ alone: N(0, std² N |r|²/n), r the part of y that is no combination of the vectors e_t. That is
+            the law of ⟨e_t, r⟩ for an r independent of them; fluctuations of (1/n) ⟨e_t, e_t'⟩ stay out.
+
+        Returns
+        -------
+        Scalar
+            (*shape of y, vocabulary), ids in order.
+
+        Examples
+        --------
+        >>> table = ns.nn.Embedding([3, 7], 16, std=0.02)
+        >>> table.logits(ns.rms_norm(table([3, 7])), vocabulary=10).shape
+        (2, 10)
         """
         flat = as_vector(y, "logits").reshape(-1)
         words, count = whole(vocabulary, "vocabulary", "logits"), len(self.known)
@@ -77,10 +115,37 @@ def embedding(
     position_std: float | None = None,
     positions: npt.ArrayLike | None = None,
 ) -> Vector:
-    """The vectors of ids, N(0, std²), in the shape of the ids; repeated ids share their vector.
+    """The vectors of ids, N(0, std²); repeated ids share their vector.
 
-    With `position_std` learned positions are added, 0, 1, … along the last axis unless given. Further tables (the
-    segments of BERT) are further calls. For tied logits keep the `Embedding`.
+    Further tables (the segments of BERT) are further calls. For tied logits keep the `Embedding`.
+
+    Parameters
+    ----------
+    ids : array_like of int
+        Of the tokens.
+    width : Width or int
+        The dimension of the vectors.
+    std : float
+        Of their coordinates.
+    position_std : float, optional
+        That of learned positions, which are added if it is given.
+    positions : array_like of int, optional
+        0, 1, … along the last axis unless given.
+
+    Returns
+    -------
+    Vector
+        In the shape of the ids.
+
+    Raises
+    ------
+    TraceError
+        If an id or a position is no integer, 0 or more.
+
+    Examples
+    --------
+    >>> ns.nn.embedding([3, 7, 7, 1], ns.Width("n"), std=0.02, position_std=0.01)
+    <Vector of shape (4,) in R^n, by Add>
     """
     tokens = Embedding(ids, width, std)
     if position_std is None:

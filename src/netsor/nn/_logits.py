@@ -12,11 +12,35 @@ from ..language._given import scale, whole
 
 
 def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
-    """W y for a matrix of its own (untied), of shape (*shape of y, vocabulary); entries of W are N(0, σ²/fan-in).
+    """W y for a matrix of its own (untied); entries of W are N(0, σ²/fan-in).
 
     Given y, the logits of a word are jointly N(0, σ² G) over the vectors, G_ij = ⟨y_i, y_j⟩/n, and words are
     independent, at every width: so they are the symmetric root of G times i.i.d. normals. Loss and probabilities are
     functions of rows, `ns.apply(f, p, axes=1)` and `ns.softmax(p)`.
+
+    Parameters
+    ----------
+    y : Vector
+        The last vectors.
+    vocabulary : int
+        How many words there are.
+    sigma : float
+        σ.
+
+    Returns
+    -------
+    Scalar
+        (*shape of y, vocabulary).
+
+    Raises
+    ------
+    TraceError
+        If `vocabulary` is no positive integer.
+
+    Examples
+    --------
+    >>> ns.nn.logits(ns.gaussian(ns.Width("n"), 4), vocabulary=10).shape
+    (4, 10)
     """
     y = as_vector(y, "logits")
     words = whole(vocabulary, "vocabulary", "logits")

@@ -24,9 +24,42 @@ def mlp(
 ) -> Vector:
     """A perceptron on every vector of x: hidden layers φ(W x + b) of the given widths, then one linear layer.
 
-    With `gate`, hidden layers are φ(W' x + b') ⊙ (W x + b): with `ns.silu` that is SwiGLU, with `ns.gelu_tanh` GeGLU.
-    `out` is the width of the result, that of x unless given. Weights have entries N(0, σ²/fan-in): σ_w in hidden
-    layers, sigma_gate in W' and sigma_out in the last layer (σ_w unless given). Biases have entries N(0, σ_b²).
+    Parameters
+    ----------
+    x : Vector
+        Of any shape.
+    hidden : Width, int, or list of them
+        The widths of the hidden layers.
+    out : Width or int, optional
+        The width of the result, that of x unless given.
+    activation : callable
+        φ.
+    gate : bool
+        Hidden layers are φ(W' x + b') ⊙ (W x + b): with `ns.silu` that is SwiGLU, with `ns.gelu_tanh` GeGLU.
+    sigma_w : float
+        σ in the entries N(0, σ²/fan-in) of hidden layers.
+    sigma_gate : float, optional
+        That of W', `sigma_w` unless given.
+    sigma_out : float, optional
+        That of the last layer, `sigma_w` unless given.
+    sigma_b : float
+        The standard deviation of the entries of all biases.
+
+    Returns
+    -------
+    Vector
+        In the shape of x.
+
+    Raises
+    ------
+    TraceError
+        If an argument is out of range, named with what is allowed.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> ns.nn.mlp(ns.gaussian(n, 4), 4 * n, activation=ns.silu, gate=True)
+    <Vector of shape (4,) in R^n, by MatMul>
     """
     if not isinstance(x, Vector):
         raise TraceError("mlp", f"x={shown(x)} must be a vector; given vectors are written ns.data(…)")

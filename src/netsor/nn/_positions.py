@@ -12,17 +12,66 @@ from ..language._given import NUMBERS, one_of, scale, whole
 
 
 def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
-    """A mask for scores (…, i, j): token i sees itself and those before it; with `window`, the last `window` alone."""
+    """A mask for scores (…, i, j): token i sees itself and those before it.
+
+    Parameters
+    ----------
+    tokens : int
+        How many.
+    window : int, optional
+        The last `window` tokens alone.
+
+    Returns
+    -------
+    numpy.ndarray of bool
+        (tokens, tokens), for `mask` of `attend`.
+
+    Raises
+    ------
+    TraceError
+        If a number is no positive integer.
+
+    Examples
+    --------
+    >>> print(ns.nn.causal(3, window=2).astype(int))
+    [[1 0 0]
+     [1 1 0]
+     [0 1 1]]
+    """
     back = _apart(tokens, "causal")
     far = len(back) if window is None else whole(window, "window", "causal")
     return (back >= 0) & (back < far)
 
 
 def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
-    """The linear biases −m_a |i − j| of ALiBi (Press et al. 2022), numbers of shape (heads, tokens, tokens).
+    """The linear biases −m_a |i − j| of ALiBi (Press et al. 2022).
 
     The slopes m_a are 2^(−8a/H), a = 1 … H, for H a power of two. Otherwise they are those of the power of two below H,
     and then every other one of twice that power.
+
+    Parameters
+    ----------
+    heads : int
+        H.
+    tokens : int
+        How many.
+
+    Returns
+    -------
+    numpy.ndarray
+        (heads, tokens, tokens), for `bias` of `attend`.
+
+    Raises
+    ------
+    TraceError
+        If a number is no positive integer.
+
+    Examples
+    --------
+    >>> print(ns.nn.alibi(heads=8, tokens=3)[0])
+    [[-0.  -0.5 -1. ]
+     [-0.5 -0.  -0.5]
+     [-1.  -0.5 -0. ]]
     """
     apart, heads = np.abs(_apart(tokens, "alibi")), whole(heads, "heads", "alibi")
     if heads * apart.size > NUMBERS:
@@ -45,11 +94,40 @@ def relative_bias(
     std: float = 1.0,
     bidirectional: bool = True,
 ) -> Scalar:
-    """The relative biases of T5, random scalars of shape (heads, tokens, tokens): one N(0, std²) a head and bucket.
+    """The relative biases of T5: random scalars, one N(0, std²) a head and bucket.
 
-    The bucket of j − i has its sign (bidirectional; otherwise j > i is as j = i) and its size: exact while small, then
-    on a scale of logarithms up to `max_distance`, beyond which all are alike. T5 has one for all its layers: pass
-    the same value to each.
+    The bucket of j − i has its sign and its size: exact while small, then on a scale of logarithms up to
+    `max_distance`, beyond which all are alike. T5 has one for all its layers: pass the same value to each.
+
+    Parameters
+    ----------
+    heads : int
+        How many.
+    tokens : int
+        How many.
+    buckets : int
+        How many.
+    max_distance : int
+        Beyond which all are alike.
+    std : float
+        Of each bias.
+    bidirectional : bool
+        Whether signs have buckets of their own; otherwise j > i is as j = i.
+
+    Returns
+    -------
+    Scalar
+        (heads, tokens, tokens), for `bias` of `attend`.
+
+    Raises
+    ------
+    TraceError
+        If an argument is out of range.
+
+    Examples
+    --------
+    >>> ns.nn.relative_bias(heads=2, tokens=5, std=0.1).shape
+    (2, 5, 5)
     """
     ahead, heads = -_apart(tokens, "relative_bias"), whole(heads, "heads", "relative_bias")
     buckets = whole(buckets, "buckets", "relative_bias")

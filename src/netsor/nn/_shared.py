@@ -22,8 +22,24 @@ class Argument(Operation):
 def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
     """The layer as a function whose every call uses one draw of its weights, as copies of a layer share theirs.
 
-    `layer` is called once; what it makes (a value, or a tuple of values) is made again for every call, on vectors of
-    the same shape and width. PyTorch's TransformerEncoder is a shared layer, called several times.
+    PyTorch's TransformerEncoder is a shared layer, called several times.
+
+    Parameters
+    ----------
+    layer : callable
+        It is called once; what it makes (a value, or a tuple of values) is made again for every call.
+
+    Returns
+    -------
+    callable
+        A function of vectors of the same shape and width.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> step = ns.nn.shared(lambda x: ns.tanh(ns.weight(n, n) @ x))
+    >>> step(step(ns.gaussian(n, 3))).shape  # a recurrent net
+    (3,)
     """
     if not callable(layer):
         raise TraceError("shared", f"layer={shown(layer)} must be a function of vectors")

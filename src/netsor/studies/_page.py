@@ -36,6 +36,10 @@ h3 {{ font-size: 1rem; margin-top: 1.6rem; }}
 figure {{ margin: 0; }}
 figure svg {{ width: 100%; height: auto; }}
 figcaption {{ font-size: 0.85rem; }}
+.formula {{ overflow-x: auto; margin: 0.4rem 0; }}
+.formula svg {{ display: block; margin: 0.3rem 0; }}
+.boxed {{ border: 1px solid #222; padding: 0.3rem 0.7rem; width: fit-content; max-width: calc(100% - 1.5rem); }}
+pre {{ overflow-x: auto; font-size: 0.8rem; background: #f3f3f3; padding: 0.6rem; }}
 code {{ background: #f3f3f3; padding: 0 0.2rem; }}
 </style>
 </head>

@@ -18,11 +18,28 @@ from ..laws import Estimate, Joint, Law, kl
 
 @dataclass(frozen=True)
 class Rate:
-    """KL(width n ‖ limit) at each width, and what power of n it falls like.
+    """KL(width n ‖ limit) at each width, and what power of n it falls like; `ns.rate` makes it.
 
-    `kl` has an `Estimate` for each of `widths`. `slope` is that of the line through all points of log KL against log n,
-    by least squares, and `slopes` are those between neighbours: a power law has one slope, so that theirs tell where it
-    begins. All have errors.
+    Parameters
+    ----------
+    name : str
+        Of the program.
+    width : str
+        The name of the width that grows.
+    widths : tuple of int
+        Its values.
+    kl : tuple of Estimate
+        For each of them.
+    laws : tuple of Law
+        For each of them.
+    limit : Law
+        At infinite width.
+
+    Examples
+    --------
+    >>> found = ns.rate(ns.paper.layer(), [16, 64], draws=500)
+    >>> found.widths, len(found.kl)
+    ((16, 64), 2)
     """
 
     name: str
@@ -34,16 +51,46 @@ class Rate:
 
     @property
     def slope(self) -> Estimate:
-        """Of log KL against log n, by least squares over all widths."""
+        """Of log KL against log n, by least squares over all widths.
+
+        Examples
+        --------
+        >>> bool(-3 < ns.rate(ns.paper.layer(), [16, 64], draws=500).slope < -1)
+        True
+        """
         return slope_of(self.widths, self.kl)
 
     @property
     def slopes(self) -> tuple[Estimate, ...]:
-        """Between neighbouring widths."""
+        """Between neighbouring widths: a power law has one slope, so that these tell where it begins.
+
+        Examples
+        --------
+        >>> len(ns.rate(ns.paper.layer(), [16, 64], draws=500).slopes)
+        1
+        """
         return tuple(slope_of(self.widths[k : k + 2], self.kl[k : k + 2]) for k in range(len(self.widths) - 1))
 
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
-        """KL against the width, both on logarithmic axes, with errors: on pyplot's current axes unless given."""
+        """KL against the width, both on logarithmic axes, with errors.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            pyplot's current axes unless given.
+        label : str, optional
+            Its name in a legend.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes.
+
+        Examples
+        --------
+        >>> ns.rate(ns.paper.layer(), [16, 64], draws=500).plot().get_yscale()
+        'log'
+        """
         if ax is None:
             import matplotlib.pyplot as plt  # slow to import
 

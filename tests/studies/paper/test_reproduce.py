@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import html
 import json
 import re
 from functools import partial
@@ -90,12 +91,23 @@ def test_every_figure_has_its_files(whole):
 def test_the_report_stands_alone_and_has_a_row_for_each_claim(whole):
     _, done = whole
     page = done.report.read_text()
-    assert page.count("<figure ") == page.count("<svg") == len(NAMES)
-    assert page.count("<td class=") == len(_claims.CLAIMS) == 7
+    assert page.count("<figure ") == page.count("<svg") - page.count('role="img"') == len(NAMES)
+    assert page.count('<td data-head="Verdict"') == len(_claims.CLAIMS) == 7
     assert not re.search(r'(?:src|href)="(?!#)', page.replace("xlink:href", "href"))
     assert "<script" not in page
     relu = re.search(r'<tr><td><a href="#figure-5b">.*?</tr>', page)[0]
     assert "<td>none of these</td><td>1 head (KL 6.8e-08);" in relu  # what width 1024 is told from, and what not
+
+
+def test_the_report_shows_the_limit_law(whole):
+    """Its formulas, the last of them in a box, and the LaTeX that they are of."""
+    _, done = whole
+    page = done.report.read_text()
+    source = html.unescape(re.search(r"<pre>(.*?)</pre>", page, re.DOTALL)[1])
+    assert source == ns.paper.layer().latex(document=False, style="paper")
+    box = re.search(r'<div class="formula boxed">.*?<details>', page, re.DOTALL)[0]
+    assert r"\operatorname{Var}(Z^{u^{(4)}} \mid \mathring p) = \frac{1}{2} \sum" in box
+    assert page.count('role="img"') == 9
 
 
 def test_the_manifest_says_what_was_run(whole):

@@ -6,7 +6,9 @@ depend neither on the order of the steps nor on how a chunk is cut into blocks.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, ClassVar
@@ -20,12 +22,14 @@ from ._base import Backend
 
 Array = Any
 
+MANY = 1024  # entries of a replica from which on its matrices are multiplied one by one, by BLAS: it needs them compact
 CHUNK = 8192  # replicas with one key of the generators; independent of the width, so that one seed couples two widths
 BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead is small, and small enough for a cache
 LARGE_BYTES = 2**28  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
 FEW = 16  # replicas in such a block, at most
 STEP_SECONDS = 1.3e-5  # overhead of Python for one step, measured
-HELD_BYTES = 2**25 - 2**12  # largest array whose memory glibc keeps after it is freed: its threshold is at most 32 MiB
+HELD_BYTES = 2**25  # largest array whose memory glibc keeps after it is freed: the most that it accepts
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 class Streams:
@@ -52,8 +56,8 @@ class Streams:
 
 
 def _laid_out(a: Array) -> Array:
-    """The same array, with the replicas innermost in memory if its rows are short: see `_instructions`."""
-    if a.shape[-1] >= LONG:
+    """The same array, with the replicas innermost in memory if its rows are short and few: see `_instructions`."""
+    if a.shape[-1] >= LONG or math.prod(a.shape[1:]) >= MANY:
         return a
     last = a.ndim - 1
     return np.ascontiguousarray(a.transpose((*range(1, a.ndim), 0))).transpose((last, *range(last)))
@@ -87,11 +91,14 @@ def block_of(plan: Plan) -> int:
 def hold_memory() -> None:
     """Once in a process: make glibc keep freed memory for the next block.
 
-    glibc returns freed arrays above a threshold to the system, and raises the threshold when a larger array is freed.
-    So one large array is made and freed. Without it the system maps all pages anew for each block, which takes a
-    quarter of the time of small plans.
+    glibc returns freed arrays above a threshold to the system, and what is free at the end of its memory above another.
+    Without this the system maps all pages anew for each block, which takes a quarter of the time of small plans, and a
+    tenth of that of a model's gradients.
     """
-    np.empty(HELD_BYTES, np.uint8)
+    if platform.libc_ver()[0] == "glibc":
+        c = ctypes.CDLL(None)
+        c.mallopt(M_MMAP_THRESHOLD, HELD_BYTES)
+        c.mallopt(M_TRIM_THRESHOLD, 2 * LARGE_BYTES)
 
 
 def _constant(dtype: Any, register: Register) -> Array:

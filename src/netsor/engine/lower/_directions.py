@@ -99,7 +99,7 @@ def _rows(s: State, x: Value, directions: int) -> Register:
 
 
 def adjoint(s: State, value: Scalar, op: Adjoint) -> Register:
-    """m^(−1/2) (n^(−1/2) ⟨d_i, u_k⟩ − m^(−1/2) ⟨g_i, b_k⟩), of order 1."""
+    """m^(−1/2) (γ n^(−1/2) ⟨d_i, u_k⟩ − m^(−1/2) ⟨g_i, b_k⟩), of order 1."""
     build, (d, u, g, b) = s.build, (op.d, op.u, op.g, op.b)
     wide_in, wide_out = d in s.facts.limits, g in s.facts.limits
     if wide_out:  # g is fresh: its mean product with b is 0
@@ -112,9 +112,9 @@ def adjoint(s: State, value: Scalar, op: Adjoint) -> Register:
                 f"W beside W.T, with widths {d.width} and {g.width} of W that go to infinity at rates of their own",
                 instead="write both widths as multiples of one symbol, or bind one of them to a number",
             )
-        return build.step("scale", mean(s, value, d, u), by=math.sqrt(d.width.factor / g.width.factor))
+        return build.step("scale", mean(s, value, d, u), by=op.gain * math.sqrt(d.width.factor / g.width.factor))
     size = s.facts.blocks[g] * s.facts.widths[g]
     wanted = order_epsilon(s, value, d, u) if wide_in else products(s, d, u, value.ndim, "⟨W^T b, d⟩")
-    wanted = build.step("scale", wanted, by=size**-0.5 / s.norm(d))
+    wanted = build.step("scale", wanted, by=op.gain * size**-0.5 / s.norm(d))
     given = build.step("scale", products(s, g, b, value.ndim, "⟨b, g⟩"), by=-1 / size)
     return build.step("add", wanted, given)

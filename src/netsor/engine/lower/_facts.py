@@ -68,6 +68,11 @@ class Facts:
         """The entries of each value that the outputs depend on."""
         return asked_entries(self.outputs)
 
+    @cached_property
+    def acting(self) -> Counter[Value]:
+        """How many matrices act on each value."""
+        return Counter(value.op.x for value in self.values if isinstance(value.op, MatMul))
+
 
 def facts_of(
     outputs: Sequence[Value],

@@ -10,6 +10,7 @@ from .._error import ExactError
 from .._montecarlo import check_memory
 from .._plan import SAMPLE, Register
 from ..passes._operations import Span
+from ._cost import draws_matrix, told
 from ._state import Bools, Lowered, State
 
 MANY = 256  # sources, never drawn, for fewer vectors: a factor of these vectors' Gram matrix costs less
@@ -126,17 +127,23 @@ def matmul(s: State, value: Vector, op: MatMul) -> Lowered:
     drawn = value in s.facts.drawn or value in s.facts.virtual
     if isinstance(x.op, Span):  # orthonormal, so that C is the identity
         lead, sample = _sources(s, value, members * blocks, x.shape[-1])
-        return _combined(s, value, build.constant(np.eye(x.shape[-1])[None]), lead, sample, members)
+        one = build.constant(np.eye(x.shape[-1])[None])
+        return _combined(s, value, one, lead, sample, members, f"{s.words(value)} = C E")
     rows = _rows(s, x, members if op.each else 1, s.vectors[x].start)
     # sources that are never drawn cost nothing, but a norm costs less than many of them
-    fewer = drawn or rows.shape[-2] == 1 or rows.shape[-1] > MANY
-    c = _reduced(s, rows, s.words(value)) if fewer else rows
+    copies, vectors, directions = rows.shape
+    fewer = drawn or vectors == 1 or directions > MANY
+    cheaper = draws_matrix(s, value, copies, vectors, directions)
+    c = _reduced(s, rows, s.words(value)) if fewer and not cheaper else rows
+    words = told(s, value, vectors, directions, cheaper) if c is rows and drawn else f"{s.words(value)} = C E"
     c = build.step("scale", c, by=weight.std / s.norm(x))
     lead, sample = _sources(s, value, members * blocks, c.shape[-1])
-    return _combined(s, value, c, lead, sample, members)
+    return _combined(s, value, c, lead, sample, members, words)
 
 
-def _combined(s: State, value: Vector, c: Register, lead: Register, sample: Register | None, members: int) -> Lowered:
+def _combined(
+    s: State, value: Vector, c: Register, lead: Register, sample: Register | None, members: int, words: str
+) -> Lowered:
     """C E, from (members or 1, vectors, k) and sources (members · blocks, k, ·)."""
     build, blocks = s.build, s.facts.blocks[value]
 
@@ -150,7 +157,7 @@ def _combined(s: State, value: Vector, c: Register, lead: Register, sample: Regi
         made = build.reshape(made, *made.shape[:-1], blocks, last)
         return build.reshape(made, *value.shape, blocks, last)
 
-    x = multiplied(c, lead, f"{s.words(value)} = C E" if lead.size else "")
+    x = multiplied(c, lead, words if lead.size else "")
     support = None
     if value in s.facts.limits:
         # of a factor that is not known, any entry can be other than 0

@@ -23,6 +23,7 @@ from ...language._value import Value, Vector
 from .._plan import Register
 from ..passes._operations import Adjoint, Span
 from ._clusters import Group
+from ._cost import saved_by_turning
 from ._facts import within
 from ._state import Lowered, State
 
@@ -44,19 +45,22 @@ def turn(s: State, group: Group, index: int) -> None:
         return
     if count > FEW and 2 * count > group.width:  # little is saved, and the products of many vectors cost more
         return
-    if not grows and _products_left(s, group, index) < WORTH * group.frames * count**2:
+    if not grows and _products_left(s, group, index, count) < WORTH * group.frames * count**2:
         return
     _span(s, group, vectors)
 
 
-def _products_left(s: State, group: Group, index: int) -> int:
-    """How many pairs of vectors of a group have their products taken, or are combined, after a place in the program."""
-    total, last = 0, max(s.facts.last[v] for v in group.positions)
+def _products_left(s: State, group: Group, index: int, count: int) -> float:
+    """How many pairs of vectors of a group have their products taken, or are combined, after a place in the program.
+
+    Those that turning the frame to so many directions saves.
+    """
+    total, last = 0.0, max(s.facts.last[v] for v in group.positions)
     for value in s.facts.values[index + 1 : last + 1]:
-        pairs: list[tuple[Vector, int]] = []
+        pairs: list[tuple[Vector, float]] = []
         match value.op:
-            case MatMul(_, x, each):
-                pairs = [(x, x.size // (value.op.weight.members.size if each else 1))]
+            case MatMul(weight, x, each):
+                pairs = [(x, saved_by_turning(s, value, x.size // (weight.members.size if each else 1), count))]
             case Span(x):  # products, and combinations of the vectors
                 pairs = [(x, 2 * x.shape[-1])]
             case Dot(x, y):
@@ -70,13 +74,26 @@ def _products_left(s: State, group: Group, index: int) -> int:
 
 
 def turn_again(s: State, group: Group, index: int) -> None:
-    """Turn the frames of a group that have grown far beyond the vectors in use, before value `index` adds sources."""
+    """Turn the frames of a group that have grown far beyond the vectors in use, before value `index` adds sources.
+
+    The first directions stay if most vectors lie in them: those of the way forward, in a gradient's way back.
+    """
     frame = s.frames[group]
     if "turn" in s.facts.without or not frame.loosens or frame.directions <= FEW:
         return
     vectors, count = _in_use(s, group, index - 1)
-    if vectors and frame.directions > LOOSE * count and group.width > ROOM * count:
-        _span(s, group, vectors)
+    if not vectors:
+        return
+    first = 0
+    if not any(output in group.positions for output in s.facts.outputs):
+        sizes = [(s.vectors[v].lead.shape[-1], group.positions[v].shape[1]) for v in vectors]
+        if frame.constant is not None:
+            sizes.append((frame.constant.shape[-1], 1))
+        beyond = {at: sum(size for reach, size in sizes if reach > at) for at in {0, *(reach for reach, _ in sizes)}}
+        first = min(beyond, key=lambda at: (at + beyond[at], -at))
+        count = beyond[first]
+    if count and frame.directions - first > LOOSE * count and group.width > ROOM * count:
+        _span(s, group, vectors, first)
 
 
 def _in_use(s: State, group: Group, index: int) -> tuple[list[Value], int]:
@@ -86,11 +103,13 @@ def _in_use(s: State, group: Group, index: int) -> tuple[list[Value], int]:
     return vectors, sum(group.positions[v].shape[1] for v in vectors) + (s.frames[group].constant is not None)
 
 
-def _span(s: State, group: Group, vectors: Sequence[Value]) -> None:
+def _span(s: State, group: Group, vectors: Sequence[Value], first: int = 0) -> None:
+    """Exchange the directions from `first` on for as many as there are vectors that reach beyond it."""
     frame, outputs = s.frames[group], any(output in group.positions for output in s.facts.outputs)
-    rows = [s.gathered(s.vectors[v].lead, group.positions[v], frame.directions) for v in vectors]
-    s.frames[group], made = frame.turn(rows, outputs)
-    for v, part in zip(vectors, made, strict=True):
+    chosen = [v for v in vectors if s.vectors[v].lead.shape[-1] > first]
+    rows = [s.gathered(s.vectors[v].lead, group.positions[v], frame.directions) for v in chosen]
+    s.frames[group], made = frame.turn(rows, outputs, first)
+    for v, part in zip(chosen, made, strict=True):
         s.vectors[v] = _put(s, v, group, part)
 
 

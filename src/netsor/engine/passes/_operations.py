@@ -50,9 +50,9 @@ class Extend(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Adjoint(Operation):
-    """S: m^(−1/2) (n^(−1/2) ⟨d[…, i], u[…, k]⟩ − m^(−1/2) ⟨g[…, i], b[…, k]⟩), n the width of d and u, m of g and b.
+    """S: m^(−1/2) (γ n^(−1/2) ⟨d[…, i], u[…, k]⟩ − m^(−1/2) ⟨g[…, i], b[…, k]⟩), n the width of d, u, m of g, b.
 
-    With u = W^T b and g a fresh matrix on d, it is by how much of b a fresh W d must be changed to be the W of u.
+    With u = W^T b and g a fresh matrix, times γ, on d, it is by how much of b γ W d differs from g for the W of u.
     """
 
     acts = Acts.BY_PRODUCTS
@@ -60,6 +60,7 @@ class Adjoint(Operation):
     u: Vector
     g: Vector
     b: Vector
+    gain: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ G = Σ_k s_k l_k r_k^T has the polar factor l M r^T/√(out · in), with M a fun
 and B = ⟨r, r⟩/in. Write l_k = |l_k| Q_A (Λ_A^(1/2) U_A^T)_k with U_A Λ_A U_A^T the correlations of the l_k and Q_A
 orthonormal; the same for r. Between Q_A and Q_B the gradient is T = Λ_A^(1/2) U_A^T S U_B Λ_B^(1/2), a small matrix,
 with S = diag(s_k |l_k| |r_k|). Uses that depend on each other (a token that occurs twice) leave some eigenvalues at 0,
-and these directions have no part in G.
+and these directions have no part in G. Nor have those along which G is 1e-5 of its largest: a polar factor jumps there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from array_api_compat import array_namespace
 Array = Any
 Coefficients = tuple[tuple[float, float, float], ...]
 
-SMALL = 1e4  # times the rounding error: eigenvalues of correlations, and singular values, that count as 0
+SMALL = 1e4  # times the rounding error: eigenvalues of correlations that count as 0
+LEAST = 1e-5  # over the largest: singular values that count as 0. Five steps of Newton and Schulz make 0.005 of it
 
 
 def orthogonalised(a: Array, b: Array, sizes: tuple[float, ...], steps: Coefficients | None) -> Array:
@@ -30,7 +31,7 @@ def _polar(xp: Any, a: Array, b: Array, size: Array) -> Array:
     (long, forth, back), (other, right_forth, right_back) = _roots(xp, a), _roots(xp, b)
     t = (forth * (size * long * other)[..., None, :]) @ xp.matrix_transpose(right_forth)
     p, s, q = xp.linalg.svd(t, full_matrices=False)
-    least = SMALL * xp.finfo(a.dtype).eps * xp.max(s, axis=-1, keepdims=True)
+    least = LEAST * xp.max(s, axis=-1, keepdims=True)
     turned = (p * xp.where(s > least, 1.0, 0.0)[..., None, :]) @ q
     m = xp.matrix_transpose(back) @ turned @ right_back
     inverse = [xp.where(v > 0, 1.0 / xp.where(v > 0, v, 1.0), 0.0) for v in (long, other)]

@@ -5,7 +5,7 @@ y_α = (1/in) Σ_β f(g_αβ) x_β, with g_αβ = Σ_k l_kα r_kβ and f(g) = g/
 At finite width all coordinates of r and x are numbers of the program, and y is a function of the coordinates of the
 l_k. At infinite width the mean over β is an expectation. Where (r, x) are jointly Gaussian of mean 0, with products B
 of the r_k and c of the r_k with x, g_α is N(0, l_α^T B l_α) and E[x | g_α] = (l_α · c)/(l_α^T B l_α) g_α, so for f =
-sign, y_α = √(2/π) (l_α · c)/√(l_α^T B l_α): a nonlinearity of vectors (theory, "One step of an optimiser").
+sign, y_α = √(2/π) (l_α · c)/√(l_α^T B l_α): a nonlinearity of vectors.
 
 After this pass no such product is left, which lowering relies on: it cannot be switched off.
 """

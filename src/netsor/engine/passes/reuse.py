@@ -68,7 +68,7 @@ def reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
             key = weight.source, chosen[0]
             if key not in matrices:
                 acting = replace(weight, members=np.array(chosen))
-                matrices[key] = _Matrices(acting.T if acting.transposed else acting)
+                matrices[key] = _Matrices(acting.T if acting.transposed else acting, times)
             part, side = (rows[at] if each else rows), int(weight.transposed)
             again = times > 1 or weight.source in met
             both = matrices[key]
@@ -126,17 +126,22 @@ def _alike(uses: Sequence[Value]) -> Iterator[tuple[list[int], int]]:
 class _Matrices:
     """Matrices that act together: what they, and their transposes, acted on so far, and what they made of it.
 
-    Side 0 is W, side 1 is W^T. Directions are (K,) if all matrices had the same inputs, else (matrices, K).
+    Side 0 is W, side 1 is W^T. Directions are (K,) if all matrices had the same inputs, else (matrices, K). They act
+    `times` in all.
     """
 
-    def __init__(self, weight: Weight) -> None:
-        self.weight = weight
+    def __init__(self, weight: Weight, times: int) -> None:
+        self.weight, self.left = weight, times
         self.directions: list[Vector | None] = [None, None]
         self.images: list[Vector | None] = [None, None]
 
     def act(self, x: Vector, side: int, gain: float, context: Context) -> Vector:
         """W x, or W^T x, with entries N(0, gain²/in) of a matrix of its own: (matrices, vectors)."""
         known, images = self.directions[side], self.images[side]
+        self.left -= 1
+        wide = any(math.isinf(w.bind(context.bound)) for w in (self.weight.in_width, self.weight.out_width))
+        if known is None and not self.left and not wide:  # nobody asks for directions: the correction is linear in D
+            return self._corrected(self.fresh(x, side, gain), x, side, gain)
         if known is not None and known.ndim != x.ndim:
             known, x = self._apart(known), self._apart(x)
         new = Vector(Span(x, () if known is None else (known,)), x.shape, x.width)
@@ -145,7 +150,7 @@ class _Matrices:
         self.directions[side] = every
         self.images[side] = images = made if images is None else _extended(images, made)
         along = Scalar(Along(x, every), (*x.shape, every.shape[-1]))
-        if any(math.isinf(context.width(v)) for v in (x, images)):
+        if wide:
             return _scaled(gain, mix(along, images))
         return mix(along if gain == 1 else constant(np.asarray(gain)) * along, images)  # few numbers are multiplied
 
@@ -168,12 +173,12 @@ class _Matrices:
         )
         return fresh.each(directions) if directions.ndim == 2 else fresh @ directions
 
-    def _corrected(self, g: Vector, new: Vector, side: int) -> Vector:
-        """E: what is known of W from the other side, put into g."""
+    def _corrected(self, g: Vector, new: Vector, side: int, gain: float = 1.0) -> Vector:
+        """E, times a gain that g has: what is known of W from the other side, put into g."""
         known, images = self.directions[1 - side], self.images[1 - side]
         if known is None or images is None:
             return g
-        change = Scalar(Adjoint(new, images, g, known), (*g.shape, known.shape[-1]))  # (matrices, new, known)
+        change = Scalar(Adjoint(new, images, g, known, gain), (*g.shape, known.shape[-1]))  # (matrices, new, known)
         return g + mix(change, known)
 
 

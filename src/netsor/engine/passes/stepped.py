@@ -1,6 +1,6 @@
 """A matrix after steps of an optimiser acts as the matrix before, and a mix of vectors that are there.
 
-Identity (theory, "One step of an optimiser"): with G = Σ_i l_i r_i^T over the uses of W, W' = (1 − ηλ) W − η G acts as
+Identity (docs/step.md): with G = Σ_i l_i r_i^T over the uses of W, W' = (1 − ηλ) W − η G acts as
 W' x = (1 − ηλ) W x − η Σ_i ⟨r_i, x⟩ l_i, and W'^T v = (1 − ηλ) W^T v − η Σ_i ⟨l_i, v⟩ r_i.
 
 At infinite width all powers of widths in a coefficient are counted together: with ⟨r_i, x⟩/n of order 1, what is left

@@ -10,7 +10,24 @@ from .gpt2 import gpt2
 
 
 def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
-    """The model of a nanoGPT GPTConfig: the object, or its fields as a dict."""
+    """The model of a nanoGPT GPTConfig.
+
+    Parameters
+    ----------
+    config : GPTConfig or mapping
+        The object, or its fields; nanoGPT's defaults for those that are missing.
+
+    Returns
+    -------
+    Transformer
+        As nanoGPT draws it.
+
+    Examples
+    --------
+    >>> model = ns.models.nanogpt({"n_layer": 6, "n_head": 6, "n_embd": 384})
+    >>> model.layers, round(model.std_o, 5)
+    (6, 0.00577)
+    """
     given = dict(config) if isinstance(config, Mapping) else dict(vars(config))
     known = {"n_layer", "n_head", "n_embd", "vocab_size"}
     extra = set(given) - known - {"block_size", "dropout", "bias"}

@@ -24,10 +24,40 @@ def pytorch_encoder(
     norm: bool = False,
     causal: bool = False,
 ) -> Transformer:
-    """The encoder that these arguments of PyTorch make; `norm` says whether a LayerNorm follows the last block.
+    """The encoder that these arguments of PyTorch make.
 
     Its inputs are tokens with unit Gaussian embeddings, which is what `torch.nn.Embedding` draws; `replace` changes
-    that. `causal` is for masked attention, which PyTorch is told when it is called.
+    that.
+
+    Parameters
+    ----------
+    d_model, nhead, dim_feedforward : int
+        Sizes, as of `torch.nn.TransformerEncoderLayer`.
+    num_layers : int
+        As of `torch.nn.TransformerEncoder`.
+    activation : str
+        "relu" or "gelu".
+    layer_norm_eps : float
+        Of all norms.
+    norm_first : bool
+        Whether norms come before the branches.
+    bias : bool
+        Whether linear layers have biases.
+    norm : bool
+        Whether a LayerNorm follows the last block.
+    causal : bool
+        For masked attention, which PyTorch is told when it is called.
+
+    Returns
+    -------
+    Transformer
+        As PyTorch draws it: uniform weights, and layers that begin as copies of one.
+
+    Examples
+    --------
+    >>> model = ns.models.pytorch_encoder(512, 8, num_layers=6)
+    >>> model.shared, model.distribution
+    (True, 'uniform')
     """
     if activation not in ("relu", "gelu"):
         raise ValueError(f"activation={activation!r} must be 'relu' or 'gelu'")

@@ -45,45 +45,72 @@ def audit(
 ) -> Audit | Comparison:
     """What a transformer does at initialisation, block by block, over many initialisations: no weight is drawn.
 
-    Parameters:
-        model: what `ns.models.read` takes, or a `Transformer`; or a `Program` that names with `ns.probe` what is to be
-            watched, and has its tokens in it.
-        recipe: draw the model by a known recipe, a name of `ns.models.RECIPES`.
-        compare: another model to compare it with, or a list of them.
-        sweep: one field and its values, as `{"std": [0.005, 0.01, 0.02]}`: the model with each of them is compared.
-        tokens: the number of tokens, all different, or several such lengths: 16 and 128 unless given, or as many as
-            the model has positions for.
-        ids: the token ids themselves, in place of `tokens`.
-        draws: how many initialisations, 15 or more. Unless given, 200 of 16 tokens, and fewer of more tokens as the
-            square of their number, but 16 or more: these decide every rule that is not near its threshold.
-        widths: the model's own ("actual"), "inf", or "both" (the default): infinite widths at the first length.
-        seed: the draws depend on it alone, not on the number of workers.
-        workers: worker processes; all cores, if None.
-        out: a folder, in which finished parts are kept as they are done, an interrupted audit goes on where it
-            stopped, and the report is written at the end.
-        backend: and `device` and `precision`, as in `Program.law`.
-        executor: does the parts in place of processes here, such as Dask's.
-        progress: True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
-        gradients: the backward half too, of the loss of the first step (of a random readout, if there are no logits):
-            the stream's gradient after each block, and the squared gradient of each kind of weight. None: of the
-            shortest inputs, if all of it then costs at most twice as much.
-        quick: 16 draws of 16 tokens at the model's own widths, for what is not given: seconds, for a test.
-        ranges: the largest numbers of each activation too, at the model's own widths, and the share of numbers below
-            the smallest of bf16, fp16 and both formats of fp8, with the scale that would fit.
-        sizes: the widths of a program, by their names: `ns.audit(net(), n=256)`.
+    Parameters
+    ----------
+    model : str, pathlib.Path, mapping, Transformer or Program
+        What `ns.models.read` takes, or a `Transformer`; or a `Program` that names with `ns.probe` what is to be
+        watched, and has its tokens in it.
+    recipe : str, optional
+        Draw the model by a known recipe, a name of `ns.models.RECIPES`.
+    compare : a model, or a list of them, optional
+        What to compare it with.
+    sweep : mapping, optional
+        One field and its values, as `{"std": [0.005, 0.01, 0.02]}`: the model with each of them is compared.
+    tokens : int or sequence of int, optional
+        The number of tokens, all different, or several such lengths: 16 and 128 unless given, or as many as the model
+        has positions for.
+    ids : sequence of int, optional
+        The token ids themselves, in place of `tokens`.
+    draws : int, optional
+        How many initialisations, 15 or more. Unless given, 200 of 16 tokens, and fewer of more tokens as the square of
+        their number, but 16 or more: these decide every rule that is not near its threshold.
+    widths : str, optional
+        The model's own ("actual"), "inf", or "both" (the default): infinite widths at the first length.
+    seed : int
+        The draws depend on it alone, not on the number of workers.
+    workers : int, optional
+        Worker processes; all cores, if None.
+    out : str or pathlib.Path, optional
+        A folder, in which finished parts are kept as they are done, an interrupted audit goes on where it stopped, and
+        the report is written at the end.
+    backend, device, precision : str
+        As in `Program.law`.
+    executor : concurrent.futures.Executor, optional
+        Does the parts in place of processes here, such as Dask's.
+    progress : bool or callable
+        True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
+    gradients : bool, optional
+        The backward half too, of the loss of the first step (of a random readout, if there are no logits): the stream's
+        gradient after each block, and the squared gradient of each kind of weight. None: of the shortest inputs, if all
+        of it then costs at most twice as much.
+    quick : bool
+        16 draws of 16 tokens at the model's own widths, for what is not given: seconds, for a test.
+    ranges : bool
+        The largest numbers of each activation too, at the model's own widths, and the share of numbers below the
+        smallest of bf16, fp16 and both formats of fp8, with the scale that would fit.
+    **sizes : int
+        The widths of a program, by their names: `ns.audit(net(), n=256)`.
 
-    Returns:
-        An `Audit`; a `Comparison`, if there is more than one model.
+    Returns
+    -------
+    Audit or Comparison
+        A comparison, if there is more than one model.
 
-    Example:
-        >>> tiny = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
-        >>> found = ns.audit(tiny, quick=True)
-        >>> found.finding("entropy").verdict
-        'not found'
-        >>> found["entropy"].median.shape
-        (2,)
-        >>> ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).preferred
-        'gpt2, std=0.02'
+    Raises
+    ------
+    ValueError
+        If an argument is not allowed, or a model is not understood.
+
+    Examples
+    --------
+    >>> tiny = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
+    >>> found = ns.audit(tiny, quick=True)
+    >>> found.finding("entropy").verdict
+    'not found'
+    >>> found["entropy"].median.shape
+    (2,)
+    >>> ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).preferred
+    'gpt2, std=0.02'
     """
     if out is not None and not str(out):
         raise ValueError("out='' must name a folder; for the current one give '.'")

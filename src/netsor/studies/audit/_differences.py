@@ -24,7 +24,28 @@ NEUTRAL = ("limit",)  # rules that say nothing of which model is better
 
 
 class Preference(NamedTuple):
-    """What one rule says of several models."""
+    """What one rule says of several models.
+
+    Parameters
+    ----------
+    rule : str
+        Its name.
+    findings : tuple of Finding
+        Of each model, at the length where the worst of them is worst.
+    preferred : tuple of str
+        Names of models, none of them better than another; all, if it has no preference.
+    changes : bool
+        Whether it is found in one and not found in another.
+    why : str
+        In words.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> rule = ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).differences.rules[0]
+    >>> rule.rule, rule.preferred, rule.changes
+    ('entropy', ('gpt2, std=0.02',), True)
+    """
 
     rule: str
     findings: tuple[Finding, ...]  # of each model, at the length where the worst of them is worst
@@ -34,10 +55,32 @@ class Preference(NamedTuple):
 
 
 class Parting(NamedTuple):
-    """A quantity of two models whose bands part.
+    """A quantity of two models whose bands part; `print` says it in words.
 
-    The distance is that of the medians over the mean width of the two bands, of logarithms where the quantity is drawn
-    on a logarithmic axis: above 1, the bands part. Its error is the standard deviation over resampled draws.
+    Parameters
+    ----------
+    quantity : str
+        Its name.
+    block : int or None
+        Where; 0 is the embedding, None the output.
+    tokens : int
+        The length.
+    models : tuple of str
+        The two.
+    medians : tuple of float
+        Of the two.
+    distance : float
+        That of the medians over the mean width of the two bands, of logarithms where the quantity is drawn on a
+        logarithmic axis: above 1, the bands part.
+    error : float
+        The standard deviation of the distance over resampled draws.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> part = ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).differences.quantities[0]
+    >>> part.models, part.distance > 1
+    (('gpt2, std=0.02', 'gpt2, std=1'), True)
     """
 
     quantity: str
@@ -60,7 +103,28 @@ class Parting(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """What is different in several models: their fields, what rules say of them, and quantities that part."""
+    """What is different in several models: their fields, what rules say of them, and quantities that part.
+
+    Parameters
+    ----------
+    fields : dict of str to tuple
+        Those that are not the same in all, with the value in each.
+    rules : tuple of Preference
+        Those that have a preference, verdicts that change before others.
+    quantities : tuple of Parting
+        Those whose bands part most.
+    preferred : str or None
+        The model that the rules prefer.
+    verdict : str
+        In words: which is better, by which rules.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> found = ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).differences
+    >>> found.verdict
+    'prefer “std=0.02”, by entropy and loss'
+    """
 
     fields: dict[str, tuple[Any, ...]]  # those that are not the same in all, with the value in each
     rules: tuple[Preference, ...]  # those that have a preference, verdicts that change before others
@@ -70,7 +134,15 @@ class Differences(NamedTuple):
 
     @property
     def changed(self) -> tuple[Preference, ...]:
-        """The rules whose verdicts are not the same."""
+        """The rules whose verdicts are not the same.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> found = ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).differences
+        >>> [rule.rule for rule in found.changed]
+        ['entropy', 'loss']
+        """
         return tuple(rule for rule in self.rules if rule.changes)
 
 
@@ -124,7 +196,7 @@ def _preference(names: dict[str, str], row: list[Finding], models: Sequence[Leng
         why = f"it is found in {listed(having)} {at(bad)}"
     else:
         best = _least(list(names), findings)
-        why = "it is found in all, and the least there"
+        why = f"it is {'found' if set(verdicts) == {FOUND} else 'found or undecided'} in all, and the least there"
     numbers = listed(["none" if f.value is None else number(f.value) for f in findings])
     side = "above" if bad.above else "below"
     return Preference(

@@ -25,7 +25,24 @@ Array = npt.NDArray[np.float64]
 class Band(NamedTuple):
     """The median of a quantity over initialisations, and the ends of the band that holds 5 to 95 % of them.
 
-    Arrays with an entry for each of `blocks`, in which 0 is the embedding; numbers, and no blocks, at the output.
+    Parameters
+    ----------
+    blocks : numpy.ndarray or None
+        The blocks that the entries of the other arrays are of; 0 is the embedding. None at the output, where the others
+        are numbers.
+    median : numpy.ndarray
+        Over initialisations.
+    low : numpy.ndarray
+        5 % are below.
+    high : numpy.ndarray
+        5 % are above.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> band = ns.audit(tiny, quick=True)["cosine"]
+    >>> band.blocks, bool((band.low <= band.median).all())
+    (array([0, 1, 2]), True)
     """
 
     blocks: Array | None
@@ -36,7 +53,24 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """The draws of one model at one set of widths."""
+    """The draws of one model at one set of widths; `measured["entropy"]` are those of a quantity.
+
+    Parameters
+    ----------
+    subject : Subject
+        The model, its inputs and its widths.
+    arrays : mapping of str to numpy.ndarray
+        By quantity: (draws, blocks), or (draws,) at the end.
+    seconds : float
+        Of one core.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> measured = ns.audit(tiny, quick=True).actual
+    >>> measured["loss"].shape, "grad_query" in measured
+    ((16,), False)
+    """
 
     subject: Subject
     arrays: Mapping[str, Array]  # by quantity: (draws, blocks), or (draws,) at the end
@@ -55,22 +89,70 @@ class Measured:
 
     @property
     def draws(self) -> int:
-        """How many there are."""
+        """How many draws there are.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).actual.draws
+        16
+        """
         return int(next(iter(self.arrays.values())).shape[0])
 
     @property
     def random_numbers(self) -> int:
-        """All that were drawn."""
+        """How many random numbers were drawn in all.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).actual.random_numbers > 0
+        True
+        """
         return self.subject.plan.random_numbers * self.draws
 
     def from_embedding(self, name: str) -> Array:
-        """The draws of a quantity with the embedding before the blocks, if it is measured there too."""
+        """The draws of a quantity with the embedding before the blocks, if it is measured there too.
+
+        Parameters
+        ----------
+        name : str
+            Of the quantity.
+
+        Returns
+        -------
+        numpy.ndarray
+            Its draws, (draws, blocks + 1) where the embedding is measured too.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).actual.from_embedding("cosine").shape
+        (16, 3)
+        """
         draws = self.arrays[name]
         first = "grad_input" if name == "grad_mean_square" else f"input_{name}"
         return draws if first not in self.arrays else np.concatenate([self.arrays[first][:, None], draws], axis=1)
 
     def band(self, name: str) -> Band:
-        """The median and the band of a quantity, from the embedding on where it is measured there."""
+        """The median and the band of a quantity, from the embedding on where it is measured there.
+
+        Parameters
+        ----------
+        name : str
+            Of the quantity.
+
+        Returns
+        -------
+        Band
+            The median and the band, from the embedding on where it is measured there.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).actual.band("cosine").blocks
+        array([0, 1, 2])
+        """
         draws = self.from_embedding(name)
         if draws.ndim == 1:
             return Band(None, *band(draws))
@@ -79,7 +161,28 @@ class Measured:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What was measured of a model on so many tokens: `actual` at its own widths, `limit` at infinite ones, or None."""
+    """What was measured of a model on so many tokens; `found["entropy"]` is the `Band` of a quantity.
+
+    Parameters
+    ----------
+    request : Request
+        What was asked.
+    model : Transformer or Own
+        The model, or the program.
+    tokens : int
+        The length.
+    actual : Measured or None
+        At its own widths.
+    limit : Measured or None
+        At infinite ones.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> found = ns.audit(tiny, quick=True).at(16)
+    >>> found.tokens, found["entropy"].median.shape
+    (16, (2,))
+    """
 
     request: Request
     model: Model
@@ -95,31 +198,81 @@ class Found:
 
     @property
     def best(self) -> Measured:
-        """At its own widths, or at infinity if nothing else was asked."""
+        """What was measured at its own widths, or at infinity if nothing else was asked.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).at(16).best.draws
+        16
+        """
         found = self.actual or self.limit
         assert found is not None
         return found
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
+        """How many blocks there are.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).at(16).blocks
+        2
+        """
         return int(self.best.arrays["mean_square"].shape[1])
 
     @property
     def stacks(self) -> tuple[tuple[int, int], ...]:
-        """The first and the last block of the network; of the encoder and of the decoder, if there are two."""
+        """The first and the last block of the network; of the encoder and of the decoder, if there are two.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).at(16).stacks
+        ((0, 1),)
+        """
         encoder = self.model.layers
         return ((0, self.blocks - 1),) if self.blocks == encoder else ((0, encoder - 1), (encoder, self.blocks - 1))
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """A verdict for each rule."""
+        """A verdict for each rule.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).at(16).findings[0].name
+        'growth'
+        """
         uniform = math.log(self.model.vocabulary) if self.model.vocabulary else None
         beside = self.limit.arrays if self.actual is not None and self.limit is not None else None
         return judged(Facts(self.best.arrays, beside, self._distinct, uniform, self.stacks, self.tokens))
 
     def finding(self, name: str) -> Finding:
-        """The verdict of one rule."""
+        """The verdict of one rule.
+
+        Parameters
+        ----------
+        name : str
+            Of the rule.
+
+        Returns
+        -------
+        Finding
+            With its verdict, and what was measured.
+
+        Raises
+        ------
+        ValueError
+            If there is no such rule.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).at(16).finding("rank").verdict
+        'not found'
+        """
         return {finding.name: finding for finding in self.findings}[rule_name(name)]
 
     @property
@@ -136,11 +289,30 @@ class Found:
 
     @property
     def measured(self) -> list[Measured]:
-        """All that there is."""
+        """All that was measured: at its own widths, at infinity, or both.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> len(ns.audit(tiny, quick=True).at(16).measured)
+        1
+        """
         return [found for found in (self.actual, self.limit) if found is not None]
 
     def rows(self) -> list[dict[str, Any]]:
-        """The table as data: a row for each quantity and block. 0 is the embedding, and the end has no block."""
+        """The table as data: a row for each quantity and block. 0 is the embedding, and the end has no block.
+
+        Returns
+        -------
+        list of dict
+            A row for each quantity and block, for a DataFrame, say. 0 is the embedding, and the end has no block.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> list(ns.audit(tiny, quick=True).at(16).rows()[0])
+        ['model', 'tokens', 'widths', 'block', 'quantity', 'median', 'low', 'high']
+        """
         return [
             {"model": self.model.name, "tokens": self.tokens, "widths": "inf" if found.subject.infinite else "actual",
              "block": at, "quantity": q.name, "median": float(median), "low": float(low), "high": float(high)}

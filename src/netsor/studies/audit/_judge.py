@@ -25,11 +25,37 @@ WORST = (FOUND, UNDECIDED, NOT_FOUND, ABSENT)  # first
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule says of a model on inputs of the lengths `tokens`.
+    """What a rule says of a model.
 
-    `value` is the median that is compared with the threshold, `low` and `high` an interval that has the true one in
-    it (level 1e-4; None where the draws are too few for one), and `above` says on which side of the threshold it is
-    found.
+    Parameters
+    ----------
+    name : str
+        Of the rule.
+    rule : str
+        In words.
+    reason : str
+        Why it matters.
+    measured : str
+        In words.
+    verdict : str
+        "found", "not found", "undecided" or "not measured".
+    value : float, optional
+        The median that is compared with the threshold.
+    threshold : float, optional
+        With which it is compared.
+    low, high : float, optional
+        An interval that has the true median in it (level 1e-4); None where the draws are too few for one.
+    above : bool
+        On which side of the threshold it is found.
+    tokens : tuple of int
+        The lengths at which the verdict holds.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> finding = ns.audit(tiny, quick=True).finding("loss")
+    >>> finding.verdict, finding.rule
+    ('not found', 'the first loss is more than 0.5 nats above ln V')
     """
 
     name: str

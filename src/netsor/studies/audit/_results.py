@@ -31,22 +31,51 @@ class Result(ABC):
     @abstractmethod
     def __str__(self) -> str: ...
 
-    def _repr_html_(self) -> str:
-        from ._notebook import audit_card  # notebooks alone need it
-
-        return "".join(audit_card(audit.lengths) for audit in self.audits)
+    @abstractmethod
+    def _repr_html_(self) -> str: ...
 
     def table(self) -> str:
-        """Medians, bands and findings, as text."""
+        """Medians, bands and findings, as text.
+
+        Returns
+        -------
+        str
+            What `print` shows.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).table().splitlines()[2][:16]
+        '16 tokens: media'
+        """
         return str(self)
 
     @abstractmethod
     def as_dict(self) -> dict[str, Any]:
-        """What `netsor audit --json` prints."""
+        """What `netsor audit --json` prints.
+
+        Returns
+        -------
+        dict
+            Of plain numbers, texts and lists.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> sorted(ns.audit(tiny, compare=tiny.replace(std=1.0, name="wide"), quick=True).as_dict())[:2]
+        ['compare', 'differences']
+        """
 
     @property
     def random_numbers(self) -> int:
-        """All that were drawn, for all models, lengths and widths."""
+        """All that were drawn, for all models, lengths and widths.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).random_numbers > 0
+        True
+        """
         return sum(m.random_numbers for audit in self.audits for found in audit.lengths for m in found.measured)
 
     @property
@@ -54,7 +83,29 @@ class Result(ABC):
         return {"random_numbers": self.random_numbers, "seconds": round(self.seconds, 3)}
 
     def failed(self, names: Sequence[str]) -> list[str]:
-        """A line for each model and each of these rules that is not *not found*: found, or undecided."""
+        """A line for each model and each of these rules that is not *not found*: found, or undecided.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Of rules.
+
+        Returns
+        -------
+        list of str
+            A line for each model and each of these rules that is not *not found*: found, or undecided.
+
+        Raises
+        ------
+        ValueError
+            If there is no such rule, or it was not measured.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).failed(["entropy", "rank"])
+        []
+        """
         lines = []
         for audit in self.audits:
             for finding in map(audit.finding, names):
@@ -69,16 +120,53 @@ class Result(ABC):
     def assert_not_found(self, *names: str) -> None:
         """Raise an AssertionError if one of these rules is found, or undecided, at any length; a line for each.
 
-        A rule that was not measured is a ValueError: a test of it would test nothing.
+        Parameters
+        ----------
+        *names : str
+            Of rules.
+
+        Raises
+        ------
+        AssertionError
+            If one is found or undecided.
+        ValueError
+            If one was not measured: a test of it would test nothing.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).assert_not_found("entropy", "rank", "loss")
         """
         lines = self.failed(names)
         if lines:
             raise AssertionError("\n".join(lines))
 
     def save(self, out: str | Path) -> Path:
-        """Write report.html, audit.csv and manifest.json into a folder; the report's path.
+        """Write report.html, audit.csv and manifest.json into a folder.
 
-        Files that are not of an earlier audit are never overwritten.
+        Parameters
+        ----------
+        out : str or pathlib.Path
+            The folder. Files in it that are not of an earlier audit are never overwritten.
+
+        Returns
+        -------
+        pathlib.Path
+            That of the report.
+
+        Raises
+        ------
+        ValueError
+            If there are such files.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ns.audit(tiny, quick=True).save(f"{folder}/tiny").name
+        ...
+        'report.html'
         """
         from ._report import files  # matplotlib is slow to import
 
@@ -92,12 +180,30 @@ class Result(ABC):
 
 
 class Audit(Result):
-    """What was measured of a model, at one length of its input or several.
+    """What was measured of a model, at one length of its input or several; `ns.audit` makes it.
 
     `audit["entropy"].median` has an entry for each block, and so have `low`, `high` and `blocks`, in which 0 is the
     embedding. `audit.finding("entropy").verdict` is that of the worst length. Of one length: `audit.at(128)["entropy"]`
     and `audit.at(128).findings`; the audit's own numbers are those of the first. `audit.actual["entropy"]` are the
     draws themselves, (draws, blocks), at the model's own widths, and those of `limit` at infinite ones.
+
+    Parameters
+    ----------
+    request : Request
+        What was asked.
+    lengths : sequence of Found
+        What was measured at each length.
+    seconds : float
+        Of the clock.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> found = ns.audit(tiny, quick=True)
+    >>> found
+    <Audit of gpt2: 16 draws; found: none; print it for the table>
+    >>> found["mean_square"].median.shape  # the embedding, and two blocks
+    (3,)
     """
 
     def __init__(self, request: Request, lengths: Sequence[Found], seconds: float) -> None:
@@ -112,30 +218,90 @@ class Audit(Result):
     def __str__(self) -> str:
         return table(self.lengths)
 
+    def _repr_html_(self) -> str:
+        from ._notebook import audit_card  # notebooks alone need it
+
+        return audit_card(self.lengths)
+
     def __getitem__(self, name: str) -> Band:
         return self.lengths[0][name]
 
     def as_dict(self) -> dict[str, Any]:
-        """What `netsor audit --json` prints."""
+        """What `netsor audit --json` prints.
+
+        Returns
+        -------
+        dict
+            Of plain numbers, texts and lists.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> sorted(ns.audit(tiny, quick=True).as_dict()["final"])
+        ['logit_std', 'loss', 'max_probability']
+        """
         return {**of_model(self.lengths), **self._spent}
 
     @property
     def model(self) -> Model:
-        """The model."""
+        """The model.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).model.layers
+        2
+        """
         return self.lengths[0].model
 
     @property
     def actual(self) -> Measured | None:
-        """The draws of the first length at the model's own widths."""
+        """The draws of the first length at the model's own widths, or None.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).actual["entropy"].shape
+        (16, 2)
+        """
         return self.lengths[0].actual
 
     @property
     def limit(self) -> Measured | None:
-        """The draws of the first length at infinite widths."""
+        """The draws of the first length at infinite widths, or None.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True, widths="inf").limit["entropy"].shape
+        (16, 2)
+        """
         return self.lengths[0].limit
 
     def at(self, tokens: int) -> Found:
-        """What was measured on so many tokens."""
+        """What was measured on so many tokens.
+
+        Parameters
+        ----------
+        tokens : int
+            One of the lengths.
+
+        Returns
+        -------
+        Found
+            With `findings`, and quantities by name.
+
+        Raises
+        ------
+        ValueError
+            If nothing was measured at that length.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True, tokens=[4, 8]).at(8).finding("entropy").verdict
+        'not found'
+        """
         for found in self.lengths:
             if found.tokens == tokens:
                 return found
@@ -144,25 +310,72 @@ class Audit(Result):
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """A verdict for each rule: that of the length where it is worst, with all lengths that have it."""
+        """A verdict for each rule: that of the length where it is worst, with all lengths that have it.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> [finding.name for finding in ns.audit(tiny, quick=True).findings][:4]
+        ['growth', 'branches', 'rank', 'entropy']
+        """
         return merged(self.lengths)
 
     def finding(self, name: str) -> Finding:
-        """The verdict of one rule, at the length where it is worst."""
+        """The verdict of one rule, at the length where it is worst.
+
+        Parameters
+        ----------
+        name : str
+            Of the rule.
+
+        Returns
+        -------
+        Finding
+            With its verdict, and what was measured.
+
+        Raises
+        ------
+        ValueError
+            If there is no such rule.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny.replace(std=1.0), quick=True).finding("entropy").verdict
+        'found'
+        """
         self.lengths[0].finding(name)  # which knows the names
         return next(finding for finding in self.findings if finding.name == name)
 
     @property
     def changing(self) -> tuple[str, ...]:
-        """The rules whose verdict depends on the length: found at one, not found at another."""
+        """The rules whose verdict depends on the length: found at one, not found at another.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True, tokens=[4, 8]).changing
+        ()
+        """
         return changing(self.lengths)
 
 
 class Comparison(Result):
-    """Several models beside each other.
+    """Several models beside each other; `ns.audit` makes it of `compare` or `sweep`.
 
-    `differences` are what is different in the models and in their laws; `preferred` is the name of the one that the
-    rules prefer, or None. `comparison.audits` are those of the models, and `comparison["name"]` is one of them.
+    `comparison["name"]` is the audit of one of them.
+
+    Parameters
+    ----------
+    audits : sequence of Audit
+        Of the models, at the same lengths.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> found = ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True)
+    >>> found.preferred, found.differences.verdict
+    ('gpt2, std=0.02', 'prefer “std=0.02”, by entropy and loss')
     """
 
     def __init__(self, audits: Sequence[Audit]) -> None:
@@ -175,6 +388,11 @@ class Comparison(Result):
     def __str__(self) -> str:
         return comparison([audit.lengths for audit in self.audits], self.differences)
 
+    def _repr_html_(self) -> str:
+        from ._notebook import comparison_card  # notebooks alone need it
+
+        return comparison_card([audit.lengths for audit in self.audits], self.differences)
+
     def __getitem__(self, name: str | int) -> Audit:
         if isinstance(name, int):
             return self.audits[name]
@@ -185,17 +403,44 @@ class Comparison(Result):
         raise KeyError(f"{name!r} is no model of this comparison; they are {known}")
 
     def as_dict(self) -> dict[str, Any]:
-        """What `netsor audit --json` prints."""
+        """What `netsor audit --json` prints.
+
+        Returns
+        -------
+        dict
+            Of plain numbers, texts and lists.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> "differences" in ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).as_dict()
+        True
+        """
         return {**of_comparison([audit.lengths for audit in self.audits], self.differences), **self._spent}
 
     @cached_property
     def differences(self) -> Differences:
-        """What is different in the models, and in what the rules and the numbers say of them."""
+        """What is different in the models, and in what the rules and the numbers say of them.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> found = ns.audit(tiny, sweep={"std_q": [0.02, 5.0]}, quick=True)
+        >>> found.differences.fields
+        {'std_q': (0.02, 5.0)}
+        """
         return differences([audit.lengths for audit in self.audits])
 
     @property
     def preferred(self) -> str | None:
-        """The model that the rules prefer; None where they prefer none, or not the same."""
+        """The model that the rules prefer; None where they prefer none, or not the same.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).preferred
+        'gpt2, std=0.02'
+        """
         return self.differences.preferred
 
 

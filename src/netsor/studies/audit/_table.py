@@ -41,7 +41,7 @@ def comparison(models: Sequence[Lengths], found: Differences) -> str:
         lines += ["different in the models:", *_columns(fields(names, found), "  "), ""]
     for title, rules in (
         ("rules that change:", found.changed),
-        ("rules that are found in all, and prefer one:", [rule for rule in found.rules if not rule.changes]),
+        ("rules that do not change, and prefer one:", [rule for rule in found.rules if not rule.changes]),
     ):
         lines += [title] * bool(rules)
         for rule in rules:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._page import page, picture
-from .._verdict import AGREES, CLASSES, DISAGREES
+from .._verdict import ABSENT, AGREES, CLASSES, DISAGREES, UNDECIDED
 from ._result import Claim, Result
 
 BODY = """\
@@ -69,17 +69,20 @@ def report(
 
 
 def summary(claims: Mapping[str, Sequence[Claim]]) -> str:
-    """How many of each verdict there are, in one sentence."""
-    every = [claim for some in claims.values() for claim in some]
-    agree, disagree, open_ = _counts(every)
-    text = f"Of {len(every)} published statements, in {len(claims)} results, {agree} agree with the exact law"
+    """How many of each verdict there are, in one sentence; what a quick run leaves out does not count."""
+    run = [claim for some in claims.values() for claim in some if claim.verdict != ABSENT]
+    agree, disagree, undecided = _counts(run)
+    text = f"Of {len(run)} published statements, in {len(claims)} results, {agree} agree with the exact law"
     text += f" and {disagree} disagree"
-    return text + (f"; {open_} could not be decided with so few draws." if open_ else ".")
+    return text + (f"; {undecided} could not be decided with so few draws." if undecided else ".")
 
 
 def _counts(claims: Sequence[Claim]) -> tuple[int, int, int]:
-    agree, disagree = (sum(claim.verdict == verdict for claim in claims) for verdict in (AGREES, DISAGREES))
-    return agree, disagree, len(claims) - agree - disagree
+    """How many agree, disagree and are undecided."""
+    agree, disagree, undecided = (
+        sum(claim.verdict == verdict for claim in claims) for verdict in (AGREES, DISAGREES, UNDECIDED)
+    )
+    return agree, disagree, undecided
 
 
 def _line(result: Result, claims: Sequence[Claim]) -> str:

@@ -32,13 +32,51 @@ def reproduce(
 ) -> Finished:
     """The paper's figures, their data, and a report on its claims, as the command `netsor reproduce` does it.
 
-    `figures` are names such as "1b" or groups such as "exp1", all of them if none is given. `samples` and `trials` are
-    the paper's unless given, `tokens` the larger number of tokens of figure 4. Trials are done by `workers` processes
-    (all cores, if None) and kept in `out` as they finish; a run that was interrupted goes on where it stopped. Files in
-    `out` that are not of an earlier run are never overwritten.
+    Trials are kept in `out` as they finish; a run that was interrupted goes on where it stopped.
 
-    `backend`, `device` and `precision` are as in `Program.law`; a device is used by one process alone. An `executor`,
-    such as that of a cluster, does the trials in place of processes here.
+    Parameters
+    ----------
+    *figures : str
+        Names such as "1b" or groups such as "exp1"; all, if none is given.
+    out : str or pathlib.Path
+        The folder. Files in it that are not of an earlier run are never overwritten.
+    samples : int, optional
+        Draws a trial, the paper's unless given.
+    trials : int, optional
+        The paper's ten unless given.
+    seed : int
+        Of the first trial.
+    workers : int, optional
+        Processes; all cores, if None.
+    quick : bool
+        Few draws and trials: a minute or so.
+    estimator : str
+        Of KL: "paper", "exact" or "both".
+    tokens : int
+        The larger number of tokens of figure 4.
+    backend, device, precision : str
+        As in `Program.law`; a device is used by one process alone.
+    executor : concurrent.futures.Executor, optional
+        Does the trials in place of processes here, such as that of a cluster.
+
+    Returns
+    -------
+    Finished
+        What was made: the report's path, and the claims.
+
+    Raises
+    ------
+    ValueError
+        If a figure or an option is none.
+
+    Examples
+    --------
+    >>> try:
+    ...     ns.paper.reproduce("9z")
+    ... except ValueError as error:
+    ...     print(error)
+    ...
+    FIGURE '9z' must be one of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads, or of the groups all 1 2 3 4 5 exp1 exp2 exp3 exp4
     """
     if not str(out):
         raise ValueError("out='' must name a folder; for the current one give '.'")

@@ -35,9 +35,42 @@ def layer(
 ) -> ns.Vector:
     """One token of an attention layer over tokens x^i = φ(W^i h), h ~ N(0, I): width n, head dimension d or n.
 
-    `activation` is one of clip (at `clip`), relu, erf, tanh, gelu, identity. With `low_rank` the head dimension is a
-    width of its own, `law(n=…, d=…)`. `scaling` is "sqrt" or "linear": scores over √d or d. `token` is the one whose
-    output it is, the first unless given, and `mask` as in `ns.softmax`.
+    Parameters
+    ----------
+    tokens : int
+        How many.
+    heads : int
+        How many.
+    activation : str
+        φ: clip (at `clip`), relu, erf, tanh, gelu or identity.
+    clip : float
+        Where clip cuts off.
+    low_rank : bool
+        Whether the head dimension is a width of its own, `law(n=…, d=…)`.
+    scaling : str
+        "sqrt" or "linear": scores over √d or d.
+    sigma_q, sigma_k, sigma_v, sigma_o, sigma_w : float
+        Standard deviations of the matrices.
+    token : int
+        Whose output it is, the first unless given.
+    mask : str, optional
+        As in `ns.softmax`.
+
+    Returns
+    -------
+    Program
+        With one output vector.
+
+    Raises
+    ------
+    TraceError
+        If there is no such activation or token.
+
+    Examples
+    --------
+    >>> net = ns.paper.layer(heads=2)
+    >>> print(f"{net.law(n=ns.inf).pdf(0.0):.6f}")
+    0.646080
     """
     one_of(activation, "activation", "layer", tuple(ACTIVATIONS))
     one_of(low_rank, "low_rank", "layer", (True, False))

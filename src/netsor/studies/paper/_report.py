@@ -10,6 +10,7 @@ from typing import Any
 from .._page import page, picture
 from .._verdict import ABSENT, AGREES, CLASSES, DISAGREES
 from ._claims import Row
+from ._law import law
 from ._measure import Divergences, Heads
 from ._separate import Separation
 
@@ -19,7 +20,7 @@ NeurIPS 2025). Every draw below is exact in law at its width; no weight matrix w
 {quick}
 <p>{summary}</p>
 <h2>What the paper says, and what was measured</h2>
-<table>
+<table class="stack">
 <thead><tr><th>Claim</th><th>Measured</th><th>Verdict</th><th>Figure</th></tr></thead>
 <tbody>
 {rows}
@@ -28,6 +29,7 @@ NeurIPS 2025). Every draw below is exact in law at its width; no weight matrix w
 <p>A number agrees with a bound, or disagrees, when it is on that side of it by four standard errors; otherwise the
 verdict is left open, and more draws would settle it. {estimators}</p>
 {apart}
+{law}
 <h2>Figures</h2>
 <p>Densities: finite widths dotted, limits solid, infinitely many heads black; below, the difference from the limit,
 with kernel estimates of the first trial thin. Divergences: ours with standard errors; the paper's as a faint dot for
@@ -83,6 +85,7 @@ def report(
         rows="\n".join(_row(row) for row in rows),
         estimators=BOTH if estimator == "both" else "",
         apart=APART.format(rows="\n".join(map(_separated, apart))) if apart else "",
+        law=law(),
         figures="\n".join(picture(name, svg[name], f"Figure {name}. {data[name].figure.title}.") for name in svg),
         how=how,
     )
@@ -94,8 +97,8 @@ def _row(row: Row) -> str:
     links = ", ".join(f'<a href="#figure-{figure}">{figure}</a>' for figure in row.figures)
     return (
         f"<tr><td>{html.escape(row.claim)}<br><small>Rule: {html.escape(row.rule)}</small></td>"
-        f"<td>{html.escape(row.measured)}</td>"
-        f'<td class="{name}">{row.verdict}</td><td>{links}</td></tr>'
+        f'<td data-head="Measured">{html.escape(row.measured)}</td>'
+        f'<td data-head="Verdict" class="{name}">{row.verdict}</td><td data-head="Figure">{links or "–"}</td></tr>'
     )
 
 

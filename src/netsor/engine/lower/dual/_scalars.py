@@ -64,7 +64,7 @@ def _adjoint(dual: Dual, value: Scalar, op: Adjoint) -> Epsilon:
     terms, unknown, support = [], given.unknown, given.support
     if given.part is not None:
         terms.append(build.step("scale", given.part, by=-1 / s.norm(op.g) ** 2))
-    both = 1 / (s.norm(op.d) * s.norm(op.g))
+    both = op.gain / (s.norm(op.d) * s.norm(op.g))
     if op.d in s.facts.limits:
         wanted = dual.product(op.d, op.u, value.ndim)
         unknown, support = unknown | wanted.unknown, support | wanted.support

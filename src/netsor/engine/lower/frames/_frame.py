@@ -61,10 +61,10 @@ class Frame(ABC):
         """
         raise TypeError(f"{type(self).__name__} frames are those of a finite width")
 
-    def turn(self, rows: Sequence[Register], outputs: bool) -> tuple[Frame, list[Register]]:
+    def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """A frame that spans these vectors in place of this one, and their coordinates in it.
 
-        `outputs`: whether coordinates α of vectors are asked for.
+        `outputs`: whether coordinates α of vectors are asked for; if not, the directions before `first` may stay.
         """
         raise TypeError(f"{type(self).__name__} frames are not turned")
 

@@ -53,14 +53,18 @@ class Growing(Frame):
         flat = build.reshape(cross, frames, sources * d)
         return build.step("triangle", flat, own, chi, places=places.ravel(), shape=(sources, d + new))
 
-    def turn(self, rows: Sequence[Register], outputs: bool) -> tuple[Frame, list[Register]]:
+    def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """Directions that span the vectors, from their coordinates: what is small beside others keeps its digits."""
-        build, given = self.build, with_ones(self, rows)
+        build, given = self.build, with_ones(self, rows, first)
         vectors = build.step("join", *given, axis=1) if len(given) > 1 else given[0]
-        first = self.coordinates() if outputs else None
-        spanned = build.step("basis", vectors, words="turn the frame to span the vectors still in use")
-        along = None if first is None else build.step("gram", first, spanned)
-        return turned(self, self.picked, build.step("gram", vectors, spanned), given, along, self.asked)
+        known = self.coordinates() if outputs else None
+        rest = build.step("part", vectors, start=first, stop=self.directions)
+        spanned = build.step("basis", rest, words="turn the frame to span the vectors still in use")
+        along = None if known is None else build.step("gram", known, spanned)
+        made = build.step("gram", rest, spanned)
+        if first:
+            made = build.step("join", build.step("part", vectors, start=0, stop=first), made, axis=2)
+        return turned(self, self.picked, made, given, along, self.asked)
 
     def coordinates(self) -> Register:
         """The frame is uniformly oriented.
@@ -104,10 +108,10 @@ class Growing(Frame):
         return build.step("triangle", own, chi, places=places.ravel(), shape=(count, rest))
 
 
-def with_ones(frame: Frame, rows: Sequence[Register]) -> list[Register]:
-    """The vectors of a frame that is turned, and (1, …, 1) if it is one of them, (frames, vectors, directions)."""
+def with_ones(frame: Frame, rows: Sequence[Register], first: int = 0) -> list[Register]:
+    """Vectors of a frame that is turned from `first` on, and (1, …, 1) if it changes, (frames, vectors, directions)."""
     build, given = frame.build, list(rows)
-    if frame.constant is not None:
+    if frame.constant is not None and frame.constant.shape[-1] > first:
         wide = build.fitted(frame.constant, frame.directions)
         given.append(build.reshape(wide, frame.group.frames, 1, frame.directions))
     return given
@@ -125,7 +129,7 @@ def turned(
     new.directions, new.oriented, new.asked = made.shape[-1], along, asked
     ends = np.cumsum([0, *(row.shape[1] for row in given)])
     parts = [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(given))]
-    new.constant = None
-    if frame.constant is not None:
+    new.constant = frame.constant
+    if frame.constant is not None and frame.constant.shape[-1] > made.shape[-1] - sum(row.shape[1] for row in given):
         new.constant = build.reshape(parts.pop(), frame.group.frames, new.directions)
     return new, parts

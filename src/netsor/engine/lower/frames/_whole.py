@@ -30,7 +30,7 @@ class Whole(Frame):
         key = (*number, COORDINATES, 0)
         return self.build.draw("normals", key, shape, f"{words}: all coordinates")
 
-    def turn(self, rows: Sequence[Register], outputs: bool) -> tuple[Frame, list[Register]]:
+    def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """A frame that spans the vectors: there are many coordinates, so by the products where these tell enough."""
         build, given = self.build, with_ones(self, rows)
         vectors = build.step("join", *given, axis=1) if len(given) > 1 else given[0]

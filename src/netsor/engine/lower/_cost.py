@@ -1,0 +1,66 @@
+"""Which of two exact ways costs less: sources for directions that the inputs of a matrix span, or the matrix drawn.
+
+W x = C E, with C C^T the products of k inputs, takes k sources. W x = X E, with X the inputs' coordinates along all d
+directions of their frame, takes d of them, but no products and no factor. If those are all coordinates of the space, E
+is the matrix itself, up to its scale. Few tokens make the first cheaper, tokens as many as the width the second.
+"""
+
+from __future__ import annotations
+
+from ...language._operation import MatMul
+from ...language._value import Value, Vector
+from .._plan import NORMAL_SECONDS, PRODUCT_SECONDS, SMALL_FACTOR
+from ._state import State
+
+PREFERENCE = 1.0  # times the seconds of the first way, above which the second is not taken
+FEWEST = 64  # inputs below which it is not: their number is that of the sources at every width, which couples widths
+
+
+def draws_matrix(s: State, value: Vector, copies: int, vectors: int, directions: int) -> bool:
+    """Whether a product of a matrix, with so many inputs in each of some copies, draws a source for each direction."""
+    if value in s.facts.limits or value not in s.facts.drawn or directions <= vectors or vectors < FEWEST:
+        return False
+    assert isinstance(value.op, MatMul)
+    # the factor is made once for all matrices that act on these inputs
+    factor = copies * vectors**2 * (directions + vectors + SMALL_FACTOR) * PRODUCT_SECONDS / s.facts.acting[value.op.x]
+    first = factor + vectors * _source_seconds(s, value, vectors, vectors)
+    return directions * _source_seconds(s, value, directions, vectors) < PREFERENCE * first
+
+
+def told(s: State, value: Vector, vectors: int, directions: int, cheaper: bool) -> str:
+    """What a plan says of a product with a source for each direction: whether that is the matrix, and why it is."""
+    assert isinstance(value.op, MatMul)
+    x, name = value.op.x, s.words(value)
+    whole = directions > 1 and directions == s.facts.blocks[x] * s.facts.widths[x]
+    if not whole and not cheaper:
+        return f"{name} = C E"
+    what = "the matrix drawn" if whole else f"{directions} sources drawn"
+    return f"{name} = x E, {what}: a factor for {vectors} inputs " + ("costs more" if cheaper else "is no smaller")
+
+
+def saved_by_turning(s: State, value: Value, vectors: int, count: int) -> float:
+    """What a matrix need not do for each of its inputs if their frame has `count` directions, in products of vectors.
+
+    That is their products with each other, or the sources for the other directions if it draws one for each.
+    """
+    assert isinstance(value.op, MatMul)
+    x = value.op.x
+    directions = int(s.facts.blocks[x] * s.facts.widths[x])
+    if value in s.facts.limits or value not in s.facts.drawn or vectors < FEWEST or not PREFERENCE:
+        return vectors
+    more = (directions - count) * _source_seconds(s, value, directions, vectors)
+    return min(vectors, more / (PREFERENCE * x.size * directions * PRODUCT_SECONDS))
+
+
+def _source_seconds(s: State, value: Value, sources: int, vectors: int) -> float:
+    """What one of so many sources takes: its normals, and its part in that many combinations of all."""
+    return _reached(s, value, sources) * (NORMAL_SECONDS + vectors * PRODUCT_SECONDS)
+
+
+def _reached(s: State, value: Value, sources: int) -> float:
+    """The coordinates that a source of a value has in all frames, if there are so many of them in each slot."""
+    total = 0.0
+    for group in s.groups_from(value):
+        frames, slots = group.slots[value].shape
+        total += frames * slots * min(group.width, s.frames[group].directions + slots * sources)
+    return total

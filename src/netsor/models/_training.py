@@ -1,0 +1,181 @@
+"""A described transformer with its loss, every parameter a matrix: the program that a step of an optimiser moves.
+
+The embedding of id t is W^E e_t with e_t the t-th unit vector of R^V, so that embeddings, positions and the matrix of
+logits are weights as all others are, and tied logits are W^E^T y. Biases and gains of norms are left as they begin, at
+0 and 1: they are not trained here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace
+
+from ..language import Scalar, Value, Vector, Weight, apply, data, join, mean_dot, nonlin, ones, tanh, weight
+from ..language._graph import ordered
+from ..language._pool import pooled
+from ..language._score import split
+from ..language._weight import MatMul
+from ._description import Description
+from ._gradients import NAMES
+from ._inputs import Inputs
+from ._trace import Layer, Trace, n, normed, sigma_of, trace
+
+KINDS = ("embedding", "position", "query", "key", "value", "output", "in", "gate", "out", "head")
+
+
+class Act(NamedTuple):
+    """A product of a weight: the block that it is in (None: outside of them), and what kind of weight it is."""
+
+    block: int | None
+    kind: str
+    value: Vector
+
+
+class Training(NamedTuple):
+    """A network that is to be trained: what may be watched, and its loss."""
+
+    watched: dict[str, tuple[Value, ...]]  # one a block, or one
+    masks: tuple[npt.NDArray[np.bool_] | None, ...]  # of the scores of each block
+    logits: Vector  # (tokens,) in R^V
+    loss: Scalar
+    targets: Vector  # unit vectors of R^V
+    acts: tuple[Act, ...]
+
+    def kinds(self) -> dict[Weight, str]:
+        """The weights, by kind; one that is tied is an embedding."""
+        found: dict[Any, tuple[Weight, str]] = {}
+        for act in self.acts:
+            assert isinstance(act.value.op, MatMul)
+            found.setdefault(act.value.op.weight.source, (act.value.op.weight, act.kind))
+        return dict(found.values())
+
+    def loss_of(self, logits: Vector) -> Scalar:
+        """The loss of other logits, which may be of any size: no derivative of it is known."""
+        sums = join([pooled(_log_mean_exp, logits[i : i + 1], 1) for i in range(logits.size)])
+        return (sums - _own(logits, self.targets)).mean() + math.log(_size(logits))
+
+
+def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> Training:
+    """The network on tokens of these ids, and the mean cross-entropy of a target id for each of them."""
+    refuse(model)
+    count = model.vocabulary or 0
+    words, last = unit_vectors(ids, count), unit_vectors(targets, count)
+    table = weight(n, count, std=sigma_of(model.std_embedding, count), name="W^E")
+    x = table @ words
+    first = [Act(None, "embedding", x)]
+    if model.embedding_scale != 1:
+        x = model.embedding_scale * x
+    if model.positions == "learned" and model.std_position:
+        size = model.length or len(ids)
+        at = weight(n, size, std=sigma_of(model.std_position, size), name="W^P") @ unit_vectors(range(len(ids)), size)
+        first.append(Act(None, "position", at))
+        x = x + at
+    x = normed(model, x) if model.input_norm else x
+    traced = _whole(trace(model, Inputs(len(ids), tuple(ids)), x))
+    y = traced.output if model.logit_scale == 1 else model.logit_scale * traced.output
+    head = table.T if model.tied else weight(count, n, std=sigma_of(model.std_logits, model.width), name="W^L")
+    product = head @ y
+    logits = product if model.logit_cap is None else model.logit_cap * tanh(product / model.logit_cap)
+    seen = set(ordered([x]))
+    acts = list(first)
+    for block, layer in enumerate(traced.layers, 1):
+        inside = [value for value in ordered([layer.stream]) if value not in seen]
+        seen.update(inside)
+        acts += [Act(block, _kind(v), v) for v in inside if isinstance(v, Vector) and isinstance(v.op, MatMul)]
+    acts.append(Act(None, "head", product))
+    watched = {
+        "embedding": (x,),
+        "scores": tuple(layer.scores for layer in traced.layers),
+        "attention": tuple(layer.attended for layer in traced.layers),
+        "mlp": tuple(layer.fed for layer in traced.layers),
+        "stream": tuple(layer.stream for layer in traced.layers),
+        "final": (traced.output,),
+    }
+    # the logit of a token's own id, which tied logits make large, is taken off before the exponential
+    shift = _own(logits, words) if model.tied else None
+    return Training(watched, traced.masks, logits, _loss(logits, last, shift), last, tuple(acts))
+
+
+def _whole(traced: Trace) -> Trace:
+    """With the matrices of all heads on top of each other, one parameter as in real code: Muon can tell them apart."""
+    new: dict[Value, Any] = {}
+    for value in ordered([traced.output, *(value for layer in traced.layers for value in layer[:6])]):
+        inputs = [new[x] for x in value.op.inputs]
+        same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
+        new[value] = value if same else replace(value, op=value.op.with_inputs(*inputs))
+        match new[value].op:
+            case MatMul(Weight(batch=(heads,)) as w, x, False):
+                one = weight(heads * w.out_width, w.in_width, std=w.std, name=w.source.name)
+                new[value] = split(one @ x, heads, 0)
+    layers = tuple(Layer(*(new[value] for value in layer[:6])) for layer in traced.layers)
+    return traced._replace(layers=layers, output=new[traced.output])
+
+
+def refuse(model: Description) -> None:
+    """Refuse models of which this does not know what is trained."""
+    needed = {"inputs": "tokens", "readout": "linear", "decoder_layers": 0, "experts": None, "shared": False}
+    for name, value in (needed | {"std_type": 0.0, "padding": None}).items():
+        if getattr(model, name) != value:
+            said = f"{name}={getattr(model, name)!r} of {model.name} must be {value!r}"
+            raise ValueError(f"{said} to be trained here: set it, or write the network as a program with ns.probe")
+    if model.vocabulary is None:
+        raise ValueError(f"vocabulary=None of {model.name}: without logits there is no loss to train by")
+
+
+def unit_vectors(ids: Sequence[int], count: int) -> Vector:
+    """A unit vector for each id."""
+    made = np.zeros((len(ids), count))
+    made[np.arange(len(ids)), list(ids)] = 1.0
+    return data(made)
+
+
+def _size(logits: Vector) -> int:
+    return logits.width.factor
+
+
+def _own(logits: Vector, units: Vector) -> Scalar:
+    """(tokens,): of each token the logit that its unit vector picks."""
+    return _size(logits) * mean_dot(logits[:, None], units[:, None])[:, 0, 0]
+
+
+def _loss(logits: Vector, targets: Vector, shift: Scalar | None) -> Scalar:
+    given = (logits,) if shift is None else (logits, shift)
+    minus = _exp if shift is None else partial(_exp, sign=-1.0)
+    e = nonlin(_exp, *given, name="exp", derivative=(_exp, minus)[: len(given)] if shift is not None else _exp)
+    mass = mean_dot(e, ones(_size(logits)))
+    sums = apply(_log, mass, name="log", derivative=_inverse)
+    sums = sums if shift is None else sums + shift
+    return (sums - _own(logits, targets)).mean() + math.log(_size(logits))
+
+
+def _exp(logits: Any, shift: Any = 0.0, *, sign: float = 1.0) -> Any:
+    return sign * array_namespace(logits).exp(logits - shift)
+
+
+def _log(mass: Any) -> Any:
+    xp = array_namespace(mass)
+    return xp.log(xp.where(mass > 0, mass, 1.0))
+
+
+def _inverse(mass: Any) -> Any:
+    return 1.0 / mass
+
+
+def _log_mean_exp(numbers: Any) -> Any:
+    xp = array_namespace(numbers)
+    top = xp.max(numbers, axis=-1, keepdims=True)
+    return top + xp.log(xp.mean(xp.exp(numbers - top), axis=-1, keepdims=True))
+
+
+def _kind(value: Value) -> str:
+    """What a weight of a block is, by its name, or by the side on which the perceptron's width is."""
+    assert isinstance(value.op, MatMul)
+    w = value.op.weight
+    return NAMES.get(w.source.name or "") or ("out" if w.in_width.name == "m" else "in")

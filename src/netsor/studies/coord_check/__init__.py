@@ -1,0 +1,153 @@
+"""A coordinate check without training: what one step of an optimiser changes, as a law, at every width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..._program import Program
+from ...engine._montecarlo import Progress
+from ...engine.backends import choose
+from ...models import Transformer, read
+
+if TYPE_CHECKING:
+    from ._results import CoordCheck
+
+__all__ = ["coord_check"]
+
+
+def coord_check(
+    model: str | Path | Mapping[str, Any] | Transformer | Callable[[Any], Program] | Any,
+    *,
+    widths: Sequence[float] | None = None,
+    depths: Sequence[int] | None = None,
+    optimiser: str = "sgd",
+    lr: Any = None,
+    parametrisation: str | Path | Mapping[str, Any] | Sequence[Any] | None = None,
+    ids: Sequence[int] | None = None,
+    targets: Sequence[int] | None = None,
+    tokens: int | None = None,
+    draws: int | None = None,
+    grow: str = "heads",
+    promise: Mapping[str, float] | None = None,
+    tolerance: float = 0.1,
+    seed: int = 0,
+    workers: int | None = None,
+    out: str | Path | None = None,
+    backend: str = "numpy",
+    device: str | None = None,
+    precision: str = "float64",
+    executor: Executor | None = None,
+    progress: Progress = True,
+) -> CoordCheck:
+    """How much one step of training changes each activation, against the width: no weight is drawn, nothing trained.
+
+    Parameters
+    ----------
+    model : str, pathlib.Path, mapping, Transformer, configuration or callable
+        What `ns.models.read` takes, or a `Transformer`; or a function of the width that returns a `Program`:
+        its output is the loss, and what it names with `ns.probe` is watched.
+    widths : sequence of float, optional
+        Of the stream; 256, 1024 and 4096 unless given. Of a function, `inf` may be among them: it is then
+        called with an `ns.Width`.
+    depths : sequence of int, optional
+        Numbers of blocks, with one width, that of the model unless given: exponents are then of the depth.
+    optimiser : str
+        "sgd", "muon" or "adam".
+    lr : float, mapping or callable, optional
+        The learning rate at the width and depth of the model, or one for each kind of weight, by name. Of a
+        function what `ns.step` takes: a number, a function of (in, out), or a dict by weights or names.
+    parametrisation : str, pathlib.Path, mapping or sequence of these, optional
+        How standard deviations and learning rates follow width and depth: "sp", "mup", "ntk", "mean-field",
+        "fixed", a JSON or TOML file, what such a file holds, or a list of these. SP and µP unless given.
+    ids : sequence of int, optional
+        Of the tokens of the batch; the target of each is the next, and the last is a target alone, unless
+        `targets` are given. Random ones, by the seed, if None.
+    targets : sequence of int, optional
+        An id for each of `ids`.
+    tokens : int, optional
+        The number of tokens of a random batch, 4 unless given. What a draw costs grows with its square.
+    draws : int, optional
+        Initialisations at each width, 32 unless given.
+    grow : str
+        What grows with the width: the number of "heads", which keep their dimension, or "head-dim".
+    promise : mapping of str to float, optional
+        Of a function, what exponents to hold it to: {"features": 0, "logits": 0} unless given.
+    tolerance : float
+        How far an exponent may be from the promise.
+    seed : int
+        The draws depend on it alone, not on the number of workers.
+    workers : int, optional
+        Worker processes; all cores, if None.
+    out : str or pathlib.Path, optional
+        A folder, in which finished parts are kept as they are done, an interrupted check goes on where it
+        stopped, and the report is written at the end.
+    backend, device, precision : str
+        As in `Program.law`.
+    executor : concurrent.futures.Executor, optional
+        Does the parts in place of processes here, such as Dask's.
+    progress : bool or callable
+        True for a bar on a terminal, False for none, or a function of (parts done, parts in all).
+
+    Returns
+    -------
+    CoordCheck
+        A `Check` for each parametrisation, with exponents, verdicts and what to change.
+
+    Raises
+    ------
+    ValueError
+        If an argument is not allowed, or a model is not understood.
+
+    Examples
+    --------
+    >>> @ns.program
+    ... def perceptron(n):
+    ...     x = ns.data([[1.0, 0.0], [0.6, 0.8]])
+    ...     h = ns.probe("hidden", ns.tanh(ns.weight(n, 2, name="in") @ x))
+    ...     h = ns.probe("hidden", ns.tanh(ns.weight(n, n, name="matrix") @ h))
+    ...     f = ns.mean_dot(h, ns.weight(n, 1, name="head") @ ns.data([1.0]))  # 1/n, as maximal updates have it
+    ...     return ((f - [1.0, -1.0]) ** 2).mean()
+    >>> rates = {"in": lambda fan_in, out: out, "matrix": 1.0, "head": lambda fan_in, out: out}
+    >>> found = ns.coord_check(perceptron, widths=[64, 256], lr=rates, draws=8)
+    >>> print(f"{abs(found[0]['hidden'].exponent.value):.0f}")
+    0
+    """
+    if out is not None and not str(out):
+        raise ValueError("out='' must name a folder; for the current one give '.'")
+    if model is None:
+        raise ValueError("model=None must be a model, or a function of the width that returns a Program")
+    from . import _check, _parametrisation, _request  # seldom needed, and not at once
+
+    own = callable(model) and not isinstance(model, Transformer) and not hasattr(model, "to_dict")
+    several = isinstance(parametrisation, list | tuple)
+    given: Any = parametrisation if several else [parametrisation]
+    if parametrisation is None:
+        given = [] if own else ["sp", "mup"]
+    if optimiser not in _parametrisation.OPTIMISERS:
+        raise ValueError(f"optimiser={optimiser!r} must be one of {', '.join(_parametrisation.OPTIMISERS)}")
+    described: Any = model if own or isinstance(model, Transformer) else read(model)
+    request = _request.Request(
+        described,
+        tuple(_parametrisation.parametrisation(each, optimiser) for each in given),
+        widths,
+        depths,
+        optimiser,
+        lr,
+        ids,
+        targets,
+        tokens,
+        draws,
+        grow,
+        promise,
+        tolerance,
+        seed,
+        workers,
+        None if out is None else Path(out),
+        (str(getattr(described, "name", None) or getattr(described, "__name__", "program")),),
+        choose(backend, device, precision),
+        progress,
+    )
+    return _check.run(request, executor)

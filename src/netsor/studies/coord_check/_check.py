@@ -1,0 +1,151 @@
+"""Doing a coordinate check: parts on a pool of processes, kept as they finish, and what they say together."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...engine._montecarlo import check_memory, cores, memory
+from .._store import Arrays, Store
+from .._workers import Workers, elsewhere, wait
+from ._network import CHANGE, SIZE, Entry
+from ._parametrisation import Parametrisation
+from ._request import DRAWS, Request
+from ._results import FILES, Check, CoordCheck, folder_of
+from ._sample import measure
+from ._subject import Part, Subject
+
+BASE = 2.0**28  # bytes of a worker before it does anything
+START = 1.5  # seconds until workers have begun, one on each core
+REPORT = 3.0  # seconds for its pictures
+ROUNDING = 1e-5  # of a size: square roots of rounding errors of squares are below it
+
+Floats = npt.NDArray[np.float64]
+
+
+class Cost(NamedTuple):
+    """What a check takes."""
+
+    seconds: float  # of one core
+    bytes: float  # of one worker
+    random_numbers: int
+    workers: int
+
+    @property
+    def clock(self) -> float:
+        """Seconds of the clock."""
+        return START + self.seconds / min(self.workers, cores())
+
+
+def estimate(request: Request) -> Cost:
+    """About what it will take, within a moment. What can not fit in memory at all is refused."""
+    every = [subject for rule in request.checks for subject in request.subjects(rule)]
+    draws = request.draws or DRAWS
+    seconds, numbers, size, parts = 0.0, 0.0, 0.0, 0
+    for subject in every:
+        one, drawn, held = subject.a_draw()
+        plan = subject.ahead()
+        count = math.ceil(draws / subject.part_draws)
+        seconds += one * draws + plan.seconds * count
+        numbers += drawn * draws
+        size = max(size, BASE + 2 * held + plan.bytes)
+        parts += count
+    check_memory(size, f"widths={list(request.at)}", "take smaller widths, or fewer tokens")
+    fit = max(1, int(memory() // size))
+    workers = min(request.workers or min(cores(), fit), parts)
+    return Cost(seconds + (REPORT if request.out is not None else 0.0), size, int(numbers), workers)
+
+
+def run(request: Request, executor: Executor | None = None) -> CoordCheck:
+    """Draw what is not there yet, put it together, and write the report if there is a folder for it.
+
+    An executor does the parts in place of processes here.
+    """
+    start = time.perf_counter()
+    count = estimate(request).workers
+    store = None
+    if request.out is not None:
+        folder_of(request.out).prepare(FILES)
+        if not request.own:  # of a program nobody knows all that its numbers depend on
+            store = Store(request.out / "parts")
+    asked = [pair for rule in request.checks for pair in enumerate(request.subjects(rule))]
+    parts = {subject: request.parts(subject, place) for place, subject in asked if not request.own or subject.entries}
+    found: dict[Part, Arrays] = {}
+    if store is not None:
+        kept = ((part, store.load(part.key)) for some in parts.values() for part in some)
+        found = {part: arrays for part, arrays in kept if arrays is not None}
+    missing = [part for some in parts.values() for part in reversed(some) if part not in found]
+    missing.sort(key=lambda part: -part.subject.width)  # the longest first
+    if missing:
+        # functions of a user need not be known in another process
+        with ThreadPoolExecutor(count) if request.own else Workers(min(count, len(missing))) as workers:
+            futures: dict[Part, Future[Arrays]]
+            if executor is None:
+                folder = None if store is None else store.folder
+                futures = {part: workers.submit(measure, part, folder) for part in missing}
+            else:
+                futures = {part: elsewhere(executor, measure, part, store, dict) for part in missing}
+            wait(list(futures.values()), request.name, "part", request.progress)
+            found.update({part: future.result() for part, future in futures.items()})
+    numbers = {s: np.concatenate([found[part]["numbers"] for part in some]) for s, some in parts.items()}
+    checks = [_check(request, rule, numbers) for rule in request.checks]
+    drawn = sum(s.plan.random_numbers * len(some) for s, some in numbers.items()) if request.own else _numbers(numbers)
+    work = float(sum(arrays["seconds"] for arrays in found.values()))
+    result = CoordCheck(request, checks, int(drawn), time.perf_counter() - start, work)
+    if request.out is not None:
+        result.save(request.out)
+    return result
+
+
+def _numbers(numbers: dict[Subject, Floats]) -> float:
+    return sum(subject.a_draw()[1] * len(some) for subject, some in numbers.items())
+
+
+def _check(request: Request, rule: Parametrisation, numbers: dict[Subject, Floats]) -> Check:
+    subjects = request.subjects(rule)
+    finite = [s for s in subjects if math.isfinite(s.width)]
+    every = [_sizes(s.entries, numbers[s]) for s in finite]
+    if request.axis == "depth":
+        every = [_ends(found, s.depth) for found, s in zip(every, finite, strict=True)]
+    draws = {entry: [found[entry] for found in every] for entry in every[0]}
+    infinite = next((s for s in subjects if math.isinf(s.width)), None)
+    if infinite is None:
+        return Check(request, rule, draws, None, {})
+    limit = _sizes(infinite.entries, numbers[infinite]) if infinite in numbers else {}
+    return Check(request, rule, draws, _still(limit), infinite.refused)
+
+
+def _sizes(entries: Sequence[Entry], numbers: Floats) -> dict[Entry, Floats]:
+    """√(mean square) of everything, and |loss|."""
+    return {
+        entry: np.abs(column) if entry.name == "loss" else np.sqrt(np.maximum(column, 0.0))
+        for entry, column in zip(entries, numbers.T, strict=True)
+    }
+
+
+def _still(limit: dict[Entry, Floats]) -> dict[Entry, Floats]:
+    """Changes that are 0 but for rounding are 0."""
+    made = dict(limit)
+    for entry, draws in limit.items():
+        before = limit.get(entry._replace(what=SIZE))
+        if entry.what == CHANGE and before is not None:
+            made[entry] = np.where(draws > ROUNDING * before, draws, 0.0)
+    return made
+
+
+def _ends(found: dict[Entry, Floats], depth: int) -> dict[Entry, Floats]:
+    """Of networks of several depths: the first block, the middle one and the last, as blocks 1, 2 and 3."""
+    places = {1: 1, 2: (depth + 1) // 2, 3: depth}
+    made: dict[Entry, Floats] = {}
+    for entry in found:
+        if entry.block is None:
+            made[entry] = found[entry]
+        elif entry.block == 1:
+            made |= {entry._replace(block=k): found[entry._replace(block=at)] for k, at in places.items()}
+    return made

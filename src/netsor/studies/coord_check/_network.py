@@ -1,0 +1,153 @@
+"""What a step of training changes in a network, as one program: sizes before it, changes, and what each weight adds.
+
+Of an activation h: √(mean h²) over its tokens and coordinates, and the same of h' − h. Of a weight W that acts on x:
+the same of W' x − W x with x as it was before the step, which is what the learning rate of W alone decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._program import Program
+from ...engine import ExactError
+from ...language import Scalar, Value, Vector, Weight, inf, mean_dot, stack, step
+from ...language._graph import ordered
+from ...language._move import Stepped
+from ...language._operation import MatMul
+from ...models import Transformer
+from ...models._training import Act, training, unit_vectors
+
+Bools = npt.NDArray[np.bool_]
+SIZE, CHANGE, UPDATE = "size", "change", "update"
+
+
+class Entry(NamedTuple):
+    """A number that is measured: what it is, of which activation or kind of weight, after which block."""
+
+    what: str
+    name: str
+    block: int | None = None
+
+
+class Network(NamedTuple):
+    """A network with its loss, and what is watched in it."""
+
+    watched: Mapping[str, tuple[Value, ...]]
+    masks: tuple[Bools | None, ...]  # of the scores, which entries count
+    loss: Scalar
+    acts: tuple[Act, ...]
+    rates: Any  # as `ns.step` takes them
+    again: Callable[[Vector], Scalar] | None = None  # the loss of logits of any size; None: as it was written
+
+    def kept(self) -> list[tuple[str, int | None, Value]]:
+        """What is watched, one after the other."""
+        return [
+            (name, k if len(values) > 1 or name in ("scores", "attention", "mlp", "stream") else None, value)
+            for name, values in self.watched.items()
+            for k, value in enumerate(values, 1)
+        ]
+
+
+def of_model(model: Transformer, ids: tuple[int, ...], targets: tuple[int, ...], rates: Mapping[str, float]) -> Network:
+    """A transformer; `rates` are the learning rates of its kinds of weights."""
+    made = training(model, ids, targets)
+    batch = unit_vectors(sorted({*ids, *targets}), model.vocabulary or 0)
+    logits = (model.vocabulary or 0) * mean_dot(made.logits, batch)
+    watched = {**made.watched, "logits": (logits,), "vocabulary": (made.logits,)}
+    lr = {weight: rates[kind] for weight, kind in made.kinds().items()}
+    return Network(watched, made.masks, made.loss, made.acts, lr, made.loss_of)
+
+
+def of_program(net: Program, rates: Any) -> Network:
+    """A program of one's own: its output is the loss, what it names with `ns.probe` is watched."""
+    if not net.probes:
+        raise ValueError(f"{net.name} names nothing to be watched: name its activations with ns.probe")
+    loss = net.output
+    if not isinstance(loss, Scalar) or loss.shape:
+        raise ValueError(f"{net.name} must return its loss, one scalar; it returned {loss!r}")
+    watched: dict[str, tuple[Value, ...]] = {}
+    masks: list[Bools | None] = []
+    for probe in net.probes:
+        watched[probe.name] = (*watched.get(probe.name, ()), probe.value)
+        if probe.name == "scores":
+            masks.append(probe.mask)
+    acts, names = [], _names(loss)
+    for value in ordered([loss, *(probe.value for probe in net.probes)]):
+        if isinstance(value, Vector) and isinstance(value.op, MatMul) and value.op.weight.source in names:
+            acts.append(Act(None, names[value.op.weight.source], value))
+    return Network(watched, tuple(masks), loss, tuple(acts), rates)
+
+
+def _names(loss: Scalar) -> dict[Any, str]:
+    """The weights of a program by their names, or by their number, in the order in which they act."""
+    weights: dict[Any, Weight] = {}
+    for value in ordered([loss]):
+        if isinstance(value.op, MatMul):
+            weights.setdefault(value.op.weight.source, value.op.weight)
+    given = [source.name for source in weights]
+    return {
+        source: source.name if source.name is not None and given.count(source.name) == 1 else f"weight {k}"
+        for k, source in enumerate(weights, 1)
+    }
+
+
+def measured(net: Network, optimiser: str) -> dict[Entry, Scalar]:
+    """The squares of all that is measured; of the loss, itself and its change."""
+    kept = net.kept()
+    values = [value for _, _, value in kept]
+    acted = [act.value for act in net.acts]
+    last = [] if net.again is not None else [net.loss]
+    after = step([*values, *acted, *last], net.loss, net.rates, optimiser)
+    found: dict[Entry, Scalar] = {}
+    for (name, block, before), new in zip(kept, after[: len(kept)], strict=True):
+        mask = net.masks[(block or 1) - 1] if name == "scores" and net.masks else None
+        found[Entry(SIZE, name, block)] = square(before, mask)
+        found[Entry(CHANGE, name, block)] = square(new - before, mask)
+    for act, new in zip(net.acts, after[len(kept) : len(kept) + len(acted)], strict=True):
+        if isinstance(new.op, Stepped):
+            assert isinstance(act.value.op, MatMul)
+            moved = replace(new, op=replace(new.op, x=act.value.op.x))
+            found[Entry(UPDATE, act.kind, act.block)] = square(moved - act.value, None)
+    places = [k for k, (name, _, _) in enumerate(kept) if name == "vocabulary"]
+    moved_loss = after[-1] if net.again is None else net.again(after[places[0]])
+    found |= {Entry(SIZE, "loss"): net.loss, Entry(CHANGE, "loss"): moved_loss - net.loss}
+    return found
+
+
+def joined(found: Mapping[Entry, Scalar]) -> Program:
+    """One output, an entry each."""
+    return Program(stack(list(found.values())), "coordinate check")
+
+
+def limits(found: Mapping[Entry, Scalar]) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
+    """What has a limit at n = ∞, and why all else has none that is known here."""
+    try:
+        joined(found).plan(n=inf)
+        return dict(found), {}
+    except ExactError:
+        kept, refused = {}, {}
+        for entry, number in found.items():
+            try:
+                Program(number).plan(n=inf)
+                kept[entry] = number
+            except ExactError as error:
+                refused[entry] = re.sub(r" \(at .*?\)(?=; |$)", "", str(error))
+        return kept, refused
+
+
+def square(x: Any, mask: Bools | None) -> Scalar:
+    """The mean square of the coordinates of all vectors, or of all scalars that count."""
+    if isinstance(x, Vector):
+        one = x.reshape(-1)[:, None]
+        return mean_dot(one, one).mean()
+    squares: Scalar = x * x
+    if mask is None or mask.all():
+        return squares.mean()
+    counted: Scalar = squares * (mask.astype(np.float64) * (mask.size / mask.sum()))
+    return counted.mean()

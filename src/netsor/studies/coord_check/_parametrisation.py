@@ -1,0 +1,199 @@
+"""How standard deviations and learning rates of each kind of weight follow the width and the depth of a model.
+
+All are powers of the width, and of the depth, over those of a base model, at which every parametrisation is the model
+as it is described. n is the width, "matrices" are those of the blocks, whose fan-in grows with n.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...language._given import shown
+from ...models._training import KINDS
+
+MATRICES = ("query", "key", "value", "output", "in", "gate", "out")
+VECTORS = ("embedding", "position")  # fan-in is the vocabulary, or the positions: it does not grow
+OPTIMISERS = ("sgd", "muon", "adam")
+LARGEST = 2**20  # bytes of a file: a parametrisation has some hundred
+MOST = 4.0  # an exponent, in size
+
+
+class Power(NamedTuple):
+    """(n/base width)^width · (L/base depth)^depth."""
+
+    width: float = 0.0
+    depth: float = 0.0
+
+    def of(self, width: float, depth: float) -> float:
+        """Its value at these ratios to the base."""
+        return float(width**self.width * depth**self.depth)
+
+
+CONSTANT, ROOT = Power(), Power(-0.5)
+
+
+class Scaling(NamedTuple):
+    """Of one kind of weight."""
+
+    std: Power = Power()
+    lr: Power = Power()
+
+
+@dataclass(frozen=True)
+class Parametrisation:
+    """A parametrisation, with what it promises: the exponents of n in what one step changes."""
+
+    name: str
+    words: str
+    kinds: Mapping[str, Scaling] = field(default_factory=dict)  # those that are not here do not change
+    logits: Power = CONSTANT  # a multiplier of tied logits, which have no weights of their own
+    scores: Power = ROOT  # of ⟨q, k⟩, by the dimension of a head in place of the width
+    features: float = 0.0  # the promise for all activations
+    outputs: float = 0.0  # the promise for logits and loss
+
+    def scaling(self, kind: str) -> Scaling:
+        """That of a kind of weight."""
+        return self.kinds.get(kind, Scaling())
+
+    def promise(self, name: str) -> float | None:
+        """The exponent of the change of a watched activation, or of what a kind of weight does to its inputs.
+
+        Nothing is promised of the whole vocabulary: most of its words are not in the batch.
+        """
+        if name == "vocabulary":
+            return None
+        return self.outputs if name in ("logits", "loss", "head") else self.features
+
+    def fields(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it, and as a file has it."""
+        kinds = {k: {"std": s.std._asdict(), "lr": s.lr._asdict()} for k, s in self.kinds.items()}
+        last = {"logits": self.logits._asdict(), "scores": self.scores._asdict()}
+        return {"name": self.name, **kinds, **last, "promise": {"features": self.features, "logits": self.outputs}}
+
+
+# exponents of n in the learning rates of vectors, matrices and the head, by optimiser
+RATES = {
+    "sp": {"sgd": (0.0, 0.0, 0.0), "adam": (0.0, 0.0, 0.0), "muon": (0.0, 0.0, 0.0)},
+    "ntk": {"sgd": (0.0, -1.0, -1.0), "adam": (0.0, -0.5, -0.5), "muon": (0.0, -0.5, -0.5)},
+    "mup": {"sgd": (1.0, 0.0, -1.0), "adam": (0.0, -1.0, -1.0), "muon": (0.5, 0.0, -0.5)},
+}
+# exponents of n in the standard deviations of matrices and of the head, and in the multiplier of tied logits
+STDS = {"sp": (-0.5, -0.5, 0.0), "ntk": (-0.5, -0.5, -0.5), "mup": (-0.5, -1.0, -1.0), "mean-field": (-1.0, -1.0, -1.0)}
+WORDS = {
+    "fixed": "nothing follows the width: the standard deviations of the configuration, one learning rate",
+    "sp": "standard: matrices n^(−1/2), one learning rate for all; it promises nothing of widths, and is held to 0",
+    "ntk": "of the neural tangent kernel: matrices n^(−1/2), their learning rates 1/n (n^(−1/2) of Adam and Muon)",
+    "mup": "maximal updates (Tensor Programs IV and V): matrices n^(−1/2), the head 1/n, scores over d, learning rates "
+    "as its table has them for the optimiser",
+    "mean-field": "mean field: matrices and head 1/n, learning rates as those of maximal updates",
+}
+
+
+def known(name: str, optimiser: str) -> Parametrisation:
+    """One of those that have a name."""
+    if name == "fixed":
+        return Parametrisation(name, WORDS[name])
+    vectors, matrices, head = RATES["mup" if name == "mean-field" else name][optimiser]
+    std, last, tied = STDS[name]
+    kinds = {kind: Scaling(Power(), Power(vectors)) for kind in VECTORS}
+    kinds |= {kind: Scaling(Power(std), Power(matrices)) for kind in MATRICES}
+    kinds["head"] = Scaling(Power(last), Power(head))
+    scores = Power(-1.0) if name in ("mup", "mean-field") else Power(-0.5)
+    return Parametrisation(name, WORDS[name], kinds, Power(tied), scores, -0.5 if name == "ntk" else 0.0)
+
+
+def parametrisation(given: str | Path | Mapping[str, Any] | Parametrisation, optimiser: str) -> Parametrisation:
+    """One by its name, from a file (JSON or TOML), or from what such a file holds."""
+    if isinstance(given, Parametrisation):
+        return given
+    if isinstance(given, Mapping):
+        return _read(dict(given), optimiser, "parametrisation")
+    if isinstance(given, str) and given in WORDS:
+        return known(given, optimiser)
+    if not isinstance(given, str | Path):
+        raise ValueError(f"parametrisation={shown(given)} must be one of {', '.join(WORDS)}, a file, or a dict")
+    path = Path(given)
+    if path.suffix not in (".json", ".toml"):
+        raise ValueError(
+            f"parametrisation={shown(str(given))} must be one of {', '.join(WORDS)}, or a file that ends in .json or "
+            ".toml"
+        )
+    return _read(_content(path), optimiser, path.stem)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    name = f"parametrisation={shown(str(path))}"
+    try:
+        with open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise ValueError(f"has more than {LARGEST >> 20} MiB")
+        found = json.loads(content) if path.suffix == ".json" else tomllib.loads(content.decode())
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is no {path.suffix[1:].upper()}: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} must hold an object")
+    return found
+
+
+def _read(given: dict[str, Any], optimiser: str, name: str) -> Parametrisation:
+    called, start = given.pop("name", name), given.pop("like", "fixed")
+    if not isinstance(called, str) or not called:
+        raise ValueError(f"name={shown(called)} of a parametrisation must be a text")
+    if not isinstance(start, str) or start not in WORDS:
+        raise ValueError(f"like={shown(start)} of a parametrisation must be one of {', '.join(WORDS)}")
+    base = known(start, optimiser)
+    kinds = dict(base.kinds)
+    powers = {"logits": base.logits, "scores": base.scores}
+    promise = {"features": base.features, "logits": base.outputs}
+    for key, value in given.items():
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{key}={shown(value)} of a parametrisation must be a table, as {_example(key)}")
+        if key in powers:
+            powers[key] = _power(value, powers[key], key)
+        elif key == "promise":
+            promise |= {name: _exponent(value[name], f"promise.{name}") for name in _names(value, promise, key)}
+        elif key in ("matrices", *KINDS):
+            for kind in MATRICES if key == "matrices" else (key,):
+                old = kinds.get(kind, Scaling())._asdict()
+                made = {n: _power(value[n], old[n], f"{key}.{n}") for n in _names(value, old, key)}
+                kinds[kind] = Scaling(**(old | made))
+        else:
+            allowed = ", ".join(("name", "like", "matrices", *KINDS, "logits", "scores", "promise"))
+            raise ValueError(f"{shown(key)} is no part of a parametrisation; its parts are {allowed}")
+    words = f"{called}, from a file" if start == "fixed" else f"{called}, from a file that begins with {start}"
+    return Parametrisation(
+        called, words, kinds, powers["logits"], powers["scores"], promise["features"], promise["logits"]
+    )
+
+
+def _names(value: Mapping[str, Any], allowed: Mapping[str, Any], key: str) -> list[str]:
+    for name in value:
+        if name not in allowed:
+            raise ValueError(f"{shown(name)} is no part of {key} in a parametrisation: {', '.join(allowed)} are")
+    return list(value)
+
+
+def _power(value: Any, old: Power, key: str) -> Power:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{key}={shown(value)} of a parametrisation must be a table, as {{width = -0.5}}")
+    fields = old._asdict()
+    return Power(**(fields | {name: _exponent(value[name], f"{key}.{name}") for name in _names(value, fields, key)}))
+
+
+def _exponent(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > MOST:
+        raise ValueError(f"{name}={shown(value)} of a parametrisation must be a number from −{MOST:g} to {MOST:g}")
+    return float(value)
+
+
+def _example(key: str) -> str:
+    return "{width = -1.0}" if key in ("logits", "scores") else "{features = 0.0}" if key == "promise" else "{lr = …}"

@@ -1,0 +1,155 @@
+"""The report of a coordinate check: one page with the picture, verdicts and what to change; and what is beside it."""
+
+from __future__ import annotations
+
+import html
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .._manifest import surroundings, tidy
+from .._page import page, picture
+from ._draw import pictures
+from ._judge import ABSENT, GROWS, KEPT, SHRINKS, UNDECIDED, Verdict
+from ._network import CHANGE, UPDATE
+from ._results import COMMAND, Check, CoordCheck
+from ._table import headline, rows, rule
+
+CLASSES = {KEPT: "agrees", GROWS: "disagrees", SHRINKS: "disagrees", ABSENT: "absent"}
+BODY = """\
+<p>{head}.</p>
+{first}
+{main}
+{checks}
+<h2>What each learning rate does</h2>
+<p>The change that the update of a weight makes of the inputs it had, ΔW x with x as before the step: it is proportional
+to the learning rate of that weight alone, so that its exponent says how that rate must follow the {axis}.</p>
+{second}
+<h2>How</h2>
+<p>{rule} {exactly}</p>
+<p>{how}</p>"""
+
+
+def files(found: CoordCheck, out: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The files of a check by name, and their manifest."""
+    manifest = _manifest(found, out)
+    drawn = pictures(found)
+    return {
+        "report.html": _report(found, manifest, drawn).encode(),
+        "coord-check.csv": tidy(found.rows()),
+        "coord-check.json": json.dumps(found.as_dict(), indent=1, allow_nan=False).encode(),
+        "coord-check.pdf": drawn["coord-check"][0],
+        "coord-check.png": drawn["coord-check"][1],
+    }, manifest
+
+
+def _manifest(found: CoordCheck, out: Path) -> dict[str, Any]:
+    r = found.request
+    options = {
+        "model": r.name,
+        "parametrisations": [check.rule.fields() for check in found.checks],
+        "widths": list(r.widths or ()),
+        "depths": list(r.depths or ()),
+        "optimiser": r.optimiser,
+        "lr": str(r.lr),
+        "ids": r.ids,
+        "targets": r.targets,
+        "draws": r.draws,
+        "grow": r.grow,
+        "tolerance": r.tolerance,
+    }
+    return {
+        "command": _command(found, out),
+        "options": json.loads(json.dumps(options)),  # as it will be read again
+        "seed": r.seed,
+        **surroundings(),
+        "random_numbers": found.random_numbers,
+        "seconds": {"sampling": round(found.work, 3), "all": round(found.seconds, 3)},
+    }
+
+
+def _command(found: CoordCheck, out: Path) -> str:
+    """The command that does the same, if the model can be named on a command line."""
+    r = found.request
+    words = [*COMMAND.split(), *r.words, "--optimiser", r.optimiser, "--draws", str(r.draws)]
+    words += ["--widths", ",".join(map(str, r.widths or ()))]
+    words += ["--depths", ",".join(map(str, r.depths or ()))] if r.axis == "depth" else []
+    words += ["--tolerance", f"{r.tolerance:g}"]
+    return shlex.join([*words, "--seed", str(r.seed), "--out", str(out)])
+
+
+def _report(found: CoordCheck, manifest: dict[str, Any], drawn: dict[str, tuple[bytes, ...]]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
+    r = found.request
+    body = BODY.format(
+        head=html.escape(headline(found)),
+        first="\n".join(_said(check) for check in found.checks),
+        main=picture("coord-check", drawn["coord-check"][2], _caption(found)),
+        checks="\n".join(_section(check) for check in found.checks),
+        second=picture("updates", drawn["updates"][2], f"What an update makes, against the {r.axis}."),
+        axis=r.axis,
+        rule=html.escape(rule(found)),
+        exactly="Every draw is exact in law at its width: no weight was drawn, and nothing was trained. Matrices and "
+        "embeddings are trained; biases and gains of norms are left as they begin." * (not r.own),
+        how=f"About {found.random_numbers:,} random numbers, {manifest['seconds']['sampling']:.1f} core-seconds. "
+        f"{versions}. The command: <code>{html.escape(manifest['command'])}</code>. Beside this file: "
+        "<code>coord-check.csv</code> (every size), <code>coord-check.json</code>, the figure as PDF and PNG, and "
+        "<code>manifest.json</code>.",
+    )
+    return page(f"Coordinate check of {r.name}", body)
+
+
+def _caption(found: CoordCheck) -> str:
+    ends = "; a dashed line is the limit" if any(check.limit is not None for check in found.checks) else ""
+    return (
+        f"√(mean square) of what one step of {found.request.optimiser} changes, against the {found.request.axis}: "
+        "geometric means over initialisations with two standard errors, in the block that the verdict is of. "
+        f"Flat lines are what maximal updates ask for{ends}."
+    )
+
+
+def _said(check: Check) -> str:
+    bad = [v.entry.name for v in check.verdicts if v.verdict in (GROWS, SHRINKS)]
+    some = "everything that is decided" if any(v.verdict == UNDECIDED for v in check.verdicts) else "everything"
+    text = f"{some} is as promised" if not bad else f"not as promised: {', '.join(bad)}"
+    return f'<p class="verdict">{html.escape(check.name)}: {html.escape(text)}.</p>'
+
+
+def _section(check: Check) -> str:
+    lines = check.advice
+    listed = "".join(f"<li>{html.escape(line[0].upper() + line[1:])}.</li>" for line in lines)
+    told = f"<p>To change:</p><ul>{listed}</ul>" if lines else "<p>Nothing to change.</p>"
+    limit = "\n".join(f"<p>No limit of {html.escape(f'{n}: {why}')}.</p>" for n, why in check.no_limit.items())
+    return "\n".join([
+        f"<h2>{html.escape(check.name)}</h2>",
+        f"<p>{html.escape(check.rule.words)}.</p>",
+        told,
+        _rows(check, check.verdicts, "change of"),
+        _rows(check, check.updates, "update of"),
+        limit,
+        _every(check),
+    ])  # fmt: skip
+
+
+def _rows(check: Check, verdicts: Sequence[Verdict], title: str) -> str:
+    head, *body = rows(check, verdicts, title)
+    marked = [
+        [
+            *(html.escape(cell) for cell in row[:-1]),
+            f'<span class="{CLASSES.get(row[-1], "undecided")}">{row[-1]}</span>',
+        ]
+        for row in body
+    ]
+    first = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    lines = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in marked)
+    return f'<div class="wide"><table>\n<thead><tr>{first}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table></div>'
+
+
+def _every(check: Check) -> str:
+    """All blocks, folded away."""
+    several = [v for what in (CHANGE, UPDATE) for v in check.blocks(what) if v.entry.block is not None]
+    if not several:
+        return ""
+    return f"<details><summary>Every block</summary>\n{_rows(check, several, 'every block')}\n</details>"

@@ -1,0 +1,94 @@
+"""Verdicts come out either way, and name the learning rate that is to be changed."""
+
+import pytest
+
+from netsor.studies.coord_check._fit import Exponent, Fit
+from netsor.studies.coord_check._judge import (
+    GROWS,
+    KEPT,
+    SHRINKS,
+    STILL,
+    UNDECIDED,
+    Verdict,
+    advice,
+    judged,
+    power,
+    worst,
+)
+from netsor.studies.coord_check._network import CHANGE, UPDATE, Entry
+
+
+def fitted(value, away=0.05):
+    return Fit(Exponent(value, away / 4, value - away, value + away), (), None)
+
+
+@pytest.mark.parametrize(
+    ("value", "promised", "verdict"),
+    [
+        (0.0, 0.0, KEPT), (0.04, 0.0, KEPT), (0.08, 0.0, UNDECIDED), (0.16, 0.0, GROWS), (-0.16, 0.0, SHRINKS),
+        (-0.5, -0.5, KEPT), (0.0, -0.5, GROWS), (-0.5, 0.0, SHRINKS), (1.0, 1.0, KEPT), (0.5, 1.0, SHRINKS),
+    ],
+)  # fmt: skip
+def test_the_rule(value, promised, verdict):
+    assert judged(fitted(value), promised, 0.1) == verdict
+
+
+def test_the_rule_at_its_ends():
+    assert judged(fitted(0.0, away=0.3), 0.0, 0.1) == UNDECIDED
+    assert judged(fitted(0.3, away=0.3), 0.0, 0.5) == UNDECIDED
+    assert judged(fitted(0.3, away=0.1), 0.0, 0.5) == KEPT
+    assert judged(None, 0.0, 0.1) == STILL
+    assert judged(fitted(2.0), None, 0.1) == "not judged"
+
+
+def test_a_bend_is_judged_at_the_largest_widths():
+    ends = fitted(0.3).exponent, fitted(0.01).exponent
+    bent = Fit(fitted(0.15).exponent, ends, fitted(-0.29).exponent)
+    assert bent.bends
+    assert judged(bent, 0.0, 0.1) == KEPT
+    straight = Fit(fitted(0.2).exponent, ends, fitted(-0.29, away=0.5).exponent)
+    assert judged(straight, 0.0, 0.1) == GROWS
+
+
+def test_the_worst_block_speaks():
+    blocks = [
+        Verdict(Entry(CHANGE, "mlp", k), 0.0, fitted(v), judged(fitted(v), 0.0, 0.1))
+        for k, v in enumerate((0.0, 0.9, 0.5, -0.7), 1)
+    ]
+    assert worst(blocks).entry.block == 2
+    assert worst(blocks[:1]).verdict == KEPT
+
+
+def update(name, value, promised=0.0):
+    return Verdict(Entry(UPDATE, name), promised, fitted(value), judged(fitted(value), promised, 0.1))
+
+
+def change(name, value):
+    return Verdict(Entry(CHANGE, name), 0.0, fitted(value), judged(fitted(value), 0.0, 0.1))
+
+
+def test_advice_names_what_to_change():
+    (line,) = advice([update("head", 1.02), update("query", 0.0)], [change("logits", 1.0)], [], "n")
+    assert line.startswith("the learning rate of head should fall like 1/n")
+    (line,) = advice([update("query", -0.5), update("key", -0.52)], [], [], "n")
+    assert line.startswith("the learning rates of query matrices and key matrices should rise like √n")
+    (line,) = advice([update("in", 0.72)], [], [], "L")
+    assert "fall like L^(−0.72)" in line
+    (line,) = advice([update("head", 0.5, promised=-0.5)], [], [], "n")
+    assert "fall like 1/n" in line
+
+
+def test_advice_is_silent_where_all_is_as_promised():
+    assert advice([update("head", 0.0)], [change("logits", 0.0)], [], "n") == []
+
+
+def test_where_no_update_is_the_cause_initialisation_is():
+    (line,) = advice([update("head", 0.0)], [change("logits", 0.6)], [change("logits", 0.5)], "n")
+    assert "no learning rate is the cause" in line
+    assert "+0.50" in line
+
+
+def test_powers_in_words():
+    assert [power(v) for v in (1.0, -1.05, 0.5, -0.45, 1.5, -2.0, 0.25)] == [
+        "n", "1/n", "√n", "1/√n", "n^(1.5)", "n^(−2)", "n^(0.25)",
+    ]  # fmt: skip

@@ -1,0 +1,145 @@
+"""Exponents of SP, NTK and µP by gradient descent, as the Tensor Programs papers have them; limits where they are.
+
+Intervals have level 1e-4. That they could fail is seen where the same exponents are held to another promise.
+"""
+
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.studies.coord_check import _check
+from netsor.studies.coord_check._judge import GROWS, KEPT, SHRINKS, judged
+from netsor.studies.coord_check._network import CHANGE, UPDATE, Entry
+
+from ...inline import Inline
+from .nets import CONFIG, RATES, THEORY
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    monkeypatch.setattr(_check, "Workers", Inline)
+
+
+@cache
+def perceptron(name):
+    net, lr = RATES[name]
+    promise = {"features": THEORY[name][2], "logits": THEORY[name]["head"]}
+    return ns.coord_check(net, widths=[64, 512, ns.inf], lr=lr, draws=160, tolerance=0.15, progress=False,
+                          promise=promise)[0]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["sp", "ntk", "mup"])
+def test_perceptrons(name):
+    check = perceptron(name)
+    assert check["hidden"].verdict in (KEPT, SHRINKS if name == "sp" else KEPT)  # the first layer of SP shrinks
+    for key, exponent in THEORY[name].items():
+        entry = Entry(CHANGE, "hidden", key) if isinstance(key, int) else Entry(UPDATE, key)
+        found = check.fits[entry]
+        assert judged(found, exponent, 0.15) == KEPT, (entry, found)
+        assert judged(found, exponent - 1.0, 0.15) == GROWS
+        assert judged(found, exponent + 1.0, 0.15) == SHRINKS
+    second = Entry(CHANGE, "hidden", 2)
+    assert check.limit is not None
+    if name == "mup":  # what finite widths come to
+        assert check.limit[second].mean() == pytest.approx(check.draws[second][-1].mean(), rel=0.05)
+        assert not check.refused
+    elif name == "ntk":  # features stand still
+        assert not check.limit[second].any()
+    else:
+        assert "n^(0.5), which has no limit" in check.refused[second]
+        assert second not in check.limit
+
+
+def test_advice_of_a_perceptron():
+    net, lr = RATES["sp"]
+    check = ns.coord_check(net, widths=[64, 1024], lr=lr, draws=120, progress=False)[0]
+    said = " ".join(check.advice)
+    assert "of matrix should fall like 1/√n" in said
+    assert "of head should fall like 1/n" in said
+    assert not check.kept
+    check = perceptron("mup")
+    assert check.kept
+    assert check.advice == []
+    assert {v.verdict for v in (*check.verdicts, *check.updates)} == {KEPT}
+    net, lr = RATES["ntk"]  # held to maximal updates, which it does not promise
+    assert ns.coord_check(net, widths=[64, 1024], lr=lr, draws=64, progress=False)[0]["hidden"].verdict == SHRINKS
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "theory"),
+    [("muon", {"in": -0.5, "matrix": 0.0, "head": 0.5}), ("adam", {"in": 0.0, "matrix": 1.0, "head": 1.0})],
+)
+def test_other_optimisers(optimiser, theory):
+    """With one learning rate: a polar factor has norm 1, and signs are of size 1 at every width."""
+    net, _ = RATES["sp"]
+    check = ns.coord_check(net, widths=[32, 256], lr=0.01, optimiser=optimiser, draws=40, progress=False)[0]
+    for kind, exponent in theory.items():
+        assert judged(check.fits[check.update(kind).entry], exponent, 0.15) == KEPT, check.update(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimiser", ["muon", "adam"])
+def test_transformers_by_other_optimisers(optimiser):
+    found = ns.coord_check(CONFIG, widths=[64, 512], optimiser=optimiser, draws=16, progress=False)
+    vectors, matrices, head = {"muon": (-0.5, 0.0, 0.5), "adam": (0.0, 1.0, 1.0)}[optimiser]
+    theory = {"embedding": vectors, "head": head} | dict.fromkeys(("query", "value", "output", "in", "out"), matrices)
+    for kind, exponent in theory.items():
+        for check, promised in ((found["sp"], exponent), (found["mup"], 0.0)):
+            verdict = check.update(kind)
+            assert judged(check.fits[verdict.entry], promised, 0.2) == KEPT, verdict
+    assert found["mup"].kept
+    assert not found["sp"].kept
+
+
+def test_a_small_transformer():
+    found = ns.coord_check(CONFIG, widths=[64, 1024], draws=32, tokens=2, progress=False)
+    sp, mup = found
+    assert [check.name for check in found] == ["sp", "mup"]
+    for kind in ("value", "in", "out", "head"):  # tied embeddings of fixed size: ∂L/∂y does not shrink with n
+        assert judged(sp.fits[sp.update(kind).entry], 1.0, 0.15) == KEPT, sp.update(kind)
+        assert judged(mup.fits[mup.update(kind).entry], 0.0, 0.15) == KEPT, mup.update(kind)
+    assert sp["stream"].verdict == sp["logits"].verdict == GROWS
+    assert mup["stream"].verdict == mup["logits"].verdict == KEPT
+    assert mup.kept
+    assert not sp.kept
+    assert found["sp"] is sp
+    with pytest.raises(KeyError, match="is not watched; embedding, position"):
+        sp.update("heads")
+    with pytest.raises(KeyError, match="was not checked; sp, mup were"):
+        found["ntk"]
+    shown = found._repr_html_()
+    assert "update of" in shown
+    assert "should fall like" in shown
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["checks"][1]["advice"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["sp", "ntk", "mup"])
+def test_transformers(name, tied):
+    """Exponents of updates: matrices have that of ∂L/∂y, n^(−1/2) by an untied head of SP, a constant by a tied one."""
+    config = {**CONFIG, "tie_word_embeddings": tied}
+    check = ns.coord_check(config, widths=[128, 512, 2048], parametrisation=name, draws=32, progress=False)[0]
+    vectors, matrices, head = {
+        ("sp", True): (0.0, 1.0, 1.0), ("sp", False): (-0.5, 0.5, 1.0),
+        ("ntk", True): (-0.5, -0.5, 0.0), ("ntk", False): (-0.5, -0.5, 0.0),
+        ("mup", True): (0.0, 0.0, 0.0), ("mup", False): (0.0, 0.0, 0.0),
+    }[name, tied]  # fmt: skip
+    theory = {"embedding": vectors, "position": vectors, "head": head}
+    theory |= dict.fromkeys(("value", "output", "in", "out"), matrices)
+    for kind, exponent in theory.items():
+        assert judged(check.fits[check.update(kind).entry], exponent, 0.15) == KEPT, (kind, check.update(kind))
+
+
+def test_depths():
+    found = ns.coord_check(CONFIG, depths=[1, 2, 3], draws=4, tokens=1, parametrisation="mup", progress=False)
+    check = found[0]
+    assert found.request.axis == "depth"
+    assert {entry.block for entry in check.draws if entry.name == "stream"} == {1, 2, 3}
+    last = check.draws[Entry(CHANGE, "stream", 3)]
+    assert [len(draws) for draws in last] == [4, 4, 4]
+    assert np.array_equal(last[0], check.draws[Entry(CHANGE, "stream", 1)][0])  # of one block, the first is the last
+    assert "stream, last" in str(found) or "stream, first" in str(found) or "stream, middle" in str(found)

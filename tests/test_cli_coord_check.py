@@ -1,0 +1,169 @@
+"""netsor coord-check on the command line: its contract, its errors, and what it leaves in a folder."""
+
+import csv
+import json
+
+import pytest
+
+from netsor.studies.coord_check import _check
+
+from .command import netsor
+from .inline import Inline
+
+CONFIG = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16, "vocab_size": 12}
+SMALL = ["coord-check", "tiny.json", "--widths", "16,32", "--draws", "4", "--tokens", "2"]
+MINE = """
+import netsor as ns
+
+@ns.program
+def net(n):
+    h = ns.probe("hidden", ns.weight(n, 2, name="in") @ ns.data([[1.0, 0.5]]))
+    f = ns.mean_dot(h, ns.weight(n, 1, name="head") @ ns.data([1.0]))
+    return ((f - 1.0) ** 2).mean()
+
+@ns.program
+def no_loss(n):
+    return ns.probe("hidden", ns.weight(n, 2) @ ns.data([[1.0, 0.5]]))
+
+def text(n):
+    return "no program"
+
+rates = {"in": lambda fan_in, out: 0.1 * out, "head": lambda fan_in, out: 0.1 * out}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.setattr(_check, "Workers", Inline)
+    return tmp_path
+
+
+def test_json_is_the_contract(folder):
+    result = netsor(*SMALL, "--json", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["model"], found["axis"], found["at"], found["draws"]) == ("tiny", "width", [16, 32], 4)
+    assert len(found["ids"]) == len(found["targets"]) == 2
+    assert [check["parametrisation"]["name"] for check in found["checks"]] == ["sp", "mup"]
+    for check in found["checks"]:
+        assert set(check["verdicts"]) == {
+            "embedding", "scores", "attention", "mlp", "stream", "final", "logits", "vocabulary", "loss",
+        }  # fmt: skip
+        for row in check["activations"]:
+            assert row["verdict"] in ("as promised", "grows", "shrinks", "undecided", "not judged", "does not move")
+            assert len(row["sizes"]) == 2
+            assert row["exponent"]["low"] <= row["exponent"]["value"] <= row["exponent"]["high"]
+        assert {row["name"] for row in check["updates"]} == {
+            "embedding", "position", "query", "key", "value", "output", "in", "out", "head",
+        }  # fmt: skip
+    assert sorted(path.name for path in folder.iterdir()) == ["mine.py", "tiny.json"]  # no --out: nothing is written
+
+
+def test_table_and_folder(folder):
+    run = [*SMALL, "--out", "out", "--parametrisation", "mup"]
+    result = netsor(*run, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert "about" in result.stderr  # the cost, before the work
+    assert "change of" in result.stdout
+    assert "update of" in result.stdout
+    assert "as promised if its interval of level 1e-4 lies within 0.1" in result.stdout
+    names = {"report.html", "coord-check.csv", "coord-check.json", "coord-check.pdf", "coord-check.png",
+             "manifest.json"}  # fmt: skip
+    assert names <= {path.name for path in (folder / "out").iterdir()}
+    rows = list(csv.DictReader((folder / "out" / "coord-check.csv").read_text().splitlines()))
+    assert {row["width"] for row in rows} == {"16", "32"}
+    assert {row["what"] for row in rows} == {"size", "change", "update"}
+    manifest = json.loads((folder / "out" / "manifest.json").read_text())
+    assert "--parametrisation mup" in manifest["command"]
+    page = (folder / "out" / "report.html").read_text()
+    assert "<svg" in page
+    assert "Nothing to change" in page or "To change" in page
+    parts = {path: path.stat().st_mtime_ns for path in (folder / "out" / "parts").iterdir()}
+    assert len(parts) == 2
+    again = netsor(*run, cwd=folder)  # what is there is not drawn again
+    assert again.stdout == result.stdout
+    assert {path: path.stat().st_mtime_ns for path in (folder / "out" / "parts").iterdir()} == parts
+
+
+def test_a_stranger_s_file_is_not_overwritten(folder):
+    (folder / "out").mkdir()
+    (folder / "out" / "report.html").write_text("mine")
+    result = netsor(*SMALL, "--out", "out", cwd=folder)
+    assert result.returncode == 2
+    assert "report.html" in result.stderr
+    assert (folder / "out" / "report.html").read_text() == "mine"
+
+
+def test_a_function_of_the_width(folder):
+    run = ["coord-check", "mine.py:net", "--widths", "64,512,inf", "--draws", "99"]
+    result = netsor(*run, "--lr", "rates", "--json", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    (check,) = json.loads(result.stdout)["checks"]
+    assert set(check["verdicts"]) == {"hidden", "loss"}
+    assert check["verdicts"]["hidden"] == "as promised"
+    assert check["limit"]
+    result = netsor(*run, "--lr", "0.1", "--fail", cwd=folder)
+    assert result.returncode == 3  # one rate for all: what the step changes falls like 1/n
+    assert "should rise like n" in result.stdout
+
+
+def test_a_file_says_how_things_scale(folder):
+    (folder / "mine.toml").write_text('like = "mup"\n[head]\nlr = {width = 0.5}\n[embedding]\nlr = {width = 0.5}\n')
+    result = netsor(*SMALL, "--parametrisation", "mine.toml", "--parametrisation", "mup", "--json", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    first, second = json.loads(result.stdout)["checks"]
+    assert first["parametrisation"]["name"] == "mine"
+    assert first["parametrisation"]["embedding"]["lr"]["width"] == 0.5
+    assert second["parametrisation"]["embedding"]["lr"]["width"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--widths", "16,x"], "--widths '16,x' must be whole numbers"),
+        (["--widths", "16"], "widths=[16] must be two or more"),
+        (["--widths", "16,20"], "must be a multiple of 8"),
+        (["--widths", "16,inf"], "must be finite"),
+        (["--widths", "16,32", "--depths", "1,2"], "one of them must be a single number"),
+        (["--parametrisation", "mut"], "must be one of fixed, sp, ntk, mup, mean-field"),
+        (["--parametrisation", "none.toml"], "cannot be read"),
+        (["--lr", "fast"], "--lr 'fast' must be a number"),
+        (["--lr", "heads=1"], "kinds of weights are embedding"),
+        (["--lr", "-1"], "must be a number, 0 or more"),
+        (["--ids", "3"], "must be one or more"),
+        (["--ids", "3,99"], "below the vocabulary of 12"),
+        (["--targets", "3,1"], "need ids"),
+        (["--tokens", "17"], "must be at most 16"),
+        (["--draws", "3"], "must be an integer, 4 or more"),
+        (["--tolerance", "0"], "must be a number above 0"),
+        (["--set", "n=3"], "is no field"),
+    ],
+)
+def test_bad_input(folder, options, said):
+    given = [word for word in SMALL if word not in ("--tokens", "2")] if "--ids" in options else SMALL
+    result = netsor(*given, *options, cwd=folder)
+    assert result.returncode == 2, result.stdout
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["mine.py:net"], "--lr must be given"),
+        (["mine.py:net", "--lr", "none"], "must be a number, or the name of rates"),
+        (["mine.py:net", "--lr", "1", "--parametrisation", "mup"], "is for models"),
+        (["mine.py:net", "--lr", "1", "--ids", "1,2"], "is for models"),
+        (["mine.py:no_loss", "--lr", "1", "--widths", "4,8"], "must return its loss"),
+        (["mine.py:text", "--lr", "1", "--widths", "4,8"], "must be a function of the width that returns a Program"),
+        (["gpt3"], "is no file"),
+    ],
+)
+def test_bad_models(folder, options, said):
+    result = netsor("coord-check", *options, cwd=folder)
+    assert result.returncode == 2, result.stdout
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
