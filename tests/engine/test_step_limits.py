@@ -85,6 +85,33 @@ def test_a_small_rate_trains_by_the_tangent_kernel():
     assert all((m == 0).all() for m in moved)
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_matrix_to_a_finite_space_sees_small_changes(steps):
+    """As a score does: a readout W h in R^d trains by the tangent kernel too, through all layers."""
+    d = ns.Width("d")
+    w, v, o = ns.weight(n, 3), ns.weight(n, n), ns.weight(d, n)
+    f = ns.dot(ns.gaussian(d), o @ ns.tanh(v @ ns.tanh(w @ ns.data(X))))
+    loss = 0.5 * ((f - T) ** 2).sum()
+    after = [f, loss]
+    for _ in range(steps):
+        after = ns.step(after, after[1], over_fan_in)
+    right, found, kernel = ns.Program((f, after[0], ns.ntk(f))).draw(n=inf, d=2, draws=30)
+    for _ in range(steps):
+        right = right - RATE * (kernel @ (right - T)[..., None])[..., 0]
+    np.testing.assert_allclose(found, right, rtol=1e-6, atol=1e-8)
+
+
+def test_adam_moves_vectors_at_infinite_width():
+    """A sign forgets the size of a gradient, which vanishes there."""
+    r, b = ns.gaussian(n, name="out"), ns.gaussian(n, cov=0.0, name="bias")
+    f = ns.mean_dot(r, ns.tanh(ns.weight(n, n) @ ns.gaussian(n, 2) + b))
+    loss = ((f - T) ** 2).sum()
+    net = ns.Program((ns.step(f, loss, 0.3, "adam", weights=r), ns.step(f, loss, 0.3, "adam", weights=b)))
+    limit, wide = (np.array([u.mean(axis=0) for u in net.draw(n=w, draws=60, seed=1)]) for w in (inf, 4000))
+    assert np.abs(limit).min() > 0.03
+    np.testing.assert_allclose(limit, wide, atol=0.006)
+
+
 def near(net, width=2048, draws=400):
     """The smallest p-value between infinite width and a large one, of what is random in the limit."""
     a, b = ([u.reshape(draws, -1) for u in net.draw(n=w, draws=draws, seed=2)] for w in (inf, width))

@@ -82,7 +82,8 @@ def moved_by_differences(outputs, after, loss, widths):
         unit = 1.0 if weight is None else weight.std / weight.in_width.bind(widths) ** 0.5
         if isinstance(key, ns.Value) and isinstance(key.op, Gaussian):
             rows = np.column_stack([key.op.mean.ravel(), key.op.factor.reshape(key.size, -1)])
-            same = (rows[:, None] == rows).all(axis=-1)
+            random = rows[:, 1:].any(axis=1)
+            same = (rows[:, None] == rows).all(axis=-1) & random | np.eye(key.size, dtype=bool)
             gradient = (same @ gradient.reshape(key.size, -1)).reshape(array.shape)
         given[key] = after_step(unit * array, gradient / unit, rule, widths) / unit
     literal = _Literal(one.sources, widths, 3, 0, replicas=1)

@@ -67,6 +67,21 @@ def test_rates_by_weight_by_name_and_for_all_others():
         ns.step(h, loss, {"first": 0.1, "bias": 0.1}, weights=[w, v, b])
 
 
+def test_a_rate_is_not_for_a_part_of_a_batch():
+    """It would be that of all: a rate for w[0] is no rate for w[1]."""
+    loss, h, w, *_ = net(batch=2)
+    with pytest.raises(ns.TraceError, match="a part of a batch of 2 matrices, which have one rate"):
+        ns.step(h, loss, {w[0]: 0.0, None: 0.1})
+    assert ns.step(h, loss, {w[[1, 0]]: 0.2, None: 0.1}).shape == h.shape
+
+
+def test_what_is_listed_twice_moves_once():
+    loss, _, w, _, b, _ = net()
+    once, twice = (ns.step(loss, loss, 0.1, weights=listed) for listed in ([w, b], [b, w, w.T, b]))
+    a, c = ns.Program((once, twice)).simulate(n=4, draws=3)
+    np.testing.assert_allclose(a, c, rtol=1e-12)
+
+
 def test_a_step_is_in_the_past_of_the_next_one():
     """Its vectors stay what they were: the second step moves W', and W is never differentiated again."""
     loss, h, w, *_ = net()
@@ -91,6 +106,14 @@ def test_equal_initial_vectors_are_one_parameter():
     other = ns.gaussian(n, 2, cov=np.eye(2) + 0.5)
     with pytest.raises(ns.TraceError, match="are correlated, so which of them are parameters is not known"):
         ns.step(other, ns.mean_dot(other, other).sum(), 0.3, weights=other)
+
+
+def test_biases_that_begin_at_the_same_number_are_parameters_of_their_own():
+    b = ns.gaussian(n, 2, cov=0.0, name="biases")
+    r = ns.gaussian(n, 2)
+    loss = ns.dot(r[0], b[0]) + ns.dot(r[1], ns.tanh(b[1]))
+    after, given = ns.Program((ns.step(b, loss, 0.3, weights=b), r)).simulate(n=4, draws=3)
+    np.testing.assert_allclose(after, -0.3 * given / 4**0.5)
 
 
 def test_gradients_pass_through_the_network_after_a_step():

@@ -67,8 +67,8 @@ def step(
         "sgd", "muon" or "adam".
     weights
         What moves: weights, initial vectors (biases, embeddings, a readout) and random scalars; unless given, all
-        matrices that the loss depends on. Equal initial vectors, as those of a token that occurs twice, are one
-        parameter.
+        matrices that the loss depends on. Equal random vectors, as those of a token that occurs twice, are one
+        parameter; vectors without variance (biases that begin at 0) are each its own.
     eps
         ε̂ of Adam.
     newton_schulz
@@ -218,8 +218,9 @@ def _equal(leaf: Value, d: Value) -> Value:
         return d
     rows = np.column_stack([first.mean.ravel(), first.factor.reshape(leaf.size, -1)])
     _, which = np.unique(rows, axis=0, return_inverse=True)
-    same = which.ravel()[:, None] == which.ravel()
     between = rows[:, 1:] @ rows[:, 1:].T
+    random = np.diagonal(between) > 0  # biases that begin as the same numbers are parameters of their own
+    same = (which.ravel()[:, None] == which.ravel()) & random | np.eye(leaf.size, dtype=bool)
     size = np.sqrt(np.outer(np.diagonal(between), np.diagonal(between)))
     if (np.abs(between) > 1e-12 * size)[~same].any():
         raise TraceError(
@@ -240,6 +241,12 @@ class _Rates:
         self.given: dict[Source | str | None, Rate] = {}
         for key, rate in (lr if isinstance(lr, Mapping) else {None: lr}).items():
             match key:
+                case Weight() if len(np.unique(key.members)) < key.count:
+                    raise TraceError(
+                        "step",
+                        f"lr has the key {key!r}, a part of a batch of {key.count} matrices, which have one rate: give "
+                        "the batch, or make them weights of their own",
+                    )
                 case Weight(source=source) | Value(op=Gaussian(source=source) | Normal(source=source)):
                     self.given[source] = _rate(rate, "lr")
                 case str() | None:

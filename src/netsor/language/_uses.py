@@ -48,7 +48,8 @@ class Parameters:
                 case Weight(source=source, members=members) if source in used:
                     self.members.setdefault(source, set()).update(members.ravel().tolist())
                 case Vector(op=Gaussian()) | Scalar(op=Normal()) if parameter in latest:
-                    self.leaves.append(latest[parameter])
+                    if latest[parameter] not in self.leaves:  # listed twice, it is one parameter
+                        self.leaves.append(latest[parameter])
                 case _:
                     raise TraceError(
                         operation,

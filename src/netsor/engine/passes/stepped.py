@@ -232,8 +232,11 @@ def _shifted(value: Value, op: Shifted, context: Context) -> Value:
         return made
     if rule.eps and any(math.isinf(size) for size in bound.values()):
         raise eps_error(value, rule.eps)
-    least = 0.0 if rule.eps else max(op.sizes(largest(bound)))  # by what all is divided: a sign forgets it
-    sizes = [order(lambda widths, k=k: op.sizes(widths)[k] / (least or 1.0)) for k in range(len(op.d))]  # type: ignore[misc]
+    # a sign forgets by what all is divided
+    sizes = [
+        order(lambda widths, k=k: op.sizes(widths)[k] / (1.0 if rule.eps else max(op.sizes(widths))))  # type: ignore[misc]
+        for k in range(len(op.d))
+    ]
     parts: list[Any] = [size.times(d) for size, d in zip(sizes, op.d, strict=True) if size.unit is None]
     total = reduce(operator.add, parts)
     f = Function("unit", partial(unit, eps=rule.eps), bounded=True, lipschitz=rule.eps > 0, parameters=(rule.eps,))

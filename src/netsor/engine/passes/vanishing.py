@@ -4,7 +4,8 @@ Identity (theory, "Infinite width as arithmetic over dual numbers"): let a step 
 y_j to y_j + ε Δ_j, ε = n^(−1/2), ε² = 0. Means of order 1, and coordinates, do not see it. A score p, which is of
 order 1 though the vectors that it is a product of are longer by √n, moves by Σ_j ⟨∂p/∂y_j, ε Δ_j⟩ = Σ_j ⟨δ_j, Δ_j⟩/n
 with δ_j = √n ∂p/∂y_j its gradient, for given scores before it. This is how a network trains whose features do not move
-(Jacot, Gabriel and Hongler 2018): the tangent kernel, in the language itself.
+(Jacot, Gabriel and Hongler 2018): the tangent kernel, in the language itself. A matrix from R^n to a space of finite
+width makes such scores, one a coordinate.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import numpy as np
 from ...language._function import ADD
 from ...language._graph import ordered
 from ...language._join import stack
-from ...language._operation import Add, Apply, Dot, Root, Scale, Take
+from ...language._operation import Add, Apply, Data, Dot, MatMul, Root, Scale, Take
 from ...language._reverse import Reverse
 from ...language._score import mean_dot
-from ...language._value import Scalar, Value, constant
+from ...language._value import Scalar, Value, Vector, constant, mix
 from ...language._weight import Weight
 from ...language._where import TraceError
 from .._error import ExactError
@@ -34,9 +35,9 @@ MOST = 1024  # scores that see changes: each is differentiated for itself
 class _Given(Reverse):
     """Gradients with the scores before given."""
 
-    def __init__(self, p: Scalar, leaves: Collection[Value], scores: Collection[Value]) -> None:
+    def __init__(self, p: Value, seed: Value, leaves: Collection[Value], scores: Collection[Value]) -> None:
         self.scores = scores
-        super().__init__([(p, constant(np.ones(p.shape)))], leaves)
+        super().__init__([(p, seed)], leaves)
 
     def _prepare(self, value: Value) -> None:
         super()._prepare(value)
@@ -62,10 +63,10 @@ def vanishing(outputs: Sequence[Value], context: Context, unit: str) -> list[Val
                         made = made.broadcast_to(new.shape)
                     moved[made] = by.broadcast_to(new.shape)
                     return made
-        if isinstance(op, Dot) and op.power == 0.5 and math.isinf(context.width(op.x)):
+        if _sees(new, context):
             seen = [value for value in ordered([new]) if value in moved]
             if seen:
-                count += new.size
+                count += new.size * (int(context.width(new)) if isinstance(new, Vector) else 1)
                 if count > MOST:
                     raise ExactError(
                         old,
@@ -73,7 +74,7 @@ def vanishing(outputs: Sequence[Value], context: Context, unit: str) -> list[Val
                         "differentiated",
                         instead="take fewer tokens or heads, or bind the width to a number",
                     )
-                made = _score(old, new, seen, moved, scores, unit, context)
+                made = (_image if isinstance(new, Vector) else _score)(old, new, seen, moved, scores, unit, context)
                 scores.append(made)
                 return made
         return new
@@ -89,6 +90,14 @@ def _small(value: Value, unit: str) -> Any:
     return None
 
 
+def _sees(value: Value, context: Context) -> bool:
+    """Whether a value of order 1 is a product of vectors longer by √n: scores, and W x in finite spaces."""
+    op = value.op
+    if isinstance(op, MatMul):
+        return math.isinf(context.width(op.x)) and math.isfinite(context.width(value))
+    return isinstance(op, Dot) and op.power == 0.5 and math.isinf(context.width(op.x))
+
+
 def _score(
     old: Value, p: Any, seen: list[Value], moved: dict[Value, Any], scores: list[Value], unit: str, context: Context
 ) -> Value:
@@ -96,16 +105,47 @@ def _score(
     found = []
     for k in range(p.size):
         entry = p if not p.shape else p.reshape(-1)[k]
-        try:
-            reverse = _Given(entry, seen, scores)
-        except TraceError as error:
-            raise ExactError(old, f"a score that sees a change by a step: {error}") from None
-        for y in seen:
-            for places, d in reverse.parts(y):
-                entry = entry + _along(old, d, moved[y].take(places, "index"), unit, context)
-        found.append(entry)
+        found.append(entry + _change(old, entry, constant(np.ones(())), seen, moved, scores, unit, context))
     made: Value = found[0] if not p.shape else stack(found).reshape(*p.shape)
     return made
+
+
+def _image(
+    old: Value, y: Any, seen: list[Value], moved: dict[Value, Any], scores: list[Value], unit: str, context: Context
+) -> Value:
+    """W x in a space of finite width with what it sees of the changes, coordinate by coordinate."""
+    size = int(context.width(y))
+    axes = Vector(Data(np.eye(size)), (size,), y.width)  # of mean square 1/size
+    flat = y.reshape(-1)
+    found = [
+        _change(old, flat[k], math.sqrt(size) * axes[i], seen, moved, scores, unit, context)
+        for k in range(y.size)
+        for i in range(size)
+    ]
+    made: Value = y + mix(stack(found).reshape(*y.shape, size), axes)
+    return made
+
+
+def _change(
+    old: Value,
+    p: Value,
+    seed: Value,
+    seen: list[Value],
+    moved: dict[Value, Any],
+    scores: list[Value],
+    unit: str,
+    context: Context,
+) -> Any:
+    """By what a score, or a coordinate of a vector, moves."""
+    try:
+        reverse = _Given(p, seed, seen, scores)
+    except TraceError as error:
+        raise ExactError(old, f"a score that sees a change by a step: {error}") from None
+    total: Any = constant(np.zeros(()))
+    for y in seen:
+        for places, d in reverse.parts(y):
+            total = total + _along(old, d, moved[y].take(places, "index"), unit, context)
+    return total
 
 
 def _along(old: Value, d: Any, change: Any, unit: str, context: Context) -> Any:
