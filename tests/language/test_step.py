@@ -169,3 +169,13 @@ def test_errors(call, words):
 def test_a_rate_that_is_no_number(rate):
     with pytest.raises(ns.TraceError, match="lr or scale of first"):
         ns.Program(ns.step(H, LOSS, rate, weights=W)).law(n=4, draws=2)
+
+
+def test_a_rate_for_a_name_that_nothing_has_is_refused():
+    n = ns.Width("n")
+    w = ns.weight(n, n, name="hidden")
+    f = ns.dot(ns.gaussian(n), ns.tanh(w @ ns.gaussian(n)))
+    with pytest.raises(
+        ns.TraceError, match=r"lr has the key 'hiden', which no weight of the program is called: hidden"
+    ):
+        ns.step(f, f**2, {"hiden": 0.1, None: 0.2}, weights=[w])

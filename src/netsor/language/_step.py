@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -129,6 +129,7 @@ def step(
     found = _gradients(p, listed, chosen)
     if not found.terms and not found.leaves:
         raise TraceError("step", f"loss={p!r} depends on no weight that could move: name what moves, weights=[…]")
+    rates.check({source.name for source in found.latest} | {_source(leaf).name for leaf in found.leaves})
     matrices = {source: (rule(terms[0][0].used.drawn), terms) for source, terms in found.terms.items()}
     shifted: dict[Value, Value] = {}
     for leaf, parts in found.leaves.items():
@@ -253,6 +254,13 @@ class _Rates:
                     self.given[key] = _rate(rate, "lr")
                 case _:
                     raise TraceError("step", f"lr has the key {shown(key)}: give {LR}, or None for all others")
+
+    def check(self, names: Collection[str | None]) -> None:
+        """Refuse a name that nothing has: it would be misspelt."""
+        for key in self.given:
+            if isinstance(key, str) and key not in names:
+                known = ", ".join(sorted(name for name in names if name)) or "none has a name"
+                raise TraceError("step", f"lr has the key {key!r}, which no weight of the program is called: {known}")
 
     def of(self, parameter: Weight | Value) -> Rate:
         source = _source(parameter)
