@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...language._operation import Dot, MatMul, Mix
+from ...language._operation import Dot, MatMul, Mix, Take
 from ...language._value import Value, Vector
 from .._plan import Register
 from ..passes._operations import Adjoint, Span
@@ -51,22 +51,30 @@ def turn(s: State, group: Group, index: int) -> None:
 
 def _products_left(s: State, group: Group, index: int) -> int:
     """How many pairs of vectors of a group have their products taken, or are combined, after a place in the program."""
-    total, last = 0, max(s.facts.last[v] for v in group.positions)
+    found: dict[tuple[Value, Value], int] = {}  # products that several ask for are taken once
+    last = max(s.facts.last[v] for v in group.positions)
     for value in s.facts.values[index + 1 : last + 1]:
-        pairs: list[tuple[Vector, int]] = []
         match value.op:
             case MatMul(_, x, each):
-                pairs = [(x, x.size // (value.op.weight.members.size if each else 1))]
+                found[_whole(x), _whole(x)] = x.size // (value.op.weight.members.size if each else 1)
             case Span(x):  # products, and combinations of the vectors
-                pairs = [(x, 2 * x.shape[-1])]
+                found[x, value] = 2 * x.shape[-1]
             case Dot(x, y):
-                pairs = [(x, y.shape[-1])]
+                found[_whole(x), _whole(y)] = y.shape[-1]
             case Adjoint(d, u, g, b):
-                pairs = [(d, u.shape[-1]), (g, b.shape[-1])]
+                found |= {(d, u): u.shape[-1], (g, b): b.shape[-1]}
             case Mix(_, x):
-                pairs = [(x, value.shape[-1])]
-        total += sum(s.facts.blocks[x] * x.size * others for x, others in pairs if x in group.positions)
-    return total
+                found[x, value] = value.shape[-1]
+    return sum(s.facts.blocks[x] * x.size * others for (x, _), others in found.items() if x in group.positions)
+
+
+def _whole(x: Vector) -> Vector:
+    """The vectors that x has, all of them in order, in another shape."""
+    while isinstance(x.op, Take) and isinstance(x.op.x, Vector) and x.size == x.op.x.size:
+        if (x.op.flat.ravel() != np.arange(x.size)).any():
+            break
+        x = x.op.x
+    return x
 
 
 def turn_again(s: State, group: Group, index: int) -> None:
