@@ -28,6 +28,7 @@ from ._state import Lowered, State
 
 WORTH = 0.75  # of the products that turning takes: if fewer are still to be taken, they are taken as they are
 FEW, LOOSE = 32, 2  # directions of a frame that it does not pay to turn: so many, or so many for each vector in use
+PART = 4  # the same for each vector that reaches beyond directions that stay
 ROOM = 8  # times the vectors in use: a width up to this may be filled, which takes less than to turn again and again
 
 
@@ -96,7 +97,7 @@ def turn_again(s: State, group: Group, index: int) -> None:
         beyond = {at: sum(size for reach, size in sizes if reach > at) for at in {0, *(reach for reach, _ in sizes)}}
         first = min(beyond, key=lambda at: (at + beyond[at], -at))
         count = beyond[first]
-    if count and frame.directions - first > LOOSE * count and group.width > ROOM * count:
+    if count and frame.directions - first > (PART if first else LOOSE) * count and group.width > ROOM * count:
         _span(s, group, vectors, first)
 
 
