@@ -90,14 +90,14 @@ def turn_again(s: State, group: Group, index: int) -> None:
     if not vectors:
         return
     first = 0
-    if not any(output in group.positions for output in s.facts.outputs):
+    if group.width < math.inf and not any(output in group.positions for output in s.facts.outputs):
         sizes = [(s.vectors[v].lead.shape[-1], group.positions[v].shape[1]) for v in vectors]
         if frame.constant is not None:
             sizes.append((frame.constant.shape[-1], 1))
         beyond = {at: sum(size for reach, size in sizes if reach > at) for at in {0, *(reach for reach, _ in sizes)}}
-        first = min(beyond, key=lambda at: (at + beyond[at], -at))
+        first = min((at for at in beyond if beyond[at]), key=lambda at: (at + beyond[at], -at))
         count = beyond[first]
-    if count and frame.directions - first > (PART if first else LOOSE) * count and group.width > ROOM * count:
+    if frame.directions - first > (PART if first else LOOSE) * count and group.width > ROOM * count:
         _span(s, group, vectors, first)
 
 

@@ -199,7 +199,7 @@ class Limit(Frame):
         made = build.step("permute", made, axes=(0, 1, 3, 2) if a > b else (0, 2, 3, 1))
         return build.reshape(made, frames, first.stop - first.start, len(gaps) * (second.stop - second.start))
 
-    def turn(self, rows: Sequence[Register], outputs: bool) -> tuple[Frame, list[Register]]:
+    def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """The same where products alone are asked for, no score; the direction of (1, …, 1) stays the first."""
         build, means = self.build, int(self.group.constant)
         vectors = build.step("join", *rows, axis=1) if len(rows) > 1 else rows[0]
