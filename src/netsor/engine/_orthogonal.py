@@ -121,7 +121,7 @@ def less(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
 
 
 def along(xp: Any, rows: Array, directions: Array, *factor: Array, by: float = 1.0, own: bool = False) -> Array:
-    """Coefficients of rows along directions that are orthonormal times `by`; those of the size of rounding errors are 0.
+    """Coefficients of rows along `by` times directions, which are orthonormal; those like rounding errors are 0.
 
     `own`: the last directions are those that `span` found for these rows, one each. None has a part along a later one.
     If the factor of the products of the rows is given, there are no others, and it is what `spanned` found once.
