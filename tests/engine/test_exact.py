@@ -143,8 +143,8 @@ def _no_sigma(monkeypatch):
 
 
 def _no_projection(monkeypatch):
-    def along(xp, rows, directions, *factor, own):
-        found = _orthogonal.along(xp, rows, directions, *factor, own=own)
+    def along(xp, rows, directions, *factor, **given):
+        found = _orthogonal.along(xp, rows, directions, *factor, **given)
         found[..., : directions.shape[-2] - rows.shape[-2]] = 0.0
         return found
 

@@ -61,14 +61,19 @@ def span(xp: Any, rows: Array, *known: Array, ways: Ways | None = None) -> Array
     return ways.mended(made, again, ways.singly, rows, *known)
 
 
-def spanned(xp: Any, lower: Array, rows: Array, ways: Ways | None = None) -> Array:
-    """The same if nothing is known, given the factor of the rows' products: once is enough if rows lean little."""
+def spanned(xp: Any, lower: Array, rows: Array, by: float = 1.0, ways: Ways | None = None) -> Array:
+    """The same if nothing is known, times a number, given the factor of the rows' products.
+
+    Once is enough if rows lean little.
+    """
     ways = ways or _ways(xp)
     lengths = squares(xp, lower)
     made = ways.lowered(lower, rows)
     made = ways.mended(made, _leans(xp, lower, lengths), lambda some: _once_more(xp, some, (), ways), made)
     again = ways.unsure(weak(xp, lower, lengths), lower, lengths, made, rows)
-    return ways.mended(made, again, ways.singly, rows)
+    made = ways.mended(made, again, ways.singly, rows)
+    made *= by  # an array of our own
+    return made
 
 
 def _once_more(xp: Any, made: Array, known: tuple[Array, ...], ways: Ways) -> Array:
@@ -116,16 +121,16 @@ def less(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
     return rows
 
 
-def along(xp: Any, rows: Array, directions: Array, *factor: Array, own: bool = False) -> Array:
-    """Coefficients of rows along orthonormal directions; those of the size of rounding errors are 0.
+def along(xp: Any, rows: Array, directions: Array, *factor: Array, by: float = 1.0, own: bool = False) -> Array:
+    """Coefficients of rows along `by` times directions, which are orthonormal; those like rounding errors are 0.
 
     `own`: the last directions are those that `span` found for these rows, one each. None has a part along a later one.
     If the factor of the products of the rows is given, there are no others, and it is what `spanned` found once.
     """
     if type(rows) is np.ndarray and factor:
         again = _leans(xp, factor[0], squares(xp, factor[0]))
-        return mended(xp, factor[0].copy(), again, lambda *some: along(xp, *some, own=own), rows, directions)
-    found = gram(xp, rows, directions)
+        return mended(xp, factor[0].copy(), again, lambda *some: along(xp, *some, by=by, own=own), rows, directions)
+    found = by * gram(xp, rows, directions)
     rounding = ROUNDING if rows.dtype == xp.float64 else SINGLE_ROUNDING
     small = xp.abs(found) <= rounding * xp.sqrt(squares(xp, rows))[..., None]
     found = xp.where(small, xp.zeros_like(found), found)  # NaN stays

@@ -28,10 +28,11 @@ def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> Lower
     rows, words = _rows(s, x, directions), "what is new of the inputs of a matrix that acts again"
     if known:
         old = [build.step("scale", _rows(s, v, directions), by=1 / s.norm(v)) for v in known]
-        made = build.step("span", rows, *old, words=words)
+        made = build.step("scale", build.step("span", rows, *old, words=words), by=s.norm(x))
     else:
-        made = build.step("spanned", build.step("factor", build.step("gram", rows, rows)), rows, words=words)
-    lead = build.reshape(build.step("scale", made, by=s.norm(x)), *value.shape, s.facts.blocks[value], directions)
+        factor = build.step("factor", build.step("gram", rows, rows))
+        made = build.step("spanned", factor, rows, words=words, by=s.norm(x))
+    lead = build.reshape(made, *value.shape, s.facts.blocks[value], directions)
     if value not in s.facts.limits:
         return Lowered(lead)
     return Lowered(lead, _sample(s, value, x, known, lead), _reach(s, x, known, lead))
@@ -80,12 +81,12 @@ def _reach(s: State, x: Vector, known: tuple[Vector, ...], lead: Register) -> Bo
 def along(s: State, x: Vector, y: Vector) -> Register:
     """⟨x_i, y_j⟩/n for directions y that span x."""
     directions = max(s.vectors[v].lead.shape[-1] for v in (x, y))
-    to = s.build.step("scale", _rows(s, y, directions), by=1 / s.norm(y))
+    to = _rows(s, y, directions)
     words = "⟨x, direction⟩ for a matrix that acts again"
     rows = _rows(s, x, directions)
     own = x.shape[-1] == y.shape[-1]  # y are the directions of x alone
     factor = [s.build.step("factor", s.build.step("gram", rows, rows))] if own else []
-    made = s.build.step("along", rows, to, *factor, words=words, own=True)
+    made = s.build.step("along", rows, to, *factor, words=words, by=1 / s.norm(y), own=True)
     return s.build.reshape(s.build.step("scale", made, by=1 / s.norm(x)), *x.shape, y.shape[-1])
 
 

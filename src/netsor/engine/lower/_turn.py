@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...language._operation import Dot, MatMul, Mix
+from ...language._operation import Dot, MatMul, Mix, Take
 from ...language._value import Value, Vector
 from .._plan import Register
 from ..passes._operations import Adjoint, Span
@@ -29,6 +29,7 @@ from ._state import Lowered, State
 
 WORTH = 0.75  # of the products that turning takes: if fewer are still to be taken, they are taken as they are
 FEW, LOOSE = 32, 2  # directions of a frame that it does not pay to turn: so many, or so many for each vector in use
+PART = 4  # the same for each vector that reaches beyond directions that stay
 ROOM = 8  # times the vectors in use: a width up to this may be filled, which takes less than to turn again and again
 
 
@@ -55,22 +56,32 @@ def _products_left(s: State, group: Group, index: int, count: int) -> float:
 
     Those that turning the frame to so many directions saves.
     """
-    total, last = 0.0, max(s.facts.last[v] for v in group.positions)
+    found: dict[tuple[Value, Value], float] = {}  # products that several ask for are taken once
+    last = max(s.facts.last[v] for v in group.positions)
     for value in s.facts.values[index + 1 : last + 1]:
-        pairs: list[tuple[Vector, float]] = []
         match value.op:
             case MatMul(weight, x, each):
-                pairs = [(x, saved_by_turning(s, value, x.size // (weight.members.size if each else 1), count))]
+                saved = saved_by_turning(s, value, x.size // (weight.members.size if each else 1), count)
+                pair = _whole(x), _whole(x)
+                found[pair] = max(saved, found.get(pair, 0.0))
             case Span(x):  # products, and combinations of the vectors
-                pairs = [(x, 2 * x.shape[-1])]
+                found[x, value] = 2 * x.shape[-1]
             case Dot(x, y):
-                pairs = [(x, y.shape[-1])]
+                found[_whole(x), _whole(y)] = y.shape[-1]
             case Adjoint(d, u, g, b):
-                pairs = [(d, u.shape[-1]), (g, b.shape[-1])]
+                found |= {(d, u): u.shape[-1], (g, b): b.shape[-1]}
             case Mix(_, x):
-                pairs = [(x, value.shape[-1])]
-        total += sum(s.facts.blocks[x] * x.size * others for x, others in pairs if x in group.positions)
-    return total
+                found[x, value] = value.shape[-1]
+    return sum(s.facts.blocks[x] * x.size * others for (x, _), others in found.items() if x in group.positions)
+
+
+def _whole(x: Vector) -> Vector:
+    """The vectors that x has, all of them in order, in another shape."""
+    while isinstance(x.op, Take) and isinstance(x.op.x, Vector) and x.size == x.op.x.size:
+        if (x.op.flat.ravel() != np.arange(x.size)).any():
+            break
+        x = x.op.x
+    return x
 
 
 def turn_again(s: State, group: Group, index: int) -> None:
@@ -85,14 +96,14 @@ def turn_again(s: State, group: Group, index: int) -> None:
     if not vectors:
         return
     first = 0
-    if not any(output in group.positions for output in s.facts.outputs):
+    if group.width < math.inf and not any(output in group.positions for output in s.facts.outputs):
         sizes = [(s.vectors[v].lead.shape[-1], group.positions[v].shape[1]) for v in vectors]
         if frame.constant is not None:
             sizes.append((frame.constant.shape[-1], 1))
         beyond = {at: sum(size for reach, size in sizes if reach > at) for at in {0, *(reach for reach, _ in sizes)}}
-        first = min(beyond, key=lambda at: (at + beyond[at], -at))
+        first = min((at for at in beyond if beyond[at]), key=lambda at: (at + beyond[at], -at))
         count = beyond[first]
-    if count and frame.directions - first > LOOSE * count and group.width > ROOM * count:
+    if frame.directions - first > (PART if first else LOOSE) * count and group.width > ROOM * count:
         _span(s, group, vectors, first)
 
 

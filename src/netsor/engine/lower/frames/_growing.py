@@ -64,7 +64,7 @@ class Growing(Frame):
         made = build.step("gram", rest, spanned)
         if first:
             made = build.step("join", build.step("part", vectors, start=0, stop=first), made, axis=2)
-        return turned(self, self.picked, made, given, along, self.asked)
+        return turned(self, self.picked, made, given, along, self.asked, first)
 
     def coordinates(self) -> Register:
         """The frame is uniformly oriented.
@@ -118,11 +118,17 @@ def with_ones(frame: Frame, rows: Sequence[Register], first: int = 0) -> list[Re
 
 
 def turned(
-    frame: Frame, picked: Sequence[int], made: Register, given: Sequence[Register], along: Register | None, asked: int
+    frame: Frame,
+    picked: Sequence[int],
+    made: Register,
+    given: Sequence[Register],
+    along: Register | None,
+    asked: int,
+    first: int = 0,
 ) -> tuple[Frame, list[Register]]:
     """The frame that spans given vectors, with their coordinates `made`; and those of each for itself.
 
-    `along` are the coordinates asked for of each new direction.
+    `along` are the coordinates asked for of each new direction; directions before `first` are not new.
     """
     build = frame.build
     new = Growing(frame.group, build, picked)
@@ -130,6 +136,6 @@ def turned(
     ends = np.cumsum([0, *(row.shape[1] for row in given)])
     parts = [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(given))]
     new.constant = frame.constant
-    if frame.constant is not None and frame.constant.shape[-1] > made.shape[-1] - sum(row.shape[1] for row in given):
+    if frame.constant is not None and frame.constant.shape[-1] > first:
         new.constant = build.reshape(parts.pop(), frame.group.frames, new.directions)
     return new, parts
