@@ -366,14 +366,14 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         X = validate_data(self, X, allow_nd=True, reset=False, dtype=np.float64)
         if X.shape[1:] != self.shape_:
             raise ValueError(f"X of shape {X.shape} must be (examples, {', '.join(map(str, self.shape_))}), as in fit")
-        count, data = len(self.X_), self._data(self.noise_)
-        self._check_size(count + len(X))
-        whole = np.concatenate([self.X_, as_tokens(X)])
+        more, rows = self._beside(as_tokens(X))
+        data, whole = self._data(self.noise_), np.concatenate([self.X_, more])
+        self._check_size(len(whole))
         if self.arguments_.get("heads") == inf:
             mean, cov = self._process(whole, self.arguments_)
             new_mean, new_cov = updated(mean, cov, data)[:2]
-            return new_mean[:, count:], new_cov[:, count:, count:]
-        large = self._latent(whole, self.arguments_)
+            return new_mean[:, rows], new_cov[:, rows[:, None], rows]
+        large = self._latent(whole, self.arguments_) if len(more) else self.latent_
         places = embedding(self.latent_, large)
         if places is None:  # the engine draws other numbers for more examples: chains over these
             z = _bayes.sampled(
@@ -382,8 +382,22 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         else:
             z = np.random.default_rng(self.seed_).standard_normal((len(self.states_), large.size))
             z[:, places] = self.states_
-        parts = large.over(z, lambda mean, columns: updated_by_columns(mean, columns, data, slice(count, None)))
+        parts = large.over(z, lambda mean, columns: updated_by_columns(mean, columns, data, rows))
         return np.concatenate([m for m, _ in parts]), np.concatenate([c for _, c in parts])
+
+    def _beside(self, tokens: Array) -> tuple[Array, npt.NDArray[np.intp]]:
+        """Those examples that are not among the data, each once; and where all stand among the data and these.
+
+        The function has one value at an example, so that none is planned twice.
+        """
+        at = {example.tobytes(): k for k, example in enumerate(self.X_)}
+        more: list[Array] = []
+        for example in tokens:
+            if example.tobytes() not in at:
+                at[example.tobytes()] = len(self.X_) + len(more)
+                more.append(example)
+        rows = np.array([at[example.tobytes()] for example in tokens], dtype=np.intp)
+        return np.array(more).reshape(-1, *self.X_.shape[1:]), rows
 
     def _data(self, noise: float) -> Data:
         if not noise > 0:

@@ -43,18 +43,21 @@ def test_posterior_and_evidence_by_weights(case):
 
 
 @pytest.mark.slow
-def test_posterior_means_by_a_million_replicas():
+@pytest.mark.parametrize(("width", "sharp", "noise", "draws"), [(ns.inf, 4.0, 0.1, 3200), (16, 2.0, 0.3, 1600)])
+def test_posterior_means_by_a_million_replicas(width, sharp, noise, draws):
     """Four observations, weighted replicas of the prior: 5 standard errors, level 1e-5 an entry."""
-    net = prior(X, heads=1, sharp=4.0)
+    net = prior(X, heads=1, sharp=sharp)
     seen = {k: v for k, v in SEEN.items() if k < 4}
-    found = [net.posterior(seen, 0.1, n=ns.inf, draws=3200, chains=32, seed=k).law.with_error.mean() for k in range(2)]
-    mean, error = np.zeros(8), np.zeros(8)
-    laws = [net.law(n=ns.inf, draws=100_000, seed=k + 10).condition(seen, noise=0.1) for k in range(10)]
+    found = [net.posterior(seen, noise, n=width, draws=draws, chains=32, seed=k) for k in range(2)]
+    laws = [net.law(n=width, draws=100_000, seed=k + 10).condition(seen, noise=noise) for k in range(10)]
     share = np.exp([law.log_evidence.value for law in laws])
+    mean, error = np.zeros(8), np.zeros(8)
     for law, weight in zip(laws, share / share.sum(), strict=True):
         part = law.with_error.mean()
         mean, error = mean + weight * part.value, error + (weight * part.error) ** 2
-    for ours in found:
+    for posterior in found:
+        assert posterior.r_hat < 1.05
+        ours = posterior.law.with_error.mean()
         assert np.all(np.abs(ours.value - mean) < 5 * np.sqrt(ours.error**2 + error))
 
 

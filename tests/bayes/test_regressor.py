@@ -66,6 +66,26 @@ def test_it_is_the_posterior_of_its_program():
     assert model.sample_y(x[10:], 7).shape == (4, 7)
 
 
+@pytest.mark.parametrize("how", [{}, {"width": 3}, {"heads": ns.inf, "kernel_draws": 50}], ids=str)
+def test_an_example_has_one_value_however_often_it_is_asked_for(how):
+    """Examples of the data are not planned again; each result stands where its example was."""
+    x = tokens(8, seed=5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such short chains say so
+        model = ns.AttentionRegressor(noise=0.01, **how, **SHORT).fit(x[:6], np.linspace(-1, 1, 6))
+        planned = []
+        latent = model._latent
+        model._latent = lambda tokens, arguments: planned.append(len(tokens)) or latent(tokens, arguments)
+        law = model.law(x[[7, 0, 6, 0, 5]])
+        again = model.predict(x[[5, 2, 2, 0]])
+    assert planned == ([8, 6] if "heads" in how else [8])
+    np.testing.assert_allclose(law.mean()[[1, 3, 4]], [-1, -1, 1], atol=0.1)
+    np.testing.assert_allclose(again, [1, -0.2, -0.2, -1], atol=0.1)
+    cov = law.cov()
+    np.testing.assert_allclose(cov[1], cov[3], atol=1e-12)
+    assert min(cov[0, 0], cov[2, 2]) > cov[1, 1]
+
+
 @pytest.mark.slow
 def test_where_more_examples_change_what_is_drawn():
     """At width 16 the engine draws other numbers for 27 tokens than for 15: chains run again, for the same law."""

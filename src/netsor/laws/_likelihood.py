@@ -87,7 +87,9 @@ def fitted(mean: Array, columns: Array, data: Data) -> Array:
     return np.asarray(mean + np.einsum("rnk,rk->rn", columns, along))
 
 
-def updated_by_columns(mean: Array, columns: Array, data: Data, rows: slice = slice(None)) -> tuple[Array, Array]:
+def updated_by_columns(
+    mean: Array, columns: Array, data: Data, rows: slice | npt.NDArray[np.intp] = slice(None)
+) -> tuple[Array, Array]:
     """Each replica's mean and covariance of some entries given data, from m and C: as in `updated`.
 
     With fewer columns than data, as m + C β and C B^(−1) C^T (see `_solution`).
@@ -95,7 +97,7 @@ def updated_by_columns(mean: Array, columns: Array, data: Data, rows: slice = sl
     root, beta, rest = _solution(mean, columns, data)
     if rest is None:
         new_mean, new_cov = updated(mean, columns @ np.swapaxes(columns, 1, 2), data)[:2]
-        return new_mean[:, rows], new_cov[:, rows, rows]
+        return new_mean[:, rows], new_cov[:, rows][:, :, rows]
     some = columns[:, rows]
     half = _solved(root, np.swapaxes(some, 1, 2))
     return mean[:, rows] + np.einsum("rnk,rk->rn", some, beta), np.swapaxes(half, 1, 2) @ half
