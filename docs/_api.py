@@ -1,6 +1,6 @@
 """A hook of mkdocs: every object that docs/api.md names with ::: becomes a page, and docs/api.md the list of them."""
 
-import importlib
+import pkgutil
 import re
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -9,20 +9,6 @@ from mkdocs.structure.pages import Page
 
 OPTIONS = "      heading_level: 1\n      show_root_full_path: false\n      separate_signature: true\n"
 ENTRY = re.compile(r"^::: (netsor[\w.]*)\n((?: .*\n)*)", re.MULTILINE)
-
-
-def _object(path: str) -> object:
-    """What a dotted path names."""
-    parts = path.split(".")
-    for split in range(len(parts), 0, -1):
-        try:
-            found: object = importlib.import_module(".".join(parts[:split]))
-        except ModuleNotFoundError:
-            continue
-        for name in parts[split:]:
-            found = getattr(found, name)
-        return found
-    raise ValueError(f"docs/api.md names {path}, which is not there")
 
 
 def _name(path: str) -> str:
@@ -52,7 +38,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return markdown
 
     def line(match: re.Match[str]) -> str:
-        words = (getattr(_object(match[1]), "__doc__", "") or "").split("\n\n")[0]
+        words = (getattr(pkgutil.resolve_name(match[1]), "__doc__", "") or "").split("\n\n")[0]
         return f"- [`{_name(match[1])}`]({_file(match[1])}): {' '.join(words.split())}\n"
 
     return re.sub(r"\n\n(?=- \[)", "\n", ENTRY.sub(line, markdown))

@@ -9,7 +9,7 @@ import pytest
 from .command import netsor
 
 PAGE = (Path(__file__).parent.parent / "docs" / "audit.md").read_text()
-PART = re.compile(r"`(netsor audit [^`]+)`|```text\n(.*?)```", re.DOTALL)
+PART = re.compile(r"`(netsor audit [^`]+)`|```python\n.*?```\n\n```text\n.*?```|```text\n(.*?)```", re.DOTALL)
 NUMBER = re.compile(r"(?<![\w^])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 # the model of the page's section on recipes
 LLAMA = {"model_type": "llama", "num_hidden_layers": 24, "hidden_size": 2048, "intermediate_size": 5632,
@@ -17,7 +17,7 @@ LLAMA = {"model_type": "llama", "num_hidden_layers": 24, "hidden_size": 2048, "i
 
 
 def said():
-    """The lines of the blocks below each command."""
+    """The lines of the blocks below each command; what Python prints, tests/test_docs.py looks at."""
     found: dict[str, list[str]] = {}
     command = ""
     for given, text in PART.findall(PAGE):

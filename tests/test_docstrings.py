@@ -85,6 +85,12 @@ def parameters(thing):
     return set(inspect.signature(thing).parameters) - {"self", "cls"}
 
 
+def defaults(thing, row):
+    """The defaults of parameters that are described together: the page shows the first of them for all."""
+    takes = inspect.signature(thing).parameters if ", " in row else {}
+    return {repr(takes[name].default) for name in row.split(", ") if name in takes}
+
+
 def missing(thing):
     """What the docstring of a public name lacks."""
     found = sections(thing)
@@ -95,6 +101,7 @@ def missing(thing):
     described = found.get("Parameters", "") + found.get("Attributes", "")
     named = {name for row in ITEM.findall(described) for name in row.split(", ")}
     lacks += [f"parameter {name}" for name in sorted(parameters(thing) - named)]
+    lacks += [f"one default for {row}" for row in ITEM.findall(described) if len(defaults(thing, row)) > 1]
     if inspect.isclass(thing):
         return lacks
     returns = inspect.signature(thing).return_annotation not in (None, "None")
@@ -111,7 +118,23 @@ def test_what_lacks_is_found():
         """A line alone."""
         return x
 
+    def together(x=1, y=2, z=2) -> None:
+        """A line.
+
+        Parameters
+        ----------
+        x, y : int
+            Two that differ.
+        z : int
+            One.
+
+        Examples
+        --------
+        >>> together()
+        """
+
     assert missing(bare) == ["Examples", "parameter more", "parameter rest", "parameter x", "Returns"]
+    assert missing(together) == ["one default for x, y"]
     assert missing(property(bare)) == ["Examples"]
 
 

@@ -12,7 +12,8 @@
 # # A recurrent net: one matrix, used at each step
 #
 # States $h_t = \mathrm{erf}(g_t)$ with $g_t = W h_{t-1} + U x_t$, and the same $W$ at each step. At infinite width the
-# coordinates of the $g_t$ are jointly Gaussian with mean 0, and with $K_{st} = \mathbb{E}[Z^{h_s} Z^{h_t}]$
+# coordinates of the $g_t$ are jointly Gaussian with mean 0, and with $K_{st}$ the mean product of a coordinate
+# of $h_s$ and of $h_t$
 #
 # $$\operatorname{Cov}(Z^{g_s}, Z^{g_t}) = \sigma_W^2 K_{s-1, t-1} + \sigma_U^2 \langle x_s, x_t \rangle / 2 .$$
 #

@@ -414,8 +414,12 @@ class Program:
             In place of threads.
         progress : bool or callable
             As in `simulate`.
-        backend, device, precision : str
-            As in `law`.
+        backend : str
+            The array library, as in `Program.law`.
+        device : str, optional
+            Where it computes.
+        precision : str
+            Of numbers, "float64" or "float32".
         **widths : float
             Every width by its name.
 
@@ -531,8 +535,24 @@ class Program:
 
         Parameters
         ----------
-        observed, noise, draws, chains, thin, particles, moves, workers, widths
-            As in `posterior`.
+        observed : mapping of int to float
+            The values, by entry; this and all others as in `posterior`.
+        noise : float or array_like
+            Of the values.
+        draws : int
+            States.
+        chains : int
+            Of states.
+        thin : int
+            Moves between two states.
+        particles : int
+            On the way from the prior.
+        moves : int
+            Of each particle, at each step of the way.
+        workers : int, optional
+            Threads.
+        **widths : float
+            Every width by its name.
 
         Returns
         -------

@@ -80,8 +80,18 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         and `evidence_` tells what was found.
     evidence : bool
         Whether `fit` finds the evidence where there is no grid; it takes longer than the posterior.
-    draws, chains, thin, particles, moves, runs : int
-        As in `Program.posterior` and `Program.log_evidence`.
+    draws : int
+        How many states are kept in all, as in `Program.posterior`.
+    chains : int
+        How many chains start.
+    thin : int
+        How many moves apart the kept states are.
+    particles : int
+        How many go from the prior to the posterior.
+    moves : int
+        Of each particle, at each step of the way.
+    runs : int
+        Of the evidence, as in `Program.log_evidence`.
     kernel_draws : int
         Of the kernel of infinitely many heads.
     workers : int, optional

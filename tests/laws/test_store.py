@@ -53,6 +53,23 @@ def test_joint_laws_come_back(tmp_path):
         assert other.log_evidence == law.log_evidence
 
 
+def test_a_law_is_written_whole_or_not_at_all(tmp_path):
+    """If the disk takes no more half-way, the law that was there stays, and nothing lies beside it."""
+    resource = pytest.importorskip("resource")  # not on Windows
+    path = tmp_path / "law.npz"
+    old, new = LAWS["mixture"](), LAWS["engine"]()
+    old.save(path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            new.save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert ns.load(path).var() == old.var()
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_what_is_no_law_is_refused(tmp_path):
     path = tmp_path / "other.npz"
     np.savez(path, x=np.arange(3))

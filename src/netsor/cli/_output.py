@@ -124,9 +124,9 @@ def check_plot(plot: str | None) -> None:
 
 def draw(plot: str, laws: dict[str, Law]) -> None:
     """The densities, in the style of the paper's figures; of two laws, their difference below."""
+    from .._files import write
     from .._style import new, rendered, styled
     from ..laws import plot as plot_several
-    from ..studies._store import write
 
     with styled():
         if len(laws) == 1:

@@ -84,7 +84,7 @@ class Described:
         Parameters
         ----------
         path : str or pathlib.Path
-            The file; one that is there is replaced.
+            The file, whole or not there however the process ends; one that is there is replaced.
 
         Examples
         --------

@@ -5,6 +5,7 @@ Each kind of law says what arrays it is made of, and makes itself from them agai
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from .._files import write
 from ._law_error import LawError
 from ._origin import Origin
 
@@ -31,8 +33,9 @@ def save(law: Any, path: str | Path) -> None:
     """Write a law to an npz file."""
     arrays: dict[str, Any] = {name: np.asarray(value) for name, value in law._arrays().items() if value is not None}
     about = {"format": FORMAT, "kind": type(law).__name__, "origin": asdict(law.origin)}
-    with open(path, "wb") as file:  # numpy would add .npz to another name
-        np.savez(file, about=np.array(json.dumps(about)), **arrays)
+    file = io.BytesIO()
+    np.savez(file, about=np.array(json.dumps(about)), **arrays)
+    write(Path(path), file.getvalue())
 
 
 def load(path: str | Path) -> Any:

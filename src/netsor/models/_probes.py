@@ -198,8 +198,12 @@ class Probes:
             Does the draws in place of threads here.
         progress : bool or callable
             As in `Program.draw`.
-        backend, device, precision : str
-            As in `Program.law`.
+        backend : str
+            The array library, as in `Program.law`.
+        device : str, optional
+            Where it computes.
+        precision : str
+            Of numbers, "float64" or "float32".
         **widths : float
             Those of the model unless given: `measure(100, n=inf, d=inf, m=inf)` is the limit.
 

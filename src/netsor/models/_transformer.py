@@ -53,12 +53,16 @@ class Transformer(Description):
         "learned", "rotary", "alibi", "relative" or "none".
     length : int, optional
         How many learned positions there are.
-    rotary_base, rotary_fraction : float
-        Of rotary positions; the fraction of the coordinates of a head that is turned.
+    rotary_base : float
+        Of rotary positions.
+    rotary_fraction : float
+        Of the coordinates of a head, those that are turned.
     rotary_stretch : Stretch, optional
         Lowers low frequencies.
-    buckets, distance : int
-        Of relative positions, and beyond which distance they share a bucket.
+    buckets : int
+        Of relative positions.
+    distance : int
+        Beyond which relative positions share a bucket.
     padding : int, optional
         The id whose embedding is zero.
     order : str
@@ -67,8 +71,10 @@ class Transformer(Description):
         "layer" or "rms".
     eps : float
         Of all norms.
-    input_norm, final_norm : bool
-        Whether there is a norm of the embeddings; of the last vectors.
+    input_norm : bool
+        Whether there is a norm of the embeddings.
+    final_norm : bool
+        Whether there is a norm of the last vectors.
     activation : str
         "relu", "gelu", "gelu_tanh", "silu" or "tanh".
     gated : bool
@@ -103,8 +109,10 @@ class Transformer(Description):
         Of queries, keys, values and the output of attention.
     std_in, std_gate, std_out, std_router : float
         Of the perceptron, and of the router of experts.
-    std_embedding, std_position, std_type, std_relative : float
-        Of embeddings, learned positions, one more vector that is added to every token, relative biases.
+    std_embedding, std_position : float
+        Of embeddings, learned positions.
+    std_type, std_relative : float
+        Of one more vector that is added to every token, of relative biases.
     std_logits : float
         Where the logits are not tied.
     bias_in, bias_out : float

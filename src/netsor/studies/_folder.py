@@ -17,7 +17,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ._store import sweep, write
+from .._files import write
+from ._store import sweep
 
 MANIFEST = "manifest.json"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import secrets
 import time
 import zipfile
 from collections.abc import Mapping
@@ -19,22 +18,11 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
+from .._files import write
 
 FORMAT = 3  # to be raised when the engine draws otherwise, or a part holds other numbers
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-
-
-def write(path: Path, content: bytes) -> None:
-    """Put a whole file in its place, or leave what is there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".netsor-{secrets.token_hex(8)}.part")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 def sweep(folder: Path) -> None:

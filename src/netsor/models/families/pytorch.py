@@ -31,8 +31,10 @@ def pytorch_encoder(
 
     Parameters
     ----------
-    d_model, nhead, dim_feedforward : int
-        Sizes, as of `torch.nn.TransformerEncoderLayer`.
+    d_model, nhead : int
+        Width and heads, as of `torch.nn.TransformerEncoderLayer`.
+    dim_feedforward : int
+        Width between the two matrices of the perceptron.
     num_layers : int
         As of `torch.nn.TransformerEncoder`.
     activation : str

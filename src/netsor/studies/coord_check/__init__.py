@@ -84,8 +84,12 @@ def coord_check(
     out : str or pathlib.Path, optional
         A folder, in which finished parts are kept as they are done, an interrupted check goes on where it
         stopped, and the report is written at the end.
-    backend, device, precision : str
-        As in `Program.law`.
+    backend : str
+        The array library, as in `Program.law`.
+    device : str, optional
+        Where it computes.
+    precision : str
+        Of numbers, "float64" or "float32".
     executor : concurrent.futures.Executor, optional
         Does the parts in place of processes here, such as Dask's.
     progress : bool or callable

@@ -54,8 +54,12 @@ def reproduce(
         Of KL: "paper", "exact" or "both".
     tokens : int
         The larger number of tokens of figure 4.
-    backend, device, precision : str
-        As in `Program.law`; a device is used by one process alone.
+    backend : str
+        The array library, as in `Program.law`; a device is used by one process alone.
+    device : str, optional
+        Where it computes.
+    precision : str
+        Of numbers, "float64" or "float32".
     executor : concurrent.futures.Executor, optional
         Does the trials in place of processes here, such as that of a cluster.
 
