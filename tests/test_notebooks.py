@@ -28,6 +28,7 @@ def test_notebook_runs(name, capsys, monkeypatch, tmp_path):
     import matplotlib.pyplot as plt  # slow to import, as jupytext is: by the one process that needs it
 
     plt.switch_backend("Agg")
+    plt.close("all")  # what earlier tests of this process left open
     shown = []
     monkeypatch.setattr(plt, "show", lambda: shown.extend(plt.get_fignums()))
     monkeypatch.chdir(tmp_path)
