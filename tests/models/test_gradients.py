@@ -80,7 +80,12 @@ def test_gradients_have_the_law_of_plain_numpy(name):
 
 
 @pytest.mark.parametrize(
-    "family", [f if f == "encoder" else pytest.param(f, marks=pytest.mark.slow) for f in MODELS if " " not in f]
+    "family",
+    [  # what a router chooses has no gradient, and such models are refused
+        f if f == "encoder" else pytest.param(f, marks=pytest.mark.slow)
+        for f in MODELS
+        if " " not in f and f != "mixtral"
+    ],
 )
 def test_the_program_has_one_law_however_it_is_read(family):
     """The exact engine against the literal interpreter; the level is 1e-4 for all quantities of a model together."""
