@@ -103,7 +103,7 @@ def _slope(f: Function) -> Callable[[Any], Any] | None:
     if f is INVERSE:
         return lambda x: -1.0 / (x * x)
     if isinstance(f.f, partial) and f.f.func is rsqrt:
-        eps = f.parameters[0]
+        eps = f.f.keywords["eps"]
         return lambda x: -0.5 * rsqrt(x, eps) ** 3
     return None
 
