@@ -108,6 +108,7 @@ REASONS = (
     "Gaussian expectations do not tell this law",
     "jumps at the limit of its argument",
     "a part of order n^(-1/2)",
+    "varies faster than can be resolved",
 )
 
 

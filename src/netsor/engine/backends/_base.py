@@ -17,7 +17,7 @@ from .._prices import ACCELERATOR, CPU, Prices
 Array = Any
 
 PRECISIONS = ("float64", "float32")
-ROOM = {"cpu": 2**24, "cuda": 2**31}  # bytes of a block's arrays: what a cache holds, or what keeps a large GPU busy
+ROOM = {"cpu": 2**24, "cuda": 2**32}  # bytes of a block's arrays: what a cache holds, or what keeps a large GPU busy
 MOST = 2**22  # replicas in a block, at most
 BY_QUADRATURE = 2**16  # replicas in a block, at most, where the host may have to integrate for each
 WORKING = 8  # times the bytes of a block's arrays that a library may need, with temporary arrays and two blocks at once
@@ -90,13 +90,16 @@ class Backend(ABC):
         return summed(cells, m, v)
 
     def fits(self, plan: Plan, replicas: int) -> int:
-        """The number of replicas, or an error if the device has too little memory for them."""
-        size = float(WORKING * replicas * plan.bytes * self.itemsize / 8)
-        if size > self.memory():
+        """So many replicas, halved until the device has the memory for them; an error if it has too little for one."""
+        one = float(WORKING * plan.bytes * self.itemsize / 8)
+        room = self.memory()
+        if one > room:
             raise NoDeviceError(
-                f"device={self.device!r}: {replicas} replicas at a time need {in_bytes(size)}, and it has "
-                f"{in_bytes(self.memory())}; take fewer tokens or heads, a smaller width, or backend='numpy'"
+                f"device={self.device!r}: a replica needs {in_bytes(one)}, and it has {in_bytes(room)}; take fewer "
+                "tokens or heads, a smaller width, or backend='numpy'"
             )
+        while replicas * one > room:
+            replicas //= 2
         return replicas
 
     def __str__(self) -> str:
