@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -181,6 +181,8 @@ class Builder:
             kind == "part" and (params["start"], params["stop"]) == (0, args[0].shape[-1])
         ):
             return args[0]
+        if kind == "join" and len(args) == 1:
+            return args[0]
         if kind == "product" and _identity(args[0]) and args[0].shape[:-2] == args[1].shape[:-2]:
             return args[1]
         if kind == "product" and args[0].shape[-1] == 1:  # a column times a row
@@ -232,6 +234,10 @@ class Builder:
         if key is not None:
             self.known[key] = out
         return out
+
+    def fold(self, kind: str, arrays: Sequence[Register]) -> Register:
+        """The sum or the product of arrays, from the first on: `add` or `multiply`."""
+        return reduce(partial(self.step, kind), arrays)
 
     def room(self, shape: Shape, words: str = "") -> Register:
         """A register for an array that varies; refused if it is larger than LARGEST bytes for one replica."""

@@ -61,13 +61,10 @@ def _sample(s: State, value: Vector, x: Vector, known: tuple[Vector, ...], lead:
 def _reach(s: State, x: Vector, known: tuple[Vector, ...], lead: Register) -> Bools:
     """Along what a new direction can lie: x_i, and the directions before it that x_i is not orthogonal to."""
     shape = lead.shape
-    marks = s.vectors[x].support
-    assert marks is not None
-    own = fitted(marks, shape).reshape(-1, shape[-3], shape[-2] * shape[-1])
+    own = fitted(s.support(x), shape).reshape(-1, shape[-3], shape[-2] * shape[-1])
     old = [np.zeros((1, 0, own.shape[-1]), dtype=bool)]
     for v in known:
-        support = s.vectors[v].support
-        assert support is not None
+        support = s.support(v)
         old.append(fitted(support, (*support.shape[:-1], shape[-1])).reshape(-1, v.shape[-1], own.shape[-1]))
     found = []
     for k, rows in enumerate(own):

@@ -64,10 +64,7 @@ def combined(value: Scalar, marks: list[Bools]) -> Bools:
 
 def overlap(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
     """Whether vectors x[…, i] and y[…, j] have a direction in common."""
-    first, second = s.vectors[x].support, s.vectors[y].support
-    assert first is not None
-    assert second is not None
-    return paired(lined(first, x, ndim - 1), lined(second, y, ndim - 1))
+    return paired(lined(s.support(x), x, ndim - 1), lined(s.support(y), y, ndim - 1))
 
 
 def lined(marks: Bools, x: Vector, ndim: int) -> Bools:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._plan import Register
+from ._bits import bits, lowest
 from ._clusters import Group
 from ._rotation import Angles, process, turned_products
-from ._state import Bools, Floats, State
+from ._state import Floats, State
 
 
 def mean(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
@@ -67,10 +67,8 @@ def turned_scores(s: State, value: Scalar, x: Vector, y: Vector) -> Register | N
 
 def _reach(s: State, x: Vector) -> tuple[int, int]:
     """The range of directions along which vectors of a value can have coordinates."""
-    support = s.vectors[x].support
-    assert support is not None
-    found = np.flatnonzero(support.reshape(-1, support.shape[-1]).any(axis=0))
-    return (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
+    found = bits(s.support(x))
+    return lowest(found, 0), found.bit_length()
 
 
 def crossed(
@@ -83,28 +81,25 @@ def crossed(
     more = () if turned is None else (len(turned[1]),)
     build, parts = s.build, []
     start, stop = _reach(s, y) if turned is None else (0, s.vectors[y].lead.shape[-1])
-    lead, ours, theirs = s.vectors[x].lead, s.vectors[x].support, s.vectors[y].support
-    assert ours is not None
-    assert theirs is not None
+    lead = s.vectors[x].lead
     for group in s.groups_of(x):
         frame, places = s.limit(group), group.positions[x]
         if y not in group.positions or frame.directions == 0:
             parts.append((places, build.constant(np.zeros((*places.shape, *more, 0)))))
             continue
         rows = s.gathered(lead, places, frame.directions)
-        here = _directions(ours, places, frame.directions)
-        there = _directions(theirs, group.positions[y], frame.directions)
+        here, there = (_directions(s, v, group) for v in (x, y))
         total: Register | None = None
         for j, second in enumerate(frame.blocks):
-            if not there[second.start : second.stop].any():
+            if not there & second.bits:
                 continue
             for i, first in enumerate(frame.blocks):
-                if here[first.start : first.stop].any():
+                if here & first.bits:
                     some = build.step("part", rows, start=first.start, stop=first.stop)
                     if prepare is not None:
                         prepare(s, group, i, j)
                     if turned is None:
-                        same = i == j and bool((here & there)[first.start : first.stop].any())
+                        same = i == j and bool(here & there & first.bits)
                         made = build.step("product", some, frame.normals(i, j, same))
                     else:
                         normals = frame.process(i, j, *turned[1:])
@@ -125,7 +120,7 @@ def crossed(
     return build.reshape(rows, *lead.shape[:-1], *more, rows.shape[-1])
 
 
-def _directions(support: Bools, places: npt.NDArray[np.intp], directions: int) -> Bools:
-    """The directions of a frame that some vector at these places reaches."""
-    found = np.asarray(support.reshape(-1, support.shape[-1])[places.ravel()].any(axis=0))[:directions]
-    return np.pad(found, (0, directions - len(found)))
+def _directions(s: State, x: Vector, group: Group) -> int:
+    """The directions of a frame that some vector of a value reaches."""
+    support = s.support(x)
+    return bits(support.reshape(-1, support.shape[-1])[group.positions[x].ravel()])

@@ -114,7 +114,7 @@ class State:
         build = self.build
         width = max(a.shape[-1] for _, a in parts)
         flat = [build.fitted(build.reshape(a, a.shape[0] * a.shape[1], *a.shape[2:]), width) for _, a in parts]
-        rows = build.step("join", *flat, axis=0) if len(flat) > 1 else flat[0]
+        rows = build.step("join", *flat, axis=0)
         return build.taken(rows, np.argsort(np.concatenate([p.ravel() for p, _ in parts])), axis=0)
 
     def gathered(self, a: Register, places: Ints, width: int) -> Register:
@@ -130,6 +130,12 @@ class State:
     def groups_from(self, value: Value) -> list[Group]:
         """The groups that have sources of a value."""
         return self.facts.with_sources.get(value, [])
+
+    def support(self, x: Value) -> Bools:
+        """At infinite width, along which directions vectors can have coordinates of order 1."""
+        found = self.vectors[x].support
+        assert found is not None
+        return found
 
     def limit(self, group: Group) -> Limit:
         """The frames of a group whose directions are sources and features."""

@@ -19,7 +19,7 @@ from .._gradient_normals import enter_normals
 from .._linear import fitted
 from .._marks import lined, paired
 from .._products import crossed_products, paired_products
-from .._state import Bools, Epsilon, State, Unit
+from .._state import Epsilon, State, Unit
 
 Rules = Mapping[type[Operation], Callable[..., Epsilon]]
 
@@ -90,7 +90,7 @@ class Dual:
     def product(self, x: Vector, y: Vector, ndim: int) -> Epsilon:
         """The ε parts of ⟨x_i, y_j⟩, summed over blocks: x0 · N · y0 + x1 · y0 + x0 · y1, with so many axes."""
         s, leading = self.s, ndim - 1
-        here, there = (lined(self.support(v), v, leading) for v in (x, y))
+        here, there = (lined(s.support(v), v, leading) for v in (x, y))
         more, other = self[x], self[y]
         unknown = unknown_pairs(s, x, y, ndim, self.__getitem__)
         unknown = (
@@ -117,12 +117,6 @@ class Dual:
             enter_normals(s, group, i, j, self.__getitem__)
 
         return crossed_products(self.s, x, y, ndim, prepare)
-
-    def support(self, x: Vector) -> Bools:
-        """Along which directions vectors can have coordinates of order 1."""
-        found = self.s.vectors[x].support
-        assert found is not None
-        return found
 
     def unit(self, x: Vector) -> Unit:
         """An ε part counts in the units m^(−1/2) of its space, m the width of one of its blocks."""
@@ -155,5 +149,5 @@ def none(dual: Dual, value: Value, op: Operation) -> Epsilon:
 
 def not_known(dual: Dual, value: Value, op: Operation) -> Epsilon:
     """The rule of what has an ε part that is not known, along all directions that a vector has."""
-    some = dual.support(value) if isinstance(value, Vector) else np.ones(value.shape, dtype=bool)
+    some = dual.s.support(value) if isinstance(value, Vector) else np.ones(value.shape, dtype=bool)
     return Epsilon(None, np.zeros_like(some), some)

@@ -29,7 +29,7 @@ def score(dual: Dual, value: Scalar, x: Vector, y: Vector) -> Register:
         found = dual[v]
         seen = (
             lined(found.support | found.unknown, v, value.ndim - 1),
-            lined(dual.support(other), other, value.ndim - 1),
+            lined(s.support(other), other, value.ndim - 1),
         )
         _refuse(s, value, x, y, paired(*seen) if v is x else np.swapaxes(paired(*seen), -1, -2))
     return turned

@@ -37,7 +37,7 @@ def span(dual: Dual, value: Vector, op: Span) -> Epsilon:
 
     # Which of the directions, those known before and the new ones, each new one may depend on at order 1 (`own`)
     given = [*known, value]
-    every = np.concatenate([wide(dual.support(v), v) for v in given], axis=-3)
+    every = np.concatenate([wide(s.support(v), v) for v in given], axis=-3)
     apart = _apart(every.reshape(-1, every.shape[-3], blocks * width))  # (copies, all, all)
     apart = apart[:, -count:].reshape(*value.shape[:-1], count, -1)
     own = ~apart & np.tri(count, apart.shape[-1], apart.shape[-1] - count, dtype=bool)

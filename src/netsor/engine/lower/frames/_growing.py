@@ -56,7 +56,7 @@ class Growing(Frame):
     def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """Directions that span the vectors, from their coordinates: what is small beside others keeps its digits."""
         build, given = self.build, with_ones(self, rows, first)
-        vectors = build.step("join", *given, axis=1) if len(given) > 1 else given[0]
+        vectors = build.step("join", *given, axis=1)
         known = self.coordinates() if outputs else None
         rest = build.step("part", vectors, start=first, stop=self.directions)
         spanned = build.step("basis", rest, words="turn the frame to span the vectors still in use")

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..._plan import CROSS, OWN, Builder, Register, named
+from .._bits import bits, ranged
+from .._bits import marks as marks_of
 from .._clusters import Group, Number
-from .._features import Features, added
+from .._features import Features, Rests
 from ._frame import Application, Bools, Frame
 
 Floats = npt.NDArray[np.float64]
@@ -32,9 +34,12 @@ class Directions:
     start: int
     stop: int
     number: Number  # of the value, for seeds; NO_VALUE for (1, …, 1)
-    feature: Features | None = (
-        None  # what these are functions of, if they are outputs of a nonlinearity: see `_features`
-    )
+    feature: Features | None = None  # what these are, if they are outputs of a nonlinearity: see `_features`
+
+    @property
+    def bits(self) -> int:
+        """The set of these directions."""
+        return ranged(self.start, self.stop)
 
 
 class Stationary(Protocol):
@@ -94,32 +99,27 @@ class Limit(Frame):
 
     def apply(self, at: Application) -> tuple[Register, Bools, int]:
         """Features: coordinates along what they are functions of, and along directions of their own."""
-        build, frames, d = self.build, self.group.frames, self.directions
+        build, frames, d, ones = self.build, self.group.frames, self.directions, int(self.group.constant)
         count = at.rows[0].shape[1]
-        features = self.mask([b for b in self.blocks if b.feature is not None])
-        supports, centred = [], []
-        for marks in at.marks:
-            reach = np.asarray(marks.any(axis=(0, 1)))
-            if (reach & features).any():
-                raise NestedError(self.group.number)
-            centred.append(not (self.group.constant and reach[0]))
-            if self.group.constant:
-                reach[0] = False
-            supports.append(reach)
-        rows = [build.reshape(a, frames, count, 1, d) for a in at.rows]
-        u = build.step("join", *rows, axis=2) if len(rows) > 1 else rows[0]
-        new = Features(at.f, u, np.stack(supports), tuple(at.params), tuple(centred), tuple(at.vectors))
-        along = np.zeros(d + count, dtype=bool)
-        along[d:], along[: int(self.group.constant)] = True, True
-        if at.linear:
-            along[:d] |= new.slopes()
-        start = 0
-        for earlier in at.rests.features:
-            along[at.rests.places[start : start + earlier.count]] = new.related(earlier)
-            start += earlier.count
+        reached = [bits(marks) for marks in at.marks]
+        if any(reach & block.bits for reach in reached for block in self.blocks if block.feature is not None):
+            raise NestedError(self.group.number)
+        supports, centred = tuple(reach & ~ones for reach in reached), tuple(not reach & ones for reach in reached)
+        u = build.step("join", *(build.reshape(a, frames, count, 1, d) for a in at.rows), axis=2)
+        new = Features(at.f, u, supports, tuple(at.params), centred, tuple(at.vectors))
+        along = ranged(d, d + count) | ones | (new.slopes if at.linear else 0)
+        for block in self.blocks:
+            if block.feature is not None and block.feature.rests is at.rests and new.related(block.feature):
+                along |= block.bits
         first = 0 if at.linear or at.rests.features else d
-        lead = added(build, self, at.rests, new, at.linear, at.number, named(at.f))
-        return lead, np.broadcast_to(along, (frames, count, d + count)), first
+        lead = self.add(new, at.rests, at.linear, at.number, named(at.f))
+        return lead, np.broadcast_to(marks_of(along, d + count), (frames, count, d + count)), first
+
+    def add(self, new: Features, rests: Rests, linear: bool, number: Number, words: str) -> Register:
+        """The coordinates of new features of a component, with a direction for each."""
+        rows = rests.add(self.build, new, self.directions, linear, bool(self.group.constant), words)
+        self.unit(number, new.count, replace(new, rows=rows, rests=rests))
+        return rows
 
     def normals(self, a: int, b: int, same: bool = False) -> Register:
         """At infinite width, the normals N_ab between the directions of two blocks, (frames, a's, b's).
@@ -194,7 +194,7 @@ class Limit(Frame):
         # the factor for the first of the differences is that of fewer: what was drawn for them stays
         root = build.step("factor", build.constant(law.covariance(known.gaps[:, None] - known.gaps)))
         rows = build.taken(root, np.array([int(np.flatnonzero(known.gaps == r)[0]) for r in wanted]), axis=0)
-        normals = build.step("join", *known.normals, axis=3) if len(known.normals) > 1 else known.normals[0]
+        normals = build.step("join", *known.normals, axis=3)
         made = build.step("gram", normals, rows)  # (frames, later's, earlier's, r)
         made = build.step("permute", made, axes=(0, 1, 3, 2) if a > b else (0, 2, 3, 1))
         return build.reshape(made, frames, first.stop - first.start, len(gaps) * (second.stop - second.start))
@@ -202,7 +202,7 @@ class Limit(Frame):
     def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """The same where products alone are asked for, no score; the direction of (1, …, 1) stays the first."""
         build, means = self.build, int(self.group.constant)
-        vectors = build.step("join", *rows, axis=1) if len(rows) > 1 else rows[0]
+        vectors = build.step("join", *rows, axis=1)
         others = build.step("part", vectors, start=means, stop=self.directions)
         spanned = build.step("basis", others, words="turn the frame to span the vectors still in use")
         made = build.step("gram", others, spanned)
@@ -212,10 +212,3 @@ class Limit(Frame):
         self.blocks = [*self.blocks[:means], Directions(means, self.directions, NO_VALUE)]
         ends = np.cumsum([0, *(row.shape[1] for row in rows)])
         return self, [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(rows))]
-
-    def mask(self, chosen: Sequence[Directions]) -> npt.NDArray[np.bool_]:
-        """Which directions belong to these blocks."""
-        found = np.zeros(self.directions, dtype=bool)
-        for block in chosen:
-            found[block.start : block.stop] = True
-        return found
