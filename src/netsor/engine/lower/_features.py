@@ -209,7 +209,7 @@ def _kernel(build: Builder, x: Features, y: Features, constant: bool, words: str
     if type(x) is Features and type(y) is not Features:  # those with rules of their own come first
         return build.step("transposed", _kernel(build, y, x, constant, words))
     sets = independent(x, y)
-    return build.fold("multiply", [x.expected(build, ours, y, theirs, constant, words) for ours, theirs in sets])
+    return build.fold("multiply", (x.expected(build, ours, y, theirs, constant, words) for ours, theirs in sets))
 
 
 def kernel(build: Builder, left: Part, right: Part, constant: bool, words: str = "") -> Register:
@@ -232,7 +232,7 @@ def _regression(build: Builder, new: Features, constant: bool, directions: int) 
     """E[F] along (1, …, 1) and β · u along the rest, (frames, k, directions): of each set, times the others' means."""
     found = [new.linear(build, factors, constant) for factors, _ in independent(new, None)]
     means = [mean for mean, _ in found]
-    rows = [build.fold("multiply", [row, *means[:k], *means[k + 1 :]]) for k, (_, row) in enumerate(found)]
+    rows = (build.fold("multiply", [row, *means[:k], *means[k + 1 :]]) for k, (_, row) in enumerate(found))
     total = build.fitted(build.fold("add", rows), directions)
     if constant:  # the first direction: the mean itself, in place of β times the means of the arguments
         rest = build.step("part", total, start=1, stop=directions)

@@ -51,9 +51,7 @@ def ruled(frame: Limit, feature: Features, source: Directions | None = None) -> 
         return False
     function = _functions(frame, feature, source)
     others = feature.rests.features if feature.rests is not None else []
-    return simple(function, function) and all(
-        isinstance(x, Tilted) or simple(function, x) or not function.related(x) for x in others
-    )
+    return simple(function, function) and all(simple(function, x) or not function.related(x) for x in others)
 
 
 def _functions(frame: Limit, feature: Features, source: Directions | None) -> Tilted:

@@ -18,8 +18,9 @@ from ...language._operation import Apply, Gaussian, MatMul, Nonlin, Normal, Root
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
 from .._plan import named
+from ._angles import Floats
 from ._marks import nonzero
-from ._state import Bools, Floats, State
+from ._state import Bools, State
 
 TRIALS = 8  # moves of the arguments, in random directions
 TINY = 1e-150  # a move away from 0 whose square is not 0

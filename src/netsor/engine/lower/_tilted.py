@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...activations import Function
+from .._error import InfiniteError
 from .._plan import Builder, Register, named
 from ._bits import ranged
 from ._features import Factors, Features, Part, independent, kernel, moments
@@ -81,8 +82,7 @@ class Tilted(Features):
     ) -> Register:
         """E[e_a F_l F'_j]."""
         if not (_of_one(self, ours) and _of_one(other, theirs)):
-            x, y = (z.whole(build) if isinstance(z, Tilted) else z for z in (self, other))
-            return x.expected(build, ours, y, theirs, constant, words)
+            raise InfiniteError("gradients behind a nonlinearity of several vectors, at width inf")
         left, right = _side(build, self, ours), _side(build, other, theirs)
         if left[0] is not None:
             found = _tilted(build, left, right, words)
@@ -97,16 +97,6 @@ class Tilted(Features):
         """The sources, (frames, A, directions)."""
         rows = np.eye(self.stop - self.start, self.directions, self.start)
         return build.constant(np.broadcast_to(rows, (self.arguments.shape[0], *rows.shape)))
-
-    def whole(self, build: Builder) -> Features:
-        """The same as functions of several arguments, of which nothing is known."""
-        frames, k, count, _ = self.arguments.shape
-        given = self._spread(build, build.fitted(self.arguments, self.directions), 1)
-        columns = [build.taken(given, np.array([number]), axis=2) for number in range(count)]
-        e = build.step("take", self.e(build), places=np.repeat(np.arange(self.stop - self.start), k), axis=1)
-        columns[self.u] = build.reshape(e, frames, self.count, 1, self.directions)
-        params = tuple(self._spread(build, p, 1) for p in self.params)
-        return Features(self.f, build.step("join", *columns, axis=2), self.supports, params, self.centred, ())
 
     def _spread(self, build: Builder, found: Register, axis: int) -> Register:
         """What was found for all l, for all a and l."""

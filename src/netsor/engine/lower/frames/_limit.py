@@ -11,19 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._plan import CROSS, OWN, Builder, Register, named
+from .._angles import Angles, Floats
 from .._bits import bits, ranged
 from .._bits import marks as marks_of
 from .._clusters import Group, Number
 from .._features import Features, Rests
-from ._frame import Application, Bools, Frame
+from ._frame import Application, Bools, Frame, of_each, spanned
 
-Floats = npt.NDArray[np.float64]
 NO_VALUE = (-1, 0, 0)
 
 
@@ -42,18 +40,11 @@ class Directions:
         return ranged(self.start, self.stop)
 
 
-class Stationary(Protocol):
-    """The covariance of a process over differences of positions, by their differences."""
-
-    def covariance(self, r: Floats) -> Floats:
-        """At these differences."""
-
-
 @dataclass(eq=False)
 class Field:
     """The normals of two blocks of directions as a process: the differences asked for, and what was drawn for each."""
 
-    law: Stationary
+    law: Angles
     gaps: Floats = field(default_factory=lambda: np.zeros(0))
     normals: list[Register] = field(default_factory=list)  # (frames, later's, earlier's, differences)
 
@@ -136,14 +127,10 @@ class Limit(Frame):
             later, earlier, frames = self.blocks[a], self.blocks[b], self.group.frames
             size = later.stop - later.start
             if a == b:
-                key = (*later.number, OWN, 0)
-                drawn = self.build.draw(
-                    "normals", key, (frames, size * (size - 1) // 2), "scores of sources drawn together"
-                )
-                places = np.full((size, size), drawn.shape[-1])  # the last is a 0
-                places[np.tril_indices(size, -1)] = np.arange(drawn.shape[-1])
-                places = np.minimum(places, places.T)
-                made = self.build.step("triangle", drawn, places=places.ravel(), shape=(size, size))
+                words = "scores of sources drawn together"
+                below = frames, size * (size - 1) // 2
+                drawn = self.build.draw("normals", (*later.number, OWN, 0), below, words)
+                made = self._square(drawn, np.tri(size, k=-1, dtype=bool))
             else:
                 again = self.crossings[a] = self.crossings.get(a, -1) + 1
                 key = (*later.number, CROSS, again)
@@ -159,13 +146,18 @@ class Limit(Frame):
             size = block.stop - block.start
             key = (*block.number, OWN, 1)
             drawn = self.build.draw("normals", key, (frames, size), "squares of sources")
-            places = np.full((size, size), size)  # the last is a 0
-            np.fill_diagonal(places, np.arange(size))
             drawn = self.build.step("scale", drawn, by=math.sqrt(2.0))
-            self.diagonals[a] = self.build.step("triangle", drawn, places=places.ravel(), shape=(size, size))
+            self.diagonals[a] = self._square(drawn, np.eye(size, dtype=bool))
         return self.diagonals[a]
 
-    def process(self, a: int, b: int, gaps: Floats, law: Stationary) -> Register | None:
+    def _square(self, drawn: Register, at: Bools) -> Register:
+        """A symmetric matrix with these entries, and 0 elsewhere."""
+        places = np.full(at.shape, drawn.shape[-1])  # the last is a 0
+        places[at] = np.arange(drawn.shape[-1])
+        places = np.minimum(places, places.T)
+        return self.build.step("triangle", drawn, places=places.ravel(), shape=at.shape)
+
+    def process(self, a: int, b: int, gaps: Floats, law: Angles) -> Register | None:
         """The normals N_ab(r) of two blocks for differences r of positions, a process with this law over r.
 
         (frames, a's, r · b's); None for one block with itself, or if the two were asked for with another law. Vectors
@@ -192,7 +184,7 @@ class Limit(Frame):
             words = "scores: a normal for each pair of directions and difference of positions"
             known.add(new, build.draw("normals", number, (frames, *sizes, len(new)), words))
         # the factor for the first of the differences is that of fewer: what was drawn for them stays
-        root = build.step("factor", build.constant(law.covariance(known.gaps[:, None] - known.gaps)))
+        root = build.step("factor", build.constant(law.kappa(known.gaps[:, None] - known.gaps)))
         rows = build.taken(root, np.array([int(np.flatnonzero(known.gaps == r)[0]) for r in wanted]), axis=0)
         normals = build.step("join", *known.normals, axis=3)
         made = build.step("gram", normals, rows)  # (frames, later's, earlier's, r)
@@ -201,14 +193,8 @@ class Limit(Frame):
 
     def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """The same where products alone are asked for, no score; the direction of (1, …, 1) stays the first."""
-        build, means = self.build, int(self.group.constant)
-        vectors = build.step("join", *rows, axis=1)
-        others = build.step("part", vectors, start=means, stop=self.directions)
-        spanned = build.step("basis", others, words="turn the frame to span the vectors still in use")
-        made = build.step("gram", others, spanned)
-        if means:
-            made = build.step("join", build.step("part", vectors, start=0, stop=1), made, axis=2)
+        means = int(self.group.constant)
+        _, made = spanned(self, self.build.step("join", *rows, axis=1), means)
         self.directions, self.scores = made.shape[-1], False
         self.blocks = [*self.blocks[:means], Directions(means, self.directions, NO_VALUE)]
-        ends = np.cumsum([0, *(row.shape[1] for row in rows)])
-        return self, [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(rows))]
+        return self, of_each(self.build, made, rows)
