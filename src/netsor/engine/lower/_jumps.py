@@ -18,8 +18,9 @@ from ...language._operation import Apply, Gaussian, MatMul, Nonlin, Normal, Root
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
 from .._plan import named
+from ._angles import Floats
 from ._marks import nonzero
-from ._state import Bools, Floats, State
+from ._state import Bools, State
 
 TRIALS = 8  # moves of the arguments, in random directions
 TINY = 1e-150  # a move away from 0 whose square is not 0
@@ -56,8 +57,7 @@ def _limits(s: State, x: Value) -> Floats:
             return np.broadcast_to(np.asarray(known, dtype=np.float64)[0], x.shape).copy()
         return np.where(nonzero(s, x), np.nan, 0.0)
     assert isinstance(x, Vector)
-    lead, support = s.vectors[x].lead, s.vectors[x].support
-    assert support is not None
+    lead, support = s.vectors[x].lead, s.support(x)
     found = np.where(support.any(axis=(-2, -1)), np.nan, 0.0)
     if lead.value is not None and all(group.constant for group in s.groups_of(x)):  # direction 0 is (1, …, 1)
         means = np.asarray(lead.value)[0][..., 0]

@@ -113,8 +113,7 @@ def _application(
     for x in vectors:
         at = s.argument(x, value, places)
         rows.append(s.gathered(s.vectors[x].lead, at, frame.directions))
-        support = s.vectors[x].support
-        assert support is not None
+        support = s.support(x)
         wide = fitted(support, (*support.shape[:-1], frame.directions))
         marks.append(wide.reshape(-1, frame.directions)[at])
         taken.append((x, at))

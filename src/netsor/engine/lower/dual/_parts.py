@@ -17,9 +17,9 @@ from .._clashes import unknown_pairs
 from .._clusters import Group
 from .._gradient_normals import enter_normals
 from .._linear import fitted
-from .._marks import lined, paired
+from .._marks import meeting
 from .._products import crossed_products, paired_products
-from .._state import Bools, Epsilon, State, Unit
+from .._state import Epsilon, State, Unit
 
 Rules = Mapping[type[Operation], Callable[..., Epsilon]]
 
@@ -89,16 +89,12 @@ class Dual:
 
     def product(self, x: Vector, y: Vector, ndim: int) -> Epsilon:
         """The ε parts of ⟨x_i, y_j⟩, summed over blocks: x0 · N · y0 + x1 · y0 + x0 · y1, with so many axes."""
-        s, leading = self.s, ndim - 1
-        here, there = (lined(self.support(v), v, leading) for v in (x, y))
-        more, other = self[x], self[y]
+        s, more, other, ours, theirs = self.s, self[x], self[y], self.s.support(x), self.s.support(y)
         unknown = unknown_pairs(s, x, y, ndim, self.__getitem__)
-        unknown = (
-            unknown | paired(lined(more.unknown, x, leading), there) | paired(here, lined(other.unknown, y, leading))
-        )
-        some, others = (np.asarray(marks.any(axis=(-2, -1))) for marks in (here, there))
-        support = some[..., :, None] & others[..., None, :]
-        first, second = paired(lined(more.support, x, leading), there), paired(here, lined(other.support, y, leading))
+        unknown |= meeting(x, more.unknown, y, theirs, ndim) | meeting(x, ours, y, other.unknown, ndim)
+        some, others = (np.asarray(marks.any(axis=(-2, -1), keepdims=True)) for marks in (ours, theirs))
+        support = meeting(x, some, y, others, ndim)
+        first, second = meeting(x, more.support, y, theirs, ndim), meeting(x, ours, y, other.support, ndim)
         terms = []
         if (support & ~unknown).any():
             terms.append(self.crossed(x, y, ndim))
@@ -106,9 +102,8 @@ class Dual:
             terms.append(paired_products(s, more.part, s.vectors[y].lead, x, y, ndim))
         if other.part is not None and second.any():
             terms.append(paired_products(s, s.vectors[x].lead, other.part, x, y, ndim))
-        support = support | first | second
         guards = tuple(dict.fromkeys((*more.guards, *other.guards)))
-        return Epsilon(self.sum(terms), np.broadcast_to(support, unknown.shape), unknown, self.unit(x), None, guards)
+        return Epsilon(self.sum(terms), support | first | second, unknown, self.unit(x), None, guards)
 
     def crossed(self, x: Vector, y: Vector, ndim: int) -> Register:
         """x0 · N · y0, with the normals that have a rule of their own entered before."""
@@ -117,12 +112,6 @@ class Dual:
             enter_normals(s, group, i, j, self.__getitem__)
 
         return crossed_products(self.s, x, y, ndim, prepare)
-
-    def support(self, x: Vector) -> Bools:
-        """Along which directions vectors can have coordinates of order 1."""
-        found = self.s.vectors[x].support
-        assert found is not None
-        return found
 
     def unit(self, x: Vector) -> Unit:
         """An ε part counts in the units m^(−1/2) of its space, m the width of one of its blocks."""
@@ -139,12 +128,10 @@ class Dual:
 
     def sum(self, terms: Sequence[Register]) -> Register | None:
         """The sum of arrays, the last axes of which may end in zeros that are not written."""
+        if not terms:
+            return None
         width = max((t.shape[-1] for t in terms if t.shape), default=0)
-        total: Register | None = None
-        for term in terms:
-            wide = self.s.build.fitted(term, width) if term.shape else term
-            total = wide if total is None else self.s.build.step("add", total, wide)
-        return total
+        return self.s.build.fold("add", [self.s.build.fitted(t, width) if t.shape else t for t in terms])
 
 
 def none(dual: Dual, value: Value, op: Operation) -> Epsilon:
@@ -155,5 +142,5 @@ def none(dual: Dual, value: Value, op: Operation) -> Epsilon:
 
 def not_known(dual: Dual, value: Value, op: Operation) -> Epsilon:
     """The rule of what has an ε part that is not known, along all directions that a vector has."""
-    some = dual.support(value) if isinstance(value, Vector) else np.ones(value.shape, dtype=bool)
+    some = dual.s.support(value) if isinstance(value, Vector) else np.ones(value.shape, dtype=bool)
     return Epsilon(None, np.zeros_like(some), some)

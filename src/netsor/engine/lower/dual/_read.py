@@ -9,7 +9,7 @@ from ....language._value import Scalar, Vector
 from ..._error import ExactError
 from ..._plan import Register
 from .._clashes import unknown_pairs
-from .._marks import lined, overlap, paired
+from .._marks import meeting, overlap
 from .._products import paired_products, products, turned_scores
 from .._state import Bools, State
 from ._parts import Dual
@@ -24,14 +24,9 @@ def score(dual: Dual, value: Scalar, x: Vector, y: Vector) -> Register:
     turned = turned_scores(s, value, x, y)
     if turned is None:
         return s.build.step("scale", read(dual, value, x, y), by=1 / s.norm(x))
-    _refuse(s, value, x, y, unknown_pairs(s, x, y, value.ndim, dual.__getitem__))
-    for v, other in ((x, y), (y, x)):
-        found = dual[v]
-        seen = (
-            lined(found.support | found.unknown, v, value.ndim - 1),
-            lined(dual.support(other), other, value.ndim - 1),
-        )
-        _refuse(s, value, x, y, paired(*seen) if v is x else np.swapaxes(paired(*seen), -1, -2))
+    first, second = (found.support | found.unknown for found in (dual[x], dual[y]))
+    seen = meeting(x, first, y, s.support(y), value.ndim) | meeting(x, s.support(x), y, second, value.ndim)
+    _refuse(s, value, x, y, seen | unknown_pairs(s, x, y, value.ndim, dual.__getitem__))
     return turned
 
 
