@@ -38,7 +38,7 @@ def stamps(folder):
 
 @pytest.fixture(scope="module", autouse=True)
 def shorter():
-    """The formulas of the limit law, the same in every report, are drawn once; two numbers of heads in place of nine."""
+    """The formulas of the limit law are drawn once for all reports; two numbers of heads in place of nine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_report, "law", cache(_report.law))
         for module in (_claims, _draw, _measure):
