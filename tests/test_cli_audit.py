@@ -19,6 +19,7 @@ from netsor.studies.audit._quantities import BLOCKS
 
 from .command import netsor
 from .inline import Inline
+from .keep import keep
 from .studies.paper.test_processes import HANG, Running
 
 CONFIG = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
@@ -330,7 +331,7 @@ def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
 
 
 @POSIX
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kept", keep([True, False], True))
 def test_an_interrupt_keeps_what_is_done(kept, tmp_path):
     """An endless audit, so that it is the signal that ends it, and nothing is left running."""
     (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))

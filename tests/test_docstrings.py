@@ -34,7 +34,8 @@ PAGES = [
 FINDER = doctest.DocTestFinder(exclude_empty=True, recurse=False)
 ITEM = re.compile(r"^\*{0,2}(\w+(?:, \w+)*)(?: :.*)?$", re.MULTILINE)
 PROPERTIES = (property, functools.cached_property)
-MEASURED = functools.cache(_check.measure)  # a part of a check tells all that its numbers depend on
+# A part of a check or of an audit tells all that its numbers depend on, and many examples have one in common.
+CHECKED, AUDITED = functools.cache(_check.measure), functools.cache(_audit.measure)
 
 
 def members(kind):
@@ -155,7 +156,8 @@ def test_examples(name, monkeypatch):
     matplotlib.use("Agg")
     monkeypatch.setattr(_audit, "Workers", Inline)  # the same bits, and no process to begin
     monkeypatch.setattr(_check, "Workers", Inline)
-    monkeypatch.setattr(_check, "measure", MEASURED)  # the examples of its results have one check in common
+    monkeypatch.setattr(_check, "measure", CHECKED)
+    monkeypatch.setattr(_audit, "measure", AUDITED)
     said = []
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     runner.run(EXAMPLES[name], out=said.append)

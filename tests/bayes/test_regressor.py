@@ -99,6 +99,7 @@ def test_where_more_examples_change_what_is_drawn():
     assert np.all(np.abs(off) < 5 * np.hypot(ours.error, weighted.error[5:]))
 
 
+@pytest.mark.slow
 def test_infinitely_many_heads_are_the_gaussian_of_the_prior():
     """The same kernel as the law's covariance, within its noise; and the evidence of that process."""
     x = tokens(10, seed=6)

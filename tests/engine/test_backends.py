@@ -14,6 +14,7 @@ from netsor.engine import _instructions, _orthogonal, _plan
 from netsor.engine.backends import NoDeviceError, _base, _chi, _jax, choose
 from netsor.engine.lower import make_plan
 
+from ..keep import keep
 from . import factor_cases
 from . import test_small_parts as small_parts
 from .backend_cases import (
@@ -28,15 +29,15 @@ from .backend_cases import (
 from .compare import conditional
 
 JAX = {"backend": "jax", "device": "cpu"}
+QUICK = ("transformer", "own function", "few degrees of freedom", "limit, by the host")
 
 
 @pytest.mark.parametrize(
     ("case", "precision"),
     [
-        *((case, "float32") for case in CASES if case != "layer"),  # the harder one
-        pytest.param("layer", "float32", marks=pytest.mark.slow),  # as "few degrees of freedom", at another width
-        ("transformer", "float64"),
-        *(pytest.param(case, "float64", marks=pytest.mark.slow) for case in CASES if case != "transformer"),
+        # single precision is the harder one
+        *keep([(case, "float32") for case in CASES], *((case, "float32") for case in QUICK)),
+        *(pytest.param(case, "float64", marks=pytest.mark.slow) for case in CASES),
     ],
 )
 def test_jax_has_the_law_of_numpy(case, precision):

@@ -6,6 +6,7 @@ from scipy import stats
 
 from netsor import inf, models
 
+from ..keep import keep
 from .backprop import drawn_gradients, passed, read_back
 from .small import inputs
 from .test_probes import MODELS
@@ -59,7 +60,7 @@ def test_the_tape_of_plain_numpy_has_the_derivative_of_its_loss(name):
     assert slope == pytest.approx((after - before) / (2 * h), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", [n if n in DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in OWN])
+@pytest.mark.parametrize("name", keep(OWN, "llama"))
 def test_gradients_have_the_law_of_plain_numpy(name):
     """Kolmogorov–Smirnov, level 1e-4 for all quantities of a model together; width 8."""
     model, draws = own(name), 300 if name in DEFAULT else 1000

@@ -166,6 +166,7 @@ def test_logits_so_large_that_the_first_loss_exceeds_that_of_ignorance():
     assert np.median(large) > math.log(500) + 1
 
 
+@pytest.mark.slow
 def test_tied_logits_keep_their_spread_in_the_limit():
     """Of an id that occurs: the law at the model's widths and in the limit have variances within 15 %."""
     model = models.read(CONFIGS["gpt2"]).replace(layers=1, width=256, head_dim=128, hidden=1024, std=0.05)
