@@ -12,7 +12,7 @@ LETTERS = {"C": "ℂ", "N": "ℕ", "P": "ℙ", "Q": "ℚ", "R": "ℝ", "Z": "ℤ
 PRIME = re.compile(r"<msup>(<m[ino]>[^<]*</m[ino]>)<mi>(&#x0203[23];)</mi></msup>")  # x′, whose sign is raised already
 PRIMES = re.compile(r"<msubsup>(<mi>[^<]*</mi>)((?:(?!</?msubsup>).)*?)<mi>(&#x0203[23];)</mi></msubsup>")  # x′_i
 SUM = re.compile(r"<mo>(&#x02211;|&#x0222B;|&#x0220F;)</mo>")
-# Spaces as TeX sets them: what is no operator is a letter, a slash has none, a sign is not a difference, a name has them.
+# Spaces as TeX sets them: none around letters and a slash, none after a sign, thin ones around a name.
 NAME = "<mi>[A-Za-z]{2,}</mi>"
 THIN = '<mspace width="0.1667em"/>'
 SPACES = {

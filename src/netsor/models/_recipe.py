@@ -198,7 +198,7 @@ RECIPES = {
     ),
     "zero": Recipe(
         "0.02, the last matrices of both branches 0: every block begins as the identity",
-        "Fixup (Zhang et al. 2019; the head is 0 there too) and, by gains of 0, Goyal et al. 2017, for residual networks",
+        "Fixup (Zhang et al. 2019; the head is 0 there too) and, by gains, Goyal et al. 2017, for residual networks",
         _zero,
     ),
 }
