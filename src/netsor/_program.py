@@ -261,7 +261,14 @@ class Program:
         found = _literal.simulate(self.outputs, numbered(values), bound, how, coordinates)
         return tuple(found) if isinstance(self.output, tuple) else found[0]
 
-    def plan(self, *, coordinates: int | list[int] | None = None, **widths: float) -> Plan:
+    def plan(
+        self,
+        *,
+        coordinates: int | list[int] | None = None,
+        backend: str | Backend = "numpy",
+        device: str | None = None,
+        **widths: float,
+    ) -> Plan:
         """What `law` would draw and compute at these widths, step by step, and what it costs: `print(net.plan(n=256))`.
 
         Nothing is drawn. A program that cannot be done is refused here already, with the reason.
@@ -270,6 +277,10 @@ class Program:
         ----------
         coordinates : int or list of int, optional
             As in `law`.
+        backend
+            The array library for which it is made, as in `law`.
+        device : str, optional
+            Where that computes: an accelerator has other prices, and may have another plan.
         **widths : float
             Every width by its name.
 
@@ -297,7 +308,8 @@ class Program:
         title = f"plan of {self.name}" + (f" at {at}" if at else "")
         if places is not None:
             title += f", coordinate{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
-        return make_plan(self.outputs, bound, title, picked=places, whole=self._whole)
+        prices = choose(backend, device).prices
+        return make_plan(self.outputs, bound, title, picked=places, whole=self._whole, prices=prices)
 
     def law(
         self,

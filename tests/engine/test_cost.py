@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
+from netsor.engine._prices import ACCELERATOR, CPU
+from netsor.engine.backends import Numpy
 from netsor.engine.lower import _cost, make_plan
 
 from ..builder import Builder
@@ -33,9 +35,20 @@ def block(tokens=4):
     return x[0], ns.mean_dot(x, x)[0]
 
 
-def forced(way, monkeypatch):
+@ns.program
+def encoder(tokens, width, hidden, layers=2):
+    """Post-norm, two heads, ReLU: the mean product of tokens."""
+    x = ns.gaussian(width, tokens)
+    for _ in range(layers):
+        x = ns.layer_norm(x + ns.nn.attention(x, 2, width // 2), eps=0.01)
+        x = ns.layer_norm(x + ns.nn.mlp(x, hidden, activation=ns.relu), eps=0.01)
+    return ns.mean_dot(x, x)
+
+
+def forced(way, monkeypatch, prices=CPU):
     monkeypatch.setattr(_cost, "PREFERENCE", way)
     monkeypatch.setattr(_cost, "FEWEST", 0)
+    monkeypatch.setattr(Numpy, "prices", prices)
 
 
 def plan(net, way, monkeypatch, **widths):
@@ -66,22 +79,58 @@ def test_the_cheaper_is_chosen(tokens, monkeypatch):
     assert chosen == both[tokens >= 128]
 
 
+@pytest.mark.parametrize("prices", [CPU, ACCELERATOR], ids=lambda prices: prices.place)
 @pytest.mark.parametrize("way", [FACTOR, DRAWN])
-def test_either_way_has_the_law_of_drawn_weights(way, monkeypatch):
-    forced(way, monkeypatch)
+def test_either_way_has_the_law_of_drawn_weights(way, prices, monkeypatch):
+    forced(way, monkeypatch, prices)
     assert smallest_p(block(), 4000, n=5, m=6) > LEVEL
+
+
+@pytest.mark.parametrize("tokens", [64, 192, 1024])
+def test_an_accelerator_draws_every_matrix(tokens):
+    """The numbers of the literal network, and nothing but normals, products and functions."""
+    width, hidden = 720, 2880
+    plan = make_plan(encoder(tokens, width, hidden).outputs, {}, prices=ACCELERATOR)
+    assert plan.random_numbers == tokens * width + 2 * (4 * width**2 + 2 * width * hidden)
+    kinds = {step.kind for step in plan.steps}
+    assert kinds <= {"normals", "product", "gram", "apply", "add", "multiply", "scale", "reshape", "permute"}
+    assert "made for an accelerator" in str(plan)
+
+
+def test_a_wide_space_has_a_frame_that_grows():
+    """Of a million coordinates 64 vectors need 64."""
+    net = encoder(64, 10**6, 256, layers=1)
+    drawn = [make_plan(net.outputs, {}, prices=prices).random_numbers for prices in (CPU, ACCELERATOR)]
+    assert max(drawn) < 1e7
+
+
+def test_few_tokens_have_one_plan_everywhere():
+    net = encoder(16, 64, 256)
+    one, other = (make_plan(net.outputs, {}, prices=prices).steps for prices in (CPU, ACCELERATOR))
+    assert [(s.kind, s.out.shape, s.params.get("key")) for s in one] == [
+        (s.kind, s.out.shape, s.params.get("key")) for s in other
+    ]
+
+
+def test_a_law_has_the_plan_of_its_backend(monkeypatch):
+    net = encoder(64, 64, 96)[0]
+    drawn = {CPU: net.law(draws=2).random_numbers}
+    monkeypatch.setattr(Numpy, "prices", ACCELERATOR)
+    drawn[ACCELERATOR] = net.law(draws=2).random_numbers
+    assert drawn == {prices: make_plan(net.outputs, {}, prices=prices).random_numbers for prices in drawn}
+    assert drawn[CPU] != drawn[ACCELERATOR] == net.plan().random_numbers
 
 
 @pytest.mark.parametrize("seeds", [[3, 9, 17, 19], pytest.param(range(24), marks=pytest.mark.slow)])
 def test_random_programs_either_way(seeds, monkeypatch):
-    """With the weights drawn by the literal interpreter, and where the two ways differ."""
+    """With the weights drawn by the literal interpreter, and where the ways differ."""
     differ = 0
     for seed in seeds:
         counts = set()
-        for way in (FACTOR, DRAWN):
-            forced(way, monkeypatch)
+        for way, prices in ((FACTOR, CPU), (DRAWN, CPU), (DRAWN, ACCELERATOR)):
+            forced(way, monkeypatch, prices)
             built = grown(Builder(seed, WIDTHS), STEPS, 9, 12)  # anew: plans of one program are kept
-            counts.add(make_plan(built.net.outputs, built.widths).random_numbers)
+            counts.add(make_plan(built.net.outputs, built.widths, prices=prices).random_numbers)
             assert smallest_p(built.net, 1000, **built.widths) > LEVEL
-        differ += len(counts) == 2
+        differ += len(counts) == 3
     assert differ >= 4

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from ..language._value import Value
 from ._plan import Plan
+from ._prices import CPU, Prices
 from .lower import make_plan
 
 
@@ -16,7 +17,7 @@ class Question:
     """What is asked of a program: coordinates of its outputs, at given widths.
 
     `picked` are the coordinates, None for any one; `without` names shortcuts to leave out; `whole` are the outputs of
-    the program that these are a part of, whose seeds they have.
+    the program that these are a part of, whose seeds they have; `prices` are those where the answer is computed.
     """
 
     outputs: tuple[Value, ...]
@@ -24,6 +25,7 @@ class Question:
     picked: tuple[int, ...] | None = None
     without: tuple[str, ...] = ()
     whole: tuple[Value, ...] = field(default=())
+    prices: Prices = CPU
 
     @property
     def bound(self) -> Mapping[str, float]:
@@ -43,6 +45,7 @@ def _made(question: Question, shift: int) -> Plan:
         shift=shift,
         picked=question.picked,
         whole=question.whole,
+        prices=question.prices,
     )
 
 

@@ -20,6 +20,7 @@ from .._html import note, table, title
 from ..activations import Function
 from . import _alike, _expectation, _instructions, _orthogonal, _triangular
 from ._loops import NEAR, Loop, loops
+from ._prices import CPU
 
 Array = Any
 Shape = tuple[int, ...]
@@ -35,12 +36,6 @@ LONG = 32  # entries of a row from which on numpy's inner loop over it is effici
 LATE = 2**18  # numbers of a replica from which on a draw that one function alone reads is made as it reads them
 
 ROUNDING = 1e-15  # off 1: a number times its inverse
-
-# Seconds on one core, as measured: for a normal and a χ; for an entry that is made, one that a function reads or makes,
-# and a multiplication of a matrix product.
-NORMAL_SECONDS, CHI_SECONDS = 9e-9, 3e-8
-ENTRY_SECONDS, FUNCTION_SECONDS, PRODUCT_SECONDS = 1.5e-9, 1.5e-8, 2e-10
-SMALL_FACTOR = 250  # multiplications beside those of a factorisation, for each entry of a triangular factor
 
 PRODUCTS = ("product", "gram", "along", "span", "spanned", "basis", "oriented", "solve")
 FACTORS = ("factor", "reduced", "residual", "spanned", "span")
@@ -90,15 +85,15 @@ class Step:
     def seconds(self) -> float:
         """Roughly what it takes for a replica, on one core."""
         if self.numbers:
-            return (CHI_SECONDS if self.kind == "chi" else NORMAL_SECONDS) * self.numbers
+            return (CPU.chi if self.kind == "chi" else CPU.normal) * self.numbers
         if self.kind in VIEWS:
             return 0.0
         if self.kind in FUNCTIONS:
-            return FUNCTION_SECONDS * max(self.out.size, *(arg.size for arg in self.args))
+            return CPU.function * max(self.out.size, *(arg.size for arg in self.args))
         rows = self.out.shape[-2] if len(self.out.shape) > 1 else 1
-        more = SMALL_FACTOR * math.prod(self.out.shape[:-1]) * rows if self.kind in FACTORS else 0
+        more = CPU.factor_entry * math.prod(self.out.shape[:-1]) * rows if self.kind in FACTORS else 0.0
         products = self.operations if self.kind in (*PRODUCTS, *FACTORS) else 0
-        return ENTRY_SECONDS * self.out.size + PRODUCT_SECONDS * (products + more)
+        return CPU.entry * self.out.size + CPU.product * products + more
 
 
 VIEWS = {"reshape", "permute", "part", "spread", "transposed"}  # share memory with what they read
@@ -303,6 +298,8 @@ class Plan:
         Whether some of them are means over quasi-random nodes.
     tried : tuple of str
         Functions whose expectations use values at points alone.
+    place : str
+        Where it is meant to run: which of two exact ways costs less depends on it.
 
     Examples
     --------
@@ -319,6 +316,7 @@ class Plan:
     expects: bool = False  # whether Gaussian expectations are among its steps or constants
     nodes: bool = False  # whether some of them are means over quasi-random nodes
     tried: tuple[str, ...] = ()  # functions whose expectations use values at points alone
+    place: str = CPU.place
 
     def __post_init__(self) -> None:
         self.steps = _needed(self.steps, (self.mean, self.columns))
@@ -438,6 +436,8 @@ class Plan:
         known = "the law does not depend on random numbers: it is known without a draw"
         taken = known if self.constant else f"50,000 draws take about {in_time(self.seconds(50_000))} on one core"
         notes = [f"note: {note}" for note in self.notes]
+        if self.place != CPU.place:
+            notes.insert(0, f"made for {self.place}")
         return [f"{total}, {self.operations:,} operations and {self.bytes:,} bytes a replica", taken, *notes]
 
     def _repr_html_(self) -> str:

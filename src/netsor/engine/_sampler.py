@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -59,7 +59,9 @@ class Conditional:
 
 def conditional(question: Question, sampling: Sampling) -> Conditional:
     """Replicas of the conditional law of some coordinates of the outputs."""
-    plan, draws, seed, where = question.plan(), sampling.draws, sampling.seed, sampling.backend
+    draws, seed, where = sampling.draws, sampling.seed, sampling.backend
+    question = replace(question, prices=where.prices)
+    plan = question.plan()
     error = known_error(question, plan)
     if plan.constant:
         mean, cov = _block(plan, seed, 1)
@@ -105,7 +107,9 @@ def _notes(plan: Plan, mean: Array, cov: Array) -> tuple[str, ...]:
 
 def drawn(question: Question, sampling: Sampling) -> list[Array]:
     """Draws of one coordinate of each output, (draws, *shape): all jointly, and no covariance is ever formed."""
-    plan, draws, seed, where = question.plan(), sampling.draws, sampling.seed, sampling.backend
+    draws, seed, where = sampling.draws, sampling.seed, sampling.backend
+    question = replace(question, prices=where.prices)
+    plan = question.plan()
     size = plan.mean.shape[0]
     check_memory(8.0 * draws * size, f"draws={draws} of {size} outputs", "take fewer draws or outputs")
     found = np.empty((draws, size))

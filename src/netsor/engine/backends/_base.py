@@ -12,6 +12,7 @@ import numpy as np
 from .._cells import Cells, Sums, summed
 from .._montecarlo import in_bytes
 from .._plan import Plan
+from .._prices import ACCELERATOR, CPU, Prices
 
 Array = Any
 
@@ -52,6 +53,11 @@ class Backend(ABC):
     def kind(self) -> str:
         """The kind of its device: cpu or cuda."""
         return self.device.partition(":")[0]
+
+    @property
+    def prices(self) -> Prices:
+        """What work takes on its device: plans are made for that."""
+        return CPU if self.kind == "cpu" else ACCELERATOR
 
     @abstractmethod
     def memory(self) -> float:

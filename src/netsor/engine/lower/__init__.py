@@ -23,9 +23,11 @@ from ...language._rotary import Rotate
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError, InfiniteError
 from .._plan import SAMPLE, Plan, Register, TooLargeError, named
+from .._prices import CPU, Prices
 from ..passes import SHORTCUTS, rewrite
 from ..passes._operations import Adjoint, Along, Fuse, Span, Sum
 from ..passes._rewrite import Context
+from ._cost import whole_groups
 from ._directions import adjoint, along, span
 from ._facts import facts_of
 from ._jumps import check_jumps
@@ -50,10 +52,12 @@ def make_plan(
     shift: int = 0,
     picked: Sequence[int] | None = None,
     whole: Sequence[Value] = (),
+    prices: Prices = CPU,
 ) -> Plan:
     """The plan for these coordinates of a program with its widths bound; `without` names shortcuts to leave out.
 
-    `whole` are the outputs of the program that these are a part of: a part has the seeds of the whole.
+    `whole` are the outputs of the program that these are a part of: a part has the seeds of the whole. `prices` are
+    those of the place where the plan is meant to run; it can run anywhere.
     """
     unknown = set(without) - set(SHORTCUTS)
     if unknown:
@@ -63,12 +67,12 @@ def make_plan(
     origin: dict[Value, int] = {}
     for value in ordered(narrowed):  # an index that narrowing added draws nothing, so its place does not matter
         origin[value] = places.get(made_from.get(value, value), len(places))
-    context = Context(bound, origin)
+    context = Context(bound, origin, prices=prices)
     made, nested = rewrite(narrowed, context, without), frozenset[int]()
     facts = facts_of(made, narrowed, context, frozenset(without), picked)
     while True:
         try:
-            return _lowered(State(facts, context.notes, shift, nested), title)
+            return _lowered(State(facts, context.notes, shift, nested, whole_groups(facts)), title)
         except NestedError as error:  # known only now, from the directions: values at nodes serve this space
             nested |= {error.group}
 
@@ -86,7 +90,8 @@ def _lowered(s: State, title: str) -> Plan:
             raise ExactError(value, str(error)) from None
     mean, columns = results(s)
     build = s.build
-    return Plan(title, build.steps, mean, columns, tuple(s.notes), build.expects, build.nodes, tuple(build.tried))
+    told = tuple(s.notes), build.expects, build.nodes, tuple(build.tried), s.facts.prices.place
+    return Plan(title, build.steps, mean, columns, *told)
 
 
 def _value(s: State, value: Value, index: int) -> None:

@@ -7,13 +7,39 @@ is the matrix itself, up to its scale. Few tokens make the first cheaper, tokens
 
 from __future__ import annotations
 
+import math
+
 from ...language._operation import MatMul
 from ...language._value import Value, Vector
-from .._plan import NORMAL_SECONDS, PRODUCT_SECONDS, SMALL_FACTOR
+from .._prices import CPU
+from ._clusters import Group
+from ._facts import Facts
 from ._state import State
 
 PREFERENCE = 1.0  # times the seconds of the first way, above which the second is not taken
 FEWEST = 64  # inputs below which it is not: their number is that of the sources at every width, which couples widths
+
+
+def whole_groups(facts: Facts) -> frozenset[Group]:
+    """The groups whose sources cost less with a normal for every coordinate than with fewer normals, but a χ each."""
+    if facts.prices is CPU:  # where a χ costs little more than a normal
+        return frozenset()
+    return frozenset(group for group in facts.groups if group.width < math.inf and _whole(facts, group))
+
+
+def _whole(facts: Facts, group: Group) -> bool:
+    sources, most = 0, 0
+    for value, places in group.slots.items():
+        vectors = 1
+        if isinstance(value.op, MatMul):
+            x, members = value.op.x, value.op.weight.members.size
+            vectors = int(min(x.size // (members if value.op.each else 1), facts.blocks[x] * facts.widths[x]))
+        if value in facts.drawn:
+            sources, most = sources + places.shape[1] * vectors, max(most, vectors)
+    grown = min(sources, int(group.width))  # later ones have every coordinate in any frame
+    more = grown * group.width - grown * (grown - 1) / 2
+    prices = facts.prices
+    return most >= FEWEST and more * (prices.normal + most * prices.product) < grown * prices.chi
 
 
 def draws_matrix(s: State, value: Vector, copies: int, vectors: int, directions: int) -> bool:
@@ -22,7 +48,7 @@ def draws_matrix(s: State, value: Vector, copies: int, vectors: int, directions:
         return False
     assert isinstance(value.op, MatMul)
     # the factor is made once for all matrices that act on these inputs
-    factor = copies * vectors**2 * (directions + vectors + SMALL_FACTOR) * PRODUCT_SECONDS / s.facts.acting[value.op.x]
+    factor = s.facts.prices.factor(copies, vectors, directions) / s.facts.acting[value.op.x]
     first = factor + vectors * _source_seconds(s, value, vectors, vectors)
     return directions * _source_seconds(s, value, directions, vectors) < PREFERENCE * first
 
@@ -49,12 +75,21 @@ def saved_by_turning(s: State, value: Value, vectors: int, count: int) -> float:
     if value in s.facts.limits or value not in s.facts.drawn or vectors < FEWEST or not PREFERENCE:
         return vectors
     more = (directions - count) * _source_seconds(s, value, directions, vectors)
-    return min(vectors, more / (PREFERENCE * x.size * directions * PRODUCT_SECONDS))
+    return min(vectors, more / (PREFERENCE * x.size * directions * s.facts.prices.product))
+
+
+def turning(s: State, group: Group, count: int) -> float:
+    """What it takes to find directions for so many vectors of each frame, in products of vectors, beside these."""
+    prices = s.facts.prices
+    if count < FEWEST:  # what a matrix would take otherwise
+        return 0.0
+    return group.frames * count * prices.factor_row / (group.width * prices.product)
 
 
 def _source_seconds(s: State, value: Value, sources: int, vectors: int) -> float:
     """What one of so many sources takes: its normals, and its part in that many combinations of all."""
-    return _reached(s, value, sources) * (NORMAL_SECONDS + vectors * PRODUCT_SECONDS)
+    prices = s.facts.prices
+    return _reached(s, value, sources) * (prices.normal + vectors * prices.product)
 
 
 def _reached(s: State, value: Value, sources: int) -> float:

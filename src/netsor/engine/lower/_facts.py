@@ -22,6 +22,7 @@ from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, 
 from ...language._value import Value, Vector
 from .._error import ExactError
 from .._plan import LARGEST
+from .._prices import Prices
 from ..passes._operations import Adjoint, Fuse
 from ..passes._rewrite import Context, asked, asked_together, linear_sources
 from ..passes.leaves import leaves
@@ -37,6 +38,7 @@ class Facts:
     """The facts of one program at given widths."""
 
     bound: Mapping[str, float]  # the widths
+    prices: Prices  # where the plan is meant to run
     outputs: tuple[Value, ...]
     written: tuple[Value, ...]  # the outputs as they were: a scalar may have become a vector
     chosen: bool  # whether the user chose the coordinates below
@@ -112,6 +114,7 @@ def facts_of(
     compared = [x for v in values if _counts(v) for x in v.op.inputs]
     return Facts(
         bound=context.bound,
+        prices=context.prices,
         outputs=tuple(outputs),
         written=tuple(written),
         chosen=picked is not None,

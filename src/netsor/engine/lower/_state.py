@@ -77,8 +77,10 @@ class Epsilon:
 class State:
     """What was made of a program so far."""
 
-    def __init__(self, facts: Facts, notes: list[str], shift: int, nested: frozenset[int]) -> None:
-        self.facts, self.notes = facts, notes
+    def __init__(
+        self, facts: Facts, notes: list[str], shift: int, nested: frozenset[int], whole: frozenset[Group]
+    ) -> None:
+        self.facts, self.notes, self.whole = facts, notes, whole
         self.build = Builder(shift)
         self.frames: dict[Group, Frame] = {
             group: frame_for(
@@ -88,6 +90,7 @@ class State:
                 virtual=not facts.virtual.isdisjoint(group.slots),
                 nested=group.number in nested,
                 scored=group in facts.scored,
+                whole=group in whole,
             )
             for group in facts.groups
         }

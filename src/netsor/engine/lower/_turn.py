@@ -23,7 +23,7 @@ from ...language._value import Value, Vector
 from .._plan import Register
 from ..passes._operations import Adjoint, Span
 from ._clusters import Group
-from ._cost import saved_by_turning
+from ._cost import saved_by_turning, turning
 from ._facts import within
 from ._state import Lowered, State
 
@@ -46,7 +46,10 @@ def turn(s: State, group: Group, index: int) -> None:
         return
     if count > FEW and 2 * count > group.width:  # little is saved, and the products of many vectors cost more
         return
-    if not grows and _products_left(s, group, index, count) < WORTH * group.frames * count**2:
+    if grows and group in s.whole:
+        return
+    products = WORTH * group.frames * count**2 + turning(s, group, count)
+    if not grows and _products_left(s, group, index, count) < products:
         return
     _span(s, group, vectors)
 

@@ -9,6 +9,7 @@ from ...language._array import Acts
 from ...language._graph import ordered
 from ...language._operation import Dot, MatMul, Source
 from ...language._value import Value, Vector
+from .._prices import CPU, Prices
 from ._operations import Adjoint, Along, Span
 
 MOST = 8  # pairs of sets of sources with which others are compared: one for each space that many vectors share
@@ -16,7 +17,7 @@ MOST = 8  # pairs of sets of sources with which others are compared: one for eac
 
 @dataclass(eq=False)
 class Context:
-    """What a pass knows besides the graph: the widths, and the place of each value in the program as written.
+    """What a pass knows besides the graph: widths, the place of each value in the program as written, and prices.
 
     Seeds are made from these places, so that a pass changes the law of nothing, and the numbers of little.
     """
@@ -24,6 +25,7 @@ class Context:
     bound: Mapping[str, float]
     origin: dict[Value, int]
     notes: list[str] = field(default_factory=list)
+    prices: Prices = CPU
 
     def width(self, value: Value) -> float:
         """The width of the vectors of a value."""

@@ -28,16 +28,18 @@ __all__ = [
 ]
 
 
-def frame_for(group: Group, build: Builder, picked: Sequence[int], virtual: bool, nested: bool, scored: bool) -> Frame:
+def frame_for(
+    group: Group, build: Builder, picked: Sequence[int], virtual: bool, nested: bool, scored: bool, whole: bool
+) -> Frame:
     """The frames of a group of clusters.
 
     `picked` are the coordinates α of a block that outputs ask for. `virtual`: its sources are replaced by a Fuse, which
     wants means apart; they have a direction each, whatever the width. `nested`: at infinite width, a nonlinearity acts
-    on another's outputs. `scored`: scores are asked for.
+    on another's outputs. `scored`: scores are asked for. `whole`: at finite width, all coordinates cost less.
     """
     if virtual:
         return Limit(group, build, ones=True, scored=True)
     if group.width == math.inf:
         return Nodes(group, build) if nested else Limit(group, build, group.constant, scored)
-    chosen = Whole if group.nonlinear or group.given else Growing
+    chosen = Whole if group.nonlinear or group.given or whole else Growing
     return chosen(group, build, picked)

@@ -1,4 +1,4 @@
-"""Whole coordinates: chosen at finite width where a nonlinearity acts, or data is given (theory, "Nonlinear sections").
+"""Whole coordinates: chosen at finite width where a nonlinearity acts, data is given, or they cost less (see `_cost`).
 
 The directions are the coordinates α themselves, all m of them.
 """
