@@ -105,3 +105,13 @@ def test_links_lead_somewhere():
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_tables_are_whole():
+    """One head and its line, and as many cells in each row: a bar within a cell, or an empty line, would cut it."""
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+            rows = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+            assert re.fullmatch(r"[|:\- ]+", table.splitlines()[1]), f"{page.name}: {table}"
+            assert len(set(rows)) == 1, f"{page.name}: {table}"

@@ -2,7 +2,7 @@
 
 Public are the names of `ns`, `ns.nn` and `ns.models`, what docs/api.md has a page for, and the methods and properties
 of public classes. A function lists all its parameters and what it returns; a class those of its constructor, or its
-attributes. A property has no parameters and returns what its first line says.
+attributes. A property has no parameters and returns what its first line says. The modules have an example too.
 """
 
 import dataclasses
@@ -53,9 +53,9 @@ def members(kind):
 def public():
     """Every public name, once."""
     modules = {"": ns, "nn.": ns.nn, "models.": ns.models, "paper.": ns.paper}
+    found = {module.__name__: module for module in modules.values()}
     things = {f"{of}{name}": getattr(module, name) for of, module in modules.items() for name in module.__all__}
     things |= {page.__name__: page for page in PAGES if page not in things.values()}
-    found = {}
     for name, thing in things.items():
         if callable(thing) and thing not in found.values():  # numbers, tables and modules say what they are in docs/
             found[name] = thing
@@ -97,7 +97,7 @@ def missing(thing):
     found = sections(thing)
     lacks = [] if found[""].strip() else ["a first line"]
     lacks += [] if ">>>" in found.get("Examples", "") else ["Examples"]
-    if isinstance(thing, PROPERTIES):
+    if inspect.ismodule(thing) or isinstance(thing, PROPERTIES):
         return lacks
     described = found.get("Parameters", "") + found.get("Attributes", "")
     named = {name for row in ITEM.findall(described) for name in row.split(", ")}

@@ -150,9 +150,19 @@ class Program:
         return display(self.outputs, self.check())
 
     def _repr_html_(self) -> str:
+        return self._listed() + scrolled(self._repr_latex_())
+
+    def _listed(self) -> str:
         head, rows, last = parts(self.name, self.outputs, self.probes)
         said = verdict_of(self.check())
-        return f"{title(head)}{table(rows, code=True)}{note(last)}<div>{said}</div>{scrolled(self._repr_latex_())}"
+        return f"{title(head)}{table(rows, code=True)}{note(last)}<div>{said}</div>"
+
+    def _ipython_display_(self) -> None:
+        """The formula by itself, since VS Code sets none that is within HTML."""
+        from IPython.display import publish_display_data  # what calls this has it
+
+        publish_display_data({"text/html": self._listed(), "text/plain": repr(self)})
+        publish_display_data({"text/latex": self._repr_latex_()})
 
     def latex(self, document: bool = True, style: str = "full") -> str:
         """The program and its limit law (Definition 3.1 of the paper) as LaTeX.
