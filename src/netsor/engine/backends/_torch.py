@@ -7,7 +7,7 @@ begin at the same replicas (in JAX and numpy, always).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from .. import _instructions
 from .._montecarlo import memory
 from .._plan import RULES, Plan, Register, Step
 from .._run import run
-from ._base import Backend, NoDeviceError, largest_block
+from ._base import Device, NoDeviceError, largest_block
 from ._chi import chi
 from ._torch_factor import library
 
@@ -25,7 +25,7 @@ FIRST = 16  # replicas in the first block: later ones double, so that few draws 
 Array = Any
 
 
-class Torch(Backend):
+class Torch(Device):
     """PyTorch on one device."""
 
     name: ClassVar[str] = "torch"
@@ -72,6 +72,20 @@ class Torch(Backend):
             yield mean[:needed], columns[:needed]
             tick(needed)
             start += replicas
+
+    def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
+        """Step by step; constants are copied to the device once."""
+        import torch
+        from array_api_compat import torch as xp
+
+        work = _Block(self, 0, 0, 0, torch, xp)
+
+        def found(drawn: Mapping[Register, Any]) -> Any:
+            with torch.device(self.device), torch.no_grad():
+                made = run(plan, lambda step: work.array(drawn[step.out]), work.constant, work.compute)
+                return self.numpy(what(library(), *made))
+
+        return found
 
     def cov(self, columns: Array) -> Array:
         """The covariances, computed on the device."""
