@@ -483,6 +483,8 @@ class Program:
         seed: int = 0,
         workers: int | None = None,
         progress: Progress = True,
+        backend: str | Backend = "numpy",
+        device: str | None = None,
         **widths: float,
     ) -> _bayes.Posterior:
         """The law of all outputs given that some entries were observed, by Markov chains.
@@ -513,6 +515,10 @@ class Program:
             Threads; all cores if None.
         progress : bool or callable
             As in `simulate`.
+        backend : str
+            The array library that finds the likelihoods, "numpy", "jax" or "torch", in double precision.
+        device : str, optional
+            Where it does, as in `law`.
         **widths : float
             Every width by its name.
 
@@ -533,7 +539,7 @@ class Program:
         >>> 1.4 < found.law[0].mean() < 1.5, found.r_hat < 1.05
         (True, True)
         """
-        _, latent, origin = self._latent(widths, workers, seed)
+        _, latent, origin = self._latent(widths, workers, seed, choose(backend, device))
         data = checked_data(latent.entries, observed, noise)
         return _bayes.posterior(latent, data, draws, chains, thin, particles, moves, seed, progress, origin)
 
@@ -548,6 +554,8 @@ class Program:
         particles: int = 512,
         moves: int = 3,
         workers: int | None = None,
+        backend: str | Backend = "numpy",
+        device: str | None = None,
         **widths: float,
     ) -> _bayes.Cost:
         """About what `posterior` with the same arguments would take: `seconds`, `bytes` and `likelihoods`.
@@ -573,6 +581,10 @@ class Program:
             Of each particle, at each step of the way.
         workers : int, optional
             Threads.
+        backend : str
+            The array library that finds the likelihoods, "numpy", "jax" or "torch", in double precision.
+        device : str, optional
+            Where it does, as in `law`.
         **widths : float
             Every width by its name.
 
@@ -593,7 +605,7 @@ class Program:
         >>> cost.likelihoods > 10_000, cost.bytes < 2**30
         (True, True)
         """
-        _, latent, _ = self._latent(widths, workers, 0)
+        _, latent, _ = self._latent(widths, workers, 0, choose(backend, device))
         data = checked_data(latent.entries, observed, noise)
         found = _bayes.cost(latent, data, draws, chains, thin, particles, moves)
         law = 16.0 * draws * latent.entries**2
@@ -610,6 +622,8 @@ class Program:
         seed: int = 0,
         workers: int | None = None,
         progress: Progress = True,
+        backend: str | Backend = "numpy",
+        device: str | None = None,
         **widths: float,
     ) -> Estimate:
         """The logarithm of the density of data under the program's law, by tempering, with its error.
@@ -636,6 +650,10 @@ class Program:
             Threads; all cores if None.
         progress : bool or callable
             As in `simulate`.
+        backend : str
+            The array library that finds the likelihoods, "numpy", "jax" or "torch", in double precision.
+        device : str, optional
+            Where it does, as in `law`.
         **widths : float
             Every width by its name.
 
@@ -656,21 +674,23 @@ class Program:
         >>> bool(abs(found - net.law(n=ns.inf).condition({0: 1.5}, noise=0.1).log_evidence) < 0.1)
         True
         """
-        question, latent, origin = self._latent(widths, workers, seed)
+        question, latent, origin = self._latent(widths, workers, seed, choose(backend, device))
         data = checked_data(latent.entries, observed, noise)
         shifted = [Latent(question.plan(k), workers) for k in (1, 2)] if origin.quadrature_error else []
         return _bayes.evidence(latent, data, runs, particles, moves, seed, progress, shifted)
 
-    def _latent(self, widths: dict[str, float], workers: int | None, seed: int) -> tuple[Question, Latent, Origin]:
+    def _latent(
+        self, widths: dict[str, float], workers: int | None, seed: int, where: Backend
+    ) -> tuple[Question, Latent, Origin]:
         """What chains move over, and what is known of it."""
         bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
         status, question = self._status(bound), self._question(bound)
         plan = question.plan()
         error = known_error(question, plan)
         at = ", ".join(f"{k} = {v}" for k, v in bound.items()) or "fixed widths"
-        method = f"chains over what the exact engine draws at {at}"
+        method = f"chains over what the exact engine draws at {at}" + (f" ({where})" if where != Numpy() else "")
         origin = Origin(status, method, plan.random_numbers, seed, error, plan.notes)
-        return question, Latent(plan, workers), origin
+        return question, Latent(plan, workers, where), origin
 
     def _question(self, widths: dict[str, float], places: Sequence[int] | None = None) -> Question:
         picked = None if places is None else tuple(places)

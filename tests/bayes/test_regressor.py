@@ -18,7 +18,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from netsor import _regressor
 
 n = ns.Width("n")
-SHORT = {"draws": 32, "chains": 4, "particles": 16, "moves": 1, "thin": 1, "workers": 1}
+SHORT = {"draws": 16, "chains": 4, "particles": 8, "moves": 1, "thin": 1, "workers": 1}
 X = np.random.default_rng(0).standard_normal((24, 3))
 Y = np.tanh(X[:, 0]) + 0.5 * X[:, 1] + 5.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from .._cells import Cells, Sums, summed
 from .._montecarlo import in_bytes
-from .._plan import Plan
+from .._plan import Plan, Register
 from .._prices import ACCELERATOR, CPU, Prices
 
 Array = Any
@@ -104,6 +104,17 @@ class Backend(ABC):
 
     def __str__(self) -> str:
         return f"{self.name} on {self.device} in {self.precision}"
+
+
+class Device(Backend):
+    """A backend whose arrays are not numpy's, and may be on another device."""
+
+    @abstractmethod
+    def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
+        """A function of random numbers, numpy arrays (replicas, *shape) by register, with results (replicas or 1, …).
+
+        It is `what(library, mean, columns)` of what the plan makes of them (see `_run.run`), all of it on the device.
+        """
 
 
 def largest_block(plan: Plan, itemsize: int, kind: str, least: int = 1) -> int:

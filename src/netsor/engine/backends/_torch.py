@@ -8,7 +8,7 @@ always).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from .._montecarlo import memory
 from .._plan import RULES, Plan, Register, Step
 from .._run import run
 from .._triangular import diagonal
-from ._base import Backend, NoDeviceError, largest_block
+from ._base import Device, NoDeviceError, largest_block
 from ._chi import Chi, chi
 from ._torch_factor import library
 
@@ -30,7 +30,7 @@ OF_FUNCTIONS = ("apply", "kernel", "moments")  # kinds of steps that call functi
 Array = Any
 
 
-class Torch(Backend):
+class Torch(Device):
     """PyTorch on one device."""
 
     name: ClassVar[str] = "torch"
@@ -76,6 +76,19 @@ class Torch(Backend):
             yield mean[:needed], columns[:needed]
             tick(needed)
             start += replicas
+
+    def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
+        """Step by step; constants are copied to the device once."""
+        import torch
+
+        work = _Block(self, 0, 0, 0, torch)
+
+        def found(drawn: Mapping[Register, Any]) -> Any:
+            with torch.no_grad():
+                made = run(plan, lambda step: work.array(drawn[step.out]), work.constant, work.compute)
+                return self.numpy(what(work.library, *made))
+
+        return found
 
     def cov(self, columns: Array) -> Array:
         """The covariances, computed on the device."""
