@@ -161,8 +161,9 @@ class Program:
         """The formula by itself, since VS Code sets none that is within HTML."""
         from IPython.display import publish_display_data  # what calls this has it
 
-        publish_display_data({"text/html": self._listed(), "text/plain": repr(self)})
-        publish_display_data({"text/latex": self._repr_latex_()})
+        publish: Callable[[dict[str, str]], None] = publish_display_data  # which has no types
+        publish({"text/html": self._listed(), "text/plain": repr(self)})
+        publish({"text/latex": self._repr_latex_()})
 
     def latex(self, document: bool = True, style: str = "full") -> str:
         """The program and its limit law (Definition 3.1 of the paper) as LaTeX.

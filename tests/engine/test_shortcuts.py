@@ -52,9 +52,9 @@ COUNTS = {
 def test_every_shortcut_is_left_out_somewhere():
     """Functions by their names and the formula for heads: in this file; turned frames: in test_depth.
 
-    Stacked matrices, which are for finite widths: in test_gradients.
+    Stacked and drawn matrices, which are for finite widths: in test_gradients and test_cost.
     """
-    assert {*COUNTS, "named", "recognise", "stacked", "turn"} == set(SHORTCUTS)
+    assert {*COUNTS, "named", "recognise", "stacked", "drawn", "turn"} == set(SHORTCUTS)
 
 
 @pytest.mark.parametrize(

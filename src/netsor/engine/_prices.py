@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PREFERENCE = 1.0  # times the seconds of directions or factors, above which matrices are not drawn in their place
+FEWEST = 64  # inputs of a matrix below which it is not: their number is that of the sources at every width
+
 
 @dataclass(frozen=True)
 class Prices:
@@ -21,7 +24,7 @@ class Prices:
     factor_entry: float  # of a triangular factor, beside its multiplications
     factor_row: float  # the same for each row: rows come one after the other, however many matrices there are
 
-    def factor(self, matrices: int, rows: int, columns: int) -> float:
+    def factor(self, matrices: float, rows: float, columns: float) -> float:
         """Products of rows with each other, and the triangular factor of these."""
         entries = rows**2 * ((columns + rows) * self.product + self.factor_entry)
         return matrices * (entries + rows * self.factor_row)

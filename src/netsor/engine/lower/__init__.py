@@ -25,7 +25,7 @@ from .._error import ExactError, InfiniteError
 from .._plan import SAMPLE, Plan, Register, TooLargeError, named
 from .._prices import CPU, Prices
 from ..passes import SHORTCUTS, rewrite
-from ..passes._operations import Adjoint, Along, Fuse, Span, Sum
+from ..passes._operations import Adjoint, Along, Drawn, Fuse, Span, Sum
 from ..passes._rewrite import Context
 from ._cost import whole_groups
 from ._directions import adjoint, along, span
@@ -37,7 +37,7 @@ from ._nonlinear import nonlin, pooled, summed
 from ._outputs import results
 from ._products import mean, products
 from ._rotation import rotated
-from ._sources import fuse, gaussian, matmul
+from ._sources import drawn, fuse, gaussian, matmul
 from ._state import Lowered, State
 from ._turn import turn, turn_again
 from .dual import score
@@ -102,12 +102,11 @@ def _value(s: State, value: Value, index: int) -> None:
         s.vectors[value] = _vector(s, value)
         for group in s.groups_of(value):
             s.held[group].append(value)
-            if group.nonlinear and group.nonlinear[-1] is value:
-                turn(s, group, index)
     elif isinstance(value, Scalar):
         s.scalars[value] = rule_for(value.op, SCALARS, "SCALARS of engine/lower/__init__.py")(s, value, value.op)
-        for group in s.groups_of(value.op.x) if isinstance(value.op, Pool) else ():
-            if group.nonlinear[-1] is value:
+    for x in (value, value.op.x) if isinstance(value.op, Pool | Drawn) else (value,):
+        for group in s.groups_of(x):
+            if group.nonlinear and group.nonlinear[-1] is value:
                 turn(s, group, index)
 
 
@@ -128,8 +127,8 @@ def _dot(s: State, value: Scalar, op: ops.Dot) -> Register:
 
 
 def _normal(s: State, value: Scalar, op: ops.Normal) -> Register:
-    drawn = s.build.draw("normals", (*s.facts.number[value], 0, SAMPLE, 0), op.shape, "random scalars")
-    return drawn if op.std == 1 else s.build.step("scale", drawn, by=op.std)
+    made = s.build.draw("normals", (*s.facts.number[value], 0, SAMPLE, 0), op.shape, op.source.name or "random scalars")
+    return made if op.std == 1 else s.build.step("scale", made, by=op.std)
 
 
 def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:
@@ -154,6 +153,7 @@ VECTORS: dict[type[Operation], Callable[[State, Any, Any], Lowered]] = {
     Fuse: lambda s, value, op: fuse(s, value, op.x),
     Span: lambda s, value, op: span(s, value, op.x, op.known),
     Sum: summed,
+    Drawn: drawn,
 }
 SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
     ops.Constant: lambda s, value, op: s.build.constant(op.numbers),

@@ -21,7 +21,7 @@ from ...language._array import Acts, Axes
 from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Source, Split, Take
 from ...language._pool import Pool
 from ...language._value import Value, Vector
-from ..passes._operations import Adjoint, Along, Extend, Fuse, Span
+from ..passes._operations import Adjoint, Along, Drawn, Extend, Fuse, Span
 
 Ints = npt.NDArray[np.intp]
 Number = tuple[int, int, int]  # of a value, for seeds: its place as written, a count, and which of its groups
@@ -61,6 +61,8 @@ def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict
                 pairs += [(inputs.setdefault(weight.source, x), x), (outputs.setdefault(weight.source, value), value)]
             case Adjoint(d, u, g, b):
                 pairs += [(d, u), (g, b)]
+            case Drawn():  # from one space to another, by coordinates
+                pass
             case _:
                 met = [x for x in (*value.op.inputs, value) if isinstance(x, Vector)]
                 pairs += [(met[0], x) for x in met]
@@ -177,6 +179,8 @@ class Clusters:
                 self._link(ids.reshape(len(acting), -1, blocks), members[:, None])
                 inputs = self.ids[x].reshape(len(acting) if each else 1, -1, self.blocks[x])
                 self._link(inputs[:, :1], inputs)  # a matrix asks for the products of all its inputs
+            case Drawn():
+                pass
             case Span(x, known):
                 for vectors in (x, *known):
                     rows = self.ids[vectors]
@@ -225,11 +229,11 @@ class Clusters:
         return groups
 
     def _pools(self, groups: list[Group]) -> None:
-        """Functions of all coordinates ask for them as nonlinearities do, and make no vectors."""
+        """Functions of all coordinates ask for them as nonlinearities do, and make no vectors of their space."""
         place = {value: k for k, value in enumerate(self.values)}
-        pools = [value for value in self.values if isinstance(value.op, Pool)]
+        pools = [(value, value.op.x) for value in self.values if isinstance(value.op, Pool | Drawn)]
         for group in groups if pools else ():
-            group.nonlinear += [value for value in pools if value.op.inputs[0] in group.positions]
+            group.nonlinear += [value for value, x in pools if x in group.positions]
             group.nonlinear.sort(key=place.__getitem__)
 
 
