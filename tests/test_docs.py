@@ -40,7 +40,7 @@ def needs(page):
         pytest.importorskip("sklearn")
 
 
-SHORT = [page for page in PAGES if page.name in LONG - {"figures.md", "tangent.md", "howto.md"}]  # of the long ones
+SHORT = [page for page in PAGES if page.name in LONG - {"estimator.md", "figures.md", "tangent.md", "howto.md"}]
 
 
 def short(function):

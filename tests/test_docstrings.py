@@ -36,6 +36,7 @@ ITEM = re.compile(r"^\*{0,2}(\w+(?:, \w+)*)(?: :.*)?$", re.MULTILINE)
 PROPERTIES = (property, functools.cached_property)
 # A part of a check or of an audit tells all that its numbers depend on, and many examples have one in common.
 CHECKED, AUDITED = functools.cache(_check.measure), functools.cache(_audit.measure)
+RATE, RATES = ns.rate, {}
 
 
 def members(kind):
@@ -151,6 +152,14 @@ def examples():
 EXAMPLES = examples()
 
 
+def rated(net, widths, **how):
+    """Examples of rates have one in common too."""
+    asked = str(net), *widths, *how.items()
+    if asked not in RATES:
+        RATES[asked] = RATE(net, widths, **how)
+    return RATES[asked]
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples(name, monkeypatch):
     matplotlib.use("Agg")
@@ -158,6 +167,7 @@ def test_examples(name, monkeypatch):
     monkeypatch.setattr(_check, "Workers", Inline)
     monkeypatch.setattr(_check, "measure", CHECKED)
     monkeypatch.setattr(_audit, "measure", AUDITED)
+    monkeypatch.setattr(ns, "rate", rated)
     said = []
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     runner.run(EXAMPLES[name], out=said.append)

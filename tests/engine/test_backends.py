@@ -29,7 +29,7 @@ from .backend_cases import (
 from .compare import conditional
 
 JAX = {"backend": "jax", "device": "cpu"}
-QUICK = ("transformer", "own function", "few degrees of freedom", "limit, by the host")
+QUICK = ("transformer", "few degrees of freedom")
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,7 @@ def test_single_precision_has_the_same_law_in_numpy(case):
     assert smallest_p(case, backend="numpy", precision="float32") > LEVEL
 
 
+@pytest.mark.slow
 def test_jax_sees_small_parts():
     """Directions of rows that are nearly equal, well apart, and equal, side by side: what numpy makes of them."""
     import jax
@@ -143,6 +144,7 @@ def test_the_same_seed_gives_the_same_bits():
     np.testing.assert_allclose(more.cov[:300], one.cov, rtol=1e-12)  # blocks of other sizes may add in another order
 
 
+@pytest.mark.slow
 def test_blocks_and_workers_change_nothing(monkeypatch):
     net, widths = CASES["layer"]
     whole = replicas(net, widths, **JAX, draws=1000)[1]
@@ -150,6 +152,7 @@ def test_blocks_and_workers_change_nothing(monkeypatch):
     np.testing.assert_allclose(replicas(net, widths, **JAX, draws=1000)[1], whole, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_one_seed_couples_two_widths_in_jax():
     one, two = (layer()[0].law(n=width, draws=2000, seed=4, progress=False, **JAX) for width in (1024, 4096))
     assert np.corrcoef(one.component_var, two.component_var)[0, 1] > 0.95

@@ -133,6 +133,7 @@ def _wide(width, tied):
     return np.median(found["loss"]), np.median(found["grad_query_ratio"])
 
 
+@pytest.mark.slow
 def test_gradients_of_tied_logits_grow_with_the_width_and_are_refused_at_infinity():
     """From n = 10⁴ to 10⁶ the loss grows 10 times and squares of gradients of queries 100 times; untied, none does.
 

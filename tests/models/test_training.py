@@ -8,8 +8,6 @@ from scipy.special import log_softmax, softmax
 import netsor as ns
 from netsor.models._training import training
 
-from ..keep import keep
-
 CONFIG = {"model_type": "gpt2", "n_embd": 12, "n_layer": 2, "n_head": 2, "n_positions": 8, "vocab_size": 9}
 IDS, TARGETS = [3, 7, 7], [7, 7, 1]
 LEVEL = 1e-4
@@ -33,7 +31,8 @@ def test_the_loss_and_its_derivative(changes):
     assert slope / 9**0.5 == pytest.approx(truth, rel=1e-8, abs=1e-12)
 
 
-@pytest.mark.parametrize("tied", keep([True, False], True))
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
 def test_a_step_has_the_law_of_real_matrices(tied):
     model = small(tied=tied)
     made = training(model, IDS, TARGETS)
