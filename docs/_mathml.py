@@ -18,7 +18,7 @@ THIN = '<mspace width="0.1667em"/>'
 SPACES = {
     r"<mo>(&#x0221E;|&#x02202;|[A-Za-z]{2,})</mo>": r"<mi>\1</mi>",
     r"<mi>;</mi>": "<mo>;</mo>",
-    r"<mo>&#x0002F;</mo>": '<mo lspace="0" rspace="0">&#x0002F;</mo>',
+    r"<mo>(&#x0002F;|&#x0007C;)</mo>": r'<mo lspace="0" rspace="0">\1</mo>',
     r"(<mo[^>]*>(?:&#x0003D;|&#x00028;|&#x0002C;)</mo>)<mo>&#x02212;</mo>": r'\1<mo form="prefix">&#x02212;</mo>',
     rf"({NAME})(?=<m(?:i|n|sub|sup|subsup|frac|sqrt)>)": rf"\1{THIN}",
     rf"(</m(?:i|n|sub|sup|subsup|frac|sqrt)>)(?={NAME})": rf"\1{THIN}",
