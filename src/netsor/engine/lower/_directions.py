@@ -40,15 +40,11 @@ def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> Lower
 
 def _sample(s: State, value: Vector, x: Vector, known: tuple[Vector, ...], lead: Register) -> Register | None:
     """What an output needs to know of coordinates: the combinations of vectors that the directions are."""
-    build, given = s.build, [s.vectors[v].sample for v in (x, *known)]
-    if all(sample is None for sample in given):
+    build, every = s.build, (x, *known)
+    if all(s.vectors[v].sample is None for v in every):
         return None
-    width = max(sample.shape[-1] for sample in given if sample is not None)
-    whole = [
-        a or build.constant(np.zeros((*s.vectors[v].lead.shape[:-1], 1)))
-        for a, v in zip(given, (x, *known), strict=True)
-    ]
-    rows = [s.rows(a, width) for a in whole]
+    width = max(s.sample(v).shape[-1] for v in every)
+    rows = [s.rows(s.sample(v), width) for v in every]
     left = rows[0]
     for v, old in zip(known, rows[1:], strict=True):
         by = build.step("scale", products(s, x, v, value.ndim + 1, ""), by=-1 / s.norm(x) ** 2)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...activations import Function
 from ...language._expand import Expansion
-from ...language._operation import Apply, Gaussian, MatMul, Nonlin, Normal, Root
+from ...language._operation import Apply, Nonlin
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
 from .._plan import named
@@ -68,26 +68,13 @@ def _limits(s: State, x: Value) -> Floats:
 
 def _varies(s: State, x: Value) -> Bools:
     """Whether arguments are other than their limits at some widths."""
-    if not _random(x):
+    if x not in s.random:
         return np.zeros(x.shape, dtype=bool)
     if isinstance(x, Vector):
         rows = Expansion(s.facts.values).rows[x]
         others = np.concatenate([[0], np.cumsum(rows.indices != 0)])  # column 0 is (1, …, 1)
         return (np.diff(others[rows.indptr]) > 0).reshape(x.shape)
     return np.ones(x.shape, dtype=bool)
-
-
-def _random(value: Value) -> bool:
-    """Whether a value depends on anything random, or on a width."""
-    pending, seen = [value], {value}
-    while pending:
-        one = pending.pop()
-        if isinstance(one.op, Gaussian | MatMul | Normal | Root):
-            return True
-        new = [x for x in one.op.inputs if x not in seen]
-        pending += new
-        seen.update(new)
-    return False
 
 
 def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools]) -> bool:

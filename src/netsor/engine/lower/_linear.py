@@ -32,8 +32,7 @@ def combined(s: State, value: Value) -> Lowered:
     lead = act(s, value, [x.lead for x in given], weights)
     sample = None
     if any(x.sample is not None for x in given):
-        none = [s.build.constant(np.zeros((*x.lead.shape[:-1], 1))) for x in given]
-        sample = act(s, value, [x.sample or zero for x, zero in zip(given, none, strict=True)], weights)
+        sample = act(s, value, [s.sample(x) for x in vectors], weights)
     if all(x.support is None for x in given):
         return Lowered(lead, sample)
     supports = [np.zeros((*x.lead.shape[:-1], 0), bool) if x.support is None else x.support for x in given]

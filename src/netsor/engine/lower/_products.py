@@ -19,7 +19,6 @@ from ._clusters import Group
 from ._rotation import gaps_of, picked
 from ._state import State
 
-Prepare = Callable[[State, Group, int, int], None]  # for two blocks of directions of a frame
 Normals = Callable[[Group, int, int, bool], Register]  # of two blocks, and whether of directions with themselves
 
 
@@ -43,13 +42,8 @@ def paired_products(s: State, a: Register, b: Register, x: Vector, y: Vector, nd
     return s.build.step("gram", *rows, words=words)
 
 
-def crossed_products(s: State, x: Vector, y: Vector, ndim: int, prepare: Prepare) -> Register:
-    """Σ_ab x_a N_ab y_b, summed over blocks; `prepare` makes normals that have a rule of their own."""
-
-    def normals(group: Group, i: int, j: int, same: bool) -> Register:
-        prepare(s, group, i, j)
-        return s.limit(group).normals(i, j, same)
-
+def crossed_products(s: State, x: Vector, y: Vector, ndim: int, normals: Normals) -> Register:
+    """Σ_ab x_a N_ab y_b, summed over blocks."""
     more, other = (x, y) if x.size <= y.size else (y, x)
     start, stop = _reach(s, other)
     a, b = _crossed(s, more, other, start, stop, (), normals), s.vectors[other].lead

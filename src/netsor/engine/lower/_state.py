@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ...language._operation import Gaussian, MatMul
+from ...language._operation import Gaussian, MatMul, Normal, Root
 from ...language._value import Scalar, Value, Vector
 from .._plan import Builder, Register
 from ..passes._operations import Drawn
@@ -91,7 +91,8 @@ class State:
         self.held: dict[Group, list[Value]] = {group: [] for group in facts.groups}  # of `vectors`, those still in use
         self.scalars: dict[Value, Register] = {}
         self.epsilons: dict[Value, Epsilon] = {}  # at infinite width, parts of order n^(−1/2) that were asked for
-        self.exact: dict[Value, bool] = {}  # whether values have no such part, as nothing of infinite width is in them
+        self.random = _made_of(facts.values, lambda v: isinstance(v.op, Gaussian | MatMul | Normal | Root))
+        self.inexact = _made_of(facts.values, lambda v: v in facts.limits or isinstance(v.op, Root))  # can have such
         self.marks: dict[Value, Bools] = {}  # and which scalars can be other than 0
         self.columns = len(facts.picked)  # of `sample`: a value each, then a Gaussian variable each
         self.rests = {
@@ -136,6 +137,11 @@ class State:
     def groups_from(self, value: Value) -> list[Group]:
         """The groups that have sources of a value."""
         return self.facts.with_sources.get(value, [])
+
+    def sample(self, x: Value) -> Register:
+        """What an output needs to know of coordinates; 0 if that is nothing."""
+        found = self.vectors[x]
+        return found.sample or self.build.constant(np.zeros((*found.lead.shape[:-1], 1)))
 
     def support(self, x: Value) -> Bools:
         """At infinite width, along which directions vectors can have coordinates of order 1."""
@@ -182,3 +188,12 @@ class State:
             parts.append((places, self.build.step("spread", wide, shape=(*places.shape, row.shape[-1]))))
         rows = self.scattered(parts)
         return self.build.reshape(rows, *value.shape, self.facts.blocks[value], rows.shape[-1])
+
+
+def _made_of(values: Iterable[Value], begins: Callable[[Value], bool]) -> set[Value]:
+    """Of values in order, those for which this holds, or for something that they are made of."""
+    found: set[Value] = set()
+    for value in values:
+        if begins(value) or not found.isdisjoint(value.op.inputs):
+            found.add(value)
+    return found

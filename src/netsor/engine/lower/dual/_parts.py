@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ....language._array import Operation
-from ....language._operation import Dot, MatMul, Root
+from ....language._operation import Dot, MatMul
 from ....language._value import Scalar, Value, Vector
 from ..._plan import Register
 from ...passes._operations import Adjoint, Along, Fuse
@@ -50,7 +50,7 @@ class Dual:
         return made[value]
 
     def _rule(self, value: Value) -> Callable[..., Epsilon]:
-        if self.exact(value) or (isinstance(value.op, MatMul) and self.exact(value.op.x)):
+        if value not in self.s.inexact or (isinstance(value.op, MatMul) and value.op.x not in self.s.inexact):
             return none
         return (self.vectors if isinstance(value, Vector) else self.scalars).get(type(value.op), not_known)
 
@@ -65,19 +65,6 @@ class Dual:
             case Adjoint(g=g) if g not in limits:
                 return []
         return [x for x in value.op.inputs if isinstance(x, Scalar) or x in limits]
-
-    def exact(self, value: Value) -> bool:
-        """Whether nothing of infinite width is in a value, so that it has no ε part."""
-        known, pending = self.s.exact, [value]
-        while pending:
-            one = pending[-1]
-            waiting = [x for x in one.op.inputs if x not in known] if one not in known else []
-            pending += waiting
-            if not waiting:
-                pending.pop()
-                begins = one in self.s.facts.limits or isinstance(one.op, Root)
-                known[one] = not begins and all(known[x] for x in one.op.inputs)
-        return known[value]
 
     def _fitted(self, value: Value, found: Epsilon) -> Epsilon:
         if isinstance(value, Scalar):
@@ -108,10 +95,11 @@ class Dual:
     def crossed(self, x: Vector, y: Vector, ndim: int) -> Register:
         """x0 · N · y0, with the normals that have a rule of their own entered before."""
 
-        def prepare(s: State, group: Group, i: int, j: int) -> None:
-            enter_normals(s, group, i, j, self.__getitem__)
+        def normals(group: Group, i: int, j: int, same: bool) -> Register:
+            enter_normals(self.s, group, i, j, self.__getitem__)
+            return self.s.limit(group).normals(i, j, same)
 
-        return crossed_products(self.s, x, y, ndim, prepare)
+        return crossed_products(self.s, x, y, ndim, normals)
 
     def unit(self, x: Vector) -> Unit:
         """An ε part counts in the units m^(−1/2) of its space, m the width of one of its blocks."""

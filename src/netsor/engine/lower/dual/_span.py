@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ....language._array import Operation
 from ....language._operation import MatMul
-from ....language._value import Vector
+from ....language._value import Value, Vector
 from ..._plan import Register
 from ...passes._operations import Span
 from .._clashes import unknown_pairs
@@ -86,34 +87,29 @@ def span(dual: Dual, value: Vector, op: Span) -> Epsilon:
 
 def guards_of(dual: Dual, directions: Vector, x: Vector | None = None) -> list[Register]:
     """Whether vectors x have a part along what was left over when these directions were found; if None, if any was."""
-    found, pending, seen = [], [directions], set()
-    while pending:
-        one = pending.pop()
-        if one in seen:
-            continue
-        seen.add(one)
-        if isinstance(one.op, Span):
-            left = dual[one].left
-            if left is not None:
-                other = left if x is None else dual.s.vectors[x].lead
-                found.append(dual.s.build.step("lost", *_same_width(dual.s, left, other), later=False))
-        else:  # directions set end to end, or indexed
-            pending += [v for v in one.op.inputs if isinstance(v, Vector)]
+    found, s = [], dual.s
+    for one in _behind(directions, Span):  # directions may be set end to end, or indexed
+        if isinstance(one.op, Span) and (left := dual[one].left) is not None:
+            other = left if x is None else s.vectors[x].lead
+            found.append(s.build.step("lost", *_same_width(s, left, other), later=False))
     return found
 
 
 def made_of(x: Vector, images: Vector) -> bool:
     """Whether vectors are combinations of what a matrix made, among others, or functions of such."""
-    seen, wanted = set[Vector](), set[Vector]()
-    for start, met in ((images, wanted), (x, seen)):
-        pending = [start]
-        while pending:
-            one = pending.pop()
-            if one not in met:
-                met.add(one)
-                if not isinstance(one.op, MatMul):
-                    pending += [v for v in one.op.inputs if isinstance(v, Vector)]
-    return any(v in seen for v in wanted if isinstance(v.op, MatMul))
+    return any(isinstance(v.op, MatMul) for v in {*_behind(x, MatMul)} & {*_behind(images, MatMul)})
+
+
+def _behind(x: Vector, stop: type[Operation]) -> list[Vector]:
+    """What vectors are made of, back to operations of a kind."""
+    pending: list[Value] = [x]
+    found: dict[Vector, None] = {}
+    while pending:
+        one = pending.pop()
+        if isinstance(one, Vector) and one not in found:
+            found[one] = None
+            pending += () if isinstance(one.op, stop) else one.op.inputs
+    return list(found)
 
 
 def _same_width(s: State, *arrays: Register) -> list[Register]:
