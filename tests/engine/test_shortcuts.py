@@ -51,9 +51,9 @@ COUNTS = {
 def test_every_shortcut_is_left_out_somewhere():
     """Functions by their names and the formula for heads: in this file; turned frames: in test_depth.
 
-    Stacked matrices, which are for finite widths: in test_gradients.
+    Stacked matrices, which are for finite widths: in test_gradients; repeated blocks: in test_repeated.
     """
-    assert {*COUNTS, "named", "recognise", "stacked", "turn"} == set(SHORTCUTS)
+    assert {*COUNTS, "named", "recognise", "repeated", "stacked", "turn"} == set(SHORTCUTS)
 
 
 @pytest.mark.parametrize(("name", "seed"), [(name, seed) for name, seeds in COUNTS.items() for seed in seeds])
