@@ -38,8 +38,8 @@ class Streams:
     def __init__(self, seed: int, chunks: int | Sequence[range], precision: str = "float64") -> None:
         """`chunks` is the key of one that has no end, or the replicas of each: its key is the first of them."""
         self.seed, self.dtype = seed, np.dtype(precision)
-        one = isinstance(chunks, int)
-        self.chunks: list[tuple[int, float]] = [(chunks, math.inf)] if one else [(c.start, len(c)) for c in chunks]
+        self.chunks: list[tuple[int, float]]
+        self.chunks = [(chunks, math.inf)] if isinstance(chunks, int) else [(c.start, len(c)) for c in chunks]
         self._under_way: dict[tuple[int, ...], tuple[np.random.Generator, int, float]] = {}  # chunk, what it has left
 
     def draw(self, step: Step, replicas: int) -> Array:
