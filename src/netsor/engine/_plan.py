@@ -169,6 +169,8 @@ class Builder:
         """The result of an instruction. Its shape is `made`, or is found by running the instruction on 0 replicas."""
         if kind == "residual":
             params["shift"] = self.shift
+        if kind == "take":
+            params["places"] = _in_a_row(params["places"])
         if kind in ("kernel", "moments"):
             params["shift"], self.expects = self.shift, True
             functions = (params[name] for name in ("f", "g") if name in params)
@@ -436,7 +438,12 @@ class Plan:
         >>> ns.paper.layer().plan(n=256).seconds(50_000) > 0
         True
         """
-        return draws * sum(step.seconds for step in self.steps) if not self.constant else 0.0
+        return draws * self._each if not self.constant else 0.0
+
+    @cached_property
+    def _each(self) -> float:
+        """Roughly the seconds of a replica."""
+        return sum(step.seconds for step in self.steps)
 
     def __str__(self) -> str:
         lines = [self.title]
@@ -488,6 +495,12 @@ def content(value: Any) -> Any:
         case partial():
             return value.func, value.args, tuple((name, content(given)) for name, given in value.keywords.items())
     return value
+
+
+def _in_a_row(places: Any) -> Any:
+    """Places that follow each other, as a range: they need not be copied."""
+    ends = range(int(places[0]), int(places[-1]) + 1) if np.ndim(places) == 1 and len(places) else range(0)
+    return ends if len(ends) == len(places) and np.array_equal(places, ends) else places
 
 
 def _identity(a: Register) -> bool:
