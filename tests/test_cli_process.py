@@ -191,6 +191,7 @@ def interrupted(words, **how):
     return out, error, process.returncode
 
 
+@pytest.mark.slow
 @POSIX
 def test_a_working_folder_that_was_removed(tmp_path):
     """What needs no folder is done; what does names the option."""
