@@ -21,6 +21,7 @@ WIDE = """width => [...document.querySelectorAll('.md-content *, .md-header *')]
 def test_the_site_is_built():
     assert "index.html" in PAGES, "run make docs first"
     assert "notebooks/why_heads_matter.html" in PAGES
+    assert len({page.lower() for page in PAGES}) == len(PAGES)  # where upper and lower case are one
 
 
 class Reader:
