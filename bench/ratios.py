@@ -93,8 +93,8 @@ def steps(table, device, small):
         plan, backend = net.plan(), choose("torch", device, "float32")
         for seed in range(2):
             spent = defaultdict(float)
-            with torch.device(device), torch.no_grad():
-                work = _torch._Block(backend, seed, 0, replicas, torch, _torch.library().xp)
+            with torch.no_grad():
+                work = _torch._Block(backend, seed, 0, replicas, torch)
 
                 def kept(rule, spent=spent):
                     def call(step, *rest):

@@ -102,7 +102,7 @@ def test_equations_are_readable(browser):
     """No letter of an equation is smaller than nine pixels, primes and bounds of sums included."""
     reader = Reader(browser, SITE.as_uri())
     seen = 0
-    for name in PAGES:
+    for name in (name for name in PAGES if "<math" in (SITE / name).read_text()):
         reader.open(name)
         sizes = reader.page.evaluate(
             """[...document.querySelectorAll('math mi, math mn, math mo')].map(

@@ -1,5 +1,7 @@
 """Matrices are drawn where that costs less than sources for what their inputs span: the law is the same either way."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
@@ -16,6 +18,7 @@ from ..programs import STEPS, WIDTHS, grown
 from .compare import exact_draws, smallest_p
 
 n, m = ns.Width("n"), ns.Width("m")
+DEAR = replace(ACCELERATOR, chi=1e-6, factor_row=1e-5)  # factors that cost more than any matrix
 LEVEL = 1e-6  # of one comparison: fewer than a hundred are made
 FACTOR, DRAWN = 0.0, np.inf  # preferences that force either way
 
@@ -82,7 +85,7 @@ def test_the_cheaper_is_chosen(tokens, monkeypatch):
     assert chosen == both[tokens >= 128]
 
 
-@pytest.mark.parametrize("prices", [CPU, ACCELERATOR], ids=lambda prices: prices.place)
+@pytest.mark.parametrize("prices", [CPU, DEAR], ids=lambda prices: prices.place)
 @pytest.mark.parametrize("way", [FACTOR, DRAWN])
 def test_either_way_has_the_law_of_drawn_weights(way, prices, monkeypatch):
     forced(way, monkeypatch, prices)
@@ -90,14 +93,21 @@ def test_either_way_has_the_law_of_drawn_weights(way, prices, monkeypatch):
 
 
 @pytest.mark.parametrize("tokens", [64, 192, 1024])
-def test_an_accelerator_draws_every_matrix(tokens):
+def test_where_factors_are_dear_every_matrix_is_drawn(tokens):
     """The numbers of the literal network, and nothing but normals, products and functions."""
     width, hidden = 720, 2880
-    plan = make_plan(encoder(tokens, width, hidden).outputs, {}, prices=ACCELERATOR)
+    plan = make_plan(encoder(tokens, width, hidden).outputs, {}, prices=DEAR)
     assert plan.random_numbers == tokens * width + 2 * (4 * width**2 + 2 * width * hidden)
     kinds = {step.kind for step in plan.steps}
     assert kinds <= {"normals", "product", "gram", "apply", "add", "multiply", "scale", "reshape", "permute"}
     assert "made for an accelerator" in str(plan)
+
+
+def test_an_accelerator_takes_the_factor_for_few_tokens_and_draws_matrices_for_many():
+    width, hidden, weights = 720, 2880, 2 * (4 * 720**2 + 2 * 720 * 2880)
+    few, many = (make_plan(encoder(t, width, hidden).outputs, {}, prices=ACCELERATOR) for t in (128, 720))
+    assert few.random_numbers < weights / 4
+    assert sum(step.out.size for step in many.steps if step.kind == "normals") > 0.9 * weights
 
 
 def test_a_wide_space_has_a_frame_that_grows():
@@ -118,10 +128,10 @@ def test_few_tokens_have_one_plan_everywhere():
 def test_a_law_has_the_plan_of_its_backend(monkeypatch):
     net = encoder(64, 64, 96)[0]
     drawn = {CPU: net.law(draws=2).random_numbers}
-    monkeypatch.setattr(Numpy, "prices", ACCELERATOR)
-    drawn[ACCELERATOR] = net.law(draws=2).random_numbers
+    monkeypatch.setattr(Numpy, "prices", DEAR)
+    drawn[DEAR] = net.law(draws=2).random_numbers
     assert drawn == {prices: make_plan(net.outputs, {}, prices=prices).random_numbers for prices in drawn}
-    assert drawn[CPU] != drawn[ACCELERATOR] == net.plan().random_numbers
+    assert drawn[CPU] != drawn[DEAR] == net.plan().random_numbers
 
 
 @pytest.mark.parametrize("seeds", [[3, 9, 17, 19], pytest.param(range(24), marks=pytest.mark.slow)])
@@ -130,7 +140,7 @@ def test_random_programs_either_way(seeds, monkeypatch):
     differ = 0
     for grain in seeds:
         counts = set()
-        for way, prices in ((FACTOR, CPU), (DRAWN, CPU), (DRAWN, ACCELERATOR)):
+        for way, prices in ((FACTOR, CPU), (DRAWN, CPU), (DRAWN, DEAR)):
             forced(way, monkeypatch, prices)
             built = grown(Builder(grain, WIDTHS), STEPS, 9, 12)  # anew: plans of one program are kept
             counts.add(make_plan(built.net.outputs, built.widths, prices=prices).random_numbers)

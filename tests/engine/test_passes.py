@@ -65,7 +65,7 @@ def followed(net, width):
     return seen
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(built=programs(steps=10))
 @pytest.mark.parametrize("width", [4, ns.inf])
 def test_passes_leave_well_formed_graphs(width, built):

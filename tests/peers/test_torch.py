@@ -10,6 +10,7 @@ from netsor.engine import _instructions, _orthogonal
 from netsor.engine._run import run
 from netsor.engine.backends import NoDeviceError, _torch, choose
 
+from ..bayes import device_cases
 from ..engine import factor_cases
 from ..engine.backend_cases import CASES, LEVEL, assert_same, assert_same_steps, random_plans, smallest_p
 from ..engine.compare import conditional
@@ -29,7 +30,7 @@ def test_torch_has_the_law_of_numpy(case, precision):
 
 def test_every_step_computes_what_numpy_computes():
     """Random programs, step by step, on the same arrays."""
-    work, compared = _torch._Block(choose(**TORCH), 0, 0, 16, torch, xp), 0
+    work, compared = _torch._Block(choose(**TORCH), 0, 0, 16, torch), 0
 
     def compute(step, given):
         tensors = {id(a): torch.tensor(np.ascontiguousarray(a)) for a in given}  # one that is given twice is one
@@ -45,7 +46,7 @@ def test_every_step_computes_what_numpy_computes():
 def test_torch_computes_what_numpy_computes():
     """Random programs as a whole, on the same random numbers: some of these use matrices again, in full frames."""
     for plan, drawn, found in random_plans([0, 1, 2, 7, 63, 80]):
-        work = _torch._Block(choose(**TORCH), 0, 0, 16, torch, xp)
+        work = _torch._Block(choose(**TORCH), 0, 0, 16, torch)
         with torch.no_grad():
             made = run(plan, lambda step, drawn=drawn: torch.tensor(drawn[step]), work.constant, work.compute)
         assert_same(found, [array.numpy() for array in made], atol=1e-10)
@@ -55,7 +56,7 @@ def test_torch_sees_small_parts():
     """Rows that are nearly equal, well apart, and equal, side by side: what numpy makes of them."""
     rows = np.concatenate([nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
     products = _instructions.gram(np, rows, rows)
-    ways = _torch.library().ways
+    ways = _torch.library("cpu").ways
     c = _orthogonal.reduced(xp, torch.tensor(products), torch.tensor(rows), ways).numpy()
     q = _orthogonal.span(xp, torch.tensor(rows), ways=ways).numpy()
     ours = _orthogonal.reduced(np, products, rows)
@@ -86,7 +87,7 @@ def test_torch_factors_singular_matrices(case, precision):
     def counted(rule):
         return lambda *arrays: slow.append(arrays[0].shape) or rule(*arrays)
 
-    whole = _torch.library()
+    whole = _torch.library("cpu")
     library = replace(whole, columns=counted(whole.columns), singly=counted(whole.singly))
     ways = library.ways
 
@@ -95,3 +96,17 @@ def test_torch_factors_singular_matrices(case, precision):
 
     factor_cases.assert_factors(case, precision, compute)
     assert not slow
+
+
+@pytest.mark.parametrize("noise", [1e-5, 0.3, 100.0])
+@pytest.mark.parametrize("case", device_cases.CASES)
+def test_torch_finds_numpys_likelihoods(case, noise):
+    device_cases.assert_same_heights(case, noise, **TORCH)
+
+
+def test_where_torch_is_unsure_numpy_is_asked():
+    device_cases.assert_same_heights("many columns, inf", 1e-8, **TORCH)
+
+
+def test_chains_by_torch_have_the_posterior():
+    device_cases.assert_same_posterior(**TORCH)

@@ -55,9 +55,7 @@ def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
     """Entries along one axis of a replica."""
     if _replicas_innermost(a):
         return _first(_last(a).take(places, axis=axis))
-    axis = axis + 1 if axis >= 0 else axis
-    # copied, because some libraries refuse read-only arrays
-    return xp.take(a, xp.asarray(places if xp is np else np.array(places)), axis=axis)
+    return xp.take(a, xp.asarray(places), axis=axis + 1 if axis >= 0 else axis)
 
 
 def part(xp: Any, a: Array, start: int, stop: int) -> Array:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -176,6 +176,10 @@ class Builder:
             kind == "part" and (params["start"], params["stop"]) == (0, args[0].shape[-1])
         ):
             return args[0]
+        if (kind == "join" and len(args) == 1) or (
+            kind == "permute" and list(params["axes"]) == sorted(params["axes"])
+        ):
+            return args[0]
         if kind == "product" and _identity(args[0]) and args[0].shape[:-2] == args[1].shape[:-2]:
             return args[1]
         if kind == "product" and args[0].shape[-1] == 1:  # a column times a row
@@ -227,6 +231,10 @@ class Builder:
         if key is not None:
             self.known[key] = out
         return out
+
+    def fold(self, kind: str, arrays: Iterable[Register]) -> Register:
+        """The sum or the product of arrays, `add` or `multiply`, each as soon as it is made."""
+        return reduce(partial(self.step, kind), arrays)
 
     def room(self, shape: Shape, words: str = "") -> Register:
         """A register for an array that varies; refused if it is larger than LARGEST bytes for one replica."""

@@ -34,16 +34,16 @@ class Prices:
 CPU = Prices(
     "one core", normal=9e-9, chi=3e-8, entry=1.5e-9, function=1.5e-8, product=2e-10, factor_entry=5e-8, factor_row=0.0
 )
-# One H200 by PyTorch in single precision, 64 replicas at a time. Normals and products are those of the network with
-# every weight drawn; a χ and a row of a factor those of the encoder of bench/gpu.py at 192 tokens, where many products
-# are nearly singular.
+# One H200 by PyTorch in single precision. Normals and products are those of the network with every weight drawn; what
+# else factors take, with their χ, was set so that the stack of bench/gpu.py, at 64 to 1,024 tokens, is not far from its
+# faster way at any length.
 ACCELERATOR = Prices(
     "an accelerator",
     normal=6.3e-12,
-    chi=1e-7,
+    chi=1e-8,
     entry=7e-11,
     function=2.8e-11,
     product=3.6e-14,
     factor_entry=0.0,
-    factor_row=5.4e-7,
+    factor_row=6e-8,
 )

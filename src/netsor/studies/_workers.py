@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -76,12 +76,19 @@ def elsewhere(
 
 def wait(futures: Sequence[Future[Any]], what: str, unit: str, progress: Progress = True) -> None:
     """Wait for some work, with a bar on a terminal, or telling a function of (done, in all)."""
-    with tqdm(total=len(futures), desc=what, unit=unit, disable=None if progress is True else True) as bar:
-        for done, future in enumerate(as_completed(futures), 1):
-            future.result()
+    told((future.result() for future in as_completed(futures)), len(futures), what, unit, progress)
+
+
+def told(results: Iterable[T], count: int, what: str, unit: str, progress: Progress = True) -> list[T]:
+    """So many results, told of as each is there: with a bar on a terminal, or to a function of (done, in all)."""
+    found: list[T] = []
+    with tqdm(total=count, desc=what, unit=unit, disable=None if progress is True else True) as bar:
+        for result in results:
+            found.append(result)
             bar.update()
             if callable(progress):
-                progress(done, len(futures))
+                progress(len(found), count)
+    return found
 
 
 @contextmanager

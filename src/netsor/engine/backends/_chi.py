@@ -42,9 +42,10 @@ class Chi(NamedTuple):
         parts = []
         if large:
             x = z[..., :large]
-            w = x * polynomial[-1, :] + polynomial[-2, :]
-            for k in range(self.polynomial.shape[0] - 3, -1, -1):
-                w = w * x + polynomial[k, :]
+            add = getattr(xp, "addcmul", lambda c, w, x: w * x + c)  # PyTorch has both in one pass
+            w = polynomial[-1, :]
+            for k in range(self.polynomial.shape[0] - 2, -1, -1):
+                w = add(polynomial[k, :], w, x)
             parts.append(scale * w * xp.sqrt(w))
         if self.squares.shape[1]:
             rest = z[..., large:]

@@ -1,31 +1,36 @@
 """PyTorch, step by step, on a CPU or a CUDA device: for those who have it and not JAX.
 
 The generator of a draw for one block is keyed by (seed, draw, the block's first replica). Where blocks begin depends on
-the plan alone, so the same seed gives the same draws. Laws of two widths with one seed are coupled where their blocks
-begin at the same replicas (in JAX and numpy, always).
+the plan, and on the device only if it has too little memory for the plan's blocks. So the same seed gives the same
+draws. Laws of two widths with one seed are coupled where their blocks begin at the same replicas (in JAX and numpy,
+always).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import _instructions
+from .. import _instructions, _orthogonal
 from .._montecarlo import memory
 from .._plan import RULES, Plan, Register, Step
 from .._run import run
-from ._base import Backend, NoDeviceError, largest_block
-from ._chi import chi
+from .._triangular import diagonal
+from ._base import Device, NoDeviceError, largest_block
+from ._chi import Chi, chi
 from ._torch_factor import library
 
-FIRST = 16  # replicas in the first block: later ones double, so that few draws cost little
+FIRST = {"cpu": 16, "cuda": 256}  # replicas in the first block: later ones double, so that few draws cost little
+SINGLE_RESOLVED = 1e-13  # pivot over diagonal entry below which vectors in single precision do not differ
+OF_FUNCTIONS = ("apply", "kernel", "moments")  # kinds of steps that call functions of the program
 
 Array = Any
 
 
-class Torch(Backend):
+class Torch(Device):
     """PyTorch on one device."""
 
     name: ClassVar[str] = "torch"
@@ -60,42 +65,64 @@ class Torch(Backend):
     ) -> Iterator[tuple[Array, Array]]:
         """One block, cut to the part; the first chunk in blocks that double from FIRST on."""
         import torch
-        from array_api_compat import torch as xp
 
         start = part.start
         while start < part.stop:
-            replicas = min(size, max(FIRST, start))
-            with torch.device(self.device), torch.no_grad():
-                work = _Block(self, seed, start, replicas, torch, xp)
+            replicas = min(size, max(FIRST[self.kind], start))
+            with torch.no_grad():
+                work = _Block(self, seed, start, replicas, torch)
                 mean, columns = run(plan, work.draw, work.constant, work.compute)
             needed = min(replicas, part.stop - start)
             yield mean[:needed], columns[:needed]
             tick(needed)
             start += replicas
 
+    def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
+        """Step by step; constants are copied to the device once."""
+        import torch
+
+        work = _Block(self, 0, 0, 0, torch)
+
+        def found(drawn: Mapping[Register, Any]) -> Any:
+            with torch.no_grad():
+                made = run(plan, lambda step: work.array(drawn[step.out]), work.constant, work.compute)
+                return self.numpy(what(work.library, *made))
+
+        return found
+
     def cov(self, columns: Array) -> Array:
         """The covariances, computed on the device."""
-        from array_api_compat import torch as xp
-
-        return _instructions.gram(xp, columns, columns)
+        return _instructions.gram(library(self.device).xp, columns, columns)
 
     def numpy(self, array: Array) -> Array:
         """The array copied from the device."""
         return array.double().cpu().numpy()
 
 
+def _array(numbers: Array, precision: str, device: str) -> Array:
+    import torch
+
+    return torch.tensor(np.array(numbers, order="C"), dtype=getattr(torch, precision), device=device)
+
+
+@lru_cache(maxsize=1024)
+def _tables(freedom: tuple[int, ...], precision: str, device: str) -> tuple[Chi, list[Array]]:
+    """How to make a row of χ with these degrees of freedom, and its tables on the device."""
+    made = chi(freedom, precision)
+    return made, [_array(table, precision, device) for table in (made.polynomial, made.scale, made.squares)]
+
+
 class _Block:
     """The work for one block."""
 
-    def __init__(self, backend: Torch, seed: int, start: int, replicas: int, torch: Any, xp: Any) -> None:
-        self.backend, self.seed, self.start, self.replicas, self.torch, self.xp = (
-            backend, seed, start, replicas, torch, xp
-        )  # fmt: skip
+    def __init__(self, backend: Torch, seed: int, start: int, replicas: int, torch: Any) -> None:
+        self.backend, self.seed, self.start, self.replicas, self.torch = backend, seed, start, replicas, torch
+        self.library = library(backend.device)
         self.dtype = getattr(torch, backend.precision)
         self.known: dict[Register, Array] = {}
 
     def array(self, numbers: Array) -> Array:
-        return self.torch.tensor(np.array(numbers, order="C"), dtype=self.dtype, device=self.backend.device)
+        return _array(numbers, self.backend.precision, self.backend.device)
 
     def constant(self, register: Register) -> Array:
         if register not in self.known:
@@ -109,31 +136,43 @@ class _Block:
         generator.manual_seed(int(key.generate_state(1, np.uint64)[0]))
 
         def normals(*shape: int) -> Array:
-            return self.torch.randn((self.replicas, *shape), generator=generator, dtype=self.dtype)
+            return self.torch.randn(
+                (self.replicas, *shape), generator=generator, dtype=self.dtype, device=self.backend.device
+            )
 
         if step.kind == "normals":
             return normals(*step.out.shape)
-        made = chi(step.params["freedom"], self.backend.precision)
-        tables = map(self.array, (made.polynomial, made.scale, made.squares))
-        return made.of(self.xp, normals(*step.out.shape[:-1], made.normals), *tables)
+        made, tables = _tables(tuple(step.params["freedom"]), self.backend.precision, self.backend.device)
+        return made.of(self.library.xp, normals(*step.out.shape[:-1], made.normals), *tables)
 
-    def reduced(self, step: Step, rows: Array) -> Array:
-        """The triangular factor of products of rows, in double precision whatever that of the sampler.
+    def reduced(self, products: Array, rows: Array) -> Array:
+        """The triangular factor of products of rows; of rows that are nearly the same, in double precision.
 
-        Vectors that are nearly the same have products from which single precision cannot tell how they differ, and to
-        find it from the vectors takes many times as long as to take these products again.
+        From their products single precision cannot tell how they differ, and to find it from the vectors takes many
+        times as long as to take these products again. What these do not tell, vectors in single precision do not have.
         """
-        wide = rows.double()
-        made = library().compute(step, [_instructions.gram(self.xp, wide, wide), wide])
-        return made.to(self.dtype)
+        xp, ways = self.library.xp, self.library.ways
+        if self.dtype == self.torch.float64:
+            return _orthogonal.reduced(xp, products, rows, ways)
+
+        def again(rows: Array) -> Array:
+            wide = rows.double()
+            products = _instructions.gram(xp, wide, wide)
+            return self.library.factored_roughly(products, SINGLE_RESOLVED).to(self.dtype)
+
+        lower = ways.tried(products)
+        return ways.mended(lower, _orthogonal.weak(xp, lower, diagonal(xp, products)), again, rows)
 
     def compute(self, step: Step, inputs: Sequence[Array], _: int | None) -> Array:
         """A step on tensors; a function of one's own in numpy, or a kernel by quadrature, on the host."""
+        if step.kind == "reduced":
+            return self.reduced(*inputs)
+        if step.kind not in OF_FUNCTIONS:
+            return self.library.compute(step, inputs)
         try:
-            made = self.reduced(step, inputs[1]) if step.kind == "reduced" else library().compute(step, inputs)
+            with self.torch.device(self.backend.device):  # a function of one's own may make arrays
+                made = self.library.compute(step, inputs)
         except Exception:
-            if step.kind not in ("apply", "kernel", "moments"):
-                raise
             known = {id(a): self.backend.numpy(a) for a in inputs}  # an array that occurs twice stays one array
             made = RULES[step.kind](np, *(known[id(a)] for a in inputs), **step.params)
         return made if isinstance(made, self.torch.Tensor) else self.array(made)

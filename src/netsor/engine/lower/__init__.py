@@ -148,7 +148,7 @@ VECTORS: dict[type[Operation], Callable[[State, Any, Any], Lowered]] = {
     ops.Gaussian: gaussian,
     ops.Data: _data,
     ops.MatMul: matmul,
-    ops.Nonlin: lambda s, value, op: nonlin(s, value, op.f, op.vectors, op.scalars),
+    ops.Nonlin: nonlin,
     Rotate: rotated,
     Fuse: lambda s, value, op: fuse(s, value, op.x),
     Span: lambda s, value, op: span(s, value, op.x, op.known),

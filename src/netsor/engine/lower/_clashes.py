@@ -10,14 +10,16 @@ something else, or F_b is a function of e_a itself. Such pairs are unknown, but 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import numpy as np
 
 from ...language._value import Vector
+from ._bits import bits, lowest, marks
 from ._clusters import Group
 from ._features import Features
-from ._gradient_normals import after, between, concerns, gradient, known, ruled
-from ._marks import lined, paired
+from ._gradient_normals import after, between, concerns, known, ruled
+from ._marks import lined, overlap, paired
 from ._state import Bools, Epsilon, State
 from ._tilted import Tilted
 from .frames import NO_VALUE, Directions, Limit
@@ -27,64 +29,46 @@ FindEpsilon = Callable[[Vector], Epsilon]  # the ε part of a vector
 
 def unknown_pairs(s: State, x: Vector, y: Vector, ndim: int, epsilon: FindEpsilon) -> Bools:
     """Pairs of vectors that reach a pair of blocks of directions whose normals have no known law."""
-    found: Bools | None = None
+    found = np.zeros_like(overlap(s, x, y, ndim))
     for group in s.groups_of(x):
         frame = s.frames[group]
         if y not in group.positions or frame.directions == 0:
             continue
-        if not isinstance(frame, Limit) or not frame.scores:
-            ours, theirs = (_within(s, v, group, np.ones((1, 1), dtype=bool), ndim) for v in (x, y))
-            clash = np.ones((1, 1), dtype=bool)
-        else:
-            inside = np.stack([frame.mask([b]) for b in frame.blocks], axis=1)  # (directions, blocks)
-            ours, theirs = (_within(s, v, group, inside, ndim) for v in (x, y))
-            clash = np.zeros((len(frame.blocks),) * 2, dtype=bool)
-            here, there = (np.flatnonzero(v.reshape(-1, v.shape[-1]).any(axis=0)) for v in (ours, theirs))
-            for i, j in (
-                (i, j) for i in here for j in there
-            ):  # no more: the rule for a gradient asks for other pairs itself
-                clash[i, j] = _clash(s, frame, int(i), int(j), epsilon)
-        met = paired((ours.astype(np.float64) @ clash.astype(np.float64)) > 0, theirs)
-        found = met if found is None else found | met
-    if found is None:
-        shapes = [(1,) * (ndim - 1 - v.ndim) + v.shape for v in (x, y)]
-        batch = np.broadcast_shapes(shapes[0][:-1], shapes[1][:-1])
-        return np.zeros((*batch, shapes[0][-1], shapes[1][-1]), dtype=bool)
+        limit = frame if isinstance(frame, Limit) and frame.scores else None  # else no direction is known apart
+        blocks = limit.blocks if limit else [Directions(0, frame.directions, NO_VALUE)]
+        inside = np.stack([marks(block.bits, frame.directions) for block in blocks], axis=1)  # (directions, blocks)
+        ours, theirs = (_within(s, v, group, inside, ndim) for v in (x, y))
+        clash = np.zeros((len(blocks),) * 2)
+        here, there = (np.flatnonzero(v.reshape(-1, v.shape[-1]).any(axis=0)) for v in (ours, theirs))
+        for i, j in product(here, there):  # no more: the rule for a gradient asks for other pairs itself
+            clash[i, j] = limit is None or _clash(limit, blocks[i], blocks[j], epsilon)
+        found = found | paired(ours @ clash > 0, theirs)
     return found
 
 
 def _within(s: State, x: Vector, group: Group, inside: Bools, ndim: int) -> Bools:
     """Which blocks of directions each vector that lies in a group reaches, (…, i, blocks of the space, ·)."""
-    support = s.vectors[x].support
-    assert support is not None
-    flat = support.reshape(-1, support.shape[-1])
+    support = s.support(x)
+    flat = support.reshape(-1, support.shape[-1])[:, : len(inside)].astype(np.float64)
     made = np.zeros((len(flat), inside.shape[1]), dtype=bool)
     places = group.positions[x].ravel()
-    if len(inside) == 1:
-        made[places] = flat[places].any(axis=-1, keepdims=True)
-    else:
-        size = min(flat.shape[1], len(inside))
-        made[places] = flat[places, :size].astype(np.float64) @ inside[:size].astype(np.float64) > 0
+    made[places] = flat[places] @ inside[: flat.shape[1]] > 0
     return lined(made.reshape(*support.shape[:-1], -1), x, ndim - 1)
 
 
-def _clash(s: State, frame: Limit, i: int, j: int, epsilon: FindEpsilon) -> bool:
+def _clash(frame: Limit, a: Directions, b: Directions, epsilon: FindEpsilon) -> bool:
     """Whether the normals of two blocks have no known law: two features, a feature with (1, …, 1), or as said above."""
-    a, b = frame.blocks[i], frame.blocks[j]
     if a.feature is None and b.feature is None:
         return False
-    if a.feature is not None and b.feature is not None:
-        return True
     source, feature = (b, a.feature) if a.feature is not None else (a, b.feature)
-    assert feature is not None
-    if source.number == NO_VALUE:
+    if feature is None or source.feature is not None or source.number == NO_VALUE:
         return True
     if known(frame, source, feature):
         return _in_another_form(frame, source, feature) or _argument_unknown(frame, source, feature, epsilon)
-    if _is_of(feature, source) or between(source, feature) or _changes(frame, source, feature, epsilon):
+    if feature.reach & source.bits or between(source, feature) or _changes(frame, source, feature, epsilon):
         return True
     return any(
-        _is_of(other, source) and _meet(other.reach, feature.reach) and not _of_the_rule(frame, other, source, feature)
+        other.reach & source.bits and other.reach & feature.reach and not _of_the_rule(frame, other, source, feature)
         for other in _others(frame, feature)
     )
 
@@ -97,29 +81,12 @@ def _others(frame: Limit, feature: Features) -> Iterator[Features]:
             yield other
 
 
-def _meet(a: Bools, b: Bools) -> bool:
-    size = min(len(a), len(b))
-    return bool((a[:size] & b[:size]).any())
-
-
-def _is_of(feature: Features, source: Directions) -> bool:
-    """Whether features are functions of a source."""
-    return bool(feature.reach[source.start : source.stop].any())
-
-
-def _gradient(feature: Features) -> tuple[Bools, Bools]:
-    """The directions of u and those of F, if features are F ⊙ u; else none, and all that they are functions of."""
-    found = gradient(feature)
-    if found is None:
-        return np.zeros_like(feature.reach), feature.reach
-    return feature.supports[found.u], found.forward
-
-
-def _of_the_rule(frame: Limit, gradient: Features, source: Directions, feature: Features) -> bool:
+def _of_the_rule(frame: Limit, other: Features, source: Directions, feature: Features) -> bool:
     """Whether N[F u] is one of the normals from which those of gradients F ⊙ u are made, u this source."""
-    u, g = _gradient(gradient)
-    inside = slice(source.start, source.stop)
-    return ruled(frame, gradient) and bool(u[inside].any()) and not g[inside].any() and not _meet(feature.reach, u)
+    form = other.gradient
+    if form is None or not form.own & source.bits or form.forward & source.bits or feature.reach & form.own:
+        return False
+    return ruled(frame, other)
 
 
 def _in_another_form(frame: Limit, source: Directions, feature: Features) -> bool:
@@ -127,45 +94,42 @@ def _in_another_form(frame: Limit, source: Directions, feature: Features) -> boo
 
     Not if in each normal the u was drawn last: then two normals of different u are independent.
     """
-    ours = gradient(feature)
+    ours = feature.gradient
     assert ours is not None
-    u, g = feature.supports[ours.u], ours.forward
     for other in _others(frame, feature):
-        found, (theirs, rest) = gradient(other), _gradient(other)
-        if not _meet(other.reach, feature.reach):
+        theirs, (u, rest) = other.gradient, (0, other.reach)
+        if theirs is not None:
+            u, rest = theirs.own, theirs.forward
+        if not other.reach & feature.reach:
             continue
-        if ours.last and ((found is not None and found.last) or not other.reach[int(np.argmax(u)) :].any()):
+        if ours.last and ((theirs is not None and theirs.last) or not other.reach >> lowest(ours.own, 0)):
             continue
-        if theirs[source.start : source.stop].any():
-            return True
-        if (_meet(rest, u) and _meet(other.reach, g)) or (_meet(theirs, g) and _meet(feature.reach, rest)):
+        if (
+            u & source.bits
+            or (rest & ours.own and other.reach & ours.forward)
+            or (u & ours.forward and feature.reach & rest)
+        ):
             return True
     return False
 
 
 def _argument_unknown(frame: Limit, source: Directions, feature: Features, epsilon: FindEpsilon) -> bool:
     """Whether the u of features F ⊙ u has an ε part that is unknown along what e F is made of."""
-    found = gradient(feature)
-    assert found is not None
-    unknown = epsilon(feature.vectors[found.u][0]).unknown
-    marks = np.asarray(unknown.reshape(-1, unknown.shape[-1]).any(axis=0))
-    marks[: len(feature.reach)] &= ~feature.supports[found.u][: len(marks)]
+    assert feature.gradient is not None
+    unknown = bits(epsilon(feature.vectors[feature.gradient.u][0]).unknown) & ~feature.gradient.own
     for block in frame.blocks:
         if block.feature is not None and not concerns(frame, source, feature, block.feature):
-            marks[block.start : block.stop] = False
-    return bool(marks.any())
+            unknown &= ~block.bits
+    return bool(unknown)
 
 
 def _changes(frame: Limit, source: Directions, feature: Features, epsilon: FindEpsilon) -> bool:
     """Whether an argument of features F ⊙ u has an ε part along a source that was drawn after it."""
-    if gradient(feature) is None or not after(source, feature):
+    if feature.gradient is None or not after(source, feature):
         return False
-    inside = frame.mask(
-        [b for b in frame.blocks if b is source or (b.feature is not None and _is_of(b.feature, source))]
-    )
-    for vector, _ in feature.vectors:
-        found = epsilon(vector)
-        marks = np.asarray((found.support | found.unknown).reshape(-1, found.support.shape[-1]).any(axis=0))
-        if _meet(marks, inside):
-            return True
-    return False
+    inside = source.bits
+    for block in frame.blocks:
+        if block.feature is not None and block.feature.reach & source.bits:
+            inside |= block.bits
+    parts = [epsilon(vector) for vector, _ in feature.vectors]
+    return any(bits(part.support | part.unknown) & inside for part in parts)

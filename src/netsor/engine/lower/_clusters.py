@@ -52,50 +52,34 @@ def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict
     the same width that never do are whole.
     """
     vectors = [value for value in values if isinstance(value, Vector)]
-    spaces, families = _Sets(vectors), _Sets(vectors)
     inputs: dict[Source, Value] = {}
     outputs: dict[Source, Value] = {}
+    pairs: list[tuple[Value, Value]] = []
     for value in values:
         match value.op:
             case MatMul(weight, x):  # one matrix has one space of inputs, and one of outputs
-                spaces.link(inputs.setdefault(weight.source, x), x)
-                spaces.link(outputs.setdefault(weight.source, value), value)
-            case Concat(x) | Split(x):
-                families.link(x, value)
+                pairs += [(inputs.setdefault(weight.source, x), x), (outputs.setdefault(weight.source, value), value)]
             case Adjoint(d, u, g, b):
-                spaces.link(d, u)
-                spaces.link(g, b)
+                pairs += [(d, u), (g, b)]
             case Drawn():  # from one space to another, by coordinates
                 pass
             case _:
-                met = [x for x in value.op.inputs if isinstance(x, Vector)]
-                for x in (*met, value) if isinstance(value, Vector) else met:
-                    spaces.link(x, met[0] if met else x)
+                met = [x for x in (*value.op.inputs, value) if isinstance(x, Vector)]
+                pairs += [(met[0], x) for x in met]
+    place: dict[Value, int] = {value: k for k, value in enumerate(vectors)}
+    ends = np.array([(place[x], place[y]) for x, y in pairs], dtype=np.intp).reshape(-1, 2)
+    family = dict(zip(vectors, _components(len(vectors), *ends.T).tolist(), strict=True))
+    unit: dict[int, int] = {}
     for value in vectors:
-        families.link(value, spaces.of(value))
-    unit: dict[Value, int] = {}
-    for value in vectors:
-        family = families.of(value)
-        unit[family] = math.gcd(unit.get(family, 0), value.width.factor)
-    blocks: dict[Value, int] = {value: value.width.factor // unit[families.of(value)] for value in vectors}
+        unit[family[value]] = math.gcd(unit.get(family[value], 0), value.width.factor)
+    blocks: dict[Value, int] = {value: value.width.factor // unit[family[value]] for value in vectors}
     return blocks, {value: value.width.bind(bound) / blocks[value] for value in vectors}
 
 
-class _Sets:
-    """Disjoint sets of values, which links unite."""
-
-    def __init__(self, values: Sequence[Value]) -> None:
-        self.parent: dict[Value, Value] = {value: value for value in values}
-
-    def of(self, value: Value) -> Value:
-        """The value that stands for the set of this one."""
-        while self.parent[value] is not value:
-            self.parent[value] = self.parent[self.parent[value]]
-            value = self.parent[value]
-        return value
-
-    def link(self, a: Value, b: Value) -> None:
-        self.parent[self.of(a)] = self.of(b)
+def _components(count: int, first: Ints, second: Ints) -> Ints:
+    """The connected component of each of so many numbers, for the ends of edges."""
+    graph = coo_array((np.ones(len(first), dtype=np.int8), (first, second)), shape=(count, count))
+    return np.asarray(connected_components(graph, directed=False)[1])
 
 
 class Clusters:
@@ -151,8 +135,7 @@ class Clusters:
             ends = [label[np.concatenate([edge[i] for edge in self.edges])] for i in (0, 1)]
             nodes, place = np.unique(np.concatenate(ends), return_inverse=True)
             first, second = np.split(place, 2)
-            graph = coo_array((np.ones(len(first), dtype=np.int8), (first, second)), shape=(len(nodes), len(nodes)))
-            _, part = connected_components(graph, directed=False)
+            part = _components(len(nodes), first, second)
             one = np.zeros(len(nodes), dtype=np.intp)
             one[part[::-1]] = nodes[::-1]  # the first of its numbers stands for a component
             renamed = np.arange(self.count)

@@ -40,15 +40,11 @@ def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> Lower
 
 def _sample(s: State, value: Vector, x: Vector, known: tuple[Vector, ...], lead: Register) -> Register | None:
     """What an output needs to know of coordinates: the combinations of vectors that the directions are."""
-    build, given = s.build, [s.vectors[v].sample for v in (x, *known)]
-    if all(sample is None for sample in given):
+    build, every = s.build, (x, *known)
+    if all(s.vectors[v].sample is None for v in every):
         return None
-    width = max(sample.shape[-1] for sample in given if sample is not None)
-    whole = [
-        a or build.constant(np.zeros((*s.vectors[v].lead.shape[:-1], 1)))
-        for a, v in zip(given, (x, *known), strict=True)
-    ]
-    rows = [build.reshape(build.fitted(a, width), *a.shape[:-2], a.shape[-2] * width) for a in whole]
+    width = max(s.sample(v).shape[-1] for v in every)
+    rows = [s.rows(s.sample(v), width) for v in every]
     left = rows[0]
     for v, old in zip(known, rows[1:], strict=True):
         by = build.step("scale", products(s, x, v, value.ndim + 1, ""), by=-1 / s.norm(x) ** 2)
@@ -61,13 +57,10 @@ def _sample(s: State, value: Vector, x: Vector, known: tuple[Vector, ...], lead:
 def _reach(s: State, x: Vector, known: tuple[Vector, ...], lead: Register) -> Bools:
     """Along what a new direction can lie: x_i, and the directions before it that x_i is not orthogonal to."""
     shape = lead.shape
-    marks = s.vectors[x].support
-    assert marks is not None
-    own = fitted(marks, shape).reshape(-1, shape[-3], shape[-2] * shape[-1])
+    own = fitted(s.support(x), shape).reshape(-1, shape[-3], shape[-2] * shape[-1])
     old = [np.zeros((1, 0, own.shape[-1]), dtype=bool)]
     for v in known:
-        support = s.vectors[v].support
-        assert support is not None
+        support = s.support(v)
         old.append(fitted(support, (*support.shape[:-1], shape[-1])).reshape(-1, v.shape[-1], own.shape[-1]))
     found = []
     for k, rows in enumerate(own):
@@ -94,9 +87,8 @@ def _rows(s: State, x: Value, directions: int) -> Register:
     """Vectors as rows (copies, vectors, ·), whose products are those of the vectors."""
     if s.vectors[x].turned is not None:
         raise ExactError(x, "a matrix that acts on vectors turned by rotary positions, at width inf")
-    lead = s.build.fitted(s.vectors[x].lead, directions)
-    copies = math.prod(x.shape[:-1])
-    return s.build.reshape(lead, copies, x.shape[-1], lead.shape[-2] * directions)
+    rows = s.rows(s.vectors[x].lead, directions)
+    return s.build.reshape(rows, math.prod(x.shape[:-1]), *rows.shape[-2:])
 
 
 def adjoint(s: State, value: Scalar, op: Adjoint) -> Register:

@@ -14,12 +14,13 @@ import numpy as np
 
 from ...activations import Function
 from ...language._expand import Expansion
-from ...language._operation import Apply, Gaussian, MatMul, Nonlin, Normal, Root
+from ...language._operation import Apply, Nonlin
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
 from .._plan import named
+from ._angles import Floats
 from ._marks import nonzero
-from ._state import Bools, Floats, State
+from ._state import Bools, State
 
 TRIALS = 8  # moves of the arguments, in random directions
 TINY = 1e-150  # a move away from 0 whose square is not 0
@@ -56,8 +57,7 @@ def _limits(s: State, x: Value) -> Floats:
             return np.broadcast_to(np.asarray(known, dtype=np.float64)[0], x.shape).copy()
         return np.where(nonzero(s, x), np.nan, 0.0)
     assert isinstance(x, Vector)
-    lead, support = s.vectors[x].lead, s.vectors[x].support
-    assert support is not None
+    lead, support = s.vectors[x].lead, s.support(x)
     found = np.where(support.any(axis=(-2, -1)), np.nan, 0.0)
     if lead.value is not None and all(group.constant for group in s.groups_of(x)):  # direction 0 is (1, …, 1)
         means = np.asarray(lead.value)[0][..., 0]
@@ -68,26 +68,13 @@ def _limits(s: State, x: Value) -> Floats:
 
 def _varies(s: State, x: Value) -> Bools:
     """Whether arguments are other than their limits at some widths."""
-    if not _random(x):
+    if x not in s.random:
         return np.zeros(x.shape, dtype=bool)
     if isinstance(x, Vector):
         rows = Expansion(s.facts.values).rows[x]
         others = np.concatenate([[0], np.cumsum(rows.indices != 0)])  # column 0 is (1, …, 1)
         return (np.diff(others[rows.indptr]) > 0).reshape(x.shape)
     return np.ones(x.shape, dtype=bool)
-
-
-def _random(value: Value) -> bool:
-    """Whether a value depends on anything random, or on a width."""
-    pending, seen = [value], {value}
-    while pending:
-        one = pending.pop()
-        if isinstance(one.op, Gaussian | MatMul | Normal | Root):
-            return True
-        new = [x for x in one.op.inputs if x not in seen]
-        pending += new
-        seen.update(new)
-    return False
 
 
 def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools]) -> bool:

@@ -20,7 +20,7 @@ from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
 from .._plan import Register
 from ..passes._operations import Extend
-from ._marks import nonzero
+from ._marks import nonzero, somewhere
 from ._state import Bools, Ints, Lowered, State, Turned
 
 
@@ -32,8 +32,7 @@ def combined(s: State, value: Value) -> Lowered:
     lead = act(s, value, [x.lead for x in given], weights)
     sample = None
     if any(x.sample is not None for x in given):
-        none = [s.build.constant(np.zeros((*x.lead.shape[:-1], 1))) for x in given]
-        sample = act(s, value, [x.sample or zero for x, zero in zip(given, none, strict=True)], weights)
+        sample = act(s, value, [s.sample(x) for x in vectors], weights)
     if all(x.support is None for x in given):
         return Lowered(lead, sample)
     supports = [np.zeros((*x.lead.shape[:-1], 0), bool) if x.support is None else x.support for x in given]
@@ -63,12 +62,8 @@ def marked(s: State, value: Value, marks: Sequence[Bools], by: Bools | None) -> 
 
     The rule acts on random numbers at the marks, so that an operation with numbers of its own cancels none.
     """
-    rng = np.random.default_rng(0)
-
-    def somewhere(mark: Bools) -> Register:
-        return s.build.constant(np.where(mark, rng.uniform(1.0, 2.0, mark.shape), 0.0))
-
-    found = act(s, value, [somewhere(mark) for mark in marks], None if by is None else somewhere(by))
+    *arrays, numbers = (s.build.constant(a) for a in somewhere([*marks, np.zeros(()) > 0 if by is None else by]))
+    found = act(s, value, arrays, None if by is None else numbers)
     return np.asarray(np.asarray(found.value)[0] != 0)
 
 
@@ -85,7 +80,7 @@ def _turned(value: Value, given: Sequence[Lowered]) -> Turned | None:
     if not found:
         return None
     first, parts = found[0], [t.positions for t in found]
-    same = len({t.rule for t in found}) == 1 and len(found) == len(given)
+    same = len({t.by for t in found}) == 1 and len(found) == len(given)
     match value.op:
         case Take(_, flat):
             return replace(first, positions=parts[0].ravel()[flat])
@@ -115,10 +110,7 @@ def _scale(s: State, value: Value, op: Scale, arrays: list[Register], by: Regist
 
 
 def _mix(s: State, value: Value, op: Mix, arrays: list[Register], by: Register) -> Register:
-    *front, blocks, directions = (v := s.lined(arrays[0], op.x.ndim, value.ndim)).shape
-    rows = s.build.reshape(v, *front, blocks * directions)
-    made = s.build.step("product", s.lined(by, op.a.ndim, value.ndim + 1), rows)
-    return s.build.reshape(made, *made.shape[:-1], blocks, directions)
+    return s.mixed(s.lined(by, op.a.ndim, value.ndim + 1), s.lined(arrays[0], op.x.ndim, value.ndim))
 
 
 def _concat(s: State, value: Value, op: Concat, arrays: list[Register], by: None) -> Register:
@@ -126,7 +118,7 @@ def _concat(s: State, value: Value, op: Concat, arrays: list[Register], by: None
     (a,), axis = arrays, op.axis
     order = [k for k in range(len(a.shape)) if k != axis]
     order.insert(len(order) - 2, axis)
-    made = s.build.step("permute", a, axes=tuple(order)) if order != sorted(order) else a
+    made = s.build.step("permute", a, axes=tuple(order))
     *front, count, blocks, directions = made.shape
     return s.build.reshape(made, *front, count * blocks, directions)
 
@@ -138,7 +130,7 @@ def _split(s: State, value: Value, op: Split, arrays: list[Register], by: None) 
     parts = s.build.reshape(a, *front, count, blocks // count, directions)
     order = list(range(len(parts.shape)))
     order.insert(axis, order.pop(len(front)))
-    return s.build.step("permute", parts, axes=tuple(order)) if order != sorted(order) else parts
+    return s.build.step("permute", parts, axes=tuple(order))
 
 
 def taken(s: State, a: Register, ndim: int, flat: Ints) -> Register:

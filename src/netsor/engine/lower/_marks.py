@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ...language._function import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
@@ -9,6 +11,7 @@ from ...language._operation import Apply, Constant, Dot, Join, Take
 from ...language._score import MASKED_SOFTMAX
 from ...language._value import Scalar, Vector
 from ..passes._operations import Adjoint, Along
+from ._angles import Floats
 from ._state import Bools, State
 
 
@@ -44,30 +47,28 @@ def _nonzero(s: State, value: Scalar) -> Bools:
     return np.ones(value.shape, dtype=bool)
 
 
-def combined(value: Scalar, marks: list[Bools]) -> Bools:
+def combined(value: Scalar, given: list[Bools]) -> Bools:
     """What a sum or a product of scalars can be other than 0 at."""
     assert isinstance(value.op, Apply)
-    leading = max(p.ndim for p in value.op.scalars) - value.op.axes
-    lined = [
-        m.reshape((1,) * (leading + value.op.axes - p.ndim) + m.shape)
-        for m, p in zip(marks, value.op.scalars, strict=True)
-    ]
-    f = value.op.f
-    if f is MULTIPLY:
-        return lined[0] & lined[1]
-    if f is MATMUL:
-        return (lined[0].astype(np.float64) @ lined[1].astype(np.float64)) > 0
-    if f in (SUM, MEAN):
-        return np.asarray(lined[0].any(axis=-1))
-    return lined[0] | lined[1]
+    most = max(p.ndim for p in value.op.scalars)
+    arrays = [a.reshape((1,) * (most - a.ndim) + a.shape) for a in somewhere(given)]
+    return np.asarray(value.op.f(*arrays) != 0)
+
+
+def somewhere(given: Sequence[Bools]) -> list[Floats]:
+    """Random numbers where something can be other than 0: what is made of them is 0 only by structure."""
+    rng = np.random.default_rng(0)
+    return [np.where(marks, rng.uniform(1.0, 2.0, marks.shape), 0.0) for marks in given]
 
 
 def overlap(s: State, x: Vector, y: Vector, ndim: int) -> Bools:
     """Whether vectors x[…, i] and y[…, j] have a direction in common."""
-    first, second = s.vectors[x].support, s.vectors[y].support
-    assert first is not None
-    assert second is not None
-    return paired(lined(first, x, ndim - 1), lined(second, y, ndim - 1))
+    return meeting(x, s.support(x), y, s.support(y), ndim)
+
+
+def meeting(x: Vector, marks: Bools, y: Vector, others: Bools, ndim: int) -> Bools:
+    """Whether vectors x[…, i] and y[…, j] have a direction in common among those marked for each."""
+    return paired(lined(marks, x, ndim - 1), lined(others, y, ndim - 1))
 
 
 def lined(marks: Bools, x: Vector, ndim: int) -> Bools:

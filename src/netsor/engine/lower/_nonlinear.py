@@ -9,6 +9,7 @@ import numpy as np
 
 from ...activations import Function
 from ...language._function import MULTIPLY
+from ...language._operation import Nonlin
 from ...language._pool import Pool
 from ...language._value import Scalar, Vector
 from .._error import ExactError
@@ -24,19 +25,18 @@ from ._state import Lowered, State
 from .frames import Application
 
 
-def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scalars: Sequence[Scalar]) -> Lowered:
-    build, infinite = s.build, (value in s.facts.limits)
-    given = [s.vectors[x] for x in vectors]
-    if any(x.turned is not None for x in given):
+def nonlin(s: State, value: Vector, op: Nonlin) -> Lowered:
+    build, f, vectors, blocks, infinite = s.build, op.f, op.vectors, s.facts.blocks[value], value in s.facts.limits
+    if any(s.vectors[x].turned is not None for x in vectors):
         raise ExactError(value, "a nonlinearity of vectors turned by rotary positions, at width inf")
-    numbers = [s.lined(s.scalars[p], p.ndim, value.ndim) for p in scalars]
+    leads = [s.vectors[x].lead for x in vectors]
+    numbers = [s.lined(s.scalars[p], p.ndim, value.ndim) for p in op.scalars]
     numbers = [build.reshape(p, *p.shape, 1, 1) for p in numbers]
-    blocks = s.facts.blocks[value]
 
     def applied(rows: Sequence[Register], arrays: Sequence[Register], last: int) -> Register:
         """f of arrays; `rows` are the vectors that these are coordinates of."""
         all_rows, lined = (
-            [s.lined(a, x.ndim, value.ndim) for a, x in zip(given, vectors, strict=True)] for given in (rows, arrays)
+            [s.lined(a, x.ndim, value.ndim) for a, x in zip(some, vectors, strict=True)] for some in (rows, arrays)
         )
         if compares(f, len(vectors)):
             lined = identified(build, all_rows, lined)
@@ -50,19 +50,18 @@ def nonlin(s: State, value: Vector, f: Function, vectors: Sequence[Vector], scal
 
     if not infinite:
         width = int(s.facts.widths[value])
-        arrays = [build.fitted(x.lead, width) for x in given]
+        arrays = [build.fitted(a, width) for a in leads]
         return Lowered(applied(arrays, arrays, width))
     check_jumps(s, value)
     sample = None
     if value in s.facts.coordinates:
-        columns = [x.sample or build.constant(np.zeros((*x.lead.shape[:-1], 1))) for x in given]
-        most = max(x.lead.shape[-1] for x in given)
-        leads = [build.fitted(x.lead, most) for x in given]
-        sample = applied(leads, [build.fitted(a, len(s.facts.picked)) for a in columns], len(s.facts.picked))
+        most, count = max(a.shape[-1] for a in leads), len(s.facts.picked)
+        columns = [build.fitted(s.sample(x), count) for x in vectors]
+        sample = applied([build.fitted(a, most) for a in leads], columns, count)
     parts, marks, start = [], [], math.inf
     for group in s.groups_of(value):
         places, frame = group.positions[value], s.frames[group]
-        lead, some, first = frame.apply(_application(s, value, f, group, vectors, scalars))
+        lead, some, first = frame.apply(_application(s, value, op, group))
         start = min(start, first)
         parts.append((places, lead))
         marks.append((places, build.constant(some)))
@@ -104,26 +103,23 @@ def _of_coordinates(build: Builder, f: Function, arrays: Sequence[Register], sha
     return build.step("apply", *arrays, made=shape, words=words, f=f, shape=shape, coordinates=True)
 
 
-def _application(
-    s: State, value: Vector, f: Function, group: Group, vectors: Sequence[Vector], scalars: Sequence[Scalar]
-) -> Application:
+def _application(s: State, value: Vector, op: Nonlin, group: Group) -> Application:
     """The arguments of a nonlinearity that lie in a group."""
     build, frame, places = s.build, s.frames[group], group.positions[value]
     rows, marks, taken, params = [], [], [], []
-    for x in vectors:
+    for x in op.vectors:
         at = s.argument(x, value, places)
         rows.append(s.gathered(s.vectors[x].lead, at, frame.directions))
-        support = s.vectors[x].support
-        assert support is not None
+        support = s.support(x)
         wide = fitted(support, (*support.shape[:-1], frame.directions))
         marks.append(wide.reshape(-1, frame.directions)[at])
         taken.append((x, at))
-    for p in scalars:
+    for p in op.scalars:
         flat = build.reshape(s.scalars[p], p.size)
         chosen = build.taken(flat, s.argument(p, value, places).ravel(), axis=0)
         params.append(build.reshape(chosen, *places.shape))
     rests, linear = s.rests[group, value]
-    known = unnamed(f) if "named" in s.facts.without else f
+    known = unnamed(op.f) if "named" in s.facts.without else op.f
     return Application(
         known, rows, marks, params, taken, rests, linear, (*s.facts.number[value], s.groups_of(value).index(group))
     )

@@ -43,21 +43,15 @@ def results(s: State) -> tuple[Register, Register]:
         if not s.facts.chosen and _differ(s, output) and NOTE not in s.notes:
             s.notes.append(NOTE)
         parts = [_coordinate(s, output, k) for k in range(count)]
-        if count == 1:
-            means.append(parts[0][0])
-            columns.append(parts[0][1])
-            continue
         rows = [build.reshape(mean, output.size, 1) for mean, _ in parts]
-        sets = _sets(s, output)
         wide = [
-            build.step("pad", g, before=k * own, after=(count - 1 - k) * own)
-            for k, (_, g) in zip(sets, parts, strict=True)
+            build.reshape(
+                build.step("pad", g, before=k * own, after=(count - 1 - k) * own), output.size, 1, count * own
+            )
+            for k, (_, g) in zip(_sets(s, output), parts, strict=True)
         ]
-        wide = [build.reshape(g, output.size, 1, count * own) for g in wide]
         means.append(build.reshape(build.step("join", *rows, axis=1), output.size * count))
         columns.append(build.reshape(build.step("join", *wide, axis=1), output.size * count, count * own))
-    if len(means) == 1:
-        return means[0], columns[0]
     return build.step("join", *means, axis=0), build.step("join", *columns, axis=0)
 
 

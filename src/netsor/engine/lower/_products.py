@@ -6,24 +6,27 @@ directions, Σ_ab x_a N_ab y_b.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain, product
 
 import numpy as np
-import numpy.typing as npt
 
 from ...language._value import Scalar, Vector
 from .._error import ExactError
 from .._plan import Register
+from ._bits import bits, lowest
 from ._clusters import Group
-from ._rotation import Angles, process, turned_products
-from ._state import Bools, Floats, State
+from ._rotation import gaps_of, picked
+from ._state import State
+
+Normals = Callable[[Group, int, int, bool], Register]  # of two blocks, and whether of directions with themselves
 
 
 def mean(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
-    """⟨x_i, y_j⟩/n."""
-    if process(s, value, x, y) is not None:
-        return turned_products(s, value, x, y, None)
-    made = products(s, x, y, value.ndim, "⟨x, x'⟩/n")
+    """⟨x_i, y_j⟩/n; of vectors turned by rotary positions, times κ of their difference."""
+    made, turned = products(s, x, y, value.ndim, "⟨x, x'⟩/n"), gaps_of(s, value, x, y)
+    if turned is not None:
+        return s.build.step("multiply", made, s.build.constant(turned[1].kappa(turned[0])))
     return s.build.step("scale", made, by=1 / s.norm(x) ** 2)
 
 
@@ -34,98 +37,83 @@ def products(s: State, x: Vector, y: Vector, ndim: int, words: str) -> Register:
 
 def paired_products(s: State, a: Register, b: Register, x: Vector, y: Vector, ndim: int, words: str = "") -> Register:
     """The same of arrays in place of the coordinates of x and y."""
-    build, width = s.build, min(a.shape[-1], b.shape[-1])  # beyond, one of them is 0
-    rows = []
-    for array, v in ((a, x), (b, y)):
-        array = s.lined(build.fitted(array, width), v.ndim, ndim - 1)
-        rows.append(build.reshape(array, *array.shape[:-2], array.shape[-2] * width))
-    return build.step("gram", *rows, words=words)
+    width = min(a.shape[-1], b.shape[-1])  # beyond, one of them is 0
+    rows = [s.lined(s.rows(array, width), v.ndim, ndim - 1) for array, v in ((a, x), (b, y))]
+    return s.build.step("gram", *rows, words=words)
 
 
-Prepare = Callable[
-    [State, Group, int, int], None
-]  # makes normals of two blocks of a frame that have a rule of their own
-
-
-def crossed_products(s: State, x: Vector, y: Vector, ndim: int, prepare: Prepare) -> Register:
+def crossed_products(s: State, x: Vector, y: Vector, ndim: int, normals: Normals) -> Register:
     """Σ_ab x_a N_ab y_b, summed over blocks."""
-    a, b = s.vectors[x].lead, s.vectors[y].lead
-    if x.size <= y.size:
-        start, stop = _reach(s, y)
-        a, b = crossed(s, x, y, prepare), s.build.step("part", b, start=start, stop=stop)
-    else:
-        start, stop = _reach(s, x)
-        a, b = s.build.step("part", a, start=start, stop=stop), crossed(s, y, x, prepare)
-    return paired_products(s, a, b, x, y, ndim, "p = ⟨q, k⟩")
+    more, other = (x, y) if x.size <= y.size else (y, x)
+    start, stop = _reach(s, other)
+    a, b = _crossed(s, more, other, start, stop, (), normals), s.vectors[other].lead
+    rows = a, s.build.step("part", b, start=start, stop=stop)
+    return paired_products(s, *(rows if more is x else rows[::-1]), x, y, ndim, "p = ⟨q, k⟩")
 
 
 def turned_scores(s: State, value: Scalar, x: Vector, y: Vector) -> Register | None:
-    """Scores of vectors of which some were turned by rotary positions; None if none was."""
-    turned = process(s, value, x, y)
-    return None if turned is None else turned_products(s, value, x, y, crossed(s, x, y, None, (value, *turned)))
+    """Scores of vectors of which some were turned by rotary positions; None if none was.
+
+    Their normals N_ab are processes over the differences of positions.
+    """
+    turned = gaps_of(s, value, x, y)
+    if turned is None:
+        return None
+    gaps, by = turned
+    each = np.unique(gaps)
+
+    def normals(group: Group, i: int, j: int, same: bool) -> Register:
+        made = s.limit(group).process(i, j, each, by)
+        if made is None:
+            raise ExactError(
+                value,
+                "vectors asked for scores by different bases or fractions of rotary positions, or with "
+                "vectors drawn together with them, at width inf",
+            )
+        return made
+
+    crossed = _crossed(s, x, y, 0, s.vectors[y].lead.shape[-1], (len(each),), normals)
+    return picked(s, value, x, y, gaps, crossed)
 
 
 def _reach(s: State, x: Vector) -> tuple[int, int]:
     """The range of directions along which vectors of a value can have coordinates."""
-    support = s.vectors[x].support
-    assert support is not None
-    found = np.flatnonzero(support.reshape(-1, support.shape[-1]).any(axis=0))
-    return (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
+    found = bits(s.support(x))
+    return lowest(found, 0), found.bit_length()
 
 
-def crossed(
-    s: State, x: Vector, y: Vector, prepare: Prepare | None, turned: tuple[Scalar, Floats, Angles] | None = None
+def _crossed(
+    s: State, x: Vector, y: Vector, start: int, stop: int, more: tuple[int, ...], normals: Normals
 ) -> Register:
-    """Σ_a x_a N_ab for the directions b that y reaches, in place of the coordinates of x (*shape, blocks, ·).
+    """Σ_a x_a N_ab for the directions b of y in a range, in place of the coordinates of x (*shape, blocks, *more, ·).
 
-    For vectors that were turned by positions, Σ_a x_a N_ab(r) for all differences r, (*shape, blocks, r, ·).
+    The normals of two blocks of directions are (frames, a's, more · b's).
     """
-    more = () if turned is None else (len(turned[1]),)
-    build, parts = s.build, []
-    start, stop = _reach(s, y) if turned is None else (0, s.vectors[y].lead.shape[-1])
-    lead, ours, theirs = s.vectors[x].lead, s.vectors[x].support, s.vectors[y].support
-    assert ours is not None
-    assert theirs is not None
+    build, lead, parts = s.build, s.vectors[x].lead, []
+
+    def terms(group: Group) -> Iterator[Register]:
+        blocks, places = s.limit(group).blocks, group.positions[x]
+        rows = s.gathered(lead, places, s.frames[group].directions)
+        here, there = (_directions(s, v, group) for v in (x, y))
+        ours, theirs = ([(k, b) for k, b in enumerate(blocks) if b.bits & some] for some in (here, there))
+        for (j, b), (i, a) in product(theirs, ours):
+            some = build.step("part", rows, start=a.start, stop=a.stop)
+            made = build.step("product", some, normals(group, i, j, i == j and bool(here & there & a.bits)))
+            made = build.reshape(made, *places.shape, *more, b.stop - b.start)
+            low, high = max(b.start, start), min(b.stop, stop)
+            made = build.step("part", made, start=low - b.start, stop=high - b.start)
+            yield build.step("pad", made, before=low - start, after=stop - high)
+
     for group in s.groups_of(x):
-        frame, places = s.limit(group), group.positions[x]
-        if y not in group.positions or frame.directions == 0:
-            parts.append((places, build.constant(np.zeros((*places.shape, *more, 0)))))
-            continue
-        rows = s.gathered(lead, places, frame.directions)
-        here = _directions(ours, places, frame.directions)
-        there = _directions(theirs, group.positions[y], frame.directions)
-        total: Register | None = None
-        for j, second in enumerate(frame.blocks):
-            if not there[second.start : second.stop].any():
-                continue
-            for i, first in enumerate(frame.blocks):
-                if here[first.start : first.stop].any():
-                    some = build.step("part", rows, start=first.start, stop=first.stop)
-                    if prepare is not None:
-                        prepare(s, group, i, j)
-                    if turned is None:
-                        same = i == j and bool((here & there)[first.start : first.stop].any())
-                        made = build.step("product", some, frame.normals(i, j, same))
-                    else:
-                        normals = frame.process(i, j, *turned[1:])
-                        if normals is None:
-                            raise ExactError(
-                                turned[0],
-                                "vectors asked for scores by different bases or fractions of rotary positions, or with "
-                                "vectors drawn together with them, at width inf",
-                            )
-                        made = build.step("product", some, normals)
-                        made = build.reshape(made, *made.shape[:2], *more, second.stop - second.start)
-                    low, high = max(second.start, start), min(second.stop, stop)
-                    made = build.step("part", made, start=low - second.start, stop=high - second.start)
-                    wide = build.step("pad", made, before=low - start, after=stop - high)
-                    total = wide if total is None else build.step("add", total, wide)
-        parts.append((places, total if total is not None else build.constant(np.zeros((*places.shape, *more, 0)))))
+        shape = (*group.positions[x].shape, *more, 0)
+        some = terms(group) if y in group.positions else iter(())
+        one = next(some, build.constant(np.zeros(shape)))
+        parts.append((group.positions[x], build.fold("add", chain([one], some))))
     rows = s.scattered(parts)
     return build.reshape(rows, *lead.shape[:-1], *more, rows.shape[-1])
 
 
-def _directions(support: Bools, places: npt.NDArray[np.intp], directions: int) -> Bools:
-    """The directions of a frame that some vector at these places reaches."""
-    found = np.asarray(support.reshape(-1, support.shape[-1])[places.ravel()].any(axis=0))[:directions]
-    return np.pad(found, (0, directions - len(found)))
+def _directions(s: State, x: Vector, group: Group) -> int:
+    """The directions of a frame that some vector of a value reaches."""
+    support = s.support(x)
+    return bits(support.reshape(-1, support.shape[-1])[group.positions[x].ravel()])

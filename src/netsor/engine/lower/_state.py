@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ...language._operation import Gaussian, MatMul
-from ...language._stretch import Stretch
+from ...language._operation import Gaussian, MatMul, Normal, Root
 from ...language._value import Scalar, Value, Vector
 from .._plan import Builder, Register
 from ..passes._operations import Drawn
+from ._angles import Angles, Floats
 from ._clusters import Group
 from ._facts import Facts, within
 from ._features import Rests
 from .frames import Frame, Limit, frame_for
 
 Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
 
@@ -29,14 +28,7 @@ class Turned:
     """By what rotary positions the vectors of a value at infinite width were turned: a position each, (*shape,)."""
 
     positions: Floats
-    base: float
-    fraction: float
-    stretch: Stretch | None = None
-
-    @property
-    def rule(self) -> tuple[float, float, Stretch | None]:
-        """By what positions become angles: two values turned by one rule have products."""
-        return self.base, self.fraction, self.stretch
+    by: Angles
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +91,8 @@ class State:
         self.held: dict[Group, list[Value]] = {group: [] for group in facts.groups}  # of `vectors`, those still in use
         self.scalars: dict[Value, Register] = {}
         self.epsilons: dict[Value, Epsilon] = {}  # at infinite width, parts of order n^(−1/2) that were asked for
-        self.exact: dict[Value, bool] = {}  # whether values have no such part, as nothing of infinite width is in them
+        self.random = _made_of(facts.values, lambda v: isinstance(v.op, Gaussian | MatMul | Normal | Root))
+        self.inexact = _made_of(facts.values, lambda v: v in facts.limits or isinstance(v.op, Root))  # can have such
         self.marks: dict[Value, Bools] = {}  # and which scalars can be other than 0
         self.columns = len(facts.picked)  # of `sample`: a value each, then a Gaussian variable each
         self.rests = {
@@ -113,12 +106,22 @@ class State:
         """An array of values with `ndim` axes, with axes of size 1 set in front, so that it broadcasts."""
         return self.build.reshape(a, *(1,) * (to - ndim), *a.shape)
 
+    def rows(self, a: Register, width: int) -> Register:
+        """Vectors (…, blocks, ·) as rows (…, ·), with so many directions a block."""
+        a = self.build.fitted(a, width)
+        return self.build.reshape(a, *a.shape[:-2], a.shape[-2] * width)
+
+    def mixed(self, by: Register, a: Register) -> Register:
+        """The combinations Σ_j by[…, i, j] a[…, j], of vectors (…, j, blocks, ·)."""
+        made = self.build.step("product", by, self.rows(a, a.shape[-1]))
+        return self.build.reshape(made, *made.shape[:-1], *a.shape[-2:])
+
     def scattered(self, parts: Sequence[tuple[Ints, Register]]) -> Register:
         """Arrays (frames, k, …, ·) laid out by their positions, (positions, …, ·)."""
         build = self.build
         width = max(a.shape[-1] for _, a in parts)
         flat = [build.fitted(build.reshape(a, a.shape[0] * a.shape[1], *a.shape[2:]), width) for _, a in parts]
-        rows = build.step("join", *flat, axis=0) if len(flat) > 1 else flat[0]
+        rows = build.step("join", *flat, axis=0)
         return build.taken(rows, np.argsort(np.concatenate([p.ravel() for p, _ in parts])), axis=0)
 
     def gathered(self, a: Register, places: Ints, width: int) -> Register:
@@ -134,6 +137,17 @@ class State:
     def groups_from(self, value: Value) -> list[Group]:
         """The groups that have sources of a value."""
         return self.facts.with_sources.get(value, [])
+
+    def sample(self, x: Value) -> Register:
+        """What an output needs to know of coordinates; 0 if that is nothing."""
+        found = self.vectors[x]
+        return found.sample or self.build.constant(np.zeros((*found.lead.shape[:-1], 1)))
+
+    def support(self, x: Value) -> Bools:
+        """At infinite width, along which directions vectors can have coordinates of order 1."""
+        found = self.vectors[x].support
+        assert found is not None
+        return found
 
     def limit(self, group: Group) -> Limit:
         """The frames of a group whose directions are sources and features."""
@@ -165,15 +179,21 @@ class State:
         return np.asarray(index[places // blocks] * blocks + places % blocks)
 
     def ones(self, value: Vector) -> Register:
-        """The coordinates of (1, …, 1) in the frame of each vector of a value; 0 where its cluster has no means."""
+        """The coordinates of (1, …, 1) in the frame of each vector of a value that has a mean."""
         parts = []
         for group in self.groups_of(value):
-            row, count = self.frames[group].constant, group.positions[value].shape[1]
-            if row is None:
-                row = self.build.constant(np.zeros((group.frames, 0)))
+            row, places = self.frames[group].constant, group.positions[value]
+            assert row is not None
             wide = self.build.reshape(row, group.frames, 1, row.shape[-1])
-            parts.append(
-                (group.positions[value], self.build.step("spread", wide, shape=(group.frames, count, row.shape[-1])))
-            )
+            parts.append((places, self.build.step("spread", wide, shape=(*places.shape, row.shape[-1]))))
         rows = self.scattered(parts)
         return self.build.reshape(rows, *value.shape, self.facts.blocks[value], rows.shape[-1])
+
+
+def _made_of(values: Iterable[Value], begins: Callable[[Value], bool]) -> set[Value]:
+    """Of values in order, those for which this holds, or for something that they are made of."""
+    found: set[Value] = set()
+    for value in values:
+        if begins(value) or not found.isdisjoint(value.op.inputs):
+            found.add(value)
+    return found

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...engine._montecarlo import check_memory, cores, memory
 from .._store import Arrays, Store
-from .._workers import Workers, elsewhere, wait
+from .._workers import Workers, elsewhere, told, wait
 from ._found import Found, Measured
 from ._large import a_draw, ahead
 from ._own import Model
@@ -99,13 +99,18 @@ def run(request: Request) -> Audit | Comparison:
         kept = ((part, store.load(part.key)) for some in parts.values() for part in some)
         found = {part: arrays for part, arrays in kept if arrays is not None}
     missing = [part for some in parts.values() for part in some if part not in found]
-    if missing:
+    folder = None if store is None else store.folder
+    if missing and request.executor is None and not request.backend.threads:
+        # one process has the device for itself: this one, which need not begin another
+        here = (measure(part, folder) for part in missing)
+        made = told(here, len(missing), request.models[0].name, "part", request.progress)
+        found.update(zip(missing, made, strict=True))
+    elif missing:
         count = min(count, len(missing))
         # functions of a user need not be known in another process
         with ThreadPoolExecutor(count) if request.own else Workers(count) as workers:
             futures: dict[Part, Future[Arrays]]
             if request.executor is None:
-                folder = None if store is None else store.folder
                 futures = {part: workers.submit(measure, part, folder) for part in missing}
             else:
                 futures = {part: elsewhere(request.executor, measure, part, store, dict) for part in missing}

@@ -6,6 +6,7 @@ found, not found, or undecided if the threshold is within the interval and more 
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ._explained import coloured, explained
 from ._order import enclosed, needed
 
 Array = npt.NDArray[np.float64]
@@ -71,9 +73,12 @@ class Finding:
     tokens: tuple[int, ...] = ()
 
     def _repr_html_(self) -> str:
-        from ._notebook import findings_card  # notebooks alone need it
-
         return findings_card((self,))
+
+
+def findings_card(findings: Iterable[Finding]) -> str:
+    """A row a finding: its verdict, what was measured, and the rule."""
+    return explained([f.name, coloured(f.verdict), html.escape(f.measured), f.rule] for f in findings)
 
 
 class Facts(NamedTuple):

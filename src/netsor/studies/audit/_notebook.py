@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from ..._html import ABSENT, BAD, CELL, GOOD, LONG, OPEN, note, scrolled, table, title, verdict
+from ..._html import note, table, title
 from ._differences import Differences
+from ._explained import explained
 from ._found import Lengths, merged
-from ._judge import Finding, listed
+from ._judge import findings_card, listed
 from ._quantities import FINAL
 from ._table import block_rows, cell, fields, headline, missing, parted, prefers, verdicts, warning
-
-COLOURS = {"found": BAD, "not found": GOOD, "not measured": ABSENT}
 
 
 def audit_card(lengths: Lengths) -> str:
@@ -32,13 +31,6 @@ def audit_card(lengths: Lengths) -> str:
     return title(name, rest) + "".join(map(note, remarks)) + findings_card(merged(lengths)) + "".join(every)
 
 
-def findings_card(findings: Sequence[Finding]) -> str:
-    """A row a finding: its verdict, what was measured, and the rule."""
-    return _explained(
-        [f.name, verdict(f.verdict, COLOURS.get(f.verdict, OPEN)), html.escape(f.measured), f.rule] for f in findings
-    )
-
-
 def comparison_card(models: Sequence[Lengths], found: Differences) -> str:
     """What is different first: the verdict, fields, rules and quantities; then the card of each model."""
     names = [lengths[0].model.name for lengths in models]
@@ -48,7 +40,7 @@ def comparison_card(models: Sequence[Lengths], found: Differences) -> str:
         made.append(table(rows, ["different in the models", *columns]))
     if found.rules:
         made.append(
-            _explained(
+            explained(
                 [
                     r.rule,
                     "changes" if r.changes else "in all",
@@ -61,13 +53,3 @@ def comparison_card(models: Sequence[Lengths], found: Differences) -> str:
     if found.quantities:
         made.append(table([[parted(names, each)] for each in found.quantities], ["quantities that part most"]))
     return "".join(made) + "".join(map(audit_card, models))
-
-
-def _explained(rows: Iterable[Sequence[str]]) -> str:
-    """Rows of a name, a verdict and what it rests on, the last two as HTML, and an explanation below."""
-    made = "".join(
-        f'<tr><td style="{CELL}">{html.escape(name)}</td><td style="{CELL}">{word}</td>'
-        f'<td style="{LONG}">{rests}<div style="opacity: 0.75">{html.escape(why)}</div></td></tr>'
-        for name, word, rests, why in rows
-    )
-    return scrolled(f'<table style="margin: 0.3em 0"><tbody>{made}</tbody></table>')

@@ -14,10 +14,11 @@ import numpy.typing as npt
 from ...engine._montecarlo import check_memory, cores, memory
 from .._store import Arrays, Store
 from .._workers import Workers, elsewhere, wait
+from ._found import Check
 from ._network import CHANGE, SIZE, Entry
 from ._parametrisation import Parametrisation
 from ._request import DRAWS, Request
-from ._results import FILES, Check, CoordCheck, folder_of
+from ._results import FILES, CoordCheck, folder_of
 from ._sample import measure
 from ._subject import Part, Subject
 

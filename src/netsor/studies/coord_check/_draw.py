@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..._style import BLACK, BLUE, COLUMN, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, rendered, styled
 from ._fit import size
+from ._found import Check
 from ._network import CHANGE, UPDATE, Entry
-from ._results import Check, CoordCheck
 
 COLOURS = {
     "embedding": SKY, "scores": ORANGE, "attention": GREEN, "mlp": PURPLE, "stream": BLUE, "hidden": BLUE,
@@ -21,32 +22,32 @@ TITLES = {"sp": "SP", "mup": "µP", "ntk": "NTK"}
 LEFT_OUT = ("vocabulary",)
 
 
-def pictures(found: CoordCheck) -> dict[str, tuple[bytes, ...]]:
+def pictures(checks: Sequence[Check]) -> dict[str, tuple[bytes, ...]]:
     """The figures by name, each as pdf, png and svg."""
     with styled():
         return {
-            "coord-check": tuple(rendered(_figure(found, CHANGE), "pdf", "png", "svg")),
-            "updates": tuple(rendered(_figure(found, UPDATE), "pdf", "png", "svg")),
+            "coord-check": tuple(rendered(_figure(checks, CHANGE), "pdf", "png", "svg")),
+            "updates": tuple(rendered(_figure(checks, UPDATE), "pdf", "png", "svg")),
         }
 
 
-def _figure(found: CoordCheck, what: str) -> Any:
+def _figure(checks: Sequence[Check], what: str) -> Any:
     from matplotlib.figure import Figure
 
-    count = len(found.checks)
+    count = len(checks)
     columns = min(count, 3)
     rows = -(-count // columns)
     figure = Figure(figsize=(COLUMN * max(1.0, 0.72 * columns) + 0.9, 2.5 * rows + 0.1), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     lines: dict[str, Any] = {}
-    for axes, check in zip(panels.flat, found.checks, strict=False):
+    for axes, check in zip(panels.flat, checks, strict=False):
         lines |= _panel(axes, check, what)
     for axes in list(panels.flat)[count:]:
         axes.set_visible(False)
     for axes in panels[:, 0]:
         axes.set_ylabel("change of coordinates" if what == CHANGE else "what an update makes")
     for axes in panels[-1]:
-        axes.set_xlabel("depth L" if found.request.axis == "depth" else "width n")
+        axes.set_xlabel("depth L" if check.request.axis == "depth" else "width n")
     figure.legend(lines.values(), lines.keys(), loc="outside right center")
     return figure
 

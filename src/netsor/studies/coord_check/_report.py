@@ -12,9 +12,10 @@ from typing import Any
 from .._manifest import surroundings, tidy
 from .._page import page, picture
 from ._draw import pictures
+from ._found import Check
 from ._judge import ABSENT, GROWS, KEPT, SHRINKS, UNDECIDED, Verdict
 from ._network import CHANGE, UPDATE
-from ._results import COMMAND, Check, CoordCheck
+from ._request import COMMAND, Request
 from ._table import headline, rows, rule
 
 CLASSES = {KEPT: "agrees", GROWS: "disagrees", SHRINKS: "disagrees", ABSENT: "absent"}
@@ -32,24 +33,26 @@ to the learning rate of that weight alone, so that its exponent says how that ra
 <p>{how}</p>"""
 
 
-def files(found: CoordCheck, out: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """The files of a check by name, and their manifest."""
-    manifest = _manifest(found, out)
-    drawn = pictures(found)
+def files(
+    checks: Sequence[Check], found: dict[str, Any], work: float, out: Path
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The files of a check by name, and their manifest; `found` is the check for JSON, `work` its core-seconds."""
+    manifest = _manifest(checks, found, work, out)
+    drawn = pictures(checks)
     return {
-        "report.html": _report(found, manifest, drawn).encode(),
-        "coord-check.csv": tidy(found.rows()),
-        "coord-check.json": json.dumps(found.as_dict(), indent=1, allow_nan=False).encode(),
+        "report.html": _report(checks, manifest, drawn).encode(),
+        "coord-check.csv": tidy([row for check in checks for row in check.rows()]),
+        "coord-check.json": json.dumps(found, indent=1, allow_nan=False).encode(),
         "coord-check.pdf": drawn["coord-check"][0],
         "coord-check.png": drawn["coord-check"][1],
     }, manifest
 
 
-def _manifest(found: CoordCheck, out: Path) -> dict[str, Any]:
-    r = found.request
+def _manifest(checks: Sequence[Check], found: dict[str, Any], work: float, out: Path) -> dict[str, Any]:
+    r = checks[0].request
     options = {
         "model": r.name,
-        "parametrisations": [check.rule.fields() for check in found.checks],
+        "parametrisations": [check.rule.fields() for check in checks],
         "widths": list(r.widths or ()),
         "depths": list(r.depths or ()),
         "optimiser": r.optimiser,
@@ -61,18 +64,17 @@ def _manifest(found: CoordCheck, out: Path) -> dict[str, Any]:
         "tolerance": r.tolerance,
     }
     return {
-        "command": _command(found, out),
+        "command": _command(r, out),
         "options": json.loads(json.dumps(options)),  # as it will be read again
         "seed": r.seed,
         **surroundings(),
-        "random_numbers": found.random_numbers,
-        "seconds": {"sampling": round(found.work, 3), "all": round(found.seconds, 3)},
+        "random_numbers": found["random_numbers"],
+        "seconds": {"sampling": round(work, 3), "all": found["seconds"]},
     }
 
 
-def _command(found: CoordCheck, out: Path) -> str:
+def _command(r: Request, out: Path) -> str:
     """The command that does the same, if the model can be named on a command line."""
-    r = found.request
     words = [*COMMAND.split(), *r.words, "--optimiser", r.optimiser, "--draws", str(r.draws)]
     words += ["--widths", ",".join(map(str, r.widths or ()))]
     words += ["--depths", ",".join(map(str, r.depths or ()))] if r.axis == "depth" else []
@@ -80,20 +82,20 @@ def _command(found: CoordCheck, out: Path) -> str:
     return shlex.join([*words, "--seed", str(r.seed), "--out", str(out)])
 
 
-def _report(found: CoordCheck, manifest: dict[str, Any], drawn: dict[str, tuple[bytes, ...]]) -> str:
+def _report(checks: Sequence[Check], manifest: dict[str, Any], drawn: dict[str, tuple[bytes, ...]]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
-    r = found.request
+    r = checks[0].request
     body = BODY.format(
-        head=html.escape(headline(found)),
-        first="\n".join(_said(check) for check in found.checks),
-        main=picture("coord-check", drawn["coord-check"][2], _caption(found)),
-        checks="\n".join(_section(check) for check in found.checks),
+        head=html.escape(headline(r)),
+        first="\n".join(_said(check) for check in checks),
+        main=picture("coord-check", drawn["coord-check"][2], _caption(checks)),
+        checks="\n".join(_section(check) for check in checks),
         second=picture("updates", drawn["updates"][2], f"What an update makes, against the {r.axis}."),
         axis=r.axis,
-        rule=html.escape(rule(found)),
+        rule=html.escape(rule(r)),
         exactly="Every draw is exact in law at its width: no weight was drawn, and nothing was trained. Matrices and "
         "embeddings are trained; biases and gains of norms are left as they begin." * (not r.own),
-        how=f"About {found.random_numbers:,} random numbers, {manifest['seconds']['sampling']:.1f} core-seconds. "
+        how=f"About {manifest['random_numbers']:,} random numbers, {manifest['seconds']['sampling']:.1f} core-seconds. "
         f"{versions}. The command: <code>{html.escape(manifest['command'])}</code>. Beside this file: "
         "<code>coord-check.csv</code> (every size), <code>coord-check.json</code>, the figure as PDF and PNG, and "
         "<code>manifest.json</code>.",
@@ -101,10 +103,11 @@ def _report(found: CoordCheck, manifest: dict[str, Any], drawn: dict[str, tuple[
     return page(f"Coordinate check of {r.name}", body)
 
 
-def _caption(found: CoordCheck) -> str:
-    ends = "; a dashed line is the limit" if any(check.limit is not None for check in found.checks) else ""
+def _caption(checks: Sequence[Check]) -> str:
+    r = checks[0].request
+    ends = "; a dashed line is the limit" if any(check.limit is not None for check in checks) else ""
     return (
-        f"√(mean square) of what one step of {found.request.optimiser} changes, against the {found.request.axis}: "
+        f"√(mean square) of what one step of {r.optimiser} changes, against the {r.axis}: "
         "geometric means over initialisations with two standard errors, in the block that the verdict is of. "
         f"Flat lines are what maximal updates ask for{ends}."
     )

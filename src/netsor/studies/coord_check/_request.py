@@ -20,6 +20,7 @@ from ._parametrisation import OPTIMISERS, Parametrisation
 from ._scaled import GROW, scaled
 from ._subject import Build, Held, Part, Subject
 
+COMMAND = "netsor coord-check"
 WIDTHS = (256, 1024, 4096)
 TOKENS = 4  # of the batch, unless given: what a draw costs grows with their square
 DRAWS = 32

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ._fit import size
+from ._found import Check
 from ._judge import RULE, Verdict
-from ._results import Check, CoordCheck
+from ._request import Request
 
 MOST = 6  # columns of widths: of more, the first and the last are shown
 
 
-def table(found: CoordCheck) -> str:
+def table(checks: Sequence[Check]) -> str:
     """For each parametrisation: sizes of changes, exponents, verdicts, and what to change."""
-    lines = [headline(found), ""]
-    for check in found.checks:
+    lines = [headline(checks[0].request), ""]
+    for check in checks:
         lines += [f"{check.name}: {check.rule.words}", *_columns(rows(check, check.verdicts, "change of")), ""]
         lines += [*_columns(rows(check, check.updates, "update of")), ""]
         lines += [f"no limit of {names}: {why}\n" for names, why in check.no_limit.items()]
         lines += [*_advice(check), ""]
-    return "\n".join([*lines, rule(found)])
+    return "\n".join([*lines, rule(checks[0].request)])
 
 
-def headline(found: CoordCheck) -> str:
+def headline(r: Request) -> str:
     """What was checked."""
-    r = found.request
     batch = "" if r.ids is None else f", {len(r.ids)} token{'s' * (len(r.ids) > 1)}"
     scale = "" if r.own or r.axis == "depth" else f"; with the width {_GROW[r.grow]}"
     draws = f"{r.draws} initialisations at each {r.axis}, no weight drawn"
@@ -34,9 +34,9 @@ def headline(found: CoordCheck) -> str:
 _GROW = {"heads": "heads grow in number, and keep their dimension", "head-dim": "heads grow, and keep their number"}
 
 
-def rule(found: CoordCheck) -> str:
+def rule(r: Request) -> str:
     """The rule behind verdicts."""
-    return RULE.format(tolerance=found.request.tolerance, axis=found.request.axis) + "."
+    return RULE.format(tolerance=r.tolerance, axis=r.axis) + "."
 
 
 def rows(check: Check, verdicts: Sequence[Verdict], title: str) -> list[list[str]]:

@@ -10,28 +10,6 @@ an ε part that depends on terms of order ε². Such parts are marked, marks go 
 and a score that would read one is refused (`_read`).
 """
 
-from __future__ import annotations
+from ._read import order_epsilon, score
 
-from ....language._operation import Dot
-from ....language._value import Scalar, Vector
-from ..._plan import Register
-from .._state import State
-from . import _read
-from ._parts import Dual
-from ._scalars import SCALARS
-from ._vectors import VECTORS
-
-
-def dual(s: State) -> Dual:
-    """The ε parts of the values of a lowering."""
-    return Dual(s, VECTORS, SCALARS)
-
-
-def score(s: State, value: Scalar, op: Dot) -> Register:
-    """n^(−1/2) ⟨x_i, y_j⟩ at infinite width."""
-    return _read.score(dual(s), value, op.x, op.y)
-
-
-def order_epsilon(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
-    """The ε part of products of which the part of order 1 is 0, summed over blocks."""
-    return _read.read(dual(s), value, x, y)
+__all__ = ["order_epsilon", "score"]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ....language._array import Operation
-from ....language._operation import Dot, MatMul, Root
+from ....language._operation import Dot, MatMul
 from ....language._value import Scalar, Value, Vector
 from ..._plan import Register
 from ...passes._operations import Adjoint, Along, Fuse
@@ -17,9 +17,9 @@ from .._clashes import unknown_pairs
 from .._clusters import Group
 from .._gradient_normals import enter_normals
 from .._linear import fitted
-from .._marks import lined, paired
+from .._marks import meeting
 from .._products import crossed_products, paired_products
-from .._state import Bools, Epsilon, State, Unit
+from .._state import Epsilon, State, Unit
 
 Rules = Mapping[type[Operation], Callable[..., Epsilon]]
 
@@ -50,7 +50,7 @@ class Dual:
         return made[value]
 
     def _rule(self, value: Value) -> Callable[..., Epsilon]:
-        if self.exact(value) or (isinstance(value.op, MatMul) and self.exact(value.op.x)):
+        if value not in self.s.inexact or (isinstance(value.op, MatMul) and value.op.x not in self.s.inexact):
             return none
         return (self.vectors if isinstance(value, Vector) else self.scalars).get(type(value.op), not_known)
 
@@ -66,19 +66,6 @@ class Dual:
                 return []
         return [x for x in value.op.inputs if isinstance(x, Scalar) or x in limits]
 
-    def exact(self, value: Value) -> bool:
-        """Whether nothing of infinite width is in a value, so that it has no ε part."""
-        known, pending = self.s.exact, [value]
-        while pending:
-            one = pending[-1]
-            waiting = [x for x in one.op.inputs if x not in known] if one not in known else []
-            pending += waiting
-            if not waiting:
-                pending.pop()
-                begins = one in self.s.facts.limits or isinstance(one.op, Root)
-                known[one] = not begins and all(known[x] for x in one.op.inputs)
-        return known[value]
-
     def _fitted(self, value: Value, found: Epsilon) -> Epsilon:
         if isinstance(value, Scalar):
             marks = [np.broadcast_to(m, value.shape) for m in (found.support, found.unknown)]
@@ -89,16 +76,12 @@ class Dual:
 
     def product(self, x: Vector, y: Vector, ndim: int) -> Epsilon:
         """The ε parts of ⟨x_i, y_j⟩, summed over blocks: x0 · N · y0 + x1 · y0 + x0 · y1, with so many axes."""
-        s, leading = self.s, ndim - 1
-        here, there = (lined(self.support(v), v, leading) for v in (x, y))
-        more, other = self[x], self[y]
+        s, more, other, ours, theirs = self.s, self[x], self[y], self.s.support(x), self.s.support(y)
         unknown = unknown_pairs(s, x, y, ndim, self.__getitem__)
-        unknown = (
-            unknown | paired(lined(more.unknown, x, leading), there) | paired(here, lined(other.unknown, y, leading))
-        )
-        some, others = (np.asarray(marks.any(axis=(-2, -1))) for marks in (here, there))
-        support = some[..., :, None] & others[..., None, :]
-        first, second = paired(lined(more.support, x, leading), there), paired(here, lined(other.support, y, leading))
+        unknown |= meeting(x, more.unknown, y, theirs, ndim) | meeting(x, ours, y, other.unknown, ndim)
+        some, others = (np.asarray(marks.any(axis=(-2, -1), keepdims=True)) for marks in (ours, theirs))
+        support = meeting(x, some, y, others, ndim)
+        first, second = meeting(x, more.support, y, theirs, ndim), meeting(x, ours, y, other.support, ndim)
         terms = []
         if (support & ~unknown).any():
             terms.append(self.crossed(x, y, ndim))
@@ -106,23 +89,17 @@ class Dual:
             terms.append(paired_products(s, more.part, s.vectors[y].lead, x, y, ndim))
         if other.part is not None and second.any():
             terms.append(paired_products(s, s.vectors[x].lead, other.part, x, y, ndim))
-        support = support | first | second
         guards = tuple(dict.fromkeys((*more.guards, *other.guards)))
-        return Epsilon(self.sum(terms), np.broadcast_to(support, unknown.shape), unknown, self.unit(x), None, guards)
+        return Epsilon(self.sum(terms), support | first | second, unknown, self.unit(x), None, guards)
 
     def crossed(self, x: Vector, y: Vector, ndim: int) -> Register:
         """x0 · N · y0, with the normals that have a rule of their own entered before."""
 
-        def prepare(s: State, group: Group, i: int, j: int) -> None:
-            enter_normals(s, group, i, j, self.__getitem__)
+        def normals(group: Group, i: int, j: int, same: bool) -> Register:
+            enter_normals(self.s, group, i, j, self.__getitem__)
+            return self.s.limit(group).normals(i, j, same)
 
-        return crossed_products(self.s, x, y, ndim, prepare)
-
-    def support(self, x: Vector) -> Bools:
-        """Along which directions vectors can have coordinates of order 1."""
-        found = self.s.vectors[x].support
-        assert found is not None
-        return found
+        return crossed_products(self.s, x, y, ndim, normals)
 
     def unit(self, x: Vector) -> Unit:
         """An ε part counts in the units m^(−1/2) of its space, m the width of one of its blocks."""
@@ -139,12 +116,10 @@ class Dual:
 
     def sum(self, terms: Sequence[Register]) -> Register | None:
         """The sum of arrays, the last axes of which may end in zeros that are not written."""
+        if not terms:
+            return None
         width = max((t.shape[-1] for t in terms if t.shape), default=0)
-        total: Register | None = None
-        for term in terms:
-            wide = self.s.build.fitted(term, width) if term.shape else term
-            total = wide if total is None else self.s.build.step("add", total, wide)
-        return total
+        return self.s.build.fold("add", [self.s.build.fitted(t, width) if t.shape else t for t in terms])
 
 
 def none(dual: Dual, value: Value, op: Operation) -> Epsilon:
@@ -155,5 +130,5 @@ def none(dual: Dual, value: Value, op: Operation) -> Epsilon:
 
 def not_known(dual: Dual, value: Value, op: Operation) -> Epsilon:
     """The rule of what has an ε part that is not known, along all directions that a vector has."""
-    some = dual.support(value) if isinstance(value, Vector) else np.ones(value.shape, dtype=bool)
+    some = dual.s.support(value) if isinstance(value, Vector) else np.ones(value.shape, dtype=bool)
     return Epsilon(None, np.zeros_like(some), some)

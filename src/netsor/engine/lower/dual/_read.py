@@ -5,45 +5,42 @@ from __future__ import annotations
 import numpy as np
 
 from ....language._expand import Expansion
+from ....language._operation import Dot
 from ....language._value import Scalar, Vector
 from ..._error import ExactError
 from ..._plan import Register
 from .._clashes import unknown_pairs
-from .._marks import lined, overlap, paired
+from .._marks import meeting, overlap
 from .._products import paired_products, products, turned_scores
 from .._state import Bools, State
 from ._parts import Dual
+from ._scalars import SCALARS
+from ._vectors import VECTORS
 
 ROUNDING = 1e-12  # relative to the size of its terms: a sum of known numbers that is smaller is 0
 
 
-def score(dual: Dual, value: Scalar, x: Vector, y: Vector) -> Register:
-    """n^(−1/2) ⟨x_i, y_j⟩."""
-    s = dual.s
+def score(s: State, value: Scalar, op: Dot) -> Register:
+    """n^(−1/2) ⟨x_i, y_j⟩ at infinite width."""
+    x, y = op.x, op.y
     _check_order(s, value, x, y)
     turned = turned_scores(s, value, x, y)
     if turned is None:
-        return s.build.step("scale", read(dual, value, x, y), by=1 / s.norm(x))
-    _refuse(s, value, x, y, unknown_pairs(s, x, y, value.ndim, dual.__getitem__))
-    for v, other in ((x, y), (y, x)):
-        found = dual[v]
-        seen = (
-            lined(found.support | found.unknown, v, value.ndim - 1),
-            lined(dual.support(other), other, value.ndim - 1),
-        )
-        _refuse(s, value, x, y, paired(*seen) if v is x else np.swapaxes(paired(*seen), -1, -2))
+        return s.build.step("scale", order_epsilon(s, value, x, y), by=1 / s.norm(x))
+    dual = Dual(s, VECTORS, SCALARS)
+    first, second = (found.support | found.unknown for found in (dual[x], dual[y]))
+    seen = meeting(x, first, y, s.support(y), value.ndim) | meeting(x, s.support(x), y, second, value.ndim)
+    _refuse(s, value, x, y, seen | unknown_pairs(s, x, y, value.ndim, dual.__getitem__))
     return turned
 
 
-def read(dual: Dual, value: Scalar, x: Vector, y: Vector) -> Register:
+def order_epsilon(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
     """The ε part of products of which the part of order 1 is 0, summed over blocks."""
-    _check_order(dual.s, value, x, y)
-    found = dual.product(x, y, value.ndim)
-    _refuse(dual.s, value, x, y, found.unknown)
-    made = dual.s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
-    for guard in found.guards:
-        made = dual.s.build.step("add", made, dual.s.lined(guard, 0, value.ndim))
-    return made
+    _check_order(s, value, x, y)
+    found = Dual(s, VECTORS, SCALARS).product(x, y, value.ndim)
+    _refuse(s, value, x, y, found.unknown)
+    made = s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
+    return s.build.fold("add", [made, *(s.lined(guard, 0, value.ndim) for guard in found.guards)])
 
 
 def _check_order(s: State, value: Scalar, x: Vector, y: Vector) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ....language._array import Operation
 from ....language._operation import MatMul
-from ....language._value import Vector
+from ....language._value import Value, Vector
 from ..._plan import Register
 from ...passes._operations import Span
 from .._clashes import unknown_pairs
@@ -37,7 +38,7 @@ def span(dual: Dual, value: Vector, op: Span) -> Epsilon:
 
     # Which of the directions, those known before and the new ones, each new one may depend on at order 1 (`own`)
     given = [*known, value]
-    every = np.concatenate([wide(dual.support(v), v) for v in given], axis=-3)
+    every = np.concatenate([wide(s.support(v), v) for v in given], axis=-3)
     apart = _apart(every.reshape(-1, every.shape[-3], blocks * width))  # (copies, all, all)
     apart = apart[:, -count:].reshape(*value.shape[:-1], count, -1)
     own = ~apart & np.tri(count, apart.shape[-1], apart.shape[-1] - count, dtype=bool)
@@ -55,12 +56,12 @@ def span(dual: Dual, value: Vector, op: Span) -> Epsilon:
         unknown |= _reached(cross & both.unknown, along)
         if both.part is not None and (cross & both.support).any():
             by = build.step("multiply", both.part, build.constant(-1.0 / mean_square * cross))
-            terms.append(_mixed(s, by, s.vectors[v].lead))
+            terms.append(s.mixed(by, s.vectors[v].lead))
             reach = reach | _reached(cross & both.support, along)
         old = dual[v]
         if old.part is not None:
             by = build.step("scale", products(s, x, v, value.ndim + 1, ""), by=-1.0 / mean_square)
-            terms.append(_mixed(s, by, old.part))
+            terms.append(s.mixed(by, old.part))
             reach = reach | _reached(overlap(s, x, v, value.ndim + 1), wide(old.support, v))
     total, made, left = dual.sum(terms), None, None
     guards = [guard for v in known for guard in guards_of(dual, v, x)]
@@ -78,7 +79,7 @@ def span(dual: Dual, value: Vector, op: Span) -> Epsilon:
             inner = build.step("add", build.step("add", inner, sides), build.step("transposed", sides))
         unclear = cross & unknown_pairs(s, value, value, value.ndim + 1, dual.__getitem__)
         unknown |= _reached(unclear, every[..., -count:, :, :])
-        moved = _mixed(s, build.step("multiply", inner, build.constant(-1.0 / mean_square * cross)), lead)
+        moved = s.mixed(build.step("multiply", inner, build.constant(-1.0 / mean_square * cross)), lead)
         made = moved if made is None else build.step("add", made, moved)
         reach = reach | _reached(cross, every[..., -count:, :, :])
     return Epsilon(made, reach, unknown, None, left, tuple(guards))
@@ -86,41 +87,35 @@ def span(dual: Dual, value: Vector, op: Span) -> Epsilon:
 
 def guards_of(dual: Dual, directions: Vector, x: Vector | None = None) -> list[Register]:
     """Whether vectors x have a part along what was left over when these directions were found; if None, if any was."""
-    found, pending, seen = [], [directions], set()
-    while pending:
-        one = pending.pop()
-        if one in seen:
-            continue
-        seen.add(one)
-        if isinstance(one.op, Span):
-            left = dual[one].left
-            if left is not None:
-                other = left if x is None else dual.s.vectors[x].lead
-                found.append(dual.s.build.step("lost", *_same_width(dual.s, left, other), later=False))
-        else:  # directions set end to end, or indexed
-            pending += [v for v in one.op.inputs if isinstance(v, Vector)]
+    found, s = [], dual.s
+    for one in _behind(directions, Span):  # directions may be set end to end, or indexed
+        if isinstance(one.op, Span) and (left := dual[one].left) is not None:
+            other = left if x is None else s.vectors[x].lead
+            found.append(s.build.step("lost", *_same_width(s, left, other), later=False))
     return found
 
 
 def made_of(x: Vector, images: Vector) -> bool:
     """Whether vectors are combinations of what a matrix made, among others, or functions of such."""
-    seen, wanted = set[Vector](), set[Vector]()
-    for start, met in ((images, wanted), (x, seen)):
-        pending = [start]
-        while pending:
-            one = pending.pop()
-            if one not in met:
-                met.add(one)
-                if not isinstance(one.op, MatMul):
-                    pending += [v for v in one.op.inputs if isinstance(v, Vector)]
-    return any(v in seen for v in wanted if isinstance(v.op, MatMul))
+    return any(isinstance(v.op, MatMul) for v in {*_behind(x, MatMul)} & {*_behind(images, MatMul)})
+
+
+def _behind(x: Vector, stop: type[Operation]) -> list[Vector]:
+    """What vectors are made of, back to operations of a kind."""
+    pending: list[Value] = [x]
+    found: dict[Vector, None] = {}
+    while pending:
+        one = pending.pop()
+        if isinstance(one, Vector) and one not in found:
+            found[one] = None
+            pending += () if isinstance(one.op, stop) else one.op.inputs
+    return list(found)
 
 
 def _same_width(s: State, *arrays: Register) -> list[Register]:
     """Arrays (…, vectors, blocks, ·) as rows (…, vectors, ·), with as many axes and directions as the largest has."""
     width, ndim = max(a.shape[-1] for a in arrays), max(len(a.shape) for a in arrays)
-    wide = [s.lined(s.build.fitted(a, width), len(a.shape), ndim) for a in arrays]
-    return [s.build.reshape(a, *a.shape[:-2], a.shape[-2] * width) for a in wide]
+    return [s.lined(s.rows(a, width), len(a.shape), ndim) for a in arrays]
 
 
 def _solved(
@@ -128,21 +123,20 @@ def _solved(
 ) -> tuple[Register, Register]:
     """Y = L^(−1) · total, and what of it is left over: no direction of order 1 holds it."""
     build, lead, mean_square = s.build, s.vectors[value].lead, s.norm(x) ** 2
-    blocks, width = lead.shape[-2:]
+    width = lead.shape[-1]
     lower = build.step("scale", products(s, x, value, value.ndim + 1, ""), by=1 / mean_square)
-    rows = build.reshape(build.fitted(total, width), *value.shape, blocks * width)
+    rows = s.rows(total, width)
     solved = build.step("transposed", build.step("solve", lower, build.step("transposed", rows)))
     left = build.step("add", rows, build.step("scale", build.step("product", lower, solved), by=-1.0))
     start = 0
     for v in given:  # what unknown coefficients along directions before can hold is not lost
         stop = start + v.shape[-1]
-        flat = build.reshape(build.fitted(s.vectors[v].lead, width), *v.shape, blocks * width)
+        flat = s.rows(s.vectors[v].lead, width)
         inside = build.constant(own[..., start:stop] / mean_square)
         along = build.step("multiply", build.step("gram", left, flat), inside)
         left = build.step("add", left, build.step("scale", build.step("product", along, flat), by=-1.0))
         start = stop
-    vectors = build.reshape(build.fitted(s.vectors[x].lead, width), *x.shape, blocks * width)
-    left = build.step("left_over", left, rows, vectors)
+    left = build.step("left_over", left, rows, s.rows(s.vectors[x].lead, width))
     return build.reshape(solved, *lead.shape), build.reshape(left, *lead.shape)
 
 
@@ -162,10 +156,3 @@ def _reached(pairs: Bools, marks: Bools) -> Bools:
     flat = marks.reshape(*front, blocks * width).astype(np.float64)
     found = pairs.astype(np.float64) @ flat > 0
     return found.reshape(*found.shape[:-1], blocks, width)
-
-
-def _mixed(s: State, by: Register, rows: Register) -> Register:
-    """The combinations Σ_j by[…, i, j] rows[…, j]."""
-    *front, blocks, width = rows.shape
-    made = s.build.step("product", by, s.build.reshape(rows, *front, blocks * width))
-    return s.build.reshape(made, *made.shape[:-1], blocks, width)

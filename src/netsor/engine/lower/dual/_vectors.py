@@ -12,8 +12,8 @@ from ....language._operation import Data, Gaussian, MatMul, Nonlin
 from ....language._rotary import Rotate
 from ....language._value import Vector
 from ...passes._operations import Fuse, Span
-from .._features import Features
-from .._gradient_normals import Gradient, gradient
+from .._bits import bits, marks
+from .._features import Features, Gradient
 from .._linear import LINEAR, act, fitted, marked, parts_of
 from .._marks import nonzero
 from .._state import Bools, Epsilon
@@ -29,7 +29,7 @@ def _matmul(dual: Dual, value: Vector, op: MatMul) -> Epsilon:
     """
     if isinstance(op.x.op, Span):
         return none(dual, value, op)
-    some = dual.support(value)
+    some = dual.s.support(value)
     each = some.reshape(op.weight.members.size, -1, *some.shape[-2:])
     every = np.broadcast_to(each.any(axis=1, keepdims=True), each.shape).reshape(some.shape)
     return Epsilon(None, np.zeros_like(every), every)
@@ -40,7 +40,7 @@ def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Epsilon:
     given = [dual[x] for x in op.inputs]
     if not any(f.support.any() or f.unknown.any() for f in given):
         return none(dual, value, op)
-    reached = _reached(dual, value, dual.support(value))
+    reached = _reached(dual, value, dual.s.support(value))
     return Epsilon(None, np.zeros_like(reached), reached)
 
 
@@ -52,76 +52,56 @@ def _reached(dual: Dual, value: Vector, support: Bools) -> Bools:
         if not isinstance(frame, Limit):  # values at nodes: no direction of theirs is apart from the others
             found[group.positions[value].ravel()] = True
             continue
-        blocks = frame.blocks
-        own = next(b.feature for b in blocks if b.feature is not None and b.number[:2] == s.facts.number[value])
+        own = next(b.feature for b in frame.blocks if b.feature is not None and b.number[:2] == s.facts.number[value])
         # ⟨e, F ⊙ u⟩ has a rule of its own for a change of u, and a change of F does not show in it
-        form = gradient(own)
-        arguments = own.reach if form is None else own.supports[form.u]
-        beside = _beside(dual, own, None if form is None else form.u, frame)
-        marks = np.zeros(support.shape[-1], dtype=bool)
-        for block in blocks:
-            inside = slice(block.start, min(block.stop, len(marks)))
-            if block.feature is None:
-                shown = arguments if form is not None else _joined(arguments, beside)
-                marks[inside] = np.pad(shown, (0, len(marks)))[inside]
-            else:
-                marks[inside] = own.related(block.feature) or _shows(block.feature, beside, own, form)
-        found[group.positions[value].ravel()] |= marks
+        form = own.gradient
+        beside = _beside(dual, own, frame)
+        shown = own.reach | beside if form is None else form.own
+        for block in frame.blocks:
+            if block.feature is not None:
+                shown &= ~block.bits
+                if own.related(block.feature) or _shows(block.feature, beside, form):
+                    shown |= block.bits
+        found[group.positions[value].ravel()] |= marks(shown, support.shape[-1])
     return found.reshape(support.shape)
 
 
-def _beside(dual: Dual, own: Features, u: int | None, frame: Limit) -> Bools:
+def _beside(dual: Dual, own: Features, frame: Limit) -> int:
     """Directions of ε parts of arguments (but for u) that no argument has at order 1: b of φ(g + ε b) ≈ φ + ε φ'(g) b.
 
     Of features among these, also what they are functions of.
     """
-    found = np.zeros(frame.directions, dtype=bool)
+    found = 0
     for number, (vector, places) in enumerate(own.vectors):
-        if number != u:
+        if own.gradient is None or number != own.gradient.u:
             part = dual[vector]
             flat = (part.support | part.unknown).reshape(-1, part.support.shape[-1])
-            rows = flat[places.ravel()] if len(flat) > 1 else flat
-            found = _joined(found, np.asarray(rows.any(axis=0)))
-    size = min(len(found), len(own.reach))
-    found[:size] &= ~own.reach[:size]
+            found |= bits(flat[places.ravel()] if len(flat) > 1 else flat)
+    found &= ~own.reach
     for block in frame.blocks:
-        if block.feature is not None and found[block.start : block.stop].any():
-            found = _joined(found, block.feature.reach)
+        if block.feature is not None and found & block.bits:
+            found |= block.feature.reach
     return found
 
 
-def _shows(other: Features, beside: Bools, own: Features, form: Gradient | None) -> bool:
+def _shows(other: Features, beside: int, form: Gradient | None) -> bool:
     """Whether φ'(g) b has products with other features: functions of b; of b and u, if φ = F ⊙ u."""
-    if not _meet(other.reach, beside):
-        return False
-    return form is None or _meet(other.reach, own.supports[form.u])
-
-
-def _joined(a: Bools, b: Bools) -> Bools:
-    made = np.zeros(max(len(a), len(b)), dtype=bool)
-    made[: len(a)] |= a
-    made[: len(b)] |= b
-    return made
-
-
-def _meet(a: Bools, b: Bools) -> bool:
-    size = min(len(a), len(b))
-    return bool((a[:size] & b[:size]).any())
+    return bool(other.reach & beside) and (form is None or bool(other.reach & form.own))
 
 
 def _linear(dual: Dual, value: Vector, op: Operation) -> Epsilon:
     """(a0 + ε a1) (x0 + ε x1) = a0 x0 + ε (a0 x1 + a1 x0), and the same for marks."""
     s, (vectors, by) = dual.s, parts_of(value)
     given, leads = [dual[x] for x in vectors], [s.vectors[x].lead for x in vectors]
-    marks = None if by is None else nonzero(s, by)
-    support = marked(s, value, [f.support for f in given], marks)
-    unknown = marked(s, value, [f.unknown for f in given], marks)
+    some = None if by is None else nonzero(s, by)
+    support = marked(s, value, [f.support for f in given], some)
+    unknown = marked(s, value, [f.unknown for f in given], some)
     terms = []
     if any(f.part is not None for f in given):
         parts = [f.part or s.build.constant(np.zeros(x.shape)) for f, x in zip(given, leads, strict=True)]
         terms.append(act(s, value, parts, None if by is None else s.scalars[by]))
     if by is not None:
-        supports = [dual.support(x) for x in vectors]
+        supports = [s.support(x) for x in vectors]
         small = dual.converted(dual[by], dual.unit(value))
         unknown = _either(unknown, marked(s, value, supports, small.unknown))
         if small.part is not None and small.support.any():

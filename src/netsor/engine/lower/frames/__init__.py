@@ -9,7 +9,7 @@ from ..._plan import Builder
 from .._clusters import Group
 from ._frame import Application, Frame
 from ._growing import Growing
-from ._limit import NO_VALUE, Directions, Floats, Limit, NestedError
+from ._limit import NO_VALUE, Directions, Limit, NestedError
 from ._nodes import Nodes
 from ._whole import Whole
 
@@ -17,7 +17,6 @@ __all__ = [
     "NO_VALUE",
     "Application",
     "Directions",
-    "Floats",
     "Frame",
     "Growing",
     "Limit",

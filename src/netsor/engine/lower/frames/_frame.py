@@ -71,3 +71,20 @@ class Frame(ABC):
     def coordinates(self) -> Register:
         """The coordinates α of each direction that are asked for, (frames, asked, directions)."""
         raise TypeError(f"coordinates of {type(self).__name__} frames are not asked for")
+
+
+def spanned(frame: Frame, vectors: Register, first: int) -> tuple[Register, Register]:
+    """Directions that span vectors from direction `first` on, and the vectors' coordinates: those before, and along."""
+    build = frame.build
+    rest = build.step("part", vectors, start=first, stop=frame.directions)
+    basis = build.step("basis", rest, words="turn the frame to span the vectors still in use")
+    made = build.step("gram", rest, basis)
+    if first:
+        made = build.step("join", build.step("part", vectors, start=0, stop=first), made, axis=2)
+    return basis, made
+
+
+def of_each(build: Builder, made: Register, given: Sequence[Register]) -> list[Register]:
+    """The rows of arrays that were joined."""
+    ends = np.cumsum([0, *(row.shape[1] for row in given)])
+    return [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(given))]

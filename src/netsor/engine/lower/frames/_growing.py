@@ -14,7 +14,7 @@ import numpy as np
 
 from ..._plan import CHI, CROSS, ORIENTATION, ORIENTATION_CHI, OWN, Builder, Register
 from .._clusters import Group, Number
-from ._frame import Frame
+from ._frame import Frame, of_each, spanned
 
 
 class Growing(Frame):
@@ -38,32 +38,15 @@ class Growing(Frame):
         self.directions += new
         freedom = self.group.width - d - np.arange(new)
         chi = build.draw("chi", (*key, CHI, 0), (frames, new), f"{words}: norms outside the frame", freedom=freedom)
-        if d == 0 and sources == 1:
-            return build.reshape(chi, frames, 1, 1)
-        counts = [min(i, new) for i in range(sources)]
-        own = build.draw("normals", (*key, OWN, 0), (frames, sum(counts)), f"{words}: along each other")
-        places = np.full((sources, d + new), sources * d + own.shape[-1] + new)  # the last is a 0
-        places[:, :d] = np.arange(sources * d).reshape(sources, d)
-        start = sources * d
-        for i, count in enumerate(counts):
-            places[i, d : d + count] = np.arange(start, start + count)
-            start += count
-        for j in range(new):
-            places[j, d + j] = start + j
-        flat = build.reshape(cross, frames, sources * d)
-        return build.step("triangle", flat, own, chi, places=places.ravel(), shape=(sources, d + new))
+        return self._triangle(cross, chi, (*key, OWN, 0), f"{words}: along each other")
 
     def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """Directions that span the vectors, from their coordinates: what is small beside others keeps its digits."""
         build, given = self.build, with_ones(self, rows, first)
-        vectors = build.step("join", *given, axis=1) if len(given) > 1 else given[0]
+        vectors = build.step("join", *given, axis=1)
         known = self.coordinates() if outputs else None
-        rest = build.step("part", vectors, start=first, stop=self.directions)
-        spanned = build.step("basis", rest, words="turn the frame to span the vectors still in use")
-        along = None if known is None else build.step("gram", known, spanned)
-        made = build.step("gram", rest, spanned)
-        if first:
-            made = build.step("join", build.step("part", vectors, start=0, stop=first), made, axis=2)
+        basis, made = spanned(self, vectors, first)
+        along = None if known is None else build.step("gram", known, basis)
         return turned(self, self.picked, made, given, along, self.asked, first)
 
     def coordinates(self) -> Register:
@@ -89,23 +72,26 @@ class Growing(Frame):
             if rest:  # outside of the frame: Bartlett's triangle
                 freedom = self.group.width - d - np.arange(rest)
                 chi = build.draw("chi", (*key, ORIENTATION_CHI, 0), (frames, rest), words, freedom=freedom)
-                pieces.append(self._triangle(chi, (*key, ORIENTATION, 1), count, words))
+                outside = build.constant(np.zeros((frames, count, 0)))
+                pieces.append(self._triangle(outside, chi, (*key, ORIENTATION, 1), words))
             known = build.step("sphere" if count == 1 else "spheres", *pieces)
         self.oriented = known
         return known
 
-    def _triangle(self, chi: Register, key: tuple[int, ...], count: int, words: str) -> Register:
-        """Rows (frames, count, ·) with the products of so many standard isotropic vectors, given the norms χ."""
-        frames, rest, build = self.group.frames, chi.shape[-1], self.build
-        if count == 1:
+    def _triangle(self, cross: Register, chi: Register, key: tuple[int, ...], words: str) -> Register:
+        """Bartlett's rows: coordinates along known directions, normals along those of earlier rows, and norms χ."""
+        build, (frames, count, d), new = self.build, cross.shape, chi.shape[-1]
+        if d == 0 and count == 1:
             return build.reshape(chi, frames, 1, 1)
-        lower = [(i, j) for i in range(count) for j in range(min(i, rest))]
-        own = build.draw("normals", key, (frames, len(lower)), words)
-        places = np.full((count, rest), len(lower) + rest)  # the last is a 0
-        for k, (i, j) in enumerate(lower):
-            places[i, j] = k
-        places[range(rest), range(rest)] = len(lower) + np.arange(rest)
-        return build.step("triangle", own, chi, places=places.ravel(), shape=(count, rest))
+        below = np.tri(count, new, -1, dtype=bool)
+        own = build.draw("normals", key, (frames, int(below.sum())), words)
+        start, end = count * d, count * d + own.shape[-1]
+        places = np.full((count, d + new), end + new)  # the last is a 0
+        places[:, :d] = np.arange(start).reshape(count, d)
+        places[:, d:][below] = np.arange(start, end)
+        places[range(new), range(d, d + new)] = np.arange(end, end + new)
+        flat = build.reshape(cross, frames, start)
+        return build.step("triangle", flat, own, chi, places=places.ravel(), shape=(count, d + new))
 
 
 def with_ones(frame: Frame, rows: Sequence[Register], first: int = 0) -> list[Register]:
@@ -133,8 +119,7 @@ def turned(
     build = frame.build
     new = Growing(frame.group, build, picked)
     new.directions, new.oriented, new.asked = made.shape[-1], along, asked
-    ends = np.cumsum([0, *(row.shape[1] for row in given)])
-    parts = [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(given))]
+    parts = of_each(build, made, given)
     new.constant = frame.constant
     if frame.constant is not None and frame.constant.shape[-1] > first:
         new.constant = build.reshape(parts.pop(), frame.group.frames, new.directions)

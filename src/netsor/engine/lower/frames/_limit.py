@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._plan import CROSS, OWN, Builder, Register, named
+from .._angles import Angles, Floats
+from .._bits import bits, ranged
+from .._bits import marks as marks_of
 from .._clusters import Group, Number
-from .._features import Features, added
-from ._frame import Application, Bools, Frame
+from .._features import Features, Rests
+from ._frame import Application, Bools, Frame, of_each, spanned
 
-Floats = npt.NDArray[np.float64]
 NO_VALUE = (-1, 0, 0)
 
 
@@ -32,23 +32,19 @@ class Directions:
     start: int
     stop: int
     number: Number  # of the value, for seeds; NO_VALUE for (1, …, 1)
-    feature: Features | None = (
-        None  # what these are functions of, if they are outputs of a nonlinearity: see `_features`
-    )
+    feature: Features | None = None  # what these are, if they are outputs of a nonlinearity: see `_features`
 
-
-class Stationary(Protocol):
-    """The covariance of a process over differences of positions, by their differences."""
-
-    def covariance(self, r: Floats) -> Floats:
-        """At these differences."""
+    @property
+    def bits(self) -> int:
+        """The set of these directions."""
+        return ranged(self.start, self.stop)
 
 
 @dataclass(eq=False)
 class Field:
     """The normals of two blocks of directions as a process: the differences asked for, and what was drawn for each."""
 
-    law: Stationary
+    law: Angles
     gaps: Floats = field(default_factory=lambda: np.zeros(0))
     normals: list[Register] = field(default_factory=list)  # (frames, later's, earlier's, differences)
 
@@ -94,32 +90,27 @@ class Limit(Frame):
 
     def apply(self, at: Application) -> tuple[Register, Bools, int]:
         """Features: coordinates along what they are functions of, and along directions of their own."""
-        build, frames, d = self.build, self.group.frames, self.directions
+        build, frames, d, ones = self.build, self.group.frames, self.directions, int(self.group.constant)
         count = at.rows[0].shape[1]
-        features = self.mask([b for b in self.blocks if b.feature is not None])
-        supports, centred = [], []
-        for marks in at.marks:
-            reach = np.asarray(marks.any(axis=(0, 1)))
-            if (reach & features).any():
-                raise NestedError(self.group.number)
-            centred.append(not (self.group.constant and reach[0]))
-            if self.group.constant:
-                reach[0] = False
-            supports.append(reach)
-        rows = [build.reshape(a, frames, count, 1, d) for a in at.rows]
-        u = build.step("join", *rows, axis=2) if len(rows) > 1 else rows[0]
-        new = Features(at.f, u, np.stack(supports), tuple(at.params), tuple(centred), tuple(at.vectors))
-        along = np.zeros(d + count, dtype=bool)
-        along[d:], along[: int(self.group.constant)] = True, True
-        if at.linear:
-            along[:d] |= new.slopes()
-        start = 0
-        for earlier in at.rests.features:
-            along[at.rests.places[start : start + earlier.count]] = new.related(earlier)
-            start += earlier.count
+        reached = [bits(marks) for marks in at.marks]
+        if any(reach & block.bits for reach in reached for block in self.blocks if block.feature is not None):
+            raise NestedError(self.group.number)
+        supports, centred = tuple(reach & ~ones for reach in reached), tuple(not reach & ones for reach in reached)
+        u = build.step("join", *(build.reshape(a, frames, count, 1, d) for a in at.rows), axis=2)
+        new = Features(at.f, u, supports, tuple(at.params), centred, tuple(at.vectors))
+        along = ranged(d, d + count) | ones | (new.slopes if at.linear else 0)
+        for block in self.blocks:
+            if block.feature is not None and block.feature.rests is at.rests and new.related(block.feature):
+                along |= block.bits
         first = 0 if at.linear or at.rests.features else d
-        lead = added(build, self, at.rests, new, at.linear, at.number, named(at.f))
-        return lead, np.broadcast_to(along, (frames, count, d + count)), first
+        lead = self.add(new, at.rests, at.linear, at.number, named(at.f))
+        return lead, np.broadcast_to(marks_of(along, d + count), (frames, count, d + count)), first
+
+    def add(self, new: Features, rests: Rests, linear: bool, number: Number, words: str) -> Register:
+        """The coordinates of new features of a component, with a direction for each."""
+        rows = rests.add(self.build, new, self.directions, linear, bool(self.group.constant), words)
+        self.unit(number, new.count, replace(new, rows=rows, rests=rests))
+        return rows
 
     def normals(self, a: int, b: int, same: bool = False) -> Register:
         """At infinite width, the normals N_ab between the directions of two blocks, (frames, a's, b's).
@@ -136,14 +127,10 @@ class Limit(Frame):
             later, earlier, frames = self.blocks[a], self.blocks[b], self.group.frames
             size = later.stop - later.start
             if a == b:
-                key = (*later.number, OWN, 0)
-                drawn = self.build.draw(
-                    "normals", key, (frames, size * (size - 1) // 2), "scores of sources drawn together"
-                )
-                places = np.full((size, size), drawn.shape[-1])  # the last is a 0
-                places[np.tril_indices(size, -1)] = np.arange(drawn.shape[-1])
-                places = np.minimum(places, places.T)
-                made = self.build.step("triangle", drawn, places=places.ravel(), shape=(size, size))
+                words = "scores of sources drawn together"
+                below = frames, size * (size - 1) // 2
+                drawn = self.build.draw("normals", (*later.number, OWN, 0), below, words)
+                made = self._square(drawn, np.tri(size, k=-1, dtype=bool))
             else:
                 again = self.crossings[a] = self.crossings.get(a, -1) + 1
                 key = (*later.number, CROSS, again)
@@ -159,13 +146,18 @@ class Limit(Frame):
             size = block.stop - block.start
             key = (*block.number, OWN, 1)
             drawn = self.build.draw("normals", key, (frames, size), "squares of sources")
-            places = np.full((size, size), size)  # the last is a 0
-            np.fill_diagonal(places, np.arange(size))
             drawn = self.build.step("scale", drawn, by=math.sqrt(2.0))
-            self.diagonals[a] = self.build.step("triangle", drawn, places=places.ravel(), shape=(size, size))
+            self.diagonals[a] = self._square(drawn, np.eye(size, dtype=bool))
         return self.diagonals[a]
 
-    def process(self, a: int, b: int, gaps: Floats, law: Stationary) -> Register | None:
+    def _square(self, drawn: Register, at: Bools) -> Register:
+        """A symmetric matrix with these entries, and 0 elsewhere."""
+        places = np.full(at.shape, drawn.shape[-1])  # the last is a 0
+        places[at] = np.arange(drawn.shape[-1])
+        places = np.minimum(places, places.T)
+        return self.build.step("triangle", drawn, places=places.ravel(), shape=at.shape)
+
+    def process(self, a: int, b: int, gaps: Floats, law: Angles) -> Register | None:
         """The normals N_ab(r) of two blocks for differences r of positions, a process with this law over r.
 
         (frames, a's, r · b's); None for one block with itself, or if the two were asked for with another law. Vectors
@@ -192,30 +184,17 @@ class Limit(Frame):
             words = "scores: a normal for each pair of directions and difference of positions"
             known.add(new, build.draw("normals", number, (frames, *sizes, len(new)), words))
         # the factor for the first of the differences is that of fewer: what was drawn for them stays
-        root = build.step("factor", build.constant(law.covariance(known.gaps[:, None] - known.gaps)))
+        root = build.step("factor", build.constant(law.kappa(known.gaps[:, None] - known.gaps)))
         rows = build.taken(root, np.array([int(np.flatnonzero(known.gaps == r)[0]) for r in wanted]), axis=0)
-        normals = build.step("join", *known.normals, axis=3) if len(known.normals) > 1 else known.normals[0]
+        normals = build.step("join", *known.normals, axis=3)
         made = build.step("gram", normals, rows)  # (frames, later's, earlier's, r)
         made = build.step("permute", made, axes=(0, 1, 3, 2) if a > b else (0, 2, 3, 1))
         return build.reshape(made, frames, first.stop - first.start, len(gaps) * (second.stop - second.start))
 
     def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """The same where products alone are asked for, no score; the direction of (1, …, 1) stays the first."""
-        build, means = self.build, int(self.group.constant)
-        vectors = build.step("join", *rows, axis=1) if len(rows) > 1 else rows[0]
-        others = build.step("part", vectors, start=means, stop=self.directions)
-        spanned = build.step("basis", others, words="turn the frame to span the vectors still in use")
-        made = build.step("gram", others, spanned)
-        if means:
-            made = build.step("join", build.step("part", vectors, start=0, stop=1), made, axis=2)
+        means = int(self.group.constant)
+        _, made = spanned(self, self.build.step("join", *rows, axis=1), means)
         self.directions, self.scores = made.shape[-1], False
         self.blocks = [*self.blocks[:means], Directions(means, self.directions, NO_VALUE)]
-        ends = np.cumsum([0, *(row.shape[1] for row in rows)])
-        return self, [build.step("take", made, places=np.arange(*ends[k : k + 2]), axis=1) for k in range(len(rows))]
-
-    def mask(self, chosen: Sequence[Directions]) -> npt.NDArray[np.bool_]:
-        """Which directions belong to these blocks."""
-        found = np.zeros(self.directions, dtype=bool)
-        for block in chosen:
-            found[block.start : block.stop] = True
-        return found
+        return self, of_each(self.build, made, rows)

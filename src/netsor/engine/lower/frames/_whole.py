@@ -33,7 +33,7 @@ class Whole(Frame):
     def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
         """A frame that spans the vectors: there are many coordinates, so by the products where these tell enough."""
         build, given = self.build, with_ones(self, rows)
-        vectors = build.step("join", *given, axis=1) if len(given) > 1 else given[0]
+        vectors = build.step("join", *given, axis=1)
         gram = build.step("gram", vectors, vectors, words="products of the vectors still in use")
         made = build.step("reduced", gram, vectors, words="turn the frame to span them")
         along = build.step("oriented", made, vectors, self.coordinates()) if outputs else None
