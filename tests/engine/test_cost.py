@@ -158,8 +158,8 @@ def shared(tokens=2, layers=3):
     up, down, x = ns.weight(m, n, name="U"), ns.weight(n, m, name="D"), ns.gaussian(n, tokens)
     for _ in range(layers):
         x = x + down @ ns.tanh(up @ x)
-    back = up.T @ ns.relu(down.T @ x)
-    return ns.mean_dot(x, x), ns.mean_dot(back, x)
+    back, other = up.T @ ns.relu(up @ x), down.T @ x
+    return ns.mean_dot(x, x), ns.mean_dot(back, x), ns.mean_dot(other, other)
 
 
 @ns.program
@@ -174,9 +174,10 @@ def test_entries_of_a_matrix_that_acts_again_are_drawn_once(tokens, layers, widt
     net = shared(tokens, layers)
     made = plan(net, DRAWN, monkeypatch, n=width, m=hidden)
     assert made.random_numbers == tokens * width + 2 * width * hidden
-    on = f"the matrix drawn: it acts on {tokens * (layers + 1)} vectors in all"
-    assert str(made).count(f"U x = x E, {on}") == layers
-    assert str(made).count(f"U^T x = x E^T, {on}") == str(made).count(f"D^T x = x E^T, {on}") == 1
+    for name, acts in (("U", layers + 1), ("D", layers)):
+        on = f"the matrix drawn: it acts on {tokens * (acts + 1)} vectors in all"
+        assert str(made).count(f"{name} x = x E, {on}") == acts
+        assert str(made).count(f"{name}^T x = x E^T, {on}") == 1
     assert "acts on" not in str(plan(net, FACTOR, monkeypatch, n=width, m=hidden))
 
 
@@ -212,13 +213,13 @@ def test_random_gradients_with_drawn_matrices(monkeypatch):
     assert sum(again) >= 5
 
 
-@pytest.mark.parametrize("tokens", [16, 24, 400])
+@pytest.mark.parametrize("tokens", [12, 24, 400])
 def test_matrices_that_act_on_many_vectors_are_drawn(tokens):
     """Where their entries cost less than sources for what they act on: not for few tokens, on a CPU for many."""
     net = shared(tokens, layers=2)
     at = {"n": 300, "m": 400}
     chosen = {p.place: "acts on" in str(make_plan(net.outputs, at, prices=p)) for p in (CPU, ACCELERATOR)}
-    assert chosen == {CPU.place: tokens == 400, ACCELERATOR.place: tokens > 16}
+    assert chosen == {CPU.place: tokens == 400, ACCELERATOR.place: tokens > 12}
 
 
 def test_what_only_an_output_needs_of_a_matrix_is_not_drawn(monkeypatch):
