@@ -13,7 +13,7 @@ pytest.importorskip("sklearn")
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
 
 from netsor import _regressor
 
@@ -43,9 +43,15 @@ def test_conventions_of_scikit_learn():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [{"width": 2}, {"heads": 2}, {"heads": ns.inf, "kernel_draws": 20}], ids=str)
-def test_conventions_of_scikit_learn_with_attention(how):
-    checked(ns.AttentionRegressor(**how, **SHORT))
+@pytest.mark.filterwarnings("ignore:posterior")  # such short chains say so
+@parametrize_with_checks(
+    [
+        ns.AttentionRegressor(**how, **SHORT)
+        for how in ({"width": 2}, {"heads": 2}, {"heads": ns.inf, "kernel_draws": 20})
+    ]
+)
+def test_conventions_of_scikit_learn_with_attention(estimator, check):
+    check(estimator)
 
 
 def test_it_is_the_posterior_of_its_program():
