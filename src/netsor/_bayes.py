@@ -34,6 +34,7 @@ from .laws._tempering import evidences, mean_of_logs, path, step_from, steps_aft
 Array = npt.NDArray[np.float64]
 
 APART = 1.05  # R-hat above which chains are not said to agree
+LONGEST = 16  # times that chains are said to be too short, at most
 SPREAD = 0.7  # of the evidence, between runs and relative to it, above which their mean is not to be trusted
 STREAM = 2**21  # the key of the generators of chains: no draw of a plan has it
 LONG = 10.0  # seconds from which on a cost is printed before the start, on a terminal
@@ -204,15 +205,21 @@ def sampled(
     worst, count = float(r_hat(told).max()), float(effective(told).min())
     stride = max(1, math.ceil(chains * each / count - 0.25))  # errors that take them for independent are 12 % off
     if worst > APART or count < FEW:
+        longer = _longer(worst, count)
         warnings.warn(
             f"posterior: the chains are not long enough: R-hat is {worst:.3f} (1 where chains agree, at most {APART} "
-            f"wanted) and the effective sample size {count:.0f} ({FEW:.0f} wanted); raise particles={particles}, "
-            f"thin={thin} or draws={draws}",
+            f"wanted) and the effective sample size {count:.0f} ({FEW:.0f} wanted); give thin={longer * thin} in place "
+            f"of thin={thin}, for chains {longer} times as long; if that does not help, raise particles={particles}",
             stacklevel=4,
         )
     # of each chain every stride-th, from its end
     z = kept[:, ::-1][:, ::stride].reshape(-1, latent.size)
     return Sampled(z, worst, count, chains * each * thin / at.asked, chains)
+
+
+def _longer(worst: float, count: float) -> int:
+    """How many times longer chains should be: effective sizes grow with the length, and R-hat² − 1 falls with it."""
+    return max(2, math.ceil(FEW / count), math.ceil(min((worst**2 - 1) / (APART**2 - 1), LONGEST)))
 
 
 def held(latent: Latent) -> float:

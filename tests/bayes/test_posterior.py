@@ -10,6 +10,7 @@ import netsor as ns
 from netsor import _bayes
 from netsor.engine._latent import Latent
 from netsor.laws._likelihood import Data, log_likelihood, updated_by_columns
+from netsor.laws._tempering import evidences, mean_of_logs, path
 
 from ..keep import keep
 from .priors import deep, perceptron, pooled, prior, shifted, tokens
@@ -62,17 +63,22 @@ def test_posterior_means_by_a_million_replicas(width, sharp, noise, draws):
         assert np.all(np.abs(ours.value - mean) < 5 * np.sqrt(ours.error**2 + error))
 
 
+def by_quadrature(latent, data):
+    """By Gauss and Hermite over all that is drawn: its mean and columns, and the log of what each point weighs."""
+    x, w = np.polynomial.hermite_e.hermegauss(16)
+    grid = np.stack(np.meshgrid(*[x] * latent.size), axis=-1).reshape(-1, latent.size)
+    weight = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * latent.size), axis=-1).reshape(grid.shape), axis=1)
+    mean, columns = latent.given(grid)
+    return mean, columns, log_likelihood(mean, columns, data) + np.log(weight)
+
+
 @pytest.mark.parametrize(("value", "noise"), keep([(0.7, 0.3), (0.2, 1e-3), (30.0, 0.5)], (0.2, 1e-3), (30.0, 0.5)))
 def test_two_scores_by_quadrature(value, noise):
     """One example of two tokens: evidence and means by Gauss and Hermite, with data far from the prior too."""
     net = prior(tokens(2, 2, seed=2), sharp=3.0)
     latent = Latent(net.plan(n=ns.inf), 1)
     data = Data(np.array([0]), np.array([value]), np.array([noise]))
-    x, w = np.polynomial.hermite_e.hermegauss(16)
-    grid = np.stack(np.meshgrid(*[x] * latent.size), axis=-1).reshape(-1, latent.size)
-    weight = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * latent.size), axis=-1).reshape(grid.shape), axis=1)
-    mean, columns = latent.given(grid)
-    logs = log_likelihood(mean, columns, data) + np.log(weight)
+    mean, columns, logs = by_quadrature(latent, data)
     truth = np.logaddexp.reduce(logs)
     evidence = net.log_evidence({0: value}, noise, n=ns.inf)
     assert abs(evidence.value - truth) < 5 * evidence.error + 1e-3
@@ -81,6 +87,19 @@ def test_two_scores_by_quadrature(value, noise):
     expected = np.exp(logs - truth) @ other
     ours = found.law.with_error.mean()
     assert abs(ours.value[1] - expected) < 5 * ours.error[1] + 1e-3 * abs(expected)
+
+
+@pytest.mark.parametrize(("value", "noise"), [(0.7, 0.3), (0.2, 1e-6), (30.0, 0.5), (1e6, 1e6)])
+def test_errors_of_the_evidence_cover(value, noise):
+    """Forty estimates of four runs each, against quadrature: about 68 % of their errors cover it, level 1e-5."""
+    latent = Latent(prior(tokens(2, 2, seed=2), sharp=3.0).plan(n=ns.inf), 1)
+    data = Data(np.array([0]), np.array([value]), np.array([noise]))
+    truth = np.logaddexp.reduce(by_quadrature(latent, data)[2])
+    ask, rng = _bayes.likelihood(latent, data), np.random.default_rng(0)
+    logs = evidences(ask, path(ask, 64, latent.size, 2, rng), 160, 64, 2, rng, lambda: None)[0]
+    found = [mean_of_logs(four) for four in np.split(logs, 40)]
+    missed = [abs(value - truth) > error + 1e-9 for value, error, _ in found]
+    assert stats.binom.sf(sum(missed) - 1, 40, 0.3173) > 1e-5
 
 
 def test_errors_of_expectations_are_in_the_evidence():
@@ -224,7 +243,7 @@ def test_short_chains_are_told():
     x = tokens(40, seed=3)
     net = prior(x, sharp=6.0)
     y = net.draw(n=ns.inf, draws=1, seed=5)[0]
-    with pytest.warns(UserWarning, match="R-hat is .* effective sample size"):
+    with pytest.warns(UserWarning, match=r"R-hat is .* effective sample size .* give thin=\d+ in place of thin=1, for"):
         found = net.posterior(dict(enumerate(y)), 1e-3, n=ns.inf, draws=64, chains=8, thin=1, particles=8, moves=1)
     assert found.r_hat > 1.05
     assert found.law.replicas <= 1.4 * found.effective + 8  # errors take replicas for independent
@@ -243,23 +262,34 @@ def test_the_seed_says_all():
     assert np.any(first != other)
 
 
-def ranks(net, width, noise, count=240):
-    """Of the last output (unseen), the first (seen with noise) and the size of the last: among 63 posterior draws.
+def ranks(net, width, noise=0.1, count=160):
+    """Of truths drawn from the prior, among 31 posterior draws: one of each of 31 chains. (count, quantities).
 
-    The outputs are drawn from the prior, and all but the last are seen.
+    All outputs but the last are seen. The quantities are the last output, the first, the size of the last, and the log
+    likelihood of what was drawn: this one depends on the chains alone.
     """
-    values = net.draw(n=width, draws=count, seed=100)
-    rng = np.random.default_rng(101)
-    found = []
-    for k, f in enumerate(values):
-        y = f[:-1] + noise * rng.standard_normal(len(f) - 1)
+    latent, rng = Latent(net.plan(n=width), 1), np.random.default_rng(100)
+    truths = rng.standard_normal((count, latent.size))
+    mean, columns = latent.given(truths)
+    outputs = mean + np.einsum("rnk,rk->rn", columns, rng.standard_normal(columns.shape[::2]))
+    seen, found = np.arange(latent.entries - 1), []
+    for k, f in enumerate(outputs):
+        data = Data(seen, f[:-1] + noise * rng.standard_normal(len(seen)), np.full(len(seen), noise))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such short chains say so
-            law = net.posterior(
-                dict(enumerate(y)), noise, n=width, draws=96, chains=24, thin=4, particles=128, seed=k, workers=1
-            ).law
-        last, first = law.rvs(63, seed=k)[:, [-1, 0]].T
-        found.append([np.sum(last < f[-1]), np.sum(first < f[0]), np.sum(np.abs(last) < abs(f[-1]))])
+            z = _bayes.sampled(latent, data, 128, 32, 3, 128, 3, k, False).z
+        z = z[:: len(z) // 32][:31]
+        given = zip(*updated_by_columns(*latent.given(z), data), strict=True)
+        first, *_, last = np.transpose([rng.multivariate_normal(*each) for each in given])
+        ask = _bayes.likelihood(latent, data)
+        found.append(
+            [
+                np.sum(last < f[-1]),
+                np.sum(first < f[0]),
+                np.sum(np.abs(last) < abs(f[-1])),
+                np.sum(ask(z) < ask(truths[k : k + 1])),
+            ]
+        )
     return np.array(found)
 
 
@@ -276,6 +306,5 @@ CALIBRATED = {
 def test_simulation_based_calibration(case):
     """Talts et al. (2018): ranks of the truth among posterior draws are uniform; χ² over 8 cells, level 1e-4."""
     net, width = CALIBRATED[case]
-    levels = [stats.chisquare(np.bincount(each // 8, minlength=8)).pvalue for each in ranks(net, width, 0.1).T]
-    print(case, np.round(levels, 4))
-    assert min(levels) > 1e-4
+    levels = [stats.chisquare(np.bincount(each // 4, minlength=8)).pvalue for each in ranks(net, width).T]
+    assert min(levels) > 1e-4, np.round(levels, 5)

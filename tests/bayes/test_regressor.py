@@ -13,7 +13,7 @@ pytest.importorskip("sklearn")
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
 
 from netsor import _regressor
 
@@ -43,9 +43,15 @@ def test_conventions_of_scikit_learn():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [{"width": 2}, {"heads": 2}, {"heads": ns.inf, "kernel_draws": 20}], ids=str)
-def test_conventions_of_scikit_learn_with_attention(how):
-    checked(ns.AttentionRegressor(**how, **SHORT))
+@pytest.mark.filterwarnings("ignore:posterior")  # such short chains say so
+@parametrize_with_checks(
+    [
+        ns.AttentionRegressor(**how, **SHORT)
+        for how in ({"width": 2}, {"heads": 2}, {"heads": ns.inf, "kernel_draws": 20})
+    ]
+)
+def test_conventions_of_scikit_learn_with_attention(estimator, check):
+    check(estimator)
 
 
 @pytest.mark.slow
@@ -172,9 +178,13 @@ def test_the_ways_of_the_example():
         assert np.all(std > 0.3)
 
 
-@pytest.mark.parametrize("y", [np.zeros(24), np.full(24, 1e6)])
-def test_constant_targets(y):
-    mean, std = ns.AttentionRegressor(flat, noise=0.1).fit(X, y).predict(X, return_std=True)
+@pytest.mark.parametrize("y", [0.0, 1e6])
+@pytest.mark.parametrize("how", [{"prior": flat}, SHORT], ids=["process", "attention"])
+def test_constant_targets(how, y):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such short chains say so
+        model = ns.AttentionRegressor(noise=0.1, **how).fit(X, np.full(24, y))
+    mean, std = model.predict(X, return_std=True)
     np.testing.assert_allclose(mean, y, atol=1e-6)
     assert np.all(std > 0)
 
