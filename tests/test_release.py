@@ -38,6 +38,12 @@ def test_one_version_and_one_date():
     assert {str(citation()["date-released"]), codemeta()["datePublished"]} == {dates[0]}
 
 
+def test_the_changelog_says_nothing_twice():
+    """As it would where a merge brings back what was moved to the section of a version."""
+    lines = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if len(line) > 60]
+    assert sorted(lines) == sorted(set(lines))
+
+
 def test_the_citation_has_what_its_format_asks_for():
     found = citation()
     assert {"cff-version", "message", "title", "authors"} <= set(found)
