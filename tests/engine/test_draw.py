@@ -102,6 +102,29 @@ def test_chunks_cover_the_draws_and_grow_to_the_largest():
     assert parts[:20] == _sampler.growing(parts[19].stop)
 
 
+def test_chunks_side_by_side_are_whole_and_as_many_as_workers_need():
+    parts = _sampler.growing(100)
+    for most, workers in ((1, 1), (24, 1), (1000, 1), (1000, 3)):
+        found = _sampler.side_by_side(parts, most, workers)
+        assert [i for part in found for i in part] == list(range(100))
+        assert {part.start for part in found} <= {part.start for part in parts}
+        assert max(map(len, found)) <= max(most, max(map(len, parts)))
+        assert len(found) >= workers
+    assert [len(part) for part in _sampler.side_by_side(parts, 24, 1)] == [24, 24, 16, 16, 20]
+
+
+def test_streams_of_several_chunks_are_those_of_each():
+    plan = block()[1].plan(n=6, d=3)
+    drawn = [step for step in plan.steps if step.numbers]
+    assert {step.kind for step in drawn} == {"normals", "chi"}
+    together = _numpy.Streams(3, [range(8), range(8, 20), range(20, 21)])
+    apart = [_numpy.Streams(3, start) for start in (0, 8, 20)]
+    for step in drawn:
+        found = np.concatenate([together.draw(step, count) for count in (5, 1, 15)])  # no piece ends with a chunk
+        wanted = np.concatenate([each.draw(step, count) for each, count in zip(apart, (8, 12, 1), strict=True)])
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_what_is_the_same_in_all_replicas_is_drawn_for_each():
     y = ns.Program(ns.gaussian(n, 2, cov=4.0)).draw(draws=4000, n=ns.inf, progress=False)
     assert stats.kstest(y[:, 0] / 2, "norm").pvalue > 1e-4

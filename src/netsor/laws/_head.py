@@ -14,6 +14,7 @@ from ._gaussians import CELL, compress
 Array = npt.NDArray[np.float64]
 Rule = tuple[Array, Array]  # nodes, and weights of sum 1
 WIDEST = 0.1  # widest cell in log w
+NOTHING = 1e-26  # of the largest weight in a sum of heads: what is below is seen by no digit of any result
 
 
 class Head:
@@ -117,7 +118,8 @@ def _twice(a: Rule, cell: float) -> Rule:
 
 
 def _fewer(nodes: Array, weights: Array, cell: float) -> Rule:
-    found, weights = compress(nodes, weights, cell=cell)
+    keep = weights > NOTHING * weights.max()
+    found, weights = compress(nodes[keep], weights[keep], cell=cell)
     return found, weights / weights.sum()  # else rounding errors would grow with every squaring
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from ...language._array import Acts, Axes
 from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Source, Split, Take
@@ -132,6 +131,8 @@ class Clusters:
         """The component of every number so far."""
         label = np.concatenate([self.label, np.arange(len(self.label), self.count)])
         if self.edges:  # those since it was asked the last time
+            from scipy.sparse.csgraph import connected_components  # slow to import, and recognised laws need no plan
+
             ends = [label[np.concatenate([edge[i] for edge in self.edges])] for i in (0, 1)]
             linked = np.zeros(self.count, dtype=bool)
             linked[ends] = True

@@ -18,7 +18,7 @@ TRIED = 4e-8, 75.0  # seconds and bytes of a number, when what gradients need of
 NUMBER = 1.2e-8  # seconds of a random number, and of what is done with it alone
 PRODUCT = 1e-9  # seconds of a multiplication in products of tokens
 TURNED = 1e-7  # seconds of a number of rotary scores at infinite width
-BACK_NUMBERS, BACK_SECONDS = 1.7, 2.7  # times as many numbers and seconds, with gradients
+BACK_NUMBERS, BACK_SECONDS = 1.7, 2.5  # times as many numbers and seconds, with gradients
 
 
 class Draw(NamedTuple):
