@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from netsor.engine import _sampler
-from netsor.studies.audit import _audit
+from netsor.studies import _parts
 
 from .inline import Inline
 
@@ -28,7 +28,7 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 def apart(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    monkeypatch.setattr(_audit, "Workers", Inline)  # the same bits, and no process to begin
+    monkeypatch.setattr(_parts, "Workers", Inline)  # the same bits, and no process to begin
 
 
 def needs(page):

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.studies.audit import _audit
+from netsor.studies import _parts
 from netsor.studies.coord_check import _check
 
 from .inline import Inline
@@ -153,8 +153,7 @@ EXAMPLES = examples()
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples(name, monkeypatch):
     matplotlib.use("Agg")
-    monkeypatch.setattr(_audit, "Workers", Inline)  # the same bits, and no process to begin
-    monkeypatch.setattr(_check, "Workers", Inline)
+    monkeypatch.setattr(_parts, "Workers", Inline)  # the same bits, and no process to begin
     monkeypatch.setattr(_check, "measure", MEASURED)  # the examples of its results have one check in common
     said = []
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
+from netsor.studies import _parts
 from netsor.studies._store import Store
 from netsor.studies.audit import _audit, _draw, _report, _request
 from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, ROUTING, TOGETHER
@@ -27,7 +28,7 @@ SMALL = {"tokens": 3, "draws": 40}
 @pytest.fixture
 def inline(monkeypatch):
     """In this process, and in parts of 16 draws."""
-    monkeypatch.setattr(_audit, "Workers", Inline)
+    monkeypatch.setattr(_parts, "Workers", Inline)
     monkeypatch.setattr(_request, "PART_DRAWS", 16)
 
 
