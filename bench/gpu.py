@@ -69,7 +69,7 @@ def timed(work, sync, least):
 
 def sampled(net, widths, backend, least=1.0):
     """A row: replicas a second of the bare sampler, everything left on the device."""
-    plan = net.plan(**widths)
+    plan = net.plan(backend=backend, **widths)
     size = backend.chunk(plan, 2**40)
 
     def work(k):

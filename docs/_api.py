@@ -1,5 +1,6 @@
 """A hook of mkdocs: every object that docs/api.md names with ::: becomes a page, and docs/api.md the list of them."""
 
+import inspect
 import pkgutil
 import re
 
@@ -18,7 +19,9 @@ def _name(path: str) -> str:
 
 
 def _file(path: str) -> str:
-    return f"api/{_name(path).removeprefix('ns.')}.md"
+    """A class says so: `Audit` and `audit` would be one file where upper and lower case are not told apart."""
+    kind = ".class" if inspect.isclass(pkgutil.resolve_name(path)) else ""
+    return f"api/{_name(path).removeprefix('ns.')}{kind}.md"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

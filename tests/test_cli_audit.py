@@ -69,6 +69,7 @@ def test_the_cost_is_told_first(folder):
     assert "growth: " in result.stdout
 
 
+@pytest.mark.slow
 def test_a_second_model_or_the_same_otherwise(folder):
     (folder / "other.json").write_text(json.dumps({**CONFIG, "n_layer": 3}))
     lines = {
@@ -331,6 +332,7 @@ def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
 
 
 @POSIX
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
 def test_an_interrupt_keeps_what_is_done(kept, tmp_path):
     """An endless audit, so that it is the signal that ends it, and nothing is left running."""

@@ -109,6 +109,7 @@ def test_a_function_of_the_width(folder):
     assert "should rise like n" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_file_says_how_things_scale(folder):
     (folder / "mine.toml").write_text('like = "mup"\n[head]\nlr = {width = 0.5}\n[embedding]\nlr = {width = 0.5}\n')
     result = netsor(*SMALL, "--parametrisation", "mine.toml", "--parametrisation", "mup", "--json", cwd=folder)

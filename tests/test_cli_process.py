@@ -11,6 +11,8 @@ import pytest
 
 import netsor
 
+from .keep import keep
+
 NETSOR = [sys.executable, "-m", "netsor"]
 QUICK = ["law", "--width", "8", "--draws", "100"]
 HANG = 300  # seconds: a deadline that only a hang reaches
@@ -38,10 +40,11 @@ def test_a_closed_stderr_is_no_error():
 
 
 @POSIX
-@pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", keep(["<&-", "<&- >&- 2>&-"], "<&- >&- 2>&-"))
 def test_closed_streams_take_no_file(closed, tmp_path):
     """A picture must not get the number of a closed stream, and with it what others print."""
-    result = shell(" ".join([*QUICK, "--plot", "p.svg", closed]), cwd=tmp_path)
+    environment = {**os.environ, "MPLBACKEND": "nonsense"}  # is of no concern
+    result = shell(" ".join([*QUICK, "--plot", "p.svg", closed]), cwd=tmp_path, env=environment)
     assert result.returncode == 0
     assert (tmp_path / "p.svg").read_text().rstrip().endswith("</svg>")
 
@@ -57,6 +60,7 @@ def test_an_output_that_cannot_be_written_is_told():
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @POSIX
 def test_a_reader_that_has_seen_enough_is_no_error():
     with subprocess.Popen([*NETSOR, *QUICK], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -90,10 +94,8 @@ def test_a_name_that_is_no_text_is_refused(tmp_path):
 REPRODUCE = ["reproduce", "2a", "--samples", "100", "--trials", "1", "--workers", "1"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [([*QUICK, "--plot", "p.png"], "wrote p.png\n"), pytest.param(REPRODUCE, "", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "said"), [([*QUICK, "--plot", "p.png"], "wrote p.png\n"), (REPRODUCE, "")])
 def test_a_bad_backend_is_of_no_concern(words, said, tmp_path):
     result = run(*words, cwd=tmp_path, env={**os.environ, "MPLBACKEND": "nonsense"})
     assert (result.returncode, result.stderr) == (0, said)
@@ -153,7 +155,7 @@ def f(x):
     "wait",
     [
         "time.sleep(600)",  # a block that cannot be stopped, in a thread
-        "time.sleep(0.01)",  # blocks without end
+        pytest.param("time.sleep(0.01)", marks=pytest.mark.slow),  # blocks without end
     ],
 )
 def test_an_interrupt_during_the_work_ends_in_one_line(wait, tmp_path):
@@ -165,6 +167,7 @@ def test_an_interrupt_during_the_work_ends_in_one_line(wait, tmp_path):
     assert (said, code) == ("netsor: interrupted", 130)
 
 
+@pytest.mark.slow
 @POSIX
 def test_an_interrupt_of_a_busy_main_thread_ends_in_one_line(tmp_path):
     """A step of the main thread that Python cannot interrupt: a key derivation of hours."""
@@ -188,6 +191,7 @@ def interrupted(words, **how):
     return out, error, process.returncode
 
 
+@pytest.mark.slow
 @POSIX
 def test_a_working_folder_that_was_removed(tmp_path):
     """What needs no folder is done; what does names the option."""

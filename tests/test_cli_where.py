@@ -10,6 +10,7 @@ from .command import netsor
 from .inline import Inline
 
 
+@pytest.mark.slow
 def test_the_law_on_another_backend():
     numpy, jax = (
         json.loads(netsor("law", "--width", "32", "--draws", "20000", "--at", "0.5", "--json", *more).stdout)

@@ -4,6 +4,7 @@ Long pages run with few draws in a quick run: then what they print is not looked
 """
 
 import contextlib
+import inspect
 import io
 import re
 import warnings
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from netsor import _bayes
 from netsor.engine import _sampler
 from netsor.studies import _parts
 
@@ -20,7 +22,9 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(path for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")) if "```python" in path.read_text())
 BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
 DRAWS = re.compile(r"draws=([\d_]+)")
-LONG = {"bayes.md", "estimator.md", "figures.md", "howto.md", "regression.md", "scale.md", "tangent.md"}
+LONG = {
+    "bayes.md", "estimator.md", "figures.md", "howto.md", "regression.md", "scale.md", "signal.md", "tangent.md",
+}  # fmt: skip
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
 
@@ -36,13 +40,28 @@ def needs(page):
         pytest.importorskip("sklearn")
 
 
-SHORT = [page for page in PAGES if page.name in LONG - {"figures.md", "tangent.md", "howto.md"}]  # of the long ones
+SHORT = [page for page in PAGES if page.name in LONG - {"estimator.md", "figures.md", "tangent.md", "howto.md"}]
+
+
+def short(function):
+    """A function of `_bayes` with shorter chains and fewer particles."""
+
+    def shorter(*given, **more):
+        bound = inspect.signature(function).bind(*given, **more)
+        for name, most in (("draws", 64), ("particles", 32), ("runs", 2)):
+            if name in bound.arguments:
+                bound.arguments[name] = min(most, bound.arguments[name])
+        return function(*bound.args, **bound.kwargs)
+
+    return shorter
 
 
 @pytest.mark.parametrize("page", SHORT, ids=lambda page: page.name)
 def test_code_blocks_of_long_pages_run(page, apart, monkeypatch):
     needs(page)
     monkeypatch.setattr(_sampler, "KEPT", _sampler.KEPT // 50)
+    for name in ("sampled", "evidence"):
+        monkeypatch.setattr(_bayes, name, short(getattr(_bayes, name)))
     names: dict[str, object] = {}
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of errors that so few draws do not tell
@@ -86,3 +105,13 @@ def test_links_lead_somewhere():
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_tables_are_whole():
+    """One head and its line, and as many cells in each row: a bar within a cell, or an empty line, would cut it."""
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+            rows = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+            assert re.fullmatch(r"[|:\- ]+", table.splitlines()[1]), f"{page.name}: {table}"
+            assert len(set(rows)) == 1, f"{page.name}: {table}"

@@ -2,7 +2,7 @@
 
 Public are the names of `ns`, `ns.nn` and `ns.models`, what docs/api.md has a page for, and the methods and properties
 of public classes. A function lists all its parameters and what it returns; a class those of its constructor, or its
-attributes. A property has no parameters and returns what its first line says.
+attributes. A property has no parameters and returns what its first line says. The modules have an example too.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ import pytest
 
 import netsor as ns
 from netsor.studies import _parts
+from netsor.studies.audit import _audit
 from netsor.studies.coord_check import _check
 
 from .inline import Inline
@@ -34,7 +35,9 @@ PAGES = [
 FINDER = doctest.DocTestFinder(exclude_empty=True, recurse=False)
 ITEM = re.compile(r"^\*{0,2}(\w+(?:, \w+)*)(?: :.*)?$", re.MULTILINE)
 PROPERTIES = (property, functools.cached_property)
-MEASURED = functools.cache(_check.measure)  # a part of a check tells all that its numbers depend on
+# A part of a check or of an audit tells all that its numbers depend on, and many examples have one in common.
+CHECKED, AUDITED = functools.cache(_check.measure), functools.cache(_audit.measure)
+RATE, RATES = ns.rate, {}
 
 
 def members(kind):
@@ -52,9 +55,9 @@ def members(kind):
 def public():
     """Every public name, once."""
     modules = {"": ns, "nn.": ns.nn, "models.": ns.models, "paper.": ns.paper}
+    found = {module.__name__: module for module in modules.values()}
     things = {f"{of}{name}": getattr(module, name) for of, module in modules.items() for name in module.__all__}
     things |= {page.__name__: page for page in PAGES if page not in things.values()}
-    found = {}
     for name, thing in things.items():
         if callable(thing) and thing not in found.values():  # numbers, tables and modules say what they are in docs/
             found[name] = thing
@@ -96,7 +99,7 @@ def missing(thing):
     found = sections(thing)
     lacks = [] if found[""].strip() else ["a first line"]
     lacks += [] if ">>>" in found.get("Examples", "") else ["Examples"]
-    if isinstance(thing, PROPERTIES):
+    if inspect.ismodule(thing) or isinstance(thing, PROPERTIES):
         return lacks
     described = found.get("Parameters", "") + found.get("Attributes", "")
     named = {name for row in ITEM.findall(described) for name in row.split(", ")}
@@ -150,11 +153,21 @@ def examples():
 EXAMPLES = examples()
 
 
+def rated(net, widths, **how):
+    """Examples of rates have one in common too."""
+    asked = str(net), *widths, *how.items()
+    if asked not in RATES:
+        RATES[asked] = RATE(net, widths, **how)
+    return RATES[asked]
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples(name, monkeypatch):
     matplotlib.use("Agg")
     monkeypatch.setattr(_parts, "Workers", Inline)  # the same bits, and no process to begin
-    monkeypatch.setattr(_check, "measure", MEASURED)  # the examples of its results have one check in common
+    monkeypatch.setattr(_check, "measure", CHECKED)
+    monkeypatch.setattr(_audit, "measure", AUDITED)
+    monkeypatch.setattr(ns, "rate", rated)
     said = []
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     runner.run(EXAMPLES[name], out=said.append)

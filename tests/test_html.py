@@ -9,6 +9,9 @@ import pytest
 
 import netsor as ns
 from netsor.laws import Origin
+from netsor.studies import _parts
+
+from .inline import Inline
 
 n = ns.Width("n")
 ORIGIN = Origin("exact", "by <hand> & eye")
@@ -79,3 +82,20 @@ def test_programs_checks_and_plans():
     tied = ns.Program(ns.dot(*[ns.weight(n, n) @ ns.gaussian(n)] * 2))
     assert "fails" in words(tied.check())
     assert "There is none" in tied._repr_latex_()
+
+
+SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 8}
+OUTSIDE = re.compile(r"<(?:script|link|style|iframe|img)\b|\b(?:class|src|href)=|url\(|@import|\bon\w+=", re.IGNORECASE)
+
+
+def test_nothing_from_outside_is_needed(monkeypatch):
+    """No script, style sheet, class or file: what VS Code, an e-mail or a page without Jupyter shows is the same."""
+    monkeypatch.setattr(_parts, "Workers", Inline)
+    net = ns.paper.layer()
+    audit = ns.audit(SMALL, compare={**SMALL, "n_layer": 3}, quick=True, progress=False)
+    check = ns.coord_check({**SMALL, "n_layer": 1}, widths=(16, 32), draws=4, progress=False)
+    things = [law() for law in LAWS.values()]
+    things += [net, net.check(), net.plan(n=8), net.law(n=8, draws=50), ns.rate(net, [8, 16], draws=200)]
+    things += [ns.Estimate(0.5, 0.01), audit, audit[0], audit[0].findings[0], check]
+    assert [OUTSIDE.findall(thing._repr_html_()) for thing in things] == [[]] * len(things)
+    assert OUTSIDE.findall('<link rel="x" href="y">') == ["<link", "href="]

@@ -14,7 +14,7 @@ from netsor.language._operation import Root, Split
 from .builder import Builder
 from .programs import LIMIT_STEPS, STEPS, WIDTHS, LimitBuilder, grown, limit_programs, operations, programs
 
-few = settings(max_examples=50, deadline=None, derandomize=True)
+few = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 @few

@@ -21,11 +21,13 @@ from tqdm import tqdm
 from .engine._latent import Latent, matched
 from .engine._montecarlo import Progress, check_memory, generator, in_bytes, one_blas_thread, whole_number
 from .engine._plan import in_time
+from .engine.backends import Device
 from .laws import Estimate, Joint, Origin
 from .laws._convergence import effective, r_hat
 from .laws._elliptical import Chains, LogLikelihood, moved, reference
 from .laws._estimate import combined
 from .laws._likelihood import Data, fitted, log_likelihood, updated_by_columns
+from .laws._likelihood_on_device import log_likelihood as on_device
 from .laws._posterior import FEW
 from .laws._tempering import evidences, mean_of_logs, path, step_from, steps_after
 
@@ -126,7 +128,7 @@ def cost(
     ask = likelihood(latent, data)
     z = generator(0, STREAM, 3).standard_normal((min(PROBED, particles), latent.size))
     with one_blas_thread():
-        ask(z[:1])  # what is made once
+        ask(z)  # what is made once
         start = time.perf_counter()
         height = ask(z)
     each = (time.perf_counter() - start) / len(z)
@@ -141,7 +143,18 @@ def likelihood(latent: Latent, data: Data) -> LogLikelihood:
     def found(z: Array) -> Array:
         return np.concatenate(latent.over(z, lambda mean, columns: log_likelihood(mean, columns, data)))
 
-    return found
+    if latent.plan.constant or not isinstance(latent.backend, Device):
+        return found
+    ask = latent.on_device(lambda library, mean, columns: on_device(library, mean, columns, data))
+
+    def found_there(z: Array) -> Array:
+        height = ask(z)
+        unsure = ~np.isfinite(height)
+        if unsure.any():  # by the host, which has ways around rounding, and says what is wrong
+            height[unsure] = found(z[unsure])
+        return height
+
+    return found_there
 
 
 def sampled(

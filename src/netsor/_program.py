@@ -150,9 +150,20 @@ class Program:
         return display(self.outputs, self.check())
 
     def _repr_html_(self) -> str:
+        return self._listed() + scrolled(self._repr_latex_())
+
+    def _listed(self) -> str:
         head, rows, last = parts(self.name, self.outputs, self.probes)
         said = verdict_of(self.check())
-        return f"{title(head)}{table(rows, code=True)}{note(last)}<div>{said}</div>{scrolled(self._repr_latex_())}"
+        return f"{title(head)}{table(rows, code=True)}{note(last)}<div>{said}</div>"
+
+    def _ipython_display_(self) -> None:
+        """The formula by itself, since VS Code sets none that is within HTML."""
+        from IPython.display import publish_display_data  # what calls this has it
+
+        publish: Callable[[dict[str, str]], None] = publish_display_data  # which has no types
+        publish({"text/html": self._listed(), "text/plain": repr(self)})
+        publish({"text/latex": self._repr_latex_()})
 
     def latex(self, document: bool = True, style: str = "full") -> str:
         """The program and its limit law (Definition 3.1 of the paper) as LaTeX.
@@ -473,6 +484,8 @@ class Program:
         seed: int = 0,
         workers: int | None = None,
         progress: Progress = True,
+        backend: str | Backend = "numpy",
+        device: str | None = None,
         **widths: float,
     ) -> _bayes.Posterior:
         """The law of all outputs given that some entries were observed, by Markov chains.
@@ -503,6 +516,10 @@ class Program:
             Threads; all cores if None.
         progress : bool or callable
             As in `simulate`.
+        backend : str
+            The array library that finds the likelihoods, "numpy", "jax" or "torch", in double precision.
+        device : str, optional
+            Where it does, as in `law`.
         **widths : float
             Every width by its name.
 
@@ -523,7 +540,7 @@ class Program:
         >>> 1.4 < found.law[0].mean() < 1.5, found.r_hat < 1.05
         (True, True)
         """
-        _, latent, origin = self._latent(widths, workers, seed)
+        _, latent, origin = self._latent(widths, workers, seed, choose(backend, device))
         data = checked_data(latent.entries, observed, noise)
         return _bayes.posterior(latent, data, draws, chains, thin, particles, moves, seed, progress, origin)
 
@@ -538,6 +555,8 @@ class Program:
         particles: int = 512,
         moves: int = 3,
         workers: int | None = None,
+        backend: str | Backend = "numpy",
+        device: str | None = None,
         **widths: float,
     ) -> _bayes.Cost:
         """About what `posterior` with the same arguments would take: `seconds`, `bytes` and `likelihoods`.
@@ -563,6 +582,10 @@ class Program:
             Of each particle, at each step of the way.
         workers : int, optional
             Threads.
+        backend : str
+            The array library that finds the likelihoods, "numpy", "jax" or "torch", in double precision.
+        device : str, optional
+            Where it does, as in `law`.
         **widths : float
             Every width by its name.
 
@@ -583,7 +606,7 @@ class Program:
         >>> cost.likelihoods > 10_000, cost.bytes < 2**30
         (True, True)
         """
-        _, latent, _ = self._latent(widths, workers, 0)
+        _, latent, _ = self._latent(widths, workers, 0, choose(backend, device))
         data = checked_data(latent.entries, observed, noise)
         found = _bayes.cost(latent, data, draws, chains, thin, particles, moves)
         law = 16.0 * draws * latent.entries**2
@@ -600,6 +623,8 @@ class Program:
         seed: int = 0,
         workers: int | None = None,
         progress: Progress = True,
+        backend: str | Backend = "numpy",
+        device: str | None = None,
         **widths: float,
     ) -> Estimate:
         """The logarithm of the density of data under the program's law, by tempering, with its error.
@@ -626,6 +651,10 @@ class Program:
             Threads; all cores if None.
         progress : bool or callable
             As in `simulate`.
+        backend : str
+            The array library that finds the likelihoods, "numpy", "jax" or "torch", in double precision.
+        device : str, optional
+            Where it does, as in `law`.
         **widths : float
             Every width by its name.
 
@@ -646,21 +675,23 @@ class Program:
         >>> bool(abs(found - net.law(n=ns.inf).condition({0: 1.5}, noise=0.1).log_evidence) < 0.1)
         True
         """
-        question, latent, origin = self._latent(widths, workers, seed)
+        question, latent, origin = self._latent(widths, workers, seed, choose(backend, device))
         data = checked_data(latent.entries, observed, noise)
         shifted = [Latent(question.plan(k), workers) for k in (1, 2)] if origin.quadrature_error else []
         return _bayes.evidence(latent, data, runs, particles, moves, seed, progress, shifted)
 
-    def _latent(self, widths: dict[str, float], workers: int | None, seed: int) -> tuple[Question, Latent, Origin]:
+    def _latent(
+        self, widths: dict[str, float], workers: int | None, seed: int, where: Backend
+    ) -> tuple[Question, Latent, Origin]:
         """What chains move over, and what is known of it."""
         bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
         status, question = self._status(bound), self._question(bound)
         plan = question.plan()
         error = known_error(question, plan)
         at = ", ".join(f"{k} = {v}" for k, v in bound.items()) or "fixed widths"
-        method = f"chains over what the exact engine draws at {at}"
+        method = f"chains over what the exact engine draws at {at}" + (f" ({where})" if where != Numpy() else "")
         origin = Origin(status, method, plan.random_numbers, seed, error, plan.notes)
-        return question, Latent(plan, workers), origin
+        return question, Latent(plan, workers, where), origin
 
     def _question(self, widths: dict[str, float], places: Sequence[int] | None = None) -> Question:
         picked = None if places is None else tuple(places)

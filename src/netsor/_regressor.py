@@ -19,6 +19,7 @@ from . import _bayes, language
 from ._program import Program, program
 from .engine._latent import Latent, embedding
 from .engine._montecarlo import check_memory, one_blas_thread
+from .engine.backends import choose
 from .language._width import Width, inf
 from .laws import Estimate, Joint, Origin
 from .laws._likelihood import Data, log_density, updated, updated_by_columns
@@ -96,6 +97,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Of the kernel of infinitely many heads.
     workers : int, optional
         Threads; all cores if None.
+    backend : str
+        The array library that finds the likelihoods, as in `Program.posterior`.
+    device : str, optional
+        Where it does.
     progress : bool, optional
         As in `Program.posterior`.
     random_state : int, numpy.random.RandomState or None
@@ -128,6 +133,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         runs: int = 4,
         kernel_draws: int = 1000,
         workers: int | None = None,
+        backend: str = "numpy",
+        device: str | None = None,
         progress: Any = False,
         random_state: Any = 0,
     ) -> None:
@@ -146,6 +153,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.runs = runs
         self.kernel_draws = kernel_draws
         self.workers = workers
+        self.backend = backend
+        self.device = device
         self.progress = progress
         self.random_state = random_state
 
@@ -421,7 +430,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 f"prior has outputs of shape {net.shape}; it must have one for each of {len(tokens)} examples"
             )
         widths: Any = dict.fromkeys(net.widths, self.width)
-        return Latent(net.plan(**widths), self.workers)
+        return Latent(net.plan(**widths), self.workers, choose(self.backend, self.device))
 
     def _process(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[Array, Array]:
         """Mean 0 and the covariance of infinitely many heads: that of one, whatever it attends to."""

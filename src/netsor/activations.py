@@ -110,11 +110,23 @@ def _special(name: str, x: Array) -> Array:
     return array_namespace(x).asarray(getattr(special, name)(np.asarray(x)))
 
 
+def _in_torch(name: str, x: Array, **options: Any) -> Array | None:
+    """PyTorch's own function, which passes over the array once; None if the array is of another library."""
+    if not is_torch_array(x):
+        return None
+    from torch.nn import functional
+
+    return getattr(functional, name)(x, **options)
+
+
 def row_softmax(p: Array, allowed: Array | None = None) -> Array:
     """The softmax over the last axis, of the entries that are allowed."""
     xp = array_namespace(p)
     if allowed is not None:
         p = xp.where(allowed > 0, p, xp.asarray(-np.inf, dtype=p.dtype))
+    made = _in_torch("softmax", p, dim=-1)
+    if made is not None:
+        return made
     if p.shape[-1] > 16 or (type(p) is np.ndarray and p.strides[-1] != p.itemsize):
         weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))
         return weights / xp.sum(weights, axis=-1, keepdims=True)
@@ -130,6 +142,9 @@ def _identity(x: Array) -> Array:
 def _relu(x: Array) -> Array:
     if type(x) is np.ndarray:
         return np.maximum(x, 0.0)  # two thirds of the time of clip
+    made = _in_torch("relu", x)
+    if made is not None:
+        return made
     return array_namespace(x).clip(x, 0.0, None)
 
 
@@ -158,14 +173,19 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    return x * _special("ndtr", x)
+    made = _in_torch("gelu", x)
+    return x * _special("ndtr", x) if made is None else made
 
 
 def _silu(x: Array) -> Array:
-    return x * _sigmoid(x)
+    made = _in_torch("silu", x)
+    return x * _sigmoid(x) if made is None else made
 
 
 def _gelu_tanh(x: Array) -> Array:
+    made = _in_torch("gelu", x, approximate="tanh")
+    if made is not None:
+        return made
     half = 0.5 * x
     return half + half * array_namespace(x).tanh(x * (ROOT + 0.044715 * ROOT * x * x))
 

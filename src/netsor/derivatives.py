@@ -10,7 +10,7 @@ functions those that losses are made of are known.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -118,21 +118,46 @@ def inner_tanh(x: Array, a: float, b: float) -> Array:
 
 
 def in_both(x: Array, t: Array, table: Table) -> Array:
-    """The polynomial in x and t."""
+    """The polynomial in x and t: a sum of q(t) x^k p(x), where q is small for large x, and is multiplied by x first."""
     made: Array = 0.0
-    for row in reversed(table):  # Horner, in x, of polynomials in t by Horner
-        inner: Array = 0.0
-        for c in reversed(row):
-            inner = _next(inner, t, c)
-        made = _next(made, x, inner)
+    for q, k, p in _factors(table):
+        term = _horner(t, q)
+        for _ in range(k):
+            term = _next(term, x, 0.0)
+        if len(p) > 1:
+            term = _next(term, _horner(x, p), 0.0)
+        made = _next(term, 1.0, made) if isinstance(made, float) else _next(made, 1.0, term)
     return made + 0.0 * t if isinstance(made, float) else made
+
+
+@cache
+def _factors(table: Table) -> tuple[tuple[Row, int, Row], ...]:
+    """The q, k and p: rows of the table that are multiples of each other, as those of gelu_tanh' are, share one q."""
+    found: dict[Row, tuple[Row, dict[int, float]]] = {}
+    for k, row in enumerate(table):
+        size = next((c for c in row if c), None)
+        if size is not None:
+            _, powers = found.setdefault(tuple(c / size for c in row), (row, {}))
+            powers[k] = size
+    return tuple(
+        (q, min(powers), tuple(powers.get(k, 0.0) / powers[min(powers)] for k in range(min(powers), max(powers) + 1)))
+        for q, powers in found.values()
+    )
+
+
+def _horner(x: Array, row: Row) -> Array:
+    """A polynomial; a number if it is constant."""
+    made: Array = 0.0
+    for c in reversed(row):
+        made = _next(made, x, c)
+    return made
 
 
 def _next(made: Array, x: Array, c: Array) -> Array:
     """made x + c, in the place of what was made, an array of our own; most coefficients are 0, and cost no pass."""
     if isinstance(made, float):
         made = made * x if made else 0.0
-    else:
+    elif not isinstance(x, float) or x != 1.0:
         made *= x
     if isinstance(c, float) and not c:
         return made

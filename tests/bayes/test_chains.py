@@ -10,6 +10,8 @@ from netsor.laws._elliptical import PRIOR, Reference, begun, moved, reference
 from netsor.laws._likelihood import Data, fitted, log_likelihood, updated, updated_by_columns
 from netsor.laws._tempering import evidences, mean_of_logs, path
 
+from ..keep import keep
+
 VALUES = np.array([1.0, -2.0, 0.5])
 
 
@@ -27,8 +29,7 @@ WRONG = Reference(np.array([0, 2]), np.array([0.5, -1.0]), np.array([[0.7, 0.0],
 
 
 @pytest.mark.parametrize("around", [PRIOR, WRONG], ids=["prior", "another Gaussian"])
-@pytest.mark.parametrize("far", [0.0, 100.0])
-@pytest.mark.parametrize("noise", [0.2, 2.0])
+@pytest.mark.parametrize(("far", "noise"), keep([(0.0, 0.2), (0.0, 2.0), (100.0, 0.2), (100.0, 2.0)], (100.0, 0.2)))
 def test_chains_find_the_posterior(far, noise, around):
     """Means and variances of a conjugate posterior, from anywhere, around anything: 5 standard errors, level 1e-5."""
     like, std, _ = conjugate(noise)
@@ -126,7 +127,7 @@ def test_r_hat_sees_chains_that_differ():
     assert r_hat(np.ones((4, 10, 1)))[0] == 1.0
 
 
-@pytest.mark.parametrize("noise", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("noise", keep([0.1, 1.0, 10.0], 1.0))
 def test_evidence_of_a_conjugate_model(noise):
     """Forty estimates of four runs each: about 68 % of their errors cover the truth, level 1e-5."""
     like, _, truth = conjugate(noise)

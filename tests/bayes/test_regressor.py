@@ -18,7 +18,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from netsor import _regressor
 
 n = ns.Width("n")
-SHORT = {"draws": 32, "chains": 4, "particles": 16, "moves": 1, "thin": 1, "workers": 1}
+SHORT = {"draws": 16, "chains": 4, "particles": 8, "moves": 1, "thin": 1, "workers": 1}
 X = np.random.default_rng(0).standard_normal((24, 3))
 Y = np.tanh(X[:, 0]) + 0.5 * X[:, 1] + 5.0
 
@@ -99,6 +99,7 @@ def test_where_more_examples_change_what_is_drawn():
     assert np.all(np.abs(off) < 5 * np.hypot(ours.error, weighted.error[5:]))
 
 
+@pytest.mark.slow
 def test_infinitely_many_heads_are_the_gaussian_of_the_prior():
     """The same kernel as the law's covariance, within its noise; and the evidence of that process."""
     x = tokens(10, seed=6)

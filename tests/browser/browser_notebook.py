@@ -61,7 +61,7 @@ def notebook(tmp_path_factory):
 
 
 def test_every_output_has_a_form_for_notebooks(notebook):
-    """Pictures once, everything else as HTML; a program also as LaTeX."""
+    """Pictures once, everything else as HTML; a program's formula by itself, as LaTeX, which VS Code sets only then."""
     _, outputs = notebook
     for name, found in outputs.items():
         kinds = [set(output.get("data", {})) for output in found]
@@ -70,9 +70,10 @@ def test_every_output_has_a_form_for_notebooks(notebook):
         elif name.startswith("picture"):
             assert ["image/png" in kind for kind in kinds] == [True]
         else:
-            (kind,) = kinds
-            assert {"text/html", "text/plain"} <= kind
-            assert ("text/latex" in kind) == (name == "program")
+            first, *rest = kinds
+            assert first == {"text/html", "text/plain"}
+            assert rest == [{"text/latex"}] * (name == "program")
+            assert "$$" not in found[0]["data"]["text/html"]
     assert "Assumption 3.1" in outputs["check"][0]["data"]["text/html"]
     assert "fails" in outputs["open"][0]["data"]["text/html"]
 

@@ -14,6 +14,7 @@ from netsor.engine import _instructions, _orthogonal, _plan
 from netsor.engine.backends import NoDeviceError, _base, _chi, _jax, choose
 from netsor.engine.lower import make_plan
 
+from ..keep import keep
 from . import factor_cases
 from . import test_small_parts as small_parts
 from .backend_cases import (
@@ -28,15 +29,15 @@ from .backend_cases import (
 from .compare import conditional
 
 JAX = {"backend": "jax", "device": "cpu"}
+QUICK = ("transformer", "few degrees of freedom")
 
 
 @pytest.mark.parametrize(
     ("case", "precision"),
     [
-        *((case, "float32") for case in CASES if case != "layer"),  # the harder one
-        pytest.param("layer", "float32", marks=pytest.mark.slow),  # as "few degrees of freedom", at another width
-        ("transformer", "float64"),
-        *(pytest.param(case, "float64", marks=pytest.mark.slow) for case in CASES if case != "transformer"),
+        # single precision is the harder one
+        *keep([(case, "float32") for case in CASES], *((case, "float32") for case in QUICK)),
+        *(pytest.param(case, "float64", marks=pytest.mark.slow) for case in CASES),
     ],
 )
 def test_jax_has_the_law_of_numpy(case, precision):
@@ -81,6 +82,7 @@ def test_single_precision_has_the_same_law_in_numpy(case):
     assert smallest_p(case, backend="numpy", precision="float32") > LEVEL
 
 
+@pytest.mark.slow
 def test_jax_sees_small_parts():
     """Directions of rows that are nearly equal, well apart, and equal, side by side: what numpy makes of them."""
     import jax
@@ -142,6 +144,7 @@ def test_the_same_seed_gives_the_same_bits():
     np.testing.assert_allclose(more.cov[:300], one.cov, rtol=1e-12)  # blocks of other sizes may add in another order
 
 
+@pytest.mark.slow
 def test_blocks_and_workers_change_nothing(monkeypatch):
     net, widths = CASES["layer"]
     whole = replicas(net, widths, **JAX, draws=1000)[1]
@@ -149,6 +152,7 @@ def test_blocks_and_workers_change_nothing(monkeypatch):
     np.testing.assert_allclose(replicas(net, widths, **JAX, draws=1000)[1], whole, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_one_seed_couples_two_widths_in_jax():
     one, two = (layer()[0].law(n=width, draws=2000, seed=4, progress=False, **JAX) for width in (1024, 4096))
     assert np.corrcoef(one.component_var, two.component_var)[0, 1] > 0.95
@@ -237,8 +241,17 @@ def test_a_backend_that_is_made_has_its_device_and_precision():
 
 def test_a_device_that_is_too_small_is_refused_before_anything_is_drawn(monkeypatch):
     monkeypatch.setattr("netsor.engine.backends._jax.memory", lambda: 1000.0)
-    with pytest.raises(NoDeviceError, match=r"replicas at a time need .* MiB, and it has 0.000954 MiB; take fewer"):
+    with pytest.raises(NoDeviceError, match=r"a replica needs .* MiB, and it has 0.000954 MiB; take fewer"):
         layer()[0].law(n=64, draws=100, **JAX)
+
+
+def test_blocks_are_halved_until_they_fit(monkeypatch):
+    net, backend = layer()[0], choose(**JAX)
+    plan = net.plan(n=64)
+    whole = backend.chunk(plan, 2**30)
+    need = 8 * plan.bytes * whole  # as much as is planned for
+    monkeypatch.setattr("netsor.engine.backends._jax.memory", lambda: 0.3 * need)
+    assert backend.chunk(plan, 2**30) == whole // 4
 
 
 def test_a_missing_library_is_named(monkeypatch):

@@ -110,7 +110,9 @@ def literal(net, widths, coordinates):
     return np.concatenate([a.reshape(DRAWS, -1) for a in (found if isinstance(found, tuple) else (found,))], axis=1)
 
 
-@pytest.mark.parametrize("without", [(), SHORTCUTS], ids=["", "without shortcuts"])
+@pytest.mark.parametrize(
+    "without", [(), pytest.param(SHORTCUTS, marks=pytest.mark.slow)], ids=["", "without shortcuts"]
+)
 @pytest.mark.parametrize(("make", "widths", "coordinates"), CASES, ids=lambda a: getattr(a, "__name__", str(a)))
 def test_coordinates_are_those_of_the_literal_interpreter(make, widths, coordinates, without):
     net = ns.Program(make())

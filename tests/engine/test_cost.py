@@ -1,18 +1,24 @@
 """Matrices are drawn where that costs less than sources for what their inputs span: the law is the same either way."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, seed, settings
 
 import netsor as ns
+from netsor.engine import _prices
 from netsor.engine._prices import ACCELERATOR, CPU
 from netsor.engine.backends import Numpy
-from netsor.engine.lower import _cost, make_plan
+from netsor.engine.lower import make_plan
 
 from ..builder import Builder
+from ..gradients import gradients
 from ..programs import STEPS, WIDTHS, grown
-from .compare import smallest_p
+from .compare import exact_draws, smallest_p
 
 n, m = ns.Width("n"), ns.Width("m")
+DEAR = replace(ACCELERATOR, chi=1e-6, factor_row=1e-5)  # factors that cost more than any matrix
 LEVEL = 1e-6  # of one comparison: fewer than a hundred are made
 FACTOR, DRAWN = 0.0, np.inf  # preferences that force either way
 
@@ -46,8 +52,8 @@ def encoder(tokens, width, hidden, layers=2):
 
 
 def forced(way, monkeypatch, prices=CPU):
-    monkeypatch.setattr(_cost, "PREFERENCE", way)
-    monkeypatch.setattr(_cost, "FEWEST", 0)
+    monkeypatch.setattr(_prices, "PREFERENCE", way)
+    monkeypatch.setattr(_prices, "FEWEST", 0)
     monkeypatch.setattr(Numpy, "prices", prices)
 
 
@@ -79,7 +85,7 @@ def test_the_cheaper_is_chosen(tokens, monkeypatch):
     assert chosen == both[tokens >= 128]
 
 
-@pytest.mark.parametrize("prices", [CPU, ACCELERATOR], ids=lambda prices: prices.place)
+@pytest.mark.parametrize("prices", [CPU, DEAR], ids=lambda prices: prices.place)
 @pytest.mark.parametrize("way", [FACTOR, DRAWN])
 def test_either_way_has_the_law_of_drawn_weights(way, prices, monkeypatch):
     forced(way, monkeypatch, prices)
@@ -87,14 +93,21 @@ def test_either_way_has_the_law_of_drawn_weights(way, prices, monkeypatch):
 
 
 @pytest.mark.parametrize("tokens", [64, 192, 1024])
-def test_an_accelerator_draws_every_matrix(tokens):
+def test_where_factors_are_dear_every_matrix_is_drawn(tokens):
     """The numbers of the literal network, and nothing but normals, products and functions."""
     width, hidden = 720, 2880
-    plan = make_plan(encoder(tokens, width, hidden).outputs, {}, prices=ACCELERATOR)
+    plan = make_plan(encoder(tokens, width, hidden).outputs, {}, prices=DEAR)
     assert plan.random_numbers == tokens * width + 2 * (4 * width**2 + 2 * width * hidden)
     kinds = {step.kind for step in plan.steps}
     assert kinds <= {"normals", "product", "gram", "apply", "add", "multiply", "scale", "reshape", "permute"}
     assert "made for an accelerator" in str(plan)
+
+
+def test_an_accelerator_takes_the_factor_for_few_tokens_and_draws_matrices_for_many():
+    width, hidden, weights = 720, 2880, 2 * (4 * 720**2 + 2 * 720 * 2880)
+    few, many = (make_plan(encoder(t, width, hidden).outputs, {}, prices=ACCELERATOR) for t in (128, 720))
+    assert few.random_numbers < weights / 4
+    assert sum(step.out.size for step in many.steps if step.kind == "normals") > 0.9 * weights
 
 
 def test_a_wide_space_has_a_frame_that_grows():
@@ -115,22 +128,103 @@ def test_few_tokens_have_one_plan_everywhere():
 def test_a_law_has_the_plan_of_its_backend(monkeypatch):
     net = encoder(64, 64, 96)[0]
     drawn = {CPU: net.law(draws=2).random_numbers}
-    monkeypatch.setattr(Numpy, "prices", ACCELERATOR)
-    drawn[ACCELERATOR] = net.law(draws=2).random_numbers
+    monkeypatch.setattr(Numpy, "prices", DEAR)
+    drawn[DEAR] = net.law(draws=2).random_numbers
     assert drawn == {prices: make_plan(net.outputs, {}, prices=prices).random_numbers for prices in drawn}
-    assert drawn[CPU] != drawn[ACCELERATOR] == net.plan().random_numbers
+    assert drawn[CPU] != drawn[DEAR] == net.plan().random_numbers
 
 
 @pytest.mark.parametrize("seeds", [[3, 9, 17, 19], pytest.param(range(24), marks=pytest.mark.slow)])
 def test_random_programs_either_way(seeds, monkeypatch):
     """With the weights drawn by the literal interpreter, and where the ways differ."""
     differ = 0
-    for seed in seeds:
+    for grain in seeds:
         counts = set()
-        for way, prices in ((FACTOR, CPU), (DRAWN, CPU), (DRAWN, ACCELERATOR)):
+        for way, prices in ((FACTOR, CPU), (DRAWN, CPU), (DRAWN, DEAR)):
             forced(way, monkeypatch, prices)
-            built = grown(Builder(seed, WIDTHS), STEPS, 9, 12)  # anew: plans of one program are kept
+            built = grown(Builder(grain, WIDTHS), STEPS, 9, 12)  # anew: plans of one program are kept
             counts.add(make_plan(built.net.outputs, built.widths, prices=prices).random_numbers)
             assert smallest_p(built.net, 1000, **built.widths) > LEVEL
         differ += len(counts) == 3
     assert differ >= 4
+
+
+# Matrices that act in several places, or also as W^T
+
+
+@ns.program
+def shared(tokens=2, layers=3):
+    """One block again and again, with a residual, and what its matrices make as W^T at the end."""
+    up, down, x = ns.weight(m, n, name="U"), ns.weight(n, m, name="D"), ns.gaussian(n, tokens)
+    for _ in range(layers):
+        x = x + down @ ns.tanh(up @ x)
+    back, other = up.T @ ns.relu(up @ x), down.T @ x
+    return ns.mean_dot(x, x), ns.mean_dot(back, x), ns.mean_dot(other, other)
+
+
+@ns.program
+def square(tokens=2):
+    """⟨y, W x⟩ and ⟨W^T y, x⟩, which are the same number, of a matrix that could be taken for its transpose."""
+    w, x, y = ns.weight(n, n, name="W"), ns.gaussian(n, tokens), ns.gaussian(n, tokens)
+    return ns.dot(w @ x, y), ns.dot(x, w.T @ y)
+
+
+@pytest.mark.parametrize(("tokens", "layers", "width", "hidden"), [(2, 3, 5, 7), (3, 2, 8, 4)])
+def test_entries_of_a_matrix_that_acts_again_are_drawn_once(tokens, layers, width, hidden, monkeypatch):
+    net = shared(tokens, layers)
+    made = plan(net, DRAWN, monkeypatch, n=width, m=hidden)
+    assert made.random_numbers == tokens * width + 2 * width * hidden
+    for name, acts in (("U", layers + 1), ("D", layers)):
+        on = f"the matrix drawn: it acts on {tokens * (acts + 1)} vectors in all"
+        assert str(made).count(f"{name} x = x E, {on}") == acts
+        assert str(made).count(f"{name}^T x = x E^T, {on}") == 1
+    assert "acts on" not in str(plan(net, FACTOR, monkeypatch, n=width, m=hidden))
+
+
+@pytest.mark.parametrize("prices", [CPU, ACCELERATOR], ids=lambda prices: prices.place)
+@pytest.mark.parametrize("way", [FACTOR, DRAWN])
+def test_a_matrix_that_acts_again_has_its_law_either_way(way, prices, monkeypatch):
+    forced(way, monkeypatch, prices)
+    assert smallest_p(shared(), 4000, n=5, m=6) > LEVEL
+    assert smallest_p(square(), 4000, n=4) > LEVEL
+
+
+def test_the_transpose_is_that_of_the_same_entries(monkeypatch):
+    """Draw by draw, not in law alone."""
+    forced(DRAWN, monkeypatch)
+    one, other = np.split(exact_draws(square(), 50, n=6), 2, axis=1)
+    np.testing.assert_allclose(one, other, atol=1e-12)
+    assert np.abs(one).min() > 1e-6
+
+
+def test_random_gradients_with_drawn_matrices(monkeypatch):
+    """With the weights drawn by the literal interpreter; by directions: in test_gradients."""
+    forced(DRAWN, monkeypatch)
+    again = []
+
+    @seed(5)
+    @settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(built=gradients(steps=4, most=45))
+    def each(built):
+        again.append("acts on" in str(make_plan(built.net.outputs, built.widths)))
+        assert smallest_p(built.net, 400, **built.widths) > LEVEL
+
+    each()
+    assert sum(again) >= 5
+
+
+@pytest.mark.parametrize("tokens", [12, 24, 400])
+def test_matrices_that_act_on_many_vectors_are_drawn(tokens):
+    """Where their entries cost less than sources for what they act on: not for few tokens, on a CPU for many."""
+    net = shared(tokens, layers=2)
+    at = {"n": 300, "m": 400}
+    chosen = {p.place: "acts on" in str(make_plan(net.outputs, at, prices=p)) for p in (CPU, ACCELERATOR)}
+    assert chosen == {CPU.place: tokens == 400, ACCELERATOR.place: tokens > 12}
+
+
+def test_what_only_an_output_needs_of_a_matrix_is_not_drawn(monkeypatch):
+    """A coordinate of W tanh(W x) is Gaussian given the rest: its law is a smooth mixture either way."""
+    w = ns.weight(n, n)
+    made = plan(ns.Program(w @ ns.tanh(w @ ns.gaussian(n))), DRAWN, monkeypatch, n=6)
+    assert "acts on" not in str(made)
+    assert made.columns.size > 0

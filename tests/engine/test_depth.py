@@ -1,5 +1,6 @@
 """Deep networks: what a plan draws and holds grows no faster than the program, and turned frames are as good."""
 
+import itertools
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ import netsor as ns
 from netsor.engine import _instructions, _triangular
 from netsor.engine.lower import _turn, make_plan
 
+from ..keep import keep
 from ..programs import programs
 from .compare import conditional, n, smallest_p
 
@@ -35,8 +37,10 @@ def transformer(blocks, tokens=16, heads=4, norm=ns.rms_norm, widths=(n, d, h), 
     return ns.Program((*outputs, x) if vector else tuple(outputs))
 
 
-@pytest.mark.parametrize("norm", [ns.rms_norm, ns.layer_norm])
-@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize(
+    ("norm", "vector"),
+    keep(itertools.product([ns.rms_norm, ns.layer_norm], [False, True]), (ns.rms_norm, False), (ns.layer_norm, True)),
+)
 def test_numbers_and_time_are_linear_in_depth_and_bytes_constant(norm, vector):
     plans = [transformer(k, norm=norm, vector=vector).plan(n=4000, d=64, h=500) for k in (4, 8, 16)]
     numbers, work = [p.random_numbers for p in plans], [p.operations for p in plans]
@@ -140,7 +144,7 @@ DEEP = {
 }
 
 
-@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("name", keep(DEEP, *(set(DEEP) - {"gradients"})))
 def test_turned_frames_have_the_literal_law(name, monkeypatch):
     """With thresholds so low that every frame is turned whenever it has a direction too many."""
     monkeypatch.setattr(_turn, "FEW", 1)
@@ -158,8 +162,8 @@ def test_turned_frames_have_the_literal_law(name, monkeypatch):
     assert any(first > 0 for (first,) in filter(None, spanned)) == name.startswith("gradients")  # part of a frame
 
 
-# 40 programs with 13 comparisons each, at 1e-8: a false alarm with probability 5e-6
-@settings(max_examples=40, deadline=None, derandomize=True)
+# 25 programs with 13 comparisons each, at 1e-8: a false alarm with probability 3e-6
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(programs(steps=14))
 def test_random_programs_with_turned_frames_have_the_literal_law(built):
     with pytest.MonkeyPatch.context() as patch:

@@ -17,6 +17,7 @@ from netsor.engine.lower.frames import Growing
 from netsor.engine.passes import SHORTCUTS
 from netsor.language._operation import MatMul
 
+from ..keep import keep
 from ..programs import programs
 from .compare import d, mixture, n, smallest_p
 
@@ -338,13 +339,18 @@ def test_array_api_strict(name):
 # Shortcuts
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(built=programs(steps=10))
+@pytest.mark.parametrize("count", keep([6, 24], 6))
 @pytest.mark.parametrize("name", [*SHORTCUTS, "all"])
-def test_without_a_shortcut_the_law_is_the_same(name, built):
+def test_without_a_shortcut_the_law_is_the_same(name, count):
     """Each left out, and all of them: against the literal interpreter."""
     without = SHORTCUTS if name == "all" else (name,)
-    assert smallest_p(built.net, without=without, **built.widths) > LEVEL
+
+    @settings(max_examples=count, deadline=None, derandomize=True)
+    @given(programs(steps=10))
+    def run(built):
+        assert smallest_p(built.net, without=without, **built.widths) > LEVEL
+
+    run()
 
 
 def test_shortcuts_save_random_numbers():

@@ -245,6 +245,7 @@ def test_the_joint_law_of_a_gated_model_at_infinite_width(monkeypatch):
     assert disagreement(swiglu(), 2000, against=right) < 1e-7
 
 
+@pytest.mark.slow
 def test_a_gate_is_as_homogeneous_in_its_gradient_as_in_its_value():
     """relu(g) ⊙ v is linear in v and in g > 0: ⟨g, dg⟩ = ⟨v, dv⟩ = ⟨relu(g) ⊙ v, du⟩, at order n^(−1/2) too."""
     x, r = ns.gaussian(n, 2), ns.gaussian(n)

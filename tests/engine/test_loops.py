@@ -51,6 +51,7 @@ def test_blocks_are_told_apart_by_what_they_compute():
     assert not any(loop.start <= relu < loop.stop for loop in same)
 
 
+@pytest.mark.slow
 def test_blocks_are_compiled_once():
     _jax = pytest.importorskip("netsor.engine.backends._jax")
     found = []

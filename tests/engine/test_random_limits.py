@@ -108,6 +108,7 @@ REASONS = (
     "Gaussian expectations do not tell this law",
     "jumps at the limit of its argument",
     "a part of order n^(-1/2)",
+    "varies faster than can be resolved",
 )
 
 
@@ -121,7 +122,7 @@ def check_reasons(refused):
 def test_random_limits():
     refused = Counter()
 
-    @settings(max_examples=75, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=35, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(ANY)
     def run(built):
         compared(built, 400, refused)

@@ -10,6 +10,7 @@ from netsor.engine.lower import make_plan
 from netsor.engine.passes import SHORTCUTS
 from netsor.laws import Mixture, Origin, head_sum
 
+from ..keep import keep
 from ..programs import LIMIT_STEPS, WIDTHS, LimitBuilder, grown
 from .compare import conditional, exact_draws, n
 
@@ -20,7 +21,7 @@ NAMED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mean", [0.0, 0.4])
+@pytest.mark.parametrize("mean", keep([0.0, 0.4], 0.4))
 @pytest.mark.parametrize("name", NAMED)
 def test_a_kernel_that_is_not_named_is_the_same(name, mean):
     """Within what the engine says of its quadrature; a formula that is wrong by a part in 10⁶ would be seen."""
@@ -51,12 +52,19 @@ COUNTS = {
 def test_every_shortcut_is_left_out_somewhere():
     """Functions by their names and the formula for heads: in this file; turned frames: in test_depth.
 
-    Stacked matrices, which are for finite widths: in test_gradients.
+    Stacked and drawn matrices, which are for finite widths: in test_gradients and test_cost; repeated blocks: in
+    test_repeated.
     """
-    assert {*COUNTS, "named", "recognise", "stacked", "turn"} == set(SHORTCUTS)
+    assert {*COUNTS, "named", "recognise", "repeated", "stacked", "drawn", "turn"} == set(SHORTCUTS)
 
 
-@pytest.mark.parametrize(("name", "seed"), [(name, seed) for name, seeds in COUNTS.items() for seed in seeds])
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    keep(
+        [(name, seed) for name, seeds in COUNTS.items() for seed in seeds],
+        *((name, seeds[0]) for name, seeds in COUNTS.items()),
+    ),
+)
 def test_without_a_shortcut_the_limit_is_the_same(name, seed):
     """Each left out, against all of them; a program that is refused fails.
 

@@ -103,6 +103,7 @@ def test_the_code_makes_the_backward_curves(small):
     assert view.rows["gradient², embedding"][AT].value == np.median(made["found"].actual["grad_embedding"])
 
 
+@pytest.mark.slow
 def test_two_models_and_two_lengths(small):
     """First the one at the first length, then both, then all lengths; what is said is what the comparison says."""
     model = Model(small, replace(small, std=1.0, depth="off"), tokens=(3, 6))

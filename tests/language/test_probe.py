@@ -233,10 +233,30 @@ def test_a_large_function_of_the_library_is_asked_once_for_its_shape():
     ns.apply(partial(scaled, by=2.0), large, axes=2)
     assert len(asked) > 10
     scaled.__module__ = "netsor.models"
-    for f in (scaled, partial(scaled, by=2.0)):
+    for f in (scaled, partial(scaled, by=3.0)):
         asked.clear()
         assert ns.apply(f, large, axes=2).shape == large.shape
         assert asked == [(1, 1, *large.shape)]
+
+
+def test_a_partial_is_known_by_what_it_was_given():
+    """Each block of a deep network makes one of its own, with the same numbers."""
+    asked = []
+
+    def masked(p, mask, by=1.0):
+        asked.append(by)
+        return by * p * mask
+
+    p = ns.normal((2, 3))
+    for by, mask, again in (
+        (1.0, [1, 0, 1], True),
+        (1.0, [1, 0, 1], False),
+        (2.0, [1, 0, 1], True),
+        (2.0, [1, 1, 1], True),
+    ):
+        asked.clear()
+        ns.apply(partial(masked, mask=np.array(mask), by=by), p, axes=1)
+        assert bool(asked) == again
 
 
 def test_a_function_that_declares_twice():

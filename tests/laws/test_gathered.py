@@ -65,8 +65,7 @@ ORIGIN = Origin("exact", "given")
     ("name", "where"),
     [
         *((name, {}) for name in NETS),
-        ("means vary", JAX),
-        *(pytest.param(name, JAX, marks=pytest.mark.slow) for name in ("centred", "an atom")),
+        *(pytest.param(name, JAX, marks=pytest.mark.slow) for name in NETS),
     ],
 )
 def test_the_law_is_that_of_all_replicas(name, where, monkeypatch):

@@ -83,6 +83,7 @@ def _plain(a, b, name):
     return _Pair(a, b, couple=False)._plain(name)
 
 
+@pytest.mark.slow
 def test_heavy_and_light_from_linear_attention_at_width_one_and_two():
     n = ns.Width("n")
     x = ns.gaussian(n, 3)

@@ -6,6 +6,7 @@ from scipy import stats
 
 from netsor import inf, models
 
+from ..keep import keep
 from .backprop import drawn_gradients, passed, read_back
 from .small import inputs
 from .test_probes import MODELS
@@ -59,7 +60,7 @@ def test_the_tape_of_plain_numpy_has_the_derivative_of_its_loss(name):
     assert slope == pytest.approx((after - before) / (2 * h), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", [n if n in DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in OWN])
+@pytest.mark.parametrize("name", keep(OWN, "llama"))
 def test_gradients_have_the_law_of_plain_numpy(name):
     """Kolmogorov–Smirnov, level 1e-4 for all quantities of a model together; width 8."""
     model, draws = own(name), 300 if name in DEFAULT else 1000
@@ -132,6 +133,7 @@ def _wide(width, tied):
     return np.median(found["loss"]), np.median(found["grad_query_ratio"])
 
 
+@pytest.mark.slow
 def test_gradients_of_tied_logits_grow_with_the_width_and_are_refused_at_infinity():
     """From n = 10⁴ to 10⁶ the loss grows 10 times and squares of gradients of queries 100 times; untied, none does.
 

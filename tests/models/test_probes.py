@@ -128,13 +128,13 @@ def test_quantities_are_what_numpy_makes_of_the_same_draws(family):
 def test_measure_is_the_law_at_the_model_and_at_infinity():
     model = MODELS["llama"]
     probes = model.probes(IDS)
-    real = probes.measure(400, progress=False)
-    limit = probes.measure(400, progress=False, n=inf, d=inf, m=inf)
+    real = probes.measure(100, progress=False)
+    limit = probes.measure(100, progress=False, n=inf, d=inf, m=inf)
     for found in (real, limit):
         assert set(found) == {*probes.names, *probes.final, *(f"input_{name}" for name in START)}
-        assert all(found[name].shape == (400, 3) for name in probes.names)
-        assert all(found[name].shape == (400,) for name in probes.final)
-    again = probes.measure(400, progress=False, workers=1)
+        assert all(found[name].shape == (100, 3) for name in probes.names)
+        assert all(found[name].shape == (100,) for name in probes.final)
+    again = probes.measure(100, progress=False, workers=1)
     assert all(np.array_equal(again[name], real[name]) for name in real)
     assert probes.plan().random_numbers > probes.plan(n=inf, d=inf, m=inf).random_numbers > 0
     assert probes.uniform_loss == pytest.approx(math.log(31))
@@ -166,6 +166,7 @@ def test_logits_so_large_that_the_first_loss_exceeds_that_of_ignorance():
     assert np.median(large) > math.log(500) + 1
 
 
+@pytest.mark.slow
 def test_tied_logits_keep_their_spread_in_the_limit():
     """Of an id that occurs: the law at the model's widths and in the limit have variances within 15 %."""
     model = models.read(CONFIGS["gpt2"]).replace(layers=1, width=256, head_dim=128, hidden=1024, std=0.05)

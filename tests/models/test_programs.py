@@ -10,6 +10,7 @@ from scipy import stats
 import netsor as ns
 from netsor import inf, models
 
+from ..keep import keep
 from .small import CONFIGS, IDS, NAMES, inputs, patches, program
 
 LEVEL = 1e-5
@@ -21,12 +22,10 @@ ENCODERS = {
     ),
 }
 MODELS = {family: models.read(given) for family, given in CONFIGS.items()} | ENCODERS
-DEFAULT = {"gpt2", "llama", "t5", "bert", "mixtral", "olmo2"}  # these have between them what the others have
+DEFAULT = ("llama", "t5")
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=pytest.mark.slow) if name not in DEFAULT else name for name in MODELS]
-)
+@pytest.mark.parametrize("family", keep(MODELS, *DEFAULT))
 def test_a_family_has_the_law_of_its_literal_draws(family):
     model = MODELS[family]
     net, widths = program(model), model.widths()

@@ -31,6 +31,7 @@ def test_the_loss_and_its_derivative(changes):
     assert slope / 9**0.5 == pytest.approx(truth, rel=1e-8, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_step_has_the_law_of_real_matrices(tied):
     model = small(tied=tied)

@@ -8,6 +8,7 @@ import netsor as ns
 from netsor import nn
 
 from ..engine.compare import exact_draws, smallest_p
+from ..keep import keep
 from . import reference
 
 N, D, TOKENS, HEADS = 6, 4, 3, 4
@@ -120,7 +121,7 @@ def test_the_law_is_that_of_literal_draws(name):
     assert smallest_p(net, n=3, d=D // 2) > 1e-5
 
 
-@pytest.mark.parametrize("name", sorted(set(CASES) - {"norm, then rotary", "linear"}))
+@pytest.mark.parametrize("name", keep(sorted(set(CASES) - {"norm, then rotary", "linear"}), "all", "two groups"))
 def test_infinite_width_is_a_large_one(name):
     """Kolmogorov–Smirnov against widths of 1,000, level 1e-5 each; a shift of O(1/1000) cannot be seen."""
     n, d = ns.Width("n"), ns.Width("d")
@@ -143,7 +144,7 @@ def test_infinite_width_is_a_large_one(name):
 KURTOSIS = {4: 0.1689, 2: 0.2156, 1: 0.3066}
 
 
-@pytest.mark.parametrize("groups", [4, pytest.param(2, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("groups", keep([4, 2, 1], 4))
 def test_groups_matter_at_finite_head_dimensions_alone(groups):
     """Five times the spread over seeds: 0.0009 with the error of the numbers, 0.00035."""
     n, d = ns.Width("n"), ns.Width("d")

@@ -10,6 +10,7 @@ from netsor.engine import _instructions, _orthogonal
 from netsor.engine._run import run
 from netsor.engine.backends import NoDeviceError, _torch, choose
 
+from ..bayes import device_cases
 from ..engine import factor_cases
 from ..engine.backend_cases import CASES, LEVEL, assert_same, assert_same_steps, random_plans, smallest_p
 from ..engine.compare import conditional
@@ -95,3 +96,17 @@ def test_torch_factors_singular_matrices(case, precision):
 
     factor_cases.assert_factors(case, precision, compute)
     assert not slow
+
+
+@pytest.mark.parametrize("noise", [1e-5, 0.3, 100.0])
+@pytest.mark.parametrize("case", device_cases.CASES)
+def test_torch_finds_numpys_likelihoods(case, noise):
+    device_cases.assert_same_heights(case, noise, **TORCH)
+
+
+def test_where_torch_is_unsure_numpy_is_asked():
+    device_cases.assert_same_heights("many columns, inf", 1e-8, **TORCH)
+
+
+def test_chains_by_torch_have_the_posterior():
+    device_cases.assert_same_posterior(**TORCH)

@@ -43,7 +43,7 @@ def reshape(xp: Any, a: Array, shape: Shape) -> Array:
     """The entries of a replica in another shape."""
     if _replicas_innermost(a):
         return _first(_last(a).reshape(*shape, a.shape[0]))
-    return xp.reshape(a, (a.shape[0], *shape))
+    return a.reshape(len(a), *shape) if xp is np else xp.reshape(a, (a.shape[0], *shape))
 
 
 def permute(xp: Any, a: Array, axes: Sequence[int]) -> Array:
@@ -52,7 +52,9 @@ def permute(xp: Any, a: Array, axes: Sequence[int]) -> Array:
 
 
 def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
-    """Entries along one axis of a replica."""
+    """Entries along one axis of a replica; of a range of them, in numpy, a view."""
+    if type(a) is np.ndarray and isinstance(places, range):
+        return a[(*(slice(None),) * (axis + 1 if axis >= 0 else a.ndim + axis), slice(places.start, places.stop))]
     if _replicas_innermost(a):
         return _first(_last(a).take(places, axis=axis))
     return xp.take(a, xp.asarray(places), axis=axis + 1 if axis >= 0 else axis)

@@ -19,6 +19,8 @@ from ._montecarlo import cores, one_blas_thread, whole_number
 from ._plan import RULES, VIEWS, Plan, Register, Step
 from ._run import in_numpy, run
 from ._triangular import directions
+from .backends import Backend, Device, Numpy
+from .backends._base import ROOM
 from .backends._chi import Chi, chi
 from .backends._numpy import BLOCK_BYTES, CHUNK, _laid_out
 
@@ -31,8 +33,11 @@ MOVED = {*VIEWS, "take"}  # kinds of steps whose results are entries of what the
 class Latent:
     """The outputs of a plan given rows of standard normals (replicas, size): those that it reads."""
 
-    def __init__(self, plan: Plan, workers: int | None = None) -> None:
+    def __init__(self, plan: Plan, workers: int | None = None, backend: Backend | None = None) -> None:
         self.plan, self.factor = _shortened(plan)
+        self.backend = backend or Numpy()
+        if self.backend.precision != "float64":
+            raise ValueError(f"precision={self.backend.precision!r}: chains need double precision; take 'float64'")
         self.workers = cores() if workers is None else whole_number("workers", workers, 1)
         self.recipes: dict[Step, Chi] = {}
         self.places: dict[Step, slice] = {}  # among all normals of a replica
@@ -64,7 +69,7 @@ class Latent:
     def given(self, z: Array) -> tuple[Array, Array]:
         """Mean (replicas, entries) and coefficients C (replicas, entries, ·), C C^T the covariance, given normals."""
         mean, columns = run(self.plan, lambda step: self._drawn(step, z), lambda r: r.value, in_numpy)
-        columns = _beside(columns, self.factor)
+        columns = _beside(np, columns, self.factor)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
         replicas = len(z)
@@ -83,6 +88,21 @@ class Latent:
             with ThreadPoolExecutor(min(self.workers, len(parts))) as pool:
                 return list(pool.map(one, parts))
 
+    def on_device(self, what: Callable[[Any, Any, Any], Any]) -> Callable[[Array], Array]:
+        """A function of normals (replicas, size): `what(library, mean, columns)`, all of it on the backend's device."""
+        assert isinstance(self.backend, Device)
+        size = ROOM[self.backend.kind] // max(self.plan.bytes + 32 * self.entries**2, 1)
+        block = self.backend.fits(self.plan, max(1, min(CHUNK, size)))
+        ask = self.backend.given(
+            self.plan, lambda library, mean, columns: what(library, mean, _beside(library.xp, columns, self.factor))
+        )
+
+        def found(z: Array) -> Array:
+            parts = [z[k : k + block] for k in range(0, len(z), block)]
+            return np.concatenate([ask({step.out: self._drawn(step, part) for step in self.places}) for part in parts])
+
+        return found
+
     def _drawn(self, step: Step, z: Array) -> Any:
         shape, read = self.shape(step), self.read[step]
         own: Any = z[:, self.places[step]]
@@ -98,10 +118,10 @@ class Latent:
         return own
 
 
-def _beside(columns: Array, factor: float) -> Array:
+def _beside(xp: Any, columns: Any, factor: float) -> Any:
     """C (replicas, …, entries, ·) of every head, beside each other, times a number: (replicas, entries, ·)."""
     if columns.ndim > 3:
-        columns = np.moveaxis(columns, -2, 1).reshape(len(columns), columns.shape[-2], -1)
+        columns = xp.reshape(xp.moveaxis(columns, -2, 1), (columns.shape[0], columns.shape[-2], -1))
     return columns if factor == 1 else factor * columns
 
 
@@ -131,7 +151,7 @@ def _without_root(plan: Plan) -> tuple[Plan, float] | None:
     for _ in range(2):
         lower = np.tril(rng.standard_normal((1, *root.out.shape)))
         mean, columns = _tail(plan, after, root.out, lower)
-        columns = _beside(columns, 1.0)[0]
+        columns = _beside(np, columns, 1.0)[0]
         cov = columns @ columns.T
         sums = (lower @ np.swapaxes(lower, -1, -2)).sum(axis=tuple(range(lower.ndim - 2)))
         share = float(np.trace(cov) / np.trace(sums))

@@ -12,6 +12,7 @@ decided matrix by matrix, so that no replica depends on those beside it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ REST, SINGLE_REST = 1e-12, 1e-5  # of a vector: what is left of it, in double an
 ROUNDING, SINGLE_ROUNDING = 2.5e-16, 1.2e-7  # of a vector: coefficients that are rounding errors
 
 
+@cache
 def _ways(xp: Any) -> Ways:
     return Ways(
         lambda a, floor: lower_factor(xp, a, floor),
@@ -69,9 +71,11 @@ def spanned(xp: Any, lower: Array, rows: Array, by: float = 1.0, ways: Ways | No
     ways = ways or _ways(xp)
     lengths = squares(xp, lower)
     made = ways.lowered(lower, rows)
-    made = ways.mended(made, _leans(xp, lower, lengths), lambda some: _once_more(xp, some, (), ways), made)
-    again = ways.unsure(weak(xp, lower, lengths), lower, lengths, made, rows)
-    made = ways.mended(made, again, ways.singly, rows)
+    leans = _leans(xp, lower, lengths)
+    if type(leans) is not np.ndarray or leans.any():  # a weak pivot is one that leans
+        made = ways.mended(made, leans, lambda some: _once_more(xp, some, (), ways), made)
+        again = ways.unsure(weak(xp, lower, lengths), lower, lengths, made, rows)
+        made = ways.mended(made, again, ways.singly, rows)
     made *= by  # an array of our own
     return made
 
@@ -198,6 +202,8 @@ def mended(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *ar
     if not bool(xp.any(again)):
         return made
     batch = again.shape
+    if bool(xp.all(again)) and all(a.shape[:-2] == batch for a in arrays):
+        return remake(*arrays)
     chosen = [xp.broadcast_to(a, (*batch, *a.shape[-2:]))[again] for a in arrays]
     made[again] = remake(*chosen)
     return made

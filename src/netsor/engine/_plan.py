@@ -139,6 +139,7 @@ class Builder:
     shaped: dict[Register, Register] = field(default_factory=dict)  # reshaped array → the original
     scaled: dict[Register, tuple[Register, float]] = field(default_factory=dict)  # array · number → the two
     padded: dict[Register, tuple[Register, int]] = field(default_factory=dict)  # padded array → it and the zeros before
+    shapes: dict[Any, Shape] = field(default_factory=dict)  # of results, by instruction, parameters and shapes
     expects: bool = False  # whether a Gaussian expectation was taken
     nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
     tried: dict[str, None] = field(default_factory=dict)  # functions whose expectations use values at points alone
@@ -168,6 +169,8 @@ class Builder:
         """The result of an instruction. Its shape is `made`, or is found by running the instruction on 0 replicas."""
         if kind == "residual":
             params["shift"] = self.shift
+        if kind == "take":
+            params["places"] = _in_a_row(params["places"])
         if kind in ("kernel", "moments"):
             params["shift"], self.expects = self.shift, True
             functions = (params[name] for name in ("f", "g") if name in params)
@@ -197,14 +200,12 @@ class Builder:
         key = self.key(kind, args, params)
         if key in self.known:
             return self.known[key]
-        rule = RULES[kind]
         if not any(arg.varies for arg in args):
             value = _of_constants(kind, [np.asarray(arg.value) for arg in args], params)
             out = Register(value.shape[1:], value)
         else:
             if made is None:
-                empty = [arg.value if arg.value is not None else np.empty((0, *arg.shape)) for arg in args]
-                made = rule(np, *empty, **params).shape[1:]
+                made = self._shape(kind, args, params, key)
             out = self.room(made, words)
             terms = (
                 args[0].shape[-1]
@@ -235,6 +236,17 @@ class Builder:
     def fold(self, kind: str, arrays: Iterable[Register]) -> Register:
         """The sum or the product of arrays, `add` or `multiply`, each as soon as it is made."""
         return reduce(partial(self.step, kind), arrays)
+
+    def _shape(self, kind: str, args: tuple[Register, ...], params: dict[str, Any], key: Any) -> Shape:
+        """What an instruction makes, found by running it on 0 replicas: once for arguments of these shapes."""
+        seen = key and (kind, tuple(arg.shape for arg in args), key[-1])
+        if seen not in self.shapes:
+            empty = [np.empty((0, *arg.shape)) if arg.varies else arg.value for arg in args]
+            made: Shape = RULES[kind](np, *empty, **params).shape[1:]
+            if seen is None:
+                return made
+            self.shapes[seen] = made
+        return self.shapes[seen]
 
     def room(self, shape: Shape, words: str = "") -> Register:
         """A register for an array that varies; refused if it is larger than LARGEST bytes for one replica."""
@@ -274,7 +286,7 @@ class Builder:
     @staticmethod
     def key(kind: str, args: tuple[Hashable, ...], params: dict[str, Any]) -> Any:
         """A key that is equal for two steps that compute the same; None if a parameter cannot be hashed."""
-        key = kind, args, tuple((name, _content(value)) for name, value in params.items())
+        key = kind, args, tuple((name, content(value)) for name, value in params.items())
         try:
             hash(key)
         except TypeError:
@@ -333,20 +345,19 @@ class Plan:
         self.late = _read_once(self.steps)
         made = {step.out: k for k, step in enumerate(self.steps)}
         seen = {made[r] for r in (self.mean, self.columns) if r in made}
-        sizes = [np.array([step.out.size, 0 if step in self.late else step.out.size]) for step in self.steps]
-        live = sum((sizes[k] for k in seen), np.zeros(2, dtype=np.int64))
-        peak = np.zeros_like(live)
+        sizes = [step.out.size for step in self.steps]
+        more = [0 if step in self.late else size for step, size in zip(self.steps, sizes, strict=True)]
+        live, beside = sum(sizes[k] for k in seen), sum(more[k] for k in seen)
+        self.bytes = self.held = 0  # of a replica, and of each more computed beside it
         for k in reversed(range(len(self.steps))):
-            step = self.steps[k]
-            for arg in step.args:
+            for arg in self.steps[k].args:
                 source = made.get(arg)
                 if source is not None and source not in seen:
                     seen.add(source)
                     self.last[k].append(source)
-                    live = live + sizes[source]
-            peak = np.maximum(peak, live)
-            live = live - sizes[k]
-        self.bytes, self.held = (8 * int(size) for size in peak)  # of a replica, and of each more computed beside it
+                    live, beside = live + sizes[source], beside + more[source]
+            self.bytes, self.held = max(self.bytes, 8 * live), max(self.held, 8 * beside)
+            live, beside = live - sizes[k], beside - more[k]
 
     @cached_property
     def loops(self) -> list[Loop]:
@@ -362,7 +373,7 @@ class Plan:
         [11]
         """
         made = {step.out: k for k, step in enumerate(self.steps)}
-        return loops([_kind(step, k, made) for k, step in enumerate(self.steps)])
+        return loops([kind_of(step, k, made) for k, step in enumerate(self.steps)])
 
     @property
     def random_numbers(self) -> int:
@@ -427,7 +438,12 @@ class Plan:
         >>> ns.paper.layer().plan(n=256).seconds(50_000) > 0
         True
         """
-        return draws * sum(step.seconds for step in self.steps) if not self.constant else 0.0
+        return draws * self._each if not self.constant else 0.0
+
+    @cached_property
+    def _each(self) -> float:
+        """Roughly the seconds of a replica."""
+        return sum(step.seconds for step in self.steps)
 
     def __str__(self) -> str:
         lines = [self.title]
@@ -459,7 +475,7 @@ class Plan:
         return f"<Plan: {len(self.steps)} steps, {self.random_numbers} random numbers a replica>"
 
 
-def _kind(step: Step, place: int, made: Mapping[Register, int]) -> Any:
+def kind_of(step: Step, place: int, made: Mapping[Register, int]) -> Any:
     """Equal for steps that do the same, with the same steps before them: all but streams and numbers of constants."""
     back = [place - made[arg] if arg in made else 0 for arg in step.args]
     args = tuple(
@@ -469,16 +485,22 @@ def _kind(step: Step, place: int, made: Mapping[Register, int]) -> Any:
     return Builder.key(step.kind, args, params) or id(step), step.out.shape
 
 
-def _content(value: Any) -> Any:
+def content(value: Any) -> Any:
     """What two parameters of steps are compared by: arrays by their numbers, functions by what they compute."""
     match value:
         case np.ndarray():
             return value.shape, value.tobytes()
         case Function():
-            return _content(value.f), value.breaks, _content(value.smoothed), value.parity
+            return content(value.f), value.breaks, content(value.smoothed), value.parity
         case partial():
-            return value.func, value.args, tuple((name, _content(given)) for name, given in value.keywords.items())
+            return value.func, value.args, tuple((name, content(given)) for name, given in value.keywords.items())
     return value
+
+
+def _in_a_row(places: Any) -> Any:
+    """Places that follow each other, as a range: they need not be copied."""
+    ends = range(int(places[0]), int(places[-1]) + 1) if np.ndim(places) == 1 and len(places) else range(0)
+    return ends if len(ends) == len(places) and np.array_equal(places, ends) else places
 
 
 def _identity(a: Register) -> bool:

@@ -101,7 +101,7 @@ def _in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Array:
     """Means of some replicas in double precision."""
     draws = int(min(draws, ASKED, max(5 * PATIENCE / plan.seconds(1), 2)))
     exact = replace(backend, precision="float64")
-    size = exact.chunk(plan, draws)
+    size = min(exact.chunk(plan, draws), 1 << (draws - 1).bit_length())  # no block for more draws than these
     found = []
     for part in chunks(draws, size):
         for mean, columns in exact.sample(plan, seed, part, size, Silent()):

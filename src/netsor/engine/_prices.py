@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PREFERENCE = 1.0  # times the seconds of directions or factors, above which matrices are not drawn in their place
+FEWEST = 64  # inputs of a matrix below which it is not: their number is that of the sources at every width
+
 
 @dataclass(frozen=True)
 class Prices:
@@ -21,7 +24,7 @@ class Prices:
     factor_entry: float  # of a triangular factor, beside its multiplications
     factor_row: float  # the same for each row: rows come one after the other, however many matrices there are
 
-    def factor(self, matrices: int, rows: int, columns: int) -> float:
+    def factor(self, matrices: float, rows: float, columns: float) -> float:
         """Products of rows with each other, and the triangular factor of these."""
         entries = rows**2 * ((columns + rows) * self.product + self.factor_entry)
         return matrices * (entries + rows * self.factor_row)
@@ -31,16 +34,16 @@ class Prices:
 CPU = Prices(
     "one core", normal=9e-9, chi=3e-8, entry=1.5e-9, function=1.5e-8, product=2e-10, factor_entry=5e-8, factor_row=0.0
 )
-# One H200 by PyTorch in single precision, 64 replicas at a time. Normals and products are those of the network with
-# every weight drawn; a χ and a row of a factor those of the encoder of bench/gpu.py at 192 tokens, where many products
-# are nearly singular.
+# One H200 by PyTorch in single precision. Normals and products are those of the network with every weight drawn; what
+# else factors take, with their χ, was set so that the stack of bench/gpu.py, at 64 to 1,024 tokens, is not far from its
+# faster way at any length.
 ACCELERATOR = Prices(
     "an accelerator",
     normal=6.3e-12,
-    chi=1e-7,
+    chi=1e-8,
     entry=7e-11,
     function=2.8e-11,
     product=3.6e-14,
     factor_entry=0.0,
-    factor_row=5.4e-7,
+    factor_row=6e-8,
 )

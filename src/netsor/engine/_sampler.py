@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -15,14 +15,13 @@ from ._montecarlo import (
     Silent,
     check_memory,
     chunks,
-    generator,
     one_blas_thread,
 )
 from ._plan import SAMPLE, Plan
 from ._precision import check_single, unrounded
 from ._sampling import Sampling
 from .backends import Backend, Numpy
-from .backends._numpy import CHUNK, Streams
+from .backends._numpy import CHUNK, Streams, block_of, blocks
 from .backends._numpy import block as numpy_block
 
 Array = npt.NDArray[np.float64]
@@ -36,6 +35,7 @@ FIRST = 8  # draws of a first chunk: a large plan has thousands of steps, and Py
 UNKNOWN = 1.0  # error of the outputs, relative to their spread, with which nothing is known of a law
 ROUNDING = 1e-13  # the same, that rounding errors make
 BLOCK = 2**24  # bytes that one at work has in hand beside its results, or one replica if that is more
+NOISE = (2**20, 0, 0, SAMPLE, 0)  # the stream of the normals that make draws of conditional laws
 TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 
 
@@ -115,7 +115,7 @@ def drawn(question: Question, sampling: Sampling) -> list[Array]:
     found = np.empty((draws, size))
     check_single(plan, where)
     if where.threads:
-        work, parts = _Draws(plan, seed, where, 1), growing(draws)
+        work, parts = _Draws(plan, seed, where, 1), side_by_side(growing(draws), block_of(plan), sampling.at_once)
     else:
         work = _Draws(plan, seed, where, where.chunk(plan, draws))
         parts = chunks(draws, work.size)
@@ -137,6 +137,21 @@ def growing(draws: int) -> list[range]:
         size = min(CHUNK, max(FIRST, 2 ** start.bit_length() // 8))
         found.append(range(start, min(start + size, draws)))
         start += size
+    return found
+
+
+def side_by_side(parts: Sequence[range], most: int, workers: int) -> list[range]:
+    """Chunks that follow each other in parts of up to `most` draws, and no fewer parts than workers have to do.
+
+    Python's overhead for a step of a plan is the same for one chunk and for several.
+    """
+    most = min(most, -(-parts[-1].stop // workers))
+    found = [parts[0]]
+    for part in parts[1:]:
+        if part.stop - found[-1].start <= most:
+            found[-1] = range(found[-1].start, part.stop)
+        else:
+            found.append(part)
     return found
 
 
@@ -237,16 +252,22 @@ class _Draws:
     size: int
 
     def __call__(self, part: range, tick: Callable[[int], None]) -> Array:
-        noise = generator(self.seed, 2**20, 0, 0, SAMPLE, 0, part.start)
+        chunks = [chunk for chunk in growing(part.stop) if chunk.start >= part.start]
+        streams = Streams(self.seed, chunks if self.backend.threads else part.start, self.backend.precision)
+        made = (
+            blocks(self.plan, streams, len(part), tick)
+            if self.backend.threads
+            else self.backend.sample(self.plan, self.seed, part, self.size, tick)
+        )
         found = np.empty((len(part), self.plan.mean.shape[0]))
         done = 0
-        for mean, columns in self.backend.sample(self.plan, self.seed, part, self.size, tick):
+        for mean, columns in made:
             mean, columns = self.backend.numpy(mean), self.backend.numpy(columns)
             # a plan in which nothing that is drawn matters makes one replica for all
             rows = found if self.plan.constant else found[done : done + max(len(mean), len(columns))]
             rows[:] = mean
             if columns.shape[-1]:
-                rows += (columns @ noise.standard_normal((len(rows), columns.shape[-1], 1)))[..., 0]
+                rows += (columns @ streams.normals(NOISE, np.empty((len(rows), columns.shape[-1], 1))))[..., 0]
             done += len(rows)
             if done == len(part):
                 break

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -181,13 +182,20 @@ def inverse(lower: Any) -> Any:
 
     Rows are scaled to one size first: they may differ by any factor, and rounding errors of one must not reach another.
     """
-    none, one = diagonal(np, lower) <= 0, np.eye(lower.shape[-1], dtype=lower.dtype)
-    size = np.where(none, 1.0, np.abs(lower).max(axis=-1)).astype(lower.dtype)
-    rows = lower / size[..., None]
-    if none.any():  # a pivot of 0 has nothing below it: what stands in for its row changes no other direction
-        rows = np.where(none[..., None], one, rows)
-    made = np.tril(np.linalg.inv(rows)) / size[..., None, :]
-    return made * ~none[..., None] if none.any() else made
+    none = diagonal(np, lower) <= 0
+    size = np.abs(lower).max(axis=-1)
+    if not none.any():
+        return np.where(_lower(lower.shape[-1]), np.linalg.inv(lower / size[..., None]), 0.0) / size[..., None, :]
+    # a pivot of 0 has nothing below it: what stands in for its row changes no other direction
+    size = np.where(none, 1.0, size).astype(lower.dtype)
+    rows = np.where(none[..., None], np.eye(lower.shape[-1], dtype=lower.dtype), lower / size[..., None])
+    return np.tril(np.linalg.inv(rows)) / size[..., None, :] * ~none[..., None]
+
+
+@cache
+def _lower(size: int) -> Any:
+    """Which entries of a matrix are not above its diagonal."""
+    return np.tri(size, dtype=bool)
 
 
 def basis(xp: Any, rows: Array, ways: Ways | None = None) -> Array:

@@ -57,6 +57,16 @@ class Acts(Enum):
         return self in (Acts.ON_COORDINATES, Acts.ON_PLACES)
 
 
+_names: dict[Any, tuple[str, ...]] = {}
+
+
+def field_names(kind: Any) -> tuple[str, ...]:
+    """The names of the fields of a dataclass, in order: found once."""
+    if kind not in _names:
+        _names[kind] = tuple(each.name for each in fields(kind))
+    return _names[kind]
+
+
 @dataclass(frozen=True, eq=False)
 class Operation:
     """What a value was made by. Its inputs are those of its fields that are values, or tuples of them.
@@ -90,7 +100,8 @@ class Operation:
     def inputs(self) -> tuple[Value, ...]:
         """The values that the operation reads, in the order of its fields."""
         read: list[Value] = []
-        for entry in (getattr(self, each.name) for each in fields(self)):
+        for name in field_names(type(self)):
+            entry = getattr(self, name)
             if isinstance(entry, Value):
                 read.append(entry)
             elif isinstance(entry, tuple):
@@ -101,7 +112,8 @@ class Operation:
         """The same operation on other values, given in the order of `inputs`."""
         given = iter(inputs)
         changed: dict[str, Any] = {}
-        for name, entry in ((each.name, getattr(self, each.name)) for each in fields(self)):
+        for name in field_names(type(self)):
+            entry = getattr(self, name)
             if isinstance(entry, Value):
                 changed[name] = next(given)
             elif isinstance(entry, tuple) and entry and isinstance(entry[0], Value):

@@ -21,8 +21,11 @@ def ordered(outputs: Iterable[Value], past: bool = True) -> list[Value]:
         pending = [output]  # a stack, not recursion: a deep network would exceed Python's limit
         while pending:
             value = pending[-1]
+            if value in done:
+                pending.pop()
+                continue
             inputs = value.op.inputs if past else present(value.op)
-            waiting = [x for x in inputs if x not in done] if value not in done else []
+            waiting = [x for x in inputs if x not in done]
             if waiting:
                 pending += reversed(waiting)
             else:

@@ -21,11 +21,11 @@ def names_of(values: Sequence[Value]) -> dict[Value | Source, str]:
     counts: Counter[str] = Counter()
     names: dict[Value | Source, str] = {}
     sources = dict.fromkeys(w.source for w in weights_of(values))
-    given = [source.name for source in sources]
+    given = Counter(source.name for source in sources)
     for source in sources:
         base = source.name or "W"
         counts[base] += 1
-        names[source] = base if given.count(source.name) == 1 and source.name else f"{base}_{counts[base]}"
+        names[source] = base if given[source.name] == 1 and source.name else f"{base}_{counts[base]}"
     for value in values:
         letter = _letter(value)
         counts[letter] += 1

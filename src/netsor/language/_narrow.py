@@ -8,6 +8,7 @@ array axes. Matrices keep their identity, so the law does not change.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -15,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from ._graph import ordered
-from ._keep import Keep, box, every
+from ._keep import Keep, around, box, every
 from ._operation import Join, Take
 from ._value import Value
 
@@ -28,35 +29,57 @@ def narrow(outputs: Sequence[Value]) -> list[Value]:
 def traced(outputs: Sequence[Value]) -> tuple[list[Value], dict[Value, Value]]:
     """The same outputs, narrowed, and for each value of the narrower program the one that it is a part of."""
     values = ordered(outputs)
-    keeps: dict[Value, Keep] = {output: every(output.shape) for output in outputs}
+    keeps: dict[Value, Keep | None] = dict.fromkeys(outputs)  # None: all of it, as mostly
+    needs: dict[Value, list[tuple[Value, Keep | None]]] = {}
     for value in reversed(values):
         if value in keeps:
-            keeps[value] = widened(value, keeps[value])
-            for x, keep in demand(value, keeps[value]):
-                before = keeps.get(x, keep)
-                keeps[x] = tuple(a | b for a, b in zip(before, keep, strict=True))
+            keep = keeps[value]
+            if keep is not None:
+                keep = keeps[value] = _unless_all(widened(value, keep))
+            if keep is None and isinstance(value.op, Take):
+                needs[value] = [(value.op.x, _unless_all(around(value.op.flat.ravel(), value.op.x.shape)))]
+            elif keep is None and not isinstance(value.op, Join):
+                needs[value] = [(x, None) for x in value.op.inputs]
+            else:
+                asked = demand(value, every(value.shape) if keep is None else keep)
+                needs[value] = [(x, _unless_all(need)) for x, need in asked]
+            for x, need in needs[value]:
+                before = keeps.get(x, need)
+                if need is None or before is None:
+                    keeps[x] = None
+                else:
+                    keeps[x] = _unless_all(tuple(map(operator.or_, before, need)))
     new: dict[Value, Value] = {}
     parts: dict[tuple[Value, bytes], Value] = {}  # so that two uses of one part share it
 
-    def part(x: Value, keep: Keep) -> Value:
+    def part(x: Value, keep: Keep | None) -> Value:
         """The entries of x that one use of it needs, out of those that any use needs."""
+        if keep is None:
+            return new[x]
         key = x, b"".join(axis.tobytes() for axis in keep)
         if key not in parts:
-            among = tuple(axis[kept] for axis, kept in zip(keep, keeps[x], strict=True))
+            known = keeps[x]
+            among = keep if known is None else tuple(axis[kept] for axis, kept in zip(keep, known, strict=True))
             parts[key] = new[x] if all(axis.all() for axis in among) else new[x][box(among)]
         return parts[key]
 
     for value in values:
         if value in keeps:
             keep = keeps[value]
-            inputs = [part(x, need) for x, need in demand(value, keep)]
-            same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=False))
-            whole = len(inputs) == len(value.op.inputs) and all(axis.all() for axis in keep)
-            new[value] = value if same and whole else rebuilt(value, keep, inputs)
+            inputs = [part(x, need) for x, need in needs[value]]
+            same = len(inputs) == len(value.op.inputs) and all(map(operator.is_, inputs, value.op.inputs))
+            if same and keep is None:
+                new[value] = value
+            else:
+                new[value] = rebuilt(value, every(value.shape) if keep is None else keep, inputs)
     made_from: dict[Value, Value] = {}
     for value, made in new.items():
         made_from.setdefault(made, value)
     return [new[output] for output in outputs], made_from
+
+
+def _unless_all(keep: Keep) -> Keep | None:
+    return None if all(axis.all() for axis in keep) else keep
 
 
 def widened(value: Value, keep: Keep) -> Keep:
@@ -69,8 +92,7 @@ def demand(value: Value, keep: Keep) -> Iterator[tuple[Value, Keep]]:
     """For each input of the operation that made `value`: the entries that it needs."""
     match value.op:
         case Take(x, flat):
-            needed = np.unravel_index(flat[box(keep)].ravel(), x.shape) if x.shape else ()
-            yield x, tuple(np.isin(np.arange(n), i) for n, i in zip(x.shape, needed, strict=True))
+            yield x, around(flat[box(keep)].ravel(), x.shape)
         case Join(parts):
             start = 0
             for part in parts:

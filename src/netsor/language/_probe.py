@@ -7,6 +7,7 @@ calls or works in place would silently change the law of a program, so it is ref
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -38,20 +39,32 @@ def probed(f: Function, operation: str, cores: Sequence[Shape], scalars: int = 0
 
     The last `scalars` of its arguments have one number for each row, as the scalars of a Nonlin have.
     """
-    found = _remembered(f.f)
-    key = operation, tuple(cores), scalars
+    found, given = _remembered(f.f)
+    key = operation, tuple(cores), scalars, given
     if key not in found:
         found[key] = _Probe(f, operation, tuple(cores), scalars).shape()
     return found[key]
 
 
-def _remembered(f: Callable[..., Any]) -> dict[object, Shape]:
+def _remembered(f: Callable[..., Any]) -> tuple[dict[object, Shape], object]:
+    """What is known of a function, and by what it is known: each block of a deep network makes a partial of its own."""
     if isinstance(f, np.ufunc):
-        return _of_numpy.setdefault(f, {})
+        return _of_numpy.setdefault(f, {}), None
     try:
-        return _found.setdefault(f, {})
+        if isinstance(f, partial):
+            given = tuple(map(_content, f.args)), tuple((name, _content(x)) for name, x in f.keywords.items())
+            hash(given)
+            return _found.setdefault(f.func, {}), given
+        return _found.setdefault(f, {}), None
     except TypeError:  # an object without a hash or a weak reference: it is asked again
-        return {}
+        return {}, None
+
+
+def _content(given: Any) -> Any:
+    """What a partial was given: arrays by their numbers."""
+    if isinstance(given, np.ndarray):
+        return given.shape, given.dtype.str, hashlib.blake2b(np.ascontiguousarray(given).data).digest()
+    return given
 
 
 class _Raised(Exception):

@@ -19,7 +19,7 @@ from ._array import Ints
 from ._derivative import RULES, Unit, passed, ratio, times, unbroadcast, zeros_like
 from ._graph import ordered
 from ._join import join
-from ._keep import Keep, box, every
+from ._keep import Keep, around, box, every
 from ._move import Acting, Stepped
 from ._narrow import demand, widened
 from ._operation import Dot, Join, MatMul, Take
@@ -156,10 +156,7 @@ def _part(x: Value, keep: Keep) -> Value:
 
 def _bounds(value: Value, places: Sequence[Ints]) -> Keep:
     """The smallest box of entries that holds these."""
-    if not value.shape:
-        return ()
-    found = np.unravel_index(np.unique(np.concatenate([p.ravel() for p in places])), value.shape)
-    return tuple(np.isin(np.arange(n), i) for n, i in zip(value.shape, found, strict=True))
+    return around(np.concatenate([p.ravel() for p in places]), value.shape)
 
 
 def _gathered(origin: Ints, d: Any) -> Part:

@@ -47,7 +47,8 @@ def ntk(
         `ns.gaussian`), random scalars (`ns.normal`), or a list of them. `W[0]` counts for that matrix alone.
     parametrisation : str
         With respect to what: "ntk", N with i.i.d. entries N(0, 1), where W = (σ/√in) N, so the kernel is Σ_W (σ²/in)
-        ⟨∂p/∂W, ∂q/∂W⟩, which has a limit; "standard", the entries of W themselves, for which it grows like the width.
+        ⟨∂p/∂W, ∂q/∂W⟩, which has a limit (`ns.step` with the rates η σ²/in: η over the fan-in only if σ = 1);
+        "standard", the entries of W themselves, for which it grows like the width.
 
     Returns
     -------

@@ -6,6 +6,7 @@ import linecache
 import os
 import sys
 from contextlib import suppress
+from functools import cache
 from typing import NamedTuple
 
 OWN = ("netsor", "functools")  # modules whose lines are not the user's: functools calls our cached properties
@@ -25,10 +26,15 @@ class Where(NamedTuple):
         return f"{min(here, self.file, key=len)}:{self.line}" + (f": {code}" if code else "")
 
 
+@cache
+def _own(module: str) -> bool:
+    return module.split(".")[0] in OWN
+
+
 def user_line() -> Where:
     """The innermost line on the call stack that is not netsor's own."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in OWN:
+    while frame.f_back is not None and _own(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
     return Where(frame.f_code.co_filename, frame.f_lineno)
 

@@ -19,6 +19,7 @@ from ._law_error import LawError
 
 SUBSTITUTED = 32  # rows of a triangular matrix from which on substitution, one by one, is faster than numpy's solve
 SMALLEST = 1e-12  # τ² over the largest variance: below, V + τ²I is factored as it is, and never by its columns
+WEAK = 1e-7  # a pivot over the standard deviation: below, what was observed is determined by the rest
 
 
 class Data(NamedTuple):
@@ -150,7 +151,7 @@ def _root(cov: Array, tau: Array) -> Array:
     except np.linalg.LinAlgError:
         root = np.zeros_like(inner)
     size = np.sqrt(np.diagonal(inner, axis1=1, axis2=2))
-    if (np.diagonal(root, axis1=1, axis2=2) <= 1e-7 * size).any():
+    if (np.diagonal(root, axis1=1, axis2=2) <= WEAK * size).any():
         raise LawError(
             "condition",
             "what was observed is determined by the rest in some replicas, so the data have no density; "

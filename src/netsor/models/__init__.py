@@ -1,4 +1,11 @@
-"""Real transformers at initialisation: descriptions, readers of configurations, and well-known models as data."""
+"""Real transformers at initialisation: descriptions, readers of configurations, and well-known models as data.
+
+Examples
+--------
+>>> gpt2 = ns.models.read("gpt2")
+>>> gpt2.layers, gpt2.width, gpt2.heads
+(12, 768, 12)
+"""
 
 from ..language._stretch import Stretch
 from ._description import settings

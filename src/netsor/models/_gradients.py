@@ -20,7 +20,7 @@ from ..language._value import constant
 from ._description import Description
 from ._loss import Loss
 from ._reduce import of_pairs
-from ._trace import Trace
+from ._trace import Trace, inside
 
 KINDS = ("query", "key", "value", "output", "in", "gate", "out")
 NAMES = {"W^Q": "query", "W^K": "key", "W^V": "value", "W^O": "output", "W^G": "gate"}
@@ -75,9 +75,9 @@ def gradients(model: Description, traced: Trace, loss: Loss) -> tuple[Scalar, ..
 
     uses: dict[Value, Use] = {use.value: use for use in back.uses}
     rows = []
-    for stream, inside in zip(streams[1:], _blocks(traced), strict=True):
+    for stream, products in zip(streams[1:], _blocks(traced), strict=True):
         found: dict[str, list[Value]] = {}
-        for value in inside:
+        for value in products:
             found.setdefault(_kind(value), []).append(value)
         first = square(stream).mean() / model.width
         rows.append(join([stack([first]), _norms(model, layer_names(model)[1:], found, uses)]))
@@ -150,13 +150,7 @@ def _size(model: Description, values: Iterable[Value]) -> float:
 
 def _blocks(traced: Trace) -> list[list[Value]]:
     """The products with matrices in each block."""
-    seen = set(ordered([traced.embedded, *([] if traced.decoded is None else [traced.decoded])]))
-    blocks = []
-    for layer in traced.layers:
-        inside = [value for value in ordered([layer.stream]) if value not in seen]
-        seen.update(inside)
-        blocks.append([value for value in inside if isinstance(value.op, MatMul)])
-    return blocks
+    return [[v for v in block if isinstance(v.op, MatMul)] for block in inside(traced)]
 
 
 def _name(value: Value) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import cached_property, partial
 from typing import Any
@@ -305,16 +305,12 @@ class Probes:
         """
         rows: list[Scalar] = []
         before = traced.embedded
-        asked: dict[
-            tuple[bytes, tuple[int, ...]], Callable[..., Any]
-        ] = {}  # one function for all blocks of a mask: it is probed once
         for i, layer in enumerate(traced.layers):
             if i == self.model.layers and traced.decoded is not None:
                 before = traced.decoded  # the decoder begins with embeddings of its own
             mask = traced.masks[i]
             allowed = np.ones(layer.scores.shape[-2:], bool) if mask is None else mask
-            key = allowed.tobytes(), allowed.shape
-            rows.append(self._block(before, layer, asked.setdefault(key, partial(of_attention, allowed=allowed))))
+            rows.append(self._block(before, layer, allowed))
             before = layer.stream
         rows += [_gram(start) for start in (traced.embedded, traced.decoded) if start is not None]
         loss = self._loss(traced, end, limit) if self.gradients else None
@@ -350,13 +346,14 @@ class Probes:
             y = y[:-1]
         return words(self.model, traced, y, limit)
 
-    def _block(self, before: Vector, layer: Layer, of_scores: Callable[..., Any]) -> Scalar:
+    def _block(self, before: Vector, layer: Layer, allowed: npt.NDArray[np.bool_]) -> Scalar:
         added = [layer.attended, *([layer.crossed] if layer.crossed is not None else []), layer.fed]
         squares = stack([_square(u) for u in (before, *added)])
         middle = [stack([_square(layer.given)])] if self.model.order == "post" else []
         shares = apply(of_shares, squares, *middle, axes=1)
         if self.model.decoder_layers and layer.crossed is None:
             shares = stack([shares[0], shares[0] * 0.0, shares[1]])
+        of_scores = partial(of_attention, allowed=allowed)
         attention = apply(of_scores, layer.scores, layer.weights, axes=3, name="of_attention")
         loads = [] if layer.experts is None else [apply(of_experts, layer.experts, axes=2)]
         return join([_gram(layer.stream), attention, shares, *loads])

@@ -17,10 +17,9 @@ import numpy.typing as npt
 from array_api_compat import array_namespace
 
 from ..language import Scalar, Value, Vector, apply, join
-from ..language._graph import ordered
 from ..language._operation import MatMul
 from ..language._pool import pooled
-from ._trace import Trace
+from ._trace import Trace, inside
 from ._words import Words
 
 Array = Any
@@ -98,11 +97,8 @@ def row_of(found: Mapping[str, Sequence[Value]], allowed: Bools | None = None) -
 
 def ranges(traced: Trace, end: Words | None) -> list[Scalar]:
     """A row for each block, and one for the ends."""
-    seen = set(ordered([traced.embedded, *([] if traced.decoded is None else [traced.decoded])]))
     rows = []
-    for layer, mask in zip(traced.layers, traced.masks, strict=True):
-        inside = [value for value in ordered([layer.stream]) if value not in seen]
-        seen.update(inside)
+    for layer, mask, block in zip(traced.layers, traced.masks, inside(traced), strict=True):
         found: dict[str, list[Value]] = {
             "stream": [layer.stream],
             "scores": [layer.scores],
@@ -110,7 +106,7 @@ def ranges(traced: Trace, end: Words | None) -> list[Scalar]:
             "attention": [layer.attended, *([] if layer.crossed is None else [layer.crossed])],
             "mlp": [layer.fed],
         }
-        for value in inside:
+        for value in block:
             if isinstance(value.op, MatMul):
                 kind = KINDS.get(value.op.weight.source.name or "")
                 if kind is not None:

@@ -154,7 +154,11 @@ def _zero(model: Description) -> Changes:
 
 
 RECIPES = {
-    "plain": Recipe("every matrix 0.02", "BERT (Devlin et al. 2018); the default of Hugging Face's code", _plain),
+    "plain": Recipe(
+        "every matrix 0.02",
+        "BERT (Devlin et al. 2018), which cuts off at two of them; the default of Hugging Face's code",
+        _plain,
+    ),
     "gpt2": Recipe(
         "0.02, the last matrices of both branches over √(2L)",
         "GPT-2 (Radford et al. 2019, section 2.3); Megatron-LM (Shoeybi et al. 2019) scales its output layers alike",
@@ -166,7 +170,9 @@ RECIPES = {
         "GPT-NeoX-20B (Black et al. 2022, section 2.3.1), Pythia",
         _neox,
     ),
-    "xavier": Recipe("√(2/(fan-in + fan-out)), embeddings n^(−1/2)", "Glorot and Bengio 2010", _xavier),
+    "xavier": Recipe(
+        "√(2/(fan-in + fan-out)), embeddings n^(−1/2)", "Glorot and Bengio 2010; embeddings as in fairseq", _xavier
+    ),
     "t-fixup": Recipe(
         "Xavier's, values, output and perceptron times 0.67 L^(−1/4), embeddings times (9L)^(−1/4); norms are kept, "
         "which T-Fixup leaves out",
@@ -176,7 +182,7 @@ RECIPES = {
     "deepnorm": Recipe(
         "Xavier's, values, output and perceptron times (8L)^(−1/4), and the stream (2L)^(1/4) times each branch, for "
         "a norm after each sum",
-        "DeepNorm (Wang et al. 2022)",
+        "DeepNorm (Wang et al. 2022), as for an encoder or a decoder alone",
         _deepnorm,
     ),
     "ntk": Recipe("fan-in^(−1/2), embeddings 1, logits over √n", "Jacot et al. 2018; PaLM draws alike", _ntk),
@@ -187,12 +193,12 @@ RECIPES = {
     ),
     "depth-mup": Recipe(
         "µP's, the last matrices of both branches over √L",
-        "Yang et al. 2023, Tensor Programs VI; Bordelon et al. 2023",
+        "Bordelon et al. 2023; Yang et al. 2023, Tensor Programs VI, for blocks of one layer",
         _depth_mup,
     ),
     "zero": Recipe(
         "0.02, the last matrices of both branches 0: every block begins as the identity",
-        "Fixup (Zhang et al. 2019) and Goyal et al. 2017, for residual networks",
+        "Fixup (Zhang et al. 2019; the head is 0 there too) and, by gains, Goyal et al. 2017, for residual networks",
         _zero,
     ),
 }

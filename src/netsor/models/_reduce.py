@@ -18,7 +18,7 @@ Array = Any
 Mask = npt.NDArray[np.bool_]
 
 SMALLEST = 1e-37  # a normal number in single precision too; what is smaller adds nothing to an entropy
-PIECE = 2**16  # numbers of a piece of logits: it fits a cache, and numpy is called seldom
+PIECE = 2**18  # numbers of a piece of logits: 2 MiB, and numpy is called seldom
 
 
 def _makes(count: int) -> Callable[[Callable[..., Array]], Callable[..., Array]]:

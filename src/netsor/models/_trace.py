@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from .. import nn
 from ..language import (
     Scalar,
+    Value,
     Vector,
     Width,
     apply,
@@ -34,6 +36,7 @@ from ..language import (
     tanh,
     weight,
 )
+from ..language._graph import ordered
 from ..language._score import rsqrt
 from ._description import Description
 from ._inputs import Inputs
@@ -158,6 +161,16 @@ def trace(model: Description, given: Inputs, embedded: Vector | None = None) -> 
             stream = layers[-1].stream
         output = normed(model, stream) if model.final_norm else stream
     return Trace(x, tuple(layers), output, tuple(mask), table, decoded)
+
+
+def inside(traced: Trace) -> list[list[Value]]:
+    """The values that each block makes of the embeddings, or of what leaves the block before."""
+    begun = [traced.embedded, *([] if traced.decoded is None else [traced.decoded])]
+    streams = [layer.stream for layer in traced.layers]
+    values = ordered([*begun, *streams])
+    place = {value: k for k, value in enumerate(values)}
+    ends = [max(place[x] for x in begun), *(place[x] for x in streams)]
+    return [values[start + 1 : stop + 1] for start, stop in pairwise(ends)]
 
 
 def _embedded(model: Description, given: Inputs) -> tuple[Table | None, Vector]:

@@ -25,7 +25,7 @@ from ..language._weight import MatMul
 from ._description import Description
 from ._gradients import NAMES
 from ._inputs import Inputs
-from ._trace import Layer, Trace, n, normed, sigma_of, trace
+from ._trace import Layer, Trace, inside, n, normed, sigma_of, trace
 
 KINDS = ("embedding", "position", "query", "key", "value", "output", "in", "gate", "out", "head")
 
@@ -83,12 +83,9 @@ def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> 
     head = table.T if model.tied else weight(count, n, std=sigma_of(model.std_logits, model.width), name="W^L")
     product = head @ y
     logits = product if model.logit_cap is None else model.logit_cap * tanh(product / model.logit_cap)
-    seen = set(ordered([x]))
     acts = list(first)
-    for block, layer in enumerate(traced.layers, 1):
-        inside = [value for value in ordered([layer.stream]) if value not in seen]
-        seen.update(inside)
-        acts += [Act(block, _kind(v), v) for v in inside if isinstance(v, Vector) and isinstance(v.op, MatMul)]
+    for block, values in enumerate(inside(traced), 1):
+        acts += [Act(block, _kind(v), v) for v in values if isinstance(v, Vector) and isinstance(v.op, MatMul)]
     acts.append(Act(None, "head", product))
     watched = {
         "embedding": (x,),

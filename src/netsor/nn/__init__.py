@@ -2,6 +2,13 @@
 
 Matrices have entries N(0, σ²/fan-in), σ a `sigma_…` argument. Real code draws N(0, std²): then σ = std·√fan-in, with
 the fan-in of the real model, also when a width goes to infinity.
+
+Examples
+--------
+>>> x = ns.gaussian(64, 3)
+>>> x = x + ns.nn.attention(ns.rms_norm(x), heads=4, head_dim=16, mask="causal")
+>>> ns.nn.mlp(ns.rms_norm(x), hidden=256).shape
+(3,)
 """
 
 from ._attend import Attended, Rotary, attend, attention

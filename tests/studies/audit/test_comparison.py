@@ -154,6 +154,7 @@ def test_words():
     assert [number(v) for v in (0.01234, 32.27, 1164.4, 56_581.0)] == ["0.0123", "32.3", "1,160", "56,600"]
 
 
+@pytest.mark.slow
 def test_two_recipes_and_their_gradients(inline):
     """With and without 1/√(2L): both halves prefer the recipe that scales, by growth and by its gradients.
 

@@ -24,6 +24,7 @@ def test_scores_of_a_very_wide_model_are_large():
     assert np.median(found["score_std"]) == pytest.approx(4.9, abs=0.15)
 
 
+@pytest.mark.slow
 def test_the_first_loss_of_untied_logits():
     """ln V + v/2 for logits N(0, v), by independent draws of logits: V is large, so that nothing else is left."""
     v = 0.02**2 * 768

@@ -10,6 +10,7 @@ from scipy import stats
 import netsor as ns
 from netsor.studies.audit._own import Own
 
+from ...keep import keep
 from .own import NETWORKS
 
 LEVEL = 1e-4  # of each test: divided by the numbers that are compared
@@ -20,7 +21,7 @@ def program(name):
     return importlib.import_module(f"examples.audit_{name}").net()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", keep(NETWORKS, "experts", "differential"))
 def test_an_example_has_the_law_of_the_same_network_in_numpy(name):
     width, rng = 16, np.random.default_rng(5)
     plain = [NETWORKS[name](rng, width) for _ in range(200)]

@@ -15,6 +15,7 @@ from netsor.studies.coord_check._judge import GROWS, KEPT, SHRINKS, judged
 from netsor.studies.coord_check._network import CHANGE, UPDATE, Entry
 
 from ...inline import Inline
+from ...keep import keep
 from .nets import CONFIG, RATES, THEORY
 
 
@@ -31,7 +32,7 @@ def perceptron(name):
                           promise=promise)[0]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["sp", "ntk", "mup"])
+@pytest.mark.parametrize("name", keep(["sp", "ntk", "mup"], "mup"))
 def test_perceptrons(name):
     check = perceptron(name)
     assert check["hidden"].verdict in (KEPT, SHRINKS if name == "sp" else KEPT)  # the first layer of SP shrinks
@@ -134,6 +135,7 @@ def test_transformers(name, tied):
         assert judged(check.fits[check.update(kind).entry], exponent, 0.15) == KEPT, (kind, check.update(kind))
 
 
+@pytest.mark.slow
 def test_depths():
     found = ns.coord_check(CONFIG, depths=[1, 2, 3], draws=4, tokens=1, parametrisation="mup", progress=False)
     check = found[0]

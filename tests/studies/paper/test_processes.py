@@ -18,6 +18,7 @@ from netsor.studies.paper._cases import figures
 from netsor.studies.paper._reproduce import Options, reproduce
 
 from ...inline import Inline
+from ...keep import keep
 
 NETSOR = [sys.executable, "-m", "netsor", "reproduce"]
 UNILLUSTRATED = (  # the command without pictures, which take most of the time of a small run
@@ -96,13 +97,13 @@ def inline(monkeypatch):
     monkeypatch.setattr(_reproduce, "drawn", lambda data: {})
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", keep([1, 20], 1))
 def test_killed_runs_lose_nothing(kills, inline, tmp_path):
     """kill −9 when some more parts are there, then once more to the end: the bytes of an undisturbed run."""
     moment = random.Random(kills)
     kept = {}
     for _ in range(kills):
-        with Running([*NETSOR, *COMMAND, "--out", tmp_path], stderr=subprocess.DEVNULL) as run:
+        with Running([*PLAIN, *COMMAND, "--out", tmp_path], stderr=subprocess.DEVNULL) as run:
             more = len(kept) + moment.randint(1, 8)
             run.until(lambda more=more: len(stamps(tmp_path)) >= more)
             run.kill()
@@ -118,7 +119,7 @@ def test_killed_runs_lose_nothing(kills, inline, tmp_path):
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("sent", keep([signal.SIGINT, signal.SIGKILL], signal.SIGINT))
 def test_interrupts_and_kills_leave_no_workers_and_whole_parts(sent, tmp_path):
     """An endless run, so that it is the signal that ends it."""
     command = [*NETSOR, "5", "--samples", "20000", "--trials", "300", "--workers", "2", "--out", tmp_path]
@@ -158,6 +159,7 @@ def test_two_runs_into_one_folder_do_no_harm(inline, tmp_path):
     assert read(tmp_path) == right
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_for_another_says_so(tmp_path):
     tmp_path.mkdir(exist_ok=True)
     with FileLock(tmp_path / ".netsor.lock"), Running([*PLAIN, *TINY, "--out", tmp_path]) as run:

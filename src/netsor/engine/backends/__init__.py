@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 from ...language._given import shown
-from ._base import PRECISIONS, Backend, NoDeviceError
+from ._base import PRECISIONS, Backend, Device, NoDeviceError
 from ._jax import Jax
 from ._numpy import Numpy
 from ._torch import Torch
 
-__all__ = ["NAMES", "PRECISIONS", "Backend", "NoDeviceError", "Numpy", "choose"]
+__all__ = ["NAMES", "PRECISIONS", "Backend", "Device", "NoDeviceError", "Numpy", "choose"]
 
 NAMES: dict[str, type[Backend]] = {"numpy": Numpy, "jax": Jax, "torch": Torch}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from .._cells import Cells, Sums, summed
 from .._montecarlo import in_bytes
-from .._plan import Plan
+from .._plan import Plan, Register
 from .._prices import ACCELERATOR, CPU, Prices
 
 Array = Any
 
 PRECISIONS = ("float64", "float32")
-ROOM = {"cpu": 2**24, "cuda": 2**31}  # bytes of a block's arrays: what a cache holds, or what keeps a large GPU busy
+ROOM = {"cpu": 2**24, "cuda": 2**32}  # bytes of a block's arrays: what a cache holds, or what keeps a large GPU busy
 MOST = 2**22  # replicas in a block, at most
 BY_QUADRATURE = 2**16  # replicas in a block, at most, where the host may have to integrate for each
 WORKING = 8  # times the bytes of a block's arrays that a library may need, with temporary arrays and two blocks at once
@@ -90,17 +90,31 @@ class Backend(ABC):
         return summed(cells, m, v)
 
     def fits(self, plan: Plan, replicas: int) -> int:
-        """The number of replicas, or an error if the device has too little memory for them."""
-        size = float(WORKING * replicas * plan.bytes * self.itemsize / 8)
-        if size > self.memory():
+        """So many replicas, halved until the device has the memory for them; an error if it has too little for one."""
+        one = float(WORKING * plan.bytes * self.itemsize / 8)
+        room = self.memory()
+        if one > room:
             raise NoDeviceError(
-                f"device={self.device!r}: {replicas} replicas at a time need {in_bytes(size)}, and it has "
-                f"{in_bytes(self.memory())}; take fewer tokens or heads, a smaller width, or backend='numpy'"
+                f"device={self.device!r}: a replica needs {in_bytes(one)}, and it has {in_bytes(room)}; take fewer "
+                "tokens or heads, a smaller width, or backend='numpy'"
             )
+        while replicas * one > room:
+            replicas //= 2
         return replicas
 
     def __str__(self) -> str:
         return f"{self.name} on {self.device} in {self.precision}"
+
+
+class Device(Backend):
+    """A backend whose arrays are not numpy's, and may be on another device."""
+
+    @abstractmethod
+    def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
+        """A function of random numbers, numpy arrays (replicas, *shape) by register, with results (replicas or 1, …).
+
+        It is `what(library, mean, columns)` of what the plan makes of them (see `_run.run`), all of it on the device.
+        """
 
 
 def largest_block(plan: Plan, itemsize: int, kind: str, least: int = 1) -> int:

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -27,7 +28,7 @@ import numpy as np
 from .._cells import Cells, Sums
 from .._montecarlo import memory
 from .._plan import RULES, Builder, Plan, Register, Step
-from ._base import Backend, NoDeviceError, largest_block
+from ._base import Device, NoDeviceError, largest_block
 from ._chi import chi
 from ._jax_factor import library
 from ._jax_normals import normal_pairs
@@ -56,7 +57,7 @@ class Inputs(NamedTuple):
     arrays: list[Any]  # made by earlier pieces
 
 
-class Jax(Backend):
+class Jax(Device):
     """JAX on one device."""
 
     name: ClassVar[str] = "jax"
@@ -135,6 +136,28 @@ class Jax(Backend):
             mean, columns = (a if a.shape[0] in (1, len(part)) else a[: len(part)] for a in results)
         yield mean, columns
         tick(len(part))
+
+    def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
+        """Compiled for LEAST replicas, or 4, 16, … times as many: compiling takes longer than to compute too many."""
+        import jax
+        import jax.numpy as jnp
+
+        rest = replace(plan, steps=[step for step in plan.steps if step.kind not in ("normals", "chi")])
+        with self._within():
+            found, last = pieces(rest, self.precision), jax.jit(partial(what, library()))
+
+        def made(drawn: Mapping[Register, Any]) -> Any:
+            asked = len(next(iter(drawn.values())))
+            replicas = LEAST * 4 ** -(-(-(-asked // LEAST) - 1).bit_length() // 2)
+            self._compile(found, replicas)
+            with self._within():
+                more = np.r_[:asked, np.zeros(replicas - asked, dtype=np.intp)]  # the first again and again
+                before = {register: jnp.asarray(a[more], dtype=self.precision) for register, a in drawn.items()}
+                arrays = _block(found, 0, 0, replicas, self.precision, before)
+                results = [arrays[r] if r.value is None else np.asarray(r.value) for r in (plan.mean, plan.columns)]
+                return self.numpy(last(*results))[:asked]
+
+        return made
 
     def cov(self, columns: Array) -> Array:
         """The covariances, computed on the device."""

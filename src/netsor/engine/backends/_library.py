@@ -79,8 +79,24 @@ class Library:
         one = xp.eye(gram.shape[-1], dtype=gram.dtype) * none
         return self.cholesky(gram + one) - one
 
-    def _dependent(self, gram: Array, floor: Array) -> Array:
+    def factored_roughly(self, gram: Array, resolved: float) -> Array:
+        """The same, for rows that have errors: one of which this part of its square or less is left may depend."""
+        xp = self.xp
+        lower = self._tried(gram)
+        lengths = diagonal(xp, gram)
+        weak = _orthogonal.weak(xp, lower, lengths, resolved)
+
+        def again(gram: Array) -> Array:
+            made = self._dependent(gram, resolved * diagonal(xp, gram), 2 * MORE)
+            unknown = ~xp.all(diagonal(xp, made) >= 0, axis=-1)
+            return self.mended(made, unknown, lambda gram: self._factored(gram, resolved * diagonal(xp, gram)), gram)
+
+        return self.mended(lower, weak, again, gram)
+
+    def _dependent(self, gram: Array, floor: Array, slack: float = 1.0) -> Array:
         """The same of any matrix; NaN where rounding leaves undecided which rows depend on earlier ones.
+
+        What is left of a row that does is at most `slack` times the floor.
 
         Gram matrices with a little more on the diagonal, the floor, are regular: they tell which rows add a direction.
         Those among themselves are regular; the others have coefficients along the directions of those before them.
@@ -95,7 +111,7 @@ class Library:
         others = xp.tril(self.triangular(lower, gram * whole[..., None, :]), k=-1) * whole[..., None, :]
         made = xp.where(adds[..., None], lower, others)
         left = diagonal(xp, gram) - squares(xp, others)
-        found = xp.where(adds, diagonal(xp, lower) ** 2 > floor, left <= floor)
+        found = xp.where(adds, diagonal(xp, lower) ** 2 > floor, left <= slack * floor)
         return xp.where(xp.all(found, axis=-1)[..., None, None], made, xp.asarray(float("nan"), dtype=gram.dtype))
 
     def _solved(self, lower: Array, b: Array) -> Array:

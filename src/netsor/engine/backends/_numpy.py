@@ -26,33 +26,55 @@ MANY = 1024  # entries of a replica from which on its matrices are multiplied on
 CHUNK = 8192  # replicas with one key of the generators; independent of the width, so that one seed couples two widths
 BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead is small, and small enough for a cache
 LARGE_BYTES = 2**29  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
-FEW = 16  # replicas in such a block, at most
+FEW = 32  # replicas in such a block, at most
 STEP_SECONDS = 1.3e-5  # overhead of Python for one step, measured
 HELD_BYTES = 2**25  # largest array whose memory glibc keeps after it is freed: the most that it accepts
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 class Streams:
-    """The random numbers of one chunk of replicas."""
+    """The random numbers of one chunk of replicas, or of several that follow each other."""
 
-    def __init__(self, seed: int, chunk: int, precision: str = "float64") -> None:
-        self.seed, self.chunk, self.dtype = seed, chunk, np.dtype(precision)
-        self._generators: dict[tuple[int, ...], np.random.Generator] = {}
+    def __init__(self, seed: int, chunks: int | Sequence[range], precision: str = "float64") -> None:
+        """`chunks` is the key of one that has no end, or the replicas of each: its key is the first of them."""
+        self.seed, self.dtype = seed, np.dtype(precision)
+        self.chunks: list[tuple[int, float]]
+        self.chunks = [(chunks, math.inf)] if isinstance(chunks, int) else [(c.start, len(c)) for c in chunks]
+        self._under_way: dict[tuple[int, ...], tuple[np.random.Generator, int, float]] = {}  # chunk, what it has left
 
     def draw(self, step: Step, replicas: int) -> Array:
         """The random numbers of a step, (replicas, *shape)."""
-        key = step.params["key"]
-        if key not in self._generators:
-            self._generators[key] = generator(self.seed, *key, self.chunk)
-        rng = self._generators[key]
-        shape = replicas, *step.out.shape
+        made = np.empty((replicas, *step.out.shape), self.dtype)
         if step.kind == "normals":
-            return _laid_out(rng.standard_normal(shape, dtype=self.dtype))
+            return _laid_out(self.normals(step.params["key"], made))
         freedom = step.params["freedom"]
         half = freedom / 2 if len(freedom) > 1 else freedom[0] / 2  # numpy is faster with a scalar than with an array
-        halves = _laid_out(rng.standard_gamma(half, shape, dtype=self.dtype))
+        for rng, some in self._next(step.params["key"], made):
+            rng.standard_gamma(half, dtype=self.dtype, out=some)
+        halves = _laid_out(made)
         halves *= 2
         return np.sqrt(halves, out=halves)
+
+    def normals(self, key: tuple[int, ...], made: Array) -> Array:
+        """The next normals of a stream, for the replicas of an array, which are written into it."""
+        for rng, some in self._next(key, made):
+            rng.standard_normal(dtype=made.dtype, out=some)
+        return made
+
+    def _next(self, key: tuple[int, ...], made: Array) -> Iterator[tuple[np.random.Generator, Array]]:
+        """The generators of the chunks that the next replicas of a stream are in, and these replicas of an array."""
+        rng, chunk, left = self._under_way.get(key, (None, -1, 0))
+        done = 0
+        while done < len(made):
+            if not left:
+                chunk += 1
+                first, left = self.chunks[chunk]
+                rng = generator(self.seed, *key, first)
+            count = int(min(left, len(made) - done))
+            assert rng is not None
+            yield rng, made[done : done + count]
+            done, left = done + count, left - count
+            self._under_way[key] = rng, chunk, left
 
 
 def _laid_out(a: Array) -> Array:
@@ -66,11 +88,13 @@ def _laid_out(a: Array) -> Array:
 def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
     """Mean and coefficients of one coordinate of the outputs for the next replicas of a chunk."""
 
+    late = {step.out for step in plan.late}
+
     def draw(step: Step) -> Any:  # what is drawn late is a function, which draws the next replica's
         return partial(streams.draw, step, 1) if step in plan.late else streams.draw(step, replicas)
 
     def compute(step: Step, inputs: Sequence[Any], place: int | None) -> Array:
-        if not any(callable(a) for a in inputs):
+        if late.isdisjoint(step.args):
             return in_numpy(step, inputs, place)
         each = ([a() if callable(a) else a if len(a) == 1 else a[r : r + 1] for a in inputs] for r in range(replicas))
         return np.concatenate([in_numpy(step, arrays, None) for arrays in each])
@@ -85,6 +109,17 @@ def block_of(plan: Plan) -> int:
     worth = math.ceil(64 * STEP_SECONDS * len(plan.steps) / max(plan.seconds(1), 1e-9))
     few = min(FEW, worth, max(0, LARGE_BYTES - plan.bytes) // max(plan.held, 1) + 1)
     return max(1, few, min(CHUNK, room // max(plan.bytes, 1)))
+
+
+def blocks(plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], None]) -> Iterator[tuple[Array, Array]]:
+    """The next replicas, block by block."""
+    hold_memory()
+    most = -(-replicas // -(-replicas // block_of(plan)))  # blocks of equal size, as many as block_of makes
+    with one_blas_thread():
+        for start in range(0, replicas, most):
+            some = min(most, replicas - start)
+            yield block(plan, streams, some)
+            tick(some)
 
 
 @cache
@@ -124,14 +159,7 @@ class Numpy(Backend):
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
     ) -> Iterator[tuple[Array, Array]]:
         """Blocks of replicas that fit a cache, in order, from the same streams."""
-        hold_memory()
-        most = -(-len(part) // -(-len(part) // block_of(plan)))  # blocks of equal size, as many as block_of makes
-        streams = Streams(seed, part.start // size, self.precision)
-        with one_blas_thread():
-            for start in range(0, len(part), most):
-                replicas = min(most, len(part) - start)
-                yield block(plan, streams, replicas)
-                tick(replicas)
+        return blocks(plan, Streams(seed, part.start // size, self.precision), len(part), tick)
 
     def cov(self, columns: Array) -> Array:
         """The covariances, by a matrix product."""

@@ -1,13 +1,14 @@
 """PyTorch, step by step, on a CPU or a CUDA device: for those who have it and not JAX.
 
 The generator of a draw for one block is keyed by (seed, draw, the block's first replica). Where blocks begin depends on
-the plan alone, so the same seed gives the same draws. Laws of two widths with one seed are coupled where their blocks
-begin at the same replicas (in JAX and numpy, always).
+the plan, and on the device only if it has too little memory for the plan's blocks. So the same seed gives the same
+draws. Laws of two widths with one seed are coupled where their blocks begin at the same replicas (in JAX and numpy,
+always).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -18,17 +19,18 @@ from .._montecarlo import memory
 from .._plan import RULES, Plan, Register, Step
 from .._run import run
 from .._triangular import diagonal
-from ._base import Backend, NoDeviceError, largest_block
+from ._base import Device, NoDeviceError, largest_block
 from ._chi import Chi, chi
 from ._torch_factor import library
 
-FIRST = {"cpu": 16, "cuda": 64}  # replicas in the first block: later ones double, so that few draws cost little
+FIRST = {"cpu": 16, "cuda": 256}  # replicas in the first block: later ones double, so that few draws cost little
+SINGLE_RESOLVED = 1e-13  # pivot over diagonal entry below which vectors in single precision do not differ
 OF_FUNCTIONS = ("apply", "kernel", "moments")  # kinds of steps that call functions of the program
 
 Array = Any
 
 
-class Torch(Backend):
+class Torch(Device):
     """PyTorch on one device."""
 
     name: ClassVar[str] = "torch"
@@ -74,6 +76,19 @@ class Torch(Backend):
             yield mean[:needed], columns[:needed]
             tick(needed)
             start += replicas
+
+    def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
+        """Step by step; constants are copied to the device once."""
+        import torch
+
+        work = _Block(self, 0, 0, 0, torch)
+
+        def found(drawn: Mapping[Register, Any]) -> Any:
+            with torch.no_grad():
+                made = run(plan, lambda step: work.array(drawn[step.out]), work.constant, work.compute)
+                return self.numpy(what(work.library, *made))
+
+        return found
 
     def cov(self, columns: Array) -> Array:
         """The covariances, computed on the device."""
@@ -130,25 +145,28 @@ class _Block:
         made, tables = _tables(tuple(step.params["freedom"]), self.backend.precision, self.backend.device)
         return made.of(self.library.xp, normals(*step.out.shape[:-1], made.normals), *tables)
 
-    def reduced(self, step: Step, products: Array, rows: Array) -> Array:
+    def reduced(self, products: Array, rows: Array) -> Array:
         """The triangular factor of products of rows; of rows that are nearly the same, in double precision.
 
         From their products single precision cannot tell how they differ, and to find it from the vectors takes many
-        times as long as to take these products again.
+        times as long as to take these products again. What these do not tell, vectors in single precision do not have.
         """
-        xp = self.library.xp
+        xp, ways = self.library.xp, self.library.ways
+        if self.dtype == self.torch.float64:
+            return _orthogonal.reduced(xp, products, rows, ways)
 
         def again(rows: Array) -> Array:
             wide = rows.double()
-            return self.library.compute(step, [_instructions.gram(xp, wide, wide), wide]).to(self.dtype)
+            products = _instructions.gram(xp, wide, wide)
+            return self.library.factored_roughly(products, SINGLE_RESOLVED).to(self.dtype)
 
-        lower = self.library.ways.tried(products)
-        return _orthogonal.mended(xp, lower, _orthogonal.weak(xp, lower, diagonal(xp, products)), again, rows)
+        lower = ways.tried(products)
+        return ways.mended(lower, _orthogonal.weak(xp, lower, diagonal(xp, products)), again, rows)
 
     def compute(self, step: Step, inputs: Sequence[Array], _: int | None) -> Array:
         """A step on tensors; a function of one's own in numpy, or a kernel by quadrature, on the host."""
         if step.kind == "reduced":
-            return self.reduced(step, *inputs)
+            return self.reduced(*inputs)
         if step.kind not in OF_FUNCTIONS:
             return self.library.compute(step, inputs)
         try:

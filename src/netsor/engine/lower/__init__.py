@@ -10,6 +10,7 @@ Without any shortcut every source is drawn whole in the frame of its cluster, an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,27 +18,30 @@ import numpy as np
 from ...language import _operation as ops
 from ...language._array import Acts, Operation, rule_for
 from ...language._graph import ordered
+from ...language._names import names_of
 from ...language._narrow import traced
 from ...language._pool import Pool
 from ...language._rotary import Rotate
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError, InfiniteError
-from .._plan import SAMPLE, Plan, Register, TooLargeError, named
+from .._plan import LARGEST, SAMPLE, Plan, Register, TooLargeError, named
 from .._prices import CPU, Prices
 from ..passes import SHORTCUTS, rewrite
-from ..passes._operations import Adjoint, Along, Fuse, Span, Sum
+from ..passes._operations import Adjoint, Along, Drawn, Fuse, Span, Sum
 from ..passes._rewrite import Context
 from ._cost import whole_groups
 from ._directions import adjoint, along, span
-from ._facts import facts_of
+from ._facts import coordinate_bytes, facts_of
 from ._jumps import check_jumps
 from ._linear import combined, taken
+from ._longer import IrregularError, Longer
 from ._marks import overlap
 from ._nonlinear import nonlin, pooled, summed
-from ._outputs import results
+from ._outputs import Output, results
 from ._products import mean, products
 from ._rotation import rotated
-from ._sources import fuse, gaussian, matmul
+from ._shorter import Shorter, shorter
+from ._sources import drawn, fuse, gaussian, matmul
 from ._state import Lowered, State
 from ._turn import turn, turn_again
 from .dual import score
@@ -64,21 +68,31 @@ def make_plan(
         raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
     narrowed, made_from = traced(outputs)
     places = {value: number for number, value in enumerate(ordered(whole or outputs))}
-    origin: dict[Value, int] = {}
-    for value in ordered(narrowed):  # an index that narrowing added draws nothing, so its place does not matter
-        origin[value] = places.get(made_from.get(value, value), len(places))
-    context = Context(bound, origin, prices=prices)
-    made, nested = rewrite(narrowed, context, without), frozenset[int]()
-    facts = facts_of(made, narrowed, context, frozenset(without), picked)
-    while True:
-        try:
-            return _lowered(State(facts, context.notes, shift, nested, whole_groups(facts)), title)
-        except NestedError as error:  # known only now, from the directions: values at nodes serve this space
-            nested |= {error.group}
+    context = Context(bound, {}, prices=prices)
+    for value in context.ordered(narrowed):  # an index that narrowing added draws nothing: its place does not matter
+        context.origin[value] = places.get(made_from.get(value, value), len(places))
+    names = names_of(context.ordered(narrowed))
+
+    def planned(outputs: Sequence[Value], context: Context, short: Shorter | None) -> Plan:
+        made, nested = rewrite(outputs, context, without), frozenset[int]()
+        facts = facts_of(made, outputs, context, names, frozenset(without), picked)
+        while True:
+            try:
+                return _lowered(State(facts, context.notes, shift, nested, whole_groups(facts)), title, short)
+            except NestedError as error:  # known only now, from the directions: values at nodes serve this space
+                nested |= {error.group}
+
+    short = None if "repeated" in without else shorter(context.ordered(narrowed), narrowed, context.origin)
+    if short is not None:
+        with suppress(ExactError, IrregularError):  # an error names a value of the program as it is written
+            return planned(short.outputs, Context(bound, short.origin, prices=prices), short)
+    return planned(narrowed, context, None)
 
 
-def _lowered(s: State, title: str) -> Plan:
+def _lowered(s: State, title: str, short: Shorter | None) -> Plan:
     """Lower every value, in order, and what is asked of the outputs."""
+    if short is not None and any(coordinate_bytes(group) > short.share * LARGEST for group in s.facts.groups):
+        raise IrregularError
     for index, value in enumerate(s.facts.values):
         try:
             _value(s, value, index)
@@ -88,10 +102,30 @@ def _lowered(s: State, title: str) -> Plan:
             ) from None
         except InfiniteError as error:
             raise ExactError(value, str(error)) from None
-    mean, columns = results(s)
-    build = s.build
+    build, lowered = s.build, list(zip(s.facts.written, s.facts.outputs, strict=True))
+    if short is None:
+        mean, columns = results(s, [(written, output, s.scalars.get(output)) for written, output in lowered])
+    else:
+        longer = Longer(build, short.left, short.stride)
+        outputs, done = _outputs(s, short, dict(lowered), longer), len(build.steps)
+        mean, columns = results(s, outputs)
+        longer.check(build.steps[done:], {scalars for *_, scalars in outputs if scalars is not None})
     told = tuple(s.notes), build.expects, build.nodes, tuple(build.tried), s.facts.prices.place
     return Plan(title, build.steps, mean, columns, *told)
+
+
+def _outputs(s: State, short: Shorter, lowered: Mapping[Value, Value], longer: Longer) -> list[Output]:
+    """All outputs, those of blocks that were left out too."""
+    found: list[Output] = []
+    for each in short.all_outputs:
+        if isinstance(each, Value):
+            found.append((each, lowered[each], s.scalars.get(lowered[each])))
+            continue
+        like = [lowered[output] for output in each.like]
+        if not all(output in s.scalars for output in like):
+            raise IrregularError
+        found.append((each.like[0], like[0], longer.of([s.scalars[output] for output in like], each.block)))
+    return found
 
 
 def _value(s: State, value: Value, index: int) -> None:
@@ -102,12 +136,11 @@ def _value(s: State, value: Value, index: int) -> None:
         s.vectors[value] = _vector(s, value)
         for group in s.groups_of(value):
             s.held[group].append(value)
-            if group.nonlinear and group.nonlinear[-1] is value:
-                turn(s, group, index)
     elif isinstance(value, Scalar):
         s.scalars[value] = rule_for(value.op, SCALARS, "SCALARS of engine/lower/__init__.py")(s, value, value.op)
-        for group in s.groups_of(value.op.x) if isinstance(value.op, Pool) else ():
-            if group.nonlinear[-1] is value:
+    for x in (value, value.op.x) if isinstance(value.op, Pool | Drawn) else (value,):
+        for group in s.groups_of(x):
+            if group.nonlinear and group.nonlinear[-1] is value:
                 turn(s, group, index)
 
 
@@ -128,8 +161,8 @@ def _dot(s: State, value: Scalar, op: ops.Dot) -> Register:
 
 
 def _normal(s: State, value: Scalar, op: ops.Normal) -> Register:
-    drawn = s.build.draw("normals", (*s.facts.number[value], 0, SAMPLE, 0), op.shape, "random scalars")
-    return drawn if op.std == 1 else s.build.step("scale", drawn, by=op.std)
+    made = s.build.draw("normals", (*s.facts.number[value], 0, SAMPLE, 0), op.shape, op.source.name or "random scalars")
+    return made if op.std == 1 else s.build.step("scale", made, by=op.std)
 
 
 def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:
@@ -154,6 +187,7 @@ VECTORS: dict[type[Operation], Callable[[State, Any, Any], Lowered]] = {
     Fuse: lambda s, value, op: fuse(s, value, op.x),
     Span: lambda s, value, op: span(s, value, op.x, op.known),
     Sum: summed,
+    Drawn: drawn,
 }
 SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
     ops.Constant: lambda s, value, op: s.build.constant(op.numbers),

@@ -21,7 +21,7 @@ from ...language._array import Acts, Axes
 from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Source, Split, Take
 from ...language._pool import Pool
 from ...language._value import Value, Vector
-from ..passes._operations import Adjoint, Along, Extend, Fuse, Span
+from ..passes._operations import Adjoint, Along, Drawn, Extend, Fuse, Span
 
 Ints = npt.NDArray[np.intp]
 Number = tuple[int, int, int]  # of a value, for seeds: its place as written, a count, and which of its groups
@@ -61,6 +61,8 @@ def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict
                 pairs += [(inputs.setdefault(weight.source, x), x), (outputs.setdefault(weight.source, value), value)]
             case Adjoint(d, u, g, b):
                 pairs += [(d, u), (g, b)]
+            case Drawn():  # from one space to another, by coordinates
+                pass
             case _:
                 met = [x for x in (*value.op.inputs, value) if isinstance(x, Vector)]
                 pairs += [(met[0], x) for x in met]
@@ -131,9 +133,10 @@ class Clusters:
         label = np.concatenate([self.label, np.arange(len(self.label), self.count)])
         if self.edges:  # those since it was asked the last time
             ends = [label[np.concatenate([edge[i] for edge in self.edges])] for i in (0, 1)]
-            nodes, place = np.unique(np.concatenate(ends), return_inverse=True)
-            first, second = np.split(place, 2)
-            part = _components(len(nodes), first, second)
+            linked = np.zeros(self.count, dtype=bool)
+            linked[ends] = True
+            nodes, place = np.flatnonzero(linked), np.cumsum(linked) - 1
+            part = _components(len(nodes), *place[ends])
             one = np.zeros(len(nodes), dtype=np.intp)
             one[part[::-1]] = nodes[::-1]  # the first of its numbers stands for a component
             renamed = np.arange(self.count)
@@ -156,6 +159,17 @@ class Clusters:
                 return ids.reshape(*ids.shape[:-2], blocks)
             case Split(x, axis, count):
                 return np.moveaxis(self.ids[x].reshape(*x.shape, count, blocks), -2, axis)
+            case MatMul(weight, x, each):  # what a member makes has its cluster
+                acting = weight.members.ravel().tolist()
+                members = self.members[value] = self._new(len(acting), blocks)
+                inputs = self.ids[x].reshape(len(acting) if each else 1, -1, self.blocks[x])
+                self._link(inputs[:, :1], inputs)  # a matrix asks for the products of all its inputs
+                made = np.broadcast_to(members[:, None], (len(acting), value.size // len(acting), blocks))
+                return made.reshape(*value.shape, blocks)
+            case Data() | Drawn():
+                return self._new(*value.shape, blocks)
+        if not isinstance(value.op, Gaussian | Fuse | Span):
+            return self._meeting(value)
         ids = self._new(*value.shape, blocks)
         match value.op:
             case Gaussian(_, _, factor):
@@ -171,34 +185,38 @@ class Clusters:
                 self.parts[value] = np.stack([places for _, places in _split(label)])
                 members = self.members[value] = self._new(len(found), 1)
                 self._link(ids.ravel(), members[np.searchsorted(found, label), 0])
-            case MatMul(weight, x, each):
-                acting = weight.members.ravel().tolist()
-                members = self.members[value] = self._new(len(acting), blocks)
-                self._link(ids.reshape(len(acting), -1, blocks), members[:, None])
-                inputs = self.ids[x].reshape(len(acting) if each else 1, -1, self.blocks[x])
-                self._link(inputs[:, :1], inputs)  # a matrix asks for the products of all its inputs
             case Span(x, known):
                 for vectors in (x, *known):
                     rows = self.ids[vectors]
                     self._link(rows[..., :1, :], rows)
                     self._link(rows[..., :1, :], ids[..., :1, :])
                 self._link(ids[..., :1, :], ids)
-            case _:
-                for y, axes in zip(value.op.inputs, value.op.reads(value.ndim), strict=True):
-                    if isinstance(y, Vector):
-                        self._link(ids, self._first(self.ids[y], axes, value.ndim))
-                if value.op.acts is Acts.ON_PLACES:  # coordinates go from block to block
-                    self._link(ids[..., :1], ids)
+        return ids
+
+    def _meeting(self, value: Vector) -> Ints:
+        """What is made of vectors coordinate by coordinate has the cluster in which they meet."""
+        reads = zip(value.op.inputs, value.op.reads(value.ndim), strict=True)
+        first, *others = [self._first(self.ids[y], axes, value.ndim) for y, axes in reads if isinstance(y, Vector)]
+        ids = np.broadcast_to(first, (*value.shape, self.blocks[value]))
+        for other in others:
+            self._link(first, other)
+        if value.op.acts is Acts.ON_PLACES:  # coordinates go from block to block
+            self._link(ids[..., :1], ids)
         return ids
 
     def groups(self, widths: Mapping[Value, float]) -> list[Group]:
         """The clusters, grouped by their structure: the numbers of vectors and sources of each value in them."""
         label = self.labels() if self.count else np.zeros(0, np.intp)
         content: dict[int, list[tuple[int, bool, Value, Ints]]] = {}
+        split: dict[bytes, list[tuple[int, Ints]]] = {}
         for number, value in enumerate(self.values):
             for is_source, table in ((False, self.ids), (True, self.members)):
                 if value in table:
-                    for cluster, places in _split(label[table[value]].ravel()):
+                    found = label[table[value]].ravel()
+                    key = found.tobytes()
+                    if key not in split:  # many values have their vectors in the same clusters
+                        split[key] = list(_split(found))
+                    for cluster, places in split[key]:
                         content.setdefault(cluster, []).append((number, is_source, value, places))
         alike: dict[tuple[tuple[int, bool, int], ...], list[int]] = {}
         for cluster, parts in content.items():
@@ -225,17 +243,20 @@ class Clusters:
         return groups
 
     def _pools(self, groups: list[Group]) -> None:
-        """Functions of all coordinates ask for them as nonlinearities do, and make no vectors."""
+        """Functions of all coordinates ask for them as nonlinearities do, and make no vectors of their space."""
         place = {value: k for k, value in enumerate(self.values)}
-        pools = [value for value in self.values if isinstance(value.op, Pool)]
+        pools = [(value, value.op.x) for value in self.values if isinstance(value.op, Pool | Drawn)]
         for group in groups if pools else ():
-            group.nonlinear += [value for value in pools if value.op.inputs[0] in group.positions]
+            group.nonlinear += [value for value, x in pools if x in group.positions]
             group.nonlinear.sort(key=place.__getitem__)
 
 
 def _split(labels: Ints) -> Iterator[tuple[int, Ints]]:
     """The positions of each label."""
     if not labels.size:
+        return
+    if (labels == labels[0]).all():
+        yield int(labels[0]), np.arange(labels.size)
         return
     order = np.argsort(labels, kind="stable")
     found, starts = np.unique(labels[order], return_index=True)

@@ -11,18 +11,15 @@ import math
 
 from ...language._operation import MatMul
 from ...language._value import Value, Vector
-from .._prices import CPU
+from .. import _prices
 from ._clusters import Group
 from ._facts import Facts
 from ._state import State
 
-PREFERENCE = 1.0  # times the seconds of the first way, above which the second is not taken
-FEWEST = 64  # inputs below which it is not: their number is that of the sources at every width, which couples widths
-
 
 def whole_groups(facts: Facts) -> frozenset[Group]:
     """The groups whose sources cost less with a normal for every coordinate than with fewer normals, but a χ each."""
-    if facts.prices is CPU:  # where a χ costs little more than a normal
+    if facts.prices is _prices.CPU:  # where a χ costs little more than a normal
         return frozenset()
     return frozenset(group for group in facts.groups if group.width < math.inf and _whole(facts, group))
 
@@ -39,18 +36,18 @@ def _whole(facts: Facts, group: Group) -> bool:
     grown = min(sources, int(group.width))  # later ones have every coordinate in any frame
     more = grown * group.width - grown * (grown - 1) / 2
     prices = facts.prices
-    return most >= FEWEST and more * (prices.normal + most * prices.product) < grown * prices.chi
+    return most >= _prices.FEWEST and more * (prices.normal + most * prices.product) < grown * prices.chi
 
 
 def draws_matrix(s: State, value: Vector, copies: int, vectors: int, directions: int) -> bool:
     """Whether a product of a matrix, with so many inputs in each of some copies, draws a source for each direction."""
-    if value in s.facts.limits or value not in s.facts.drawn or directions <= vectors or vectors < FEWEST:
+    if value in s.facts.limits or value not in s.facts.drawn or directions <= vectors or vectors < _prices.FEWEST:
         return False
     assert isinstance(value.op, MatMul)
     # the factor is made once for all matrices that act on these inputs
     factor = s.facts.prices.factor(copies, vectors, directions) / s.facts.acting[value.op.x]
     first = factor + vectors * _source_seconds(s, value, vectors, vectors)
-    return directions * _source_seconds(s, value, directions, vectors) < PREFERENCE * first
+    return directions * _source_seconds(s, value, directions, vectors) < _prices.PREFERENCE * first
 
 
 def told(s: State, value: Vector, vectors: int, directions: int, cheaper: bool) -> str:
@@ -72,16 +69,16 @@ def saved_by_turning(s: State, value: Value, vectors: int, count: int) -> float:
     assert isinstance(value.op, MatMul)
     x = value.op.x
     directions = int(s.facts.blocks[x] * s.facts.widths[x])
-    if value in s.facts.limits or value not in s.facts.drawn or vectors < FEWEST or not PREFERENCE:
+    if value in s.facts.limits or value not in s.facts.drawn or vectors < _prices.FEWEST or not _prices.PREFERENCE:
         return vectors
     more = (directions - count) * _source_seconds(s, value, directions, vectors)
-    return min(vectors, more / (PREFERENCE * x.size * directions * s.facts.prices.product))
+    return min(vectors, more / (_prices.PREFERENCE * x.size * directions * s.facts.prices.product))
 
 
 def turning(s: State, group: Group, count: int) -> float:
     """What it takes to find directions for so many vectors of each frame, in products of vectors, beside these."""
     prices = s.facts.prices
-    if count < FEWEST:  # what a matrix would take otherwise
+    if count < _prices.FEWEST:  # what a matrix would take otherwise
         return 0.0
     return group.frames * count * prices.factor_row / (group.width * prices.product)
 

@@ -16,8 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...language._asked import asked_entries
-from ...language._graph import ordered
-from ...language._names import names_of
 from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
 from ...language._value import Value, Vector
 from .._error import ExactError
@@ -80,11 +78,12 @@ def facts_of(
     outputs: Sequence[Value],
     written: Sequence[Value],
     context: Context,
+    names: Mapping[Value | Source, str],
     without: frozenset[str],
     picked: Sequence[int] | None,
 ) -> Facts:
     """The facts of a program after its passes."""
-    values = ordered(_shallow_first(outputs))
+    values = context.ordered(_shallow_first(outputs, context))
     made = linear_sources(values)
     virtual = {source for value in values if isinstance(value.op, Fuse) for source in made[value.op.x]}
     edges = asked_together(values, made)
@@ -120,7 +119,7 @@ def facts_of(
         chosen=picked is not None,
         picked=(0,) if picked is None else tuple(picked),
         without=without,
-        names=names_of(ordered(written)),
+        names=names,
         values=tuple(values),
         place={value: k for k, value in enumerate(values)},
         last=_last_uses(values, outputs),
@@ -153,10 +152,10 @@ def _counts(value: Value) -> bool:
     return isinstance(value.op, Adjoint) or (isinstance(value.op, Dot) and value.op.power == 0.5)
 
 
-def _shallow_first(outputs: Sequence[Value]) -> list[Value]:
+def _shallow_first(outputs: Sequence[Value], context: Context) -> list[Value]:
     """Outputs of early layers before those of late ones: so what they are made of need not be kept until the end."""
     depth: dict[Value, int] = {}
-    for value in ordered(outputs):
+    for value in context.ordered(outputs):
         depth[value] = 1 + max((depth[x] for x in value.op.inputs), default=0)
     return sorted(outputs, key=lambda output: depth[output])
 
@@ -222,14 +221,20 @@ def _numbers(
 
 def _check_room(group: Group) -> None:
     """Refuse, before anything is made, coordinates that no memory holds."""
-    if group.nonlinear and group.width < math.inf:
-        size = 8 * group.width * sum(places.size for places in group.positions.values())
-        if size > LARGEST:
-            raise ExactError(
-                group.nonlinear[0],
-                f"a nonlinearity at width {group.width:.0f} needs {size:.1e} bytes for its coordinates",
-                instead="take the width inf, or a smaller one",
-            )
+    size = coordinate_bytes(group)
+    if size > LARGEST:
+        raise ExactError(
+            group.nonlinear[0],
+            f"a nonlinearity at width {group.width:.0f} needs {size:.1e} bytes for its coordinates",
+            instead="take the width inf, or a smaller one",
+        )
+
+
+def coordinate_bytes(group: Group) -> float:
+    """The bytes of all coordinates that nonlinearities of a group ask for, at finite width."""
+    if not group.nonlinear or math.isinf(group.width):
+        return 0.0
+    return 8 * group.width * sum(places.size for places in group.positions.values())
 
 
 def _components(group: Group, edges: Mapping[Value, set[Value]], apart: bool) -> list[Component]:

@@ -9,7 +9,7 @@ from ...language._value import Value, Vector
 from .._error import ExactError
 from .._montecarlo import check_memory
 from .._plan import SAMPLE, Register
-from ..passes._operations import Span
+from ..passes._operations import Drawn, Span
 from ._cost import draws_matrix, told
 from ._state import Bools, Lowered, State
 
@@ -139,6 +139,18 @@ def matmul(s: State, value: Vector, op: MatMul) -> Lowered:
     c = build.step("scale", c, by=weight.std / s.norm(x))
     lead, sample = _sources(s, value, members * blocks, c.shape[-1])
     return _combined(s, value, c, lead, sample, members, words)
+
+
+def drawn(s: State, value: Vector, op: Drawn) -> Lowered:
+    """W x, or W^T x, by the entries of W and all coordinates of x."""
+    build, x, blocks = s.build, op.x, s.facts.blocks[value]
+    lead = build.fitted(s.vectors[x].lead, int(s.facts.widths[x]))
+    rows = build.reshape(lead, x.size // x.shape[-1], x.shape[-1], lead.shape[-2] * lead.shape[-1])
+    entries = build.taken(s.scalars[op.entries], np.array(op.members), axis=0)
+    kind, name = ("gram", "x E^T") if op.weight.transposed else ("product", "x E")
+    words = f"{s.words(value)} = {name}, the matrix drawn: it acts on {op.vectors} vectors in all"
+    made = build.step(kind, build.step("scale", rows, by=op.gain), entries, words=words)
+    return Lowered(build.reshape(made, *value.shape, blocks, made.shape[-1] // blocks))
 
 
 def _combined(

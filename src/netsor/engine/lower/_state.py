@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ...language._operation import Gaussian, MatMul, Normal, Root
 from ...language._value import Scalar, Value, Vector
 from .._plan import Builder, Register
+from ..passes._operations import Drawn
 from ._angles import Angles, Floats
 from ._clusters import Group
 from ._facts import Facts, within
@@ -162,8 +163,9 @@ class State:
 
     def words(self, value: Value) -> str:
         match value.op:
-            case MatMul(weight):
-                return f"{self.facts.names.get(weight.source, weight.source.name or 'W')} x"
+            case MatMul(weight) | Drawn(weight=weight):
+                name = self.facts.names.get(weight.source, weight.source.name or "W")
+                return f"{name}^T x" if isinstance(value.op, Drawn) and weight.transposed else f"{name} x"
             case Gaussian():
                 return "initial vectors"
         return "combined sources"

@@ -14,6 +14,7 @@ from .commute import commute
 from .compose import compose
 from .condition import condition
 from .distinct import distinct
+from .drawn import drawn
 from .fuse import fuse
 from .linearise import linearise
 from .outer import outer
@@ -32,7 +33,7 @@ GRAPH: dict[str, Pass] = {
     "fuse": fuse,
 }
 # All that can be switched off: those of the graph, those of lowering, and the formula for a sum over heads.
-SHORTCUTS = ("stacked", *GRAPH, "leaves", "undrawn", "turn", "apart", "named", "recognise")
+SHORTCUTS = ("repeated", "stacked", "drawn", *GRAPH, "leaves", "undrawn", "turn", "apart", "named", "recognise")
 
 
 def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str] = ()) -> list[Value]:
@@ -40,6 +41,8 @@ def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str]
     made = distinct(roots(stepped(outputs, context), context), context)
     if "stacked" not in without:
         made = stacked(made, context)
+    if "drawn" not in without:
+        made = drawn(made, context)
     made = outer(reuse(made, context), context)
     for name, change in GRAPH.items():
         if name not in without:

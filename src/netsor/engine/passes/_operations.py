@@ -9,6 +9,7 @@ import numpy as np
 from ...language._array import Acts, Axes, Operation
 from ...language._specification import Made, Rules, need, space
 from ...language._value import Scalar, Vector
+from ...language._weight import Weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +92,19 @@ class Sum(Operation):
         return (0, None), (None,)
 
 
+@dataclass(frozen=True, eq=False)
+class Drawn(Operation):
+    """V: gain · W x[b, i], or W^T x[b, i], of matrices with given entries: one for each b, x[i] or x[b, i]."""
+
+    acts = Acts.ON_COORDINATES
+    entries: Scalar  # (matrices, in, out) as W was drawn
+    x: Vector
+    weight: Weight  # as it acts here: its name, and whether it is transposed
+    members: tuple[int, ...]  # of the entries
+    gain: float
+    vectors: int  # on which each matrix acts, in all places
+
+
 # The shape and the width of what each makes, for `verify` of the language
 
 
@@ -123,6 +137,7 @@ def _outer(op: Outer, value: Vector) -> Made:
 
 
 SPECIFICATION: Rules = {
+    Drawn: lambda op, value: ((len(op.members), op.x.shape[-1]), op.weight.out_width),
     Outer: _outer,
     Sum: lambda op, value: ((max(len(op.left), *(s[0] for s in op.shapes)), op.shapes[1][1]), op.left.width),
     Fuse: lambda op, value: (op.x.shape, op.x.width),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import is_
 
 from ...language._array import Acts
 from ...language._graph import ordered
@@ -26,6 +27,13 @@ class Context:
     origin: dict[Value, int]
     notes: list[str] = field(default_factory=list)
     prices: Prices = CPU
+    _last: tuple[tuple[Value, ...], list[Value]] = ((), [])
+
+    def ordered(self, outputs: Sequence[Value]) -> list[Value]:
+        """All values in order. Those of the last outputs are kept: most passes change little or nothing."""
+        if self._last[0] != tuple(outputs):
+            self._last = tuple(outputs), ordered(outputs)
+        return self._last[1]
 
     def width(self, value: Value) -> float:
         """The width of the vectors of a value."""
@@ -36,20 +44,19 @@ class Context:
 def rewritten(outputs: Sequence[Value], context: Context, change: Callable[[Value, Value], Value]) -> list[Value]:
     """The program with each value changed: `change(old, new)` gets a value and its copy on changed inputs."""
     new: dict[Value, Value] = {}
-    for value in ordered(outputs):
+    for value in context.ordered(outputs):
         inputs = [new[x] for x in value.op.inputs]
-        same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
+        same = all(map(is_, inputs, value.op.inputs))
         copy = value if same else replace(value, op=value.op.with_inputs(*inputs))
-        context.origin[copy] = context.origin[value]
-        made = change(value, copy)
-        context.origin.setdefault(made, context.origin[value])
+        place = context.origin[copy] = context.origin[value]
+        made = new[value] = change(value, copy)
+        context.origin.setdefault(made, place)
         added = list(made.op.inputs) if made is not copy else []
         while added:  # what a change adds has the seed of what it replaces
             inner = added.pop()
             if inner not in context.origin:
-                context.origin[inner] = context.origin[value]
+                context.origin[inner] = place
                 added += inner.op.inputs
-        new[value] = made
     return [new[output] for output in outputs]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...language._graph import ordered
 from ...language._operation import MatMul, Mix
 from ...language._value import Value, Vector, mix
 from ._rewrite import Context, rewritten
@@ -16,7 +15,7 @@ from ._rewrite import Context, rewritten
 
 def commute(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with W (Σ_j a_j x_j) in place of Σ_j a_j W x_j."""
-    values = ordered(outputs)
+    values = context.ordered(outputs)
     users: dict[Value, list[Value]] = {}
     for value in values:
         for x in value.op.inputs:

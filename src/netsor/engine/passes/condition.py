@@ -18,7 +18,6 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from ...activations import Function
-from ...language._graph import ordered
 from ...language._operation import Dot, MatMul, Source, Take
 from ...language._score import mean_dot
 from ...language._value import Scalar, Value, Vector, applied, mix
@@ -36,7 +35,7 @@ ROOT = Function("root", _root, bounded=False, lipschitz=False)
 
 def condition(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with a vector, of which a coordinate is meant, in place of each such score among its outputs."""
-    values = ordered(outputs)
+    values = context.ordered(outputs)
     users: dict[Value, list[Value]] = {}
     for value in values:
         for x in value.op.inputs:

@@ -7,11 +7,11 @@ are more of them than vectors in the value.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from ...language._graph import ordered
 from ...language._operation import Gaussian, MatMul
 from ...language._value import Value, Vector
 from ._operations import Fuse
@@ -20,15 +20,13 @@ from ._rewrite import Context, asked, linear_sources, rewritten
 
 def fuse(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with a Fuse at every value that alone is asked about its sources, if that makes them fewer."""
-    values = ordered(outputs)
+    values = context.ordered(outputs)
     made = linear_sources(values)
-    points: dict[Value, set[Value]] = {}  # of a source: the values through which it is asked about
-    for x in (*outputs, *(x for value in values for x in asked(value))):
-        for source in made.get(x, ()):
-            points.setdefault(source, set()).add(x)
+    every = dict.fromkeys(x for value in values for x in asked(value))
+    points = Counter(source for x in every | dict.fromkeys(outputs) for source in made.get(x, ()))  # that ask about it
 
-    def private(source: Value, x: Value) -> bool:
-        return isinstance(source.op, Gaussian | MatMul) and points[source] == {x}
+    def private(source: Value) -> bool:
+        return isinstance(source.op, Gaussian | MatMul) and points[source] == 1
 
     def worth(x: Value) -> bool:
         sources = made[x]
@@ -38,8 +36,7 @@ def fuse(outputs: Sequence[Value], context: Context) -> list[Value]:
         assert isinstance(x, Vector)
         return x.size * x.width.factor  # a concatenation has more room than each of its parts
 
-    every = dict.fromkeys(x for value in values for x in asked(value))
-    chosen = {x for x in every if all(private(source, x) for source in made[x]) and worth(x)}
+    chosen = {x for x in every if all(map(private, made[x])) and worth(x)}
 
     def change(old: Value, new: Value) -> Value:
         return replace(new, op=Fuse(cast(Vector, new))) if old in chosen else new

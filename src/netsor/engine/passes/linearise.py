@@ -16,7 +16,7 @@ import numpy as np
 
 from ... import activations as known
 from ...language import _operation as ops
-from ...language._graph import ordered, widths_of
+from ...language._graph import widths_of
 from ...language._operation import Apply, Constant, Nonlin
 from ...language._score import MASKED_SOFTMAX, SOFTMAX
 from ...language._value import Scalar, Value, Vector
@@ -40,7 +40,7 @@ class Size:
 
 def linearise(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program without activations that act as the identity."""
-    smallest = min((width.bind(context.bound) for width in widths_of(ordered(outputs))), default=math.inf)
+    smallest = min((width.bind(context.bound) for width in widths_of(context.ordered(outputs))), default=math.inf)
     size: dict[Value, Size | None] = {}
 
     def change(old: Value, new: Value) -> Value:

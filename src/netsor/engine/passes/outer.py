@@ -20,7 +20,6 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from ...activations import Function
-from ...language._graph import ordered
 from ...language._join import join
 from ...language._operation import Gaussian, MatMul
 from ...language._pool import Pool
@@ -35,7 +34,7 @@ ENTRIES = 2**33  # of all matrices of an outer product, above which it is refuse
 
 def outer(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program without functions of the entries of outer products."""
-    values = ordered(outputs)
+    values = context.ordered(outputs)
     if not any(isinstance(value.op, Outer) for value in values):
         return list(outputs)
     sources = linear_sources(values)

@@ -36,7 +36,7 @@ from ._rewrite import Context, linear_sources, rewritten
 def reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with each matrix in one MatMul at most."""
     uses: dict[Source, list[Value]] = {}
-    for value in ordered(outputs):
+    for value in context.ordered(outputs):
         if isinstance(value.op, MatMul):
             uses.setdefault(value.op.weight.source, []).append(value)
     met = _met(outputs, uses, context)
@@ -85,7 +85,7 @@ def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], conte
     counts of them is seen along directions, and these are found from products of what the matrices acted on: so the
     matrices that made those inputs belong to them too, as do those that made the inputs of a matrix that acts twice.
     """
-    values = ordered(outputs)
+    values = context.ordered(outputs)
     scores = [v for v in values if isinstance(v.op, Dot) and v.op.power == 0.5 and context.width(v.op.x) == math.inf]
     values = ordered(scores)
     made, found = linear_sources(values), set[Source]()

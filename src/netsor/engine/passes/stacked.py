@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...language._graph import ordered
 from ...language._join import join
 from ...language._operation import Add, Constant, MatMul, Mix, Source, Take
 from ...language._score import concat, split
@@ -47,7 +46,7 @@ class _Place(NamedTuple):
 
 def stacked(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with one matrix in place of each batch, and of several weights, that allow it."""
-    values = ordered(outputs)
+    values = context.ordered(outputs)
     users: dict[Value, list[Value]] = {output: [output] * 2 for output in outputs}  # one that is asked for stays
     uses: dict[Source, list[Value]] = {}
     for value in values:

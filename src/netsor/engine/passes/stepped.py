@@ -38,7 +38,7 @@ from .vanishing import vanishing
 
 def stepped(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program without steps."""
-    if not any(isinstance(value.op, Stepped | Shifted) for value in ordered(outputs)):
+    if not any(isinstance(value.op, Stepped | Shifted) for value in context.ordered(outputs)):
         return list(outputs)
     made: dict[object, Vector] = {}  # W x, however often it is asked for
 

@@ -249,7 +249,8 @@ RESULT = Result(
     "‖·‖_∞). Their tokens are of 32 texts, whose ids could not be read: ours are 128 different ones. For the "
     f"theorem: one head, no norm, {PURE['tokens']} independent tokens with mean square 1, weights N(0, 1/d), d = 64 "
     "and ∞, written for the mean of the tokens and for their residual by itself, so that nothing cancels at "
-    "10^(−100). The bound is computed with matrices that are drawn.",
+    "10^(−100). The bound is computed with matrices that are drawn. Its inequality could not be read in the paper "
+    "itself: it is that of secondary sources, for one head; some have a factor γ of the attention weights beside β.",
     quick="the curves with residual connections are left out, others have fewer draws.",
     parts=parts,
     judge=judge,

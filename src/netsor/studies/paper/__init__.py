@@ -1,4 +1,11 @@
-"""The paper's model and experiments."""
+"""The paper's model and experiments.
+
+Examples
+--------
+>>> net = ns.paper.layer(tokens=4, heads=2)
+>>> print(f"{ns.kl(net.law(n=64), net.law(n=ns.inf)).value:.1e}")
+2.2e-03
+"""
 
 from __future__ import annotations
 

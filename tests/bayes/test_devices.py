@@ -1,0 +1,38 @@
+"""Likelihoods of chains by JAX: what numpy finds. Those by PyTorch are among the tests of peers."""
+
+import pytest
+
+import netsor as ns
+from netsor.engine.backends import NoDeviceError, choose
+
+from .device_cases import CASES, assert_same_heights, assert_same_posterior
+from .priors import prior, tokens
+
+JAX = {"backend": "jax", "device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("case", "noise"),
+    [
+        ("many columns, inf", 0.3),
+        pytest.param("many columns, inf", 1e-7, marks=pytest.mark.slow),
+        *(pytest.param(case, 0.3, marks=pytest.mark.slow) for case in CASES if case != "many columns, inf"),
+    ],
+)
+def test_jax_finds_numpys_likelihoods(case, noise):
+    assert_same_heights(case, noise, **JAX)
+
+
+@pytest.mark.slow
+def test_chains_by_jax_have_the_posterior():
+    assert_same_posterior(**JAX)
+
+
+def test_what_cannot_be_is_refused():
+    net = prior(tokens(3))
+    with pytest.raises(ValueError, match=r"precision='float32': chains need double precision"):
+        net.posterior({0: 1.0}, 0.1, n=ns.inf, backend=choose("jax", "cpu", "float32"))
+    with pytest.raises(ValueError, match=r"backend='blackjax' must be one of numpy, jax, torch"):
+        net.log_evidence({0: 1.0}, 0.1, n=ns.inf, backend="blackjax")
+    with pytest.raises(NoDeviceError, match=r"device='cuda:77': JAX sees no such device"):
+        net.posterior_cost({0: 1.0}, 0.1, n=ns.inf, backend="jax", device="cuda:77")
