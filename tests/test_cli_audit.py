@@ -159,6 +159,7 @@ def test_rules_that_fail(folder):
     assert (open_.returncode, "loss undecided at 3 tokens" in open_.stderr) == (3, True)
 
 
+@pytest.mark.slow
 def test_several_models_and_a_sweep(folder, monkeypatch):
     monkeypatch.setattr(_draw, "BLOCKS", BLOCKS[:1])  # pictures take most of the time
     monkeypatch.setattr(_draw, "FINAL", ())

@@ -83,6 +83,7 @@ def test_the_literal_interpreter_on_a_cluster(cluster):
     assert here.tobytes() == net.simulate(n=8, draws=300, executor=cluster.get_executor(), progress=False).tobytes()
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_costs_nothing_but_time(cluster, monkeypatch):
     """Its chunks are done again by the other: same bits. Last, for its successor has yet to come up."""
     monkeypatch.setattr(_sampler, "TASK", 0.0)
@@ -128,6 +129,7 @@ def test_the_option_begins_a_cluster():
     assert there.stdout == netsor(*COMMAND).stdout
 
 
+@pytest.mark.slow
 def test_the_option(cluster, folder):
     """A cluster by its address, and one that is not there."""
     there = netsor(*COMMAND, "--dask", cluster.scheduler.address)

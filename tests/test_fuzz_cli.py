@@ -302,7 +302,7 @@ def many(folder, seed, count):
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3))])
 def test_command_lines(seed, folder):
-    many(folder, seed, 30)
+    many(folder, seed, 20)
 
 
 @pytest.mark.slow

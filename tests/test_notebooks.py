@@ -20,10 +20,8 @@ def test_all_are_there():
     ]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "own_activation" else pytest.param(name, marks=pytest.mark.slow) for name in NOTEBOOKS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook_runs(name, capsys, monkeypatch, tmp_path):
     import matplotlib.pyplot as plt  # slow to import, as jupytext is: by the one process that needs it
 

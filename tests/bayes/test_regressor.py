@@ -48,6 +48,7 @@ def test_conventions_of_scikit_learn_with_attention(how):
     checked(ns.AttentionRegressor(**how, **SHORT))
 
 
+@pytest.mark.slow
 def test_it_is_the_posterior_of_its_program():
     """At new examples, against the same prior given the same data by weights: 5 standard errors, level 1e-5."""
     model = ns.AttentionRegressor(prior, noise=0.5, arguments={"sharp": 3.0}, draws=800)

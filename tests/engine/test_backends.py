@@ -160,6 +160,7 @@ def test_one_seed_couples_two_widths_in_jax():
     assert abs(np.corrcoef(one.component_var, other.component_var)[0, 1]) < 0.1
 
 
+@pytest.mark.slow
 def test_laws_of_one_structure_share_a_compiled_program():
     net = layer()[0]
     net.law(n=1024, draws=100, progress=False, **JAX)

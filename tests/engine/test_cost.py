@@ -92,6 +92,16 @@ def test_either_way_has_the_law_of_drawn_weights(way, prices, monkeypatch):
     assert smallest_p(block(), 4000, n=5, m=6) > LEVEL
 
 
+@pytest.mark.parametrize("prices", [CPU, DEAR], ids=lambda prices: prices.place)
+def test_several_matrices_of_which_only_an_output_needs_something(prices, monkeypatch):
+    """In a space with whole coordinates: nothing of them is drawn, and the law has a Gaussian part."""
+    x = ns.weight(n, m) @ ns.gaussian(m, 3)
+    net = ns.Program(((ns.weight(n, n, 2) @ x + x)[:, 0], ns.mean_dot(x, x)[0]))
+    forced(DRAWN, monkeypatch, prices)
+    assert smallest_p(net, 2000, n=5, m=4) > LEVEL
+    assert make_plan(net.outputs, {"n": 5, "m": 4}, prices=prices).columns.size
+
+
 @pytest.mark.parametrize("tokens", [64, 192, 1024])
 def test_where_factors_are_dear_every_matrix_is_drawn(tokens):
     """The numbers of the literal network, and nothing but normals, products and functions."""

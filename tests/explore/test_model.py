@@ -91,6 +91,7 @@ def test_the_code_makes_the_curves(small, capsys):
     assert "mean square of the stream" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_code_makes_the_backward_curves(small):
     view = last(Model(replace(small, std=0.1), tokens=(3,), limit=True, gradients=True))
     made = {}

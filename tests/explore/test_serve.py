@@ -106,6 +106,7 @@ def test_a_server_that_does_not_begin_is_an_error(monkeypatch):
         _serve.serve(None, 0, False, lambda address: pytest.fail("nothing is there"))
 
 
+@pytest.mark.slow
 def test_the_real_server(tmp_path):
     """A connection at once; the websocket for its own origin, with the cookie, and for no other."""
     pytest.importorskip("marimo")

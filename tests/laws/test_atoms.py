@@ -128,6 +128,7 @@ def test_a_law_known_by_draws_is_a_law():
     assert all(found.error < 0.05 for found in shifted.values())
 
 
+@pytest.mark.slow
 def test_two_samples_of_one_law_are_not_apart():
     rng = np.random.default_rng(4)
     a, b = rng.standard_normal((2, 2000))

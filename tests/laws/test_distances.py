@@ -55,6 +55,7 @@ def test_kl_to_the_gaussian_of_equal_variance():
         assert ns.kl(law, gaussian(law.var())).value == pytest.approx(known, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_without_coupling_the_error_is_larger():
     p = ns.paper.layer().law(n=10**4, draws=40_000)
     coupled = ns.kl(p, ns.paper.layer().law(n=ns.inf, draws=40_000))

@@ -41,7 +41,8 @@ def test_the_network_has_these_variances():
     assert stats.ks_2samp(law.component_var, variances((20_000,), 1)).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("draws", [30, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("draws", [30, 100])
 def test_errors_of_few_draws_cover(draws):
     laws = [ns.Mixture(0.0, v, ORIGIN).with_error for v in variances((LAWS, draws), draws)]
     many = ns.Mixture(0.0, variances((300_000,), 2), ORIGIN)

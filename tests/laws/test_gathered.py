@@ -134,6 +134,7 @@ def test_far_out_a_distribution_function_has_an_error():
     assert 0 < high == pytest.approx(low, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_distances_and_their_errors(monkeypatch):
     """Blocks are split at random here; their spread must be that of blocks of replicas."""
     kept, gathered, _ = both("centred", monkeypatch)

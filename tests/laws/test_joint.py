@@ -49,6 +49,7 @@ def test_density_far_out_and_far_apart():
     assert law.logpdf([100.0, 0.0]) == pytest.approx(stats.norm.logpdf(100) + stats.norm.logpdf(0) - math.log(2))
 
 
+@pytest.mark.slow
 def test_a_large_grid_is_many_points_at_once():
     """61 × 61 points and 50,000 components: the density of one point at a time, from all of them."""
     law = mixture(50_000, 2)

@@ -114,6 +114,7 @@ def test_quantiles_of_a_limit_at_a_tiny_scale():
         )
 
 
+@pytest.mark.slow
 def test_width_one_of_the_papers_layer():
     """W1 and Kolmogorov by quadrature on a fine grid of their own."""
     p, q = (ns.paper.layer().law(n=k, draws=20_000) for k in (1, ns.inf))

@@ -165,6 +165,7 @@ def test_the_files_of_an_audit(inline, tmp_path):
     assert set(manifest["files"]) == {"report.html", "audit.csv"}
 
 
+@pytest.mark.slow
 def test_the_backward_half(inline, tmp_path, monkeypatch):
     """In the table, the object, the file and the report; at infinite width, where the engine cannot, why not."""
     monkeypatch.setattr(_draw, "BLOCKS", [BLOCKS[0], *BACKWARD])  # the other half is in the test above

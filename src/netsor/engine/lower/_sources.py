@@ -138,7 +138,18 @@ def matmul(s: State, value: Vector, op: MatMul) -> Lowered:
     words = told(s, value, vectors, directions, cheaper) if c is rows and drawn else f"{s.words(value)} = C E"
     c = build.step("scale", c, by=weight.std / s.norm(x))
     lead, sample = _sources(s, value, members * blocks, c.shape[-1])
+    whole = all(group in s.whole and s.frames[group].standard for group in s.groups_from(value))
+    if copies == 1 < members and whole and value in s.facts.drawn:
+        return _at_once(s, value, c, lead, members, words)
     return _combined(s, value, c, lead, sample, members, words)
+
+
+def _at_once(s: State, value: Vector, c: Register, lead: Register, members: int, words: str) -> Lowered:
+    """C E of matrices that act on the same vectors, in one product: where all of E is normal, so is it in any order."""
+    build, blocks, last = s.build, s.facts.blocks[value], lead.shape[-1]
+    e = build.reshape(lead, 1, members * blocks * last, c.shape[-1])
+    made = build.reshape(build.step("gram", c, e, words=words), c.shape[-2], members, blocks * last)
+    return Lowered(build.reshape(build.step("permute", made, axes=(1, 0, 2)), *value.shape, blocks, last))
 
 
 def drawn(s: State, value: Vector, op: Drawn) -> Lowered:
