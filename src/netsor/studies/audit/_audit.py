@@ -91,7 +91,8 @@ def run(request: Request) -> Audit | Comparison:
         folder_of(request.out).prepare(FILES)
     parts = {subject: request.parts(subject) for subject in request.subjects}
     every = [part for some in parts.values() for part in some]
-    found = collected(request, request.models[0].name, every, measure, count, request.executor)
+    how = request.out, request.own, request.backend, count, request.executor
+    found = collected(every, measure, *how, request.models[0].name, request.progress)
     measured = {subject: joined(subject, [found[part] for part in some]) for subject, some in parts.items()}
     result = result_of(request, measured, time.perf_counter() - start)
     if request.out is not None:
