@@ -14,6 +14,7 @@ import pytest
 from netsor.cli import _cost
 from netsor.engine import NoLimitError, _montecarlo
 from netsor.models import Probes, read
+from netsor.studies import _parts
 from netsor.studies.audit import _audit, _draw, _large, _request
 from netsor.studies.audit._quantities import BLOCKS
 
@@ -29,7 +30,7 @@ POSIX = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc"
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
-    monkeypatch.setattr(_audit, "Workers", Inline)
+    monkeypatch.setattr(_parts, "Workers", Inline)
     return tmp_path
 
 

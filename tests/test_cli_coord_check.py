@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from netsor.studies.coord_check import _check
+from netsor.studies import _parts
 
 from .command import netsor
 from .inline import Inline
@@ -36,7 +36,7 @@ rates = {"in": lambda fan_in, out: 0.1 * out, "head": lambda fan_in, out: 0.1 * 
 def folder(tmp_path, monkeypatch):
     (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
     (tmp_path / "mine.py").write_text(MINE)
-    monkeypatch.setattr(_check, "Workers", Inline)
+    monkeypatch.setattr(_parts, "Workers", Inline)
     return tmp_path
 
 

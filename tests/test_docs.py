@@ -14,7 +14,7 @@ import pytest
 
 from netsor import _bayes
 from netsor.engine import _sampler
-from netsor.studies.audit import _audit
+from netsor.studies import _parts
 
 from .inline import Inline
 
@@ -31,7 +31,7 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 def apart(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    monkeypatch.setattr(_audit, "Workers", Inline)  # the same bits, and no process to begin
+    monkeypatch.setattr(_parts, "Workers", Inline)  # the same bits, and no process to begin
 
 
 def needs(page):

@@ -11,8 +11,9 @@ import random
 import pytest
 
 from netsor.cli import _cost
+from netsor.studies import _parts
 from netsor.studies._folder import Folder
-from netsor.studies.audit import _audit, _results
+from netsor.studies.audit import _results
 from netsor.studies.paper import _reproduce
 
 from .command import netsor
@@ -217,7 +218,7 @@ def folder(tmp_path, monkeypatch):
     def reproduce(options):
         return _reproduce.Finished(options.out / "report.html", ("one", "two", "three"))
 
-    monkeypatch.setattr(_audit, "Workers", Inline)
+    monkeypatch.setattr(_parts, "Workers", Inline)
     monkeypatch.setattr(Folder, "prepare", prepare)
     monkeypatch.setattr(_reproduce, "reproduce", reproduce)
     return tmp_path

@@ -9,8 +9,7 @@ import pytest
 
 import netsor as ns
 from netsor.laws import Origin
-from netsor.studies.audit import _audit
-from netsor.studies.coord_check import _check
+from netsor.studies import _parts
 
 from .inline import Inline
 
@@ -91,8 +90,7 @@ OUTSIDE = re.compile(r"<(?:script|link|style|iframe|img)\b|\b(?:class|src|href)=
 
 def test_nothing_from_outside_is_needed(monkeypatch):
     """No script, style sheet, class or file: what VS Code, an e-mail or a page without Jupyter shows is the same."""
-    monkeypatch.setattr(_audit, "Workers", Inline)
-    monkeypatch.setattr(_check, "Workers", Inline)
+    monkeypatch.setattr(_parts, "Workers", Inline)
     net = ns.paper.layer()
     audit = ns.audit(SMALL, compare={**SMALL, "n_layer": 3}, quick=True, progress=False)
     check = ns.coord_check({**SMALL, "n_layer": 1}, widths=(16, 32), draws=4, progress=False)

@@ -16,7 +16,7 @@ from netsor.explore._findings import different, findings
 from netsor.explore._model import Model, lengths
 from netsor.explore._program import Own
 from netsor.explore._variant import Variant
-from netsor.studies.audit import _audit
+from netsor.studies import _parts
 
 SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 16}
 n = ns.Width("n")
@@ -26,7 +26,7 @@ n = ns.Width("n")
 def _apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_audited, "_kept", {})
-    monkeypatch.setattr(_audit, "Workers", ThreadPoolExecutor)  # the same numbers, sooner
+    monkeypatch.setattr(_parts, "Workers", ThreadPoolExecutor)  # the same numbers, sooner
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from . import _cost
 from ._group import cli
 from ._interrupt import Watch
 from ._numbers import FEW, SEED, WORKERS, shown
-from ._output import apart, as_option, check_name, complain, echo_json, reason, say
+from ._output import apart, as_option, check_name, complain, echo_json, failing, reason, say
 from ._where import Where, chosen, sampling, where_options
 
 if TYPE_CHECKING:
@@ -131,8 +131,6 @@ def _rules(text: str | None, options: dict[str, Any]) -> list[str]:
 
 
 def _audited(watch: Watch, out: str | None, where: Where, options: dict[str, Any]) -> Any:
-    from concurrent.futures.process import BrokenProcessPool
-
     from ..studies.audit import _audit, _results
 
     kept = LOST if out is None else KEPT
@@ -143,21 +141,12 @@ def _audited(watch: Watch, out: str | None, where: Where, options: dict[str, Any
         raise click.UsageError(_said(error)) from None
     _afford(request, cost)
     watch.message = f"interrupted; {kept}"
-    try:
+    with failing(out, kept, _said):
         if request.out is not None:
             _results.folder_of(request.out).prepare(_results.FILES)
         _announce(request, cost)
         with sampling(where, request.workers) as how:
             return _audit.run(replace(request, executor=how.get("executor")))
-    except BrokenProcessPool:
-        complain(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {kept}")
-        raise click.exceptions.Exit(1) from None
-    except OSError as error:
-        if out is None:
-            raise
-        raise click.UsageError(f"--out {shown(out)} must be a folder that can be written to: {reason(error)}") from None
-    except ValueError as error:
-        raise click.UsageError(_said(error)) from None
 
 
 def _said(error: ValueError) -> str:

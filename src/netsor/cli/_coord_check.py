@@ -14,7 +14,7 @@ from . import _cost
 from ._group import cli
 from ._interrupt import Watch
 from ._numbers import ABOVE, SEED, WORKERS, Number, shown
-from ._output import apart, as_option, check_name, complain, echo_json, reason, say
+from ._output import apart, as_option, check_name, complain, echo_json, failing, reason, say
 from ._where import Where, chosen, sampling, where_options
 
 if TYPE_CHECKING:
@@ -95,8 +95,6 @@ def coord_check_command(watch: Watch, /, as_json: bool, out: str | None, fail: b
 
 
 def _checked(watch: Watch, out: str | None, where: Where, options: dict[str, Any]) -> Any:
-    from concurrent.futures.process import BrokenProcessPool
-
     from ..studies.coord_check import _check, _results
 
     kept = LOST if out is None else KEPT
@@ -111,21 +109,12 @@ def _checked(watch: Watch, out: str | None, where: Where, options: dict[str, Any
             f"{_cost.in_time(cost.clock)}; fewer draws, tokens or widths take less"
         )
     watch.message = f"interrupted; {kept}"
-    try:
+    with failing(out, kept, _said):
         if request.out is not None:
             _results.folder_of(request.out).prepare(_results.FILES)
         _announce(request, cost)
         with sampling(where, request.workers) as how:
             return _check.run(request, how.get("executor"))
-    except BrokenProcessPool:
-        complain(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {kept}")
-        raise click.exceptions.Exit(1) from None
-    except OSError as error:
-        if out is None:
-            raise
-        raise click.UsageError(f"--out {shown(out)} must be a folder that can be written to: {reason(error)}") from None
-    except ValueError as error:
-        raise click.UsageError(_said(error)) from None
 
 
 def _said(error: ValueError) -> str:

@@ -10,8 +10,8 @@ import click
 from ._cost import announce
 from ._group import cli
 from ._interrupt import Watch
-from ._numbers import SEED, WORKERS, shown
-from ._output import check_name, complain, reason, say
+from ._numbers import SEED, WORKERS
+from ._output import check_name, failing, of_out, say
 
 KEPT = "finished parts are kept, and the same command goes on from there"
 
@@ -31,8 +31,6 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, **opti
     overwritten.
     """
     check_name("--out", out)
-    from concurrent.futures.process import BrokenProcessPool
-
     from ..studies.literature._study import Options, prepare, run
 
     try:
@@ -40,19 +38,10 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, **opti
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     watch.message = f"interrupted; {KEPT}"
-    try:
+    with failing(out, KEPT, of_out):
         prepare(asked)
         announce(asked.seconds)
         done = run(asked)
-    except BrokenProcessPool:
-        complain(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {KEPT}")
-        raise click.exceptions.Exit(1) from None
-    except OSError as error:
-        raise click.UsageError(f"--out {shown(out)} must be a folder that can be written to: {reason(error)}") from None
-    except ValueError as error:
-        if not str(error).startswith("out="):
-            raise
-        raise click.UsageError(f"--{error}") from None
     for name, claims in done.claims.items():
         for claim in claims:
             say(f"{name}: {claim.verdict}: {claim.published}")

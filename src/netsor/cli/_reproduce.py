@@ -16,7 +16,7 @@ from ._cost import Cost, afford, announce, layer_cost
 from ._group import cli
 from ._interrupt import Watch
 from ._numbers import DRAWS, POSITIVE, SEED, TRIALS, WORKERS, shown
-from ._output import check_name, complain, reason, say
+from ._output import check_name, failing, of_out, say
 from ._where import Where, chosen, sampling, where_options
 
 if TYPE_CHECKING:
@@ -57,8 +57,6 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
 
 
 def _reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, options: dict[str, Any]) -> None:
-    from concurrent.futures.process import BrokenProcessPool
-
     from ..studies.paper._reproduce import Options, prepare, reproduce
 
     try:
@@ -70,20 +68,14 @@ def _reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, op
     seconds = afford(lambda **sizes: _cost(replace(asked, **sizes)), given, modest)
     watch.message = f"interrupted; {KEPT}"
     try:
-        _check_disk(asked)
-        prepare(asked)
-        with sampling(where, asked.workers) as how:
-            announce(seconds + _rest(asked))
-            done = reproduce(replace(asked, executor=how.get("executor")))
-    except BrokenProcessPool:
-        complain(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {KEPT}")
-        raise click.exceptions.Exit(1) from None
-    except OSError as error:
-        raise click.UsageError(f"--out {shown(out)} must be a folder that can be written to: {reason(error)}") from None
-    except ValueError as error:
-        if not str(error).startswith("out="):
-            raise
-        raise click.UsageError(f"--{error}") from None
+        with failing(out, KEPT, of_out):
+            _check_disk(asked)
+            prepare(asked)
+            with sampling(where, asked.workers) as how:
+                announce(seconds + _rest(asked))
+                done = reproduce(replace(asked, executor=how.get("executor")))
+    except click.exceptions.Exit:  # a RuntimeError too
+        raise
     except RuntimeError as error:
         raise click.ClickException(str(error)) from None
     say(f"report: {done.report}")

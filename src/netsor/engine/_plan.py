@@ -175,16 +175,8 @@ class Builder:
             params["shift"], self.expects = self.shift, True
             functions = (params[name] for name in ("f", "g") if name in params)
             self.tried |= {named(f): None for f in functions if f.smoothed is None}
-        if (kind == "pad" and not params["before"] and not params["after"]) or (
-            kind == "part" and (params["start"], params["stop"]) == (0, args[0].shape[-1])
-        ):
-            return args[0]
-        if (kind == "join" and len(args) == 1) or (
-            kind == "permute" and list(params["axes"]) == sorted(params["axes"])
-        ):
-            return args[0]
-        if kind == "product" and _identity(args[0]) and args[0].shape[:-2] == args[1].shape[:-2]:
-            return args[1]
+        if (same := _unchanged(kind, args, params)) is not None:
+            return same
         if kind == "product" and args[0].shape[-1] == 1:  # a column times a row
             kind = "multiply"
         if kind == "scale" and args[0] in self.scaled:  # one pass over the array, or none
@@ -207,24 +199,7 @@ class Builder:
             if made is None:
                 made = self._shape(kind, args, params, key)
             out = self.room(made, words)
-            terms = (
-                args[0].shape[-1]
-                if kind in ("product", "gram", "along", "factor", "reduced", "residual", "solve")
-                else 1
-            )
-            if kind == "basis":
-                terms = 2 * args[0].shape[-2]
-            if kind == "oriented":
-                terms = args[0].shape[-1] + args[1].shape[-1]
-            if kind == "spanned":
-                terms = 2 * args[1].shape[-2]
-            if kind == "span":
-                terms = 4 * sum(arg.shape[-2] for arg in args)
-            if kind == "outer":  # each entry of the matrix is a sum over its uses, and is used for every vector
-                terms = args[1].shape[-1] * (args[1].shape[-2] + args[2].shape[-2]) // args[2].shape[-2]
-            if kind == "along" and len(args) > 2:  # the factor of the products is given
-                terms = 1
-            self.steps.append(Step(kind, out, args, params, words, out.size * terms))
+            self.steps.append(Step(kind, out, args, params, words, out.size * _terms(kind, args)))
             if kind == "scale":
                 self.scaled[out] = args[0], params["by"]
             if kind == "pad":
@@ -501,6 +476,42 @@ def _in_a_row(places: Any) -> Any:
     """Places that follow each other, as a range: they need not be copied."""
     ends = range(int(places[0]), int(places[-1]) + 1) if np.ndim(places) == 1 and len(places) else range(0)
     return ends if len(ends) == len(places) and np.array_equal(places, ends) else places
+
+
+def _unchanged(kind: str, args: tuple[Register, ...], params: dict[str, Any]) -> Register | None:
+    """The argument that an instruction would give back as it is."""
+    match kind:
+        case "pad" if not params["before"] and not params["after"]:
+            return args[0]
+        case "part" if (params["start"], params["stop"]) == (0, args[0].shape[-1]):
+            return args[0]
+        case "join" if len(args) == 1:
+            return args[0]
+        case "permute" if list(params["axes"]) == sorted(params["axes"]):
+            return args[0]
+        case "product" if _identity(args[0]) and args[0].shape[:-2] == args[1].shape[:-2]:
+            return args[1]
+    return None
+
+
+def _terms(kind: str, args: tuple[Register, ...]) -> int:
+    """Of how many terms each entry of a result is the sum."""
+    match kind:
+        case "along" if len(args) > 2:  # the factor of the products is given
+            return 1
+        case "product" | "gram" | "along" | "factor" | "reduced" | "residual" | "solve":
+            return args[0].shape[-1]
+        case "basis":
+            return 2 * args[0].shape[-2]
+        case "oriented":
+            return args[0].shape[-1] + args[1].shape[-1]
+        case "spanned":
+            return 2 * args[1].shape[-2]
+        case "span":
+            return 4 * sum(arg.shape[-2] for arg in args)
+        case "outer":  # each entry of the matrix is a sum over its uses, and is used for every vector
+            return args[1].shape[-1] * (args[1].shape[-2] + args[2].shape[-2]) // args[2].shape[-2]
+    return 1
 
 
 def _identity(a: Register) -> bool:

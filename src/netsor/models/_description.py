@@ -11,25 +11,8 @@ from typing import Any, Self
 
 from ..language._given import shown
 from ..language._stretch import Stretch
+from ._fields import checked, parsed, refuse
 
-POSITIONS = ("learned", "rotary", "alibi", "relative", "none")
-NORMS = ("layer", "rms")
-ORDERS = ("pre", "post", "parallel", "sandwich", "after")
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "tanh")
-DISTRIBUTIONS = ("gaussian", "uniform", "truncated")
-INPUTS = ("tokens", "patches")
-READOUTS = ("linear", "transform", "class")
-CHOICES = {
-    "positions": POSITIONS,
-    "norm": NORMS,
-    "order": ORDERS,
-    "activation": ACTIVATIONS,
-    "distribution": DISTRIBUTIONS,
-    "inputs": INPUTS,
-    "readout": READOUTS,
-}
-# Numbers of a description are within these, so that their squares, and they times the root of any width, can be drawn.
-LEAST, MOST = 1e-40, 1e40
 # What `std` stands for: the matrices, embeddings and positions that a plain initialisation draws alike.
 MATRICES = ("q", "k", "v", "o", "in", "gate", "out", "embedding", "position", "logits")
 
@@ -111,35 +94,35 @@ class Description:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            object.__setattr__(self, field.name, _checked(field.name, str(field.type), getattr(self, field.name)))
+            object.__setattr__(self, field.name, checked(field.name, str(field.type), getattr(self, field.name)))
         if self.head_dim is None and self.width % self.heads:
-            _refuse("heads", self.heads, f"must divide width={self.width} where head_dim is None: set that too")
+            refuse("heads", self.heads, f"must divide width={self.width} where head_dim is None: set that too")
         if self.heads % self.key_heads:
-            _refuse("groups", self.groups, f"must divide heads={self.heads}: set both")
+            refuse("groups", self.groups, f"must divide heads={self.heads}: set both")
         if self.positions == "learned" and self.length is None:
-            _refuse("length", None, "must say how many learned positions there are")
+            refuse("length", None, "must say how many learned positions there are")
         if self.inputs == "patches" and (self.patch is None or self.readout != "class" or not self.length):
-            _refuse("inputs", self.inputs, "needs patch, length and readout='class'")
+            refuse("inputs", self.inputs, "needs patch, length and readout='class'")
         if self.inputs == "patches" and self.tied:
-            _refuse("tied", self.tied, "is for inputs='tokens', which have an embedding")
+            refuse("tied", self.tied, "is for inputs='tokens', which have an embedding")
         if self.inputs == "tokens" and self.readout == "class":
-            _refuse("readout", self.readout, "is for inputs='patches', which have a class token")
+            refuse("readout", self.readout, "is for inputs='patches', which have a class token")
         if self.decoder_layers:
             self._check_decoder()
         if self.shared and self.window is not None and self.window_every > 1:
-            _refuse("window_every", self.window_every, "must be 1 with shared=True: copies of one block are alike")
+            refuse("window_every", self.window_every, "must be 1 with shared=True: copies of one block are alike")
         if self.padding is not None and self.padding >= (self.vocabulary or math.inf):
-            _refuse("padding", self.padding, f"must be an id of the vocabulary, which has {self.vocabulary}")
+            refuse("padding", self.padding, f"must be an id of the vocabulary, which has {self.vocabulary}")
         if self.gated and self.bias_in:
-            _refuse("bias_in", self.bias_in, "is for gated=False")
+            refuse("bias_in", self.bias_in, "is for gated=False")
         if self.experts is not None:
             self._check_experts()
         if self.positions == "rotary":
             self._check_rotary()
         elif self.rotary_stretch is not None:
-            _refuse("rotary_stretch", self.rotary_stretch, "is for positions='rotary'")
+            refuse("rotary_stretch", self.rotary_stretch, "is for positions='rotary'")
         if self.positions == "relative" and (self.buckets < 4 or self.distance <= self.buckets // 2):
-            _refuse("buckets", self.buckets, f"must be at least 4, and below 2·distance={2 * self.distance}")
+            refuse("buckets", self.buckets, f"must be at least 4, and below 2·distance={2 * self.distance}")
 
     def _check_rotary(self) -> None:
         turned = self.rotary_fraction * self.d
@@ -150,16 +133,16 @@ class Description:
 
     def _check_experts(self) -> None:
         if self.experts_per_token > (self.experts or 0):
-            _refuse("experts_per_token", self.experts_per_token, f"must be at most experts={self.experts}")
+            refuse("experts_per_token", self.experts_per_token, f"must be at most experts={self.experts}")
         for name, value in {"shared": False, "decoder_layers": 0, "bias_in": 0.0, "bias_out": 0.0}.items():
             if getattr(self, name) != value:
-                _refuse(name, getattr(self, name), f"must be {value!r} with experts={self.experts}")
+                refuse(name, getattr(self, name), f"must be {value!r} with experts={self.experts}")
 
     def _check_decoder(self) -> None:
         needed = {"order": "pre", "positions": "relative", "shared": False, "input_norm": False, "std_type": 0.0}
         for name, value in (needed | {"inputs": "tokens"}).items():
             if getattr(self, name) != value:
-                _refuse(name, getattr(self, name), f"must be {value!r} with decoder_layers={self.decoder_layers}")
+                refuse(name, getattr(self, name), f"must be {value!r} with decoder_layers={self.decoder_layers}")
 
     def replace(self, *, std: float | None = None, **changes: Any) -> Self:
         """The same model with other fields.
@@ -198,12 +181,12 @@ class Description:
                 raise ValueError(f"{given} is no field of a Transformer{meant} The fields are std, {', '.join(known)}")
         every: dict[str, Any] = {}
         if std is not None:
-            _checked("std", "float", std)
+            checked("std", "float", std)
             every = {f"std_{matrix}": std for matrix in MATRICES}
         made = dataclasses.replace(self, **{**every, **changes})
         for name, needs in idle(made).items():
             if name in changes and getattr(made, name) != getattr(self, name):
-                _refuse(name, getattr(made, name), f"would change nothing in {self.name}: it needs {needs}")
+                refuse(name, getattr(made, name), f"would change nothing in {self.name}: it needs {needs}")
         return made
 
     def widths(self) -> dict[str, int]:
@@ -320,70 +303,8 @@ def settings(texts: Iterable[str]) -> dict[str, Any]:
         name = name.strip()
         if not equals:
             raise ValueError(f"{shown(text)} must be written field=value")
-        found[name] = _parsed(name, types.get(name, "str"), value.strip())
+        found[name] = parsed(types.get(name, "str"), value.strip())
     return found
-
-
-def _parsed(name: str, kind: str, text: str) -> Any:
-    if text.lower() == "none" and "None" in kind:
-        return None
-    if kind == "bool" and text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    try:
-        if kind.startswith("int"):
-            return int(text)
-        if kind.startswith("float"):
-            return float(text)
-        if kind.startswith("Stretch"):
-            return Stretch(*map(float, text.split(",")))
-    except (ValueError, TypeError):
-        pass  # the check of the field says what is allowed
-    return text
-
-
-def _checked(name: str, kind: str, value: Any) -> Any:
-    if value is None and "None" in kind:
-        return None
-    if name in CHOICES:
-        if value not in CHOICES[name]:
-            _refuse(name, value, f"must be one of {', '.join(CHOICES[name])}")
-    elif kind == "str":
-        if not isinstance(value, str) or not value:
-            _refuse(name, value, "must be a text")
-    elif kind == "bool":
-        if not isinstance(value, bool):
-            _refuse(name, value, "must be True or False")
-    elif kind.startswith("int"):
-        least = 0 if name in ("decoder_layers", "padding") else 1
-        if isinstance(value, bool) or not hasattr(value, "__index__") or not least <= value < 2**53:
-            _refuse(name, value, f"must be an integer, at least {least}")
-        return int(value)
-    elif kind.startswith("Stretch"):
-        if not isinstance(value, tuple) or len(value) != 4 or not all(_positive(v) for v in value):
-            _refuse(name, value, "must be four positive numbers: factor, low, high, original")
-        if not value[1] < value[2]:
-            _refuse(name, value, "must have low below high")
-        return Stretch(*map(float, value))
-    else:
-        zero = name == "eps" or name.startswith(("std", "bias"))
-        if not _number(value) or not ((zero and value == 0) or LEAST <= value <= MOST):
-            _refuse(name, value, f"must be a finite number,{' 0 or' * zero} from {LEAST:g} to {MOST:g}")
-        if name == "rotary_fraction" and value > 1:
-            _refuse(name, value, "must be at most 1")
-        return float(value)
-    return value
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _positive(value: Any) -> bool:
-    return _number(value) and value > 0
-
-
-def _refuse(name: str, value: Any, allowed: str) -> None:
-    raise ValueError(f"{name}={shown(value)} of a Transformer {allowed}")
 
 
 def idle(model: Description) -> dict[str, str]:

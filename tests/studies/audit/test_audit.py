@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
+from netsor.studies import _parts
 from netsor.studies._store import Store
 from netsor.studies.audit import _audit, _draw, _report, _request
 from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, ROUTING, TOGETHER
@@ -27,7 +28,7 @@ SMALL = {"tokens": 3, "draws": 40}
 @pytest.fixture
 def inline(monkeypatch):
     """In this process, and in parts of 16 draws."""
-    monkeypatch.setattr(_audit, "Workers", Inline)
+    monkeypatch.setattr(_parts, "Workers", Inline)
     monkeypatch.setattr(_request, "PART_DRAWS", 16)
 
 
@@ -51,7 +52,7 @@ def bits(audit):
 def test_the_same_bits_for_any_number_of_worker_processes(monkeypatch):
     monkeypatch.setattr(_request, "PART_DRAWS", 16)  # it is the parent that makes the parts
     two = bits(ns.audit(TINY, workers=2, **SMALL))
-    monkeypatch.setattr(_audit, "Workers", Inline)
+    monkeypatch.setattr(_parts, "Workers", Inline)
     one = bits(ns.audit(TINY, workers=1, **SMALL))
     assert one == two
     assert len(one) > 20

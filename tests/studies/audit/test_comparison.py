@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.studies.audit import _audit
+from netsor.studies import _parts
 from netsor.studies.audit._differences import _distance, _error, differences, short
 from netsor.studies.audit._found import Found, Measured
 from netsor.studies.audit._judge import FOUND, NOT_FOUND, UNDECIDED, at, listed, number, worst
@@ -26,7 +26,7 @@ MODEL = ns.models.read(GPT2)  # ln 54 is nearly 4, the uniform loss of the facts
 
 @pytest.fixture
 def inline(monkeypatch):
-    monkeypatch.setattr(_audit, "Workers", Inline)
+    monkeypatch.setattr(_parts, "Workers", Inline)
 
 
 def made(*columns, lengths=(8,)):

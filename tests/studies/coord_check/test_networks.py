@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.studies.coord_check import _check
+from netsor.studies import _parts
 from netsor.studies.coord_check._judge import GROWS, KEPT, SHRINKS, judged
 from netsor.studies.coord_check._network import CHANGE, UPDATE, Entry
 
@@ -21,7 +21,7 @@ from .nets import CONFIG, RATES, THEORY
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
-    monkeypatch.setattr(_check, "Workers", Inline)
+    monkeypatch.setattr(_parts, "Workers", Inline)
 
 
 @cache

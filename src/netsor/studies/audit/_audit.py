@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
 from ...engine._montecarlo import check_memory, cores, memory
-from .._store import Arrays, Store
-from .._workers import Workers, elsewhere, told, wait
+from .._parts import collected
+from .._store import Arrays
 from ._found import Found, Measured
 from ._large import a_draw, ahead
 from ._own import Model
 from ._quantities import BLOCKS
-from ._request import PART_DRAWS, PART_SECONDS, Part, Request, Subject
+from ._request import PART_DRAWS, PART_SECONDS, Request, Subject
 from ._results import FILES, Audit, Comparison, folder_of
 from ._sample import measure
 
@@ -88,34 +87,12 @@ def run(request: Request) -> Audit | Comparison:
     """Draw what is not there yet, put it together, and write the report if there is a folder for it."""
     start = time.perf_counter()
     count = workers_of(request)
-    store = None
     if request.out is not None:
         folder_of(request.out).prepare(FILES)
-        if not request.own:  # of a program nobody knows all that its numbers depend on
-            store = Store(request.out / "parts")
     parts = {subject: request.parts(subject) for subject in request.subjects}
-    found: dict[Part, Arrays] = {}
-    if store is not None:
-        kept = ((part, store.load(part.key)) for some in parts.values() for part in some)
-        found = {part: arrays for part, arrays in kept if arrays is not None}
-    missing = [part for some in parts.values() for part in some if part not in found]
-    folder = None if store is None else store.folder
-    if missing and request.executor is None and not request.backend.threads:
-        # one process has the device for itself: this one, which need not begin another
-        here = (measure(part, folder) for part in missing)
-        made = told(here, len(missing), request.models[0].name, "part", request.progress)
-        found.update(zip(missing, made, strict=True))
-    elif missing:
-        count = min(count, len(missing))
-        # functions of a user need not be known in another process
-        with ThreadPoolExecutor(count) if request.own else Workers(count) as workers:
-            futures: dict[Part, Future[Arrays]]
-            if request.executor is None:
-                futures = {part: workers.submit(measure, part, folder) for part in missing}
-            else:
-                futures = {part: elsewhere(request.executor, measure, part, store, dict) for part in missing}
-            wait(list(futures.values()), request.models[0].name, "part", request.progress)
-            found.update({part: future.result() for part, future in futures.items()})
+    every = [part for some in parts.values() for part in some]
+    how = request.out, request.own, request.backend, count, request.executor
+    found = collected(every, measure, *how, request.models[0].name, request.progress)
     measured = {subject: joined(subject, [found[part] for part in some]) for subject, some in parts.items()}
     result = result_of(request, measured, time.perf_counter() - start)
     if request.out is not None:

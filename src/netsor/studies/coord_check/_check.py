@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ...engine._montecarlo import check_memory, cores, memory
-from .._store import Arrays, Store
-from .._workers import Workers, elsewhere, wait
+from .._parts import collected
 from ._found import Check
 from ._network import CHANGE, SIZE, Entry
 from ._parametrisation import Parametrisation
 from ._request import DRAWS, Request
 from ._results import FILES, CoordCheck, folder_of
 from ._sample import measure
-from ._subject import Part, Subject
+from ._subject import Subject
 
 BASE = 2.0**28  # bytes of a worker before it does anything
 START = 1.5  # seconds until workers have begun, one on each core
@@ -70,30 +69,14 @@ def run(request: Request, executor: Executor | None = None) -> CoordCheck:
     """
     start = time.perf_counter()
     count = estimate(request).workers
-    store = None
     if request.out is not None:
         folder_of(request.out).prepare(FILES)
-        if not request.own:  # of a program nobody knows all that its numbers depend on
-            store = Store(request.out / "parts")
     asked = [pair for rule in request.checks for pair in enumerate(request.subjects(rule))]
     parts = {subject: request.parts(subject, place) for place, subject in asked if not request.own or subject.entries}
-    found: dict[Part, Arrays] = {}
-    if store is not None:
-        kept = ((part, store.load(part.key)) for some in parts.values() for part in some)
-        found = {part: arrays for part, arrays in kept if arrays is not None}
-    missing = [part for some in parts.values() for part in reversed(some) if part not in found]
-    missing.sort(key=lambda part: -part.subject.width)  # the longest first
-    if missing:
-        # functions of a user need not be known in another process
-        with ThreadPoolExecutor(count) if request.own else Workers(min(count, len(missing))) as workers:
-            futures: dict[Part, Future[Arrays]]
-            if executor is None:
-                folder = None if store is None else store.folder
-                futures = {part: workers.submit(measure, part, folder) for part in missing}
-            else:
-                futures = {part: elsewhere(executor, measure, part, store, dict) for part in missing}
-            wait(list(futures.values()), request.name, "part", request.progress)
-            found.update({part: future.result() for part, future in futures.items()})
+    every = [part for some in parts.values() for part in reversed(some)]
+    every.sort(key=lambda part: -part.subject.width)  # the longest first
+    how = request.out, request.own, request.backend, count, executor
+    found = collected(every, measure, *how, request.name, request.progress)
     numbers = {s: np.concatenate([found[part]["numbers"] for part in some]) for s, some in parts.items()}
     checks = [_check(request, rule, numbers) for rule in request.checks]
     drawn = sum(s.plan.random_numbers * len(some) for s, some in numbers.items()) if request.own else _numbers(numbers)
