@@ -77,6 +77,8 @@ def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict
 
 def _components(count: int, first: Ints, second: Ints) -> Ints:
     """The connected component of each of so many numbers, for the ends of edges."""
+    from scipy.sparse.csgraph import connected_components  # slow to import, and recognised laws need no plan
+
     graph = coo_array((np.ones(len(first), dtype=np.int8), (first, second)), shape=(count, count))
     return np.asarray(connected_components(graph, directed=False)[1])
 
@@ -131,8 +133,6 @@ class Clusters:
         """The component of every number so far."""
         label = np.concatenate([self.label, np.arange(len(self.label), self.count)])
         if self.edges:  # those since it was asked the last time
-            from scipy.sparse.csgraph import connected_components  # slow to import, and recognised laws need no plan
-
             ends = [label[np.concatenate([edge[i] for edge in self.edges])] for i in (0, 1)]
             linked = np.zeros(self.count, dtype=bool)
             linked[ends] = True
