@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any, Generic, ParamSpec
 
 import numpy as np
@@ -21,7 +22,6 @@ from .engine._montecarlo import Progress
 from .engine._recognise import recognise
 from .engine._sampler import conditional, drawn, known_error
 from .engine.backends import Backend, Numpy, choose
-from .engine.lower import make_plan
 from .language._boxed import display, paper
 from .language._check import check
 from .language._given import as_whole, shown
@@ -309,8 +309,8 @@ class Program:
         title = f"plan of {self.name}" + (f" at {at}" if at else "")
         if places is not None:
             title += f", coordinate{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
-        prices = choose(backend, device).prices
-        return make_plan(self.outputs, bound, title, picked=places, whole=self._whole, prices=prices)
+        question = replace(self._question(bound, places), prices=choose(backend, device).prices)
+        return replace(question.plan(), title=title)
 
     def law(
         self,

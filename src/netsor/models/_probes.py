@@ -149,11 +149,15 @@ class Probes:
         """
         return math.log(self.model.vocabulary) if self.model.vocabulary else None
 
-    def plan(self, **widths: float) -> Plan:
+    def plan(self, *, backend: str | Backend = "numpy", device: str | None = None, **widths: float) -> Plan:
         """What `measure` would draw and compute at these widths.
 
         Parameters
         ----------
+        backend
+            The array library for which it is made, as in `Program.plan`.
+        device : str, optional
+            Where that computes.
         **widths : float
             Those of the model unless given.
 
@@ -169,7 +173,7 @@ class Probes:
         True
         """
         bound = self.model.widths() | widths
-        return self._at(bound).plan(**bound)  # type: ignore[arg-type]
+        return self._at(bound).plan(backend=backend, device=device, **bound)  # type: ignore[arg-type]
 
     def measure(
         self,

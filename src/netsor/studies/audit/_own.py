@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..._program import Program
 from ...engine import Plan
+from ...engine.backends import Backend
 from ...language import Scalar, Value, Vector, apply, join, mean_dot, stack
 from ...language._graph import ordered, widths_of
 from ...language._operation import Apply, Constant
@@ -116,10 +117,10 @@ class OwnProbes:
         """The stream before each block."""
         return [_one(self.model.ends, "embedding"), *(_one(block, "stream") for block in self.model.blocks[:-1])]
 
-    def plan(self, **widths: float) -> Plan:
+    def plan(self, backend: str | Backend = "numpy", **widths: float) -> Plan:
         """What `measure` would draw and compute."""
         bound: dict[str, Any] = self.model.widths() | widths
-        return self._at(bound).plan(**bound)
+        return self._at(bound).plan(backend=backend, **bound)
 
     def _at(self, widths: Mapping[str, Any]) -> Program:
         """Numbers have ranges at finite widths."""

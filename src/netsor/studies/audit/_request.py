@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class Subject:
     infinite: bool
     gradients: bool = False
     ranges: bool = False
+    backend: Backend = field(default_factory=Numpy)  # that draws it
 
     @property
     def widths(self) -> dict[str, float]:
@@ -78,7 +79,7 @@ class Subject:
 
         So the draws of a model are the same whatever else is asked, and those of its limit are coupled to them.
         """
-        one = dataclasses.replace(self, infinite=False).plan.seconds(1)
+        one = dataclasses.replace(self, infinite=False, backend=Numpy()).plan.seconds(1)
         most = PART_SECONDS * (BACKWARD if self.gradients else 1)  # each part is planned anew, and that takes longer
         return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, most / max(one, 1e-9))))))
 
@@ -98,11 +99,18 @@ def plainly(error: ValueError) -> str:
     return re.sub(r" \(at .*\)(?=; |$)", "", str(error))
 
 
+@lru_cache(maxsize=4)  # what is planned first is then drawn, by the same plan if that is here
+def probes_of(subject: Subject) -> Probes | OwnProbes:
+    """The program of all that is measured, for a subject that comes again."""
+    return subject.probes()
+
+
 @lru_cache(maxsize=64)  # a plan of a hundred blocks takes seconds to make
 def _planned(subject: Subject) -> tuple[Plan, float]:
     start = time.perf_counter()
     try:
-        return subject.probes().plan(**subject.widths), time.perf_counter() - start
+        widths: dict[str, Any] = {**subject.widths}
+        return probes_of(subject).plan(backend=subject.backend, **widths), time.perf_counter() - start
     except TraceError as error:
         raise ValueError(f"{subject.model.name}: {plainly(error)}") from None
 
@@ -272,7 +280,7 @@ class Request:
 
     def _subject(self, model: Model, tokens: int, infinite: bool, gradients: bool) -> Subject:
         ids = None if self.ids is None else tuple(self.ids)
-        return Subject(model, tokens, ids, infinite, gradients, self.ranges and not infinite)
+        return Subject(model, tokens, ids, infinite, gradients, self.ranges and not infinite, self.backend)
 
     @cached_property
     def refused(self) -> dict[Model, str]:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import time
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from ...engine._montecarlo import Progress
-from ...models import Probes
 from .._store import Arrays, Store
-from ._own import OwnProbes
-from ._request import Part, Subject
-
-
-@lru_cache(maxsize=4)
-def _probes(subject: Subject) -> Probes | OwnProbes:
-    return subject.probes()
+from ._request import Part, probes_of
 
 
 def measure(part: Part, folder: Path | None = None, progress: Progress = False) -> Arrays:
     """Do a part, and keep it if there is a folder for it; `progress` is told of its draws."""
     start = time.process_time()  # others may use the machine too
-    probes = _probes(part.subject)
+    probes = probes_of(part.subject)
     arrays: Arrays = dict(
         probes.measure(
             draws=part.draws,
