@@ -1,6 +1,8 @@
 """No two files of the package import each other: at run time, for the type checker, or inside a function."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import netsor
@@ -127,3 +129,20 @@ def test_imports_go_downward():
         assert found <= allowed, f"{path.relative_to(ROOT)} imports {found - allowed}"
         seen |= {(room, other) for other in found}
     assert {("_program", "engine"), ("nn", "laws"), ("models", "nn"), ("studies", "models")} <= seen
+
+
+def test_what_is_slow_to_import_is_imported_when_it_is_needed():
+    """A command that ends at once, or that needs no plan, should not wait for it."""
+    slow = (
+        "scipy.stats",
+        "scipy.signal",
+        "scipy.optimize",
+        "scipy.sparse.csgraph",
+        "matplotlib",
+        "sklearn",
+        "jax",
+        "torch",
+    )
+    code = f"import sys, netsor.cli; print([name for name in {slow} if name in sys.modules])"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert made.stdout.strip() == "[]"
