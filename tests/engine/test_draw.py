@@ -79,7 +79,7 @@ def test_large_draws_that_one_function_reads_are_made_as_it_reads_them(monkeypat
     assert plan.held == plan.bytes
     monkeypatch.setattr(_plan, "LATE", 40)
     late = model.probes(tokens=4, gradients=True).plan(**model.widths())
-    assert [step.words for step in late.late] == ["random scalars"]
+    assert [step.words for step in late.late] == ["random scalars: words"]
     assert late.held < late.bytes == plan.bytes
     for at_once, found in zip(*(_numpy.block(each, _numpy.Streams(3, 0), 20) for each in (plan, late)), strict=True):
         np.testing.assert_allclose(found, at_once, rtol=1e-9, atol=1e-12)

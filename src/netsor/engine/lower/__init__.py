@@ -161,7 +161,8 @@ def _dot(s: State, value: Scalar, op: ops.Dot) -> Register:
 
 
 def _normal(s: State, value: Scalar, op: ops.Normal) -> Register:
-    made = s.build.draw("normals", (*s.facts.number[value], 0, SAMPLE, 0), op.shape, op.source.name or "random scalars")
+    words = "random scalars" + (f": {op.source.name}" if op.source.name else "")
+    made = s.build.draw("normals", (*s.facts.number[value], 0, SAMPLE, 0), op.shape, words)
     return made if op.std == 1 else s.build.step("scale", made, by=op.std)
 
 

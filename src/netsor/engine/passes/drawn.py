@@ -74,7 +74,7 @@ def _chosen(
         shape = (len(members), *(int(width.bind(context.bound)) for width in (first.in_width, first.out_width)))
         if known.keys() >= set(acts) and math.prod(shape) <= left and _cheaper(first, on, rooms, context):
             left -= math.prod(shape)
-            entries = Normal(Source(f"{source.name or 'W'}: all entries"), 1.0, shape)
+            entries = Normal(Source(f"all entries of {source.name or 'W'}"), 1.0, shape)
             found[source] = Scalar(entries, shape), members, math.ceil(sum(on))
     return found
 
