@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from ..language import Value, Vector
 
-OPERATION = 7e-4, 1.5e-3  # seconds, at finite and at infinite width
-VECTOR = 1e-5, 6e2  # seconds and bytes: each has its place in a list of directions
+OPERATION = 5e-4, 9e-4  # seconds, at finite and at infinite width
+VECTOR = 1.5e-6, 6e2  # seconds and bytes: each has its place in a list of directions
 SCALAR = 3.5e-7, 1e2  # seconds and bytes at infinite width, where pairs of them have covariances
 
 
