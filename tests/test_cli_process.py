@@ -11,8 +11,6 @@ import pytest
 
 import netsor
 
-from .keep import keep
-
 NETSOR = [sys.executable, "-m", "netsor"]
 QUICK = ["law", "--width", "8", "--draws", "100"]
 HANG = 300  # seconds: a deadline that only a hang reaches
@@ -40,7 +38,8 @@ def test_a_closed_stderr_is_no_error():
 
 
 @POSIX
-@pytest.mark.parametrize("closed", keep(["<&-", "<&- >&- 2>&-"], "<&- >&- 2>&-"))
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
 def test_closed_streams_take_no_file(closed, tmp_path):
     """A picture must not get the number of a closed stream, and with it what others print."""
     environment = {**os.environ, "MPLBACKEND": "nonsense"}  # is of no concern

@@ -43,9 +43,10 @@ def test_notebook_runs(name, capsys, monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())  # a notebook writes no files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook_is_one(name):
-    import jupytext
+    import jupytext  # takes four seconds
 
     notebook = jupytext.read(FOLDER / f"{name}.py")
     assert notebook.metadata["kernelspec"]["name"] == "python3"

@@ -52,7 +52,7 @@ def values(row):
     return [number.value for number in row.values() if isinstance(number, ns.Estimate)]
 
 
-@pytest.mark.parametrize("layer", keep([*LAYERS, *FURTHER], LAYERS[1], LAYERS[2]), ids=str)
+@pytest.mark.parametrize("layer", keep([*LAYERS, *FURTHER], LAYERS[1]), ids=str)
 def test_the_code_makes_the_numbers(layer, capsys):
     view = layer.view()
     made = run(view.code)
