@@ -6,7 +6,7 @@ from examples import attention_layer, recurrent, residual_block
 from hypothesis import given, settings
 
 import netsor as ns
-from netsor.engine._plan import RULES, Builder, Plan
+from netsor.engine._plan import RULES, Builder, Plan, Step
 from netsor.engine._run import in_numpy, run
 from netsor.engine.backends._numpy import Streams
 from netsor.engine.lower import make_plan
@@ -100,3 +100,10 @@ def test_a_residual_of_many_coordinates_costs_a_factor_of_a_gram_matrix():
     assert plan.bytes < 100 * 100_000
     assert plan.operations < 100 * 100_000
     assert smallest_p(net, draws=800, n=260) > 1e-5
+
+
+def test_an_array_for_all_replicas_is_not_overwritten():
+    """As a function makes whose result is the same in every replica."""
+    made = make_plan(ns.paper.layer().outputs, {"n": 8}).mean
+    step = Step("multiply", made, (made, made), {}, "", 0)
+    np.testing.assert_array_equal(in_numpy(step, [np.full((1, 2), 2.0), np.ones((3, 2))], 0), np.full((3, 2), 2.0))
