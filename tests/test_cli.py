@@ -10,6 +10,7 @@ import tqdm
 
 import netsor as ns
 from netsor.cli import _cost, _subject
+from netsor.engine import _montecarlo
 
 from .command import netsor
 
@@ -290,6 +291,7 @@ def test_what_the_system_refuses_is_not_blamed_on_the_numbers(monkeypatch):
     def fails(*_):
         raise RuntimeError("can't start new thread")
 
+    monkeypatch.setattr(_montecarlo, "on_terminal", lambda: True)
     monkeypatch.setattr(tqdm.tqdm, "monitor", None)
     monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 10)
     monkeypatch.setattr(tqdm.std, "TMonitor", fails)
