@@ -75,10 +75,10 @@ def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict
 
 
 def _components(count: int, first: Ints, second: Ints) -> Ints:
-    """The connected component of each of so many numbers, for the ends of edges; the component of 0 is 0.
+    """The connected component of each of so many numbers, for the ends of edges; counted by their least numbers.
 
-    Every number knows a smaller one of its component, in the end the least. scipy would do it too, but is slow to
-    import, and every plan asks for components.
+    Every number knows a smaller one of its component, in the end the least. scipy has such a function, but is slow to
+    import, and every plan needs this.
     """
     least = np.arange(count)
     while len(first):
