@@ -35,7 +35,7 @@ def elapsed(work):
 def blocks(table, device, small):
     """Draws a second after the first call."""
     size, least = (gpu.TINY, 0.02) if small else (gpu.GPT2, 1.0)
-    for tokens in (4,) if small else (16, 128):
+    for tokens in (4,) if small else (16, 128, 1024):
         what = f"{size['blocks']} blocks, width {size['width']}, s = {tokens}, ms a draw after the first call"
         theirs = gpu.drawn(tokens, size, device, least)["ms a draw"]
         for backend in ("torch", "jax"):
