@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from ._tail import unseen
 
@@ -47,11 +47,11 @@ class Gaussians(NamedTuple):
 
     def cdf(self, y: Array) -> Array:
         """The distribution function."""
-        return self._sum(y, lambda z, _: special.ndtr(z))
+        return self._sum(y, lambda z, _: scipy.special.ndtr(z))
 
     def sf(self, y: Array) -> Array:
         """One less the distribution function, right where it is small."""
-        return self._sum(y, lambda z, _: special.ndtr(-z))
+        return self._sum(y, lambda z, _: scipy.special.ndtr(-z))
 
     def squares(self, y: Array, kernel: str) -> Array:
         """Σ_i w_i² k_i² and Σ_i w_i² k_i, for the error of Σ_i w_i k_i: (points, 2)."""
@@ -94,7 +94,7 @@ def _density(z: Array, std: Array) -> Array:
 
 
 def _distribution(z: Array, std: Array) -> Array:
-    return np.asarray(special.ndtr(z))
+    return np.asarray(scipy.special.ndtr(z))
 
 
 def cell_width(span: float, cell: float = CELL) -> float:

@@ -156,9 +156,9 @@ def calibrated(nodes: Array, weights: Array, sample: Array, moments: Array) -> A
     unit = np.sqrt(var)
     raw = np.concatenate([[1.0], moments])
     count = min(len(raw), len(nodes))
-    lack, power = np.zeros(count), np.ones_like(sample)
+    lack, power, away = np.zeros(count), np.ones_like(sample), (sample - mean) / unit
     for k in range(1, count):
-        power = power * ((sample - mean) / unit)
+        power *= away
         central = sum(math.comb(k, i) * raw[i] * (-mean) ** (k - i) for i in range(k + 1)) / unit**k
         lack[k] = central - power.mean()
     root = np.sqrt(weights)

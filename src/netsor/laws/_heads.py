@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from ._checked import checked_heads
 from ._estimate import Array, Estimate, combined
@@ -318,7 +318,7 @@ class HeadSum(Law):
         std = np.sqrt(var)
         for term in (
             -((y[:, None] / std) ** 2) / 2 - np.log(np.sqrt(2 * np.pi) * std),
-            special.log_ndtr(-y[:, None] / std),
+            scipy.special.log_ndtr(-y[:, None] / std),
         ):
             exponent = term - tilt * var
             top = exponent.max(axis=1, keepdims=True)
@@ -358,7 +358,7 @@ class HeadSum(Law):
             if steep * float(w.max()) < 1:  # log ψ to all digits, for it is taken times the number of heads
                 tops = np.log1p((np.exp(log_weight) * np.expm1(steep * w)).sum(axis=1))
             else:
-                tops = special.logsumexp(exponent, axis=1)
+                tops = scipy.special.logsumexp(exponent, axis=1)
             top = float(tops.mean())
             parts = []
             for row, nodes, own in zip(exponent, w, tops, strict=True):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from ...laws import Empirical, Estimate, kl, paper_kl
 from ...nn import Attention
@@ -153,7 +153,7 @@ def _mean(trials: Array) -> Estimate:
     """The mean, with its standard error; larger for few trials, so that four of it mean what they do for many."""
     if len(trials) < 2:
         return Estimate(float(np.mean(trials)), math.inf)
-    student = float(special.stdtrit(len(trials) - 1, special.ndtr(4.0))) / 4
+    student = float(scipy.special.stdtrit(len(trials) - 1, scipy.special.ndtr(4.0))) / 4
     return Estimate(float(np.mean(trials)), student * float(np.std(trials, ddof=1)) / math.sqrt(len(trials)))
 
 
@@ -223,7 +223,7 @@ def scores(plan: Plan, figure: Figure) -> Scores:
         every = np.sort(draws.ravel())
         square = every**2
         rank = np.arange(every.size + 1) / every.size
-        normal = special.ndtr(every)
+        normal = scipy.special.ndtr(every)
         distance = float(max(np.max(rank[1:] - normal), np.max(normal - rank[:-1])))
         made.append(
             Histogram(

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from ...engine._montecarlo import generator
 from ...engine.backends import Backend, Numpy
@@ -165,7 +165,7 @@ def agreement(limit: Law, blocks: Array) -> Agreement:
     spread = found.std(axis=0, ddof=1) / math.sqrt(len(found))
     # the last term: rounding, and the error of integrals by 501 points
     noise = np.sqrt(spread**2 + (np.abs(tests) @ error) ** 2 + (1e-9 * (np.abs(tests) @ value)) ** 2)
-    allowed = float(special.stdtrit(max(len(blocks) - 1, 1), 1 - 1e-6 / (2 * len(tests))))
+    allowed = float(scipy.special.stdtrit(max(len(blocks) - 1, 1), 1 - 1e-6 / (2 * len(tests))))
     return Agreement(float(np.max(gap / noise)), allowed)
 
 
