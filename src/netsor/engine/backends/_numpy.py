@@ -23,6 +23,7 @@ from ._base import Backend
 Array = Any
 
 MANY = 1024  # entries of a replica from which on its matrices are multiplied one by one, by BLAS: it needs them compact
+SMALL = 8  # entries of a head up to which its matrices never are, however many heads there are
 CHUNK = 8192  # replicas with one key of the generators; independent of the width, so that one seed couples two widths
 BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead is small, and small enough for a cache
 LARGE_BYTES = 2**29  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
@@ -78,8 +79,8 @@ class Streams:
 
 
 def _laid_out(a: Array) -> Array:
-    """The same array, with the replicas innermost in memory if its rows are short and few: see `_instructions`."""
-    if a.shape[-1] >= LONG or math.prod(a.shape[1:]) >= MANY:
+    """The same array, with the replicas innermost in memory if its matrices are small or few: see `_instructions`."""
+    if a.shape[-1] >= LONG or (math.prod(a.shape[1:]) >= MANY and math.prod(a.shape[2:]) > SMALL):
         return a
     last = a.ndim - 1
     return np.ascontiguousarray(a.transpose((*range(1, a.ndim), 0))).transpose((last, *range(last)))
