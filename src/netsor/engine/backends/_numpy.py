@@ -17,8 +17,10 @@ import numpy as np
 
 from .._montecarlo import generator, memory, one_blas_thread
 from .._plan import LONG, Plan, Register, Step
+from .._prices import NUMPY, Prices
 from .._run import in_numpy, run
 from ._base import Backend
+from ._patterns import positive_products
 
 Array = Any
 
@@ -45,12 +47,15 @@ class Streams:
 
     def draw(self, step: Step, replicas: int) -> Array:
         """The random numbers of a step, (replicas, *shape)."""
+        if step.kind == "positive":
+            params = step.params["key"], step.params["width"], step.out.shape[-1]
+            return positive_products(*params, replicas, self.dtype, self.next)
         made = np.empty((replicas, *step.out.shape), self.dtype)
         if step.kind == "normals":
             return _laid_out(self.normals(step.params["key"], made))
         freedom = step.params["freedom"]
         half = freedom / 2 if len(freedom) > 1 else freedom[0] / 2  # numpy is faster with a scalar than with an array
-        for rng, some in self._next(step.params["key"], made):
+        for rng, some in self.next(step.params["key"], made):
             rng.standard_gamma(half, dtype=self.dtype, out=some)
         halves = _laid_out(made)
         halves *= 2
@@ -58,11 +63,11 @@ class Streams:
 
     def normals(self, key: tuple[int, ...], made: Array) -> Array:
         """The next normals of a stream, for the replicas of an array, which are written into it."""
-        for rng, some in self._next(key, made):
+        for rng, some in self.next(key, made):
             rng.standard_normal(dtype=made.dtype, out=some)
         return made
 
-    def _next(self, key: tuple[int, ...], made: Array) -> Iterator[tuple[np.random.Generator, Array]]:
+    def next(self, key: tuple[int, ...], made: Array) -> Iterator[tuple[np.random.Generator, Array]]:
         """The generators of the chunks that the next replicas of a stream are in, and these replicas of an array."""
         rng, chunk, left = self._under_way.get(key, (None, -1, 0))
         done = 0
@@ -147,6 +152,11 @@ class Numpy(Backend):
 
     name: ClassVar[str] = "numpy"
     threads: ClassVar[bool] = True
+
+    @property
+    def prices(self) -> Prices:
+        """Those of a CPU; replicas can draw different amounts of numbers."""
+        return NUMPY
 
     def memory(self) -> float:
         """The memory of the machine that this process may use."""
