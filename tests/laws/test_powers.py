@@ -22,16 +22,17 @@ def rules():
 def test_transforms_are_powers(count):
     """E[e^(−u Σ w_a)] = E[e^(−u w)]^H, from the rules themselves.
 
-    A cell of width h = 0.01 leaves (h/2)⁴/4! = 3e-11 of (u w)⁴, and each of seven squarings has less than the next.
+    A cell of width h leaves at most (h/2)⁴/4! of (u w)⁴: 3e-11 for h = 0.01, and 16 times as much for the wide set.
     """
     nodes, weights = rules()
     found, mass = power_rules(nodes, weights, count)
     np.testing.assert_allclose(mass.sum(axis=1), 1.0, rtol=1e-13)
     for k in range(3):
         mean = count * (weights[k] @ nodes[k])
-        for t in (-0.5, 0.3, 1.0, 3.0):
+        wide = 16 if k == 1 else 1
+        for t in (0.3, 1.0, 3.0):
             exact = (weights[k] @ np.exp(-t / mean * nodes[k])) ** count
-            assert mass[k] @ np.exp(-t / mean * found[k]) == pytest.approx(exact, rel=1e-10 * (1 + t**4))
+            assert mass[k] @ np.exp(-t / mean * found[k]) == pytest.approx(exact, rel=1e-11 * wide * (0.1 + t**4))
 
 
 def test_three_moments_are_exact():
