@@ -146,9 +146,9 @@ def cells(var: Array, sizes: npt.NDArray[np.intp], cell: float) -> tuple[npt.NDA
 
 
 class TwoPoints(NamedTuple):
-    """Two-point rules of cells: mass, the two nodes, the share of the mass that the higher has, and half their distance.
+    """Two-point rules of cells: mass, both nodes, the share of the mass that the higher one has, half their distance.
 
-    `centred` are the variances, less the mean of their cell, as `reach` relative to its middle.
+    That distance is relative to the middle of the cell, as is `centred`: each variance less the mean of its cell.
     """
 
     mass: Array
