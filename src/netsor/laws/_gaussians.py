@@ -162,7 +162,7 @@ class TwoPoints(NamedTuple):
 def two_points(var: Array, w: Array, index: npt.NDArray[np.intp], unit: Array) -> TwoPoints:
     """Of each cell the rule with its mass, mean, variance and third moment."""
     v = var / unit[index] - 1
-    mass = np.bincount(index, w, len(unit))
+    mass = np.asarray(np.bincount(index, w, len(unit)), dtype=np.float64)
     safe = np.where(mass > 0, mass, 1.0)
     mean = np.bincount(index, w * v, len(unit)) / safe
     centred = v - mean[index]
