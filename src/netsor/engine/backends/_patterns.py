@@ -42,7 +42,8 @@ def _add(made: Array, key: tuple[int, ...], width: int, following: Next) -> None
     stream = 0
     for pattern, count in zip(several, counts.T, strict=False):
         edges = np.concatenate([[0], np.cumsum(count)])
-        sizes = np.zeros((len(pattern), edges[-1] + 1), made.dtype)  # the last is 0, so that the last sum has an end
+        sizes = np.empty((len(pattern), edges[-1] + 1), made.dtype)
+        sizes[:, -1] = 0.0  # so that the last sum has an end
         for row in sizes:
             stream, stop = stream + 1, 0
             for rng, some in following((*key, stream), count):
