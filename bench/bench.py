@@ -70,7 +70,7 @@ class Counted:
         self.all = plan.random_numbers
         self.normals, self.gammas = 0, {}
         for step in plan.steps:
-            if step.kind == "normals":
+            if step.kind in ("normals", "positive"):  # of ReLU vectors, sizes are most of what is drawn
                 self.normals += step.numbers
             elif step.kind == "chi":
                 for f in step.params["freedom"]:

@@ -20,7 +20,7 @@ from ._output import failing, of_out, say
 from ._where import Where, sampling
 
 MODEST = {"samples": 100, "trials": 1, "tokens": 4, "workers": 1}
-START, FIGURE, MEASURE = 1.5, 1.5, 1e-5  # seconds: to start the workers, to draw a figure, to measure one draw in it
+START, FIGURE, MEASURE = 1.5, 1.0, 1e-6  # seconds: to start the workers, to draw a figure, to measure one draw in it
 KEPT = "finished trials are kept, and the same command goes on from there"
 
 
