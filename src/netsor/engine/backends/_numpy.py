@@ -111,6 +111,11 @@ def block_of(plan: Plan) -> int:
     return max(1, few, min(CHUNK, room // max(plan.bytes, 1)))
 
 
+def block_bytes(plan: Plan, replicas: int) -> int:
+    """The bytes of a block's arrays, if there are so many replicas."""
+    return plan.bytes + (min(replicas, block_of(plan)) - 1) * plan.held
+
+
 def blocks(plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], None]) -> Iterator[tuple[Array, Array]]:
     """The next replicas, block by block."""
     hold_memory()
