@@ -143,12 +143,14 @@ def growing(draws: int) -> list[range]:
 def side_by_side(parts: Sequence[range], most: int, workers: int) -> list[range]:
     """Chunks that follow each other in parts of up to `most` draws, and no fewer parts than workers have to do.
 
-    Python's overhead for a step of a plan is the same for one chunk and for several.
+    Python's overhead for a step of a plan is the same for one chunk and for several. A draw that would be alone goes
+    with those before it (see `blocks`).
     """
+    alone = most > 1
     most = min(most, -(-parts[-1].stop // workers))
     found = [parts[0]]
     for part in parts[1:]:
-        if part.stop - found[-1].start <= most:
+        if part.stop - found[-1].start <= most or (alone and len(part) == 1):
             found[-1] = range(found[-1].start, part.stop)
         else:
             found.append(part)
