@@ -71,6 +71,26 @@ def test_draws_are_the_same_for_any_workers_and_blocks_and_begin_alike(monkeypat
     assert len(np.unique(first[:, 0])) == 700  # no two chunks draw the same
 
 
+def reused():
+    """One matrix thrice on three vectors of a narrow space: they are dependent, and some factors are made again."""
+    w, x = ns.weight(n, n), ns.gaussian(n, 3)
+    for _ in range(3):
+        x = ns.relu(w @ x)
+    return ns.Program((x, ns.mean_dot(x, x)))
+
+
+@pytest.mark.parametrize("most", [2, 3, 5])
+@pytest.mark.parametrize("net", [block(), reused()])
+def test_bits_do_not_depend_on_what_is_computed_together(net, most, monkeypatch):
+    """Sums are added in one order, whether few draws or many are in a block, and none is alone in one."""
+    at = {"progress": False, "seed": 4, **dict.fromkeys(net.widths, 4)}
+    whole = flat(net.draw(draws=41, workers=1, **at), 41)
+    for draws, workers in ((9, 2), (17, 3), (41, 5)):
+        np.testing.assert_array_equal(whole[:draws], flat(net.draw(draws=draws, workers=workers, **at), draws))
+    monkeypatch.setattr(_numpy, "block_of", lambda plan: most)
+    np.testing.assert_array_equal(whole, flat(net.draw(draws=41, workers=1, **at), 41))
+
+
 def test_large_draws_that_one_function_reads_are_made_as_it_reads_them(monkeypatch):
     """The same numbers as at once, and less memory for each replica beside the first."""
     model = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=12, vocabulary=40)

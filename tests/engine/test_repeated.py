@@ -132,9 +132,18 @@ def scaled(layers):
     return (x[0],)
 
 
-@pytest.mark.parametrize("program", [alike, skipped, scaled])
-def test_what_does_not_repeat_is_lowered_as_it_is(program, lowered):
-    took, whole = both(program(40), {"n": 300}, lowered)
+def cut_between(layers):
+    """Two matrices of one batch a block, and another first function: what repeats begins between the two matrices."""
+    x = ns.gaussian(n, 3)
+    for k in range(layers):
+        w = ns.weight(n, n, batch=2)
+        x = ns.rms_norm(x + w[0] @ (ns.tanh if k else ns.sin)(w[1] @ x))
+    return (x[0],)
+
+
+@pytest.mark.parametrize(("program", "width"), [(alike, 300), (skipped, 300), (scaled, 300), (cut_between, 5)])
+def test_what_does_not_repeat_is_lowered_as_it_is(program, width, lowered):
+    took, whole = both(program(40), {"n": width}, lowered)
     assert took >= whole
 
 

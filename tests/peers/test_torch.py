@@ -6,6 +6,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+import netsor as ns
+from netsor import activations, derivatives
+from netsor.activations import Function
 from netsor.engine import _instructions, _orthogonal
 from netsor.engine._run import run
 from netsor.engine.backends import NoDeviceError, _torch, choose
@@ -50,6 +53,27 @@ def test_torch_computes_what_numpy_computes():
         with torch.no_grad():
             made = run(plan, lambda step, drawn=drawn: torch.tensor(drawn[step]), work.constant, work.compute)
         assert_same(found, [array.numpy() for array in made], atol=1e-10)
+
+
+@pytest.mark.parametrize("module", [activations, derivatives])
+def test_functions_of_small_numbers_in_single_precision(module):
+    """To the last digits: PyTorch's own erf of 1e-8 is 0 on a CPU."""
+    x = (np.logspace(-20, -0.1, 200) * np.array([[1], [-1]])).astype(np.float32)
+    named = [f for f in vars(module).values() if isinstance(f, Function)]
+    assert len(named) > 5
+    for f in named:
+        np.testing.assert_allclose(f(torch.tensor(x)).numpy(), f(x.astype(np.float64)), rtol=1e-5, err_msg=f.name)
+
+
+def spread(p):
+    return p.std(axis=-1)  # of a tensor, with one less in the denominator
+
+
+def test_a_function_that_means_something_else_to_torch_is_computed_by_numpy():
+    x = ns.gaussian(6, 4)
+    net = ns.Program((ns.apply(spread, ns.mean_dot(x, x), axes=1)[0], ns.mean_dot(x, x)[0]))
+    std, rows = net.draw(draws=20, progress=False, **TORCH)
+    np.testing.assert_allclose(std, rows.std(axis=-1))
 
 
 def test_torch_sees_small_parts():

@@ -39,6 +39,11 @@ def _first(a: Any) -> Any:
     return a.transpose((a.ndim - 1, *range(a.ndim - 1)))
 
 
+def _innermost(a: Any) -> Any:
+    """An array of numpy with the replicas innermost: einsum adds in an order that depends on how arrays are stored."""
+    return a if a.shape[0] == 1 or _replicas_innermost(a) else _first(np.ascontiguousarray(_last(a)))
+
+
 def reshape(xp: Any, a: Array, shape: Shape) -> Array:
     """The entries of a replica in another shape."""
     if _replicas_innermost(a):
@@ -126,7 +131,7 @@ def product(xp: Any, a: Array, b: Array) -> Array:
         return a * b
     innermost = _replicas_innermost(a)
     if (innermost or _replicas_innermost(b)) and (j == 1 or i * k * j <= SMALL):  # its loop runs over the replicas
-        return np.einsum("...ik,...kj->...ij", a, b)
+        return np.einsum("...ik,...kj->...ij", _innermost(a), _innermost(b))
     if xp is not np and 0 < k <= FEW and max(i, j) <= 4 * FEW:  # JAX fuses it into one pass over all replicas
         return sum(a[..., :, term, None] * b[..., None, term, :] for term in range(k))
     if b.shape[0] == 1 and math.prod(b.shape[1:-2]) == 1 and not innermost:  # one matrix b for all replicas

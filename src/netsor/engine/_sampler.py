@@ -21,7 +21,7 @@ from ._plan import SAMPLE, Plan
 from ._precision import check_single, unrounded
 from ._sampling import Sampling
 from .backends import Backend, Numpy
-from .backends._numpy import CHUNK, Streams, block_of, blocks
+from .backends._numpy import CHUNK, Streams, block_bytes, block_of, blocks
 from .backends._numpy import block as numpy_block
 
 Array = npt.NDArray[np.float64]
@@ -34,7 +34,7 @@ KEPT = 2**22  # replicas of one output; more are gathered in cells
 FIRST = 8  # draws of a first chunk: a large plan has thousands of steps, and Python costs as much for one as for all
 UNKNOWN = 1.0  # error of the outputs, relative to their spread, with which nothing is known of a law
 ROUNDING = 1e-13  # the same, that rounding errors make
-BLOCK = 2**24  # bytes that one at work has in hand beside its results, or one replica if that is more
+BLOCK = 2**24  # bytes that one at work has in hand beside its results and arrays
 NOISE = (2**20, 0, 0, SAMPLE, 0)  # the stream of the normals that make draws of conditional laws
 TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 
@@ -77,7 +77,7 @@ def conditional(question: Question, sampling: Sampling) -> Conditional:
     slots = sampling.at_once
     rows = 9.0 * draws + 8.0 * min(draws, 2 * slots * work.size) + 8.0 * slots * min(draws, work.size)
     check_memory(
-        rows * (size + size**2) + slots * (BLOCK + plan.bytes),
+        rows * (size + size**2) + slots * (BLOCK + block_bytes(plan, draws)),
         f"draws={draws} of {size} outputs",
         "take fewer draws or outputs (of one output at a time, any number)",
     )
@@ -143,12 +143,14 @@ def growing(draws: int) -> list[range]:
 def side_by_side(parts: Sequence[range], most: int, workers: int) -> list[range]:
     """Chunks that follow each other in parts of up to `most` draws, and no fewer parts than workers have to do.
 
-    Python's overhead for a step of a plan is the same for one chunk and for several.
+    Python's overhead for a step of a plan is the same for one chunk and for several. A draw that would be alone goes
+    with those before it (see `blocks`).
     """
+    alone = most > 1
     most = min(most, -(-parts[-1].stop // workers))
     found = [parts[0]]
     for part in parts[1:]:
-        if part.stop - found[-1].start <= most:
+        if part.stop - found[-1].start <= most or (alone and len(part) == 1):
             found[-1] = range(found[-1].start, part.stop)
         else:
             found.append(part)

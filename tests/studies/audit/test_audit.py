@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
+from netsor.engine.backends._numpy import block_of
 from netsor.studies import _parts
 from netsor.studies._store import Store
 from netsor.studies.audit import _audit, _draw, _report, _request
@@ -311,3 +312,18 @@ def test_what_does_not_fit_is_refused(inline, monkeypatch):
         ns.audit(TINY, workers=1, **SMALL)
     with pytest.raises(ValueError, match=r"layers=5000 of gpt2 must be at most 2000"):
         ns.audit(TINY.replace(layers=5000), **SMALL)
+
+
+def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch):
+    """Two dozen of GPT-2 with gradients take 0.5 GiB, which was not counted: twice what one takes is less."""
+    request = Request((TINY,), tokens=16, draws=64, workers=1, widths="actual")
+    (subject,) = request.subjects
+    for name in ("BASE", "BLOCK", "COPIES"):
+        monkeypatch.setattr(f"netsor.studies.audit._audit.{name}", 0.0)
+    together = min(block_of(subject.plan), subject.part_draws)
+    assert together > 2
+    found = []
+    monkeypatch.setattr("netsor.studies.audit._audit.check_memory", lambda size, *_: found.append(size))
+    assert _audit.workers_of(request) == 1
+    assert found == [max(2 * subject.plan.bytes, subject.plan.bytes + (together - 1) * subject.plan.held)]
+    assert found[0] > 2 * subject.plan.bytes

@@ -11,6 +11,7 @@ import math
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -117,15 +118,22 @@ def block_of(plan: Plan) -> int:
     return max(1, few, min(CHUNK, room // max(plan.bytes, 1)))
 
 
+def block_bytes(plan: Plan, replicas: int) -> int:
+    """The bytes of a block's arrays, if there are so many replicas."""
+    return plan.bytes + (min(replicas, block_of(plan)) - 1) * plan.held
+
+
 def blocks(plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], None]) -> Iterator[tuple[Array, Array]]:
     """The next replicas, block by block."""
     hold_memory()
-    most = -(-replicas // -(-replicas // block_of(plan)))  # blocks of equal size, as many as block_of makes
+    most = block_of(plan)
+    count = -(-replicas // most)
+    if most > 1:  # numpy adds in another order where a replica is alone: the numbers must not depend on that
+        count = min(count, max(1, replicas // 2))
     with one_blas_thread():
-        for start in range(0, replicas, most):
-            some = min(most, replicas - start)
-            yield block(plan, streams, some)
-            tick(some)
+        for start, stop in pairwise(replicas * k // count for k in range(count + 1)):
+            yield block(plan, streams, stop - start)
+            tick(stop - start)
 
 
 @cache

@@ -77,7 +77,7 @@ class Longer:
 
     def _rule(self, many: Sequence[Step]) -> tuple[list[tuple[int, int] | None], list[tuple[int, int]]]:
         """Of a step at all times: the arrays that it reads, by step and times back; how its numbers begin and grow."""
-        if any(step.params.get("by") != many[0].params.get("by") for step in many):
+        if len({(step.params.get("by"), NUMBER.sub("", step.words)) for step in many}) > 1:
             raise IrregularError
         reads: list[tuple[int, int] | None] = []
         for args in zip(*(step.args for step in many), strict=True):

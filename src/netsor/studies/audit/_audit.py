@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...engine._montecarlo import check_memory, cores, memory
+from ...engine.backends._numpy import block_bytes
 from .._parts import collected
 from .._store import Arrays
 from ._found import Found, Measured
@@ -67,7 +68,9 @@ def workers_of(request: Request) -> int:
     """How many work: as many as fit, if nobody said how many. An audit that does not fit is refused."""
     subjects = request.subjects
     parts = sum(_parts(request, subject) for subject in subjects)
-    one = BASE + max(2.0 * max(subject.plan.bytes, BLOCK) for subject in subjects)
+    one = BASE + max(
+        max(2.0 * max(each.plan.bytes, BLOCK), block_bytes(each.plan, each.part_draws)) for each in subjects
+    )
     held = COPIES * 8.0 * sum(request.draws_of(each.tokens) * each.plan.mean.shape[0] for each in subjects)
     fit = max(1, int((memory() - held) // one))
     workers = min(request.workers or min(cores(), fit), parts) if request.backend.threads else 1  # a device has one
