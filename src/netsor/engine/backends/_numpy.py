@@ -1,7 +1,8 @@
 """numpy, the default: starts at once, draws fastest on a CPU, and reuses the memory of arrays that are read no more.
 
 Normals and χ come from a stream of their own for each draw of the plan, keyed by (seed, draw, chunk), so the numbers
-depend neither on the order of the steps nor on how a chunk is cut into blocks.
+depend neither on the order of the steps nor on how a chunk is cut into blocks. They are drawn in double precision and
+rounded to single where that is asked for: with one seed both precisions have the same numbers, up to rounding.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead 
 LARGE_BYTES = 2**29  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
 FEW = 32  # replicas in such a block, at most
 STEP_SECONDS = 1.3e-5  # overhead of Python for one step, measured
+ROUNDED = 2**14  # normals that are drawn and rounded to single precision at once: they stay in a cache
 HELD_BYTES = 2**25  # largest array whose memory glibc keeps after it is freed: the most that it accepts
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -44,21 +46,25 @@ class Streams:
 
     def draw(self, step: Step, replicas: int) -> Array:
         """The random numbers of a step, (replicas, *shape)."""
-        made = np.empty((replicas, *step.out.shape), self.dtype)
+        shape = replicas, *step.out.shape
         if step.kind == "normals":
-            return _laid_out(self.normals(step.params["key"], made))
+            return _laid_out(self.normals(step.params["key"], np.empty(shape, self.dtype)))
+        made = np.empty(shape)
         freedom = step.params["freedom"]
         half = freedom / 2 if len(freedom) > 1 else freedom[0] / 2  # numpy is faster with a scalar than with an array
         for rng, some in self._next(step.params["key"], made):
-            rng.standard_gamma(half, dtype=self.dtype, out=some)
+            rng.standard_gamma(half, out=some)
         halves = _laid_out(made)
         halves *= 2
-        return np.sqrt(halves, out=halves)
+        return np.sqrt(halves, out=halves).astype(self.dtype, copy=False)
 
     def normals(self, key: tuple[int, ...], made: Array) -> Array:
         """The next normals of a stream, for the replicas of an array, which are written into it."""
         for rng, some in self._next(key, made):
-            rng.standard_normal(dtype=made.dtype, out=some)
+            if made.dtype == np.float64:
+                rng.standard_normal(out=some)
+            else:
+                _rounded_normals(rng, some.reshape(-1))
         return made
 
     def _next(self, key: tuple[int, ...], made: Array) -> Iterator[tuple[np.random.Generator, Array]]:
@@ -75,6 +81,14 @@ class Streams:
             yield rng, made[done : done + count]
             done, left = done + count, left - count
             self._under_way[key] = rng, chunk, left
+
+
+def _rounded_normals(rng: np.random.Generator, made: Array) -> None:
+    """Normals of double precision, written into a row of another."""
+    room = np.empty(min(ROUNDED, len(made)))
+    for start in range(0, len(made), ROUNDED):
+        some = made[start : start + ROUNDED]
+        some[:] = rng.standard_normal(out=room[: len(some)])
 
 
 def _laid_out(a: Array) -> Array:
