@@ -121,6 +121,8 @@ def drawn(question: Question, sampling: Sampling) -> list[Array]:
         parts = chunks(draws, work.size)
     for part, values in sampling.run(work, parts):
         found[part.start : part.stop] = values
+    if where.chosen and where.precision == "float32" and not np.isfinite(found).all():  # too large for it
+        return drawn(question, replace(sampling, backend=replace(where, precision="float64")))
     _check_finite(found)
     ends = np.cumsum([output.size for output in question.outputs])[:-1]
     parted = zip(np.split(found, ends, axis=1), question.outputs, strict=True)

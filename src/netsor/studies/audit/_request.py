@@ -18,6 +18,7 @@ import numpy as np
 
 from ...engine import ExactError, Plan
 from ...engine._montecarlo import Progress, whole_number
+from ...engine._precision import settled
 from ...engine.backends import Backend, Numpy
 from ...language import TraceError
 from ...language._given import shown
@@ -336,7 +337,8 @@ class Request:
         size = subject.part_draws if self.backend.threads else PART_DRAWS  # a device does many at once
         draws = self.draws_of(subject.tokens)
         starts = range(0, draws, size)
-        return [Part(subject, i, min(size, draws - at), self.seed, self.backend) for i, at in enumerate(starts)]
+        backend = settled(subject.plan, self.backend, draws)
+        return [Part(subject, i, min(size, draws - at), self.seed, backend) for i, at in enumerate(starts)]
 
 
 def sweep(
