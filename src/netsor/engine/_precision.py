@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,8 @@ RESOLVED = 1e-6  # spread over mean below which single precision cannot represen
 ROUNDING = 1e-13  # spread over mean below which the spread is rounding in double precision: the output is constant
 WORTH = 2**16  # numbers of a replica in long rows from which on single precision saves more than a little
 SHARE = 16  # draws for each replica that is computed in both precisions to choose one: a tenth of their time
+RAISED: Any = dict.fromkeys(("over", "divide", "invalid"), "raise")  # numbers that single precision does not have
+TOO_LARGE = FloatingPointError, np.linalg.LinAlgError  # what is then raised
 DIGITS, SPREADS = 1e-5, 1e-2  # of an output, and of its spread: what single precision may differ by where it is chosen
 
 
@@ -41,7 +44,8 @@ def settled(plan: Plan, backend: Backend, draws: int) -> Backend:
     """The backend with the precision in which so many draws of a plan are made: a precision that was given, or AUTO."""
     if backend.precision != AUTO:
         return backend
-    return replace(backend, precision="float32" if enough(plan, draws) else "float64", chosen=True)
+    single = enough(plan, draws)
+    return replace(backend, precision="float32" if single else "float64", chosen=single)
 
 
 def enough(plan: Plan, draws: int) -> bool:
@@ -53,9 +57,9 @@ def enough(plan: Plan, draws: int) -> bool:
     if plan.long_numbers < WORTH or plan.expects or not replicas:
         return False
     try:
-        with np.errstate(over="raise", divide="raise", invalid="raise"):
+        with np.errstate(**RAISED):
             single = _outputs(plan, replicas, "float32")
-    except FloatingPointError:
+    except TOO_LARGE:
         return False
     exact = _outputs(plan, replicas, "float64")
     spread = exact.std(axis=0)
@@ -98,7 +102,12 @@ def check_single(plan: Plan, backend: Backend) -> None:
 def _in_both(plan: Plan, replicas: int) -> list[tuple[Array, Array]]:
     """The largest mean in absolute value, and the standard deviation, of each output, in double and in single."""
     with np.errstate(all="ignore"):
-        both = [np.split(_outputs(plan, replicas, precision), 2, axis=1) for precision in ("float64", "float32")]
+        exact = _outputs(plan, replicas, "float64")
+        try:
+            single = _outputs(plan, replicas, "float32")
+        except TOO_LARGE:
+            single = np.full_like(exact, np.nan)
+        both = [np.split(found, 2, axis=1) for found in (exact, single)]
         return [
             (np.abs(mean).max(axis=0), np.sqrt(variance.mean(axis=0) + mean.var(axis=0))) for mean, variance in both
         ]

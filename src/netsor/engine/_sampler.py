@@ -18,7 +18,7 @@ from ._montecarlo import (
     one_blas_thread,
 )
 from ._plan import SAMPLE, Plan
-from ._precision import check_single, unrounded
+from ._precision import RAISED, TOO_LARGE, check_single, unrounded
 from ._sampling import Sampling
 from .backends import Backend, Numpy
 from .backends._numpy import CHUNK, Streams, block_of, blocks
@@ -121,8 +121,6 @@ def drawn(question: Question, sampling: Sampling) -> list[Array]:
         parts = chunks(draws, work.size)
     for part, values in sampling.run(work, parts):
         found[part.start : part.stop] = values
-    if where.chosen and where.precision == "float32" and not np.isfinite(found).all():  # too large for it
-        return drawn(question, replace(sampling, backend=replace(where, precision="float64")))
     _check_finite(found)
     ends = np.cumsum([output.size for output in question.outputs])[:-1]
     parted = zip(np.split(found, ends, axis=1), question.outputs, strict=True)
@@ -246,7 +244,10 @@ def _block(plan: Plan, seed: int, replicas: int) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class _Draws:
-    """The draws of one chunk: mean + coefficients · N(0, I), the normals from a stream of their own."""
+    """The draws of one chunk: mean + coefficients · N(0, I), the normals from a stream of their own.
+
+    In double precision, if one of them is too large for a single precision that was chosen by other draws.
+    """
 
     plan: Plan
     seed: int
@@ -254,6 +255,16 @@ class _Draws:
     size: int
 
     def __call__(self, part: range, tick: Callable[[int], None]) -> Array:
+        if not self.backend.chosen:
+            return self._made(part, tick)
+        try:
+            with np.errstate(**RAISED):
+                return self._made(part, tick)
+        except TOO_LARGE:
+            exact = replace(self.backend, precision="float64", chosen=False)
+            return replace(self, backend=exact)._made(part, tick)
+
+    def _made(self, part: range, tick: Callable[[int], None]) -> Array:
         chunks = [chunk for chunk in growing(part.stop) if chunk.start >= part.start]
         streams = Streams(self.seed, chunks if self.backend.threads else part.start, self.backend.precision)
         made = (

@@ -34,7 +34,7 @@ class Backend(ABC):
 
     device: str = "cpu"
     precision: str = "float64"
-    chosen: bool = field(default=False, compare=False)  # whether the precision was AUTO: then it is known to be enough
+    chosen: bool = field(default=False, compare=False)  # whether single precision was AUTO, and is known to be enough
 
     name: ClassVar[str]
     threads: ClassVar[bool] = False  # whether to sample in several threads: else the library is parallel itself

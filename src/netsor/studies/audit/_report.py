@@ -116,8 +116,8 @@ def _report(models: Sequence[Lengths], compared: Differences | None, manifest: d
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
     how = (
         f"Every draw is {_exactly(models)}; no weight was drawn. {manifest['random_numbers']:,} random numbers, "
-        f"{_precision(manifest['parts'])}, {manifest['seconds']['sampling']:.1f} core-seconds. {versions}. The command: "
-        f"<code>{html.escape(manifest['command'])}</code>. Beside this file: <code>audit.csv</code> and "
+        f"{_precision(manifest['parts'])}, {manifest['seconds']['sampling']:.1f} core-seconds. {versions}. "
+        f"The command: <code>{html.escape(manifest['command'])}</code>. Beside this file: <code>audit.csv</code> and "
         "<code>manifest.json</code>, which has every field of the models."
     )
     body = BODY.format(
