@@ -152,11 +152,16 @@ def test_it_is_not_taken_where_it_is_not(small, net):
     assert not _precision.enough(planned(net), 64)
 
 
+@pytest.mark.parametrize(("draws", "most"), [(16, 1e-1), (64, 1e-4)])
+def test_five_digits_by_one_draw_and_by_several_a_hundredth_of_the_spread(small, draws, most):
+    assert _precision.enough(planned(difference(most)), draws)
+    assert not _precision.enough(planned(difference(most / 10)), draws)
+
+
 def test_it_is_not_taken_where_it_does_not_pay(small, monkeypatch):
     assert not _precision.enough(planned(hidden(1.0)), 15)  # few draws
     assert not _precision.enough(hidden(1.0).plan(n=ns.inf), 64)  # Gaussian expectations
     assert _precision.enough(planned(hidden(1.0)), 16)
-    assert not _precision.enough(planned(difference(1e-6)), 16)  # by one draw
     monkeypatch.setattr(_precision, "WORTH", 3 * 128 + 1)
     assert not _precision.enough(planned(hidden(1.0)), 16)  # few coordinates
     given = choose("numpy", None, "float32")
