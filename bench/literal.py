@@ -49,13 +49,21 @@ def stack(replicas, device, tokens, width, heads, head_dim, hidden, blocks):
 
 
 def encoder(replicas, device, tokens, width, hidden, layers):
-    """`gpu.encoder`: the mean cosine of the last layer's tokens."""
+    """`gpu.encoder`: the first token's first coordinate."""
     x = torch.randn((replicas, tokens, width), device=device)
     for _ in range(layers):
         x = functional.layer_norm(x + attention(x, 1, width, causal=False), (width,))
         h = torch.relu(x @ weight(x, hidden, width).mT)
         x = functional.layer_norm(x + h @ weight(x, width, hidden).mT, (width,))
-    return (x @ x.mT).mean(dim=(-1, -2)) / width
+    return x[:, 0, 0]
+
+
+def module(device, tokens, width, hidden, layers):
+    """One encoder of PyTorch's own modules, with the initialisation that they have."""
+    x = torch.randn((1, tokens, width), device=device)
+    for _ in range(layers):
+        x = torch.nn.TransformerEncoderLayer(width, 1, hidden, dropout=0.0, batch_first=True, device=device)(x)
+    return x[:, 0, 0]
 
 
 def model(device, ids, rotary, width, heads, groups, head_dim, hidden, layers, vocabulary):

@@ -35,7 +35,7 @@ def elapsed(work):
 def blocks(table, device, small):
     """Draws a second after the first call."""
     size, least = (gpu.TINY, 0.02) if small else (gpu.GPT2, 1.0)
-    for tokens in (4,) if small else (16, 128):
+    for tokens in (4,) if small else (16, 128, 1024):
         what = f"{size['blocks']} blocks, width {size['width']}, s = {tokens}, ms a draw after the first call"
         theirs = gpu.drawn(tokens, size, device, least)["ms a draw"]
         for backend in ("torch", "jax"):
@@ -55,10 +55,13 @@ def encoder(table, device, small):
     with torch.no_grad():
         literal.encoder(2, device, **size)  # starts the device's libraries
         theirs = elapsed(lambda: literal.encoder(draws, device, **size).cpu())
+        modules = elapsed(lambda: [literal.module(device, **size).cpu() for _ in range(draws)])
     gpu.encoder(**(size | {"layers": 1})).law(draws=8, backend="torch", device=device, precision="float32")
     planning = elapsed(lambda: gpu.encoder(**size).plan())
     ours, again = (elapsed(lambda seed=seed: exact(seed)) for seed in range(2))
-    table.add(what, "torch", theirs, ours, f"planning alone {planning:.1f} s, once more in all {again:.1f} s")
+    note = f"planning alone {planning:.1f} s, once more in all {again:.1f} s"
+    table.add(f"{what}, literal in batches", "torch", theirs, ours, note)
+    table.add(f"{what}, literal one by one, of PyTorch's modules", "torch", modules, ours, note)
 
 
 def audits(table, device, small):

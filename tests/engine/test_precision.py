@@ -65,6 +65,18 @@ def test_a_plan_that_takes_long_is_not_looked_at(monkeypatch):
     assert attention(1e-30).law(n=8, **SINGLE).std() == 0
 
 
+def test_a_spread_that_is_lost_is_seen_where_draws_coincide(monkeypatch):
+    """Cosines of tokens behind fifty layers were 1 up to rounding, and their spread that of rounding."""
+    monkeypatch.setattr(_precision, "PATIENCE", 0.0)
+    x = ns.gaussian(n)
+    net = ns.Program(1.0 + 1e-7 * ns.tanh(ns.mean_dot(x, x)))
+    with pytest.raises(
+        ValueError, match=r"an output has spread \d.*e-0[89] beside a mean of 1; take precision='float64'"
+    ):
+        net.law(n=8, **SINGLE)
+    assert 0 < net.law(n=8, draws=50, progress=False).std() < 1e-7
+
+
 def test_draws_that_rounding_made_equal_are_no_atoms():
     """Of a continuous output: 29 atoms at 50,000 draws, which were taken out of its density."""
     net = ns.Program(ns.tanh(ns.weight(n, n) @ ns.gaussian(n)))

@@ -6,7 +6,6 @@ are the same for all replicas are computed while the plan is made, and are const
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 
 from .._html import note, table, title
 from ..activations import Function
+from ..language._content import content_of
 from . import _alike, _expectation, _instructions, _orthogonal, _triangular
 from ._loops import NEAR, Loop, loops
 from ._prices import CPU
@@ -151,8 +151,7 @@ class Builder:
         which can be as large as what a layer draws.
         """
         numbers = np.asarray(array)
-        content = hashlib.blake2b(np.ascontiguousarray(numbers).data, digest_size=16).digest()
-        key = "constant", numbers.dtype.str, numbers.shape, content
+        key = "constant", content_of(numbers)
         if key not in self.known:
             self.known[key] = Register(numbers.shape, np.array(numbers, dtype=np.float64)[None])
         return self.known[key]
@@ -464,7 +463,7 @@ def content(value: Any) -> Any:
     """What two parameters of steps are compared by: arrays by their numbers, functions by what they compute."""
     match value:
         case np.ndarray():
-            return value.shape, value.tobytes()
+            return content_of(value)
         case Function():
             return content(value.f), value.breaks, content(value.smoothed), value.parity
         case partial():
@@ -474,8 +473,10 @@ def content(value: Any) -> Any:
 
 def _in_a_row(places: Any) -> Any:
     """Places that follow each other, as a range: they need not be copied."""
-    ends = range(int(places[0]), int(places[-1]) + 1) if np.ndim(places) == 1 and len(places) else range(0)
-    return ends if len(ends) == len(places) and np.array_equal(places, ends) else places
+    if np.ndim(places) != 1 or not len(places) or isinstance(places, range):
+        return places
+    ends = range(int(places[0]), int(places[-1]) + 1)
+    return ends if len(ends) == len(places) and (places == np.arange(ends.start, ends.stop)).all() else places
 
 
 def _unchanged(kind: str, args: tuple[Register, ...], params: dict[str, Any]) -> Register | None:

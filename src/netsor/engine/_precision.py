@@ -82,19 +82,24 @@ def check_single(plan: Plan, backend: Backend) -> None:
     (mean, spread), (_, found) = _in_both(plan, min(TRIED, int(PATIENCE / plan.seconds(2))))
     if not np.isfinite(spread).all():
         return  # reported when the law is made
-    lost = (spread > ROUNDING * mean) & (spread < RESOLVED * mean)
+    _refuse_lost(mean, spread)
     apart = (spread > ROUNDING * mean) & ~((found < APART * spread) & (found > spread / APART))
-    if lost.any():
-        k = int(np.argmax(lost))
-        raise ValueError(
-            f"precision='float32' does not hold this law: an output has spread {spread[k]:.3g} beside a mean of "
-            f"{mean[k]:.3g}; take precision='float64'"
-        )
     if apart.any():
         k = int(np.argmax(apart))
         raise ValueError(
             f"precision='float32' does not hold this law: an output has spread {found[k]:.3g} in it, and "
             f"{spread[k]:.3g} in double precision, on the same random numbers; take precision='float64'"
+        )
+
+
+def _refuse_lost(mean: Array, spread: Array) -> None:
+    """Refuse outputs with a spread that single precision does not have beside their mean."""
+    lost = (spread > ROUNDING * mean) & (spread < RESOLVED * mean)
+    if lost.any():
+        k = int(np.argmax(lost))
+        raise ValueError(
+            f"precision='float32' does not hold this law: an output has spread {spread[k]:.3g} beside a mean of "
+            f"{mean[k]:.3g}; take precision='float64'"
         )
 
 
@@ -118,7 +123,8 @@ def unrounded(plan: Plan, mean: Array, cov: Array, seed: int, backend: Backend) 
 
     A value without variance that several replicas share is an atom if two draws in double precision are equal there.
     If not, it was rounded: each of its replicas gets a random number among those that round to it, at the same relative
-    position for all outputs of the replica, so that equal outputs stay equal.
+    position for all outputs of the replica, so that equal outputs stay equal. A law whose spread was rounded away, of a
+    plan that takes too long for `check_single`, is refused here.
     """
     made, known = mean, None
     within = np.random.default_rng([seed, ASKED]).uniform(-0.5, 0.5, len(mean))
@@ -132,6 +138,7 @@ def unrounded(plan: Plan, mean: Array, cov: Array, seed: int, backend: Backend) 
         atoms = twice[times > 1].astype(np.float32)
         loose = point[((count > 1) & ~np.isin(at.astype(np.float32), atoms))[which]]
         if len(loose):
+            _refuse_lost(np.abs(known[:, k]).max(keepdims=True), known[:, k].std(keepdims=True))
             made = mean.copy() if made is mean else made
             made[loose, k] += within[loose] * np.spacing(np.abs(mean[loose, k]).astype(np.float32))
     return made

@@ -115,7 +115,8 @@ def drawn(question: Question, sampling: Sampling) -> list[Array]:
     found = np.empty((draws, size))
     check_single(plan, where)
     if where.threads:
-        work, parts = _Draws(plan, seed, where, 1), side_by_side(growing(draws), block_of(plan), sampling.at_once)
+        most = block_of(plan, where.itemsize)
+        work, parts = _Draws(plan, seed, where, 1), side_by_side(growing(draws), most, sampling.at_once)
     else:
         work = _Draws(plan, seed, where, where.chunk(plan, draws))
         parts = chunks(draws, work.size)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ._given import AXES, NUMBERS, Shape, as_axis, as_shape, as_whole, picked, shown
+from ._given import AXES, NUMBERS, Places, Shape, as_axis, as_shape, as_whole, picked, shown
 from ._keep import Keep, box
 from ._where import TraceError, Where, user_line
 
@@ -25,6 +25,7 @@ V = TypeVar("V", bound="Value")
 R = TypeVar("R")
 Axes = tuple[int | None, ...]  # for each axis of an input, the axis of the result that it goes along; None: read whole
 
+FEW = 2**20  # entries of an array up to which all places are made to pick some
 
 REFLECTED = {
     np.add: "__radd__",
@@ -235,7 +236,8 @@ class Value:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, key: Any) -> Self:
-        return self.take(picked(self._positions(), key, "index"), "index")
+        places = Places(self.shape) if FEW < self.size <= NUMBERS else self._positions()
+        return self.take(picked(places, key, "index"), "index")
 
     def reshape(self, *shape: int | Sequence[int]) -> Self:
         """The same values in another shape, in numpy's order.

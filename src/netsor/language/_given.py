@@ -198,7 +198,21 @@ def one_of(argument: Any, name: str, operation: str, allowed: Sequence[str | boo
     return argument
 
 
-def picked(array: npt.NDArray[np.intp], key: Any, operation: str) -> npt.NDArray[np.intp]:
+class Places:
+    """The places 0, 1, … of the entries of a large array, made only where they are asked for."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+
+    def __getitem__(self, key: Any) -> npt.NDArray[np.intp]:
+        """What an index picks of `np.arange(size).reshape(shape)`, which is not made."""
+        steps = [math.prod(self.shape[k + 1 :]) for k in range(len(self.shape))]
+        along = np.ogrid[tuple(slice(size) for size in self.shape)]
+        each = [step * np.broadcast_to(a, self.shape)[key] for step, a in zip(steps, along, strict=True)]
+        return np.asarray(np.sum(each, axis=0), dtype=np.intp)
+
+
+def picked(array: npt.NDArray[np.intp] | Places, key: Any, operation: str) -> npt.NDArray[np.intp]:
     """What an index picks of an array, as in numpy; but True and False, which make a new axis there, are a mistake."""
     if any(_is_bool(part) and not np.ndim(part) for part in (key if isinstance(key, tuple) else (key,))):
         raise TraceIndexError(

@@ -17,12 +17,18 @@ def every(shape: Shape) -> Keep:
 
 def around(places: npt.NDArray[np.intp], shape: Shape) -> Keep:
     """The smallest part of an array that has these places, counted through all of it."""
-    found = np.zeros(shape, dtype=bool)
-    found.reshape(-1)[places] = True
-    if found.all():
-        return every(shape)
-    axes = range(len(shape))
-    return tuple(np.asarray(found.any(axis=tuple(k for k in axes if k != axis))) for axis in axes)
+    keep = tuple(np.zeros(size, dtype=bool) for size in shape)
+    for axis, at in zip(keep, np.unravel_index(places, shape) if shape else (), strict=True):
+        axis[at] = True
+    return keep
+
+
+def within(places: npt.NDArray[np.intp], shape: Shape, keep: Keep) -> npt.NDArray[np.intp]:
+    """Where these places of an array are in a part that has them."""
+    if not shape:
+        return places
+    among = [(np.cumsum(axis) - 1)[at] for axis, at in zip(keep, np.unravel_index(places, shape), strict=True)]
+    return np.ravel_multi_index(among, [int(axis.sum()) for axis in keep])
 
 
 def box(keep: Keep) -> tuple[npt.NDArray[np.intp], ...]:

@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from ._graph import ordered
-from ._keep import Keep, around, box, every
+from ._keep import Keep, around, box, every, within
 from ._operation import Join, Take
 from ._value import Value
 
@@ -112,9 +112,8 @@ def rebuilt(value: Value, keep: Keep, inputs: Sequence[Any]) -> Value:
     match value.op:
         case Take(x, flat):
             (needed,) = (need for _, need in demand(value, keep))
-            position = np.full(x.shape, -1, dtype=np.intp)
-            position[box(needed)] = np.arange(inputs[0].size).reshape(inputs[0].shape)
-            return cast(Value, inputs[0].take(position.ravel()[flat[box(keep)]].reshape(shape), "index"))
+            places = within(flat[box(keep)].ravel(), x.shape, needed)
+            return cast(Value, inputs[0].take(places.reshape(shape), "index"))
         case Join() if len(inputs) == 1:
             return cast(Value, inputs[0])
     return replace(value, op=value.op.at(keep).with_inputs(*inputs), shape=shape)

@@ -7,7 +7,6 @@ calls or works in place would silently change the law of a program, so it is ref
 
 from __future__ import annotations
 
-import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..activations import Function
+from ._content import content_of
 from ._given import Shape
 from ._where import TraceError
 
@@ -32,6 +32,19 @@ LARGE = 10**5  # numbers in the arguments above which they are tried at one scal
 
 _found: WeakKeyDictionary[Callable[..., Any], dict[object, Shape]] = WeakKeyDictionary()
 _of_numpy: dict[np.ufunc, dict[object, Shape]] = {}  # numpy's own functions: they have no weak references
+
+
+def makes(numbers: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Say how many numbers a function of ours makes, or None for an array like its first argument.
+
+    So it need not be tried on many tokens to find that out.
+    """
+
+    def told(f: Callable[..., Any]) -> Callable[..., Any]:
+        setattr(f, "makes", numbers)  # noqa: B010 (functions have no such field to a type checker)
+        return f
+
+    return told
 
 
 def probed(f: Function, operation: str, cores: Sequence[Shape], scalars: int = 0) -> Shape:
@@ -62,9 +75,7 @@ def _remembered(f: Callable[..., Any]) -> tuple[dict[object, Shape], object]:
 
 def _content(given: Any) -> Any:
     """What a partial was given: arrays by their numbers."""
-    if isinstance(given, np.ndarray):
-        return given.shape, given.dtype.str, hashlib.blake2b(np.ascontiguousarray(given).data).digest()
-    return given
+    return content_of(given) if isinstance(given, np.ndarray) else given
 
 
 class _Raised(Exception):
@@ -81,8 +92,9 @@ class _Probe:
     def shape(self) -> Shape:
         """Ask of several sets of numbers. The first must work; later ones may lie outside the domain of f."""
         if self._ours and 6 * sum(map(math.prod, self.cores)) > LARGE:
-            known: Shape | None = getattr(self._plain, "makes", None)  # told where to find it takes long
-            return known or self._call([np.ones((1, 1, *core)) for core in self.cores]).shape[2:]
+            if not hasattr(self._plain, "makes"):
+                return self._call([np.ones((1, 1, *core)) for core in self.cores]).shape[2:]
+            return (self._plain.makes,) if self._plain.makes else self.cores[0]
         made: Shape | None = None
         for arguments in self._arguments():
             try:

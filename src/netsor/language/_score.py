@@ -11,6 +11,7 @@ from array_api_compat import array_namespace
 
 from ..activations import Function, row_softmax
 from ._apply import as_vector
+from ._content import shared
 from ._given import as_axis, real, scale, shown
 from ._operation import Concat, Dot, Split
 from ._value import Scalar, Vector, applied, as_scalar, constant, ones, same_width
@@ -175,14 +176,15 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
         allowed = _booleans(mask)
     try:
         np.broadcast_to(allowed, p.shape)
-        allowed = np.broadcast_to(allowed, np.broadcast_shapes(allowed.shape, p.shape[-1:]))
+        shape = np.broadcast_shapes(allowed.shape, p.shape[-1:])
+        allowed = allowed if allowed.shape == shape else np.broadcast_to(allowed, shape)
     except ValueError:
         raise TraceError(
             "softmax", f"mask of shape {allowed.shape} does not broadcast to scores of shape {p.shape}"
         ) from None
     if not allowed.any(axis=-1).all():
         raise TraceError("softmax", "mask leaves a row without any entry")
-    return applied(MASKED_SOFTMAX, (p, constant(allowed.astype(np.float64))), p.shape, axes=1)
+    return applied(MASKED_SOFTMAX, (p, constant(shared(allowed))), p.shape, axes=1)
 
 
 def _booleans(mask: npt.ArrayLike) -> npt.NDArray[np.bool]:

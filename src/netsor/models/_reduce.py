@@ -6,32 +6,27 @@ matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_torch_array
+
+from ..language._probe import makes
 
 Array = Any
 Mask = npt.NDArray[np.bool_]
 
 SMALLEST = 1e-37  # a normal number in single precision too; what is smaller adds nothing to an entropy
+STREAMS = 4  # matrices at a time whose eigenvalues a GPU finds: eight are no faster
+MANY = 256  # rows of a matrix from which threads pay
 PIECE = 2**18  # numbers of a piece of logits: 2 MiB, and numpy is called seldom
 
 
-def _makes(count: int) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
-    """Say how many numbers a function makes, so that it need not be tried on many tokens to find that out."""
-
-    def told(f: Callable[..., Array]) -> Callable[..., Array]:
-        setattr(f, "makes", (count,))  # noqa: B010 (functions have no such field to a type checker)
-        return f
-
-    return told
-
-
-@_makes(3)
+@makes(3)
 def of_gram(gram: Array) -> Array:
     """(…, s, s) → (…, 3): mean square over the tokens, mean cosine of two tokens, effective rank.
 
@@ -44,15 +39,35 @@ def of_gram(gram: Array) -> Array:
     scale = xp.sqrt(xp.clip(diagonal, 0.0, None))
     sizes = scale[..., :, None] * scale[..., None, :]
     cosines = xp.where(sizes > 0, gram / xp.where(sizes > 0, sizes, 1.0), 0.0)
-    pairs = xp.asarray(np.triu(np.ones((s, s)), 1))
-    cosine = xp.sum(cosines * pairs, axis=(-2, -1)) / (0.5 * s * (s - 1))
-    spectrum = xp.clip(xp.linalg.eigvalsh(0.5 * (gram + xp.matrix_transpose(gram))), 0.0, None)
+    cosine = (xp.sum(cosines, axis=(-2, -1)) - xp.sum(xp.linalg.diagonal(cosines), axis=-1)) / (s * (s - 1))
+    spectrum = xp.clip(_eigenvalues(0.5 * (gram + xp.matrix_transpose(gram))), 0.0, None)
     whole = xp.sum(spectrum, axis=-1, keepdims=True)
     rank = xp.exp(_entropy(spectrum / xp.where(whole > 0, whole, 1.0)))
     return xp.stack([xp.mean(diagonal, axis=-1), cosine, rank], axis=-1)
 
 
-@_makes(4)
+def _eigenvalues(a: Array) -> Array:
+    """Those of symmetric matrices. On a GPU one matrix does not fill it: several at a time, each on its own stream."""
+    if not (is_torch_array(a) and a.is_cuda and a.ndim > 2 and a.shape[-1] >= MANY):
+        return array_namespace(a).linalg.eigvalsh(a)
+    import torch
+
+    torch.linalg.eigvalsh(
+        torch.ones((1, 1), device=a.device)
+    )  # PyTorch loads its solver, which one thread alone can do
+
+    def found(some: Array, stream: Any) -> Array:
+        with torch.no_grad(), torch.cuda.stream(stream):
+            return torch.linalg.eigvalsh(some)  # waits for its end
+
+    parts = a.reshape(-1, *a.shape[-2:]).chunk(STREAMS)
+    torch.cuda.current_stream(a.device).synchronize()
+    with ThreadPoolExecutor(STREAMS) as pool:
+        made = pool.map(found, parts, [torch.cuda.Stream(a.device) for _ in parts])
+        return torch.cat(list(made)).reshape(a.shape[:-1])
+
+
+@makes(4)
 def of_attention(scores: Array, weights: Array, *, allowed: Mask) -> Array:
     """(…, heads, s, t) → (…, 4): standard deviation and largest of the scores, entropy, largest weight.
 
@@ -68,18 +83,24 @@ def of_attention(scores: Array, weights: Array, *, allowed: Mask) -> Array:
     free = np.flatnonzero(entries > 1)
     if not len(free):
         one = xp.ones_like(xp.max(weights, axis=(-3, -2, -1)))
-        return xp.stack(list(xp.broadcast_arrays(std, top, one, one)), axis=-1)
+        return _stacked(std, top, one, one)
     rows = weights if len(free) == len(entries) else xp.take(weights, xp.asarray(free), axis=-2)
     relative = _entropy(rows) / xp.asarray(np.log(entries[free]), dtype=rows.dtype)
     entropy, largest = xp.mean(relative, axis=axes), xp.max(rows, axis=(-3, -2, -1))
-    return xp.stack(list(xp.broadcast_arrays(std, top, entropy, largest)), axis=-1)
+    return _stacked(std, top, entropy, largest)
+
+
+def _stacked(*arrays: Array) -> Array:
+    """Arrays side by side along a new last axis; the first time it broadcasts, PyTorch's own function takes seconds."""
+    xp, shape = array_namespace(*arrays), np.broadcast_shapes(*(array.shape for array in arrays))
+    return xp.stack([xp.broadcast_to(array, shape) for array in arrays], axis=-1)
 
 
 def _flat(scores: Array) -> Array:
     return array_namespace(scores).reshape(scores, (*scores.shape[:-2], scores.shape[-2] * scores.shape[-1]))
 
 
-@_makes(3)
+@makes(3)
 def of_logits(*parts: Array) -> Array:
     """Parts (…, t, words) of a vocabulary → (…, 3): standard deviation, mean of log Σ e^logit, largest probability."""
     xp = array_namespace(*parts)
@@ -93,7 +114,7 @@ def of_logits(*parts: Array) -> Array:
     return xp.stack([std, normaliser, 1.0 / xp.min(mass, axis=-1)], axis=-1)
 
 
-@_makes(3)
+@makes(3)
 def of_words(root: Array, noise: Array, *known: Array, cap: float | None = None) -> Array:
     """`of_logits` of words whose logits are root · noise, (…, t, t) times (…, t, words), and of known ones beside them.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -316,9 +316,16 @@ def normed(model: Description, x: Vector) -> Vector:
 
 def _mask(model: Description, layer: int, tokens: int, causal: bool) -> Mask:
     seen = model.window if model.window is not None and layer % model.window_every == 0 else None
-    if causal:
-        return nn.causal(tokens, seen)
-    return None if seen is None else nn.causal(tokens, seen) | nn.causal(tokens, seen).T
+    return None if seen is None and not causal else _visible(tokens, seen, causal)
+
+
+@lru_cache(maxsize=2)
+def _visible(tokens: int, window: int | None, causal: bool) -> Mask:
+    """One array for all layers that see the same."""
+    made = nn.causal(tokens, window)
+    made = made if causal else made | made.T
+    made.setflags(write=False)
+    return made
 
 
 def _bias(model: Description, tokens: int, *, bidirectional: bool) -> Bias:

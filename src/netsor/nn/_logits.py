@@ -9,6 +9,7 @@ from array_api_compat import array_namespace
 from ..language import Scalar, Vector, apply, mean_dot, normal
 from ..language._apply import as_vector
 from ..language._given import scale, whole
+from ..language._probe import makes
 
 
 def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
@@ -56,6 +57,7 @@ def root(gram: Scalar) -> Scalar:
     return apply(_root, gram, axes=2, name="root", bounded=False, lipschitz=False)
 
 
+@makes(None)
 def _root(gram: Any) -> Any:
     xp = array_namespace(gram)
     values, vectors = xp.linalg.eigh(gram)

@@ -9,7 +9,7 @@ than with a gamma generator. Below SMALL degrees of freedom χ² is the sum of a
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,50 +58,64 @@ class Chi(NamedTuple):
 
 def chi(freedom: Array, precision: str) -> Chi:
     """The recipe for a row of χ with these degrees of freedom."""
-    degrees = [int(f) for f in freedom]
+    return _row(tuple(int(f) for f in freedom), precision)
+
+
+@lru_cache(maxsize=1024)
+def _row(degrees: tuple[int, ...], precision: str) -> Chi:
     large = [j for j, f in enumerate(degrees) if f >= SMALL]
     small = [j for j, f in enumerate(degrees) if f < SMALL]
-    rows = [_polynomial(degrees[j], precision) for j in large]
-    length = -(-max(map(len, rows), default=0) // 4) * 4  # a multiple of 4: similar widths share one compiled program
-    polynomial = np.zeros((length, len(large)))
-    for column, row in enumerate(rows):
-        polynomial[: len(row), column] = row
+    polynomial = _polynomials(np.array([degrees[j] for j in large], dtype=float), precision)
     counts = [degrees[j] for j in small]
     squares = np.repeat(np.eye(len(small)), counts, axis=0)
     place = {j: k for k, j in enumerate([*large, *small])}
     return Chi(
         len(large) + sum(counts),
-        polynomial,
+        np.pad(polynomial, ((0, -len(polynomial) % 4), (0, 0))),  # so that similar widths share one compiled program
         np.sqrt([float(degrees[j]) for j in large]),
         squares,
         tuple(place[j] for j in range(len(degrees))),
     )
 
 
-@cache
-def _polynomial(freedom: int, precision: str) -> Array:
-    """(χ²/ν)^(1/3) as a polynomial in z, lowest power first."""
-    if freedom <= LARGE:
-        chebyshev = _fitted(freedom)
-    else:  # interpolated in ε = 1/√ν between ν = ∞, where it is z itself, and fits at ν ≤ LARGE
+def _polynomials(freedom: Array, precision: str) -> Array:
+    """(χ²/ν)^(1/3) as polynomials in z, (degree + 1, ν), lowest power first."""
+    series = np.empty((DEGREE + 1, len(freedom)))
+    many = freedom > LARGE
+    series[:, ~many] = _fitted(freedom[~many])
+    if many.any():  # interpolated in ε = 1/√ν between ν = ∞, where it is z itself, and fits at ν ≤ LARGE
         epsilon = np.concatenate([[0.0], np.linspace(1.0, 3.0, 7) / np.sqrt(LARGE)])
-        known = [np.eye(DEGREE + 1)[1] * REACH, *(_fitted(float(e**-2)) for e in epsilon[1:])]
-        at = 1 / np.sqrt(freedom)
-        weight = [np.prod([(at - o) / (e - o) for o in epsilon if o != e]) for e in epsilon]
-        # cut to the degree at LARGE: higher coefficients are rounding noise
-        chebyshev = np.tensordot(weight, known, axes=1)[: len(_polynomial(LARGE, precision))]
-    kept = np.flatnonzero(np.abs(chebyshev) > KEPT[precision])
-    power = np.polynomial.chebyshev.cheb2poly(chebyshev[: max(kept[-1], 1) + 1])
-    power = power / REACH ** np.arange(len(power)) / np.sqrt(4.5 * freedom)
+        known = np.column_stack([np.eye(DEGREE + 1)[1] * REACH, _fitted(epsilon[1:] ** -2)])
+        at = 1 / np.sqrt(freedom[many])
+        weight = [np.prod([(at - o) / (e - o) for o in epsilon if o != e], axis=0) for e in epsilon]
+        series[:, many] = known @ weight
+        highest = _degree(_fitted(np.array([float(LARGE)])), precision)
+        series[highest.item() + 1 :, many] = 0.0  # higher coefficients are rounding noise
+    highest = _degree(series, precision)
+    series[np.arange(DEGREE + 1)[:, None] > highest] = 0.0
+    power = _POWERS @ series / REACH ** np.arange(DEGREE + 1)[:, None] / np.sqrt(4.5 * freedom)
     power[0] += 1.0
-    return power
+    return power[: highest.max(initial=-1) + 1]
 
 
-@cache
-def _fitted(freedom: float) -> Array:
-    """Chebyshev coefficients of √(9ν/2) ((χ²/ν)^(1/3) − 1) over |z| ≤ REACH."""
-    x = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))
+_POWERS = np.column_stack(
+    [
+        np.pad(np.polynomial.chebyshev.cheb2poly(row[: k + 1]), (0, DEGREE - k))
+        for k, row in enumerate(np.eye(DEGREE + 1))
+    ]
+)
+
+
+def _degree(series: Array, precision: str) -> Array:
+    """The last coefficient of each series that is kept, at least that of z."""
+    kept = np.abs(series) > KEPT[precision]
+    return np.maximum(DEGREE - np.argmax(kept[::-1], axis=0), 1)
+
+
+def _fitted(freedom: Array) -> Array:
+    """Chebyshev coefficients of √(9ν/2) ((χ²/ν)^(1/3) − 1) over |z| ≤ REACH, (DEGREE + 1, ν)."""
+    x = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))[:, None]
     below, above = special.ndtr(np.minimum(REACH * x, 0.0)), special.ndtr(-np.maximum(REACH * x, 0.0))
     half = freedom / 2
     square = np.where(x < 0, special.gammaincinv(half, below), special.gammainccinv(half, above)) / half
-    return np.polynomial.chebyshev.chebfit(x, (np.cbrt(square) - 1) * np.sqrt(4.5 * freedom), DEGREE)
+    return np.polynomial.chebyshev.chebfit(x[:, 0], (np.cbrt(square) - 1) * np.sqrt(4.5 * freedom), DEGREE)

@@ -116,19 +116,22 @@ def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
     return run(plan, draw, partial(_constant, streams.dtype), compute)
 
 
-def block_of(plan: Plan) -> int:
-    """How many replicas are in a block: it depends on the plan alone."""
+def block_of(plan: Plan, itemsize: int = 8) -> int:
+    """How many replicas are in a block: it depends on the plan and the bytes of a number alone."""
+    size, held = (max(itemsize * some // 8, 1) for some in (plan.bytes, plan.held))
     # long rows of coordinates do not stay in a cache anyway
     room = BLOCK_BYTES * (8 if 2 * plan.long_numbers > plan.random_numbers else 1)
-    worth = math.ceil(64 * STEP_SECONDS * len(plan.steps) / max(plan.seconds(1), 1e-9))
-    few = min(FEW, worth, max(0, LARGE_BYTES - plan.bytes) // max(plan.held, 1) + 1)
-    return max(1, few, min(CHUNK, room // max(plan.bytes, 1)))
+    worth = 64 * STEP_SECONDS * len(plan.steps) / max(plan.seconds(1), 1e-9)
+    whole = int(2 ** math.ceil(math.log2(max(worth, 1.0))))  # what is drawn in parts has parts of a power of 2
+    few = min(FEW, whole, max(0, LARGE_BYTES - size) // held + 1)
+    return max(1, few, min(CHUNK, room // size))
 
 
 def blocks(plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], None]) -> Iterator[tuple[Array, Array]]:
     """The next replicas, block by block."""
     hold_memory()
-    most = -(-replicas // -(-replicas // block_of(plan)))  # blocks of equal size, as many as block_of makes
+    fit = block_of(plan, streams.dtype.itemsize)
+    most = -(-replicas // -(-replicas // fit))  # blocks of equal size, as many as block_of makes
     with one_blas_thread():
         for start in range(0, replicas, most):
             some = min(most, replicas - start)

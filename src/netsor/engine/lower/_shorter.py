@@ -6,7 +6,6 @@ made again by `_longer`, from the steps of the blocks that are kept.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ import numpy as np
 
 from ...activations import Function
 from ...language._array import field_names
+from ...language._content import content_of
 from ...language._graph import source_of
 from ...language._operation import Constant, Source
 from ...language._value import Scalar, Value, Vector
@@ -106,7 +106,7 @@ def _kinds(values: Sequence[Value], place: Mapping[Value, int], outputs: set[Val
             case Source():  # its identity: when it was used before
                 return at - seen.get(entry, at)
             case np.ndarray():
-                return entry.shape, entry.dtype.str, hashlib.blake2b(np.ascontiguousarray(entry).data).digest()
+                return content_of(entry)
             case Weight():
                 return tuple(known(getattr(entry, name), at) for name in field_names(Weight))
             case Function():

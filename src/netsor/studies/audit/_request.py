@@ -78,8 +78,11 @@ class Subject:
     def part_draws(self) -> int:
         """The draws of a part: a matter of what they cost at the model's own widths, and of nothing else.
 
-        So the draws of a model are the same whatever else is asked, and those of its limit are coupled to them.
+        So the draws of a model are the same whatever else is asked, and those of its limit are coupled to them. A
+        device draws many at once.
         """
+        if not self.backend.threads:
+            return PART_DRAWS
         one = dataclasses.replace(self, infinite=False, backend=Numpy()).plan.seconds(1)
         most = PART_SECONDS * (BACKWARD if self.gradients else 1)  # each part is planned anew, and that takes longer
         return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, most / max(one, 1e-9))))))
@@ -334,7 +337,7 @@ class Request:
 
     def parts(self, subject: Subject) -> list[Part]:
         """The work for a subject."""
-        size = subject.part_draws if self.backend.threads else PART_DRAWS  # a device does many at once
+        size = subject.part_draws
         draws = self.draws_of(subject.tokens)
         starts = range(0, draws, size)
         backend = settled(subject.plan, self.backend, draws)

@@ -1,0 +1,90 @@
+"""Places and contents of large arrays, found without making the arrays."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import netsor as ns
+from netsor.language import _array, _content
+from netsor.language._given import Places
+from netsor.language._keep import around, box, within
+
+SHAPES = [(5,), (3, 4), (2, 3, 4), (1, 6, 1, 2)]
+KEYS = [
+    0,
+    -1,
+    slice(None),
+    slice(1, None),
+    (slice(None), 0),
+    (..., 1),
+    None,
+    (None, ..., slice(None, None, -1)),
+    [0, 0],
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_places_that_an_index_picks(shape, key):
+    whole = np.arange(np.prod(shape)).reshape(shape)
+    try:
+        expected = whole[key]
+    except IndexError:
+        with pytest.raises(IndexError):
+            Places(shape)[key]
+        return
+    np.testing.assert_array_equal(Places(shape)[key], expected)
+
+
+def test_places_of_arrays_of_places():
+    rng = np.random.default_rng(0)
+    whole = np.arange(60).reshape(3, 4, 5)
+    rows, columns = rng.integers(3, size=(2, 1)), rng.integers(4, size=6)
+    np.testing.assert_array_equal(Places((3, 4, 5))[rows, columns], whole[rows, columns])
+    mask = rng.random((3, 4)) < 0.5
+    np.testing.assert_array_equal(Places((3, 4, 5))[mask], whole[mask])
+
+
+def test_a_large_array_gives_what_a_small_one_gives(monkeypatch):
+    """An index of an array with 131 million entries made all of their places."""
+    x = ns.gaussian(ns.Width("n"), (3, 4, 5))
+    plain = x[1:, [0, 2], ::2].op.flat
+    monkeypatch.setattr(_array, "FEW", 10)
+    np.testing.assert_array_equal(x[1:, [0, 2], ::2].op.flat, plain)
+
+
+@pytest.mark.parametrize("shape", [(), *SHAPES])
+def test_the_part_around_some_places(shape):
+    rng = np.random.default_rng(1)
+    whole = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    for count in (1, 2, 3):
+        places = rng.integers(whole.size, size=count)
+        keep = around(places, shape)
+        assert [axis.size for axis in keep] == list(shape)
+        for k, axis in enumerate(keep):
+            np.testing.assert_array_equal(np.flatnonzero(axis), np.unique(np.unravel_index(places, shape)[k]))
+        np.testing.assert_array_equal(whole[box(keep)].ravel()[within(places, shape, keep)], places)
+
+
+def test_content_is_that_of_the_numbers():
+    a = np.arange(6.0)
+    key = _content.content_of(a)
+    assert key == _content.content_of(np.arange(6.0)) != _content.content_of(a.reshape(2, 3))
+    assert key != _content.content_of(np.arange(6))
+    a[0] = 1.0  # it can be written to, so that it is not remembered
+    assert _content.content_of(a) != key
+
+
+def test_equal_masks_are_one_array_as_long_as_somebody_has_it():
+    before = len(_content._known), len(_content._shared)
+    mask = np.tri(5, dtype=bool)
+    first, second = _content.shared(mask), _content.shared(mask.copy())
+    assert first is second
+    assert not first.flags.writeable
+    np.testing.assert_array_equal(first, np.tri(5))
+    _content.content_of(first)
+    assert len(_content._known) == before[0] + 1
+    del first, second
+    gc.collect()
+    assert (len(_content._known), len(_content._shared)) == before
