@@ -47,7 +47,7 @@ class Subject:
     infinite: bool
     gradients: bool = False
     ranges: bool = False
-    backend: Backend = field(default_factory=Numpy)  # that draws it
+    backend: Backend = field(default_factory=Numpy)  # for which it is planned
 
     @property
     def widths(self) -> dict[str, float]:
@@ -284,7 +284,8 @@ class Request:
 
     def _subject(self, model: Model, tokens: int, infinite: bool, gradients: bool) -> Subject:
         ids = None if self.ids is None else tuple(self.ids)
-        return Subject(model, tokens, ids, infinite, gradients, self.ranges and not infinite, self.backend)
+        where = dataclasses.replace(self.backend, precision="float64")  # one plan for all precisions
+        return Subject(model, tokens, ids, infinite, gradients, self.ranges and not infinite, where)
 
     @cached_property
     def refused(self) -> dict[Model, str]:
