@@ -79,7 +79,8 @@ def audit(
         Where it computes.
     precision : str
         Of numbers: "float64", "float32", or "auto", single precision where a few draws in both are the same to five
-        digits or to a hundredth of their spread. The draws of a seed are the same in both, up to rounding.
+        digits or to a hundredth of their spread (double for a `Program`). With one seed both have the same draws, up to
+        rounding.
     executor : concurrent.futures.Executor, optional
         Does the parts in place of processes here, such as Dask's.
     progress : bool or callable

@@ -19,7 +19,7 @@ import numpy as np
 from ...engine import ExactError, Plan
 from ...engine._montecarlo import Progress, whole_number
 from ...engine._precision import settled
-from ...engine.backends import Backend, Numpy
+from ...engine.backends import AUTO, Backend, Numpy
 from ...language import TraceError
 from ...language._given import shown
 from ...models import Probes, Transformer
@@ -220,6 +220,8 @@ class Request:
             raise ValueError("compare: a program is compared with programs that have as many tokens")
         if own:
             self._set("tokens", own[0].tokens)
+        if own and self.backend.precision == AUTO:  # a function of one's own may not know single precision
+            self._set("backend", dataclasses.replace(self.backend, precision="float64"))
 
     def _lengths(self) -> tuple[int, ...]:
         if self.ids is not None:
