@@ -126,6 +126,18 @@ def test_single_precision_where_it_is_enough(inline, unillustrated, monkeypatch,
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "t5-base", "vit-base"])
+def test_gradients_in_single_precision(inline, name):
+    """Of models of their own widths, two blocks: nothing is off by more than audits show."""
+    model = ns.models.read(name).replace(layers=2, **({"decoder_layers": 2} if name == "t5-base" else {}))
+    asked = {"tokens": 12, "draws": 16, "gradients": True, "widths": "actual"}
+    auto, exact = (ns.audit(model, **asked, precision=precision) for precision in ("auto", "float64"))
+    assert auto.actual.precision == "float32"
+    for quantity, drawn in exact.actual.arrays.items():
+        np.testing.assert_allclose(auto.actual[quantity], drawn, rtol=2e-5, atol=2e-5 * np.abs(drawn).max())
+
+
 class Checked:
     """A check that knows what it was asked about, and refuses nothing."""
 
