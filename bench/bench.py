@@ -70,7 +70,7 @@ class Counted:
         self.all = plan.random_numbers
         self.normals, self.gammas = 0, {}
         for step in plan.steps:
-            if step.kind == "normals":
+            if step.kind in ("normals", "positive"):  # of ReLU vectors, sizes are most of what is drawn
                 self.normals += step.numbers
             elif step.kind == "chi":
                 for f in step.params["freedom"]:
@@ -174,15 +174,23 @@ def growth():
     return rows
 
 
+def command(*words):
+    return f"import sys; sys.argv = ['netsor', *{words}]; from netsor.cli import main; main()"
+
+
 STARTS = {
     "python": "pass",
     "import numpy, scipy.special": "import numpy, scipy.special",
     "import scipy.stats": "import scipy.stats",
     "import netsor": "import netsor",
+    "first value": "import netsor as ns; ns.gaussian(ns.Width('n'))",
     "first law at width 256": "import netsor as ns; ns.paper.layer().law(n=256).pdf(0.5)",
     "first limit": "import netsor as ns; ns.paper.layer().law(n=ns.inf).pdf(0.5)",
-    "netsor law --width 256": "import sys; sys.argv = ['netsor', 'law', '--width', '256']; "
-    "from netsor.cli import main; main()",
+    "netsor --version": command("--version"),
+    "netsor law --help": command("law", "--help"),
+    "netsor plan": command("plan"),
+    "netsor law --width 256": command("law", "--width", "256"),
+    "netsor law": command("law"),
 }
 
 
@@ -190,8 +198,8 @@ def starts():
     """Wall time of whole processes, from a cold interpreter with warm files."""
     rows = []
     for what, code in STARTS.items():
-        command = [sys.executable, "-c", code]
-        spent = seconds(lambda command=command: subprocess.run(command, check=True, capture_output=True), 0.0, 4)
+        words = [sys.executable, "-c", code]
+        spent = seconds(lambda words=words: subprocess.run(words, check=True, capture_output=True), 0.0, 4)
         rows.append({"start": what, "seconds": spent})
         show(rows[-1], first=len(rows) == 1)
     return rows

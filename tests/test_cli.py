@@ -3,14 +3,14 @@
 import json
 import subprocess
 import sys
-import warnings
 
 import click
 import pytest
-from tqdm import TqdmMonitorWarning
+import tqdm
 
 import netsor as ns
-from netsor.cli import _cost, _law, _subject
+from netsor.cli import _cost, _subject
+from netsor.engine import _montecarlo
 
 from .command import netsor
 
@@ -288,15 +288,16 @@ def test_reproduce_overwrites_nobodys_files(foreign, tmp_path):
 def test_what_the_system_refuses_is_not_blamed_on_the_numbers(monkeypatch):
     """Without memory for a further thread tqdm warns, as numpy does of numbers, and Python raises a RuntimeError."""
 
-    def warns(_):
-        warnings.warn("no monitor", TqdmMonitorWarning, stacklevel=1)
-
-    def fails(_):
+    def fails(*_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(_law, "announce", warns)
+    monkeypatch.setattr(_montecarlo, "on_terminal", lambda: True)
+    monkeypatch.setattr(tqdm.tqdm, "monitor", None)
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 10)
+    monkeypatch.setattr(tqdm.std, "TMonitor", fails)
     assert netsor("law", "--width", "4", "--draws", "100").returncode == 0
-    monkeypatch.setattr(_law, "announce", fails)
+    assert tqdm.tqdm.monitor_interval == 0  # it has warned
+    monkeypatch.setattr(_cost, "announce", fails)
     result = netsor("law", "--width", "4", "--draws", "100")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("netsor: no more threads can be started: fewer --workers")

@@ -13,90 +13,122 @@ Examples
 0.3920
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import _start as _start  # first: an interrupt may come while the rest is loaded
-from . import models, nn
-from ._bayes import Posterior
-from ._program import Program, program
-from .activations import Function
-from .engine import ExactError, NoLimitError, Plan
-from .language import (
-    Scalar,
-    TraceError,
-    Value,
-    Vector,
-    Weight,
-    Width,
-    abs,
-    apply,
-    clip,
-    concat,
-    cos,
-    data,
-    dot,
-    erf,
-    gaussian,
-    gelu,
-    gelu_tanh,
-    grad,
-    grad_norm,
-    identity,
-    inf,
-    join,
-    layer_norm,
-    leaky_relu,
-    mean_dot,
-    nonlin,
-    normal,
-    ntk,
-    ones,
-    probe,
-    relu,
-    rms_norm,
-    rotary,
-    sigmoid,
-    silu,
-    sin,
-    softmax,
-    stack,
-    step,
-    tanh,
-    weight,
-)
-from .language._report import Point, Report
-from .laws import (
-    Empirical,
-    Estimate,
-    HeadSum,
-    Joint,
-    Law,
-    LawError,
-    Mixture,
-    distances,
-    kl,
-    kolmogorov,
-    load,
-    paper_kl,
-    plot,
-    sliced_wasserstein,
-    total_variation,
-    wasserstein1,
-)
-from .nn import Attention, attention_std
-from .studies import paper
-from .studies._rate import Rate, rate
-from .studies.audit import audit
-from .studies.coord_check import coord_check
-from .studies.literature import literature
 
 __version__ = "0.2.0"
 
+if TYPE_CHECKING:  # what type checkers and editors read; a test keeps it equal to the table below
+    from . import models, nn
+    from ._bayes import Posterior
+    from ._program import Program, program
+    from .activations import Function
+    from .engine import ExactError, NoLimitError, Plan
+    from .language import (
+        Scalar,
+        TraceError,
+        Value,
+        Vector,
+        Weight,
+        Width,
+        abs,
+        apply,
+        clip,
+        concat,
+        cos,
+        data,
+        dot,
+        erf,
+        gaussian,
+        gelu,
+        gelu_tanh,
+        grad,
+        grad_norm,
+        identity,
+        inf,
+        join,
+        layer_norm,
+        leaky_relu,
+        mean_dot,
+        nonlin,
+        normal,
+        ntk,
+        ones,
+        probe,
+        relu,
+        rms_norm,
+        rotary,
+        sigmoid,
+        silu,
+        sin,
+        softmax,
+        stack,
+        step,
+        tanh,
+        weight,
+    )
+    from .language._report import Point, Report
+    from .laws import (
+        Empirical,
+        Estimate,
+        HeadSum,
+        Joint,
+        Law,
+        LawError,
+        Mixture,
+        distances,
+        kl,
+        kolmogorov,
+        load,
+        paper_kl,
+        plot,
+        sliced_wasserstein,
+        total_variation,
+        wasserstein1,
+    )
+    from .nn import Attention, attention_std
+    from .studies import paper
+    from .studies._rate import Rate, rate
+    from .studies.audit import audit
+    from .studies.coord_check import coord_check
+    from .studies.literature import literature
+else:  # a name is loaded when it is asked for, so that a command loads what it uses
+    _MODULES = {"models": ".models", "nn": ".nn", "paper": ".studies.paper"}
+    _NAMES = {
+        "._bayes": "Posterior",
+        "._program": "Program program",
+        ".activations": "Function",
+        ".engine": "ExactError NoLimitError Plan",
+        ".language": """
+            Scalar TraceError Value Vector Weight Width abs apply clip concat cos data dot erf gaussian gelu gelu_tanh
+            grad grad_norm identity inf join layer_norm leaky_relu mean_dot nonlin normal ntk ones probe relu rms_norm
+            rotary sigmoid silu sin softmax stack step tanh weight
+        """,
+        ".language._report": "Point Report",
+        ".laws": """
+            Empirical Estimate HeadSum Joint Law LawError Mixture distances kl kolmogorov load paper_kl plot
+            sliced_wasserstein total_variation wasserstein1
+        """,
+        ".nn": "Attention attention_std",
+        ".studies._rate": "Rate rate",
+        ".studies.audit": "audit",
+        ".studies.coord_check": "coord_check",
+        ".studies.literature": "literature",
+    }
+    _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
 
     def __getattr__(name: str) -> Any:
-        """What needs scikit-learn is loaded when it is asked for; what is not here is an error that says what is."""
+        """What the tables have, and the class that needs scikit-learn; all else is an error that says what there is."""
+        if name in _MODULES:
+            return import_module(_MODULES[name], __name__)
+        if name in _WHERE:
+            globals()[name] = value = getattr(import_module(_WHERE[name], __name__), name)
+            return value  # and from now on Python finds it without asking here
         if name == "AttentionRegressor":
             try:
                 from ._regressor import AttentionRegressor
@@ -105,14 +137,16 @@ if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
                     f"ns.AttentionRegressor needs scikit-learn: pip install 'netsor[sklearn]' ({error})"
                 ) from error
             return AttentionRegressor
-        import difflib  # seldom needed
+        hint = ""
+        if not name.startswith("_"):  # as those are that Python itself asks for
+            import difflib  # seldom needed
 
-        import numpy as np
+            import numpy as np
 
-        near = difflib.get_close_matches(name, __all__, 1, 0.75)
-        hint = f"; did you mean ns.{near[0]}?" if near else ""
-        if isinstance(getattr(np, name, None), np.ufunc):
-            hint += f"; of coordinates write ns.nonlin(np.{name}, x), of scalars ns.apply(np.{name}, p)"
+            near = difflib.get_close_matches(name, __all__, 1, 0.75)
+            hint = f"; did you mean ns.{near[0]}?" if near else ""
+            if isinstance(getattr(np, name, None), np.ufunc):
+                hint += f"; of coordinates write ns.nonlin(np.{name}, x), of scalars ns.apply(np.{name}, p)"
         raise AttributeError(f"netsor has no {name!r}{hint}")
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from .engine._latent import Latent, matched
 from .engine._montecarlo import Progress, check_memory, generator, in_bytes, one_blas_thread, whole_number
@@ -306,6 +305,8 @@ def _moved_by(latent: Latent, other: Latent, data: Data, z: Array, ask: LogLikel
 
 def _announce(what: str, expected: Cost) -> None:
     if expected.seconds > LONG:
+        from tqdm import tqdm  # slow to import
+
         tqdm.write(f"{what}: {expected}; Ctrl-C ends it", file=sys.stderr)
 
 
@@ -321,6 +322,8 @@ class _Bar:
         self.expected = 1
 
     def __enter__(self) -> _Bar:
+        from tqdm import tqdm  # slow to import
+
         shown = None if self.progress is True else True
         self.bar = tqdm(total=self.total, unit=" moves", delay=1, disable=shown, leave=False)
         return self

@@ -23,7 +23,6 @@ from .engine._recognise import recognise
 from .engine._sampler import conditional, drawn, known_error
 from .engine.backends import Backend, Numpy, choose
 from .language._boxed import display, paper
-from .language._check import check
 from .language._given import as_whole, shown
 from .language._given import picked as indexed
 from .language._graph import numbered, ordered, widths_of
@@ -212,6 +211,8 @@ class Program:
 
     @functools.cached_property
     def _report(self) -> Report:
+        from .language._check import check  # needs scipy.sparse, which is slow to import
+
         return check(self.name, self.outputs, correlated)
 
     def simulate(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import linalg
+import scipy
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -430,7 +430,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 f"prior has outputs of shape {net.shape}; it must have one for each of {len(tokens)} examples"
             )
         widths: Any = dict.fromkeys(net.widths, self.width)
-        return Latent(net.plan(**widths), self.workers, choose(self.backend, self.device))
+        return net._latent(widths, self.workers, 0, choose(self.backend, self.device))[1]
 
     def _process(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[Array, Array]:
         """Mean 0 and the covariance of infinitely many heads: that of one, whatever it attends to."""
@@ -479,5 +479,5 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
 def slope(root: Array, z: Array, columns: Array) -> float:
     """How log N(y; 0, R R^T) grows along a covariance C C^T: ½ (|C^T α|² − |R^(−1) C|²), α = R^(−T) z, z = R^(−1) y."""
-    half = linalg.solve_triangular(root, columns, lower=True)
+    half = scipy.linalg.solve_triangular(root, columns, lower=True)
     return 0.5 * float(np.sum((half.T @ z) ** 2) - np.sum(half**2))

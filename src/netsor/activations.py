@@ -15,8 +15,8 @@ from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
+import scipy
 from array_api_compat import array_namespace, is_jax_array, is_torch_array
-from scipy import special
 
 Array = Any  # an array of any array-API library
 
@@ -107,7 +107,7 @@ def _special(name: str, x: Array) -> Array:
         from torch import special as in_torch
 
         return getattr(in_torch, name)(x)
-    return array_namespace(x).asarray(getattr(special, name)(np.asarray(x)))
+    return array_namespace(x).asarray(getattr(scipy.special, name)(np.asarray(x)))
 
 
 def _in_torch(name: str, x: Array, **options: Any) -> Array | None:
@@ -220,7 +220,7 @@ def _relu_smoothed(m: Array, s: Array) -> Array:
     m, s = np.broadcast_arrays(m, s)
     far = np.abs(m) >= 40.0 * s  # a double sees no smoothing there, nor where s = 0
     t = np.divide(m, s, out=np.zeros(m.shape), where=~far)
-    return np.where(far, np.maximum(m, 0.0), m * special.ndtr(t) + s * _density(t))
+    return np.where(far, np.maximum(m, 0.0), m * scipy.special.ndtr(t) + s * _density(t))
 
 
 def _leaky_relu_smoothed(m: Array, s: Array, slope: float) -> Array:
@@ -236,12 +236,12 @@ def _clip_smoothed(m: Array, s: Array, bound: float) -> Array:
 
 
 def _erf_smoothed(m: Array, s: Array) -> Array:
-    return special.erf(m / np.sqrt(1.0 + 2.0 * s * s))
+    return scipy.special.erf(m / np.sqrt(1.0 + 2.0 * s * s))
 
 
 def _gelu_smoothed(m: Array, s: Array) -> Array:
     total = np.sqrt(1.0 + s * s)
-    return m * special.ndtr(m / total) + s * s / total * _density(m / total)
+    return m * scipy.special.ndtr(m / total) + s * s / total * _density(m / total)
 
 
 def _sin_smoothed(m: Array, s: Array) -> Array:
@@ -272,14 +272,14 @@ def _logistic() -> tuple[tuple[float, float], ...]:
 def _sigmoid_smoothed(m: Array, s: Array) -> Array:
     made: Array = 0.0
     for weight, scale in _logistic():
-        made = made + weight * special.ndtr(m / np.sqrt(scale**2 + s * s))
+        made = made + weight * scipy.special.ndtr(m / np.sqrt(scale**2 + s * s))
     return made
 
 
 def _tanh_smoothed(m: Array, s: Array) -> Array:
     made: Array = 0.0  # tanh(x) = 2 sigmoid(2 x) − 1
     for weight, scale in _logistic():
-        made = made + weight * special.erf(m / np.sqrt(0.5 * scale**2 + 2.0 * s * s))
+        made = made + weight * scipy.special.erf(m / np.sqrt(0.5 * scale**2 + 2.0 * s * s))
     return made
 
 
@@ -287,7 +287,7 @@ def _silu_smoothed(m: Array, s: Array) -> Array:
     made: Array = 0.0
     for weight, scale in _logistic():
         total = np.sqrt(scale**2 + s * s)
-        made = made + weight * (m * special.ndtr(m / total) + s * s / total * _density(m / total))
+        made = made + weight * (m * scipy.special.ndtr(m / total) + s * s / total * _density(m / total))
     return made
 
 

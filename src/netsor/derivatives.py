@@ -15,8 +15,8 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
+import scipy
 from array_api_compat import array_namespace
-from scipy import special
 
 from . import activations
 from .activations import Function, _density, _gelu_difference, _logistic, _special
@@ -71,7 +71,7 @@ def _step_smoothed(m: Array, s: Array, low: float, high: float) -> Array:
     m, s = np.broadcast_arrays(m, s)
     far = np.abs(m) >= 40.0 * s
     t = np.divide(m, s, out=np.zeros(m.shape), where=~far)
-    return low + (high - low) * np.where(far, m > 0, special.ndtr(t))
+    return low + (high - low) * np.where(far, m > 0, scipy.special.ndtr(t))
 
 
 def _within(x: Array, bound: float) -> Array:
@@ -293,7 +293,7 @@ def _erf_smoothed(m: Array, s: Array) -> Array:
 
 def _ramp(m: Array, total: Array, s: Array) -> Array:
     """Of m Φ(m/t) + (s²/t) φ(m/t), in m."""
-    return special.ndtr(m / total) + m / total * (1.0 - (s / total) ** 2) * _density(m / total)
+    return scipy.special.ndtr(m / total) + m / total * (1.0 - (s / total) ** 2) * _density(m / total)
 
 
 def _gelu_smoothed(m: Array, s: Array) -> Array:

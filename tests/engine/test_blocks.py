@@ -5,7 +5,7 @@ import numpy as np
 import netsor as ns
 from netsor.engine import _montecarlo
 from netsor.engine.backends import Numpy
-from netsor.engine.backends._numpy import CHUNK, block_of
+from netsor.engine.backends._numpy import CHUNK, Streams, block_of
 
 from .compare import conditional
 
@@ -62,3 +62,11 @@ def test_blas_is_found_once_a_run(monkeypatch):
     law = layer()[0].law(n=16, draws=5 * CHUNK, workers=1, progress=False)
     assert len(law.component_var) == 5 * CHUNK
     assert len(found) == 1
+
+
+def test_small_matrices_are_stored_with_the_replicas_innermost_however_many_heads_there_are():
+    for heads in (2, 256, 2048):
+        plan = layer(heads=heads)[0].plan(n=64)
+        drawn = [Streams(0, 0).draw(step, 3) for step in plan.steps if step.kind in ("normals", "chi")]
+        assert sum(a[0].size for a in drawn) == plan.random_numbers
+        assert all(a.strides[0] == a.itemsize for a in drawn)

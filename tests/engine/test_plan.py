@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 from examples import attention_layer, recurrent, residual_block
 from hypothesis import given, settings
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 import netsor as ns
 from netsor.engine._plan import RULES, Builder, Plan, Step
 from netsor.engine._run import in_numpy, run
 from netsor.engine.backends._numpy import Streams
 from netsor.engine.lower import make_plan
+from netsor.engine.lower._clusters import _components
 
 from ..programs import programs
 from .compare import smallest_p
@@ -107,3 +110,17 @@ def test_an_array_for_all_replicas_is_not_overwritten():
     made = make_plan(ns.paper.layer().outputs, {"n": 8}).mean
     step = Step("multiply", made, (made, made), {}, "", 0)
     np.testing.assert_array_equal(in_numpy(step, [np.full((1, 2), 2.0), np.ones((3, 2))], 0), np.full((3, 2), 2.0))
+
+
+@pytest.mark.parametrize("edges", ["random", "path", "none"])
+def test_connected_components_are_those_of_scipy(edges):
+    """With the same numbers, which fix the order of groups and so the seeds."""
+    rng = np.random.default_rng(0)
+    for count in (1, 2, 7, 50, 300):
+        if edges == "path":  # through all numbers, in any order: the longest way to the least of them
+            order = rng.permutation(count)
+            first, second = order[:-1], order[1:]
+        else:
+            first, second = rng.integers(0, count, (2, rng.integers(0, count) if edges == "random" else 0))
+        graph = coo_array((np.ones(len(first)), (first, second)), shape=(count, count))
+        np.testing.assert_array_equal(_components(count, first, second), connected_components(graph, False)[1])

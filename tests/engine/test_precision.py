@@ -129,10 +129,11 @@ def small(monkeypatch):
     monkeypatch.setattr(_precision, "WORTH", 0)
 
 
-@pytest.mark.parametrize("kind", ["normals", "chi"])
-def test_both_precisions_draw_the_same_numbers(kind):
-    shape = (3, 2 * ROUNDED // 5) if kind == "normals" else (3, 4)
-    params = {"key": (1, 2), "freedom": np.array([3.0, 5.0, 8.0, 900.0])}
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("normals", (3, 2 * ROUNDED // 5)), ("chi", (3, 4)), ("positive", (1, 3, 3))]
+)
+def test_both_precisions_draw_the_same_numbers(kind, shape):
+    params = {"key": (1, 2), "freedom": np.array([3.0, 5.0, 8.0, 900.0]), "width": 50}
     step = Step(kind, Register(shape), (), params, "", 0)
     parts = [range(5, 7), range(7, 12)]
     single, double = (Streams(4, parts, precision).draw(step, 6) for precision in ("float32", "float64"))

@@ -53,9 +53,9 @@ def test_every_shortcut_is_left_out_somewhere():
     """Functions by their names and the formula for heads: in this file; turned frames: in test_depth.
 
     Stacked and drawn matrices, which are for finite widths: in test_gradients and test_cost; repeated blocks: in
-    test_repeated.
+    test_repeated; products of ReLU vectors: in test_positive.
     """
-    assert {*COUNTS, "named", "recognise", "repeated", "stacked", "drawn", "turn"} == set(SHORTCUTS)
+    assert {*COUNTS, "named", "recognise", "repeated", "stacked", "drawn", "turn", "positive"} == set(SHORTCUTS)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""The command line: a thin skin over the library. A file for each command.
+"""The command line: a thin skin over the library. A file for each command, which has its options and its words.
 
+What computes is loaded when a command runs: `netsor --help` is there at once.
 Bad input ends in one line on stderr and exit code 2.
 """
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ..language._report import NO_LIMIT
 from ._group import cli
 from ._output import apart, echo_json, say
-from ._target import load
 
 
 @cli.command("check")
@@ -20,6 +18,9 @@ def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> No
     FILE is the path of a .py file, or a module's name. It is run, as Python runs it: check no file that you do not
     trust. PROGRAM is a program in it, or a function that returns one. Exit code 1 if the program has no limit.
     """
+    from ..language._report import NO_LIMIT
+    from ._target import load
+
     with apart(as_json):
         report = load(program, arguments).check()
     if as_json:

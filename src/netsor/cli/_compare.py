@@ -6,11 +6,9 @@ from typing import Any
 
 import click
 
-from ..laws import distances
-from ._cost import announce
 from ._group import cli
+from ._options import sampling_options, subject_options
 from ._output import MANY, apart, check_plot, draw, echo_json, error_of, finite, say
-from ._subject import sampling_options, subject, subject_options
 from ._where import chosen, sampling, where_options
 
 
@@ -32,6 +30,10 @@ def compare_command(
 
     Of a program of one's own, FILE:PROGRAM, the widths that --bind gives against all widths at ∞. FILE is run.
     """
+    from ..laws import distances
+    from ._cost import announce
+    from ._subject import subject
+
     check_plot(plot)
     where = chosen(options)
     if keep_head_dim and options["head_dim"] is None:

@@ -12,7 +12,6 @@ import click
 from ._group import cli
 from ._interrupt import Watch
 from ._numbers import PORT
-from ._target import find
 
 
 @cli.command("explore")
@@ -32,7 +31,8 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
     for package in ("marimo", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise click.UsageError(f"explore needs {package}, which is not installed: pip install 'netsor[explore]'")
-    from ..explore import Target, serve  # imports marimo and uvicorn
+    from ..explore import Target, serve
+    from ._target import find
 
     # functions of a program may divide by zero where it does not matter; views check that their numbers are finite
     warnings.simplefilter("ignore", RuntimeWarning)

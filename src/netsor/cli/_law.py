@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..laws import Estimate
-from ._cost import announce
 from ._group import cli
 from ._numbers import POINT
+from ._options import sampling_options, subject_options
 from ._output import MANY, apart, check_plot, draw, echo_json, error_of, finite, say
-from ._subject import sampling_options, subject, subject_options
 from ._where import chosen, sampling, where_options
+
+if TYPE_CHECKING:
+    from ..laws import Estimate
 
 
 @cli.command("law")
@@ -28,6 +29,9 @@ def law_command(
     FILE:PROGRAM is a .py file (which is run) or module, a colon, and the name of a program in it or of a function that
     returns one; PROGRAM[i] is one of several outputs. Bind its widths, --bind n=256 --bind d=inf.
     """
+    from ._cost import announce
+    from ._subject import subject
+
     check_plot(plot)
     where = chosen(options)
     with apart(as_json):
@@ -74,6 +78,8 @@ def law_command(
 
 def _points(law: Any, at: tuple[float, ...]) -> dict[str, list[Estimate]]:
     """Density and distribution function at the points."""
+    from ..laws import Estimate
+
     found = {}
     for name in ("pdf", "cdf"):
         value, error = getattr(law.with_error, name)(list(at))

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from ._cost import announce
 from ._group import cli
 from ._interrupt import Watch
 from ._numbers import SEED, WORKERS
@@ -30,9 +29,10 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, **opti
     that was interrupted goes on where it stopped. Files in the folder that are not of an earlier run are never
     overwritten.
     """
-    check_name("--out", out)
     from ..studies.literature._study import Options, prepare, run
+    from ._cost import announce
 
+    check_name("--out", out)
     try:
         asked = Options(names, Path(out), **options)
     except ValueError as error:

@@ -11,12 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
-from tqdm import TqdmWarning
 
 from ._group import cli
 from ._interrupt import Watch
 from ._output import as_option, complain
-from ._target import LOADED, said
 
 PACKAGE = Path(__file__).parent.parent
 
@@ -33,7 +31,7 @@ def _run(watch: Watch) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)  # numpy's, of numbers that left double precision
-            warnings.simplefilter("ignore", TqdmWarning)  # a progress bar that cannot be drawn
+            warnings.filterwarnings("ignore", "tqdm:")  # its own, of a progress bar that cannot be drawn
             with cli.make_context("netsor", sys.argv[1:], obj=watch) as context:
                 cli.invoke(context)
         sys.stdout.flush()
@@ -58,6 +56,8 @@ def _run(watch: Watch) -> int:
 
 def _mishap(error: BaseException) -> int:
     """An error that no command expected."""
+    from ._target import LOADED, said
+
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
     raised = bool(own) and own[-1] is frames[-1] and (frames[-1].line or "").startswith("raise ")

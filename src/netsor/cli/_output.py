@@ -11,12 +11,14 @@ import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..laws import Law
 from ._numbers import shown
+
+if TYPE_CHECKING:
+    from ..laws import Law
 
 MANY = "infinitely many heads"
 OPTIONS = ("tokens", "ids", "draws", "seed", "workers", "out", "precision", "device", "backend")

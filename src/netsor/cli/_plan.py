@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from ._group import cli
+from ._options import subject_options
 from ._output import apart, echo_json, say
-from ._subject import PLANS, subject, subject_options
 
 NOTICED = 0.1  # seconds: if making the plan takes longer, that is printed
 
@@ -23,6 +23,8 @@ def plan_command(as_json: bool, **options: Any) -> None:
 
     Of the attention layer, or of a program of one's own, FILE:PROGRAM with --bind; FILE is run.
     """
+    from ._subject import PLANS, subject
+
     if options["infinite_heads"]:
         raise click.UsageError("--infinite-heads is a formula, and has no plan")
     with apart(as_json):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import click
 from click.core import ParameterSource
@@ -19,83 +18,15 @@ from ..engine._montecarlo import check_memory
 from ..language._graph import ordered
 from ..laws import HeadSum, Law
 from ..studies._planning import of_values
-from ..studies.paper import ACTIVATIONS, layer
+from ..studies.paper import layer
 from ._cost import Cost, afford, announce_plan, layer_cost, plan_cost
-from ._numbers import ABOVE, DRAWS, LARGEST, PLACE, POSITIVE, SEED, SIGMA, WIDTH, shown
+from ._numbers import LARGEST, shown
+from ._options import SIGMAS
 from ._target import bound, load
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 PLANS = 1, 3  # plans that a law makes: one at finite widths, three at infinite width, for its errors
-SIGMAS = (("q", "W^Q"), ("k", "W^K"), ("v", "W^V"), ("o", "W^O"), ("w", "the tokens' W"))
 LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", "scaling", "mask", "infinite_heads",
          *(f"sigma_{k}" for k, _ in SIGMAS))  # fmt: skip
-
-
-def subject_options(width: str) -> Callable[[Command], Command]:
-    """The options of the built-in layer, and FILE:PROGRAM with --bind and --arg in their place."""
-    options = [
-        click.argument("program", metavar="[FILE:PROGRAM]", required=False),
-        click.option("--bind", "binds", multiple=True, metavar="NAME=N|inf", help="A width of FILE:PROGRAM."),
-        click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function."),
-        click.option(
-            "--coordinate", type=PLACE, help="A coordinate of the output, if their laws differ.  [default: 0]"
-        ),
-        click.option("--width", type=WIDTH, default=width, show_default=True, help="Width n, an integer or inf."),
-        click.option("--heads", type=POSITIVE, default=2, show_default=True, help="Attention heads, H."),
-        click.option("--tokens", type=POSITIVE, default=4, show_default=True, help="Tokens, s."),
-        click.option(
-            "--token", type=POSITIVE, default=1, show_default=True, help="The token whose output it is; 1 is the first."
-        ),
-        click.option("--head-dim", type=WIDTH, help="Head dimension, an integer or inf.  [default: the width]"),
-        click.option(
-            "--activation",
-            type=click.Choice(sorted(ACTIVATIONS)),
-            default="clip",
-            show_default=True,
-            help="φ in x = φ(W h).",
-        ),
-        click.option("--clip", type=ABOVE, default=100.0, show_default=True, help="Where the clip activation cuts."),
-        click.option(
-            "--scaling",
-            type=click.Choice(["sqrt", "linear"]),
-            default="sqrt",
-            show_default=True,
-            help="Scores over √d or d.",
-        ),
-        click.option("--mask", type=click.Choice(["causal"]), help="A causal mask: tokens see themselves and earlier."),
-        click.option("--infinite-heads", is_flag=True, help="Infinitely many heads (infinite width only)."),
-        *(
-            click.option(
-                f"--sigma-{k}",
-                type=SIGMA if k in "qk" else ABOVE,
-                default=1.0,
-                show_default=True,
-                help=f"Standard deviation of {what}.",
-            )
-            for k, what in SIGMAS
-        ),
-    ]
-    return _all(options)
-
-
-def sampling_options(command: Command) -> Command:
-    """The options of sampling and of output."""
-    options = [
-        click.option("--draws", type=DRAWS, default=100_000, show_default=True, help="Replicas."),
-        click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers."),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
-        click.option("--plot", help="Draw the densities into a .png, .pdf or .svg file."),
-    ]
-    return _all(options)(command)
-
-
-def _all(options: list[Callable[[Any], Any]]) -> Callable[[Command], Command]:
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,18 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ..engine._montecarlo import cores
-from ..engine.backends import AUTO, NAMES, PRECISIONS, Backend, choose
 from ._numbers import shown
 
+if TYPE_CHECKING:
+    from ..engine.backends import Backend
+
 Command = TypeVar("Command", bound=Callable[..., Any])
+BACKENDS = ("numpy", "jax", "torch")
+PRECISIONS = ("float64", "float32")
 OPTIONS = ("backend", "device", "precision")
 
 
@@ -30,7 +33,7 @@ def where_options(command: Command, auto: bool = False) -> Command:
     """--backend, --device, --precision and --dask; with `auto` the precision is chosen, if it is not given."""
     options = [
         click.option(
-            "--backend", type=click.Choice(list(NAMES)), default="numpy", show_default=True, help="The array library."
+            "--backend", type=click.Choice(BACKENDS), default="numpy", show_default=True, help="The array library."
         ),
         click.option("--device", metavar="cpu|cuda", help="Where it computes.  [default: a GPU if it sees one]"),
         click.option(
@@ -52,7 +55,7 @@ def where_options(command: Command, auto: bool = False) -> Command:
 
 
 def _precisions(auto: bool) -> tuple[str, ...]:
-    return (AUTO, *PRECISIONS) if auto else PRECISIONS
+    return ("auto", *PRECISIONS) if auto else PRECISIONS
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Where:
 
 def chosen(options: dict[str, Any], auto: bool = False) -> Where:
     """Take these options out of `options`; refuse what is not installed, or a device that does not exist."""
+    from ..engine.backends import choose
+
     address = options.pop("dask")
     try:
         backend, device, precision = (options.pop(name) for name in OPTIONS)
@@ -89,6 +94,8 @@ def sampling(where: Where, workers: int | None = None) -> Iterator[dict[str, Any
 @contextmanager
 def _client(address: str, workers: int | None) -> Iterator[Any]:
     import distributed  # seldom needed, and slow to import
+
+    from ..engine._montecarlo import cores
 
     if address == "local":
         made = distributed.LocalCluster(

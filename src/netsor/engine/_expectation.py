@@ -13,14 +13,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy import special
+import scipy
 
 from ..activations import Function
 from ._error import InfiniteError
 from ._instructions import gram, squares
-from .expect import Rows, closed_form, kernel_of_several, moments_of_several
-from .expect import kernel as expected_kernel
-from .expect import moments as expected_moments
 
 Array = Any
 
@@ -45,34 +42,38 @@ def kernel(
     xp: Any, u: Array, v: Array, *params: Array, f: Function, g: Function, given: int, constant: bool, shift: int
 ) -> Array:
     """E[f(u_i) g(v_j)] for all pairs (…, i, j), u (…, i, r, directions); the first `given` params belong to f."""
+    from . import expect  # it has much to import, and finite widths need none of it
+
     if xp is not np:
         return _native(xp, u, v, f, g, constant or bool(params))
     own = u is v and f is g and all(p is q for p, q in zip(params[:given], params[given:], strict=True))
     mu, a = _law(u, constant)
     nu, b = (mu, a) if own else _law(v, constant)
-    x = Rows(f, mu, params[:given])
-    y = x if own else Rows(g, nu, params[given:])  # the same rows: half of a symmetric kernel is computed
+    x = expect.Rows(f, mu, params[:given])
+    y = x if own else expect.Rows(g, nu, params[given:])  # the same rows: half of a symmetric kernel is computed
     if a.shape[-2] == b.shape[-2] == 1:
         xx = a @ np.swapaxes(a, -1, -2)
         yy = xx if own else b @ np.swapaxes(b, -1, -2)
         xy = (a[..., 0, :] @ np.swapaxes(b[..., 0, :], -1, -2))[..., None, None]
-        value, error = expected_kernel(x, y, xx, xy, yy)
+        value, error = expect.kernel(x, y, xx, xy, yy)
     else:
-        value, error = kernel_of_several(x, y, a, b)
+        value, error = expect.kernel_of_several(x, y, a, b)
     _check_known(value, error, (f, g), a)
     return _shifted(value, error, shift)
 
 
 def moments(xp: Any, u: Array, *params: Array, f: Function, constant: bool, shift: int) -> Array:
     """E[f(u_i)], then the coefficients of the regression of f(u_i) on its arguments, (…, i, 1 + r)."""
+    from . import expect  # as above
+
     if xp is not np:
         raise HostOnly
     mu, a = _law(u, constant)
-    x = Rows(f, mu, params)
+    x = expect.Rows(f, mu, params)
     if a.shape[-2] == 1:
-        mean, slope, error = expected_moments(x, a @ np.swapaxes(a, -1, -2))
+        mean, slope, error = expect.moments(x, a @ np.swapaxes(a, -1, -2))
     else:
-        mean, slope, error = moments_of_several(x, a)
+        mean, slope, error = expect.moments_of_several(x, a)
     _check_known(mean, error, (f,), a)
     both = np.concatenate([mean[..., None], slope], axis=-1)
     # the error is that of β u, so the error of β is it over the length of u
@@ -84,6 +85,8 @@ def moments(xp: Any, u: Array, *params: Array, f: Function, constant: bool, shif
 
 def _native(xp: Any, u: Array, v: Array, f: Function, g: Function, more: bool) -> Array:
     """A kernel in closed form, in any array library; its error is 0, so no shift moves it."""
+    from .expect import closed_form  # as above
+
     if more or u.shape[-2] != 1 or v.shape[-2] != 1:
         raise HostOnly
     x, y = u[..., 0, :], v[..., 0, :]
@@ -121,14 +124,12 @@ def _shifted(value: Array, error: Array, shift: int) -> Array:
 @cache
 def _sobol_set(number: int, scramble: int) -> Array:
     """Values (DIMENSIONS, NODES) of independent N(0, 1) variables at the points of one Sobol set."""
-    from scipy.stats import qmc  # slow to import, and seldom needed
-
     points = []
     for part in range(SETS):
         rng = np.random.default_rng([20190910, number, scramble, part])
-        drawn = qmc.Sobol(DIMENSIONS, scramble=True, rng=rng).random(NODES // SETS)
+        drawn = scipy.stats.qmc.Sobol(DIMENSIONS, scramble=True, rng=rng).random(NODES // SETS)
         points.append(rng.permutation(drawn) if number else drawn)
-    return special.ndtri(np.clip(np.concatenate(points), 1e-12, 1 - 1e-12)).T
+    return scipy.special.ndtri(np.clip(np.concatenate(points), 1e-12, 1 - 1e-12)).T
 
 
 @cache

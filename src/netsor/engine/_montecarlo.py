@@ -10,6 +10,7 @@ import math
 import os
 import pickle
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
@@ -19,7 +20,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
-from tqdm import tqdm
 
 from ..language import _given
 
@@ -193,7 +193,7 @@ def run(
     total = sum(map(len, parts))
     finished = shown = 0
     tick = Tick()
-    bar = tqdm(total=total, unit=" draws", delay=1, disable=None if progress is True else True, leave=False)
+    bar = _bar(total) if progress is True and on_terminal() else None
     try:
         while True:
             for some in waiting:
@@ -205,7 +205,8 @@ def run(
             done = wait(pending, timeout=HEARTBEAT, return_when=FIRST_COMPLETED).done
             finished += sum(len(part) for future in done for part in pending[future])
             now = min(total, max(shown, finished + sum(tick.draws.copy().values())))
-            bar.update(now - shown)
+            if bar is not None:
+                bar.update(now - shown)
             if callable(progress) and now > shown:
                 progress(now, total)
             shown = now
@@ -213,11 +214,24 @@ def run(
                 yield from zip(pending.pop(future), _result(future), strict=True)
     finally:
         tick.cancelled.set()
-        bar.close()
+        if bar is not None:
+            bar.close()
         for future in pending:
             future.cancel()
         if own is not None:
             own.leave()
+
+
+def on_terminal() -> bool:
+    """Whether a progress bar can be seen."""
+    ask = getattr(sys.stderr, "isatty", None)  # stderr may be None, or an object of the user's
+    return ask is not None and ask()
+
+
+def _bar(total: int) -> Any:
+    from tqdm import tqdm  # slow to import, and of use on a terminal alone
+
+    return tqdm(total=total, unit=" draws", delay=1, leave=False)
 
 
 def _result(future: Future[list[T]]) -> list[T]:

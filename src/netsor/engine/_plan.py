@@ -37,6 +37,7 @@ LATE = 2**18  # numbers of a replica from which on a draw that one function alon
 
 ROUNDING = 1e-15  # off 1: a number times its inverse
 
+DRAWS = ("normals", "chi", "positive")
 PRODUCTS = ("product", "gram", "along", "span", "spanned", "basis", "oriented", "solve")
 FACTORS = ("factor", "reduced", "residual", "spanned", "span")
 WITH_WAYS = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")  # see `Ways`
@@ -78,8 +79,10 @@ class Step:
 
     @property
     def numbers(self) -> int:
-        """The random numbers that it draws for a replica."""
-        return self.out.size if self.kind in ("normals", "chi") else 0
+        """The random numbers that it draws for a replica, on average."""
+        if self.kind == "positive":
+            return int(self.params["numbers"])
+        return self.out.size if self.kind in DRAWS else 0
 
     @property
     def seconds(self) -> float:
@@ -313,7 +316,7 @@ class Plan:
     place: str = CPU.place
 
     def __post_init__(self) -> None:
-        self.steps = _needed(self.steps, (self.mean, self.columns))
+        self.steps = needed(self.steps, (self.mean, self.columns))
         self.overwrites = _overwritten(self.steps, (self.mean, self.columns))
         self.last: list[list[int]] = [[] for _ in self.steps]  # for each step, those whose results no later step reads
         self.late = _read_once(self.steps)
@@ -351,7 +354,7 @@ class Plan:
 
     @property
     def random_numbers(self) -> int:
-        """How many random numbers are drawn for each replica.
+        """How many random numbers are drawn for each replica, on average.
 
         Examples
         --------
@@ -533,7 +536,7 @@ def _of_constants(kind: str, values: list[Any], params: dict[str, Any]) -> Any:
     return RULES[kind](np, *values, **params)
 
 
-def _needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
+def needed(steps: list[Step], results: tuple[Register, ...]) -> list[Step]:
     """The steps that the results depend on."""
     wanted, kept = set(results), []
     for step in reversed(steps):

@@ -5,7 +5,7 @@ The numbers are measured once and frozen, never when a plan is made: a program h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PREFERENCE = 1.0  # times the seconds of directions or factors, above which matrices are not drawn in their place
 FEWEST = 64  # inputs of a matrix below which it is not: their number is that of the sources at every width
@@ -23,6 +23,7 @@ class Prices:
     product: float  # a multiplication of a matrix product
     factor_entry: float  # of a triangular factor, beside its multiplications
     factor_row: float  # the same for each row: rows come one after the other, however many matrices there are
+    ragged: bool = False  # whether each replica can draw its own amount of numbers: see `lower._positive`
 
     def factor(self, matrices: float, rows: float, columns: float) -> float:
         """Products of rows with each other, and the triangular factor of these."""
@@ -34,6 +35,7 @@ class Prices:
 CPU = Prices(
     "one core", normal=9e-9, chi=3e-8, entry=1.5e-9, function=1.5e-8, product=2e-10, factor_entry=5e-8, factor_row=0.0
 )
+NUMPY = replace(CPU, ragged=True)
 # One H200 by PyTorch in single precision. Normals and products are those of the network with every weight drawn; what
 # else factors take, with their χ, was set so that the stack of bench/gpu.py, at 64 to 1,024 tokens, is not far from its
 # faster way at any length.

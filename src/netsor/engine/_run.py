@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ._instructions import add_over, apply_over
-from ._plan import RULES, Plan, Register, Step
+from ._plan import DRAWS, RULES, Plan, Register, Step
 
 Array = Any
 
@@ -38,7 +38,7 @@ def run(
     """
     arrays: dict[Any, Array] = {}
     for step, dead, place in zip(plan.steps, plan.last, plan.overwrites, strict=True):
-        if step.kind in ("normals", "chi"):
+        if step.kind in DRAWS:
             arrays[step.out] = draw(step)
         else:
             inputs = [arrays[arg] if arg.value is None else constant(arg) for arg in step.args]

@@ -6,7 +6,7 @@ After Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021). Draws are (chains
 from __future__ import annotations
 
 import numpy as np
-from scipy import special
+import scipy
 
 from ._estimate import Array
 
@@ -46,11 +46,9 @@ def _split(draws: Array) -> Array:
 
 def _ranked(x: Array) -> Array:
     """Normal scores of the ranks over all chains: for them a mean and a variance exist."""
-    from scipy import stats  # slow to import, and seldom needed
-
     flat = x.reshape(-1, x.shape[-1])
-    ranks = stats.rankdata(flat, axis=0)
-    return np.asarray(special.ndtri((ranks - 0.375) / (len(flat) + 0.25))).reshape(x.shape)
+    ranks = scipy.stats.rankdata(flat, axis=0)
+    return np.asarray(scipy.special.ndtri((ranks - 0.375) / (len(flat) + 0.25))).reshape(x.shape)
 
 
 def _variances(x: Array) -> tuple[Array, Array]:

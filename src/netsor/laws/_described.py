@@ -39,7 +39,7 @@ class Described:
 
     @property
     def random_numbers(self) -> int:
-        """How many random numbers were drawn for each replica.
+        """How many random numbers were drawn for each replica, on average.
 
         Examples
         --------

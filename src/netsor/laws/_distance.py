@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from ..language._given import shown
 from ._checked import numbers
@@ -384,7 +384,7 @@ def agrees(law: Law, replicas: Mixture) -> bool:
     Compared are the distribution function at quantiles, the variance and the fourth moment, by the largest deviation in
     standard errors: a test of level 1e-7.
     """
-    return deviation(law, replicas) < float(special.stdtrit(39, 1 - LEVEL / 2 / 20))
+    return deviation(law, replicas) < float(scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20))
 
 
 def deviation(law: Law, replicas: Mixture) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from ._cf import mixture_cf
 from ._checked import LARGEST, checked_draws, real
@@ -72,8 +72,6 @@ class Empirical(Law):
 
     def _binned(self, draws: Array) -> tuple[Array, Array, Array]:
         """Density and distribution function on a fine grid: the draws binned linearly, convolved by FFT."""
-        from scipy import signal  # slow to import, and seldom needed
-
         h = self.bandwidth
         low, high = self.draws[0] - 9 * h, self.draws[-1] + 9 * h
         fine = int(np.clip(BINS * h / (high - low), 4, FINE))
@@ -87,8 +85,10 @@ class Empirical(Law):
         # bins widen the kernel by step²/6: take that off
         narrow = np.sqrt(1 - (1 / fine) ** 2 / 6)
         kernel = np.exp(-((x / narrow) ** 2) / 2) / (np.sqrt(2 * np.pi) * narrow * h)
-        density = np.maximum(signal.fftconvolve(mass, kernel, mode="same"), 0.0)
-        distribution = signal.fftconvolve(mass, special.ndtr(x / narrow) - (x > 0) - 0.5 * (x == 0), mode="same")
+        density = np.maximum(scipy.signal.fftconvolve(mass, kernel, mode="same"), 0.0)
+        distribution = scipy.signal.fftconvolve(
+            mass, scipy.special.ndtr(x / narrow) - (x > 0) - 0.5 * (x == 0), mode="same"
+        )
         return low + step * np.arange(size), density, np.cumsum(mass) - mass / 2 + distribution
 
     def _pdf(self, y: Array) -> Estimate:
@@ -123,7 +123,9 @@ class Empirical(Law):
             result = np.log(value)
         for i in np.flatnonzero(value < 1e-12 / self.bandwidth):  # below what an FFT resolves: from the draws near it
             exponent = -(((y[i] - self.draws) / self.bandwidth) ** 2) / 2
-            result[i] = special.logsumexp(exponent) - np.log(self.draws.size * self.bandwidth * np.sqrt(2 * np.pi))
+            result[i] = scipy.special.logsumexp(exponent) - np.log(
+                self.draws.size * self.bandwidth * np.sqrt(2 * np.pi)
+            )
         return np.asarray(result)
 
     @cached_property

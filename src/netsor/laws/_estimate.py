@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from .._html import note, table
 
@@ -317,7 +317,7 @@ _UFUNCS: dict[str, Callable[..., Any]] = {
 
 def student(count: int) -> float:
     """How much wider a standard error from so few independent values must be to cover in 68 % of all cases."""
-    return float(special.stdtrit(count - 1, special.ndtr(1.0))) if count > 1 else math.inf
+    return float(scipy.special.stdtrit(count - 1, scipy.special.ndtr(1.0))) if count > 1 else math.inf
 
 
 def combined(*errors: Any) -> Any:

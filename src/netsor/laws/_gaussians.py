@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from ._tail import unseen
 
@@ -47,11 +47,11 @@ class Gaussians(NamedTuple):
 
     def cdf(self, y: Array) -> Array:
         """The distribution function."""
-        return self._sum(y, lambda z, _: special.ndtr(z))
+        return self._sum(y, lambda z, _: scipy.special.ndtr(z))
 
     def sf(self, y: Array) -> Array:
         """One less the distribution function, right where it is small."""
-        return self._sum(y, lambda z, _: special.ndtr(-z))
+        return self._sum(y, lambda z, _: scipy.special.ndtr(-z))
 
     def squares(self, y: Array, kernel: str) -> Array:
         """Σ_i w_i² k_i² and Σ_i w_i² k_i, for the error of Σ_i w_i k_i: (points, 2)."""
@@ -94,7 +94,7 @@ def _density(z: Array, std: Array) -> Array:
 
 
 def _distribution(z: Array, std: Array) -> Array:
-    return np.asarray(special.ndtr(z))
+    return np.asarray(scipy.special.ndtr(z))
 
 
 def cell_width(span: float, cell: float = CELL) -> float:
@@ -114,35 +114,66 @@ def compress(
     With `labels` (blocks 0, 1, …, of the variances) the weights are (nodes, blocks): the rule of all, in each cell
     with the mass and the mean of each block, so that the blocks add up to the whole.
     """
+    w = np.full(len(var), 1 / len(var)) if weight is None else weight
+    index, unit = cells(var, np.array([len(var)]), cell)
+    found = two_points(var, w, index, unit)
+    keep = found.mass > 0
+    nodes = np.concatenate([found.high[keep], found.low[keep]])
+    if labels is None:
+        upper = found.mass * found.share
+        return nodes, np.concatenate([upper[keep], (found.mass - upper)[keep]])
+    blocks = int(labels.max()) + 1
+    each = np.bincount(index * blocks + labels, w, len(unit) * blocks).reshape(-1, blocks)
+    off = np.bincount(index * blocks + labels, w * found.centred, len(unit) * blocks).reshape(-1, blocks)
+    width = np.where(found.reach > 0, 2 * found.reach, np.inf)[:, None]
+    # mass and mean of the block: w_high + w_low = mass, w_high (high − mean) + w_low (low − mean) = Σ w (v − mean)
+    upper = each * found.share[:, None] + off / width
+    return nodes, np.concatenate([upper[keep], (each - upper)[keep]])
+
+
+def cells(var: Array, sizes: npt.NDArray[np.intp], cell: float) -> tuple[npt.NDArray[np.intp], Array]:
+    """The cell of each variance and the middle of each cell, for sets of so many variances, each with its own cells."""
     x = np.log(var)
-    w = np.full(len(x), 1 / len(x)) if weight is None else weight
-    h = cell_width(float(np.ptp(x)), cell)
-    place = np.floor(x / h).astype(np.intp)  # the same cells for every sample: what differs between samples is noise
-    first = int(place.min())
-    index = place - first
-    unit = np.exp(h * (np.arange(first, int(place.max()) + 1) + 0.5))
+    starts = np.cumsum(sizes) - sizes
+    lowest, highest = np.minimum.reduceat(x, starts), np.maximum.reduceat(x, starts)
+    h = np.array([cell_width(span, cell) for span in highest - lowest])
+    x /= h[0] if np.ptp(h) == 0 else np.repeat(h, sizes)
+    place = np.floor(x, out=x).astype(np.intp)  # the same cells for every sample: what differs between them is noise
+    first, last = (np.floor(end / h).astype(np.intp) for end in (lowest, highest))
+    most = int((last - first).max()) + 1
+    place += np.repeat(most * np.arange(len(sizes)) - first, sizes)
+    return place, np.exp(h[:, None] * (first[:, None] + np.arange(most) + 0.5)).ravel()
+
+
+class TwoPoints(NamedTuple):
+    """Two-point rules of cells: mass, both nodes, the share of the mass that the higher one has, half their distance.
+
+    That distance is relative to the middle of the cell, as is `centred`: each variance less the mean of its cell.
+    """
+
+    mass: Array
+    high: Array
+    low: Array
+    share: Array
+    reach: Array
+    centred: Array
+
+
+def two_points(var: Array, w: Array, index: npt.NDArray[np.intp], unit: Array) -> TwoPoints:
+    """Of each cell the rule with its mass, mean, variance and third moment."""
     v = var / unit[index] - 1
-    mass = np.bincount(index, w)
-    keep = mass > 0
-    safe = np.where(keep, mass, 1.0)
-    mean = np.bincount(index, w * v) / safe
+    mass = np.asarray(np.bincount(index, w, len(unit)), dtype=np.float64)
+    safe = np.where(mass > 0, mass, 1.0)
+    mean = np.bincount(index, w * v, len(unit)) / safe
     centred = v - mean[index]
     moment = w * centred * centred
-    second = np.bincount(index, moment) / safe
-    third = np.bincount(index, moment * centred) / safe
+    second = np.bincount(index, moment, len(unit)) / safe
+    third = np.bincount(index, moment * centred, len(unit)) / safe
     lean = np.divide(third, 2 * second, out=np.zeros_like(second), where=second > 1e-24)
     reach = np.sqrt(second + lean**2)
     share = np.divide(reach - lean, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0)
-    nodes = np.concatenate([(unit * (1 + mean + lean + sign * reach))[keep] for sign in (1, -1)])
-    if labels is None:
-        return nodes, np.concatenate([(mass * share)[keep], (mass * (1 - share))[keep]])
-    blocks = int(labels.max()) + 1
-    each = np.bincount(index * blocks + labels, w, len(mass) * blocks).reshape(-1, blocks)
-    off = np.bincount(index * blocks + labels, w * centred, len(mass) * blocks).reshape(-1, blocks)
-    width = np.where(reach > 0, 2 * reach, np.inf)[:, None]
-    # mass and mean of the block: w_high + w_low = mass, w_high (high − mean) + w_low (low − mean) = Σ w (v − mean)
-    upper = each * share[:, None] + off / width
-    return nodes, np.concatenate([upper[keep], (each - upper)[keep]])
+    middle = 1 + mean + lean
+    return TwoPoints(mass, unit * (middle + reach), unit * (middle - reach), share, reach, centred)
 
 
 class Blocks(NamedTuple):

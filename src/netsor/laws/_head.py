@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._gaussians import CELL, compress
+from ._gaussians import compress
 
 Array = npt.NDArray[np.float64]
 Rule = tuple[Array, Array]  # nodes, and weights of sum 1
-WIDEST = 0.1  # widest cell in log w
-NOTHING = 1e-26  # of the largest weight in a sum of heads: what is below is seen by no digit of any result
 
 
 class Head:
@@ -81,48 +79,6 @@ class Head:
         return head
 
 
-def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> Rule:
-    """The law of a sum of so many independent variables: by repeated squaring, each time with fewer nodes.
-
-    A part of m of them moves the sum by m/count of what it moves itself, so its cells may be wider: by √(count/m), with
-    which the errors of all parts (a fourth power each) still fall with m.
-    """
-    total, size = count, 1
-    result: Rule | None = None
-    done = 0
-    base = compress(nodes, weights, cell=_width(cell, total, 1))
-    while True:
-        if count & 1:
-            done += size
-            result = base if result is None else _sum(result, base, _width(cell, total, done))
-        count >>= 1
-        size *= 2
-        if not count:
-            assert result is not None
-            return result
-        base = _twice(base, _width(cell, total, size))
-
-
-def _width(cell: float, total: int, part: int) -> float:
-    return min(max(WIDEST, cell), cell * math.sqrt(total / part))
-
-
-def _sum(a: Rule, b: Rule, cell: float) -> Rule:
-    return _fewer((a[0][:, None] + b[0]).ravel(), (a[1][:, None] * b[1]).ravel(), cell)
-
-
-def _twice(a: Rule, cell: float) -> Rule:
-    """The sum of two of one law: a pair and its mirror image are one node."""
-    i, j = np.triu_indices(len(a[0]))
-    return _fewer(a[0][i] + a[0][j], np.where(i == j, 1.0, 2.0) * a[1][i] * a[1][j], cell)
-
-
-def _fewer(nodes: Array, weights: Array, cell: float) -> Rule:
-    keep = weights > NOTHING * weights.max()
-    found, weights = compress(nodes[keep], weights[keep], cell=cell)
-    return found, weights / weights.sum()  # else rounding errors would grow with every squaring
-
-
 def power_moments(nodes: Array, weights: Array, known: Array | None, count: int, order: int) -> float:
     """E[(Σ_a w_a / H)^order] for H = count: a power of the generating function of w/H, whose first term is 1."""
     x = nodes / nodes.max()
@@ -156,9 +112,9 @@ def calibrated(nodes: Array, weights: Array, sample: Array, moments: Array) -> A
     unit = np.sqrt(var)
     raw = np.concatenate([[1.0], moments])
     count = min(len(raw), len(nodes))
-    lack, power = np.zeros(count), np.ones_like(sample)
+    lack, power, away = np.zeros(count), np.ones_like(sample), (sample - mean) / unit
     for k in range(1, count):
-        power = power * ((sample - mean) / unit)
+        power *= away
         central = sum(math.comb(k, i) * raw[i] * (-mean) ** (k - i) for i in range(k + 1)) / unit**k
         lack[k] = central - power.mean()
     root = np.sqrt(weights)

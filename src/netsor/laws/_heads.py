@@ -20,16 +20,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from ._checked import checked_heads
 from ._estimate import Array, Estimate, combined
 from ._gaussians import CELL, Gaussians, cell_width, compress, normal_moment
-from ._head import Head, power_moments, power_rule
+from ._head import Head, power_moments
 from ._integral import log_mean
 from ._law import Law
 from ._mixture import Mixture, gaussian_like
 from ._origin import Origin
+from ._powers import power_rules
 from ._replicas import Replicated
 from ._resample import spread
 from ._store import storable
@@ -200,8 +201,8 @@ class HeadSum(Law):
     @cached_property
     def _rule(self) -> Gaussians:
         """Variances, with weights (nodes, sets)."""
-        parts = [power_rule(nodes, weights, self.heads) for nodes, weights in self.head.sets]
-        return _joined(parts, self.scale / self.heads)
+        w, log_weight = self.head.plain
+        return _joined(*power_rules(w, np.exp(log_weight), self.heads), self.scale / self.heads)
 
     def _estimate(self, y: Array, central: Callable[[Array], Array], tail: int, sign: Array | None = None) -> Estimate:
         """A quantity by sets, from the plain rule near the centre and from tilted ones far out."""
@@ -318,7 +319,7 @@ class HeadSum(Law):
         std = np.sqrt(var)
         for term in (
             -((y[:, None] / std) ** 2) / 2 - np.log(np.sqrt(2 * np.pi) * std),
-            special.log_ndtr(-y[:, None] / std),
+            scipy.special.log_ndtr(-y[:, None] / std),
         ):
             exponent = term - tilt * var
             top = exponent.max(axis=1, keepdims=True)
@@ -358,16 +359,13 @@ class HeadSum(Law):
             if steep * float(w.max()) < 1:  # log ψ to all digits, for it is taken times the number of heads
                 tops = np.log1p((np.exp(log_weight) * np.expm1(steep * w)).sum(axis=1))
             else:
-                tops = special.logsumexp(exponent, axis=1)
+                tops = scipy.special.logsumexp(exponent, axis=1)
             top = float(tops.mean())
-            parts = []
-            for row, nodes, own in zip(exponent, w, tops, strict=True):
-                keep = row > row.max() - 42
-                fine = min(0.01, 0.1 * math.sqrt(v) / y)
-                weights = np.exp(row[keep] - own)
-                nodes, weights = power_rule(nodes[keep], weights, self.heads, cell=fine)
-                parts.append((nodes, weights * math.exp(min(self.heads * (own - top), 700.0)) * len(w)))
-            rule = _joined(parts, self.scale / self.heads)
+            near = exponent > exponent.max(axis=1, keepdims=True) - 42
+            weights = np.where(near, np.exp(exponent - tops[:, None]), 0.0)
+            nodes, weights = power_rules(w, weights, self.heads, cell=min(0.01, 0.1 * math.sqrt(v) / y))
+            weights = weights * np.exp(np.minimum(self.heads * (tops - top), 700.0))[:, None] * len(w)
+            rule = _joined(nodes, weights, self.scale / self.heads)
             self._ladder[k] = Tilted(rule.var, rule.weight, tilt, self.heads * top)
         return self._ladder[k]
 
@@ -421,9 +419,9 @@ class HeadSum(Law):
         return cls(Head.from_arrays(arrays), int(str(arrays["heads"])), float(arrays["scale"]), origin, mixture)
 
 
-def _joined(parts: Sequence[tuple[Array, Array]], scale: float) -> Gaussians:
-    """The rules of all sets as one, with weights (nodes, sets) of sum 1 in all."""
-    labels = np.repeat(np.arange(len(parts)), [len(nodes) for nodes, _ in parts])
-    nodes, weights = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    var, weight = compress(scale * nodes, weights / len(parts), labels)
+def _joined(nodes: Array, weights: Array, scale: float) -> Gaussians:
+    """The rules of all sets, (sets, nodes), as one with weights (nodes, sets) of sum 1 in all."""
+    some = weights > 0
+    labels = np.repeat(np.arange(len(nodes)), some.sum(axis=1))
+    var, weight = compress(scale * nodes[some], weights[some] / len(nodes), labels)
     return Gaussians(np.zeros_like(var), var, weight)

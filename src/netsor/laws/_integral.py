@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import special
+import scipy
 
 from ..language._given import shown
 from ._estimate import Array, Estimate, combined
@@ -88,12 +88,12 @@ def log_share(share: Array, rest: Array) -> Array:
 
 def log_mean(logs: Array) -> Array:
     """The logarithm of the mean over the last axis of numbers that may be no doubles."""
-    return np.asarray(special.logsumexp(logs, axis=-1) - math.log(logs.shape[-1]))
+    return np.asarray(scipy.special.logsumexp(logs, axis=-1) - math.log(logs.shape[-1]))
 
 
 def log_upper(found: Array, y: Array, mean: Array, var: Array, weight: Array) -> Array:
     """log P(Y > y) of Gaussians, where it was found to be −∞ because P is no double."""
     for i in np.flatnonzero(np.isneginf(found)):
-        terms = special.log_ndtr((mean - y[i]) / np.sqrt(var)) + np.log(weight)
-        found[i] = special.logsumexp(terms)
+        terms = scipy.special.log_ndtr((mean - y[i]) / np.sqrt(var)) + np.log(weight)
+        found[i] = scipy.special.logsumexp(terms)
     return found

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 
 from ..language._given import as_number, as_whole, shown
 from ._checked import LARGEST, numbers
@@ -137,10 +138,8 @@ def _solved(root: Array, b: Array) -> Array:
     """R^(−1) b for triangular R: of large matrices one by one, by substitution; of many small ones all at once."""
     if root.shape[-1] < SUBSTITUTED:
         return np.asarray(np.linalg.solve(root, b), dtype=np.float64)
-    from scipy.linalg import lapack  # slow to import, and seldom needed
-
     # by LAPACK itself, as R^T of a matrix in Fortran's order: scipy's own function takes longer to check than to solve
-    return np.stack([lapack.dtrtrs(r.T, x, lower=0, trans=1)[0] for r, x in zip(root, b, strict=True)])
+    return np.stack([scipy.linalg.lapack.dtrtrs(r.T, x, lower=0, trans=1)[0] for r, x in zip(root, b, strict=True)])
 
 
 def _root(cov: Array, tau: Array) -> Array:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from ._checked import LARGEST
 from ._estimate import Array, Estimate, combined, student
@@ -166,7 +166,7 @@ class Normals:
             result = np.log(self.pdf(y))
         reached = (np.abs(y) <= LARGEST).all(axis=1)  # beyond it is −∞, and NaN where y is
         for i in np.flatnonzero(~(result > -600.0) & reached):
-            result[i] = special.logsumexp(self._exponents(y[i : i + 1]))
+            result[i] = scipy.special.logsumexp(self._exponents(y[i : i + 1]))
         return result
 
     def draws(self, chosen: npt.NDArray[np.intp], rng: np.random.Generator) -> Array:
@@ -177,12 +177,10 @@ class Normals:
 
     def rectangle(self, lower: Array, upper: Array) -> Estimate:
         """P(lower < Y ≤ upper), by Genz's sequential conditioning: for each replica the mean over a few points."""
-        from scipy.stats import qmc  # slow to import, and seldom needed
-
         count, k = self.mean.shape
         root = _cholesky(self.cov)
         many = max(1, RECTANGLE // count) if k > 1 else 1
-        sobol = qmc.Sobol(max(k - 1, 1), scramble=True, rng=np.random.default_rng(2020))
+        sobol = scipy.stats.qmc.Sobol(max(k - 1, 1), scramble=True, rng=np.random.default_rng(2020))
         u = sobol.random_base2(int(np.ceil(np.log2(many * count))))[: many * count]
         which = np.tile(np.arange(count), many)
         found = _genz(root[which], (lower - self.mean)[which], (upper - self.mean)[which], u).reshape(many, count)
@@ -216,9 +214,9 @@ def _genz(root: Array, lower: Array, upper: Array, u: Array) -> Array:
         scale = root[:, j, j]
         random = scale > 0
         safe = np.where(random, scale, 1.0)
-        a = np.where(random, special.ndtr((lower[:, j] - shift) / safe), lower[:, j] >= shift)
-        b = np.where(random, special.ndtr((upper[:, j] - shift) / safe), upper[:, j] >= shift)
+        a = np.where(random, scipy.special.ndtr((lower[:, j] - shift) / safe), lower[:, j] >= shift)
+        b = np.where(random, scipy.special.ndtr((upper[:, j] - shift) / safe), upper[:, j] >= shift)
         probability = probability * (b - a)
         if j < root.shape[1] - 1:
-            z[:, j] = special.ndtri(np.clip(a + u[:, j] * (b - a), 1e-300, 1 - 1e-16))
+            z[:, j] = scipy.special.ndtri(np.clip(a + u[:, j] * (b - a), 1e-300, 1 - 1e-16))
     return probability

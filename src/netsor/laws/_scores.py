@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from ..activations import row_softmax
 from ._exchangeable import alike, exchangeable_moments
@@ -90,7 +90,9 @@ class _Weigh:
                 part = slice(start, start + len(z))
                 w[number, part] = self(z)
                 exponent = z @ steps.T - 0.5 * (steps**2).sum(axis=1)
-                log_weight[number, part] = np.log(len(steps)) - special.logsumexp(exponent, axis=1) - np.log(points)
+                log_weight[number, part] = (
+                    np.log(len(steps)) - scipy.special.logsumexp(exponent, axis=1) - np.log(points)
+                )
                 start += len(z)
         return w, log_weight
 
@@ -114,7 +116,7 @@ class _Weigh:
 def _chosen(dimension: int, points: int, number: int, parts: int) -> Iterator[tuple[Array, npt.NDArray[np.intp]]]:
     """Quasi-random normals, each with the part of a mixture that it belongs to: one more dimension says which."""
     for z in normals(dimension + 1, points, number):
-        which = np.minimum((special.ndtr(z[:, 0]) * parts).astype(np.intp), parts - 1)
+        which = np.minimum((scipy.special.ndtr(z[:, 0]) * parts).astype(np.intp), parts - 1)
         yield z[:, 1:], which
 
 
@@ -126,9 +128,7 @@ def normals(dimension: int, points: int, number: int) -> Iterator[Array]:
         for start in range(0, points, piece):
             yield rng.standard_normal((min(piece, points - start), dimension))
         return
-    from scipy.stats import qmc  # slow to import, and seldom needed
-
-    sobol = qmc.Sobol(max(dimension, 1), scramble=True, rng=rng)
+    sobol = scipy.stats.qmc.Sobol(max(dimension, 1), scramble=True, rng=rng)
     for start in range(0, points, piece):
         uniform = sobol.random(min(piece, points - start))[:, :dimension]
-        yield np.asarray(special.ndtri(np.clip(uniform, 1e-15, 1 - 1e-15)))
+        yield np.asarray(scipy.special.ndtri(np.clip(uniform, 1e-15, 1 - 1e-15)))

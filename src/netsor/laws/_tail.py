@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 Array = npt.NDArray[np.float64]
 
@@ -51,10 +51,10 @@ def _unseen(samples: Array, share: Array | None, count: float, steeper: float) -
     tail = start > 0  # one value, and at most one other, have none
     start = np.where(tail, start, np.where(size[0] > 0, size[0], 1.0))
     beyond = np.where(np.arange(len(size))[:, None] <= last, np.log(np.maximum(size, start) / start), 0.0)
-    z = -special.ndtri(np.minimum(p, 0.5))
+    z = -scipy.special.ndtri(np.minimum(p, 0.5))
     slope = np.sum(each * beyond, axis=0) / (np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) - p * z)
     slope = slope * (1 + steeper / np.sqrt(p * count))
-    exponent = np.log(start) + slope**2 / 2 - slope * z + special.log_ndtr(slope + special.ndtri(1 / count))
+    exponent = np.log(start) + slope**2 / 2 - slope * z + scipy.special.log_ndtr(slope + scipy.special.ndtri(1 / count))
     with np.errstate(over="ignore"):
         return np.asarray(np.where(size[0] > 0, np.exp(np.where(exponent < LARGEST, exponent, np.inf)), 0.0))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from ..language._given import shown
 from ._checked import checked_order, levels, points
@@ -61,9 +61,9 @@ class WithError:
         level, value = levels(q, "ppf"), np.asarray(law.ppf(q))
         inner = np.where((level > 0) & (level < 1), level, 0.5)
         error = np.asarray(self.cdf(value).error)
-        step = special.logit(inner) + np.multiply.outer([-1.0, 1.0], error / (inner * (1 - inner)))
+        step = scipy.special.logit(inner) + np.multiply.outer([-1.0, 1.0], error / (inner * (1 - inner)))
         with np.errstate(invalid="ignore"):
-            reach = np.abs(np.asarray(law.ppf(special.expit(step))) - value).max(axis=0)
+            reach = np.abs(np.asarray(law.ppf(scipy.special.expit(step))) - value).max(axis=0)
         # and at least what the slope says, which draws hide between them; an atom has none
         slope = np.asarray(law._slope(value))
         straight = np.divide(error, slope, out=np.zeros_like(error), where=slope > 0)

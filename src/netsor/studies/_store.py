@@ -20,7 +20,7 @@ import numpy as np
 from .. import __version__
 from .._files import write
 
-FORMAT = 3  # to be raised when the engine draws otherwise, or a part holds other numbers
+FORMAT = 4  # to be raised when the engine draws otherwise, or a part holds other numbers
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

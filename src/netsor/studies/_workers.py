@@ -26,6 +26,7 @@ from ._store import Arrays, Store
 
 T = TypeVar("T")
 
+NOTHING: Iterator[None] = iter(())
 HOME = Path(__file__).parent.parent.parent  # the folder that this package is imported from
 
 
@@ -74,9 +75,20 @@ def elsewhere(
     return kept
 
 
-def wait(futures: Sequence[Future[Any]], what: str, unit: str, progress: Progress = True) -> None:
-    """Wait for some work, with a bar on a terminal, or telling a function of (done, in all)."""
-    told((future.result() for future in as_completed(futures)), len(futures), what, unit, progress)
+def wait(
+    futures: Sequence[Future[Any]], what: str, unit: str, progress: Progress = True, meanwhile: Iterator[None] = NOTHING
+) -> None:
+    """Wait for some work, with a bar on a terminal, or telling a function of (done, in all).
+
+    `meanwhile` is other work, piece by piece: one is done here after each part, as the next takes its time.
+    """
+
+    def results() -> Iterator[Any]:
+        for future in as_completed(futures):
+            yield future.result()
+            next(meanwhile, None)
+
+    told(results(), len(futures), what, unit, progress)
 
 
 def told(results: Iterable[T], count: int, what: str, unit: str, progress: Progress = True) -> list[T]:

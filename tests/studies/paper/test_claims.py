@@ -83,7 +83,7 @@ def done(tmp_path_factory):
 
 def verdicts(done):
     plan, chosen = done
-    _plan._on_grid.cache_clear()
+    _plan.on_grid.cache_clear()
     Plan._agreement.cache_clear()
     data = {name: _measure.MEASURES[figure.kind](plan, figure) for name, figure in chosen.items()}
     return [row.verdict for row in _claims.judged(data) if row.verdict != "not run"]
@@ -141,7 +141,7 @@ def test_every_claim_turns_with_a_broken_limit(done, broken, monkeypatch):
         monkeypatch.setattr(module, "HEADS", (1, 256))  # fewer steps make it no easier to disagree
     found = verdicts(done)
     monkeypatch.undo()
-    _plan._on_grid.cache_clear()
+    _plan.on_grid.cache_clear()
     Plan._agreement.cache_clear()
     # with ReLU the limit is 6.8e-8 from a Gaussian in KL, which 30,000 draws cannot see
     assert "agrees" not in (found[:-1] if broken is gaussian else found)

@@ -5,14 +5,15 @@ import dataclasses
 import html
 import json
 import re
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import pytest
 
 import netsor as ns
 from netsor.studies._store import Store
-from netsor.studies.paper import _claims, _draw, _measure, _report, _reproduce
+from netsor.studies._workers import wait
+from netsor.studies.paper import _claims, _draw, _measure, _reproduce
 from netsor.studies.paper._cases import GROUPS, NAMES, Case, figures
 from netsor.studies.paper._reproduce import Options, reproduce
 from netsor.studies.paper._sample import GRID, WEIGHTS, sampled
@@ -38,9 +39,8 @@ def stamps(folder):
 
 @pytest.fixture(scope="module", autouse=True)
 def shorter():
-    """The formulas of the limit law are drawn once for all reports; two numbers of heads in place of nine."""
+    """Two numbers of heads in place of nine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_report, "law", cache(_report.law))
         for module in (_claims, _draw, _measure):
             patch.setattr(module, "HEADS", (1, 256))
         yield
@@ -108,6 +108,27 @@ def test_the_report_stands_alone_and_has_a_row_for_each_claim(whole):
     assert "<script" not in page
     relu = re.search(r'<tr><td><a href="#figure-5b">.*?</tr>', page)[0]
     assert "<td>none of these</td><td>1 head (KL 6.8e-08);" in relu  # what width 1024 is told from, and what not
+
+
+def test_figures_are_told_of_in_the_papers_order(whole):
+    """Their trials are drawn in another: those that take longest first, and so to the end no process waits."""
+    out, done = whole
+    page = done.report.read_text()
+    assert re.findall(r'<figure id="figure-(\w+)"', page) == list(NAMES)
+    apart = " ".join(re.findall(r'<tr><td><a href="#figure-(\w+)">', page))
+    assert apart == "1b 3b 3b 3b 4b 5b heads heads"
+    cases = [part["case"] for part in json.loads((out / "manifest.json").read_text())["parts"]]
+    assert cases[1]["heads"] == 256
+
+
+def test_while_trials_are_drawn_there_is_time_for_other_work():
+    done, told = [], []
+    pieces = (done.append(piece) for piece in range(5))
+    for count in (2, 0, 4):
+        futures = [Inline(1).submit(int) for _ in range(count)]
+        wait(futures, "figure", "trial", progress=lambda *now: told.append((*now, len(done))), meanwhile=pieces)
+    assert done == list(range(5))
+    assert told == [(1, 2, 0), (2, 2, 1), (1, 4, 2), (2, 4, 3), (3, 4, 4), (4, 4, 5)]  # first it is told, then worked
 
 
 def test_the_report_shows_the_limit_law(whole):

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special
+import scipy
 
 Array = Any
 
@@ -115,7 +115,7 @@ def _degree(series: Array, precision: str) -> Array:
 def _fitted(freedom: Array) -> Array:
     """Chebyshev coefficients of √(9ν/2) ((χ²/ν)^(1/3) − 1) over |z| ≤ REACH, (DEGREE + 1, ν)."""
     x = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))[:, None]
-    below, above = special.ndtr(np.minimum(REACH * x, 0.0)), special.ndtr(-np.maximum(REACH * x, 0.0))
+    below, above = scipy.special.ndtr(np.minimum(REACH * x, 0.0)), scipy.special.ndtr(-np.maximum(REACH * x, 0.0))
     half = freedom / 2
-    square = np.where(x < 0, special.gammaincinv(half, below), special.gammainccinv(half, above)) / half
+    square = np.where(x < 0, scipy.special.gammaincinv(half, below), scipy.special.gammainccinv(half, above)) / half
     return np.polynomial.chebyshev.chebfit(x[:, 0], (np.cbrt(square) - 1) * np.sqrt(4.5 * freedom), DEGREE)

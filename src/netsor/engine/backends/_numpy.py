@@ -18,12 +18,15 @@ import numpy as np
 
 from .._montecarlo import generator, memory, one_blas_thread
 from .._plan import LONG, Plan, Register, Step
+from .._prices import NUMPY, Prices
 from .._run import in_numpy, run
 from ._base import Backend
+from ._patterns import positive_products
 
 Array = Any
 
 MANY = 1024  # entries of a replica from which on its matrices are multiplied one by one, by BLAS: it needs them compact
+SMALL = 8  # entries of a head up to which its matrices never are, however many heads there are
 CHUNK = 8192  # replicas with one key of the generators; independent of the width, so that one seed couples two widths
 BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead is small, and small enough for a cache
 LARGE_BYTES = 2**29  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
@@ -46,13 +49,17 @@ class Streams:
 
     def draw(self, step: Step, replicas: int) -> Array:
         """The random numbers of a step, (replicas, *shape)."""
+        if step.kind == "positive":
+            params = step.params["key"], step.params["width"], step.out.shape[-1]
+            exact = positive_products(*params, replicas, np.dtype(float), self.next)
+            return exact.astype(self.dtype, copy=False)
         shape = replicas, *step.out.shape
         if step.kind == "normals":
             return _laid_out(self.normals(step.params["key"], np.empty(shape, self.dtype)))
         made = np.empty(shape)
         freedom = step.params["freedom"]
         half = freedom / 2 if len(freedom) > 1 else freedom[0] / 2  # numpy is faster with a scalar than with an array
-        for rng, some in self._next(step.params["key"], made):
+        for rng, some in self.next(step.params["key"], made):
             rng.standard_gamma(half, out=some)
         halves = _laid_out(made)
         halves *= 2
@@ -60,14 +67,14 @@ class Streams:
 
     def normals(self, key: tuple[int, ...], made: Array) -> Array:
         """The next normals of a stream, for the replicas of an array, which are written into it."""
-        for rng, some in self._next(key, made):
+        for rng, some in self.next(key, made):
             if made.dtype == np.float64:
                 rng.standard_normal(out=some)
             else:
                 _rounded_normals(rng, some.reshape(-1))
         return made
 
-    def _next(self, key: tuple[int, ...], made: Array) -> Iterator[tuple[np.random.Generator, Array]]:
+    def next(self, key: tuple[int, ...], made: Array) -> Iterator[tuple[np.random.Generator, Array]]:
         """The generators of the chunks that the next replicas of a stream are in, and these replicas of an array."""
         rng, chunk, left = self._under_way.get(key, (None, -1, 0))
         done = 0
@@ -92,8 +99,8 @@ def _rounded_normals(rng: np.random.Generator, made: Array) -> None:
 
 
 def _laid_out(a: Array) -> Array:
-    """The same array, with the replicas innermost in memory if its rows are short and few: see `_instructions`."""
-    if a.shape[-1] >= LONG or math.prod(a.shape[1:]) >= MANY:
+    """The same array, with the replicas innermost in memory if its matrices are small or few: see `_instructions`."""
+    if a.shape[-1] >= LONG or (math.prod(a.shape[1:]) >= MANY and math.prod(a.shape[2:]) > SMALL):
         return a
     last = a.ndim - 1
     return np.ascontiguousarray(a.transpose((*range(1, a.ndim), 0))).transpose((last, *range(last)))
@@ -163,6 +170,11 @@ class Numpy(Backend):
 
     name: ClassVar[str] = "numpy"
     threads: ClassVar[bool] = True
+
+    @property
+    def prices(self) -> Prices:
+        """Those of a CPU; replicas can draw different amounts of numbers."""
+        return NUMPY
 
     def memory(self) -> float:
         """The memory of the machine that this process may use."""

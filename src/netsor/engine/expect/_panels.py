@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special
+import scipy
 
 Array = Any
 
@@ -20,7 +20,7 @@ HALVINGS = 48  # of a panel at most: then its length is at the rounding of its e
 ROUGH = 1e-6  # unresolved part of the values, over the largest on a panel, above which it is also counted in `rough`
 POLE = 1e-12  # length of a panel, relative to 1 + |x|, at which an infinite value is replaced by the largest beside it
 
-NODE, WEIGHTS = special.roots_legendre(NODES)
+NODE, WEIGHTS = scipy.special.roots_legendre(NODES)
 NEXT = 1.0 - 1e-6  # checked too: else a jump between the last node and the end would be missed
 POINTS = np.concatenate([NODE, [-NEXT, NEXT]])
 

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy import special
+import scipy
 
 Array = Any
 
@@ -27,13 +27,11 @@ def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
     They are drawn from N(0, WIDER) and weighted by the ratio of densities: an integrand that grows, as products do, has
     much of its integral in the tails, where N(0, 1) has few points and the error would be underestimated.
     """
-    from scipy.stats import qmc  # slow to import, and seldom needed
-
     sets = []
     for number in range(SETS):
         rng = np.random.default_rng([20190910, variables, number])
-        points = qmc.Sobol(variables, scramble=True, rng=rng).random_base2(log_points - 1)
-        z = np.sqrt(WIDER) * special.ndtri(np.clip(points, 1e-15, 1 - 1e-15)).T
+        points = scipy.stats.qmc.Sobol(variables, scramble=True, rng=rng).random_base2(log_points - 1)
+        z = np.sqrt(WIDER) * scipy.special.ndtri(np.clip(points, 1e-15, 1 - 1e-15)).T
         sets.append(np.concatenate([z, -z], axis=1))
     z = np.stack(sets, axis=1)
     weight = WIDER ** (variables / 2) * np.exp(-0.5 * (1 - 1 / WIDER) * np.sum(z**2, axis=0))
@@ -46,7 +44,7 @@ def product(variables: int, nodes: int, least: float) -> tuple[Array, Array, Arr
 
     And which of the nodes lie on the rim of what is left.
     """
-    x, w = special.roots_hermitenorm(nodes)
+    x, w = scipy.special.roots_hermitenorm(nodes)
     w = w / w.sum()
     grid = np.stack(np.meshgrid(*[x] * variables, indexing="ij")).reshape(variables, -1)
     weight = np.prod(np.stack(np.meshgrid(*[w] * variables, indexing="ij")), axis=0).ravel()

@@ -38,6 +38,7 @@ from ._longer import IrregularError, Longer
 from ._marks import overlap
 from ._nonlinear import nonlin, pooled, summed
 from ._outputs import Output, results
+from ._positive import positive
 from ._products import mean, products
 from ._rotation import rotated
 from ._shorter import Shorter, shorter
@@ -61,7 +62,7 @@ def make_plan(
     """The plan for these coordinates of a program with its widths bound; `without` names shortcuts to leave out.
 
     `whole` are the outputs of the program that these are a part of: a part has the seeds of the whole. `prices` are
-    those of the place where the plan is meant to run; it can run anywhere.
+    those of the place where the plan is meant to run; one that is not ragged can run anywhere.
     """
     unknown = set(without) - set(SHORTCUTS)
     if unknown:
@@ -111,7 +112,8 @@ def _lowered(s: State, title: str, short: Shorter | None) -> Plan:
         mean, columns = results(s, outputs)
         longer.check(build.steps[done:], {scalars for *_, scalars in outputs if scalars is not None})
     told = tuple(s.notes), build.expects, build.nodes, tuple(build.tried), s.facts.prices.place
-    return Plan(title, build.steps, mean, columns, *told)
+    ragged = s.facts.prices.ragged and "positive" not in s.facts.without
+    return Plan(title, positive(build, (mean, columns)) if ragged else build.steps, mean, columns, *told)
 
 
 def _outputs(s: State, short: Shorter, lowered: Mapping[Value, Value], longer: Longer) -> list[Output]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from ...language._stretch import Stretch
 
@@ -41,7 +41,7 @@ class Angles:
 def _between(r: Floats, top: float, bottom: float) -> Floats:
     """∫ cos(r θ) dθ/θ from bottom to top, by the cosine integral; r = 0 gives log(top/bottom)."""
     safe = np.where(r > 0, r, 1.0)
-    made = special.sici(safe * top)[1] - special.sici(safe * bottom)[1]
+    made = scipy.special.sici(safe * top)[1] - scipy.special.sici(safe * bottom)[1]
     return np.where(r > 0, made, math.log(top / bottom))
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array
 
 from ...language._array import Acts, Axes
 from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Source, Split, Take
@@ -76,11 +75,20 @@ def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict
 
 
 def _components(count: int, first: Ints, second: Ints) -> Ints:
-    """The connected component of each of so many numbers, for the ends of edges."""
-    from scipy.sparse.csgraph import connected_components  # slow to import, and recognised laws need no plan
+    """The connected component of each of so many numbers, for the ends of edges; counted by their least numbers.
 
-    graph = coo_array((np.ones(len(first), dtype=np.int8), (first, second)), shape=(count, count))
-    return np.asarray(connected_components(graph, directed=False)[1])
+    Every number knows a smaller one of its component, in the end the least. scipy has such a function, but is slow to
+    import, and every plan needs this.
+    """
+    least = np.arange(count)
+    while len(first):
+        least[np.maximum(first, second)] = np.minimum(first, second)
+        while np.any(least != least[least]):
+            least = least[least]
+        first, second = least[first], least[second]
+        apart = first != second
+        first, second = first[apart], second[apart]
+    return (np.cumsum(least == np.arange(count)) - 1)[least]
 
 
 class Clusters:

@@ -19,7 +19,7 @@ from ._state import State
 
 def whole_groups(facts: Facts) -> frozenset[Group]:
     """The groups whose sources cost less with a normal for every coordinate than with fewer normals, but a χ each."""
-    if facts.prices is _prices.CPU:  # where a χ costs little more than a normal
+    if facts.prices.place == _prices.CPU.place:  # where a χ costs little more than a normal
         return frozenset()
     return frozenset(group for group in facts.groups if group.width < math.inf and _whole(facts, group))
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...activations import Function
-from ...language._expand import Expansion
 from ...language._operation import Apply, Nonlin
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
@@ -71,6 +70,8 @@ def _varies(s: State, x: Value) -> Bools:
     if x not in s.random:
         return np.zeros(x.shape, dtype=bool)
     if isinstance(x, Vector):
+        from ...language._expand import Expansion  # scipy.sparse is slow to import, and seldom needed
+
         rows = Expansion(s.facts.values).rows[x]
         others = np.concatenate([[0], np.cumsum(rows.indices != 0)])  # column 0 is (1, …, 1)
         return (np.diff(others[rows.indptr]) > 0).reshape(x.shape)

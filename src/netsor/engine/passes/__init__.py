@@ -33,7 +33,19 @@ GRAPH: dict[str, Pass] = {
     "fuse": fuse,
 }
 # All that can be switched off: those of the graph, those of lowering, and the formula for a sum over heads.
-SHORTCUTS = ("repeated", "stacked", "drawn", *GRAPH, "leaves", "undrawn", "turn", "apart", "named", "recognise")
+SHORTCUTS = (
+    "repeated",
+    "stacked",
+    "drawn",
+    *GRAPH,
+    "leaves",
+    "undrawn",
+    "turn",
+    "positive",
+    "apart",
+    "named",
+    "recognise",
+)
 
 
 def rewrite(outputs: Sequence[Value], context: Context, without: Collection[str] = ()) -> list[Value]:

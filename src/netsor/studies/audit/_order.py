@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 Array = npt.NDArray[np.float64]
 
@@ -33,8 +33,8 @@ def enclosed(values: Array, q: float) -> tuple[float, float]:
     ordered = np.sort(values)
     n = len(ordered)
     count = np.arange(n + 1)
-    below = special.bdtr(count, n, q)  # P(B ≤ count)
-    above = special.bdtrc(count, n, q)  # P(B > count)
+    below = scipy.special.bdtr(count, n, q)  # P(B ≤ count)
+    above = scipy.special.bdtrc(count, n, q)  # P(B > count)
     j = int(np.sum(below <= LEVEL / 2))  # P(B < j) is small enough
     k = int(np.argmax(above <= LEVEL / 2)) + 1  # P(B ≥ k) is
     return (float(ordered[j - 1]) if j else -np.inf), (float(ordered[k - 1]) if k <= n else np.inf)
@@ -47,7 +47,7 @@ def needed(values: Array, threshold: float) -> int | None:
     z is the quantile of a normal at LEVEL/2 from above, and 1 since draws are counted in whole numbers.
     """
     away = abs(float(np.mean(values < threshold) + np.mean(values <= threshold)) - 1) / 2  # |p − ½|; ties count half
-    z = float(special.ndtri(1 - LEVEL / 2))
+    z = float(scipy.special.ndtri(1 - LEVEL / 2))
     count = math.inf if away == 0 else ((z / 2 + math.sqrt(z * z / 4 + 4 * away)) / (2 * away)) ** 2
     if count > MOST:
         return None

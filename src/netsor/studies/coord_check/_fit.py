@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+import scipy
 
 Floats = npt.NDArray[np.float64]
 LEVEL = 1e-4  # of intervals that verdicts are made by
@@ -136,7 +136,7 @@ def fit(draws: Sequence[Floats], at: Sequence[float], level: float = LEVEL) -> F
         total = parts.sum()
         df = total**2 / (parts**2 / free).sum() if total > 0 else 1.0
         value, error = float(c @ mean), float(np.sqrt(total))
-        away = float(stats.t.ppf(1 - level / 2, df)) * error
+        away = float(scipy.special.stdtrit(df, 1 - level / 2)) * error
         return Exponent(value, error, value - away, value + away)
 
     away = x - x.mean()

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from ... import language as ns
 from ..._program import Program
@@ -99,7 +99,7 @@ class _Kept:
     """1/(1 − share) where a normal is above its quantile of that share, else 0."""
 
     def __init__(self, share: float) -> None:
-        self.share, self.bound = share, float(special.ndtri(share))
+        self.share, self.bound = share, float(scipy.special.ndtri(share))
         self.__name__ = "kept"
 
     def __call__(self, u: Array) -> Array:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-
-from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.mathtext import MathTextParser
+from functools import cache
 
 from ..._style import rendered, styled
 from ._layer import layer
@@ -24,8 +21,9 @@ GATHERED = re.compile(r"\\begin\{gather\*\}\n(.*?)\n\\end\{gather\*\}", re.DOTAL
 BOXED = re.compile(r"\\boxed\{\\begin\{gathered\} (.*) \\end\{gathered\}\}")
 
 
+@cache
 def law() -> str:
-    """The section of the report."""
+    """The section of the report, made once."""
     net = layer()
     source = net.latex(document=False, style="paper")
     *_, lines = GATHERED.findall(source)
@@ -41,6 +39,10 @@ def _formula(line: str) -> str:
 
 
 def _picture(formula: str) -> str:
+    from matplotlib.figure import Figure  # slow to import
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.mathtext import MathTextParser
+
     text, font = f"${formula}$", FontProperties(size=SIZE, math_fontfamily="cm")
     with styled():
         width, height, depth, *_ = MathTextParser("path").parse(text, dpi=72, prop=font)

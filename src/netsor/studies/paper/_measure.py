@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from ...laws import Empirical, Estimate, kl, paper_kl
 from ...nn import Attention
 from ._cases import Case, Figure, limit_law
-from ._plan import Agreement, Array, Plan
+from ._plan import Agreement, Array, Plan, on_grid
 from ._sample import AGAIN, GRID
 
 Row = dict[str, Any]
@@ -153,7 +153,7 @@ def _mean(trials: Array) -> Estimate:
     """The mean, with its standard error; larger for few trials, so that four of it mean what they do for many."""
     if len(trials) < 2:
         return Estimate(float(np.mean(trials)), math.inf)
-    student = float(special.stdtrit(len(trials) - 1, special.ndtr(4.0))) / 4
+    student = float(scipy.special.stdtrit(len(trials) - 1, scipy.special.ndtr(4.0))) / 4
     return Estimate(float(np.mean(trials)), student * float(np.std(trials, ddof=1)) / math.sqrt(len(trials)))
 
 
@@ -168,17 +168,19 @@ def slope(parameters: Sequence[float], values: Sequence[Estimate]) -> Estimate |
     return Estimate(float(weights @ np.log(value)), float(np.sqrt(np.sum((weights * error / value) ** 2))))
 
 
+@lru_cache(maxsize=32)
+def _floor(plan: Plan, limit: Case) -> list[float]:
+    """What the paper's estimator gives for the limit against itself."""
+    return _kernel(plan.limit_draws(limit, AGAIN), plan.limit_draws(limit))
+
+
 def divergences(plan: Plan, figure: Figure) -> Divergences:
     """D(width n ‖ limit) for each case."""
     made = Divergences(figure)
-    floors: dict[Case, list[float]] = {}
     for case in figure.cases:
         if plan.paper:
-            limit = plan.limit_draws(case.limit)
-            made.paper.append(_kernel(plan.draws(case), limit))
-            if case.limit not in floors:
-                floors[case.limit] = _kernel(plan.limit_draws(case.limit, AGAIN), limit)
-            made.floor.append(floors[case.limit])
+            made.paper.append(_kernel(plan.draws(case), plan.limit_draws(case.limit)))
+            made.floor.append(_floor(plan, case.limit))
         if plan.exact:
             made.exact.append(plan.kl(case))
             made.limits.append(plan.agreement(case))
@@ -223,7 +225,7 @@ def scores(plan: Plan, figure: Figure) -> Scores:
         every = np.sort(draws.ravel())
         square = every**2
         rank = np.arange(every.size + 1) / every.size
-        normal = special.ndtr(every)
+        normal = scipy.special.ndtr(every)
         distance = float(max(np.max(rank[1:] - normal), np.max(normal - rank[:-1])))
         made.append(
             Histogram(
@@ -283,6 +285,20 @@ def heads(plan: Plan, figure: Figure) -> Heads:
         [one.with_heads(case.heads).var() for case in figure.cases],
         joint[0].with_error.var(),
     )
+
+
+def limits_ahead(plan: Plan, figure: Figure) -> Iterator[None]:
+    """Make what a figure needs of its limits, piece by piece: it is remembered."""
+    for limit in dict.fromkeys(case.limit for case in figure.cases if not case.score):
+        if plan.exact:
+            on_grid(limit)
+            yield
+        if plan.paper:
+            plan.limit_draws(limit)
+            yield
+            if figure.kind != "density":
+                _floor(plan, limit)
+                yield
 
 
 MEASURES = {"density": densities, "kl": divergences, "scores": scores, "heads": heads}

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from ...engine._montecarlo import generator
 from ...engine.backends import Backend, Numpy
@@ -32,7 +32,7 @@ COUPLED = 16  # heads up to which widths are coupled with the limit
 
 
 @lru_cache(maxsize=32)
-def _on_grid(limit: Case) -> tuple[Replicated, Array]:
+def on_grid(limit: Case) -> tuple[Replicated, Array]:
     """The density of a limit, by its sets of points, and its logarithm."""
     law = limit_law(limit)
     return law._densities(GRID), np.asarray(law.logpdf(GRID))
@@ -82,7 +82,7 @@ class Plan:
         """Kernel estimates of the outputs, one a trial."""
         return [Empirical(arrays["draws"]) for arrays in self.load(case)]
 
-    @lru_cache(maxsize=4)  # noqa: B019
+    @lru_cache(maxsize=32)  # noqa: B019
     def limit_draws(self, limit: Case, purpose: int = LIMIT) -> list[Empirical]:
         """Kernel estimates of draws of the limit, which are independent of those of any width."""
         parts = [self.part(limit, trial) for trial in range(self.trials)]
@@ -115,7 +115,7 @@ class Plan:
         density = self.replicated(case)
         if not self._through_limit(case):
             return density
-        return np.asarray(np.exp(_on_grid(case.limit)[1]) + (density - self.replicated(case.limit)))
+        return np.asarray(np.exp(on_grid(case.limit)[1]) + (density - self.replicated(case.limit)))
 
     def variance(self, case: Case) -> Estimate:
         """The variance at this width."""
@@ -126,7 +126,7 @@ class Plan:
         """Our D(width n ‖ limit)."""
         coupled = self._through_limit(case)
         rows = self.replicated(case) - (self.replicated(case.limit) if coupled else 0.0)
-        densities, logs = _on_grid(case.limit)
+        densities, logs = on_grid(case.limit)
         groups = [Replicated(rows, np.full(len(rows), 1 / len(rows))), densities]
 
         def divergence(f: Array, limit: Array) -> Array:
@@ -165,7 +165,7 @@ def agreement(limit: Law, blocks: Array) -> Agreement:
     spread = found.std(axis=0, ddof=1) / math.sqrt(len(found))
     # the last term: rounding, and the error of integrals by 501 points
     noise = np.sqrt(spread**2 + (np.abs(tests) @ error) ** 2 + (1e-9 * (np.abs(tests) @ value)) ** 2)
-    allowed = float(special.stdtrit(max(len(blocks) - 1, 1), 1 - 1e-6 / (2 * len(tests))))
+    allowed = float(scipy.special.stdtrit(max(len(blocks) - 1, 1), 1 - 1e-6 / (2 * len(tests))))
     return Agreement(float(np.max(gap / noise)), allowed)
 
 

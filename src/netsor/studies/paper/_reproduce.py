@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...engine._montecarlo import cores, one_blas_thread, whole_number
 from ...engine.backends import Backend, Numpy
@@ -16,14 +17,17 @@ from .._folder import Folder
 from .._manifest import surroundings, tidy
 from .._store import Store
 from .._workers import Workers, elsewhere, wait
-from ._cases import GROUPS, NAMES, Part, figures
+from ._cases import GROUPS, NAMES, Figure, Part, figures
 from ._claims import judged
 from ._draw import drawn
-from ._measure import MEASURES
+from ._law import law as limit_section
+from ._measure import MEASURES, limits_ahead
 from ._plan import Plan
 from ._report import report, summary
 from ._sample import Cost, cost, draw, timed
-from ._separate import separations
+from ._separate import Separation, separations, separations_ahead
+
+T = TypeVar("T")
 
 COMMAND = "netsor reproduce"
 ESTIMATORS = ("paper", "exact", "both")
@@ -119,10 +123,13 @@ def reproduce(options: Options) -> Finished:
     folder = prepare(options)
     files: dict[str, bytes] = {}
     data: dict[str, Any] = {}
+    apart: dict[str, list[Separation]] = {}
     svg: dict[str, bytes] = {}
     pictures: dict[str, Future[dict[str, bytes]]] = {}
     seconds: dict[str, float] = {}
-    parts = dict.fromkeys(part for figure in chosen for part in plan.parts(figure))
+    # The trials of the last figures take longest, and the first ones are soon measured: so all are at work to the end.
+    order = chosen[::-1]
+    parts = dict.fromkeys(part for figure in order for part in plan.parts(figure))
     count = min(options.workers or cores(), len(parts)) if options.backend.threads else 1  # one process a GPU
     with Workers(count) as workers:
         there = {part: cost(arrays) for part in parts if (arrays := plan.store.load(part.key)) is not None}
@@ -131,18 +138,25 @@ def reproduce(options: Options) -> Finished:
             futures = {part: workers.submit(draw, part, plan.store.folder) for part in missing}
         else:
             futures = {part: elsewhere(options.executor, timed, part, plan.store, cost) for part in missing}
-        for figure in chosen:
-            wait([futures[part] for part in plan.parts(figure) if part in futures], f"figure {figure.name}", "trial")
-            begun = time.perf_counter()
+        ahead = _ahead(plan, order)
+        for figure in order:
+            mine = [futures[part] for part in plan.parts(figure) if part in futures]
             with one_blas_thread():
+                wait(mine, f"figure {figure.name}", "trial", meanwhile=ahead)
+                begun = time.perf_counter()
                 data[figure.name] = MEASURES[figure.kind](plan, figure)
+                apart[figure.name] = separations(plan, {figure.name: data[figure.name]})
             files[f"{figure.name}.csv"] = tidy(data[figure.name].rows())
             seconds[f"figure {figure.name}"] = round(time.perf_counter() - begun, 3)
-            pictures[figure.name] = workers.submit(drawn, data[figure.name])
-        for name, picture in pictures.items():
-            for kind, content in picture.result().items():
+            if all(future.done() for future in futures.values()):
+                pictures[figure.name] = workers.submit(drawn, data[figure.name])
+            else:  # the workers have enough to do
+                pictures[figure.name] = _done(drawn, data[figure.name])
+        data = {name: data[name] for name in options.chosen}
+        for name in data:
+            for kind, content in pictures[name].result().items():
                 (svg if kind == "svg" else files)[name if kind == "svg" else f"{name}.{kind}"] = content
-    rows, apart = judged(data), separations(plan, data)
+    rows, found = judged(data), [each for name in data for each in apart[name]]
     costs = {part: there[part] if part in there else futures[part].result() for part in parts}
     manifest = _manifest(options, plan, costs, seconds)
     quick = ""
@@ -152,7 +166,7 @@ def reproduce(options: Options) -> Finished:
             "10 of 50,000 (100,000 for ReLU)."
         )
     manifest["seconds"]["all"] = round(time.perf_counter() - start, 3)
-    files["report.html"] = report(rows, data, apart, svg, manifest, quick).encode()
+    files["report.html"] = report(rows, data, found, svg, manifest, quick).encode()
     folder.put(files, manifest)
     spent = f"{manifest['draws']:,} draws from {manifest['random_numbers']:,} random numbers"
     if there:
@@ -160,6 +174,22 @@ def reproduce(options: Options) -> Finished:
     last = f"{quick} {spent}." if quick else f"{spent}, in {manifest['seconds']['all']:.0f} s."
     one, two = summary(rows, data)
     return Finished(options.out / "report.html", (one, two, last))
+
+
+def _ahead(plan: Plan, order: Sequence[Figure]) -> Iterator[None]:
+    """Make what needs no trials, piece by piece, while these are drawn; it is remembered."""
+    limit_section()
+    yield
+    for figure in order:
+        yield from limits_ahead(plan, figure)
+        yield from separations_ahead(figure)
+
+
+def _done(work: Callable[..., T], *args: Any) -> Future[T]:
+    """Some work, done here and now."""
+    future: Future[T] = Future()
+    future.set_result(work(*args))
+    return future
 
 
 def _manifest(options: Options, plan: Plan, costs: dict[Part, Cost], seconds: dict[str, float]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ there are any, are compared with each law as they are with the limit itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 
 from ...laws import Estimate, Law
 from ...laws._distance import kl_terms
-from ._cases import Case, limit_law
+from ._cases import Case, Figure, limit_law
 from ._measure import Divergences, Heads
 from ._plan import Plan, agreement
 from ._sample import GRID, WEIGHTS
@@ -46,6 +46,15 @@ class Separation:
     kurtosis: float  # of the limit
     kl: Estimate  # from width n to the limit
     others: tuple[Other, ...]
+
+
+def separations_ahead(figure: Figure) -> Iterator[None]:
+    """Make the laws that limits of a figure are compared with, piece by piece: they are remembered."""
+    for limit in dict.fromkeys(case.limit for case in figure.cases if figure.kind in ("kl", "heads")):
+        for heads in BESIDE:
+            if heads != limit.heads:
+                _apart(limit, heads)
+                yield
 
 
 def separations(plan: Plan, data: Mapping[str, Any]) -> list[Separation]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....language._expand import Expansion
 from ....language._operation import Dot
 from ....language._value import Scalar, Vector
 from ..._error import ExactError
@@ -64,6 +63,8 @@ def _check_order(s: State, value: Scalar, x: Vector, y: Vector) -> None:
 def _refuse(s: State, value: Scalar, x: Vector, y: Vector, unknown: Bools) -> None:
     wrong = unknown & s.facts.asked[value]
     if wrong.any():  # of factors that are not 0 at every width
+        from ....language._expand import Expansion  # scipy.sparse is slow to import, and seldom needed
+
         rows = Expansion(s.facts.values).rows
         for v, places in ((x, np.s_[..., :, None]), (y, np.s_[..., None, :])):
             wrong = wrong & (np.diff(rows[v].indptr) > 0).reshape(v.shape)[places]

@@ -1,0 +1,235 @@
+"""What `netsor audit` does, once its options are read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..engine._montecarlo import cores, in_bytes
+from ..models import Transformer, read, recipe, settings
+from ..studies.audit import _audit, _results
+from ..studies.audit._audit import Cost
+from ..studies.audit._backward import BACKWARD_RULES
+from ..studies.audit._found import rule_name
+from ..studies.audit._own import Own
+from ..studies.audit._request import Request, plainly
+from ..studies.audit._request import sweep as sweep_of
+from . import _cost
+from ._interrupt import Watch
+from ._numbers import shown
+from ._output import as_option, check_name, complain, failing, reason
+from ._target import bound, load
+from ._where import Where, sampling
+
+KEPT = "finished draws are kept, and the same command goes on from there"
+LOST = "nothing was kept; with --out DIR finished draws are"
+
+
+def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
+    """The names of rules, checked before anything is measured."""
+    try:
+        names = [] if text is None else [rule_name(name.strip()) for name in text.split(",")]
+    except ValueError as error:
+        raise click.UsageError(f"--fail-on {shown(text)}: {error}") from None
+    backward = [rule.name for rule in BACKWARD_RULES if rule.name in names]
+    if backward and not options["gradients"]:
+        raise click.UsageError(f"--fail-on {shown(text)}: {backward[0]} needs --gradients")
+    if "limit" in names and (options["widths"] or ("actual" if options["quick"] else "both")) != "both":
+        raise click.UsageError(f"--fail-on {shown(text)}: limit needs --widths both")
+    return names
+
+
+def audited(watch: Watch, out: str | None, where: Where, options: dict[str, Any]) -> Any:
+    """The audit, or the comparison."""
+    kept = LOST if out is None else KEPT
+    try:
+        request = _request(out, {**options, "backend": where.backend})
+        cost = _audit.estimate(request)
+    except ValueError as error:
+        raise click.UsageError(_said(error)) from None
+    _afford(request, cost)
+    watch.message = f"interrupted; {kept}"
+    with failing(out, kept, _said):
+        if request.out is not None:
+            _results.folder_of(request.out).prepare(_results.FILES)
+        _announce(request, cost)
+        with sampling(where, request.workers) as how:
+            return _audit.run(replace(request, executor=how.get("executor")))
+
+
+def _said(error: ValueError) -> str:
+    """The library's message, with its arguments written as options of the command."""
+    return as_option(plainly(error).replace("widths='actual'", "--widths actual"))
+
+
+def _request(out: str | None, options: dict[str, Any]) -> Request:
+    names = ("model", "changes", "compare", "others", "sweep")
+    source, changes, compare, others, sweep = (options.pop(name) for name in names)
+    binds, arguments = options.pop("binds"), options.pop("arguments")
+    drawn, recipes = options.pop("recipe"), options.pop("recipes")
+    folder = None if out is None else Path(out)
+    if _is_program(source):
+        for option, given in (
+            ("--set", changes), ("--compare-set", others), ("--sweep", sweep),
+            ("--recipe", drawn), ("--compare-recipe", recipes),
+        ):  # fmt: skip
+            if given:
+                raise click.UsageError(f"{option} is for models; FILE:PROGRAM takes --bind and --arg")
+        for name in ("ids", "tokens"):
+            if options.pop(name) is not None:
+                raise click.UsageError(f"--{name} is for models; the tokens of FILE:PROGRAM are in it")
+        programs = tuple(_own(target, binds, arguments) for target in (source, *compare))
+        own = (source, *_words("--arg", arguments), *_words("--bind", binds), *_words("--compare", compare))
+        return Request(programs, out=folder, words=own, **options)
+    for option, values in (("--bind", binds), ("--arg", arguments)):
+        if values:
+            raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
+    plain = _changed(_read("MODEL", source), "--set", changes)
+    model = plain if drawn is None else _by("--recipe", plain, drawn)
+    models, swept = [model], None
+    if others and len(compare) > 1:
+        raise click.UsageError("--compare-set is for one --compare: give others a config.json of their own")
+    models += [_by("--compare-recipe", plain, name) for name in recipes]
+    if sweep is not None and (compare or others or recipes):
+        raise click.UsageError("--sweep and --compare exclude each other: a sweep compares MODEL with itself")
+    models += [_changed(_read("--compare", other), "--compare-set", others) for other in compare]
+    if others and not compare:
+        models.append(_changed(model, "--compare-set", others))
+    if sweep is not None:
+        field, values = _swept(sweep)
+        try:
+            every, swept = sweep_of(model, field, values)
+            models = list(every)
+        except ValueError as error:
+            raise click.UsageError(f"--sweep {shown(sweep)}: {error}") from None
+    words = [source, *_words("--set", changes), *_words("--compare", compare), *_words("--compare-set", others)]
+    words += [] if sweep is None else ["--sweep", sweep]
+    words += [*([] if drawn is None else ["--recipe", drawn]), *_words("--compare-recipe", recipes)]
+    ids, tokens = _integers("--ids", options.pop("ids"), "3,7,7,1"), options.pop("tokens")
+    if ids is not None and tokens is not None:
+        raise click.UsageError("--ids and --tokens exclude each other: the ids say how many tokens there are")
+    lengths = _integers("--tokens", tokens, "16,128")
+    return Request(tuple(models), ids=ids, tokens=lengths, out=folder, words=tuple(words), swept=swept, **options)
+
+
+def _swept(text: str) -> tuple[str, tuple[float, ...]]:
+    """A field, and numbers: whole ones where the field is one of whole numbers."""
+    field, equals, values = text.partition("=")
+    try:
+        if not equals:
+            raise ValueError
+        found = [settings([f"{field}={value}"])[field.strip()] for value in values.split(",")]
+        return field.strip(), tuple(number if isinstance(number, int) else float(number) for number in found)
+    except (ValueError, TypeError):
+        said = "must be written field=number,number,…, as std=0.005,0.01,0.02"
+        raise click.UsageError(f"--sweep {shown(text)} {said}") from None
+
+
+def _by(option: str, model: Transformer, name: str) -> Transformer:
+    try:
+        return recipe(model, name)
+    except ValueError as error:
+        raise click.UsageError(f"{option} {shown(name)}: {error}") from None
+
+
+def _is_program(source: str) -> bool:
+    """FILE:PROGRAM; a path to a file may have a colon in it."""
+    return ":" in source and not Path(source).exists()
+
+
+def _own(target: str, binds: Sequence[str], arguments: Sequence[str]) -> Own:
+    if not _is_program(target):
+        raise click.UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
+    net = load(target, arguments)
+    widths = bound(net, binds)
+    infinite = next((name for name, size in widths.items() if size == math.inf), None)
+    if infinite is not None:
+        raise click.UsageError(f"--bind {infinite}=inf must be a positive integer: --widths inf is the limit")
+    try:
+        return Own(net, widths)
+    except ValueError as error:
+        raise click.UsageError(f"FILE:PROGRAM {shown(target)}: {error}") from None
+
+
+def _words(option: str, values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
+
+
+def _read(option: str, source: str) -> Transformer:
+    check_name(option, source)
+    try:
+        return read(source)
+    except (ValueError, OSError) as error:
+        said = reason(error) if isinstance(error, OSError) else error
+        raise click.UsageError(f"{option} {shown(source)}: {said}") from None
+
+
+def _changed(model: Transformer, option: str, texts: Sequence[str]) -> Transformer:
+    if not texts:
+        return model
+    try:
+        changes = settings(texts)
+        changes.setdefault("name", f"{model.name}, {', '.join(text.strip() for text in texts)}")
+        return model.replace(**changes)
+    except ValueError as error:
+        raise click.UsageError(f"{option} {shown(', '.join(texts))}: {error}") from None
+
+
+def _integers(option: str, text: str | None, example: str) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        said = f"must be whole numbers with commas between, as {example}"
+        raise click.UsageError(f"{option} {shown(text)} {said}") from None
+
+
+def _seconds(cost: Cost) -> float:
+    return cost.first + cost.seconds / min(cost.workers, cores())
+
+
+def _afford(request: Request, cost: Cost) -> None:
+    """Refuse what would take longer than a day."""
+    if _seconds(cost) > _cost.LONGEST:
+        raise click.UsageError(
+            f"{_drawn(request)} would take about {_cost.in_time(_seconds(cost))}; "
+            "fewer --draws or --tokens, or a smaller model, take less"
+        )
+
+
+def _drawn(request: Request) -> str:
+    every = [f"{request.draws_of(tokens):,} draws of {tokens:,} tokens" for tokens in request.lengths]
+    return " and ".join(every)
+
+
+def _announce(request: Request, cost: Cost) -> None:
+    """Print the cost before the work begins, and before it is planned."""
+    names = [model.name for model in request.models]
+    which = " and ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+    complain(
+        f"{which}: {_drawn(request)}, from about {_rounded(cost.random_numbers)} random numbers, about "
+        f"{_cost.in_time(_seconds(cost))} and {in_bytes(cost.workers * cost.bytes)} on {cost.workers} "
+        f"worker{'s' if cost.workers > 1 else ''}{_with_gradients(request)}"
+    )
+
+
+def _with_gradients(request: Request) -> str:
+    """What gradients add where nobody said whether they are wanted."""
+    if request.gradients is not None or math.isinf(request.times):
+        return ""
+    more = f"{request.times:.2g} times as long"
+    if request.backward(request.lengths[0]):
+        return f"; gradients at {request.lengths[0]} tokens make it {more}, and --no-gradients leaves them out"
+    return f"; without gradients, which make it {more} (--gradients)"
+
+
+def _rounded(count: int) -> str:
+    """Two digits, since it is an estimate."""
+    size = 10 ** max(0, len(str(count)) - 2)
+    return f"{round(count / size) * size:,}"

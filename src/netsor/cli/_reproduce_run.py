@@ -1,0 +1,100 @@
+"""What `netsor reproduce` does, once its options are read."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..engine._montecarlo import cores, in_bytes
+from ..studies.paper._cases import Figure, figures
+from ..studies.paper._reproduce import Options, prepare, reproduce
+from ._cost import Cost, afford, announce, layer_cost
+from ._interrupt import Watch
+from ._numbers import shown
+from ._output import failing, of_out, say
+from ._where import Where, sampling
+
+MODEST = {"samples": 100, "trials": 1, "tokens": 4, "workers": 1}
+START, FIGURE, MEASURE = 1.5, 1.0, 1e-6  # seconds: to start the workers, to draw a figure, to measure one draw in it
+KEPT = "finished trials are kept, and the same command goes on from there"
+
+
+def reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, options: dict[str, Any]) -> None:
+    """Make the figures, and print what is found of the claims."""
+    try:
+        asked = Options(names, Path(out), **options, backend=where.backend)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    given = {name: options[name] for name in ("samples", "trials", "tokens", "workers")}
+    modest = {name: small for name, small in MODEST.items() if given[name] is not None}
+    seconds = afford(lambda **sizes: _cost(replace(asked, **sizes)), given, modest)
+    watch.message = f"interrupted; {KEPT}"
+    try:
+        with failing(out, KEPT, of_out):
+            _check_disk(asked)
+            prepare(asked)
+            with sampling(where, asked.workers) as how:
+                announce(seconds + _rest(asked))
+                done = reproduce(replace(asked, executor=how.get("executor")))
+    except click.exceptions.Exit:  # a RuntimeError too
+        raise
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from None
+    say(f"report: {done.report}")
+    for line in done.summary:
+        say(line)
+
+
+def _cost(chosen: Options) -> Cost:
+    """The cost of the trials on so many workers; the memory includes all draws, which the main process reads."""
+    cases = {case for figure in _figures(chosen) for case in (*figure.cases, *(c.limit for c in figure.cases))}
+    plan = chosen.plan
+    costs = [
+        layer_cost(
+            tokens=c.tokens,
+            heads=c.heads,
+            width=c.width,
+            head_dim=c.head_dim,
+            activation="identity" if c.activation == "clip" else c.activation,  # it clips at 100
+            draws=plan.samples or c.samples,
+            both=c.width == math.inf,
+        )
+        for c in cases
+    ]
+    workers = min(chosen.workers or cores(), plan.trials * len(cases))
+    draws = max(plan.samples or case.samples for case in cases)
+    return Cost(
+        workers * max(cost.bytes for cost in costs) + 64.0 * plan.trials * draws,
+        plan.trials * sum(cost.seconds for cost in costs) / min(workers, cores()),
+    )
+
+
+def _rest(chosen: Options) -> float:
+    """Seconds besides those of the trials: to start workers, and to measure and draw each figure."""
+    plan = chosen.plan
+    draws = sum(plan.trials * max(plan.samples or case.samples for case in figure.cases) for figure in _figures(chosen))
+    return START + FIGURE * len(_figures(chosen)) + MEASURE * draws
+
+
+def _check_disk(chosen: Options) -> None:
+    """Refuse more draws than the disk has room for."""
+    plan, parent = chosen.plan, chosen.out.absolute()
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    size = sum(4.0 * part.samples + 2**15 for figure in _figures(chosen) for part in plan.parts(figure))
+    disk = shutil.disk_usage(parent)
+    if disk.total and size > disk.free:
+        samples = "" if plan.samples is None else f" of --samples {plan.samples}"
+        raise click.UsageError(
+            f"--trials {plan.trials}{samples} would need {in_bytes(size)} in --out {shown(str(chosen.out))}, "
+            f"and {in_bytes(disk.free)} are free; smaller numbers need less"
+        )
+
+
+def _figures(chosen: Options) -> list[Figure]:
+    return [figure for name, figure in figures(chosen.tokens).items() if name in chosen.chosen]
