@@ -50,6 +50,7 @@ def test_what_is_not_there(command, tmp_path):
         (("--backend", "numpy", "--device", "cuda"), "--device 'cuda' needs backend='jax' or 'torch'"),
         (("--backend", "jax", "--device", "cuda:99"), "--device 'cuda:99': JAX sees no such device here"),
         (("--device", "moon"), "--device 'moon' must be 'cpu', 'cuda' or 'cuda:N'"),
+        (("--precision", "auto"), "'auto' is not one of 'float64', 'float32'"),  # which audits alone have
     ):
         found = netsor(command, *words, cwd=tmp_path)
         assert found.returncode == 2

@@ -81,7 +81,7 @@ class Function:
     def __call__(self, *arrays: Array) -> Array:
         """φ of the arrays, in their precision: products of booleans or small integers would be wrong."""
         made = self.f(*arrays)
-        if type(made) is np.ndarray and made.dtype == np.float64:
+        if type(made) is np.ndarray and made.dtype in (np.float64, np.float32) and made.dtype == arrays[0].dtype:
             return made
         xp = array_namespace(*arrays)
         made = xp.asarray(made)
@@ -187,8 +187,15 @@ def _gelu_tanh(x: Array) -> Array:
     made = _in_torch("gelu", x, approximate="tanh")
     if made is not None:
         return made
-    half = 0.5 * x
-    return half + half * array_namespace(x).tanh(x * (ROOT + 0.044715 * ROOT * x * x))
+    made = x * x  # and then in place: numpy passes over its temporary arrays as often as it makes them
+    made *= 0.044715 * ROOT
+    made += ROOT
+    made *= x
+    made = array_namespace(x).tanh(made)
+    made += 1.0
+    made *= x
+    made *= 0.5
+    return made
 
 
 def _sin(x: Array) -> Array:

@@ -130,10 +130,38 @@ def test_the_comparison_sees_a_law_that_is_off(monkeypatch):
 
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 def test_numpy_computes_in_the_precision_that_is_asked_for(precision):
-    """Its law is held above; the two precisions draw different numbers."""
+    """Its law is held above."""
     plan = make_plan(layer()[0].outputs, {"n": 64})
     found = [columns for _, columns in choose("numpy", precision=precision).sample(plan, 1, range(100), 8192, int)]
     assert {columns.dtype for columns in found} == {np.dtype(precision)}
+
+
+@pytest.mark.parametrize("case", factor_cases.CASES)
+def test_numpy_factors_singular_matrices_in_single_precision(case):
+    """What numpy makes of the vectors in double precision."""
+    factor_cases.assert_factors(case, "float32", lambda rule, *arrays: rule(np, *arrays))
+
+
+@pytest.mark.parametrize("delta", [1e-2, 1e-3, 1e-4])
+def test_numpy_sees_small_differences_in_single_precision(delta, monkeypatch):
+    """Rows that differ by little: their own factor, and others along the directions that it has."""
+    rng = np.random.default_rng(0)
+    rows, others = (rng.standard_normal((50, k, 200)).astype(np.float32) for k in (6, 2))
+    rows = rows[:, :1] + np.float32(delta) * rows
+
+    def made(rows, others):
+        c = _orthogonal.reduced(np, _instructions.gram(np, rows, rows), rows)
+        return np.diagonal(c, axis1=-2, axis2=-1)[:, 1:], _orthogonal.oriented(np, c, rows, others)
+
+    def error():
+        single, exact = made(rows, others), made(rows.astype(np.float64), others.astype(np.float64))
+        assert {a.dtype for a in single} == {np.dtype(np.float32)}
+        return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(single, exact, strict=True))
+
+    assert error() < 2e-6
+    monkeypatch.setattr(_orthogonal, "SINGLE_SURE", 0.0)  # by products of single precision alone
+    if delta > 1e-4:  # of less, no pivot is left
+        assert error() > 1e-3
 
 
 def test_the_same_seed_gives_the_same_bits():

@@ -1,10 +1,17 @@
-"""Single precision is refused where it does not hold the law, and nowhere else."""
+"""Single precision is refused where it does not hold the law, and nowhere else; where nobody asks, taken if enough."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import netsor as ns
 from netsor.engine import _precision
+from netsor.engine._plan import Register, Step
+from netsor.engine.backends import AUTO, choose
+from netsor.engine.backends._numpy import ROUNDED, Streams, block
+
+from .backend_cases import assert_same, random_plans
 
 n = ns.Width("n")
 SINGLE = {"precision": "float32", "draws": 50, "progress": False}
@@ -95,3 +102,113 @@ def test_outputs_that_are_equal_stay_equal():
     law = ns.Program(ns.stack([y, y])).law(n=8, **SINGLE | {"draws": 50_000})
     assert law[0].atoms == ()
     assert law.combination([1.0, -1.0]).support() == (0.0, 0.0)
+
+
+def hidden(scale, activation=ns.gelu_tanh, tokens=3):
+    """A perceptron with long rows of coordinates: three numbers of its output."""
+    x = scale * ns.gaussian(n, tokens)
+    y = ns.weight(n, 8 * n) @ activation(ns.weight(8 * n, n) @ x)
+    return ns.Program(ns.mean_dot(y, y)[0])
+
+
+def difference(size):
+    """Of two vectors that are nearly equal, what is left between them, of unit length."""
+    x = ns.gaussian(n, 2)
+    h = ns.gelu(ns.weight(8 * n, n) @ ns.stack([x[0], x[0] + size * x[1]]))
+    d = ns.rms_norm(h[1:] - h[:1], eps=0.0)
+    return ns.Program(ns.mean_dot(d, ns.relu(h))[0])
+
+
+def planned(net):
+    return net.plan(n=16)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Single precision pays for small plans too."""
+    monkeypatch.setattr(_precision, "WORTH", 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("normals", (3, 2 * ROUNDED // 5)), ("chi", (3, 4)), ("positive", (1, 3, 3))]
+)
+def test_both_precisions_draw_the_same_numbers(kind, shape):
+    params = {"key": (1, 2), "freedom": np.array([3.0, 5.0, 8.0, 900.0]), "width": 50}
+    step = Step(kind, Register(shape), (), params, "", 0)
+    parts = [range(5, 7), range(7, 12)]
+    single, double = (Streams(4, parts, precision).draw(step, 6) for precision in ("float32", "float64"))
+    assert single.dtype == np.float32
+    np.testing.assert_array_equal(single, double.astype(np.float32))
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_it_is_taken_where_it_is_enough(small, scale):
+    plan = planned(hidden(scale))
+    where = _precision.settled(plan, choose("numpy", None, AUTO, [AUTO]), 64)
+    assert (where.precision, where.chosen) == ("float32", True)
+    single, exact = (_precision._outputs(plan, 40, precision) for precision in ("float32", "float64"))
+    np.testing.assert_allclose(single, exact, rtol=1e-6, atol=1e-6 * exact.max())
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        hidden(1e-23),  # squares are 0
+        hidden(1e25),  # and infinite
+        hidden(1e13),  # the result is finite, and a cube in gelu is not: a warning, which the command takes as an error
+        hidden(1e8, ns.sin),  # all digits are lost
+        difference(1e-6),
+    ],
+    ids=["underflow", "overflow", "overflow within", "angles", "norm of a difference"],
+)
+def test_it_is_not_taken_where_it_is_not(small, net):
+    assert not _precision.enough(planned(net), 64)
+
+
+@pytest.mark.parametrize(("draws", "most"), [(16, 1e-1), (64, 1e-4)])
+def test_five_digits_by_one_draw_and_by_several_a_hundredth_of_the_spread(small, draws, most):
+    assert _precision.enough(planned(difference(most)), draws)
+    assert not _precision.enough(planned(difference(most / 10)), draws)
+
+
+def test_it_is_not_taken_where_it_does_not_pay(small, monkeypatch):
+    assert not _precision.enough(planned(hidden(1.0)), 15)  # few draws
+    assert not _precision.enough(hidden(1.0).plan(n=ns.inf), 64)  # Gaussian expectations
+    assert _precision.enough(planned(hidden(1.0)), 16)
+    monkeypatch.setattr(_precision, "WORTH", 3 * 128 + 1)
+    assert not _precision.enough(planned(hidden(1.0)), 16)  # few coordinates
+    given = choose("numpy", None, "float32")
+    assert _precision.settled(planned(hidden(1e25)), given, 64) is given  # it was asked for
+
+
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 120), marks=pytest.mark.slow)])
+def test_random_programs_are_the_same_where_it_is_taken(small, seeds):
+    """On other random numbers than those that it was chosen by."""
+    taken = seen = 0
+    for plan, _, (mean, columns) in random_plans(seeds, 16):
+        if plan.expects:
+            continue
+        seen += 1
+        if _precision.enough(plan, 64):
+            with np.errstate(all="ignore"):
+                other = block(plan, Streams(3, 0, "float32"), 16)
+            assert_same((mean, columns), other, 1e-4)
+            taken += 1
+    assert taken > 0.8 * seen > 0
+
+
+def test_draws_that_are_not_finite_are_made_again(small):
+    """Of a precision that was chosen by other draws."""
+    net = hidden(1e25)
+    where = replace(choose("numpy", None, "float32"), chosen=True)
+    with np.errstate(all="ignore"):
+        found = net.draw(n=16, draws=5, progress=False, backend=where)
+    np.testing.assert_array_equal(found, net.draw(n=16, draws=5, progress=False))
+    with pytest.raises(ValueError, match="does not hold this law"):
+        net.draw(n=16, draws=5, progress=False, precision="float32")
+
+
+def test_a_law_has_the_precision_that_is_asked_for():
+    for call in (hidden(1.0).law, hidden(1.0).draw):
+        with pytest.raises(ValueError, match="precision='auto' must be one of float64, float32"):
+            call(n=16, draws=50, precision="auto")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is found
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
 @click.option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")
-@where_options
+@partial(where_options, auto=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_obj
 def audit_command(watch: Watch, /, as_json: bool, out: str | None, fail_on: str | None, **options: Any) -> None:
@@ -84,7 +85,7 @@ def audit_command(watch: Watch, /, as_json: bool, out: str | None, fail_on: str 
     if out is not None:
         check_name("--out", out)
     rules = rules_of(fail_on, options)
-    where = chosen(options)
+    where = chosen(options, auto=True)
     with apart(as_json):
         found = audited(watch, out, where, options)
     if as_json:

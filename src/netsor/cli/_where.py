@@ -29,8 +29,8 @@ PRECISIONS = ("float64", "float32")
 OPTIONS = ("backend", "device", "precision")
 
 
-def where_options(command: Command) -> Command:
-    """--backend, --device, --precision and --dask."""
+def where_options(command: Command, auto: bool = False) -> Command:
+    """--backend, --device, --precision and --dask; with `auto` the precision is chosen, if it is not given."""
     options = [
         click.option(
             "--backend", type=click.Choice(BACKENDS), default="numpy", show_default=True, help="The array library."
@@ -38,10 +38,10 @@ def where_options(command: Command) -> Command:
         click.option("--device", metavar="cpu|cuda", help="Where it computes.  [default: a GPU if it sees one]"),
         click.option(
             "--precision",
-            type=click.Choice(PRECISIONS),
-            default="float64",
+            type=click.Choice(_precisions(auto)),
+            default=_precisions(auto)[0],
             show_default=True,
-            help="Precision of numbers.",
+            help="Precision of numbers; auto is float32 where that is enough." if auto else "Precision of numbers.",
         ),
         click.option(
             "--dask",
@@ -54,6 +54,10 @@ def where_options(command: Command) -> Command:
     return command
 
 
+def _precisions(auto: bool) -> tuple[str, ...]:
+    return ("auto", *PRECISIONS) if auto else PRECISIONS
+
+
 @dataclass(frozen=True)
 class Where:
     """An available backend, and the address of a Dask cluster, or None."""
@@ -62,18 +66,19 @@ class Where:
     address: str | None
 
 
-def chosen(options: dict[str, Any]) -> Where:
+def chosen(options: dict[str, Any], auto: bool = False) -> Where:
     """Take these options out of `options`; refuse what is not installed, or a device that does not exist."""
     from ..engine.backends import choose
 
     address = options.pop("dask")
     try:
-        backend = choose(*(options.pop(name) for name in OPTIONS))
+        backend, device, precision = (options.pop(name) for name in OPTIONS)
+        found = choose(backend, device, precision, _precisions(auto))
     except ValueError as error:
         raise click.UsageError(f"--{str(error).replace('=', ' ', 1)}") from None
     if address is not None and importlib.util.find_spec("distributed") is None:
         raise click.UsageError(f"--dask {shown(address)} needs Dask: pip install 'netsor[dask]'")
-    return Where(backend, address)
+    return Where(found, address)
 
 
 @contextmanager

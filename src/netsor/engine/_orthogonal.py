@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ._instructions import gram, product, squares
-from ._triangular import Ways, basis, diagonal, inverse, lower_factor, solve, sure, tolerance
+from ._triangular import SINGLE_SURE, Ways, basis, diagonal, factor, inverse, lower_factor, solve, sure, tolerance
 
 Array = Any
 
@@ -125,15 +125,15 @@ def less(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
     return rows
 
 
-def along(xp: Any, rows: Array, directions: Array, *factor: Array, by: float = 1.0, own: bool = False) -> Array:
+def along(xp: Any, rows: Array, directions: Array, *known: Array, by: float = 1.0, own: bool = False) -> Array:
     """Coefficients of rows along `by` times directions, which are orthonormal; those like rounding errors are 0.
 
     `own`: the last directions are those that `span` found for these rows, one each. None has a part along a later one.
     If the factor of the products of the rows is given, there are no others, and it is what `spanned` found once.
     """
-    if type(rows) is np.ndarray and factor:
-        again = _leans(xp, factor[0], squares(xp, factor[0]))
-        return mended(xp, factor[0].copy(), again, lambda *some: along(xp, *some, by=by, own=own), rows, directions)
+    if type(rows) is np.ndarray and known:
+        again = _leans(xp, known[0], squares(xp, known[0]))
+        return mended(xp, known[0].copy(), again, lambda *some: along(xp, *some, by=by, own=own), rows, directions)
     found = by * gram(xp, rows, directions)
     rounding = ROUNDING if rows.dtype == xp.float64 else SINGLE_ROUNDING
     small = xp.abs(found) <= rounding * xp.sqrt(squares(xp, rows))[..., None]
@@ -146,6 +146,8 @@ def reduced(xp: Any, products: Array, rows: Array, ways: Ways | None = None) -> 
 
     By the products, and where these do not tell how the rows differ, by the rows.
     """
+    if _single(rows):
+        return _reduced_single(products, rows)
     ways = ways or _ways(xp)
     lengths = diagonal(xp, products)
     lower = ways.tried(products)
@@ -156,12 +158,37 @@ def reduced(xp: Any, products: Array, rows: Array, ways: Ways | None = None) -> 
     return ways.mended(lower, weak(xp, lower, lengths), again, rows)
 
 
+def _single(rows: Array) -> bool:
+    """Whether rows are numpy's in single precision."""
+    return type(rows) is np.ndarray and bool(rows.dtype == np.float32)
+
+
+def _reduced_single(products: Any, rows: Any) -> Any:
+    """`reduced` in numpy, of single precision: where products do not tell how rows differ, those in double precision.
+
+    What these do not tell, rows of single precision do not have. The factors are made in double precision too, which
+    takes no time beside the products.
+    """
+    lower = factor(np, products.astype(np.float64))
+    again = weak(np, lower, diagonal(np, products), SINGLE_SURE)
+    return mended(np, lower, again, lambda some: _wide_factor(some)[1], rows).astype(np.float32)
+
+
+def _wide_factor(rows: Any) -> tuple[Any, Any]:
+    """Rows of single precision in double, and the triangular factor of their products."""
+    wide = rows.astype(np.float64)
+    return wide, factor(np, gram(np, wide, wide))
+
+
 def oriented(xp: Any, lower: Array, rows: Array, others: Array, ways: Ways | None = None) -> Array:
     """Coefficients of other vectors along the directions of rows that `reduced` gave their coefficients C."""
     ways = ways or _ways(xp)
     found = ways.solved(lower, gram(xp, others, rows))
 
     def again(rows: Array, others: Array) -> Array:
+        if _single(rows):
+            wide, known = _wide_factor(rows)
+            return solve(np, known, gram(np, others.astype(np.float64), wide)).astype(np.float32)
         return gram(xp, others, ways.singly(rows))
 
     return ways.mended(found, weak(xp, lower, squares(xp, lower)), again, rows, others)

@@ -4,6 +4,9 @@ Single precision overflows at 1e38, squares of numbers below 1e-22 underflow to 
 array library reports any of that as an error. So before a law is sampled, a few replicas are computed in both
 precisions, and the spreads of the outputs must agree as well as those of two samples of one law.
 
+Where nobody said which precision to take, it is single if all outputs of a few replicas are the same in both, to five
+digits or to a hundredth of their spread: many times less than a sample of thousands can tell.
+
 Its numbers are so few that draws of a continuous law coincide. A value that occurs twice is an atom of the law only if
 draws in double precision coincide there too.
 """
@@ -11,16 +14,16 @@ draws in double precision coincide there too.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ._montecarlo import Silent, chunks
-from ._plan import Plan, Register, Step
-from ._run import in_numpy, run
-from .backends import Backend
-from .backends._numpy import Streams
+from ._plan import Plan
+from .backends import AUTO, Backend
+from .backends._numpy import Streams, blocks
 
 Array = npt.NDArray[np.float64]
 
@@ -30,15 +33,53 @@ APART = 4.0  # ratio of two spreads above which they are not those of two sample
 ASKED = 2**14  # replicas in double precision that tell atoms; fewer, if they would take longer than PATIENCE
 RESOLVED = 1e-6  # spread over mean below which single precision cannot represent the spread
 ROUNDING = 1e-13  # spread over mean below which the spread is rounding in double precision: the output is constant
+WORTH = 2**16  # numbers of a replica in long rows from which on single precision saves more than a little
+SHARE = 16  # draws for each replica that is computed in both precisions to choose one: a tenth of their time
+RAISED: Any = dict.fromkeys(("over", "divide", "invalid"), "raise")  # numbers that single precision does not have
+TOO_LARGE = FloatingPointError, np.linalg.LinAlgError  # what is then raised
+DIGITS, SPREADS = 1e-5, 1e-2  # of an output, and of its spread: what single precision may differ by where it is chosen
+
+
+def settled(plan: Plan, backend: Backend, draws: int) -> Backend:
+    """The backend with the precision in which so many draws of a plan are made: a precision that was given, or AUTO."""
+    if backend.precision != AUTO:
+        return backend
+    single = enough(plan, draws)
+    return replace(backend, precision="float32" if single else "float64", chosen=single)
+
+
+def enough(plan: Plan, draws: int) -> bool:
+    """Whether single precision gives the draws of a plan, and pays: it has many coordinates in long rows.
+
+    Gaussian expectations, at infinite width, stay in double precision: so are their errors known.
+    """
+    replicas = min(LEAST, draws // SHARE)
+    if plan.long_numbers < WORTH or plan.expects or not replicas:
+        return False
+    try:
+        with np.errstate(**RAISED):
+            single = _outputs(plan, replicas, "float32")
+    except TOO_LARGE:
+        return False
+    exact = _outputs(plan, replicas, "float64")
+    spread = exact.std(axis=0)
+    return bool((np.abs(single - exact) <= DIGITS * np.abs(exact) + SPREADS * spread).all())  # no NaN is
+
+
+def _outputs(plan: Plan, replicas: int, precision: str) -> Array:
+    """The means and the variances of the outputs in the first replicas of a seed, one beside the other."""
+    found = [
+        np.concatenate(np.broadcast_arrays(mean, np.square(columns, dtype=np.float64).sum(axis=-1)), axis=1)
+        for mean, columns in blocks(plan, Streams(0, 0, precision), replicas, Silent())
+    ]
+    return np.concatenate(found).astype(np.float64)
 
 
 def check_single(plan: Plan, backend: Backend) -> None:
     """Refuse single precision for a plan whose outputs it cannot represent."""
-    if backend.precision != "float32" or plan.constant or plan.seconds(2 * LEAST) > PATIENCE:
+    if backend.precision != "float32" or backend.chosen or plan.constant or plan.seconds(2 * LEAST) > PATIENCE:
         return
-    replicas = min(TRIED, int(PATIENCE / plan.seconds(2)))
-    with np.errstate(all="ignore"):
-        (mean, spread), (_, found) = (_sampled(plan, replicas, precision) for precision in ("float64", "float32"))
+    (mean, spread), (_, found) = _in_both(plan, min(TRIED, int(PATIENCE / plan.seconds(2))))
     if not np.isfinite(spread).all():
         return  # reported when the law is made
     _refuse_lost(mean, spread)
@@ -62,20 +103,19 @@ def _refuse_lost(mean: Array, spread: Array) -> None:
         )
 
 
-def _sampled(plan: Plan, replicas: int, precision: str) -> tuple[Array, Array]:
-    """The largest mean in absolute value, and the standard deviation, of each output over a few replicas."""
-    streams = Streams(0, 0)
-
-    def draw(step: Step) -> Any:
-        return streams.draw(step, replicas).astype(precision)
-
-    def constant(register: Register) -> Any:
-        assert register.value is not None
-        return register.value.astype(precision)
-
-    mean, columns = (np.asarray(a, dtype=np.float64) for a in run(plan, draw, constant, in_numpy))
-    variance = np.sum(columns**2, axis=-1).mean(axis=0) + np.broadcast_to(mean, (replicas, mean.shape[1])).var(axis=0)
-    return np.abs(mean).max(axis=0), np.sqrt(variance)
+@lru_cache(maxsize=4)  # once for all parts of a study
+def _in_both(plan: Plan, replicas: int) -> list[tuple[Array, Array]]:
+    """The largest mean in absolute value, and the standard deviation, of each output, in double and in single."""
+    with np.errstate(all="ignore"):
+        exact = _outputs(plan, replicas, "float64")
+        try:
+            single = _outputs(plan, replicas, "float32")
+        except TOO_LARGE:
+            single = np.full_like(exact, np.nan)
+        both = [np.split(found, 2, axis=1) for found in (exact, single)]
+        return [
+            (np.abs(mean).max(axis=0), np.sqrt(variance.mean(axis=0) + mean.var(axis=0))) for mean, variance in both
+        ]
 
 
 def unrounded(plan: Plan, mean: Array, cov: Array, seed: int, backend: Backend) -> Array:

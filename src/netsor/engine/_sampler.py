@@ -18,7 +18,7 @@ from ._montecarlo import (
     one_blas_thread,
 )
 from ._plan import SAMPLE, Plan
-from ._precision import check_single, unrounded
+from ._precision import RAISED, TOO_LARGE, check_single, unrounded
 from ._sampling import Sampling
 from .backends import Backend, Numpy
 from .backends._numpy import CHUNK, Streams, block_bytes, block_of, blocks
@@ -115,7 +115,8 @@ def drawn(question: Question, sampling: Sampling) -> list[Array]:
     found = np.empty((draws, size))
     check_single(plan, where)
     if where.threads:
-        work, parts = _Draws(plan, seed, where, 1), side_by_side(growing(draws), block_of(plan), sampling.at_once)
+        most = block_of(plan, where.itemsize)
+        work, parts = _Draws(plan, seed, where, 1), side_by_side(growing(draws), most, sampling.at_once)
     else:
         work = _Draws(plan, seed, where, where.chunk(plan, draws))
         parts = chunks(draws, work.size)
@@ -246,7 +247,10 @@ def _block(plan: Plan, seed: int, replicas: int) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class _Draws:
-    """The draws of one chunk: mean + coefficients · N(0, I), the normals from a stream of their own."""
+    """The draws of one chunk: mean + coefficients · N(0, I), the normals from a stream of their own.
+
+    In double precision, if one of them is too large for a single precision that was chosen by other draws.
+    """
 
     plan: Plan
     seed: int
@@ -254,6 +258,16 @@ class _Draws:
     size: int
 
     def __call__(self, part: range, tick: Callable[[int], None]) -> Array:
+        if not self.backend.chosen:
+            return self._made(part, tick)
+        try:
+            with np.errstate(**RAISED):
+                return self._made(part, tick)
+        except TOO_LARGE:
+            exact = replace(self.backend, precision="float64", chosen=False)
+            return replace(self, backend=exact)._made(part, tick)
+
+    def _made(self, part: range, tick: Callable[[int], None]) -> Array:
         chunks = [chunk for chunk in growing(part.stop) if chunk.start >= part.start]
         streams = Streams(self.seed, chunks if self.backend.threads else part.start, self.backend.precision)
         made = (

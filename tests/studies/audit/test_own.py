@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 import netsor as ns
+from netsor.engine import _precision
 from netsor.studies.audit._own import Own
 
 from ...keep import keep
@@ -36,9 +37,11 @@ def test_an_example_has_the_law_of_the_same_network_in_numpy(name):
     assert min(compared.values()) > LEVEL / len(compared), min(compared, key=compared.get)
 
 
-def test_an_audit_of_a_program_is_as_that_of_a_model(tmp_path):
+def test_an_audit_of_a_program_is_as_that_of_a_model(tmp_path, monkeypatch):
     net = program("experts")
+    monkeypatch.setattr(_precision, "WORTH", 0)
     audit = ns.audit(net, n=16, draws=40, out=tmp_path, progress=False)
+    assert audit.actual.precision == "float64"  # unless it is asked for: functions of one's own need not know another
     assert str(audit).startswith("net(tokens=8, blocks=2, heads=2, count=4): 2 blocks, n = 16; 40 draws of 8 tokens;")
     made = audit.as_dict()
     assert {"entropy", "largest_load", "mlp_share"} < set(made["layers"][0])

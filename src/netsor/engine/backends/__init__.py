@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ...language._given import shown
-from ._base import PRECISIONS, Backend, Device, NoDeviceError
+from ._base import AUTO, PRECISIONS, Backend, Device, NoDeviceError
 from ._jax import Jax
 from ._numpy import Numpy
 from ._torch import Torch
 
-__all__ = ["NAMES", "PRECISIONS", "Backend", "Device", "NoDeviceError", "Numpy", "choose"]
+__all__ = ["AUTO", "NAMES", "PRECISIONS", "Backend", "Device", "NoDeviceError", "Numpy", "choose"]
 
 NAMES: dict[str, type[Backend]] = {"numpy": Numpy, "jax": Jax, "torch": Torch}
 
 
-def choose(backend: object = "numpy", device: object = None, precision: object = "float64") -> Backend:
-    """The backend of this name on this device; with device None, on a CUDA device if there is one, else the CPU."""
+def choose(
+    backend: object = "numpy",
+    device: object = None,
+    precision: object = "float64",
+    precisions: Sequence[str] = PRECISIONS,
+) -> Backend:
+    """The backend of this name on this device; with device None, on a CUDA device if there is one, else the CPU.
+
+    `precisions` are those that are allowed; AUTO is numpy's, and double precision elsewhere.
+    """
     if isinstance(backend, Backend):
-        if device not in (None, backend.device) or precision not in ("float64", backend.precision):
+        given = precision if precision != AUTO or AUTO not in precisions else backend.precision
+        if device not in (None, backend.device) or given not in ("float64", backend.precision):
             raise ValueError(
                 f"device={shown(device)}, precision={shown(precision)}: backend is {backend} already; leave them out"
             )
         return backend
     if not isinstance(backend, str) or backend not in NAMES:
         raise ValueError(f"backend={shown(backend)} must be one of {', '.join(NAMES)}")
-    if not isinstance(precision, str) or precision not in PRECISIONS:
-        raise ValueError(f"precision={shown(precision)} must be one of {', '.join(PRECISIONS)}")
+    if not isinstance(precision, str) or precision not in precisions:
+        raise ValueError(f"precision={shown(precision)} must be one of {', '.join(precisions)}")
     if device is not None and not (isinstance(device, str) and re.fullmatch(r"cpu|cuda(:\d+)?", device)):
         raise ValueError(f"device={shown(device)} must be 'cpu', 'cuda' or 'cuda:N'")
     kind = NAMES[backend]
@@ -34,6 +44,7 @@ def choose(backend: object = "numpy", device: object = None, precision: object =
         if device not in (None, "cpu"):
             raise NoDeviceError(f"device={device!r} needs backend='jax' or 'torch'; numpy knows the CPU alone")
         return Numpy("cpu", precision)
+    precision = "float64" if precision == AUTO else precision
     if device is not None:
         return kind(device, precision)
     try:

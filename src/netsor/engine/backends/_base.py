@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from .._prices import ACCELERATOR, CPU, Prices
 Array = Any
 
 PRECISIONS = ("float64", "float32")
+AUTO = "auto"  # one of these, chosen for each plan (see `_precision`) before anything is sampled
 ROOM = {"cpu": 2**24, "cuda": 2**32}  # bytes of a block's arrays: what a cache holds, or what keeps a large GPU busy
 MOST = 2**22  # replicas in a block, at most
 BY_QUADRATURE = 2**16  # replicas in a block, at most, where the host may have to integrate for each
@@ -33,6 +34,7 @@ class Backend(ABC):
 
     device: str = "cpu"
     precision: str = "float64"
+    chosen: bool = field(default=False, compare=False)  # whether single precision was AUTO, and is known to be enough
 
     name: ClassVar[str]
     threads: ClassVar[bool] = False  # whether to sample in several threads: else the library is parallel itself

@@ -1,7 +1,8 @@
 """numpy, the default: starts at once, draws fastest on a CPU, and reuses the memory of arrays that are read no more.
 
 Normals and χ come from a stream of their own for each draw of the plan, keyed by (seed, draw, chunk), so the numbers
-depend neither on the order of the steps nor on how a chunk is cut into blocks.
+depend neither on the order of the steps nor on how a chunk is cut into blocks. They are drawn in double precision and
+rounded to single where that is asked for: with one seed both precisions have the same numbers, up to rounding.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead 
 LARGE_BYTES = 2**29  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
 FEW = 32  # replicas in such a block, at most
 STEP_SECONDS = 1.3e-5  # overhead of Python for one step, measured
+ROUNDED = 2**14  # normals that are drawn and rounded to single precision at once: they stay in a cache
 HELD_BYTES = 2**25  # largest array whose memory glibc keeps after it is freed: the most that it accepts
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -50,22 +52,27 @@ class Streams:
         """The random numbers of a step, (replicas, *shape)."""
         if step.kind == "positive":
             params = step.params["key"], step.params["width"], step.out.shape[-1]
-            return positive_products(*params, replicas, self.dtype, self.next)
-        made = np.empty((replicas, *step.out.shape), self.dtype)
+            exact = positive_products(*params, replicas, np.dtype(float), self.next)
+            return exact.astype(self.dtype, copy=False)
+        shape = replicas, *step.out.shape
         if step.kind == "normals":
-            return _laid_out(self.normals(step.params["key"], made))
+            return _laid_out(self.normals(step.params["key"], np.empty(shape, self.dtype)))
+        made = np.empty(shape)
         freedom = step.params["freedom"]
         half = freedom / 2 if len(freedom) > 1 else freedom[0] / 2  # numpy is faster with a scalar than with an array
         for rng, some in self.next(step.params["key"], made):
-            rng.standard_gamma(half, dtype=self.dtype, out=some)
+            rng.standard_gamma(half, out=some)
         halves = _laid_out(made)
         halves *= 2
-        return np.sqrt(halves, out=halves)
+        return np.sqrt(halves, out=halves).astype(self.dtype, copy=False)
 
     def normals(self, key: tuple[int, ...], made: Array) -> Array:
         """The next normals of a stream, for the replicas of an array, which are written into it."""
         for rng, some in self.next(key, made):
-            rng.standard_normal(dtype=made.dtype, out=some)
+            if made.dtype == np.float64:
+                rng.standard_normal(out=some)
+            else:
+                _rounded_normals(rng, some.reshape(-1))
         return made
 
     def next(self, key: tuple[int, ...], made: Array) -> Iterator[tuple[np.random.Generator, Array]]:
@@ -82,6 +89,14 @@ class Streams:
             yield rng, made[done : done + count]
             done, left = done + count, left - count
             self._under_way[key] = rng, chunk, left
+
+
+def _rounded_normals(rng: np.random.Generator, made: Array) -> None:
+    """Normals of double precision, written into a row of another."""
+    room = np.empty(min(ROUNDED, len(made)))
+    for start in range(0, len(made), ROUNDED):
+        some = made[start : start + ROUNDED]
+        some[:] = rng.standard_normal(out=room[: len(some)])
 
 
 def _laid_out(a: Array) -> Array:
@@ -109,13 +124,15 @@ def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
     return run(plan, draw, partial(_constant, streams.dtype), compute)
 
 
-def block_of(plan: Plan) -> int:
-    """How many replicas are in a block: it depends on the plan alone."""
+def block_of(plan: Plan, itemsize: int = 8) -> int:
+    """How many replicas are in a block: it depends on the plan and the bytes of a number alone."""
+    size, held = (max(itemsize * some // 8, 1) for some in (plan.bytes, plan.held))
     # long rows of coordinates do not stay in a cache anyway
     room = BLOCK_BYTES * (8 if 2 * plan.long_numbers > plan.random_numbers else 1)
-    worth = math.ceil(64 * STEP_SECONDS * len(plan.steps) / max(plan.seconds(1), 1e-9))
-    few = min(FEW, worth, max(0, LARGE_BYTES - plan.bytes) // max(plan.held, 1) + 1)
-    return max(1, few, min(CHUNK, room // max(plan.bytes, 1)))
+    worth = 64 * STEP_SECONDS * len(plan.steps) / max(plan.seconds(1), 1e-9)
+    whole = int(2 ** math.ceil(math.log2(max(worth, 1.0))))  # what is drawn in parts has parts of a power of 2
+    few = min(FEW, whole, max(0, LARGE_BYTES - size) // held + 1)
+    return max(1, few, min(CHUNK, room // size))
 
 
 def block_bytes(plan: Plan, replicas: int) -> int:
@@ -126,7 +143,7 @@ def block_bytes(plan: Plan, replicas: int) -> int:
 def blocks(plan: Plan, streams: Streams, replicas: int, tick: Callable[[int], None]) -> Iterator[tuple[Array, Array]]:
     """The next replicas, block by block."""
     hold_memory()
-    most = block_of(plan)
+    most = block_of(plan, streams.dtype.itemsize)
     count = -(-replicas // most)
     if most > 1:  # numpy adds in another order where a replica is alone: the numbers must not depend on that
         count = min(count, max(1, replicas // 2))

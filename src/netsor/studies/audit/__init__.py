@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._program import Program
 from ...engine._montecarlo import Progress
-from ...engine.backends import choose
+from ...engine.backends import AUTO, PRECISIONS, choose
 from ...language._given import shown
 from ...models import Transformer, read
 from ...models import recipe as by_recipe
@@ -35,7 +35,7 @@ def audit(
     out: str | Path | None = None,
     backend: str = "numpy",
     device: str | None = None,
-    precision: str = "float64",
+    precision: str = AUTO,
     executor: Executor | None = None,
     progress: Progress = True,
     gradients: bool | None = None,
@@ -78,7 +78,9 @@ def audit(
     device : str, optional
         Where it computes.
     precision : str
-        Of numbers, "float64" or "float32".
+        Of numbers: "float64", "float32", or "auto", single precision where a few draws in both are the same to five
+        digits or to a hundredth of their spread (double for a `Program`). With one seed both have the same draws, up to
+        rounding.
     executor : concurrent.futures.Executor, optional
         Does the parts in place of processes here, such as Dask's.
     progress : bool or callable
@@ -158,7 +160,7 @@ def audit(
         workers,
         None if out is None else Path(out),
         (first.name,),
-        choose(backend, device, precision),
+        choose(backend, device, precision, (AUTO, *PRECISIONS)),
         executor,
         progress,
         gradients,

@@ -96,7 +96,10 @@ def run(request: Request) -> Audit | Comparison:
     every = [part for some in parts.values() for part in some]
     how = request.out, request.own, request.backend, count, request.executor
     found = collected(every, measure, *how, request.models[0].name, request.progress)
-    measured = {subject: joined(subject, [found[part] for part in some]) for subject, some in parts.items()}
+    measured = {
+        subject: joined(subject, [found[part] for part in some], some[0].backend.precision)
+        for subject, some in parts.items()
+    }
     result = result_of(request, measured, time.perf_counter() - start)
     if request.out is not None:
         result.save(request.out)
@@ -117,8 +120,8 @@ def _at(request: Request, measured: Mapping[Subject, Measured], model: Model, to
     return Found(request, model, tokens, actual, limit)
 
 
-def joined(subject: Subject, parts: list[Arrays]) -> Measured:
+def joined(subject: Subject, parts: list[Arrays], precision: str = "float64") -> Measured:
     """The draws of all parts of a subject."""
     names = [name for name in parts[0] if name != "seconds"]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}
-    return Measured(subject, arrays, float(sum(part["seconds"] for part in parts)))
+    return Measured(subject, arrays, float(sum(part["seconds"] for part in parts)), precision)

@@ -63,6 +63,8 @@ class Measured:
         By quantity: (draws, blocks), or (draws,) at the end.
     seconds : float
         Of one core.
+    precision : str
+        Of its numbers.
 
     Examples
     --------
@@ -75,6 +77,7 @@ class Measured:
     subject: Subject
     arrays: Mapping[str, Array]  # by quantity: (draws, blocks), or (draws,) at the end
     seconds: float  # of one core
+    precision: str = "float64"
 
     def __getitem__(self, name: str) -> Array:
         return self.arrays[name]

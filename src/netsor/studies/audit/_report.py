@@ -71,7 +71,8 @@ def _manifest(models: Sequence[Lengths], spent: dict[str, Any], command: str, ou
     every = [each for lengths in models for found in lengths for each in found.measured]
     parts = [
         {"model": each.subject.model.name, "tokens": each.subject.tokens, "infinite": each.subject.infinite,
-         "draws": each.draws, "random_numbers": each.random_numbers, "seconds": round(each.seconds, 3)}
+         "draws": each.draws, "random_numbers": each.random_numbers, "seconds": round(each.seconds, 3),
+         "precision": each.precision}
         for each in every
     ]  # fmt: skip
     return {
@@ -98,14 +99,25 @@ def _command(request: Request, command: str, out: Path) -> str:
     return shlex.join([*words, "--seed", str(request.seed), "--out", str(out)])
 
 
+def _precision(parts: Sequence[dict[str, Any]]) -> str:
+    """In which precision numbers were computed: that of every part, or of each kind where they differ."""
+    single = [part for part in parts if part["precision"] == "float32"]
+    if not single:
+        return "computed in double precision"
+    if len(single) == len(parts):
+        return "computed in single precision"
+    finite = all(not part["infinite"] for part in single)
+    return f"computed in single precision{' at finite widths' if finite else ''} where that is enough, else in double"
+
+
 def _report(models: Sequence[Lengths], compared: Differences | None, manifest: dict[str, Any]) -> str:
     names = [lengths[0].model.name for lengths in models]
     request = models[0][0].request
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
     how = (
         f"Every draw is {_exactly(models)}; no weight was drawn. {manifest['random_numbers']:,} random numbers, "
-        f"{manifest['seconds']['sampling']:.1f} core-seconds. {versions}. The command: "
-        f"<code>{html.escape(manifest['command'])}</code>. Beside this file: <code>audit.csv</code> and "
+        f"{_precision(manifest['parts'])}, {manifest['seconds']['sampling']:.1f} core-seconds. {versions}. "
+        f"The command: <code>{html.escape(manifest['command'])}</code>. Beside this file: <code>audit.csv</code> and "
         "<code>manifest.json</code>, which has every field of the models."
     )
     body = BODY.format(

@@ -18,7 +18,8 @@ import numpy as np
 
 from ...engine import ExactError, Plan
 from ...engine._montecarlo import Progress, whole_number
-from ...engine.backends import Backend, Numpy
+from ...engine._precision import settled
+from ...engine.backends import AUTO, Backend, Numpy
 from ...language import TraceError
 from ...language._given import shown
 from ...models import Probes, Transformer
@@ -46,7 +47,7 @@ class Subject:
     infinite: bool
     gradients: bool = False
     ranges: bool = False
-    backend: Backend = field(default_factory=Numpy)  # that draws it
+    backend: Backend = field(default_factory=Numpy)  # for which it is planned
 
     @property
     def widths(self) -> dict[str, float]:
@@ -219,6 +220,8 @@ class Request:
             raise ValueError("compare: a program is compared with programs that have as many tokens")
         if own:
             self._set("tokens", own[0].tokens)
+        if own and self.backend.precision == AUTO:  # a function of one's own may not know single precision
+            self._set("backend", dataclasses.replace(self.backend, precision="float64"))
 
     def _lengths(self) -> tuple[int, ...]:
         if self.ids is not None:
@@ -283,7 +286,8 @@ class Request:
 
     def _subject(self, model: Model, tokens: int, infinite: bool, gradients: bool) -> Subject:
         ids = None if self.ids is None else tuple(self.ids)
-        return Subject(model, tokens, ids, infinite, gradients, self.ranges and not infinite, self.backend)
+        where = dataclasses.replace(self.backend, precision="float64")  # one plan for all precisions
+        return Subject(model, tokens, ids, infinite, gradients, self.ranges and not infinite, where)
 
     @cached_property
     def refused(self) -> dict[Model, str]:
@@ -339,7 +343,8 @@ class Request:
         size = subject.part_draws
         draws = self.draws_of(subject.tokens)
         starts = range(0, draws, size)
-        return [Part(subject, i, min(size, draws - at), self.seed, self.backend) for i, at in enumerate(starts)]
+        backend = settled(subject.plan, self.backend, draws)
+        return [Part(subject, i, min(size, draws - at), self.seed, backend) for i, at in enumerate(starts)]
 
 
 def sweep(
