@@ -47,6 +47,16 @@ def makes(numbers: int | None) -> Callable[[Callable[..., Any]], Callable[..., A
     return told
 
 
+def ours(f: Function) -> bool:
+    """Whether it is a function of this package, which its tests have asked: then a large one is not asked again."""
+    return str(getattr(_plain(f), "__module__", "")).split(".")[0] == __name__.split(".")[0]
+
+
+def _plain(f: Function) -> Callable[..., Any]:
+    """What it calls; a partial says that it is of functools."""
+    return f.f.func if isinstance(f.f, partial) else f.f
+
+
 def probed(f: Function, operation: str, cores: Sequence[Shape], scalars: int = 0) -> Shape:
     """The shape that f makes of the last axes (`cores`) of its arguments; a TraceError if f is no such function.
 
@@ -91,10 +101,11 @@ class _Probe:
 
     def shape(self) -> Shape:
         """Ask of several sets of numbers. The first must work; later ones may lie outside the domain of f."""
-        if self._ours and 6 * sum(map(math.prod, self.cores)) > LARGE:
-            if not hasattr(self._plain, "makes"):
+        if ours(self.f) and 6 * sum(map(math.prod, self.cores)) > LARGE:
+            told = _plain(self.f)
+            if not hasattr(told, "makes"):
                 return self._call([np.ones((1, 1, *core)) for core in self.cores]).shape[2:]
-            return (self._plain.makes,) if self._plain.makes else self.cores[0]
+            return (told.makes,) if told.makes else self.cores[0]
         made: Shape | None = None
         for arguments in self._arguments():
             try:
@@ -177,16 +188,6 @@ class _Probe:
             if np.allclose(a, b, rtol=0.0, atol=(1e-4 if single else 1e-9) * size, equal_nan=True):
                 return
         self._refuse(problem)
-
-    @property
-    def _ours(self) -> bool:
-        """Whether f is a function of this package, which its tests have asked: then a large one is not asked again."""
-        return str(getattr(self._plain, "__module__", "")).split(".")[0] == __name__.split(".")[0]
-
-    @property
-    def _plain(self) -> Callable[..., Any]:
-        """f itself; a partial says that it is of functools."""
-        return self.f.f.func if isinstance(self.f.f, partial) else self.f.f
 
     @property
     def _elementwise(self) -> bool:
