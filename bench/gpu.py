@@ -83,10 +83,10 @@ def sampled(net, widths, backend, least=1.0):
 
 
 class Table:
-    """Rows, printed as they come."""
+    """Rows, printed and saved as they come."""
 
-    def __init__(self):
-        self.rows = []
+    def __init__(self, machine):
+        self.machine, self.rows = machine, []
 
     def add(self, what, how, work):
         """Do the work for a row, if there is time for it."""
@@ -100,8 +100,9 @@ class Table:
         self.rows.append({"what": what, "how": how, **row})
         shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in self.rows[-1].items()}
         print(f"{time.perf_counter() - BEGUN:6.1f} s ", shown, flush=True)
+        self.save()
 
-    def save(self, machine):
+    def save(self):
         """Into bench/results."""
         names = list(dict.fromkeys(name for row in self.rows for name in row))
         texts = [{k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()} for row in self.rows]
@@ -109,7 +110,7 @@ class Table:
         writer = csv.DictWriter(buffer, names, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(texts)
-        lines = ["# Measured on an accelerator", "", f"{machine}.", "", "| " + " | ".join(names) + " |"]
+        lines = ["# Measured on an accelerator", "", f"{self.machine}.", "", "| " + " | ".join(names) + " |"]
         lines += ["|" + " --- |" * len(names)]
         lines += ["| " + " | ".join(str(row.get(name, "")) for name in names) + " |" for row in texts]
         RESULTS.mkdir(exist_ok=True)
@@ -123,7 +124,7 @@ def main():
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     least, device = (0.02, options.device) if options.small else (1.0, options.device)
-    table = Table()
+    table = Table(described(device))
 
     def rate(what, net, widths, backend, precision):
         where = f"{backend} {precision}"
@@ -148,7 +149,6 @@ def main():
         rate(" ".join(parts), case.program, case.widths, "jax", "float32")
         whole += 10 * case.samples / table.rows[-1].get("draws a second", math.nan)
     table.add("all draws of the paper's figures", "jax float32", lambda: {"seconds": whole})
-    table.save(described(device))
 
 
 def billion(table, case, device, draws):
@@ -177,7 +177,10 @@ def audited(model, device, small):
     """An audit at the model's own widths, from the call to its table."""
     draws = 10 if small else 128
     start = time.perf_counter()
-    found = ns.audit(model, draws=draws, widths="actual", backend="torch", device=device, precision="float32")
+    found = ns.audit(
+        model, tokens=16, draws=draws, widths="actual", gradients=False, backend="torch", device=device,
+        precision="float32",
+    )  # fmt: skip
     spent = time.perf_counter() - start
     return {"replicas in one go": draws, "seconds": spent, "ms a draw": 1e3 * spent / draws} | {
         "loss": "{:.3f} ({:.3f} to {:.3f})".format(*np.quantile(found.actual["loss"], [0.5, 0.05, 0.95]))

@@ -6,7 +6,6 @@ import pytest
 import netsor as ns
 from netsor.engine import _plan
 from netsor.engine._loops import Loop, loops
-from netsor.engine.backends import choose
 
 
 def decoder(layers):
@@ -59,8 +58,7 @@ def test_blocks_are_compiled_once():
     for layers in (6, 9):
         net, widths = decoder(layers)
         plan = net.plan(**widths)
-        with choose("jax", "cpu", "float64")._within():
-            pieces = _jax.pieces(plan, "float64")
+        pieces = _jax.pieces(plan, "float64")
         assert max(len(piece.steps) for piece in pieces) <= _jax.LONGEST < len(plan.steps)
         found.append((len(pieces), {piece.structure for piece in pieces}))
     (few, once), (more, again) = found
@@ -76,6 +74,5 @@ def test_loops_unrolled_give_the_same_bits(monkeypatch):
     net, _ = decoder(6)  # its plan is another object
     monkeypatch.setattr(_plan.Plan, "loops", [])
     monkeypatch.setattr(_jax, "LONGEST", 10**6)
-    with choose("jax", "cpu", "float64")._within():
-        assert len(_jax.pieces(net.plan(**widths), "float64")) == 1
+    assert len(_jax.pieces(net.plan(**widths), "float64")) == 1
     np.testing.assert_array_equal(net.draw(draws=8, seed=3, backend="jax", **widths), looped)

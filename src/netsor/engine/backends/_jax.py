@@ -332,7 +332,8 @@ def _native(step: Step, precision: str) -> bool:
         return True
     shapes = [jax.ShapeDtypeStruct((2, *arg.shape), precision) for arg in step.args]
     try:
-        made = jax.eval_shape(lambda *arrays: RULES[step.kind](jnp, *arrays, **step.params), *shapes)
+        with jax.enable_x64(precision == "float64"):
+            made = jax.eval_shape(lambda *arrays: RULES[step.kind](jnp, *arrays, **step.params), *shapes)
     except Exception:  # JAX cannot trace it: numpy computes it then, or raises the error that is meant for the user
         return False
     return bool(made.shape[1:] == step.out.shape)
