@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from .. import Program
+from .._program import Program
 from ..language._graph import ordered, widths_of
 from ..language._where import PlacedError
 from ._numbers import LARGEST, WIDTH, shown
