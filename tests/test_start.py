@@ -1,10 +1,12 @@
 """The package loads a name when it is asked for, and a command what it computes with when it runs."""
 
 import ast
+import inspect
 import pickle
 import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,12 @@ import netsor
 print(early)
 """
     assert fresh(code) == "['netsor', 'netsor._start']"
+
+
+def test_the_types_of_arguments_can_be_asked_for():
+    found = [getattr(ns, name) for name in ns.__all__]
+    assert all(typing.get_type_hints(f) for f in found if inspect.isfunction(f))
+    assert "Audit" in str(typing.get_type_hints(ns.audit)["return"])
 
 
 def test_a_name_is_looked_up_once():
