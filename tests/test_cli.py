@@ -9,8 +9,10 @@ import pytest
 import tqdm
 
 import netsor as ns
-from netsor.cli import _cost, _subject
+from netsor.cli import _cost, _reproduce_run, _subject
 from netsor.engine import _montecarlo
+from netsor.studies.paper._cases import figures
+from netsor.studies.paper._reproduce import Options
 
 from .command import netsor
 
@@ -171,6 +173,24 @@ def test_the_options_to_blame_are_those_that_are_too_large(monkeypatch):
         with pytest.raises(click.UsageError) as refused:
             _cost.afford(cost, given, modest)
         assert refused.value.message.startswith(blamed)
+
+
+def test_the_formula_for_the_layer_is_near_the_estimate_from_its_plan():
+    """Where the engine learns a cheaper way, the formula is to follow."""
+    cases = {case for figure in figures().values() for case in figure.cases if not case.score}
+    for c in cases:
+        activation = "identity" if c.activation == "clip" else c.activation
+        formula = _cost.layer_cost(c.tokens, c.heads, c.width, c.head_dim, activation, c.samples).seconds
+        assert 0.4 < formula / c.program.plan(**c.widths).seconds(c.samples) < 2.5, c
+
+
+def test_the_time_of_the_figures_is_that_of_the_trials_that_are_drawn(tmp_path):
+    """The limit of 256 heads needs none, and the paper's estimator needs none of any limit."""
+    asked = {e: Options(("2b",), tmp_path, trials=3, workers=1, estimator=e) for e in ("paper", "exact")}
+    one, many = (_cost.layer_cost(4, heads, 256, None, "identity", 50_000).seconds for heads in (1, 256))
+    limit = _cost.layer_cost(4, 1, ns.inf, None, "identity", 50_000, both=True).seconds
+    assert _reproduce_run._cost(asked["paper"]).seconds == pytest.approx(3 * (one + many))
+    assert _reproduce_run._cost(asked["exact"]).seconds == pytest.approx(3 * (one + many + limit))
 
 
 def test_what_is_long_is_announced(capsys):

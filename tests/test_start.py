@@ -1,10 +1,12 @@
 """The package loads a name when it is asked for, and a command what it computes with when it runs."""
 
 import ast
+import inspect
 import pickle
 import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,71 @@ def test_names_are_there_for_all_who_look():
     assert pickle.loads(b"cnetsor\nProgram\n.") is ns.Program
 
 
+def test_only_names_for_users_are_listed_and_wrong_ones_are_corrected():
+    assert [name for name in fresh("import netsor; print(*dir(netsor))").split() if name[0] != "_"] == ns.__all__
+    with pytest.raises(AttributeError, match=r"did you mean ns\.AttentionRegressor"):
+        _ = ns.AttentionRegresor
+
+
+def test_one_thread_loads_at_a_time():
+    """Python's own locks fail where one thread imports a package and another, directly, a part of it."""
+    code = """
+import sys, threading, netsor as ns
+load, inside, most, errors, together = ns.import_module, [], [0], [], threading.Barrier(8)
+def counted(*names):
+    inside.append(names)
+    most[0] = max(most[0], len(inside))
+    try:
+        return load(*names)
+    finally:
+        inside.remove(names)
+ns.import_module = counted
+def touch(names):
+    together.wait()
+    try:
+        for name in names: getattr(ns, name)
+    except BaseException as error: errors.append(error)
+sys.setswitchinterval(1e-5)
+threads = [threading.Thread(target=touch, args=(ns.__all__[k:] + ns.__all__[:k],)) for k in range(0, 64, 8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(most[0], errors)
+"""
+    assert fresh(code) == "1 []"
+
+
+def test_no_file_of_the_package_asks_it_for_a_name():
+    """It would wait for the thread that loads a name while that one may wait for this file."""
+    for path in Path(ns.__file__).parent.rglob("*.py"):
+        depth = len(path.relative_to(Path(ns.__file__).parent).parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == depth and node.module is None:
+                own = {alias.name for alias in node.names} & {*ns._WHERE, *ns._MODULES}
+                assert not own or path.name == "__init__.py", f"{path}: from their own modules: {own}"
+
+
+def test_an_interrupt_is_looked_for_before_anything_that_takes_time_is_loaded():
+    code = """
+import signal, sys
+class Log:
+    def find_spec(name, *_):
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler: early.append(name)
+early, sys.argv = [], ["netsor"]
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for name in ("typing", "pathlib", "threading", "contextlib"): sys.modules.pop(name, None)
+sys.meta_path.insert(0, Log)
+import netsor
+print(early)
+"""
+    assert fresh(code) == "['netsor', 'netsor._start']"
+
+
+def test_the_types_of_arguments_can_be_asked_for():
+    found = [getattr(ns, name) for name in ns.__all__]
+    assert all(typing.get_type_hints(f) for f in found if inspect.isfunction(f))
+    assert "Audit" in str(typing.get_type_hints(ns.audit)["return"])
+
+
 def test_a_name_is_looked_up_once():
     assert fresh("import netsor; netsor.kl; print('kl' in vars(netsor), 'Program' in vars(netsor))") == "True False"
 
@@ -79,3 +146,20 @@ def test_options_list_what_the_library_has():
     assert list(_options.ACTIVATIONS) == sorted(ns.paper.ACTIVATIONS)
     assert list(_where.BACKENDS) == list(backends.NAMES)
     assert _where.PRECISIONS == backends.PRECISIONS
+
+
+def test_what_is_loaded_late_is_not_taken_from_the_folder_of_a_program(tmp_path):
+    """The file itself may import what lies beside it, also later; netsor and its libraries do not."""
+    for name in ("csv", "email", "socket", "calendar", "pprint", "scipy", "matplotlib"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py was run')")
+    (tmp_path / "beside.py").write_text("import netsor as ns\nn = ns.Width('n')")
+    (tmp_path / "mine.py").write_text(
+        "from beside import n\n"
+        "def net():\n    import beside\n    return beside.ns.Program(beside.ns.relu(beside.ns.gaussian(n)))"
+    )
+    mine, plot = str(tmp_path / "mine.py:net"), tmp_path / "a.png"
+    code = "import sys, netsor.cli; sys.argv = {}; netsor.cli.main()"
+    found = fresh(code.format(["netsor", "check", mine]))
+    assert found == "verdict: proved (Yang 2019: there are no scores)"
+    fresh(code.format(["netsor", "law", mine, "--bind", "n=4", "--draws", "100", "--plot", str(plot)]))
+    assert plot.exists()

@@ -13,10 +13,12 @@ Examples
 0.3920
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from . import _start as _start  # first: an interrupt may come while the rest is loaded
+
+# isort: split
+from importlib import import_module
+from threading import RLock
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
@@ -118,36 +120,41 @@ else:  # a name is loaded when it is asked for, so that a command loads what it 
         ".studies.literature": "literature",
     }
     _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
+    _LOADING = RLock()  # Python's own locks fail where one thread loads a package and another a part of it
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
     def __getattr__(name: str) -> Any:
         """What the tables have, and the class that needs scikit-learn; all else is an error that says what there is."""
-        if name in _MODULES:
-            return import_module(_MODULES[name], __name__)
-        if name in _WHERE:
-            globals()[name] = value = getattr(import_module(_WHERE[name], __name__), name)
-            return value  # and from now on Python finds it without asking here
-        if name == "AttentionRegressor":
-            try:
-                from ._regressor import AttentionRegressor
-            except ImportError as error:
-                raise ImportError(
-                    f"ns.AttentionRegressor needs scikit-learn: pip install 'netsor[sklearn]' ({error})"
-                ) from error
-            return AttentionRegressor
+        if name in _MODULES or name in _WHERE or name == "AttentionRegressor":
+            with _LOADING:
+                return _loaded(name)
         hint = ""
         if not name.startswith("_"):  # as those are that Python itself asks for
             import difflib  # seldom needed
 
             import numpy as np
 
-            near = difflib.get_close_matches(name, __all__, 1, 0.75)
+            near = difflib.get_close_matches(name, [*__all__, "AttentionRegressor"], 1, 0.75)
             hint = f"; did you mean ns.{near[0]}?" if near else ""
             if isinstance(getattr(np, name, None), np.ufunc):
                 hint += f"; of coordinates write ns.nonlin(np.{name}, x), of scalars ns.apply(np.{name}, p)"
         raise AttributeError(f"netsor has no {name!r}{hint}")
+
+    def _loaded(name: str) -> Any:
+        if name in _MODULES:
+            return import_module(_MODULES[name], __name__)
+        if name in _WHERE:
+            globals()[name] = value = getattr(import_module(_WHERE[name], __name__), name)
+            return value  # and from now on Python finds it without asking here
+        try:
+            from ._regressor import AttentionRegressor
+        except ImportError as error:
+            raise ImportError(
+                f"ns.AttentionRegressor needs scikit-learn: pip install 'netsor[sklearn]' ({error})"
+            ) from error
+        return AttentionRegressor
 
 
 __all__ = [

@@ -1,16 +1,12 @@
 """Ctrl-C while the command loads its libraries ends it in one line, as it does later.
 
-It is imported before anything large. It changes nothing unless this process is the command `netsor`.
+It is imported before anything else, so it imports nothing that takes time. It changes nothing unless this process is
+the command `netsor`.
 """
-
-from __future__ import annotations
 
 import os
 import signal
 import sys
-import threading
-from contextlib import suppress
-from pathlib import PurePath
 
 
 def _is_the_command() -> bool:
@@ -18,19 +14,19 @@ def _is_the_command() -> bool:
         return False
     if sys.argv[:1] == ["-m"]:  # stands where the name of the module was
         return sys.orig_argv[-len(sys.argv)].removeprefix("-m") == "netsor"
-    return bool(sys.argv) and PurePath(sys.argv[0]).stem == "netsor"
+    return bool(sys.argv) and os.path.splitext(os.path.basename(sys.argv[0]))[0] == "netsor"
 
 
 def leave(*_: object) -> None:
     """Say so, and end."""
-    with suppress(OSError):
+    try:
         os.write(2, b"netsor: interrupted\n")
-    os._exit(130)
+    finally:
+        os._exit(130)
 
 
-if (
-    _is_the_command()
-    and threading.current_thread() is threading.main_thread()
-    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-):
-    signal.signal(signal.SIGINT, leave)
+if _is_the_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    try:  # noqa: SIM105 (contextlib takes time)
+        signal.signal(signal.SIGINT, leave)
+    except ValueError:  # only the main thread may
+        pass

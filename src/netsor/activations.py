@@ -9,9 +9,11 @@ A function is known by what it computes, never by its name: two functions called
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial, reduce
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -78,6 +80,15 @@ class Function:
         if self.breaks is not None and not all(np.isfinite(point) for point in self.breaks):
             raise ValueError(f"breaks={self.breaks!r} of {self.name}: give the finite points of its kinks and jumps")
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Those of netsor itself are copied and sent by name: the engine knows them by identity."""
+        for module, there in list(sys.modules.items()):
+            if module.startswith("netsor."):
+                for name, value in list(vars(there).items()):
+                    if value is self:
+                        return _named, (module, name)
+        return super().__reduce_ex__(protocol)
+
     def __call__(self, *arrays: Array) -> Array:
         """φ of the arrays, in their precision: products of booleans or small integers would be wrong."""
         made = self.f(*arrays)
@@ -89,6 +100,12 @@ class Function:
             raise ValueError(f"the function {self.name} gave complex numbers, which no vector or scalar can hold")
         real = [a.dtype for a in arrays if xp.isdtype(a.dtype, "real floating")]
         return xp.astype(made, real[0] if real else xp.float64)
+
+
+def _named(module: str, name: str) -> Function:
+    found = getattr(import_module(module), name)
+    assert isinstance(found, Function)
+    return found
 
 
 # Each f is a named function at the level of the module, so that a traced program can be sent to another process.

@@ -1,5 +1,8 @@
 """The plan: what it says is what is done, and it refuses before anything is drawn."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from examples import attention_layer, recurrent, residual_block
@@ -124,3 +127,16 @@ def test_connected_components_are_those_of_scipy(edges):
             first, second = rng.integers(0, count, (2, rng.integers(0, count) if edges == "random" else 0))
         graph = coo_array((np.ones(len(first)), (first, second)), shape=(count, count))
         np.testing.assert_array_equal(_components(count, first, second), connected_components(graph, False)[1])
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_copy_of_a_program_is_planned_as_the_program(copied):
+    """Its functions are those that the engine knows, also where it was sent to another process."""
+    x = ns.gelu(ns.weight(n, n) @ ns.gaussian(n, 3))
+    net = ns.Program(x * x + ns.nn.attention(x, heads=2, mask="causal"))
+    for width in (16, ns.inf):
+        assert str(copied(net).plan(n=width)) == str(net.plan(n=width))
+    layer = ns.paper.layer(tokens=3, heads=2)
+    assert copied(layer).law(n=ns.inf).var() == layer.law(n=ns.inf).var()
+    own = ns.Function("own", np.tanh)
+    assert copied(own).f is np.tanh

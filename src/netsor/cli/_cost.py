@@ -16,6 +16,7 @@ from ..engine._montecarlo import cores, in_bytes, memory
 from ..engine._plan import Plan
 from ..engine._sampler import KEPT
 from ..engine.backends._numpy import block_bytes
+from ..engine.lower._positive import LEAST, MOST
 from ._output import complain
 
 LONG = 10.0  # seconds: a command that takes longer says so before it begins
@@ -48,7 +49,10 @@ def layer_cost(
     if width < math.inf or (head_dim or math.inf) < math.inf or both:
         replica = 40 * h * s + h * s**2 + 10 * s**2 + 0.05 * s**3
         if width < math.inf and activation != "identity":
-            replica += (16 * s + s**2) * width
+            if activation == "relu" and s <= MOST and width >= LEAST * 2**s:  # drawn from counts of signs
+                replica += 400 * 2**s + (4 * s + s**2 / 4) * width
+            else:
+                replica += (16 * s + s**2) * width
             size += 40 * s * width * cores()
         nanoseconds += draws * replica * (2 if both else 1)
         size += 48.0 * min(draws, KEPT) + 100 * h * s * cores()

@@ -52,22 +52,22 @@ def reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, opt
 
 def _cost(chosen: Options) -> Cost:
     """The cost of the trials on so many workers; the memory includes all draws, which the main process reads."""
-    cases = {case for figure in _figures(chosen) for case in (*figure.cases, *(c.limit for c in figure.cases))}
     plan = chosen.plan
+    parts = {part for figure in _figures(chosen) for part in replace(plan, trials=1).parts(figure)}
     costs = [
         layer_cost(
-            tokens=c.tokens,
-            heads=c.heads,
-            width=c.width,
-            head_dim=c.head_dim,
-            activation="identity" if c.activation == "clip" else c.activation,  # it clips at 100
-            draws=plan.samples or c.samples,
-            both=c.width == math.inf,
+            tokens=part.case.tokens,
+            heads=part.case.heads,
+            width=part.case.width,
+            head_dim=part.case.head_dim,
+            activation="identity" if part.case.activation == "clip" else part.case.activation,  # it clips at 100
+            draws=part.samples,
+            both=part.case.width == math.inf,
         )
-        for c in cases
+        for part in parts
     ]
-    workers = min(chosen.workers or cores(), plan.trials * len(cases))
-    draws = max(plan.samples or case.samples for case in cases)
+    workers = min(chosen.workers or cores(), plan.trials * len(parts))
+    draws = max(part.samples for part in parts)
     return Cost(
         workers * max(cost.bytes for cost in costs) + 64.0 * plan.trials * draws,
         plan.trials * sum(cost.seconds for cost in costs) / min(workers, cores()),

@@ -11,7 +11,7 @@ from typing import Any, cast
 import click
 from click.core import ParameterSource
 
-from .. import Program
+from .._program import Program
 from ..engine import Plan
 from ..engine._coordinates import picked
 from ..engine._montecarlo import check_memory

@@ -8,14 +8,15 @@ import importlib.util
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from .. import Program
+from .._program import Program
 from ..language._graph import ordered, widths_of
 from ..language._where import PlacedError
 from ._numbers import LARGEST, WIDTH, shown
@@ -93,8 +94,8 @@ def _part(net: Program, index: str, target: str) -> Program:
 
 def _module(name: str) -> Any:
     if not name.endswith(".py"):
-        sys.path.insert(0, "")  # as python -m does
-        return importlib.import_module(name)
+        with _found_first(""):  # as python -m does
+            return importlib.import_module(name)
     path = Path(name)
     if path.exists() and not path.is_file():  # reading a pipe would wait
         raise ValueError("it is a folder, a device or a pipe")
@@ -102,10 +103,22 @@ def _module(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.resolve()))  # as python FILE does
     sys.modules[spec.name] = module  # dataclasses look up their module there
-    spec.loader.exec_module(module)
+    with _found_first(str(path.parent.resolve())):  # as python FILE does
+        spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def _found_first(folder: str) -> Iterator[None]:
+    """Imports look into this folder first, and later on last: its csv.py is not for what netsor loads as it runs."""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the file may have changed the path itself
+            sys.path.remove(folder)
+            sys.path.append(folder)
 
 
 def _why(error: BaseException) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 import marimo as mo
 
-from .. import paper
 from ..language import inf
 from ..models import RECIPES, names
+from ..studies import paper
 from ._html import fold
 from ._layer import Layer, text
 from ._model import Model, lengths

@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
-from .. import paper
 from .._program import Program
 from ..language import inf
 from ..laws import HeadSum, Law
+from ..studies import paper
 from ._view import Named, View, afford, view_laws
 
 MANY = "infinitely many heads"

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .. import nn
+import netsor.nn as nn  # `from .. import nn` would ask the package, which loads names under a lock
+
 from ..language import (
     Scalar,
     Value,

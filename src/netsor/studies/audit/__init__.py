@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._program import Program
 from ...engine._montecarlo import Progress
@@ -13,9 +13,8 @@ from ...engine.backends import AUTO, PRECISIONS, choose
 from ...language._given import shown
 from ...models import Transformer, read
 from ...models import recipe as by_recipe
-
-if TYPE_CHECKING:
-    from ._results import Audit, Comparison
+from . import _audit, _own, _request
+from ._results import Audit, Comparison
 
 __all__ = ["audit"]
 
@@ -122,8 +121,6 @@ def audit(
         raise ValueError("out='' must name a folder; for the current one give '.'")
     if model is None:
         raise ValueError("model=None must be a model: a name, a path, a configuration, a Transformer or a Program")
-    from . import _audit, _own, _request  # seldom needed, and not at once
-
     if sizes and not isinstance(model, Program):
         raise ValueError(f"{next(iter(sizes))}={next(iter(sizes.values()))!r} is no argument of an audit of a model")
 

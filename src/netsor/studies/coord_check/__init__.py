@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._program import Program
 from ...engine._montecarlo import Progress
 from ...engine.backends import choose
 from ...models import Transformer, read
-
-if TYPE_CHECKING:
-    from ._results import CoordCheck
+from . import _check, _parametrisation, _request
+from ._results import CoordCheck
 
 __all__ = ["coord_check"]
 
@@ -123,8 +122,6 @@ def coord_check(
         raise ValueError("out='' must name a folder; for the current one give '.'")
     if model is None:
         raise ValueError("model=None must be a model, or a function of the width that returns a Program")
-    from . import _check, _parametrisation, _request  # seldom needed, and not at once
-
     own = callable(model) and not isinstance(model, Transformer) and not hasattr(model, "to_dict")
     several = isinstance(parametrisation, list | tuple)
     given: Any = parametrisation if several else [parametrisation]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...engine._montecarlo import Progress
-
-if TYPE_CHECKING:
-    from ._study import Finished
+from . import _study
+from ._study import Finished
 
 __all__ = ["literature"]
 
@@ -58,6 +56,4 @@ def literature(
     """
     if not str(out):
         raise ValueError("out='' must name a folder; for the current one give '.'")
-    from . import _study  # matplotlib is slow to import, and seldom needed
-
     return _study.run(_study.Options(results, Path(out), seed, workers, quick, progress))
