@@ -5,7 +5,9 @@ array library reports any of that as an error. So before a law is sampled, a few
 precisions, and the spreads of the outputs must agree as well as those of two samples of one law.
 
 Where nobody said which precision to take, it is single if all outputs of a few replicas are the same in both, to five
-digits or to a hundredth of their spread: many times less than a sample of thousands can tell.
+digits or to a hundredth of their spread: many times less than a sample of thousands can tell. Positive outputs can
+range over orders of magnitude, as gradients behind a softmax that has chosen, and the least of them must be right too:
+the spread of such an output is that of its logarithm.
 
 Its numbers are so few that draws of a continuous law coincide. A value that occurs twice is an atom of the law only if
 draws in double precision coincide there too.
@@ -62,8 +64,16 @@ def enough(plan: Plan, draws: int) -> bool:
     except TOO_LARGE:
         return False
     exact = _outputs(plan, replicas, "float64")
-    spread = exact.std(axis=0)
-    return bool((np.abs(single - exact) <= DIGITS * np.abs(exact) + SPREADS * spread).all())  # no NaN is
+    return bool((np.abs(single - exact) <= DIGITS * np.abs(exact) + SPREADS * _spread(exact)).all())  # no NaN is
+
+
+def _spread(exact: Array) -> Array:
+    """The spread of outputs, at each of their replicas (replicas, outputs): of logarithms, if that is less."""
+    made = np.broadcast_to(exact.std(axis=0), exact.shape).copy()
+    positive = (exact > 0).all(axis=0)
+    values = exact[:, positive]
+    made[:, positive] = np.minimum(made[:, positive], values * np.log(values).std(axis=0))
+    return made
 
 
 def _outputs(plan: Plan, replicas: int, precision: str) -> Array:
