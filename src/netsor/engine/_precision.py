@@ -7,7 +7,8 @@ precisions, and the spreads of the outputs must agree as well as those of two sa
 Where nobody said which precision to take, it is single if all outputs of a few replicas are the same in both, to five
 digits or to a hundredth of their spread: many times less than a sample of thousands can tell. Positive outputs can
 range over orders of magnitude, as gradients behind a softmax that has chosen, and the least of them must be right too:
-the spread of such an output is that of its logarithm.
+the spread of such an output is that of its logarithm, and the error that was seen must be small beside an output that
+is two spreads lower, of which there may be none among so few.
 
 Its numbers are so few that draws of a continuous law coincide. A value that occurs twice is an atom of the law only if
 draws in double precision coincide there too.
@@ -68,11 +69,12 @@ def enough(plan: Plan, draws: int) -> bool:
 
 
 def _spread(exact: Array) -> Array:
-    """The spread of outputs, at each of their replicas (replicas, outputs): of logarithms, if that is less."""
+    """The spread of outputs beside each of their replicas (replicas, outputs), as it is said above."""
     made = np.broadcast_to(exact.std(axis=0), exact.shape).copy()
     positive = (exact > 0).all(axis=0)
     values = exact[:, positive]
-    made[:, positive] = np.minimum(made[:, positive], values * np.log(values).std(axis=0))
+    orders = np.log(values).std(axis=0)
+    made[:, positive] = np.minimum(made[:, positive], values * orders * np.exp(-2 * orders))
     return made
 
 
