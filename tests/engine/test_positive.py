@@ -1,6 +1,7 @@
 """Products of ReLU vectors from how many coordinates have which signs: the law of the literal network."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -94,6 +95,17 @@ def test_random_numbers_by_formula():
     counts = positive_products((0,), 100, 4, 20_000, np.dtype(float), _Counting().next)
     assert counts.shape == (20_000, 1, 4, 4)
     assert abs(_Counting.drawn / 20_000 - 100 * (2 - 1 / 4)) < 0.5  # standard error: 0.06
+
+
+@pytest.mark.parametrize(("count", "width"), [(2, 2**19), (3, 2**20), (4, 2**21)])
+def test_the_memory_of_a_plan_is_what_it_takes(count, width):
+    net = given(count)
+    tracemalloc.start()
+    net.draw(draws=2, n=width)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak == pytest.approx(net.plan(n=width).bytes, rel=0.05)
+    assert net.plan(n=width // 4).bytes < 5000  # so few are taken for many replicas at once, and are no part of a block
 
 
 class _Counting(Streams):

@@ -171,6 +171,24 @@ def test_five_digits_by_one_draw_and_by_several_a_hundredth_of_the_spread(small,
     assert not _precision.enough(planned(difference(most / 10)), draws)
 
 
+def chosen(scale):
+    """The square of what a softmax over two scores leaves for the other: it ranges over orders of magnitude."""
+
+    def left(score):
+        return (1 - 1 / (1 + np.exp(scale * score))) ** 2
+
+    return ns.Program(ns.apply(left, ns.mean_dot(ns.gaussian(n, 1), ns.gaussian(n, 1))))
+
+
+def test_the_least_of_positive_outputs_counts_too(small):
+    assert _precision.enough(planned(chosen(4.0)), 64)
+    plan = planned(chosen(60.0))
+    single, exact = (_precision._outputs(plan, 4, precision)[:, 0] for precision in ("float32", "float64"))
+    assert (np.abs(single - exact) < 1e-3 * exact.std()).all()
+    assert (single < 0.1 * exact).any()
+    assert not _precision.enough(plan, 64)
+
+
 def test_it_is_not_taken_where_it_does_not_pay(small, monkeypatch):
     assert not _precision.enough(planned(hidden(1.0)), 15)  # few draws
     assert not _precision.enough(hidden(1.0).plan(n=ns.inf), 64)  # Gaussian expectations

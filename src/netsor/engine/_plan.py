@@ -35,6 +35,8 @@ LONG = 32  # entries of a row from which on numpy's inner loop over it is effici
 
 LATE = 2**18  # numbers of a replica from which on a draw that one function alone reads is made as it reads them
 
+PIECE = 2**16  # sizes of a vector in a pattern that are in hand at once: 512 KiB, and with fewer Python takes more
+
 ROUNDING = 1e-15  # off 1: a number times its inverse
 
 DRAWS = ("normals", "chi", "positive")
@@ -83,6 +85,15 @@ class Step:
         if self.kind == "positive":
             return int(self.params["numbers"])
         return self.out.size if self.kind in DRAWS else 0
+
+    @property
+    def within(self) -> int:
+        """The numbers that it has in hand while it draws, if they are many: sizes in one pattern of signs."""
+        if self.kind != "positive":
+            return 0
+        vectors = self.out.shape[-1]
+        sizes = self.params["width"] // 2**vectors
+        return (vectors + 1) * sizes if vectors > 1 and sizes > PIECE else 0
 
     @property
     def seconds(self) -> float:
@@ -333,7 +344,8 @@ class Plan:
                     seen.add(source)
                     self.last[k].append(source)
                     live, beside = live + sizes[source], beside + more[source]
-            self.bytes, self.held = max(self.bytes, 8 * live), max(self.held, 8 * beside)
+            self.bytes = max(self.bytes, 8 * (live + self.steps[k].within))
+            self.held = max(self.held, 8 * beside)
             live, beside = live - sizes[k], beside - more[k]
 
     @cached_property

@@ -5,7 +5,10 @@ array library reports any of that as an error. So before a law is sampled, a few
 precisions, and the spreads of the outputs must agree as well as those of two samples of one law.
 
 Where nobody said which precision to take, it is single if all outputs of a few replicas are the same in both, to five
-digits or to a hundredth of their spread: many times less than a sample of thousands can tell.
+digits or to a hundredth of their spread: many times less than a sample of thousands can tell. Positive outputs can
+range over orders of magnitude, as gradients behind a softmax that has chosen, and the least of them must be right too:
+the spread of such an output is that of its logarithm, and the error that was seen must be small beside an output that
+is two spreads lower, of which there may be none among so few.
 
 Its numbers are so few that draws of a continuous law coincide. A value that occurs twice is an atom of the law only if
 draws in double precision coincide there too.
@@ -62,8 +65,17 @@ def enough(plan: Plan, draws: int) -> bool:
     except TOO_LARGE:
         return False
     exact = _outputs(plan, replicas, "float64")
-    spread = exact.std(axis=0)
-    return bool((np.abs(single - exact) <= DIGITS * np.abs(exact) + SPREADS * spread).all())  # no NaN is
+    return bool((np.abs(single - exact) <= DIGITS * np.abs(exact) + SPREADS * _spread(exact)).all())  # no NaN is
+
+
+def _spread(exact: Array) -> Array:
+    """The spread of outputs beside each of their replicas (replicas, outputs), as it is said above."""
+    made = np.broadcast_to(exact.std(axis=0), exact.shape).copy()
+    positive = (exact > 0).all(axis=0)
+    values = exact[:, positive]
+    orders = np.log(values).std(axis=0)
+    made[:, positive] = np.minimum(made[:, positive], values * orders * np.exp(-2 * orders))
+    return made
 
 
 def _outputs(plan: Plan, replicas: int, precision: str) -> Array:

@@ -48,6 +48,19 @@ def made(*columns, lengths=(8,)):
 GROWN = {"mean_square": [1, 4, 8, 2000]}
 
 
+@pytest.mark.parametrize(("precision", "rounding"), [("float64", 1e-9), ("float32", 1e-5)])
+@pytest.mark.parametrize("name", ["mean_square", "entropy"])  # of which the first is compared by its logarithm
+def test_rounding_is_no_difference(name, precision, rounding):
+    parted = []
+    for apart in (0.5 * rounding, 5 * rounding):
+        found = made({}, {})
+        for (each,), value in zip(found, (1.0, 1.0 + apart), strict=True):
+            each.actual.arrays[name][:] = value
+            object.__setattr__(each.actual, "precision", precision)
+        parted.append([part.quantity for part in differences(found).quantities])
+    assert parted == [[], [name]]
+
+
 def test_a_rule_that_changes_decides():
     found = differences(made(GROWN, {}))
     (rule,) = found.rules

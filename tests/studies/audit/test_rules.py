@@ -127,6 +127,18 @@ def test_rounding_is_no_difference():
     assert verdict("limit", given).value == 0.0
 
 
+def test_rounding_is_that_of_the_precision():
+    """Weights that are nearly uniform, and logits that are nearly 0: single precision does not tell how nearly."""
+    given = facts(limit={})
+    same = np.full((DRAWS, BLOCKS), 1.0)
+    given.draws["entropy"], given.limit["entropy"] = same, same - 1e-7
+    given.draws["loss"] = np.full(DRAWS, 4 + 1e-7)
+    single = given._replace(precision="float32")
+    assert [verdict("limit", each).value for each in (given, single)] == [4 / 72, 0.0]
+    said = [verdict("loss", each).measured.split(";")[0] for each in (given, single)]
+    assert said == ["first loss 4, which is ln V +1e-07", "first loss 4, which is ln V up to rounding"]
+
+
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 def test_a_stream_of_any_scale(scale):
     given = facts(mean_square=np.array([1, 4, 8, 1100]) * scale, input_mean_square=0.1 * scale)

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from .._plan import PIECE
+
 Array = Any
 Next = Callable[[tuple[int, ...], Array], Iterator[tuple[np.random.Generator, Array]]]
-
-PIECE = 2**16  # sizes of a vector in a pattern that are in hand at once: 512 KiB, and with fewer Python takes more
 
 
 def positive_products(
@@ -54,6 +54,7 @@ def _add(made: Array, key: tuple[int, ...], width: int, following: Next) -> None
         for i, j in combinations_with_replacement(range(len(pattern)), 2):
             np.multiply(sizes[i], sizes[j], out=products)
             made[pattern[i], pattern[j]] += np.add.reduceat(products, edges)[:-1] * there
+        del sizes, row, products  # before those of the next pattern are made
     for i in range(vectors):  # half of a χ² each
         alone = (counts[:, len(several) + i] / 2).astype(made.dtype)
         for rng, some in following((*key, stream + 1 + i), alone):

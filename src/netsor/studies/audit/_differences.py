@@ -11,7 +11,7 @@ import numpy as np
 from ...models import Transformer
 from ...models._description import idle
 from ._found import Lengths, merged
-from ._judge import ABSENT, FOUND, NOT_FOUND, WORST, Array, Finding, at, listed, number, times
+from ._judge import ABSENT, FOUND, NOT_FOUND, ROUNDING, WORST, Array, Finding, at, listed, number, times
 from ._order import HIGH, LOW
 from ._own import described
 from ._quantities import BLOCKS, EVERY, FINAL
@@ -19,7 +19,6 @@ from ._quantities import BLOCKS, EVERY, FINAL
 SHOWN = 6  # quantities that part most
 RESAMPLED = 200  # times, for the error of a distance
 WIDTH = 36  # letters of a short name, at most
-ROUNDING = 1e-9  # relative: a band is at least so wide
 NEUTRAL = ("limit",)  # rules that say nothing of which model is better
 
 
@@ -248,9 +247,10 @@ def _partings(models: Sequence[Lengths]) -> tuple[Parting, ...]:
                 a, b = here.best.from_embedding(name), there.best.from_embedding(name)
                 for block, i, j in _places(here[name].blocks, there[name].blocks):
                     x, y = (d if i is None else d[:, k] for d, k in ((a, i), (b, j)))
-                    away = _distance(x, y, quantity.log)
+                    rounding = max(ROUNDING[each.best.precision] for each in (here, there))
+                    away = _distance(x, y, quantity.log, rounding)
                     if away > found.get(name, (1.0,))[0]:
-                        found[name] = away, (block, here, there, x, y)
+                        found[name] = away, (block, here, there, x, y, rounding)
     made = [
         Parting(
             name,
@@ -259,9 +259,9 @@ def _partings(models: Sequence[Lengths]) -> tuple[Parting, ...]:
             (here.model.name, there.model.name),
             (float(np.median(x)), float(np.median(y))),
             away,
-            _error(x, y, EVERY[name].log),
+            _error(x, y, EVERY[name].log, rounding),
         )
-        for name, (away, (block, here, there, x, y)) in found.items()
+        for name, (away, (block, here, there, x, y, rounding)) in found.items()
     ]
     made.sort(key=lambda parting: 2 * parting.error - parting.distance)
     return tuple(made[:SHOWN])
@@ -277,17 +277,17 @@ def _places(first: Array | None, second: Array | None) -> list[tuple[int | None,
     return [*start, (int(first[-1]), -1, -1)]
 
 
-def _distance(x: Array, y: Array, log: bool) -> float:
-    """|median − median| over the mean width of the bands."""
-    if log and min(x.min(), y.min()) > 0:
+def _distance(x: Array, y: Array, log: bool, rounding: float = ROUNDING["float64"]) -> float:
+    """|median − median| over the mean width of the bands, which is that of rounding at least."""
+    if logs := log and min(x.min(), y.min()) > 0:
         x, y = np.log(x), np.log(y)
     (low, a, high), (bottom, b, top) = (np.quantile(draws, [LOW, 0.5, HIGH]) for draws in (x, y))
     gap = abs(a - b)
-    size = max(abs(a), abs(b), 1e-300)
-    return float(gap / max((high - low + top - bottom) / 2, ROUNDING * size)) if gap > ROUNDING * size else 0.0
+    least = rounding * (1.0 if logs else max(abs(a), abs(b), 1e-300))
+    return float(gap / max((high - low + top - bottom) / 2, least)) if gap > least else 0.0
 
 
-def _error(x: Array, y: Array, log: bool) -> float:
+def _error(x: Array, y: Array, log: bool, rounding: float = ROUNDING["float64"]) -> float:
     rng = np.random.default_rng(0)
-    again = [_distance(rng.choice(x, len(x)), rng.choice(y, len(y)), log) for _ in range(RESAMPLED)]
+    again = [_distance(rng.choice(x, len(x)), rng.choice(y, len(y)), log, rounding) for _ in range(RESAMPLED)]
     return float(np.std(again))

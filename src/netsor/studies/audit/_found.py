@@ -250,7 +250,9 @@ class Found:
         """
         uniform = math.log(self.model.vocabulary) if self.model.vocabulary else None
         beside = self.limit.arrays if self.actual is not None and self.limit is not None else None
-        return judged(Facts(self.best.arrays, beside, self._distinct, uniform, self.stacks, self.tokens))
+        return judged(
+            Facts(self.best.arrays, beside, self._distinct, uniform, self.stacks, self.tokens, self.best.precision)
+        )
 
     def finding(self, name: str) -> Finding:
         """The verdict of one rule.

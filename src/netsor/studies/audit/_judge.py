@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...engine._precision import DIGITS
 from ._explained import coloured, explained
 from ._order import enclosed, needed
 
@@ -23,6 +24,7 @@ Draws = Mapping[str, Array]
 
 FOUND, NOT_FOUND, UNDECIDED, ABSENT = "found", "not found", "undecided", "not measured"
 WORST = (FOUND, UNDECIDED, NOT_FOUND, ABSENT)  # first
+ROUNDING = {"float64": 1e-9, "float32": DIGITS}  # relative: numbers that are nearer than this are the same
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,12 @@ class Facts(NamedTuple):
     uniform_loss: float | None  # ln V
     stacks: tuple[tuple[int, int], ...]  # first and last block of the network, or of its encoder and its decoder
     tokens: int  # how many there are
+    precision: str = "float64"  # of the draws
+
+    @property
+    def rounding(self) -> float:
+        """How near numbers are the same, relative to their size."""
+        return ROUNDING[self.precision]
 
 
 class Said(NamedTuple):

@@ -28,8 +28,6 @@ from ._order import FEWEST, HIGH, LOW, enclosed
 from ._quantities import BLOCKS, EVERY
 from ._routing import ROUTING_RULES
 
-ROUNDING = 1e-9  # relative: numbers that are nearer than this are the same
-
 
 def _growth(facts: Facts, threshold: float) -> Said:
     square = facts.draws["mean_square"]
@@ -97,8 +95,9 @@ def _loss(facts: Facts, threshold: float) -> Said:
         return Said("the model has no logits", ABSENT)
     excess = facts.draws["loss"] - facts.uniform_loss
     middle = float(np.median(excess))
+    more = f"{middle:+.3g}" if abs(middle) > facts.rounding * facts.uniform_loss else "up to rounding"
     text = (
-        f"first loss {np.median(facts.draws['loss']):.4g}, which is ln V {middle:+.3g}; logits have a standard "
+        f"first loss {np.median(facts.draws['loss']):.4g}, which is ln V {more}; logits have a standard "
         f"deviation of {np.median(facts.draws['logit_std']):.3g}"
     )
     return compared(text, above, excess, threshold, middle)
@@ -112,12 +111,12 @@ def _limit(facts: Facts, threshold: float) -> Said:
     columns = [(name, i) for name in names for i in range(facts.draws[name].shape[1])]
     for name, i in columns:
         here, there = facts.draws[name][:, i], facts.limit[name][:, i]
-        verdict = _misses(here, there)
+        verdict = _misses(here, there, facts.rounding)
         outside += verdict == FOUND
         doubtful += verdict == UNDECIDED
         low, high, middle = *np.quantile(here, [LOW, HIGH]), float(np.median(there))
         away = max(low - middle, middle - high)
-        if verdict == FOUND and (far := away / max(high - low, ROUNDING * abs(middle))) > worst[0]:
+        if verdict == FOUND and (far := away / max(high - low, facts.rounding * abs(middle))) > worst[0]:
             worst = far, f"{EVERY[name].title} in block {i + 1}: limit {middle:.3g}, band {low:.3g} to {high:.3g}"
     share = outside / len(columns)
     text = f"{outside} of {len(columns)} medians of the limit are outside the band"
@@ -131,10 +130,10 @@ def _limit(facts: Facts, threshold: float) -> Said:
     return Said(text, verdict, share)
 
 
-def _misses(here: Array, there: Array) -> str:
+def _misses(here: Array, there: Array, relative: float) -> str:
     """Is the median of the limit outside the band at the model's own widths?"""
     low, high = enclosed(there, 0.5)
-    rounding = ROUNDING * float(np.max(np.abs(here), initial=0.0))
+    rounding = relative * float(np.max(np.abs(here), initial=0.0))
     (bottom, bottom_high), (top_low, top) = enclosed(here, LOW), enclosed(here, HIGH)
     if high < bottom - rounding or low > top + rounding:
         return FOUND
