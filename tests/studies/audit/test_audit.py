@@ -264,18 +264,18 @@ def test_the_backward_half(inline, tmp_path, monkeypatch):
 
 def test_gradients_are_measured_where_they_cost_little():
     """Of the shortest of several inputs, whose draws are a part of the whole; by counts, and not by the clock."""
-    model = TINY.replace(length=64, vocabulary=100)
-    several = _request.Request((model,), tokens=(4, 64), draws=40, widths="both")
+    model = TINY.replace(length=96, vocabulary=100)
+    several = _request.Request((model,), tokens=(4, 96), draws=40, widths="both")
     assert 1.0 < several.times <= 2.0
     assert [(each.tokens, each.infinite, each.gradients) for each in several.asked] == [
         (4, False, True),
         (4, True, False),
-        (64, False, False),
+        (96, False, False),
     ]
     alone = _request.Request((model,), tokens=4, draws=40, widths="actual")
     assert alone.times > 2.0
     assert not alone.asked[0].gradients
-    asked = _request.Request((model,), tokens=(4, 64), draws=40, gradients=True)
+    asked = _request.Request((model,), tokens=(4, 96), draws=40, gradients=True)
     assert all(each.gradients for each in asked.asked)
 
 

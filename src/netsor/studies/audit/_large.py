@@ -16,7 +16,8 @@ OPERATIONS = 40  # of one block, and its quantities
 BACKWARD = 4  # times as many, with gradients
 TRIED = 4e-8, 75.0  # seconds and bytes of a number, when what gradients need of logits is tried out
 NUMBER = 1.2e-8  # seconds of a random number, and of what is done with it alone
-PRODUCT = 1e-9  # seconds of a multiplication in products of tokens
+PRODUCT = 4e-10  # seconds of a multiplication in products of tokens, with what factors of these take
+MULTIPLIED = 2e-10  # seconds of a multiplication with a matrix that is drawn
 TURNED = 1e-7  # seconds of a number of rotary scores at infinite width
 BACK_NUMBERS, BACK_SECONDS = 1.7, 2.5  # times as many numbers and seconds, with gradients
 
@@ -43,8 +44,11 @@ def a_draw(model: Model, tokens: int, infinite: bool, gradients: bool = False) -
         seconds = blocks * scores * (TURNED if model.positions == "rotary" else NUMBER) + blocks * s**3 * PRODUCT
     else:
         scores = s * model.d * (model.heads + model.key_heads) if own else 3 * model.heads * s * s
-        numbers = blocks * (s * wide + scores)
-        seconds = numbers * NUMBER + blocks * s * s * (6 * model.width + wide) * PRODUCT
+        every = 2 * model.d * (model.heads + model.key_heads) + wide + model.hidden * (model.experts or 1)
+        weights = float(model.width * every)
+        few = (s * wide + scores) * NUMBER + s * s * (6 * model.width + wide) * PRODUCT, s * wide + scores
+        drawn = weights * (NUMBER + s * MULTIPLIED) + scores * NUMBER, weights
+        seconds, numbers = (blocks * some for some in min(few, drawn))  # a plan takes what costs less
     times = (BACK_SECONDS, BACK_NUMBERS) if gradients else (1.0, 1.0)
     size = 8 * max(2 * logits, s * wide, model.heads * s * s)
     return Draw(seconds * times[0] + logits * NUMBER, numbers * times[1] + logits, size)
