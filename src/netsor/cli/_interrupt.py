@@ -16,6 +16,8 @@ from .. import _start
 from ._output import complain
 
 GRACE = 0.7  # seconds for the main thread to clean up and end
+# What a process that is ended leaves behind is cleaned up by one of Python's own, which would say so after us.
+QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
 
 
 class Watch:
@@ -27,12 +29,14 @@ class Watch:
         self._left = threading.Event()
         self._pipe: tuple[int, int] | None = None
         self._before = -1
+        self._warnings = os.environ.get("PYTHONWARNINGS")
 
     def __enter__(self) -> Watch:
         if threading.current_thread() is not threading.main_thread():
             return self
         if signal.getsignal(signal.SIGINT) in (_start.leave, signal.default_int_handler):
             signal.signal(signal.SIGINT, _once)
+        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (self._warnings, QUIET)))
         if sys.platform != "win32":
             self._pipe = os.pipe()
             for end in self._pipe:
@@ -43,6 +47,10 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self._left.set()
+        if self._warnings is None:
+            os.environ.pop("PYTHONWARNINGS", None)
+        else:
+            os.environ["PYTHONWARNINGS"] = self._warnings
         if self._pipe is not None:
             signal.set_wakeup_fd(self._before)
             os.close(self._pipe[1])  # which ends the thread

@@ -142,6 +142,19 @@ def test_interrupts_and_kills_leave_no_workers_and_whole_parts(sent, tmp_path):
     assert all(store.load(part.key) is not None for part in kept)
 
 
+def test_a_run_that_is_ended_at_once_says_one_line(tmp_path):
+    """Python's tracker of semaphores had the last word, if the main thread was busy and the process was ended."""
+    busy = "from netsor.cli import _interrupt, main\n_interrupt.GRACE = 0.0\nmain()\n"
+    more = ["reproduce", "5", "--samples", "20000", "--trials", "300", "--workers", "2", "--out", tmp_path]
+    with Running([sys.executable, "-c", busy, *more]) as run:
+        run.until(lambda: len(stamps(tmp_path)) >= 1)
+        run.send_signal(signal.SIGINT)
+        error = run.ended()
+        assert run.returncode == 130
+    kept = "finished trials are kept, and the same command goes on from there"
+    assert error.splitlines()[-1] == f"netsor: interrupted; {kept}"
+
+
 @pytest.mark.slow
 def test_two_runs_into_one_folder_do_no_harm(inline, tmp_path):
     small = [*PLAIN, *TINY, "--out", tmp_path]
