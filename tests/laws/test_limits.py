@@ -162,6 +162,7 @@ def test_infinitely_many_heads_with_the_identity_is_the_published_kernel():
     assert found.origin.quadrature_error < 0.01
 
 
+@pytest.mark.slow
 def test_infinitely_many_heads_have_the_variance_of_finitely_many():
     layer = ns.Attention(KERNEL)
     joint = layer.infinite_heads()

@@ -105,6 +105,7 @@ def test_entropy_and_quantiles_at_every_scale(std):
     assert (law.isf(1e-100) - 3) / std == pytest.approx(stats.norm.isf(1e-100), rel=1e-7)
 
 
+@pytest.mark.slow
 def test_quantiles_of_a_limit_at_a_tiny_scale():
     q = np.array([0.01, 0.5, 0.78, 0.999])
     one = ns.paper.layer().law(n=ns.inf).ppf(q)
