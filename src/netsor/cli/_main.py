@@ -17,6 +17,7 @@ from ._interrupt import Watch
 from ._output import as_option, complain
 
 PACKAGE = Path(__file__).parent.parent
+INTERRUPTED = 130
 
 
 def main() -> None:
@@ -24,6 +25,11 @@ def main() -> None:
     _open_streams()
     with Watch() as watch:
         code = _run(watch)
+    if code == INTERRUPTED:  # at its end Python might send itself the signal once more, though it was handled
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):  # it may be None, or closed
+                stream.flush()
+        os._exit(code)
     sys.exit(code)
 
 
@@ -45,7 +51,7 @@ def _run(watch: Watch) -> int:
         return 2
     except (KeyboardInterrupt, click.Abort):
         watch.say()
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of the output, such as head, has closed it
         _give_up_stdout()
         return 1

@@ -129,7 +129,7 @@ def test_interrupts_and_kills_leave_no_workers_and_whole_parts(sent, tmp_path):
             run.send_signal(sent)
         error = run.ended()  # stderr is at its end when the last process that had it is gone
         if sent == signal.SIGINT:
-            assert run.returncode == 130
+            assert run.returncode == 130, error
             assert error.splitlines()[-1] == (
                 "netsor: interrupted; finished trials are kept, and the same command goes on from there"
             )
