@@ -131,6 +131,7 @@ def test_vectors_in_single_precision_that_hardly_differ():
     cases = {f"apart by {d:g}": lengths * (x + d * some) for d in (1e-4, 1e-6, 1e-7, 1e-9)}
     cases |= {f"hidden {d:g}": np.concatenate([x, x + d * u, u, x, x + u, 0 * x], axis=-2) for d in (1e-5, 3e-7, 1e-8)}
     cases["few directions"] = some[..., :7]
+    cases["many"] = x + 1e-8 * rng.standard_normal((5, 256, 100))  # a factor's rounding is more than vectors differ by
     cases["copies"] = np.concatenate([some[:, :20], some[:, :20]], axis=-2)
     work = _torch._Block(choose("torch", "cpu", "float32"), 0, 0, 0, torch)
     for scale in (1e-8, 1.0, 1e8):

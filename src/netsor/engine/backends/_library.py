@@ -19,6 +19,7 @@ from .._triangular import Ways, basis, by_columns, diagonal, solve, sure, tolera
 Array = Any
 
 LEAF = 4  # rows of a matrix up to which operations on all replicas, entry by entry, are faster than the library
+ROUNDED = 64  # rows of a matrix up to which what single precision does not hold is more than a factor's own rounding
 MORE = 4.0  # times what is added to a diagonal: a pivot of dependent rows is once or twice that, if they lean little
 
 
@@ -82,20 +83,22 @@ class Library:
     def factored_roughly(self, gram: Array, resolved: float) -> Array:
         """The same, for rows that have errors: one of which this part of its square or less is left may depend.
 
-        With that much more on the diagonal any Gram matrix is regular, and no row changes by more than its errors. So
-        that is the factor where rounding leaves undecided which rows depend on earlier ones.
+        With that much more on the diagonal, for many rows in proportion more, Gram matrices are regular, and no row
+        changes by much more than its errors. So that is the factor where it is undecided which rows depend on others.
         """
         xp = self.xp
-        more = resolved * diagonal(xp, gram)
+        part = resolved * max(1.0, gram.shape[-1] / ROUNDED)
 
         def again(gram: Array, lower: Array) -> Array:
-            made = self._dependent(gram, resolved * diagonal(xp, gram), 2 * MORE, lower)
-            return xp.where(xp.all(diagonal(xp, made) >= 0, axis=-1)[..., None, None], made, lower)
+            made = self._dependent(gram, part * diagonal(xp, gram), 2 * MORE, lower)
+            made = xp.where(xp.all(diagonal(xp, made) >= 0, axis=-1)[..., None, None], made, lower)
+            failed = ~xp.all(diagonal(xp, made) >= 0, axis=-1)
+            return self.mended(made, failed, lambda gram: self._factored(gram, part * diagonal(xp, gram)), gram)
 
+        more = part * diagonal(xp, gram)
         lower = self._more_regular(gram, more)
-        return self.mended(
-            lower, ~xp.all((diagonal(xp, lower) ** 2 > MORE * more) | (more == 0), axis=-1), again, gram, lower
-        )
+        decided = (diagonal(xp, lower) ** 2 > MORE * more) | (more == 0)
+        return self.mended(lower, ~xp.all(decided, axis=-1), again, gram, lower)
 
     def _more_regular(self, gram: Array, more: Array) -> Array:
         """The factor of Gram matrices with more on the diagonal, unless a row is 0."""
