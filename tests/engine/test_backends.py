@@ -10,7 +10,7 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine import _instructions, _orthogonal, _plan
+from netsor.engine import _instruction_set, _instructions, _orthogonal
 from netsor.engine.backends import NoDeviceError, _base, _chi, _jax, choose
 from netsor.engine.lower import make_plan
 
@@ -309,5 +309,5 @@ def test_errors_of_a_function_are_not_swallowed():
 
 def test_every_instruction_is_known():
     assert {"factor", "residual", "reduced", "oriented", "solve", "span", "kernel", "moments", "apply"} <= set(
-        _plan.RULES
+        _instruction_set.RULES
     )

@@ -26,8 +26,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from .._cells import Cells, Sums
+from .._equal_steps import key_of
+from .._instruction_set import RULES
 from .._montecarlo import memory
-from .._plan import RULES, Builder, Plan, Register, Step
+from .._plan import Plan
+from .._steps import Register, Step
 from ._base import Device, NoDeviceError, largest_block
 from ._chi import chi
 from ._jax_factor import library
@@ -257,7 +260,7 @@ class Piece:
                 parts.append((step.kind, step.out.shape, shapes))
             else:
                 params = {} if step.kind == "scale" else step.params
-                parts.append((args, step.out.shape, Builder.key(step.kind, (), params) or id(step)))
+                parts.append((args, step.out.shape, key_of(step.kind, (), params) or id(step)))
         inputs = tuple(register.shape for register in [*self.constants, *self.reads])
         return tuple(parts), inputs, tuple(number[register] for register in self.writes)
 

@@ -23,9 +23,12 @@ from ...language._narrow import traced
 from ...language._pool import Pool
 from ...language._rotary import Rotate
 from ...language._value import Scalar, Value, Vector
+from .._builder import LARGEST, TooLargeError, named
 from .._error import ExactError, InfiniteError
-from .._plan import LARGEST, SAMPLE, Plan, Register, TooLargeError, named
+from .._plan import Plan
 from .._prices import CPU, Prices
+from .._steps import Register
+from .._streams import SAMPLE
 from ..passes import SHORTCUTS, rewrite
 from ..passes._operations import Adjoint, Along, Drawn, Fuse, Span, Sum
 from ..passes._rewrite import Context

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
-from .._plan import Register
+from .._steps import Register
 from ..passes._operations import Adjoint
 from ._linear import fitted
 from ._marks import overlap

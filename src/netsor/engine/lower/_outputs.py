@@ -10,7 +10,7 @@ from ...language._array import Acts
 from ...language._operation import Data
 from ...language._value import Scalar, Value, Vector
 from .._error import ExactError
-from .._plan import Register
+from .._steps import Register
 from ._facts import within
 from ._state import Ints, State
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...language._value import Scalar, Vector
 from .._error import ExactError
-from .._plan import Register
+from .._steps import Register
 from ._bits import bits, lowest
 from ._clusters import Group
 from ._rotation import gaps_of, picked

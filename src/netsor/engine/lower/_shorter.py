@@ -19,8 +19,8 @@ from ...language._graph import source_of
 from ...language._operation import Constant, Source
 from ...language._value import Scalar, Value, Vector
 from ...language._weight import Weight
+from .._equal_steps import content
 from .._loops import loops
-from .._plan import content
 
 FRONT, END = 8, 6  # blocks kept before and after those left out: frames may fill, and the last ones are not all needed
 MULTIPLE = 12  # as many are left out, or twice as many, …: the steps of a plan may repeat every 1, 2, 3, 4 or 6 blocks

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from ...language._operation import Gaussian, MatMul, Normal, Root
 from ...language._value import Scalar, Value, Vector
-from .._plan import Builder, Register
+from .._builder import Builder
+from .._steps import Register
 from ..passes._operations import Drawn
 from ._angles import Angles, Floats
 from ._clusters import Group

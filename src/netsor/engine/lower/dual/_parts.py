@@ -11,7 +11,7 @@ import numpy as np
 from ....language._array import Operation
 from ....language._operation import Dot, MatMul
 from ....language._value import Scalar, Value, Vector
-from ..._plan import Register
+from ..._steps import Register
 from ...passes._operations import Adjoint, Along, Fuse
 from .._clashes import unknown_pairs
 from .._clusters import Group

@@ -7,7 +7,7 @@ import numpy as np
 from ....language._operation import Dot
 from ....language._value import Scalar, Vector
 from ..._error import ExactError
-from ..._plan import Register
+from ..._steps import Register
 from .._clashes import unknown_pairs
 from .._marks import meeting, overlap
 from .._products import paired_products, products, turned_scores

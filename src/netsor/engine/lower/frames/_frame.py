@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from ....activations import Function
 from ....language._value import Vector
-from ..._plan import Builder, Register
+from ..._builder import Builder
+from ..._steps import Register
 from .._clusters import Group, Number
 from .._features import Rests
 
