@@ -16,7 +16,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import _bayes, language
-from ._program import Program, program
+from ._program import Program
+from ._traced import program
 from .engine._latent import Latent, embedding
 from .engine._montecarlo import check_memory, one_blas_thread
 from .engine.backends import choose
@@ -430,7 +431,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 f"prior has outputs of shape {net.shape}; it must have one for each of {len(tokens)} examples"
             )
         widths: Any = dict.fromkeys(net.widths, self.width)
-        return net._latent(widths, self.workers, 0, choose(self.backend, self.device))[1]
+        return net._at(widths).latent(self.workers, choose(self.backend, self.device))[0]
 
     def _process(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[Array, Array]:
         """Mean 0 and the covariance of infinitely many heads: that of one, whatever it attends to."""
