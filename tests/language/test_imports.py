@@ -94,6 +94,7 @@ ROOMS = (
     "studies",
     "models",
     "_regressor",
+    "_infinite_heads",
     "_traced",
     "_program",
     "_at_widths",
