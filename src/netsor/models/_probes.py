@@ -20,7 +20,7 @@ from ._gradients import final_names, gradients, layer_names
 from ._inputs import Inputs
 from ._loss import Loss, cross_entropy, readout
 from ._ranges import BLOCK, ENDS, names_of, ranges
-from ._reduce import of_attention, of_experts, of_gram, of_shares
+from ._reduce import effective_rank, of_attention, of_experts, of_gram, of_shares
 from ._trace import Layer, Trace, trace
 from ._words import Words, words
 
@@ -395,7 +395,8 @@ def _columns(names: Sequence[str], rows: Floats) -> dict[str, Floats]:
 
 def _gram(x: Vector) -> Scalar:
     """The numbers of `START` of a stream."""
-    return apply(of_gram, mean_dot(x, x), axes=2)
+    products = mean_dot(x, x)
+    return join([apply(of_gram, products, axes=2), apply(effective_rank, products, axes=2)])
 
 
 def _square(x: Vector) -> Scalar:

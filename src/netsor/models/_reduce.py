@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, is_torch_array
 
-from ..language._probe import makes
+from ..language._probe import makes, of_spectrum
 
 Array = Any
 Mask = npt.NDArray[np.bool_]
@@ -26,13 +26,9 @@ MANY = 256  # rows of a matrix from which threads pay
 PIECE = 2**18  # numbers of a piece of logits: 2 MiB, and numpy is called seldom
 
 
-@makes(3)
+@makes(2)
 def of_gram(gram: Array) -> Array:
-    """(…, s, s) → (…, 3): mean square over the tokens, mean cosine of two tokens, effective rank.
-
-    The effective rank is e^H, H the entropy of the eigenvalues divided by their sum (Roy and Vetterli 2007): 1 if all
-    tokens are one direction, s if they are orthogonal and of one size.
-    """
+    """(…, s, s) → (…, 2): mean square over the tokens, mean cosine of two tokens."""
     xp = array_namespace(gram)
     s = gram.shape[-1]
     diagonal = xp.linalg.diagonal(gram)
@@ -40,10 +36,20 @@ def of_gram(gram: Array) -> Array:
     sizes = scale[..., :, None] * scale[..., None, :]
     cosines = xp.where(sizes > 0, gram / xp.where(sizes > 0, sizes, 1.0), 0.0)
     cosine = (xp.sum(cosines, axis=(-2, -1)) - xp.sum(xp.linalg.diagonal(cosines), axis=-1)) / (s * (s - 1))
+    return xp.stack([xp.mean(diagonal, axis=-1), cosine], axis=-1)
+
+
+@makes(1)
+@of_spectrum
+def effective_rank(gram: Array) -> Array:
+    """(…, s, s) → (…, 1): e^H, H the entropy of the eigenvalues divided by their sum (Roy and Vetterli 2007).
+
+    It is 1 if all tokens are one direction, and s if they are orthogonal and of one size.
+    """
+    xp = array_namespace(gram)
     spectrum = xp.clip(_eigenvalues(0.5 * (gram + xp.matrix_transpose(gram))), 0.0, None)
     whole = xp.sum(spectrum, axis=-1, keepdims=True)
-    rank = xp.exp(_entropy(spectrum / xp.where(whole > 0, whole, 1.0)))
-    return xp.stack([xp.mean(diagonal, axis=-1), cosine, rank], axis=-1)
+    return xp.exp(_entropy(spectrum / xp.where(whole > 0, whole, 1.0)))[..., None]
 
 
 def _eigenvalues(a: Array) -> Array:

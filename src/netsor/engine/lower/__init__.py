@@ -21,6 +21,7 @@ from ...language._graph import ordered
 from ...language._names import names_of
 from ...language._narrow import traced
 from ...language._pool import Pool
+from ...language._probe import needs_spectrum
 from ...language._rotary import Rotate
 from ...language._value import Scalar, Value, Vector
 from .._builder import LARGEST, TooLargeError, named
@@ -42,7 +43,7 @@ from ._marks import overlap
 from ._nonlinear import nonlin, pooled, summed
 from ._outputs import Output, results
 from ._positive import positive
-from ._products import mean, products
+from ._products import mean, products, products_of_coordinates
 from ._rotation import rotated
 from ._shorter import Shorter, shorter
 from ._sources import drawn, fuse, gaussian, matmul
@@ -174,7 +175,10 @@ def _normal(s: State, value: Scalar, op: ops.Normal) -> Register:
 def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:
     if s.facts.limits:
         check_jumps(s, value)
-    arrays = [s.lined(s.scalars[p], p.ndim, op.leading + op.axes) for p in op.scalars]
+    given = {p: s.scalars[p] for p in op.scalars}
+    if needs_spectrum(op.f):
+        given |= {p: fewer for p in op.scalars if (fewer := products_of_coordinates(s, p)) is not None}
+    arrays = [s.lined(given[p], p.ndim, op.leading + op.axes) for p in op.scalars]
     words = f"{named(op.f)} of scalars"
     return s.build.step("apply", *arrays, made=value.shape, words=words, f=op.f, shape=value.shape)
 

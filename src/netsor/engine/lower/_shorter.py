@@ -22,7 +22,7 @@ from ...language._weight import Weight
 from .._equal_steps import content
 from .._loops import loops
 
-FRONT, END = 8, 6  # blocks kept before and after those left out: frames may fill, and the last ones are not all needed
+FRONT, END = 8, 5  # blocks kept before and after those left out: frames may fill, and the last ones are not all needed
 MULTIPLE = 12  # as many are left out, or twice as many, …: the steps of a plan may repeat every 1, 2, 3, 4 or 6 blocks
 REACH = 2  # blocks back from which a block may read
 
