@@ -11,7 +11,7 @@ from .engine._latent import Latent
 from .engine._recognise import recognise
 from .engine._sampler import conditional, known_error
 from .engine.backends import Backend, Numpy
-from .language._value import Value
+from .language._array import Value
 from .language._width import inf
 from .laws import HeadSum, Joint, Mixture, Origin, head_sum
 

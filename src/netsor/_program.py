@@ -19,13 +19,13 @@ from .engine._latent import Latent
 from .engine._montecarlo import Progress
 from .engine._sampler import drawn
 from .engine.backends import Backend, choose
+from .language._array import Value
 from .language._boxed import display, paper
 from .language._given import as_whole, picked, shown
 from .language._graph import numbered, ordered, widths_of
 from .language._latex import latex
 from .language._print import parts, text
 from .language._report import NO_LIMIT, Report, verdict_of
-from .language._value import Value
 from .language._watch import Watched
 from .language._where import TraceError, TraceIndexError
 from .language._width import bind_widths, inf

@@ -10,7 +10,9 @@ import math
 
 import numpy as np
 
-from ...language._value import Scalar, Value, Vector
+from ...language._array import Value
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from .._error import ExactError
 from .._steps import Register
 from ..passes._operations import Adjoint

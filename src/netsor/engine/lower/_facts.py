@@ -15,9 +15,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from ...language._array import Value
 from ...language._asked import asked_entries
 from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
-from ...language._value import Value, Vector
+from ...language._vector import Vector
 from .._builder import LARGEST
 from .._error import ExactError
 from .._prices import Prices

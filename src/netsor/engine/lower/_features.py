@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...activations import IDENTITY, Function
-from ...language._value import Vector
+from ...language._vector import Vector
 from .._builder import Builder, named
 from .._steps import Register
 from ..passes.compose import Composed

@@ -11,7 +11,8 @@ from ...activations import Function
 from ...language._function import MULTIPLY
 from ...language._operation import Nonlin
 from ...language._pool import Pool
-from ...language._value import Scalar, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from .._builder import Builder, named
 from .._error import ExactError
 from .._steps import Register

@@ -12,7 +12,8 @@ from itertools import chain, product
 import numpy as np
 
 from ...language._operation import Dot
-from ...language._value import Scalar, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from .._error import ExactError
 from .._steps import Register
 from ._bits import bits, lowest

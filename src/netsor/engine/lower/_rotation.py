@@ -13,7 +13,8 @@ import math
 import numpy as np
 
 from ...language._rotary import Rotate
-from ...language._value import Scalar, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from .._error import ExactError
 from .._steps import Register
 from ._angles import Angles, Floats

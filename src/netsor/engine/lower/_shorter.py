@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...activations import Function
-from ...language._array import field_names
+from ...language._array import Value, field_names
 from ...language._content import content_of
 from ...language._graph import source_of
 from ...language._operation import Constant, Source
-from ...language._value import Scalar, Value, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from ...language._weight import Weight
 from .._equal_steps import content
 from .._loops import loops

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...language._array import Value
 from ...language._operation import Gaussian, MatMul
-from ...language._value import Value, Vector
+from ...language._vector import Vector
 from .._error import ExactError
 from .._montecarlo import check_memory
 from .._steps import Register

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ...language._array import Value
 from ...language._operation import Gaussian, MatMul, Normal, Root
-from ...language._value import Scalar, Value, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from .._builder import Builder
 from .._steps import Register
 from ..passes._operations import Drawn
