@@ -227,7 +227,7 @@ def lowered(xp: Any, lower: Array, rows: Array) -> Array:
 
 def mended(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
     """Matrices (…, ·, ·) of which some are made again, from arrays with the same batch or one for all."""
-    batch, count = again.shape, int(xp.sum(again))  # an accelerator is asked once
+    batch, count = again.shape, int(xp.sum(xp.astype(again, xp.int32)))  # an accelerator is asked once
     if not count:
         return made
     if xp is not np and count == math.prod(batch) and all(a.shape[:-2] == batch for a in arrays):

@@ -14,7 +14,8 @@ from ._apply import as_vector
 from ._content import shared
 from ._given import as_axis, real, scale, shown
 from ._operation import Concat, Dot, Split
-from ._value import Scalar, Vector, applied, as_scalar, constant, ones, same_width
+from ._scalar import Scalar, applied, as_scalar, constant
+from ._vector import Vector, ones, same_width
 from ._where import TraceError
 from ._width import Width
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from .._arrays import array_namespace, eigenvectors
 from ..language import Scalar, Value, Vector, apply, gaussian, mean_dot
 from ..language._derivative import ratio
-from ..language._value import mix
+from ..language._vector import mix
 from ..nn._logits import root as symmetric_root
 from ._description import Description
 from ._head import of_head, parts

@@ -11,8 +11,9 @@ import numpy as np
 
 from .._cells import Cells, Sums, summed
 from .._montecarlo import in_bytes
-from .._plan import Plan, Register
+from .._plan import Plan
 from .._prices import ACCELERATOR, CPU, Prices
+from .._steps import Register
 
 Array = Any
 

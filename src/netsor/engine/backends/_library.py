@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _orthogonal
+from .._instruction_set import RULES, WITH_WAYS
 from .._instructions import gram, squares
-from .._plan import RULES, WITH_WAYS, Step
+from .._steps import Step
 from .._triangular import Ways, basis, by_columns, diagonal, solve, sure, tolerance
 
 Array = Any

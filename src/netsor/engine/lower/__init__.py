@@ -16,17 +16,21 @@ from typing import Any
 import numpy as np
 
 from ...language import _operation as ops
-from ...language._array import Acts, Operation, rule_for
+from ...language._array import Acts, Operation, Value, rule_for
 from ...language._graph import ordered
 from ...language._names import names_of
 from ...language._narrow import traced
 from ...language._pool import Pool
 from ...language._probe import needs_spectrum
 from ...language._rotary import Rotate
-from ...language._value import Scalar, Value, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
+from .._builder import LARGEST, TooLargeError, named
 from .._error import ExactError, InfiniteError
-from .._plan import LARGEST, SAMPLE, Plan, Register, TooLargeError, named
+from .._plan import Plan
 from .._prices import CPU, Prices
+from .._steps import Register
+from .._streams import SAMPLE
 from ..passes import SHORTCUTS, rewrite
 from ..passes._operations import Adjoint, Along, Drawn, Fuse, Span, Sum
 from ..passes._rewrite import Context

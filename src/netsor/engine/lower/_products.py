@@ -12,9 +12,10 @@ from itertools import chain, product
 import numpy as np
 
 from ...language._operation import Dot
-from ...language._value import Scalar, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from .._error import ExactError
-from .._plan import Register
+from .._steps import Register
 from ._bits import bits, lowest
 from ._clusters import Group
 from ._rotation import gaps_of, picked

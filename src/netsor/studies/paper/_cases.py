@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ... import language as ns
-from ..._program import Program, program
+from ..._program import Program
+from ..._traced import program
 from ...engine.backends import Backend, Numpy
 from ...laws import HeadSum
 from ._layer import layer

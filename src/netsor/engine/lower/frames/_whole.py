@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..._plan import COORDINATES, Builder, Register
+from ..._builder import Builder
+from ..._steps import Register
+from ..._streams import COORDINATES
 from .._clusters import Group, Number
 from ._frame import Frame
 from ._growing import turned, with_ones
