@@ -15,8 +15,8 @@ import click
 from ..engine._montecarlo import cores, in_bytes, memory
 from ..engine._plan import Plan
 from ..engine._sampler import KEPT
-from ..engine.backends._numpy import block_bytes
 from ..engine.lower._positive import LEAST, MOST
+from ..studies._cost import Draw
 from ._output import complain
 
 LONG = 10.0  # seconds: a command that takes longer says so before it begins
@@ -65,7 +65,7 @@ def plan_cost(plans: Sequence[Plan], draws: int, planning: float) -> Cost:
         8.0 * (min(draws, KEPT) if p.mean.shape[0] == 1 else draws) * (p.mean.shape[0] + p.mean.shape[0] ** 2)
         for p in plans
     )
-    block = max((max(2.0 * p.bytes, block_bytes(p, draws)) for p in plans), default=0.0)
+    block = max((Draw.of(p).room(draws) for p in plans), default=0.0)
     return Cost(cores() * block + held, planning + sum(p.seconds(draws) for p in plans) / cores())
 
 

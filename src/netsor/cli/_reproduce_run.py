@@ -16,12 +16,12 @@ from ..studies.paper._reproduce import Options, prepare, reproduce
 from ._cost import Cost, afford, announce, layer_cost
 from ._interrupt import Watch
 from ._numbers import shown
-from ._output import failing, of_out, say
+from ._output import say
+from ._study import failing, kept, of_out
 from ._where import Where, sampling
 
 MODEST = {"samples": 100, "trials": 1, "tokens": 4, "workers": 1}
 START, FIGURE, MEASURE = 1.5, 1.0, 1e-6  # seconds: to start the workers, to draw a figure, to measure one draw in it
-KEPT = "finished trials are kept, and the same command goes on from there"
 
 
 def reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, options: dict[str, Any]) -> None:
@@ -33,9 +33,8 @@ def reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, opt
     given = {name: options[name] for name in ("samples", "trials", "tokens", "workers")}
     modest = {name: small for name, small in MODEST.items() if given[name] is not None}
     seconds = afford(lambda **sizes: _cost(replace(asked, **sizes)), given, modest)
-    watch.message = f"interrupted; {KEPT}"
     try:
-        with failing(out, KEPT, of_out):
+        with failing(watch, asked.out, kept("trials"), of_out):
             _check_disk(asked)
             prepare(asked)
             with sampling(where, asked.workers) as how:

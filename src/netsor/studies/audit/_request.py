@@ -8,7 +8,6 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -160,7 +159,6 @@ class Request:
     out: Path | None = None
     words: tuple[str, ...] = ()  # of the command, which say what the models are
     backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
-    executor: Executor | None = None  # for the parts, in place of processes here
     progress: Progress = True
     gradients: bool | None = None  # None: where they cost little, see `backward`
     quick: bool = False
