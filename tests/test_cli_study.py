@@ -14,7 +14,14 @@ from netsor.cli._where import Where
 from netsor.engine.backends import Numpy
 from netsor.studies._cost import Cost
 
-HERE = Where(Numpy(), None)
+
+class Far(Numpy):
+    """A device that is none of the cores."""
+
+    kind = "cuda"
+
+
+HERE, THERE = Where(Numpy(), None), Where(Far("cuda:1"), None)
 COST = Cost(seconds=20.0, first=10.0, bytes=2.0**30, random_numbers=123_456, workers=1)
 
 
@@ -36,9 +43,11 @@ def fails(error):
     return run
 
 
-def run(request, run=lambda request, executor: "found", prepare=lambda request: None, cost=COST, watch=None):
+def run(
+    request, run=lambda request, executor: "found", prepare=lambda request: None, cost=COST, watch=None, where=HERE
+):
     asked = Asked(request, cost, "net: 2 draws", "fewer --draws", "; and more")
-    return studied(watch or Watch(), HERE, lambda: asked, prepare, run, said)
+    return studied(watch or Watch(), where, lambda: asked, prepare, run, said)
 
 
 def test_it_is_announced_and_run(capsys):
@@ -46,6 +55,13 @@ def test_it_is_announced_and_run(capsys):
     assert run(Request(), lambda request, executor: seen.append(executor) or "found") == "found"
     assert seen == [None]
     told = "netsor: net: 2 draws, from about 120,000 random numbers, about 30 s and 1 GiB on 1 worker; and more\n"
+    assert capsys.readouterr().err == told
+
+
+def test_on_a_device_no_time_is_told(capsys):
+    """Times are those of cores."""
+    assert run(Request(), cost=COST._replace(seconds=1e9), where=THERE) == "found"
+    told = "netsor: net: 2 draws, from about 120,000 random numbers, on cuda:1; and more\n"
     assert capsys.readouterr().err == told
 
 

@@ -21,7 +21,7 @@ from .engine._latent import Latent
 from .engine._montecarlo import Progress
 from .engine._recognise import recognise
 from .engine._sampler import conditional, drawn, known_error
-from .engine.backends import Backend, Numpy, choose
+from .engine.backends import Backend, Numpy, choose, prices
 from .language._boxed import display, paper
 from .language._given import as_whole, shown
 from .language._given import picked as indexed
@@ -282,7 +282,8 @@ class Program:
         backend
             The array library for which it is made, as in `law`.
         device : str, optional
-            Where that computes: an accelerator has other prices, and may have another plan.
+            Where that computes: an accelerator has other prices, and may have another plan. A device that is named
+            need not be here, nor the library: a plan depends on "cpu" or "cuda" alone. In either precision it is one.
         **widths : float
             Every width by its name.
 
@@ -310,7 +311,7 @@ class Program:
         title = f"plan of {self.name}" + (f" at {at}" if at else "")
         if places is not None:
             title += f", coordinate{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
-        question = replace(self._question(bound, places), prices=choose(backend, device).prices)
+        question = replace(self._question(bound, places), prices=prices(backend, device))
         return replace(question.plan(), title=title)
 
     def law(

@@ -62,6 +62,7 @@ def _cost(chosen: Options) -> Cost:
             activation="identity" if part.case.activation == "clip" else part.case.activation,  # it clips at 100
             draws=part.samples,
             both=part.case.width == math.inf,
+            on_cores=chosen.backend.kind == "cpu",
         )
         for part in parts
     ]

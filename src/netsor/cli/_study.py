@@ -46,15 +46,17 @@ def studied(
         request, cost, what, less, more = asked()
     except ValueError as error:
         raise click.UsageError(said(error)) from None
-    if cost.clock > LONGEST:
+    on_cores = where.backend.kind == "cpu"  # what a device takes is not estimated
+    if on_cores and cost.clock > LONGEST:
         raise click.UsageError(f"{what} would take about {in_time(cost.clock)}; {less} take less")
     left = LOST if request.out is None else OWN if request.own else kept("draws")
     with failing(watch, request.out, left, said):
         prepare(request)
-        complain(
-            f"{what}, from about {_rounded(cost.random_numbers)} random numbers, about {in_time(cost.clock)} and "
-            f"{in_bytes(cost.workers * cost.bytes)} on {cost.workers} worker{'s' * (cost.workers > 1)}{more}"
-        )
+        taken = f"on {where.backend.device}"
+        if on_cores:
+            taken = f"about {in_time(cost.clock)} and {in_bytes(cost.workers * cost.bytes)} on {cost.workers} worker"
+            taken += "s" * (cost.workers > 1)
+        complain(f"{what}, from about {_rounded(cost.random_numbers)} random numbers, {taken}{more}")
         with sampling(where, request.workers) as how:
             return run(request, how.get("executor"))
 

@@ -183,8 +183,8 @@ class Numpy(Backend):
     name: ClassVar[str] = "numpy"
     threads: ClassVar[bool] = True
 
-    @property
-    def prices(self) -> Prices:
+    @classmethod
+    def prices_on(cls, kind: str) -> Prices:
         """Those of a CPU; replicas can draw different amounts of numbers."""
         return NUMPY
 

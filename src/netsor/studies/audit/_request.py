@@ -13,8 +13,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ...engine import ExactError, Plan
 from ...engine._montecarlo import Progress, whole_number
 from ...engine._precision import settled
@@ -22,6 +20,7 @@ from ...engine.backends import AUTO, Backend, Numpy
 from ...language import TraceError
 from ...language._given import shown
 from ...models import Probes, Transformer
+from .._key import keyed, seeded
 from ._large import BACKWARD, a_draw, ahead, refuse_large
 from ._order import DECIDE
 from ._own import Model, Own, OwnProbes, described
@@ -132,12 +131,12 @@ class Part:
     def key(self) -> dict[str, Any]:
         """All that its numbers depend on."""
         made = {"audit": self.subject.key, "part": self.index, "draws": self.draws, "seed": self.seed}
-        return made if self.backend == Numpy() else {**made, "backend": str(self.backend)}
+        return keyed(made, self.backend)
 
     @property
     def stream(self) -> int:
         """Its seed, the same for a model and its limit: they are compared with common random numbers."""
-        return int(np.random.SeedSequence([self.seed, self.index]).generate_state(1, np.uint64)[0] >> 1)
+        return seeded(self.seed, self.index)
 
 
 @dataclass(frozen=True)

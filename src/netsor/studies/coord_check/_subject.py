@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from ..._program import Program
 from ...engine import Plan
-from ...engine.backends import Backend, Numpy
+from ...engine.backends import Backend
 from ...engine.backends._numpy import together
 from ...language import Scalar, TraceError, Width
 from ...language._given import shown
 from ...models import Transformer
 from .._cost import Draw
+from .._key import keyed, seeded
 from .._planning import Planning, planning
 from ._network import Entry, Network, joined, limits, measured, of_model, of_program
 
@@ -156,10 +155,9 @@ class Part:
         """All that its numbers depend on."""
         made = {"coord-check": self.subject.key, "place": self.place, "part": self.index}
         made |= {"draws": self.draws, "seed": self.seed}
-        return made if self.backend == Numpy() else {**made, "backend": str(self.backend)}
+        return keyed(made, self.backend)
 
     @property
     def stream(self) -> int:
         """Its seed."""
-        sequence = np.random.SeedSequence([self.seed, self.place, self.index])
-        return int(sequence.generate_state(1, np.uint64)[0] >> 1)
+        return seeded(self.seed, self.place, self.index)
