@@ -58,6 +58,18 @@ def test_it_is_announced_and_run(capsys):
     assert capsys.readouterr().err == told
 
 
+def test_what_is_finished_is_not_announced_again(tmp_path, capsys):
+    (tmp_path / "parts").mkdir()
+    for out in (tmp_path, None):
+        run(Request(out))
+        assert "not drawn again" not in capsys.readouterr().err
+    (tmp_path / "parts" / "0.npz").write_bytes(b"")
+    run(Request(tmp_path, own=True))  # whose parts are never kept
+    assert "not drawn again" not in capsys.readouterr().err
+    run(Request(tmp_path))
+    assert "on 1 worker; what is finished in --out is not drawn again; and more" in capsys.readouterr().err
+
+
 def test_on_a_device_no_time_is_told(capsys):
     """Times are those of cores."""
     assert run(Request(), cost=COST._replace(seconds=1e9), where=THERE) == "found"

@@ -50,11 +50,11 @@ def reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, opt
 
 
 def _cost(chosen: Options) -> Cost:
-    """The cost of the trials on so many workers; the memory includes all draws, which the main process reads."""
+    """The cost of the trials that are not there yet; the memory includes all draws, which the main process reads."""
     plan = chosen.plan
     parts = {part for figure in _figures(chosen) for part in replace(plan, trials=1).parts(figure)}
-    costs = [
-        layer_cost(
+    costs = {
+        part: layer_cost(
             tokens=part.case.tokens,
             heads=part.case.heads,
             width=part.case.width,
@@ -65,12 +65,17 @@ def _cost(chosen: Options) -> Cost:
             on_cores=chosen.backend.kind == "cpu",
         )
         for part in parts
-    ]
-    workers = min(chosen.workers or cores(), plan.trials * len(parts))
+    }
+    left = dict.fromkeys(parts, plan.trials)  # trials of each
+    if plan.store.any():
+        left = {
+            part: sum(not plan.store.has(plan.part(part.case, k).key) for k in range(plan.trials)) for part in parts
+        }
+    workers = min(chosen.workers or cores(), max(1, sum(left.values())))
     draws = max(part.samples for part in parts)
     return Cost(
-        workers * max(cost.bytes for cost in costs) + 64.0 * plan.trials * draws,
-        plan.trials * sum(cost.seconds for cost in costs) / min(workers, cores()),
+        workers * max(cost.bytes for cost in costs.values()) + 64.0 * plan.trials * draws,
+        sum(left[part] * costs[part].seconds for part in parts) / min(workers, cores()),
     )
 
 

@@ -12,6 +12,7 @@ import click
 
 from ..engine._montecarlo import in_bytes
 from ..studies._cost import Cost
+from ..studies._store import Store
 from ._cost import LONGEST, in_time
 from ._interrupt import Watch
 from ._numbers import shown
@@ -49,6 +50,8 @@ def studied(
     on_cores = where.backend.kind == "cpu"  # what a device takes is not estimated
     if on_cores and cost.clock > LONGEST:
         raise click.UsageError(f"{what} would take about {in_time(cost.clock)}; {less} take less")
+    if request.out is not None and not request.own and Store(request.out / "parts").any():
+        more = f"; what is finished in --out is not drawn again{more}"
     left = LOST if request.out is None else OWN if request.own else kept("draws")
     with failing(watch, request.out, left, said):
         prepare(request)
