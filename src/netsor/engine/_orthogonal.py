@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -165,20 +165,30 @@ def _single(rows: Array) -> bool:
 
 
 def _reduced_single(products: Any, rows: Any) -> Any:
-    """`reduced` in numpy, of single precision: where products do not tell how rows differ, those in double precision.
+    """`reduced` in numpy, of single precision: where products do not tell how rows differ, `wide_factor` does.
 
-    What these do not tell, rows of single precision do not have. The factors are made in double precision too, which
-    takes no time beside the products.
+    The factors are made in double precision too, which takes no time beside the products.
     """
     lower = factor(np, products.astype(np.float64))
     again = weak(np, lower, diagonal(np, products), SINGLE_SURE)
-    return mended(np, lower, again, lambda some: _wide_factor(some)[1], rows).astype(np.float32)
+    made = mended(np, lower, again, lambda some: wide_factor(np, some.astype(np.float64), partial(factor, np)), rows)
+    return made.astype(np.float32)
 
 
-def _wide_factor(rows: Any) -> tuple[Any, Any]:
-    """Rows of single precision in double, and the triangular factor of their products."""
-    wide = rows.astype(np.float64)
-    return wide, factor(np, gram(np, wide, wide))
+def wide_factor(xp: Any, rows: Array, factored: Callable[[Array], Array]) -> Array:
+    """C with C C^T the products of rows of single precision, given in double, and a way to factor Gram matrices.
+
+    The first direction is taken out of the rows before their products are: these tell how rows that are nearly equal
+    differ down to single precision's own rounding, where products of the rows themselves do not.
+    """
+    first, floor = rows[..., :1, :], least(xp, rows)
+    size = xp.sqrt(squares(xp, first))[..., None]
+    unit = first / xp.where(size > 0, size, xp.ones_like(size))
+    found = gram(xp, rows, unit)
+    rest = rows - found * unit
+    rest = rest * xp.astype(squares(xp, rest) > floor, rows.dtype)[..., None]
+    made = factored(gram(xp, rest, rest))
+    return xp.concat([xp.where(size > 0, found, made[..., :1]), made[..., 1:]], axis=-1)
 
 
 def oriented(xp: Any, lower: Array, rows: Array, others: Array, ways: Ways | None = None) -> Array:
@@ -188,7 +198,8 @@ def oriented(xp: Any, lower: Array, rows: Array, others: Array, ways: Ways | Non
 
     def again(rows: Array, others: Array) -> Array:
         if _single(rows):
-            wide, known = _wide_factor(rows)
+            wide = rows.astype(np.float64)
+            known = wide_factor(np, wide, partial(factor, np))
             return solve(np, known, gram(np, others.astype(np.float64), wide)).astype(np.float32)
         return gram(xp, others, ways.singly(rows))
 
