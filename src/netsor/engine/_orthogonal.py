@@ -26,7 +26,7 @@ Array = Any
 LEANING = 0.2  # of the square of a row, what those before it leave: above, one pass loses no digit that counts
 MOST = 128  # rows up to which numpy inverts triangular matrices faster than it solves for them
 REAL = 0.25  # of the square of a vector: what is left of one that was made of rounding errors is far below
-REST, SINGLE_REST = 1e-12, 1e-5  # of a vector: what is left of it, in double and single precision, that counts as 0
+REST, SINGLE_REST = 1e-12, 3e-7  # of a vector: what is left of it, in double and single precision, that counts as 0
 ROUNDING, SINGLE_ROUNDING = 2.5e-16, 1.2e-7  # of a vector: coefficients that are rounding errors
 
 
@@ -179,9 +179,10 @@ def wide_factor(xp: Any, rows: Array, factored: Callable[[Array], Array]) -> Arr
     """C with C C^T the products of rows of single precision, given in double, and a way to factor Gram matrices.
 
     The first direction is taken out of the rows before their products are: these tell how rows that are nearly equal
-    differ down to single precision's own rounding, where products of the rows themselves do not.
+    differ down to single precision's own rounding, where products of the rows themselves do not. What that rounding
+    may have made is 0.
     """
-    first, floor = rows[..., :1, :], least(xp, rows)
+    first, floor = rows[..., :1, :], SINGLE_ROUNDING**2 * squares(xp, rows)
     size = xp.sqrt(squares(xp, first))[..., None]
     unit = first / xp.where(size > 0, size, xp.ones_like(size))
     found = gram(xp, rows, unit)
@@ -248,20 +249,20 @@ def mended(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *ar
     return made
 
 
-ROUNDING = 1e-18  # relative to squares of the vectors and rows in question: what is below is rounding
+LOST = 1e-18  # relative to squares of the vectors and rows in question: what is below is rounding
 
 
 def left_over(xp: Any, left: Array, rows: Array, vectors: Array) -> Array:
     """What is left of rows, the ε parts of vectors; 0 where that is rounding."""
     size = xp.maximum(squares(xp, rows), xp.max(squares(xp, vectors), axis=-1, keepdims=True))
-    kept = squares(xp, left) > ROUNDING * size
+    kept = squares(xp, left) > LOST * size
     return xp.where(kept[..., None], left, xp.zeros_like(left))
 
 
 def lost(xp: Any, left: Array, vectors: Array, later: bool) -> Array:
     """NaN if what was left over has a product with a vector (a later one), else 0: one number a replica."""
     products = left @ xp.matrix_transpose(vectors)
-    wrong = products**2 > ROUNDING * squares(xp, left)[..., None] * squares(xp, vectors)[..., None, :]
+    wrong = products**2 > LOST * squares(xp, left)[..., None] * squares(xp, vectors)[..., None, :]
     if later:
         wrong = xp.triu(xp.astype(wrong, left.dtype), k=1) > 0
     wrong = xp.any(wrong, axis=tuple(range(1, wrong.ndim)))
