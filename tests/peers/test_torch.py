@@ -149,7 +149,7 @@ def test_vectors_in_single_precision_that_hardly_differ():
 
 
 @pytest.mark.parametrize("rows", [3, 64, 256])
-@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-6, 5e-7])
+@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-6])
 def test_differences_that_single_precision_holds(rows, delta):
     """How rows differ, in lengths and along other vectors; the last row is equal to another."""
     rng = np.random.default_rng(1)

@@ -171,24 +171,25 @@ def _reduced_single(products: Any, rows: Any) -> Any:
     """
     lower = factor(np, products.astype(np.float64))
     again = weak(np, lower, diagonal(np, products), SINGLE_SURE)
-    made = mended(np, lower, again, lambda some: wide_factor(np, some.astype(np.float64), partial(factor, np)), rows)
+    made = mended(
+        np, lower, again, lambda some: wide_factor(np, some.astype(np.float64), partial(lower_factor, np)), rows
+    )
     return made.astype(np.float32)
 
 
-def wide_factor(xp: Any, rows: Array, factored: Callable[[Array], Array]) -> Array:
+def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array]) -> Array:
     """C with C C^T the products of rows of single precision, given in double, and a way to factor Gram matrices.
 
     The first direction is taken out of the rows before their products are: these tell how rows that are nearly equal
-    differ down to single precision's own rounding, where products of the rows themselves do not. What that rounding
-    may have made is 0.
+    differ, where products of the rows themselves do not. What is left of a row counts as it does for `span`.
     """
-    first, floor = rows[..., :1, :], SINGLE_ROUNDING**2 * squares(xp, rows)
+    first, floor = rows[..., :1, :], SINGLE_REST**2 * squares(xp, rows)
     size = xp.sqrt(squares(xp, first))[..., None]
     unit = first / xp.where(size > 0, size, xp.ones_like(size))
     found = gram(xp, rows, unit)
     rest = rows - found * unit
     rest = rest * xp.astype(squares(xp, rest) > floor, rows.dtype)[..., None]
-    made = factored(gram(xp, rest, rest))
+    made = factored(gram(xp, rest, rest), floor)
     return xp.concat([xp.where(size > 0, found, made[..., :1]), made[..., 1:]], axis=-1)
 
 
@@ -200,7 +201,7 @@ def oriented(xp: Any, lower: Array, rows: Array, others: Array, ways: Ways | Non
     def again(rows: Array, others: Array) -> Array:
         if _single(rows):
             wide = rows.astype(np.float64)
-            known = wide_factor(np, wide, partial(factor, np))
+            known = wide_factor(np, wide, partial(lower_factor, np))
             return solve(np, known, gram(np, others.astype(np.float64), wide)).astype(np.float32)
         return gram(xp, others, ways.singly(rows))
 

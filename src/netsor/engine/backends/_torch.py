@@ -31,7 +31,6 @@ from ._torch_factor import library
 FIRST, MOST_FIRST = 16, 1024  # replicas in the first block: later ones double, so that few draws cost little
 BEGIN = 1e-4  # seconds until a step has begun on an accelerator: in that time it may as well do more replicas
 FASTER = 2000.0  # times that it is as fast as the one core for which plans tell seconds (800 to 3,000 on one H200)
-SINGLE_RESOLVED = 1e-13  # pivot over diagonal entry below which vectors in single precision do not differ
 TRIED, MOST_TRIED = 4, 4096  # replicas of random numbers that functions are tried on; functions of which it is known
 OF_FUNCTIONS = ("apply", "kernel", "moments")  # kinds of steps that call functions of the program
 
@@ -191,9 +190,7 @@ class _Block:
 
     def _wide(self, rows: Array) -> Array:
         """The factor for rows of single precision, given in double."""
-        return _orthogonal.wide_factor(
-            self.library.xp, rows, lambda gram: self.library.factored_roughly(gram, SINGLE_RESOLVED)
-        )
+        return _orthogonal.wide_factor(self.library.xp, rows, self.library.factored_roughly)
 
     def compute(self, step: Step, inputs: Sequence[Array], _: int | None) -> Array:
         """A step on tensors; a function of one's own in numpy, or a kernel by quadrature, on the host."""
