@@ -52,7 +52,8 @@ def audited(watch: Watch, out: str | None, where: Where, options: dict[str, Any]
 
 def _said(error: ValueError) -> str:
     """The library's message, with its arguments written as options of the command."""
-    return as_option(plainly(error).replace("widths='actual'", "--widths actual"))
+    text = plainly(error).replace("widths='actual'", "--widths actual").replace("gradients=True", "--gradients")
+    return as_option(text)
 
 
 def _request(out: str | None, options: dict[str, Any]) -> Request:
