@@ -171,6 +171,9 @@ def test_bad_input(folder, options, said):
     [
         (["mine.py:net"], "--lr must be given"),
         (["mine.py:net", "--lr", "none"], "must be a number, or the name of rates"),
+        (["mine.py:net", "--lr", "nan"], "--lr 'nan' must be a number, 0 or more (below 1e12)"),
+        (["mine.py:net", "--lr", "1e99"], "--lr '1e99' must be a number, 0 or more (below 1e12)"),
+        (["mine.py:net", "--lr", "1", "--widths", "8,inf"], "--widths=[8] must be two or more that are finite"),
         (["mine.py:net", "--lr", "1", "--parametrisation", "mup"], "is for models"),
         (["mine.py:net", "--lr", "1", "--ids", "1,2"], "is for models"),
         (["mine.py:no_loss", "--lr", "1", "--widths", "4,8"], "must return its loss"),

@@ -16,7 +16,7 @@ from ..studies.coord_check._parametrisation import Parametrisation, parametrisat
 from ..studies.coord_check._request import Request
 from ._interrupt import Watch
 from ._model import changed, model_of
-from ._numbers import ABOVE, integers, shown
+from ._numbers import RATE, integers, shown
 from ._output import as_option
 from ._study import Asked, studied
 from ._target import find, is_target
@@ -80,8 +80,11 @@ def _own(source: str, lr: str | None, changes: Any) -> tuple[Any, Any]:
     if lr is None:
         raise click.UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
     try:
-        rates: Any = ABOVE.convert(lr, None, None)
-    except click.UsageError:
+        float(lr)
+        rates: Any = RATE.convert(lr, None, None)
+    except click.BadParameter as error:
+        raise click.UsageError(f"--lr {error.message}") from None
+    except ValueError:
         module = sys.modules.get(getattr(found.value, "__module__", ""))
         rates = getattr(module, lr, None)
         if rates is None:

@@ -76,7 +76,9 @@ class Request:
         else:
             self._check_program()
         if len(self.at) < 2:
-            raise ValueError(f"{self.axis}s={shown(list(self.at))} must be two or more: one has no exponent")
+            raise ValueError(
+                f"{self.axis}s={shown(list(self.at))} must be two or more that are finite: one has no exponent"
+            )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
