@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import click
+import numpy as np
 import pytest
 import tqdm
 
@@ -191,6 +192,20 @@ def test_the_time_of_the_figures_is_that_of_the_trials_that_are_drawn(tmp_path):
     limit = _cost.layer_cost(4, 1, ns.inf, None, "identity", 50_000, both=True).seconds
     assert _reproduce_run._cost(asked["paper"]).seconds == pytest.approx(3 * (one + many))
     assert _reproduce_run._cost(asked["exact"]).seconds == pytest.approx(3 * (one + many + limit))
+
+
+def test_trials_that_are_there_take_no_time(tmp_path):
+    asked = Options(("2b",), tmp_path, trials=3, workers=1, estimator="paper")
+    one, many = (_cost.layer_cost(4, heads, 256, None, "identity", 50_000).seconds for heads in (1, 256))
+    every = asked.plan.parts(figures()["2b"])
+    for part in every:
+        asked.plan.store.folder.mkdir(exist_ok=True)
+        asked.plan.store.save(part.key, {"draws": np.zeros(2)})
+        if part.trial == 1 and part.case.heads == 256:
+            assert _reproduce_run._cost(asked).seconds == pytest.approx(one + many)
+    assert _reproduce_run._cost(asked).seconds == 0
+    other = Options(("2b",), tmp_path, trials=3, workers=1, estimator="paper", seed=1)
+    assert _reproduce_run._cost(other).seconds == pytest.approx(3 * (one + many))
 
 
 def test_what_is_long_is_announced(capsys):

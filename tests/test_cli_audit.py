@@ -11,10 +11,10 @@ from functools import lru_cache
 
 import pytest
 
-from netsor.cli import _cost
+from netsor.cli import _study
 from netsor.engine import NoLimitError, _montecarlo
 from netsor.models import Probes, read
-from netsor.studies import _parts
+from netsor.studies import _cost, _parts
 from netsor.studies.audit import _audit, _draw, _large, _request
 from netsor.studies.audit._quantities import BLOCKS
 
@@ -302,16 +302,16 @@ def test_the_estimate_counts_draws_plans_and_the_report(folder):
     assert more.random_numbers - found.random_numbers == pytest.approx(600 * (own.numbers + limit.numbers), abs=2)
     assert more.seconds - found.seconds >= 600 * (own.seconds + limit.seconds)
     plans = sum(_large.ahead(request.models[0], 3, infinite).seconds for infinite in (False, True))
-    assert found.first == pytest.approx(_audit.START + plans)
+    assert found.first == pytest.approx(_cost.START + plans)
     kept = dataclasses.replace(request, out=folder / "out")
-    assert _audit.estimate(kept).first == pytest.approx(found.first + _audit.REPORT)
+    assert _audit.estimate(kept).first == pytest.approx(found.first + _cost.REPORT)
 
 
 def test_what_would_take_too_long_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(_cost, "LONGEST", 1.0)
+    monkeypatch.setattr(_study, "LONGEST", 1.0)
     result = netsor(*SMALL[:-1], "1000000", cwd=folder)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert result.stderr.startswith("netsor: 1,000,000 draws of 3 tokens would take about")
+    assert result.stderr.startswith("netsor: tiny: 1,000,000 draws of 3 tokens would take about")
 
 
 def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):

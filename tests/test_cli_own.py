@@ -250,7 +250,7 @@ def test_everything_at_infinity_is_nothing_to_compare(folder):
 
 
 class Plan:
-    bytes, operations, random_numbers = 100, 2000, 30
+    bytes, operations, random_numbers, place = 100, 2000, 30, "one core"
 
     def __init__(self, net, widths):
         self.text = f"a plan of {net.name} at {widths}"
@@ -260,7 +260,7 @@ class Plan:
 
 
 def test_plan(folder, monkeypatch):
-    monkeypatch.setattr(ns.Program, "plan", lambda net, coordinates=None, **widths: Plan(net, widths), raising=False)
+    monkeypatch.setattr(ns.Program, "plan", lambda net, coordinates, backend, device, **widths: Plan(net, widths))
     result = netsor("plan", "mine.py:own", "--bind", "n=16", "--bind", "d=inf", cwd=folder)
     assert (result.returncode, result.stdout) == (0, "a plan of own(heads=2) at {'n': 16, 'd': inf}\n")
     found = json.loads(netsor("plan", "--width", "64", "--json").stdout)

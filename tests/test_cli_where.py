@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+import netsor as ns
+from netsor.cli import _cost
+from netsor.engine.backends import Numpy, prices
 from netsor.studies.paper import _reproduce
 
 from .command import netsor
@@ -57,3 +60,41 @@ def test_what_is_not_there(command, tmp_path):
         assert said in found.stderr
         assert found.stderr.count("\n") == 1
         assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("library", ["jax", "torch"])
+def test_the_plan_for_a_device_that_is_not_here(library):
+    """It depends on the kind of the device alone, so that neither the device nor the library is asked for."""
+    words = ("plan", "--activation", "relu", "--tokens", "100", "--width", "256", "--json")
+    here = json.loads(netsor(*words).stdout)
+    found = json.loads(netsor(*words, "--backend", library, "--device", "cuda:9").stdout)
+    assert (here["place"], found["place"]) == ("one core", "an accelerator")
+    plan = ns.paper.layer(tokens=100, activation="relu").plan(backend=library, device="cuda", n=256)
+    assert found["random_numbers"] == plan.random_numbers != here["random_numbers"]
+    assert found["plan"] == str(plan)
+    assert "made for an accelerator" in found["plan"]
+
+
+def test_wrong_places_of_a_plan():
+    for words, said in (
+        (("--backend", "cupy"), "cupy"),
+        (("--device", "cuda"), "--device 'cuda' needs backend='jax' or 'torch'"),
+        (("--backend", "torch", "--device", "cuda:"), "--device 'cuda:' must be 'cpu', 'cuda' or 'cuda:N'"),
+    ):
+        found = netsor("plan", *words)
+        assert (found.returncode, found.stderr.count("\n")) == (2, 1)
+        assert said in found.stderr
+    with pytest.raises(ValueError, match="leave them out"):
+        prices(Numpy(), "cuda")
+
+
+def test_what_a_device_takes_is_not_estimated():
+    """Seconds are those of cores: a day of one is minutes of an accelerator."""
+    size = {"tokens": 16, "heads": 2, "width": 4096, "head_dim": None, "activation": "tanh", "draws": 10**9}
+    here, there = (_cost.layer_cost(**size, on_cores=on_cores) for on_cores in (True, False))
+    assert here.seconds > _cost.LONGEST > 1000 * there.seconds
+    assert here.bytes > there.bytes > 48.0 * 2**22  # the replicas that are kept
+    plan = ns.paper.layer().plan(n=64)
+    here, there = (_cost.plan_cost([plan], 10**6, 2.0, on_cores) for on_cores in (True, False))
+    assert here.seconds > there.seconds == 2.0
+    assert here.bytes > there.bytes == 16.0 * 10**6

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from .engine import Plan, Question, Sampling
 from .engine._coordinates import picked
 from .engine._latent import Latent
+from .engine._prices import Prices
 from .engine._recognise import recognise
 from .engine._sampler import conditional, known_error
 from .engine.backends import Backend, Numpy
@@ -35,14 +36,14 @@ class AtWidths:
         chosen = None if places is None else tuple(places)
         return Question(self.outputs, tuple(self.widths.items()), chosen, whole=self.whole)
 
-    def plan(self, name: str, coordinates: Coordinates, where: Backend) -> Plan:
+    def plan(self, name: str, coordinates: Coordinates, prices: Prices) -> Plan:
         """What would be drawn and computed, for a program of this name."""
         places = picked(coordinates, self.outputs, self.widths)
         at = ", ".join(f"{k} = {'∞' if width == inf else f'{width:,}'}" for k, width in self.widths.items())
         title = f"plan of {name}" + (f" at {at}" if at else "")
         if places is not None:
             title += f", coordinate{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
-        return replace(replace(self.question(places), prices=where.prices).plan(), title=title)
+        return replace(replace(self.question(places), prices=prices).plan(), title=title)
 
     def law(self, coordinates: Coordinates, how: Sampling) -> Mixture | HeadSum | Joint:
         """By its formula, if there is one, and by the engine otherwise."""

@@ -18,7 +18,7 @@ from .engine._correlated import correlated
 from .engine._latent import Latent
 from .engine._montecarlo import Progress
 from .engine._sampler import drawn
-from .engine.backends import Backend, choose
+from .engine.backends import Backend, choose, prices
 from .language._array import Value
 from .language._boxed import display, paper
 from .language._given import as_whole, picked, shown
@@ -277,7 +277,8 @@ class Program:
         backend
             The array library for which it is made, as in `law`.
         device : str, optional
-            Where that computes: an accelerator has other prices, and may have another plan.
+            Where that computes: an accelerator has other prices, and may have another plan. A device that is named
+            need not be here, nor the library: a plan depends on "cpu" or "cuda" alone. In either precision it is one.
         **widths : float
             Every width by its name.
 
@@ -298,7 +299,7 @@ class Program:
         >>> ns.paper.layer().plan(n=256).random_numbers
         23
         """
-        return self._at(widths).plan(self.name, coordinates, choose(backend, device))
+        return self._at(widths).plan(self.name, coordinates, prices(backend, device))
 
     def law(
         self,

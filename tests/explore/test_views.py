@@ -11,6 +11,7 @@ import pytest
 
 import netsor as ns
 from netsor.engine import _montecarlo
+from netsor.engine.backends._numpy import block_bytes
 from netsor.explore import Target, _view
 from netsor.explore._html import message, table
 from netsor.explore._layer import Layer
@@ -138,6 +139,22 @@ def test_draws_that_are_quick(monkeypatch):
     with pytest.raises(ValueError, match="of memory"):
         _view.afford([plan], None)
     assert _montecarlo.memory() > 10.0
+
+
+def test_replicas_that_are_computed_together_have_room(monkeypatch):
+    """All of a block are in memory at once, in each thread: twice one replica was counted."""
+    x = ns.gaussian(64, 8)
+    for _ in range(12):
+        x = ns.rms_norm(x + ns.tanh(ns.weight(64, 64) @ x))
+    plan = ns.Program(x[0]).plan()
+    block = _view.cores() * block_bytes(plan, 200)
+    assert block > 4 * _view.cores() * plan.bytes
+    monkeypatch.setattr(_view, "memory", lambda: 2.0 * block)
+    assert _view.afford([plan], 200) == (200, "")
+    monkeypatch.setattr(_view, "memory", lambda: 1.9 * block)
+    with pytest.raises(ValueError, match=r"200 draws would need \d"):
+        _view.afford([plan], 200)
+    assert _view.afford([plan], 2) == (2, "")
 
 
 @ns.program

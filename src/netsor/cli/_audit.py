@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +10,7 @@ import click
 from ._group import cli
 from ._interrupt import Watch
 from ._numbers import FEW, SEED, WORKERS, shown
-from ._output import apart, check_name, complain, echo_json, say
+from ._output import apart, check_name, complain
 from ._where import chosen, where_options
 
 FAILED = 3  # exit code, if a rule of --fail-on is found
@@ -81,6 +80,7 @@ def audit_command(watch: Watch, /, as_json: bool, out: str | None, fail_on: str 
     earlier audit are never overwritten.
     """
     from ._audit_run import audited, rules_of
+    from ._study import printed
 
     if out is not None:
         check_name("--out", out)
@@ -88,12 +88,7 @@ def audit_command(watch: Watch, /, as_json: bool, out: str | None, fail_on: str 
     where = chosen(options, auto=True)
     with apart(as_json):
         found = audited(watch, out, where, options)
-    if as_json:
-        echo_json(found.as_dict())
-    else:
-        say(found.table())
-        if out is not None:
-            say(f"\nreport: {Path(out) / 'report.html'}")
+    printed(found, out, as_json)
     try:
         failed = found.failed(rules)
     except ValueError as error:

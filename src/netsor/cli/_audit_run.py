@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..engine._montecarlo import cores, in_bytes
-from ..models import Transformer, read, recipe, settings
-from ..studies.audit import _audit, _results
-from ..studies.audit._audit import Cost
+from ..models import Transformer, recipe, settings
+from ..studies.audit import _audit
 from ..studies.audit._backward import BACKWARD_RULES
 from ..studies.audit._found import rule_name
 from ..studies.audit._own import Own
 from ..studies.audit._request import Request, plainly
 from ..studies.audit._request import sweep as sweep_of
-from . import _cost
 from ._interrupt import Watch
-from ._numbers import shown
-from ._output import as_option, check_name, complain, failing, reason
-from ._target import bound, load
-from ._where import Where, sampling
-
-KEPT = "finished draws are kept, and the same command goes on from there"
-LOST = "nothing was kept; with --out DIR finished draws are"
+from ._model import changed, model_of
+from ._numbers import integers, shown
+from ._output import as_option
+from ._study import Asked, studied
+from ._target import bound, is_target, load
+from ._where import Where
 
 
 def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
@@ -46,20 +41,13 @@ def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
 
 def audited(watch: Watch, out: str | None, where: Where, options: dict[str, Any]) -> Any:
     """The audit, or the comparison."""
-    kept = LOST if out is None else KEPT
-    try:
+
+    def asked() -> Asked:
         request = _request(out, {**options, "backend": where.backend})
-        cost = _audit.estimate(request)
-    except ValueError as error:
-        raise click.UsageError(_said(error)) from None
-    _afford(request, cost)
-    watch.message = f"interrupted; {kept}"
-    with failing(out, kept, _said):
-        if request.out is not None:
-            _results.folder_of(request.out).prepare(_results.FILES)
-        _announce(request, cost)
-        with sampling(where, request.workers) as how:
-            return _audit.run(replace(request, executor=how.get("executor")))
+        what, less = f"{_names(request)}: {_drawn(request)}", "fewer --draws or --tokens, or a smaller model,"
+        return Asked(request, _audit.estimate(request), what, less, _with_gradients(request))
+
+    return studied(watch, where, asked, _audit.prepare, _audit.run, _said)
 
 
 def _said(error: ValueError) -> str:
@@ -73,7 +61,7 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
     binds, arguments = options.pop("binds"), options.pop("arguments")
     drawn, recipes = options.pop("recipe"), options.pop("recipes")
     folder = None if out is None else Path(out)
-    if _is_program(source):
+    if is_target(source):
         for option, given in (
             ("--set", changes), ("--compare-set", others), ("--sweep", sweep),
             ("--recipe", drawn), ("--compare-recipe", recipes),
@@ -89,7 +77,7 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
     for option, values in (("--bind", binds), ("--arg", arguments)):
         if values:
             raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
-    plain = _changed(_read("MODEL", source), "--set", changes)
+    plain = changed(model_of("MODEL", source), "--set", changes)
     model = plain if drawn is None else _by("--recipe", plain, drawn)
     models, swept = [model], None
     if others and len(compare) > 1:
@@ -97,9 +85,9 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
     models += [_by("--compare-recipe", plain, name) for name in recipes]
     if sweep is not None and (compare or others or recipes):
         raise click.UsageError("--sweep and --compare exclude each other: a sweep compares MODEL with itself")
-    models += [_changed(_read("--compare", other), "--compare-set", others) for other in compare]
+    models += [changed(model_of("--compare", other), "--compare-set", others) for other in compare]
     if others and not compare:
-        models.append(_changed(model, "--compare-set", others))
+        models.append(changed(model, "--compare-set", others))
     if sweep is not None:
         field, values = _swept(sweep)
         try:
@@ -110,10 +98,10 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
     words = [source, *_words("--set", changes), *_words("--compare", compare), *_words("--compare-set", others)]
     words += [] if sweep is None else ["--sweep", sweep]
     words += [*([] if drawn is None else ["--recipe", drawn]), *_words("--compare-recipe", recipes)]
-    ids, tokens = _integers("--ids", options.pop("ids"), "3,7,7,1"), options.pop("tokens")
+    ids, tokens = integers("--ids", options.pop("ids"), "3,7,7,1"), options.pop("tokens")
     if ids is not None and tokens is not None:
         raise click.UsageError("--ids and --tokens exclude each other: the ids say how many tokens there are")
-    lengths = _integers("--tokens", tokens, "16,128")
+    lengths = integers("--tokens", tokens, "16,128")
     return Request(tuple(models), ids=ids, tokens=lengths, out=folder, words=tuple(words), swept=swept, **options)
 
 
@@ -137,13 +125,8 @@ def _by(option: str, model: Transformer, name: str) -> Transformer:
         raise click.UsageError(f"{option} {shown(name)}: {error}") from None
 
 
-def _is_program(source: str) -> bool:
-    """FILE:PROGRAM; a path to a file may have a colon in it."""
-    return ":" in source and not Path(source).exists()
-
-
 def _own(target: str, binds: Sequence[str], arguments: Sequence[str]) -> Own:
-    if not _is_program(target):
+    if not is_target(target):
         raise click.UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
     net = load(target, arguments)
     widths = bound(net, binds)
@@ -160,63 +143,14 @@ def _words(option: str, values: Sequence[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
 
 
-def _read(option: str, source: str) -> Transformer:
-    check_name(option, source)
-    try:
-        return read(source)
-    except (ValueError, OSError) as error:
-        said = reason(error) if isinstance(error, OSError) else error
-        raise click.UsageError(f"{option} {shown(source)}: {said}") from None
-
-
-def _changed(model: Transformer, option: str, texts: Sequence[str]) -> Transformer:
-    if not texts:
-        return model
-    try:
-        changes = settings(texts)
-        changes.setdefault("name", f"{model.name}, {', '.join(text.strip() for text in texts)}")
-        return model.replace(**changes)
-    except ValueError as error:
-        raise click.UsageError(f"{option} {shown(', '.join(texts))}: {error}") from None
-
-
-def _integers(option: str, text: str | None, example: str) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(word) for word in text.split(","))
-    except ValueError:
-        said = f"must be whole numbers with commas between, as {example}"
-        raise click.UsageError(f"{option} {shown(text)} {said}") from None
-
-
-def _seconds(cost: Cost) -> float:
-    return cost.first + cost.seconds / min(cost.workers, cores())
-
-
-def _afford(request: Request, cost: Cost) -> None:
-    """Refuse what would take longer than a day."""
-    if _seconds(cost) > _cost.LONGEST:
-        raise click.UsageError(
-            f"{_drawn(request)} would take about {_cost.in_time(_seconds(cost))}; "
-            "fewer --draws or --tokens, or a smaller model, take less"
-        )
-
-
 def _drawn(request: Request) -> str:
     every = [f"{request.draws_of(tokens):,} draws of {tokens:,} tokens" for tokens in request.lengths]
     return " and ".join(every)
 
 
-def _announce(request: Request, cost: Cost) -> None:
-    """Print the cost before the work begins, and before it is planned."""
+def _names(request: Request) -> str:
     names = [model.name for model in request.models]
-    which = " and ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
-    complain(
-        f"{which}: {_drawn(request)}, from about {_rounded(cost.random_numbers)} random numbers, about "
-        f"{_cost.in_time(_seconds(cost))} and {in_bytes(cost.workers * cost.bytes)} on {cost.workers} "
-        f"worker{'s' if cost.workers > 1 else ''}{_with_gradients(request)}"
-    )
+    return " and ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _with_gradients(request: Request) -> str:
@@ -227,9 +161,3 @@ def _with_gradients(request: Request) -> str:
     if request.backward(request.lengths[0]):
         return f"; gradients at {request.lengths[0]} tokens make it {more}, and --no-gradients leaves them out"
     return f"; without gradients, which make it {more} (--gradients)"
-
-
-def _rounded(count: int) -> str:
-    """Two digits, since it is an estimate."""
-    size = 10 ** max(0, len(str(count)) - 2)
-    return f"{round(count / size) * size:,}"

@@ -43,7 +43,7 @@ def compare_command(
             "--keep-head-dim and --infinite-heads exclude each other: the latter takes d to infinity"
         )
     with apart(as_json):
-        asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True)
+        asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True, backend=where.backend)
         limit = asked.limit(keep=("d",) if keep_head_dim else ())
         with sampling(where) as how:
             announce(asked.seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -10,7 +9,7 @@ import click
 from ._group import cli
 from ._interrupt import Watch
 from ._numbers import SEED, WORKERS, Number
-from ._output import apart, check_name, complain, echo_json, say
+from ._output import apart, check_name, complain
 from ._where import chosen, where_options
 
 FAILED = 3  # exit code of --fail, if something is not as promised
@@ -67,18 +66,14 @@ def coord_check_command(watch: Watch, /, as_json: bool, out: str | None, fail: b
     the folder that are not of an earlier check are never overwritten.
     """
     from ._coord_check_run import checked
+    from ._study import printed
 
     if out is not None:
         check_name("--out", out)
     where = chosen(options)
     with apart(as_json):
         found = checked(watch, out, where, options)
-    if as_json:
-        echo_json(found.as_dict())
-    else:
-        say(found.table())
-        if out is not None:
-            say(f"\nreport: {Path(out) / 'report.html'}")
+    printed(found, out, as_json)
     if fail and not all(check.kept for check in found):
         names = ", ".join(check.name for check in found if not check.kept)
         complain(f"not as promised: {names}")

@@ -2,52 +2,39 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..engine._montecarlo import in_bytes
-from ..models import Transformer, read, settings
+from ..models import Transformer
 from ..studies.audit._request import plainly
-from ..studies.coord_check import _check, _results
-from ..studies.coord_check._check import Cost
+from ..studies.coord_check import _check
 from ..studies.coord_check._parametrisation import parametrisation
 from ..studies.coord_check._request import Request
-from . import _cost
 from ._interrupt import Watch
-from ._numbers import ABOVE, shown
-from ._output import as_option, check_name, complain, failing, reason
-from ._target import find
-from ._where import Where, sampling
+from ._model import changed, model_of
+from ._numbers import ABOVE, integers, shown
+from ._output import as_option
+from ._study import Asked, studied
+from ._target import find, is_target
+from ._where import Where
 
-KEPT = "finished draws are kept, and the same command goes on from there"
-LOST = "nothing was kept; with --out DIR finished draws are"
 OPTIONS = ("widths", "depths", "targets", "lr", "parametrisation", "optimiser", "grow", "tolerance", "promise")
 
 
 def checked(watch: Watch, out: str | None, where: Where, options: dict[str, Any]) -> Any:
     """The checks."""
-    kept = LOST if out is None else KEPT
-    try:
+
+    def asked() -> Asked:
         request = _request(out, {**options, "backend": where.backend})
-        cost = _check.estimate(request)
-    except ValueError as error:
-        raise click.UsageError(_said(error)) from None
-    if cost.clock > _cost.LONGEST:
-        raise click.UsageError(
-            f"--draws {request.draws} at {len(request.at)} {request.axis}s would take about "
-            f"{_cost.in_time(cost.clock)}; fewer draws, tokens or widths take less"
-        )
-    watch.message = f"interrupted; {kept}"
-    with failing(out, kept, _said):
-        if request.out is not None:
-            _results.folder_of(request.out).prepare(_results.FILES)
-        _announce(request, cost)
-        with sampling(where, request.workers) as how:
-            return _check.run(request, how.get("executor"))
+        names = " and ".join(check.name for check in request.checks)
+        at = ", ".join(f"{v:,}" for v in request.at)
+        what = f"{request.name}, {names}: {request.draws:,} draws at {request.axis}s {at}"
+        return Asked(request, _check.estimate(request), what, "fewer --draws, tokens or widths")
+
+    return studied(watch, where, asked, _check.prepare, _check.run, _said)
 
 
 def _said(error: ValueError) -> str:
@@ -60,8 +47,8 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
     source, changes, rules = (options.pop(name) for name in ("model", "changes", "rules"))
     lr, tokens = options.pop("lr"), options.pop("tokens")
     for name in ("widths", "depths", "ids", "targets"):
-        options[name] = _integers(f"--{name}", options[name], infinite=name == "widths")
-    count = None if tokens is None else (_integers("--tokens", tokens) or (0,))
+        options[name] = integers(f"--{name}", options[name], "256,1024,4096", inf=name == "widths")
+    count = None if tokens is None else (integers("--tokens", tokens, "4") or (0,))
     if count is not None and len(count) > 1:
         raise click.UsageError(f"--tokens {shown(tokens)} must be one number")
     options["tokens"] = None if count is None else count[0]
@@ -71,7 +58,11 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
     for name in ("ids", "targets"):
         words += [] if options[name] is None else [f"--{name}", ",".join(map(str, options[name]))]
     words += ["--tokens", tokens] if tokens is not None else []
-    model, rates = _own(source, lr, changes) if _is_function(source) else (_model(source, changes), _rates(lr))
+    model, rates = (
+        _own(source, lr, changes)
+        if is_target(source)
+        else (changed(model_of("MODEL", source), "--set", changes), _rates(lr))
+    )
     if isinstance(model, Transformer):
         rules = rules or ("sp", "mup")
         words += ["--grow", options["grow"]]
@@ -83,11 +74,6 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
         words=tuple(words),
         **options,
     )
-
-
-def _is_function(source: str) -> bool:
-    """FILE:FUNCTION; a path to a file may have a colon in it."""
-    return ":" in source and not Path(source).exists()
 
 
 def _own(source: str, lr: str | None, changes: Any) -> tuple[Any, Any]:
@@ -106,16 +92,6 @@ def _own(source: str, lr: str | None, changes: Any) -> tuple[Any, Any]:
     return found.value, rates
 
 
-def _model(source: str, changes: Any) -> Transformer:
-    check_name("MODEL", source)
-    try:
-        model = read(source)
-        return model.replace(**settings(changes)) if changes else model
-    except (ValueError, OSError) as error:
-        said = reason(error) if isinstance(error, OSError) else error
-        raise click.UsageError(f"MODEL {shown(source)}: {said}") from None
-
-
 def _rates(text: str | None) -> Any:
     """A number, or one for each of some kinds."""
     if text is None:
@@ -127,24 +103,3 @@ def _rates(text: str | None) -> Any:
     except ValueError:
         said = "must be a number, or kind=number,… as query=0.1,head=0.01"
         raise click.UsageError(f"--lr {shown(text)} {said}") from None
-
-
-def _integers(option: str, text: str | None, infinite: bool = False) -> tuple[float, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(math.inf if infinite and word.strip() in ("inf", "∞") else int(word) for word in text.split(","))
-    except ValueError:
-        said = "must be whole numbers with commas between, as 256,1024,4096"
-        raise click.UsageError(f"{option} {shown(text)} {said}") from None
-
-
-def _announce(request: Request, cost: Cost) -> None:
-    """Print the cost before the work begins, and before it is planned."""
-    names = " and ".join(check.name for check in request.checks)
-    at = ", ".join(f"{v:,}" for v in request.at)
-    complain(
-        f"{request.name}, {names}: {request.draws} draws at {request.axis}s {at}, about "
-        f"{_cost.in_time(cost.clock)} and {in_bytes(cost.workers * cost.bytes)} on {cost.workers} "
-        f"worker{'s' * (cost.workers > 1)}"
-    )

@@ -1,7 +1,8 @@
 """Estimates of a command's memory and time before it begins: it is refused if too large, and announced if long.
 
 The estimates for the layer are formulas fitted to measured times and sizes. They are right within a factor of a few,
-which is enough to tell minutes from months.
+which is enough to tell minutes from months. What a device takes for draws is not estimated: nothing is refused or
+announced for it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import click
 from ..engine._montecarlo import cores, in_bytes, memory
 from ..engine._plan import Plan
 from ..engine._sampler import KEPT
-from ..engine.backends._numpy import block_bytes
 from ..engine.lower._positive import LEAST, MOST
+from ..studies._cost import Draw
 from ._output import complain
 
 LONG = 10.0  # seconds: a command that takes longer says so before it begins
@@ -32,7 +33,14 @@ class Cost(NamedTuple):
 
 
 def layer_cost(
-    tokens: int, heads: int, width: float, head_dim: float | None, activation: str, draws: int, both: bool = False
+    tokens: int,
+    heads: int,
+    width: float,
+    head_dim: float | None,
+    activation: str,
+    draws: int,
+    both: bool = False,
+    on_cores: bool = True,
 ) -> Cost:
     """The built-in layer at this width; with `both`, its limit too, from the same random numbers.
 
@@ -53,19 +61,21 @@ def layer_cost(
                 replica += 400 * 2**s + (4 * s + s**2 / 4) * width
             else:
                 replica += (16 * s + s**2) * width
-            size += 40 * s * width * cores()
-        nanoseconds += draws * replica * (2 if both else 1)
+            size += 40 * s * width * cores() * on_cores
+        nanoseconds += draws * replica * (2 if both else 1) * on_cores
         size += 48.0 * min(draws, KEPT) + 100 * h * s * cores()
     return Cost(size, nanoseconds / 1e9)
 
 
-def plan_cost(plans: Sequence[Plan], draws: int, planning: float) -> Cost:
+def plan_cost(plans: Sequence[Plan], draws: int, planning: float, on_cores: bool = True) -> Cost:
     """So many draws of each plan; a block is held by every core. `planning` are the seconds to make them again."""
     held = sum(
         8.0 * (min(draws, KEPT) if p.mean.shape[0] == 1 else draws) * (p.mean.shape[0] + p.mean.shape[0] ** 2)
         for p in plans
     )
-    block = max((max(2.0 * p.bytes, block_bytes(p, draws)) for p in plans), default=0.0)
+    if not on_cores:
+        return Cost(held, planning)
+    block = max((Draw.of(p).room(draws) for p in plans), default=0.0)
     return Cost(cores() * block + held, planning + sum(p.seconds(draws) for p in plans) / cores())
 
 

@@ -35,7 +35,7 @@ def law_command(
     check_plot(plot)
     where = chosen(options)
     with apart(as_json):
-        asked = subject({**options, "infinite_heads": infinite_heads}, draws)
+        asked = subject({**options, "infinite_heads": infinite_heads}, draws, backend=where.backend)
         with sampling(where) as how:
             announce(asked.seconds)
             law = asked.infinite_heads() if infinite_heads else asked.law(draws, seed, **how)

@@ -10,9 +10,7 @@ import click
 from ._group import cli
 from ._interrupt import Watch
 from ._numbers import SEED, WORKERS
-from ._output import check_name, failing, of_out, say
-
-KEPT = "finished parts are kept, and the same command goes on from there"
+from ._output import check_name, say
 
 
 @cli.command("literature")
@@ -31,14 +29,14 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, **opti
     """
     from ..studies.literature._study import Options, prepare, run
     from ._cost import announce
+    from ._study import failing, kept, of_out
 
     check_name("--out", out)
     try:
         asked = Options(names, Path(out), **options)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    watch.message = f"interrupted; {KEPT}"
-    with failing(out, KEPT, of_out):
+    with failing(watch, asked.out, kept("parts"), of_out):
         prepare(asked)
         announce(asked.seconds)
         done = run(asked)

@@ -39,6 +39,18 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:40]}…{text[-10:]}"
 
 
+def integers(option: str, text: str | None, example: str, inf: bool = False) -> tuple[Any, ...] | None:
+    """Whole numbers with commas between, or infinity where that is allowed."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    try:
+        return tuple(math.inf if inf and word.lower() in INFINITE else int(word) for word in words)
+    except ValueError:
+        said = f"must be whole numbers with commas between, as {example}"
+        raise click.UsageError(f"{option} {shown(text)} {said}") from None
+
+
 def _between(least: int, most: int) -> Callable[[int], bool]:
     return lambda v: least <= v < most
 

@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,35 +52,6 @@ def as_option(text: str) -> str:
 def reason(error: OSError) -> str:
     """Why the system refused, without the path: messages name the path as the option gave it."""
     return error.strerror or str(error) or type(error).__name__
-
-
-@contextlib.contextmanager
-def failing(out: str | None, kept: str, said: Callable[[ValueError], str | None]) -> Iterator[None]:
-    """What can go wrong while a study runs, in a line; `kept` says what is left of it.
-
-    `said` is a message of the library as the command has it, or None for an error that is none of the user's.
-    """
-    from concurrent.futures.process import BrokenProcessPool  # slow to import
-
-    try:
-        yield
-    except BrokenProcessPool:
-        complain(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {kept}")
-        raise click.exceptions.Exit(1) from None
-    except OSError as error:
-        if out is None:
-            raise
-        raise click.UsageError(f"--out {shown(out)} must be a folder that can be written to: {reason(error)}") from None
-    except ValueError as error:
-        text = said(error)
-        if text is None:
-            raise
-        raise click.UsageError(text) from None
-
-
-def of_out(error: ValueError) -> str | None:
-    """What the library says of the folder for a study's files; of all else, nothing."""
-    return f"--{error}" if str(error).startswith("out=") else None
 
 
 @contextlib.contextmanager

@@ -16,12 +16,12 @@ from ..studies.paper._reproduce import Options, prepare, reproduce
 from ._cost import Cost, afford, announce, layer_cost
 from ._interrupt import Watch
 from ._numbers import shown
-from ._output import failing, of_out, say
+from ._output import say
+from ._study import failing, kept, of_out
 from ._where import Where, sampling
 
 MODEST = {"samples": 100, "trials": 1, "tokens": 4, "workers": 1}
 START, FIGURE, MEASURE = 1.5, 1.0, 1e-6  # seconds: to start the workers, to draw a figure, to measure one draw in it
-KEPT = "finished trials are kept, and the same command goes on from there"
 
 
 def reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, options: dict[str, Any]) -> None:
@@ -33,9 +33,8 @@ def reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, opt
     given = {name: options[name] for name in ("samples", "trials", "tokens", "workers")}
     modest = {name: small for name, small in MODEST.items() if given[name] is not None}
     seconds = afford(lambda **sizes: _cost(replace(asked, **sizes)), given, modest)
-    watch.message = f"interrupted; {KEPT}"
     try:
-        with failing(out, KEPT, of_out):
+        with failing(watch, asked.out, kept("trials"), of_out):
             _check_disk(asked)
             prepare(asked)
             with sampling(where, asked.workers) as how:
@@ -51,11 +50,11 @@ def reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, opt
 
 
 def _cost(chosen: Options) -> Cost:
-    """The cost of the trials on so many workers; the memory includes all draws, which the main process reads."""
+    """The cost of the trials that are not there yet; the memory includes all draws, which the main process reads."""
     plan = chosen.plan
     parts = {part for figure in _figures(chosen) for part in replace(plan, trials=1).parts(figure)}
-    costs = [
-        layer_cost(
+    costs = {
+        part: layer_cost(
             tokens=part.case.tokens,
             heads=part.case.heads,
             width=part.case.width,
@@ -63,14 +62,20 @@ def _cost(chosen: Options) -> Cost:
             activation="identity" if part.case.activation == "clip" else part.case.activation,  # it clips at 100
             draws=part.samples,
             both=part.case.width == math.inf,
+            on_cores=chosen.backend.kind == "cpu",
         )
         for part in parts
-    ]
-    workers = min(chosen.workers or cores(), plan.trials * len(parts))
+    }
+    left = dict.fromkeys(parts, plan.trials)  # trials of each
+    if plan.store.any():
+        left = {
+            part: sum(not plan.store.has(plan.part(part.case, k).key) for k in range(plan.trials)) for part in parts
+        }
+    workers = min(chosen.workers or cores(), max(1, sum(left.values())))
     draws = max(part.samples for part in parts)
     return Cost(
-        workers * max(cost.bytes for cost in costs) + 64.0 * plan.trials * draws,
-        plan.trials * sum(cost.seconds for cost in costs) / min(workers, cores()),
+        workers * max(cost.bytes for cost in costs.values()) + 64.0 * plan.trials * draws,
+        sum(left[part] * costs[part].seconds for part in parts) / min(workers, cores()),
     )
 
 

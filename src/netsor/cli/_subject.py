@@ -15,6 +15,7 @@ from .._program import Program
 from ..engine import Plan
 from ..engine._coordinates import picked
 from ..engine._montecarlo import check_memory
+from ..engine.backends import Backend, Numpy
 from ..language._graph import ordered
 from ..laws import HeadSum, Law
 from ..studies._planning import of_values
@@ -60,10 +61,9 @@ class Subject:
         where |= {"draws": draws, "seed": seed, "coordinates": self.coordinate}
         return cast(Law, self.net.law(**where, **self.widths))  # type: ignore[arg-type]
 
-    def plan(self) -> Plan:
-        """What would be drawn and computed for it."""
-        widths: dict[str, Any] = self.widths
-        return self.net.plan(coordinates=self.coordinate, **widths)
+    def plan(self, **place: Any) -> Plan:
+        """What would be drawn and computed for it there."""
+        return self.net.plan(coordinates=self.coordinate, **place, **self.widths)  # type: ignore[arg-type]
 
     def infinite_heads(self) -> Law:
         """The law of infinitely many heads at infinite width."""
@@ -71,8 +71,14 @@ class Subject:
         return law.infinite_heads() if isinstance(law, HeadSum) else cast(Law, law)  # 1/n scaling is Gaussian already
 
 
-def subject(options: dict[str, Any], draws: int = 0, both: bool = False) -> Subject:
+def subject(
+    options: dict[str, Any],
+    draws: int = 0,
+    both: bool = False,
+    backend: Backend = Numpy(),  # noqa: B008 (it is frozen)
+) -> Subject:
     """The program and widths of the options; refused if so many draws, with `both` also of the limit, cost too much."""
+    on_cores = backend.kind == "cpu"
     target, binds, arguments = (options[name] for name in ("program", "binds", "arguments"))
     if target is None:
         for option, values in (("--bind", binds), ("--arg", arguments)):
@@ -80,7 +86,7 @@ def subject(options: dict[str, Any], draws: int = 0, both: bool = False) -> Subj
                 raise click.UsageError(f"{option} {values[0]} needs a FILE:PROGRAM that it is about")
         if options["activation"] != "clip" and _is_given("clip"):
             raise click.UsageError(f"--clip {options['clip']:g} is for --activation clip, not {options['activation']}")
-        return _built_in(draws, both, options["coordinate"], **{name: options[name] for name in LAYER})
+        return _built_in(draws, both, on_cores, options["coordinate"], **{name: options[name] for name in LAYER})
     for name in LAYER:
         if _is_given(name):
             option = f"--{name.replace('_', '-')}"
@@ -103,9 +109,9 @@ def subject(options: dict[str, Any], draws: int = 0, both: bool = False) -> Subj
         most = math.inf if bind == given else 64  # the cost at smaller widths tells whether --bind is to blame
         narrow: list[dict[str, Any]] = [{k: v if v == math.inf else min(v, most) for k, v in w.items()} for w in sides]
         start = time.perf_counter()
-        plans = [net.plan(**widths) for widths in narrow]
+        plans = [net.plan(backend=backend, **widths) for widths in narrow]
         again = sum(PLANS[math.inf in widths.values()] for widths in narrow) / len(narrow)
-        return plan_cost(plans, draws, again * (time.perf_counter() - start))
+        return plan_cost(plans, draws, again * (time.perf_counter() - start), on_cores)
 
     given = " --bind ".join(f"{k}={v}" for k, v in asked.widths.items())
     seconds = afford(cost, {"draws": draws, "bind": given}, {"bind": "", "draws": 2})
@@ -141,6 +147,7 @@ def _is_given(name: str) -> bool:
 def _built_in(
     draws: int,
     both: bool,
+    on_cores: bool,
     coordinate: int | None,
     width: float,
     head_dim: float | None,
@@ -164,7 +171,12 @@ def _built_in(
         _refuse_limit("--width", widths)
     never = model["activation"] == "clip" and model["clip"] > 10 * model["sigma_w"]
     size = {"tokens": model["tokens"], "heads": model["heads"], "width": width, "head_dim": head_dim}
-    size |= {"activation": "identity" if never else model["activation"], "draws": draws, "both": both}
+    size |= {
+        "activation": "identity" if never else model["activation"],
+        "draws": draws,
+        "both": both,
+        "on_cores": on_cores,
+    }
     seconds = afford(layer_cost, size, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})
     net = layer(**model, token=token - 1, mask=mask, low_rank=head_dim is not None)
     return Subject(net, widths, True, coordinate, seconds)

@@ -57,6 +57,11 @@ class Found:
         return net if self.index is None else _part(net, self.index, self.target)
 
 
+def is_target(source: str) -> bool:
+    """Whether it is a FILE:PROGRAM; a path to a file may have a colon in it."""
+    return ":" in source and not Path(source).exists()
+
+
 def find(target: str, arguments: Sequence[str] = ()) -> Found:
     """What FILE:PROGRAM names, with a part of it, FILE:PROGRAM[0]; FILE is run."""
     module_name, _, attribute = target.rpartition(":")

@@ -29,13 +29,19 @@ PRECISIONS = ("float64", "float32")
 OPTIONS = ("backend", "device", "precision")
 
 
+def place_options(command: Command) -> Command:
+    """--backend and --device."""
+    device = click.option("--device", metavar="cpu|cuda", help="Where it computes.  [default: a GPU if it sees one]")
+    backend = click.option(
+        "--backend", type=click.Choice(BACKENDS), default="numpy", show_default=True, help="The array library."
+    )
+    return backend(device(command))
+
+
 def where_options(command: Command, auto: bool = False) -> Command:
     """--backend, --device, --precision and --dask; with `auto` the precision is chosen, if it is not given."""
     options = [
-        click.option(
-            "--backend", type=click.Choice(BACKENDS), default="numpy", show_default=True, help="The array library."
-        ),
-        click.option("--device", metavar="cpu|cuda", help="Where it computes.  [default: a GPU if it sees one]"),
+        place_options,
         click.option(
             "--precision",
             type=click.Choice(_precisions(auto)),
@@ -71,14 +77,31 @@ def chosen(options: dict[str, Any], auto: bool = False) -> Where:
     from ..engine.backends import choose
 
     address = options.pop("dask")
-    try:
-        backend, device, precision = (options.pop(name) for name in OPTIONS)
+    backend, device, precision = (options.pop(name) for name in OPTIONS)
+    with _refused():
         found = choose(backend, device, precision, _precisions(auto))
-    except ValueError as error:
-        raise click.UsageError(f"--{str(error).replace('=', ' ', 1)}") from None
     if address is not None and importlib.util.find_spec("distributed") is None:
         raise click.UsageError(f"--dask {shown(address)} needs Dask: pip install 'netsor[dask]'")
     return Where(found, address)
+
+
+def planned_for(options: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for `Program.plan`, taken out of `options`: a device that is named need not be here."""
+    from ..engine.backends import prices
+
+    place = {name: options.pop(name) for name in ("backend", "device")}
+    with _refused():
+        prices(**place)
+    return place
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """An error of the library, with its argument as an option."""
+    try:
+        yield
+    except ValueError as error:
+        raise click.UsageError(f"--{str(error).replace('=', ' ', 1)}") from None
 
 
 @contextmanager

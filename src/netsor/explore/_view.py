@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..engine import Plan
-from ..engine._montecarlo import in_bytes, memory
+from ..engine._montecarlo import cores, in_bytes, memory
 from ..laws import Estimate, Law, kl
+from ..studies._cost import Draw
 from ._picture import Curve, Panel
 
 if TYPE_CHECKING:
@@ -95,18 +96,20 @@ def distances(laws: list[Named]) -> Rows:
 
 def afford(plans: list[Plan], asked: int | None) -> tuple[int, str]:
     """How many draws these plans are given, and a note if that is fewer than usual; those asked for if they fit."""
-    block = max((2.0 * plan.bytes for plan in plans), default=0.0)
-    if block > memory() / 2:
-        raise ValueError(f"a replica would need {in_bytes(block)} of memory: smaller numbers on the sliders need less")
 
     def seconds(draws: int) -> float:
         return sum(plan.seconds(draws) for plan in plans)
 
+    draws = next((draws for draws in DRAWS if seconds(draws) <= QUICK), DRAWS[-1]) if asked is None else asked
+    block = cores() * max((Draw.of(plan).room(draws) for plan in plans), default=0.0)
+    if block > memory() / 2:
+        raise ValueError(
+            f"{draws:,} draws would need {in_bytes(block)} of memory: smaller numbers on the sliders need less"
+        )
     if asked is not None:
         if seconds(asked) > LONG:
             raise ValueError(f"{asked:,} draws would take about {seconds(asked):.0f} s: choose fewer, or smaller sizes")
         return asked, ""
-    draws = next((draws for draws in DRAWS if seconds(draws) <= QUICK), DRAWS[-1])
     if seconds(draws) > SLOW:
         raise ValueError(
             f"even {draws} draws would take about {seconds(draws):.0f} s, too long to drag a slider: "

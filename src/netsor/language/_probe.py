@@ -59,8 +59,8 @@ def needs_spectrum(f: Function) -> bool:
 
 
 def ours(f: Function) -> bool:
-    """Whether it is a function of this package, which its tests have asked: then a large one is not asked again."""
-    return str(getattr(_plain(f), "__module__", "")).split(".")[0] == __name__.split(".")[0]
+    """Whether it is a function of this package, which its tests have asked, or an operator of Python."""
+    return str(getattr(_plain(f), "__module__", "")).split(".")[0] in (__name__.split(".")[0], "_operator")
 
 
 def _plain(f: Function) -> Callable[..., Any]:

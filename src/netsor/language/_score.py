@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace
 
+from .._arrays import array_namespace
 from ..activations import Function, row_softmax
 from ._apply import as_vector
 from ._content import shared

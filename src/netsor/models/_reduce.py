@@ -7,22 +7,19 @@ matrix.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace, is_torch_array
 
+from .._arrays import array_namespace, eigenvalues
 from ..language._probe import makes, of_spectrum
 
 Array = Any
 Mask = npt.NDArray[np.bool_]
 
 SMALLEST = 1e-37  # a normal number in single precision too; what is smaller adds nothing to an entropy
-STREAMS = 4  # matrices at a time whose eigenvalues a GPU finds: eight are no faster
-MANY = 256  # rows of a matrix from which threads pay
 PIECE = 2**18  # numbers of a piece of logits: 2 MiB, and numpy is called seldom
 
 
@@ -47,30 +44,9 @@ def effective_rank(gram: Array) -> Array:
     It is 1 if all tokens are one direction, and s if they are orthogonal and of one size.
     """
     xp = array_namespace(gram)
-    spectrum = xp.clip(_eigenvalues(0.5 * (gram + xp.matrix_transpose(gram))), 0.0, None)
+    spectrum = xp.clip(eigenvalues(0.5 * (gram + xp.matrix_transpose(gram))), 0.0, None)
     whole = xp.sum(spectrum, axis=-1, keepdims=True)
     return xp.exp(_entropy(spectrum / xp.where(whole > 0, whole, 1.0)))[..., None]
-
-
-def _eigenvalues(a: Array) -> Array:
-    """Those of symmetric matrices. On a GPU one matrix does not fill it: several at a time, each on its own stream."""
-    if not (is_torch_array(a) and a.is_cuda and a.ndim > 2 and a.shape[-1] >= MANY):
-        return array_namespace(a).linalg.eigvalsh(a)
-    import torch
-
-    torch.linalg.eigvalsh(
-        torch.ones((1, 1), device=a.device)
-    )  # PyTorch loads its solver, which one thread alone can do
-
-    def found(some: Array, stream: Any) -> Array:
-        with torch.no_grad(), torch.cuda.stream(stream):
-            return torch.linalg.eigvalsh(some)  # waits for its end
-
-    parts = a.reshape(-1, *a.shape[-2:]).chunk(STREAMS)
-    torch.cuda.current_stream(a.device).synchronize()
-    with ThreadPoolExecutor(STREAMS) as pool:
-        made = pool.map(found, parts, [torch.cuda.Stream(a.device) for _ in parts])
-        return torch.cat(list(made)).reshape(a.shape[:-1])
 
 
 @makes(4)

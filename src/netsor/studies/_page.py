@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
+from typing import Any
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -51,9 +53,19 @@ code {{ background: #f3f3f3; padding: 0 0.2rem; }}
 """
 
 
+FIGURES = "each figure as PDF and PNG, its data as CSV, and <code>manifest.json</code>"
+
+
 def page(title: str, body: str) -> str:
     """The whole file; the title is text, the body is HTML."""
     return PAGE.format(title=html.escape(title), body=body)
+
+
+def made_by(manifest: Mapping[str, Any], beside: str = FIGURES) -> str:
+    """Versions, the command, and the files beside the page, in HTML."""
+    versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
+    command = f"The command: <code>{html.escape(manifest['command'])}</code>"
+    return f"{html.escape(versions)}. {command}. Beside this file: {beside}."
 
 
 def picture(name: str, svg: bytes, caption: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import time
 import zipfile
 from collections.abc import Mapping
@@ -56,6 +57,14 @@ class Store:
         np.savez(buffer, **named)
         content = buffer.getvalue()
         write(self.path(key), content + hashlib.sha256(content).digest())
+
+    def has(self, key: Mapping[str, Any]) -> bool:
+        """Whether a part is there, if it is not damaged."""
+        return os.path.isfile(self.path(key))
+
+    def any(self) -> bool:
+        """Whether there are parts at all, of whatever."""
+        return any(os.path.isfile(path) for path in self.folder.glob("*.npz"))
 
     def load(self, key: Mapping[str, Any]) -> Arrays | None:
         """A part, or None if it is absent or damaged."""

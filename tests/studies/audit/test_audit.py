@@ -381,8 +381,8 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
     """Two dozen of GPT-2 with gradients take 0.5 GiB, which was not counted: twice what one takes is less."""
     request = Request((TINY,), tokens=16, draws=64, workers=1, widths="actual")
     (subject,) = request.subjects
-    for name in ("BASE", "BLOCK", "COPIES"):
-        monkeypatch.setattr(f"netsor.studies.audit._audit.{name}", 0.0)
+    for name in ("_cost.BASE", "_cost.LEAST", "audit._audit.COPIES"):
+        monkeypatch.setattr(f"netsor.studies.{name}", 0.0)
     together = min(block_of(subject.plan), subject.part_draws)
     assert together > 2
     found = []

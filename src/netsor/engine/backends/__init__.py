@@ -6,12 +6,13 @@ import re
 from collections.abc import Sequence
 
 from ...language._given import shown
+from .._prices import Prices
 from ._base import AUTO, PRECISIONS, Backend, Device, NoDeviceError
 from ._jax import Jax
 from ._numpy import Numpy
 from ._torch import Torch
 
-__all__ = ["AUTO", "NAMES", "PRECISIONS", "Backend", "Device", "NoDeviceError", "Numpy", "choose"]
+__all__ = ["AUTO", "NAMES", "PRECISIONS", "Backend", "Device", "NoDeviceError", "Numpy", "choose", "prices"]
 
 NAMES: dict[str, type[Backend]] = {"numpy": Numpy, "jax": Jax, "torch": Torch}
 
@@ -33,16 +34,10 @@ def choose(
                 f"device={shown(device)}, precision={shown(precision)}: backend is {backend} already; leave them out"
             )
         return backend
-    if not isinstance(backend, str) or backend not in NAMES:
-        raise ValueError(f"backend={shown(backend)} must be one of {', '.join(NAMES)}")
     if not isinstance(precision, str) or precision not in precisions:
         raise ValueError(f"precision={shown(precision)} must be one of {', '.join(precisions)}")
-    if device is not None and not (isinstance(device, str) and re.fullmatch(r"cpu|cuda(:\d+)?", device)):
-        raise ValueError(f"device={shown(device)} must be 'cpu', 'cuda' or 'cuda:N'")
-    kind = NAMES[backend]
+    kind, device = _named(backend, device)
     if kind is Numpy:
-        if device not in (None, "cpu"):
-            raise NoDeviceError(f"device={device!r} needs backend='jax' or 'torch'; numpy knows the CPU alone")
         return Numpy("cpu", precision)
     precision = "float64" if precision == AUTO else precision
     if device is not None:
@@ -51,3 +46,22 @@ def choose(
         return kind("cuda", precision)
     except NoDeviceError:
         return kind("cpu", precision)
+
+
+def prices(backend: object = "numpy", device: object = None) -> Prices:
+    """What work takes by the backend of this name on this device, which need not be here; with None, as `choose`."""
+    if device is None or isinstance(backend, Backend):
+        return choose(backend, device).prices
+    kind, place = _named(backend, device)
+    return kind.prices_on((place or "").partition(":")[0])
+
+
+def _named(backend: object, device: object) -> tuple[type[Backend], str | None]:
+    """The backend and the device of these names, if they are names."""
+    if not isinstance(backend, str) or backend not in NAMES:
+        raise ValueError(f"backend={shown(backend)} must be one of {', '.join(NAMES)}")
+    if device is not None and not (isinstance(device, str) and re.fullmatch(r"cpu|cuda(:\d+)?", device)):
+        raise ValueError(f"device={shown(device)} must be 'cpu', 'cuda' or 'cuda:N'")
+    if NAMES[backend] is Numpy and device not in (None, "cpu"):
+        raise NoDeviceError(f"device={device!r} needs backend='jax' or 'torch'; numpy knows the CPU alone")
+    return NAMES[backend], device

@@ -60,7 +60,12 @@ class Backend(ABC):
     @property
     def prices(self) -> Prices:
         """What work takes on its device: plans are made for that."""
-        return CPU if self.kind == "cpu" else ACCELERATOR
+        return self.prices_on(self.kind)
+
+    @classmethod
+    def prices_on(cls, kind: str) -> Prices:
+        """What work takes on a device of this kind, whether there is one here or not."""
+        return CPU if kind == "cpu" else ACCELERATOR
 
     @abstractmethod
     def memory(self) -> float:

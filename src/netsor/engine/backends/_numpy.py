@@ -127,13 +127,18 @@ def block(plan: Plan, streams: Streams, replicas: int) -> tuple[Array, Array]:
 
 def block_of(plan: Plan, itemsize: int = 8) -> int:
     """How many replicas are in a block: it depends on the plan and the bytes of a number alone."""
-    size, held = (max(itemsize * some // 8, 1) for some in (plan.bytes, plan.held))
+    size, held = (itemsize * some // 8 for some in (plan.bytes, plan.held))
     # long rows of coordinates do not stay in a cache anyway
     room = BLOCK_BYTES * (8 if 2 * plan.long_numbers > plan.random_numbers else 1)
-    worth = 64 * STEP_SECONDS * len(plan.steps) / max(plan.seconds(1), 1e-9)
+    return together(size, held, plan.seconds(1), len(plan.steps), room)
+
+
+def together(size: float, held: float, seconds: float, steps: float, room: int = BLOCK_BYTES) -> int:
+    """The same of a plan of so many steps: bytes and seconds of a replica, and bytes of each more beside it."""
+    worth = 64 * STEP_SECONDS * steps / max(seconds, 1e-9)
     whole = int(2 ** math.ceil(math.log2(max(worth, 1.0))))  # what is drawn in parts has parts of a power of 2
-    few = min(FEW, whole, max(0, LARGE_BYTES - size) // held + 1)
-    return max(1, few, min(CHUNK, room // size))
+    few = min(FEW, whole, max(0, LARGE_BYTES - size) // max(held, 1) + 1)
+    return int(max(1, few, min(CHUNK, room // max(size, 1))))
 
 
 def block_bytes(plan: Plan, replicas: int) -> int:
@@ -179,8 +184,8 @@ class Numpy(Backend):
     name: ClassVar[str] = "numpy"
     threads: ClassVar[bool] = True
 
-    @property
-    def prices(self) -> Prices:
+    @classmethod
+    def prices_on(cls, kind: str) -> Prices:
         """Those of a CPU; replicas can draw different amounts of numbers."""
         return NUMPY
 

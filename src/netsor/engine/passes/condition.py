@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from ..._arrays import array_namespace
 from ...activations import Function
 from ...language._array import Value
 from ...language._operation import Dot, MatMul, Source, Take

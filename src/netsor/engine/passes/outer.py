@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from ..._arrays import array_namespace
 from ...activations import Function
 from ...language._array import Value
 from ...language._join import join

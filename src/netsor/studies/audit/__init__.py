@@ -158,11 +158,10 @@ def audit(
         None if out is None else Path(out),
         (first.name,),
         choose(backend, device, precision, (AUTO, *PRECISIONS)),
-        executor,
         progress,
         gradients,
         quick,
         swept,
         ranges,
     )
-    return _audit.run(request)
+    return _audit.run(request, executor)

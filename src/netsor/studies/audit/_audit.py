@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from concurrent.futures import Executor
 
 import numpy as np
 
-from ...engine._montecarlo import check_memory, cores, memory
-from ...engine.backends._numpy import block_bytes
+from ...engine._montecarlo import check_memory
+from .._cost import Cost, Draw, around, at_work
 from .._parts import collected
 from .._store import Arrays
 from ._found import Found, Measured
@@ -21,21 +21,7 @@ from ._request import PART_DRAWS, PART_SECONDS, Request, Subject
 from ._results import FILES, Audit, Comparison, folder_of
 from ._sample import measure
 
-BASE = 2.0**28  # bytes of a worker before it does anything
 COPIES = 4  # of the draws, at most, while they are put together and sorted
-START = 1.5  # seconds until workers have begun, one on each core
-REPORT = 3.0  # seconds for its pictures
-BLOCK = 2.0**25  # bytes that the engine takes in one go, if a single draw does not need more
-
-
-class Cost(NamedTuple):
-    """What an audit takes."""
-
-    seconds: float  # of one core, for the draws
-    first: float  # seconds before the first draw, and for the report
-    bytes: float  # of one worker
-    random_numbers: int
-    workers: int
 
 
 def estimate(request: Request) -> Cost:
@@ -51,29 +37,22 @@ def estimate(request: Request) -> Cost:
     check_memory(held, f"draws={max(counts)}", "take fewer draws")
     seconds = [draw.seconds * count for draw, count in zip(draws, counts, strict=True)]
     parts = [math.ceil(max(count / PART_DRAWS, s / PART_SECONDS)) for count, s in zip(counts, seconds, strict=True)]
-    one = BASE + max(max(2 * max(draw.bytes, BLOCK), plan.bytes) for draw, plan in zip(draws, plans, strict=True))
-    workers = min(request.workers or cores(), sum(parts)) if request.backend.threads else 1
+    every = zip(draws, plans, counts, parts, strict=True)
+    one = max(draw.in_worker(math.ceil(count / some), plan.bytes) for draw, plan, count, some in every)
+    workers = at_work(request.workers, sum(parts), one, request.backend, held)
     again = sum(plan.seconds * min(workers, count) for plan, count in zip(plans, parts, strict=True))
     numbers = int(sum(draw.numbers * count for draw, count in zip(draws, counts, strict=True)))
-    first = sum(plan.seconds for plan in plans) + _around(request, workers)
+    first = sum(plan.seconds for plan in plans) + around(workers, request.out is not None)
     return Cost(sum(seconds) + again, first, one, numbers, workers)
 
 
-def _around(request: Request, workers: int) -> float:
-    """Seconds until workers have begun, and for the report."""
-    return START * math.ceil(workers / cores()) + (REPORT if request.out is not None else 0.0)
-
-
 def workers_of(request: Request) -> int:
-    """How many work: as many as fit, if nobody said how many. An audit that does not fit is refused."""
+    """How many work, by the plans. An audit that does not fit in memory is refused."""
     subjects = request.subjects
     parts = sum(_parts(request, subject) for subject in subjects)
-    one = BASE + max(
-        max(2.0 * max(each.plan.bytes, BLOCK), block_bytes(each.plan, each.part_draws)) for each in subjects
-    )
+    one = max(Draw.of(each.plan).in_worker(each.part_draws) for each in subjects)
     held = COPIES * 8.0 * sum(request.draws_of(each.tokens) * each.plan.mean.shape[0] for each in subjects)
-    fit = max(1, int((memory() - held) // one))
-    workers = min(request.workers or min(cores(), fit), parts) if request.backend.threads else 1  # a device has one
+    workers = at_work(request.workers, parts, one, request.backend, held)
     check_memory(
         workers * one + held,
         f"tokens={request.lengths[-1]} with workers={workers}",
@@ -86,15 +65,23 @@ def _parts(request: Request, subject: Subject) -> int:
     return math.ceil(request.draws_of(subject.tokens) / subject.part_draws)  # perhaps more than fit a list
 
 
-def run(request: Request) -> Audit | Comparison:
-    """Draw what is not there yet, put it together, and write the report if there is a folder for it."""
-    start = time.perf_counter()
-    count = workers_of(request)
+def prepare(request: Request) -> None:
+    """Refuse a folder where files would be overwritten, or that cannot be written to, before anything is drawn."""
     if request.out is not None:
         folder_of(request.out).prepare(FILES)
+
+
+def run(request: Request, executor: Executor | None = None) -> Audit | Comparison:
+    """Draw what is not there yet, put it together, and write the report if there is a folder for it.
+
+    An executor does the parts in place of processes here.
+    """
+    start = time.perf_counter()
+    count = workers_of(request)
+    prepare(request)
     parts = {subject: request.parts(subject) for subject in request.subjects}
     every = [part for some in parts.values() for part in some]
-    how = request.out, request.own, request.backend, count, request.executor
+    how = request.out, request.own, request.backend, count, executor
     found = collected(every, measure, *how, request.models[0].name, request.progress)
     measured = {
         subject: joined(subject, [found[part] for part in some], some[0].backend.precision)

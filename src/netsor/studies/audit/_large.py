@@ -5,35 +5,28 @@ Numbers fitted to measured times and sizes, right within a factor of two or thre
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from ...engine._montecarlo import check_memory
+from ...engine.backends._numpy import together
+from .._cost import Draw
 from .._planning import Planning, planning
 from ._own import Model, Own
 
 MOST_LAYERS = 2000
 OPERATIONS = 40  # of one block, and its quantities
+STEPS = 120  # of a plan, for one block
 BACKWARD = 4  # times as many, with gradients
 TRIED = 4e-8, 75.0  # seconds and bytes of a number, when what gradients need of logits is tried out
 NUMBER = 1.2e-8  # seconds of a random number, and of what is done with it alone
 PRODUCT = 4e-10  # seconds of a multiplication in products of tokens, with what factors of these take
 MULTIPLIED = 2e-10  # seconds of a multiplication with a matrix that is drawn
 TURNED = 1e-7  # seconds of a number of rotary scores at infinite width
-BACK_NUMBERS, BACK_SECONDS = 1.7, 2.5  # times as many numbers and seconds, with gradients
-
-
-class Draw(NamedTuple):
-    """What one initialisation takes."""
-
-    seconds: float  # of one core
-    numbers: float  # random ones
-    bytes: float
+BACK_NUMBERS, BACK_SECONDS, BACK_STEPS = 1.7, 2.5, 3  # times as many numbers, seconds and steps, with gradients
 
 
 def a_draw(model: Model, tokens: int, infinite: bool, gradients: bool = False) -> Draw:
     """What one draw of the quantities of a model on so many tokens takes, in order of size."""
     if isinstance(model, Own):
-        return Draw(model.plan.seconds(1), model.plan.random_numbers, model.plan.bytes)
+        return Draw.of(model.plan)
     s, blocks = float(tokens), model.layers + 1.5 * model.decoder_layers
     wide = model.hidden * (1 + model.gated) * (model.experts or 1)
     own = model.positions == "rotary" or model.qk_norm  # queries and keys have coordinates
@@ -50,8 +43,12 @@ def a_draw(model: Model, tokens: int, infinite: bool, gradients: bool = False) -
         drawn = weights * (NUMBER + s * MULTIPLIED) + scores * NUMBER, weights
         seconds, numbers = (blocks * some for some in min(few, drawn))  # a plan takes what costs less
     times = (BACK_SECONDS, BACK_NUMBERS) if gradients else (1.0, 1.0)
-    size = 8 * max(2 * logits, s * wide, model.heads * s * s)
-    return Draw(seconds * times[0] + logits * NUMBER, numbers * times[1] + logits, size)
+    seconds, numbers = seconds * times[0] + logits * NUMBER, numbers * times[1] + logits
+    inner = 8 * max(s * wide, model.heads * s * s)
+    size = max(16 * logits, inner)
+    beside = inner if model.tied and not gradients else size  # logits of a draw are made after those of another
+    steps = STEPS * blocks * (BACK_STEPS if gradients else 1)
+    return Draw(seconds, numbers, size, beside, together(size, beside, seconds, steps))
 
 
 def ahead(model: Model, tokens: int, infinite: bool, gradients: bool = False) -> Planning:

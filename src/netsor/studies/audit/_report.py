@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .._manifest import surroundings, tidy
-from .._page import page, picture
+from .._page import made_by, page, picture
 from . import _ranges
 from ._differences import Differences, short
 from ._draw import drawn, swept
@@ -113,12 +113,12 @@ def _precision(parts: Sequence[dict[str, Any]]) -> str:
 def _report(models: Sequence[Lengths], compared: Differences | None, manifest: dict[str, Any]) -> str:
     names = [lengths[0].model.name for lengths in models]
     request = models[0][0].request
-    versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
     how = (
         f"Every draw is {_exactly(models)}; no weight was drawn. {manifest['random_numbers']:,} random numbers, "
-        f"{_precision(manifest['parts'])}, {manifest['seconds']['sampling']:.1f} core-seconds. {versions}. "
-        f"The command: <code>{html.escape(manifest['command'])}</code>. Beside this file: <code>audit.csv</code> and "
-        "<code>manifest.json</code>, which has every field of the models."
+        f"{_precision(manifest['parts'])}, {manifest['seconds']['sampling']:.1f} core-seconds. "
+        + made_by(
+            manifest, "<code>audit.csv</code> and <code>manifest.json</code>, which has every field of the models"
+        )
     )
     body = BODY.format(
         first="" if compared is None else _first(names, models, compared),

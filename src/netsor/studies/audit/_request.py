@@ -8,13 +8,10 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ...engine import ExactError, Plan
 from ...engine._montecarlo import Progress, whole_number
@@ -23,6 +20,7 @@ from ...engine.backends import AUTO, Backend, Numpy
 from ...language import TraceError
 from ...language._given import shown
 from ...models import Probes, Transformer
+from .._key import keyed, seeded
 from ._large import BACKWARD, a_draw, ahead, refuse_large
 from ._order import DECIDE
 from ._own import Model, Own, OwnProbes, described
@@ -133,12 +131,12 @@ class Part:
     def key(self) -> dict[str, Any]:
         """All that its numbers depend on."""
         made = {"audit": self.subject.key, "part": self.index, "draws": self.draws, "seed": self.seed}
-        return made if self.backend == Numpy() else {**made, "backend": str(self.backend)}
+        return keyed(made, self.backend)
 
     @property
     def stream(self) -> int:
         """Its seed, the same for a model and its limit: they are compared with common random numbers."""
-        return int(np.random.SeedSequence([self.seed, self.index]).generate_state(1, np.uint64)[0] >> 1)
+        return seeded(self.seed, self.index)
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,6 @@ class Request:
     out: Path | None = None
     words: tuple[str, ...] = ()  # of the command, which say what the models are
     backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
-    executor: Executor | None = None  # for the parts, in place of processes here
     progress: Progress = True
     gradients: bool | None = None  # None: where they cost little, see `backward`
     quick: bool = False

@@ -6,12 +6,12 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ...engine._montecarlo import check_memory, cores, memory
+from ...engine._montecarlo import check_memory
+from .._cost import Cost, around, at_work
 from .._parts import collected
 from ._found import Check
 from ._network import CHANGE, SIZE, Entry
@@ -21,45 +21,32 @@ from ._results import FILES, CoordCheck, folder_of
 from ._sample import measure
 from ._subject import Subject
 
-BASE = 2.0**28  # bytes of a worker before it does anything
-START = 1.5  # seconds until workers have begun, one on each core
-REPORT = 3.0  # seconds for its pictures
 ROUNDING = 1e-5  # of a size: square roots of rounding errors of squares are below it
 
 Floats = npt.NDArray[np.float64]
-
-
-class Cost(NamedTuple):
-    """What a check takes."""
-
-    seconds: float  # of one core
-    bytes: float  # of one worker
-    random_numbers: int
-    workers: int
-
-    @property
-    def clock(self) -> float:
-        """Seconds of the clock."""
-        return START + self.seconds / min(self.workers, cores())
 
 
 def estimate(request: Request) -> Cost:
     """About what it will take, within a moment. What can not fit in memory at all is refused."""
     every = [subject for rule in request.checks for subject in request.subjects(rule)]
     draws = request.draws or DRAWS
-    seconds, numbers, size, parts = 0.0, 0.0, 0.0, 0
+    seconds, numbers, one, parts = 0.0, 0.0, 0.0, 0
     for subject in every:
-        one, drawn, held = subject.a_draw()
-        plan = subject.ahead()
+        draw, plan = subject.a_draw(), subject.ahead()
         count = math.ceil(draws / subject.part_draws)
-        seconds += one * draws + plan.seconds * count
-        numbers += drawn * draws
-        size = max(size, BASE + 2 * held + plan.bytes)
+        seconds += draw.seconds * draws + plan.seconds * count
+        numbers += draw.numbers * draws
+        one = max(one, draw.in_worker(min(draws, subject.part_draws), plan.bytes))
         parts += count
-    check_memory(size, f"widths={list(request.at)}", "take smaller widths, or fewer tokens")
-    fit = max(1, int(memory() // size))
-    workers = min(request.workers or min(cores(), fit), parts)
-    return Cost(seconds + (REPORT if request.out is not None else 0.0), size, int(numbers), workers)
+    check_memory(one, f"widths={list(request.at)}", "take smaller widths, or fewer tokens")
+    workers = at_work(request.workers, parts, one, request.backend)
+    return Cost(seconds, around(workers, request.out is not None), one, int(numbers), workers)
+
+
+def prepare(request: Request) -> None:
+    """Refuse a folder where files would be overwritten, or that cannot be written to, before anything is drawn."""
+    if request.out is not None:
+        folder_of(request.out).prepare(FILES)
 
 
 def run(request: Request, executor: Executor | None = None) -> CoordCheck:
@@ -69,8 +56,7 @@ def run(request: Request, executor: Executor | None = None) -> CoordCheck:
     """
     start = time.perf_counter()
     count = estimate(request).workers
-    if request.out is not None:
-        folder_of(request.out).prepare(FILES)
+    prepare(request)
     asked = [pair for rule in request.checks for pair in enumerate(request.subjects(rule))]
     parts = {subject: request.parts(subject, place) for place, subject in asked if not request.own or subject.entries}
     every = [part for some in parts.values() for part in reversed(some)]
@@ -88,7 +74,7 @@ def run(request: Request, executor: Executor | None = None) -> CoordCheck:
 
 
 def _numbers(numbers: dict[Subject, Floats]) -> float:
-    return sum(subject.a_draw()[1] * len(some) for subject, some in numbers.items())
+    return sum(subject.a_draw().numbers * len(some) for subject, some in numbers.items())
 
 
 def _check(request: Request, rule: Parametrisation, numbers: dict[Subject, Floats]) -> Check:

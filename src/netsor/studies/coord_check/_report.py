@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .._manifest import surroundings, tidy
-from .._page import page, picture
+from .._page import made_by, page, picture
 from ._draw import pictures
 from ._found import Check
 from ._judge import ABSENT, GROWS, KEPT, SHRINKS, UNDECIDED, Verdict
@@ -19,6 +19,10 @@ from ._request import COMMAND, Request
 from ._table import headline, rows, rule
 
 CLASSES = {KEPT: "agrees", GROWS: "disagrees", SHRINKS: "disagrees", ABSENT: "absent"}
+BESIDE = (
+    "<code>coord-check.csv</code> (every size), <code>coord-check.json</code>, the figure as PDF and PNG, and "
+    "<code>manifest.json</code>"
+)
 BODY = """\
 <p>{head}.</p>
 {first}
@@ -83,7 +87,6 @@ def _command(r: Request, out: Path) -> str:
 
 
 def _report(checks: Sequence[Check], manifest: dict[str, Any], drawn: dict[str, tuple[bytes, ...]]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
     r = checks[0].request
     body = BODY.format(
         head=html.escape(headline(r)),
@@ -96,9 +99,7 @@ def _report(checks: Sequence[Check], manifest: dict[str, Any], drawn: dict[str, 
         exactly="Every draw is exact in law at its width: no weight was drawn, and nothing was trained. Matrices and "
         "embeddings are trained; biases and gains of norms are left as they begin." * (not r.own),
         how=f"About {manifest['random_numbers']:,} random numbers, {manifest['seconds']['sampling']:.1f} core-seconds. "
-        f"{versions}. The command: <code>{html.escape(manifest['command'])}</code>. Beside this file: "
-        "<code>coord-check.csv</code> (every size), <code>coord-check.json</code>, the figure as PDF and PNG, and "
-        "<code>manifest.json</code>.",
+        + made_by(manifest, BESIDE),
     )
     return page(f"Coordinate check of {r.name}", body)
 

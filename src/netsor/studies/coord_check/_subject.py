@@ -10,20 +10,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from ..._program import Program
 from ...engine import Plan
-from ...engine.backends import Backend, Numpy
+from ...engine.backends import Backend
+from ...engine.backends._numpy import together
 from ...language import Scalar, TraceError, Width
 from ...language._given import shown
 from ...models import Transformer
+from .._cost import Draw
+from .._key import keyed, seeded
 from .._planning import Planning, planning
 from ._network import Entry, Network, joined, limits, measured, of_model, of_program
 
 PART_DRAWS = 64  # at most
 PART_SECONDS = 20.0  # of one core, at most, but for a single draw: what an interrupted run loses
 OPERATIONS = 1500  # of one block with its gradients, its step and what is measured of it
+STEPS = 900  # of its plan
 NUMBER, PRODUCT = 1.2e-8, 1e-9  # seconds of a random number, and of a multiplication
 
 Build = Callable[[Any], Program]
@@ -101,7 +103,7 @@ class Subject:
         """The draws of a part, a power of two: each part is planned anew, so that short ones cost more than they do."""
         if self.model is None:
             return PART_DRAWS
-        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, PART_SECONDS / self.a_draw()[0])))))
+        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, PART_SECONDS / self.a_draw().seconds)))))
 
     def ahead(self) -> Planning:
         """About what it takes to write it down and to plan it."""
@@ -111,18 +113,18 @@ class Subject:
         found = planning(OPERATIONS * self.model.layers, vectors * self.model.heads / 4, 0.0, False)
         return Planning(found.seconds, found.bytes + 100.0 * len(self.ids) * (self.model.vocabulary or 0))
 
-    def a_draw(self) -> tuple[float, float, float]:
-        """About the seconds, random numbers and bytes of a draw."""
+    def a_draw(self) -> Draw:
+        """About what a draw takes."""
         if self.model is None:
-            plan = self.plan if self.entries else None
-            return (0.0, 0.0, 0.0) if plan is None else (plan.seconds(1), plan.random_numbers, plan.bytes)
+            return Draw.of(self.plan) if self.entries else Draw(0.0, 0.0, 0.0, 0.0, 1)
         m, t = self.model, float(len(self.ids))
         wide = m.hidden * (1 + m.gated) + 3.0 * m.width
         numbers = m.layers * t * wide * 2 + 3 * t * (m.vocabulary or 0)
         products = m.layers * 30 * t * t * (m.hidden + 4.0 * m.width) + 30 * t * t * (m.vocabulary or 0)
         if self.optimiser == "adam":  # every entry of a gradient, for inputs before the step and after it
             products += 6 * t * m.weights
-        return numbers * NUMBER + products * PRODUCT, numbers, 8 * (20 * t * (m.vocabulary or 0) + 8 * t * wide)
+        seconds, size = numbers * NUMBER + products * PRODUCT, 8 * (20 * t * (m.vocabulary or 0) + 8 * t * wide)
+        return Draw(seconds, numbers, size, size, together(size, size, seconds, STEPS * m.layers))
 
 
 @lru_cache(maxsize=8)
@@ -153,10 +155,9 @@ class Part:
         """All that its numbers depend on."""
         made = {"coord-check": self.subject.key, "place": self.place, "part": self.index}
         made |= {"draws": self.draws, "seed": self.seed}
-        return made if self.backend == Numpy() else {**made, "backend": str(self.backend)}
+        return keyed(made, self.backend)
 
     @property
     def stream(self) -> int:
         """Its seed."""
-        sequence = np.random.SeedSequence([self.seed, self.place, self.index])
-        return int(sequence.generate_state(1, np.uint64)[0] >> 1)
+        return seeded(self.seed, self.place, self.index)

@@ -12,6 +12,7 @@ from ..._style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, new
 from ...laws import Estimate
 from ...laws._estimate import student
 from ...nn import attention_std
+from .._key import seeded
 from .._store import Arrays
 from .._verdict import AGREES, DISAGREES, SIGMAS, below, every, falls
 from ._giorlandino_networks import condensed, encoder, query_gradient, theory
@@ -40,7 +41,7 @@ LENGTHS = (512, 2048, 16_384, 10**6, 10**9)
 def cosines(tokens: int, beta: float, width: float | None, draws: int, index: int, seed: int) -> Arrays:
     """The mean cosine by layer, a row for each draw; `width` None is infinite."""
     net = encoder(tokens, beta, LAYERS)
-    made = net.draw(n=math.inf if width is None else width, draws=draws, seed=_stream(seed, index), workers=1,
+    made = net.draw(n=math.inf if width is None else width, draws=draws, seed=seeded(seed, index), workers=1,
                     progress=False)  # fmt: skip
     return {"cosine": np.asarray(made, dtype=np.float64)}
 
@@ -56,10 +57,6 @@ def shares(tokens: list[int], beta: float, seed: int) -> Arrays:
     found = [attention_std(s, WIDTH, scale=beta * math.sqrt(math.log(s) / WIDTH)) ** 2 for s in tokens]
     return {"tokens": np.array(tokens), "share": np.array([e.value for e in found]),
             "error": np.array([e.error for e in found])}  # fmt: skip
-
-
-def _stream(seed: int, index: int) -> int:
-    return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def parts(quick: bool) -> list[Part]:

@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._page import page, picture
+from .._page import made_by, page, picture
 from .._verdict import ABSENT, AGREES, CLASSES, DISAGREES, UNDECIDED
 from ._result import Claim, Result
 
@@ -51,12 +51,7 @@ def report(
 ) -> str:
     """The page."""
     quick = manifest["options"]["quick"]
-    versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
-    how = (
-        f"{manifest['seconds']['work']:.0f} core-seconds of work. {html.escape(versions)}. The command: "
-        f"<code>{html.escape(manifest['command'])}</code>. Beside this file: each figure as PDF and PNG, its data as "
-        "CSV, and <code>manifest.json</code>."
-    )
+    how = f"{manifest['seconds']['work']:.0f} core-seconds of work. {made_by(manifest)}"
     said = "This is a quick look: smaller networks, fewer draws or fewer points; each result says which."
     body = BODY.format(
         quick=f'<p class="quick">{said}</p>' if quick else "",

@@ -59,11 +59,12 @@ class Options:
 
     @property
     def seconds(self) -> float:
-        """About what it takes: all parts on so many workers, and the figures."""
-        parts = [part for some in self.parts.values() for part in some]
+        """About what it takes: the parts that are not there yet, on so many workers, and the figures."""
+        store = Store(self.out / "parts")
+        parts = [part for some in self.parts.values() for part in some if not store.has(part.key(self.seed))]
         pictures = sum(len(result.pictures) for result in self.results)
         work = sum(part.seconds for part in parts) + FIGURE * pictures
-        longest = max(part.seconds for part in parts)
+        longest = max((part.seconds for part in parts), default=0.0)
         return START + max(longest, work / min(self.workers or cores(), cores()))
 
     @property

@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from ... import language as ns
 from ..._program import Program
 from ..._traced import program
 from ...engine.backends import Backend, Numpy
 from ...laws import HeadSum
+from .._key import keyed, seeded
 from ._layer import layer
 
 WIDTHS = (16, 64, 256, 1024)
@@ -93,11 +92,11 @@ class Part:
         """All that its numbers depend on, as JSON can hold it."""
         case = {name: "inf" if value == math.inf else value for name, value in asdict(self.case).items()}
         made = {"case": case, "trial": self.trial, "samples": self.samples, "seed": self.seed}
-        return made if self.backend == Numpy() else {**made, "backend": str(self.backend)}
+        return keyed(made, self.backend)
 
     def stream(self, purpose: int) -> int:
         """A seed for one purpose; cases of one trial share theirs, so that widths are coupled."""
-        return int(np.random.SeedSequence([self.seed, self.trial, purpose]).generate_state(1, np.uint64)[0] >> 1)
+        return seeded(self.seed, self.trial, purpose)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._page import page, picture
+from .._page import made_by, page, picture
 from .._verdict import ABSENT, AGREES, CLASSES, DISAGREES
 from ._claims import Row
 from ._law import law
@@ -72,12 +72,9 @@ def report(
 ) -> str:
     """The page."""
     estimator = manifest["options"]["estimator"]
-    versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
     how = (
         f"{manifest['random_numbers']:,} random numbers for {manifest['draws']:,} draws; "
-        f"{manifest['seconds']['sampling']:.1f} core-seconds of sampling. {versions}. The command: "
-        f"<code>{html.escape(manifest['command'])}</code>. Beside this file: each figure as PDF and PNG, its data as "
-        "CSV, and <code>manifest.json</code>."
+        f"{manifest['seconds']['sampling']:.1f} core-seconds of sampling. {made_by(manifest)}"
     )
     body = BODY.format(
         quick=f'<p class="quick">{html.escape(quick)}</p>' if quick else "",

@@ -1,0 +1,112 @@
+"""What every command that runs a study does: it is refused or announced, run, and what is left of it is told."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from ..engine._montecarlo import in_bytes
+from ..studies._cost import Cost
+from ..studies._store import Store
+from ._cost import LONGEST, in_time
+from ._interrupt import Watch
+from ._numbers import shown
+from ._output import complain, echo_json, reason, say
+from ._where import Where, sampling
+
+LOST = "nothing was kept; with --out DIR finished draws are"
+OWN = "nothing was kept: finished draws are kept of models only"
+
+
+def kept(what: str) -> str:
+    """What an interrupted study leaves in its folder."""
+    return f"finished {what} are kept, and the same command goes on from there"
+
+
+class Asked(NamedTuple):
+    """A study that was asked for, with what is to be told of it."""
+
+    request: Any  # with `out`, `workers` and `own`
+    cost: Cost
+    what: str  # such as "gpt2: 200 draws of 16 tokens"
+    less: str  # what would take less time
+    more: str = ""  # said after what it takes
+
+
+def studied(
+    watch: Watch, where: Where, asked: Callable[[], Asked], prepare: Callable[[Any], object],
+    run: Callable[[Any, Executor | None], Any], said: Callable[[ValueError], str],
+) -> Any:  # fmt: skip
+    """Run the study that is `asked` for, after its folder is prepared; `said` is an error as the command has it."""
+    try:
+        request, cost, what, less, more = asked()
+    except ValueError as error:
+        raise click.UsageError(said(error)) from None
+    on_cores = where.backend.kind == "cpu"  # what a device takes is not estimated
+    if on_cores and cost.clock > LONGEST:
+        raise click.UsageError(f"{what} would take about {in_time(cost.clock)}; {less} take less")
+    if request.out is not None and not request.own and Store(request.out / "parts").any():
+        more = f"; what is finished in --out is not drawn again{more}"
+    left = LOST if request.out is None else OWN if request.own else kept("draws")
+    with failing(watch, request.out, left, said):
+        prepare(request)
+        taken = f"on {where.backend.device}"
+        if on_cores:
+            taken = f"about {in_time(cost.clock)} and {in_bytes(cost.workers * cost.bytes)} on {cost.workers} worker"
+            taken += "s" * (cost.workers > 1)
+        complain(f"{what}, from about {_rounded(cost.random_numbers)} random numbers, {taken}{more}")
+        with sampling(where, request.workers) as how:
+            return run(request, how.get("executor"))
+
+
+def printed(found: Any, out: str | None, as_json: bool) -> None:
+    """Print what a study found, and where its report is."""
+    if as_json:
+        echo_json(found.as_dict())
+        return
+    say(found.table())
+    if out is not None:
+        say(f"\nreport: {Path(out) / 'report.html'}")
+
+
+@contextlib.contextmanager
+def failing(watch: Watch, out: Path | None, left: str, said: Callable[[ValueError], str | None]) -> Iterator[None]:
+    """What can go wrong while a study runs, in a line; `left` says what is left of it.
+
+    `said` is a message of the library as the command has it, or None for an error that is none of the user's.
+    """
+    from concurrent.futures.process import BrokenProcessPool  # slow to import
+
+    watch.message = f"interrupted; {left}"
+    try:
+        yield
+    except BrokenProcessPool:
+        complain(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {left}")
+        raise click.exceptions.Exit(1) from None
+    except OSError as error:
+        if out is None:
+            raise
+        raise click.UsageError(
+            f"--out {shown(str(out))} must be a folder that can be written to: {reason(error)}"
+        ) from None
+    except ValueError as error:
+        text = said(error)
+        if text is None:
+            raise
+        raise click.UsageError(text) from None
+
+
+def of_out(error: ValueError) -> str | None:
+    """What the library says of the folder for a study's files; of all else, nothing."""
+    return f"--{error}" if str(error).startswith("out=") else None
+
+
+def _rounded(count: int) -> str:
+    """Two digits, since it is an estimate."""
+    size = 10 ** max(0, len(str(count)) - 2)
+    return f"{round(count / size) * size:,}"

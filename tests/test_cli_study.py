@@ -1,0 +1,121 @@
+"""What all commands that run a study say of it: refused or announced, and what is left when it ends early."""
+
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+
+from netsor.cli import _study
+from netsor.cli._interrupt import Watch
+from netsor.cli._study import Asked, studied
+from netsor.cli._where import Where
+from netsor.engine.backends import Numpy
+from netsor.studies._cost import Cost
+
+
+class Far(Numpy):
+    """A device that is none of the cores."""
+
+    kind = "cuda"
+
+
+HERE, THERE = Where(Numpy(), None), Where(Far("cuda:1"), None)
+COST = Cost(seconds=20.0, first=10.0, bytes=2.0**30, random_numbers=123_456, workers=1)
+
+
+@dataclass(frozen=True)
+class Request:
+    out: Path | None = None
+    own: bool = False
+    workers: int | None = 1
+
+
+def said(error):
+    return f"as an option: {error}"
+
+
+def fails(error):
+    def run(request, executor=None):
+        raise error
+
+    return run
+
+
+def run(
+    request, run=lambda request, executor: "found", prepare=lambda request: None, cost=COST, watch=None, where=HERE
+):
+    asked = Asked(request, cost, "net: 2 draws", "fewer --draws", "; and more")
+    return studied(watch or Watch(), where, lambda: asked, prepare, run, said)
+
+
+def test_it_is_announced_and_run(capsys):
+    seen = []
+    assert run(Request(), lambda request, executor: seen.append(executor) or "found") == "found"
+    assert seen == [None]
+    told = "netsor: net: 2 draws, from about 120,000 random numbers, about 30 s and 1 GiB on 1 worker; and more\n"
+    assert capsys.readouterr().err == told
+
+
+def test_what_is_finished_is_not_announced_again(tmp_path, capsys):
+    (tmp_path / "parts").mkdir()
+    for out in (tmp_path, None):
+        run(Request(out))
+        assert "not drawn again" not in capsys.readouterr().err
+    (tmp_path / "parts" / "0.npz").write_bytes(b"")
+    run(Request(tmp_path, own=True))  # whose parts are never kept
+    assert "not drawn again" not in capsys.readouterr().err
+    run(Request(tmp_path))
+    assert "on 1 worker; what is finished in --out is not drawn again; and more" in capsys.readouterr().err
+
+
+def test_on_a_device_no_time_is_told(capsys):
+    """Times are those of cores."""
+    assert run(Request(), cost=COST._replace(seconds=1e9), where=THERE) == "found"
+    told = "netsor: net: 2 draws, from about 120,000 random numbers, on cuda:1; and more\n"
+    assert capsys.readouterr().err == told
+
+
+def test_what_is_too_long_or_wrong_is_refused_before_anything_is_touched():
+    never = fails(AssertionError("it is begun"))
+    with pytest.raises(click.UsageError, match=r"net: 2 draws would take about 2\.31 days; fewer --draws take less"):
+        run(Request(), never, never, COST._replace(seconds=200_000.0))
+    with pytest.raises(click.UsageError, match="as an option: draws=0"):
+        studied(Watch(), HERE, lambda: fails(ValueError("draws=0"))(None), never, never, said)
+
+
+@pytest.mark.parametrize(
+    ("request_", "left"),
+    [
+        (Request(), "nothing was kept; with --out DIR finished draws are"),
+        (Request(Path("out")), "finished draws are kept, and the same command goes on from there"),
+        (Request(Path("out"), own=True), "nothing was kept: finished draws are kept of models only"),
+    ],
+)
+def test_what_is_left_is_told(request_, left, capsys):
+    """Draws of a program of one's own are never kept: a folder does not change that."""
+    watch = Watch()
+    with pytest.raises(click.exceptions.Exit) as stop:
+        run(request_, fails(BrokenProcessPool()), watch=watch)
+    assert stop.value.exit_code == 1
+    assert watch.message == f"interrupted; {left}"
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"netsor: a worker was killed, perhaps because memory ran out: fewer --workers need less; {left}"
+    )
+
+
+def test_a_folder_that_cannot_be_written_to_is_told():
+    full = OSError(28, "No space left on device")
+    with pytest.raises(click.UsageError, match="--out 'out' must be a folder that can be written to: No space left"):
+        run(Request(Path("out")), prepare=fails(full))
+    with pytest.raises(OSError, match="No space"):
+        run(Request(), fails(full))  # no --out to blame
+    with pytest.raises(click.UsageError, match="as an option: tokens=3"):
+        run(Request(), fails(ValueError("tokens=3")))
+
+
+def test_errors_of_other_studies_are_theirs():
+    assert _study.of_out(ValueError("out='x' holds a report.html")) == "--out='x' holds a report.html"
+    with pytest.raises(ValueError, match="an error of ours"), _study.failing(Watch(), None, "", _study.of_out):
+        raise ValueError("an error of ours")
