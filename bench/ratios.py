@@ -46,7 +46,8 @@ def blocks(table, device, small):
 def encoder(table, device, small):
     """Everything, from writing the program down to the last draw."""
     size, draws = (SMALL_ENCODER, 10) if small else (ENCODER, 200)
-    what = f"{size['layers']} post-norm layers, width {size['width']}, s = {size['tokens']}, {draws} draws, s in all"
+    net = f"{size['layers']} post-norm layers, width {size['width']}, s = {size['tokens']}"
+    what = f"{net}, {draws} draws, s in all"
 
     def exact(seed):
         net = gpu.encoder(**size)
@@ -62,6 +63,9 @@ def encoder(table, device, small):
     note = f"planning alone {planning:.1f} s, once more in all {again:.1f} s"
     table.add(f"{what}, literal in batches", "torch", theirs, ours, note)
     table.add(f"{what}, literal one by one, of PyTorch's modules", "torch", modules, ours, note)
+    found = gpu.sampled(gpu.encoder(**size), {}, choose("torch", device, "float32"), 0.02 if small else 1.0)
+    note = f"{found['replicas in one go']} in one go, literal {draws}"
+    table.add(f"{net}, ms a draw after the first call", "torch", 1e3 * theirs / draws, found["ms a draw"], note)
 
 
 def audits(table, device, small):

@@ -25,7 +25,8 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:  # what type checkers and editors read; a test keeps it equal to the table below
     from . import models, nn
     from ._bayes import Posterior
-    from ._program import Program, program
+    from ._program import Program
+    from ._traced import program
     from .activations import Function
     from .engine import ExactError, NoLimitError, Plan
     from .language import (
@@ -100,7 +101,8 @@ else:  # a name is loaded when it is asked for, so that a command loads what it 
     _MODULES = {"models": ".models", "nn": ".nn", "paper": ".studies.paper"}
     _NAMES = {
         "._bayes": "Posterior",
-        "._program": "Program program",
+        "._program": "Program",
+        "._traced": "program",
         ".activations": "Function",
         ".engine": "ExactError NoLimitError Plan",
         ".language": """

@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
-from typing import Any, Generic, ParamSpec
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _bayes
+from ._at_widths import AtWidths
 from ._html import note, scrolled, table, title
-from .engine import NoLimitError, Plan, Question, Sampling, _literal
-from .engine._coordinates import picked
+from .engine import NoLimitError, Plan, Sampling, _literal
 from .engine._correlated import correlated
 from .engine._latent import Latent
 from .engine._montecarlo import Progress
-from .engine._recognise import recognise
-from .engine._sampler import conditional, drawn, known_error
-from .engine.backends import Backend, Numpy, choose, prices
+from .engine._sampler import drawn
+from .engine.backends import Backend, choose, prices
+from .language._array import Value
 from .language._boxed import display, paper
-from .language._given import as_whole, shown
-from .language._given import picked as indexed
+from .language._given import as_whole, picked, shown
 from .language._graph import numbered, ordered, widths_of
 from .language._latex import latex
 from .language._print import parts, text
 from .language._report import NO_LIMIT, Report, verdict_of
-from .language._value import Value
-from .language._watch import Watched, watching
+from .language._watch import Watched
 from .language._where import TraceError, TraceIndexError
 from .language._width import bind_widths, inf
-from .laws import Estimate, HeadSum, Joint, Mixture, Origin, head_sum
+from .laws import Estimate, HeadSum, Joint, Mixture
 from .laws._likelihood import checked_data
 
-P = ParamSpec("P")
 Draws = npt.NDArray[np.float64]
 
 
@@ -126,11 +121,11 @@ class Program:
         if isinstance(self.output, tuple):
             if not isinstance(key, slice) and as_whole(key) is None:
                 raise TraceIndexError(f"program {self.name}", f"index {shown(key)} must be an integer or a slice")
-            places = indexed(np.arange(len(self.output)), key, f"program {self.name}")
+            places = picked(np.arange(len(self.output)), key, f"program {self.name}")
             chosen: Any = tuple(self.output[i] for i in places) if places.ndim else self.output[int(places)]
         else:
             chosen = self.output[key]
-        at = ", ".join(map(_key_text, key if isinstance(key, tuple) else (key,)))
+        at = ", ".join(map(key_text, key if isinstance(key, tuple) else (key,)))
         part = Program(chosen, f"{self.name}[{at}]")
         part._whole = self._whole
         return part
@@ -304,15 +299,7 @@ class Program:
         >>> ns.paper.layer().plan(n=256).random_numbers
         23
         """
-        bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
-        self._status(bound)
-        places = picked(coordinates, self.outputs, bound)
-        at = ", ".join(f"{name} = {_width_text(width)}" for name, width in bound.items())
-        title = f"plan of {self.name}" + (f" at {at}" if at else "")
-        if places is not None:
-            title += f", coordinate{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
-        question = replace(self._question(bound, places), prices=prices(backend, device))
-        return replace(question.plan(), title=title)
+        return self._at(widths).plan(self.name, coordinates, prices(backend, device))
 
     def law(
         self,
@@ -382,32 +369,9 @@ class Program:
         >>> print(f"{net.law(n=16, draws=2_000).with_error.var():.2f}")
         0.49 ± 0.01
         """
-        bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
-        status, places = self._status(bound), picked(coordinates, self.outputs, bound)
-        where = choose(backend, device, precision)
-        how = Sampling(draws, seed, workers, executor, progress, where, least=2)
-
-        def engine() -> Mixture | Joint:
-            found = conditional(self._question(bound, places), how)
-            at = ", ".join(f"{k} = {v}" for k, v in bound.items()) or "fixed widths"
-            origin = Origin(
-                status=status,
-                method=f"exact engine at {at}" + (f" ({where})" if where != Numpy() else ""),
-                random_numbers=found.random_numbers,
-                seed=seed,
-                quadrature_error=found.quadrature_error,
-                notes=found.notes,
-            )
-            if found.mean.shape[1] > 1:
-                return Joint(found.mean, found.cov, origin)
-            mean, var = found.mean[:, 0], found.cov[:, 0, 0]
-            return Mixture(mean, var, origin, count=found.count, binning=found.binning)
-
-        layer = recognise(self.outputs, bound) if places is None or len(places) == 1 else None
-        if layer is None:
-            return engine()
-        origin = Origin(status, "convolution over heads at infinite width")
-        return head_sum(layer.scores, layer.values, layer.heads, layer.scale, origin, engine)
+        at = self._at(widths)
+        how = Sampling(draws, seed, workers, executor, progress, choose(backend, device, precision), least=2)
+        return at.law(coordinates, how)
 
     def draw(
         self,
@@ -466,11 +430,9 @@ class Program:
         >>> ns.paper.layer().draw(n=1_000_000, draws=3).shape
         (3,)
         """
-        bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
-        self._status(bound)
-        where = choose(backend, device, precision)
-        how = Sampling(draws, seed, workers, executor, progress, where)
-        found = drawn(self._question(bound), how)
+        at = self._at(widths)
+        how = Sampling(draws, seed, workers, executor, progress, choose(backend, device, precision))
+        found = drawn(at.question(), how)
         return tuple(found) if isinstance(self.output, tuple) else found[0]
 
     def posterior(
@@ -542,7 +504,7 @@ class Program:
         >>> 1.4 < found.law[0].mean() < 1.5, found.r_hat < 1.05
         (True, True)
         """
-        _, latent, origin = self._latent(widths, workers, seed, choose(backend, device))
+        latent, origin = self._at(widths).latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise)
         return _bayes.posterior(latent, data, draws, chains, thin, particles, moves, seed, progress, origin)
 
@@ -608,7 +570,7 @@ class Program:
         >>> cost.likelihoods > 10_000, cost.bytes < 2**30
         (True, True)
         """
-        _, latent, _ = self._latent(widths, workers, 0, choose(backend, device))
+        latent, _ = self._at(widths).latent(workers, choose(backend, device))
         data = checked_data(latent.entries, observed, noise)
         found = _bayes.cost(latent, data, draws, chains, thin, particles, moves)
         law = 16.0 * draws * latent.entries**2
@@ -677,27 +639,15 @@ class Program:
         >>> bool(abs(found - net.law(n=ns.inf).condition({0: 1.5}, noise=0.1).log_evidence) < 0.1)
         True
         """
-        question, latent, origin = self._latent(widths, workers, seed, choose(backend, device))
+        at = self._at(widths)
+        latent, origin = at.latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise)
-        shifted = [Latent(question.plan(k), workers) for k in (1, 2)] if origin.quadrature_error else []
+        shifted = [Latent(at.question().plan(k), workers) for k in (1, 2)] if origin.quadrature_error else []
         return _bayes.evidence(latent, data, runs, particles, moves, seed, progress, shifted)
 
-    def _latent(
-        self, widths: dict[str, float], workers: int | None, seed: int, where: Backend
-    ) -> tuple[Question, Latent, Origin]:
-        """What chains move over, and what is known of it."""
+    def _at(self, widths: dict[str, float]) -> AtWidths:
         bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
-        status, question = self._status(bound), self._question(bound)
-        plan = question.plan()
-        error = known_error(question, plan)
-        at = ", ".join(f"{k} = {v}" for k, v in bound.items()) or "fixed widths"
-        method = f"chains over what the exact engine draws at {at}" + (f" ({where})" if where != Numpy() else "")
-        origin = Origin(status, method, plan.random_numbers, seed, error, plan.notes)
-        return question, Latent(plan, workers, where), origin
-
-    def _question(self, widths: dict[str, float], places: Sequence[int] | None = None) -> Question:
-        picked = None if places is None else tuple(places)
-        return Question(self.outputs, tuple(widths.items()), picked, whole=tuple(self._whole))
+        return AtWidths(self.outputs, self._whole, bound, self._status(bound))
 
     def _status(self, widths: dict[str, float]) -> str:
         """Finite widths are exact; the theorem is about all widths at infinity; what has no limit has no law there."""
@@ -711,92 +661,10 @@ class Program:
         return report.verdict
 
 
-def _width_text(width: float) -> str:
-    return "∞" if width == inf else f"{width:,}"
-
-
-def _argument_text(argument: object) -> str:
-    return argument.__name__ if inspect.isfunction(argument) else shown(argument)
-
-
-def _key_text(key: object) -> str:
+def key_text(key: object) -> str:
+    """An index as it is written: `2`, `1:3`, `...`."""
     if isinstance(key, slice):
         start, stop, step = ("" if k is None else str(k) for k in (key.start, key.stop, key.step))
         return f"{start}:{stop}" + (f":{step}" if step else "")
     number = as_whole(key)
     return "..." if key is Ellipsis else shown(key) if number is None else str(number)
-
-
-class Traced(Generic[P]):
-    """A function written in the language, decorated: calling it gives the `Program`."""
-
-    def __init__(self, function: Callable[P, Any]) -> None:
-        if not callable(function):
-            raise TraceError(
-                "program", f"function={shown(function)} must be a function that returns vectors or scalars"
-            )
-        functools.update_wrapper(self, function)
-        self._function = function
-        self._name = str(getattr(function, "__name__", type(function).__name__))  # an object that is called has none
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Program:
-        name = f"{self._name}({self._arguments(args, kwargs)})"  # first: the arguments may be wrong
-        with watching() as probes:
-            return Program(self._function(*args, **kwargs), name, probes)
-
-    def _arguments(self, args: Any, kwargs: Any) -> str:
-        try:
-            signature = inspect.signature(self._function)
-        except ValueError:  # some functions written in C tell nobody what they take
-            return ""
-        try:
-            given = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{error}; it is called as {self._name}{signature}") from None
-        given.apply_defaults()
-        return ", ".join(f"{name}={_argument_text(value)}" for name, value in given.arguments.items())
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_function", "_name"):
-            raise AttributeError(name)
-        raise AttributeError(f"{self._name} makes a program when it is called: write {self._name}().{name}")
-
-    def __getitem__(self, key: Any) -> Program:
-        raise TypeError(f"{self._name} makes a program when it is called: write {self._name}()[{_key_text(key)}]")
-
-    def __repr__(self) -> str:
-        try:
-            signature = str(inspect.signature(self._function))
-        except ValueError:
-            signature = "(…)"
-        return f"<{self._name}{signature}: makes a program when it is called, {self._name}()>"
-
-    def __reduce__(self) -> str:
-        return self._function.__qualname__  # by name, so that it can be sent to another process
-
-
-def program(function: Callable[P, Any]) -> Traced[P]:
-    """Turn a function written in the language into one that returns a `Program`.
-
-    Decorate the whole network; its building blocks stay plain functions of vectors and scalars.
-
-    Parameters
-    ----------
-    function
-        Returns a vector, a scalar or a tuple of them; its arguments are sizes and options.
-
-    Returns
-    -------
-    Traced
-        Called with the arguments of the function, it returns the `Program`.
-
-    Examples
-    --------
-    >>> n = ns.Width("n")
-    >>> @ns.program
-    ... def layer(tokens=4, heads=2):
-    ...     return ns.nn.attention(ns.gaussian(n, tokens), heads)
-    >>> layer(heads=1)
-    <Program layer(tokens=4, heads=1): <Vector of shape (4,) in R^n, by MatMul>>
-    """
-    return Traced(function)

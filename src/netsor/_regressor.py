@@ -5,30 +5,30 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import _bayes, language
-from ._program import Program, program
+from ._infinite_heads import FEW, InfiniteHeads
+from ._program import Program
+from ._traced import program
 from .engine._latent import Latent, embedding
-from .engine._montecarlo import check_memory, one_blas_thread
+from .engine._montecarlo import check_memory
 from .engine.backends import choose
 from .language._width import Width, inf
 from .laws import Estimate, Joint, Origin
-from .laws._likelihood import Data, log_density, updated, updated_by_columns
+from .laws._likelihood import Data, updated_by_columns
 
 Array = npt.NDArray[np.float64]
 
 n = Width("n")
 COPIES = 11.0, 6.0  # arrays of the size of the tokens' kernel while a plan is made, and for each head: measured
-FEW = 256  # draws of a kernel from which the error of its mean is estimated, at most
 
 
 @program
@@ -209,19 +209,14 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self.states_, self.r_hat_, self.effective_ = np.zeros((1, 0)), 1.0, math.inf
             return self
         self.latent_ = self._latent(self.X_, self.arguments_)
-        made = _bayes.sampled(
-            self.latent_,
-            data,
-            self.draws,
-            self.chains,
-            self.thin,
-            self.particles,
-            self.moves,
-            self.seed_,
-            self.progress,
-        )
+        made = self._sampled(self.latent_, data)
         self.states_, self.r_hat_, self.effective_ = made.z, made.r_hat, made.effective
         return self
+
+    def _sampled(self, latent: Latent, data: Data) -> _bayes.Sampled:
+        return _bayes.sampled(
+            latent, data, self.draws, self.chains, self.thin, self.particles, self.moves, self.seed_, self.progress
+        )
 
     def _take(self, X: Any, y: Any) -> None:
         """Check data, and keep them."""
@@ -268,12 +263,12 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         given, data = tried[0], model._data(tried[0].pop("noise"))
         start = time.perf_counter()
         if given.get("heads") == inf:
-            kernels = model._kernels(model.X_, given)
+            kernels = model._infinite(model.X_, given).kernels()
             next(kernels)
             planned = time.perf_counter() - start
             next(kernels, None)
             again = (self.kernel_draws + FEW) * (time.perf_counter() - start - planned)
-            return _bayes.Cost(len(tried) * (2 * planned + again) * wanted, model._size(len(model.X_)), len(tried))
+            return _bayes.Cost(len(tried) * (planned + again) * wanted, model._size(len(model.X_)), len(tried))
         latent = model._latent(model.X_, given)
         planned = time.perf_counter() - start
         how = (self.draws, self.chains, self.thin, self.particles, self.moves, 1 + (1 + self.runs) * wanted)
@@ -389,15 +384,12 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         data, whole = self._data(self.noise_), np.concatenate([self.X_, more])
         self._check_size(len(whole))
         if self.arguments_.get("heads") == inf:
-            mean, cov = self._process(whole, self.arguments_)
-            new_mean, new_cov = updated(mean, cov, data)[:2]
+            new_mean, new_cov, _, _ = self._infinite(whole, self.arguments_).given(data)
             return new_mean[:, rows], new_cov[:, rows[:, None], rows]
         large = self._latent(whole, self.arguments_) if len(more) else self.latent_
         places = embedding(self.latent_, large)
         if places is None:  # the engine draws other numbers for more examples: chains over these
-            z = _bayes.sampled(
-                large, data, self.draws, self.chains, self.thin, self.particles, self.moves, self.seed_, self.progress
-            ).z
+            z = self._sampled(large, data).z
         else:
             z = np.random.default_rng(self.seed_).standard_normal((len(self.states_), large.size))
             z[:, places] = self.states_
@@ -430,34 +422,17 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 f"prior has outputs of shape {net.shape}; it must have one for each of {len(tokens)} examples"
             )
         widths: Any = dict.fromkeys(net.widths, self.width)
-        return net._latent(widths, self.workers, 0, choose(self.backend, self.device))[1]
+        return net._at(widths).latent(self.workers, choose(self.backend, self.device))[0]
 
-    def _process(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[Array, Array]:
-        """Mean 0 and the covariance of infinitely many heads: that of one, whatever it attends to."""
-        total: Any = 0.0
-        count = 0
-        for columns in self._kernels(tokens, arguments):
-            total, count = total + columns @ columns.T, count + 1
-        return np.zeros((1, len(tokens))), total[None] / count
-
-    def _kernels(self, tokens: Array, arguments: Mapping[str, Any]) -> Iterator[Array]:
-        """C of the covariance C C^T of one head, for each draw of what it attends to."""
-        latent = self._latent(tokens, {name: value for name, value in arguments.items() if name != "heads"})
-        rng = np.random.default_rng(self.seed_)
-        with one_blas_thread():
-            for _ in range(1 if latent.plan.constant else self.kernel_draws):
-                yield latent.given(rng.standard_normal((1, latent.size)))[1][0]
+    def _infinite(self, tokens: Array, arguments: Mapping[str, Any]) -> InfiniteHeads:
+        head = self._latent(tokens, {name: value for name, value in arguments.items() if name != "heads"})
+        return InfiniteHeads(head, self.kernel_draws, self.seed_)
 
     def _evidence(self, given: dict[str, Any]) -> Estimate:
         data = self._data(given["noise"])
         arguments = {name: value for name, value in given.items() if name != "noise"}
         if arguments.get("heads") == inf:
-            mean, cov = self._process(self.X_, arguments)
-            root, z = updated(mean, cov, data)[2:]
-            some = itertools.islice(self._kernels(self.X_, arguments), FEW)
-            slopes = [slope(root[0], z[0], columns) for columns in some]
-            error = float(np.std(slopes)) / math.sqrt(self.kernel_draws)
-            return Estimate(float(log_density(root, z)[0]), error)
+            return self._infinite(self.X_, arguments).evidence(data)
         return _bayes.evidence(
             self._latent(self.X_, arguments), data, self.runs, self.particles, self.moves, self.seed_, self.progress
         )
@@ -475,9 +450,3 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             f"{count:,} examples of {tokens} tokens, whose kernel has {count * tokens:,} rows,",
             "take fewer examples or tokens, or predict in parts",
         )
-
-
-def slope(root: Array, z: Array, columns: Array) -> float:
-    """How log N(y; 0, R R^T) grows along a covariance C C^T: ½ (|C^T α|² − |R^(−1) C|²), α = R^(−T) z, z = R^(−1) y."""
-    half = scipy.linalg.solve_triangular(root, columns, lower=True)
-    return 0.5 * float(np.sum((half.T @ z) ** 2) - np.sum(half**2))

@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 import scipy
-from array_api_compat import array_namespace, is_jax_array, is_torch_array
+from array_api_compat import is_jax_array, is_torch_array
+
+from ._arrays import array_namespace
 
 Array = Any  # an array of any array-API library
 

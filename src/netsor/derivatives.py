@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import scipy
-from array_api_compat import array_namespace
 
 from . import activations
+from ._arrays import array_namespace
 from .activations import Function, _density, _gelu_difference, _logistic, _special
 
 Array = Any

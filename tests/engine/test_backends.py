@@ -10,8 +10,8 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine import _instructions, _orthogonal, _plan
-from netsor.engine.backends import NoDeviceError, _base, _chi, _jax, choose
+from netsor.engine import _instruction_set, _instructions, _orthogonal
+from netsor.engine.backends import NoDeviceError, _base, _chi, _jax_factor, _jax_piece, _jax_pieces, choose
 from netsor.engine.lower import make_plan
 
 from ..keep import keep
@@ -54,7 +54,7 @@ def test_jax_computes_what_numpy_computes(seeds):
     for plan, drawn, found in random_plans(seeds):
         with choose(**JAX)._within():
             arrays = {}
-            for piece in _jax.pieces(plan, "float64"):
+            for piece in _jax_pieces.pieces(plan, "float64"):
 
                 def traced(given, piece=piece, drawn=drawn):
                     here = dict(zip(piece.reads, given, strict=True)) | {
@@ -63,11 +63,11 @@ def test_jax_computes_what_numpy_computes(seeds):
                     for step in piece.steps:
                         if step not in drawn:
                             args = [here[r] if r.value is None else jnp.asarray(r.value) for r in step.args]
-                            here[step.out] = _jax.library().compute(step, args)
+                            here[step.out] = _jax_factor.library().compute(step, args)
                     return [here[register] for register in piece.writes]
 
                 if piece.host:
-                    arrays |= _jax._block([piece], 0, 0, 16, "float64", arrays)
+                    arrays |= _jax_pieces.block([piece], 0, 0, 16, "float64", arrays)
                 else:
                     arrays |= dict(zip(piece.writes, jax.jit(traced)([arrays[r] for r in piece.reads]), strict=True))
             assert_same(
@@ -91,7 +91,7 @@ def test_jax_sees_small_parts():
     rows = np.concatenate([small_parts.nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
     products = _instructions.gram(np, rows, rows)
     with choose(**JAX)._within():
-        ways = _jax.library().ways
+        ways = _jax_factor.library().ways
         c = np.asarray(jax.jit(partial(_orthogonal.reduced, jnp, ways=ways))(products, rows))
         q = np.asarray(jax.jit(partial(_orthogonal.span, jnp, ways=ways))(rows))
     ours = _orthogonal.reduced(np, products, rows)
@@ -109,7 +109,7 @@ def test_jax_factors_singular_matrices(precision, few):
     import jax
     import jax.numpy as jnp
 
-    ways = replace(_jax.library(), few=few).ways
+    ways = replace(_jax_factor.library(), few=few).ways
     compiled = {}
 
     def compute(rule, *arrays):
@@ -123,7 +123,7 @@ def test_jax_factors_singular_matrices(precision, few):
 
 
 def test_the_comparison_sees_a_law_that_is_off(monkeypatch):
-    monkeypatch.setattr(_jax, "_programs", OrderedDict())
+    monkeypatch.setattr(_jax_piece, "_programs", OrderedDict())
     monkeypatch.setattr(_chi.Chi, "of", lambda self, xp, z, *tables: 1.05 + 0.0 * z[..., : len(self.order)])
     assert smallest_p("few degrees of freedom", **JAX, precision="float32") < LEVEL
 
@@ -192,11 +192,11 @@ def test_one_seed_couples_two_widths_in_jax():
 def test_laws_of_one_structure_share_a_compiled_program():
     net = layer()[0]
     net.law(n=1024, draws=100, progress=False, **JAX)
-    count = len(_jax._programs)
+    count = len(_jax_piece._programs)
     net.law(n=1000, draws=100, seed=3, progress=False, **JAX)
-    assert len(_jax._programs) == count
+    assert len(_jax_piece._programs) == count
     layer(tokens=1)[0].law(n=1024, draws=100, progress=False, **JAX)
-    assert len(_jax._programs) == count + 1
+    assert len(_jax_piece._programs) == count + 1
 
 
 def test_draws_beyond_the_counters_of_the_generator_differ():
@@ -309,5 +309,5 @@ def test_errors_of_a_function_are_not_swallowed():
 
 def test_every_instruction_is_known():
     assert {"factor", "residual", "reduced", "oriented", "solve", "span", "kernel", "moments", "apply"} <= set(
-        _plan.RULES
+        _instruction_set.RULES
     )

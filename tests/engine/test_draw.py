@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import _plan, _sampler
+from netsor.engine import _memory, _sampler
 from netsor.engine.backends import _numpy
 
 from ..programs import programs
@@ -97,7 +97,7 @@ def test_large_draws_that_one_function_reads_are_made_as_it_reads_them(monkeypat
     plan = model.probes(tokens=4, gradients=True).plan(**model.widths())
     assert not plan.late
     assert plan.held == plan.bytes
-    monkeypatch.setattr(_plan, "LATE", 40)
+    monkeypatch.setattr(_memory, "LATE", 40)
     late = model.probes(tokens=4, gradients=True).plan(**model.widths())
     assert [step.words for step in late.late] == ["random scalars: words"]
     assert late.held < late.bytes == plan.bytes

@@ -53,13 +53,13 @@ def test_blocks_are_told_apart_by_what_they_compute():
 
 @pytest.mark.slow
 def test_blocks_are_compiled_once():
-    _jax = pytest.importorskip("netsor.engine.backends._jax")
+    _jax_pieces = pytest.importorskip("netsor.engine.backends._jax_pieces")
     found = []
     for layers in (6, 9):
         net, widths = decoder(layers)
         plan = net.plan(**widths)
-        pieces = _jax.pieces(plan, "float64")
-        assert max(len(piece.steps) for piece in pieces) <= _jax.LONGEST < len(plan.steps)
+        pieces = _jax_pieces.pieces(plan, "float64")
+        assert max(len(piece.steps) for piece in pieces) <= _jax_pieces.LONGEST < len(plan.steps)
         found.append((len(pieces), {piece.structure for piece in pieces}))
     (few, once), (more, again) = found
     assert once == again  # programs to compile
@@ -68,11 +68,11 @@ def test_blocks_are_compiled_once():
 
 @pytest.mark.slow
 def test_loops_unrolled_give_the_same_bits(monkeypatch):
-    _jax = pytest.importorskip("netsor.engine.backends._jax")
+    _jax_pieces = pytest.importorskip("netsor.engine.backends._jax_pieces")
     net, widths = decoder(6)
     looped = net.draw(draws=8, seed=3, backend="jax", **widths)
     net, _ = decoder(6)  # its plan is another object
     monkeypatch.setattr(_plan.Plan, "loops", [])
-    monkeypatch.setattr(_jax, "LONGEST", 10**6)
-    assert len(_jax.pieces(net.plan(**widths), "float64")) == 1
+    monkeypatch.setattr(_jax_pieces, "LONGEST", 10**6)
+    assert len(_jax_pieces.pieces(net.plan(**widths), "float64")) == 1
     np.testing.assert_array_equal(net.draw(draws=8, seed=3, backend="jax", **widths), looped)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 import netsor as ns
-from netsor.engine._plan import RULES, Builder, Plan, Step
+from netsor.engine._builder import Builder
+from netsor.engine._instruction_set import RULES
+from netsor.engine._plan import Plan
 from netsor.engine._run import in_numpy, run
+from netsor.engine._steps import Step
 from netsor.engine.backends._numpy import Streams
 from netsor.engine.lower import make_plan
 from netsor.engine.lower._clusters import _components
@@ -90,6 +94,16 @@ def test_a_plan_refuses_what_would_not_fit():
     x = ns.gaussian(n).broadcast_to((40_000,))
     with pytest.raises(ns.ExactError, match="bytes"):
         ns.Program(ns.mean_dot(x, x)).plan(n=10**6)
+
+
+def test_coordinates_of_a_wide_vector_that_is_used_too_take_no_square_of_the_width():
+    x = ns.tanh(ns.gaussian(n, 2))
+    net = ns.Program((x, ns.dot(ns.gaussian(n), x)))
+    tracemalloc.start()
+    net.plan(n=10**6)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**8
 
 
 def test_the_estimate_of_time_grows_with_the_work():

@@ -7,7 +7,7 @@ import pytest
 
 import netsor as ns
 from netsor.engine import _precision
-from netsor.engine._plan import Register, Step
+from netsor.engine._steps import Register, Step
 from netsor.engine.backends import AUTO, choose
 from netsor.engine.backends._numpy import ROUNDED, Streams, block
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from netsor.engine import _triangular
-from netsor.engine._plan import Builder
+from netsor.engine._builder import Builder
 
 
 @pytest.mark.parametrize("rank", [8, 20])  # of twelve rows

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _plan, lower
+from netsor.engine import _builder, _equal_steps, lower
 from netsor.engine.lower import _longer, _shorter, make_plan
 
 n = ns.Width("n")
@@ -47,7 +47,7 @@ def described(plan):
         (
             (step.kind, step.out.shape, step.words, step.operations),
             [array(arg) for arg in step.args],
-            [(name, _plan.content(value)) for name, value in step.params.items()],
+            [(name, _equal_steps.content(value)) for name, value in step.params.items()],
         )
         for step in plan.steps
     ]
@@ -153,7 +153,7 @@ def test_an_error_is_that_of_the_whole_program():
     for _ in range(60):
         x = ns.tanh(x + ns.weight(n, n) @ x)
     outputs = (ns.mean_dot(x, x).sum(),)
-    width = _plan.LARGEST // (8 * 64 * 60 * 2)  # 60 blocks have three arrays each of so many bytes; 24 have room
+    width = _builder.LARGEST // (8 * 64 * 60 * 2)  # 60 blocks have three arrays each of so many bytes; 24 have room
     messages = []
     for without in ((), ("repeated",)):
         with pytest.raises(ns.ExactError, match="bytes for its coordinates") as error:

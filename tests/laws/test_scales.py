@@ -78,9 +78,9 @@ def test_mixtures_against_independent_quadrature():
 
 def _plain(a, b, name):
     """The distance of the two laws as they are, without what is done for noise."""
-    from netsor.laws._distance import _Pair
+    from netsor.laws._pair import Pair
 
-    return _Pair(a, b, couple=False)._plain(name)
+    return Pair(a, b, couple=False)._plain(name)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
+import netsor as ns
 from netsor.models import _reduce
 from netsor.models._reduce import of_attention, of_logits, of_words
 
@@ -56,6 +57,7 @@ def test_reductions_make_as_many_numbers_as_they_say():
     weights = rng.uniform(size=(2, 3, 5, 5))
     made = {
         _reduce.of_gram: (weights @ np.swapaxes(weights, -1, -2),),
+        _reduce.effective_rank: (weights @ np.swapaxes(weights, -1, -2),),
         partial(of_attention, allowed=np.tri(5, dtype=bool)): (weights, weights),
         of_logits: (weights,),
         of_words: (weights, weights),
@@ -64,3 +66,24 @@ def test_reductions_make_as_many_numbers_as_they_say():
         plain = f.func if isinstance(f, partial) else f
         rows = arrays[0].shape[: -3 if plain is of_attention else -2]
         assert f(*arrays).shape == (*rows, plain.makes)
+
+
+@pytest.mark.parametrize(("tokens", "width", "rows"), [(9, 4, 4), (9, 20, 9), (1, 4, 1)])
+def test_the_rank_of_more_tokens_than_coordinates_is_found_from_the_coordinates(tokens, width, rows):
+    """X X^T and X^T X have the same eigenvalues other than 0, and a plan takes the smaller of both."""
+
+    def ranked(f):
+        @ns.program
+        def net():
+            x = ns.weight(width, 30) @ ns.gaussian(30, tokens)
+            y = x + ns.weight(width, width) @ ns.relu(x)
+            return ns.apply(f, ns.mean_dot(y, y), axes=2)
+
+        return net()
+
+    net, plain = ranked(_reduce.effective_rank), ranked(lambda gram: _reduce.effective_rank(gram))
+    (step,) = [step for step in net.plan().steps if "effective_rank" in step.words]
+    assert step.args[0].shape[-2:] == (rows, rows)
+    found, expected = (each.draw(draws=50, seed=3, progress=False) for each in (net, plain))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    assert expected.std() > 0 or tokens == 1

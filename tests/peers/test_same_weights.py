@@ -15,7 +15,7 @@ from netsor import models
 from netsor.language._graph import ordered
 from netsor.language._operation import Gaussian
 from netsor.language._reverse import Reverse
-from netsor.language._value import constant
+from netsor.language._scalar import constant
 
 from ..engine.differences import drawn
 from ..models.small import CONFIGS, IDS

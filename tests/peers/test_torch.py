@@ -122,6 +122,32 @@ def test_torch_factors_singular_matrices(case, precision):
     assert not slow
 
 
+def test_vectors_in_single_precision_that_hardly_differ():
+    """Their products are those of the vectors to its rounding, whatever is left undecided; equal ones stay equal."""
+    rng = np.random.default_rng(0)
+    u, x = (rng.standard_normal((5, 1, 100)) for _ in range(2))
+    lengths = np.exp(0.1 * rng.standard_normal((5, 40, 1)))
+    some = rng.standard_normal((5, 40, 100))
+    cases = {f"apart by {d:g}": lengths * (x + d * some) for d in (1e-4, 1e-6, 1e-7, 1e-9)}
+    cases |= {f"hidden {d:g}": np.concatenate([x, x + d * u, u, x, x + u, 0 * x], axis=-2) for d in (1e-5, 3e-7, 1e-8)}
+    cases["few directions"] = some[..., :7]
+    cases["many"] = x + 1e-8 * rng.standard_normal((5, 256, 100))  # a factor's rounding is more than vectors differ by
+    cases["copies"] = np.concatenate([some[:, :20], some[:, :20]], axis=-2)
+    work = _torch._Block(choose("torch", "cpu", "float32"), 0, 0, 0, torch)
+    for scale in (1e-8, 1.0, 1e8):
+        for name, given in cases.items():
+            rows = torch.tensor(scale * given, dtype=torch.float32)
+            c = work.reduced(rows @ rows.mT, rows).double().numpy()
+            wide = rows.double().numpy()
+            expected, size = wide @ np.swapaxes(wide, -1, -2), np.linalg.norm(wide, axis=-1)
+            size = np.where(size > 0, size, 1.0)
+            error = np.abs(c @ np.swapaxes(c, -1, -2) - expected) / size[..., None] / size[..., None, :]
+            assert error.max() < 1e-6, name
+            assert not np.triu(c, 1).any()
+            if name == "copies":
+                np.testing.assert_allclose(c[:, 20:] / scale, c[:, :20] / scale, atol=1e-12)
+
+
 @pytest.mark.parametrize("noise", [1e-5, 0.3, 100.0])
 @pytest.mark.parametrize("case", device_cases.CASES)
 def test_torch_finds_numpys_likelihoods(case, noise):

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..language._array import Value
 from ..language._given import as_whole, shown
-from ..language._value import Value, Vector
+from ..language._vector import Vector
 
 
 def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) -> list[int] | None:

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..language._array import Acts
+from ..language._array import Acts, Value
 from ..language._asked import Bools, asked_entries
 from ..language._graph import ordered, widths_of
 from ..language._operation import Dot, Gaussian, MatMul, Normal, Source
 from ..language._rotary import Rotate
-from ..language._value import Scalar, Value, Vector
+from ..language._scalar import Scalar
+from ..language._vector import Vector
 from ._error import ExactError
 from ._montecarlo import one_blas_thread
 from ._plan import Plan

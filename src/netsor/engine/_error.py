@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..language._value import Value
+from ..language._array import Value
 
 
 class ExactError(ValueError):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ..language._value import Value
+from ..language._array import Value
 from ._plan import Plan
 from ._prices import CPU, Prices
 from .lower import make_plan

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._instruction_set import RULES
 from ._montecarlo import cores, one_blas_thread, whole_number
-from ._plan import RULES, VIEWS, Plan, Register, Step
+from ._plan import Plan
 from ._run import in_numpy, run
+from ._steps import VIEWS, Register, Step
 from ._triangular import directions
 from .backends import Backend, Device, Numpy
 from .backends._base import ROOM

@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..language import _operation as ops
-from ..language._array import Operation, Source, rule_for
+from ..language._array import Operation, Source, Value, rule_for
 from ..language._given import shown
 from ..language._graph import ordered, weights_of
 from ..language._move import Rule, Shifted, Stepped
 from ..language._narrow import narrow
 from ..language._pool import Pool
 from ..language._rotary import Rotate
-from ..language._value import Value, Vector
+from ..language._vector import Vector
 from ..language._weight import Weight
 from ._montecarlo import (
     check_memory,

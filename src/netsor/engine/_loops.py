@@ -1,8 +1,8 @@
 """Equal blocks of a deep network make equal steps of a plan, one block after the other: where these repeat.
 
 Found from the steps themselves, so that it does not matter how a program was written. What is found is used to print a
-block once, and to compile it once (see `backends/_jax`). Nothing that is computed depends on it: each repetition reads
-and makes arrays of its own.
+block once, and to compile it once (see `backends/_jax_pieces`). Nothing that is computed depends on it: each repetition
+reads and makes arrays of its own.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ decided matrix by matrix, so that no replica depends on those beside it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -226,10 +227,10 @@ def lowered(xp: Any, lower: Array, rows: Array) -> Array:
 
 def mended(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
     """Matrices (…, ·, ·) of which some are made again, from arrays with the same batch or one for all."""
-    if not bool(xp.any(again)):
+    batch, count = again.shape, int(xp.sum(xp.astype(again, xp.int32)))  # an accelerator is asked once
+    if not count:
         return made
-    batch = again.shape
-    if xp is not np and bool(xp.all(again)) and all(a.shape[:-2] == batch for a in arrays):
+    if xp is not np and count == math.prod(batch) and all(a.shape[:-2] == batch for a in arrays):
         return remake(*arrays)  # no copies; numpy's sums would depend on how the arrays are stored
     chosen = [xp.broadcast_to(a, (*batch, *a.shape[-2:]))[again] for a in arrays]
     made[again] = remake(*chosen)

@@ -47,5 +47,5 @@ ACCELERATOR = Prices(
     function=2.8e-11,
     product=3.6e-14,
     factor_entry=0.0,
-    factor_row=6e-8,
+    factor_row=3e-8,
 )

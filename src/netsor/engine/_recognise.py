@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..language._array import Value
 from ..language._graph import ordered, weights_of
 from ..language._narrow import narrow
 from ..language._operation import Apply, Concat, Constant, Dot, MatMul, Mix, Take
 from ..language._score import MASKED_SOFTMAX, SOFTMAX
-from ..language._value import Value, Vector
+from ..language._vector import Vector
 from ..language._weight import Weight, weight
 from ._kept import Question
 from ._sampler import conditional

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ._instruction_set import RULES
 from ._instructions import add_over, apply_over
-from ._plan import DRAWS, RULES, Plan, Register, Step
+from ._plan import Plan
+from ._steps import DRAWS, Register, Step
 
 Array = Any
 

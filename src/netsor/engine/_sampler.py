@@ -17,9 +17,10 @@ from ._montecarlo import (
     chunks,
     one_blas_thread,
 )
-from ._plan import SAMPLE, Plan
+from ._plan import Plan
 from ._precision import RAISED, TOO_LARGE, check_single, unrounded
 from ._sampling import Sampling
+from ._streams import SAMPLE
 from .backends import Backend, Numpy
 from .backends._numpy import CHUNK, Streams, block_bytes, block_of, blocks
 from .backends._numpy import block as numpy_block

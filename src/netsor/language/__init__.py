@@ -2,14 +2,16 @@
 
 from ._activation import abs, clip, cos, erf, gelu, gelu_tanh, identity, leaky_relu, relu, sigmoid, silu, sin, tanh
 from ._apply import apply, nonlin
+from ._array import Value
 from ._grad import grad
 from ._initial import data, gaussian, normal
 from ._join import join, stack
 from ._rotary import rotary
+from ._scalar import Scalar
 from ._score import concat, dot, layer_norm, mean_dot, rms_norm, softmax
 from ._step import step
 from ._tangent import grad_norm, ntk
-from ._value import Scalar, Value, Vector, ones
+from ._vector import Vector, ones
 from ._watch import probe
 from ._weight import Weight, weight
 from ._where import TraceError

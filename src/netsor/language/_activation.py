@@ -7,7 +7,8 @@ from typing import TypeVar
 from .. import activations as known
 from ._apply import as_vector
 from ._given import SCALE, real
-from ._value import Nonlin, Scalar, Vector, applied
+from ._scalar import Scalar, applied
+from ._vector import Nonlin, Vector
 
 X = TypeVar("X", Vector, Scalar)
 

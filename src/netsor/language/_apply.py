@@ -10,7 +10,8 @@ import numpy as np
 from ..activations import Function
 from ._given import as_name, one_of, shown, whole
 from ._probe import probed
-from ._value import Nonlin, Scalar, ScalarLike, Vector, applied, as_scalar, broadcast, same_width
+from ._scalar import Scalar, ScalarLike, applied, as_scalar, broadcast
+from ._vector import Nonlin, Vector, same_width
 from ._where import TraceError
 
 Derivative = Callable[..., Any] | tuple[Callable[..., Any] | None, ...] | None

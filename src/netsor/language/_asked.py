@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ._array import Axes, lined
+from ._array import Axes, Value, lined
 from ._given import Shape
 from ._graph import ordered
 from ._operation import Apply, Constant, Join, Take
+from ._scalar import Scalar
 from ._score import MASKED_SOFTMAX
-from ._value import Scalar, Value
 
 Bools = npt.NDArray[np.bool_]
 

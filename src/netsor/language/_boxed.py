@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from . import _operation as ops
+from ._array import Value
 from ._formula import factors
 from ._graph import ordered
 from ._latex import Writer
@@ -22,7 +23,7 @@ from ._narrow import narrow
 from ._operation import MatMul
 from ._report import CONJECTURED, NO_LIMIT, Report
 from ._tex import DOCUMENT, Indices, broadcast_to, different_matrices, escape, gathered, letters, primed, variance
-from ._value import Value, Vector
+from ._vector import Vector
 from ._weight import Weight
 
 EQUAL = (r"\delta", r"\mathbf 1")  # how a factor begins that says that two matrices are the same

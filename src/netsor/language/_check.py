@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _operation as ops
-from ._array import Operation
+from ._array import Operation, Value
 from ._asked import asked_entries
 from ._expand import Expansion
 from ._graph import ordered
@@ -28,7 +28,7 @@ from ._names import names_of
 from ._operation import Add, Apply, Constant, Dot, Gaussian, Join, MatMul, Mix, Nonlin, Normal, Scale, Take
 from ._report import CONJECTURED, NO_LIMIT, PROVED, Point, Report
 from ._rotary import Rotate
-from ._value import Value, Vector
+from ._vector import Vector
 
 Correlated = Callable[[Sequence[Value], Sequence[Value]], Collection[Value]]
 

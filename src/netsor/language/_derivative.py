@@ -27,8 +27,9 @@ from ._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, powe
 from ._move import Shifted, Stepped
 from ._operation import Add, Apply, Concat, Constant, Dot, MatMul, Mix, Nonlin, Root, Scale, Split
 from ._rotary import Rotate
+from ._scalar import Scalar, constant
 from ._score import concat, dot, mean_dot, rsqrt, split
-from ._value import Scalar, Vector, constant, mix, ones
+from ._vector import Vector, mix, ones
 from ._weight import Weight
 from ._where import TraceError
 from ._width import Width

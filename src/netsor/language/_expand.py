@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from ._array import Value
 from ._graph import transposed
 from ._operation import Add, Constant, Data, Gaussian, Join, MatMul, Mix, Scale, Source, Take
-from ._value import Value, Vector
+from ._vector import Vector
 
 Ints = npt.NDArray[np.intp]
 Rows = sparse.csr_array

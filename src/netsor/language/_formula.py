@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _operation as ops
-from ._array import Operation
+from ._array import Operation, Value
 from ._function import ADD, MATMUL, MULTIPLY, SUBTRACT
 from ._names import LETTERS, taken_indices
 from ._pool import Pool
 from ._rotary import Rotate
 from ._tex import Indices, broadcast_to, decimal, dimension, escape
-from ._value import Value
 
 OPERATORS = {ADD: "+", SUBTRACT: "-", MULTIPLY: r"\cdot", MATMUL: ""}
 

@@ -6,8 +6,7 @@ import operator
 from functools import partial
 from typing import Any
 
-from array_api_compat import array_namespace
-
+from .._arrays import array_namespace
 from ..activations import Function
 
 

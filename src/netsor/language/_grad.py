@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from ._array import Value
 from ._given import shown
 from ._graph import ordered
 from ._operation import Constant, Take
 from ._reverse import Reverse
-from ._value import Scalar, ScalarLike, Value, Vector, as_scalar, broadcast, constant
+from ._scalar import Scalar, ScalarLike, as_scalar, broadcast, constant
+from ._vector import Vector
 from ._where import TraceError
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ._array import Value
 from ._move import Stepped, present
 from ._operation import Gaussian, MatMul, Normal, Root, Source
-from ._value import Value, Vector
+from ._vector import Vector
 from ._weight import Weight
 from ._width import Width
 

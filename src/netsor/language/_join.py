@@ -9,7 +9,7 @@ import numpy as np
 from ._array import V, Value
 from ._given import as_axis, shown
 from ._operation import Join
-from ._value import Vector, same_width
+from ._vector import Vector, same_width
 from ._where import TraceError
 
 

@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Any
 
 from . import _operation as ops
-from ._array import Acts, Operation
+from ._array import Acts, Operation, Value
 from ._formula import factors, formula
 from ._graph import ordered, transposed
 from ._move import Stepped
@@ -38,7 +38,7 @@ from ._tex import (
     transposes,
     variance,
 )
-from ._value import Value, Vector
+from ._vector import Vector
 from ._watch import Watched
 from ._weight import Weight
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ._array import Acts, Axes, Entrywise, Operation, lined
+from ._array import Acts, Axes, Entrywise, Operation, Value, lined
 from ._given import as_number, shown
 from ._keep import Keep, box
-from ._value import Value, Vector
+from ._vector import Vector
 from ._weight import MatMul, Weight
 from ._where import TraceError
 from ._width import Width

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ._array import Value
 from ._given import Shape
 from ._graph import weights_of
 from ._operation import Dot, Source
-from ._value import Scalar, Value
+from ._scalar import Scalar
 
 LETTERS = "ijklmabcdefgh"
 

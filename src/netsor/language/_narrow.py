@@ -15,10 +15,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from ._array import Value
 from ._graph import ordered
 from ._keep import Keep, around, box, every, within
 from ._operation import Join, Take
-from ._value import Value
 
 
 def narrow(outputs: Sequence[Value]) -> list[Value]:

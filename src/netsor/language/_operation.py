@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from ._array import Acts, Axes, Entrywise, Ints, Operation, Source, Take, Value, lined
 from ._given import Shape
-from ._value import Add, Apply, Constant, Floats, Gaussian, Mix, Nonlin, Scale, Vector
+from ._scalar import Apply, Constant, Floats
+from ._vector import Add, Gaussian, Mix, Nonlin, Scale, Vector
 from ._weight import MatMul
 from ._width import Width
 

@@ -12,7 +12,8 @@ from typing import Any
 from ..activations import Function
 from ._apply import as_vector
 from ._array import Acts, Operation
-from ._value import Scalar, Vector
+from ._scalar import Scalar
+from ._vector import Vector
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import _operation as ops
-from ._array import Operation
+from ._array import Operation, Value
 from ._function import ADD, MATMUL, MULTIPLY, SUBTRACT
 from ._graph import ordered, widths_of
 from ._move import Acting, Stepped, steps_of
@@ -17,7 +17,7 @@ from ._narrow import narrow
 from ._operation import Constant, Floats, MatMul, Source
 from ._pool import Pool
 from ._rotary import Rotate
-from ._value import Value, Vector
+from ._vector import Vector
 from ._watch import Watched
 from ._weight import Weight
 

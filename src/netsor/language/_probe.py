@@ -47,9 +47,20 @@ def makes(numbers: int | None) -> Callable[[Callable[..., Any]], Callable[..., A
     return told
 
 
+def of_spectrum(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Say that a function of matrices depends on the eigenvalues other than 0 alone: X X^T and X^T X have the same."""
+    setattr(f, "of_spectrum", True)  # noqa: B010
+    return f
+
+
+def needs_spectrum(f: Function) -> bool:
+    """Whether that was said of it."""
+    return getattr(_plain(f), "of_spectrum", False)
+
+
 def ours(f: Function) -> bool:
-    """Whether it is a function of this package, which its tests have asked: then a large one is not asked again."""
-    return str(getattr(_plain(f), "__module__", "")).split(".")[0] == __name__.split(".")[0]
+    """Whether it is a function of this package, which its tests have asked, or an operator of Python."""
+    return str(getattr(_plain(f), "__module__", "")).split(".")[0] in (__name__.split(".")[0], "_operator")
 
 
 def _plain(f: Function) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ._array import Ints
+from ._array import Ints, Value
 from ._derivative import RULES, Unit, passed, ratio, times, unbroadcast, zeros_like
 from ._graph import ordered
 from ._join import join
@@ -23,7 +23,8 @@ from ._keep import Keep, around, box, every
 from ._move import Acting, Stepped
 from ._narrow import demand, widened
 from ._operation import Dot, Join, MatMul, Take
-from ._value import Scalar, Value, Vector
+from ._scalar import Scalar
+from ._vector import Vector
 from ._where import TraceError
 from ._width import Width
 

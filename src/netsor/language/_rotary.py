@@ -11,8 +11,9 @@ from ._apply import as_vector
 from ._array import Acts, Entrywise
 from ._given import LARGEST, numbers, real, shown
 from ._keep import Keep
+from ._scalar import Floats
 from ._stretch import Stretch
-from ._value import Floats, Vector
+from ._vector import Vector
 from ._where import TraceError
 
 

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace
 
+from .._arrays import array_namespace
 from ..activations import Function, row_softmax
 from ._apply import as_vector
 from ._content import shared
 from ._given import as_axis, real, scale, shown
 from ._operation import Concat, Dot, Split
-from ._value import Scalar, Vector, applied, as_scalar, constant, ones, same_width
+from ._scalar import Scalar, applied, as_scalar, constant
+from ._vector import Vector, ones, same_width
 from ._where import TraceError
 from ._width import Width
 

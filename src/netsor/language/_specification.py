@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from . import _operation as ops
-from ._array import Operation
+from ._array import Operation, Value
 from ._given import Shape
 from ._graph import ordered
 from ._move import Shifted, Stepped
 from ._pool import Pool
 from ._rotary import Rotate
-from ._value import Scalar, Value, Vector
+from ._scalar import Scalar
+from ._vector import Vector
 from ._width import Width
 
 Made = tuple[Shape, Width | None]

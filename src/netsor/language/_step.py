@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._array import Source
+from ._array import Source, Value
 from ._given import as_floats, as_whole, one_of, real, shown
 from ._grad import as_loss
 from ._graph import ordered
 from ._move import Part, Rate, Rule, Shifted, Stepped, begun, steps_of
 from ._operation import Gaussian, MatMul, Normal
 from ._reverse import Reverse
+from ._scalar import Scalar, constant
 from ._uses import Parameter, Parameters, Term, terms_of
-from ._value import Scalar, Value, Vector, constant, mix
+from ._vector import Vector, mix
 from ._weight import Weight
 from ._where import TraceError
 from ._width import Width

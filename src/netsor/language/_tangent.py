@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ._array import Value
 from ._derivative import ratio, times
 from ._given import one_of, shown
 from ._grad import as_loss
@@ -18,9 +19,10 @@ from ._join import stack
 from ._move import begun
 from ._operation import Gaussian, Normal
 from ._reverse import Reverse
+from ._scalar import Scalar, constant
 from ._score import mean_dot
 from ._uses import Parameter, Parameters, Term, Version, alone, pooled, terms_of, version_of
-from ._value import Scalar, Value, Vector, constant, mix
+from ._vector import Vector, mix
 from ._weight import Weight
 from ._where import TraceError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ._array import Value
 from ._given import Shape
 from ._names import LETTERS
 from ._operation import MatMul, Take
-from ._value import Value
 from ._weight import Weight
 from ._width import Width
 

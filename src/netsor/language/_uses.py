@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from ._array import Source
+from ._array import Source, Value
 from ._given import shown
 from ._graph import weights_of
 from ._join import join
 from ._move import Acting, Rule, begun, steps_of
 from ._operation import Gaussian, Normal
 from ._reverse import Use
-from ._value import Scalar, Value, Vector
+from ._scalar import Scalar
+from ._vector import Vector
 from ._weight import Weight
 from ._where import TraceError
 

@@ -14,8 +14,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ._array import Value
 from ._given import shown
-from ._value import Scalar, Value, Vector
+from ._scalar import Scalar
+from ._vector import Vector
 from ._where import TraceError
 
 V = TypeVar("V", bound=Value)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ._array import Acts, Entrywise, Source
 from ._given import Shape, as_name, as_shape, picked, scale, shown
 from ._keep import Keep, box
-from ._value import Vector
+from ._vector import Vector
 from ._where import TraceError
 from ._width import Width, as_width
 

@@ -1,6 +1,6 @@
 """Laws: distributions in the manner of scipy.stats, each with its errors and its standing."""
 
-from ._distance import distances, kl, kolmogorov, paper_kl, total_variation, wasserstein1
+from ._distance import distances, kl, kolmogorov, total_variation, wasserstein1
 from ._empirical import Empirical
 from ._estimate import Estimate
 from ._head_sum import head_sum
@@ -10,6 +10,7 @@ from ._law import Law
 from ._law_error import LawError
 from ._mixture import Mixture
 from ._origin import Origin
+from ._paper_kl import paper_kl
 from ._plot_several import plot
 from ._sliced import sliced_wasserstein
 from ._store import load

@@ -4,11 +4,7 @@ Given its scores, an output coordinate is N(0, v) with v = (σ²/H) Σ_a w_a, th
 kept as a rule of some hundred nodes, and the law of a sum of H of them is a power of that rule, by repeated squaring:
 every pair of nodes added, then fewer nodes in their place. So the law is a mixture of Gaussians over a few hundred
 variances, its density is positive, and its characteristic function is ψ(σ² t²/2H)^H with ψ(u) = E[e^(−uw)].
-
-Far out in the tails the density comes from rare large values of w. There w is sampled again where it is large, and
-tilted: with any λ and
-ψ = E[e^(μw)], μ = λσ²/H, f(y) = ψ^H E_λ[e^(−λv) N(y; v)], E_λ the mean over heads tilted by e^(μw). With λ at the
-saddle point, y² = 2λv² at the mean of v, what is averaged hardly varies.
+Far out in the tails the rules are others (see `_saddle`).
 """
 
 from __future__ import annotations
@@ -16,39 +12,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 
 from ._checked import checked_heads
 from ._estimate import Array, Estimate, combined
-from ._gaussians import CELL, Gaussians, cell_width, compress, normal_moment
+from ._gaussians import CELL, Gaussians, cell_width, normal_moment
 from ._head import Head, power_moments
 from ._integral import log_mean
 from ._law import Law
 from ._mixture import Mixture, gaussian_like
 from ._origin import Origin
-from ._powers import power_rules
+from ._powers import joined, power_rules
 from ._replicas import Replicated
 from ._resample import spread
+from ._saddle import CENTRAL, Tails
 from ._store import storable
 
-CENTRAL = 6.0  # standard deviations of Y within which the plain sample of w is used
-PLAIN = 1.0  # largest exponent of the tilt for which the plain sample is used in the tails too
-END = 1e5  # standard deviations of Y beyond which the density, below e^(-10⁹), is taken as 0
 SOFT = 100.0  # ratio of the smallest w of two samples above which the law of w is taken to have E[1/√w] = ∞
-RUNG = 1.3  # tilts are made for points y on a ladder: ratio of one rung to the one before
-
-
-class Tilted(NamedTuple):
-    """Variances, weights by sets, tilt and log ψ^H, for points near one rung."""
-
-    var: Array
-    weight: Array
-    tilt: float
-    height: float
 
 
 @storable
@@ -202,17 +185,31 @@ class HeadSum(Law):
     def _rule(self) -> Gaussians:
         """Variances, with weights (nodes, sets)."""
         w, log_weight = self.head.plain
-        return _joined(*power_rules(w, np.exp(log_weight), self.heads), self.scale / self.heads)
+        return joined(*power_rules(w, np.exp(log_weight), self.heads), self.scale / self.heads)
 
-    def _estimate(self, y: Array, central: Callable[[Array], Array], tail: int, sign: Array | None = None) -> Estimate:
-        """A quantity by sets, from the plain rule near the centre and from tilted ones far out."""
+    @cached_property
+    def _tails(self) -> Tails:
+        return Tails(self.head, self.heads, self.scale, self._std)
+
+    def _far(self, y: Array) -> npt.NDArray[np.bool_]:
+        return np.asarray(np.abs(y) > CENTRAL * self._std)
+
+    def _by_sets(self, y: Array, central: Callable[[Array], Array], tail: int) -> Array:
+        """A quantity (points, sets), from the plain rule near the centre and from tilted ones far out."""
         found = np.empty((len(y), len(self.head.sets)))
         far = self._far(y)
         found[~far] = central(y[~far]) * len(self.head.sets)
         if far.any():
-            found[far] = np.exp(self._tail(np.abs(y[far]))[tail])
-            if sign is not None:
-                found[far] = np.where(sign[far, None] > 0, 1 - found[far], found[far])
+            found[far] = np.exp(self._tails.logs(np.abs(y[far]))[tail])
+        return found
+
+    def _cdf_by_sets(self, y: Array) -> Array:
+        found = self._by_sets(y, self._rule.cdf, 1)
+        right = self._far(y) & (y > 0)
+        found[right] = 1 - found[right]
+        return found
+
+    def _estimate(self, found: Array) -> Estimate:
         value = found.mean(axis=1)
         return Estimate(value, combined(spread(found.T), self._coarse * value))
 
@@ -223,11 +220,8 @@ class HeadSum(Law):
         width = cell_width(span)
         return (width / 2) ** 4 / 6 * (1 + math.log2(self.heads)) if width > CELL else 0.0
 
-    def _far(self, y: Array) -> npt.NDArray[np.bool_]:
-        return np.asarray(np.abs(y) > CENTRAL * self._std)
-
     def _pdf(self, y: Array) -> Estimate:
-        value, error = self._estimate(y, self._rule.pdf, 0)
+        value, error = self._estimate(self._by_sets(y, self._rule.pdf, 0))
         return Estimate(value, np.where(y**2 < self._unknown, np.inf, error))
 
     @cached_property
@@ -240,7 +234,7 @@ class HeadSum(Law):
         return self.scale * max(lowest) if self.heads == 1 and max(lowest) > SOFT * min(lowest) else 0.0
 
     def _cdf(self, y: Array) -> Estimate:
-        return self._estimate(y, self._rule.cdf, 1, y)
+        return self._estimate(self._cdf_by_sets(y))
 
     def _sf(self, y: Array) -> Array:
         return np.asarray(self._cdf(-y).value)
@@ -249,7 +243,7 @@ class HeadSum(Law):
         result = np.empty(len(y))
         far = self._far(y)
         result[~far] = np.log(self._rule.pdf(y[~far]).sum(axis=1))
-        result[far] = log_mean(self._tail(np.abs(y[far]))[0])
+        result[far] = log_mean(self._tails.logs(np.abs(y[far]))[0])
         return result
 
     def _logcdf(self, y: Array) -> Array:
@@ -258,36 +252,24 @@ class HeadSum(Law):
     def _logsf(self, y: Array) -> Array:
         result = super()._logsf(y)
         far = np.isneginf(result)  # P is no double there
-        result[far] = log_mean(self._tail(y[far])[1])
+        result[far] = log_mean(self._tails.logs(y[far])[1])
         return result
 
     def _log_error(self, y: Array) -> Array:
         result, far = np.empty(len(y)), self._far(y)
         result[~far] = super()._log_error(y[~far])
         if far.any():  # where the density may be no double, by what its sets are of each other
-            found = self._tail(np.abs(y[far]))[0]
+            found = self._tails.logs(np.abs(y[far]))[0]
             part = np.exp(found - np.maximum(found.max(axis=1, keepdims=True), -1e300))
             mean = part.mean(axis=1)
             result[far] = np.divide(spread(part.T), mean, out=np.zeros(len(mean)), where=mean > 0) + self._coarse
         return result
 
     def _densities(self, y: Array) -> Replicated:
-        return self._by_sets(y, self._rule.pdf, 0)
+        return _replicated(self._by_sets(y, self._rule.pdf, 0))
 
     def _distributions(self, y: Array, side: str = "right") -> Replicated:
-        found = self._by_sets(y, self._rule.cdf, 1)
-        right = self._far(y) & (y > 0)
-        found.rows[:, right] = 1 - found.rows[:, right]
-        return found
-
-    def _by_sets(self, y: Array, central: Callable[[Array], Array], tail: int) -> Replicated:
-        count = len(self.head.sets)
-        rows = np.empty((count, len(y)))
-        far = self._far(y)
-        rows[:, ~far] = central(y[~far]).T * count
-        if far.any():
-            rows[:, far] = np.exp(self._tail(np.abs(y[far]))[tail]).T
-        return Replicated(rows, np.full(count, 1 / count))
+        return _replicated(self._cdf_by_sets(y))
 
     def _pieces(self) -> tuple[Array, Array]:
         std = np.sqrt(self._rule.var)
@@ -301,73 +283,6 @@ class HeadSum(Law):
         origin = Origin(self.status, self.method, seed=self.origin.seed)
         up, down = (HeadSum(self.head, self.heads, self.scale * (1 + sign * error), origin) for sign in (1, -1))
         return [(up, down)]
-
-    # Tails
-
-    def _tail(self, y: Array) -> tuple[Array, Array]:
-        """log f(y) and log P(Y > y) for large y > 0, by sets (points, sets)."""
-        rung = np.rint(np.log(y / (CENTRAL * self._std)) / math.log(RUNG)).astype(np.intp)
-        log_f, log_sf = np.full((2, len(y), len(self.head.sets)), -np.inf)  # beyond END
-        for k in np.unique(rung[y < END * self._std]):
-            mine = (rung == k) & (y < END * self._std)
-            log_f[mine], log_sf[mine] = self._near(int(k), y[mine])
-        return log_f, log_sf
-
-    def _near(self, k: int, y: Array) -> tuple[Array, Array]:
-        var, weight, tilt, height = self._tilted(k)
-        found = []
-        std = np.sqrt(var)
-        for term in (
-            -((y[:, None] / std) ** 2) / 2 - np.log(np.sqrt(2 * np.pi) * std),
-            scipy.special.log_ndtr(-y[:, None] / std),
-        ):
-            exponent = term - tilt * var
-            top = exponent.max(axis=1, keepdims=True)
-            with np.errstate(divide="ignore"):
-                found.append(height + top + np.log(np.maximum(np.exp(exponent - top) @ weight, 0.0)))
-        return found[0], found[1]
-
-    @cached_property
-    def _ladder(self) -> dict[int, Tilted]:
-        return {}
-
-    def _sample(self, y: float) -> tuple[Array, Array]:
-        """The sample of w for points near y: the plain one, where the tilt asks for nothing rare."""
-        plain = self.head.plain
-        most = self.scale * float(plain[0].max())
-        return plain if y * y / (2 * most * self.heads) < PLAIN else self.head.tail
-
-    def _tilted(self, k: int) -> Tilted:
-        """The rule for points near rung k of the ladder."""
-        if k not in self._ladder:
-            y = CENTRAL * self._std * RUNG**k
-            w, log_weight = self._sample(y)
-            low, high = 0.0, self.scale * float(w.max())
-            for _ in range(30):  # the mean of v under the tilt y²/2v² falls as v grows: there is one fixed point
-                v = (low + high) / 2
-                exponent = (
-                    log_weight[0] + y**2 / (2 * v**2) * self.scale / self.heads * w[0]
-                )  # every tilt gives the right law, some with less noise
-                tilted = np.exp(exponent - exponent.max())
-                if self.scale * float(np.sum(tilted * w[0]) / tilted.sum()) > v:
-                    low = v
-                else:
-                    high = v
-            tilt = y**2 / (2 * v**2)
-            steep = tilt * self.scale / self.heads
-            exponent = log_weight + steep * w
-            if steep * float(w.max()) < 1:  # log ψ to all digits, for it is taken times the number of heads
-                tops = np.log1p((np.exp(log_weight) * np.expm1(steep * w)).sum(axis=1))
-            else:
-                tops = scipy.special.logsumexp(exponent, axis=1)
-            top = float(tops.mean())
-            near = exponent > exponent.max(axis=1, keepdims=True) - 42
-            weights = np.where(near, np.exp(exponent - tops[:, None]), 0.0)
-            nodes, weights = power_rules(w, weights, self.heads, cell=min(0.01, 0.1 * math.sqrt(v) / y))
-            weights = weights * np.exp(np.minimum(self.heads * (tops - top), 700.0))[:, None] * len(w)
-            rule = _joined(nodes, weights, self.scale / self.heads)
-            self._ladder[k] = Tilted(rule.var, rule.weight, tilt, self.heads * top)
-        return self._ladder[k]
 
     # Others
 
@@ -419,9 +334,6 @@ class HeadSum(Law):
         return cls(Head.from_arrays(arrays), int(str(arrays["heads"])), float(arrays["scale"]), origin, mixture)
 
 
-def _joined(nodes: Array, weights: Array, scale: float) -> Gaussians:
-    """The rules of all sets, (sets, nodes), as one with weights (nodes, sets) of sum 1 in all."""
-    some = weights > 0
-    labels = np.repeat(np.arange(len(nodes)), some.sum(axis=1))
-    var, weight = compress(scale * nodes[some], weights[some] / len(nodes), labels)
-    return Gaussians(np.zeros_like(var), var, weight)
+def _replicated(found: Array) -> Replicated:
+    """A quantity (points, sets) as rows, one for each set."""
+    return Replicated(np.ascontiguousarray(found.T), np.full(found.shape[1], 1 / found.shape[1]))

@@ -23,9 +23,10 @@ from ._checked import (
     points,
 )
 from ._described import Described
-from ._estimate import Array, Estimate, combined
+from ._estimate import Array, Estimate
+from ._joint_with_error import JointWithError, spread
 from ._law_error import LawError
-from ._mixture import CONSTANT, Mixture
+from ._mixture import Mixture
 from ._normals import Normals
 from ._origin import Origin
 from ._posterior import conditioned
@@ -382,7 +383,7 @@ class Joint(Described):
          [nan nan]]
         """
         cov = self.cov()
-        std = _spread(cov)
+        std = spread(cov)
         found = cov / np.outer(std, std)
         np.fill_diagonal(found, std / std)
         return np.asarray(found)
@@ -511,13 +512,6 @@ class Joint(Described):
             raise LawError(name, f"y of shape {at.shape} must have {self.dim} entries along the last axis")
         return at
 
-    def _corner(self, name: str, given: npt.ArrayLike) -> Array:
-        """A corner of a rectangle: a number for each entry, or one for all."""
-        corner = points(given, name, "cdf")
-        if corner.shape not in ((), (1,), (self.dim,)):
-            raise LawError("cdf", f"{name} of shape {corner.shape} must be a number, or ({self.dim},)")
-        return np.broadcast_to(corner, (self.dim,))
-
     def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Array:
         """Independent draws of all entries; as in `Law.rvs`, of the replicas.
 
@@ -584,86 +578,3 @@ class Joint(Described):
             Estimate(float(arrays["evidence"][0]), float(arrays["evidence"][1])) if "evidence" in arrays else None
         )
         return cls(arrays["mean"], arrays["cov"], origin, arrays.get("weight"), evidence)
-
-
-def _spread(cov: Array) -> Array:
-    """Standard deviations; NaN for an entry without variance, which has no correlations."""
-    std = np.sqrt(np.diag(cov))
-    return np.where(std > 0, std, np.nan)
-
-
-class JointWithError:
-    """The numbers of a joint law, each as an Estimate."""
-
-    def __init__(self, law: Joint) -> None:
-        self._law = law
-
-    def _made(self, found: Estimate, doubt: Any) -> Estimate:
-        return Estimate(found.value, combined(found.error, doubt), self._law.sources)
-
-    def mean(self) -> Estimate:
-        """E[Y]."""
-        law = self._law
-        found = law._replicas.average(law.component_mean)
-        if not law.component_mean.any():
-            return self._made(found, 0.0)
-        std, size = law.std(), np.abs(found.value)
-        return self._made(found, law.origin.quadrature_error * np.where(std > CONSTANT * size, std, size))
-
-    def cov(self) -> Estimate:
-        """The covariance matrix."""
-        law = self._law
-        found = law._replicas.average(law._second())
-        std = np.sqrt(np.maximum(np.diag(found.value), 0.0))
-        return self._made(found, law.origin.quadrature_error * np.outer(std, std))
-
-    def var(self) -> Estimate:
-        """The variance of each entry."""
-        value, error = self.cov()
-        return Estimate(np.diag(value).copy(), np.diag(error).copy(), self._law.sources)
-
-    def corr(self) -> Estimate:
-        """The correlation matrix; NaN for an entry without variance."""
-        law = self._law
-        second = law._second()
-        std = _spread(law._replicas.mean(second))
-        unit = second / np.outer(std, std)
-        rho = law._replicas.mean(unit)
-        own = np.diagonal(unit, axis1=1, axis2=2)
-        influence = unit - 0.5 * rho * (own[:, :, None] + own[:, None, :])  # delta method
-        error = np.asarray(law._replicas.average(influence).error)
-        np.fill_diagonal(error, 0.0)
-        np.fill_diagonal(rho, std / std)
-        return self._made(Estimate(rho, error), law.origin.quadrature_error * (1 - rho**2))
-
-    def pdf(self, y: npt.ArrayLike) -> Estimate:
-        """The joint density at points (…, entries)."""
-        law = self._law
-        at = law._at("pdf", y)
-        flat = at.reshape(-1, law.dim)
-        value, error = law._normals.pdf_with_error(flat)
-        doubt: Any = 0.0
-        if law.origin.quadrature_error > 1e-14:
-            changed = [
-                Normals(law.component_mean, law.component_cov * (1 + s * law.origin.quadrature_error), law.weight)
-                for s in (1, -1)
-            ]
-            doubt = np.max([np.abs(other.pdf(flat) - value) for other in changed], axis=0)
-        total = np.broadcast_to(combined(error, doubt, law._normals.unseen(flat)), value.shape)
-        shape = at.shape[:-1]
-        return Estimate(value.reshape(shape)[()], total.reshape(shape)[()], law.sources)
-
-    def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> Estimate:
-        """The probability of a rectangle: lower < Y ≤ y in every entry."""
-        law = self._law
-        upper, low = law._corner("y", y), law._corner("lower", -math.inf if lower is None else lower)
-        if not (low <= upper).all():
-            raise LawError("cdf", f"lower={shown(lower)} must be at most y={shown(y)}, in every entry")
-        found = law._normals.rectangle(low, upper)
-        doubt = 0.0
-        if law.origin.quadrature_error > 1e-14:
-            for s in (1, -1):
-                cov = law.component_cov * (1 + s * law.origin.quadrature_error)
-                other = Normals(law.component_mean, cov, law.weight).rectangle(low, upper)
-                doubt = max(doubt, abs(other.value - found.value))
-        return self._made(found, doubt)

@@ -23,7 +23,7 @@ from ._integral import entropy, expectation, log_share
 from ._law_error import LawError
 from ._quantile import quantiles
 from ._replicas import Replicated
-from ._with_error import WithError, shaped
+from ._with_error import WithError, values
 
 
 class Law(Described, ABC):
@@ -60,19 +60,6 @@ class Law(Described, ABC):
     @abstractmethod
     def _logpdf(self, y: Array) -> Array:
         """The logarithm of the density at points (k,)."""
-
-    def _logcdf(self, y: Array) -> Array:
-        """log P(Y ≤ y) at points (k,)."""
-        return log_share(self._distribution(y), self._sf(y))
-
-    def _logsf(self, y: Array) -> Array:
-        """log P(Y > y) at points (k,)."""
-        return log_share(self._sf(y), self._distribution(y))
-
-    def _log_error(self, y: Array) -> Array:
-        """The error of the logarithm of the density at points (k,): that of the density, of itself."""
-        value, error = self._pdf(y)
-        return np.asarray(np.divide(error, value, out=np.full(len(y), np.inf), where=np.asarray(value) > 0))
 
     @abstractmethod
     def _moment(self, order: int) -> Estimate:
@@ -117,13 +104,7 @@ class Law(Described, ABC):
         4.4
         """
 
-    # What distances need; these defaults are for a law that is exact and has a smooth density
-
-    kernel = False  # whether its distribution function is that of a kernel estimate
-
-    def _dense(self, factor: float = 1.0) -> Law:
-        """This law with kernels, of so many bandwidths, in place of draws; itself if it has none."""
-        return self
+    # What follows from these, unless a kind of law knows better
 
     def _density(self, y: Array) -> Array:
         """The density, without its error."""
@@ -132,6 +113,49 @@ class Law(Described, ABC):
     def _distribution(self, y: Array) -> Array:
         """The distribution function, without its error."""
         return np.asarray(self._cdf(y).value)
+
+    def _logcdf(self, y: Array) -> Array:
+        """log P(Y ≤ y) at points (k,)."""
+        return log_share(self._distribution(y), self._sf(y))
+
+    def _logsf(self, y: Array) -> Array:
+        """log P(Y > y) at points (k,)."""
+        return log_share(self._sf(y), self._distribution(y))
+
+    def _log_error(self, y: Array) -> Array:
+        """The error of the logarithm of the density at points (k,): that of the density, of itself."""
+        value, error = self._pdf(y)
+        return np.asarray(np.divide(error, value, out=np.full(len(y), np.inf), where=np.asarray(value) > 0))
+
+    def _entropy(self) -> Estimate:
+        """−E[log f(Y)], with errors of sampling."""
+        if self.atoms:
+            return Estimate(-math.inf, 0.0)
+        return entropy(self._dense(), self._dense(math.sqrt(2)))
+
+    def _expect(self, f: Callable[[Any], Any]) -> Estimate:
+        """E[f(Y)], with errors of sampling."""
+        return expectation(self._dense(), self._dense(math.sqrt(2)), self.atoms, f)
+
+    def _slope(self, y: Any) -> Any:
+        """The slope of the distribution function, at points of any shape."""
+        return self.pdf(y)
+
+    def _ppf(self, q: Array, upper: bool) -> Array:
+        """Quantiles; of P(Y > y), if `upper`."""
+        centre, scale = self.mean(), self.std()
+        if scale == 0:  # a point mass
+            return np.full(len(q), centre)
+        atoms = [at for at, _ in self.atoms]
+        return quantiles(q, upper, self._distribution, self._sf, centre, scale, atoms)
+
+    # What distances need; these defaults are for a law that is exact and has a smooth density
+
+    kernel = False  # whether its distribution function is that of a kernel estimate
+
+    def _dense(self, factor: float = 1.0) -> Law:
+        """This law with kernels, of so many bandwidths, in place of draws; itself if it has none."""
+        return self
 
     def _densities(self, y: Array) -> Replicated:
         """The density by blocks."""
@@ -239,7 +263,7 @@ class Law(Described, ABC):
         >>> print(f"{ns.paper.layer().law(n=ns.inf).pdf(0.5):.6f}")
         0.462403
         """
-        return shaped("pdf", lambda p: Estimate(self._density(p), 0.0), y, (0.0, 0.0)).value
+        return values("pdf", self._density, y, (0.0, 0.0))
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
         """The logarithm of the density.
@@ -259,7 +283,7 @@ class Law(Described, ABC):
         >>> print(f"{ns.paper.layer().law(n=ns.inf).logpdf(40.0):.2f}")
         -840.50
         """
-        return shaped("logpdf", lambda p: Estimate(self._logpdf(p), 0.0), y, (-np.inf, -np.inf)).value
+        return values("logpdf", self._logpdf, y, (-np.inf, -np.inf))
 
     def cdf(self, y: npt.ArrayLike) -> Any:
         """P(Y ≤ y).
@@ -280,7 +304,7 @@ class Law(Described, ABC):
         >>> print(np.round(law.cdf([-0.5, 0.0, 0.5]), 6))
         [0.2097 0.5    0.7903]
         """
-        return shaped("cdf", lambda p: Estimate(self._distribution(p), 0.0), y, (0.0, 1.0)).value
+        return values("cdf", self._distribution, y, (0.0, 1.0))
 
     def sf(self, y: npt.ArrayLike) -> Any:
         """P(Y > y).
@@ -300,7 +324,7 @@ class Law(Described, ABC):
         >>> print(f"{ns.paper.layer().law(n=ns.inf).sf(6.0):.3e}")
         6.773e-15
         """
-        return shaped("sf", lambda p: Estimate(self._sf(p), 0.0), y, (1.0, 0.0)).value
+        return values("sf", self._sf, y, (1.0, 0.0))
 
     def logcdf(self, y: npt.ArrayLike) -> Any:
         """log P(Y ≤ y), right where P is small and where it is near 1.
@@ -320,7 +344,7 @@ class Law(Described, ABC):
         >>> print(f"{ns.paper.layer().law(n=ns.inf).logcdf(-6.0):.3f}")
         -32.626
         """
-        return shaped("logcdf", lambda p: Estimate(self._logcdf(p), 0.0), y, (-np.inf, 0.0)).value
+        return values("logcdf", self._logcdf, y, (-np.inf, 0.0))
 
     def logsf(self, y: npt.ArrayLike) -> Any:
         """log P(Y > y), right where P is small and where it is near 1.
@@ -340,7 +364,7 @@ class Law(Described, ABC):
         >>> print(f"{ns.paper.layer().law(n=ns.inf).logsf(6.0):.3f}")
         -32.626
         """
-        return shaped("logsf", lambda p: Estimate(self._logsf(p), 0.0), y, (0.0, -np.inf)).value
+        return values("logsf", self._logsf, y, (0.0, -np.inf))
 
     def ppf(self, q: npt.ArrayLike) -> Any:
         """The quantile: the smallest y with P(Y ≤ y) ≥ q.
@@ -366,7 +390,7 @@ class Law(Described, ABC):
         >>> print(f"{law.ppf(0.99):.6f} {law.cdf(law.ppf(0.99)):.6f}")
         1.472684 0.990000
         """
-        return shaped("ppf", lambda p: Estimate(self._ppf(p, False), 0.0), levels(q, "ppf"), (np.nan, np.nan)).value
+        return values("ppf", lambda p: self._ppf(p, upper=False), levels(q, "ppf"), (np.nan, np.nan))
 
     def isf(self, q: npt.ArrayLike) -> Any:
         """The quantile from above: where P(Y > y) is q, right for small q.
@@ -391,7 +415,7 @@ class Law(Described, ABC):
         >>> print(f"{ns.paper.layer().law(n=ns.inf).isf(1e-12):.4f}")
         5.3470
         """
-        return shaped("isf", lambda p: Estimate(self._ppf(p, True), 0.0), levels(q, "isf"), (np.nan, np.nan)).value
+        return values("isf", lambda p: self._ppf(p, upper=True), levels(q, "isf"), (np.nan, np.nan))
 
     def median(self) -> float:
         """The median.
@@ -710,25 +734,3 @@ class Law(Described, ABC):
         shape = f"variance {self.var():.6g}, excess kurtosis {self.kurtosis():.4g}"
         points = "".join(f", P(Y = {at:g}) = {mass.value:.4g}" for at, mass in self.atoms[:3])
         return f"<{type(self).__name__}: {shape}{points}; {known}{numbers}>"
-
-    def _entropy(self) -> Estimate:
-        if self.atoms:
-            return Estimate(-math.inf, 0.0)
-        return entropy(self._dense(), self._dense(math.sqrt(2)))
-
-    def _expect(self, f: Callable[[Any], Any]) -> Estimate:
-        return expectation(self._dense(), self._dense(math.sqrt(2)), self.atoms, f)
-
-    # Quantiles
-
-    def _slope(self, y: Any) -> Any:
-        """The density, as the slope of the distribution function."""
-        return self.pdf(y)
-
-    def _ppf(self, q: Array, upper: bool) -> Array:
-        """Quantiles; of P(Y > y), if `upper`."""
-        centre, scale = self.mean(), self.std()
-        if scale == 0:  # a point mass
-            return np.full(len(q), centre)
-        atoms = [at for at, _ in self.atoms]
-        return quantiles(q, upper, self._distribution, self._sf, centre, scale, atoms)

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from ._gaussians import CELL, cells, two_points
+from ._gaussians import CELL, Gaussians, cells, compress, two_points
 
 Array = npt.NDArray[np.float64]
 Rules = tuple[Array, Array]
@@ -75,3 +75,11 @@ def _fewer(nodes: Array, weights: Array, cell: float, least: float = NOTHING) ->
 def _normed(rules: Rules) -> Rules:
     """With weights of sum 1: else rounding errors would grow with every squaring."""
     return rules[0], rules[1] / rules[1].sum(axis=1, keepdims=True)
+
+
+def joined(nodes: Array, weights: Array, scale: float) -> Gaussians:
+    """The rules of all sets, (sets, nodes), as one with weights (nodes, sets) of sum 1 in all."""
+    some = weights > 0
+    labels = np.repeat(np.arange(len(nodes)), some.sum(axis=1))
+    var, weight = compress(scale * nodes[some], weights[some] / len(nodes), labels)
+    return Gaussians(np.zeros_like(var), var, weight)

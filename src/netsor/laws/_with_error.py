@@ -140,3 +140,8 @@ def shaped(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike, end
         value[finite], error[finite] = f(flat[finite])
     value, error = value.reshape(given.shape), error.reshape(given.shape)
     return Estimate(float(value), float(error)) if given.ndim == 0 else Estimate(value, error)
+
+
+def values(operation: str, f: Callable[[Array], Array], y: npt.ArrayLike, ends: tuple[float, float]) -> Any:
+    """The same for a function that gives no errors."""
+    return shaped(operation, lambda p: Estimate(f(p), 0.0), y, ends).value

@@ -16,7 +16,7 @@ from ..language import Scalar, Value, Vector, apply, join, mean_dot, stack
 from ..language._graph import ordered
 from ..language._operation import MatMul
 from ..language._reverse import Reverse, Use
-from ..language._value import constant
+from ..language._scalar import constant
 from ._description import Description
 from ._loss import Loss
 from ._reduce import of_pairs

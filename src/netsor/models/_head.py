@@ -12,8 +12,8 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from .._arrays import array_namespace
 from ._reduce import PIECE, Rows, capped, of_logits
 
 Array = Any

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from array_api_compat import array_namespace
-
+from .._arrays import array_namespace, eigenvectors
 from ..language import Scalar, Value, Vector, apply, gaussian, mean_dot
 from ..language._derivative import ratio
-from ..language._value import mix
+from ..language._vector import mix
 from ..nn._logits import root as symmetric_root
 from ._description import Description
 from ._head import of_head, parts
@@ -79,7 +78,7 @@ def _gradient(y: Vector, gram: Scalar, along: Scalar, square: Scalar) -> Vector:
 def _inverse_root(gram: Any) -> Any:
     """The symmetric G^(−1/2) of positive semidefinite matrices; 0 in directions that they do not have."""
     xp = array_namespace(gram)
-    values, vectors = xp.linalg.eigh(gram)
+    values, vectors = eigenvectors(gram)
     real = values > SMALL * xp.finfo(gram.dtype).eps * xp.max(xp.abs(values), axis=-1, keepdims=True)
     inverse = xp.where(real, 1.0 / xp.sqrt(xp.where(real, values, 1.0)), 0.0)
     return (vectors * inverse[..., None, :]) @ xp.matrix_transpose(vectors)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace
 
+from .._arrays import array_namespace
 from ..language import Scalar, Value, Vector, apply, join
 from ..language._operation import MatMul
 from ..language._pool import pooled

@@ -7,32 +7,25 @@ matrix.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace, is_torch_array
 
-from ..language._probe import makes
+from .._arrays import array_namespace, eigenvalues
+from ..language._probe import makes, of_spectrum
 
 Array = Any
 Mask = npt.NDArray[np.bool_]
 
 SMALLEST = 1e-37  # a normal number in single precision too; what is smaller adds nothing to an entropy
-STREAMS = 4  # matrices at a time whose eigenvalues a GPU finds: eight are no faster
-MANY = 256  # rows of a matrix from which threads pay
 PIECE = 2**18  # numbers of a piece of logits: 2 MiB, and numpy is called seldom
 
 
-@makes(3)
+@makes(2)
 def of_gram(gram: Array) -> Array:
-    """(…, s, s) → (…, 3): mean square over the tokens, mean cosine of two tokens, effective rank.
-
-    The effective rank is e^H, H the entropy of the eigenvalues divided by their sum (Roy and Vetterli 2007): 1 if all
-    tokens are one direction, s if they are orthogonal and of one size.
-    """
+    """(…, s, s) → (…, 2): mean square over the tokens, mean cosine of two tokens."""
     xp = array_namespace(gram)
     s = gram.shape[-1]
     diagonal = xp.linalg.diagonal(gram)
@@ -40,31 +33,20 @@ def of_gram(gram: Array) -> Array:
     sizes = scale[..., :, None] * scale[..., None, :]
     cosines = xp.where(sizes > 0, gram / xp.where(sizes > 0, sizes, 1.0), 0.0)
     cosine = (xp.sum(cosines, axis=(-2, -1)) - xp.sum(xp.linalg.diagonal(cosines), axis=-1)) / (s * (s - 1))
-    spectrum = xp.clip(_eigenvalues(0.5 * (gram + xp.matrix_transpose(gram))), 0.0, None)
+    return xp.stack([xp.mean(diagonal, axis=-1), cosine], axis=-1)
+
+
+@makes(1)
+@of_spectrum
+def effective_rank(gram: Array) -> Array:
+    """(…, s, s) → (…, 1): e^H, H the entropy of the eigenvalues divided by their sum (Roy and Vetterli 2007).
+
+    It is 1 if all tokens are one direction, and s if they are orthogonal and of one size.
+    """
+    xp = array_namespace(gram)
+    spectrum = xp.clip(eigenvalues(0.5 * (gram + xp.matrix_transpose(gram))), 0.0, None)
     whole = xp.sum(spectrum, axis=-1, keepdims=True)
-    rank = xp.exp(_entropy(spectrum / xp.where(whole > 0, whole, 1.0)))
-    return xp.stack([xp.mean(diagonal, axis=-1), cosine, rank], axis=-1)
-
-
-def _eigenvalues(a: Array) -> Array:
-    """Those of symmetric matrices. On a GPU one matrix does not fill it: several at a time, each on its own stream."""
-    if not (is_torch_array(a) and a.is_cuda and a.ndim > 2 and a.shape[-1] >= MANY):
-        return array_namespace(a).linalg.eigvalsh(a)
-    import torch
-
-    torch.linalg.eigvalsh(
-        torch.ones((1, 1), device=a.device)
-    )  # PyTorch loads its solver, which one thread alone can do
-
-    def found(some: Array, stream: Any) -> Array:
-        with torch.no_grad(), torch.cuda.stream(stream):
-            return torch.linalg.eigvalsh(some)  # waits for its end
-
-    parts = a.reshape(-1, *a.shape[-2:]).chunk(STREAMS)
-    torch.cuda.current_stream(a.device).synchronize()
-    with ThreadPoolExecutor(STREAMS) as pool:
-        made = pool.map(found, parts, [torch.cuda.Stream(a.device) for _ in parts])
-        return torch.cat(list(made)).reshape(a.shape[:-1])
+    return xp.exp(_entropy(spectrum / xp.where(whole > 0, whole, 1.0)))[..., None]
 
 
 @makes(4)

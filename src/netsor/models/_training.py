@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace
 
+from .._arrays import array_namespace
 from ..language import Scalar, Value, Vector, Weight, apply, data, join, mean_dot, nonlin, ones, tanh, weight
 from ..language._graph import ordered
 from ..language._pool import pooled

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..language import Scalar, Vector, apply, join, mean_dot, normal, tanh, weight
-from ..language._value import constant
+from ..language._scalar import constant
 from ..nn._logits import root
 from ._description import Description
 from ._reduce import of_logits, of_words

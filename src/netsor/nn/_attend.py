@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ..language import Scalar, TraceError, Vector, Width, concat, dot, mean_dot, rotary, softmax, tanh
 from ..language._given import SCALE, as_number, numbers, real, scale, shown, whole
+from ..language._scalar import ScalarLike, constant
 from ..language._stretch import Stretch
-from ..language._value import ScalarLike, constant
 from ..language._width import as_width
 from ._affine import affine, made_of
 from ._positions import causal

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from array_api_compat import array_namespace
-
+from .._arrays import array_namespace, eigenvectors
 from ..language import Scalar, Vector, apply, mean_dot, normal
 from ..language._apply import as_vector
 from ..language._given import scale, whole
@@ -60,7 +59,7 @@ def root(gram: Scalar) -> Scalar:
 @makes(None)
 def _root(gram: Any) -> Any:
     xp = array_namespace(gram)
-    values, vectors = xp.linalg.eigh(gram)
+    values, vectors = eigenvectors(gram)
     rounding = 4e-16 * gram.shape[-1] * xp.max(xp.abs(values), axis=-1, keepdims=True)
     values = xp.where(values > rounding, values, 0.0)
     return (vectors * xp.sqrt(values)[..., None, :]) @ xp.matrix_transpose(vectors)

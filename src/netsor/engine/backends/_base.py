@@ -11,14 +11,15 @@ import numpy as np
 
 from .._cells import Cells, Sums, summed
 from .._montecarlo import in_bytes
-from .._plan import Plan, Register
+from .._plan import Plan
 from .._prices import ACCELERATOR, CPU, Prices
+from .._steps import Register
 
 Array = Any
 
 PRECISIONS = ("float64", "float32")
 AUTO = "auto"  # one of these, chosen for each plan (see `_precision`) before anything is sampled
-ROOM = {"cpu": 2**24, "cuda": 2**32}  # bytes of a block's arrays: what a cache holds, or what keeps a large GPU busy
+ROOM = {"cpu": 2**24, "cuda": 2**33}  # bytes of a block's arrays: what a cache holds, or what keeps a large GPU busy
 MOST = 2**22  # replicas in a block, at most
 BY_QUADRATURE = 2**16  # replicas in a block, at most, where the host may have to integrate for each
 WORKING = 8  # times the bytes of a block's arrays that a library may need, with temporary arrays and two blocks at once

@@ -50,9 +50,9 @@ class Chi(NamedTuple):
         if self.squares.shape[1]:
             rest = z[..., large:]
             parts.append(xp.sqrt((rest * rest) @ squares))
-        if len(parts) == 1 and self.order == tuple(range(len(self.order))):
-            return parts[0]
         whole = parts[0] if len(parts) == 1 else xp.concat(parts, axis=-1)
+        if self.order == tuple(range(len(self.order))):
+            return whole
         return xp.stack([whole[..., k] for k in self.order], axis=-1)
 
 
@@ -114,8 +114,9 @@ def _degree(series: Array, precision: str) -> Array:
 
 def _fitted(freedom: Array) -> Array:
     """Chebyshev coefficients of √(9ν/2) ((χ²/ν)^(1/3) − 1) over |z| ≤ REACH, (DEGREE + 1, ν)."""
-    x = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))[:, None]
-    below, above = scipy.special.ndtr(np.minimum(REACH * x, 0.0)), scipy.special.ndtr(-np.maximum(REACH * x, 0.0))
-    half = freedom / 2
-    square = np.where(x < 0, scipy.special.gammaincinv(half, below), scipy.special.gammainccinv(half, above)) / half
+    x = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))[:, None]  # from 1 down to −1
+    half, middle = freedom / 2, (DEGREE + 1) // 2
+    above = scipy.special.gammainccinv(half, scipy.special.ndtr(-REACH * x[:middle]))
+    below = scipy.special.gammaincinv(half, scipy.special.ndtr(REACH * x[middle:]))
+    square = np.concatenate([above, below]) / half
     return np.polynomial.chebyshev.chebfit(x[:, 0], (np.cbrt(square) - 1) * np.sqrt(4.5 * freedom), DEGREE)

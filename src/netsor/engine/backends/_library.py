@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _orthogonal
+from .._instruction_set import RULES, WITH_WAYS
 from .._instructions import gram, squares
-from .._plan import RULES, WITH_WAYS, Step
+from .._steps import Step
 from .._triangular import Ways, basis, by_columns, diagonal, solve, sure, tolerance
 
 Array = Any
 
 LEAF = 4  # rows of a matrix up to which operations on all replicas, entry by entry, are faster than the library
+ROUNDED = 64  # rows of a matrix up to which what single precision does not hold is more than a factor's own rounding
 MORE = 4.0  # times what is added to a diagonal: a pivot of dependent rows is once or twice that, if they lean little
 
 
@@ -80,32 +82,44 @@ class Library:
         return self.cholesky(gram + one) - one
 
     def factored_roughly(self, gram: Array, resolved: float) -> Array:
-        """The same, for rows that have errors: one of which this part of its square or less is left may depend."""
+        """The same, for rows that have errors: one of which this part of its square or less is left may depend.
+
+        With that much more on the diagonal, for many rows in proportion more, Gram matrices are regular, and no row
+        changes by much more than its errors. So that is the factor where it is undecided which rows depend on others.
+        """
         xp = self.xp
-        lower = self._tried(gram)
-        lengths = diagonal(xp, gram)
-        weak = _orthogonal.weak(xp, lower, lengths, resolved)
+        part = resolved * max(1.0, gram.shape[-1] / ROUNDED)
 
-        def again(gram: Array) -> Array:
-            made = self._dependent(gram, resolved * diagonal(xp, gram), 2 * MORE)
-            unknown = ~xp.all(diagonal(xp, made) >= 0, axis=-1)
-            return self.mended(made, unknown, lambda gram: self._factored(gram, resolved * diagonal(xp, gram)), gram)
+        def again(gram: Array, lower: Array) -> Array:
+            made = self._dependent(gram, part * diagonal(xp, gram), 2 * MORE, lower)
+            made = xp.where(xp.all(diagonal(xp, made) >= 0, axis=-1)[..., None, None], made, lower)
+            failed = ~xp.all(diagonal(xp, made) >= 0, axis=-1)
+            return self.mended(made, failed, lambda gram: self._factored(gram, part * diagonal(xp, gram)), gram)
 
-        return self.mended(lower, weak, again, gram)
+        more = part * diagonal(xp, gram)
+        lower = self._more_regular(gram, more)
+        decided = (diagonal(xp, lower) ** 2 > MORE * more) | (more == 0)
+        return self.mended(lower, ~xp.all(decided, axis=-1), again, gram, lower)
 
-    def _dependent(self, gram: Array, floor: Array, slack: float = 1.0) -> Array:
+    def _more_regular(self, gram: Array, more: Array) -> Array:
+        """The factor of Gram matrices with more on the diagonal, unless a row is 0."""
+        xp = self.xp
+        one = xp.eye(gram.shape[-1], dtype=gram.dtype)
+        none = one * xp.astype(more == 0, gram.dtype)[..., None]
+        return self.cholesky(gram + one * more[..., None] + none) - none
+
+    def _dependent(self, gram: Array, floor: Array, slack: float = 1.0, regular: Array | None = None) -> Array:
         """The same of any matrix; NaN where rounding leaves undecided which rows depend on earlier ones.
 
         What is left of a row that does is at most `slack` times the floor.
 
-        Gram matrices with a little more on the diagonal, the floor, are regular: they tell which rows add a direction.
-        Those among themselves are regular; the others have coefficients along the directions of those before them.
+        Gram matrices with a little more on the diagonal, the floor, are `regular`: their factors tell which rows add a
+        direction. Those among themselves are regular; the others have coefficients along the directions before them.
         """
         xp = self.xp
         one = xp.eye(gram.shape[-1], dtype=gram.dtype)
-        more = xp.where(floor > 0, floor, xp.ones_like(floor))
-        pivots = diagonal(xp, self.cholesky(gram + one * more[..., None])) ** 2
-        adds = pivots > MORE * more
+        regular = self._more_regular(gram, floor) if regular is None else regular
+        adds = diagonal(xp, regular) ** 2 > MORE * floor
         whole = xp.astype(adds, gram.dtype)
         lower = self.cholesky(gram * whole[..., None] * whole[..., None, :] + one * (1.0 - whole)[..., None])
         others = xp.tril(self.triangular(lower, gram * whole[..., None, :]), k=-1) * whole[..., None, :]

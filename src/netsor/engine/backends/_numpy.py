@@ -18,9 +18,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .._montecarlo import generator, memory, one_blas_thread
-from .._plan import LONG, Plan, Register, Step
+from .._plan import LONG, Plan
 from .._prices import NUMPY, Prices
 from .._run import in_numpy, run
+from .._steps import Register, Step
 from ._base import Backend
 from ._patterns import positive_products
 

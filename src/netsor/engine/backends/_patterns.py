@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .._plan import PIECE
+from .._steps import PIECE
 
 Array = Any
 Next = Callable[[tuple[int, ...], Array], Iterator[tuple[np.random.Generator, Array]]]

@@ -18,9 +18,11 @@ import numpy as np
 
 from ...language._probe import ours
 from .. import _instructions, _orthogonal
+from .._instruction_set import RULES
 from .._montecarlo import memory
-from .._plan import RULES, Plan, Register, Step
+from .._plan import Plan
 from .._run import run
+from .._steps import Register, Step
 from .._triangular import diagonal
 from ._base import Device, NoDeviceError, largest_block
 from ._chi import Chi, chi

@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from ... import activations as known
+from ..._arrays import array_namespace
 from ...activations import Function
 
 Array = Any

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from ..._arrays import array_namespace
 from ._closed import closed_form
 from ._pairs import coefficients, pairs
 from ._rows import Rows, fitted, paired

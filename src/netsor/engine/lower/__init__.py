@@ -2,7 +2,7 @@
 
 Given its inputs, the rows of (W x^1, …, W x^k) are i.i.d. N(0, σ_W² G), G_ij = ⟨x^i, x^j⟩/in. If σ_W² G = C C^T, then
 (W x^i)_i = C E, with E fresh standard isotropic vectors: the sources. A vector is kept as its coordinates in the frame
-of its cluster (see `_frame`), so that products are sums over a few directions in place of n coordinates.
+of its cluster (see `frames`), so that products are sums over a few directions in place of n coordinates.
 
 Without any shortcut every source is drawn whole in the frame of its cluster, and every Gram matrix asked for directly.
 """
@@ -16,16 +16,21 @@ from typing import Any
 import numpy as np
 
 from ...language import _operation as ops
-from ...language._array import Acts, Operation, rule_for
+from ...language._array import Acts, Operation, Value, rule_for
 from ...language._graph import ordered
 from ...language._names import names_of
 from ...language._narrow import traced
 from ...language._pool import Pool
+from ...language._probe import needs_spectrum
 from ...language._rotary import Rotate
-from ...language._value import Scalar, Value, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
+from .._builder import LARGEST, TooLargeError, named
 from .._error import ExactError, InfiniteError
-from .._plan import LARGEST, SAMPLE, Plan, Register, TooLargeError, named
+from .._plan import Plan
 from .._prices import CPU, Prices
+from .._steps import Register
+from .._streams import SAMPLE
 from ..passes import SHORTCUTS, rewrite
 from ..passes._operations import Adjoint, Along, Drawn, Fuse, Span, Sum
 from ..passes._rewrite import Context
@@ -39,7 +44,7 @@ from ._marks import overlap
 from ._nonlinear import nonlin, pooled, summed
 from ._outputs import Output, results
 from ._positive import positive
-from ._products import mean, products
+from ._products import mean, products, products_of_coordinates
 from ._rotation import rotated
 from ._shorter import Shorter, shorter
 from ._sources import drawn, fuse, gaussian, matmul
@@ -171,7 +176,10 @@ def _normal(s: State, value: Scalar, op: ops.Normal) -> Register:
 def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:
     if s.facts.limits:
         check_jumps(s, value)
-    arrays = [s.lined(s.scalars[p], p.ndim, op.leading + op.axes) for p in op.scalars]
+    given = {p: s.scalars[p] for p in op.scalars}
+    if needs_spectrum(op.f):
+        given |= {p: fewer for p in op.scalars if (fewer := products_of_coordinates(s, p)) is not None}
+    arrays = [s.lined(given[p], p.ndim, op.leading + op.axes) for p in op.scalars]
     words = f"{named(op.f)} of scalars"
     return s.build.step("apply", *arrays, made=value.shape, words=words, f=op.f, shape=value.shape)
 

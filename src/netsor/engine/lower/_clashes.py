@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from ...language._value import Vector
+from ...language._vector import Vector
 from ._bits import bits, lowest, marks
 from ._clusters import Group
 from ._features import Features

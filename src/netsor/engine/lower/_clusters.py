@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ...language._array import Acts, Axes
+from ...language._array import Acts, Axes, Value
 from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Source, Split, Take
 from ...language._pool import Pool
-from ...language._value import Value, Vector
+from ...language._vector import Vector
 from ..passes._operations import Adjoint, Along, Drawn, Extend, Fuse, Span
 
 Ints = npt.NDArray[np.intp]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 
+from ...language._array import Value
 from ...language._operation import MatMul
-from ...language._value import Value, Vector
+from ...language._vector import Vector
 from .. import _prices
 from ._clusters import Group
 from ._facts import Facts

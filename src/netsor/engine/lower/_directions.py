@@ -10,9 +10,11 @@ import math
 
 import numpy as np
 
-from ...language._value import Scalar, Value, Vector
+from ...language._array import Value
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from .._error import ExactError
-from .._plan import Register
+from .._steps import Register
 from ..passes._operations import Adjoint
 from ._linear import fitted
 from ._marks import overlap

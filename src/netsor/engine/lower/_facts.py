@@ -15,11 +15,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from ...language._array import Value
 from ...language._asked import asked_entries
 from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
-from ...language._value import Value, Vector
+from ...language._vector import Vector
+from .._builder import LARGEST
 from .._error import ExactError
-from .._plan import LARGEST
 from .._prices import Prices
 from ..passes._operations import Adjoint, Fuse
 from ..passes._rewrite import Context, asked, asked_together, linear_sources

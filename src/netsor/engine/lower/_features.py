@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...activations import IDENTITY, Function
-from ...language._value import Vector
-from .._plan import Builder, Register, named
+from ...language._vector import Vector
+from .._builder import Builder, named
+from .._steps import Register
 from ..passes.compose import Composed
 from ._bits import lowest
 

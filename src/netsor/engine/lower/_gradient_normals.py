@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from .._plan import Builder, Register
+from .._builder import Builder
+from .._steps import Register
 from ._bits import lowest
 from ._clusters import Group
 from ._features import Features

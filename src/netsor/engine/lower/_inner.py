@@ -10,8 +10,8 @@ from functools import cache, partial
 
 from ...activations import Function
 from ...derivatives import Table, by_tanh, in_both, inner_tanh
+from ...language._array import Value
 from ...language._operation import Nonlin
-from ...language._value import Value
 
 
 def together(values: Iterable[Value]) -> frozenset[Value]:

@@ -13,10 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...activations import Function
+from ...language._array import Value
 from ...language._operation import Apply, Nonlin
-from ...language._value import Scalar, Value, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
+from .._builder import named
 from .._error import ExactError
-from .._plan import named
 from ._angles import Floats
 from ._marks import nonzero
 from ._state import Bools, State

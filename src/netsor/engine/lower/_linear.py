@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ...language._array import Operation, rule_for
+from ...language._array import Operation, Value, rule_for
 from ...language._operation import Add, Concat, Join, Mix, Scale, Split, Take
-from ...language._value import Scalar, Value, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from .._error import ExactError
-from .._plan import Register
+from .._steps import Register
 from ..passes._operations import Extend
 from ._marks import nonzero, somewhere
 from ._state import Bools, Ints, Lowered, State, Turned

@@ -12,8 +12,10 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from .._builder import Builder
+from .._equal_steps import key_of, kind_of
 from .._loops import Loop, loops
-from .._plan import Builder, Register, Step, kind_of
+from .._steps import Register, Step
 
 LATEST = 2  # times before the last that steps after a loop may read
 NUMBER = re.compile(r"(\d+)")
@@ -124,7 +126,7 @@ class Longer:
             words = "".join(parts)
         if old.kind == "reshape":  # a builder knows these, and makes none of them again
             self.build.shaped[self.out[k][t]] = args[0]
-            self.build.known[self.build.key(old.kind, args, params)] = self.out[k][t]
+            self.build.known[key_of(old.kind, args, params)] = self.out[k][t]
         return Step(old.kind, self.out[k][t], args, params, words, old.operations)
 
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from ...language._function import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
 from ...language._operation import Apply, Constant, Dot, Join, Take
+from ...language._scalar import Scalar
 from ...language._score import MASKED_SOFTMAX
-from ...language._value import Scalar, Vector
+from ...language._vector import Vector
 from ..passes._operations import Adjoint, Along
 from ._angles import Floats
 from ._state import Bools, State

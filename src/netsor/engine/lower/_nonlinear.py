@@ -11,9 +11,11 @@ from ...activations import Function
 from ...language._function import MULTIPLY
 from ...language._operation import Nonlin
 from ...language._pool import Pool
-from ...language._value import Scalar, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
+from .._builder import Builder, named
 from .._error import ExactError
-from .._plan import Builder, Register, named
+from .._steps import Register
 from ..passes._operations import Sum
 from ._clusters import Group
 from ._features import unnamed

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...language._array import Acts
+from ...language._array import Acts, Value
 from ...language._operation import Data
-from ...language._value import Scalar, Value, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from .._error import ExactError
-from .._plan import Register
+from .._steps import Register
 from ._facts import within
 from ._state import Ints, State
 

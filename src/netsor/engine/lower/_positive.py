@@ -17,7 +17,10 @@ from collections import Counter
 from collections.abc import Collection
 
 from ...activations import RELU
-from .._plan import Builder, Register, Step, content, needed
+from .._builder import Builder
+from .._equal_steps import content
+from .._memory import needed
+from .._steps import Register, Step
 
 MOST = 4  # vectors: the patterns are 2^k
 LEAST = 16  # coordinates of a pattern, on average: with fewer, a sum for each pattern costs more than the normals

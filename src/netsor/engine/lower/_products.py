@@ -11,9 +11,11 @@ from itertools import chain, product
 
 import numpy as np
 
-from ...language._value import Scalar, Vector
+from ...language._operation import Dot
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from .._error import ExactError
-from .._plan import Register
+from .._steps import Register
 from ._bits import bits, lowest
 from ._clusters import Group
 from ._rotation import gaps_of, picked
@@ -40,6 +42,21 @@ def paired_products(s: State, a: Register, b: Register, x: Vector, y: Vector, nd
     width = min(a.shape[-1], b.shape[-1])  # beyond, one of them is 0
     rows = [s.lined(s.rows(array, width), v.ndim, ndim - 1) for array, v in ((a, x), (b, y))]
     return s.build.step("gram", *rows, words=words)
+
+
+def products_of_coordinates(s: State, value: Scalar) -> Register | None:
+    """X^T X/n in place of the means X X^T/n of vectors with themselves, if it is smaller: same eigenvalues, but for 0.
+
+    None if it is not smaller, or if the value is not such means.
+    """
+    op = value.op
+    if not isinstance(op, Dot) or op.power != 1 or op.x is not op.y or op.x in s.facts.limits:
+        return None
+    x = s.rows(s.vectors[op.x].lead, s.vectors[op.x].lead.shape[-1])
+    if len(x.shape) < 2 or x.shape[-1] >= x.shape[-2]:
+        return None
+    columns = s.build.step("transposed", x)
+    return s.build.step("scale", s.build.step("gram", columns, columns, words="X^T X/n"), by=1 / s.norm(op.x) ** 2)
 
 
 def crossed_products(s: State, x: Vector, y: Vector, ndim: int, normals: Normals) -> Register:

@@ -13,9 +13,10 @@ import math
 import numpy as np
 
 from ...language._rotary import Rotate
-from ...language._value import Scalar, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from .._error import ExactError
-from .._plan import Register
+from .._steps import Register
 from ._angles import Angles, Floats
 from ._state import Lowered, State, Turned
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ...activations import Function
 from ...language._function import MULTIPLY
-from .._plan import Builder, Register
+from .._builder import Builder
+from .._steps import Register
 from ..passes.compose import Composed
 
 

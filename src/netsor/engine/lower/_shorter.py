@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...activations import Function
-from ...language._array import field_names
+from ...language._array import Value, field_names
 from ...language._content import content_of
 from ...language._graph import source_of
 from ...language._operation import Constant, Source
-from ...language._value import Scalar, Value, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from ...language._weight import Weight
+from .._equal_steps import content
 from .._loops import loops
-from .._plan import content
 
-FRONT, END = 8, 6  # blocks kept before and after those left out: frames may fill, and the last ones are not all needed
+FRONT, END = 8, 5  # blocks kept before and after those left out: frames may fill, and the last ones are not all needed
 MULTIPLE = 12  # as many are left out, or twice as many, …: the steps of a plan may repeat every 1, 2, 3, 4 or 6 blocks
 REACH = 2  # blocks back from which a block may read
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...language._array import Value
 from ...language._operation import Gaussian, MatMul
-from ...language._value import Value, Vector
+from ...language._vector import Vector
 from .._error import ExactError
 from .._montecarlo import check_memory
-from .._plan import SAMPLE, Register
+from .._steps import Register
+from .._streams import SAMPLE
 from ..passes._operations import Drawn, Span
 from ._cost import draws_matrix, told
 from ._state import Bools, Lowered, State

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ...language._array import Value
 from ...language._operation import Gaussian, MatMul, Normal, Root
-from ...language._value import Scalar, Value, Vector
-from .._plan import Builder, Register
+from ...language._scalar import Scalar
+from ...language._vector import Vector
+from .._builder import Builder
+from .._steps import Register
 from ..passes._operations import Drawn
 from ._angles import Angles, Floats
 from ._clusters import Group

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ...activations import Function
+from .._builder import Builder, named
 from .._error import InfiniteError
-from .._plan import Builder, Register, named
+from .._steps import Register
 from ._bits import ranged
 from ._features import Factors, Features, Part, independent, kernel, moments
 

@@ -18,9 +18,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...language._array import Value
 from ...language._operation import Dot, MatMul, Mix, Take
-from ...language._value import Value, Vector
-from .._plan import Register
+from ...language._vector import Vector
+from .._steps import Register
 from ..passes._operations import Adjoint, Span
 from ._clusters import Group
 from ._cost import saved_by_turning, turning

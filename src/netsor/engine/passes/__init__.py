@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from ...language._value import Value
+from ...language._array import Value
 from ._rewrite import Context
 from .commute import commute
 from .compose import compose

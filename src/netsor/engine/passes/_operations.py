@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...language._array import Acts, Axes, Operation
+from ...language._scalar import Scalar
 from ...language._specification import Made, Rules, need, space
-from ...language._value import Scalar, Vector
+from ...language._vector import Vector
 from ...language._weight import Weight
 
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...language._array import Value
 from ...language._operation import Root
-from ...language._value import Scalar, Value, constant
+from ...language._scalar import Scalar, constant
 from ...language._width import Width
 from .._error import ExactError
 

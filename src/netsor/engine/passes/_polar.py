@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from array_api_compat import array_namespace
+from ..._arrays import array_namespace
 
 Array = Any
 Coefficients = tuple[tuple[float, float, float], ...]

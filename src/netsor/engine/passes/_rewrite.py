@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
 
-from ...language._array import Acts
+from ...language._array import Acts, Value
 from ...language._graph import ordered
 from ...language._operation import Dot, MatMul, Source
-from ...language._value import Value, Vector
+from ...language._vector import Vector
 from .._prices import CPU, Prices
 from ._operations import Adjoint, Along, Span
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...language._array import Value
 from ...language._operation import MatMul, Mix
-from ...language._value import Value, Vector, mix
+from ...language._vector import Vector, mix
 from ._rewrite import Context, rewritten
 
 

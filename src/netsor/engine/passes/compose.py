@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...activations import IDENTITY, Function
-from ...language._array import Take
+from ...language._array import Take, Value
 from ...language._function import MULTIPLY
 from ...language._operation import Add, Nonlin, Scale
-from ...language._value import Scalar, Value, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from ._rewrite import Context, rewritten
 
 Array = Any

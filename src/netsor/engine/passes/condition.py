@@ -15,12 +15,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from ..._arrays import array_namespace
 from ...activations import Function
+from ...language._array import Value
 from ...language._operation import Dot, MatMul, Source, Take
+from ...language._scalar import Scalar, applied
 from ...language._score import mean_dot
-from ...language._value import Scalar, Value, Vector, applied, mix
+from ...language._vector import Vector, mix
 from .._triangular import factor
 from ._rewrite import Context, rewritten
 

@@ -12,9 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...language._array import Value
 from ...language._join import join
 from ...language._operation import MatMul
-from ...language._value import Value, Vector
+from ...language._vector import Vector
 from ...language._weight import Weight
 from ._rewrite import Context, rewritten
 

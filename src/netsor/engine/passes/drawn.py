@@ -17,11 +17,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...language._array import Acts
+from ...language._array import Acts, Value
 from ...language._given import LARGEST
 from ...language._graph import ordered
 from ...language._operation import MatMul, Normal, Source
-from ...language._value import Scalar, Value, Vector
+from ...language._scalar import Scalar
+from ...language._vector import Vector
 from ...language._weight import Weight
 from ...language._width import Width
 from .. import _prices

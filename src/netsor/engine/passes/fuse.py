@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
+from ...language._array import Value
 from ...language._operation import Gaussian, MatMul
-from ...language._value import Value, Vector
+from ...language._vector import Vector
 from ._operations import Fuse
 from ._rewrite import Context, asked, linear_sources, rewritten
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 
+from ...language._array import Value
 from ...language._operation import Gaussian, MatMul
-from ...language._value import Value
 from ._operations import Fuse
 
 

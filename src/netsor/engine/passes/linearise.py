@@ -16,10 +16,12 @@ import numpy as np
 
 from ... import activations as known
 from ...language import _operation as ops
+from ...language._array import Value
 from ...language._graph import widths_of
 from ...language._operation import Apply, Constant, Nonlin
+from ...language._scalar import Scalar
 from ...language._score import MASKED_SOFTMAX, SOFTMAX
-from ...language._value import Scalar, Value, Vector
+from ...language._vector import Vector
 from ._rewrite import Context, rewritten
 
 NEVER = 70.0  # an event of probability e^-70 (4e-31) does not occur

@@ -17,14 +17,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
+from ..._arrays import array_namespace
 from ...activations import Function
+from ...language._array import Value
 from ...language._join import join
 from ...language._operation import Gaussian, MatMul
 from ...language._pool import Pool
+from ...language._scalar import Scalar, applied, constant
 from ...language._score import mean_dot
-from ...language._value import Nonlin, Scalar, Value, Vector, applied, constant, mix
+from ...language._vector import Nonlin, Vector, mix
 from .._error import ExactError
 from ._operations import Outer, Sum
 from ._rewrite import Context, linear_sources, rewritten

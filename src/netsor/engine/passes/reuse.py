@@ -23,10 +23,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...language._array import Value
 from ...language._graph import ordered
 from ...language._join import join
 from ...language._operation import Dot, MatMul, Source
-from ...language._value import Scalar, Value, Vector, constant, mix
+from ...language._scalar import Scalar, constant
+from ...language._vector import Vector, mix
 from ...language._weight import Weight
 from .._error import ExactError
 from ._operations import Adjoint, Along, Extend, Span

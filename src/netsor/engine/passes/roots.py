@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ...language._array import Value
 from ...language._operation import Root
-from ...language._value import Value, constant
+from ...language._scalar import constant
 from ...language._width import Width
 from .._error import ExactError
 from ._rewrite import Context, rewritten

@@ -19,10 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...language._array import Value
 from ...language._join import join
 from ...language._operation import Add, Constant, MatMul, Mix, Source, Take
+from ...language._scalar import Scalar, constant
 from ...language._score import concat, split
-from ...language._value import Scalar, Value, Vector, constant
+from ...language._vector import Vector
 from ...language._weight import Weight
 from ._rewrite import Context, rewritten
 

@@ -20,13 +20,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...activations import Function
+from ...language._array import Value
 from ...language._graph import ordered
 from ...language._join import join
 from ...language._move import Part, Rule, Shifted, Stepped
 from ...language._operation import MatMul, Root
+from ...language._scalar import applied, constant
 from ...language._score import mean_dot
 from ...language._uses import pooled
-from ...language._value import Nonlin, Value, Vector, applied, constant, mix
+from ...language._vector import Nonlin, Vector, mix
 from .._error import ExactError
 from ._operations import Outer
 from ._orders import Order, largest, order_of

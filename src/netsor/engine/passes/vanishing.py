@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from ...language._array import Value
 from ...language._function import ADD
 from ...language._graph import ordered
 from ...language._join import stack
 from ...language._operation import Add, Apply, Data, Dot, MatMul, Root, Scale, Take
 from ...language._reverse import Reverse
+from ...language._scalar import Scalar, constant
 from ...language._score import mean_dot
-from ...language._value import Scalar, Value, Vector, constant, mix
+from ...language._vector import Vector, mix
 from ...language._weight import Weight
 from ...language._where import TraceError
 from .._error import ExactError

@@ -26,7 +26,7 @@ from ...language._watch import Watched
 from ...language._width import bind_widths
 from ...models import Transformer
 from ...models._ranges import BLOCK, names_of, row_of
-from ...models._reduce import of_attention, of_experts, of_gram, of_logits, of_shares
+from ...models._reduce import effective_rank, of_attention, of_experts, of_gram, of_logits, of_shares
 from .._planning import Planning, of_values
 
 Floats = npt.NDArray[np.float64]
@@ -220,8 +220,9 @@ def _row(before: Vector, block: Block) -> Row:
 
 
 def _gram(x: Vector) -> Row:
-    made = apply(of_gram, mean_dot(x, x), axes=2)
-    return {name: made[i] for i, name in enumerate(("mean_square", "cosine", "effective_rank"))}
+    products = mean_dot(x, x)
+    square, cosine = apply(of_gram, products, axes=2)
+    return {"mean_square": square, "cosine": cosine, "effective_rank": apply(effective_rank, products, axes=2)[0]}
 
 
 def _mask(block: Block) -> Bools:

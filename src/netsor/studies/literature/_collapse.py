@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._program import program
+from ..._traced import program
 from ...language import Scalar, Vector, Width, apply, dot, gaussian, gelu, layer_norm, mean_dot, softmax, stack, weight
 from ...nn import attention
 

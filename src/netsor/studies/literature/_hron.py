@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._program import program
 from ..._style import BLUE, GREY, VERMILLION, new
+from ..._traced import program
 from ...language import Width, data, dot, gaussian, inf, mean_dot, ntk, softmax, stack, weight
 from ...laws import Estimate
 from ...nn import Attention

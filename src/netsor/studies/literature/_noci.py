@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._program import program
 from ..._style import BLUE, GREEN, GREY, PURPLE, VERMILLION, new
+from ..._traced import program
 from ...language import Width, dot, gaussian, grad_norm, mean_dot, softmax, weight
 from ...laws import Estimate
 from .._rate import slope_of

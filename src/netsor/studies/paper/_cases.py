@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from ... import language as ns
-from ..._program import Program, program
+from ..._program import Program
+from ..._traced import program
 from ...engine.backends import Backend, Numpy
 from ...laws import HeadSum
 from .._key import keyed, seeded

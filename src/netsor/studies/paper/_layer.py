@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ... import language as ns
-from ..._program import program
+from ..._traced import program
 from ...language._given import SCALE, one_of, real, scale, whole
 from ...nn import attention
 

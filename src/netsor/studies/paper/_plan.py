@@ -19,7 +19,7 @@ import scipy
 from ...engine._montecarlo import generator
 from ...engine.backends import Backend, Numpy
 from ...laws import Empirical, Estimate, Law
-from ...laws._distance import kl_terms
+from ...laws._pair import kl_terms
 from ...laws._replicas import Replicated
 from ...laws._resample import jackknife
 from .._store import Arrays, Store

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...laws import Estimate, Law
-from ...laws._distance import kl_terms
+from ...laws._pair import kl_terms
 from ._cases import Case, Figure, limit_law
 from ._measure import Divergences, Heads
 from ._plan import Plan, agreement

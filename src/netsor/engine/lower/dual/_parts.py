@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ....language._array import Operation
+from ....language._array import Operation, Value
 from ....language._operation import Dot, MatMul
-from ....language._value import Scalar, Value, Vector
-from ..._plan import Register
+from ....language._scalar import Scalar
+from ....language._vector import Vector
+from ..._steps import Register
 from ...passes._operations import Adjoint, Along, Fuse
 from .._clashes import unknown_pairs
 from .._clusters import Group

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ....language._operation import Dot
-from ....language._value import Scalar, Vector
+from ....language._scalar import Scalar
+from ....language._vector import Vector
 from ..._error import ExactError
-from ..._plan import Register
+from ..._steps import Register
 from .._clashes import unknown_pairs
 from .._marks import meeting, overlap
 from .._products import paired_products, products, turned_scores

@@ -13,8 +13,8 @@ from ....activations import Function
 from ....language._array import Operation
 from ....language._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
 from ....language._operation import Apply, Constant, Dot, Join, Normal, Root, Take
+from ....language._scalar import Scalar
 from ....language._score import rsqrt
-from ....language._value import Scalar
 from ...passes._operations import Adjoint, Along
 from ...passes.roots import vanishing
 from .._linear import taken

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....language._array import Operation
+from ....language._array import Operation, Value
 from ....language._operation import MatMul
-from ....language._value import Value, Vector
-from ..._plan import Register
+from ....language._vector import Vector
+from ..._steps import Register
 from ...passes._operations import Span
 from .._clashes import unknown_pairs
 from .._linear import fitted

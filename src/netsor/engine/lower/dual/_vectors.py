@@ -10,7 +10,7 @@ import numpy as np
 from ....language._array import Operation
 from ....language._operation import Data, Gaussian, MatMul, Nonlin
 from ....language._rotary import Rotate
-from ....language._value import Vector
+from ....language._vector import Vector
 from ...passes._operations import Fuse, Span
 from .._bits import bits, marks
 from .._features import Features, Gradient

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..._plan import Builder
+from ..._builder import Builder
 from .._clusters import Group
 from ._frame import Application, Frame
 from ._growing import Growing

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ....activations import Function
-from ....language._value import Vector
-from ..._plan import Builder, Register
+from ....language._vector import Vector
+from ..._builder import Builder
+from ..._steps import Register
 from .._clusters import Group, Number
 from .._features import Rests
 

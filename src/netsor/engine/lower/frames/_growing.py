@@ -12,7 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..._plan import CHI, CROSS, ORIENTATION, ORIENTATION_CHI, OWN, Builder, Register
+from ..._builder import Builder
+from ..._steps import Register
+from ..._streams import CHI, CROSS, ORIENTATION, ORIENTATION_CHI, OWN
 from .._clusters import Group, Number
 from ._frame import Frame, of_each, spanned
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..._plan import CROSS, OWN, Builder, Register, named
+from ..._builder import Builder, named
+from ..._steps import Register
+from ..._streams import CROSS, OWN
 from .._angles import Angles, Floats
 from .._bits import bits, ranged
 from .._bits import marks as marks_of

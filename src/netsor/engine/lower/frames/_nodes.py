@@ -10,8 +10,9 @@ import math
 
 import numpy as np
 
+from ..._builder import Builder, named
 from ..._expectation import NODES, gaussian_nodes
-from ..._plan import Builder, Register, named
+from ..._steps import Register
 from .._clusters import Group, Number
 from .._same import compares, identified
 from ._frame import Application, Bools, Frame

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..._plan import COORDINATES, Builder, Register
+from ..._builder import Builder
+from ..._steps import Register
+from ..._streams import COORDINATES
 from .._clusters import Group, Number
 from ._frame import Frame
 from ._growing import turned, with_ones
@@ -41,5 +43,5 @@ class Whole(Frame):
 
     def coordinates(self) -> Register:
         """Each is the coordinate along one direction."""
-        rows = np.eye(self.directions)[self.picked]
+        rows = (np.arange(self.directions) == np.reshape(self.picked, (-1, 1))) * 1.0
         return self.build.constant(np.broadcast_to(rows, (self.group.frames, *rows.shape)))

@@ -1,0 +1,197 @@
+"""Some steps of a plan, compiled by JAX into one program for a block of replicas.
+
+Number e of a draw for replica r is Threefry(key; r, e) with the key of (seed, draw): JAX's own counter-based generator,
+called with explicit counters. So a number depends neither on the size of a block nor on the process that draws it, and
+laws of two widths with one seed are coupled. Pairs of uniforms become pairs of normals (Box and Muller 1958).
+
+Widths, constants and seeds are arguments of the compiled program: for steps of the same structure at another width or
+with another seed nothing is compiled again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._equal_steps import key_of
+from .._steps import Register, Step
+from ._chi import chi
+from ._jax_factor import library
+from ._jax_normals import normal_pairs
+
+Array = Any
+
+SMALL = 1024  # random numbers a replica up to which draws share one call of the generator: fewer calls compile faster
+PROGRAMS = 256  # compiled programs that are kept in memory
+
+_programs: OrderedDict[Any, Program] = OrderedDict()
+_lock = threading.Lock()
+
+
+class Inputs(NamedTuple):
+    """What a compiled program is called with, for one block."""
+
+    first: Any  # the number of the first replica, below 2^32
+    keys: Any  # (draws, 2): of the generator, one for each draw
+    tables: list[tuple[Any, Any, Any]]  # polynomial, scale and squares of each χ (see `_chi`)
+    factors: list[Any]  # the number of each `scale` step: functions of widths, mostly
+    constants: list[Any]
+    arrays: list[Any]  # made by earlier pieces
+
+
+class Piece:
+    """Consecutive steps of a plan that are compiled together, or one step that numpy does on the host."""
+
+    def __init__(self, steps: Sequence[Step], host: bool, precision: str) -> None:
+        self.steps, self.host, self.precision = list(steps), host, precision
+        self.draws = [step for step in steps if step.kind in ("normals", "chi")]
+        self.chi = {step: chi(step.params["freedom"], precision) for step in self.draws if step.kind == "chi"}
+        self.reads: list[Register] = []  # arrays of earlier pieces that it reads
+        self.writes: list[Register] = []  # arrays of this piece that later pieces read
+        self.after: set[Register] = set()  # arrays that are read after it
+        self.constants: list[Register] = []
+        self._keys: tuple[tuple[int, int], Any] | None = None
+
+    def link(self, after: set[Register]) -> set[Register]:
+        """Set what it reads and writes, from the arrays read `after` it; return the arrays read from it on."""
+        self.after = after
+        made = {step.out for step in self.steps}
+        used = list(dict.fromkeys(arg for step in self.steps for arg in step.args))
+        self.constants = [register for register in used if register.value is not None]
+        self.reads = [register for register in used if register.value is None and register not in made]
+        self.writes = [step.out for step in self.steps if step.out in after]
+        return (after - made) | set(self.reads)
+
+    def inputs(self, seed: int, start: int, arrays: Mapping[Register, Array]) -> Inputs:
+        """The inputs for one seed and a block that begins with replica `start`."""
+        era, first = divmod(start, 2**32)  # counters have 32 bits; no block lies across two eras
+        if self._keys is None or self._keys[0] != (seed, era):
+            streams = [np.random.SeedSequence(seed, spawn_key=(*step.params["key"], era)) for step in self.draws]
+            made = np.array([stream.generate_state(2) for stream in streams], dtype=np.uint32).reshape(-1, 2)
+            self._keys = (seed, era), _placed(made)
+        tables, factors, constants = self._fixed
+        earlier = [arrays[register] for register in self.reads]
+        return Inputs(np.uint32(first), self._keys[1], tables, factors, constants, earlier)
+
+    @cached_property
+    def _fixed(self) -> tuple[Any, ...]:
+        number = partial(np.asarray, dtype=self.precision)
+        tables = [(number(c.polynomial), number(c.scale), number(c.squares)) for c in self.chi.values()]
+        factors = [number(step.params["by"]) for step in self.steps if step.kind == "scale"]
+        return _placed((tables, factors, [number(register.value) for register in self.constants]))  # type: ignore[no-any-return]
+
+    def shapes(self, replicas: int) -> Inputs:
+        """Inputs for any seed and block, with shapes in place of the arrays that earlier pieces make."""
+        import jax
+
+        made = {r: jax.ShapeDtypeStruct((replicas, *r.shape), self.precision) for r in self.reads}
+        return self.inputs(0, 0, made)
+
+    def program(self, replicas: int) -> Program:
+        """The program for a block of so many replicas, which may have to be compiled."""
+        import jax
+
+        key = self.structure, replicas, self.precision
+        with _lock:
+            if key not in _programs:
+                _programs[key] = Program(jax.jit(partial(_traced, self, replicas), compiler_options=_options()))
+                if len(_programs) > PROGRAMS:
+                    _programs.popitem(last=False)
+            _programs.move_to_end(key)
+            return _programs[key]
+
+    @cached_property
+    def structure(self) -> Any:
+        """Equal for two pieces that compile to the same program."""
+        number = {register: -1 - k for k, register in enumerate([*self.constants, *self.reads])}
+        parts: list[Any] = []
+        for k, step in enumerate(self.steps):
+            number[step.out] = k
+            args = tuple(number[arg] for arg in step.args)
+            if step in self.draws:
+                made = self.chi.get(step)
+                shapes = (made.normals, made.polynomial.shape, made.squares.shape, made.order) if made else None
+                parts.append((step.kind, step.out.shape, shapes))
+            else:
+                params = {} if step.kind == "scale" else step.params
+                parts.append((args, step.out.shape, key_of(step.kind, (), params) or id(step)))
+        inputs = tuple(register.shape for register in [*self.constants, *self.reads])
+        return tuple(parts), inputs, tuple(number[register] for register in self.writes)
+
+
+class Program:
+    """A function that JAX compiles once, in one thread while others wait."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.lock, self.compiled = function, threading.Lock(), None
+
+    def compile(self, inputs: Inputs) -> None:
+        """Compile it for inputs of these shapes."""
+        with self.lock:
+            if self.compiled is None:
+                self.compiled = self.function.lower(inputs).compile()
+
+    def __call__(self, inputs: Inputs) -> Any:
+        self.compile(inputs)
+        return self.compiled(inputs)  # type: ignore[misc]
+
+
+def _options() -> dict[str, Any]:
+    """How to compile: on a GPU without a trial of every kernel for each product, which takes 5 to 9 s a product."""
+    import jax
+
+    platform = (jax.config.jax_default_device or jax.devices()[0]).platform
+    return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if platform == "gpu" else {}
+
+
+def _placed(arrays: Any) -> Any:
+    """Arrays copied to the device, where they are kept."""
+    import jax
+
+    return jax.device_put(arrays)
+
+
+def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
+    """The function that is compiled: the steps of a piece, for the replicas from `inputs.first` on."""
+    import jax.numpy as jnp
+
+    place = {step: k for k, step in enumerate(piece.draws)}
+    table = dict(zip(piece.chi, inputs.tables, strict=True))
+    arrays = dict(zip([*piece.constants, *piece.reads], [*inputs.constants, *inputs.arrays], strict=True))
+    shape = {step: step.out.shape for step in piece.draws}
+    shape |= {step: (*step.out.shape[:-1], made.normals) for step, made in piece.chi.items()}
+    counted = inputs.first + jnp.arange(replicas, dtype=jnp.uint32)
+
+    def normals(steps: Sequence[Step]) -> dict[Step, Array]:
+        """The normals of some steps, from one call of the generator."""
+        pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
+        keys = jnp.concat([jnp.broadcast_to(inputs.keys[place[s]], (m, 2)) for s, m in zip(steps, pairs, strict=True)])
+        number = np.concatenate([np.arange(m, dtype=np.uint32) for m in pairs])
+        first, second = normal_pairs(keys, counted, number, piece.precision)
+        ends = np.cumsum(pairs).tolist()
+        made = {}
+        for step, m, end in zip(steps, pairs, ends, strict=True):
+            both = jnp.concat([first[:, end - m : end], second[:, end - m : end]], axis=1)
+            made[step] = jnp.reshape(both[:, : math.prod(shape[step])], (replicas, *shape[step]))
+        return made
+
+    small = [step for step in piece.draws if math.prod(shape[step]) <= SMALL]
+    known = normals(small) if small else {}
+    factors = iter(inputs.factors)
+    for step in piece.steps:
+        if step in place:
+            z = known[step] if step in known else normals([step])[step]
+            arrays[step.out] = piece.chi[step].of(jnp, z, *table[step]) if step in piece.chi else z
+        else:
+            args = [arrays[arg] for arg in step.args]
+            if step.kind == "scale":
+                arrays[step.out] = args[0] * next(factors)
+            else:
+                arrays[step.out] = library().compute(step, args)
+    return [arrays[register] for register in piece.writes]

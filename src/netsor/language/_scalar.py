@@ -1,0 +1,263 @@
+"""Scalars, with numpy's way of writing algebra, and the operations that it makes.
+
+`p + q` and `2 * p` make an operation that reads values and a value that the operation made, so the two are defined
+together; `_operation` lists the whole instruction set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..activations import Function
+from ._array import Axes, Entrywise, Operation, Take, Value, lined
+from ._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, power
+from ._given import Shape, numbers, real, shown
+from ._where import TraceError
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scalar(Value):
+    """An array of random scalars: scores, attention weights, norms.
+
+    Scalars do arithmetic with numbers and each other. `ns.dot`, `ns.normal` and functions of them make them.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The axes of the array; () for a single scalar.
+    op : Operation
+        What made them.
+    where : Where
+        The line that made them.
+
+    Examples
+    --------
+    >>> p = ns.normal((2, 3))
+    >>> p, (2 * p + 1).shape
+    (<Scalar of shape (2, 3), by Normal>, (2, 3))
+    """
+
+    def _like(self, op: Operation, shape: Shape) -> Self:
+        return type(self)(op, shape)
+
+    def take(self, flat: npt.ArrayLike, operation: str) -> Self:
+        """The entries at flat positions, in the shape of `flat`; of given numbers, they are given numbers.
+
+        Parameters
+        ----------
+        flat : array_like of int
+            Positions in the flattened array.
+        operation : str
+            What errors name.
+
+        Returns
+        -------
+        Scalar
+            In the shape of `flat`.
+
+        Examples
+        --------
+        >>> ns.normal((2, 3)).take([5, 0], "take").shape
+        (2,)
+        """
+        taken = super().take(flat, operation)
+        if isinstance(self.op, Constant) and isinstance(taken.op, Take):
+            return self._like(Constant(self.op.numbers.ravel()[taken.op.flat]), taken.shape)
+        return taken
+
+    def __repr__(self) -> str:
+        return f"<Scalar of shape {self.shape}, by {type(self.op).__name__}>"
+
+    def __add__(self, other: ScalarLike) -> Scalar:
+        return _arithmetic(ADD, self, other)
+
+    def __radd__(self, other: ScalarLike) -> Scalar:
+        return _arithmetic(ADD, other, self)
+
+    def __sub__(self, other: ScalarLike) -> Scalar:
+        return _arithmetic(SUBTRACT, self, other)
+
+    def __rsub__(self, other: ScalarLike) -> Scalar:
+        return _arithmetic(SUBTRACT, other, self)
+
+    def __mul__(self, other: ScalarLike) -> Scalar:
+        return _arithmetic(MULTIPLY, self, other)
+
+    def __rmul__(self, other: ScalarLike) -> Scalar:
+        return _arithmetic(MULTIPLY, other, self)
+
+    def __truediv__(self, other: ScalarLike) -> Scalar:
+        return _arithmetic(MULTIPLY, self, reciprocal(other))
+
+    def __rtruediv__(self, other: ScalarLike) -> Scalar:
+        return _arithmetic(MULTIPLY, other, reciprocal(self))
+
+    def __neg__(self) -> Scalar:
+        return self * -1.0
+
+    def __pow__(self, exponent: float) -> Scalar:
+        k = real(exponent, "exponent", "**")
+        return applied(power(k), (self,), self.shape)
+
+    def __matmul__(self, other: Any) -> Any:
+        """Of scalars, their matrix product; of vectors, their combinations, y_i = Σ_j a_ij x_j."""
+        if _other_value(other):
+            return NotImplemented  # Python then calls Vector.__rmatmul__
+        return _matmul(self, as_scalar(other, "@"))
+
+    def __rmatmul__(self, other: npt.ArrayLike) -> Scalar:
+        return _matmul(as_scalar(other, "@"), self)
+
+    def sum(self, axis: int | tuple[int, ...] | None = None) -> Scalar:
+        """The sum over an axis, several, or all.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            Over which axes; all, if none is given.
+
+        Returns
+        -------
+        Scalar
+            Without these axes.
+
+        Examples
+        --------
+        >>> ns.normal((2, 3)).sum(axis=1).shape
+        (2,)
+        """
+        p = self._axes_last(axis, "sum")
+        return applied(SUM, (p,), p.shape[:-1], axes=1)
+
+    def mean(self, axis: int | tuple[int, ...] | None = None) -> Scalar:
+        """The mean over an axis, several, or all.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            Over which axes; all, if none is given.
+
+        Returns
+        -------
+        Scalar
+            Without these axes.
+
+        Examples
+        --------
+        >>> ns.normal((2, 3)).mean(axis=1).shape
+        (2,)
+        """
+        p = self._axes_last(axis, "mean")
+        return applied(MEAN, (p,), p.shape[:-1], axes=1)
+
+
+ScalarLike = Scalar | npt.ArrayLike
+
+
+# The operations of the algebra. `p[i]` means "the scalar at index i of the array p".
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Entrywise):
+    """S: given numbers."""
+
+    kind, letter, indexed = "given", "c", ("numbers",)
+    numbers: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Apply(Entrywise):
+    """S: f of scalars, elementwise over all but the last `axes` axes, which f sees whole."""
+
+    kind = "function of scalars"
+    f: Function
+    scalars: tuple[Scalar, ...]
+    axes: int
+
+    @property
+    def leading(self) -> int:
+        """How many axes it is elementwise over."""
+        return max(p.ndim for p in self.scalars) - self.axes
+
+    def reads(self, ndim: int) -> tuple[Axes, ...]:
+        """The last axes whole."""
+        return tuple((*lined(p.ndim - self.axes, self.leading), *(None,) * self.axes) for p in self.scalars)
+
+    def whole(self, ndim: int) -> Sequence[int]:
+        """What f makes of the axes that it sees whole."""
+        return range(self.leading, ndim)
+
+
+# What the operators above are made of
+
+
+def as_scalar(c: Value | ScalarLike, operation: str) -> Scalar:
+    """A scalar value from what the user wrote for one: itself, or numbers."""
+    if isinstance(c, Scalar):
+        return c
+    if isinstance(c, Value):
+        raise TraceError(operation, f"needs scalars or numbers, got {c!r}")
+    return constant(numbers(c, operation))
+
+
+def constant(c: Floats) -> Scalar:
+    """Given numbers as a value."""
+    return Scalar(Constant(c), c.shape)
+
+
+def broadcast(operation: str, *values: Value) -> Shape:
+    """The shape that the values broadcast to, or a TraceError."""
+    try:
+        return np.broadcast_shapes(*(value.shape for value in values))
+    except ValueError:
+        shapes = " and ".join(str(value.shape) for value in values)
+        raise TraceError(operation, f"shapes {shapes} do not broadcast") from None
+
+
+def applied(f: Function, scalars: tuple[Scalar, ...], shape: Shape, axes: int = 0) -> Scalar:
+    """f of scalars, a value of the given shape; computed at once if all of them are numbers."""
+    if not all(isinstance(p.op, Constant) for p in scalars):
+        return Scalar(Apply(f, scalars, axes), shape)
+    leading = max(p.ndim for p in scalars) - axes
+    arrays = [p.op.numbers.reshape((1,) * (leading + axes - p.ndim) + p.shape) for p in scalars]  # type: ignore[attr-defined]
+    with np.errstate(all="ignore"):
+        made = np.array(np.broadcast_to(f(*arrays), shape))
+    if not np.isfinite(made).all():
+        raise TraceError(f.name, f"of the numbers given is not finite: {shown(made)}")
+    return constant(made)
+
+
+def _matmul(a: Scalar, b: Scalar) -> Scalar:
+    if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
+        raise TraceError("@", f"scalars of shapes {a.shape} and {b.shape} are no matrices that multiply")
+    try:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise TraceError("@", f"scalars of shapes {a.shape} and {b.shape} are no matrices that multiply") from None
+    return applied(MATMUL, (a, b), (*batch, a.shape[-2], b.shape[-1]), axes=2)
+
+
+def _arithmetic(f: Function, *arguments: ScalarLike) -> Scalar:
+    if any(map(_other_value, arguments)):
+        return NotImplemented  # type: ignore[no-any-return]  # Python then calls Vector.__radd__ and the like
+    values = tuple(as_scalar(argument, f.name) for argument in arguments)
+    return applied(f, values, broadcast(f.name, *values))
+
+
+def _other_value(argument: object) -> bool:
+    """Whether it is a value, but no scalar: it knows itself what is done with it."""
+    return isinstance(argument, Value) and not isinstance(argument, Scalar)
+
+
+def reciprocal(c: ScalarLike) -> Scalar:
+    c = as_scalar(c, "/")
+    if isinstance(c.op, Constant) and not c.op.numbers.all():
+        raise TraceError("/", "division by zero")
+    return applied(INVERSE, (c,), c.shape)

@@ -1,0 +1,250 @@
+"""Vectors, with numpy's way of writing algebra, and the operations that it makes: `x + y`, `2 * x`, `a @ x`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..activations import Function
+from ._array import Acts, Axes, Entrywise, Operation, Source, Value, lined
+from ._function import MULTIPLY
+from ._given import Shape, scaled, shown
+from ._scalar import Constant, Floats, Scalar, ScalarLike, as_scalar, broadcast, reciprocal
+from ._where import TraceError
+from ._width import Width, as_width
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Vector(Value):
+    """An array of random vectors of one width: tokens, queries of all heads, hidden layers.
+
+    Vectors are added, multiplied by numbers and scalars, and mixed by `a @ v`; `W @ x` applies matrices. Functions of
+    the language make them.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The axes of the array; () for a single vector.
+    width : Width
+        The dimension of the vectors.
+    op : Operation
+        What made them.
+    where : Where
+        The line that made them.
+
+    Examples
+    --------
+    >>> x = ns.gaussian(ns.Width("n"), 4)
+    >>> x, (x - x.mean()).shape, (np.ones((2, 4)) @ x).shape
+    (<Vector of shape (4,) in R^n, by Gaussian>, (4,), (2,))
+    """
+
+    width: Width
+
+    def _like(self, op: Operation, shape: Shape) -> Self:
+        return type(self)(op, shape, self.width)
+
+    def __repr__(self) -> str:
+        return f"<Vector of shape {self.shape} in R^{self.width}, by {type(self.op).__name__}>"
+
+    def __add__(self, other: Vector | ScalarLike) -> Vector:
+        """Of vectors, their sum; a number or scalar is added to every coordinate."""
+        if not isinstance(other, Vector):
+            other = as_scalar(other, "+") * ones(self.width)
+        return Vector(Add(self, other), broadcast("+", self, other), same_width("+", self, other))
+
+    def __radd__(self, other: ScalarLike) -> Vector:
+        return self + other
+
+    def __sub__(self, other: Vector | ScalarLike) -> Vector:
+        return self + (-1.0) * (other if isinstance(other, Vector) else as_scalar(other, "-"))
+
+    def __rsub__(self, other: ScalarLike) -> Vector:
+        return (-1.0) * self + other
+
+    def __mul__(self, other: Vector | ScalarLike) -> Vector:
+        """By a number or scalar, scaling; of two vectors, the coordinatewise product (a Nonlin)."""
+        if isinstance(other, Vector):
+            width = same_width("*", self, other)
+            return Vector(Nonlin(MULTIPLY, (self, other), ()), broadcast("*", self, other), width)
+        c = _factor(as_scalar(other, "*"), "*")
+        return Vector(Scale(c, self), broadcast("*", c, self), self.width)
+
+    def __rmul__(self, other: ScalarLike) -> Vector:
+        return self * other
+
+    def __truediv__(self, other: ScalarLike) -> Vector:
+        if isinstance(other, Vector):
+            raise TraceError("/", "a vector is divided by numbers or scalars; for coordinates use ns.nonlin")
+        return self * reciprocal(other)
+
+    def __neg__(self) -> Vector:
+        return self * -1.0
+
+    def __pow__(self, exponent: object) -> NoReturn:
+        raise TraceError(
+            "**", f"is for scalars; the squares of coordinates are x * x, other powers ns.nonlin(f, x); got {self!r}"
+        )
+
+    def __matmul__(self, other: object) -> NoReturn:
+        raise TraceError(
+            "@", f"vectors stand on the right: W @ x, a @ x; for x @ y write ns.dot(x, y); got {shown(other)}"
+        )
+
+    def __rmatmul__(self, a: npt.ArrayLike) -> Vector:
+        return mix(as_scalar(a, "@"), self)
+
+    def sum(self, axis: int | tuple[int, ...] | None = None) -> Vector:
+        """The sum of the vectors over an axis, several, or all.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            Over which axes; all, if none is given.
+
+        Returns
+        -------
+        Vector
+            Without these axes.
+
+        Examples
+        --------
+        >>> ns.gaussian(ns.Width("n"), (2, 3)).sum(axis=0).shape
+        (3,)
+        """
+        x = self._axes_last(axis, "sum")
+        return mix(as_scalar(np.ones(x.shape[-1]), "sum"), x)
+
+    def mean(self, axis: int | tuple[int, ...] | None = None) -> Vector:
+        """The mean of the vectors over an axis, several, or all.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            Over which axes; all, if none is given.
+
+        Returns
+        -------
+        Vector
+            Without these axes.
+
+        Examples
+        --------
+        >>> ns.gaussian(ns.Width("n"), (2, 3)).mean().shape
+        ()
+        """
+        x = self._axes_last(axis, "mean")
+        return mix(as_scalar(np.full(x.shape[-1], 1 / x.shape[-1]), "mean"), x)
+
+
+# The operations of the algebra. `x[i]` means "the vector or scalar at index i of the array x".
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian(Entrywise):
+    """V: initial vectors, h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k with E_k standard isotropic."""
+
+    acts, kind, letter, indexed = Acts.FRESH, "initial", "h", ("mean", "factor")
+    source: Source
+    mean: Floats
+    factor: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Nonlin(Entrywise):
+    """V: h[i]_α = φ(g¹[i]_α, …, g^m[i]_α; p_1[i], …, p_r[i])."""
+
+    acts, kind, letter = Acts.ON_COORDINATES, "Nonlin", "x"
+    f: Function
+    vectors: tuple[Vector, ...]
+    scalars: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Add(Entrywise):
+    """V: x[i] + y[i]."""
+
+    acts, kind = Acts.LINEARLY, "sum"
+    x: Vector
+    y: Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Scale(Entrywise):
+    """V: c[i] x[i]."""
+
+    acts, kind = Acts.LINEARLY, "scaling"
+    c: Scalar
+    x: Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Mix(Entrywise):
+    """V: y[b, i] = Σ_j a[b, i, j] x[b, j]."""
+
+    acts, kind = Acts.LINEARLY, "combination"
+    a: Scalar
+    x: Vector
+
+    def reads(self, ndim: int) -> tuple[Axes, ...]:
+        """All j."""
+        batch = ndim - 1
+        return (*lined(self.a.ndim - 2, batch), batch, None), (*lined(self.x.ndim - 1, batch), None)
+
+
+# What the operators above are made of
+
+
+def same_width(operation: str, *vectors: Vector) -> Width:
+    """The one width of the vectors, or a TraceError."""
+    if len({vector.width for vector in vectors}) > 1:
+        spaces = " and ".join(f"R^{vector.width}" for vector in vectors)
+        raise TraceError(operation, f"the vectors live in different spaces, {spaces}")
+    return vectors[0].width
+
+
+def ones(width: Width | int) -> Vector:
+    """The vector (1, …, 1): what a mean, a shift or the direction that LayerNorm removes is a multiple of.
+
+    Parameters
+    ----------
+    width : Width or int
+        Its dimension.
+
+    Returns
+    -------
+    Vector
+        A single vector.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> h = ns.gaussian(n)
+    >>> p = ns.mean_dot(ns.ones(n), h)  # the mean of the coordinates of h
+    >>> print(f"{ns.Program(p).law(n=100, draws=5000).std():.2f}")
+    0.10
+    """
+    return Vector(Gaussian(Source("1"), np.ones(()), np.zeros((0,))), (), as_width(width, "ones"))
+
+
+def mix(a: Scalar, x: Vector) -> Vector:
+    """Combine vectors as numpy's matmul would, y[…, i] = Σ_j a[…, i, j] x[…, j]."""
+    if a.ndim == 0 or x.ndim == 0 or a.shape[-1] != x.shape[-1]:
+        raise TraceError("@", f"scalars of shape {a.shape} do not combine vectors of shape {x.shape}")
+    if a.ndim == 1:  # as in numpy, the axis is added and taken away again
+        return mix(a[None, :], x)[..., 0]
+    try:
+        batch = np.broadcast_shapes(a.shape[:-2], x.shape[:-1])
+    except ValueError:
+        raise TraceError("@", f"scalars of shape {a.shape} do not combine vectors of shape {x.shape}") from None
+    return Vector(Mix(_factor(a, "@"), x), (*batch, a.shape[-2]), x.width)
+
+
+def _factor(c: Scalar, operation: str) -> Scalar:
+    """What vectors are multiplied by; given numbers are squared then, wherever a law needs a product of vectors."""
+    if isinstance(c.op, Constant):
+        scaled(c.op.numbers, operation, "factor")
+    return c
