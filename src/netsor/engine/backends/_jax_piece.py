@@ -14,7 +14,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,7 +147,22 @@ def _options() -> dict[str, Any]:
     import jax
 
     platform = (jax.config.jax_default_device or jax.devices()[0]).platform
-    return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if platform == "gpu" else {}
+    if platform == "gpu":
+        return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+    return _older_emitters()
+
+
+@cache
+def _older_emitters() -> dict[str, Any]:
+    """On a CPU, before JAX 0.11: fused operations as they were once compiled, which takes half the time."""
+    import jax
+
+    options = {"xla_cpu_use_fusion_emitters": False}
+    try:
+        jax.jit(lambda: 0, compiler_options=options).lower().compile()
+    except jax.errors.JaxRuntimeError:  # it has no such option
+        return {}
+    return options
 
 
 def _placed(arrays: Any) -> Any:
@@ -171,14 +186,20 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
     def normals(steps: Sequence[Step]) -> dict[Step, Array]:
         """The normals of some steps, from one call of the generator."""
         pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
-        keys = jnp.concat([jnp.broadcast_to(inputs.keys[place[s]], (m, 2)) for s, m in zip(steps, pairs, strict=True)])
         number = np.concatenate([np.arange(m, dtype=np.uint32) for m in pairs])
+        places, several = np.array([place[step] for step in steps]), len(steps) > 1
+        keys = inputs.keys[np.repeat(places, pairs) if several else places]
         first, second = normal_pairs(keys, counted, number, piece.precision)
-        ends = np.cumsum(pairs).tolist()
+        both, ends = jnp.concat([first, second], axis=1), np.cumsum(pairs)
+        if several:  # side by side for each step, by one reading: a concatenation for each takes long to compile
+            each = [
+                np.r_[end - m : end, ends[-1] + end - m : ends[-1] + end] for m, end in zip(pairs, ends, strict=True)
+            ]
+            both = both[:, np.concatenate(each)]
         made = {}
-        for step, m, end in zip(steps, pairs, ends, strict=True):
-            both = jnp.concat([first[:, end - m : end], second[:, end - m : end]], axis=1)
-            made[step] = jnp.reshape(both[:, : math.prod(shape[step])], (replicas, *shape[step]))
+        for step, m, end in zip(steps, pairs, ends.tolist(), strict=True):
+            start = 2 * (end - m)
+            made[step] = jnp.reshape(both[:, start : start + math.prod(shape[step])], (replicas, *shape[step]))
         return made
 
     small = [step for step in piece.draws if math.prod(shape[step]) <= SMALL]
