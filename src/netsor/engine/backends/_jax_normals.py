@@ -13,7 +13,7 @@ PARITY = np.uint32(0x1BD11BDA)  # Threefry's third word of the key is the parity
 
 
 def normal_pairs(keys: Array, replica: Array, number: Array, precision: str) -> tuple[Array, Array]:
-    """Pairs of normals (replicas, numbers), with a key for each number, or one for all."""
+    """Pairs of normals (replicas, numbers), with a key for each number."""
     import jax.numpy as jnp
 
     def words(count: Array) -> tuple[Array, Array]:

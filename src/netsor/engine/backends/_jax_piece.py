@@ -186,20 +186,13 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
     def normals(steps: Sequence[Step]) -> dict[Step, Array]:
         """The normals of some steps, from one call of the generator."""
         pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
+        keys = inputs.keys[np.repeat([place[step] for step in steps], pairs)]
         number = np.concatenate([np.arange(m, dtype=np.uint32) for m in pairs])
-        places, several = np.array([place[step] for step in steps]), len(steps) > 1
-        keys = inputs.keys[np.repeat(places, pairs) if several else places]
         first, second = normal_pairs(keys, counted, number, piece.precision)
-        both, ends = jnp.concat([first, second], axis=1), np.cumsum(pairs)
-        if several:  # side by side for each step, by one reading: a concatenation for each takes long to compile
-            each = [
-                np.r_[end - m : end, ends[-1] + end - m : ends[-1] + end] for m, end in zip(pairs, ends, strict=True)
-            ]
-            both = both[:, np.concatenate(each)]
         made = {}
-        for step, m, end in zip(steps, pairs, ends.tolist(), strict=True):
-            start = 2 * (end - m)
-            made[step] = jnp.reshape(both[:, start : start + math.prod(shape[step])], (replicas, *shape[step]))
+        for step, m, end in zip(steps, pairs, np.cumsum(pairs).tolist(), strict=True):
+            both = jnp.concat([first[:, end - m : end], second[:, end - m : end]], axis=1)
+            made[step] = jnp.reshape(both[:, : math.prod(shape[step])], (replicas, *shape[step]))
         return made
 
     small = [step for step in piece.draws if math.prod(shape[step]) <= SMALL]
