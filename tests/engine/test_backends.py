@@ -200,7 +200,7 @@ def test_laws_of_one_structure_share_a_compiled_program(monkeypatch):
     net.law(n=1000, draws=100, seed=3, progress=False, **JAX)
     assert set(_jax_piece._programs) == first
     layer(tokens=1)[0].law(n=1024, draws=100, progress=False, **JAX)
-    assert set(_jax_piece._programs) > first
+    assert len(set(_jax_piece._programs) - first) == 1
 
 
 def test_threefry_is_jaxs():

@@ -23,7 +23,7 @@ from .._equal_steps import key_of
 from .._steps import Register, Step
 from ._chi import chi
 from ._jax_factor import library
-from ._jax_normals import normal_pairs
+from ._jax_normals import normal_pairs, on_gpu
 
 Array = Any
 
@@ -144,12 +144,7 @@ class Program:
 
 def _options() -> dict[str, Any]:
     """How to compile: on a GPU without a trial of every kernel for each product, which takes 5 to 9 s a product."""
-    import jax
-
-    platform = (jax.config.jax_default_device or jax.devices()[0]).platform
-    if platform == "gpu":
-        return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-    return _older_emitters()
+    return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if on_gpu() else _older_emitters()
 
 
 @cache
@@ -186,7 +181,7 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
     def normals(steps: Sequence[Step]) -> dict[Step, Array]:
         """The normals of some steps, from one call of the generator."""
         pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
-        keys = inputs.keys[np.repeat([place[step] for step in steps], pairs)]
+        keys = jnp.concat([jnp.broadcast_to(inputs.keys[place[s]], (m, 2)) for s, m in zip(steps, pairs, strict=True)])
         number = np.concatenate([np.arange(m, dtype=np.uint32) for m in pairs])
         first, second = normal_pairs(keys, counted, number, piece.precision)
         made = {}
