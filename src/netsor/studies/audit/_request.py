@@ -157,7 +157,7 @@ class Request:
     workers: int | None = None
     out: Path | None = None
     words: tuple[str, ...] = ()  # of the command, which say what the models are
-    backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
+    backend: Backend = Numpy(precision=AUTO)  # noqa: RUF009 (it is frozen)
     progress: Progress = True
     gradients: bool | None = None  # None: where they cost little, see `backward`
     quick: bool = False
