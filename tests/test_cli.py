@@ -139,7 +139,7 @@ BAD_OPTIONS = {
     ("law", "--arg", "n=4"): "--arg n=4 needs a FILE:PROGRAM",
     ("law", "--plot", "/proc/x.png"): "--plot '/proc/x.png' must be in a folder that",
     ("law", "--plot", ""): "--plot '' must name a file",
-    ("reproduce", "--out", ""): "--out '' must name a file or folder; for this folder give '.'",
+    ("reproduce", "--out", ""): "--out '' must name a folder; for this one give '.'",
     ("reproduce", "--workers", "10000"): "'10000' must be a positive integer (at most 1024)",
     ("reproduce", "--trials", "1000000000"): "'1000000000' must be a positive integer (at most 10000)",
     ("reproduce", "--samples", "1" + "0" * 30): "must be an integer, 100 or more (below 2^53)",

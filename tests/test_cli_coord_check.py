@@ -28,6 +28,12 @@ def no_loss(n):
 def text(n):
     return "no program"
 
+def alone():
+    return net(4)
+
+def fails(n):
+    raise RuntimeError("on purpose")
+
 rates = {"in": lambda fan_in, out: 0.1 * out, "head": lambda fan_in, out: 0.1 * out}
 """
 
@@ -36,6 +42,7 @@ rates = {"in": lambda fan_in, out: 0.1 * out, "head": lambda fan_in, out: 0.1 * 
 def folder(tmp_path, monkeypatch):
     (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
     (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "odd.toml").write_text("like = 3")
     monkeypatch.setattr(_parts, "Workers", Inline)
     return tmp_path
 
@@ -58,7 +65,11 @@ def test_json_is_the_contract(folder):
         assert {row["name"] for row in check["updates"]} == {
             "embedding", "position", "query", "key", "value", "output", "in", "out", "head",
         }  # fmt: skip
-    assert sorted(path.name for path in folder.iterdir()) == ["mine.py", "tiny.json"]  # no --out: nothing is written
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "mine.py",
+        "odd.toml",
+        "tiny.json",
+    ]  # no --out: nothing is written
 
 
 def test_table_and_folder(folder):
@@ -125,15 +136,19 @@ def test_a_file_says_how_things_scale(folder):
     [
         (["--widths", "16,x"], "--widths '16,x' must be whole numbers"),
         (["--widths", "16"], "widths=[16] must be two or more"),
-        (["--widths", "16,20"], "must be a multiple of 8"),
+        (["--widths", "16,20"], "--widths=20 of tiny must be a multiple of 8"),
+        (["--widths", "16,9007199254740992"], "must be below 2^53"),
         (["--widths", "16,inf"], "must be finite"),
         (["--widths", "16,32", "--depths", "1,2"], "one of them must be a single number"),
         (["--parametrisation", "mut"], "must be one of fixed, sp, ntk, mup, mean-field"),
         (["--parametrisation", "none.toml"], "cannot be read"),
+        (["--parametrisation", "odd.toml"], "--parametrisation 'odd.toml': like=3 of a parametrisation must be one of"),
+        (["--set", "heads=0"], "--set 'heads=0': heads=0 of a Transformer must be"),
         (["--lr", "fast"], "--lr 'fast' must be a number"),
-        (["--lr", "heads=1"], "kinds of weights are embedding"),
+        (["--lr", "heads=1"], "--lr='heads' is no kind of weights: kinds of weights are embedding"),
         (["--lr", "-1"], "must be a number, 0 or more"),
-        (["--ids", "3"], "must be one or more"),
+        (["--ids", "3"], "--ids=[3] must be two or more"),
+        (["--tokens", "1.5"], "'--tokens': '1.5' must be a positive integer"),
         (["--ids", "3,99"], "below the vocabulary of 12"),
         (["--targets", "3,1"], "need ids"),
         (["--tokens", "17"], "must be at most 16"),
@@ -156,9 +171,15 @@ def test_bad_input(folder, options, said):
     [
         (["mine.py:net"], "--lr must be given"),
         (["mine.py:net", "--lr", "none"], "must be a number, or the name of rates"),
+        (["mine.py:net", "--lr", "nan"], "--lr 'nan' must be a number, 0 or more (below 1e12)"),
+        (["mine.py:net", "--lr", "1e99"], "--lr '1e99' must be a number, 0 or more (below 1e12)"),
+        (["mine.py:net", "--lr", "1", "--widths", "8,inf"], "--widths=[8] must be two or more that are finite"),
         (["mine.py:net", "--lr", "1", "--parametrisation", "mup"], "is for models"),
         (["mine.py:net", "--lr", "1", "--ids", "1,2"], "is for models"),
         (["mine.py:no_loss", "--lr", "1", "--widths", "4,8"], "must return its loss"),
+        (["mine.py:alone", "--lr", "1"], "MODEL alone must be a function of the width alone: too many positional"),
+        (["mine.py:fails", "--lr", "1"], "FILE:PROGRAM failed: RuntimeError: on purpose"),
+        (["", "--lr", "1"], "MODEL '' must be the name of a model, or a file"),
         (["mine.py:text", "--lr", "1", "--widths", "4,8"], "must be a function of the width that returns a Program"),
         (["gpt3"], "is no file"),
     ],

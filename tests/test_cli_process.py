@@ -214,3 +214,14 @@ def test_a_working_folder_that_was_removed(tmp_path):
         assert result.returncode == code, result.stderr
         assert said in (result.stderr if code else result.stdout)
         assert "Traceback" not in result.stderr
+
+
+@POSIX
+def test_an_interrupt_while_the_watch_for_interrupts_is_set_up():
+    """It was a traceback: the thread that watches has not begun, and Python's handler has been replaced."""
+    early = (
+        "import threading\nfrom netsor.cli import main\n"
+        "def start(self): raise KeyboardInterrupt\nthreading.Thread.start = start\nmain()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", early, "law"], capture_output=True, text=True, timeout=HANG)
+    assert (result.returncode, result.stderr) == (130, "netsor: interrupted\n")

@@ -50,7 +50,7 @@ def test_the_paper_on_another_backend(tmp_path, monkeypatch):
 def test_what_is_not_there(command, tmp_path):
     for words, said in (
         (("--backend", "cupy"), "cupy"),
-        (("--backend", "numpy", "--device", "cuda"), "--device 'cuda' needs backend='jax' or 'torch'"),
+        (("--backend", "numpy", "--device", "cuda"), "--device 'cuda' needs --backend 'jax' or 'torch'"),
         (("--backend", "jax", "--device", "cuda:99"), "--device 'cuda:99': JAX sees no such device here"),
         (("--device", "moon"), "--device 'moon' must be 'cpu', 'cuda' or 'cuda:N'"),
         (("--precision", "auto"), "'auto' is not one of 'float64', 'float32'"),  # which audits alone have
@@ -78,7 +78,7 @@ def test_the_plan_for_a_device_that_is_not_here(library):
 def test_wrong_places_of_a_plan():
     for words, said in (
         (("--backend", "cupy"), "cupy"),
-        (("--device", "cuda"), "--device 'cuda' needs backend='jax' or 'torch'"),
+        (("--device", "cuda"), "--device 'cuda' needs --backend 'jax' or 'torch'"),
         (("--backend", "torch", "--device", "cuda:"), "--device 'cuda:' must be 'cpu', 'cuda' or 'cuda:N'"),
     ):
         found = netsor("plan", *words)

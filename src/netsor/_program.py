@@ -315,9 +315,10 @@ class Program:
         precision: str = "float64",
         **widths: float,
     ) -> Mixture | HeadSum | Joint:
-        """The law of a coordinate of the output, exactly, at any widths, finite or `inf`: no weight matrix is drawn.
+        """The law of a coordinate of the output, exactly, at any widths, finite or `inf`; no weight has to be drawn.
 
-        `plan` says what will be drawn and computed, and what that costs.
+        `plan` says what will be drawn and computed, and what that costs. A matrix that acts on hundreds of vectors can
+        cost less than what they ask of it: then it is drawn.
 
         Parameters
         ----------
@@ -386,7 +387,7 @@ class Program:
         precision: str = "float64",
         **widths: float,
     ) -> Draws | tuple[Draws, ...]:
-        """Draws of the outputs, exactly, at any widths, finite or `inf`: no weight matrix is drawn, as in `law`.
+        """Draws of the outputs, exactly, at any widths, finite or `inf`, as in `law`.
 
         Nothing is formed between pairs of outputs, so that a program may return thousands of scalars. At infinite width
         Gaussian expectations are used as they are: `law` tells what their errors amount to.

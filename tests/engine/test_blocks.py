@@ -1,6 +1,7 @@
 """What costs the same for every block or chunk is paid once: a few replicas take Python as long as thousands do."""
 
 import numpy as np
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import netsor as ns
 from netsor.engine import _montecarlo
@@ -55,10 +56,20 @@ def test_draws_do_not_depend_on_how_a_chunk_is_cut():
     np.testing.assert_array_equal(part.cov, whole.cov[: CHUNK - 3001])
 
 
-def test_blas_is_found_once_a_run(monkeypatch):
+def test_blas_has_one_thread():
+    def threads():
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    with threadpool_limits(2, user_api="blas"):
+        with _montecarlo.one_blas_thread():
+            assert threads() == {1}
+        assert threads() == {2}
+
+
+def test_blas_is_limited_once_a_run(monkeypatch):
     found = []
-    limits = _montecarlo.threadpool_limits
-    monkeypatch.setattr(_montecarlo, "threadpool_limits", lambda *a, **k: found.append(a) or limits(*a, **k))
+    libraries = _montecarlo._libraries
+    monkeypatch.setattr(_montecarlo, "_libraries", lambda modules: found.append(modules) or libraries(modules))
     law = layer()[0].law(n=16, draws=5 * CHUNK, workers=1, progress=False)
     assert len(law.component_var) == 5 * CHUNK
     assert len(found) == 1

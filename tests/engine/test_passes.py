@@ -138,3 +138,17 @@ def test_the_specification_refuses_a_broken_graph(case):
     verify([X + X, 2.0 * X, W @ X, W.each(X), ns.concat(X), ns.rotary(X), ns.join([X, Y]), ns.dot(X, X)])
     with pytest.raises(SpecificationError):
         verify([BROKEN[case]])
+
+
+@pytest.mark.parametrize("width", [5, ns.inf])
+def test_what_is_written_twice_is_one(width):
+    """A difference of the same product is 0 to the last digit, and its matrix draws no more than once."""
+    n = ns.Width("n")
+    w = ns.weight(n, n, batch=2)
+    x = ns.gaussian(n, 2)
+    for y in (w[0] @ x - w[0] @ x, ns.relu(w @ x) - ns.relu(w @ x), w[[1, 1]] @ x - w[[1, 1]] @ x, w.T @ x - w.T @ x):
+        law = ns.Program(y[(0,) * y.ndim]).law(n=width, draws=100, progress=False)
+        assert law.var() == 0
+        assert (law.cdf(-1e-300), law.cdf(0.0)) == (0, 1)
+    once, twice = (ns.Program(y[0]).plan(n=width).random_numbers for y in (w[0] @ x, w[0] @ x + w[0] @ x))
+    assert once == twice

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -93,6 +94,16 @@ def test_a_plan_refuses_what_would_not_fit():
     x = ns.gaussian(n).broadcast_to((40_000,))
     with pytest.raises(ns.ExactError, match="bytes"):
         ns.Program(ns.mean_dot(x, x)).plan(n=10**6)
+
+
+def test_coordinates_of_a_wide_vector_that_is_used_too_take_no_square_of_the_width():
+    x = ns.tanh(ns.gaussian(n, 2))
+    net = ns.Program((x, ns.dot(ns.gaussian(n), x)))
+    tracemalloc.start()
+    net.plan(n=10**6)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**8
 
 
 def test_the_estimate_of_time_grows_with_the_work():

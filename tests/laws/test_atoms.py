@@ -109,6 +109,30 @@ def test_points_that_repeat_are_atoms_and_others_are_draws():
     assert both.pdf(1.0) == pytest.approx(stats.norm.pdf(1.0), abs=0.03)
 
 
+def test_points_that_rounding_parts_are_one_atom():
+    """|x|²/n of a normed vector is 1, and a normed vector of two coordinates (1, −1) or (−1, 1)."""
+    n = ns.Width("n")
+    x, y = ns.rms_norm(ns.gaussian(n)), ns.layer_norm(ns.gaussian(n))
+    net = ns.Program(ns.mean_dot(x, x))
+    assert len(set(net.draw(n=3, draws=2000))) > 1
+    one = net.law(n=3, draws=2000)
+    assert [at for at, _ in one.atoms] == [1.0]
+    assert one.cdf(1.0) == pytest.approx(1.0, rel=1e-12)
+    assert (one.sf(1.0), one.var()) == (0.0, 0.0)
+    assert ns.kl(one, net.law(n=7, draws=2000, seed=1)) == (0.0, 0.0)
+    (low, mass), (high, _) = ns.Program(y).law(n=2, draws=2000).atoms
+    assert (low, high) == pytest.approx((-1.0, 1.0), rel=1e-12)
+    assert abs(mass.value - 0.5) < 0.05
+    assert ns.Program(y).law(n=2, draws=2000).cdf(low) == pytest.approx(mass.value, rel=1e-12)
+
+
+def test_draws_near_an_atom_stay_where_they_are():
+    drawn = 1 + 1e-7 * np.random.default_rng(0).standard_normal(1000)
+    law = ns.Mixture(np.concatenate([np.ones(50), drawn]), 0.0, ORIGIN)
+    np.testing.assert_array_equal(law.component_mean[50:], drawn)
+    assert [at for at, _ in law.atoms] == [1.0]
+
+
 def test_a_law_known_by_draws_is_a_law():
     rng = np.random.default_rng(2)
     law = ns.Mixture(rng.standard_normal(8_000), 0.0, ORIGIN)

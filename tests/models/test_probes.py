@@ -7,7 +7,7 @@ import pytest
 
 import netsor as ns
 from netsor import inf, models
-from netsor.models._probes import START
+from netsor.models._layer_quantities import STREAM
 from netsor.models._words import words
 
 from .small import CONFIGS, DECODER_IDS, IDS, inputs
@@ -131,7 +131,7 @@ def test_measure_is_the_law_at_the_model_and_at_infinity():
     real = probes.measure(100, progress=False)
     limit = probes.measure(100, progress=False, n=inf, d=inf, m=inf)
     for found in (real, limit):
-        assert set(found) == {*probes.names, *probes.final, *(f"input_{name}" for name in START)}
+        assert set(found) == {*probes.names, *probes.final, *(f"input_{name}" for name in STREAM)}
         assert all(found[name].shape == (100, 3) for name in probes.names)
         assert all(found[name].shape == (100,) for name in probes.final)
     again = probes.measure(100, progress=False, workers=1)

@@ -75,7 +75,8 @@ def audit_command(watch: Watch, /, as_json: bool, out: str | None, fail_on: str 
     """A transformer before it is trained: what it does at initialisation, block by block, and findings by stated rules.
 
     MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:PROGRAM, a program
-    of your own that names with ns.probe what is to be watched. No weight is drawn, so the model may be of any size.
+    of your own that names with ns.probe what is to be watched; FILE is run. No weight has to be drawn, so the model may
+    be of any size.
     With --out an audit of a model that was interrupted goes on where it stopped; files in the folder that are not of an
     earlier audit are never overwritten.
     """

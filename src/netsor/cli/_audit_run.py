@@ -24,6 +24,13 @@ from ._study import Asked, studied
 from ._target import bound, is_target, load
 from ._where import Where
 
+WRITTEN = {  # arguments in messages of the library, as options
+    "widths='actual'": "--widths actual",
+    "widths='inf'": "--widths inf",
+    "gradients=True": "--gradients",
+    "ranges=True": "--ranges",
+}
+
 
 def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
     """The names of rules, checked before anything is measured."""
@@ -52,7 +59,10 @@ def audited(watch: Watch, out: str | None, where: Where, options: dict[str, Any]
 
 def _said(error: ValueError) -> str:
     """The library's message, with its arguments written as options of the command."""
-    return as_option(plainly(error).replace("widths='actual'", "--widths actual"))
+    text = plainly(error)
+    for argument, option in WRITTEN.items():
+        text = text.replace(argument, option)
+    return as_option(text)
 
 
 def _request(out: str | None, options: dict[str, Any]) -> Request:

@@ -8,7 +8,7 @@ import click
 
 from ._group import cli
 from ._interrupt import Watch
-from ._numbers import SEED, WORKERS, Number
+from ._numbers import POSITIVE, SEED, WORKERS, Number
 from ._output import apart, check_name, complain
 from ._where import chosen, where_options
 
@@ -45,11 +45,13 @@ TOLERANCE = Number("a number above 0, at most 1", lambda v: 0 < v <= 1)
     show_default=True,
     help="What grows with the width: the number of heads, or their dimension.",
 )
-@click.option("--tokens", metavar="T", help="Tokens of a random batch.  [default: 4]")
+@click.option("--tokens", type=POSITIVE, help="Tokens of a random batch.  [default: 4]")
 @click.option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it.")
 @click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")
 @click.option("--draws", type=FEW, default=32, show_default=True, help="Initialisations at each width.")
-@click.option("--tolerance", type=TOLERANCE, default=0.1, show_default=True, help="Of an exponent, in verdicts.")
+@click.option(
+    "--tolerance", type=TOLERANCE, default=0.1, show_default=True, help="How far an exponent may be from its promise."
+)
 @click.option("--fail", is_flag=True, help="Exit with code 3 if an activation grows or shrinks against the promise.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
@@ -61,9 +63,9 @@ def coord_check_command(watch: Watch, /, as_json: bool, out: str | None, fail: b
     """A coordinate check without training: how much one step changes each activation, against the width.
 
     MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:FUNCTION, a function
-    of the width that returns a program whose output is the loss and that names with ns.probe what is to be watched. No
-    weight is drawn and nothing is trained. With --out a check that was interrupted goes on where it stopped; files in
-    the folder that are not of an earlier check are never overwritten.
+    of the width that returns a program whose output is the loss and that names with ns.probe what is to be watched;
+    FILE is run. No weight is drawn and nothing is trained. With --out a check of a model that was interrupted goes on
+    where it stopped; files in the folder that are not of an earlier check are never overwritten.
     """
     from ._coord_check_run import checked
     from ._study import printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ import click
 from ..models import Transformer
 from ..studies.audit._request import plainly
 from ..studies.coord_check import _check
-from ..studies.coord_check._parametrisation import parametrisation
+from ..studies.coord_check._parametrisation import Parametrisation, parametrisation
 from ..studies.coord_check._request import Request
 from ._interrupt import Watch
 from ._model import changed, model_of
-from ._numbers import ABOVE, integers, shown
+from ._numbers import RATE, integers, shown
 from ._output import as_option
 from ._study import Asked, studied
 from ._target import find, is_target
@@ -39,25 +40,21 @@ def checked(watch: Watch, out: str | None, where: Where, options: dict[str, Any]
 
 def _said(error: ValueError) -> str:
     """The library's message, with its arguments written as options of the command."""
-    text = plainly(error)
+    text = re.sub(r"^model=", "MODEL ", plainly(error))
     return f"--{text}" if text.startswith(tuple(f"{name}=" for name in OPTIONS)) else as_option(text)
 
 
 def _request(out: str | None, options: dict[str, Any]) -> Request:
     source, changes, rules = (options.pop(name) for name in ("model", "changes", "rules"))
-    lr, tokens = options.pop("lr"), options.pop("tokens")
+    lr, tokens = options.pop("lr"), options["tokens"]
     for name in ("widths", "depths", "ids", "targets"):
         options[name] = integers(f"--{name}", options[name], "256,1024,4096", inf=name == "widths")
-    count = None if tokens is None else (integers("--tokens", tokens, "4") or (0,))
-    if count is not None and len(count) > 1:
-        raise click.UsageError(f"--tokens {shown(tokens)} must be one number")
-    options["tokens"] = None if count is None else count[0]
     words = [source, *(word for text in changes for word in ("--set", text))]
     words += [word for rule in rules for word in ("--parametrisation", rule)]
     words += [] if lr is None else ["--lr", lr]
     for name in ("ids", "targets"):
         words += [] if options[name] is None else [f"--{name}", ",".join(map(str, options[name]))]
-    words += ["--tokens", tokens] if tokens is not None else []
+    words += ["--tokens", str(tokens)] if tokens is not None else []
     model, rates = (
         _own(source, lr, changes)
         if is_target(source)
@@ -68,7 +65,7 @@ def _request(out: str | None, options: dict[str, Any]) -> Request:
         words += ["--grow", options["grow"]]
     return Request(
         model,
-        tuple(parametrisation(rule, options["optimiser"]) for rule in rules),
+        tuple(_rule(rule, options["optimiser"]) for rule in rules),
         lr=rates,
         out=None if out is None else Path(out),
         words=tuple(words),
@@ -83,13 +80,26 @@ def _own(source: str, lr: str | None, changes: Any) -> tuple[Any, Any]:
     if lr is None:
         raise click.UsageError("--lr must be given for FILE:FUNCTION: a number, or the name of rates in FILE")
     try:
-        rates: Any = ABOVE.convert(lr, None, None)
-    except click.UsageError:
+        float(lr)
+        rates: Any = RATE.convert(lr, None, None)
+    except click.BadParameter as error:
+        raise click.UsageError(f"--lr {error.message}") from None
+    except ValueError:
         module = sys.modules.get(getattr(found.value, "__module__", ""))
         rates = getattr(module, lr, None)
         if rates is None:
             raise click.UsageError(f"--lr {shown(lr)} must be a number, or the name of rates in FILE") from None
     return found.value, rates
+
+
+def _rule(given: str, optimiser: str) -> Parametrisation:
+    """A parametrisation; what is wrong in a file is told with its name."""
+    try:
+        return parametrisation(given, optimiser)
+    except ValueError as error:
+        text = str(error)
+        named = f"--{text}" if text.startswith("parametrisation=") else f"--parametrisation {shown(given)}: {text}"
+        raise click.UsageError(named) from None
 
 
 def _rates(text: str | None) -> Any:

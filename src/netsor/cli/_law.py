@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @subject_options(width="inf")
 @sampling_options
 @where_options
-@click.option("--at", type=POINT, multiple=True, help="A point for the density; may be given again.")
+@click.option(
+    "--at", type=POINT, multiple=True, help="A point for density and distribution function; may be given again."
+)
 def law_command(
     draws: int, seed: int, as_json: bool, plot: str | None, at: tuple[float, ...], infinite_heads: bool, **options: Any
 ) -> None:

@@ -15,7 +15,9 @@ from ._output import check_name, say
 
 @cli.command("literature")
 @click.argument("names", metavar="[RESULT]...", nargs=-1)
-@click.option("--out", default="literature", show_default=True, help="The folder for figures, data and the report.")
+@click.option(
+    "--out", metavar="DIR", default="literature", show_default=True, help="The folder for figures, data and the report."
+)
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
 @click.option("--quick", is_flag=True, help="A first look, in about a minute.")

@@ -23,8 +23,13 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command, and end the process."""
     _open_streams()
-    with Watch() as watch:
-        code = _run(watch)
+    watch = Watch()
+    try:
+        with watch:
+            code = _run(watch)
+    except KeyboardInterrupt:  # while the watch was set up, or ended
+        watch.say()
+        code = INTERRUPTED
     if code == INTERRUPTED:  # at its end Python might send itself the signal once more, though it was handled
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, OSError, ValueError):  # it may be None, or closed

@@ -65,6 +65,7 @@ TRIALS = Number("a positive integer (at most 10000)", _between(1, 10_001), whole
 # a variance has up to six of these as factors and a kurtosis twelve: 1e±96, within double precision
 SIGMA = Number("0 or a finite number from 1e-8 to 1e8", lambda v: v == 0 or 1e-8 <= v <= 1e8)
 ABOVE = Number("a finite number from 1e-8 to 1e8", lambda v: 1e-8 <= v <= 1e8)
+RATE = Number("a number, 0 or more (below 1e12)", lambda v: 0 <= v < 1e12)
 PLACE = Number("an integer (below 2^53 in size)", _between(1 - LARGEST, LARGEST), whole=True)
 POINT = Number("a finite number", lambda v: True)
 PORT = Number("an integer from 1 to 65535, or 0 for a free one", _between(0, 65536), whole=True)

@@ -46,7 +46,7 @@ def subject_options(width: str) -> Callable[[Command], Command]:
             help="Scores over √d or d.",
         ),
         click.option("--mask", type=click.Choice(["causal"]), help="A causal mask: tokens see themselves and earlier."),
-        click.option("--infinite-heads", is_flag=True, help="Infinitely many heads (infinite width only)."),
+        click.option("--infinite-heads", is_flag=True, help="Infinitely many heads, in the limit of infinite width."),
         *(
             click.option(
                 f"--sigma-{k}",
@@ -64,10 +64,12 @@ def subject_options(width: str) -> Callable[[Command], Command]:
 def sampling_options(command: Command) -> Command:
     """The options of sampling and of output."""
     options = [
-        click.option("--draws", type=DRAWS, default=100_000, show_default=True, help="Replicas."),
+        click.option(
+            "--draws", type=DRAWS, default=100_000, show_default=True, help="Independent draws of the network."
+        ),
         click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
-        click.option("--plot", help="Draw the densities into a .png, .pdf or .svg file."),
+        click.option("--plot", metavar="FILE", help="Draw the densities into a .png, .pdf or .svg file."),
     ]
     return _all(options)(command)
 

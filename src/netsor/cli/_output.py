@@ -100,7 +100,8 @@ def check_name(option: str, path: str) -> None:
     except UnicodeEncodeError:
         raise click.UsageError(f"{option} {shown(path)} must be a name in UTF-8") from None
     if not path or "\0" in path:
-        raise click.UsageError(f"{option} {shown(path)} must name a file or folder; for this folder give '.'")
+        what = {"--out": "name a folder; for this one give '.'", "MODEL": "be the name of a model, or a file"}
+        raise click.UsageError(f"{option} {shown(path)} must {what.get(option, 'name a file')}")
 
 
 def check_plot(plot: str | None) -> None:

@@ -15,7 +15,9 @@ from ._where import chosen, where_options
 
 @cli.command("reproduce")
 @click.argument("names", metavar="[FIGURE]...", nargs=-1)
-@click.option("--out", default="results", show_default=True, help="The folder for figures, data and the report.")
+@click.option(
+    "--out", metavar="DIR", default="results", show_default=True, help="The folder for figures, data and the report."
+)
 @click.option("--samples", type=DRAWS, help="Draws of a trial.  [default: 50000, and 100000 for ReLU]")
 @click.option("--trials", type=TRIALS, help="Trials.  [default: 10]")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")

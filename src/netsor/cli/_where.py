@@ -11,6 +11,7 @@ def command(..., **options):
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,9 @@ OPTIONS = ("backend", "device", "precision")
 
 def place_options(command: Command) -> Command:
     """--backend and --device."""
-    device = click.option("--device", metavar="cpu|cuda", help="Where it computes.  [default: a GPU if it sees one]")
+    device = click.option(
+        "--device", metavar="cpu|cuda[:N]", help="Where it computes.  [default: a GPU if it sees one]"
+    )
     backend = click.option(
         "--backend", type=click.Choice(BACKENDS), default="numpy", show_default=True, help="The array library."
     )
@@ -101,7 +104,7 @@ def _refused() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise click.UsageError(f"--{str(error).replace('=', ' ', 1)}") from None
+        raise click.UsageError(re.sub(r"\b(backend|device|precision)=", r"--\1 ", str(error))) from None
 
 
 @contextmanager

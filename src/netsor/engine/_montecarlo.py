@@ -15,11 +15,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from ..language import _given
 
@@ -279,6 +280,12 @@ _inside = 0
 _limits: Any = None
 
 
+@lru_cache(maxsize=1)
+def _libraries(modules: int) -> Any:
+    """The libraries in memory, which takes 1 to 3 ms to find: looked for again once Python has other `modules`."""
+    return ThreadpoolController()
+
+
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
     """Matrix products on one thread: the workers are the parallelism, and the sums keep their order."""
@@ -286,7 +293,7 @@ def one_blas_thread() -> Iterator[None]:
     with _lock:
         _inside += 1
         if _inside == 1:
-            _limits = threadpool_limits(1, user_api="blas")
+            _limits = _libraries(len(sys.modules)).limit(limits=1, user_api="blas")
     try:
         yield
     finally:

@@ -40,6 +40,7 @@ WORTH = 2**16  # numbers of a replica in long rows from which on single precisio
 SHARE = 16  # draws for each replica that is computed in both precisions to choose one: a tenth of their time
 RAISED: Any = dict.fromkeys(("over", "divide", "invalid"), "raise")  # numbers that single precision does not have
 TOO_LARGE = FloatingPointError, np.linalg.LinAlgError  # what is then raised
+SPACINGS = 4  # of single precision, by which rounding in several steps may move a value away from an atom
 DIGITS, SPREADS = 1e-5, 1e-2  # of an output, and of its spread: what single precision may differ by where it is chosen
 
 
@@ -133,10 +134,11 @@ def _in_both(plan: Plan, replicas: int) -> list[tuple[Array, Array]]:
 def unrounded(plan: Plan, mean: Array, cov: Array, seed: int, backend: Backend) -> Array:
     """Means of replicas (replicas, k) from single precision, without the coincidences that its rounding caused.
 
-    A value without variance that several replicas share is an atom if two draws in double precision are equal there.
-    If not, it was rounded: each of its replicas gets a random number among those that round to it, at the same relative
-    position for all outputs of the replica, so that equal outputs stay equal. A law whose spread was rounded away, of a
-    plan that takes too long for `check_single`, is refused here.
+    A value without variance that several replicas share is an atom if two draws in double precision are equal there,
+    or so near that rounding parts them, and then has their value. If not, it was rounded: each of its replicas gets a
+    random number among those that round to it, at the same relative position for all outputs of the replica, so that
+    equal outputs stay equal. A law whose spread was rounded away, of a plan that takes too long for `check_single`, is
+    refused here.
     """
     made, known = mean, None
     within = np.random.default_rng([seed, ASKED]).uniform(-0.5, 0.5, len(mean))
@@ -146,14 +148,32 @@ def unrounded(plan: Plan, mean: Array, cov: Array, seed: int, backend: Backend) 
         if not (count > 1).any():
             continue
         known = _in_double(plan, seed, len(mean), backend) if known is None else known
-        twice, times = np.unique(known[:, k], return_counts=True)
-        atoms = twice[times > 1].astype(np.float32)
-        loose = point[((count > 1) & ~np.isin(at.astype(np.float32), atoms))[which]]
+        made = mean.copy() if made is mean else made
+        nearest, near = _nearest(at, _atoms(known[:, k]))
+        made[point, k] = np.where(near, nearest, at)[which]
+        loose = point[((count > 1) & ~near)[which]]
         if len(loose):
             _refuse_lost(np.abs(known[:, k]).max(keepdims=True), known[:, k].std(keepdims=True))
-            made = mean.copy() if made is mean else made
             made[loose, k] += within[loose] * np.spacing(np.abs(mean[loose, k]).astype(np.float32))
     return made
+
+
+def _atoms(known: Array) -> Array:
+    """The values that repeat, in order: one, the most frequent, of those that are the same in single precision."""
+    at, times = np.unique(known, return_counts=True)
+    at, times = at[times > 1], times[times > 1]
+    single = at.astype(np.float32)
+    order = np.lexsort((-times, single))
+    return at[order[np.unique(single[order], return_index=True)[1]]]
+
+
+def _nearest(values: Array, atoms: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """The atom that is nearest to each value of single precision, and whether its rounding can be what parts them."""
+    if not len(atoms):
+        return values, np.zeros(len(values), dtype=bool)
+    middle = (atoms[1:] + atoms[:-1]) / 2
+    nearest = atoms[np.searchsorted(middle, values)]
+    return nearest, np.abs(values - nearest) <= SPACINGS * np.spacing(np.abs(nearest).astype(np.float32))
 
 
 def _in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Array:

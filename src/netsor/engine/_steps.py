@@ -75,6 +75,10 @@ class Step:
             return 0.0
         if self.kind in FUNCTIONS:
             return CPU.function * max(self.out.size, *(arg.size for arg in self.args))
+        if self.kind == "outer":  # four passes over every entry of the matrix, and products for it and with it
+            _, right, x = self.args
+            entries = self.out.size // x.shape[-2] * right.shape[-1]
+            return 4 * CPU.entry * entries + CPU.product * self.operations
         rows = self.out.shape[-2] if len(self.out.shape) > 1 else 1
         more = CPU.factor_entry * math.prod(self.out.shape[:-1]) * rows if self.kind in FACTORS else 0.0
         products = self.operations if self.kind in (*PRODUCTS, *FACTORS) else 0

@@ -155,7 +155,7 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
                 done += one * part.draws
             while len(_kept) >= KEPT:
                 del _kept[next(iter(_kept))]
-            _kept[key] = joined(subject, arrays)
+            _kept[key] = joined(subject, arrays, parts[subject][0].backend.precision)
         measured[subject] = _kept[key]
     return result_of(request, measured, time.perf_counter() - start)
 

@@ -50,7 +50,7 @@ def step(
       matrix after the other: the heads of attention each for itself.
     - "adam": G/(|G| + eps), entry by entry: the first step of Adam and AdamW, and with eps = 0 of signSGD and Lion.
 
-    Nothing is trained and no weight is drawn. G = Σ_i δ_i x_i^T over all uses of W (tokens, layers that share it), so
+    Nothing is trained. G = Σ_i δ_i x_i^T over all uses of W (tokens, layers that share it), so
     W' x = W x − η Σ_i ⟨x_i, x⟩ δ_i: the law after the step is exact at every finite width. Adam's step needs every
     entry of G, in · out · (uses) operations a replica and matrix, and is refused above 8·10⁹ entries.
 

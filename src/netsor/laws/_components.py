@@ -1,7 +1,8 @@
 """The components of a mixture of Gaussians, and the parts that they fall into: Gaussians, atoms, draws.
 
 A component without any variance is a point. Points that repeat are atoms; points that do not are draws of a quantity
-that is known by draws alone, for which kernels may stand.
+that is known by draws alone, for which kernels may stand. Points that only rounding parts from one that repeats are
+that one: a norm that is 1 comes out as 1 − 1e-16, 1 and 1 + 2e-16.
 
 A component is one replica, or stands for as many as its count says. Errors of distances need blocks of replicas: since
 replicas are exchangeable, the counts of a block are all counts split at random, which is done with a fixed seed.
@@ -23,6 +24,7 @@ from ._law_error import LawError
 from ._replicas import BLOCKS, Replicas, Replicated, block_labels
 
 JUMPS = 2**14  # most points at which a distribution function jumps; more draws are replaced by so many quantiles
+ROUNDED = 40  # bits of two points that agree: what is left, 1e-12 of them, is rounding
 SINGLES = 10  # so many points that occur once, or more, count as draws; fewer count as atoms
 
 
@@ -47,7 +49,8 @@ class Components:
             raise LawError("Mixture", f"var has {variances.min():g}; variances must be 0 or more")
         if np.abs(means).max() > LARGEST or variances.max() > LARGEST**2:
             raise LawError("Mixture", f"mean must be below {LARGEST:g} in size, var below {LARGEST**2:g}")
-        self.component_mean, self.component_var = np.broadcast_arrays(np.atleast_1d(means), np.atleast_1d(variances))
+        means, self.component_var = np.broadcast_arrays(np.atleast_1d(means), np.atleast_1d(variances))
+        self.component_mean = means if count is not None else _without_rounding(means, self.component_var)
         if weight is not None and count is not None:
             raise LawError("Mixture", "weight and count cannot both be given: weights follow from counts")
         share, name = (weight, "weight") if count is None else (count, "count")
@@ -236,6 +239,28 @@ class Components:
         chosen = np.append(chosen, [np.argmin(std), np.argmax(std)])
         spread = max(float(np.ptp(mean)), float(std.max()))
         return np.append(mean[chosen], mean.mean()), np.append(std[chosen], spread)
+
+
+def _without_rounding(mean: Array, var: Array) -> Array:
+    """The means, where points that rounding parts from one that repeats have its value: that of most of them."""
+    point = np.flatnonzero(var == 0)
+    at = np.sort(mean[point])
+    gaps = np.diff(at)
+    near, repeats = gaps < np.abs(at[1:]) * 2.0 ** (1 - ROUNDED), np.zeros(len(at), dtype=bool)
+    repeats[1:] |= gaps == 0
+    repeats[:-1] |= gaps == 0
+    if not ((gaps > 0) & near & (repeats[1:] | repeats[:-1])).any():
+        return mean
+    at, which, count = np.unique(mean[point], return_inverse=True, return_counts=True)
+    digits, exponent = np.frexp(at)
+    about = np.ldexp(np.round(np.ldexp(digits, ROUNDED)), exponent - ROUNDED)
+    group = np.unique(about, return_inverse=True)[1]
+    order = np.lexsort((-count, group))  # the most frequent one first in each
+    first = order[np.unique(group[order], return_index=True)[1]]
+    made = np.where(count[first] > 1, at[first], np.nan)[group]
+    result = mean.copy()
+    result[point] = np.where(np.isnan(made), at, made)[which]
+    return result
 
 
 def _centred(var: Array, weight: Array) -> Gaussians:

@@ -55,7 +55,8 @@ def checked(name: str, kind: str, value: Any) -> Any:
     elif kind.startswith("int"):
         least = 0 if name in ("decoder_layers", "padding") else 1
         if isinstance(value, bool) or not hasattr(value, "__index__") or not least <= value < 2**53:
-            refuse(name, value, f"must be an integer, at least {least}")
+            huge = isinstance(value, int) and value >= 2**53
+            refuse(name, value, f"must be an integer, at least {least}" + ", below 2^53" * huge)
         return int(value)
     elif kind.startswith("Stretch"):
         if not isinstance(value, tuple) or len(value) != 4 or not all(_positive(v) for v in value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,34 +14,19 @@ import numpy.typing as npt
 from .._program import Program
 from ..engine import ExactError, Plan
 from ..engine.backends import Backend
-from ..language import Scalar, Vector, apply, join, mean_dot, stack
+from ..language import Scalar, stack
 from ._description import Description
 from ._gradients import final_names, gradients, layer_names
 from ._inputs import Inputs
+from ._layer_quantities import STREAM, forward_names, of_layers, of_stream
 from ._loss import Loss, cross_entropy, readout
 from ._ranges import BLOCK, ENDS, names_of, ranges
-from ._reduce import effective_rank, of_attention, of_experts, of_gram, of_shares
-from ._trace import Layer, Trace, trace
+from ._trace import Trace, trace
 from ._words import Words, words
 
 Floats = npt.NDArray[np.float64]
 
-# one number a block, in this order
-LAYER = (
-    "mean_square",
-    "cosine",
-    "effective_rank",
-    "score_std",
-    "score_max",
-    "entropy",
-    "largest_weight",
-    "attention_share",
-    "cross_share",
-    "mlp_share",
-)
-ROUTED = ("largest_load", "least_load")  # if there are experts
 FINAL = ("logit_std", "loss", "max_probability")
-START = LAYER[:3]  # of the embeddings too
 
 
 class Probes:
@@ -97,8 +82,7 @@ class Probes:
                 f"gradients=True of {model.name}, with experts={model.experts}: what a router chooses has no gradient"
             )
         self.model, self.inputs, self.gradients, self.ranges = model, inputs, gradients, ranges
-        self.forward = tuple(name for name in LAYER if model.decoder_layers or name != "cross_share")
-        self.forward += ROUTED if model.experts else ()
+        self.forward = forward_names(model)
         self.backward = layer_names(model) if gradients else ()
         self.names = (*self.forward, *self.backward)
         self.ends = FINAL if model.vocabulary else ()
@@ -262,7 +246,7 @@ class Probes:
         measured = _columns(self.forward, np.stack(rows[: self.layers], axis=1))  # (draws, layers, names)
         rest = rows[self.layers :]
         for start in self.starts:
-            measured |= _columns([start + name for name in START], rest.pop(0))
+            measured |= _columns([start + name for name in STREAM], rest.pop(0))
         if self.ends:
             measured |= _columns(self.ends, rest.pop(0))
         if self.gradients:
@@ -307,16 +291,8 @@ class Probes:
         >>> [p.shape for p in probes.outputs(traced, probes.logits(traced, limit=False))]
         [(9,), (9,), (3,), (3,)]
         """
-        rows: list[Scalar] = []
-        before = traced.embedded
-        for i, layer in enumerate(traced.layers):
-            if i == self.model.layers and traced.decoded is not None:
-                before = traced.decoded  # the decoder begins with embeddings of its own
-            mask = traced.masks[i]
-            allowed = np.ones(layer.scores.shape[-2:], bool) if mask is None else mask
-            rows.append(self._block(before, layer, allowed))
-            before = layer.stream
-        rows += [_gram(start) for start in (traced.embedded, traced.decoded) if start is not None]
+        rows = of_layers(self.model, traced)
+        rows += [of_stream(start) for start in (traced.embedded, traced.decoded) if start is not None]
         loss = self._loss(traced, end, limit) if self.gradients else None
         if end is not None:
             rows.append(self._end(end, None if loss is None else loss.ends))
@@ -350,18 +326,6 @@ class Probes:
             y = y[:-1]
         return words(self.model, traced, y, limit)
 
-    def _block(self, before: Vector, layer: Layer, allowed: npt.NDArray[np.bool_]) -> Scalar:
-        added = [layer.attended, *([layer.crossed] if layer.crossed is not None else []), layer.fed]
-        squares = stack([_square(u) for u in (before, *added)])
-        middle = [stack([_square(layer.given)])] if self.model.order == "post" else []
-        shares = apply(of_shares, squares, *middle, axes=1)
-        if self.model.decoder_layers and layer.crossed is None:
-            shares = stack([shares[0], shares[0] * 0.0, shares[1]])
-        of_scores = partial(of_attention, allowed=allowed)
-        attention = apply(of_scores, layer.scores, layer.weights, axes=3, name="of_attention")
-        loads = [] if layer.experts is None else [apply(of_experts, layer.experts, axes=2)]
-        return join([_gram(layer.stream), attention, shares, *loads])
-
     @property
     def _next(self) -> bool:
         return self.model.causal or self.model.decoder_layers > 0
@@ -391,14 +355,3 @@ class Probes:
 def _columns(names: Sequence[str], rows: Floats) -> dict[str, Floats]:
     """Columns of the last axis, by their names."""
     return {name: np.ascontiguousarray(rows[..., i]) for i, name in enumerate(names)}
-
-
-def _gram(x: Vector) -> Scalar:
-    """The numbers of `START` of a stream."""
-    products = mean_dot(x, x)
-    return join([apply(of_gram, products, axes=2), apply(effective_rank, products, axes=2)])
-
-
-def _square(x: Vector) -> Scalar:
-    one = x[..., None]
-    return mean_dot(one, one)[..., 0, 0].mean()

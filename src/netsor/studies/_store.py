@@ -13,6 +13,7 @@ import os
 import time
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,9 @@ class Store:
 
     def any(self) -> bool:
         """Whether there are parts at all, of whatever."""
-        return any(os.path.isfile(path) for path in self.folder.glob("*.npz"))
+        with suppress(OSError), os.scandir(self.folder) as found:
+            return any(entry.name.endswith(".npz") for entry in found)
+        return False
 
     def load(self, key: Mapping[str, Any]) -> Arrays | None:
         """A part, or None if it is absent or damaged."""

@@ -14,7 +14,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from .._equal_steps import key_of
 from .._steps import Register, Step
 from ._chi import chi
 from ._jax_factor import library
-from ._jax_normals import normal_pairs
+from ._jax_normals import normal_pairs, on_gpu
 
 Array = Any
 
@@ -144,10 +144,20 @@ class Program:
 
 def _options() -> dict[str, Any]:
     """How to compile: on a GPU without a trial of every kernel for each product, which takes 5 to 9 s a product."""
+    return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if on_gpu() else _older_emitters()
+
+
+@cache
+def _older_emitters() -> dict[str, Any]:
+    """On a CPU, before JAX 0.11: fused operations as they were once compiled, which takes half the time."""
     import jax
 
-    platform = (jax.config.jax_default_device or jax.devices()[0]).platform
-    return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if platform == "gpu" else {}
+    options = {"xla_cpu_use_fusion_emitters": False}
+    try:
+        jax.jit(lambda: 0, compiler_options=options).lower().compile()
+    except jax.errors.JaxRuntimeError:  # it has no such option
+        return {}
+    return options
 
 
 def _placed(arrays: Any) -> Any:
@@ -174,9 +184,8 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
         keys = jnp.concat([jnp.broadcast_to(inputs.keys[place[s]], (m, 2)) for s, m in zip(steps, pairs, strict=True)])
         number = np.concatenate([np.arange(m, dtype=np.uint32) for m in pairs])
         first, second = normal_pairs(keys, counted, number, piece.precision)
-        ends = np.cumsum(pairs).tolist()
         made = {}
-        for step, m, end in zip(steps, pairs, ends, strict=True):
+        for step, m, end in zip(steps, pairs, np.cumsum(pairs).tolist(), strict=True):
             both = jnp.concat([first[:, end - m : end], second[:, end - m : end]], axis=1)
             made[step] = jnp.reshape(both[:, : math.prod(shape[step])], (replicas, *shape[step]))
         return made

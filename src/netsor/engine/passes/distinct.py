@@ -1,7 +1,8 @@
-"""Repeated members of a weight: W[[0, 0, 1]] x is W[[0, 1]] x, taken twice.
+"""What was written twice is one: W x and W x, and of W[[0, 0, 1]] x the first two.
 
-Identity: two members with one index are one matrix, so what they make of one vector is one vector. With `each`, where
-member b acts on x[b], a member that occurs twice acts twice: its second time is a use of the same matrix again.
+Identity: what one matrix makes of one vector is one vector. So W x − W x is 0, and no rounding of W x read off what W
+did before. Of W[[0, 0, 1]] x it is enough to make W[[0, 1]] x. With `each`, where member b acts on x[b], a member that
+occurs twice acts twice: its second time is a use of the same matrix again.
 After this pass the members of every weight are distinct, which lowering relies on: it cannot be switched off.
 """
 
@@ -9,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ...language._array import Value
+from ...language._array import Value, field_names
+from ...language._content import content_of
 from ...language._join import join
 from ...language._operation import MatMul
 from ...language._vector import Vector
@@ -21,14 +24,20 @@ from ._rewrite import Context, rewritten
 
 
 def distinct(outputs: Sequence[Value], context: Context) -> list[Value]:
-    """The program with every member of a weight at most once in a MatMul."""
+    """The program with every product of matrices and vectors once, and every member of a weight once in it."""
+    products: dict[Any, Value] = {}
 
     def change(old: Value, new: Value) -> Value:
         match new.op:
             case MatMul(weight, x, each):
                 members = weight.members.ravel()
+                fields = {name: getattr(weight, name) for name in field_names(Weight)}
+                key = *({**fields, "members": content_of(weight.members)}.values()), x, each
+                if key in products:
+                    return products[key]
                 if len(np.unique(members)) < len(members):
-                    return _each(new, weight, x) if each else _all(new, weight, x)
+                    new = _each(new, weight, x) if each else _all(new, weight, x)
+                products[key] = new
         return new
 
     return rewritten(outputs, context, change)

@@ -42,7 +42,7 @@ def audit(
     ranges: bool = False,
     **sizes: int,
 ) -> Audit | Comparison:
-    """What a transformer does at initialisation, block by block, over many initialisations: no weight is drawn.
+    """What a transformer does at initialisation, block by block, over many initialisations.
 
     Parameters
     ----------

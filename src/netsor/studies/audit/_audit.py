@@ -107,7 +107,7 @@ def _at(request: Request, measured: Mapping[Subject, Measured], model: Model, to
     return Found(request, model, tokens, actual, limit)
 
 
-def joined(subject: Subject, parts: list[Arrays], precision: str = "float64") -> Measured:
+def joined(subject: Subject, parts: list[Arrays], precision: str) -> Measured:
     """The draws of all parts of a subject."""
     names = [name for name in parts[0] if name != "seconds"]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}

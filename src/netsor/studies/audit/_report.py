@@ -114,7 +114,7 @@ def _report(models: Sequence[Lengths], compared: Differences | None, manifest: d
     names = [lengths[0].model.name for lengths in models]
     request = models[0][0].request
     how = (
-        f"Every draw is {_exactly(models)}; no weight was drawn. {manifest['random_numbers']:,} random numbers, "
+        f"Every draw is {_exactly(models)}. {manifest['random_numbers']:,} random numbers, "
         f"{_precision(manifest['parts'])}, {manifest['seconds']['sampling']:.1f} core-seconds. "
         + made_by(
             manifest, "<code>audit.csv</code> and <code>manifest.json</code>, which has every field of the models"

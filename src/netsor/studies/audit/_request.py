@@ -157,7 +157,7 @@ class Request:
     workers: int | None = None
     out: Path | None = None
     words: tuple[str, ...] = ()  # of the command, which say what the models are
-    backend: Backend = Numpy()  # noqa: RUF009 (it is frozen)
+    backend: Backend = Numpy(precision=AUTO)  # noqa: RUF009 (it is frozen)
     progress: Progress = True
     gradients: bool | None = None  # None: where they cost little, see `backward`
     quick: bool = False
@@ -222,6 +222,10 @@ class Request:
 
     def _lengths(self) -> tuple[int, ...]:
         if self.ids is not None:
+            if len(self.ids) < 2:
+                raise ValueError(
+                    f"ids={shown(list(self.ids))} must be two or more: quantities of an audit need two tokens"
+                )
             if self.tokens not in (None, (len(self.ids),)):
                 raise ValueError("ids and tokens exclude each other: the ids say how many tokens there are")
             return (len(self.ids),)

@@ -41,7 +41,7 @@ def coord_check(
     executor: Executor | None = None,
     progress: Progress = True,
 ) -> CoordCheck:
-    """How much one step of training changes each activation, against the width: no weight is drawn, nothing trained.
+    """How much one step of training changes each activation, against the width; nothing is trained.
 
     Parameters
     ----------

@@ -96,7 +96,7 @@ def _report(checks: Sequence[Check], manifest: dict[str, Any], drawn: dict[str, 
         second=picture("updates", drawn["updates"][2], f"What an update makes, against the {r.axis}."),
         axis=r.axis,
         rule=html.escape(rule(r)),
-        exactly="Every draw is exact in law at its width: no weight was drawn, and nothing was trained. Matrices and "
+        exactly="Every draw is exact in law at its width, and nothing was trained. Matrices and "
         "embeddings are trained; biases and gains of norms are left as they begin." * (not r.own),
         how=f"About {manifest['random_numbers']:,} random numbers, {manifest['seconds']['sampling']:.1f} core-seconds. "
         + made_by(manifest, BESIDE),

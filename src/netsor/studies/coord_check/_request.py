@@ -76,7 +76,9 @@ class Request:
         else:
             self._check_program()
         if len(self.at) < 2:
-            raise ValueError(f"{self.axis}s={shown(list(self.at))} must be two or more: one has no exponent")
+            raise ValueError(
+                f"{self.axis}s={shown(list(self.at))} must be two or more that are finite: one has no exponent"
+            )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -88,6 +90,8 @@ class Request:
             found = sorted(math.inf if name == "widths" and v == math.inf else whole_number(name, v, 1) for v in given)
         except TypeError:
             raise ValueError(f"{name}={shown(given)} must be a sequence of integers, as [256, 1024, 4096]") from None
+        if any(2**53 <= v < math.inf for v in found):
+            raise ValueError(f"{name}={shown(given)} must be below 2^53")
         if not found or len(set(found)) < len(found):
             raise ValueError(f"{name}={shown(given)} must be one number or more, each once")
         return tuple(found)
@@ -135,7 +139,7 @@ class Request:
         found = given if isinstance(given, Mapping) else dict.fromkeys(KINDS, given)
         for kind, rate in found.items():
             if kind not in KINDS:
-                raise ValueError(f"lr has the key {shown(kind)}: kinds of weights are {', '.join(KINDS)}")
+                raise ValueError(f"lr={shown(kind)} is no kind of weights: kinds of weights are {', '.join(KINDS)}")
             if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1e12:
                 raise ValueError(f"lr={shown(rate)} must be a number, 0 or more")
         return {kind: float(found.get(kind, RATES[self.optimiser])) for kind in KINDS}
@@ -153,6 +157,10 @@ class Request:
             ids, targets = every[:-1], every[1:]
         else:
             every = [whole_number("ids", i, 0) for i in self.ids]
+            if self.targets is None and len(every) < 2:
+                raise ValueError(
+                    f"ids={shown(every)} must be two or more, each the target of the one before; or give targets"
+                )
             targets = every[1:] if self.targets is None else [whole_number("targets", i, 0) for i in self.targets]
             ids = every[:-1] if self.targets is None else every
         for name, some in (("ids", ids), ("targets", targets)):

@@ -93,7 +93,7 @@ class CoordCheck:
         >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
         >>> found = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)
         >>> found.table().splitlines()[0]
-        'gpt2: one step of sgd, 1 token, 16 initialisations at each width, no weight drawn; ...'
+        'gpt2: one step of sgd, 1 token, 16 initialisations at each width; ...'
         """
         return str(self)
 

@@ -53,8 +53,8 @@ def _times(count: int, width: int, model: Transformer, what: str) -> int:
     if count * width % model.width:
         unit = model.width // _common(count, model.width)
         raise ValueError(
-            f"width={width} of {model.name} must be a multiple of {unit}: {what} ({count} at {model.width}) grows with "
-            "the width"
+            f"widths={width} of {model.name} must be a multiple of {unit}: {what} ({count} at {model.width}) grows "
+            "with the width"
         )
     return count * width // model.width
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 from collections.abc import Callable
@@ -64,6 +65,13 @@ class Subject:
         if self.model is not None:
             return of_model(self.model, self.ids, self.targets, dict(self.rates))
         assert self.build is not None
+        try:
+            inspect.signature(self.build).bind(self.width)
+        except TypeError as error:
+            name = getattr(self.build, "__name__", "program")
+            raise ValueError(f"model={name} must be a function of the width alone: {error}") from None
+        except ValueError:  # some functions written in C have no signature
+            pass
         net = self.build(Width("n") if math.isinf(self.width) else int(self.width))
         if not isinstance(net, Program):
             raise ValueError(f"model must be a function of the width that returns a Program; it returned {shown(net)}")

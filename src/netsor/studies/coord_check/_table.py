@@ -27,7 +27,7 @@ def headline(r: Request) -> str:
     """What was checked."""
     batch = "" if r.ids is None else f", {len(r.ids)} token{'s' * (len(r.ids) > 1)}"
     scale = "" if r.own or r.axis == "depth" else f"; with the width {_GROW[r.grow]}"
-    draws = f"{r.draws} initialisations at each {r.axis}, no weight drawn"
+    draws = f"{r.draws} initialisations at each {r.axis}"
     return f"{r.name}: one step of {r.optimiser}{batch}, {draws}{scale}"
 
 

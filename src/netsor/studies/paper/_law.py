@@ -39,12 +39,12 @@ def _formula(line: str) -> str:
 
 
 def _picture(formula: str) -> str:
-    from matplotlib.figure import Figure  # slow to import
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.mathtext import MathTextParser
-
-    text, font = f"${formula}$", FontProperties(size=SIZE, math_fontfamily="cm")
     with styled():
+        from matplotlib.figure import Figure  # slow to import
+        from matplotlib.font_manager import FontProperties
+        from matplotlib.mathtext import MathTextParser
+
+        text, font = f"${formula}$", FontProperties(size=SIZE, math_fontfamily="cm")
         width, height, depth, *_ = MathTextParser("path").parse(text, dpi=72, prop=font)
         figure = Figure(figsize=(width / 72, height / 72))
         figure.text(0, depth / height, text, fontproperties=font)
