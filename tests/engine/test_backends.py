@@ -189,6 +189,13 @@ def test_one_seed_couples_two_widths_in_jax():
     assert abs(np.corrcoef(one.component_var, other.component_var)[0, 1]) < 0.1
 
 
+def test_jax_draws_what_is_not_random():
+    """Nothing is left to compute: it was refused with an error of Python's own."""
+    x = ns.data(np.arange(6.0).reshape(2, 3))
+    found = ns.Program(ns.mean_dot(x, x)).draw(draws=3, progress=False, backend="jax", device="cpu")
+    np.testing.assert_allclose(found, np.broadcast_to([[5 / 3, 14 / 3], [14 / 3, 50 / 3]], (3, 2, 2)))
+
+
 @pytest.mark.slow
 def test_laws_of_one_structure_share_a_compiled_program(monkeypatch):
     monkeypatch.setattr(

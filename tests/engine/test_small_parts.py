@@ -155,6 +155,20 @@ def test_differences_of_coefficients_are_those_of_the_rows(count, delta):
     np.testing.assert_allclose(e @ np.swapaxes(e, -1, -2), d @ np.swapaxes(d, -1, -2), atol=3e-14 / delta + 1e-7)
 
 
+@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-6, 6e-7])
+def test_differences_that_single_precision_holds(delta):
+    """In lengths, to a few percent, and along other vectors, to its rounding."""
+    rows = nearly_equal(12, 300, delta).astype(np.float32)
+    others = np.random.default_rng(0).standard_normal((20, 1, 4, 300)).astype(np.float32)
+    c = _orthogonal.reduced(np, _instructions.gram(np, rows, rows), rows)
+    along = _orthogonal.oriented(np, c, rows, others)
+    rows, others, c, along = (a.astype(np.float64) for a in (rows, others, c, along))
+    d, e = (np.diff(a, axis=-2) for a in (rows, c))
+    np.testing.assert_allclose((e**2).sum(axis=-1), (d**2).sum(axis=-1), rtol=0.1)
+    found, expected = along @ np.swapaxes(c, -1, -2), others @ np.swapaxes(rows, -1, -2)
+    assert np.sqrt(np.mean(np.diff(found - expected) ** 2)) < 2e-7 * np.sqrt(np.mean(expected**2))
+
+
 @pytest.mark.parametrize("delta", DELTAS)
 def test_directions_of_nearly_equal_rows_are_orthonormal(delta):
     rows = nearly_equal(4, 9, delta)

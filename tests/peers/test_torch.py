@@ -148,6 +148,25 @@ def test_vectors_in_single_precision_that_hardly_differ():
                 np.testing.assert_allclose(c[:, 20:] / scale, c[:, :20] / scale, atol=1e-12)
 
 
+@pytest.mark.parametrize("rows", [3, 64, 256])
+@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-6])
+def test_differences_that_single_precision_holds(rows, delta):
+    """How rows differ, in lengths and along other vectors; the last row is equal to another."""
+    rng = np.random.default_rng(1)
+    given = rng.standard_normal((3, 1, 300)) + delta * rng.standard_normal((3, rows, 300))
+    given[:, -1] = given[:, 1]
+    x, others = (torch.tensor(a, dtype=torch.float32) for a in (given, rng.standard_normal((3, 5, 300))))
+    work = _torch._Block(choose(**TORCH, precision="float32"), 0, 0, 0, torch)
+    c = work.reduced(x @ x.mT, x)
+    along = work.oriented(c, x, others).double().numpy()
+    c, x, others = (a.double().numpy() for a in (c, x, others))
+    found, expected = np.diff(c, axis=-2), np.diff(x, axis=-2)
+    np.testing.assert_allclose((found**2).sum(axis=-1), (expected**2).sum(axis=-1), rtol=0.1)
+    np.testing.assert_allclose(c[:, -1], c[:, 1], atol=1e-5)
+    found, expected = np.diff(along @ np.swapaxes(c, -1, -2)), np.diff(others @ np.swapaxes(x, -1, -2))
+    assert np.sqrt(np.mean((found - expected) ** 2)) < 2e-7 * np.sqrt(np.mean((others @ np.swapaxes(x, -1, -2)) ** 2))
+
+
 @pytest.mark.parametrize("noise", [1e-5, 0.3, 100.0])
 @pytest.mark.parametrize("case", device_cases.CASES)
 def test_torch_finds_numpys_likelihoods(case, noise):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ Array = Any
 LEANING = 0.2  # of the square of a row, what those before it leave: above, one pass loses no digit that counts
 MOST = 128  # rows up to which numpy inverts triangular matrices faster than it solves for them
 REAL = 0.25  # of the square of a vector: what is left of one that was made of rounding errors is far below
-REST, SINGLE_REST = 1e-12, 1e-5  # of a vector: what is left of it, in double and single precision, that counts as 0
+REST, SINGLE_REST = 1e-12, 3e-7  # of a vector: what is left of it, in double and single precision, that counts as 0
 ROUNDING, SINGLE_ROUNDING = 2.5e-16, 1.2e-7  # of a vector: coefficients that are rounding errors
 
 
@@ -165,20 +165,32 @@ def _single(rows: Array) -> bool:
 
 
 def _reduced_single(products: Any, rows: Any) -> Any:
-    """`reduced` in numpy, of single precision: where products do not tell how rows differ, those in double precision.
+    """`reduced` in numpy, of single precision: where products do not tell how rows differ, `wide_factor` does.
 
-    What these do not tell, rows of single precision do not have. The factors are made in double precision too, which
-    takes no time beside the products.
+    The factors are made in double precision too, which takes no time beside the products.
     """
     lower = factor(np, products.astype(np.float64))
     again = weak(np, lower, diagonal(np, products), SINGLE_SURE)
-    return mended(np, lower, again, lambda some: _wide_factor(some)[1], rows).astype(np.float32)
+    made = mended(
+        np, lower, again, lambda some: wide_factor(np, some.astype(np.float64), partial(lower_factor, np)), rows
+    )
+    return made.astype(np.float32)
 
 
-def _wide_factor(rows: Any) -> tuple[Any, Any]:
-    """Rows of single precision in double, and the triangular factor of their products."""
-    wide = rows.astype(np.float64)
-    return wide, factor(np, gram(np, wide, wide))
+def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array]) -> Array:
+    """C with C C^T the products of rows of single precision, given in double, and a way to factor Gram matrices.
+
+    The first direction is taken out of the rows before their products are: these tell how rows that are nearly equal
+    differ, where products of the rows themselves do not. What is left of a row counts as it does for `span`.
+    """
+    first, floor = rows[..., :1, :], SINGLE_REST**2 * squares(xp, rows)
+    size = xp.sqrt(squares(xp, first))[..., None]
+    unit = first / xp.where(size > 0, size, xp.ones_like(size))
+    found = gram(xp, rows, unit)
+    rest = rows - found * unit
+    rest = rest * xp.astype(squares(xp, rest) > floor, rows.dtype)[..., None]
+    made = factored(gram(xp, rest, rest), floor)
+    return xp.concat([xp.where(size > 0, found, made[..., :1]), made[..., 1:]], axis=-1)
 
 
 def oriented(xp: Any, lower: Array, rows: Array, others: Array, ways: Ways | None = None) -> Array:
@@ -188,7 +200,8 @@ def oriented(xp: Any, lower: Array, rows: Array, others: Array, ways: Ways | Non
 
     def again(rows: Array, others: Array) -> Array:
         if _single(rows):
-            wide, known = _wide_factor(rows)
+            wide = rows.astype(np.float64)
+            known = wide_factor(np, wide, partial(lower_factor, np))
             return solve(np, known, gram(np, others.astype(np.float64), wide)).astype(np.float32)
         return gram(xp, others, ways.singly(rows))
 
@@ -237,20 +250,20 @@ def mended(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *ar
     return made
 
 
-ROUNDING = 1e-18  # relative to squares of the vectors and rows in question: what is below is rounding
+LOST = 1e-18  # relative to squares of the vectors and rows in question: what is below is rounding
 
 
 def left_over(xp: Any, left: Array, rows: Array, vectors: Array) -> Array:
     """What is left of rows, the ε parts of vectors; 0 where that is rounding."""
     size = xp.maximum(squares(xp, rows), xp.max(squares(xp, vectors), axis=-1, keepdims=True))
-    kept = squares(xp, left) > ROUNDING * size
+    kept = squares(xp, left) > LOST * size
     return xp.where(kept[..., None], left, xp.zeros_like(left))
 
 
 def lost(xp: Any, left: Array, vectors: Array, later: bool) -> Array:
     """NaN if what was left over has a product with a vector (a later one), else 0: one number a replica."""
     products = left @ xp.matrix_transpose(vectors)
-    wrong = products**2 > ROUNDING * squares(xp, left)[..., None] * squares(xp, vectors)[..., None, :]
+    wrong = products**2 > LOST * squares(xp, left)[..., None] * squares(xp, vectors)[..., None, :]
     if later:
         wrong = xp.triu(xp.astype(wrong, left.dtype), k=1) > 0
     wrong = xp.any(wrong, axis=tuple(range(1, wrong.ndim)))

@@ -24,6 +24,8 @@ def pieces(plan: Plan, precision: str) -> list[Piece]:
     And between equal blocks of a deep network: these pieces have one structure, and are compiled once. The others are
     cut where they are long, to be compiled side by side.
     """
+    if not plan.steps:
+        return []
     bounds = {loop.start + loop.period * k for loop in plan.loops for k in range(loop.times + 1)}
     traced = [_native(step, precision) for step in plan.steps]
     begins = [k for k in range(len(traced)) if k in bounds or not (k and traced[k] and traced[k - 1])]

@@ -81,25 +81,34 @@ class Library:
         one = xp.eye(gram.shape[-1], dtype=gram.dtype) * none
         return self.cholesky(gram + one) - one
 
-    def factored_roughly(self, gram: Array, resolved: float) -> Array:
-        """The same, for rows that have errors: one of which this part of its square or less is left may depend.
+    def factored_roughly(self, gram: Array, floor: Array) -> Array:
+        """The same, for rows that have errors: one of whose square this or less is left may depend.
 
-        With that much more on the diagonal, for many rows in proportion more, Gram matrices are regular, and no row
-        changes by much more than its errors. So that is the factor where it is undecided which rows depend on others.
+        Where rows differ by more, nothing is added: it would be a part of what they differ by. Else, with that much
+        more on the diagonal, for many rows in proportion more, Gram matrices are regular, and no row changes by much
+        more than its errors. So that is the factor where it is undecided which rows depend on others.
         """
         xp = self.xp
-        part = resolved * max(1.0, gram.shape[-1] / ROUNDED)
+        many = max(1.0, gram.shape[-1] / ROUNDED)
 
-        def again(gram: Array, lower: Array) -> Array:
-            made = self._dependent(gram, part * diagonal(xp, gram), 2 * MORE, lower)
-            made = xp.where(xp.all(diagonal(xp, made) >= 0, axis=-1)[..., None, None], made, lower)
-            failed = ~xp.all(diagonal(xp, made) >= 0, axis=-1)
-            return self.mended(made, failed, lambda gram: self._factored(gram, part * diagonal(xp, gram)), gram)
+        def failed(made: Array) -> Array:
+            return ~xp.all(diagonal(xp, made) >= 0, axis=-1)
 
-        more = part * diagonal(xp, gram)
-        lower = self._more_regular(gram, more)
-        decided = (diagonal(xp, lower) ** 2 > MORE * more) | (more == 0)
-        return self.mended(lower, ~xp.all(decided, axis=-1), again, gram, lower)
+        def again(gram: Array, floor: Array) -> Array:
+            made = self._dependent(gram, floor[..., 0, :], 2 * MORE)
+            return self.mended(made, failed(made), undecided, gram, many * floor)
+
+        def undecided(gram: Array, floor: Array) -> Array:
+            regular = self._more_regular(gram, floor[..., 0, :])
+            made = self._dependent(gram, floor[..., 0, :], 2 * MORE, regular)
+            made = xp.where(failed(made)[..., None, None], regular, made)
+            return self.mended(
+                made, failed(made), lambda gram, floor: self._factored(gram, floor[..., 0, :]), gram, floor
+            )
+
+        lower = self._tried(gram)
+        weak = xp.any(~(diagonal(xp, lower) ** 2 > floor) & (diagonal(xp, gram) > 0), axis=-1)
+        return self.mended(lower, weak, again, gram, floor[..., None, :])
 
     def _more_regular(self, gram: Array, more: Array) -> Array:
         """The factor of Gram matrices with more on the diagonal, unless a row is 0."""

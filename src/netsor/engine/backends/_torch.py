@@ -31,7 +31,6 @@ from ._torch_factor import library
 FIRST, MOST_FIRST = 16, 1024  # replicas in the first block: later ones double, so that few draws cost little
 BEGIN = 1e-4  # seconds until a step has begun on an accelerator: in that time it may as well do more replicas
 FASTER = 2000.0  # times that it is as fast as the one core for which plans tell seconds (800 to 3,000 on one H200)
-SINGLE_RESOLVED = 1e-13  # pivot over diagonal entry below which vectors in single precision do not differ
 TRIED, MOST_TRIED = 4, 4096  # replicas of random numbers that functions are tried on; functions of which it is known
 OF_FUNCTIONS = ("apply", "kernel", "moments")  # kinds of steps that call functions of the program
 
@@ -166,24 +165,39 @@ class _Block:
         """The triangular factor of products of rows; of rows that are nearly the same, in double precision.
 
         From their products single precision cannot tell how they differ, and to find it from the vectors takes many
-        times as long as to take these products again. What these do not tell, vectors in single precision do not have.
+        times as long as to take products again (see `wide_factor`).
         """
         xp, ways = self.library.xp, self.library.ways
         if self.dtype == self.torch.float64:
             return _orthogonal.reduced(xp, products, rows, ways)
-
-        def again(rows: Array) -> Array:
-            wide = rows.double()
-            products = _instructions.gram(xp, wide, wide)
-            return self.library.factored_roughly(products, SINGLE_RESOLVED).to(self.dtype)
-
         lower = ways.tried(products)
-        return ways.mended(lower, _orthogonal.weak(xp, lower, diagonal(xp, products)), again, rows)
+        weak = _orthogonal.weak(xp, lower, diagonal(xp, products))
+        return ways.mended(lower, weak, lambda rows: self._wide(rows.double()).to(self.dtype), rows)
+
+    def oriented(self, lower: Array, rows: Array, others: Array) -> Array:
+        """Coefficients of other vectors along the directions for which `reduced` found those of the rows."""
+        xp, ways = self.library.xp, self.library.ways
+        if self.dtype == self.torch.float64:
+            return _orthogonal.oriented(xp, lower, rows, others, ways)
+
+        def again(rows: Array, others: Array) -> Array:
+            wide = rows.double()
+            return ways.solved(self._wide(wide), _instructions.gram(xp, others.double(), wide)).to(self.dtype)
+
+        found = ways.solved(lower, _instructions.gram(xp, others, rows))
+        weak = _orthogonal.weak(xp, lower, _instructions.squares(xp, lower))
+        return ways.mended(found, weak, again, rows, others)
+
+    def _wide(self, rows: Array) -> Array:
+        """The factor for rows of single precision, given in double."""
+        return _orthogonal.wide_factor(self.library.xp, rows, self.library.factored_roughly)
 
     def compute(self, step: Step, inputs: Sequence[Array], _: int | None) -> Array:
         """A step on tensors; a function of one's own in numpy, or a kernel by quadrature, on the host."""
         if step.kind == "reduced":
             return self.reduced(*inputs)
+        if step.kind == "oriented":
+            return self.oriented(*inputs)
         if step.kind not in OF_FUNCTIONS:
             return self.library.compute(step, inputs)
         made = self._by_torch(step, inputs) if step.kind != "apply" or self._as_in_numpy(step) else None
