@@ -155,7 +155,7 @@ def test_coordinates_that_serve_for_more_are_drawn():
 def test_other_places_draw_all_coordinates():
     """JAX and PyTorch have arrays of one shape for all replicas; chains move over normals alone."""
     assert "positive" not in [step.kind for step in make_plan(tokens().outputs, {"n": 256}).steps]
-    latent = tokens()._latent({"n": 256}, 1, 0, ns.engine.backends.Numpy())[1]
+    latent, _ = tokens()._at({"n": 256}).latent(1, ns.engine.backends.Numpy())
     assert isinstance(latent, _latent.Latent)
     assert latent.size > 3 * 256
 
