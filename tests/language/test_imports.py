@@ -159,7 +159,7 @@ def test_what_is_slow_to_import_is_imported_when_it_is_needed(module):
 
 
 def test_what_numpy_computes_needs_no_other_namespace():
-    """That of array_api_compat for numpy loads numpy's tests and its compiler of Fortran: a third of a second."""
+    """That of array_api_compat for numpy loads numpy's tests and its compiler of Fortran."""
     code = (
         "import sys, netsor as ns; ns.paper.layer(tokens=4, heads=2).law(n=16, draws=10, progress=False); "
         "print([name for name in ('array_api_compat.numpy', 'numpy.testing', 'numpy.f2py') if name in sys.modules])"
