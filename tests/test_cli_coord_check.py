@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 
 import pytest
 
@@ -189,3 +190,36 @@ def test_bad_models(folder, options, said):
     assert result.returncode == 2, result.stdout
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '{"query": {"lr": {"width": ' + "1" * 400 + "}}}"),
+        ("a.toml", "query.lr.width = " + "1" * 400),
+        ("a.json", '{"name": "\\ud800"}'),
+        ("a.toml", ".".join("a" * 50_000) + " = 1"),
+        ("a.toml", ".".join("a" * 20_000) + " = 1"),
+        ("a.json", '{"name": "a", "name": "b"}'),
+        ("a.json", None),
+        ("a.toml", None),
+    ],
+)
+def test_odd_parametrisations_are_refused_at_once(name, text, folder):
+    if text is not None:
+        (folder / name).write_text(text)
+    elif hasattr(os, "mkfifo"):
+        os.mkfifo(folder / name)
+    result = netsor(*SMALL, "--parametrisation", name, "--out", "out", cwd=folder)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"netsor: --parametrisation='{name}' ")
+    assert result.stderr.count("\n") == 1
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_name_may_have_a_dollar_in_it(folder):
+    """Matplotlib would take it for TeX, after all the work."""
+    (folder / "a.json").write_text(json.dumps({"name": r"$\foo$"}))
+    result = netsor(*SMALL, "--parametrisation", "a.json", "--out", "out", cwd=folder)
+    assert (result.returncode, (folder / "out" / "report.html").exists()) == (0, True)

@@ -109,6 +109,7 @@ ROOMS = (
     "_html",
     "_style",
     "_files",
+    "_validate",
     "_start",
 )
 

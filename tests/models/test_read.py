@@ -190,7 +190,7 @@ def test_bad_sources(source, message):
 def test_a_file_that_is_no_configuration(tmp_path):
     path = tmp_path / "config.json"
     path.write_text("{")
-    with pytest.raises(ValueError, match="is no JSON"):
+    with pytest.raises(ValueError, match="is not valid JSON"):
         models.read(path)
     path.write_text("[1]")
     with pytest.raises(ValueError, match="must hold an object"):
@@ -221,7 +221,7 @@ def test_odd_files_are_refused_before_they_are_read_to_an_end(tmp_path):
 def test_devices_and_pipes_are_no_configurations(tmp_path):
     os.mkfifo(tmp_path / "config.json")
     for path in (tmp_path / "config.json", "/dev/zero"):
-        assert "must be a file" in refused(path)
+        assert "must be a regular file" in refused(path)
 
 
 def test_values_are_repeated_briefly_and_in_plain_text():

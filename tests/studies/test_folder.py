@@ -1,6 +1,7 @@
 """The folder of a run: nothing that is not of an earlier run is overwritten or removed."""
 
 import json
+import os
 
 import pytest
 
@@ -70,6 +71,24 @@ def test_folders_and_links_in_the_place_of_files_are_refused(tmp_path):
     for name in "ab":
         with pytest.raises(ValueError, match=r"holds a report\.html"):
             folder_of(tmp_path / name).prepare(FILES)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("name", ["report.html", "manifest.json"])
+def test_a_pipe_in_the_place_of_a_file_does_not_block(name, tmp_path):
+    put(tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=r"holds a .* that is not of an earlier run"):
+        folder_of(tmp_path).prepare(FILES)
+
+
+def test_a_manifest_that_could_be_misread_is_not_ours(tmp_path):
+    put(tmp_path)
+    text = (tmp_path / "manifest.json").read_text()
+    (tmp_path / "manifest.json").write_text(text.replace('"seed":', '"seed": 1, "seed":'))
+    with pytest.raises(ValueError, match=r"holds a manifest\.json"):
+        folder_of(tmp_path).prepare(FILES)
 
 
 def test_other_options_remove_what_was_not_changed(tmp_path):

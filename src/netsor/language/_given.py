@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import operator
-import reprlib
 from collections.abc import Sequence
 from decimal import Decimal
 from numbers import Real
@@ -18,29 +17,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._validate import SHOWN as SHOWN
+from .._validate import shown as shown
 from ._where import PlacedError, TraceError, TraceIndexError
 
 Shape = tuple[int, ...]
 
-SHOWN = 60  # most characters of an argument that an error message repeats
 LARGEST = 2**53  # integers below it are doubles without rounding
 SCALE = 1e50  # largest size of a number that will be squared (1/SCALE is the smallest): squares stay doubles
 NUMBERS = 2**28  # most numbers in one array of a program: 2 GiB
 AXES = 32  # most axes of an array: numpy allows 64, and the evaluation adds axes of its own
-
-
-def shown(argument: object) -> str:
-    """An argument as a message repeats it: short and in one line, however large it is and whatever its repr does."""
-    if isinstance(argument, int) and argument.bit_length() > 128:
-        return f"an integer of {argument.bit_length()} bits"  # Python refuses to write the longest
-    if isinstance(argument, np.ndarray) and argument.size > 4:
-        return f"an array of shape {argument.shape}"
-    try:
-        known = isinstance(argument, list | tuple | dict | set | str)
-        brief = " ".join((reprlib.repr if known else repr)(argument).split())
-    except Exception:  # a user's __repr__ may raise anything
-        return f"an object of type {type(argument).__name__}"
-    return brief if len(brief) <= SHOWN else f"{brief[: SHOWN - 1]}…"
 
 
 def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:

@@ -10,6 +10,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from .._files import content
+
 ID = re.compile(r"[\w.-]+/[\w.-]+")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -19,8 +21,8 @@ def cached(model: str) -> Path | None:
     if ID.fullmatch(model) is None:
         return None
     folder = _cache() / f"models--{model.replace('/', '--')}"
-    with suppress(OSError, UnicodeDecodeError):
-        commit = (folder / "refs" / "main").read_text().strip()[:64]
+    with suppress(OSError, ValueError):
+        commit = content(folder / "refs" / "main", 64).decode().strip()
         path = folder / "snapshots" / commit / "config.json"
         if COMMIT.fullmatch(commit) is not None and path.is_file():
             return path

@@ -9,9 +9,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from .._files import fields
 from ..language._given import shown
 from . import _hub as hub
-from ._file import fields_of
 from ._transformer import Transformer
 from .families.bert import bert
 from .families.gemma2 import gemma2
@@ -96,11 +96,11 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
         path = Path(source)
         try:
             path = path / "config.json" if path.is_dir() else path
-            given = fields_of(path)
+            given = fields(path)
         except OSError as error:
             found = hub.cached(source) if isinstance(source, str) and isinstance(error, FileNotFoundError) else None
             if found is not None:
-                return _made(fields_of(found), str(source))
+                return _made(fields(found), str(source))
             why = "is no file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
             advice = hub.advice(source) if isinstance(source, str) else ""
             raise ValueError(

@@ -17,7 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .._files import write
+from .._files import fields, opened, write
 from ._store import sweep
 
 MANIFEST = "manifest.json"
@@ -69,10 +69,10 @@ class Folder:
     def _manifest(self) -> dict[str, Any] | None:
         """The manifest of an earlier run; None if there is none, or somebody else's."""
         try:
-            found = json.loads((self.path / MANIFEST).read_bytes())
-        except (OSError, ValueError, RecursionError):
+            found = fields(self.path / MANIFEST)
+        except (OSError, ValueError):
             return None
-        ours = isinstance(found, dict) and str(found.get("command", "")).startswith(self.command)
+        ours = str(found.get("command", "")).startswith(self.command)
         return found if ours and _hashes(found) and isinstance(found.get("options"), dict) else None
 
     def _refuse_foreign(self, names: Iterable[str], manifest: dict[str, Any] | None) -> None:
@@ -94,8 +94,9 @@ class Folder:
 
     def _digest(self, name: str) -> str:
         try:
-            return hashlib.sha256((self.path / name).read_bytes()).hexdigest()
-        except OSError:
+            with opened(self.path / name) as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except (OSError, ValueError):
             return ""
 
     @contextmanager

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
-from .._files import write
+from .._files import opened, write
 
 FORMAT = 4  # to be raised when the engine draws otherwise, or a part holds other numbers
 
@@ -72,7 +72,8 @@ class Store:
     def load(self, key: Mapping[str, Any]) -> Arrays | None:
         """A part, or None if it is absent or damaged."""
         try:
-            content = self.path(key).read_bytes()
+            with opened(self.path(key)) as file:
+                content = file.read()
             if hashlib.sha256(content[:-32]).digest() != content[-32:]:
                 return None
             with np.load(io.BytesIO(content[:-32]), allow_pickle=False) as arrays:

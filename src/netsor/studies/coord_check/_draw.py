@@ -70,7 +70,7 @@ def _panel(axes: Any, check: Check, what: str) -> dict[str, Any]:
             axes.axhline(value, color=colour, lw=0.7, ls=(0, (4.0, 1.6)))
         lines[entry.name] = drawn
     axes.set(xscale="log", yscale="log")
-    axes.set_title(TITLES.get(check.name, check.name))
+    axes.set_title(TITLES.get(check.name, check.name.replace("$", r"\$")))  # which matplotlib reads as TeX
     axes.set_xticks(at, [_brief(v) for v in at])
     axes.minorticks_off()
     return lines

@@ -6,22 +6,22 @@ as it is described. n is the width, "matrices" are those of the blocks, whose fa
 
 from __future__ import annotations
 
-import json
-import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..._files import fields, named
 from ...language._given import shown
 from ...models._training import KINDS
 
 MATRICES = ("query", "key", "value", "output", "in", "gate", "out")
 VECTORS = ("embedding", "position")  # fan-in is the vocabulary, or the positions: it does not grow
 OPTIMISERS = ("sgd", "muon", "adam")
-LARGEST = 2**20  # bytes of a file: a parametrisation has some hundred
+LARGEST = 2**16  # bytes of a file: a parametrisation has some hundred
+LONGEST = 100  # characters of a name, which figures and tables show
 MOST = 4.0  # an exponent, in size
+PARTS = ("matrices", *KINDS, "logits", "scores", "promise")  # of a file, besides its name
 
 
 class Power(NamedTuple):
@@ -128,26 +128,18 @@ def parametrisation(given: str | Path | Mapping[str, Any] | Parametrisation, opt
 
 
 def _content(path: Path) -> dict[str, Any]:
-    name = f"parametrisation={shown(str(path))}"
     try:
-        with open(path, "rb") as file:
-            content = file.read(LARGEST + 1)
-        if len(content) > LARGEST:
-            raise ValueError(f"has more than {LARGEST >> 20} MiB")
-        found = json.loads(content) if path.suffix == ".json" else tomllib.loads(content.decode())
+        return fields(path, LARGEST)
     except OSError as error:
-        raise ValueError(f"{name} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name} is no {path.suffix[1:].upper()}: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} must hold an object")
-    return found
+        raise ValueError(f"parametrisation={named(path)} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # it begins with the path
+        raise ValueError(f"parametrisation={error}") from None
 
 
 def _read(given: dict[str, Any], optimiser: str, name: str) -> Parametrisation:
     called, start = given.pop("name", name), given.pop("like", "fixed")
-    if not isinstance(called, str) or not called:
-        raise ValueError(f"name={shown(called)} of a parametrisation must be a text")
+    if not isinstance(called, str) or not 1 <= len(called) <= LONGEST or not called.isprintable():
+        raise ValueError(f"name={shown(called)} of a parametrisation must be 1 to {LONGEST} printable characters")
     if not isinstance(start, str) or start not in WORDS:
         raise ValueError(f"like={shown(start)} of a parametrisation must be one of {', '.join(WORDS)}")
     base = known(start, optimiser)
@@ -155,20 +147,21 @@ def _read(given: dict[str, Any], optimiser: str, name: str) -> Parametrisation:
     powers = {"logits": base.logits, "scores": base.scores}
     promise = {"features": base.features, "logits": base.outputs}
     for key, value in given.items():
+        if key not in PARTS:
+            raise ValueError(
+                f"{shown(key)} is no part of a parametrisation; its parts are name, like, {', '.join(PARTS)}"
+            )
         if not isinstance(value, Mapping):
             raise ValueError(f"{key}={shown(value)} of a parametrisation must be a table, as {_example(key)}")
         if key in powers:
             powers[key] = _power(value, powers[key], key)
         elif key == "promise":
             promise |= {name: _exponent(value[name], f"promise.{name}") for name in _names(value, promise, key)}
-        elif key in ("matrices", *KINDS):
+        else:
             for kind in MATRICES if key == "matrices" else (key,):
                 old = kinds.get(kind, Scaling())._asdict()
                 made = {n: _power(value[n], old[n], f"{key}.{n}") for n in _names(value, old, key)}
                 kinds[kind] = Scaling(**(old | made))
-        else:
-            allowed = ", ".join(("name", "like", "matrices", *KINDS, "logits", "scores", "promise"))
-            raise ValueError(f"{shown(key)} is no part of a parametrisation; its parts are {allowed}")
     words = f"{called}, from a file" if start == "fixed" else f"{called}, from a file that begins with {start}"
     return Parametrisation(
         called, words, kinds, powers["logits"], powers["scores"], promise["features"], promise["logits"]
@@ -190,7 +183,7 @@ def _power(value: Any, old: Power, key: str) -> Power:
 
 
 def _exponent(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > MOST:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST:
         raise ValueError(f"{name}={shown(value)} of a parametrisation must be a number from −{MOST:g} to {MOST:g}")
     return float(value)
 
