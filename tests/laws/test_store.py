@@ -1,12 +1,18 @@
 """Every law goes to another process and to disk, and comes back the same."""
 
+import io
+import json
+import os
 import pickle
+import zipfile
 
 import numpy as np
 import pytest
 
 import netsor as ns
 from netsor.laws import Origin
+
+from ..keep import keep
 
 ORIGIN = Origin("exact", "made for a test", 3, 7, 1e-5, ("a note",))
 rng = np.random.default_rng(0)
@@ -73,10 +79,124 @@ def test_a_law_is_written_whole_or_not_at_all(tmp_path):
 def test_what_is_no_law_is_refused(tmp_path):
     path = tmp_path / "other.npz"
     np.savez(path, x=np.arange(3))
-    with pytest.raises(ValueError, match=r"is no law: it must be a file that law\.save\(path\) wrote"):
+    with pytest.raises(
+        ValueError, match=r"is no law, or damaged \(it has no 'about'\): it must be a file that law.save\("
+    ):
         ns.load(path)
     path.write_text("hello")
     with pytest.raises(ValueError, match="is no law"):
         ns.load(path)
     with pytest.raises(FileNotFoundError):
         ns.load(tmp_path / "absent.npz")
+
+
+def packed(arrays, about):
+    """A file as `law.save` writes it, with these arrays."""
+    file = io.BytesIO()
+    np.savez(file, **{**arrays, "about": np.array(about if isinstance(about, str) else json.dumps(about))})
+    return file.getvalue()
+
+
+def unpacked(law, path):
+    law.save(path)
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    return arrays, json.loads(str(arrays.pop("about")))
+
+
+def refused(path, content):
+    """Whether a file is refused, in one short line that names it; if not, the law in it works."""
+    path.write_bytes(content)
+    law, message = None, ""
+    try:
+        law = ns.load(path)
+    except ns.LawError as error:
+        message = str(error)
+    if law is None:
+        assert repr(str(path)) in message
+        assert "\n" not in message
+        assert len(message) < 700
+        return True
+    (law[0] if isinstance(law, ns.Joint) else law).cdf(0.1)
+    return False
+
+
+WRONG = [None, -1, 0.5, float("nan"), "x", [], [1], {}, True, 10**400, "\ud800"]
+ARRAYS = [
+    np.array("x"),
+    np.array(3),
+    np.array([]),
+    np.zeros((2, 2)),
+    np.array([1j]),
+    np.full(5, np.nan),
+    np.array([2**63]),
+]
+
+
+@pytest.mark.parametrize("name", keep(["weighted", "limit", "kernel estimate"], "weighted"))
+def test_damaged_files_are_refused_in_one_line(name, tmp_path):
+    path, rng = tmp_path / "law.npz", np.random.default_rng(0)
+    arrays, about = unpacked(LAWS[name](), path)
+    good = path.read_bytes()
+    assert all(refused(path, good[:k]) for k in (0, 3, *rng.integers(0, len(good), 20)))
+    for k in rng.integers(0, 8 * len(good), 100):  # most flips are seen; in a date of the archive one changes nothing
+        flipped = bytearray(good)
+        flipped[k // 8] ^= 1 << k % 8
+        refused(path, bytes(flipped))
+    for wrong in WRONG:
+        assert refused(path, packed(arrays, {**about, "kind": wrong}))
+        assert refused(path, packed(arrays, {**about, "origin": wrong}))
+        assert refused(path, packed(arrays, {**about, "format": wrong})) or wrong is True
+        for field in about["origin"]:
+            refused(path, packed(arrays, {**about, "origin": {**about["origin"], field: wrong}}))
+    for field in ("format", "kind", "origin"):
+        assert refused(path, packed(arrays, {key: value for key, value in about.items() if key != field}))
+    for key in arrays:
+        refused(path, packed({k: v for k, v in arrays.items() if k != key}, about))
+        for wrong in ARRAYS:
+            refused(path, packed({**arrays, key: wrong}, about))
+    for text in ("", "[" * 100_000, "null", "[1]", '{"format": 1, "format": 1}', "1" * 5000):
+        assert refused(path, packed(arrays, text))
+
+
+@pytest.mark.parametrize("origin", ["status", "notes", "seed"])
+def test_a_field_of_a_wrong_type_is_not_taken_over(origin, tmp_path):
+    path = tmp_path / "law.npz"
+    arrays, about = unpacked(LAWS["mixture"](), path)
+    path.write_bytes(packed(arrays, {**about, "origin": {**about["origin"], origin: {"a": 1}}}))
+    with pytest.raises(ns.LawError, match="its origin has a field of a wrong type"):
+        ns.load(path)
+
+
+def test_no_more_memory_is_taken_than_the_file_has(tmp_path):
+    """Declared shapes of terabytes, a compressed gigabyte, headers that Python cannot parse."""
+    path = tmp_path / "law.npz"
+    _, about = unpacked(LAWS["mixture"](), path)
+    text = io.BytesIO()
+    np.save(text, np.array(json.dumps(about)))
+
+    def archive(member, method=zipfile.ZIP_STORED):
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", method) as made:
+            made.writestr("about.npy", text.getvalue())
+            made.writestr("mean.npy", member)
+        return file.getvalue()
+
+    for shape, kind in (("(10000000000000,)", "<f8"), ("(-1,)", "<f8"), ("(9,)", "|O"), ("(10000000000000,)", "<U0")):
+        header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+        member = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+        assert refused(path, archive(member))
+    for header in (b"-" * 60_000, b"(" * 5000):
+        assert refused(path, archive(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header))
+    assert refused(path, archive(bytes(10**7), zipfile.ZIP_DEFLATED))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes and devices")
+def test_pipes_devices_and_folders_are_no_laws(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero", tmp_path, "a\0b"):
+        with pytest.raises(ns.LawError, match="must be a regular file"):
+            ns.load(path)
+    for path in (3, None):
+        with pytest.raises(ns.LawError, match=f"path={path} must be a str"):
+            ns.load(path)

@@ -71,11 +71,27 @@ class Head:
     @classmethod
     def from_arrays(cls, arrays: dict[str, Any]) -> Head:
         """From what `arrays` gave."""
+        nodes, weights, sizes = (arrays[f"head_{name}"] for name in ("nodes", "weights", "sizes"))
+        w, log_weight, moments = arrays["head_tail"], arrays["head_tail_weights"], arrays.get("head_moments")
+        if (
+            sizes.ndim != 1
+            or sizes.dtype.kind not in "iu"
+            or not sizes.size
+            or sizes.min() < 1
+            or not nodes.shape == weights.shape == (sizes.sum(),)
+            or w.shape != log_weight.shape
+            or w.ndim != 2
+            or not w.size
+            or not all(((a > 0) & (a < np.inf)).all() for a in (nodes, weights, w))
+            or not (log_weight < np.inf).all()
+            or (moments is not None and (moments.ndim != 1 or moments.size < 2 or not (moments > 0).all()))
+        ):
+            raise ValueError("the rules of a head are not nodes above 0 with weights")
         head = cls.__new__(cls)
-        head.moments = arrays.get("head_moments")
-        ends = np.cumsum(arrays["head_sizes"])[:-1]
-        head.sets = list(zip(np.split(arrays["head_nodes"], ends), np.split(arrays["head_weights"], ends), strict=True))
-        head._tail = (arrays["head_tail"], arrays["head_tail_weights"])
+        head.moments = moments
+        ends = np.cumsum(sizes)[:-1]
+        head.sets = list(zip(np.split(nodes, ends), np.split(weights, ends), strict=True))
+        head._tail = (w, log_weight)
         return head
 
 

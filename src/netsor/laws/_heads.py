@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._checked import checked_heads
+from ._checked import checked_heads, real
 from ._estimate import Array, Estimate, combined
 from ._gaussians import CELL, Gaussians, cell_width, normal_moment
 from ._head import Head, power_moments
@@ -331,7 +331,9 @@ class HeadSum(Law):
             seed = int(arrays["mixture_seed"]) if "mixture_seed" in arrays else None
             own = Origin(origin.status, "replicas of: " + origin.method, seed=seed)
             mixture = Mixture(arrays["mixture_mean"], arrays["mixture_var"], own, arrays.get("mixture_weight"))
-        return cls(Head.from_arrays(arrays), int(str(arrays["heads"])), float(arrays["scale"]), origin, mixture)
+        heads = checked_heads(int(str(arrays["heads"])), "HeadSum")
+        scale = real(arrays["scale"], "scale", "HeadSum", above=0.0)
+        return cls(Head.from_arrays(arrays), heads, scale, origin, mixture)
 
 
 def _replicated(found: Array) -> Replicated:

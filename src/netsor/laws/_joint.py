@@ -574,7 +574,8 @@ class Joint(Described):
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, Any], origin: Origin) -> Joint:
-        evidence = (
-            Estimate(float(arrays["evidence"][0]), float(arrays["evidence"][1])) if "evidence" in arrays else None
-        )
+        value, error = map(float, arrays.get("evidence", (0.0, 0.0)))
+        if error < 0:
+            raise LawError("Joint", f"log_evidence has an error of {error:g}; it must be 0 or more")
+        evidence = Estimate(value, error) if "evidence" in arrays else None
         return cls(arrays["mean"], arrays["cov"], origin, arrays.get("weight"), evidence)

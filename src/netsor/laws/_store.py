@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import os
 import zipfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from .._files import write
+from .._files import named, opened, parsed, write
+from ..language._given import as_whole, shown
 from ._law_error import LawError
 from ._origin import Origin
 
 FORMAT = 1
+REASON = 200  # characters of an error's own text in a message: some repeat the whole file
 Kind = TypeVar("Kind", bound=type)
 KINDS: dict[str, Any] = {}
 
@@ -38,7 +44,7 @@ def save(law: Any, path: str | Path) -> None:
     write(Path(path), file.getvalue())
 
 
-def load(path: str | Path) -> Any:
+def load(path: str | os.PathLike[str]) -> Any:
     """Read a law from a file that `law.save(path)` wrote.
 
     Parameters
@@ -54,7 +60,9 @@ def load(path: str | Path) -> Any:
     Raises
     ------
     LawError
-        If the file holds no law.
+        If the file holds no law, or is damaged.
+    OSError
+        If it cannot be opened.
 
     Examples
     --------
@@ -66,16 +74,64 @@ def load(path: str | Path) -> Any:
     ...
     <HeadSum: variance 0.391971, excess kurtosis 0.1217; convolution over heads at infinite width; proved>
     """
+    if not isinstance(path, str | os.PathLike):
+        raise LawError("load", f"path={shown(path)} must be a str or a pathlib.Path")
+    name = named(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        about = json.loads(str(arrays.pop("about")))
-        kind, made = KINDS[about["kind"]], about["format"]
-    except (zipfile.BadZipFile, ValueError, KeyError, EOFError, AttributeError):
-        raise LawError("load", f"{str(path)!r} is no law: it must be a file that law.save(path) wrote") from None
-    if made != FORMAT:
-        raise LawError(
-            "load", f"{str(path)!r} has format {made}; this version reads {FORMAT}: write it again with law.save"
-        )
-    origin = Origin(**{**about["origin"], "notes": tuple(about["origin"]["notes"])})
-    return kind._from_arrays(arrays, origin)
+        file = opened(path)
+    except ValueError as error:
+        raise LawError("load", str(error)) from None
+    with file:
+        try:
+            arrays = dict(_members(file))
+            about = parsed(str(arrays.pop("about")).encode(), "its description")
+            if (made := about["format"]) == FORMAT:
+                if (kind := str(about["kind"])) not in KINDS:
+                    raise ValueError(f"its kind is {shown(kind)}")
+                return KINDS[kind]._from_arrays(arrays, _origin(**about["origin"]))
+        except Exception as error:  # what a damaged archive may raise is not documented
+            text = error.plain if isinstance(error, LawError) else str(error)
+            why = f"it has no {text}" if isinstance(error, KeyError) else " ".join(text.split())[:REASON]
+            raise LawError(
+                "load",
+                f"{name} is no law, or damaged ({why or type(error).__name__}): it must be a file that law.save(path) "
+                "wrote",
+            ) from None
+    raise LawError(
+        "load", f"{name} has format {shown(made)}; this version reads {FORMAT}: write it again with law.save"
+    )
+
+
+def _members(file: BinaryIO) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """The arrays of an npz file by name. No more memory is taken than the file has bytes, whatever it declares."""
+    with zipfile.ZipFile(file) as archive:
+        every = archive.infolist()
+        stored = all(info.compress_type == zipfile.ZIP_STORED for info in every)
+        if not stored or sum(info.file_size for info in every) > os.fstat(file.fileno()).st_size:
+            raise ValueError("its arrays are compressed or overlap")
+        for info in every:
+            stream = io.BytesIO(archive.read(info))
+            if np.lib.format.read_magic(stream) != (1, 0):
+                raise ValueError(f"{shown(info.filename)} has an unknown version")
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+            if dtype.kind not in "biufU" or min(shape, default=1) < 0:
+                raise ValueError(f"{shown(info.filename)} has type {dtype} and shape {shape}")
+            if math.prod(shape) * dtype.itemsize != info.file_size - stream.tell():
+                raise ValueError(f"{shown(info.filename)} has not the size of an array of shape {shape}")
+            array = np.frombuffer(stream.read(), dtype) if dtype.itemsize else np.zeros(math.prod(shape), dtype)
+            yield info.filename.removesuffix(".npy"), array.reshape(shape, order="F" if fortran else "C").copy()
+
+
+def _origin(
+    status: Any, method: Any, random_numbers: Any, seed: Any, quadrature_error: Any, notes: Any
+) -> Origin:  # each field must be there, and no other
+    words = [status, method, *(notes if isinstance(notes, list) else [None])]
+    if (
+        not all(isinstance(text, str) for text in words)
+        or as_whole(random_numbers) is None
+        or (seed is not None and as_whole(seed) is None)
+        or not isinstance(quadrature_error, int | float)
+        or not quadrature_error >= 0
+    ):
+        raise ValueError("its origin has a field of a wrong type")
+    return Origin(status, method, random_numbers, seed, float(quadrature_error), tuple(notes))
