@@ -23,6 +23,7 @@ from ._where import TraceError
 from ._width import Width
 
 MUON = (3.4445, -4.7750, 2.0315)  # the coefficients of Muon's public code, for every step
+STEPS = 100  # at most: (1.5, −0.5, 0) takes a singular value from rounding error, 1e-16, to 1 in 91 steps
 NAMELESS = "a parameter without a name"
 LR = "a number, a function of fan-in and fan-out, or a dictionary of these by weights or their names"
 
@@ -74,7 +75,8 @@ def step(
         ε̂ of Adam.
     newton_schulz
         Of Muon: a number of steps with the coefficients of its public code (3.4445, −4.7750, 2.0315), three
-        coefficients for five steps, or a list of three for each step; the polar factor itself unless given.
+        coefficients for five steps, or a list of three for each step, 100 steps at most; the polar factor itself unless
+        given.
     weight_decay
         λ, decoupled as in AdamW.
     scale
@@ -280,15 +282,17 @@ def _newton_schulz(given: Any) -> tuple[tuple[float, float, float], ...] | None:
     if given is None:
         return None
     count = as_whole(given)
-    if count is not None and count > 0:
-        return (MUON,) * count
-    triples = [given] * 5 if isinstance(given, tuple) and len(given) == 3 and not isinstance(given[0], tuple) else given
+    triples: Any = given
+    if count is not None:
+        triples = [MUON] * min(max(count, 0), STEPS + 1)
+    elif isinstance(given, tuple) and len(given) == 3 and not isinstance(given[0], tuple | list):
+        triples = [given] * 5
     found = [as_floats(triple) for triple in triples] if isinstance(triples, list | tuple) else []
-    if not found or any(a is None or a.shape != (3,) for a in found):
+    if not 1 <= len(found) <= STEPS or any(a is None or a.shape != (3,) or not np.isfinite(a).all() for a in found):
         raise TraceError(
             "step",
-            f"newton_schulz={shown(given)} must be a number of steps with Muon's coefficients, three coefficients for "
-            "five steps, or a list of three for each step",
+            f"newton_schulz={shown(given)} must be a number of steps with Muon's coefficients, 1 to {STEPS}; three "
+            f"coefficients for five steps; or a list of three finite numbers for each of at most {STEPS} steps",
         )
     return tuple((float(a[0]), float(a[1]), float(a[2])) for a in found if a is not None)
 
