@@ -1,11 +1,13 @@
 """--backend and --device on the commands that sample."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 
 import netsor as ns
 from netsor.cli import _cost
+from netsor.engine import _correlated, _precision
 from netsor.engine.backends import Numpy, prices
 from netsor.studies.paper import _reproduce
 
@@ -98,3 +100,48 @@ def test_what_a_device_takes_is_not_estimated():
     here, there = (_cost.plan_cost([plan], 10**6, 2.0, on_cores) for on_cores in (True, False))
     assert here.seconds > there.seconds == 2.0
     assert here.bytes > there.bytes == 16.0 * 10**6
+
+
+TINY = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16, "vocab_size": 12}
+
+
+@pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask")
+@pytest.mark.parametrize(
+    "command", [["reproduce", "2a"], ["audit", "tiny.json"], ["coord-check", "tiny.json"], ["law"]]
+)
+@pytest.mark.parametrize("address", ["", "nowhere", "tcp://localhost", "tcp://localhost:99999", "inproc://1/2/3"])
+def test_a_wrong_address_is_refused_before_any_work(command, address, tmp_path, monkeypatch):
+    (tmp_path / "tiny.json").write_text(json.dumps(TINY))
+    monkeypatch.setattr(_correlated, "make_plan", None)  # nothing is planned
+    out = [] if command == ["law"] else ["--out", "out"]
+    found = netsor(*command, *out, "--dask", address, cwd=tmp_path)
+    assert (found.returncode, found.stderr.count("\n")) == (2, 1)
+    assert found.stderr.startswith(f"netsor: --dask {address!r} must be local or the address of a scheduler that runs")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(find_spec("distributed") is None, reason="needs Dask")
+def test_a_scheduler_that_does_not_answer_is_refused_before_any_work(tmp_path, monkeypatch):
+    import distributed
+
+    def nobody(address, timeout):
+        raise OSError(f"Timed out trying to connect to {address} after {timeout}")
+
+    monkeypatch.setattr(distributed, "Client", nobody)
+    (tmp_path / "tiny.json").write_text(json.dumps(TINY))
+    found = netsor("audit", "tiny.json", "--out", "out", "--dask", "tcp://localhost:1", cwd=tmp_path)
+    assert (found.returncode, found.stderr.count("\n")) == (2, 1)
+    assert "--dask 'tcp://localhost:1' must be local or" in found.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["audit", "coord-check"])
+def test_single_precision_is_refused_before_any_work(command, tmp_path, monkeypatch):
+    """A folder is not made for an audit that its precision does not hold, nor for a coordinate check."""
+    (tmp_path / "tiny.json").write_text(json.dumps(TINY))
+    monkeypatch.setattr(_precision, "RESOLVED", 1e9)  # nothing is held
+    words = ["--tokens", "2", "--draws", "15", *(["--widths", "16,32"] if command == "coord-check" else [])]
+    found = netsor(command, "tiny.json", *words, "--precision", "float32", "--out", "out", cwd=tmp_path)
+    assert (found.returncode, found.stderr.count("\n")) == (2, 1)
+    assert "does not hold this law" in found.stderr
+    assert not (tmp_path / "out").exists()

@@ -2,9 +2,9 @@
 
 @where_options
 def command(..., **options):
-    where = chosen(options)                 # takes its own options out of the others, and refuses wrong ones
+    where = chosen(options)                 # takes its own options out of the others, joins a Dask cluster by address
     ...                                     # check the other options
-    with sampling(where) as how:            # starts or joins a Dask cluster, with --dask
+    with sampling(where) as how:            # starts a Dask cluster, with --dask local
         net.law(..., **how)
 """
 
@@ -28,6 +28,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 BACKENDS = ("numpy", "jax", "torch")
 PRECISIONS = ("float64", "float32")
 OPTIONS = ("backend", "device", "precision")
+ADDRESS = re.compile(r"(?:(?:tcp|tls|ucx|ws|wss)://)?(?:\[[0-9A-Fa-f:.%]+\]|[\w.-]+):(?P<port>[0-9]{1,5})")
+NO_SCHEDULER = "must be local or the address of a scheduler that runs, tcp://HOST:PORT"
 
 
 def place_options(command: Command) -> Command:
@@ -69,23 +71,40 @@ def _precisions(auto: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Where:
-    """An available backend, and the address of a Dask cluster, or None."""
+    """An available backend, and a Dask cluster: a client of one that runs, or whether to start one."""
 
     backend: Backend
-    address: str | None
+    client: Any = None
+    local: bool = False
 
 
 def chosen(options: dict[str, Any], auto: bool = False) -> Where:
-    """Take these options out of `options`; refuse what is not installed, or a device that does not exist."""
+    """Take these options out of `options`; refuse before any work what is not installed, or does not answer."""
     from ..engine.backends import choose
 
     address = options.pop("dask")
     backend, device, precision = (options.pop(name) for name in OPTIONS)
     with _refused():
         found = choose(backend, device, precision, _precisions(auto))
-    if address is not None and importlib.util.find_spec("distributed") is None:
+    if address is None:
+        return Where(found)
+    match = ADDRESS.fullmatch(address)
+    if address != "local" and (match is None or not 0 < int(match["port"]) < 2**16):
+        raise click.UsageError(f"--dask {shown(address)} {NO_SCHEDULER}")
+    if importlib.util.find_spec("distributed") is None:
         raise click.UsageError(f"--dask {shown(address)} needs Dask: pip install 'netsor[dask]'")
-    return Where(found, address)
+    return Where(found, local=True) if address == "local" else Where(found, _joined(address))
+
+
+def _joined(address: str) -> Any:
+    """A client of the scheduler at this address, until the command ends."""
+    import distributed  # seldom needed, and slow to import
+
+    try:
+        client = distributed.Client(address, timeout="10s")
+    except Exception as error:  # its comms raise errors of their own, and those of the libraries under them
+        raise click.UsageError(f"--dask {shown(address)} {NO_SCHEDULER}: {error}") from None
+    return click.get_current_context().with_resource(client)
 
 
 def planned_for(options: dict[str, Any]) -> dict[str, Any]:
@@ -109,32 +128,19 @@ def _refused() -> Iterator[None]:
 
 @contextmanager
 def sampling(where: Where, workers: int | None = None) -> Iterator[dict[str, Any]]:
-    """Arguments for `Program.law`; a cluster runs while the context is open, so open it after all other checks."""
-    if where.address is None:
+    """Arguments for `Program.law`; a local cluster runs while the context is open, so open it after all checks."""
+    if where.client is not None:
+        yield {"backend": where.backend, "executor": where.client.get_executor()}
+        return
+    if not where.local:
         yield {"backend": where.backend}
         return
-    with _client(where.address, workers) as client:
-        yield {"backend": where.backend, "executor": client.get_executor()}
-
-
-@contextmanager
-def _client(address: str, workers: int | None) -> Iterator[Any]:
-    import distributed  # seldom needed, and slow to import
+    import distributed
 
     from ..engine._montecarlo import cores
 
-    if address == "local":
-        made = distributed.LocalCluster(
-            n_workers=workers or cores(), threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
-        )
-        with made, distributed.Client(made) as client:
-            yield client
-        return
-    try:
-        client = distributed.Client(address, timeout="10s")
-    except (OSError, ValueError) as error:
-        raise click.UsageError(
-            f"--dask {shown(address)} must be local or the address of a scheduler, tcp://HOST:PORT: {error}"
-        ) from None
-    with client:
-        yield client
+    made = distributed.LocalCluster(
+        n_workers=workers or cores(), threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+    )
+    with made, distributed.Client(made) as client:
+        yield {"backend": where.backend, "executor": client.get_executor()}

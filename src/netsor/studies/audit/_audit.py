@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 import numpy as np
 
 from ...engine._montecarlo import check_memory
+from ...engine._precision import check_single
 from .._cost import Cost, Draw, around, at_work
 from .._parts import collected
 from .._store import Arrays
@@ -66,7 +67,10 @@ def _parts(request: Request, subject: Subject) -> int:
 
 
 def prepare(request: Request) -> None:
-    """Refuse a folder where files would be overwritten, or that cannot be written to, before anything is drawn."""
+    """Refuse, before anything is drawn, single precision that does not hold a law, and a folder that is not for it."""
+    if request.backend.precision == "float32":
+        for subject in request.subjects:
+            check_single(subject.plan, request.backend)
     if request.out is not None:
         folder_of(request.out).prepare(FILES)
 

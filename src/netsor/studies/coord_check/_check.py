@@ -6,11 +6,14 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from ...engine._montecarlo import check_memory
+from ...engine._precision import LEAST, PATIENCE, check_single
+from ...engine.backends import Backend
 from .._cost import Cost, around, at_work
 from .._parts import collected
 from ._found import Check
@@ -44,9 +47,19 @@ def estimate(request: Request) -> Cost:
 
 
 def prepare(request: Request) -> None:
-    """Refuse a folder where files would be overwritten, or that cannot be written to, before anything is drawn."""
+    """Refuse, before anything is drawn, single precision that does not hold a law, and a folder that is not for it."""
+    if request.backend.precision == "float32":
+        for rule in request.checks:
+            for subject in request.subjects(rule):
+                _check_single(subject, request.backend)
     if request.out is not None:
         folder_of(request.out).prepare(FILES)
+
+
+@lru_cache(maxsize=64)  # a command prepares twice: before it announces what it does, and before it does it
+def _check_single(subject: Subject, backend: Backend) -> None:
+    if subject.entries and subject.a_draw().seconds <= PATIENCE / (2 * LEAST):  # what takes longer is not checked
+        check_single(subject.plan, backend)
 
 
 def run(request: Request, executor: Executor | None = None) -> CoordCheck:
