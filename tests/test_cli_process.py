@@ -59,13 +59,39 @@ def test_an_output_that_cannot_be_written_is_told():
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
+NETWORKS = """
+import netsor as ns
+
+n = ns.Width("n")
+w, x = ns.weight(n, n), ns.gaussian(n)
+net = ns.Program(w @ x)
+none = ns.Program(ns.dot(w @ x, w @ x))
+"""
+
+
 @POSIX
-def test_a_reader_that_has_seen_enough_is_no_error():
-    with subprocess.Popen([*NETSOR, *QUICK], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait(HANG) == 1
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "mine.py:net"],
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in (
+                ["check", "mine.py:none"], ["check", "mine.py:net", "--json"], QUICK, ["plan"], ["--help"], [],
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_reader_that_has_seen_enough_is_told_apart_from_a_verdict(words, tmp_path):
+    """141, as a shell has it for SIGPIPE, from every command: 1 is the verdict of a check."""
+    (tmp_path / "mine.py").write_text(NETWORKS)
+    end, pipe = os.pipe()
+    os.close(end)
+    try:
+        result = run(*words, cwd=tmp_path, stdout=pipe)
+    finally:
+        os.close(pipe)
+    assert (result.returncode, result.stderr) == (141, "")
 
 
 @pytest.mark.slow

@@ -48,5 +48,7 @@ def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...
     except KeyboardInterrupt:
         watch.say()
         os._exit(130)  # open tabs have threads that would keep the process; there is nothing to save
+    except BrokenPipeError:  # nobody reads the address
+        raise
     except OSError as error:
         raise click.UsageError(f"--port {port} cannot be used: {error.strerror or error}") from None

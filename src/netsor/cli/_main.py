@@ -1,4 +1,9 @@
-"""The entry point: every error in one line; exit code 2 for bad input, 1 for errors of netsor, 130 for an interrupt."""
+"""The entry point: every error in one line.
+
+Exit codes: 2 for bad input, 1 for errors of netsor, 130 for an interrupt, and 141 if the reader of the output closed
+it, as a shell reports for a process that SIGPIPE ended. The signal itself stays off: it would end the process wherever
+a worker or a cluster closes a connection. Commands add codes of their own, such as 1 for a program without a limit.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +23,7 @@ from ._output import as_option, complain
 
 PACKAGE = Path(__file__).parent.parent
 INTERRUPTED = 130
+CLOSED = 128 + 13  # SIGPIPE
 
 
 def main() -> None:
@@ -39,13 +45,28 @@ def main() -> None:
 
 
 def _run(watch: Watch) -> int:
+    """Run the command and write its output to the end; the exit code."""
+    try:
+        code = _invoked(watch)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader of the output, such as head, has closed it
+        _give_up_stdout()
+        return CLOSED
+    except OSError as error:
+        return _mishap(error)
+
+
+def _invoked(watch: Watch) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)  # numpy's, of numbers that left double precision
             warnings.filterwarnings("ignore", "tqdm:")  # its own, of a progress bar that cannot be drawn
             with cli.make_context("netsor", sys.argv[1:], obj=watch) as context:
                 cli.invoke(context)
-        sys.stdout.flush()
+        return 0
+    except BrokenPipeError:
+        raise
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
@@ -57,12 +78,8 @@ def _run(watch: Watch) -> int:
     except (KeyboardInterrupt, click.Abort):
         watch.say()
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of the output, such as head, has closed it
-        _give_up_stdout()
-        return 1
     except (Exception, SystemExit) as error:
         return _mishap(error)
-    return 0
 
 
 def _mishap(error: BaseException) -> int:

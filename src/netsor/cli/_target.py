@@ -43,7 +43,7 @@ class Found:
         if callable(net) and not isinstance(net, Program):
             try:
                 net = net(**self.arguments)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, BrokenPipeError):
                 raise
             except BaseException as error:
                 raise click.UsageError(f"PROGRAM {shown(self.target)} cannot be built: {said(error)}") from None
@@ -73,7 +73,7 @@ def find(target: str, arguments: Sequence[str] = ()) -> Found:
     values = {name: _literal(text) for name, text in pairs("--arg", arguments).items()}
     try:
         module = _module(module_name)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):
         raise
     except BaseException as error:  # SystemExit too: a file that ends the process has no verdict
         raise click.UsageError(f"FILE {shown(module_name)} cannot be imported: {_why(error)}") from None
