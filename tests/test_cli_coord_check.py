@@ -4,6 +4,7 @@ import csv
 import json
 import os
 
+import numpy as np
 import pytest
 
 from netsor.studies import _parts
@@ -97,6 +98,12 @@ def test_table_and_folder(folder):
     again = netsor(*run, cwd=folder)  # what is there is not drawn again
     assert again.stdout == result.stdout
     assert {path: path.stat().st_mtime_ns for path in (folder / "out" / "parts").iterdir()} == parts
+    spent = 0.0
+    for path in parts:
+        with np.load(path) as arrays:
+            spent += float(arrays["seconds"])
+    found = json.loads((folder / "out" / "coord-check.json").read_text())
+    assert found["seconds"] == pytest.approx(spent, abs=1e-3)  # of the first run, though the second had nothing to do
 
 
 def test_a_stranger_s_file_is_not_overwritten(folder):
@@ -119,6 +126,20 @@ def test_a_function_of_the_width(folder):
     result = netsor(*run, "--lr", "0.1", "--fail", cwd=folder)
     assert result.returncode == 3  # one rate for all: what the step changes falls like 1/n
     assert "should rise like n" in result.stdout
+
+
+def test_fail_is_of_all_that_is_to_change(folder):
+    """The update of one matrix grows, by a rate so small that no activation shows it."""
+    (folder / "wrong.toml").write_text('like = "mup"\noutput.lr = {width = 0.0}\n')
+    run = ["coord-check", "tiny.json", "--widths", "16,64", "--draws", "8", "--tokens", "2", "--optimiser", "adam",
+           "--lr", "output=1e-8", "--tolerance", "0.3", "--fail"]  # fmt: skip
+    result = netsor(*run, "--parametrisation", "wrong.toml", cwd=folder)
+    assert result.returncode == 3
+    assert "to change:\n  the learning rate of output matrices of attention should fall like 1/n" in result.stdout
+    assert "not as promised: wrong (update of output)" in result.stderr
+    result = netsor(*run, "--parametrisation", "mup", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert "to change: nothing" in result.stdout
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test keeps it equal 
     from ._program import Program
     from ._traced import program
     from .activations import Function
-    from .engine import ExactError, NoLimitError, Plan
+    from .engine import ExactError, NoLimitError, Plan, QuadratureWarning
     from .language import (
         Scalar,
         TraceError,
@@ -104,7 +104,7 @@ else:  # a name is loaded when it is asked for, so that a command loads what it 
         "._program": "Program",
         "._traced": "program",
         ".activations": "Function",
-        ".engine": "ExactError NoLimitError Plan",
+        ".engine": "ExactError NoLimitError Plan QuadratureWarning",
         ".language": """
             Scalar TraceError Value Vector Weight Width abs apply clip concat cos data dot erf gaussian gelu gelu_tanh
             grad grad_norm identity inf join layer_norm leaky_relu mean_dot nonlin normal ntk ones probe relu rms_norm
@@ -175,6 +175,7 @@ __all__ = [
     "Point",
     "Posterior",
     "Program",
+    "QuadratureWarning",
     "Rate",
     "Report",
     "Scalar",

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .engine import Plan, Question, Sampling
+import numpy as np
+import numpy.typing as npt
+
+from .engine import Plan, QuadratureWarning, Question, Sampling
 from .engine._coordinates import picked
 from .engine._latent import Latent
 from .engine._prices import Prices
 from .engine._recognise import recognise
-from .engine._sampler import conditional, known_error
+from .engine._sampler import Moves, conditional, drawn, known_error, moves, split
 from .engine.backends import Backend, Numpy
 from .language._array import Value
 from .language._width import inf
 from .laws import HeadSum, Joint, Mixture, Origin, head_sum
 
+Numbers = npt.NDArray[np.float64]
 Coordinates = int | list[int] | None
+NEGLIGIBLE = 1e-3  # quadrature error of draws, relative to the spread of an output
 
 
 @dataclass(frozen=True)
@@ -71,11 +77,33 @@ class AtWidths:
         mean, var = found.mean[:, 0], found.cov[:, 0, 0]
         return Mixture(mean, var, origin, count=found.count, binning=found.binning)
 
+    def draw(self, how: Sampling) -> list[Numbers]:
+        """Draws of the outputs, refused as a law is; with a warning if their quadrature error is not negligible."""
+        error = known_error(self._priced(how))
+        if error > NEGLIGIBLE:
+            warnings.warn(QuadratureWarning(error), stacklevel=3)
+        return self.unchecked(how)
+
+    def unchecked(self, how: Sampling) -> list[Numbers]:
+        """Draws of the outputs, whatever their quadrature error."""
+        return drawn(self._priced(how), how)
+
+    def moves(self, how: Sampling) -> Moves | None:
+        """What Gaussian expectations do to as many draws if they move by their errors; None if there are none."""
+        return moves(self._priced(how), how.draws)
+
+    def split(self, rows: Numbers) -> list[Numbers]:
+        """Numbers of all entries, (…, entries), by output: (…, *shape) each."""
+        return split(rows, self.outputs)
+
+    def _priced(self, how: Sampling) -> Question:
+        return replace(self.question(), prices=how.backend.prices)
+
     def latent(self, workers: int | None, where: Backend, seed: int = 0) -> tuple[Latent, Origin]:
         """What chains move over, and what is known of it."""
         question = self.question()
         plan = question.plan()
-        error = known_error(question, plan)
+        error = known_error(question)
         method = self._method("chains over what the exact engine draws", where)
         return Latent(plan, workers, where), Origin(self.status, method, plan.random_numbers, seed, error, plan.notes)
 

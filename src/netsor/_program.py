@@ -17,7 +17,6 @@ from .engine import NoLimitError, Plan, Sampling, _literal
 from .engine._correlated import correlated
 from .engine._latent import Latent
 from .engine._montecarlo import Progress
-from .engine._sampler import drawn
 from .engine.backends import Backend, choose, prices
 from .language._array import Value
 from .language._boxed import display, paper
@@ -390,7 +389,8 @@ class Program:
         """Draws of the outputs, exactly, at any widths, finite or `inf`, as in `law`.
 
         Nothing is formed between pairs of outputs, so that a program may return thousands of scalars. At infinite width
-        Gaussian expectations are used as they are: `law` tells what their errors amount to.
+        the quadrature error of Gaussian expectations is checked as in `law`: if it is more than 0.001 of the spread of
+        an output, a `QuadratureWarning` states it.
 
         Parameters
         ----------
@@ -425,6 +425,8 @@ class Program:
             If a width is infinite and the program provably has no limit.
         ExactError
             If the draws cannot be made at these widths.
+        ValueError
+            If an argument is not allowed, or the quadrature error is larger than the spread of an output.
 
         Examples
         --------
@@ -433,7 +435,7 @@ class Program:
         """
         at = self._at(widths)
         how = Sampling(draws, seed, workers, executor, progress, choose(backend, device, precision))
-        found = drawn(at.question(), how)
+        found = at.draw(how)
         return tuple(found) if isinstance(self.output, tuple) else found[0]
 
     def posterior(

@@ -12,7 +12,7 @@ from ._numbers import POSITIVE, SEED, WORKERS, Number
 from ._output import apart, check_name, complain
 from ._where import chosen, where_options
 
-FAILED = 3  # exit code of --fail, if something is not as promised
+FAILED = 3  # exit code of --fail, if there is something to change
 FEW = Number("an integer, 4 or more (below 2^53)", lambda v: 4 <= v < 2**53, whole=True)
 TOLERANCE = Number("a number above 0, at most 1", lambda v: 0 < v <= 1)
 
@@ -52,7 +52,7 @@ TOLERANCE = Number("a number above 0, at most 1", lambda v: 0 < v <= 1)
 @click.option(
     "--tolerance", type=TOLERANCE, default=0.1, show_default=True, help="How far an exponent may be from its promise."
 )
-@click.option("--fail", is_flag=True, help="Exit with code 3 if an activation grows or shrinks against the promise.")
+@click.option("--fail", is_flag=True, help="Exit with code 3 if there is something to change.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
 @click.option("--out", metavar="DIR", help="A folder for the report, figures, tables and finished draws.")
@@ -76,7 +76,8 @@ def coord_check_command(watch: Watch, /, as_json: bool, out: str | None, fail: b
     with apart(as_json):
         found = checked(watch, out, where, options)
     printed(found, out, as_json)
-    if fail and not all(check.kept for check in found):
-        names = ", ".join(check.name for check in found if not check.kept)
-        complain(f"not as promised: {names}")
+    bad = [check for check in found if not check.kept]
+    if fail and bad:
+        told = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)
+        complain(f"not as promised: {told}")
         raise click.exceptions.Exit(FAILED)

@@ -176,10 +176,7 @@ def run(
         raise ValueError(
             f"progress={_given.shown(progress)} must be True, False or a function of (draws done, draws in all)"
         )
-    if executor is not None and not isinstance(executor, Executor):
-        raise ValueError(
-            f"executor={_given.shown(executor)} must be a concurrent.futures.Executor, or None for threads"
-        )
+    check_executor(executor, "threads")
     own = _Threads(min(workers or cores(), len(parts), THREADS)) if executor is None else None
     pool = own or executor
     assert pool is not None
@@ -221,6 +218,14 @@ def run(
             future.cancel()
         if own is not None:
             own.leave()
+
+
+def check_executor(executor: object, otherwise: str) -> None:
+    """Refuse what is no executor; `otherwise` is what works in its place."""
+    if executor is not None and not isinstance(executor, Executor):
+        raise ValueError(
+            f"executor={_given.shown(executor)} must be a concurrent.futures.Executor, or None for {otherwise}"
+        )
 
 
 def on_terminal() -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ..language._array import Value
 from ._cells import Cells, Sums, Tally, binning, cells_for
 from ._kept import Question
 from ._montecarlo import (
@@ -63,9 +65,10 @@ def conditional(question: Question, sampling: Sampling) -> Conditional:
     draws, seed, where = sampling.draws, sampling.seed, sampling.backend
     question = replace(question, prices=where.prices)
     plan = question.plan()
-    error = known_error(question, plan)
+    error = known_error(question)
     if plan.constant:
-        mean, cov = _block(plan, seed, 1)
+        mean, columns = _block(plan, seed, 1)
+        cov = Numpy().cov(columns)
         _check_finite(mean, cov)
         return Conditional(mean, cov, 0, error, _notes(plan, mean, cov), True)
     size = plan.mean.shape[0]
@@ -124,9 +127,14 @@ def drawn(question: Question, sampling: Sampling) -> list[Array]:
     for part, values in sampling.run(work, parts):
         found[part.start : part.stop] = values
     _check_finite(found)
-    ends = np.cumsum([output.size for output in question.outputs])[:-1]
-    parted = zip(np.split(found, ends, axis=1), question.outputs, strict=True)
-    return [a.reshape(draws, *output.shape) for a, output in parted]
+    return split(found, question.outputs)
+
+
+def split(rows: Array, outputs: Sequence[Value]) -> list[Array]:
+    """Numbers of all entries, (rows, entries), by output: (rows, *shape) each."""
+    ends = np.cumsum([output.size for output in outputs])[:-1]
+    parted = zip(np.split(rows, ends, axis=1), outputs, strict=True)
+    return [a.reshape(len(rows), *output.shape) for a, output in parted]
 
 
 def growing(draws: int) -> list[range]:
@@ -239,11 +247,9 @@ class _Chunk:
 
 
 def _block(plan: Plan, seed: int, replicas: int) -> tuple[Array, Array]:
-    """A few replicas, by numpy."""
-    backend = Numpy()
+    """Means and coefficients of a few replicas, by numpy."""
     mean, columns = numpy_block(plan, Streams(seed, 0), replicas)
-    cov = backend.cov(columns)
-    return np.broadcast_to(mean, (replicas, *mean.shape[1:])), np.broadcast_to(cov, (replicas, *cov.shape[1:]))
+    return np.broadcast_to(mean, (replicas, *mean.shape[1:])), np.broadcast_to(columns, (replicas, *columns.shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -291,9 +297,49 @@ class _Draws:
         return found
 
 
-def known_error(question: Question, plan: Plan) -> float:
+@dataclass(frozen=True)
+class Moves:
+    """How far the outputs move if every Gaussian expectation moves by its own error, in `TRIED` replicas.
+
+    Expectations move a few times: by their error bounds, upward and with alternating signs; or, where they are means
+    over quasi-random nodes, to other nodes.
+    """
+
+    mean: Array  # (moves, replicas, entries): the moves of conditional means
+    scale: Array  # (replicas, entries): the spread of each output, or its size if it is not random
+    cov: Array  # (moves,): the largest move of a conditional covariance, relative to the spreads
+    nodes: bool
+
+    def combined(self, sizes: Array) -> Array:
+        """The error, given the size of every move along the first axis."""
+        if not self.nodes:
+            return np.max(sizes, axis=0)
+        # other nodes are another sample of the same error, so that differences are √2 of it: three of it, not one
+        return 2.1 * np.sqrt(np.mean(np.square(sizes), axis=0))
+
+    @property
+    def relative(self) -> float:
+        """The error of the output that moves the farthest, relative to its spread."""
+        error = float(self.combined(np.maximum(np.max(np.abs(self.mean) / self.scale, axis=(1, 2)), self.cov)))
+        return error if error > ROUNDING else 0.0
+
+    @property
+    def signed(self) -> Array:
+        """The moves of means over replicas, (moves, entries), so that the error is about their root mean square."""
+        factor: float = 2.1 if self.nodes else 2**0.5
+        return factor * self.mean.mean(axis=1)
+
+    @property
+    def each(self) -> Array:
+        """The error of every output, (entries,): of its mean over replicas, in its own unit."""
+        error: Array = self.combined(np.abs(self.mean).mean(axis=1))
+        return np.where(error > ROUNDING * self.scale.mean(axis=0), error, 0.0)
+
+
+def known_error(question: Question) -> float:
     """The error of the law by Gaussian expectations; refused if these do not tell the law."""
-    error = quadrature_error(question, plan) if plan.expects else 0.0
+    found = moves(question)
+    error = 0.0 if found is None else found.relative
     if error > UNKNOWN:
         raise ValueError(
             "Gaussian expectations do not tell this law at width inf: if they move by their own errors, an output "
@@ -304,24 +350,37 @@ def known_error(question: Question, plan: Plan) -> float:
     return error
 
 
-def quadrature_error(question: Question, plan: Plan) -> float:
-    """How far the outputs move, relative to their spread, if every Gaussian expectation moves by its own error."""
+@lru_cache(maxsize=4)  # every move makes a plan of its own, and a program is drawn from more than once
+def moves(question: Question, replicas: int = TRIED) -> Moves | None:
+    """How far the outputs move; None if there are no Gaussian expectations, or a number is not finite."""
+    plan = question.plan()
+    if not plan.expects:
+        return None
     with one_blas_thread():
-        mean, cov = _block(plan, 0, TRIED)
-        if not (np.isfinite(mean).all() and np.isfinite(cov).all()):
-            return 0.0  # told when the law is made
-        variance = np.diagonal(cov, axis1=1, axis2=2)
+        mean, columns = _block(plan, 0, replicas)
+        if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
+            return None  # told when the law is made
+        variance = np.square(columns).sum(axis=-1)
         spread = np.sqrt(np.where(variance > 0, variance, mean.var(axis=0)))
         whole = (spread + np.abs(mean)).max() or 1.0
         # what is not random, up to rounding, is measured by its own size, or by that of the others if it is 0
         scale = np.where(spread > 1e-9 * whole, spread, np.maximum(np.abs(mean), 1e-3 * whole))
-        moved = []
+        means, covs = [], []
         for shift in (1, 2, 3, 4) if plan.nodes else (1, 2):
-            other = question.plan(shift)
-            other_mean, other_cov = _block(other, 0, TRIED)
-            size = scale[:, :, None] * scale[:, None, :]
-            moved.append(float(np.max(np.abs(other_mean - mean) / scale, initial=0.0)))
-            moved[-1] = max(moved[-1], float(np.max(np.abs(other_cov - cov) / size, initial=0.0)))
-    # other nodes are another sample of the same error, so that differences are √2 of it: three of it, not one
-    error = 2.1 * float(np.sqrt(np.mean(np.square(moved)))) if plan.nodes else max(moved)
-    return error if error > ROUNDING else 0.0
+            other_mean, other_columns = _block(question.plan(shift), 0, replicas)
+            means.append(other_mean - mean)
+            covs.append(_moved(columns / scale[..., None], other_columns / scale[..., None]))
+    return Moves(np.array(means), scale, np.array(covs), plan.nodes)
+
+
+def _moved(columns: Array, others: Array) -> float:
+    """The largest difference of two covariances, a few rows at a time: of all rows they may not fit in memory."""
+    replicas, entries, _ = columns.shape
+    if not (columns.any() or others.any()):
+        return 0.0
+    step, most = max(1, BLOCK // (8 * replicas * entries)), 0.0
+    for at in range(0, entries, step):
+        rows = slice(at, at + step)
+        cov, other = (c[:, rows] @ np.swapaxes(c, 1, 2) for c in (columns, others))
+        most = max(most, float(np.abs(other - cov).max()))
+    return most

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -101,7 +100,7 @@ class Asked:
         for q in FINAL:
             here = {label: measured for label, _, measured in sides if q.name in measured}
             if here:
-                rows[q.title] = {label: Band(*map(float, each.band(q.name)[1:])) for label, each in here.items()}
+                rows[q.title] = {label: Band(*map(float, each.band(q.name)[1:4])) for label, each in here.items()}
         quantities = [q for q in BLOCKS if any(q.name in measured for _, _, measured in sides)]
         panels = tuple(_panel(q, sides) for q in quantities)
         return View(panels, rows, code, (*self._notes(result),), columns=2, result=result)
@@ -131,7 +130,6 @@ def _seconds(request: Request) -> float:
 
 def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
     """The audit, here and now; what is kept is not drawn again. What `tell` raises ends it."""
-    start = time.perf_counter()
     tell(0.0, seconds)
     workers_of(request)  # which refuses what does not fit in memory
     measured: dict[Subject, Measured] = {}
@@ -157,7 +155,7 @@ def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
                 del _kept[next(iter(_kept))]
             _kept[key] = joined(subject, arrays, parts[subject][0].backend.precision)
         measured[subject] = _kept[key]
-    return result_of(request, measured, time.perf_counter() - start)
+    return result_of(request, measured)
 
 
 def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
@@ -165,7 +163,7 @@ def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
     for label, look, measured in sides:
         if quantity.name not in measured:
             continue
-        blocks, middle, low, high = measured.band(quantity.name)
+        blocks, middle, low, high, _ = measured.band(quantity.name)
         assert blocks is not None
         if not np.isfinite(middle).all():
             raise ValueError(f"the {quantity.title} leaves double precision: less extreme values are needed")

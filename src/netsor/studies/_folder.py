@@ -18,9 +18,17 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from .._files import fields, opened, write
+from ..language._given import shown
 from ._store import sweep
 
 MANIFEST = "manifest.json"
+
+
+def out_path(out: object) -> Path:
+    """The argument `out` as a path; refused if it names no folder."""
+    if not isinstance(out, str | Path) or not str(out):
+        raise ValueError(f"out={shown(out)} must name a folder, by a string or a Path; for the current one give '.'")
+    return Path(out)
 
 
 class Folder:

@@ -22,7 +22,7 @@ import numpy as np
 from .. import __version__
 from .._files import opened, write
 
-FORMAT = 4  # to be raised when the engine draws otherwise, or a part holds other numbers
+FORMAT = 5  # to be raised when the engine draws otherwise, or a part holds other numbers
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

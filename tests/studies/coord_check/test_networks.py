@@ -11,6 +11,7 @@ import pytest
 
 import netsor as ns
 from netsor.studies import _parts
+from netsor.studies.coord_check import _report, _table
 from netsor.studies.coord_check._judge import GROWS, KEPT, SHRINKS, judged
 from netsor.studies.coord_check._network import CHANGE, UPDATE, Entry
 
@@ -61,6 +62,8 @@ def test_advice_of_a_perceptron():
     assert "of matrix should fall like 1/√n" in said
     assert "of head should fall like 1/n" in said
     assert not check.kept
+    assert {"update of matrix", "update of head"} < set(check.broken)
+    assert "not as promised: hidden, loss, update of in, update of matrix" in _report._said(check)
     check = perceptron("mup")
     assert check.kept
     assert check.advice == []
@@ -145,3 +148,47 @@ def test_depths():
     assert [len(draws) for draws in last] == [4, 4, 4]
     assert np.array_equal(last[0], check.draws[Entry(CHANGE, "stream", 1)][0])  # of one block, the first is the last
     assert "stream, last" in str(found) or "stream, first" in str(found) or "stream, middle" in str(found)
+
+
+def test_the_limit_has_its_quadrature_error():
+    """At infinite width the first output is 0 and the first loss exactly 1; netsor's is off by the quadrature error."""
+    check = perceptron("mup")
+    loss = Entry("size", "loss")
+    value, low, high = check.limit_size(loss)
+    assert low < 1 < high < 1.05
+    assert abs(value - 1) > 1e-6
+    rows = {(row["what"], row["name"], row["block"]): row for row in check.rows() if np.isinf(row["width"])}
+    assert (rows["size", "loss", ""]["low"], rows["size", "loss", ""]["high"]) == (low, high)
+    entry = check["hidden"].entry
+    written = [row for row in check.as_dict()["limit"] if (row["what"], row["name"], row["block"]) == entry]
+    assert [(row["value"], row["low"], row["high"]) for row in written] == [check.limit_size(entry)]
+    column = [row[3] for row in _table.rows(check, check.verdicts, "change of")]
+    assert column[0] == "∞"
+    assert all(" ± 0.0" in cell for cell in column[1:])
+    wide = float(np.mean(check.draws[entry][-1]))
+    assert check.limit_size(entry)[1] < wide * 1.01
+    assert check.limit_size(entry)[2] > wide * 0.99
+    with pytest.raises(KeyError, match="no limit"):
+        check.limit_size(Entry("size", "nothing"))
+
+
+def test_a_limit_of_0_is_told_as_a_bound():
+    """With scores of 1/n, queries and keys do not move at infinite width; quadrature makes that more than 0."""
+
+    @ns.program
+    def attention(n):
+        x = ns.weight(n, 2, name="in") @ ns.data([[1.0, 0.0], [0.6, 0.8]])
+        q, k, v = (ns.weight(n, n, name=name) @ x for name in "qkv")
+        scores = ns.probe("scores", ns.mean_dot(q, k))
+        h = ns.probe("hidden", ns.tanh(ns.softmax(scores) @ v))
+        f = ns.mean_dot(h, ns.weight(n, 1, name="head") @ ns.data([1.0]))
+        return ((f - [1.0, 0.5]) ** 2).mean()
+
+    wide = dict.fromkeys(("in", "head"), lambda fan_in, out: out)
+    rates = wide | dict.fromkeys("qkv", 1.0)
+    check = ns.coord_check(attention, widths=[8, 16, ns.inf], lr=rates, draws=4, progress=False)[0]
+    value, low, high = check.limit_size(Entry(UPDATE, "q"))
+    assert low == 0 < value < high < 1e-3
+    row = next(row for row in _table.rows(check, check.updates, "update of") if row[0] == "q")
+    assert row[3] == f"≤ {high:.2g}"
+    assert "≤ means that it is not told from 0" in _table.table([check])

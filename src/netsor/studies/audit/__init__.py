@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..._program import Program
-from ...engine._montecarlo import Progress
+from ...engine._montecarlo import Progress, check_executor
 from ...engine.backends import AUTO, PRECISIONS, choose
 from ...language._given import shown
 from ...models import Transformer, read
 from ...models import recipe as by_recipe
+from .._folder import out_path
 from . import _audit, _own, _request
 from ._results import Audit, Comparison
 
@@ -117,8 +118,8 @@ def audit(
     >>> ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).preferred
     'gpt2, std=0.02'
     """
-    if out is not None and not str(out):
-        raise ValueError("out='' must name a folder; for the current one give '.'")
+    folder = None if out is None else out_path(out)
+    check_executor(executor, "processes")
     if model is None:
         raise ValueError("model=None must be a model: a name, a path, a configuration, a Transformer or a Program")
     if sizes and not isinstance(model, Program):
@@ -155,7 +156,7 @@ def audit(
         widths,
         seed,
         workers,
-        None if out is None else Path(out),
+        folder,
         (first.name,),
         choose(backend, device, precision, (AUTO, *PRECISIONS)),
         progress,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from concurrent.futures import Executor
 
@@ -11,16 +10,17 @@ import numpy as np
 
 from ...engine._montecarlo import check_memory
 from ...engine._precision import check_single
+from ...engine._sampler import TRIED
 from .._cost import Cost, Draw, around, at_work
 from .._parts import collected
 from .._store import Arrays
 from ._found import Found, Measured
 from ._large import a_draw, ahead
-from ._own import Model
+from ._own import Model, Own
 from ._quantities import BLOCKS
 from ._request import PART_DRAWS, PART_SECONDS, Request, Subject
 from ._results import FILES, Audit, Comparison, folder_of
-from ._sample import measure
+from ._sample import FEW, MOVED, measure
 
 COPIES = 4  # of the draws, at most, while they are put together and sorted
 
@@ -37,6 +37,10 @@ def estimate(request: Request) -> Cost:
     )
     check_memory(held, f"draws={max(counts)}", "take fewer draws")
     seconds = [draw.seconds * count for draw, count in zip(draws, counts, strict=True)]
+    for k, each in enumerate(asked):
+        if each.infinite:  # the quadrature error: a few draws of every plan with moved expectations, and these plans
+            tries, draws_each = (5, TRIED) if isinstance(each.model, Own) else (3, FEW)
+            seconds[k] += tries * draws_each * draws[k].seconds + (tries - 1) * plans[k].seconds
     parts = [math.ceil(max(count / PART_DRAWS, s / PART_SECONDS)) for count, s in zip(counts, seconds, strict=True)]
     every = zip(draws, plans, counts, parts, strict=True)
     one = max(draw.in_worker(math.ceil(count / some), plan.bytes) for draw, plan, count, some in every)
@@ -80,7 +84,6 @@ def run(request: Request, executor: Executor | None = None) -> Audit | Compariso
 
     An executor does the parts in place of processes here.
     """
-    start = time.perf_counter()
     count = workers_of(request)
     prepare(request)
     parts = {subject: request.parts(subject) for subject in request.subjects}
@@ -91,16 +94,16 @@ def run(request: Request, executor: Executor | None = None) -> Audit | Compariso
         subject: joined(subject, [found[part] for part in some], some[0].backend.precision)
         for subject, some in parts.items()
     }
-    result = result_of(request, measured, time.perf_counter() - start)
+    result = result_of(request, measured)
     if request.out is not None:
         result.save(request.out)
     return result
 
 
-def result_of(request: Request, measured: Mapping[Subject, Measured], seconds: float) -> Audit | Comparison:
+def result_of(request: Request, measured: Mapping[Subject, Measured]) -> Audit | Comparison:
     """What was measured, as it was asked for."""
     audits = [
-        Audit(request, [_at(request, measured, model, tokens) for tokens in request.lengths], seconds)
+        Audit(request, [_at(request, measured, model, tokens) for tokens in request.lengths])
         for model in request.models
     ]
     return audits[0] if len(audits) == 1 else Comparison(audits)
@@ -113,6 +116,7 @@ def _at(request: Request, measured: Mapping[Subject, Measured], model: Model, to
 
 def joined(subject: Subject, parts: list[Arrays], precision: str) -> Measured:
     """The draws of all parts of a subject."""
-    names = [name for name in parts[0] if name != "seconds"]
+    names = [name for name in parts[0] if name != "seconds" and not name.startswith(MOVED)]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}
-    return Measured(subject, arrays, float(sum(part["seconds"] for part in parts)), precision)
+    moved = {name.removeprefix(MOVED): array for name, array in parts[0].items() if name.startswith(MOVED)}
+    return Measured(subject, arrays, float(sum(part["seconds"] for part in parts)), precision, moved)

@@ -109,7 +109,7 @@ def _figure(models: Sequence[Found], quantity: Quantity) -> Any:
         for found in each.measured:
             if quantity.name not in found:
                 continue
-            blocks, median, low, high = found.band(quantity.name)
+            blocks, median, low, high, _ = found.band(quantity.name)
             assert blocks is not None
             label = _label(each.model.name) + (", n = ∞" if found.subject.infinite else "")
             mark = "." if len(blocks) == 1 else ""  # a line of one point is not seen

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ..._at_widths import NEGLIGIBLE
 from ...language._given import shown
-from ._judge import FOUND, NOT_FOUND, Facts, Finding, worst
+from ._judge import FOUND, NOT_FOUND, Facts, Finding, within_error, worst
 from ._order import band
 from ._own import Model, Own
 from ._quantities import BLOCKS, FINAL
@@ -36,6 +37,8 @@ class Band(NamedTuple):
         5 % are below.
     high : numpy.ndarray
         5 % are above.
+    error : numpy.ndarray
+        The quadrature error, at infinite width: of all three, and the same for all initialisations. 0 at finite widths.
 
     Examples
     --------
@@ -49,6 +52,7 @@ class Band(NamedTuple):
     median: Array
     low: Array
     high: Array
+    error: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +69,8 @@ class Measured:
         Of one core.
     precision : str
         Of its numbers.
+    moved : mapping of str to numpy.ndarray
+        By quantity, at infinite width: (moves, blocks), how far it moves if Gaussian expectations move by their errors.
 
     Examples
     --------
@@ -78,6 +84,7 @@ class Measured:
     arrays: Mapping[str, Array]  # by quantity: (draws, blocks), or (draws,) at the end
     seconds: float  # of one core
     precision: str = "float64"
+    moved: Mapping[str, Array] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Array:
         return self.arrays[name]
@@ -133,9 +140,7 @@ class Measured:
         >>> ns.audit(tiny, quick=True).actual.from_embedding("cosine").shape
         (16, 3)
         """
-        draws = self.arrays[name]
-        first = "grad_input" if name == "grad_mean_square" else f"input_{name}"
-        return draws if first not in self.arrays else np.concatenate([self.arrays[first][:, None], draws], axis=1)
+        return _from_embedding(self.arrays, name)
 
     def band(self, name: str) -> Band:
         """The median and the band of a quantity, from the embedding on where it is measured there.
@@ -157,9 +162,30 @@ class Measured:
         array([0, 1, 2])
         """
         draws = self.from_embedding(name)
+        made = band(draws)
+        error = np.zeros(draws.shape[1:])
+        if self.moved:
+            error = np.sqrt(np.mean(np.square(_from_embedding(self.moved, name)), axis=0))
         if draws.ndim == 1:
-            return Band(None, *band(draws))
-        return Band(np.arange(self.arrays[name].shape[1] + 1)[-draws.shape[1] :], *band(draws))
+            return Band(None, *made, error)
+        return Band(np.arange(self.arrays[name].shape[1] + 1)[-draws.shape[1] :], *made, error)
+
+    @property
+    def shifted(self) -> list[Mapping[str, Array]]:
+        """The draws moved by their quadrature error, in each of several ways; none if that shows in no quantity.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True, widths="inf").limit.shifted
+        []
+        """
+        bands = [self.band(name) for name in self.moved]
+        if not any((b.error > NEGLIGIBLE * (np.abs(b.median) + b.high - b.low)).any() for b in bands):
+            return []
+        ways = range(len(next(iter(self.moved.values()))))
+        signed = [(way, sign) for way in ways for sign in (1, -1)]
+        return [{q: draws + sign * self.moved[q][way] for q, draws in self.arrays.items()} for way, sign in signed]
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,11 +274,15 @@ class Found:
         >>> ns.audit(tiny, quick=True).at(16).findings[0].name
         'growth'
         """
+        both = self.actual is not None and self.limit is not None
+        found = self._judged(self.best.arrays, self.limit.arrays if both and self.limit else None)
+        shifted = [] if self.limit is None else self.limit.shifted
+        others = [self._judged(self.best.arrays, s) if both else self._judged(s, None) for s in shifted]
+        return tuple(within_error(*same) for same in zip(found, *others, strict=True))
+
+    def _judged(self, draws: Mapping[str, Array], limit: Mapping[str, Array] | None) -> tuple[Finding, ...]:
         uniform = math.log(self.model.vocabulary) if self.model.vocabulary else None
-        beside = self.limit.arrays if self.actual is not None and self.limit is not None else None
-        return judged(
-            Facts(self.best.arrays, beside, self._distinct, uniform, self.stacks, self.tokens, self.best.precision)
-        )
+        return judged(Facts(draws, limit, self._distinct, uniform, self.stacks, self.tokens, self.best.precision))
 
     def finding(self, name: str) -> Finding:
         """The verdict of one rule.
@@ -316,13 +346,14 @@ class Found:
         --------
         >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
         >>> list(ns.audit(tiny, quick=True).at(16).rows()[0])
-        ['model', 'tokens', 'widths', 'block', 'quantity', 'median', 'low', 'high']
+        ['model', 'tokens', 'widths', 'block', 'quantity', 'median', 'low', 'high', 'error']
         """
         return [
             {"model": self.model.name, "tokens": self.tokens, "widths": "inf" if found.subject.infinite else "actual",
-             "block": at, "quantity": q.name, "median": float(median), "low": float(low), "high": float(high)}
+             "block": at, "quantity": q.name, "median": float(median), "low": float(low), "high": float(high),
+             "error": float(error)}
             for found in self.measured for q in (*BLOCKS, *FINAL) if q.name in found
-            for at, median, low, high in _blocks(found.band(q.name))
+            for at, median, low, high, error in _blocks(found.band(q.name))
         ]  # fmt: skip
 
 
@@ -349,6 +380,10 @@ def rule_name(name: str) -> str:
 
 
 def _blocks(band: Band) -> list[tuple[Any, ...]]:
-    if band.blocks is None:
-        return [("", band.median, band.low, band.high)]
-    return list(zip(band.blocks, band.median, band.low, band.high, strict=True))
+    return [("", *band[1:])] if band.blocks is None else list(zip(*band, strict=True))  # type: ignore[arg-type]
+
+
+def _from_embedding(arrays: Mapping[str, Array], name: str) -> Array:
+    """A quantity with the embedding before the blocks, if it is measured there too."""
+    first = "grad_input" if name == "grad_mean_square" else f"input_{name}"
+    return arrays[name] if first not in arrays else np.concatenate([arrays[first][:, None], arrays[name]], axis=1)

@@ -167,6 +167,13 @@ def worst(findings: Iterable[Finding]) -> Finding:
     return replace(first, tokens=tuple(n for f in every if f.verdict == first.verdict for n in f.tokens))
 
 
+def within_error(finding: Finding, *shifted: Finding) -> Finding:
+    """The finding; undecided if another verdict is possible within the quadrature error."""
+    if all(other.verdict == finding.verdict for other in shifted):
+        return finding
+    return replace(finding, verdict=UNDECIDED, measured=f"{finding.measured}; open within the quadrature error")
+
+
 def at(finding: Finding) -> str:
     """The lengths at which a verdict holds, in words."""
     return f"at {listed([f'{n:,}' for n in finding.tokens])} tokens"

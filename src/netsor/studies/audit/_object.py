@@ -77,17 +77,21 @@ def _summaries(found: Measured) -> dict[str, Any]:
     bands = {q.name: found.band(q.name) for q in (*BLOCKS, *FINAL) if q.name in found}
     blocks = {name: band for name, band in bands.items() if band.blocks is not None}
     count = max(int(band.blocks[-1]) for band in blocks.values() if band.blocks is not None)
+    infinite = found.subject.infinite
     layers = [
-        {name: _three(*(v[i - count - 1] for v in band[1:])) for name, band in blocks.items()}
+        {name: _numbers(infinite, *(v[i - count - 1] for v in band[1:])) for name, band in blocks.items()}
         for i in range(1, count + 1)
     ]
-    embedding = {name: _three(*(v[0] for v in band[1:])) for name, band in blocks.items() if len(band.median) > count}
+    starts = {name: band for name, band in blocks.items() if len(band.median) > count}
+    embedding = {name: _numbers(infinite, *(v[0] for v in band[1:])) for name, band in starts.items()}
     shown = [q.name for q in FINAL if q.name in bands or not q.name.startswith("grad")]
-    final = {name: _three(*bands[name][1:]) if name in bands else None for name in shown}
+    final = {name: _numbers(infinite, *bands[name][1:]) if name in bands else None for name in shown}
     return {"embedding": embedding, "layers": layers, "final": final}
 
 
-def _three(*values: Any) -> dict[str, float]:
+def _numbers(infinite: bool, *values: Any) -> dict[str, float]:
+    """Median and band; at infinite width with the quadrature error."""
     if not all(map(math.isfinite, values)):
         raise ValueError("what was measured is not finite: the numbers leave double precision")
-    return dict(zip(("median", "low", "high"), map(float, values), strict=True))
+    names = ("median", "low", "high", "error") if infinite else ("median", "low", "high")
+    return dict(zip(names, map(float, values), strict=False))

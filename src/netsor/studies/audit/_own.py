@@ -137,8 +137,13 @@ class OwnProbes:
     def measure(self, draws: int, **how: Any) -> dict[str, Floats]:
         """Draws of every quantity: arrays (draws, blocks) by name, (draws,) for those of the whole network."""
         bound = self.model.widths() | how
-        found, count = self._at(bound).draw(draws=draws, **bound), self.model.layers + 1
+        found = self._at(bound).draw(draws=draws, **bound)
         assert isinstance(found, tuple)  # there are several outputs
+        return self.named(found)
+
+    def named(self, found: Sequence[Floats]) -> dict[str, Floats]:
+        """Numbers of the outputs of the program, by the names of the quantities."""
+        count = self.model.layers + 1
         measured = _named(found[:count], self.names, self.final)
         if len(found) > count:
             measured |= _named(found[count:], names_of(self.ranged), names_of(tuple(self.model.ends)))

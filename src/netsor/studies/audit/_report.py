@@ -81,7 +81,7 @@ def _manifest(models: Sequence[Lengths], spent: dict[str, Any], command: str, ou
         "seed": request.seed,
         **surroundings(),
         "random_numbers": spent["random_numbers"],
-        "seconds": {"sampling": round(sum(each.seconds for each in every), 3), "all": spent["seconds"]},
+        "seconds": {"sampling": spent["seconds"]},
         "parts": parts,
         "findings": [[dataclasses.asdict(f) for f in merged(lengths)] for lengths in models],
     }

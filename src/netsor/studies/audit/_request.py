@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..._at_widths import AtWidths
 from ...engine import ExactError, Plan
 from ...engine._montecarlo import Progress, whole_number
 from ...engine._precision import settled
@@ -61,6 +62,10 @@ class Subject:
         """The program of all that is measured."""
         given = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
         return self.model.probes(**given, gradients=self.gradients, ranges=self.ranges)
+
+    def at(self) -> AtWidths:
+        """That program at its widths."""
+        return probes_of(self)._at(self.widths)._at(self.widths)
 
     @property
     def plan(self) -> Plan:
@@ -182,7 +187,7 @@ class Request:
             raise ValueError("ranges=True needs finite widths, of which there are none with widths='inf'")
         for name, least in (("draws", 1), ("seed", 0), ("workers", 1)):
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or name == "seed":
                 self._set(name, whole_number(name, value, least))
         if self.draws is not None and self.draws < DECIDE:
             raise ValueError(

@@ -26,7 +26,6 @@ class Result(ABC):
 
     audits: tuple[Audit, ...]
     request: Request
-    seconds: float  # of the clock
 
     @abstractmethod
     def __str__(self) -> str: ...
@@ -77,6 +76,18 @@ class Result(ABC):
         True
         """
         return sum(m.random_numbers for audit in self.audits for found in audit.lengths for m in found.measured)
+
+    @property
+    def seconds(self) -> float:
+        """What the draws took, in seconds of one core; those that were kept from an earlier run count too.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).seconds > 0
+        True
+        """
+        return sum(m.seconds for audit in self.audits for found in audit.lengths for m in found.measured)
 
     @property
     def _spent(self) -> dict[str, Any]:
@@ -193,8 +204,6 @@ class Audit(Result):
         What was asked.
     lengths : sequence of Found
         What was measured at each length.
-    seconds : float
-        Of the clock.
 
     Examples
     --------
@@ -206,8 +215,8 @@ class Audit(Result):
     (3,)
     """
 
-    def __init__(self, request: Request, lengths: Sequence[Found], seconds: float) -> None:
-        self.request, self.lengths, self.seconds = request, tuple(lengths), seconds
+    def __init__(self, request: Request, lengths: Sequence[Found]) -> None:
+        self.request, self.lengths = request, tuple(lengths)
         self.audits = (self,)
 
     def __repr__(self) -> str:
@@ -379,7 +388,7 @@ class Comparison(Result):
     """
 
     def __init__(self, audits: Sequence[Audit]) -> None:
-        self.audits, self.request, self.seconds = tuple(audits), audits[0].request, audits[0].seconds
+        self.audits, self.request = tuple(audits), audits[0].request
 
     def __repr__(self) -> str:
         names = " and ".join(audit.model.name for audit in self.audits)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..._at_widths import NEGLIGIBLE
 from . import _ranges
 from ._differences import Differences, Parting, Preference, short
 from ._found import Found, Lengths, Measured, changing, merged
@@ -176,9 +177,10 @@ def cell(found: Measured, name: str, block: int | None) -> str:
     i = 0 if block is None or band.blocks is None else block - int(band.blocks[0])
     if i < 0:
         return ""
-    median, low, high = (float(np.reshape(v, -1)[i]) for v in (band.median, band.low, band.high))
+    median, low, high, error = (float(np.reshape(v, -1)[i]) for v in band[1:])
     digits = EVERY[name].digits
-    return f"{median:.{digits}g} ({low:.{digits}g}–{high:.{digits}g})"
+    known = f" ± {error:.1g}" if error > NEGLIGIBLE * abs(median) else ""  # by the error of Gaussian expectations
+    return f"{median:.{digits}g}{known} ({low:.{digits}g}–{high:.{digits}g})"
 
 
 def _findings(lengths: Lengths) -> list[str]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..._program import Program
-from ...engine._montecarlo import Progress
+from ...engine._montecarlo import Progress, check_executor
 from ...engine.backends import choose
 from ...models import Transformer, read
+from .._folder import out_path
 from . import _check, _parametrisation, _request
 from ._results import CoordCheck
 
@@ -118,8 +119,8 @@ def coord_check(
     >>> print(f"{abs(found[0]['hidden'].exponent.value):.0f}")
     0
     """
-    if out is not None and not str(out):
-        raise ValueError("out='' must name a folder; for the current one give '.'")
+    folder = None if out is None else out_path(out)
+    check_executor(executor, "processes")
     if model is None:
         raise ValueError("model=None must be a model, or a function of the width that returns a Program")
     own = callable(model) and not isinstance(model, Transformer) and not hasattr(model, "to_dict")
@@ -146,7 +147,7 @@ def coord_check(
         tolerance,
         seed,
         workers,
-        None if out is None else Path(out),
+        folder,
         (str(getattr(described, "name", None) or getattr(described, "__name__", "program")),),
         choose(backend, device, precision),
         progress,

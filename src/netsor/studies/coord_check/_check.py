@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import lru_cache
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from ...engine._montecarlo import check_memory
 from ...engine._precision import LEAST, PATIENCE, check_single
+from ...engine._sampler import TRIED
 from ...engine.backends import Backend
 from .._cost import Cost, around, at_work
 from .._parts import collected
@@ -38,6 +38,9 @@ def estimate(request: Request) -> Cost:
         draw, plan = subject.a_draw(), subject.ahead()
         count = math.ceil(draws / subject.part_draws)
         seconds += draw.seconds * draws + plan.seconds * count
+        if math.isinf(subject.width) and subject.entries and subject.plan.expects:  # the quadrature error
+            tries = 5 if subject.plan.nodes else 3
+            seconds += draw.seconds * tries * TRIED + plan.seconds * (tries - 1)
         numbers += draw.numbers * draws
         one = max(one, draw.in_worker(min(draws, subject.part_draws), plan.bytes))
         parts += count
@@ -67,7 +70,6 @@ def run(request: Request, executor: Executor | None = None) -> CoordCheck:
 
     An executor does the parts in place of processes here.
     """
-    start = time.perf_counter()
     count = estimate(request).workers
     prepare(request)
     asked = [pair for rule in request.checks for pair in enumerate(request.subjects(rule))]
@@ -79,8 +81,8 @@ def run(request: Request, executor: Executor | None = None) -> CoordCheck:
     numbers = {s: np.concatenate([found[part]["numbers"] for part in some]) for s, some in parts.items()}
     checks = [_check(request, rule, numbers) for rule in request.checks]
     drawn = sum(s.plan.random_numbers * len(some) for s, some in numbers.items()) if request.own else _numbers(numbers)
-    work = float(sum(arrays["seconds"] for arrays in found.values()))
-    result = CoordCheck(request, checks, int(drawn), time.perf_counter() - start, work)
+    seconds = float(sum(arrays["seconds"] for arrays in found.values()))
+    result = CoordCheck(request, checks, int(drawn), seconds)
     if request.out is not None:
         result.save(request.out)
     return result
@@ -100,8 +102,10 @@ def _check(request: Request, rule: Parametrisation, numbers: dict[Subject, Float
     infinite = next((s for s in subjects if math.isinf(s.width)), None)
     if infinite is None:
         return Check(request, rule, draws, None, {})
-    limit = _sizes(infinite.entries, numbers[infinite]) if infinite in numbers else {}
-    return Check(request, rule, draws, _still(limit), infinite.refused)
+    if infinite not in numbers:
+        return Check(request, rule, draws, {}, infinite.refused)
+    limit = _sizes(infinite.entries, numbers[infinite])
+    return Check(request, rule, draws, _still(limit), infinite.refused, infinite.errors)
 
 
 def _sizes(entries: Sequence[Entry], numbers: Floats) -> dict[Entry, Floats]:

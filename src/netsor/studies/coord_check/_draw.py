@@ -66,8 +66,10 @@ def _panel(axes: Any, check: Check, what: str) -> dict[str, Any]:
             at, sizes[:, 0], away, color=colour, marker=MARKS[k % len(MARKS)], ms=3.2, lw=1.2, elinewidth=0.7
         )
         if check.limit is not None and entry in check.limit:
-            value = size(check.limit[entry])[0]
-            axes.axhline(value, color=colour, lw=0.7, ls=(0, (4.0, 1.6)))
+            value, low, high = check.limit_size(entry)
+            if low > 0:  # what is not told from 0 has no place on a logarithmic axis
+                axes.axhline(value, color=colour, lw=0.7, ls=(0, (4.0, 1.6)))
+                axes.axhspan(low, high, color=colour, alpha=0.12, lw=0)
         lines[entry.name] = drawn
     axes.set(xscale="log", yscale="log")
     axes.set_title(TITLES.get(check.name, check.name.replace("$", r"\$")))  # which matplotlib reads as TeX

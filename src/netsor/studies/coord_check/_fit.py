@@ -152,8 +152,16 @@ def _between(x: Floats, k: int) -> Any:
     return c
 
 
-def size(draws: Floats) -> tuple[float, float, float]:
-    """The geometric mean over replicas, and an interval of two standard errors."""
+def size(draws: Floats, error: float = 0.0, squares: bool = True) -> tuple[float, float, float]:
+    """The geometric mean over replicas, and an interval of two standard errors, widened by an error of the squares."""
+    value, low, high = _replicas(draws)
+    if not error:
+        return value, low, high
+    power = 2 if squares else 1
+    return value, max(0.0, low**power - error) ** (1 / power), (high**power + error) ** (1 / power)
+
+
+def _replicas(draws: Floats) -> tuple[float, float, float]:
     positive = draws[draws > 0]
     if len(positive) < len(draws) or not np.isfinite(draws).all():
         return 0.0 if not len(positive) else float(np.median(draws)), float(draws.min()), float(draws.max())

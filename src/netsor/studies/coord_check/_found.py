@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._fit import Fit, fit, size
-from ._judge import GROWS, SHRINKS, Verdict, advice, finite, judged, worst
+from ._judge import Verdict, advice, broken, finite, judged, worst
 from ._network import CHANGE, SIZE, UPDATE, Entry
 from ._parametrisation import Parametrisation
 from ._request import Request
@@ -39,6 +39,8 @@ class Check:
         The same at infinite width, for what has a limit; None if it was not asked for.
     refused : mapping of Entry to str
         What has no limit, and why.
+    errors : mapping of Entry to float
+        The quadrature errors at infinite width: of the mean squares, and of the loss. Zero if not given.
 
     Examples
     --------
@@ -52,10 +54,10 @@ class Check:
 
     def __init__(
         self, request: Request, rule: Parametrisation, draws: Mapping[Entry, Sequence[Floats]],
-        limit: Mapping[Entry, Floats] | None, refused: Mapping[Entry, str],
+        limit: Mapping[Entry, Floats] | None, refused: Mapping[Entry, str], errors: Mapping[Entry, float] | None = None,
     ) -> None:  # fmt: skip
         self.request, self.rule, self.draws = request, rule, dict(draws)
-        self.limit, self.refused = limit, dict(refused)
+        self.limit, self.refused, self.errors = limit, dict(refused), dict(errors or {})
 
     @property
     def name(self) -> str:
@@ -230,7 +232,7 @@ class Check:
 
     @property
     def kept(self) -> bool:
-        """Whether no activation grows or shrinks against the promise; those that are undecided do not count.
+        """Whether there is nothing to change: `advice` is empty. What is undecided does not count.
 
         Examples
         --------
@@ -239,7 +241,23 @@ class Check:
         >>> check.kept
         False
         """
-        return all(v.verdict not in (GROWS, SHRINKS) for v in self.verdicts)
+        return not self.advice
+
+    @property
+    def broken(self) -> list[str]:
+        """What grows or shrinks against the promise, by name: activations, and updates of kinds of weights.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
+        >>> check.broken[2:5]
+        ['logits', 'loss', 'update of value']
+        """
+        return [
+            *(v.entry.name for v in broken(self.verdicts)),
+            *(f"update of {v.entry.name}" for v in broken(self.updates)),
+        ]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each entry and width (or depth), and for each that has a limit one at infinite width.
@@ -248,7 +266,8 @@ class Check:
         -------
         iterator of dict
             With `parametrisation`, `what`, `name`, `block`, `width` (or `depth`), `value` (the geometric mean over
-            replicas), `low` and `high` (two standard errors below and above), and the number of `replicas`.
+            replicas), `low` and `high` (two standard errors below and above, and at infinite width the quadrature
+            error too), and the number of `replicas`.
 
         Examples
         --------
@@ -262,15 +281,43 @@ class Check:
             for at, draws in zip(self.request.at, some, strict=True):
                 yield self._row(entry, at, draws)
         for entry, draws in (self.limit or {}).items():
-            yield self._row(entry, math.inf, draws)
+            yield self._row(entry, math.inf, draws, self.errors.get(entry, 0.0))
 
-    def _row(self, entry: Entry, at: float, draws: Floats) -> dict[str, Any]:
-        value, low, high = size(draws)
+    def _row(self, entry: Entry, at: float, draws: Floats, error: float = 0.0) -> dict[str, Any]:
+        value, low, high = size(draws, error, squares=entry.name != "loss")
         return {
             "parametrisation": self.name, "what": entry.what, "name": entry.name,
             "block": "" if entry.block is None else entry.block, self.request.axis: at,
             "value": value, "low": low, "high": high, "replicas": len(draws),
         }  # fmt: skip
+
+    def limit_size(self, entry: Entry) -> tuple[float, float, float]:
+        """The size of an entry at infinite width, and the ends of an interval for it.
+
+        Parameters
+        ----------
+        entry : Entry
+            One of those in `limit`.
+
+        Returns
+        -------
+        tuple of float
+            The geometric mean over replicas; that less and plus two standard errors and the quadrature error. The
+            second is 0 if the size is not told from 0.
+
+        Examples
+        --------
+        >>> @ns.program
+        ... def net(n):
+        ...     h = ns.probe("hidden", ns.weight(n, 1, name="first") @ ns.data([[1.0]]))
+        ...     return ns.mean_dot(h, h).sum()
+        >>> check = ns.coord_check(net, widths=[4, 8, ns.inf], lr=lambda fan_in, out: 0.1 * out, draws=4)[0]
+        >>> [f"{end:.3f}" for end in check.limit_size(check["hidden"].entry)]  # exact
+        ['0.200', '0.200', '0.200']
+        """
+        if self.limit is None or entry not in self.limit:
+            raise KeyError(f"{entry.what} of {entry.name} has no limit here")
+        return size(self.limit[entry], self.errors.get(entry, 0.0), squares=entry.name != "loss")
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the parametrisation, all exponents with their verdicts, and what to change.
@@ -295,19 +342,22 @@ class Check:
             "verdicts": {v.entry.name: v.verdict for v in self.verdicts},
             "advice": self.advice,
             "limit": None if self.limit is None else [
-                {"what": e.what, "name": e.name, "value": finite(size(draws)[0])} for e, draws in self.limit.items()
+                {"what": e.what, "name": e.name, "block": e.block, **_ends(self.limit_size(e))} for e in self.limit
             ],
             "no_limit": self.no_limit,
         }  # fmt: skip
 
     def _object(self, v: Verdict, judge: bool = True) -> dict[str, Any]:
-        sizes: Any = [
-            dict(zip(("value", "low", "high"), map(finite, size(d)), strict=True)) for d in self.draws[v.entry]
-        ]
+        sizes: Any = [_ends(size(d)) for d in self.draws[v.entry]]
         found = None if v.fit is None else v.fit.exponent.as_dict()
         made = {"name": v.entry.name, "block": v.entry.block, "sizes": sizes, "exponent": found}
         made |= {"between": None if v.fit is None else [e.as_dict() for e in v.fit.local]}
         return made | ({"promised": v.promised, "verdict": v.verdict} if judge else {})
+
+
+def _ends(size: tuple[float, float, float]) -> dict[str, float | None]:
+    """A size and its interval, for JSON."""
+    return dict(zip(("value", "low", "high"), map(finite, size), strict=True))
 
 
 def _of(name: str, verdicts: Sequence[Verdict]) -> Verdict:

@@ -32,6 +32,11 @@ RULE = (
     "settle it"
 )
 
+LIMIT = (
+    " Verdicts do not use the limit. Its error is two standard errors and the quadrature error of its Gaussian "
+    "expectations; ≤ means that it is not told from 0."
+)
+
 
 class Verdict(NamedTuple):
     """What is said of an activation, or of a kind of weight: that of its worst block.
@@ -121,6 +126,11 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
     return max(verdicts, key=lambda v: (ORDER.index(v.verdict), abs(v.beyond)))
 
 
+def broken(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Those that grow or shrink against the promise."""
+    return [v for v in verdicts if v.verdict in (GROWS, SHRINKS)]
+
+
 def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequence[Verdict], letter: str) -> list[str]:
     """What to change, a sentence each; none if all is as promised.
 
@@ -129,9 +139,8 @@ def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequen
     and no update does, the cause is at initialisation.
     """
     alike: dict[str, list[Verdict]] = {}
-    for u in updates:
-        if u.verdict in (GROWS, SHRINKS):
-            alike.setdefault(_towards(u, letter), []).append(u)
+    for u in broken(updates):
+        alike.setdefault(_towards(u, letter), []).append(u)
     lines = []
     for words, some in alike.items():
         names = [NAMES.get(u.entry.name, u.entry.name) for u in some]
@@ -141,10 +150,9 @@ def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequen
             f"the learning rate{several} of {_listed(names)} should {words}: what the update makes of its inputs has "
             f"exponent {told} through all, and {some[0].promised:g} was promised"
         )
-    bad = [c for c in changes if c.verdict in (GROWS, SHRINKS)]
-    if bad and not lines:
+    if not lines:
         before = {s.entry.name: s.exponent for s in sizes}
-        for c in bad:
+        for c in broken(changes):
             own = before.get(c.entry.name)
             said = "" if own is None else f" (before the step, {c.entry.name} itself has exponent {own})"
             lines.append(

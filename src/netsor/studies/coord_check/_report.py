@@ -37,11 +37,9 @@ to the learning rate of that weight alone, so that its exponent says how that ra
 <p>{how}</p>"""
 
 
-def files(
-    checks: Sequence[Check], found: dict[str, Any], work: float, out: Path
-) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """The files of a check by name, and their manifest; `found` is the check for JSON, `work` its core-seconds."""
-    manifest = _manifest(checks, found, work, out)
+def files(checks: Sequence[Check], found: dict[str, Any], out: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The files of a check by name, and their manifest; `found` is the check for JSON."""
+    manifest = _manifest(checks, found, out)
     drawn = pictures(checks)
     return {
         "report.html": _report(checks, manifest, drawn).encode(),
@@ -52,7 +50,7 @@ def files(
     }, manifest
 
 
-def _manifest(checks: Sequence[Check], found: dict[str, Any], work: float, out: Path) -> dict[str, Any]:
+def _manifest(checks: Sequence[Check], found: dict[str, Any], out: Path) -> dict[str, Any]:
     r = checks[0].request
     options = {
         "model": r.name,
@@ -73,7 +71,7 @@ def _manifest(checks: Sequence[Check], found: dict[str, Any], work: float, out: 
         "seed": r.seed,
         **surroundings(),
         "random_numbers": found["random_numbers"],
-        "seconds": {"sampling": round(work, 3), "all": found["seconds"]},
+        "seconds": {"sampling": found["seconds"]},
     }
 
 
@@ -106,7 +104,11 @@ def _report(checks: Sequence[Check], manifest: dict[str, Any], drawn: dict[str, 
 
 def _caption(checks: Sequence[Check]) -> str:
     r = checks[0].request
-    ends = "; a dashed line is the limit" if any(check.limit is not None for check in checks) else ""
+    ends = (
+        "; a dashed line is the limit, in the band of its error"
+        if any(check.limit is not None for check in checks)
+        else ""
+    )
     return (
         f"√(mean square) of what one step of {r.optimiser} changes, against the {r.axis}: "
         "geometric means over initialisations with two standard errors, in the block that the verdict is of. "
@@ -115,9 +117,9 @@ def _caption(checks: Sequence[Check]) -> str:
 
 
 def _said(check: Check) -> str:
-    bad = [v.entry.name for v in check.verdicts if v.verdict in (GROWS, SHRINKS)]
-    some = "everything that is decided" if any(v.verdict == UNDECIDED for v in check.verdicts) else "everything"
-    text = f"{some} is as promised" if not bad else f"not as promised: {', '.join(bad)}"
+    every = (*check.verdicts, *check.updates)
+    some = "everything that is decided" if any(v.verdict == UNDECIDED for v in every) else "everything"
+    text = f"{some} is as promised" if check.kept else f"not as promised: {', '.join(check.broken)}"
     return f'<p class="verdict">{html.escape(check.name)}: {html.escape(text)}.</p>'
 
 

@@ -63,7 +63,7 @@ class Request:
             raise ValueError(f"tolerance={shown(self.tolerance)} must be a number above 0, at most 1")
         self._set("draws", whole_number("draws", DRAWS if self.draws is None else self.draws, FEWEST))
         for name, least in (("seed", 0), ("workers", 1)):
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None or name == "seed":
                 self._set(name, whole_number(name, getattr(self, name), least))
         if len({rule.name for rule in self.rules}) < len(self.rules):
             raise ValueError("parametrisation must have each name once")
@@ -98,6 +98,8 @@ class Request:
 
     def _check_model(self, model: Transformer) -> None:
         refuse(model)
+        if not self.rules:
+            raise ValueError("parametrisation=[] must have one name or more")
         if self.promise is not None:
             raise ValueError(f"promise={shown(self.promise)} is for programs: a parametrisation says what it promises")
         if self.widths is None:
@@ -208,11 +210,14 @@ class Request:
         """The parametrisations; of a program one, which is in its weights."""
         if self.rules:
             return self.rules
-        promise = dict(self.promise or {})
-        known = {"features", "logits"}
-        for name, value in promise.items():
-            if name not in known or not isinstance(value, int | float) or not -4 <= value <= 4:
-                raise ValueError(f"promise={shown(promise)} must have numbers for features and logits, or one of them")
+        promise = {} if self.promise is None else self.promise
+        if not isinstance(promise, Mapping) or not all(
+            name in ("features", "logits") and isinstance(value, int | float) and -4 <= value <= 4
+            for name, value in promise.items()
+        ):
+            raise ValueError(
+                f"promise={shown(promise)} must be a dict of exponents from -4 to 4 for 'features' and 'logits', or one"
+            )
         return (Parametrisation("program", "as it is written", features=promise.get("features", 0.0),
                                 outputs=promise.get("logits", 0.0)),)  # fmt: skip
 

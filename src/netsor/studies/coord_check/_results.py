@@ -29,9 +29,7 @@ class CoordCheck:
     random_numbers : int
         About how many were drawn.
     seconds : float
-        Of the clock.
-    work : float
-        Seconds of all workers together.
+        What the draws took, in seconds of one core; those that were kept from an earlier run count too.
 
     Examples
     --------
@@ -43,9 +41,9 @@ class CoordCheck:
     'grows'
     """
 
-    def __init__(self, request: Request, checks: Sequence[Check], random_numbers: int, seconds: float, work: float):
+    def __init__(self, request: Request, checks: Sequence[Check], random_numbers: int, seconds: float):
         self.request, self.checks = request, tuple(checks)
-        self.random_numbers, self.seconds, self.work = random_numbers, seconds, work
+        self.random_numbers, self.seconds = random_numbers, seconds
 
     def __repr__(self) -> str:
         found = "; ".join(
@@ -181,7 +179,7 @@ class CoordCheck:
         path = Path(out)
         folder = folder_of(path)
         folder.prepare(FILES)
-        folder.put(*files(self.checks, self.as_dict(), self.work, path))
+        folder.put(*files(self.checks, self.as_dict(), path))
         return path / "report.html"
 
 

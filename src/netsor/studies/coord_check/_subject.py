@@ -12,7 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from ..._program import Program
-from ...engine import Plan
+from ...engine import Plan, Sampling
+from ...engine._sampler import TRIED
 from ...engine.backends import Backend
 from ...engine.backends._numpy import together
 from ...language import Scalar, TraceError, Width
@@ -90,12 +91,18 @@ class Subject:
     @property
     def program(self) -> Program:
         """The program of all that is measured."""
-        return joined(_made(self)[0])
+        return _joined(self)
 
     @property
     def plan(self) -> Plan:
         """What a draw takes."""
         return self.program.plan(**self.widths)  # type: ignore[arg-type]
+
+    @property
+    def errors(self) -> dict[Entry, float]:
+        """The quadrature error of every number, in the mean over draws."""
+        moves = self.program._at(self.widths).moves(Sampling(TRIED))
+        return dict.fromkeys(self.entries, 0.0) if moves is None else dict(zip(self.entries, moves.each, strict=True))
 
     @property
     def key(self) -> dict[str, Any]:
@@ -133,6 +140,11 @@ class Subject:
             products += 6 * t * m.weights
         seconds, size = numbers * NUMBER + products * PRODUCT, 8 * (20 * t * (m.vocabulary or 0) + 8 * t * wide)
         return Draw(seconds, numbers, size, size, together(size, size, seconds, STEPS * m.layers))
+
+
+@lru_cache(maxsize=8)  # a program that is the same object is planned once
+def _joined(subject: Subject) -> Program:
+    return joined(_made(subject)[0])
 
 
 @lru_cache(maxsize=8)

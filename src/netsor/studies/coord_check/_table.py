@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from ...laws import Estimate
 from ._fit import size
 from ._found import Check
-from ._judge import RULE, Verdict
+from ._judge import LIMIT, RULE, Verdict
 from ._request import Request
 
+SHOWN = 5e-4  # relative error
 MOST = 6  # columns of widths: of more, the first and the last are shown
 
 
@@ -36,7 +39,8 @@ _GROW = {"heads": "heads grow in number, and keep their dimension", "head-dim": 
 
 def rule(r: Request) -> str:
     """The rule behind verdicts."""
-    return RULE.format(tolerance=r.tolerance, axis=r.axis) + "."
+    limit = LIMIT if math.inf in (r.widths or ()) else ""
+    return RULE.format(tolerance=r.tolerance, axis=r.axis) + "." + limit
 
 
 def rows(check: Check, verdicts: Sequence[Verdict], title: str) -> list[list[str]]:
@@ -49,10 +53,18 @@ def rows(check: Check, verdicts: Sequence[Verdict], title: str) -> list[list[str
     for v in verdicts:
         numbers = [f"{size(check.draws[v.entry][k])[0]:.3g}" for k in shown]
         if check.limit is not None:
-            numbers.append(f"{size(check.limit[v.entry])[0]:.3g}" if v.entry in check.limit else "none")
+            numbers.append(limited(*check.limit_size(v.entry)) if v.entry in check.limit else "none")
         promised = "none" if v.promised is None else f"{v.promised:+.1f}" if v.promised else "0"
         made.append([called(v, check.request.axis), *numbers, exponent(v), promised, v.verdict])
     return made
+
+
+def limited(value: float, low: float, high: float) -> str:
+    """A size at infinite width: with its error, if that shows in three digits."""
+    if low == 0 < high:
+        return f"≤ {high:.2g}"
+    error = max(value - low, high - value)
+    return str(Estimate(value, error)) if error > SHOWN * value else f"{value:.3g}"
 
 
 def called(verdict: Verdict, axis: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...engine._montecarlo import Progress
+from .._folder import out_path
 from . import _study
 from ._study import Finished
 
@@ -54,6 +55,4 @@ def literature(
     >>> {claim.verdict for claim in found.claims["unit-scaling"]} <= {"agrees", "disagrees", "undecided"}
     True
     """
-    if not str(out):
-        raise ValueError("out='' must name a folder; for the current one give '.'")
-    return _study.run(_study.Options(results, Path(out), seed, workers, quick, progress))
+    return _study.run(_study.Options(results, out_path(out), seed, workers, quick, progress))

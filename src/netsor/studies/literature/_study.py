@@ -44,7 +44,7 @@ class Options:
             raise ValueError(f"quick={shown(self.quick)} must be True or False")
         for name, least in (("seed", 0), ("workers", 1)):
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or name == "seed":
                 object.__setattr__(self, name, whole_number(name, value, least))
 
     @property
@@ -100,7 +100,6 @@ def prepare(options: Options) -> Folder:
 
 def run(options: Options) -> Finished:
     """Compute what is not there yet, judge it, and write figures, data, manifest and report."""
-    start = time.perf_counter()
     folder, store = prepare(options), Store(options.out / "parts")
     parts = options.parts
     every = [(name, part) for name, some in parts.items() for part in some]
@@ -125,7 +124,7 @@ def run(options: Options) -> Finished:
         for name, made in pictures.items():
             for kind, content in made.result().items():
                 (svg if kind == "svg" else files)[name if kind == "svg" else f"{name}.{kind}"] = content
-    manifest = _manifest(options, parts, found, time.perf_counter() - start)
+    manifest = _manifest(options, parts, found)
     files["report.html"] = report(options.results, claims, svg, manifest).encode()
     folder.put(files, manifest)
     return Finished(options.out / "report.html", claims, summary(claims))
@@ -154,7 +153,7 @@ def _present(arrays: Arrays | None) -> Arrays:
 
 
 def _manifest(
-    options: Options, parts: dict[str, list[Part]], found: dict[tuple[str, str], Arrays | None], seconds: float
+    options: Options, parts: dict[str, list[Part]], found: dict[tuple[str, str], Arrays | None]
 ) -> dict[str, Any]:
     """What was run, with what, and what it took."""
     store = Store(options.out / "parts")
@@ -173,6 +172,6 @@ def _manifest(
         "options": {"results": [result.name for result in options.results], "quick": options.quick},
         "seed": options.seed,
         **surroundings(),
-        "seconds": {"work": round(sum(part["seconds"] for part in listed), 3), "all": round(seconds, 3)},
+        "seconds": {"work": round(sum(part["seconds"] for part in listed), 3)},
         "parts": listed,
     }

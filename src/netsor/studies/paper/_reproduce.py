@@ -62,7 +62,7 @@ class Options:
             raise ValueError(f"estimator={shown(self.estimator)} must be one of {', '.join(ESTIMATORS)}")
         for name, least in (("samples", 100), ("trials", 1), ("seed", 0), ("workers", 1), ("tokens", 1)):
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or name in ("seed", "tokens"):
                 object.__setattr__(self, name, whole_number(name, value, least))
 
     @property
