@@ -9,14 +9,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .._arrays import one_blas_thread
 from ._cells import Cells, Sums, Tally, binning, cells_for
 from ._kept import Question
-from ._montecarlo import (
-    Silent,
-    check_memory,
-    chunks,
-    one_blas_thread,
-)
+from ._montecarlo import Silent, check_memory, chunks
 from ._plan import Plan
 from ._precision import RAISED, TOO_LARGE, check_single, unrounded
 from ._sampling import Sampling
@@ -238,6 +234,7 @@ class _Chunk:
         return means, covs
 
 
+@one_blas_thread()
 def _block(plan: Plan, seed: int, replicas: int) -> tuple[Array, Array]:
     """A few replicas, by numpy."""
     backend = Numpy()
