@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from ._arrays import one_blas_thread
 from .engine._latent import Latent, matched
-from .engine._montecarlo import Progress, check_memory, generator, in_bytes, one_blas_thread, whole_number
+from .engine._montecarlo import Progress, check_memory, generator, in_bytes, whole_number
 from .engine._plan import in_time
 from .engine.backends import Device
 from .laws import Estimate, Joint, Origin

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
+from ._arrays import one_blas_thread
 from .engine._latent import Latent
-from .engine._montecarlo import one_blas_thread
 from .laws import Estimate
 from .laws._likelihood import Data, log_density, updated
 

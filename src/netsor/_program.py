@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _bayes
+from ._arrays import one_blas_thread
 from ._at_widths import AtWidths
 from ._html import note, scrolled, table, title
 from .engine import NoLimitError, Plan, Sampling, _literal
@@ -438,6 +439,7 @@ class Program:
         found = at.draw(how)
         return tuple(found) if isinstance(self.output, tuple) else found[0]
 
+    @one_blas_thread()
     def posterior(
         self,
         observed: Mapping[int, float],
@@ -579,6 +581,7 @@ class Program:
         law = 16.0 * draws * latent.entries**2
         return _bayes.Cost(found.seconds, found.bytes + law, found.likelihoods)
 
+    @one_blas_thread()
     def log_evidence(
         self,
         observed: Mapping[int, float],

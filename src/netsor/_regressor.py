@@ -15,6 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import _bayes, language
+from ._arrays import single_threaded
 from ._infinite_heads import FEW, InfiniteHeads
 from ._program import Program
 from ._traced import program
@@ -54,6 +55,7 @@ def as_tokens(x: Array) -> Array:
     return np.concatenate([names, x[:, :, None]], axis=2)
 
 
+@single_threaded
 class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Bayesian regression with an attention prior over functions, in scikit-learn's conventions.
 

@@ -1,10 +1,8 @@
 """What costs the same for every block or chunk is paid once: a few replicas take Python as long as thousands do."""
 
 import numpy as np
-from threadpoolctl import threadpool_info, threadpool_limits
 
 import netsor as ns
-from netsor.engine import _montecarlo
 from netsor.engine.backends import Numpy
 from netsor.engine.backends._numpy import CHUNK, Streams, block_of
 
@@ -54,25 +52,6 @@ def test_draws_do_not_depend_on_how_a_chunk_is_cut():
     whole = conditional(net.outputs, {"n": 64.0}, CHUNK, progress=False)
     part = conditional(net.outputs, {"n": 64.0}, CHUNK - 3001, progress=False)
     np.testing.assert_array_equal(part.cov, whole.cov[: CHUNK - 3001])
-
-
-def test_blas_has_one_thread():
-    def threads():
-        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
-
-    with threadpool_limits(2, user_api="blas"):
-        with _montecarlo.one_blas_thread():
-            assert threads() == {1}
-        assert threads() == {2}
-
-
-def test_blas_is_limited_once_a_run(monkeypatch):
-    found = []
-    libraries = _montecarlo._libraries
-    monkeypatch.setattr(_montecarlo, "_libraries", lambda modules: found.append(modules) or libraries(modules))
-    law = layer()[0].law(n=16, draws=5 * CHUNK, workers=1, progress=False)
-    assert len(law.component_var) == 5 * CHUNK
-    assert len(found) == 1
 
 
 def test_small_matrices_are_stored_with_the_replicas_innermost_however_many_heads_there_are():

@@ -1,6 +1,7 @@
 """Every error path: the message names the operation, what was given, what is allowed, and the line."""
 
 import inspect
+import pickle
 import re
 
 import numpy as np
@@ -180,6 +181,16 @@ def test_trace_errors(name):
     with pytest.raises(ns.TraceError, match=message) as caught:
         make()
     assert re.search(r"\(at .*test_errors\.py:\d+: ", str(caught.value))
+
+
+def test_errors_can_be_sent_to_another_process():
+    """One that cannot be read there would end the pool of workers, and nobody would learn what was wrong."""
+    rotated = ns.Program(ns.rotary(ns.gaussian(n, 2)))
+    for make in (lambda: ns.gaussian(-3), lambda: rotated.law(n=ns.inf), lambda: ns.Empirical([])):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 (any of ours)
+            make()
+        copy = pickle.loads(pickle.dumps(caught.value))
+        assert (type(copy), str(copy), vars(copy)) == (type(caught.value), str(caught.value), vars(caught.value))
 
 
 def test_an_error_in_a_layer_points_at_the_users_line():

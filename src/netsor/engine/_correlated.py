@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._arrays import one_blas_thread
 from ..language._array import Acts, Value
 from ..language._asked import Bools, asked_entries
 from ..language._graph import ordered, widths_of
@@ -23,7 +24,6 @@ from ..language._rotary import Rotate
 from ..language._scalar import Scalar
 from ..language._vector import Vector
 from ._error import ExactError
-from ._montecarlo import one_blas_thread
 from ._plan import Plan
 from .backends._numpy import Streams, block
 from .lower import make_plan

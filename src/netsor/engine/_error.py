@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..language._array import Value
 
 
@@ -31,6 +33,10 @@ class ExactError(ValueError):
 
     def __init__(self, value: Value, problem: str, instead: str = "net.simulate draws it, at finite widths") -> None:
         super().__init__(f"{problem} (at {value.where}); {instead}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it was made, so that a worker can send it to the process that waits for it."""
+        return ValueError.__new__, (type(self), *self.args)
 
 
 class NoLimitError(ExactError):

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._arrays import one_blas_thread
 from ._instruction_set import RULES
-from ._montecarlo import cores, one_blas_thread, whole_number
+from ._montecarlo import cores, whole_number
 from ._plan import Plan
 from ._run import in_numpy, run
 from ._steps import VIEWS, Register, Step

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._arrays import one_blas_thread
 from ..language import _operation as ops
 from ..language._array import Operation, Source, Value, rule_for
 from ..language._given import shown
@@ -24,15 +25,7 @@ from ..language._pool import Pool
 from ..language._rotary import Rotate
 from ..language._vector import Vector
 from ..language._weight import Weight
-from ._montecarlo import (
-    check_memory,
-    chunks,
-    cores,
-    generator,
-    memory,
-    one_blas_thread,
-    whole_number,
-)
+from ._montecarlo import check_memory, chunks, cores, generator, memory, whole_number
 from ._sampling import Sampling
 
 Array = npt.NDArray[np.float64]

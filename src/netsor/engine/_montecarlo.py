@@ -14,13 +14,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from contextlib import contextmanager, suppress
-from functools import lru_cache
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from ..language import _given
 
@@ -278,31 +276,3 @@ def _parts(
     finally:
         if isinstance(tick, Tick):
             tick.draws.pop(threading.get_ident(), None)
-
-
-_lock = threading.Lock()
-_inside = 0
-_limits: Any = None
-
-
-@lru_cache(maxsize=1)
-def _libraries(modules: int) -> Any:
-    """The libraries in memory, which takes 1 to 3 ms to find: looked for again once Python has other `modules`."""
-    return ThreadpoolController()
-
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """Matrix products on one thread: the workers are the parallelism, and the sums keep their order."""
-    global _inside, _limits
-    with _lock:
-        _inside += 1
-        if _inside == 1:
-            _limits = _libraries(len(sys.modules)).limit(limits=1, user_api="blas")
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside -= 1
-            if _inside == 0:
-                _limits.restore_original_limits()

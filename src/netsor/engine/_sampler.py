@@ -10,15 +10,11 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .._arrays import one_blas_thread
 from ..language._array import Value
 from ._cells import Cells, Sums, Tally, binning, cells_for
 from ._kept import Question
-from ._montecarlo import (
-    Silent,
-    check_memory,
-    chunks,
-    one_blas_thread,
-)
+from ._montecarlo import Silent, check_memory, chunks
 from ._plan import Plan
 from ._precision import RAISED, TOO_LARGE, check_single, unrounded
 from ._sampling import Sampling
@@ -246,6 +242,7 @@ class _Chunk:
         return means, covs
 
 
+@one_blas_thread()
 def _block(plan: Plan, seed: int, replicas: int) -> tuple[Array, Array]:
     """Means and coefficients of a few replicas, by numpy."""
     mean, columns = numpy_block(plan, Streams(seed, 0), replicas)

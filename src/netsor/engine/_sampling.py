@@ -8,7 +8,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ._montecarlo import Progress, at_once, one_blas_thread, run, whole_number
+from .._arrays import one_blas_thread
+from ._montecarlo import Progress, at_once, run, whole_number
 from .backends import Backend, Numpy
 
 T = TypeVar("T")

@@ -7,9 +7,9 @@ import os
 import sys
 from contextlib import suppress
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-OWN = ("netsor", "functools")  # modules whose lines are not the user's: functools calls our cached properties
+OWN = ("netsor", "functools", "contextlib")  # modules whose lines are not the user's: these call methods of ours
 
 
 class Where(NamedTuple):
@@ -46,6 +46,10 @@ class PlacedError(ValueError):
         self.where = user_line()
         self.plain = f"{operation}: {problem}"  # without the place, for a caller that names a better one
         super().__init__(f"{self.plain} (at {self.where})")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it was made, so that a worker can send it to the process that waits for it."""
+        return ValueError.__new__, (type(self), *self.args), self.__dict__
 
 
 class TraceError(PlacedError):

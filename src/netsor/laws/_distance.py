@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from .._arrays import one_blas_thread
 from ..language._given import shown
 from ._estimate import Estimate, combined
 from ._foreign import as_joint, as_law
@@ -123,6 +124,7 @@ def kolmogorov(p: Other, q: Other) -> Estimate:
     return distances(p, q, ["kolmogorov"])["kolmogorov"]
 
 
+@one_blas_thread()
 def distances(p: Other, q: Other, names: Sequence[str] = NAMES) -> dict[str, Estimate]:
     """Several distances of two laws at once, in less time than one by one.
 

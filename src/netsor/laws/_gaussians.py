@@ -27,6 +27,14 @@ def normal_moment(k: int) -> float:
     return float(math.prod(range(k - 1, 0, -2)))
 
 
+def weighted(table: Array, weight: Array) -> Array:
+    """Σ_i table[p, i] weight[i] for each point p, whose last digits do not depend on the other points.
+
+    A product of the whole table would: BLAS adds in another order for one row than for many.
+    """
+    return np.asarray((table[:, None, :] @ np.asfortranarray(weight))[:, 0])
+
+
 class Gaussians(NamedTuple):
     """Components (n,) with weights (n,), or (n, sums) for several sums over the same components; every v > 0."""
 
@@ -38,7 +46,8 @@ class Gaussians(NamedTuple):
         """Σ_i w_i kernel((y − m_i)/√v_i, √v_i), (points,) or (points, sums)."""
         std = np.sqrt(self.var)
         step = max(1, PIECE // max(len(std), 1))
-        made = [kernel((y[k : k + step, None] - self.mean) / std, std) @ self.weight for k in range(0, len(y), step)]
+        pieces = (y[k : k + step, None] for k in range(0, len(y), step))
+        made = [weighted(kernel((some - self.mean) / std, std), self.weight) for some in pieces]
         return np.concatenate(made) if made else np.zeros((0, *self.weight.shape[1:]))
 
     def pdf(self, y: Array) -> Array:

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._arrays import single_threaded
 from ._checked import checked_heads, real
 from ._estimate import Array, Estimate, combined
-from ._gaussians import CELL, Gaussians, cell_width, normal_moment
+from ._gaussians import CELL, Gaussians, cell_width, normal_moment, weighted
 from ._head import Head, power_moments
 from ._integral import log_mean
 from ._law import Law
@@ -35,6 +36,7 @@ SOFT = 100.0  # ratio of the smallest w of two samples above which the law of w 
 
 
 @storable
+@single_threaded
 class HeadSum(Law):
     """The law of Y given v = (scale/H) Σ_a w_a, Y ~ N(0, v), the w_a independent and each with the law of one head.
 
@@ -290,7 +292,7 @@ class HeadSum(Law):
         # ψ(σ² t²/2H)^H
         with np.errstate(over="ignore"):  # e^(−∞) is 0
             u = self.scale * t[:, None] ** 2 / (2 * self.heads)
-        psi = [np.maximum(np.expm1(-u * nodes) @ weights, -1.0) for nodes, weights in self.head.sets]  # less 1
+        psi = [np.maximum(weighted(np.expm1(-u * nodes), weights), -1.0) for nodes, weights in self.head.sets]  # less 1
         with np.errstate(divide="ignore"):  # where it is 0
             each = np.exp(self.heads * np.log1p(psi))
             value = np.exp(self.heads * np.log1p(np.mean(psi, axis=0)))

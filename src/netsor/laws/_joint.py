@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._arrays import single_threaded
 from ..language._given import SCALE, as_whole, shown
 from ._checked import (
     LARGEST,
@@ -35,6 +36,7 @@ from ._store import storable
 
 
 @storable
+@single_threaded
 class Joint(Described):
     """The mixture of N(mean_r, cov_r) over replicas r: the joint law of one coordinate of each output vector.
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from .._arrays import one_blas_thread
 from ._estimate import Estimate, combined
 from ._joint import Joint
 from ._replicas import average
@@ -13,6 +14,7 @@ from ._replicas import average
 DRAWS = 4000
 
 
+@one_blas_thread()
 def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
     """D(p ‖ q), with the bias that the noise of both densities gives it removed and counted as an error."""
     if _same(p, q):  # one law: the divergence is 0, and the noise of both cancels

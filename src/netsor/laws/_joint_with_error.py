@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._arrays import single_threaded
 from ..language._given import shown
 from ._checked import points
 from ._estimate import Array, Estimate, combined
@@ -18,6 +19,7 @@ from ._normals import Normals
 Joint = Any  # `_joint.Joint`, which imports this file
 
 
+@single_threaded
 class JointWithError:
     """The numbers of a joint law, each as an Estimate."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._arrays import single_threaded
 from ..language._given import as_number, shown
 from ._checked import Rng, Size, checked_generator, checked_order, checked_shape, levels
 from ._described import Described
@@ -26,6 +27,7 @@ from ._replicas import Replicated
 from ._with_error import WithError, values
 
 
+@single_threaded
 class Law(Described, ABC):
     """A law of one variable: the methods of scipy.stats, and what its numbers are worth.
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._arrays import single_threaded
 from ._cf import mixture_cf
 from ._checked import checked_origin
 from ._components import Components
@@ -38,6 +39,7 @@ CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less count
 
 
 @storable
+@single_threaded
 class Mixture(Components, Law):
     """The mixture of N(mean_r, var_r) over replicas r, of equal weight unless weights are given.
 

@@ -14,6 +14,7 @@ import numpy as np
 import scipy
 
 from ._estimate import Array
+from ._gaussians import weighted
 from ._head import Head
 from ._powers import joined, power_rules
 
@@ -59,7 +60,7 @@ class Tails:
             exponent = term - tilt * var
             top = exponent.max(axis=1, keepdims=True)
             with np.errstate(divide="ignore"):
-                found.append(height + top + np.log(np.maximum(np.exp(exponent - top) @ weight, 0.0)))
+                found.append(height + top + np.log(np.maximum(weighted(np.exp(exponent - top), weight), 0.0)))
         return found[0], found[1]
 
     def _sample(self, y: float) -> tuple[Array, Array]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .._arrays import one_blas_thread
 from ..language._given import shown
 from ._checked import checked_generator, whole
 from ._distance import wasserstein1
@@ -18,6 +19,7 @@ from ._replicas import Replicas
 MOST = 10_000  # most directions
 
 
+@one_blas_thread()
 def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int = 2025) -> Estimate:
     """The mean over random unit directions of the W1 distance of Σ_i u_i Y_i under both laws.
 

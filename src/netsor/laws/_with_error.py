@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
+from .._arrays import single_threaded
 from ..language._given import shown
 from ._checked import checked_order, levels, points
 from ._estimate import Array, Estimate, combined
@@ -19,6 +20,7 @@ ROUNDING = 1e-14  # error of a root found numerically, in standard deviations
 FAR = 1e150  # largest size of a point: no law has mass beyond, and its square would overflow
 
 
+@single_threaded
 class WithError:
     """The methods of a law, each returning an Estimate: the value and its standard error."""
 

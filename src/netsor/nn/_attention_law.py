@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._arrays import one_blas_thread
 from ..activations import row_softmax
 from ..language._given import as_floats, as_whole, scale, scaled, shown
 from ..language._where import TraceError
@@ -90,6 +91,7 @@ class Attention:
         if self.mask is not None:
             object.__setattr__(self, "mask", _checked_mask(self.mask, len(k)))
 
+    @one_blas_thread()
     def law(self, heads: int, token: int = 0, points: int | None = None) -> HeadSum:
         """The law of one coordinate of one token, for so many heads.
 
@@ -148,6 +150,7 @@ class Attention:
             points=points,
         )
 
+    @one_blas_thread()
     def infinite_heads(self, points: int | None = None) -> Joint:
         """The Gaussian of infinitely many heads, over all tokens: covariance σ_O²σ_V² E[A K A^T].
 
@@ -189,6 +192,7 @@ class Attention:
         origin = Origin("proved", "infinitely many heads (Hron et al. 2020)", quadrature_error=error)
         return Joint(np.zeros((1, s)), (self.sigma_o * self.sigma_v) ** 2 * value[None], origin)
 
+    @one_blas_thread()
     def linear_scaling(self, tied: bool = False) -> Joint:
         """The Gaussian of 1/n scaling, over all tokens.
 

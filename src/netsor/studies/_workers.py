@@ -14,13 +14,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from .._arrays import one_blas_thread
 from ..engine._montecarlo import Progress
 from ._store import Arrays, Store
 
@@ -28,6 +29,13 @@ T = TypeVar("T")
 
 NOTHING: Iterator[None] = iter(())
 HOME = Path(__file__).parent.parent.parent  # the folder that this package is imported from
+# Read by each BLAS library when a worker loads it, at its start or later.
+ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
+)
+ENVIRONMENT = {"PYTHONSAFEPATH": "1", **ONE_THREAD}
+
+_limits = ExitStack()  # held as long as a worker lives
 
 
 class Workers:
@@ -105,27 +113,28 @@ def told(results: Iterable[T], count: int, what: str, unit: str, progress: Progr
 
 @contextmanager
 def _isolated() -> Iterator[None]:
-    """Processes begun meanwhile hear no interrupt, and run no code of the current folder or of the caller's script.
+    """Processes begun meanwhile hear no interrupt, run no foreign code, and have one BLAS thread each.
 
     A folder of data may hold a `signal.py`: it is left out of the path, and of what Python looks through before
     there is a path. The caller's script is nothing to a worker.
     """
     path, main = sys.path[:], sys.modules["__main__"]
-    safe = os.environ.get("PYTHONSAFEPATH")
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
     here = _place(".")
     with _interrupts_later(), nullcontext() if here is not None else _elsewhere():
         sys.path[:] = [entry for entry in path if _place(entry) != here or _place(entry) == HOME]
         sys.modules["__main__"] = ModuleType("__main__")
-        os.environ["PYTHONSAFEPATH"] = "1"
+        os.environ.update(ENVIRONMENT)
         try:
             yield
         finally:
             sys.path[:] = path
             sys.modules["__main__"] = main
-            if safe is None:
-                del os.environ["PYTHONSAFEPATH"]
-            else:
-                os.environ["PYTHONSAFEPATH"] = safe
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 def _place(entry: str) -> Path | None:
@@ -170,8 +179,9 @@ def _interrupts_later() -> Iterator[None]:
 
 
 def _follow() -> None:
-    """In a worker: leave interrupts to the parent, end when it does, and keep memory rather than give it back."""
+    """In a worker: leave interrupts to the parent, end when it does, limit BLAS, and keep memory once it is freed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _limits.enter_context(one_blas_thread())
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .._montecarlo import generator, memory, one_blas_thread
+from ..._arrays import one_blas_thread
+from .._montecarlo import generator, memory
 from .._plan import LONG, Plan
 from .._prices import NUMPY, Prices
 from .._run import in_numpy, run

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._arrays import one_blas_thread
 from ...language import _operation as ops
 from ...language._array import Acts, Operation, Value, rule_for
 from ...language._graph import ordered
@@ -54,6 +55,7 @@ from .dual import score
 from .frames import NestedError
 
 
+@one_blas_thread()
 def make_plan(
     outputs: Sequence[Value],
     bound: Mapping[str, float],

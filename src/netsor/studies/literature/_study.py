@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..._arrays import one_blas_thread
 from ..._style import rendered, styled
-from ...engine._montecarlo import Progress, cores, one_blas_thread, whole_number
+from ...engine._montecarlo import Progress, cores, whole_number
 from ...language._given import shown
 from .._folder import Folder
 from .._manifest import surroundings, tidy

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...engine._montecarlo import cores, one_blas_thread, whole_number
+from ..._arrays import one_blas_thread
+from ...engine._montecarlo import cores, whole_number
 from ...engine.backends import Backend, Numpy
 from ...language._given import shown
 from .._folder import Folder

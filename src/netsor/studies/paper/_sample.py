@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...engine._montecarlo import generator, one_blas_thread
+from ..._arrays import one_blas_thread
+from ...engine._montecarlo import generator
 from ...laws import HeadSum, Mixture
 from ...laws._gaussians import Gaussians, compress
 from .._store import Arrays, Store
