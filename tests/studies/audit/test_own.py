@@ -75,6 +75,44 @@ def test_rules_come_out_both_ways_for_programs():
 GIVEN = (30.0, (1.0, 0.0, 0.0)), (0.1, (1.0, 1.0, 1.0))
 
 
+@ns.program
+def moved(n, size=1.0):
+    """Activations after one step of gradient descent: at infinite width they are known up to a quadrature error."""
+    w, v = ns.weight(n, 2, name="in"), ns.weight(n, n, name="hidden")
+    g = w @ ns.data([[1.0, 0.5], [0.3, -1.0]])
+    k = v @ ns.tanh(g)
+    f = ns.mean_dot(ns.weight(n, 1, name="head") @ ns.data([1.0]), ns.tanh(k))
+    wide = dict.fromkeys(("in", "head"), lambda fan_in, out: 0.5 * out)
+    g1, k1 = ns.step([g, k], ((f - [1.0, -1.0]) ** 2).sum(), wide | {"hidden": 0.5})
+    ns.probe("embedding", g1)
+    return ns.probe("stream", size * k1)
+
+
+def test_the_limit_of_a_program_has_its_quadrature_error():
+    net = moved(ns.Width("n"))
+    audit = ns.audit(net, n=4096, draws=32, progress=False)
+    band, wide = audit.limit.band("mean_square"), audit.actual["mean_square"][:, 0]
+    assert (band.error > 1e-3 * band.median).all()
+    spread = 4 * wide.std() / len(wide) ** 0.5
+    assert abs(band.median[-1] - wide.mean()) < band.error[-1] + spread
+    assert band.error[-1] == audit.as_dict()["limit"]["layers"][0]["mean_square"]["error"]
+    assert f"{band.median[-1]:.3g} ± {band.error[-1]:.1g} (" in str(audit)
+    assert {row["error"] > 0 for row in audit.at(2).rows() if row["widths"] == "inf"} == {True}
+    assert {row["error"] for row in audit.at(2).rows() if row["widths"] == "actual"} == {0.0}
+    assert len(audit.limit.shifted) == 8  # four other sets of nodes, up and down
+
+
+def test_a_verdict_within_the_quadrature_error_is_undecided():
+    """The growth of a stream that is as large as its threshold: without the error, all draws are on one side of it."""
+    first = ns.audit(moved(ns.Width("n")), n=16, draws=16, widths="inf", progress=False)
+    squares = first.limit.band("mean_square").median
+    for factor, verdict in ((1.0005, "undecided"), (1.2, "found")):
+        net = moved(ns.Width("n"), size=(factor * 1e4 * squares[0] / squares[1]) ** 0.5)
+        found = ns.audit(net, n=16, draws=16, widths="inf", progress=False).finding("growth")
+        assert found.verdict == verdict
+        assert ("open within the quadrature error" in found.measured) == (verdict == "undecided")
+
+
 def test_two_programs_are_compared():
     first, second = (importlib.import_module("examples.audit_experts").net(count=count) for count in (3, 5))
     audit = ns.audit(first, compare=second, n=16, draws=20, widths="actual", progress=False)
