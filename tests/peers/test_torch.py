@@ -17,6 +17,7 @@ from ..bayes import device_cases
 from ..engine import factor_cases
 from ..engine.backend_cases import CASES, LEVEL, assert_same, assert_same_steps, random_plans, smallest_p
 from ..engine.compare import conditional
+from ..engine.test_precision import assert_compared_where_it_runs, assert_refused_before_it_draws
 from ..engine.test_small_parts import nearly_equal
 
 torch = pytest.importorskip("torch")
@@ -120,6 +121,14 @@ def test_torch_factors_singular_matrices(case, precision):
 
     factor_cases.assert_factors(case, precision, compute)
     assert not slow
+
+
+def test_single_precision_is_compared_before_it_draws(monkeypatch):
+    assert_refused_before_it_draws("torch", monkeypatch)
+
+
+def test_a_plan_that_takes_long_is_compared_where_it_runs(monkeypatch):
+    assert_compared_where_it_runs("torch", monkeypatch)
 
 
 def test_vectors_in_single_precision_that_hardly_differ():

@@ -1,22 +1,28 @@
-"""Whether single precision can represent a law, and how to undo what its rounding adds: a comparison by numpy.
+"""Whether single precision is accurate enough for a law, and how to undo what its rounding adds.
 
-Single precision overflows at 1e38, squares of numbers below 1e-22 underflow to 0, and numbers near 1e8 are 8 apart. No
-array library reports any of that as an error. So before a law is sampled, a few replicas are computed in both
-precisions, and the spreads of the outputs must agree as well as those of two samples of one law.
+Single precision overflows at 1e38, squares of numbers below 1e-22 underflow to 0, numbers near 1e8 are 8 apart, and a
+difference of nearly equal numbers loses its digits. No array library reports any of that as an error. So before
+sampling, some replicas are computed in both precisions from the same random numbers, and compared output by output.
 
-Where nobody said which precision to take, it is single if all outputs of a few replicas are the same in both, to five
-digits or to a hundredth of their spread: many times less than a sample of thousands can tell. Positive outputs can
-range over orders of magnitude, as gradients behind a softmax that has chosen, and the least of them must be right too:
-the spread of such an output is that of its logarithm, and the error that was seen must be small beside an output that
-is two spreads lower, of which there may be none among so few.
+If replicas are nearly the same in both, so is the law: the paired differences bound how far its mean and its standard
+deviation move, and the replicas that cross a point how far its distribution function does. The law may also be right
+although replicas differ: rounding decides the direction in which nearly equal vectors differ, and deep networks can be
+chaotic. So if replicas differ, as many as the law has must not tell the precisions apart.
 
-Its numbers are so few that draws of a continuous law coincide. A value that occurs twice is an atom of the law only if
-draws in double precision coincide there too.
+An audit reports draws rather than a law, and five digits of them are enough. If no precision was requested, it uses
+single precision where all outputs of a few replicas agree to five digits or to a hundredth of their spread. Positive
+outputs can range over orders of magnitude, like gradients behind a saturated softmax, and the smallest must be right
+too: the spread of such an output is that of its logarithm, and the observed error must be small compared with an output
+two spreads lower, which so few replicas may not contain.
+
+Single precision has so few numbers that draws of a continuous law coincide. A value that occurs twice is an atom of the
+law only if draws in double precision coincide there too.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,19 +31,22 @@ import numpy.typing as npt
 
 from ._montecarlo import Silent, chunks
 from ._plan import Plan
-from .backends import AUTO, Backend
-from .backends._numpy import Streams, blocks
+from .backends import AUTO, Backend, NoDeviceError, Numpy
 
 Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
-LEAST, TRIED = 4, 16  # replicas computed in both precisions
-PATIENCE = 1.0  # seconds that a comparison may take, as planned: a plan that takes longer is not checked
-APART = 4.0  # ratio of two spreads above which they are not those of two samples of one law
+SINGLE = Numpy("cpu", "float32")
+LEAST, FEW, TRIED = 4, 64, 1024  # replicas that are compared: at least, if they cost little, and at most
+SHARE = 16  # draws for each replica that is compared: comparing takes a tenth of their time
+PATIENCE = 1.0  # seconds that a comparison may take if that is more than its share
+NUMBERS = 2**20  # outputs of all replicas that a comparison has room for
+MOVED = 1e-2  # how far single precision may move the mean, in standard deviations, or the variance, in itself
+SIGNIFICANT = 4.5  # standard errors by which two samples of one law do not differ
+SAME = 1e-6  # of the spread: replicas that differ by less are equal
 ASKED = 2**14  # replicas in double precision that tell atoms; fewer, if they would take longer than PATIENCE
-RESOLVED = 1e-6  # spread over mean below which single precision cannot represent the spread
 ROUNDING = 1e-13  # spread over mean below which the spread is rounding in double precision: the output is constant
 WORTH = 2**16  # numbers of a replica in long rows from which on single precision saves more than a little
-SHARE = 16  # draws for each replica that is computed in both precisions to choose one: a tenth of their time
 RAISED: Any = dict.fromkeys(("over", "divide", "invalid"), "raise")  # numbers that single precision does not have
 TOO_LARGE = FloatingPointError, np.linalg.LinAlgError  # what is then raised
 SPACINGS = 4  # of single precision, by which rounding in several steps may move a value away from an atom
@@ -45,11 +54,12 @@ DIGITS, SPREADS = 1e-5, 1e-2  # of an output, and of its spread: what single pre
 
 
 def settled(plan: Plan, backend: Backend, draws: int) -> Backend:
-    """The backend with the precision in which so many draws of a plan are made: a precision that was given, or AUTO."""
-    if backend.precision != AUTO:
-        return backend
-    single = enough(plan, draws)
-    return replace(backend, precision="float32" if single else "float64", chosen=single)
+    """The backend in the precision for so many draws of an audit: the requested one, which is checked, or AUTO's."""
+    if backend.precision == AUTO:
+        single = enough(plan, draws)
+        return replace(backend, precision="float32" if single else "float64", chosen=single)
+    check_single(plan, backend, draws, DIGITS)
+    return replace(backend, chosen=backend.precision == "float32")
 
 
 def enough(plan: Plan, draws: int) -> bool:
@@ -62,15 +72,15 @@ def enough(plan: Plan, draws: int) -> bool:
         return False
     try:
         with np.errstate(**RAISED):
-            single = _outputs(plan, replicas, "float32")
+            single = _outputs(plan, replicas, SINGLE)
     except TOO_LARGE:
         return False
-    exact = _outputs(plan, replicas, "float64")
+    exact = _outputs(plan, replicas, Numpy())
     return bool((np.abs(single - exact) <= DIGITS * np.abs(exact) + SPREADS * _spread(exact)).all())  # no NaN is
 
 
 def _spread(exact: Array) -> Array:
-    """The spread of outputs beside each of their replicas (replicas, outputs), as it is said above."""
+    """The spread of each output for each of its replicas (replicas, outputs), as described above."""
     made = np.broadcast_to(exact.std(axis=0), exact.shape).copy()
     positive = (exact > 0).all(axis=0)
     values = exact[:, positive]
@@ -79,56 +89,144 @@ def _spread(exact: Array) -> Array:
     return made
 
 
-def _outputs(plan: Plan, replicas: int, precision: str) -> Array:
-    """The means and the variances of the outputs in the first replicas of a seed, one beside the other."""
-    found = [
-        np.concatenate(np.broadcast_arrays(mean, np.square(columns, dtype=np.float64).sum(axis=-1)), axis=1)
-        for mean, columns in blocks(plan, Streams(0, 0, precision), replicas, Silent())
-    ]
-    return np.concatenate(found).astype(np.float64)
+def _outputs(plan: Plan, replicas: int, backend: Backend) -> Array:
+    """The means and then the variances of the outputs, for the first replicas of a seed."""
+    found = []
+    for mean, columns in backend.sample(plan, 0, range(replicas), replicas, Silent()):
+        variance = np.square(backend.numpy(columns)).sum(axis=-1)
+        found.append(np.concatenate(np.broadcast_arrays(backend.numpy(mean), variance), axis=1))
+    return np.concatenate(found)
 
 
-def check_single(plan: Plan, backend: Backend) -> None:
-    """Refuse single precision for a plan whose outputs it cannot represent."""
-    if backend.precision != "float32" or backend.chosen or plan.constant or plan.seconds(2 * LEAST) > PATIENCE:
-        return
-    (mean, spread), (_, found) = _in_both(plan, min(TRIED, int(PATIENCE / plan.seconds(2))))
-    if not np.isfinite(spread).all():
-        return  # reported when the law is made
-    _refuse_lost(mean, spread)
-    apart = (spread > ROUNDING * mean) & ~((found < APART * spread) & (found > spread / APART))
-    if apart.any():
-        k = int(np.argmax(apart))
-        raise ValueError(
-            f"precision='float32' does not hold this law: an output has spread {found[k]:.3g} in it, and "
-            f"{spread[k]:.3g} in double precision, on the same random numbers; take precision='float64'"
+def check_single(plan: Plan, backend: Backend, draws: int, digits: float = 0.0) -> float:
+    """Refuse single precision if it is not accurate enough for so many draws of a plan.
+
+    Outputs that agree to a relative error of `digits` are accurate enough, even if their spread is rounded away. The
+    result is the error of the law, relative to the standard deviations of the outputs: 0 if five digits are right.
+    """
+    if backend.precision != "float32" or backend.chosen or plan.constant:
+        return 0.0
+    affordable = int(min(PATIENCE / plan.seconds(2), NUMBERS / plan.mean.size))
+    replicas = max(LEAST, min(draws // SHARE, SHARE), min(max(FEW, draws // SHARE), TRIED, affordable))
+    found = _compared(plan, backend, replicas)
+    if found is None:
+        return 0.0  # not finite: reported when the law is made
+    error = np.where(found.close(draws), found.moved, np.inf)
+    error = np.where(found.digits <= digits, 0.0, error)
+    most = min(max(draws, 4 * TRIED), 5 * affordable)
+    if np.isinf(error).any() and most >= max(draws, TRIED):
+        found = _compared(plan, backend, most)
+        if found is None:
+            return 0.0
+        error = np.where(found.same, np.minimum(error, found.seen), error)
+        error = np.where(found.close(draws), np.minimum(error, found.moved), error)
+    if np.isinf(error).any():
+        k = int(np.argmax(np.where(np.isinf(error), found.off, -1.0)))
+        differs = (
+            f"differs from double precision by {found.off[k]:.2g} standard deviations, and its distribution function "
+            f"by {found.crossed[k]:.2g}"
         )
-
-
-def _refuse_lost(mean: Array, spread: Array) -> None:
-    """Refuse outputs with a spread that single precision does not have beside their mean."""
-    lost = (spread > ROUNDING * mean) & (spread < RESOLVED * mean)
-    if lost.any():
-        k = int(np.argmax(lost))
         raise ValueError(
-            f"precision='float32' does not hold this law: an output has spread {spread[k]:.3g} beside a mean of "
-            f"{mean[k]:.3g}; take precision='float64'"
+            f"precision='float32' is not accurate enough: in {found.replicas} draws from the same random numbers an "
+            f"output {differs if np.isfinite(found.off[k]) else 'is not finite'}; use precision='float64'"
         )
+    largest = float(error.max())
+    return largest if largest > DIGITS else 0.0
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """How far single precision is off, for each output, in standard deviations of it."""
+
+    replicas: int
+    off: Array  # root mean square of the differences of all replicas
+    seen: Array  # difference of the mean, or relative difference of the variance: the larger
+    moved: Array  # the same, and two standard errors of it
+    crossed: Array  # largest difference of the distribution function
+    same: Flags  # none of these differences is significant
+    digits: Array  # largest relative difference of a replica
+
+    def close(self, draws: int) -> Flags:
+        """Outputs whose replicas are so close that their law is accurate enough for so many draws."""
+        return (self.moved <= MOVED) & (self.crossed <= max(3 / self.replicas, draws**-0.5))
 
 
 @lru_cache(maxsize=4)  # once for all parts of a study
-def _in_both(plan: Plan, replicas: int) -> list[tuple[Array, Array]]:
-    """The largest mean in absolute value, and the standard deviation, of each output, in double and in single."""
+def _compared(plan: Plan, backend: Backend, replicas: int) -> _Compared | None:
+    """Both precisions on the same random numbers; None if double precision is not finite either.
+
+    numpy compares, because the other libraries round alike. A plan that takes long and will run on an accelerator is
+    compared there, if double precision fits in its memory.
+    """
+    exact: Backend = Numpy()
+    single: Backend = SINGLE
+    if backend.kind != "cpu" and plan.seconds(2 * LEAST) > PATIENCE:
+        wide = replace(backend, precision="float64", rounded=True)
+        with suppress(NoDeviceError):
+            if wide.fits(plan, replicas) == replicas:
+                exact, single = wide, backend
     with np.errstate(all="ignore"):
-        exact = _outputs(plan, replicas, "float64")
+        found = _outputs(plan, replicas, exact)
+        if not np.isfinite(found).all():
+            return None
         try:
-            single = _outputs(plan, replicas, "float32")
+            return _difference(found, _outputs(plan, replicas, single))
         except TOO_LARGE:
-            single = np.full_like(exact, np.nan)
-        both = [np.split(found, 2, axis=1) for found in (exact, single)]
-        return [
-            (np.abs(mean).max(axis=0), np.sqrt(variance.mean(axis=0) + mean.var(axis=0))) for mean, variance in both
-        ]
+            return _difference(found, np.full_like(found, np.inf))
+
+
+def _difference(exact: Array, single: Array) -> _Compared:
+    """Of means and variances of the same replicas (replicas, 2 outputs)."""
+    replicas = len(exact)
+    (mean, variance), (other_mean, other_variance) = (np.split(found, 2, axis=1) for found in (exact, single))
+    size, centre = np.abs(mean).max(axis=0), mean.mean(axis=0)
+    squares, other_squares = variance + (mean - centre) ** 2, other_variance + (other_mean - centre) ** 2
+    spread = np.sqrt(squares.mean(axis=0))
+    unit = np.where(spread > ROUNDING * size, spread, size)
+    unit = np.where(unit > 0, unit, 1.0)
+    seen, moved, same = np.zeros_like(unit), np.zeros_like(unit), np.ones(len(unit), dtype=bool)
+    for ours, difference in (
+        (mean / unit, (other_mean - mean) / unit),
+        (squares / unit**2, (other_squares - squares) / unit**2),
+    ):
+        bias = np.abs(difference.mean(axis=0))
+        error, alone = (a.std(axis=0, ddof=1) / np.sqrt(replicas) for a in (difference, ours))
+        seen, moved = np.maximum(seen, bias), np.maximum(moved, bias + 2 * error)
+        same &= bias <= SIGNIFICANT * np.minimum(error, np.sqrt(2) * alone)
+    normals = np.random.default_rng(0).standard_normal((replicas, 1))
+    y, other = mean + np.sqrt(variance) * normals, other_mean + np.sqrt(other_variance) * normals
+    other = np.nan_to_num(other, nan=np.inf, posinf=np.inf, neginf=-np.inf)
+    typical = np.median(np.abs(y - np.median(y, axis=0)), axis=0)
+    typical = np.where(typical > 0, np.minimum(typical, unit), unit)
+    far = np.abs(other - y)
+    other = np.where(far <= DIGITS * np.abs(y) + SAME * typical, y, other)
+    widened = np.mean(np.square((np.sqrt(other_variance) - np.sqrt(variance)) / unit), axis=0)
+    crossed = np.zeros_like(unit)
+    for k in np.flatnonzero((other != y).any(axis=0)):
+        crossed[k], significance = _crossed(y[:, k], other[:, k])
+        same[k] &= significance <= SIGNIFICANT
+    return _Compared(
+        replicas,
+        np.nan_to_num(
+            np.sqrt(np.mean(np.square((other_mean - mean) / unit), axis=0) + widened), nan=np.inf, posinf=np.inf
+        ),
+        seen,
+        moved,
+        crossed,
+        same,
+        np.max(np.where(far > 0, far / np.abs(y), 0.0), axis=0),
+    )
+
+
+def _crossed(one: Array, other: Array) -> tuple[float, float]:
+    """The largest difference of the distribution functions of paired samples, and the most significant (McNemar)."""
+    at = np.sort(np.concatenate([one, other]))
+    below, other_below, either, both = (
+        np.searchsorted(np.sort(a), at, side="right")
+        for a in (one, other, np.minimum(one, other), np.maximum(one, other))
+    )
+    difference = np.abs(below - other_below)
+    return float(difference.max() / len(one)), float(np.max(difference / np.sqrt(np.maximum(either - both, 1))))
 
 
 def unrounded(plan: Plan, mean: Array, cov: Array, seed: int, backend: Backend) -> Array:
@@ -137,8 +235,8 @@ def unrounded(plan: Plan, mean: Array, cov: Array, seed: int, backend: Backend) 
     A value without variance that several replicas share is an atom if two draws in double precision are equal there,
     or so near that rounding parts them, and then has their value. If not, it was rounded: each of its replicas gets a
     random number among those that round to it, at the same relative position for all outputs of the replica, so that
-    equal outputs stay equal. A law whose spread was rounded away, of a plan that takes too long for `check_single`, is
-    refused here.
+    equal outputs stay equal. A value that is far more frequent than in double precision is refused: it may be too rare
+    for the replicas of `check_single`.
     """
     made, known = mean, None
     within = np.random.default_rng([seed, ASKED]).uniform(-0.5, 0.5, len(mean))
@@ -148,14 +246,31 @@ def unrounded(plan: Plan, mean: Array, cov: Array, seed: int, backend: Backend) 
         if not (count > 1).any():
             continue
         known = _in_double(plan, seed, len(mean), backend) if known is None else known
+        points = np.sort(known[~np.isnan(known[:, k]), k])
+        atoms = _atoms(points)
+        nearest, near = _nearest(at, atoms)
+        values, place = np.unique(np.where(near, nearest, at), return_inverse=True)
+        _check_frequent(values, np.bincount(place, count) / len(mean), points, atoms, len(known))
         made = mean.copy() if made is mean else made
-        nearest, near = _nearest(at, _atoms(known[:, k]))
-        made[point, k] = np.where(near, nearest, at)[which]
+        made[point, k] = values[place][which]
         loose = point[((count > 1) & ~near)[which]]
-        if len(loose):
-            _refuse_lost(np.abs(known[:, k]).max(keepdims=True), known[:, k].std(keepdims=True))
-            made[loose, k] += within[loose] * np.spacing(np.abs(mean[loose, k]).astype(np.float32))
+        made[loose, k] += within[loose] * np.spacing(np.abs(mean[loose, k]).astype(np.float32))
     return made
+
+
+def _check_frequent(values: Array, share: Array, points: Array, atoms: Array, draws: int) -> None:
+    """Refuse values with a larger share of all draws than double precision has `points`, sorted, near them."""
+    spacing = SPACINGS * np.spacing(np.abs(values).astype(np.float32))
+    reach = np.where(np.isin(values, atoms), spacing, MOVED * points.std() if len(points) else 0.0)
+    first, last = np.searchsorted(points, values - reach), np.searchsorted(points, values + reach, side="right")
+    count = last - first
+    excess = share * draws - count - SIGNIFICANT * np.sqrt(2.0 * (count + 1))
+    k = int(np.argmax(excess))
+    if excess[k] > 0:
+        raise ValueError(
+            f"precision='float32' is not accurate enough: an output is {values[k]:.3g} in {share[k]:.2g} of its draws, "
+            f"and near it in {count[k] / draws:.2g} of those in double precision; use precision='float64'"
+        )
 
 
 def _atoms(known: Array) -> Array:
@@ -177,12 +292,13 @@ def _nearest(values: Array, atoms: Array) -> tuple[Array, npt.NDArray[np.bool_]]
 
 
 def _in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Array:
-    """Means of some replicas in double precision."""
+    """Means of some replicas in double precision; NaN where an output has a variance."""
     draws = int(min(draws, ASKED, max(5 * PATIENCE / plan.seconds(1), 2)))
     exact = replace(backend, precision="float64")
     size = min(exact.chunk(plan, draws), 1 << (draws - 1).bit_length())  # no block for more draws than these
     found = []
     for part in chunks(draws, size):
         for mean, columns in exact.sample(plan, seed, part, size, Silent()):
-            found.append(np.broadcast_to(exact.numpy(mean), (max(len(mean), len(columns)), mean.shape[1])))
+            spread = np.abs(exact.numpy(columns)).max(axis=-1, initial=0.0)
+            found.append(np.where(spread > 0, np.nan, exact.numpy(mean)))
     return np.concatenate(found)

@@ -49,7 +49,7 @@ class Conditional:
     mean: Array  # (replicas, k)
     cov: Array  # (replicas, k, k)
     random_numbers: int  # drawn for each replica
-    quadrature_error: float  # relative: what errors of Gaussian expectations do to covariances, at most
+    quadrature_error: float  # relative: what errors of Gaussian expectations, or rounding, do to covariances, at most
     notes: tuple[str, ...]
     constant: bool  # nothing that was drawn matters
     count: Array | None = None  # replicas that each of these stands for, if there were too many to keep
@@ -68,7 +68,7 @@ def conditional(question: Question, sampling: Sampling) -> Conditional:
         _check_finite(mean, cov)
         return Conditional(mean, cov, 0, error, _notes(plan, mean, cov), True)
     size = plan.mean.shape[0]
-    check_single(plan, where)
+    error = max(error, check_single(plan, where, draws))
     if size == 1 and draws > KEPT:
         return _gathered(plan, sampling, error)
     work = _Chunk(plan, seed, where, where.chunk(plan, draws))
@@ -113,7 +113,7 @@ def drawn(question: Question, sampling: Sampling) -> list[Array]:
     size = plan.mean.shape[0]
     check_memory(8.0 * draws * size, f"draws={draws} of {size} outputs", "take fewer draws or outputs")
     found = np.empty((draws, size))
-    check_single(plan, where)
+    check_single(plan, where, draws)
     if where.threads:
         most = block_of(plan, where.itemsize)
         work, parts = _Draws(plan, seed, where, 1), side_by_side(growing(draws), most, sampling.at_once)

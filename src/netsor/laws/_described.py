@@ -62,7 +62,7 @@ class Described:
         if error < 1e-6:
             return self.origin.notes
         doubt = (
-            f"Gaussian expectations are known to a relative error of about {error:.1g}, "
+            f"Gaussian expectations, or numbers in single precision, have a relative error of about {error:.1g}, "
             "or more for a function with jumps or poles"
         )
         return (*self.origin.notes, doubt)

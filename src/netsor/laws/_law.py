@@ -1,8 +1,9 @@
 """What every law has: the methods of scipy.stats, an error for each number, and a word on how it was obtained.
 
 A law of one variable gives its density, its distribution function and its moments with their errors; everything else
-follows. A law whose Gaussian expectations are known up to a relative error ε says so in its origin, and every number
-of it carries the change that this makes: `doubt` reads the number again from laws that are off by ε.
+follows. A law whose components have a relative error ε, because of Gaussian expectations or single precision, says so
+in its origin, and every number of it carries the change that this makes: `doubt` reads the number again from laws that
+are off by ε.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class Origin:
     """How a law was obtained, and what is known of it.
 
-    `quadrature_error` is relative: every component's covariance is known up to this share of itself, and its mean up
-    to this share of its standard deviation (of the law's, for outputs known by draws; of itself, if it is not random).
+    `quadrature_error`, of Gaussian expectations or of single precision, is relative: every component's covariance is
+    known up to this share of itself, and its mean up to this share of its standard deviation (of the law's, for outputs
+    known by draws; of itself, if it is not random).
     """
 
     status: str

@@ -35,7 +35,8 @@ class Backend(ABC):
 
     device: str = "cpu"
     precision: str = "float64"
-    chosen: bool = field(default=False, compare=False)  # whether single precision was AUTO, and is known to be enough
+    chosen: bool = field(default=False, compare=False)  # whether single precision is known to be accurate enough
+    rounded: bool = False  # whether random numbers are those of single precision
 
     name: ClassVar[str]
     threads: ClassVar[bool] = False  # whether to sample in several threads: else the library is parallel itself

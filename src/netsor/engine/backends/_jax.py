@@ -72,7 +72,7 @@ class Jax(Device):
         with _lock:
             known = _ready.setdefault(plan, {})
             if self not in known:
-                known[self] = pieces(plan, self.precision)
+                known[self] = pieces(plan, self.precision, self.rounded)
             return known[self]
 
     def _compile(self, found: Sequence[Piece], replicas: int) -> None:

@@ -48,10 +48,11 @@ class Inputs(NamedTuple):
 class Piece:
     """Consecutive steps of a plan that are compiled together, or one step that numpy does on the host."""
 
-    def __init__(self, steps: Sequence[Step], host: bool, precision: str) -> None:
+    def __init__(self, steps: Sequence[Step], host: bool, precision: str, rounded: bool = False) -> None:
         self.steps, self.host, self.precision = list(steps), host, precision
+        self.drawn = "float32" if rounded else precision  # the precision of random numbers
         self.draws = [step for step in steps if step.kind in ("normals", "chi")]
-        self.chi = {step: chi(step.params["freedom"], precision) for step in self.draws if step.kind == "chi"}
+        self.chi = {step: chi(step.params["freedom"], self.drawn) for step in self.draws if step.kind == "chi"}
         self.reads: list[Register] = []  # arrays of earlier pieces that it reads
         self.writes: list[Register] = []  # arrays of this piece that later pieces read
         self.after: set[Register] = set()  # arrays that are read after it
@@ -82,7 +83,8 @@ class Piece:
     @cached_property
     def _fixed(self) -> tuple[Any, ...]:
         number = partial(np.asarray, dtype=self.precision)
-        tables = [(number(c.polynomial), number(c.scale), number(c.squares)) for c in self.chi.values()]
+        table = partial(np.asarray, dtype=self.drawn)
+        tables = [(table(c.polynomial), table(c.scale), table(c.squares)) for c in self.chi.values()]
         factors = [number(step.params["by"]) for step in self.steps if step.kind == "scale"]
         return _placed((tables, factors, [number(register.value) for register in self.constants]))  # type: ignore[no-any-return]
 
@@ -97,7 +99,7 @@ class Piece:
         """The program for a block of so many replicas, which may have to be compiled."""
         import jax
 
-        key = self.structure, replicas, self.precision
+        key = self.structure, replicas, self.precision, self.drawn
         with _lock:
             if key not in _programs:
                 _programs[key] = Program(jax.jit(partial(_traced, self, replicas), compiler_options=_options()))
@@ -183,7 +185,7 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
         pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
         keys = jnp.concat([jnp.broadcast_to(inputs.keys[place[s]], (m, 2)) for s, m in zip(steps, pairs, strict=True)])
         number = np.concatenate([np.arange(m, dtype=np.uint32) for m in pairs])
-        first, second = normal_pairs(keys, counted, number, piece.precision)
+        first, second = normal_pairs(keys, counted, number, piece.drawn)
         made = {}
         for step, m, end in zip(steps, pairs, np.cumsum(pairs).tolist(), strict=True):
             both = jnp.concat([first[:, end - m : end], second[:, end - m : end]], axis=1)
@@ -196,7 +198,8 @@ def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
     for step in piece.steps:
         if step in place:
             z = known[step] if step in known else normals([step])[step]
-            arrays[step.out] = piece.chi[step].of(jnp, z, *table[step]) if step in piece.chi else z
+            made = piece.chi[step].of(jnp, z, *table[step]) if step in piece.chi else z
+            arrays[step.out] = made.astype(piece.precision)
         else:
             args = [arrays[arg] for arg in step.args]
             if step.kind == "scale":

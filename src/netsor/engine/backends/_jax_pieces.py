@@ -18,11 +18,11 @@ Array = Any
 LONGEST = 40  # steps of a piece
 
 
-def pieces(plan: Plan, precision: str) -> list[Piece]:
+def pieces(plan: Plan, precision: str, rounded: bool = False) -> list[Piece]:
     """The plan cut at the steps that JAX cannot trace: functions of one's own in numpy, kernels by quadrature.
 
     And between equal blocks of a deep network: these pieces have one structure, and are compiled once. The others are
-    cut where they are long, to be compiled side by side.
+    cut where they are long, to be compiled side by side. Random numbers may be `rounded` to single precision.
     """
     if not plan.steps:
         return []
@@ -32,7 +32,7 @@ def pieces(plan: Plan, precision: str) -> list[Piece]:
     ends = [*begins[1:], len(traced)]
     begins = [k for begin, end in zip(begins, ends, strict=True) for k in range(begin, end, LONGEST)]
     ends = [*begins[1:], len(traced)]
-    found = [Piece(plan.steps[k:end], not traced[k], precision) for k, end in zip(begins, ends, strict=True)]
+    found = [Piece(plan.steps[k:end], not traced[k], precision, rounded) for k, end in zip(begins, ends, strict=True)]
     needed = {plan.mean, plan.columns}
     for piece in reversed(found):
         needed = piece.link(needed)

@@ -151,15 +151,18 @@ class _Block:
         generator = self.torch.Generator(device=self.backend.device)
         generator.manual_seed(int(key.generate_state(1, np.uint64)[0]))
 
+        precision = "float32" if self.backend.rounded else self.backend.precision
+
         def normals(*shape: int) -> Array:
+            dtype = getattr(self.torch, precision)
             return self.torch.randn(
-                (self.replicas, *shape), generator=generator, dtype=self.dtype, device=self.backend.device
+                (self.replicas, *shape), generator=generator, dtype=dtype, device=self.backend.device
             )
 
         if step.kind == "normals":
-            return normals(*step.out.shape)
-        made, tables = _tables(tuple(step.params["freedom"]), self.backend.precision, self.backend.device)
-        return made.of(self.library.xp, normals(*step.out.shape[:-1], made.normals), *tables)
+            return normals(*step.out.shape).to(self.dtype)
+        made, tables = _tables(tuple(step.params["freedom"]), precision, self.backend.device)
+        return made.of(self.library.xp, normals(*step.out.shape[:-1], made.normals), *tables).to(self.dtype)
 
     def reduced(self, products: Array, rows: Array) -> Array:
         """The triangular factor of products of rows; of rows that are nearly the same, in double precision.
