@@ -7,8 +7,10 @@ import pytest
 
 import netsor as ns
 from netsor.cli import _cost
-from netsor.engine import _correlated, _precision
+from netsor.engine import _correlated
 from netsor.engine.backends import Numpy, prices
+from netsor.studies.audit import _audit
+from netsor.studies.coord_check import _check
 from netsor.studies.paper import _reproduce
 
 from .command import netsor
@@ -139,9 +141,14 @@ def test_a_scheduler_that_does_not_answer_is_refused_before_any_work(tmp_path, m
 def test_single_precision_is_refused_before_any_work(command, tmp_path, monkeypatch):
     """A folder is not made for an audit that its precision does not hold, nor for a coordinate check."""
     (tmp_path / "tiny.json").write_text(json.dumps(TINY))
-    monkeypatch.setattr(_precision, "RESOLVED", 1e9)  # nothing is held
+
+    def refuse(plan, backend, draws, digits=0.0):
+        raise ValueError(f"precision={backend.precision!r} is not accurate enough; use precision='float64'")
+
+    for module in (_audit, _check):
+        monkeypatch.setattr(module, "check_single", refuse)
     words = ["--tokens", "2", "--draws", "15", *(["--widths", "16,32"] if command == "coord-check" else [])]
     found = netsor(command, "tiny.json", *words, "--precision", "float32", "--out", "out", cwd=tmp_path)
     assert (found.returncode, found.stderr.count("\n")) == (2, 1)
-    assert "does not hold this law" in found.stderr
+    assert "float32" in found.stderr and "is not accurate enough" in found.stderr
     assert not (tmp_path / "out").exists()

@@ -310,9 +310,9 @@ class Moves:
     def combined(self, sizes: Array) -> Array:
         """The error, given the size of every move along the first axis."""
         if not self.nodes:
-            return np.max(sizes, axis=0)
+            return np.asarray(np.max(sizes, axis=0))
         # other nodes are another sample of the same error, so that differences are √2 of it: three of it, not one
-        return 2.1 * np.sqrt(np.mean(np.square(sizes), axis=0))
+        return np.asarray(2.1 * np.sqrt(np.mean(np.square(sizes), axis=0)))
 
     @property
     def relative(self) -> float:
@@ -324,7 +324,7 @@ class Moves:
     def signed(self) -> Array:
         """The moves of means over replicas, (moves, entries), so that the error is about their root mean square."""
         factor: float = 2.1 if self.nodes else 2**0.5
-        return factor * self.mean.mean(axis=1)
+        return np.asarray(factor * self.mean.mean(axis=1))
 
     @property
     def each(self) -> Array:

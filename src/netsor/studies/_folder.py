@@ -103,7 +103,7 @@ class Folder:
     def _digest(self, name: str) -> str:
         try:
             with opened(self.path / name) as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
+                return hashlib.sha256(file.read()).hexdigest()
         except (OSError, ValueError):
             return ""
 

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 import numpy as np
 
 from ...engine._montecarlo import check_memory
-from ...engine._precision import check_single
+from ...engine._precision import DIGITS, check_single
 from ...engine._sampler import TRIED
 from .._cost import Cost, Draw, around, at_work
 from .._parts import collected
@@ -74,7 +74,7 @@ def prepare(request: Request) -> None:
     """Refuse, before anything is drawn, single precision that does not hold a law, and a folder that is not for it."""
     if request.backend.precision == "float32":
         for subject in request.subjects:
-            check_single(subject.plan, request.backend)
+            check_single(subject.plan, request.backend, request.draws_of(subject.tokens), DIGITS)
     if request.out is not None:
         folder_of(request.out).prepare(FILES)
 

@@ -54,15 +54,15 @@ def prepare(request: Request) -> None:
     if request.backend.precision == "float32":
         for rule in request.checks:
             for subject in request.subjects(rule):
-                _check_single(subject, request.backend)
+                _check_single(subject, request.backend, request.draws or DRAWS)
     if request.out is not None:
         folder_of(request.out).prepare(FILES)
 
 
 @lru_cache(maxsize=64)  # a command prepares twice: before it announces what it does, and before it does it
-def _check_single(subject: Subject, backend: Backend) -> None:
+def _check_single(subject: Subject, backend: Backend, draws: int) -> None:
     if subject.entries and subject.a_draw().seconds <= PATIENCE / (2 * LEAST):  # what takes longer is not checked
-        check_single(subject.plan, backend)
+        check_single(subject.plan, backend, draws)
 
 
 def run(request: Request, executor: Executor | None = None) -> CoordCheck:
