@@ -343,7 +343,7 @@ class Program:
         device
             "cpu" or "cuda"; if None, a CUDA device if there is one and the backend sees it.
         precision
-            "float64" or "float32".
+            "float64", or "float32", which is an error where it is not accurate enough.
         widths
             Every width by its name, `law(n=256)`, `law(n=inf, d=64)`.
 
@@ -410,7 +410,7 @@ class Program:
         device : str, optional
             Where it computes.
         precision : str
-            Of numbers, "float64" or "float32".
+            Of numbers, "float64", or "float32", which is an error where it is not accurate enough.
         **widths : float
             Every width by its name.
 

@@ -148,7 +148,8 @@ class _Compared:
 
     def close(self, draws: int) -> Flags:
         """Outputs whose replicas are so close that their law is accurate enough for so many draws."""
-        return np.asarray((self.moved <= MOVED) & (self.crossed <= max(3 / self.replicas, draws**-0.5)), dtype=bool)
+        made: Flags = (self.moved <= MOVED) & (self.crossed <= max(3 / self.replicas, draws**-0.5))
+        return made
 
 
 @lru_cache(maxsize=4)  # once for all parts of a study
