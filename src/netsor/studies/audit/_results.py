@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -179,13 +179,14 @@ class Result(ABC):
         return path / "report.html"
 
 
-class Audit(Result):
+class Audit(Result, Mapping[str, Band]):
     """What was measured of a model, at one length of its input or several; `ns.audit` makes it.
 
-    `audit["entropy"].median` has an entry for each block, and so have `low`, `high` and `blocks`, in which 0 is the
-    embedding. `audit.finding("entropy").verdict` is that of the worst length. Of one length: `audit.at(128)["entropy"]`
-    and `audit.at(128).findings`; the audit's own numbers are those of the first. `audit.actual["entropy"]` are the
-    draws themselves, (draws, blocks), at the model's own widths, and those of `limit` at infinite ones.
+    A mapping of quantities to bands: `audit["entropy"].median` has an entry for each block, and so have `low`, `high`
+    and `blocks`, in which 0 is the embedding. `audit.finding("entropy").verdict` is that of the worst length. Of one
+    length: `audit.at(128)["entropy"]` and `audit.at(128).findings`; the audit's own numbers are those of the first.
+    `audit.actual["entropy"]` are the draws themselves, (draws, blocks), at the model's own widths, and those of `limit`
+    at infinite ones.
 
     Parameters
     ----------
@@ -223,8 +224,16 @@ class Audit(Result):
 
         return audit_card(self.lengths)
 
+    __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
+
     def __getitem__(self, name: str) -> Band:
         return self.lengths[0][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.lengths[0])
+
+    def __len__(self) -> int:
+        return len(self.lengths[0])
 
     def as_dict(self) -> dict[str, Any]:
         """What `netsor audit --json` prints.
@@ -392,6 +401,12 @@ class Comparison(Result):
         from ._notebook import comparison_card  # notebooks alone need it
 
         return comparison_card([audit.lengths for audit in self.audits], self.differences)
+
+    def __iter__(self) -> Iterator[Audit]:
+        return iter(self.audits)
+
+    def __len__(self) -> int:
+        return len(self.audits)
 
     def __getitem__(self, name: str | int) -> Audit:
         if isinstance(name, int):
