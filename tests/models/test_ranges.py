@@ -120,6 +120,15 @@ def test_ranges_leave_the_law_of_all_else_as_it_is(name):
     assert min(compared.values()) > LEVEL / len(compared), min(compared, key=compared.get)
 
 
+def test_embeddings_of_a_decoder_count():
+    """Given the largest of k independent |N(0, 1)|, P(|z| < largest)^k is uniform."""
+    small = {"num_heads": 2, "d_kv": 4, "d_ff": 8, "num_layers": 1, "vocab_size": 20}
+    model = ns.models.read({"model_type": "t5", "d_model": 8, **small})
+    found = model.probes(ids=(1, 2), decoder_ids=(4, 5, 6), ranges=True).measure(400, workers=1, progress=False)
+    uniform = (2 * stats.norm.cdf(found["embedding_largest"]) - 1) ** (5 * 8)
+    assert stats.kstest(uniform, "uniform").pvalue > LEVEL
+
+
 def test_formats_are_those_of_their_bits():
     """Largest and smallest number from exponent and mantissa bits; E4M3 gives one mantissa to NaN and no infinity."""
     bits = {"bf16": (8, 7), "fp16": (5, 10), "e5m2": (5, 2), "e4m3": (4, 3)}

@@ -264,12 +264,14 @@ class Probes:
     def _made(self, limit: bool) -> Program:
         traced = trace(self.model, self.inputs)
         ranged = self.ranges and not limit
+        every: Words | None = None
+        end: Words | None = None
         if ranged and self.ends and self._next:  # the last token has logits too, although it predicts nothing
             count = traced.output.size - 1
             every = words(self.model, traced, traced.output, limit, count)
-            end: Words | None = every.first(count)
-        else:
-            every = end = self.logits(traced, limit) if self.ends else None
+            end = every.first(count)
+        elif self.ends:
+            every = end = self.logits(traced, limit)
         beside = ranges(traced, every) if ranged else []
         return Program((*self.outputs(traced, end, limit), *beside), f"probes of {self.model.name}")
 

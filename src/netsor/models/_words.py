@@ -126,7 +126,7 @@ def _split_root(gram: Any, first: int) -> Any:
     xp = array_namespace(gram)
     lower = gram[..., first:, :first] @ inverse_root(gram[..., :first, :first])
     rest = gram[..., first:, first:] - lower @ xp.matrix_transpose(lower)
-    above = xp.zeros((*gram.shape[:-2], first, gram.shape[-1] - first), dtype=gram.dtype)
+    above = xp.zeros_like(gram[..., :first, first:])
     return xp.concat(
         [
             xp.concat([symmetric_root(gram[..., :first, :first]), above], axis=-1),

@@ -20,6 +20,7 @@ from ...engine.backends import AUTO, Backend, Numpy
 from ...language import TraceError
 from ...language._given import shown
 from ...models import Probes, Transformer
+from ...models._layer_quantities import STREAM
 from .._key import keyed, seeded
 from ._large import BACKWARD, a_draw, ahead, refuse_large
 from ._order import DECIDE
@@ -61,6 +62,13 @@ class Subject:
         """The program of all that is measured."""
         given = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
         return self.model.probes(**given, gradients=self.gradients, ranges=self.ranges)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is measured of it, but for ranges."""
+        probes = probes_of(self)
+        starts = [f"{start}{name}" for start in getattr(probes, "starts", ()) for name in STREAM]
+        return (*probes.names, *probes.final, *starts)
 
     @property
     def plan(self) -> Plan:

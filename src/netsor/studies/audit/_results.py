@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -9,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from .._folder import Folder
+from ._baseline import Baseline, Departure
 from ._differences import Differences, differences
 from ._found import Band, Found, Measured, changing, merged
 from ._judge import ABSENT, FOUND, NOT_FOUND, Finding, at
 from ._object import of_comparison, of_model
 from ._own import Model
+from ._quantities import BLOCKS, FINAL
 from ._request import Request
 from ._table import comparison, table
 
 COMMAND = "netsor audit"
-FILES = ("report.html", "audit.csv")
+FILES = ("report.html", "audit.csv", "audit.json")
 
 
 class Result(ABC):
@@ -142,7 +145,7 @@ class Result(ABC):
             raise AssertionError("\n".join(lines))
 
     def save(self, out: str | Path) -> Path:
-        """Write report.html, audit.csv and manifest.json into a folder.
+        """Write report.html, audit.csv, audit.json (what `as_dict` gives) and manifest.json into a folder.
 
         Parameters
         ----------
@@ -175,7 +178,8 @@ class Result(ABC):
         folder.prepare(FILES)
         models = [audit.lengths for audit in self.audits]
         compared = self.differences if isinstance(self, Comparison) else None
-        folder.put(*files(models, compared, self._spent, COMMAND, path))
+        made, manifest = files(models, compared, self._spent, COMMAND, path)
+        folder.put({**made, "audit.json": json.dumps(self.as_dict(), indent=1).encode()}, manifest)
         return path / "report.html"
 
 
@@ -355,6 +359,45 @@ class Audit(Result, Mapping[str, Band]):
         """
         self.lengths[0].finding(name)  # which knows the names
         return next(finding for finding in self.findings if finding.name == name)
+
+    def departures(self, baseline: str | Path | Mapping[str, Any] | Baseline) -> list[Departure]:
+        """The numbers whose medians have left the bands of an earlier audit, the largest change first.
+
+        A number has left its band if its median is outside the earlier 5–95 % band by more than chance explains: a
+        model that has not changed has a departure in at most one of 10,000 audits, whatever the number of draws.
+
+        Parameters
+        ----------
+        baseline : str, pathlib.Path or mapping
+            The earlier audit: the path of a JSON file (what `netsor audit --json` printed, or `audit.json` of a folder)
+            or what `as_dict` gave. It must have all that this audit measures.
+
+        Returns
+        -------
+        list of Departure
+            Empty if every median is within its band.
+
+        Raises
+        ------
+        ValueError
+            If it is no audit, is of another model, or has not all that is measured here.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> old = ns.audit(tiny, quick=True).as_dict()
+        >>> ns.audit(tiny, quick=True, seed=1).departures(old)
+        []
+        >>> print(ns.audit(tiny.replace(std=0.2), quick=True, seed=1).departures(old)[0].quantity)
+        mean_square
+        """
+        earlier = Baseline.of(baseline)
+        earlier.check(self.request, self.model)
+        draws = {
+            found.tokens: {q.name: found.best.from_embedding(q.name) for q in (*BLOCKS, *FINAL) if q.name in found.best}
+            for found in self.lengths
+        }
+        return earlier.departures(self.request, self.model, draws)
 
     @property
     def changing(self) -> tuple[str, ...]:
