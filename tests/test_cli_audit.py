@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import pytest
 
+from netsor import audit
 from netsor.cli import _study
 from netsor.engine import NoLimitError, _montecarlo
 from netsor.models import Probes, read
@@ -158,8 +159,30 @@ def test_rules_that_fail(folder):
     assert (quiet.returncode, json.loads(quiet.stdout)["findings"][3]["verdict"]) == (3, "found")
     absent = netsor(*sharp, "--fail-on", "limit", cwd=folder)
     assert (absent.returncode, absent.stderr) == (2, "netsor: --fail-on 'limit': limit needs --widths both\n")
-    open_ = netsor("audit", "tiny.json", "--set", "std=0.3", *SMALL[2:], "--fail-on", "loss", cwd=folder)
+    open_ = netsor("audit", "tiny.json", "--set", "std=0.7", *SMALL[2:], "--fail-on", "loss", cwd=folder)
     assert (open_.returncode, "loss undecided at 3 tokens" in open_.stderr) == (3, True)
+
+
+def test_a_baseline_fails_when_a_median_leaves_its_band(folder):
+    quick = ["audit", "tiny.json", "--quick"]
+    (folder / "old.json").write_text(netsor(*quick, "--json", cwd=folder).stdout)
+    same = netsor(*quick, "--seed", "1", "--baseline", "old.json", cwd=folder)
+    assert (same.returncode, same.stderr.count("\n")) == (0, 1)  # the cost
+    assert same.stdout.splitlines()[:2] == ["baseline 'old.json': all 24 medians are within their bands", ""]
+    (folder / "tiny.json").write_text(json.dumps({**CONFIG, "initializer_range": 0.03}))
+    other = netsor(*quick, "--seed", "1", "--baseline", "old.json", cwd=folder)
+    verdict = other.stdout.splitlines()[0]
+    assert re.fullmatch(
+        r"baseline 'old.json': \d+ of 24 medians left their bands; [a-zA-Z' ]+ in block 2 at 16 tokens has a median of "
+        r"[\d.]+, [\d.]+ above its band of [\d.]+ to [\d.]+",
+        verdict,
+    )
+    assert (other.returncode, other.stderr.splitlines()[1:]) == (3, [f"netsor: {verdict}"])
+    found = json.loads(netsor(*quick, "--seed", "1", "--baseline", "old.json", "--json", cwd=folder).stdout)["baseline"]
+    assert (found["verdict"], found["compared"]) == (verdict, 24)
+    assert found["departures"][0].keys() == {"quantity", "tokens", "block", "median", "low", "high"}
+    both = netsor(*quick, "--baseline", "old.json", "--fail-on", "loss", cwd=folder)
+    assert (both.returncode, both.stderr.count("loss undecided")) == (3, 0)
 
 
 @pytest.mark.slow
@@ -210,6 +233,21 @@ BAD = {
     ("tiny.json", "--tokens", "3,3"): "--tokens=(3, 3) must be one length or more, each once",
     ("tiny.json", "--fail-on", "grwth"): "--fail-on 'grwth': 'grwth' is no rule; the rules are growth, branches",
     ("tiny.json", "--fail-on", "exploding"): "--fail-on 'exploding': exploding needs --gradients",
+    ("tiny.json", "--fail-on", "load"): "--fail-on 'load': load is not measured of tiny: there are no experts",
+    ("tiny.json", "--set", "vocabulary=none", "--fail-on", "loss"): "loss is not measured of tiny, vocabulary=none: th",
+    ("tiny.json", "--baseline", ""): "--baseline '' must name a file",
+    ("tiny.json", "--baseline", "none.json"): "--baseline='none.json' cannot be read: No such file or directory",
+    ("tiny.json", "--baseline", "theirs"): "--baseline='theirs' cannot be read: Is a directory",
+    ("tiny.json", "--baseline", "/dev/zero"): "--baseline='/dev/zero' must be a file",
+    ("tiny.json", "--baseline", "pipe"): "--baseline='pipe' must be a file: it is a folder, a device or a pipe",
+    ("tiny.json", "--baseline", "text.json"): "--baseline='text.json' is no JSON",
+    ("tiny.json", "--baseline", "list.json"): "--baseline='list.json' must hold an object",
+    ("tiny.json", "--baseline", "tiny.json"): "--baseline='tiny.json' is not an audit: it has no 'tokens'; write it w",
+    ("tiny.json", "--baseline", "other.json"): "--baseline='other.json' is of another model: it has 3 blocks, width 1",
+    ("tiny.json", "--baseline", "old.json", "--gradients"): "has no grad_mean_square in block 0 at 3 tokens, which thi",
+    ("tiny.json", "--baseline", "old.json", "--tokens", "4"): "='old.json' has no audit of 4 tokens, only of 3",
+    ("tiny.json", "--baseline", "old.json", "--widths", "inf"): "--baseline='old.json' is at --widths actual",
+    ("tiny.json", "--baseline", "old.json", "--sweep", "std=1,2"): "--baseline is for one model: leave out --compare",
     ("tiny.json", "--sweep", "std"): "--sweep 'std' must be written field=number,number,…, as std=0.005,0.01",
     ("tiny.json", "--sweep", "std=0.1,x"): "--sweep 'std=0.1,x' must be written field=number",
     ("tiny.json", "--sweep", "norm=layer,rms"): "--sweep 'norm=layer,rms' must be written field=number",
@@ -235,11 +273,20 @@ BAD = {
 }  # fmt: skip
 
 
+@lru_cache
+def earlier(layers):
+    """What an audit was, on 3 tokens."""
+    return audit({**CONFIG, "n_layer": layers}, tokens=3, draws=20, widths="actual", progress=False).as_dict()
+
+
 @pytest.mark.parametrize("words", BAD)
 def test_bad_input_is_one_line_and_no_file(words, folder):
     (folder / "theirs").mkdir()
     (folder / "theirs" / "report.html").write_text("mine")
     (folder / "text.json").write_text("{")
+    for name, layers in (("old", 2), ("other", 3)):
+        (folder / f"{name}.json").write_text(json.dumps(earlier(layers)))
+    os.mkfifo(folder / "pipe")
     (folder / "list.json").write_text("[]")
     (folder / "twice.json").write_text('{"n_layer": 1, "n_layer": 2}')
     (folder / "deep.json").write_text("[" * 100_000)
@@ -334,6 +381,9 @@ def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
     found = json.loads(netsor(*SMALL, "--json", cwd=folder).stdout)
     assert (found["limit"], found["no_limit"], len(found["layers"])) == (None, "the scores diverge", 2)
     assert "no limit: the scores diverge" in netsor(*SMALL, cwd=folder).stdout
+    gate = netsor(*SMALL, "--fail-on", "limit", cwd=folder)  # before anything is drawn
+    assert (gate.returncode, gate.stderr.count("\n")) == (2, 1)
+    assert "--fail-on 'limit': limit is not measured of tiny: only one of the two widths was measured" in gate.stderr
     alone = netsor(*SMALL, "--widths", "inf", cwd=folder)
     assert (alone.returncode, alone.stderr.splitlines()[1:]) == (2, ["netsor: the scores diverge"])
 

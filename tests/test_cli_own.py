@@ -385,6 +385,10 @@ def test_an_audit_of_a_program(tmp_path, monkeypatch):
     found = json.loads(done.stdout)
     assert (found["model"], found["tokens"]) == ("net(tokens=2, named='stream')", 2)
     assert found["layers"][0].keys() == {"mean_square", "cosine", "effective_rank"}
+    (tmp_path / "old.json").write_text(done.stdout)
+    words = ("audit", "own.py:net", "--arg", "tokens=2", "--draws", "20", "--seed", "1", "--baseline", "old.json")
+    assert "all 6 medians are within their bands" in netsor(*words, "--bind", "n=8", "--fail-on", "rank").stdout
+    assert "is of another model: it has 1 block, n = 8, and " in netsor(*words, "--bind", "n=9").stderr
     done = netsor("audit", "own.py:net", "--bind", "n=8", "--draws", "20", "--ranges", "--out", "out")
     assert "stream:     largest" in done.stdout
     command = json.loads((tmp_path / "out" / "manifest.json").read_text())["command"]
@@ -402,6 +406,10 @@ def test_an_audit_of_a_program(tmp_path, monkeypatch):
         (("--bind", "n=8", "--set", "std=1"), "--set is for models"),
         (("--bind", "n=8", "--gradients"), "is for models"),
         (("--bind", "n=8", "--compare", "gpt2"), "--compare 'gpt2' must be a FILE:PROGRAM"),
+        (("--bind", "n=8", "--fail-on", "rank,loss"), "--fail-on 'rank,loss': loss is not measured of net("),
+        (("--bind", "n=8", "--fail-on", "entropy"), "--fail-on 'entropy': entropy is not measured of net("),
+        (("--bind", "n=8", "--fail-on", "branches"), ": both branches are not watched"),
+        (("--bind", "n=8", "--baseline", "own.py"), "--baseline='own.py' is no JSON"),
     ],
 )
 def test_audits_of_programs_that_are_refused(words, message, tmp_path, monkeypatch):

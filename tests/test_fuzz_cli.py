@@ -131,6 +131,7 @@ AUDIT = {
     "--compare-set": ["std=0.3", "causal=false", "std=1e300", "vocabulary=none", "vocabulary=5", "order=post"],
     "--tokens": ["2", "3", "16", "17", "1", "1000000", "2,5", "5,5", "3,x"],
     "--sweep": ["std=0.1,0.2", "layers=1,2", "std=1", "norm=rms,layer", "=", "heads=1,3", "std=0.1,1e300"],
+    "--baseline": ["tiny.json", "file", "", "theirs", "old.json"],
     "--fail-on": ["growth", "entropy,loss", "limit", "scores", "x", ""],
     "--ids": ["3,1", "3,7,7,1", "0,0", "1", "1,x", "1,99", ",", "-1,2"],
     "--draws": ["15", "20", "14", "1000000000"],
@@ -274,7 +275,7 @@ def examine(folder, words):
         assert result.stdout in ("", "a file may print\n")
         assert not added
         return 2
-    failed = "--fail-on" in words and result.returncode == 3
+    failed = {"--fail-on", "--baseline"} & set(words) and result.returncode == 3
     assert result.returncode == 0 or failed or (words[0] == "check" and result.returncode == 1)
     assert result.stdout
     plots = {words[i + 1] for i, word in enumerate(words) if word == "--plot"}

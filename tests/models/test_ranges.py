@@ -9,6 +9,8 @@ from scipy import stats
 import netsor as ns
 from netsor.language._pool import pooled
 from netsor.models._ranges import BLOCK, COLUMNS, ENDS, FORMATS, of_range
+from netsor.models._words import _split_root
+from netsor.nn._logits import symmetric_root
 
 from ..keep import keep
 from . import plain
@@ -67,10 +69,10 @@ def activations(model, rng):
         found |= {"scores": scores[:, mask], "weights": weights[:, mask], "attention": added, "hidden": hidden}
         made.append(found | {"mlp": fed, "stream": x})
     words = table if model.tied else rng.normal(0.0, model.std_logits, table.shape)
-    return [*made, {"logits": plain.norm(model, x)[:-1] @ words.T}]
+    return [*made, {"logits": plain.norm(model, x) @ words.T}]
 
 
-@pytest.mark.parametrize("name", keep(MODELS, "llama"))
+@pytest.mark.parametrize("name", keep(MODELS, "gpt2"))
 def test_ranges_have_the_law_of_plain_numpy(name):
     model, rng = MODELS[name], np.random.default_rng(1)
     drawn = [activations(model, rng) for _ in range(200)]
@@ -85,6 +87,46 @@ def test_ranges_have_the_law_of_plain_numpy(name):
             varied += bool(ours.std() > 0)
     assert varied > 50
     assert min(compared.values()) > LEVEL / len(compared), min(compared, key=compared.get)
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+def test_the_root_of_all_logits_begins_with_that_of_the_first(dependent):
+    """Logits of the last token come on top of those that predict, which keep their own symmetric root."""
+    y = np.random.default_rng(0).standard_normal((3, 5, 7))
+    y[:, -1] = y[:, 0] + y[:, 1] if dependent else y[:, -1]
+    y[1, 1] = y[1, 0]
+    gram = y @ y.transpose(0, 2, 1)
+    made = _split_root(gram, 4)
+    # where the last vector depends on the first, the root of a rounding error is left of it
+    np.testing.assert_allclose(made @ made.transpose(0, 2, 1), gram, atol=1e-7 if dependent else 1e-12)
+    np.testing.assert_allclose(made[:, :4, :4], symmetric_root(gram[:, :4, :4]), atol=1e-12)
+    assert not made[:, :4, 4].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_ranges_leave_the_law_of_all_else_as_it_is(name):
+    model = MODELS[name]
+    plain, ranged = (
+        model.probes(IDS, gradients=True, ranges=ranges).measure(1500, seed=seed, workers=1, progress=False)
+        for seed, ranges in ((1, False), (2, True))
+    )
+    compared = {
+        (quantity, *at): stats.ks_2samp(plain[quantity][:, *at], ranged[quantity][:, *at]).pvalue
+        for quantity in plain
+        for at in np.ndindex(plain[quantity].shape[1:])
+    }
+    assert len(compared) > 30
+    assert min(compared.values()) > LEVEL / len(compared), min(compared, key=compared.get)
+
+
+def test_embeddings_of_a_decoder_count():
+    """Given the largest of k independent |N(0, 1)|, P(|z| < largest)^k is uniform."""
+    small = {"num_heads": 2, "d_kv": 4, "d_ff": 8, "num_layers": 1, "vocab_size": 20}
+    model = ns.models.read({"model_type": "t5", "d_model": 8, **small})
+    found = model.probes(ids=(1, 2), decoder_ids=(4, 5, 6), ranges=True).measure(400, workers=1, progress=False)
+    uniform = (2 * stats.norm.cdf(found["embedding_largest"]) - 1) ** (5 * 8)
+    assert stats.kstest(uniform, "uniform").pvalue > LEVEL
 
 
 def test_formats_are_those_of_their_bits():

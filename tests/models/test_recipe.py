@@ -5,6 +5,8 @@ import math
 import pytest
 
 import netsor as ns
+from netsor.language._operation import MatMul
+from netsor.models._trace import inside
 
 GPT2 = ns.models.read("gpt2")
 LLAMA = ns.models.read("llama-3-8b")
@@ -50,6 +52,26 @@ def test_numbers_of_the_sources():
     assert by("mup", base).score_scale == pytest.approx(base.d**-0.5)
     assert by("mup", LLAMA).std_logits == pytest.approx(0.02 * 256 / 4096)
     assert by("depth-mup").std_o == pytest.approx(by("mup").std_o / math.sqrt(depth))
+
+
+def test_t_fixup_scales_encoder_and_decoder_each_by_its_own_depth():
+    """As in the authors' code: 0.67 L^(−1/4) in the encoder, (9M)^(−1/4) in the decoder, (9L)^(−1/4) if shared."""
+    encoder, decoder, n, m, inner = 3, 5, 768, 3072, 768
+    made = by("t-fixup", ns.models.read("t5-base").replace(layers=encoder, decoder_layers=decoder))
+    assert made.std_embedding == pytest.approx((9 * encoder) ** -0.25 * n**-0.5)
+    traced = made.trace(tokens=2)
+    xavier = {(n, inner): math.sqrt(2 / (n + inner)), (n, m): math.sqrt(2 / (n + m)), (m, n): math.sqrt(2 / (n + m))}
+    for block, values in enumerate(inside(traced)):
+        factor = 0.67 * encoder**-0.25 if block < encoder else (9 * decoder) ** -0.25
+        weights = [value.op.weight for value in values if isinstance(value.op, MatMul)]
+        assert len(weights) == (6 if block < encoder else 10)
+        for weight in weights:
+            fan_in, fan_out = (width.bind(made.widths()) for width in (weight.in_width, weight.out_width))
+            plain = xavier[fan_in, fan_out * weight.members.size]
+            scored = weight.source.name in ("W^Q", "W^K")
+            assert weight.std / math.sqrt(fan_in) == pytest.approx(plain * (1 if scored else factor))
+    with pytest.raises(ValueError, match=r"decoder_gain=0\.5 of a Transformer would change nothing in gpt2"):
+        GPT2.replace(decoder_gain=0.5)
 
 
 def test_mup_has_scores_and_logits_that_fall_with_width_and_a_stream_that_does_not():

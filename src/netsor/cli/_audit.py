@@ -13,7 +13,7 @@ from ._numbers import FEW, SEED, WORKERS, shown
 from ._output import apart, check_name, complain
 from ._where import chosen, where_options
 
-FAILED = 3  # exit code, if a rule of --fail-on is found
+FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left its band of --baseline
 
 
 @cli.command("audit")
@@ -59,6 +59,11 @@ FAILED = 3  # exit code, if a rule of --fail-on is found
 @click.option("--quick", is_flag=True, help="16 draws of 16 tokens at the model's own widths: seconds, for a test.")
 @click.option("--fail-on", metavar="RULE,…", help="Exit with code 3 if one of these rules is found, or undecided.")
 @click.option(
+    "--baseline",
+    metavar="FILE",
+    help="Exit with code 3 if a median leaves its 5–95 % band in an earlier audit: its --json, or audit.json of --out.",
+)
+@click.option(
     "--gradients/--no-gradients",
     default=None,
     help="The backward half too, gradients by block and kind of weight, or not.  [default: of the shortest inputs, if "
@@ -71,7 +76,9 @@ FAILED = 3  # exit code, if a rule of --fail-on is found
 @partial(where_options, auto=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_obj
-def audit_command(watch: Watch, /, as_json: bool, out: str | None, fail_on: str | None, **options: Any) -> None:
+def audit_command(
+    watch: Watch, /, as_json: bool, out: str | None, fail_on: str | None, baseline: str | None, **options: Any
+) -> None:
     """A transformer before it is trained: what it does at initialisation, block by block, and findings by stated rules.
 
     MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:PROGRAM, a program
@@ -80,20 +87,22 @@ def audit_command(watch: Watch, /, as_json: bool, out: str | None, fail_on: str 
     With --out an audit of a model that was interrupted goes on where it stopped; files in the folder that are not of an
     earlier audit are never overwritten.
     """
-    from ._audit_run import audited, rules_of
+    from ._audit_run import against, audited, earlier_of, rules_of
     from ._study import printed
 
     if out is not None:
         check_name("--out", out)
     rules = rules_of(fail_on, options)
+    earlier = earlier_of(baseline)
     where = chosen(options, auto=True)
     with apart(as_json):
-        found = audited(watch, out, where, options)
-    printed(found, out, as_json)
+        found = audited(watch, out, where, options, rules, earlier)
+    verdict, left = against(found, earlier)
     try:
-        failed = found.failed(rules)
-    except ValueError as error:
+        failed = [verdict] * any(each["departures"] for each in left.values()) + found.failed(rules)
+    except ValueError as error:  # what only the draws tell, such as that no branch adds anything
         raise click.UsageError(f"--fail-on {shown(fail_on)}: {error}") from None
+    printed(found, out, as_json, verdict, left)
     if failed:
         complain("; ".join(failed))
         raise click.exceptions.Exit(FAILED)

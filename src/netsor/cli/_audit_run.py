@@ -12,6 +12,7 @@ import click
 from ..models import Transformer, recipe, settings
 from ..studies.audit import _audit
 from ..studies.audit._backward import BACKWARD_RULES
+from ..studies.audit._baseline import Baseline, summary
 from ..studies.audit._found import rule_name
 from ..studies.audit._own import Own
 from ..studies.audit._request import Request, plainly
@@ -19,7 +20,7 @@ from ..studies.audit._request import sweep as sweep_of
 from ._interrupt import Watch
 from ._model import changed, model_of
 from ._numbers import integers, shown
-from ._output import as_option
+from ._output import as_option, check_name
 from ._study import Asked, studied
 from ._target import bound, is_target, load
 from ._where import Where
@@ -46,11 +47,47 @@ def rules_of(text: str | None, options: dict[str, Any]) -> list[str]:
     return names
 
 
-def audited(watch: Watch, out: str | None, where: Where, options: dict[str, Any]) -> Any:
+def earlier_of(path: str | None) -> Baseline | None:
+    """The audit that --baseline names, read before anything is measured."""
+    if path is None:
+        return None
+    check_name("--baseline", path)
+    try:
+        return Baseline.of(path)
+    except ValueError as error:
+        raise click.UsageError(_said(error)) from None
+
+
+def against(found: Any, earlier: Baseline | None) -> tuple[str, dict[str, Any]]:
+    """What a comparison with an earlier audit says, in a line and for JSON."""
+    if earlier is None:
+        return "", {}
+    left, compared = found.departures(earlier), earlier.compared(found.request, found.model)
+    verdict = summary(earlier, compared, left)
+    listed = [each._asdict() for each in left]
+    return verdict, {"baseline": {"verdict": verdict, "compared": compared, "departures": listed}}
+
+
+def audited(
+    watch: Watch,
+    out: str | None,
+    where: Where,
+    options: dict[str, Any],
+    rules: Sequence[str],
+    earlier: Baseline | None,
+) -> Any:
     """The audit, or the comparison."""
 
     def asked() -> Asked:
         request = _request(out, {**options, "backend": where.backend})
+        if earlier is not None and len(request.models) > 1:
+            raise click.UsageError("--baseline is for one model: leave out --compare, --compare-… and --sweep")
+        if earlier is not None:
+            earlier.check(request, request.models[0])
+        try:
+            _audit.refuse_unmeasured(request, rules)
+        except ValueError as error:
+            raise click.UsageError(f"--fail-on {shown(','.join(rules))}: {error}") from None
         what, less = f"{_names(request)}: {_drawn(request)}", "fewer --draws or --tokens, or a smaller model,"
         return Asked(request, _audit.estimate(request), what, less, _with_gradients(request))
 

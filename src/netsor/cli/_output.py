@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..laws import Law
 
 MANY = "infinitely many heads"
-OPTIONS = ("tokens", "ids", "draws", "seed", "workers", "out", "precision", "device", "backend")
+OPTIONS = ("tokens", "ids", "draws", "seed", "workers", "out", "precision", "device", "backend", "baseline")
 LONGEST = 2000  # characters of a message: longer ones are cut in the middle
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,12 +64,14 @@ def studied(
             return run(request, how.get("executor"))
 
 
-def printed(found: Any, out: str | None, as_json: bool) -> None:
-    """Print what a study found, and where its report is."""
+def printed(
+    found: Any, out: str | None, as_json: bool, verdict: str = "", beside: Mapping[str, Any] | None = None
+) -> None:
+    """Print a verdict, what a study found, and where its report is; `beside` goes into the JSON object."""
     if as_json:
-        echo_json(found.as_dict())
+        echo_json({**found.as_dict(), **(beside or {})})
         return
-    say(found.table())
+    say(f"{verdict}\n\n{found.table()}" if verdict else found.table())
     if out is not None:
         say(f"\nreport: {Path(out) / 'report.html'}")
 

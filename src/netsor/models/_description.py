@@ -15,6 +15,7 @@ from ._fields import checked, parsed, refuse
 
 # What `std` stands for: the matrices, embeddings and positions that a plain initialisation draws alike.
 MATRICES = ("q", "k", "v", "o", "in", "gate", "out", "embedding", "position", "logits")
+BRANCHES = ("std_v", "std_o", "std_in", "std_gate", "std_out")  # of what the branches of a block add: all but scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,7 @@ class Description:
     std_type: float = 0.0  # one more vector, added to every token
     std_relative: float = 0.0  # relative biases of scores
     std_logits: float = 0.02  # where the logits are not tied
+    decoder_gain: float = 1.0  # the decoder's std_v, std_o, std_in, std_gate and std_out, over those of the encoder
     bias_in: float = 0.0  # standard deviations of biases
     bias_out: float = 0.0
     distribution: str = "gaussian"
@@ -318,6 +320,7 @@ def idle(model: Description) -> dict[str, str]:
         (model.qk_norm, "qk_norm=True", ("qk_norm_whole",)),
         (model.experts is not None, "experts", ("experts_per_token", "std_router")),
         (model.window is not None, "window", ("window_every",)),
+        (model.decoder_layers > 0, "decoder_layers", ("decoder_gain",)),
         (model.inputs == "patches", "inputs='patches'", ("patch",)),
         (model.inputs == "tokens", "inputs='tokens'", ("padding", "embedding_scale")),
         (not model.tied or model.readout == "transform", "tied=False", ("std_logits",)),

@@ -14,19 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from .._arrays import array_namespace, eigenvectors
 from ..language import Scalar, Value, Vector, apply, gaussian, mean_dot
 from ..language._derivative import ratio
 from ..language._vector import mix
-from ..nn._logits import root as symmetric_root
+from ..nn._logits import root
 from ._description import Description
 from ._head import of_head, parts
 from ._trace import Trace, n, sigma_of
-from ._words import Words
-
-SMALL = 500.0  # times the rounding error of the largest eigenvalue of a Gram matrix: smaller eigenvalues count as 0
+from ._words import Words, inverse_root
 
 
 class Loss(NamedTuple):
@@ -70,15 +67,6 @@ def cross_entropy(model: Description, traced: Trace, words: Words, targets: Sequ
 
 def _gradient(y: Vector, gram: Scalar, along: Scalar, square: Scalar) -> Vector:
     """√n ∂L/∂y, over σ, by the words that are not in the program."""
-    q = mix(apply(_inverse_root, gram, axes=2, bounded=False, lipschitz=False), y)
-    u = mix(symmetric_root(square), gaussian(n, y.size, name="W^L"))
+    q = mix(apply(inverse_root, gram, axes=2, bounded=False, lipschitz=False), y)
+    u = mix(root(square), gaussian(n, y.size, name="W^L"))
     return u + mix(ratio((), (n,)) * along - mean_dot(u, q), q)
-
-
-def _inverse_root(gram: Any) -> Any:
-    """The symmetric G^(−1/2) of positive semidefinite matrices; 0 in directions that they do not have."""
-    xp = array_namespace(gram)
-    values, vectors = eigenvectors(gram)
-    real = values > SMALL * xp.finfo(gram.dtype).eps * xp.max(xp.abs(values), axis=-1, keepdims=True)
-    inverse = xp.where(real, 1.0 / xp.sqrt(xp.where(real, values, 1.0)), 0.0)
-    return (vectors * inverse[..., None, :]) @ xp.matrix_transpose(vectors)

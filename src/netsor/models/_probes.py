@@ -263,8 +263,16 @@ class Probes:
 
     def _made(self, limit: bool) -> Program:
         traced = trace(self.model, self.inputs)
-        end = self.logits(traced, limit) if self.ends else None
-        beside = ranges(traced, end) if self.ranges and not limit else []
+        ranged = self.ranges and not limit
+        every: Words | None = None
+        end: Words | None = None
+        if ranged and self.ends and self._next:  # the last token has logits too, although it predicts nothing
+            count = traced.output.size - 1
+            every = words(self.model, traced, traced.output, limit, count)
+            end = every.first(count)
+        elif self.ends:
+            every = end = self.logits(traced, limit)
+        beside = ranges(traced, every) if ranged else []
         return Program((*self.outputs(traced, end, limit), *beside), f"probes of {self.model.name}")
 
     def outputs(self, traced: Trace, end: Words | None, limit: bool = False) -> tuple[Scalar, ...]:
@@ -328,7 +336,8 @@ class Probes:
 
     @property
     def _next(self) -> bool:
-        return self.model.causal or self.model.decoder_layers > 0
+        """Whether a token predicts the next one."""
+        return self.model.readout != "class" and (self.model.causal or self.model.decoder_layers > 0)
 
     @property
     def _targets(self) -> tuple[int, ...]:

@@ -115,4 +115,5 @@ def ranges(traced: Trace, end: Words | None) -> list[Scalar]:
                     found.setdefault("hidden", []).append(value.op.x)
         rows.append(row_of({name: found[name] for name in BLOCK}, mask))
     last = [] if end is None else [apply(of_range, join([part.reshape(-1) for part in end.parts()]), axes=1)]
-    return [*rows, join([range_of([traced.embedded]), *last])]
+    begun = [x for x in (traced.embedded, traced.decoded) if x is not None]
+    return [*rows, join([range_of(begun), *last])]

@@ -1,7 +1,8 @@
 """Recipes: how a model is drawn, as one choice of standard deviations and multipliers, each with its source.
 
-n is the width, L the number of blocks. A recipe changes the law of the weights, and what scores and logits are
-multiplied by, and nothing else: orders and norms stay those of the model.
+n is the width and L the number of blocks, those of encoder and decoder together unless a recipe says otherwise. It
+changes the law of the weights, and what scores and logits are multiplied by, and nothing else: orders and norms stay
+those of the model.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from ..language._given import shown
-from ._description import MATRICES, Description, idle
+from ._description import BRANCHES, MATRICES, Description, idle
 
 M = TypeVar("M", bound=Description)
 Changes = dict[str, Any]
@@ -109,10 +110,17 @@ def _xavier(model: Description) -> Changes:
 
 
 def _t_fixup(model: Description) -> Changes:
-    """The factor of T-Fixup's encoder in every block, for its decoder has one of its own, (9L)^(−1/4)."""
-    made, factor = _xavier(model), 0.67 * _depth(model) ** -0.25
-    made |= {name: made[name] * factor for name in ("std_v", "std_o", "std_in", "std_gate", "std_out")}
-    return made | {"std_embedding": made["std_embedding"] * (9 * _depth(model)) ** -0.25}
+    """T-Fixup: blocks of an encoder times 0.67 L^(−1/4), of a decoder that looks at it times (9L)^(−1/4).
+
+    Each L is the depth of its own stack, and that of the encoder for embeddings which both share, as in the authors'
+    code. A decoder alone has the two branches of an encoder's block, for which their bound gives the first factor.
+    """
+    made, factor = _xavier(model), 0.67 * model.layers**-0.25
+    made |= {name: made[name] * factor for name in BRANCHES}
+    made["std_embedding"] *= (9 * model.layers) ** -0.25
+    if model.decoder_layers:
+        made["decoder_gain"] = (9 * model.decoder_layers) ** -0.25 / factor
+    return made
 
 
 def _deepnorm(model: Description) -> Changes:
@@ -121,7 +129,7 @@ def _deepnorm(model: Description) -> Changes:
         raise ValueError(f"recipe='deepnorm' is for a norm after each sum: {model.name} has order={model.order!r}")
     made, depth = _xavier(model), _depth(model)
     alpha, beta = (2 * depth) ** 0.25, (8 * depth) ** -0.25
-    scaled = made | {name: made[name] * beta for name in ("std_v", "std_o", "std_in", "std_gate", "std_out")}
+    scaled = made | {name: made[name] * beta for name in BRANCHES}
     return _last(model, scaled, 1 / alpha)
 
 
@@ -174,9 +182,9 @@ RECIPES = {
         "√(2/(fan-in + fan-out)), embeddings n^(−1/2)", "Glorot and Bengio 2010; embeddings as in fairseq", _xavier
     ),
     "t-fixup": Recipe(
-        "Xavier's, values, output and perceptron times 0.67 L^(−1/4), embeddings times (9L)^(−1/4); norms are kept, "
-        "which T-Fixup leaves out",
-        "T-Fixup (Huang et al. 2020), as for its encoder",
+        "Xavier's, values, output and perceptron times 0.67 L^(−1/4), embeddings times (9L)^(−1/4); in a decoder of M "
+        "blocks that looks at an encoder (9M)^(−1/4); norms are kept, which T-Fixup leaves out",
+        "T-Fixup (Huang et al. 2020), a decoder alone as its encoder",
         _t_fixup,
     ),
     "deepnorm": Recipe(

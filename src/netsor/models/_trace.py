@@ -6,6 +6,7 @@ at other widths, and at infinite ones, it has the scale of this model.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -39,7 +40,7 @@ from ..language import (
 )
 from ..language._graph import ordered
 from ..language._score import rsqrt
-from ._description import Description
+from ._description import BRANCHES, Description
 from ._inputs import Inputs
 from ._reduce import of_router
 
@@ -156,9 +157,11 @@ def trace(model: Description, given: Inputs, embedded: Vector | None = None) -> 
         stream = decoded = _words(model, table, given.decoder_ids)
         bias = _bias(model, len(given.decoder_ids), bidirectional=False)
         context = output
+        gains = {name: model.decoder_gain * getattr(model, name) for name in BRANCHES}
+        decoder = dataclasses.replace(model, **gains)
         for i in range(model.layers, model.layers + model.decoder_layers):
             mask.append(_mask(model, i, len(given.decoder_ids), True))
-            layers.append(_decoder(model, stream, context, mask[i], bias))
+            layers.append(_decoder(decoder, stream, context, mask[i], bias))
             stream = layers[-1].stream
         output = normed(model, stream) if model.final_norm else stream
     return Trace(x, tuple(layers), output, tuple(mask), table, decoded)

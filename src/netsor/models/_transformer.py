@@ -115,6 +115,8 @@ class Transformer(Description):
         Of one more vector that is added to every token, of relative biases.
     std_logits : float
         Where the logits are not tied.
+    decoder_gain : float
+        What std_v, std_o, std_in, std_gate and std_out are multiplied by in the blocks of the decoder.
     bias_in, bias_out : float
         Standard deviations of the biases of the perceptron.
     distribution : str

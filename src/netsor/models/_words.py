@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._arrays import array_namespace, eigenvectors
 from ..language import Scalar, Vector, apply, join, mean_dot, normal, tanh, weight
 from ..language._scalar import constant
-from ..nn._logits import root
+from ..nn._logits import root, symmetric_root
 from ._description import Description
 from ._reduce import of_logits, of_words
 from ._trace import ACTIVATIONS, Trace, n, normed, sigma_of
+
+SMALL = 500.0  # times the rounding error of the largest eigenvalue of a Gram matrix: smaller eigenvalues count as 0
 
 
 class Words(NamedTuple):
@@ -50,6 +53,16 @@ class Words(NamedTuple):
         assert self.noise is not None
         return self._capped((self.root @ self.noise[:, np.array(ids)])[own, own])
 
+    def first(self, count: int) -> Words:
+        """The logits of the first vectors, if `words` was told how many they would be."""
+        known, root, noise = self.known, self.root, self.noise
+        return self._replace(
+            y=self.y[:count],
+            known=None if known is None else known[:count],
+            root=None if root is None else root[:count, :count],
+            noise=None if noise is None else noise[:count],
+        )
+
     def ends(self) -> Scalar:
         """(3,): standard deviation of the logits, mean of log Σ e^logit, largest probability."""
         if self.root is None or self.noise is None:
@@ -61,10 +74,11 @@ class Words(NamedTuple):
         return logits if self.cap is None else self.cap * tanh(logits / self.cap)
 
 
-def words(model: Description, traced: Trace, y: Vector, limit: bool) -> Words:
+def words(model: Description, traced: Trace, y: Vector, limit: bool, first: int | None = None) -> Words:
     """The logits of last vectors y; `limit` says n = ∞, where tied ones of ids that occur keep their fluctuation.
 
-    At the width of the model ⟨e_t, y⟩ fluctuates as the logits of other words do (`Embedding.logits`).
+    At the width of the model ⟨e_t, y⟩ fluctuates as the logits of other words do (`Embedding.logits`). `first` is the
+    number of vectors whose logits `Words.first` will select; None: all are used together.
     """
     assert model.vocabulary is not None
     if model.readout == "transform":
@@ -73,11 +87,11 @@ def words(model: Description, traced: Trace, y: Vector, limit: bool) -> Words:
     if model.logit_scale != 1:
         y = model.logit_scale * y
     if model.tied:
-        return _tied(model, traced, y, limit)
-    return Words(y, None, *_drawn(model, y, model.vocabulary, model.std_logits), model.logit_cap, None)
+        return _tied(model, traced, y, limit, first)
+    return Words(y, None, *_drawn(model, y, model.vocabulary, model.std_logits, first), model.logit_cap, None)
 
 
-def _tied(model: Description, traced: Trace, y: Vector, limit: bool) -> Words:
+def _tied(model: Description, traced: Trace, y: Vector, limit: bool, count: int | None) -> Words:
     """⟨e_t, y⟩ for the ids t that occur; for all others N(0, std² |y|²), and 0 for padding, whose vector is 0."""
     assert model.vocabulary is not None
     assert traced.table is not None
@@ -91,8 +105,41 @@ def _tied(model: Description, traced: Trace, y: Vector, limit: bool) -> Words:
     column = {i: k for k, i in enumerate(ids)}
     if not others:
         return Words(y, first, None, None, model.logit_cap, column)
-    return Words(y, first, *_drawn(model, y, others, model.std_embedding), model.logit_cap, column)
+    return Words(y, first, *_drawn(model, y, others, model.std_embedding, count), model.logit_cap, column)
 
 
-def _drawn(model: Description, y: Vector, count: int, std: float) -> tuple[Scalar, Scalar]:
-    return sigma_of(std, model.width) * root(mean_dot(y, y)), normal((y.size, count), name="words")
+def _drawn(model: Description, y: Vector, count: int, std: float, first: int | None) -> tuple[Scalar, Scalar]:
+    gram = mean_dot(y, y)
+    factor = (
+        root(gram)
+        if first is None
+        else apply(partial(_split_root, first=first), gram, axes=2, name="root", bounded=False, lipschitz=False)
+    )
+    return sigma_of(std, model.width) * factor, normal((y.size, count), name="words")
+
+
+def _split_root(gram: Any, first: int) -> Any:
+    """[[R, 0], [C R⁺, S]], a square root of [[A, C^T], [C, D]]: R is the symmetric root of A, S that of D − C A⁺ C^T.
+
+    So the first rows are what `root` makes of the first vectors alone, on which the gradient of the loss relies.
+    """
+    xp = array_namespace(gram)
+    lower = gram[..., first:, :first] @ inverse_root(gram[..., :first, :first])
+    rest = gram[..., first:, first:] - lower @ xp.matrix_transpose(lower)
+    above = xp.zeros_like(gram[..., :first, first:])
+    return xp.concat(
+        [
+            xp.concat([symmetric_root(gram[..., :first, :first]), above], axis=-1),
+            xp.concat([lower, symmetric_root(rest)], axis=-1),
+        ],
+        axis=-2,
+    )
+
+
+def inverse_root(gram: Any) -> Any:
+    """The symmetric G^(−1/2) of positive semidefinite matrices; 0 in directions that they do not have."""
+    xp = array_namespace(gram)
+    values, vectors = eigenvectors(gram)
+    real = values > SMALL * xp.finfo(gram.dtype).eps * xp.max(xp.abs(values), axis=-1, keepdims=True)
+    inverse = xp.where(real, 1.0 / xp.sqrt(xp.where(real, values, 1.0)), 0.0)
+    return (vectors * inverse[..., None, :]) @ xp.matrix_transpose(vectors)

@@ -53,11 +53,12 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
 
 def root(gram: Scalar) -> Scalar:
     """The symmetric square root of positive semidefinite matrices; eigenvalues that are 0 up to rounding count as 0."""
-    return apply(_root, gram, axes=2, name="root", bounded=False, lipschitz=False)
+    return apply(symmetric_root, gram, axes=2, name="root", bounded=False, lipschitz=False)
 
 
 @makes(None)
-def _root(gram: Any) -> Any:
+def symmetric_root(gram: Any) -> Any:
+    """`root` of arrays."""
     xp = array_namespace(gram)
     values, vectors = eigenvectors(gram)
     rounding = 4e-16 * gram.shape[-1] * xp.max(xp.abs(values), axis=-1, keepdims=True)

@@ -95,6 +95,21 @@ def test_what_an_audit_looks_like_and_whom_it_tells(inline):
         ns.audit(TINY, progress=3)
 
 
+def test_results_are_mappings(inline):
+    audit = ns.audit(TINY, widths="actual", compare=TINY.replace(std=0.3, name="wide"), **SMALL)
+    first, second = audit
+    assert (len(audit), second.model.name) == (2, "wide")
+    for mapping in (first, first.at(3), first.actual):
+        assert {"entropy", "loss", "input_cosine"} <= set(mapping)
+        assert len(mapping) == len(list(mapping)) == len(dict(mapping))
+        assert ("entropy" in mapping, "nothing" in mapping, 0 in mapping) == (True, False, False)
+        assert mapping == mapping
+        assert {mapping: 1}[mapping] == 1
+    assert dict(first.actual)["entropy"] is first.actual["entropy"]
+    with pytest.raises(KeyError, match="0 was not measured; what was: mean_square, "):
+        first[0]
+
+
 def test_a_limit_is_coupled_to_its_model(inline):
     """Common random numbers: the largest scores of the first block, which vary in the limit too, go together."""
     audit = ns.audit(TINY.replace(width=400, head_dim=200, hidden=50), tokens=3, draws=100)

@@ -53,7 +53,7 @@ MADE = {
     ),
     "rank": tuple({"effective_rank": [7, 3, 2, last]} for last in (1.5, 1.9, 1.7)),
     "entropy": tuple({"entropy": [0.9, lowest, 0.9, 0.9]} for lowest in (0.45, 0.55, 0.5)),
-    "loss": ({"loss": 4.6}, {"loss": 4.4}, {"loss": 4.5}),
+    "loss": ({"loss": 6.1}, {"loss": 5.9}, {"loss": 6.0}),
     "limit": ({"limit": {"cosine": [0.2] * 4}}, {"limit": {}}, {"limit": {"cosine": [0.1019] * 4}}),
     "vanishing": tuple({"grad_mean_square": [first, 40, 60, 100]} for first in (0.9, 1.1, 1.001)),
     "exploding": tuple({"grad_input": first} for first in (11_000, 9_000, 10_010)),
@@ -183,7 +183,7 @@ REAL = {
     "branches": ({"std_o": 0.001}, {"std": 0.2}),
     "rank": ({"std_v": 1.0, "std_o": 1.0, "std_q": 0.0, "causal": False}, {}),
     "entropy": ({"std_q": 1.0, "std_k": 1.0}, {}),
-    "loss": ({"tied": False, "std_logits": 0.4}, {}),
+    "loss": ({"tied": False, "std_logits": 0.8}, {}),
     "limit": (
         {"width": 4, "heads": 1, "groups": 1, "head_dim": 2, "hidden": 2, "std": 0.5},
         {"width": 512, "std": 0.02},

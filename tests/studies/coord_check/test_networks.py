@@ -55,6 +55,16 @@ def test_perceptrons(name):
         assert second not in check.limit
 
 
+def test_a_check_is_a_mapping_of_activations():
+    check = perceptron("mup")
+    assert list(check) == [verdict.entry.name for verdict in check.verdicts]
+    assert len(check) == len(dict(check)) == len(check.verdicts)
+    assert ("hidden" in check, "nothing" in check, 0 in check) == (True, False, False)
+    assert check == check
+    with pytest.raises(KeyError, match="0 is not watched; "):
+        check[0]
+
+
 def test_advice_of_a_perceptron():
     net, lr = RATES["sp"]
     check = ns.coord_check(net, widths=[64, 1024], lr=lr, draws=120, progress=False)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
@@ -16,8 +16,9 @@ from .._parts import collected
 from .._store import Arrays
 from ._found import Found, Measured
 from ._large import a_draw, ahead
+from ._order import DECIDE
 from ._own import Model, Own
-from ._quantities import BLOCKS
+from ._quantities import BLOCKS, FINAL
 from ._request import PART_DRAWS, PART_SECONDS, Request, Subject
 from ._results import FILES, Audit, Comparison, folder_of
 from ._sample import FEW, MOVED, measure
@@ -68,6 +69,31 @@ def workers_of(request: Request) -> int:
 
 def _parts(request: Request, subject: Subject) -> int:
     return math.ceil(request.draws_of(subject.tokens) / subject.part_draws)  # perhaps more than fit a list
+
+
+def refuse_unmeasured(request: Request, rules: Sequence[str]) -> None:
+    """Refuse rules on what will not be measured, before anything is drawn."""
+
+    def ones(subject: Subject) -> Measured:
+        """As if every number were 1: the rules then say which of them have nothing to judge."""
+        ends = {*(q.name for q in FINAL), *(name for name in subject.names if "input_" in name)}
+        blocks = subject.model.layers + subject.model.decoder_layers
+        shapes = {name: (DECIDE,) if name in ends else (DECIDE, blocks) for name in subject.names}
+        return Measured(subject, {name: np.ones(shape) for name, shape in shapes.items()}, 0.0)
+
+    def wanted(each: Subject) -> bool:
+        """Only the rule on the limit asks whether there is one, for which the limit has to be planned."""
+        beside = each.infinite and request.widths == "both"
+        return not beside or ("limit" in rules and each.model not in request.refused)
+
+    subjects = [each for each in request.asked if wanted(each)]
+    made = {(each.model, each.tokens, each.infinite): ones(each) for each in subjects}
+    for model in request.models:
+        lengths = [
+            Found(request, model, tokens, *(made.get((model, tokens, infinite)) for infinite in (False, True)))
+            for tokens in request.lengths
+        ]
+        Audit(request, lengths).failed(rules)
 
 
 def prepare(request: Request) -> None:

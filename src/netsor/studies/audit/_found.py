@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -56,8 +56,8 @@ class Band(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
-    """The draws of one model at one set of widths; `measured["entropy"]` are those of a quantity.
+class Measured(Mapping[str, Array]):
+    """The draws of one model at one set of widths: a mapping of quantities to arrays, as `measured["entropy"]`.
 
     Parameters
     ----------
@@ -86,11 +86,16 @@ class Measured:
     precision: str = "float64"
     moved: Mapping[str, Array] = field(default_factory=dict)
 
+    __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
+
     def __getitem__(self, name: str) -> Array:
         return self.arrays[name]
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.arrays
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
 
     def __repr__(self) -> str:
         widths = "infinite widths" if self.subject.infinite else "its own widths"
@@ -189,8 +194,8 @@ class Measured:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """What was measured of a model on so many tokens; `found["entropy"]` is the `Band` of a quantity.
+class Found(Mapping[str, Band]):
+    """What was measured of a model on so many tokens: a mapping of quantities to a `Band`, as `found["entropy"]`.
 
     Parameters
     ----------
@@ -219,11 +224,19 @@ class Found:
     actual: Measured | None
     limit: Measured | None
 
+    __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
+
     def __getitem__(self, name: str) -> Band:
         found = self.best
         if name not in found:
-            raise KeyError(f"{name!r} was not measured; what was: {', '.join(found.arrays)}")
+            raise KeyError(f"{name!r} was not measured; what was: {', '.join(found)}")
         return found.band(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.best)
+
+    def __len__(self) -> int:
+        return len(self.best)
 
     @property
     def best(self) -> Measured:

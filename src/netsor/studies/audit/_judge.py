@@ -59,7 +59,7 @@ class Finding:
     >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
     >>> finding = ns.audit(tiny, quick=True).finding("loss")
     >>> finding.verdict, finding.rule
-    ('not found', 'the first loss is more than 0.5 nats above ln V')
+    ('not found', 'the first loss is more than 2 nats above ln V')
     """
 
     name: str

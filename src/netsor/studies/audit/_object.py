@@ -10,6 +10,7 @@ from typing import Any
 from . import _ranges
 from ._differences import Differences
 from ._found import Found, Lengths, Measured, changing, merged
+from ._own import sizes
 from ._quantities import BLOCKS, FINAL
 
 
@@ -53,6 +54,7 @@ def _of(found: Found) -> dict[str, Any]:
     model, request = found.model, found.request
     made: dict[str, Any] = {
         "model": model.name,
+        "sizes": sizes(model),
         "status": found.best.subject.status,
         "widths": "inf" if found.best.subject.infinite else "actual",
         "tokens": found.tokens,

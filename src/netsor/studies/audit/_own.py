@@ -268,3 +268,13 @@ Model = Transformer | Own  # what an audit is of
 def described(model: Model) -> dict[str, Any]:
     """Every field of a model, for its manifest."""
     return model.fields() if isinstance(model, Own) else dataclasses.asdict(model)
+
+
+def sizes(model: Model) -> str:
+    """The size of a model, in words."""
+    if isinstance(model, Own):
+        return model.sizes
+    return (
+        f"{model.layers + model.decoder_layers} blocks, width {model.width:,}, {model.heads} heads of {model.d}, "
+        f"{model.weights:,} weights in matrices and embeddings"
+    )

@@ -21,6 +21,7 @@ from ...engine.backends import AUTO, Backend, Numpy
 from ...language import TraceError
 from ...language._given import shown
 from ...models import Probes, Transformer
+from ...models._layer_quantities import STREAM
 from .._key import keyed, seeded
 from ._large import BACKWARD, a_draw, ahead, refuse_large
 from ._order import DECIDE
@@ -66,6 +67,13 @@ class Subject:
     def at(self) -> AtWidths:
         """That program at its widths."""
         return probes_of(self)._at(self.widths)._at(self.widths)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is measured of it, but for ranges."""
+        probes = probes_of(self)
+        starts = [f"{start}{name}" for start in getattr(probes, "starts", ()) for name in STREAM]
+        return (*probes.names, *probes.final, *starts)
 
     @property
     def plan(self) -> Plan:

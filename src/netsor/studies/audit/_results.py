@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from .._folder import Folder
+from ._baseline import Baseline, Departure
 from ._differences import Differences, differences
 from ._found import Band, Found, Measured, changing, merged
 from ._judge import ABSENT, FOUND, NOT_FOUND, Finding, at
 from ._object import of_comparison, of_model
 from ._own import Model
+from ._quantities import BLOCKS, FINAL
 from ._request import Request
 from ._table import comparison, table
 
 COMMAND = "netsor audit"
-FILES = ("report.html", "audit.csv")
+FILES = ("report.html", "audit.csv", "audit.json")
 
 
 class Result(ABC):
@@ -153,7 +156,7 @@ class Result(ABC):
             raise AssertionError("\n".join(lines))
 
     def save(self, out: str | Path) -> Path:
-        """Write report.html, audit.csv and manifest.json into a folder.
+        """Write report.html, audit.csv, audit.json (what `as_dict` gives) and manifest.json into a folder.
 
         Parameters
         ----------
@@ -186,17 +189,19 @@ class Result(ABC):
         folder.prepare(FILES)
         models = [audit.lengths for audit in self.audits]
         compared = self.differences if isinstance(self, Comparison) else None
-        folder.put(*files(models, compared, self._spent, COMMAND, path))
+        made, manifest = files(models, compared, self._spent, COMMAND, path)
+        folder.put({**made, "audit.json": json.dumps(self.as_dict(), indent=1).encode()}, manifest)
         return path / "report.html"
 
 
-class Audit(Result):
+class Audit(Result, Mapping[str, Band]):
     """What was measured of a model, at one length of its input or several; `ns.audit` makes it.
 
-    `audit["entropy"].median` has an entry for each block, and so have `low`, `high` and `blocks`, in which 0 is the
-    embedding. `audit.finding("entropy").verdict` is that of the worst length. Of one length: `audit.at(128)["entropy"]`
-    and `audit.at(128).findings`; the audit's own numbers are those of the first. `audit.actual["entropy"]` are the
-    draws themselves, (draws, blocks), at the model's own widths, and those of `limit` at infinite ones.
+    A mapping of quantities to bands: `audit["entropy"].median` has an entry for each block, and so have `low`, `high`
+    and `blocks`, in which 0 is the embedding. `audit.finding("entropy").verdict` is that of the worst length. Of one
+    length: `audit.at(128)["entropy"]` and `audit.at(128).findings`; the audit's own numbers are those of the first.
+    `audit.actual["entropy"]` are the draws themselves, (draws, blocks), at the model's own widths, and those of `limit`
+    at infinite ones.
 
     Parameters
     ----------
@@ -232,8 +237,16 @@ class Audit(Result):
 
         return audit_card(self.lengths)
 
+    __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
+
     def __getitem__(self, name: str) -> Band:
         return self.lengths[0][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.lengths[0])
+
+    def __len__(self) -> int:
+        return len(self.lengths[0])
 
     def as_dict(self) -> dict[str, Any]:
         """What `netsor audit --json` prints.
@@ -356,6 +369,45 @@ class Audit(Result):
         self.lengths[0].finding(name)  # which knows the names
         return next(finding for finding in self.findings if finding.name == name)
 
+    def departures(self, baseline: str | Path | Mapping[str, Any] | Baseline) -> list[Departure]:
+        """The numbers whose medians have left the bands of an earlier audit, the largest change first.
+
+        A number has left its band if its median is outside the earlier 5–95 % band by more than chance explains: a
+        model that has not changed has a departure in at most one of 10,000 audits, whatever the number of draws.
+
+        Parameters
+        ----------
+        baseline : str, pathlib.Path or mapping
+            The earlier audit: the path of a JSON file (what `netsor audit --json` printed, or `audit.json` of a folder)
+            or what `as_dict` gave. It must have all that this audit measures.
+
+        Returns
+        -------
+        list of Departure
+            Empty if every median is within its band.
+
+        Raises
+        ------
+        ValueError
+            If it is no audit, is of another model, or has not all that is measured here.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> old = ns.audit(tiny, quick=True).as_dict()
+        >>> ns.audit(tiny, quick=True, seed=1).departures(old)
+        []
+        >>> print(ns.audit(tiny.replace(std=0.2), quick=True, seed=1).departures(old)[0].quantity)
+        mean_square
+        """
+        earlier = Baseline.of(baseline)
+        earlier.check(self.request, self.model)
+        draws = {
+            found.tokens: {q.name: found.best.from_embedding(q.name) for q in (*BLOCKS, *FINAL) if q.name in found.best}
+            for found in self.lengths
+        }
+        return earlier.departures(self.request, self.model, draws)
+
     @property
     def changing(self) -> tuple[str, ...]:
         """The rules whose verdict depends on the length: found at one, not found at another.
@@ -401,6 +453,12 @@ class Comparison(Result):
         from ._notebook import comparison_card  # notebooks alone need it
 
         return comparison_card([audit.lengths for audit in self.audits], self.differences)
+
+    def __iter__(self) -> Iterator[Audit]:
+        return iter(self.audits)
+
+    def __len__(self) -> int:
+        return len(self.audits)
 
     def __getitem__(self, name: str | int) -> Audit:
         if isinstance(name, int):

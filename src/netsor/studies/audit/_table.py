@@ -11,7 +11,7 @@ from . import _ranges
 from ._differences import Differences, Parting, Preference, short
 from ._found import Found, Lengths, Measured, changing, merged
 from ._judge import ABSENT, Finding, at, listed
-from ._own import Own
+from ._own import sizes
 from ._quantities import BLOCKS, EVERY, FINAL
 
 NAME = 28  # columns for the words
@@ -124,14 +124,7 @@ def headline(lengths: Lengths) -> str:
     """The model and what was drawn of it, in a line."""
     first, model = lengths[0], lengths[0].model
     drawn = listed([f"{found.best.draws:,} draws of {found.tokens:,} tokens" for found in lengths])
-    if isinstance(model, Own):
-        sizes = model.sizes
-    else:
-        sizes = (
-            f"{first.blocks} blocks, width {model.width:,}, {model.heads} heads of {model.d}, "
-            f"{model.weights:,} weights in matrices and embeddings"
-        )
-    return f"{model.name}: {sizes}; {drawn}; {first.best.subject.status}"
+    return f"{model.name}: {sizes(model)}; {drawn}; {first.best.subject.status}"
 
 
 def missing(found: Found) -> dict[str, str]:

@@ -20,11 +20,11 @@ from ._request import Request
 Floats = npt.NDArray[np.float64]
 
 
-class Check:
+class Check(Mapping[str, Verdict]):
     """What one parametrisation does.
 
-    `check["stream"]` is the verdict on an activation, that of its worst block, and `check.update("head")` that on what
-    the update of a kind of weight does.
+    A mapping of activations to verdicts: `check["stream"]` is that of the worst block. `check.update("head")` is the
+    verdict on what the update of a kind of weight does.
 
     Parameters
     ----------
@@ -77,8 +77,16 @@ class Check:
         told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         return f"<Check of {self.request.name}, {self.name}: of {len(self.verdicts)} activations {told}>"
 
+    __eq__, __hash__ = object.__eq__, object.__hash__  # verdicts hold arrays, which have no truth value
+
     def __getitem__(self, name: str) -> Verdict:
         return _of(name, self.verdicts)
+
+    def __iter__(self) -> Iterator[str]:
+        return (verdict.entry.name for verdict in self.verdicts)
+
+    def __len__(self) -> int:
+        return len(self.verdicts)
 
     def update(self, kind: str) -> Verdict:
         """The verdict on what the update of a kind of weight does to the inputs that it had.

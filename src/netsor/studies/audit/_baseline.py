@@ -1,0 +1,271 @@
+"""Regression: the medians of an audit against the bands of an earlier one.
+
+Let Y be the n₀ earlier draws of a number, X the n new ones. The low end of the earlier band is at most Y_(r), the r-th
+smallest, r = ⌊0.05 (n₀ − 1)⌋ + 2. If nothing has changed, all orders of X and Y are equally likely, so
+
+ P(X_(k) < Y_(r)) = Σ_{s<r} C(k−1+s, s) C(n−k+n₀−s, n₀−s) / C(n+n₀, n)
+
+whatever the law, and ties make it smaller. A number has left its band if X_(k) is below it, or X_(n+1−k) above it, with
+the least k from the upper median on for which this probability is at most LEVEL over twice the count of numbers: with
+many draws the median itself, with few a draw beyond it. So one or more of all numbers of an unchanged model leave their
+bands with a probability of at most LEVEL, however the numbers depend on each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import scipy
+
+from ..._files import fields
+from ...language._given import shown
+from ._judge import ROUNDING, listed
+from ._order import DECIDE, LEVEL, LOW, MOST
+from ._own import Model, sizes
+from ._quantities import BLOCKS, EVERY, FINAL
+from ._request import Request
+
+Floats = npt.NDArray[np.float64]
+Place = tuple[int | None, str]  # a block, 0 the embedding and None the output; a quantity
+SOURCE = "write it with `netsor audit --json`, or take audit.json from the folder of --out"
+
+
+class Departure(NamedTuple):
+    """A number whose median has left the band that it had in an earlier audit.
+
+    Parameters
+    ----------
+    quantity : str
+        Its name.
+    tokens : int
+        The length of the input.
+    block : int or None
+        0 is the embedding; None at the output.
+    median : float
+        The new one.
+    low, high : float
+        The ends of the earlier band.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> old = ns.audit(tiny, quick=True).as_dict()
+    >>> departure = ns.audit(tiny.replace(std=0.2), quick=True, seed=1).departures(old)[0]
+    >>> departure.quantity, departure.tokens, departure.median > departure.high
+    ('mean_square', 16, True)
+    """
+
+    quantity: str
+    tokens: int
+    block: int | None
+    median: float
+    low: float
+    high: float
+
+    @property
+    def distance(self) -> float:
+        """From the median to the nearer end of the band.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> old = ns.audit(tiny, quick=True).as_dict()
+        >>> ns.audit(tiny.replace(std=0.2), quick=True, seed=1).departures(old)[0].distance > 0
+        True
+        """
+        return max(self.low - self.median, self.median - self.high)
+
+    def __str__(self) -> str:
+        where = "" if self.block is None else " at the embedding" if self.block == 0 else f" in block {self.block}"
+        side = "above" if self.median > self.high else "below"
+        median, low, high = _apart(self.median, self.low, self.high)
+        return (
+            f"{EVERY[self.quantity].title}{where} at {self.tokens:,} tokens has a median of {median}, "
+            f"{self.distance:.2g} {side} its band of {low} to {high}"
+        )
+
+
+def _apart(median: float, low: float, high: float) -> tuple[str, ...]:
+    """Three numbers with four digits, or as many as tell the first from the others."""
+    for digits in range(4, 18):
+        said = tuple(f"{value:.{digits}g}" for value in (median, low, high))
+        if said[0] not in said[1:]:
+            break
+    return said
+
+
+class _Earlier(NamedTuple):
+    """What was measured at one length."""
+
+    draws: int
+    widths: str
+    bands: dict[Place, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """An earlier audit of a model, checked."""
+
+    name: str  # in messages
+    sizes: str
+    lengths: dict[int, _Earlier]
+
+    @classmethod
+    def of(cls, given: str | Path | Mapping[str, Any] | Baseline) -> Baseline:
+        """From what `netsor audit --json` printed, a file or an object."""
+        if isinstance(given, Baseline):
+            return given
+        if not isinstance(given, str | Path | Mapping):
+            raise ValueError(f"baseline={shown(given)} must be the path of a JSON file, or what as_dict() gave")
+        name = "baseline" if isinstance(given, Mapping) else f"baseline={shown(str(given))}"
+        if isinstance(given, Mapping):
+            found: Mapping[str, Any] = given
+        else:
+            try:
+                found = fields(Path(given))
+            except OSError as error:
+                raise ValueError(f"{name} cannot be read: {error.strerror or error}") from None
+            except ValueError as error:
+                raise ValueError(f"baseline={error}") from None
+        try:
+            every = found.get("lengths", [found])
+            lengths = {_whole(each["tokens"]): _earlier(each) for each in every}
+            if not lengths or not isinstance(found["sizes"], str):
+                raise ValueError("no length")
+            return cls(name, found["sizes"], lengths)
+        except KeyError as error:
+            why = f"it has no {error.args[0]!r}"
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            why = f"it is damaged ({error})"
+        raise ValueError(f"{name} is not an audit: {why}; {SOURCE}")
+
+    def check(self, request: Request, model: Model) -> None:
+        """Refuse an audit that is not of the same quantities of a model of the same sizes."""
+        if sizes(model) != self.sizes:
+            raise ValueError(f"{self.name} is of another model: it has {self.sizes}, and {model.name} {sizes(model)}")
+        infinite = request.widths == "inf"
+        for tokens in request.lengths:
+            if tokens not in self.lengths:
+                known = listed([f"{length:,}" for length in self.lengths])
+                raise ValueError(f"{self.name} has no audit of {tokens:,} tokens, only of {known}: audit these")
+            earlier = self.lengths[tokens]
+            if earlier.widths != ("inf" if infinite else "actual"):
+                raise ValueError(f"{self.name} is at widths={earlier.widths!r}: audit the same widths")
+            for block, quantity in _places(request, model, tokens):
+                if (block, quantity) not in earlier.bands:
+                    where = "" if block is None else f" in block {block}"
+                    raise ValueError(
+                        f"{self.name} has no {quantity}{where} at {tokens:,} tokens, which this audit measures: audit "
+                        "what the baseline has, or write it again"
+                    )
+        level = self._level(request, model)
+        for tokens in request.lengths:
+            draws, before = request.draws_of(tokens), self.lengths[tokens].draws
+            if _beyond(draws, draws, before) > level:
+                fewest = next((n for n in range(draws, MOST) if _beyond(n, n, before) <= level), MOST)
+                raise ValueError(
+                    f"{self.name} has {before} draws of {tokens:,} tokens, to which draws={draws} cannot be compared: "
+                    f"give {fewest} draws or more"
+                )
+
+    def compared(self, request: Request, model: Model) -> int:
+        """How many numbers are compared."""
+        return sum(len(_places(request, model, tokens)) for tokens in request.lengths)
+
+    def _level(self, request: Request, model: Model) -> float:
+        return LEVEL / (2 * self.compared(request, model))
+
+    def departures(self, request: Request, model: Model, found: Mapping[int, Mapping[str, Floats]]) -> list[Departure]:
+        """The numbers that have left their bands, the largest change first; `found` has all draws."""
+        level = self._level(request, model)
+        left = []
+        for tokens, draws in found.items():
+            earlier = self.lengths[tokens]
+            for quantity, array in draws.items():
+                ordered = np.sort(array.reshape(len(array), -1), axis=0)
+                k = _rank(len(array), earlier.draws, level)
+                medians, least, most = np.median(ordered, axis=0), ordered[-k], ordered[k - 1]
+                blocks = [None] if array.ndim == 1 else range(_blocks(model) + 1)[-array.shape[1] :]
+                for i, block in enumerate(blocks):
+                    low, high = earlier.bands[block, quantity]
+                    same = ROUNDING["float32"] * max(abs(low), abs(high))  # an audit chooses its precision
+                    if not (most[i] >= low - same and least[i] <= high + same):  # NaN has left it too
+                        left.append(Departure(quantity, tokens, block, float(medians[i]), low, high))
+        return sorted(left, key=_share, reverse=True)
+
+
+def summary(baseline: Baseline, compared: int, left: Sequence[Departure]) -> str:
+    """The verdict, in a line."""
+    name = baseline.name.replace("=", " ", 1)
+    if not left:
+        return f"{name}: all {compared:,} medians are within their bands"
+    return f"{name}: {len(left):,} of {compared:,} medians left their bands; {left[0]}"
+
+
+def _share(each: Departure) -> float:
+    """How far a number has left its band, as a share of its size."""
+    return each.distance / max(abs(each.median), abs(each.low), abs(each.high))
+
+
+def _places(request: Request, model: Model, tokens: int) -> list[Place]:
+    """All that an audit measures at one length, as its JSON object names it; nothing is drawn."""
+    names = request.subject(model, tokens, request.widths == "inf").names
+    blocks = [q.name for q in BLOCKS if q.name in names]
+    first = [q for q in blocks if ("grad_input" if q == "grad_mean_square" else f"input_{q}") in names]
+    inside: list[Place] = [(block, q) for q in blocks for block in range(1, _blocks(model) + 1)]
+    return [*((0, q) for q in first), *inside, *((None, q.name) for q in FINAL if q.name in names)]
+
+
+def _blocks(model: Model) -> int:
+    return model.layers + model.decoder_layers
+
+
+def _earlier(found: Mapping[str, Any]) -> _Earlier:
+    """What the JSON object of an audit says of one length."""
+    bands: dict[Place, tuple[float, float]] = {}
+    final = {name: band for name, band in found["final"].items() if band is not None}  # as without logits
+    for block, row in [(0, found["embedding"]), *enumerate(found["layers"], 1), (None, final)]:
+        for quantity, band in row.items():
+            low, median, high = (float(band[end]) for end in ("low", "median", "high"))
+            if not -math.inf < low <= median <= high < math.inf:
+                raise ValueError(f"{quantity} has no band")
+            bands[block, quantity] = low, high
+    draws = _whole(found["draws"])
+    if draws < DECIDE:
+        raise ValueError(f"{draws} draws")
+    if found["widths"] not in ("actual", "inf"):
+        raise ValueError("no widths")
+    return _Earlier(draws, found["widths"], bands)
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or not 1 <= value < 2**53:
+        raise ValueError(f"{shown(value)} for a number")
+    return value
+
+
+def _rank(draws: int, before: int, level: float) -> int:
+    """k: the least from the upper median on whose probability to be below the earlier band is at most the level."""
+    low, high = draws // 2 + 1, draws  # the probability falls with k
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _beyond(middle, draws, before) <= level else (middle + 1, high)
+    return low
+
+
+def _beyond(k: int, draws: int, before: int) -> float:
+    """P(X_(k) < Y_(r)), or of the other end, if all orders are equally likely."""
+    r = math.floor(LOW * (before - 1)) + 2
+    s = np.arange(min(r, before + 1), dtype=float)
+    ways = _log_choose(k - 1 + s, s) + _log_choose(draws - k + before - s, before - s)
+    return float(np.exp(scipy.special.logsumexp(ways) - _log_choose(draws + before, draws)))
+
+
+def _log_choose(n: Any, k: Any) -> Any:
+    return scipy.special.gammaln(n + 1.0) - scipy.special.gammaln(k + 1.0) - scipy.special.gammaln(n - k + 1.0)

@@ -1,0 +1,147 @@
+"""Regression: an unchanged model stays in its bands whatever the seed, and a changed one leaves them."""
+
+import copy
+import itertools
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import netsor as ns
+from netsor.studies import _parts
+from netsor.studies.audit import _report
+from netsor.studies.audit._baseline import Baseline, Departure, _beyond, _Earlier, _places, _rank
+from netsor.studies.audit._own import sizes
+from netsor.studies.audit._request import Request
+
+from ...inline import Inline
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 40}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    monkeypatch.setattr(_parts, "Workers", Inline)
+
+
+def audited(seed=0, changes=(), **how):
+    return ns.audit({**GPT2, **dict(changes)}, quick=True, seed=seed, workers=1, progress=False, **how)
+
+
+@pytest.mark.parametrize(("draws", "before"), [(5, 6), (7, 7), (4, 21)])
+def test_the_probability_that_draws_are_below_a_band(draws, before):
+    """By all orders of both samples; 21 earlier draws have the end of their band between the second and the third."""
+    total, r = draws + before, 3 if before == 21 else 2
+    orders = np.array(list(itertools.combinations(range(total), draws)))  # the places of the new draws
+    for k in range(1, draws + 1):
+        earlier = orders[:, k - 1] - (k - 1)  # draws of the earlier sample below the k-th new one
+        assert _beyond(k, draws, before) == pytest.approx(np.mean(earlier < r), rel=1e-9)
+
+
+def test_the_rule_has_its_level_and_is_the_median_where_draws_are_many():
+    """At a level that can be seen: how often one number leaves its band, of a skewed law, and of one that moved."""
+    level, rng = 0.01, np.random.default_rng(0)
+    for draws, before in ((16, 16), (16, 200), (60, 16)):
+        k = _rank(draws, before, level / 2)
+        old, new = (np.sort(rng.standard_exponential((10_000, count)), axis=1) for count in (before, draws))
+        low, high = np.quantile(old, [0.05, 0.95], axis=1)
+
+        def rate(x, k=k, low=low, high=high):
+            return np.mean((x[:, k - 1] < low) | (x[:, -k] > high))
+
+        assert rate(new) <= level + stats.norm.isf(1e-4) * np.sqrt(level / 10_000)
+        assert rate(3 * new + 3) > 0.9
+    assert _rank(200, 200, 1e-7) == 101
+    assert _rank(16, 16, 1e-7) == 16
+
+
+def test_no_alarm_for_other_seeds_and_alarm_for_another_std():
+    """20 seeds, 24 numbers each: one alarm or more has a probability of at most 0.002."""
+    old = audited().as_dict()
+    assert [audited(seed).departures(old) for seed in range(1, 21)] == [[]] * 20
+    for std in (0.022, 0.018):
+        left = audited(1, {"initializer_range": std}).departures(old)
+        assert {"mean_square", "score_std"} <= {each.quantity for each in left}
+        assert all((each.median > each.high) == (std > 0.02) for each in left if each.quantity == "mean_square")
+    (first, *_) = audited(1, {"initializer_range": 0.2}).departures(old)
+    assert str(first).startswith("mean square of the stream in block 2 at 16 tokens has a median of 1.")
+
+
+@pytest.mark.slow
+def test_from_few_draws_to_many_and_back():
+    few, many = audited().as_dict(), audited(3, draws=120)
+    assert many.departures(few) == []
+    assert audited(1).departures(many.as_dict()) == []
+    more = ns.audit(GPT2, tokens=[4, 8, 16], draws=30, widths="both", gradients=True, progress=False).as_dict()
+    assert ns.audit(GPT2, tokens=[4, 8], draws=20, widths="actual", seed=1, progress=False).departures(more) == []
+
+
+def test_a_file_is_as_good_as_an_object(tmp_path, monkeypatch):
+    monkeypatch.setattr(_report, "drawn", lambda models: {})  # pictures take most of the time
+    audit = audited(out=tmp_path)
+    path = tmp_path / "audit.json"
+    old = json.loads(path.read_text())
+    assert old == json.loads(json.dumps(audit.as_dict()))
+    other = audited(1, {"initializer_range": 0.03})
+    assert other.departures(path) == other.departures(str(path)) == other.departures(old)
+    assert len(other.departures(old)) > 5
+
+
+def test_a_number_that_was_constant_leaves_its_band_beyond_rounding():
+    old = audited(recipe="zero").as_dict()
+    assert old["layers"][0]["mlp_share"] == {"median": 0.0, "low": 0.0, "high": 0.0}
+    assert audited(1, recipe="zero").departures(old) == []
+    assert "mlp_share" in {each.quantity for each in audited(1).departures(old)}
+
+
+def test_departures_are_told_with_digits_that_tell_them_apart():
+    said = str(Departure("entropy", 16, 3, 0.99951, 0.99964, 0.99968))
+    assert said.startswith("entropy of attention in block 3 at 16 tokens has a median of 0.9995, 0.00013 below its ba")
+    assert said.endswith("nd of 0.9996 to 0.9997")
+    said = str(Departure("loss", 128, None, 10.824901, 10.8240, 10.824899))
+    assert "has a median of 10.824901, 2e-06 above its band of 10.824 to 10.824899" in said
+    assert str(Departure("cosine", 16, 0, 0.5, 0.0, 0.1)).startswith("cosine of tokens at the embedding at 16 tokens")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda old: old.pop("layers"), "baseline is not an audit: it has no 'layers'; write it with"),
+        (lambda old: old.pop("sizes"), "baseline is not an audit: it has no 'sizes'"),
+        (lambda old: old["layers"].pop(), "no mean_square in block 2 at 16 tokens, which this audit measures"),
+        (lambda old: old["layers"][0].pop("entropy"), "baseline has no entropy in block 1 at 16 tokens"),
+        (lambda old: old["layers"][0]["entropy"].pop("low"), "it has no 'low'"),
+        (lambda old: old["layers"][0]["entropy"].update(low=float("nan")), "it is damaged .entropy has no band"),
+        (lambda old: old["layers"][0]["entropy"].update(low=10**400), "it is damaged"),
+        (lambda old: old["layers"][0]["entropy"].update(low=[]), "it is damaged"),
+        (lambda old: old.update(layers=3), "it is damaged"),
+        (lambda old: old.update(lengths=[]), "it is damaged .no length"),
+        (lambda old: old.update(draws=3), "it is damaged .3 draws"),
+        (lambda old: old.update(tokens="16"), "it is damaged .'16' for a number"),
+        (lambda old: old.update(widths=7), "it is damaged .no widths"),
+        (lambda old: old.update(sizes="1 block"), "is of another model: it has 1 block, and gpt2 2 blocks, width 32"),
+    ],
+)  # fmt: skip
+def test_what_is_no_baseline_is_refused(change, said):
+    audit = audited()
+    old = copy.deepcopy(audit.as_dict())
+    change(old)
+    with pytest.raises(ValueError, match=said):
+        audit.departures(old)
+    with pytest.raises(ValueError, match="baseline=3 must be the path of a JSON file, or what as_dict"):
+        audit.departures(3)
+
+
+def test_too_few_draws_for_so_many_numbers_are_refused_beforehand():
+    """Of 250 blocks no rule on 16 draws and 16 others has a level of 1e-4 in all."""
+    model = ns.models.read({**GPT2, "n_layer": 250})
+    for draws, said in ((16, "draws=16 cannot be compared: give 17 draws or more"), (17, None)):
+        request = Request((model,), quick=True, draws=draws)
+        bands = dict.fromkeys(_places(request, model, 16), (0.0, 1.0))
+        old = Baseline("baseline='old.json'", sizes(model), {16: _Earlier(16, "actual", bands)})
+        if said is None:
+            old.check(request, model)
+        else:
+            with pytest.raises(ValueError, match=said):
+                old.check(request, model)
