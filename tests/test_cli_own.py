@@ -409,7 +409,7 @@ def test_an_audit_of_a_program(tmp_path, monkeypatch):
         (("--bind", "n=8", "--fail-on", "rank,loss"), "--fail-on 'rank,loss': loss is not measured of net("),
         (("--bind", "n=8", "--fail-on", "entropy"), "--fail-on 'entropy': entropy is not measured of net("),
         (("--bind", "n=8", "--fail-on", "branches"), ": both branches are not watched"),
-        (("--bind", "n=8", "--baseline", "own.py"), "--baseline='own.py' is no JSON"),
+        (("--bind", "n=8", "--baseline", "own.py"), "--baseline='own.py' is not valid JSON"),
     ],
 )
 def test_audits_of_programs_that_are_refused(words, message, tmp_path, monkeypatch):
