@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...engine._montecarlo import check_memory
-from ...engine._sampler import TRIED
+from ...engine._sampler import FEW, TRIED
 from .._cost import Cost, around, at_work
 from .._parts import collected
 from ._found import Check
@@ -36,8 +36,8 @@ def estimate(request: Request) -> Cost:
         count = math.ceil(draws / subject.part_draws)
         seconds += draw.seconds * draws + plan.seconds * count
         if math.isinf(subject.width) and subject.entries and subject.plan.expects:  # the quadrature error
-            tries = 5 if subject.plan.nodes else 3
-            seconds += draw.seconds * tries * TRIED + plan.seconds * (tries - 1)
+            tries, replicas = (5, TRIED) if subject.plan.nodes else (3, FEW)
+            seconds += draw.seconds * tries * replicas + plan.seconds * (tries - 1)
         numbers += draw.numbers * draws
         one = max(one, draw.in_worker(min(draws, subject.part_draws), plan.bytes))
         parts += count
