@@ -14,7 +14,7 @@ from .engine._coordinates import picked
 from .engine._latent import Latent
 from .engine._prices import Prices
 from .engine._recognise import recognise
-from .engine._sampler import Moves, conditional, drawn, known_error, moves, split
+from .engine._sampler import Moves, conditional, drawn, known_error, moves, moves_of_draws, split
 from .engine.backends import Backend, Numpy
 from .language._array import Value
 from .language._width import inf
@@ -79,7 +79,7 @@ class AtWidths:
 
     def draw(self, how: Sampling) -> list[Numbers]:
         """Draws of the outputs, refused as a law is; with a warning if their quadrature error is not negligible."""
-        error = known_error(self._priced(how))
+        error = known_error(moves_of_draws(self._priced(how)))
         if error > NEGLIGIBLE:
             warnings.warn(QuadratureWarning(error), stacklevel=3)
         return self.unchecked(how)
@@ -88,9 +88,9 @@ class AtWidths:
         """Draws of the outputs, whatever their quadrature error."""
         return drawn(self._priced(how), how)
 
-    def moves(self, how: Sampling) -> Moves | None:
-        """What Gaussian expectations do to as many draws if they move by their errors; None if there are none."""
-        return moves(self._priced(how), how.draws)
+    def moves(self, where: Backend) -> Moves | None:
+        """What Gaussian expectations do to draws if they move by their errors; None if there are none."""
+        return moves_of_draws(replace(self.question(), prices=where.prices))
 
     def split(self, rows: Numbers) -> list[Numbers]:
         """Numbers of all entries, (…, entries), by output: (…, *shape) each."""
@@ -103,7 +103,7 @@ class AtWidths:
         """What chains move over, and what is known of it."""
         question = self.question()
         plan = question.plan()
-        error = known_error(question)
+        error = known_error(moves(question))
         method = self._method("chains over what the exact engine draws", where)
         return Latent(plan, workers, where), Origin(self.status, method, plan.random_numbers, seed, error, plan.notes)
 

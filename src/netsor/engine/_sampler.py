@@ -36,6 +36,8 @@ ROUNDING = 1e-13  # the same, that rounding errors make
 BLOCK = 2**24  # bytes that one at work has in hand beside its results and arrays
 NOISE = (2**20, 0, 0, SAMPLE, 0)  # the stream of the normals that make draws of conditional laws
 TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
+FEW = 2  # the same, to see whether there is any effect
+NONE = 1e-6  # effect in these, relative to the spread of an output, with which more replicas need not be tried
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def conditional(question: Question, sampling: Sampling) -> Conditional:
     draws, seed, where = sampling.draws, sampling.seed, sampling.backend
     question = replace(question, prices=where.prices)
     plan = question.plan()
-    error = known_error(question)
+    error = known_error(moves(question))
     if plan.constant:
         mean, columns = _block(plan, seed, 1)
         cov = Numpy().cov(columns)
@@ -309,22 +311,21 @@ class Moves:
 
     def combined(self, sizes: Array) -> Array:
         """The error, given the size of every move along the first axis."""
-        if not self.nodes:
-            return np.asarray(np.max(sizes, axis=0))
         # other nodes are another sample of the same error, so that differences are √2 of it: three of it, not one
-        return np.asarray(2.1 * np.sqrt(np.mean(np.square(sizes), axis=0)))
+        found: Array = 2.1 * np.sqrt(np.mean(np.square(sizes), axis=0)) if self.nodes else np.max(sizes, axis=0)
+        return found
 
     @property
     def relative(self) -> float:
         """The error of the output that moves the farthest, relative to its spread."""
         error = float(self.combined(np.maximum(np.max(np.abs(self.mean) / self.scale, axis=(1, 2)), self.cov)))
-        return error if error > ROUNDING else 0.0
+        return 0.0 if error <= ROUNDING else error if error < np.inf else np.inf  # NaN: a function is not defined there
 
     @property
     def signed(self) -> Array:
         """The moves of means over replicas, (moves, entries), so that the error is about their root mean square."""
-        factor: float = 2.1 if self.nodes else 2**0.5
-        return np.asarray(factor * self.mean.mean(axis=1))
+        found: Array = (2.1 if self.nodes else 2**0.5) * self.mean.mean(axis=1)
+        return found
 
     @property
     def each(self) -> Array:
@@ -333,9 +334,8 @@ class Moves:
         return np.where(error > ROUNDING * self.scale.mean(axis=0), error, 0.0)
 
 
-def known_error(question: Question) -> float:
+def known_error(found: Moves | None) -> float:
     """The error of the law by Gaussian expectations; refused if these do not tell the law."""
-    found = moves(question)
     error = 0.0 if found is None else found.relative
     if error > UNKNOWN:
         raise ValueError(
@@ -345,6 +345,14 @@ def known_error(question: Question) -> float:
             "difference"
         )
     return error
+
+
+def moves_of_draws(question: Question) -> Moves | None:
+    """The same as `moves`; in a few replicas if these show next to nothing, for a few draws should cost little."""
+    if question.plan().nodes:
+        return moves(question)
+    found = moves(question, FEW)
+    return found if found is None or found.relative < NONE else moves(question)
 
 
 @lru_cache(maxsize=4)  # every move makes a plan of its own, and a program is drawn from more than once

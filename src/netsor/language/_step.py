@@ -101,8 +101,8 @@ def step(
     >>> f = ns.mean_dot(r, h)
     >>> after = ns.step(h, (f - 1.0) ** 2, lr=0.5)
     >>> moved = ns.Program(ns.mean_dot(after - h, after - h))
-    >>> print(f"{moved.draw(n=1000, draws=50).mean():.2f} {moved.draw(n=ns.inf, draws=2).mean():.2f}")
-    0.19 0.19
+    >>> print(f"{moved.draw(n=1000, draws=50).mean():.2f}, {moved.law(n=ns.inf).with_error.mean()} at infinite width")
+    0.19, 0.18843 ± 0.0008 at infinite width
     """
     several = isinstance(outputs, list | tuple)
     listed = list(outputs) if several else [outputs]

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...engine._montecarlo import check_memory
 from ...engine._precision import DIGITS, check_single
-from ...engine._sampler import TRIED
+from ...engine._sampler import FEW, TRIED
 from .._cost import Cost, Draw, around, at_work
 from .._parts import collected
 from .._store import Arrays
@@ -21,7 +21,7 @@ from ._own import Model, Own
 from ._quantities import BLOCKS, FINAL
 from ._request import PART_DRAWS, PART_SECONDS, Request, Subject
 from ._results import FILES, Audit, Comparison, folder_of
-from ._sample import FEW, MOVED, measure
+from ._sample import MOVED, measure
 
 COPIES = 4  # of the draws, at most, while they are put together and sorted
 

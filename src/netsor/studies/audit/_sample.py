@@ -9,12 +9,10 @@ import numpy as np
 
 from ...engine import Sampling
 from ...engine._montecarlo import Progress
-from ...engine._sampler import TRIED
 from .._store import Arrays, Store
 from ._own import Own
 from ._request import Part, probes_of
 
-FEW = 4  # replicas that measure the quadrature error, where a bound of it is known and nodes are not random
 MOVED = "moved "  # before the name of a quantity: how far its Gaussian expectations move it
 
 
@@ -30,8 +28,7 @@ def measure(part: Part, folder: Path | None = None, progress: Progress = False) 
     how = Sampling(part.draws, part.stream, workers=1, progress=progress, backend=part.backend)
     arrays: Arrays = dict(probes.named(at.unchecked(how)))
     if part.subject.infinite and part.index == 0:
-        tried = TRIED if part.subject.plan.nodes else FEW
-        moves = at.moves(Sampling(tried, backend=part.backend))
+        moves = at.moves(part.backend)
         signed = np.zeros((1, part.subject.plan.mean.shape[0])) if moves is None else moves.signed
         arrays |= {MOVED + name: moved for name, moved in probes.named(at.split(signed)).items()}
     arrays["seconds"] = np.array(clock() - start)

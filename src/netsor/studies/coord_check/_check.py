@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ...engine._montecarlo import check_memory
 from ...engine._precision import LEAST, PATIENCE, check_single
-from ...engine._sampler import TRIED
+from ...engine._sampler import FEW, TRIED
 from ...engine.backends import Backend
 from .._cost import Cost, around, at_work
 from .._parts import collected
@@ -39,8 +39,8 @@ def estimate(request: Request) -> Cost:
         count = math.ceil(draws / subject.part_draws)
         seconds += draw.seconds * draws + plan.seconds * count
         if math.isinf(subject.width) and subject.entries and subject.plan.expects:  # the quadrature error
-            tries = 5 if subject.plan.nodes else 3
-            seconds += draw.seconds * tries * TRIED + plan.seconds * (tries - 1)
+            tries, replicas = (5, TRIED) if subject.plan.nodes else (3, FEW)
+            seconds += draw.seconds * tries * replicas + plan.seconds * (tries - 1)
         numbers += draw.numbers * draws
         one = max(one, draw.in_worker(min(draws, subject.part_draws), plan.bytes))
         parts += count

@@ -12,9 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from ..._program import Program
-from ...engine import Plan, Sampling
-from ...engine._sampler import TRIED
-from ...engine.backends import Backend
+from ...engine import Plan
+from ...engine.backends import Backend, Numpy
 from ...engine.backends._numpy import together
 from ...language import Scalar, TraceError, Width
 from ...language._given import shown
@@ -101,7 +100,7 @@ class Subject:
     @property
     def errors(self) -> dict[Entry, float]:
         """The quadrature error of every number, in the mean over draws."""
-        moves = self.program._at(self.widths).moves(Sampling(TRIED))
+        moves = self.program._at(self.widths).moves(Numpy())
         return dict.fromkeys(self.entries, 0.0) if moves is None else dict(zip(self.entries, moves.each, strict=True))
 
     @property

@@ -68,7 +68,7 @@ def parts(quick: bool) -> list[Part]:
             made.append(Part(f"wide {beta} {index}", cosines, given, 8.0))
         for index in range((beta > 1) if quick else 3 if beta > 1 else 1):  # the limit varies less
             given = {"tokens": TOKENS, "beta": beta, "width": None, "draws": 3 if quick else 6, "index": index}
-            made.append(Part(f"limit {beta} {index}", cosines, given, 14.0 if quick else 20.0))
+            made.append(Part(f"limit {beta} {index}", cosines, given, 33.0 if quick else 39.0))
     lengths = ((64, 40, 0.7), (192, 8, 1.2)) if quick else ((64, 80, 1.3), (192, 16, 2.2), (1024, 3, 25.0))
     for tokens, draws, seconds in lengths:  # the longest of them is judged
         for beta in GRADIENT if tokens > 64 else (0.65, 3.0):
