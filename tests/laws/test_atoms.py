@@ -178,3 +178,23 @@ def test_few_replicas_have_an_error():
     draws = ns.Mixture(np.linspace(0, 1, 50), 0.0, ORIGIN)
     assert draws.with_error.cdf(-1.0).error > 0
     assert draws.with_error.cdf(2.0).error > 0
+
+
+def test_quantiles_at_atoms_have_errors():
+    """Y = ±1 with P(Y = −1) = 0.52: the median of 500 draws is 1 for every fifth sample, within two errors of −1."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(60):
+        law = ns.Mixture(np.where(rng.random(500) < 0.52, -1.0, 1.0), 0.0, ORIGIN)
+        found.append(law.with_error.median())
+    assert sum(each.value == 1 for each in found) > 5
+    assert sum(abs(each.value + 1) <= 2 * each.error for each in found) >= 50  # at 95 %, fewer has probability 1e-4
+
+
+def test_errors_of_quantiles_far_from_a_jump():
+    """No jump is near: at an atom the quantile is known, and without one it has the error that its slope gives."""
+    law = ns.Mixture(np.repeat([-1.0, 1.0], [100, 400]), 0.0, ORIGIN)
+    assert law.with_error.median() == (1.0, 0.0)
+    smooth = ns.Mixture(np.linspace(-0.1, 0.1, 500), 1.0, ORIGIN).with_error
+    value, error = smooth.ppf(0.9)
+    assert error == pytest.approx(smooth.cdf(value).error / smooth.pdf(value).value, rel=0.02)

@@ -7,6 +7,8 @@ from scipy import stats
 import netsor as ns
 from netsor.laws import Origin, _components, distances
 from netsor.laws._foreign import as_law
+from netsor.laws._replicas import Replicated
+from netsor.laws._resample import jackknife
 
 from ..keep import keep
 
@@ -149,3 +151,18 @@ def test_an_infinite_density_is_refused(law):
 def test_what_has_a_law_is_no_law():
     with pytest.raises(ns.LawError, match="got Program; ask for its law first"):
         ns.kl(ns.paper.layer(), gaussian(1.0))
+
+
+def test_errors_of_a_distance_that_vanishes():
+    """KL of nearly equal laws is like a square with its minimum there: the error counts the bias that is subtracted."""
+    rng = np.random.default_rng(0)
+    weight = np.full(40, 1 / 40)
+    pulls = []
+    for _ in range(400):
+        group = Replicated(rng.standard_normal((40, 2)), weight)
+        value, error = jackknife(lambda mean: np.sum(mean**2, axis=-1), [group]).corrected()
+        pulls.append(value / error)
+    assert min(pulls) > -1.001  # a square is not negative
+    assert np.mean(np.abs(pulls) < 2) > 0.93
+    far = jackknife(lambda mean: np.sum((mean + 3) ** 2, axis=-1), [group])
+    assert far.corrected().error == pytest.approx(far.error, rel=0.01)

@@ -3,10 +3,12 @@
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 import netsor as ns
+from netsor.studies._rate import slope_of
 
 # KL(width n ‖ limit) of the paper's layer (clip, 4 tokens, 2 heads), coupled and Rao–Blackwellised, with its error
 KNOWN = {16: (2.218e-2, 0.01e-2), 64: (2.121e-3, 0.006e-3), 256: (1.58e-4, 0.015e-4)}
@@ -43,6 +45,18 @@ def test_several_widths():
     found = ns.rate(net, [8, 32], d=4, draws=300)
     assert found.limit.var() == net.law(n=ns.inf, d=4, draws=300).var()
     assert ns.rate(net, [8, 32], width="d", n=8, draws=300).width == "d"
+
+
+def test_no_slope():
+    """Of a KL that is infinite or exactly 0 there is no slope; more draws help only where an error hides it."""
+    few = "nan ± inf (too few draws for an error)"
+    known = ns.Estimate(0.02, 0.001)
+    cases = {(math.inf, 0.0): "nan ± nan", (0.0, 0.0): "nan ± nan", (-1e-9, 1e-8): few}
+    for (value, error), said in cases.items():
+        assert str(slope_of([4, 16], [known, ns.Estimate(value, error)])) == said
+    n = ns.Width("n")
+    equal = ns.rate(ns.Program(ns.weight(n, 1) @ ns.data(np.ones(1))), [4, 16], draws=100)
+    assert "too few" not in str(equal)
 
 
 @pytest.mark.parametrize(

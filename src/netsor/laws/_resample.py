@@ -28,10 +28,12 @@ class Jackknife(NamedTuple):
     blocks: int  # the least number of them in a group; 0 if all is exact
 
     def corrected(self) -> Estimate:
-        """The value without its bias; if there are too few blocks to know that, with it as an error."""
-        if self.blocks < FEW:
-            return Estimate(self.value, combined(self.error, self.bias))
-        return Estimate(self.value - self.bias, self.error)
+        """The value without its bias, which counts as an error; if there are too few blocks to know it, with the bias.
+
+        Near a minimum (KL of nearly equal laws) the gradient that the error rests on vanishes; the bias is what varies.
+        """
+        off = self.bias if self.blocks >= FEW else 0.0
+        return Estimate(self.value - off, combined(self.error, self.bias))
 
 
 def jackknife(functional: Callable[..., Array], groups: Sequence[Replicated]) -> Jackknife:

@@ -17,6 +17,7 @@ from ._law_error import LawError
 
 Law = Any  # `_law.Law`, which imports this file
 ROUNDING = 1e-14  # error of a root found numerically, in standard deviations
+WIDE = 1.96  # standard errors on either side of 95 %
 FAR = 1e150  # largest size of a point: no law has mass beyond, and its square would overflow
 
 
@@ -58,18 +59,26 @@ class WithError:
         return self._at("sf", lambda law, p: Estimate(law._sf(p), law._cdf(p).error), y, (1.0, 0.0))
 
     def ppf(self, q: npt.ArrayLike) -> Estimate:
-        """The quantile: how far it is to where the distribution function is off by its error, in log odds."""
+        """The quantile: how far it moves as the level moves by the error of the distribution function, in log odds.
+
+        One error to either side, or WIDE errors for a WIDE-th of the way: a jump of the quantile (between atoms, across
+        a gap) that lies beyond one error is still within reach of two.
+        """
         law = self._law
         level, value = levels(q, "ppf"), np.asarray(law.ppf(q))
         inner = np.where((level > 0) & (level < 1), level, 0.5)
-        error = np.asarray(self.cdf(value).error)
-        step = scipy.special.logit(inner) + np.multiply.outer([-1.0, 1.0], error / (inner * (1 - inner)))
-        with np.errstate(invalid="ignore"):
-            reach = np.abs(np.asarray(law.ppf(scipy.special.expit(step))) - value).max(axis=0)
+        error, atoms = np.asarray(self.cdf(value).error), [at for at, _ in law.atoms]
+        if atoms:  # which the level may leave on either side
+            error = np.maximum(error, self.cdf(np.nextafter(value, -np.inf)).error)
+        step, reach = error / (inner * (1 - inner)), np.zeros_like(error)
+        for wide in (-WIDE, -1.0, 1.0, WIDE):
+            moved = np.asarray(law.ppf(scipy.special.expit(scipy.special.logit(inner) + wide * step)))
+            with np.errstate(invalid="ignore"):
+                reach = np.maximum(reach, np.abs(moved - value) / abs(wide))
         # and at least what the slope says, which draws hide between them; an atom has none
         slope = np.asarray(law._slope(value))
         straight = np.divide(error, slope, out=np.zeros_like(error), where=slope > 0)
-        reach = np.where(np.isin(value, [at for at, _ in law.atoms]), reach, np.maximum(reach, straight))
+        reach = np.where(np.isin(value, atoms), reach, np.maximum(reach, straight))
         known = ~np.isfinite(value) | (reach < ROUNDING * law.std())
         return Estimate(value[()], np.where(known, 0.0, reach)[()], law.sources)
 

@@ -181,9 +181,10 @@ def rate(
 
 
 def slope_of(widths: Sequence[int], values: Sequence[Estimate]) -> Estimate:
-    """By least squares; NaN if a KL is not above 0, where its error is larger than itself."""
-    if any(not value.value > 0 for value in values):
-        return Estimate(math.nan, math.inf)
+    """By least squares; NaN if a KL has no logarithm: it is infinite or 0, or not above 0 because of its error."""
+    without = [value for value in values if not 0 < value.value < math.inf]
+    if without:
+        return Estimate(math.nan, math.inf if any(value.error > 0 for value in without) else math.nan)
     x = np.log(widths)
     part = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
     total = Estimate(0.0, 0.0)
