@@ -85,7 +85,7 @@ def test_more_outputs_begin_with_the_same_ones(width, heads):
     places = embedding(small, large)
     assert places is not None
     z = np.random.default_rng(4).standard_normal((3, large.size))
-    (mean, cov), (more, wider) = covariances(small, z[:, places]), covariances(large, z)
+    (mean, cov), (more, wider) = covariances(*small.given(z[:, places])), covariances(*large.given(z))
     np.testing.assert_allclose(more[:, :6], mean, atol=1e-9)
     np.testing.assert_allclose(wider[:, :6, :6], cov, atol=1e-9)
 
