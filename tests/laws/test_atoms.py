@@ -198,3 +198,20 @@ def test_errors_of_quantiles_far_from_a_jump():
     smooth = ns.Mixture(np.linspace(-0.1, 0.1, 500), 1.0, ORIGIN).with_error
     value, error = smooth.ppf(0.9)
     assert error == pytest.approx(smooth.cdf(value).error / smooth.pdf(value).value, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", [lambda draws: ns.Mixture(draws, 0.0, ORIGIN), ns.Empirical])
+@pytest.mark.parametrize("truth", [stats.expon(), stats.uniform()])
+def test_errors_of_densities_at_an_edge(kind, truth):
+    """Kernels lose half of the density there, which narrower ones show."""
+    found = [kind(truth.rvs(5000, random_state=seed)).with_error.pdf(0.02) for seed in range(12)]
+    covered = sum(abs(value - truth.pdf(0.02)) < 2 * error for value, error in found)
+    assert covered >= 7  # at 95 %, fewer has probability 1e-5
+
+
+def test_errors_of_densities_away_from_edges():
+    """Narrower kernels show nothing but noise: the error is that of sampling and of the wider kernel."""
+    law = ns.Mixture(stats.norm().rvs(5000, random_state=0), 0.0, ORIGIN)
+    value, error = law.with_error.pdf(0.0)
+    wide = law.smoothed(math.sqrt(2)).pdf(0.0) - value
+    assert error == pytest.approx(math.hypot(law.smoothed().with_error.pdf(0.0).error, wide), rel=1e-9)

@@ -19,7 +19,7 @@ from ._checked import LARGEST, checked_draws, real
 from ._estimate import Array, Estimate, combined
 from ._gaussians import normal_moment
 from ._law import Law
-from ._mixture import Mixture, gaussian_like
+from ._mixture import Mixture, gaussian_like, kernel_bias
 from ._origin import Origin
 from ._replicas import Replicas, Replicated, average, block_labels, of_share
 from ._shape import STEEPER
@@ -70,8 +70,11 @@ class Empirical(Law):
     def _bins(self) -> tuple[Array, Array, Array]:
         return self._binned(self.draws)
 
-    def _binned(self, draws: Array) -> tuple[Array, Array, Array]:
-        """Density and distribution function on a fine grid: the draws binned linearly, convolved by FFT."""
+    def _binned(self, draws: Array, factor: float = 1.0) -> tuple[Array, Array, Array]:
+        """Density and distribution function on a fine grid: the draws binned linearly, convolved by FFT.
+
+        A factor below 1 makes the kernels narrower, on the same grid.
+        """
         h = self.bandwidth
         low, high = self.draws[0] - 9 * h, self.draws[-1] + 9 * h
         fine = int(np.clip(BINS * h / (high - low), 4, FINE))
@@ -83,7 +86,7 @@ class Empirical(Law):
         mass = (np.bincount(left, 1 - share, size) + np.bincount(left + 1, share, size)) / draws.size
         x = np.arange(-9 * fine, 9 * fine + 1) / fine
         # bins widen the kernel by step²/6: take that off
-        narrow = np.sqrt(1 - (1 / fine) ** 2 / 6)
+        narrow = np.sqrt(max(factor**2 - (1 / fine) ** 2 / 6, (0.5 / fine) ** 2))
         kernel = np.exp(-((x / narrow) ** 2) / 2) / (np.sqrt(2 * np.pi) * narrow * h)
         density = np.maximum(scipy.signal.fftconvolve(mass, kernel, mode="same"), 0.0)
         distribution = scipy.signal.fftconvolve(
@@ -91,13 +94,20 @@ class Empirical(Law):
         )
         return low + step * np.arange(size), density, np.cumsum(mass) - mass / 2 + distribution
 
-    def _pdf(self, y: Array) -> Estimate:
+    def _density(self, y: Array) -> Array:
         grid, density, _ = self._bins
-        value = np.maximum(_cubic(y, grid, density), 0.0)
+        return np.maximum(_cubic(y, grid, density), 0.0)
+
+    def _pdf(self, y: Array) -> Estimate:
+        value = self._density(y)
         # of the kernels: ∫ k² = 1/(2√π h); at least as if half a draw were near
         variance = np.maximum(value, 0.5 / (self.draws.size * self.bandwidth)) * 0.2821 / self.bandwidth
-        wider = self._wider._bins
-        bias = np.abs(_cubic(y, wider[0], wider[1]) - value)  # twice the squared bandwidth: twice the bias
+
+        def density(factor: float) -> Array:
+            grid, heights, _ = self._wider._bins if factor > 1 else self._binned(self.draws, factor)
+            return np.maximum(_cubic(y, grid, heights), 0.0)
+
+        bias = kernel_bias(value, density, self.bandwidth, self.draws.size)
         return Estimate(value, combined(np.sqrt(np.maximum(variance - value**2, 0) / self.draws.size), bias))
 
     @cached_property
@@ -118,7 +128,7 @@ class Empirical(Law):
         return 1.0 - np.asarray(self._cdf(y).value)
 
     def _logpdf(self, y: Array) -> Array:
-        value = np.asarray(self._pdf(y).value)
+        value = self._density(y)
         with np.errstate(divide="ignore"):
             result = np.log(value)
         for i in np.flatnonzero(value < 1e-12 / self.bandwidth):  # below what an FFT resolves: from the draws near it
