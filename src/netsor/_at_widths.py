@@ -107,6 +107,10 @@ class AtWidths:
         method = self._method("chains over what the exact engine draws", where)
         return Latent(plan, workers, where), Origin(self.status, method, plan.random_numbers, seed, error, plan.notes)
 
+    def shifted(self, workers: int | None) -> list[Latent]:
+        """The same with every Gaussian expectation off by its error, either way."""
+        return [Latent(self.question().plan(k), workers) for k in (1, 2)]
+
     def _method(self, what: str, where: Backend) -> str:
         at = ", ".join(f"{k} = {v}" for k, v in self.widths.items()) or "fixed widths"
         return f"{what} at {at}" + (f" ({where})" if where != Numpy() else "")

@@ -22,6 +22,7 @@ from .engine._latent import Latent, matched
 from .engine._montecarlo import Progress, check_memory, generator, in_bytes, whole_number
 from .engine._plan import in_time
 from .engine.backends import Device
+from .language._given import shown
 from .laws import Estimate, Joint, Origin
 from .laws._convergence import effective, r_hat
 from .laws._elliptical import Chains, LogLikelihood, moved, reference
@@ -40,6 +41,8 @@ STREAM = 2**21  # the key of the generators of chains: no draw of a plan has it
 LONG = 10.0  # seconds from which on a cost is printed before the start, on a terminal
 PROBED = 64  # draws of the prior at which the likelihood is timed, at most
 ASKED = 3.0  # likelihoods for a move: measured, from 2 to 5
+MOST = 10**9  # of draws, chains, particles, moves and runs: more would take years
+FIRST = 2  # times as many particles find the way as then go along it in each run of the evidence
 TRIED = 16  # particles for which the effect of errors of Gaussian expectations on the evidence is measured
 
 
@@ -66,8 +69,8 @@ class Posterior:
         Of all entries: means, densities and plots, each with its error. Its replicas are states of the chains so far
         apart that they are nearly independent.
     r_hat : float
-        The rank-normalised split R-hat, at worst over the log likelihood and the entries' means: near 1 where chains
-        agree.
+        The rank-normalised split R-hat, the largest over the log likelihood and the mean and variance of every entry:
+        near 1 where chains agree.
     effective : float
         The effective sample size of the kept draws, at worst.
     acceptance : float
@@ -115,8 +118,23 @@ class Cost:
         return f"about {in_time(self.seconds)} and {in_bytes(self.bytes)}, for {self.likelihoods:,} likelihoods"
 
 
+def checked_number(name: str, value: object, least: int) -> int:
+    """Check a number of draws, chains, particles, moves or runs."""
+    number = whole_number(name, value, least)
+    if number > MOST:
+        raise ValueError(f"{name}={shown(value)} must be an integer from {least} to {MOST:,}")
+    return number
+
+
+def checked_numbers(draws: int, chains: int, thin: int, particles: int, moves: int) -> tuple[int, ...]:
+    """Check what `posterior` and its cost are asked with."""
+    draws, chains = checked_number("draws", draws, 8), checked_number("chains", chains, 2)
+    thin, particles = checked_number("thin", thin, 1), checked_number("particles", particles, chains)
+    return draws, chains, thin, particles, checked_number("moves", moves, 1)
+
+
 def cost(
-    latent: Latent, data: Data, draws: int, chains: int, thin: int, particles: int, moves: int, paths: int = 1
+    latent: Latent, data: Data, draws: int, chains: int, thin: int, particles: int, moves: int, paths: float = 1
 ) -> Cost:
     """What `sampled` would take; `paths` are how often particles go from the prior to the posterior, for evidence too.
 
@@ -174,9 +192,8 @@ def sampled(
     They start from `particles` that were brought from the prior to the posterior by tempering. There is one state, and
     no chain, where nothing that is drawn matters.
     """
-    draws, chains = whole_number("draws", draws, 8), whole_number("chains", chains, 2)
-    thin, seed = whole_number("thin", thin, 1), whole_number("seed", seed, 0)
-    moves, particles = whole_number("moves", moves, 1), whole_number("particles", particles, chains)
+    draws, chains, thin, particles, moves = checked_numbers(draws, chains, thin, particles, moves)
+    seed = whole_number("seed", seed, 0)
     if latent.plan.constant:
         return Sampled(np.zeros((1, latent.size)), 1.0, math.inf, 1.0, 0)
     each = -(-draws // chains)
@@ -191,7 +208,7 @@ def sampled(
     kept, heights = np.empty((chains, each, latent.size)), np.empty((chains, each))
     if progress is True and sys.stderr.isatty():
         _announce("posterior", cost(latent, data, draws, chains, thin, particles, moves))
-    with one_blas_thread(), _Bar(progress, particles * moves, chains * each * thin) as bar:
+    with one_blas_thread(), _Bar(progress, particles * moves, 0, chains * each * thin) as bar:
         way = path(ask, particles, latent.size, moves, rng, bar.tempered)
         some = rng.permutation(particles)[:chains]
         at, around = Chains(way.chains.z[some], way.chains.height[some], 0), reference(way.chains.z)
@@ -200,8 +217,8 @@ def sampled(
             kept[:, k // thin], heights[:, k // thin] = at.z, at.height
             bar.tell(chains)
         flat = kept.reshape(-1, latent.size)
-        means = np.concatenate(latent.over(flat, lambda mean, columns: fitted(mean, columns, data)))
-    told = np.concatenate([heights[..., None], means.reshape(chains, each, -1)], axis=2)
+        parts = latent.over(flat, lambda mean, columns: np.concatenate(fitted(mean, columns, data), axis=1))
+    told = np.concatenate([heights[..., None], np.concatenate(parts).reshape(chains, each, -1)], axis=2)
     worst, count = float(r_hat(told).max()), float(effective(told).min())
     stride = max(1, math.ceil(chains * each / count - 0.25))  # errors that take them for independent are 12 % off
     if worst > APART or count < FEW:
@@ -266,10 +283,10 @@ def evidence(
     shifted: Sequence[Latent] = (),
 ) -> Estimate:
     """The log evidence by tempering; `shifted` are plans whose Gaussian expectations are moved by their errors."""
-    runs, particles = whole_number("runs", runs, 2), whole_number("particles", particles, 8)
-    moves, seed = whole_number("moves", moves, 1), whole_number("seed", seed, 0)
+    runs, particles = checked_number("runs", runs, 2), checked_number("particles", particles, 8)
+    moves, seed = checked_number("moves", moves, 1), whole_number("seed", seed, 0)
     check_memory(
-        24.0 * runs * particles * latent.size + held(latent),
+        24.0 * max(runs, FIRST) * particles * latent.size + held(latent),
         f"runs={runs} of particles={particles} with {latent.size:,} random numbers each",
         "take fewer of either",
     )
@@ -279,9 +296,9 @@ def evidence(
         value = float(ask(one)[0])
         return Estimate(value, max((_moved_by(latent, other, data, one, ask) for other in shifted), default=0.0))
     if progress is True and sys.stderr.isatty():
-        _announce("evidence", cost(latent, data, 0, 1, 1, particles, moves, 1 + runs))
-    with one_blas_thread(), _Bar(progress, particles * moves, 0, 1 + runs) as bar:
-        way = path(ask, particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
+        _announce("evidence", cost(latent, data, 0, 1, 1, particles, moves, FIRST + runs))
+    with one_blas_thread(), _Bar(progress, FIRST * particles * moves, runs * particles * moves) as bar:
+        way = path(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
         rng, tell = generator(seed, STREAM, 2), lambda: bar.tell(runs * particles * moves)
         logs, last = evidences(ask, way, runs, particles, moves, rng, tell)
     value, error, spread = mean_of_logs(logs)
@@ -314,11 +331,12 @@ def _announce(what: str, expected: Cost) -> None:
 class _Bar:
     """Moves of chains and particles: a bar on a terminal, or the user's function of (done, in all).
 
-    A first run finds how many steps there are, of `each` moves, to be gone `times` over; until then that is estimated.
+    A first run finds how many steps there are, each of `first` moves and of `again` moves later; until then their
+    number is estimated. `more` moves follow.
     """
 
-    def __init__(self, progress: Progress, each: int, more: int, times: int = 1) -> None:
-        self.progress, self.each, self.more, self.times = progress, each, more, times
+    def __init__(self, progress: Progress, first: int, again: int, more: int = 0) -> None:
+        self.progress, self.first, self.again, self.more = progress, first, again, more
         self.done = self.total = self.steps = 0
         self.expected = 1
 
@@ -335,8 +353,8 @@ class _Bar:
         if self.steps == 1:
             self.expected = 1 + steps_after(power)
         steps = self.steps if power >= 1 else max(self.expected, self.steps + 1)
-        self.bar.total = self.total = steps * self.each * self.times + self.more
-        self.tell(self.each)
+        self.bar.total = self.total = steps * (self.first + self.again) + self.more
+        self.tell(self.first)
 
     def tell(self, moves: int) -> None:
         """So many more are done."""

@@ -16,7 +16,6 @@ from ._at_widths import AtWidths
 from ._html import note, scrolled, table, title
 from .engine import NoLimitError, Plan, Sampling, _literal
 from .engine._correlated import correlated
-from .engine._latent import Latent
 from .engine._montecarlo import Progress
 from .engine.backends import Backend, choose, prices
 from .language._array import Value
@@ -577,7 +576,7 @@ class Program:
         """
         latent, _ = self._at(widths).latent(workers, choose(backend, device))
         data = checked_data(latent.entries, observed, noise)
-        found = _bayes.cost(latent, data, draws, chains, thin, particles, moves)
+        found = _bayes.cost(latent, data, *_bayes.checked_numbers(draws, chains, thin, particles, moves))
         law = 16.0 * draws * latent.entries**2
         return _bayes.Cost(found.seconds, found.bytes + law, found.likelihoods)
 
@@ -587,8 +586,8 @@ class Program:
         observed: Mapping[int, float],
         noise: npt.ArrayLike = 0.0,
         *,
-        runs: int = 4,
-        particles: int = 256,
+        runs: int = 8,
+        particles: int = 128,
         moves: int = 3,
         seed: int = 0,
         workers: int | None = None,
@@ -610,9 +609,9 @@ class Program:
         noise : float or array_like
             The standard deviation of the noise of all values, or of each.
         runs : int
-            How many, independent of each other: they give the error.
+            How many independent runs; their spread gives the error.
         particles : int
-            Of each run.
+            The number of particles in each run; a first run with twice as many chooses the steps.
         moves : int
             Of the chains of `posterior`, at each step.
         seed : int
@@ -648,7 +647,7 @@ class Program:
         at = self._at(widths)
         latent, origin = at.latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise)
-        shifted = [Latent(at.question().plan(k), workers) for k in (1, 2)] if origin.quadrature_error else []
+        shifted = at.shifted(workers) if origin.quadrature_error else []
         return _bayes.evidence(latent, data, runs, particles, moves, seed, progress, shifted)
 
     def _at(self, widths: dict[str, float]) -> AtWidths:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,19 +18,24 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import _bayes, language
 from ._arrays import single_threaded
+from ._at_widths import AtWidths
 from ._infinite_heads import FEW, InfiniteHeads
 from ._program import Program
 from ._traced import program
 from .engine._latent import Latent, embedding
 from .engine._montecarlo import check_memory
 from .engine.backends import choose
+from .language._given import LARGEST, SCALE, as_number, as_whole, shown
 from .language._width import Width, inf
 from .laws import Estimate, Joint, Origin
+from .laws._estimate import combined
 from .laws._likelihood import Data, updated_by_columns
 
 Array = npt.NDArray[np.float64]
 
 n = Width("n")
+LEAST = {"draws": 8, "chains": 2, "thin": 1, "particles": 8, "moves": 1, "runs": 2, "kernel_draws": 2}
+ROUNDED = 1e-6  # errors of Gaussian expectations below this change no evidence by as much as its error
 COPIES = 11.0, 6.0  # arrays of the size of the tokens' kernel while a plan is made, and for each head: measured
 
 
@@ -53,6 +60,38 @@ def as_tokens(x: Array) -> Array:
     count, features = x.shape
     names = np.broadcast_to(np.eye(features), (count, features, features))
     return np.concatenate([names, x[:, :, None]], axis=2)
+
+
+def checked_deviation(name: str, value: Any, zero: bool = False) -> float:
+    """Check a standard deviation whose square is a double."""
+    number = as_number(value)
+    if number is None or not (1 / SCALE <= number <= SCALE or (zero and number == 0)):
+        least = "0, or" if zero else "above 0,"
+        raise ValueError(f"{name}={shown(value)} must be a standard deviation {least} from {1 / SCALE:g} to {SCALE:g}")
+    return number
+
+
+def checked_count(name: str, value: Any) -> float:
+    """Check a number of heads or a width, which may be infinite."""
+    number = as_whole(value)
+    if number is not None and 1 <= number < LARGEST:
+        return number
+    if number is None and as_number(value) == inf:
+        return inf
+    raise ValueError(f"{name}={shown(value)} must be an integer from 1 to 2^53, or inf")
+
+
+def checked_mapping(name: str, value: Any, what: str) -> dict[str, Any]:
+    """Check a mapping by names; None is an empty one."""
+    if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
+        raise ValueError(f"{name}={shown(value)} must be None or a mapping of names to {what}")
+    return dict(value or {})
+
+
+def planned_heads(arguments: Mapping[str, Any]) -> float:
+    """How many heads a plan has; of infinitely many, one."""
+    heads = float(arguments.get("heads", 1))
+    return 1.0 if heads == inf else heads
 
 
 @single_threaded
@@ -94,7 +133,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     moves : int
         Of each particle, at each step of the way.
     runs : int
-        Of the evidence, as in `Program.log_evidence`.
+        How many independent runs the evidence takes, each with half as many particles.
     kernel_draws : int
         Of the kernel of infinitely many heads.
     workers : int, optional
@@ -132,7 +171,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         thin: int = 8,
         particles: int = 256,
         moves: int = 3,
-        runs: int = 4,
+        runs: int = 8,
         kernel_draws: int = 1000,
         workers: int | None = None,
         backend: str = "numpy",
@@ -192,8 +231,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         >>> model.noise_
         0.3
         """
-        self._take(X, y)
-        tried, names = self._combinations(), list(self.grid or {})
+        tried, names = self._begin(X, y), list(self.grid or {})
         self.evidence_ = []
         if self.grid or self.evidence:
             for given in tried:
@@ -204,13 +242,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self.log_marginal_likelihood_, self.log_marginal_likelihood_error_ = found.value, found.error
         else:
             chosen = tried[0]
-        self.noise_ = float(chosen.pop("noise"))
+        self.noise_ = chosen.pop("noise")
         self.arguments_ = chosen
         data = self._data(self.noise_)
         if self.arguments_.get("heads") == inf:
             self.states_, self.r_hat_, self.effective_ = np.zeros((1, 0)), 1.0, math.inf
             return self
-        self.latent_ = self._latent(self.X_, self.arguments_)
+        self.latent_, self.origin_ = self._latent(self.X_, self.arguments_)
         made = self._sampled(self.latent_, data)
         self.states_, self.r_hat_, self.effective_ = made.z, made.r_hat, made.effective
         return self
@@ -220,23 +258,82 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             latent, data, self.draws, self.chains, self.thin, self.particles, self.moves, self.seed_, self.progress
         )
 
-    def _take(self, X: Any, y: Any) -> None:
-        """Check data, and keep them."""
+    def _begin(self, X: Any, y: Any) -> list[dict[str, Any]]:
+        """Check parameters and data, and keep these; the combinations of the grid."""
+        tried = self._combinations()
         X, y = validate_data(self, X, y, allow_nd=True, y_numeric=True, dtype=np.float64)
         if X.ndim > 3:
             raise ValueError(f"X of shape {X.shape} must be (examples, tokens, features) or (examples, features)")
         self.shape_ = X.shape[1:]
         self.X_, self.mean_ = as_tokens(X), float(np.mean(y))
         self.y_ = np.asarray(y, dtype=np.float64) - self.mean_
-        self.seed_ = int(check_random_state(self.random_state).randint(2**31))
-        self._check_size(len(self.X_))
+        try:
+            self.seed_ = int(check_random_state(self.random_state).randint(2**31))
+        except ValueError:
+            allowed = "None, an integer from 0 to 2^32 − 1 or a numpy.random.RandomState"
+            raise ValueError(f"random_state={shown(self.random_state)} must be {allowed}") from None
+        self._check_size(len(self.X_), max(tried, key=planned_heads))
+        return tried
 
     def _combinations(self) -> list[dict[str, Any]]:
-        """The arguments of the prior and the noise: all combinations of the grid."""
-        layers = {"heads": self.heads} if self.prior is None or self.heads == inf else {}
-        own = {"noise": self.noise, **layers, **(self.arguments or {})}
-        names, values = list(self.grid or {}), itertools.product(*(self.grid or {}).values())
-        return [{**own, **dict(zip(names, v, strict=True))} for v in values]
+        """The arguments of the prior and the noise: all combinations of the grid. Checks all parameters but X and y."""
+        prior, heads = self.prior, checked_count("heads", self.heads)
+        if prior is not None and (not callable(prior) or inspect.isclass(prior) or inspect.isbuiltin(prior)):
+            raise ValueError(f"prior={shown(prior)} must be None or a function decorated with ns.program")
+        if prior is not None and heads not in (1, inf):
+            raise ValueError(f"heads={heads} is for the default prior; give arguments={{'heads': {heads}}} to your own")
+        checked_count("width", self.width)
+        for name, least in LEAST.items():
+            _bayes.checked_number(name, getattr(self, name), least)
+        if self.workers is not None:
+            _bayes.checked_number("workers", self.workers, 1)
+        choose(self.backend, self.device)
+        if not isinstance(self.evidence, bool | np.bool):
+            raise ValueError(f"evidence={shown(self.evidence)} must be True or False")
+        if not (isinstance(self.progress, bool | np.bool) or callable(self.progress)):
+            raise ValueError(f"progress={shown(self.progress)} must be True, False or a function of (done, total)")
+        arguments = checked_mapping("arguments", self.arguments, "values")
+        if "noise" in arguments:
+            raise ValueError(f"arguments={shown(self.arguments)} must not contain 'noise', which is a parameter itself")
+        grid = checked_mapping("grid", self.grid, "sequences of values")
+        for name, values in grid.items():
+            listed = values.ndim == 1 if isinstance(values, np.ndarray) else isinstance(values, Sequence)
+            if not listed or isinstance(values, str | bytes) or not len(values):
+                raise ValueError(f"grid: {name}={shown(values)} must be a sequence of one value or more")
+        own = {"noise": self.noise, **({"heads": heads} if prior is None or heads == inf else {}), **arguments}
+        source = {**dict.fromkeys(arguments, "arguments: "), **dict.fromkeys(grid, "grid: ")}
+        tried = itertools.product(*grid.values())
+        return [self._checked({**own, **dict(zip(grid, values, strict=True))}, source) for values in tried]
+
+    def _checked(self, given: dict[str, Any], source: Mapping[str, str]) -> dict[str, Any]:
+        """Check one combination: the noise, and what the prior is called with. `source` says where each comes from."""
+
+        def label(name: str) -> str:
+            return source.get(name, "") + name
+
+        given["noise"] = checked_deviation(label("noise"), given["noise"])
+        if "heads" in given:
+            given["heads"] = checked_count(label("heads"), given["heads"])
+            if given["heads"] == inf and self.width != inf:
+                raise ValueError(
+                    f"{label('heads')}=inf needs width=inf, got width={shown(self.width)}; at a finite width all heads "
+                    "read the same random vectors, and infinitely many are no Gaussian process"
+                )
+        used = {k: v for k, v in given.items() if k != "noise" and not (k == "heads" and v == inf)}
+        for name in used.keys() & {"sharpness", "scale"} if self.prior is None else ():
+            checked_deviation(label(name), used[name], zero=True)
+        try:
+            signature = inspect.signature(self.prior or attention_prior)
+        except (TypeError, ValueError):  # some functions written in C have none
+            return given
+        try:
+            signature.bind(None, **used)
+        except TypeError as error:
+            known = ", ".join(signature.parameters)
+            raise ValueError(
+                f"arguments and grid: prior({known}) cannot be called with tokens and {shown(used)}: {error}"
+            ) from None
+        return given
 
     def cost(self, X: Any, y: Any) -> _bayes.Cost:
         """About what `fit` with these data would take; nothing is fitted.
@@ -260,24 +357,24 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         True
         """
         model = clone(self)
-        model._take(X, y)
-        tried, wanted = model._combinations(), bool(self.grid or self.evidence)
+        tried, wanted = model._begin(X, y), bool(self.grid or self.evidence)
+        size = model._size(len(model.X_), max(tried, key=planned_heads))
         given, data = tried[0], model._data(tried[0].pop("noise"))
         start = time.perf_counter()
         if given.get("heads") == inf:
-            kernels = model._infinite(model.X_, given).kernels()
+            kernels = model._infinite(model.X_, given)[0].kernels()
             next(kernels)
             planned = time.perf_counter() - start
             next(kernels, None)
             again = (self.kernel_draws + FEW) * (time.perf_counter() - start - planned)
-            return _bayes.Cost(len(tried) * (planned + again) * wanted, model._size(len(model.X_)), len(tried))
-        latent = model._latent(model.X_, given)
+            return _bayes.Cost(len(tried) * (planned + again) * wanted, size, len(tried))
+        latent, _ = model._latent(model.X_, given)
         planned = time.perf_counter() - start
-        how = (self.draws, self.chains, self.thin, self.particles, self.moves, 1 + (1 + self.runs) * wanted)
+        how = (self.draws, self.chains, self.thin, self.particles, self.moves, 1 + (1 + self.runs / 2) * wanted)
         found = _bayes.cost(latent, data, *how)
         return _bayes.Cost(
             len(tried) * (planned + found.seconds),
-            max(found.bytes, model._size(len(model.X_))),
+            max(found.bytes, size),
             len(tried) * found.likelihoods,
         )
 
@@ -308,7 +405,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         >>> model.predict(x).shape
         (6,)
         """
-        mean, cov = self._given(X)
+        mean, cov, _ = self._given(X)
         centre = mean.mean(axis=0)
         if not return_std:
             return centre + self.mean_
@@ -326,7 +423,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         Joint
-            With densities, quantiles and plots.
+            With densities, quantiles and plots. For `heads=inf` its errors are those of the kernel's mean.
 
         Raises
         ------
@@ -340,8 +437,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         >>> model.law(x[:2]).dim
         2
         """
-        mean, cov = self._given(X)
-        origin = Origin("exact" if self.width < inf else "conjectured", f"given {len(self.y_)} examples")
+        mean, cov, origin = self._given(X)
         return Joint(mean + self.mean_, cov, origin)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> Array:
@@ -376,19 +472,20 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         seed = int(check_random_state(random_state).randint(2**31))
         return self.law(X).rvs(n_samples, seed=seed).T
 
-    def _given(self, X: Any) -> tuple[Array, Array]:
-        """Mean and covariance of the function at new examples, of every state of the posterior."""
+    def _given(self, X: Any) -> tuple[Array, Array, Origin]:
+        """Mean and covariance of the function at new examples, of every state of the posterior; and what is known."""
         check_is_fitted(self, "states_")
         X = validate_data(self, X, allow_nd=True, reset=False, dtype=np.float64)
         if X.shape[1:] != self.shape_:
             raise ValueError(f"X of shape {X.shape} must be (examples, {', '.join(map(str, self.shape_))}), as in fit")
         more, rows = self._beside(as_tokens(X))
         data, whole = self._data(self.noise_), np.concatenate([self.X_, more])
-        self._check_size(len(whole))
+        self._check_size(len(whole), self.arguments_)
         if self.arguments_.get("heads") == inf:
-            new_mean, new_cov, _, _ = self._infinite(whole, self.arguments_).given(data)
-            return new_mean[:, rows], new_cov[:, rows[:, None], rows]
-        large = self._latent(whole, self.arguments_) if len(more) else self.latent_
+            heads, origin = self._infinite(whole, self.arguments_)
+            mean, cov, error = heads.given(data, rows)
+            return mean, cov, replace(origin, quadrature_error=combined(origin.quadrature_error, error))
+        large, origin = self._latent(whole, self.arguments_) if len(more) else (self.latent_, self.origin_)
         places = embedding(self.latent_, large)
         if places is None:  # the engine draws other numbers for more examples: chains over these
             z = self._sampled(large, data).z
@@ -396,7 +493,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             z = np.random.default_rng(self.seed_).standard_normal((len(self.states_), large.size))
             z[:, places] = self.states_
         parts = large.over(z, lambda mean, columns: updated_by_columns(mean, columns, data, rows))
-        return np.concatenate([m for m, _ in parts]), np.concatenate([c for _, c in parts])
+        return np.concatenate([m for m, _ in parts]), np.concatenate([c for _, c in parts]), origin
 
     def _beside(self, tokens: Array) -> tuple[Array, npt.NDArray[np.intp]]:
         """Those examples that are not among the data, each once; and where all stand among the data and these.
@@ -413,42 +510,52 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return np.array(more).reshape(-1, *self.X_.shape[1:]), rows
 
     def _data(self, noise: float) -> Data:
-        if not noise > 0:
-            raise ValueError(f"noise={noise!r} must be a standard deviation above 0")
-        return Data(np.arange(len(self.y_)), self.y_, np.full(len(self.y_), float(noise)))
+        return Data(np.arange(len(self.y_)), self.y_, np.full(len(self.y_), noise))
 
-    def _latent(self, tokens: Array, arguments: Mapping[str, Any]) -> Latent:
+    def _at(self, tokens: Array, arguments: Mapping[str, Any]) -> AtWidths:
+        """The prior at these examples."""
         net = (self.prior or attention_prior)(tokens, **arguments)
+        if not isinstance(net, Program):
+            raise ValueError(
+                f"prior={shown(self.prior)} must return a program, got {shown(net)}; decorate it with ns.program"
+            )
         if net.shape not in ((len(tokens),), (len(tokens), 1)):
             raise ValueError(
                 f"prior has outputs of shape {net.shape}; it must have one for each of {len(tokens)} examples"
             )
         widths: Any = dict.fromkeys(net.widths, self.width)
-        return net._at(widths).latent(self.workers, choose(self.backend, self.device))[0]
+        return net._at(widths)
 
-    def _infinite(self, tokens: Array, arguments: Mapping[str, Any]) -> InfiniteHeads:
-        head = self._latent(tokens, {name: value for name, value in arguments.items() if name != "heads"})
-        return InfiniteHeads(head, self.kernel_draws, self.seed_)
+    def _latent(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[Latent, Origin]:
+        """What chains move over, and what is known of the law."""
+        where = choose(self.backend, self.device)
+        latent, origin = self._at(tokens, arguments).latent(self.workers, where, self.seed_)
+        return latent, replace(origin, method=f"{origin.method}, given {len(self.y_)} examples")
+
+    def _infinite(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[InfiniteHeads, Origin]:
+        one = {name: value for name, value in arguments.items() if name != "heads"}
+        head, origin = self._latent(tokens, one)
+        method = f"infinitely many heads, given {len(self.y_)} examples"
+        return InfiniteHeads(head, self.kernel_draws, self.seed_), replace(origin, method=method)
 
     def _evidence(self, given: dict[str, Any]) -> Estimate:
         data = self._data(given["noise"])
         arguments = {name: value for name, value in given.items() if name != "noise"}
         if arguments.get("heads") == inf:
-            return self._infinite(self.X_, arguments).evidence(data)
-        return _bayes.evidence(
-            self._latent(self.X_, arguments), data, self.runs, self.particles, self.moves, self.seed_, self.progress
-        )
+            return self._infinite(self.X_, arguments)[0].evidence(data)
+        (latent, origin), half = self._latent(self.X_, arguments), max(8, self.particles // 2)
+        shifted = self._at(self.X_, arguments).shifted(self.workers) if origin.quadrature_error > ROUNDED else []
+        return _bayes.evidence(latent, data, self.runs, half, self.moves, self.seed_, self.progress, shifted)
 
-    def _size(self, count: int) -> float:
+    def _size(self, count: int, arguments: Mapping[str, Any]) -> float:
         """The bytes that a plan for so many examples needs."""
-        heads = (self.arguments or {}).get("heads", self.heads)
-        heads = 1 if heads == inf else heads
-        return float(8 * (COPIES[0] + COPIES[1] * heads) * (count * self.X_.shape[1]) ** 2)
+        return 8 * (COPIES[0] + COPIES[1] * planned_heads(arguments)) * float(count * self.X_.shape[1]) ** 2
 
-    def _check_size(self, count: int) -> None:
-        tokens = self.X_.shape[1]
+    def _check_size(self, count: int, arguments: Mapping[str, Any]) -> None:
+        tokens, heads = self.X_.shape[1], planned_heads(arguments)
+        many = f" for heads={heads:.0f}" if heads > 1 else ""
         check_memory(
-            self._size(count),
-            f"{count:,} examples of {tokens} tokens, whose kernel has {count * tokens:,} rows,",
-            "take fewer examples or tokens, or predict in parts",
+            self._size(count, arguments),
+            f"{count:,} examples of {tokens} tokens, whose kernel has {count * tokens:,} rows{many},",
+            f"take fewer examples or tokens{' or heads' if many else ''}, or predict in parts",
         )

@@ -4,10 +4,13 @@ import warnings
 
 import numpy as np
 import pytest
+from scipy.special import erf
 
 import netsor as ns
 
-from .priors import perceptron, prior, tokens
+from ..keep import keep
+from ..test_fuzz_api import check, wrong_for
+from .priors import perceptron, prior, shifted, tokens
 
 pytest.importorskip("sklearn")
 from sklearn.model_selection import cross_val_score
@@ -119,7 +122,7 @@ def test_infinitely_many_heads_are_the_gaussian_of_the_prior():
     assert again.log_marginal_likelihood_error_ > 2 * model.log_marginal_likelihood_error_ > 0
     off = again.log_marginal_likelihood_ - model.log_marginal_likelihood_
     assert abs(off) < 4.4 * np.hypot(again.log_marginal_likelihood_error_, model.log_marginal_likelihood_error_)
-    np.testing.assert_allclose(np.diag(model._process(x, {})[1][0]), law.var(), rtol=0.05)
+    np.testing.assert_allclose(np.diag(model._infinite(x, {})[0].kernel()), law.var(), rtol=0.05)
     fitted = law.condition(dict(enumerate(y - y.mean())), noise=0.3).mean() + y.mean()
     np.testing.assert_allclose(model.predict(x), fitted, atol=0.05)
 
@@ -205,3 +208,169 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "netsor._regressor", None)
     with pytest.raises(ImportError, match=r"netsor\[sklearn\]"):
         _ = ns.AttentionRegressor
+
+
+# What is not allowed
+
+NESTED = {
+    "sharpness": lambda v: {"arguments": {"sharpness": v}},
+    "scale": lambda v: {"grid": {"scale": [1.0, v]}},
+    "noise": lambda v: {"grid": {"noise": [0.3, v]}},
+    "heads": lambda v: {"grid": {"heads": [v]}},
+    "grid": lambda v: {"grid": {"noise": v}},
+    "kernel_draws": lambda v: {"heads": ns.inf, "kernel_draws": v},
+}
+
+
+@pytest.mark.parametrize("step", keep([27, 1], 27))
+def test_every_misuse(step, monkeypatch):
+    """Every wrong value for every parameter, alone and inside mappings: one line at `fit` that names the parameter.
+
+    In a quick run every 27th, from another one each time.
+    """
+    monkeypatch.setattr("netsor.engine._montecarlo.memory", lambda: 2.0**31)
+    x = X[:4, :2]
+
+    def fit(**given):
+        return ns.AttentionRegressor(**{**SHORT, **given}).fit(x, x[:, 0]).predict(x)
+
+    plain = {name: lambda v, name=name: {name: v} for name in ns.AttentionRegressor().get_params()}
+    names = [*plain.items(), *NESTED.items()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such short chains say so
+        for begin, (name, made) in enumerate(names):
+            allowed = [v for v in wrong_for(name) if type(v).__name__ != "Traced" and not hostile(v) and not long(v)]
+            for value in allowed[begin % step :: step]:
+                check("fit", fit, made(value), name)
+
+
+def hostile(value):
+    """Objects that raise when they are read: scikit-learn reads `random_state` itself."""
+    return "Hostile" in {type(v).__name__ for v in (value if isinstance(value, list | tuple) else [value])}
+
+
+def long(value):
+    """A right grid of many values takes as many fits."""
+    return isinstance(value, tuple) and len(value) > 9
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"prior": 3}, r"prior=3 must be None or a function decorated with ns\.program"),
+        ({"prior": lambda x: x}, r"prior=.* must return a program, got an array of shape \(24, 3, 4\)"),
+        ({"prior": prior, "heads": 2}, r"heads=2 is for the default prior; give arguments=\{'heads': 2\}"),
+        ({"prior": shifted, "heads": ns.inf, "evidence": True}, r"heads=inf: the prior must have outputs of mean 0"),
+        ({"heads": ns.inf, "width": 8}, r"heads=inf needs width=inf, got width=8"),
+        ({"heads": 0}, r"heads=0 must be an integer from 1 to 2\^53, or inf"),
+        ({"noise": "x"}, r"noise='x' must be a standard deviation above 0"),
+        ({"arguments": {"noise": 1.0}}, r"arguments=.* must not contain 'noise'"),
+        ({"arguments": {"foo": 1}}, r"prior\(tokens, heads, sharpness, scale\) cannot be called .*argument 'foo'"),
+        ({"grid": {"noise": []}}, r"grid: noise=\[\] must be a sequence of one value or more"),
+        ({"grid": {"heads": [1, 1.5]}}, r"grid: heads=1\.5 must be an integer"),
+        ({"moves": 10**30}, r"moves=.* must be an integer from 1 to 1,000,000,000"),
+        ({"random_state": "x"}, r"random_state='x' must be None, an integer from 0 to 2\^32 − 1"),
+        ({"heads": 10**9}, r"rows for heads=1000000000, would need .* or heads"),
+    ],
+)
+def test_wrong_parameters_are_refused_at_fit(given, problem):
+    model = ns.AttentionRegressor(**given)
+    for asked in (model.fit, model.cost):
+        with pytest.raises(ValueError, match=problem):
+            asked(X, Y)
+
+
+# Against a computation that shares no code with the package
+
+
+def kernel(x):
+    """E[erf(w·a) erf(w·b)] of all tokens, for weights of standard deviation 1.1/√features (Williams 1998)."""
+    a = x.reshape(-1, x.shape[-1])
+    s = 1.21 / a.shape[1] * a @ a.T
+    d = 1 + 2 * np.diag(s)
+    return 2 / np.pi * np.arcsin(2 * s / np.sqrt(np.outer(d, d)))
+
+
+def softmax(p):
+    e = np.exp(p - p.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def limit(x, heads, count, rng):
+    """Covariances of the function given the scores of all heads, which are Gaussian: sharpness 3, scale 1."""
+    k, (examples, many) = kernel(x), x.shape[:2]
+    scores = 3.0 * rng.standard_normal((count, heads, len(k))) @ np.linalg.cholesky(k).T
+    a = softmax(scores.reshape(count, heads, examples, many))
+    return np.einsum("rhei,eifj,rhfj->ref", a, k.reshape(examples, many, examples, many), a, optimize=True) / heads
+
+
+def finite(x, heads, count, rng, width):
+    """The same with every weight matrix drawn, but the readout."""
+    h = erf(1.1 / np.sqrt(x.shape[-1]) * rng.standard_normal((count, 1, width, x.shape[-1])) @ x.swapaxes(1, 2))
+    h = np.moveaxis(h, -1, 2)  # (count, examples, tokens, width)
+    g, parts = rng.standard_normal((count, width)), []
+    for _ in range(heads):
+        wq, wk, wv = rng.standard_normal((3, count, width, width)) / np.sqrt(width)
+        q = 3.0 * np.einsum("rij,rj->ri", wq, g)
+        p = np.einsum("ri,rij,retj->ret", q, wk, h, optimize=True) / np.sqrt(width)
+        parts.append(np.einsum("ret,rij,retj->rei", softmax(p), wv, h, optimize=True))
+    z = np.concatenate(parts, axis=2)
+    return z @ z.swapaxes(1, 2) / (heads * width)
+
+
+def weighted(cov, y, noise):
+    """By importance: log evidence, means and variances of what is not seen, each with its standard error."""
+    k = len(y)
+    s = cov[:, :k, :k] + noise**2 * np.eye(k)
+    gain = np.linalg.solve(s, cov[:, :k, k:])
+    quadratic = np.einsum("i,rij,j->r", y, np.linalg.inv(s), y)
+    logs = -0.5 * (quadratic + np.linalg.slogdet(2 * np.pi * s)[1])
+    mean = np.einsum("rki,k->ri", gain, y)
+    var = np.einsum("rii->ri", cov[:, k:, k:] - np.einsum("rki,rkj->rij", gain, cov[:, :k, k:]))
+    w = np.exp(logs - logs.max())
+    evidence = logs.max() + np.log(w.mean()), w.std() / w.mean() / np.sqrt(len(w))
+    w /= w.sum()
+    centre = w @ mean
+    square = var + (mean - centre) ** 2
+    errors = (np.sqrt(w**2 @ (each - w @ each) ** 2) for each in (mean, square))
+    return evidence, *zip((centre, w @ square), errors, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "noise"),
+    keep(
+        [(w, h, s) for w in (ns.inf, 1, 4) for h in (1, 2) for s in (0.1, 0.3, 1.0)],
+        (ns.inf, 2, 0.3),
+        (4, 1, 0.3),
+    ),
+)
+def test_predictions_by_importance_sampling(width, heads, noise):
+    """Four examples seen and three predicted, against weighted draws by numpy: 5 standard errors, level 1e-5 each."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((7, 2, 3))
+    y = np.sin(2 * x[:4, 0, 0]) + 2.0
+    cov = limit(x, heads, 10_000, rng) if width == ns.inf else finite(x, heads, 10_000, rng, width)
+    evidence, mean, var = weighted(cov, y - y.mean(), noise)
+    how = {"width": width, "heads": heads, "noise": noise, "arguments": {"sharpness": 3.0, "scale": 1.0}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some chains are short, and say so
+        model = ns.AttentionRegressor(**how, evidence=True, draws=240, particles=64, thin=4, workers=1).fit(x[:4], y)
+    found = model.law(x[4:]).with_error
+    own = model.log_marginal_likelihood_, model.log_marginal_likelihood_error_
+    assert abs(own[0] - evidence[0]) < 5 * np.hypot(own[1], evidence[1])
+    assert np.all(np.abs(found.mean().value - y.mean() - mean[0]) < 5 * np.hypot(found.mean().error, mean[1]))
+    assert np.all(np.abs(found.var().value - var[0]) < 5 * np.hypot(found.var().error, var[1]))
+
+
+def test_predictions_of_infinitely_many_heads_have_errors():
+    """The kernel is a mean over draws: 5 errors, against the mean of 50,000; there were none."""
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal((7, 2, 3))
+    y = np.sin(2 * x[:4, 0, 0]) + 2.0
+    _, mean, var = weighted(limit(x, 1, 50_000, rng).mean(axis=0)[None], y - y.mean(), 0.3)
+    how = {"heads": ns.inf, "noise": 0.3, "arguments": {"sharpness": 3.0, "scale": 1.0}}
+    found = ns.AttentionRegressor(**how, kernel_draws=500).fit(x[:4], y).law(x[4:]).with_error
+    for (value, error), right in ((found.mean(), mean[0] + y.mean()), (found.var(), var[0])):
+        assert np.all(np.abs(value - right) < 5 * error)
+        assert np.all(error < 0.1)
+        assert np.all(error > 0)

@@ -11,7 +11,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor.laws import Origin
-from netsor.laws._replicas import of_share
+from netsor.laws._replicas import Replicas, of_share
 from netsor.laws._tail import unseen
 
 ORIGIN = Origin("exact", "made for a test")
@@ -92,6 +92,19 @@ def test_what_lies_beyond_the_draws_of_a_lognormal_law():
     np.testing.assert_allclose(unseen(draws[:, :9], np.full(1000, 1 / 1000), n), found[:9], rtol=1e-2)
     assert (unseen(np.ones((50, 2)), None, 50.0) == 0).all()
     assert (unseen(draws[:9, :2], None, 9.0) == 0).all()
+
+
+def test_means_of_a_power_law_are_covered():
+    """Pareto's law of index 3/2, as posteriors of scales have it: of 4,000 means of 800 draws, two errors cover 88 %.
+
+    It was 85 % with the tail as heavy as it looks. Errors of a law with a light tail grow by a few per cent.
+    """
+    draws = 1 + np.random.default_rng(8).pareto(1.5, (800, 4000))
+    value, error = Replicas(800).average(draws)
+    assert np.mean(np.abs(value - 3.0) <= 2 * error) > 0.88
+    light = np.random.default_rng(9).exponential(size=(800, 1000))
+    found = Replicas(800)
+    assert np.median(found.average(light).error / found.spread(light)) < 1.06
 
 
 def test_fewer_than_ten_draws_know_no_kurtosis():

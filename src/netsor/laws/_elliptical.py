@@ -3,8 +3,11 @@
 From z a second point ν ~ N(0, I) makes an ellipse z cos θ + ν sin θ, on which the prior is constant. A height below
 L(z) is drawn, and θ from a bracket that shrinks towards z until L is above the height (Murray, Adams, MacKay 2010).
 Nothing is tuned, and no move is refused. Data that say much make brackets small. So the same is done around a Gaussian
-that is nearer to the posterior: N(z; 0, I) L(z) is N(z; μ, Σ) R(z), R(z) = L(z) N(z; 0, I)/N(z; μ, Σ) (Nishihara,
-Murray, Adams 2014). Any μ and Σ that do not depend on where the chains are leave the posterior as it is.
+that is nearer to the posterior: N(z; 0, I) L(z) is T(z; μ, Σ) R(z), R(z) = L(z) N(z; 0, I)/T(z; μ, Σ), with Student's
+multivariate t of ν degrees of freedom for T (Nishihara, Murray, Adams 2014). Given z, T is N(μ, s Σ) with a scale s of
+inverse gamma law, and the ellipse is drawn from that Gaussian. With N(μ, Σ) in place of T, R would grow in the tail of
+a posterior whose tail is heavier: chains would hardly ever reach that tail, and stay once there. Any μ, Σ and ν that do
+not depend on where the chains are leave the posterior as it is.
 
 Many chains move at once: the likelihood is asked for those whose θ is not found yet.
 """
@@ -27,11 +30,12 @@ SHRINKS = 200  # of one bracket, at most: each takes about a half of it, and dou
 SEEN = 4.0  # standard errors by which a mean, a variance or a correlation of particles differs from the prior's
 EACH = 4  # particles for each coordinate whose covariances are estimated, at least
 ROUNDED = 1e-10  # of variances, added: coordinates may be nearly functions of each other
-WIDER = 1.2  # Σ over the covariance of the particles: tails of R that grow would hold chains back
+WIDER = 1.2  # Σ over the covariance of the particles
+FREEDOM = 8.0  # ν
 
 
 class Reference(NamedTuple):
-    """A Gaussian N(μ, L L^T) of some coordinates; the others have the prior's N(0, 1)."""
+    """Student's t with location μ and scale L L^T for some coordinates; the others have the prior's N(0, 1)."""
 
     places: npt.NDArray[np.intp]
     mean: Array
@@ -50,7 +54,7 @@ PRIOR = Reference(np.zeros(0, dtype=np.intp), np.zeros(0), np.zeros((0, 0)))
 
 
 def reference(z: Array) -> Reference:
-    """The Gaussian of the coordinates of particles (k, size) on which the data have said something.
+    """Student's t for the coordinates of particles (k, size) on which the data have said something.
 
     Covariances of many coordinates from few particles are noise, so that only the clearest are taken. They are taken as
     they are: to draw correlations towards 0 would widen the directions that data make narrow, and hold chains back.
@@ -87,18 +91,25 @@ def moved(
     power: float = 1.0,
     around: Reference = PRIOR,
 ) -> Chains:
-    """One move of every chain, on ellipses around a Gaussian; the likelihood counts with a power, for tempering."""
+    """One move of every chain, on ellipses around a reference; the likelihood counts with a power, for tempering."""
     places, mean, lower = around
+    degrees = FREEDOM + len(places)
+
+    def square(w: Array) -> Array:
+        return np.asarray(np.sum(w[:, places] ** 2, axis=1))
 
     def level_of(z: Array, w: Array, height: Array) -> Array:
-        """log R, but for a constant: w are the coordinates in which N(μ, Σ) is N(0, I)."""
-        return np.asarray(power * height + 0.5 * np.sum(w[:, places] ** 2 - z[:, places] ** 2, axis=1))
+        """log R, up to a constant; w are coordinates with location 0 and scale I."""
+        return np.asarray(power * height + 0.5 * degrees * np.log1p(square(w) / FREEDOM) - 0.5 * square(z))
 
     count = len(chains.z)
     z, height, asked = chains.z.copy(), chains.height.copy(), chains.asked
     start = chains.z.copy()
     start[:, places] = np.linalg.solve(lower, (chains.z[:, places] - mean).T).T
     other = rng.standard_normal(z.shape)
+    if len(places):
+        scale = (FREEDOM + square(start)) / rng.chisquare(degrees, count)
+        other[:, places] *= np.sqrt(scale)[:, None]
     level = level_of(chains.z, start, height) + np.log(rng.uniform(size=count))
     theta = rng.uniform(0.0, 2 * math.pi, count)
     low, high = theta - 2 * math.pi, theta.copy()

@@ -22,7 +22,6 @@ from ._law import Law
 from ._mixture import Mixture, gaussian_like, kernel_bias
 from ._origin import Origin
 from ._replicas import Replicas, Replicated, average, block_labels, of_share
-from ._shape import STEEPER
 from ._store import storable
 
 FINE = 128  # bins in one bandwidth
@@ -160,7 +159,7 @@ class Empirical(Law):
         for k in range(0, order + 1, 2):  # of the sum of a draw and an independent kernel
             total += math.comb(order, k) * self.draws ** (order - k) * (self.bandwidth**k * normal_moment(k))
         # the variance that the kernels add is known; it is no part of the sample, so it counts as an error
-        value, error = average(total, None, STEEPER if order > 2 else 0.0)
+        value, error = average(total, None, decisive=order > 2)
         return Estimate(value, combined(error, abs(value - float((self.draws**order).mean()))))
 
     def _var(self) -> Estimate:

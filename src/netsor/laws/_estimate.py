@@ -315,9 +315,12 @@ _UFUNCS: dict[str, Callable[..., Any]] = {
 }
 
 
-def student(count: int) -> float:
-    """How much wider a standard error from so few independent values must be to cover in 68 % of all cases."""
-    return float(scipy.special.stdtrit(count - 1, scipy.special.ndtr(1.0))) if count > 1 else math.inf
+def student(count: int, errors: float = 1.0) -> float:
+    """How much wider a standard error from so few independent values must be.
+
+    So many errors then cover as often as those of a normal law: one in 68 % of all cases, two in 95 %.
+    """
+    return float(scipy.special.stdtrit(count - 1, scipy.special.ndtr(errors))) / errors if count > 1 else math.inf
 
 
 def combined(*errors: Any) -> Any:

@@ -80,12 +80,16 @@ def log_likelihood(mean: Array, columns: Array, data: Data) -> Array:
     return np.asarray(-0.5 * ((rest**2).sum(axis=1) + (z**2).sum(axis=1)) - heights)
 
 
-def fitted(mean: Array, columns: Array, data: Data) -> Array:
-    """Each replica's mean of all entries given data: m + C C_o^T α, α = (C_o C_o^T + τ²I)^(−1) (y − m_o)."""
+def fitted(mean: Array, columns: Array, data: Data) -> tuple[Array, Array]:
+    """Each replica's mean and variance of all entries given data: the diagonal of what `updated_by_columns` finds."""
     root, z, rest = _solution(mean, columns, data)
-    alpha = _transposed(root, z) if rest is None else rest / data.noise
-    along = np.einsum("rnk,rn->rk", columns[:, data.entries], alpha)
-    return np.asarray(mean + np.einsum("rnk,rk->rn", columns, along))
+    across = np.swapaxes(columns, 1, 2)
+    if rest is not None:
+        half = _solved(root, across)
+        return mean + np.einsum("rnk,rk->rn", columns, z), np.sum(half**2, axis=1)
+    half = _solved(root, columns[:, data.entries] @ across)
+    left = np.sum(columns**2, axis=2) - np.sum(half**2, axis=1)
+    return mean + np.einsum("rij,ri->rj", half, z), np.maximum(left, 0.0)
 
 
 def updated_by_columns(

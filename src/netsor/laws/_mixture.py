@@ -32,7 +32,7 @@ from ._law import Law
 from ._law_error import LawError
 from ._origin import Origin
 from ._replicas import Replicated, of_share
-from ._shape import STEEPER, Shape
+from ._shape import Shape
 from ._store import storable
 
 CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less counts as not random
@@ -307,7 +307,7 @@ class Mixture(Components, Law):
                     total = total + math.comb(order, k) * mean ** (order - k) * var ** (k // 2) * normal_moment(k)
         if not np.isfinite(total).all():
             raise OverflowError(f"moment: order={order}: E[Y^{order}] is above the largest double; take a lower order")
-        return self._replicas.average(total, STEEPER if order > 2 else 0.0)
+        return self._replicas.average(total, decisive=order > 2)
 
     def _central(self) -> Array:
         mean = np.average(self.component_mean, weights=self.weight)

@@ -14,6 +14,7 @@ from ._checked import LARGEST
 from ._estimate import Array, Estimate, combined, student
 from ._law_error import LawError
 from ._replicas import Replicas, average
+from ._tail import unseen
 
 PIECE = 2**17  # entries of a table (points × replicas) computed at a time: 1 MiB, in cache
 SINGULAR = 1e-13  # eigenvalues of correlations below it, relative to the largest, are 0 up to rounding
@@ -111,7 +112,7 @@ class Normals:
         for k in range(0, len(y), step):
             with np.errstate(invalid="ignore", over="ignore"):  # points at infinity, or of NaN
                 each = np.exp(self._exponents(y[k : k + step]).T) / self._weights[:, None]
-            found.append(replicas.unseen(np.where(self._weights[:, None] > 0, each, 0.0)))
+            found.append(unseen(np.where(self._weights[:, None] > 0, each, 0.0), replicas.weight, replicas.count))
         return np.concatenate(found) if found else np.zeros(0)
 
     def _cross(self, y: Array) -> Array:

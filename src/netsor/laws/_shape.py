@@ -1,7 +1,7 @@
 """The skewness and the kurtosis of a mixture of Gaussians, with their errors.
 
 Both rest on the tail, so what lies beyond the replicas is counted as a change of each moment in them, with the tail
-taken to be one standard error heavier than it looks.
+taken to be one standard error heavier than it looks; fewer than ten replicas say nothing of it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import numpy as np
 
 from ._estimate import Array, Estimate, combined
 from ._replicas import Replicas
-
-STEEPER = 1.0  # by how many standard errors the tail is taken to be heavier than it looks
 
 
 class Shape(NamedTuple):
@@ -30,7 +28,7 @@ class Shape(NamedTuple):
     def _read(self, samples: Array) -> tuple[float, float]:
         """A moment, and with what lies beyond the replicas."""
         value = float(self.replicas.mean(samples))
-        return value, value + float(self.replicas.unseen(samples, STEEPER))
+        return value, value + float(self.replicas.unseen(samples, decisive=True))
 
     def _made(self, value: float, more: float, influence: Array, worst: Array) -> Estimate:
         doubt = self.doubt * float(self.replicas.mean(np.abs(worst)))
@@ -42,7 +40,7 @@ class Shape(NamedTuple):
         second, third = var + mean**2, 3 * mean * var + mean**3
         m2, more2 = self._read(second)
         m3 = float(self.replicas.mean(third))
-        tail = float(self.replicas.unseen(third, STEEPER)) if mean.any() else 0.0
+        tail = float(self.replicas.unseen(third, decisive=True)) if mean.any() else 0.0
         value = m3 / m2**1.5
         # delta method, the mean being estimated as well
         influence = (third - 3 * m2 * mean) / m2**1.5 - 1.5 * m3 * second / m2**2.5

@@ -15,6 +15,7 @@ import scipy
 
 Array = npt.NDArray[np.float64]
 
+STEEPER = 1.0  # standard errors by which the tail of a mean is taken to be heavier than it looks
 TAIL = 20  # deviations, the largest, by which a tail is read; of fewer than 100 draws a fifth of them
 FEWEST = 5  # of them, however few draws there are
 SAME = 1e-12  # of the largest deviation: one below is none, as of draws from an atom
@@ -29,11 +30,11 @@ def unseen(samples: Array, share: Array | None, count: float, steeper: float = 0
     σ (z − z_p) with z standard normal. So σ = E[log(x/x_p)]/(φ(z_p)/p − z_p) over those beyond x_p, and of the mean of
     such a law x_p e^(σ²/2 − σ z_p) Φ(σ − z_n) lies beyond the last of n draws, z_n = Φ⁻¹(1 − 1/n). The draws are of
     equal share unless shares are given, and say as much as `count` equal ones. `steeper` is by how many of its standard
-    errors (one over the root of the number beyond x_p) σ is raised. Fewer than ten draws say nothing of a tail: nothing
-    is added then, and everything where the tail is what matters, so that σ is to be raised.
+    errors (one over the root of the number beyond x_p) σ is raised. Fewer than ten draws say nothing of a tail, and
+    nothing is added then.
     """
     if count < 2 * FEWEST:
-        return np.where((steeper > 0) & (np.ptp(samples, axis=0) > 0) & (count > 1), np.inf, 0.0)
+        return np.zeros(samples.shape[1:])
     flat = samples.reshape(len(samples), -1)
     step = max(1, PIECE // len(flat))
     found = [_unseen(flat[:, k : k + step], share, count, steeper) for k in range(0, flat.shape[1], step)]

@@ -3,7 +3,7 @@
 Particles start as draws of the prior. At each step the likelihood's power grows from β to β', every particle weighs
 L^(β' − β), and the mean weight estimates Z(β')/Z(β); then particles are drawn by weight and moved (sequential Monte
 Carlo, Del Moral, Doucet, Jasra 2006). The product of the means is an unbiased estimate of the evidence if the powers
-and the Gaussians of the moves are fixed beforehand: a first run finds them. Independent runs give the error.
+and the references of the moves are fixed beforehand: a first run finds them. Independent runs give the error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEAST, SLOWEST = 1e-30, 1e-6  # step of the power, at least, and at least of the
 
 
 class Path(NamedTuple):
-    """Powers 0 = β_0 < … < 1, the Gaussian for the moves at each but the first, and the particles at the end."""
+    """Powers 0 = β_0 < … < 1, the reference for the moves at each but the first, and the particles at the end."""
 
     powers: Array
     around: list[Reference]
@@ -123,8 +123,11 @@ def _moved(
 
 
 def mean_of_logs(logs: Array) -> tuple[float, float, float]:
-    """log of the mean of exp over independent runs, its error, and their spread: standard deviation over mean."""
+    """log of the mean of exp over independent runs, its error, and their spread: standard deviation over mean.
+
+    Two errors cover in 95 % of all cases, so that one covers in more than 68 %: in 74 % for eight runs.
+    """
     top = float(logs.max())
     each = np.exp(logs - top)
     spread = float(each.std(ddof=1) / each.mean())
-    return top + math.log(each.mean()), student(len(logs)) * spread / math.sqrt(len(logs)), spread
+    return top + math.log(each.mean()), student(len(logs), 2.0) * spread / math.sqrt(len(logs)), spread
