@@ -6,7 +6,7 @@ import netsor as ns
 from netsor.engine.backends import Numpy
 from netsor.engine.backends._numpy import block_bytes
 from netsor.models import read
-from netsor.studies import _cost
+from netsor.studies import _cost, _workers
 from netsor.studies._cost import BASE, Cost, Draw, around, at_work
 from netsor.studies._planning import Planning
 from netsor.studies.audit import _large
@@ -84,3 +84,27 @@ def test_an_audit_has_the_room_that_its_plan_needs(name, gradients):
     said = _large.a_draw(model, 16, False, gradients).in_worker(32)
     needed = Draw.of(model.probes(tokens=16, gradients=gradients).plan()).in_worker(32)
     assert 0.6 < said / needed < 1.7
+
+
+@pytest.mark.parametrize(("name", "tokens", "measured"), [("gpt2", 32, 293), ("llama-3-8b", 64, 872)])
+def test_ranges_are_announced(name, tokens, measured):
+    """Draws with ranges took 4.2 and 3.7 times the announced seconds, and a worker so many MiB."""
+    model = read(name).replace(layers=2)
+    plain, ranged = (_large.a_draw(model, tokens, False, False, ranges) for ranges in (False, True))
+    assert 3 < ranged.seconds / plain.seconds < 4
+    assert ranged.in_worker(32) >= measured * 2**20
+
+
+def test_a_log_has_a_line_for_each_part(monkeypatch, capsys):
+    """Unless a terminal shows a bar, or lines would follow each other too soon."""
+    monkeypatch.setattr(_workers, "LINE_SECONDS", 0.0)
+    assert _workers.told(iter("ab"), 2, "audit", "part") == ["a", "b"]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["audit: 1 of 2 parts", "audit: 2 of 2 parts"]
+    monkeypatch.setattr(_workers, "LINE_SECONDS", 60.0)
+    _workers.told(iter("ab"), 2, "audit", "part")
+    monkeypatch.setattr(_workers, "LINE_SECONDS", 0.0)
+    _workers.told(iter("ab"), 2, "audit", "part", progress=False)
+    monkeypatch.setattr(_workers, "on_terminal", lambda: True)
+    _workers.told(iter("ab"), 2, "audit", "part")
+    assert " of 2 parts" not in capsys.readouterr().err

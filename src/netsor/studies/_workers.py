@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -22,12 +23,14 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from .._arrays import one_blas_thread
-from ..engine._montecarlo import Progress
+from ..engine._montecarlo import Progress, on_terminal
+from ..engine._plan import in_time
 from ._store import Arrays, Store
 
 T = TypeVar("T")
 
 NOTHING: Iterator[None] = iter(())
+LINE_SECONDS = 30.0  # between two lines of progress in a log
 HOME = Path(__file__).parent.parent.parent  # the folder that this package is imported from
 # Read by each BLAS library when a worker loads it, at its start or later.
 ONE_THREAD = dict.fromkeys(
@@ -100,14 +103,26 @@ def wait(
 
 
 def told(results: Iterable[T], count: int, what: str, unit: str, progress: Progress = True) -> list[T]:
-    """So many results, told of as each is there: with a bar on a terminal, or to a function of (done, in all)."""
+    """Collect so many results and show progress.
+
+    A terminal shows a bar. A log gets a line per result, at most one in LINE_SECONDS, so that long work is not silent
+    and short work prints nothing. A function is called with (done, in all).
+    """
     found: list[T] = []
+    start = shown = time.monotonic()
+    lines = progress is True and not on_terminal()
     with tqdm(total=count, desc=what, unit=unit, disable=None if progress is True else True) as bar:
         for result in results:
             found.append(result)
             bar.update()
             if callable(progress):
                 progress(len(found), count)
+            elif lines and (now := time.monotonic()) - shown >= LINE_SECONDS:
+                shown = now
+                with suppress(OSError, ValueError, AttributeError):  # stderr may be closed, or None
+                    print(
+                        f"{what}: {len(found)} of {count} {unit}s, {in_time(now - start)}", file=sys.stderr, flush=True
+                    )
     return found
 
 

@@ -29,7 +29,7 @@ COPIES = 4  # of the draws, at most, while they are put together and sorted
 def estimate(request: Request) -> Cost:
     """About what it will take, within a moment: no plan is made. What can not fit in memory at all is refused."""
     asked = request.asked
-    draws = [a_draw(each.model, each.tokens, each.infinite, each.gradients) for each in asked]
+    draws = [a_draw(each.model, each.tokens, each.infinite, each.gradients, each.ranges) for each in asked]
     plans = [ahead(each.model, each.tokens, each.infinite, each.gradients) for each in asked]
     counts = [request.draws_of(each.tokens) for each in asked]
     held = sum(

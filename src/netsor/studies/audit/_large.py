@@ -21,10 +21,12 @@ PRODUCT = 4e-10  # seconds of a multiplication in products of tokens, with what 
 MULTIPLIED = 2e-10  # seconds of a multiplication with a matrix that is drawn
 TURNED = 1e-7  # seconds of a number of rotary scores at infinite width
 BACK_NUMBERS, BACK_SECONDS, BACK_STEPS = 1.7, 2.5, 3  # times as many numbers, seconds and steps, with gradients
+# Times as many seconds and bytes with ranges, which read every number. Measured: 2.7 to 4.2, and at most 2.5.
+RANGES_SECONDS, RANGES_BYTES = 3.4, 2.5
 
 
-def a_draw(model: Model, tokens: int, infinite: bool, gradients: bool = False) -> Draw:
-    """What one draw of the quantities of a model on so many tokens takes, in order of size."""
+def a_draw(model: Model, tokens: int, infinite: bool, gradients: bool = False, ranges: bool = False) -> Draw:
+    """The estimated cost of one draw of the quantities of a model on so many tokens."""
     if isinstance(model, Own):
         return Draw.of(model.plan)
     s, blocks = float(tokens), model.layers + 1.5 * model.decoder_layers
@@ -47,6 +49,8 @@ def a_draw(model: Model, tokens: int, infinite: bool, gradients: bool = False) -
     inner = 8 * max(s * wide, model.heads * s * s)
     size = max(16 * logits, inner)
     beside = inner if model.tied and not gradients else size  # logits of a draw are made after those of another
+    if ranges:
+        seconds, size, beside = RANGES_SECONDS * seconds, RANGES_BYTES * size, RANGES_BYTES * beside
     steps = STEPS * blocks * (BACK_STEPS if gradients else 1)
     return Draw(seconds, numbers, size, beside, together(size, beside, seconds, steps))
 
