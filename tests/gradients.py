@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import netsor as ns
-from netsor.language._graph import ordered
+from netsor.language._graph import topological_order
 from netsor.language._operation import MatMul
 
 from .builder import Builder
@@ -109,14 +109,14 @@ class GradientBuilder(Builder):
         if self.scalars and self.often(0.3):
             return self.latest(self.scalars)
         y = self.latest(
-            [v for v in self.vectors if any(isinstance(u.op, MatMul) for u in ordered([v]))] or self.vectors
+            [v for v in self.vectors if any(isinstance(u.op, MatMul) for u in topological_order([v]))] or self.vectors
         )
         return ns.dot(ns.gaussian(y.width), y)
 
     def gradient(self):
         """√width ∂p/∂x, beside it p and its product with x: these know a transpose from another matrix."""
         p = self.loss()
-        made = set(ordered([p]))
+        made = set(topological_order([p]))
         options = [v for v in ([*self.vectors, *self.scalars] if self.often(0.3) else self.vectors) if v in made]
         if not options:
             raise ns.TraceError("gradient", "p is made of none of them")
@@ -159,7 +159,7 @@ def gradients(draw, steps=6, largest=8, most=10_000):
         before = [*builder.vectors, *builder.scalars]
         builder.grow(LAST)
         made = [value for value in (*builder.vectors, *builder.scalars) if value not in before]
-        if made and len(ordered([*outputs, *builder.beside, *made])) <= most:
+        if made and len(topological_order([*outputs, *builder.beside, *made])) <= most:
             outputs += [*builder.beside, *made]
             break
     outputs = [value if value.size <= 2 else value.reshape(-1)[:2] for value in outputs]

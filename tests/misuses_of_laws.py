@@ -6,9 +6,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import netsor as ns
-from netsor.laws import Origin
+from netsor.laws import Provenance
 
-ORIGIN = Origin("exact", "by hand")
+ORIGIN = Provenance("exact", "by hand")
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import netsor as ns
-from netsor.language._graph import ordered
+from netsor.language._graph import topological_order
 from netsor.language._operation import Gaussian, MatMul
 
 from .gradients import GradientBuilder
@@ -41,15 +41,15 @@ def stepped(draw, grow=5, largest=7, most=60, optimisers=("sgd", "muon", "adam")
     builder.vectors += [first, ns.weight(first.width, first.width) @ first]
     for _ in range(draw(st.integers(1, grow))):
         builder.grow(GROW)
-    y = builder.latest([v for v in builder.vectors if any(isinstance(u.op, MatMul) for u in ordered([v]))])
+    y = builder.latest([v for v in builder.vectors if any(isinstance(u.op, MatMul) for u in topological_order([v]))])
     loss = ns.tanh(ns.dot(ns.gaussian(y.width), y)).sum()
     if builder.scalars and builder.often(0.5):
         loss = loss + ns.tanh(builder.scalars[-1]).sum()
     y = y.reshape(-1)[:2] if y.size > 2 else y
     before = [y, loss, ns.mean_dot(y, y)]
-    if len(ordered(before)) > most:
+    if len(topological_order(before)) > most:
         before, loss = [y, loss], loss
-    values = ordered([loss])
+    values = topological_order([loss])
     optimiser = builder.choose(list(optimisers))
     weights = list({v.op.weight.source: _whole(v.op.weight) for v in values if isinstance(v.op, MatMul)}.values())
     if optimiser != "muon" and builder.often(0.5):

@@ -9,10 +9,10 @@ import pytest
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
 import netsor as ns
-from netsor import _arrays
-from netsor._arrays import one_blas_thread
+from netsor import _array_api
+from netsor._array_api import one_blas_thread
 from netsor.engine.backends._numpy import CHUNK
-from netsor.studies._workers import ONE_THREAD, Workers
+from netsor.studies._process_pool import ONE_THREAD, Workers
 
 n = ns.Width("n")
 
@@ -95,10 +95,12 @@ class Library:
 def loaded(monkeypatch):
     """The libraries that are found in memory; afterwards the real ones are looked up again."""
     libraries = []
-    monkeypatch.setattr(_arrays, "ThreadpoolController", lambda: type("Found", (), {"lib_controllers": [*libraries]}))
-    monkeypatch.setattr(_arrays, "_scanned", 0)
+    monkeypatch.setattr(
+        _array_api, "ThreadpoolController", lambda: type("Found", (), {"lib_controllers": [*libraries]})
+    )
+    monkeypatch.setattr(_array_api, "_scanned", 0)
     yield libraries
-    _arrays._scanned = 0
+    _array_api._scanned = 0
 
 
 def test_a_library_that_is_loaded_later_is_limited_too(loaded, monkeypatch):
@@ -133,9 +135,9 @@ def test_a_library_that_counts_for_each_thread_is_limited_in_each(loaded):
 def test_libraries_are_looked_up_once_a_run(monkeypatch):
     net = ns.paper.layer()
     net.law(n=16, draws=8, workers=1, progress=False)  # imports what it needs
-    found, real = [], _arrays.ThreadpoolController
-    monkeypatch.setattr(_arrays, "ThreadpoolController", lambda: found.append(1) or real())
-    monkeypatch.setattr(_arrays, "_scanned", 0)
+    found, real = [], _array_api.ThreadpoolController
+    monkeypatch.setattr(_array_api, "ThreadpoolController", lambda: found.append(1) or real())
+    monkeypatch.setattr(_array_api, "_scanned", 0)
     law = net.law(n=16, draws=5 * CHUNK, workers=1, progress=False)
     assert len(law.component_var) == 5 * CHUNK
     assert len(found) == 1

@@ -10,9 +10,9 @@ import pytest
 import tqdm
 
 import netsor as ns
-from netsor.cli import _cost, _reproduce_run, _subject
-from netsor.engine import _montecarlo
-from netsor.studies.paper._cases import figures
+from netsor.cli import _budget, _reproduce_run, _subject
+from netsor.engine import _parallel
+from netsor.studies.paper._experiments import figures
 from netsor.studies.paper._reproduce import Options
 
 from .command import netsor
@@ -21,7 +21,7 @@ from .command import netsor
 @pytest.fixture(autouse=True)
 def sixteen_gigabytes(monkeypatch):
     """What is refused does not depend on the machine."""
-    monkeypatch.setattr(_cost, "memory", lambda: 2.0**34)
+    monkeypatch.setattr(_budget, "memory", lambda: 2.0**34)
 
 
 def test_it_runs_as_a_module():
@@ -162,7 +162,7 @@ def test_bad_options_end_in_one_line(arguments, tmp_path):
 
 def test_the_options_to_blame_are_those_that_are_too_large(monkeypatch):
     def cost(a, b, c):
-        return _cost.Cost(a * b, c)
+        return _budget.Cost(a * b, c)
 
     modest = {"a": 1, "b": 1, "c": 1}
     for given, blamed in (
@@ -172,7 +172,7 @@ def test_the_options_to_blame_are_those_that_are_too_large(monkeypatch):
         ({"a": 1, "b": 1, "c": 1e9}, "--c 1000000000.0 would take about 31.7 years"),
     ):
         with pytest.raises(click.UsageError) as refused:
-            _cost.afford(cost, given, modest)
+            _budget.check_budget(cost, given, modest)
         assert refused.value.message.startswith(blamed)
 
 
@@ -181,22 +181,22 @@ def test_the_formula_for_the_layer_is_near_the_estimate_from_its_plan():
     cases = {case for figure in figures().values() for case in figure.cases if not case.score}
     for c in cases:
         activation = "identity" if c.activation == "clip" else c.activation
-        formula = _cost.layer_cost(c.tokens, c.heads, c.width, c.head_dim, activation, c.samples).seconds
+        formula = _budget.layer_cost(c.tokens, c.heads, c.width, c.head_dim, activation, c.samples).seconds
         assert 0.4 < formula / c.program.plan(**c.widths).seconds(c.samples) < 2.5, c
 
 
 def test_the_time_of_the_figures_is_that_of_the_trials_that_are_drawn(tmp_path):
     """The limit of 256 heads needs none, and the paper's estimator needs none of any limit."""
     asked = {e: Options(("2b",), tmp_path, trials=3, workers=1, estimator=e) for e in ("paper", "exact")}
-    one, many = (_cost.layer_cost(4, heads, 256, None, "identity", 50_000).seconds for heads in (1, 256))
-    limit = _cost.layer_cost(4, 1, ns.inf, None, "identity", 50_000, both=True).seconds
+    one, many = (_budget.layer_cost(4, heads, 256, None, "identity", 50_000).seconds for heads in (1, 256))
+    limit = _budget.layer_cost(4, 1, ns.inf, None, "identity", 50_000, both=True).seconds
     assert _reproduce_run._cost(asked["paper"]).seconds == pytest.approx(3 * (one + many))
     assert _reproduce_run._cost(asked["exact"]).seconds == pytest.approx(3 * (one + many + limit))
 
 
 def test_trials_that_are_there_take_no_time(tmp_path):
     asked = Options(("2b",), tmp_path, trials=3, workers=1, estimator="paper")
-    one, many = (_cost.layer_cost(4, heads, 256, None, "identity", 50_000).seconds for heads in (1, 256))
+    one, many = (_budget.layer_cost(4, heads, 256, None, "identity", 50_000).seconds for heads in (1, 256))
     every = asked.plan.parts(figures()["2b"])
     for part in every:
         asked.plan.store.folder.mkdir(exist_ok=True)
@@ -209,9 +209,9 @@ def test_trials_that_are_there_take_no_time(tmp_path):
 
 
 def test_what_is_long_is_announced(capsys):
-    _cost.announce(9.0)
+    _budget.announce(9.0)
     assert capsys.readouterr().err == ""
-    _cost.announce(300.0)
+    _budget.announce(300.0)
     assert capsys.readouterr().err == "netsor: this will take about 5 min; Ctrl-C ends it\n"
 
 
@@ -234,7 +234,7 @@ def test_estimates_tell_minutes_from_seconds(long, words, monkeypatch):
         raise click.UsageError("enough")
 
     found = []
-    monkeypatch.setattr(_subject, "afford", afford)
+    monkeypatch.setattr(_subject, "check_budget", afford)
     assert netsor("law", *words).returncode == 2
     assert (found[0] > 60) == long
 
@@ -326,13 +326,13 @@ def test_what_the_system_refuses_is_not_blamed_on_the_numbers(monkeypatch):
     def fails(*_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(_montecarlo, "on_terminal", lambda: True)
+    monkeypatch.setattr(_parallel, "on_terminal", lambda: True)
     monkeypatch.setattr(tqdm.tqdm, "monitor", None)
     monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 10)
     monkeypatch.setattr(tqdm.std, "TMonitor", fails)
     assert netsor("law", "--width", "4", "--draws", "100").returncode == 0
     assert tqdm.tqdm.monitor_interval == 0  # it has warned
-    monkeypatch.setattr(_cost, "announce", fails)
+    monkeypatch.setattr(_budget, "announce", fails)
     result = netsor("law", "--width", "4", "--draws", "100")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("netsor: no more threads can be started: fewer --workers")

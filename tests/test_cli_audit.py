@@ -13,10 +13,10 @@ import pytest
 
 from netsor import audit
 from netsor.cli import _study
-from netsor.engine import NoLimitError, _montecarlo
+from netsor.engine import NoLimitError, _parallel
 from netsor.models import Probes, read
-from netsor.studies import _cost, _parts
-from netsor.studies.audit import _audit, _draw, _large, _request
+from netsor.studies import _cost, _process_pool
+from netsor.studies.audit import _audit, _audit_cost, _config, _plots
 from netsor.studies.audit._quantities import BLOCKS
 
 from .command import netsor
@@ -31,7 +31,7 @@ POSIX = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc"
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
-    monkeypatch.setattr(_parts, "Workers", Inline)
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
     return tmp_path
 
 
@@ -102,7 +102,7 @@ def test_ids_are_the_tokens(folder):
 
 
 def test_out_has_the_report_and_goes_on(folder, monkeypatch):
-    monkeypatch.setattr(_draw, "BLOCKS", BLOCKS[:1])  # pictures take most of the time
+    monkeypatch.setattr(_plots, "BLOCKS", BLOCKS[:1])  # pictures take most of the time
     words = [*SMALL, "--out", "out", "--set", "std=0.1"]
     first = netsor(*words, cwd=folder)
     assert first.stdout.rstrip().endswith("report: out/report.html")
@@ -136,13 +136,13 @@ def test_verdicts_by_length(folder):
 def test_default_lengths_and_draws():
     """Two lengths, as far as models reach; draws fall as the square of the length, and decide at the longest."""
     model = read(CONFIG)
-    request = _request.Request((model,))
+    request = _config.Request((model,))
     assert (request.lengths, request.draws_of(16)) == ((16,), 200)
-    wide = _request.Request((model.replace(length=512, vocabulary=500),))
+    wide = _config.Request((model.replace(length=512, vocabulary=500),))
     assert [(n, wide.draws_of(n)) for n in (*wide.lengths, 32)] == [(16, 200), (128, 16), (32, 50)]
-    assert _request.Request((model, model.replace(length=512, vocabulary=500))).lengths == (16,)
-    assert _request.Request((model.replace(length=70, vocabulary=500),)).lengths == (16, 70)
-    quick = _request.Request((model.replace(length=512, vocabulary=500),), quick=True)
+    assert _config.Request((model, model.replace(length=512, vocabulary=500))).lengths == (16,)
+    assert _config.Request((model.replace(length=70, vocabulary=500),)).lengths == (16, 70)
+    quick = _config.Request((model.replace(length=512, vocabulary=500),), quick=True)
     assert (quick.lengths, quick.draws_of(16), quick.widths) == ((16,), 16, "actual")
     assert [each.tokens for each in wide.asked if each.infinite] == [16]
 
@@ -187,8 +187,8 @@ def test_a_baseline_fails_when_a_median_leaves_its_band(folder):
 
 @pytest.mark.slow
 def test_several_models_and_a_sweep(folder, monkeypatch):
-    monkeypatch.setattr(_draw, "BLOCKS", BLOCKS[:1])  # pictures take most of the time
-    monkeypatch.setattr(_draw, "FINAL", ())
+    monkeypatch.setattr(_plots, "BLOCKS", BLOCKS[:1])  # pictures take most of the time
+    monkeypatch.setattr(_plots, "FINAL", ())
     words = ["audit", "tiny.json", "--quick"]
     sweep = [*words, "--sweep", "std_q=0.02,1,20", "--set", "std_k=1"]
     found = json.loads(netsor(*sweep, "--json", "--out", "out", cwd=folder).stdout)
@@ -313,12 +313,12 @@ def unplanned(monkeypatch):
         raise ValueError("a plan is begun")
 
     monkeypatch.setattr(Probes, "plan", begins)
-    monkeypatch.setattr(_request, "_planned", lru_cache(_request._planned.__wrapped__))
+    monkeypatch.setattr(_config, "_planned", lru_cache(_config._planned.__wrapped__))
 
 
 def test_what_cannot_be_planned_is_refused_before_it_is_tried(unplanned, monkeypatch):
     """GPT-2 on 1,024 tokens: the covariances of its scores at infinite width, 12 blocks of 12 · 1,024² of them."""
-    monkeypatch.setattr(_montecarlo, "memory", lambda: 2.0**34)
+    monkeypatch.setattr(_parallel, "memory", lambda: 2.0**34)
     result = netsor("audit", "gpt2", "--tokens", "1024")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert result.stderr.startswith("netsor: --tokens=1024 of gpt2 (width 768, 12 heads, hidden 3,072")
@@ -329,7 +329,7 @@ def test_what_cannot_be_planned_is_refused_before_it_is_tried(unplanned, monkeyp
 
 def test_the_cost_is_told_before_a_plan_is_begun(unplanned, monkeypatch):
     """Of models whose plan takes minutes too, with the memory that it takes."""
-    monkeypatch.setattr(_montecarlo, "memory", lambda: 2.0**40)
+    monkeypatch.setattr(_parallel, "memory", lambda: 2.0**40)
     heads = ("--set", "heads=1000000", "--set", "head_dim=64")
     for words in (("--tokens", "1024"), ("--tokens", "2", *heads)):
         first, second = netsor("audit", "gpt2", "--workers", "1", *words).stderr.splitlines()
@@ -343,18 +343,18 @@ def test_the_estimate_is_near_what_the_plan_says(name, tokens):
     """Random numbers within a factor of two, and seconds of five: the plan's own seconds are no better."""
     model = read(name)
     few = model.replace(layers=2, **({"decoder_layers": 2} if model.decoder_layers else {}))
-    plan, found = few.probes(tokens=tokens).plan(), _large.a_draw(few, tokens, False)
+    plan, found = few.probes(tokens=tokens).plan(), _audit_cost.draw_cost(few, tokens, False)
     assert 0.5 < found.numbers / plan.random_numbers < 2
     assert 0.2 < found.seconds / plan.seconds(1) < 5
 
 
 def test_the_estimate_counts_draws_plans_and_the_report(folder):
-    request = _request.Request((read(str(folder / "tiny.json")),), tokens=3, draws=600, workers=1)
+    request = _config.Request((read(str(folder / "tiny.json")),), tokens=3, draws=600, workers=1)
     found, more = (_audit.estimate(dataclasses.replace(request, draws=draws)) for draws in (600, 1200))
-    own, limit = (_large.a_draw(request.models[0], 3, infinite) for infinite in (False, True))
+    own, limit = (_audit_cost.draw_cost(request.models[0], 3, infinite) for infinite in (False, True))
     assert more.random_numbers - found.random_numbers == pytest.approx(600 * (own.numbers + limit.numbers), abs=2)
     assert more.seconds - found.seconds > (1 - 1e-9) * 600 * (own.seconds + limit.seconds)
-    plans = sum(_large.ahead(request.models[0], 3, infinite).seconds for infinite in (False, True))
+    plans = sum(_audit_cost.planning_cost(request.models[0], 3, infinite).seconds for infinite in (False, True))
     assert found.first == pytest.approx(_cost.START + plans)
     kept = dataclasses.replace(request, out=folder / "out")
     assert _audit.estimate(kept).first == pytest.approx(found.first + _cost.REPORT)
@@ -377,7 +377,7 @@ def test_a_limit_that_cannot_be_done_is_told(folder, monkeypatch):
         return made(self, **widths)
 
     monkeypatch.setattr(Probes, "plan", refuses)
-    monkeypatch.setattr(_request, "_planned", lru_cache(_request._planned.__wrapped__))
+    monkeypatch.setattr(_config, "_planned", lru_cache(_config._planned.__wrapped__))
     found = json.loads(netsor(*SMALL, "--json", cwd=folder).stdout)
     assert (found["limit"], found["no_limit"], len(found["layers"])) == (None, "the scores diverge", 2)
     assert "no limit: the scores diverge" in netsor(*SMALL, cwd=folder).stdout

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from netsor.studies import _parts
+from netsor.studies import _process_pool
 
 from .command import netsor
 from .inline import Inline
@@ -45,7 +45,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "odd.toml").write_text("like = 3")
-    monkeypatch.setattr(_parts, "Workers", Inline)
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
     return tmp_path
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 import netsor as ns
-from netsor.cli import _cost, _plan, _subject
+from netsor.cli import _budget, _program_commands, _subject
 
 from .command import netsor
 
@@ -15,7 +15,7 @@ from .command import netsor
 @pytest.fixture(autouse=True)
 def sixteen_gigabytes(monkeypatch):
     """What is refused does not depend on the machine."""
-    monkeypatch.setattr(_cost, "memory", lambda: 2.0**34)
+    monkeypatch.setattr(_budget, "memory", lambda: 2.0**34)
 
 
 PROGRAMS = """
@@ -321,7 +321,7 @@ def test_plans_are_counted(folder, monkeypatch):
     """A plan that takes 7 s is made once more for a law at finite width, and three times at infinite width."""
     seconds = itertools.count(0, 7)
     monkeypatch.setattr(_subject.time, "perf_counter", lambda: next(seconds))
-    monkeypatch.setattr(_cost, "LONG", 1.0)
+    monkeypatch.setattr(_budget, "ANNOUNCE_SECONDS", 1.0)
     for width, total in (("8", 7), ("inf", 21)):
         result = netsor("law", "mine.py:deep", "--bind", f"n={width}", "--draws", "100", cwd=folder)
         assert result.stderr == f"netsor: this will take about {total} s; Ctrl-C ends it\n"
@@ -330,7 +330,7 @@ def test_plans_are_counted(folder, monkeypatch):
 def test_a_plan_tells_what_planning_takes(folder, monkeypatch):
     """Of 300 layers at infinite width the draws take next to nothing, and the plan a second."""
     seconds = itertools.count(0, 7)
-    monkeypatch.setattr(_plan.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(_program_commands.time, "perf_counter", lambda: next(seconds))
     result = netsor("plan", "mine.py:deep", "--bind", "n=inf", cwd=folder)
     assert result.stdout.endswith("the plan itself took 7 s; a law makes 3 of them, so it takes that much longer\n")
     found = json.loads(netsor("plan", "mine.py:deep", "--bind", "n=8", "--json", cwd=folder).stdout)

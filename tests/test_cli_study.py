@@ -8,9 +8,9 @@ import click
 import pytest
 
 from netsor.cli import _study
-from netsor.cli._interrupt import Watch
-from netsor.cli._study import Asked, studied
-from netsor.cli._where import Where
+from netsor.cli._backend_options import BackendChoice
+from netsor.cli._signals import Watch
+from netsor.cli._study import StudyJob, run_study
 from netsor.engine.backends import Numpy
 from netsor.studies._cost import Cost
 
@@ -21,7 +21,7 @@ class Far(Numpy):
     kind = "cuda"
 
 
-HERE, THERE = Where(Numpy(), None), Where(Far("cuda:1"), None)
+HERE, THERE = BackendChoice(Numpy(), None), BackendChoice(Far("cuda:1"), None)
 COST = Cost(seconds=20.0, first=10.0, bytes=2.0**30, random_numbers=123_456, workers=1)
 
 
@@ -46,8 +46,8 @@ def fails(error):
 def run(
     request, run=lambda request, executor: "found", prepare=lambda request: None, cost=COST, watch=None, where=HERE
 ):
-    asked = Asked(request, cost, "net: 2 draws", "fewer --draws", "; and more")
-    return studied(watch or Watch(), where, lambda: asked, prepare, run, said)
+    asked = StudyJob(request, cost, "net: 2 draws", "fewer --draws", "; and more")
+    return run_study(watch or Watch(), where, lambda: asked, prepare, run, said)
 
 
 def test_it_is_announced_and_run(capsys):
@@ -82,7 +82,7 @@ def test_what_is_too_long_or_wrong_is_refused_before_anything_is_touched():
     with pytest.raises(click.UsageError, match=r"net: 2 draws would take about 2\.31 days; fewer --draws take less"):
         run(Request(), never, never, COST._replace(seconds=200_000.0))
     with pytest.raises(click.UsageError, match="as an option: draws=0"):
-        studied(Watch(), HERE, lambda: fails(ValueError("draws=0"))(None), never, never, said)
+        run_study(Watch(), HERE, lambda: fails(ValueError("draws=0"))(None), never, never, said)
 
 
 @pytest.mark.parametrize(
@@ -117,5 +117,5 @@ def test_a_folder_that_cannot_be_written_to_is_told():
 
 def test_errors_of_other_studies_are_theirs():
     assert _study.of_out(ValueError("out='x' holds a report.html")) == "--out='x' holds a report.html"
-    with pytest.raises(ValueError, match="an error of ours"), _study.failing(Watch(), None, "", _study.of_out):
+    with pytest.raises(ValueError, match="an error of ours"), _study.report_errors(Watch(), None, "", _study.of_out):
         raise ValueError("an error of ours")

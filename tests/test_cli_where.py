@@ -6,8 +6,8 @@ from importlib.util import find_spec
 import pytest
 
 import netsor as ns
-from netsor.cli import _cost
-from netsor.engine import _correlated
+from netsor.cli import _budget
+from netsor.engine import _diverging_scores
 from netsor.engine.backends import Numpy, prices
 from netsor.studies.audit import _audit
 from netsor.studies.coord_check import _check
@@ -95,11 +95,11 @@ def test_wrong_places_of_a_plan():
 def test_what_a_device_takes_is_not_estimated():
     """Seconds are those of cores: a day of one is minutes of an accelerator."""
     size = {"tokens": 16, "heads": 2, "width": 4096, "head_dim": None, "activation": "tanh", "draws": 10**9}
-    here, there = (_cost.layer_cost(**size, on_cores=on_cores) for on_cores in (True, False))
-    assert here.seconds > _cost.LONGEST > 1000 * there.seconds
+    here, there = (_budget.layer_cost(**size, on_cores=on_cores) for on_cores in (True, False))
+    assert here.seconds > _budget.LONGEST > 1000 * there.seconds
     assert here.bytes > there.bytes > 48.0 * 2**22  # the replicas that are kept
     plan = ns.paper.layer().plan(n=64)
-    here, there = (_cost.plan_cost([plan], 10**6, 2.0, on_cores) for on_cores in (True, False))
+    here, there = (_budget.plan_cost([plan], 10**6, 2.0, on_cores) for on_cores in (True, False))
     assert here.seconds > there.seconds == 2.0
     assert here.bytes > there.bytes == 16.0 * 10**6
 
@@ -114,7 +114,7 @@ TINY = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positi
 @pytest.mark.parametrize("address", ["", "nowhere", "tcp://localhost", "tcp://localhost:99999", "inproc://1/2/3"])
 def test_a_wrong_address_is_refused_before_any_work(command, address, tmp_path, monkeypatch):
     (tmp_path / "tiny.json").write_text(json.dumps(TINY))
-    monkeypatch.setattr(_correlated, "make_plan", None)  # nothing is planned
+    monkeypatch.setattr(_diverging_scores, "make_plan", None)  # nothing is planned
     out = [] if command == ["law"] else ["--out", "out"]
     found = netsor(*command, *out, "--dask", address, cwd=tmp_path)
     assert (found.returncode, found.stderr.count("\n")) == (2, 1)

@@ -49,7 +49,7 @@ def test_a_cluster_gives_the_bits_of_one_machine(cluster):
 
 
 def test_many_draws_are_gathered_on_a_cluster(cluster, monkeypatch):
-    monkeypatch.setattr(_sampler, "KEPT", 10_000)
+    monkeypatch.setattr(_sampler, "MAX_STORED_REPLICAS", 10_000)
     net = ns.paper.layer()
     here = net.law(n=64, draws=DRAWS, seed=3, progress=False)
     there = net.law(n=64, draws=DRAWS, seed=3, executor=cluster.get_executor(), progress=False)

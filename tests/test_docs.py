@@ -14,7 +14,7 @@ import pytest
 
 from netsor import _bayes
 from netsor.engine import _sampler
-from netsor.studies import _parts
+from netsor.studies import _process_pool
 
 from .inline import Inline
 
@@ -31,7 +31,7 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 def apart(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    monkeypatch.setattr(_parts, "Workers", Inline)  # the same bits, and no process to begin
+    monkeypatch.setattr(_process_pool, "Workers", Inline)  # the same bits, and no process to begin
 
 
 def needs(page):
@@ -55,7 +55,7 @@ def short(function):
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name in FEW], ids=lambda page: page.name)
 def test_code_blocks_of_long_pages_run(page, apart, monkeypatch):
     needs(page)
-    monkeypatch.setattr(_sampler, "KEPT", _sampler.KEPT // 50)
+    monkeypatch.setattr(_sampler, "MAX_STORED_REPLICAS", _sampler.MAX_STORED_REPLICAS // 50)
     for name in ("sampled", "evidence"):
         monkeypatch.setattr(_bayes, name, short(getattr(_bayes, name)))
     names: dict[str, object] = {}

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.studies import _parts
+from netsor.studies import _process_pool
 from netsor.studies.audit import _audit
 from netsor.studies.coord_check import _check
 
@@ -164,7 +164,7 @@ def rated(net, widths, **how):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples(name, monkeypatch):
     matplotlib.use("Agg")
-    monkeypatch.setattr(_parts, "Workers", Inline)  # the same bits, and no process to begin
+    monkeypatch.setattr(_process_pool, "Workers", Inline)  # the same bits, and no process to begin
     monkeypatch.setattr(_check, "measure", CHECKED)
     monkeypatch.setattr(_audit, "measure", AUDITED)
     monkeypatch.setattr(ns, "rate", rated)

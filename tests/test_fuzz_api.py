@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _montecarlo
+from netsor.engine import _parallel
 from netsor.studies.paper._reproduce import Options
 
 from .keep import keep
@@ -148,7 +148,7 @@ def check(name, function, arguments, named=""):
 @pytest.fixture(autouse=True)
 def two_gigabytes(monkeypatch):
     """What is refused does not depend on the machine."""
-    monkeypatch.setattr(_montecarlo, "memory", lambda: 2.0**31)
+    monkeypatch.setattr(_parallel, "memory", lambda: 2.0**31)
 
 
 def many(area, seed, count):

@@ -10,9 +10,9 @@ import random
 
 import pytest
 
-from netsor.cli import _cost
-from netsor.studies import _parts
-from netsor.studies._folder import Folder
+from netsor.cli import _budget
+from netsor.studies import _process_pool
+from netsor.studies._output_dir import Folder
 from netsor.studies.audit import _results
 from netsor.studies.paper import _reproduce
 
@@ -206,7 +206,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "loop.json").symlink_to("loop.json")
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe.json")
-    monkeypatch.setattr(_cost, "LONGEST", 3.0)
+    monkeypatch.setattr(_budget, "LONGEST", 3.0)
     monkeypatch.setattr("sys.dont_write_bytecode", True)
 
     real = Folder.prepare
@@ -219,7 +219,7 @@ def folder(tmp_path, monkeypatch):
     def reproduce(options):
         return _reproduce.Finished(options.out / "report.html", ("one", "two", "three"))
 
-    monkeypatch.setattr(_parts, "Workers", Inline)
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
     monkeypatch.setattr(Folder, "prepare", prepare)
     monkeypatch.setattr(_reproduce, "reproduce", reproduce)
     return tmp_path

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.laws import Origin
-from netsor.studies import _parts
+from netsor.laws import Provenance
+from netsor.studies import _process_pool
 
 from .inline import Inline
 
 n = ns.Width("n")
-ORIGIN = Origin("exact", "by <hand> & eye")
+ORIGIN = Provenance("exact", "by <hand> & eye")
 
 
 def shown(thing):
@@ -90,7 +90,7 @@ OUTSIDE = re.compile(r"<(?:script|link|style|iframe|img)\b|\b(?:class|src|href)=
 
 def test_nothing_from_outside_is_needed(monkeypatch):
     """No script, style sheet, class or file: what VS Code, an e-mail or a page without Jupyter shows is the same."""
-    monkeypatch.setattr(_parts, "Workers", Inline)
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
     net = ns.paper.layer()
     audit = ns.audit(SMALL, compare={**SMALL, "n_layer": 3}, quick=True, progress=False)
     check = ns.coord_check({**SMALL, "n_layer": 1}, widths=(16, 32), draws=4, progress=False)

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 import netsor as ns
 from netsor.language._array import Operation
-from netsor.language._graph import ordered
-from netsor.language._move import Shifted, Stepped
+from netsor.language._graph import topological_order
 from netsor.language._operation import Root, Split
+from netsor.language._optimiser_ops import SteppedMatMul, SteppedParameter
 
 from .builder import Builder
 from .programs import LIMIT_STEPS, STEPS, WIDTHS, LimitBuilder, grown, limit_programs, operations, programs
@@ -64,7 +64,7 @@ def test_every_reading_ends(built):
 @few
 @given(limit_programs())
 def test_limit_programs_have_symbols_for_widths(built):
-    values = ordered(built.net.outputs)
+    values = topological_order(built.net.outputs)
     assert all(value.width.name for value in values if isinstance(value, ns.Vector))
     assert set(built.widths) == set(built.net.widths)
     assert np.isfinite(np.concatenate([a.ravel() for a in built.net.simulate(draws=2, **built.widths)])).all()
@@ -74,14 +74,14 @@ def test_the_programs_are_of_every_kind():
     """Every operation, and every verdict, in one of 100; and what is made for the limit mostly has one."""
     nets = [grown(Builder(seed, WIDTHS), STEPS, 8, 6).net for seed in range(100)]
     limits = [grown(LimitBuilder(seed, WIDTHS[:2]), LIMIT_STEPS, 6, 6).net for seed in range(100)]
-    kinds = [{type(value.op) for value in ordered(net.outputs)} for net in nets]
-    by_gradients = {Root, Split, Stepped, Shifted}  # these have random programs of their own
+    kinds = [{type(value.op) for value in topological_order(net.outputs)} for net in nets]
+    by_gradients = {Root, Split, SteppedMatMul, SteppedParameter}  # these have random programs of their own
     assert set().union(*kinds) == set(operations(Operation)) - by_gradients
     assert {net.check().verdict for net in nets} == {"proved", "conjectured", "no limit"}
     verdicts = [net.check().verdict for net in limits]
     assert verdicts.count("no limit") <= 2
     assert verdicts.count("proved") >= 10
-    scores = [any(getattr(v.op, "power", 0) == 0.5 for v in ordered(net.outputs)) for net in limits]
+    scores = [any(getattr(v.op, "power", 0) == 0.5 for v in topological_order(net.outputs)) for net in limits]
     assert sum(scores) >= 40
 
 

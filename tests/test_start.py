@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import netsor as ns
-from netsor.cli import _options, _where
+from netsor.cli import _backend_options, _options
 from netsor.engine import backends
 
 SOURCE = Path(ns.__file__).read_text()
@@ -111,7 +111,7 @@ sys.meta_path.insert(0, Log)
 import netsor
 print(early)
 """
-    assert fresh(code) == "['netsor', 'netsor._start']"
+    assert fresh(code) == "['netsor', 'netsor._early_sigint']"
 
 
 def test_the_types_of_arguments_can_be_asked_for():
@@ -144,8 +144,8 @@ def test_a_value_loads_no_more_than_the_language():
 def test_options_list_what_the_library_has():
     """They are written down in the command line, or its help would load the library."""
     assert list(_options.ACTIVATIONS) == sorted(ns.paper.ACTIVATIONS)
-    assert list(_where.BACKENDS) == list(backends.NAMES)
-    assert _where.PRECISIONS == backends.PRECISIONS
+    assert list(_backend_options.BACKENDS) == list(backends.NAMES)
+    assert _backend_options.PRECISIONS == backends.PRECISIONS
 
 
 def test_what_is_loaded_late_is_not_taken_from_the_folder_of_a_program(tmp_path):

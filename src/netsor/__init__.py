@@ -13,7 +13,7 @@ Examples
 0.3920
 """
 
-from . import _start as _start  # first: an interrupt may come while the rest is loaded
+from . import _early_sigint as _early_sigint  # first: an interrupt may come while the rest is loaded
 
 # isort: split
 from importlib import import_module
@@ -25,8 +25,8 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:  # what type checkers and editors read; a test keeps it equal to the table below
     from . import models, nn
     from ._bayes import Posterior
+    from ._decorator import program
     from ._program import Program
-    from ._traced import program
     from .activations import Function
     from .engine import ExactError, NoLimitError, Plan, QuadratureWarning
     from .language import (
@@ -72,7 +72,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test keeps it equal 
         tanh,
         weight,
     )
-    from .language._report import Point, Report
+    from .language._check_report import Point, Report
     from .laws import (
         Empirical,
         Estimate,
@@ -102,7 +102,7 @@ else:  # a name is loaded when it is asked for, so that a command loads what it 
     _NAMES = {
         "._bayes": "Posterior",
         "._program": "Program",
-        "._traced": "program",
+        "._decorator": "program",
         ".activations": "Function",
         ".engine": "ExactError NoLimitError Plan QuadratureWarning",
         ".language": """
@@ -110,7 +110,7 @@ else:  # a name is loaded when it is asked for, so that a command loads what it 
             grad grad_norm identity inf join layer_norm leaky_relu mean_dot nonlin normal ntk ones probe relu rms_norm
             rotary sigmoid silu sin softmax stack step tanh weight
         """,
-        ".language._report": "Point Report",
+        ".language._check_report": "Point Report",
         ".laws": """
             Empirical Estimate HeadSum Joint Law LawError Mixture distances kl kolmogorov load paper_kl plot
             sliced_wasserstein total_variation wasserstein1

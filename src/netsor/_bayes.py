@@ -1,7 +1,7 @@
 """Posteriors and evidence of a program by Markov chains over what its plan draws.
 
-Given its random numbers z, standard normals all of them (see `engine._latent`), the outputs of a program are Gaussian:
-data y with noise τ have the likelihood N(y; m(z), V(z) + τ²I). Chains sample z given y (see `laws._elliptical`); given
+Given its random numbers z, all standard normal (see `engine._reparametrise`), the outputs of a program are Gaussian:
+data y with noise τ have the likelihood N(y; m(z), V(z) + τ²I). Chains sample z given y (see `laws._mcmc`); given
 z the outputs are conditioned exactly, so that a posterior is again a mixture of Gaussians.
 """
 
@@ -17,33 +17,44 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import one_blas_thread
-from .engine._latent import Latent, matched
-from .engine._montecarlo import Progress, check_memory, generator, in_bytes, whole_number
+from ._array_api import one_blas_thread
+from .engine._parallel import Progress, check_memory, generator, in_bytes, whole_number
 from .engine._plan import in_time
+from .engine._reparametrise import Latent, matched
 from .engine.backends import Device
 from .language._given import shown
-from .laws import Estimate, Joint, Origin
-from .laws._convergence import effective, r_hat
-from .laws._elliptical import Chains, LogLikelihood, moved, reference
+from .laws import Estimate, Joint, Provenance
 from .laws._estimate import combined
-from .laws._likelihood import Data, fitted, log_likelihood, updated_by_columns
-from .laws._likelihood_on_device import log_likelihood as on_device
-from .laws._posterior import FEW
-from .laws._tempering import evidences, mean_of_logs, path, step_from, steps_after
+from .laws._likelihood import MIN_EFFECTIVE_SAMPLES, Observations, fitted, log_likelihood, updated_by_columns
+from .laws._likelihood import log_likelihood_on_device as on_device
+from .laws._mcmc import (
+    Chains,
+    LogLikelihood,
+    adapt_schedule,
+    advance_chains,
+    effective,
+    evidences,
+    mean_of_logs,
+    r_hat,
+    reference,
+    step_from,
+    steps_after,
+)
 
 Array = npt.NDArray[np.float64]
 
-APART = 1.05  # R-hat above which chains are not said to agree
+MAX_RHAT = 1.05  # R-hat above which chains are not said to agree
 LONGEST = 16  # times that chains are said to be too short, at most
 SPREAD = 0.7  # of the evidence, between runs and relative to it, above which their mean is not to be trusted
 STREAM = 2**21  # the key of the generators of chains: no draw of a plan has it
-LONG = 10.0  # seconds from which on a cost is printed before the start, on a terminal
+ANNOUNCE_SECONDS = 10.0  # seconds from which on a cost is printed before the start, on a terminal
 PROBED = 64  # draws of the prior at which the likelihood is timed, at most
 ASKED = 3.0  # likelihoods for a move: measured, from 2 to 5
 MOST = 10**9  # of draws, chains, particles, moves and runs: more would take years
 FIRST = 2  # times as many particles find the way as then go along it in each run of the evidence
-TRIED = 16  # particles for which the effect of errors of Gaussian expectations on the evidence is measured
+QUADRATURE_PROBE_PARTICLES = (
+    16  # particles for which the effect of errors of Gaussian expectations on the evidence is measured
+)
 
 
 @dataclass(frozen=True)
@@ -134,7 +145,7 @@ def checked_numbers(draws: int, chains: int, thin: int, particles: int, moves: i
 
 
 def cost(
-    latent: Latent, data: Data, draws: int, chains: int, thin: int, particles: int, moves: int, paths: float = 1
+    latent: Latent, data: Observations, draws: int, chains: int, thin: int, particles: int, moves: int, paths: float = 1
 ) -> Cost:
     """What `sampled` would take; `paths` are how often particles go from the prior to the posterior, for evidence too.
 
@@ -156,7 +167,7 @@ def cost(
     return Cost(each * (asked + 2 * kept), memory, asked)
 
 
-def likelihood(latent: Latent, data: Data) -> LogLikelihood:
+def likelihood(latent: Latent, data: Observations) -> LogLikelihood:
     """The log likelihood of data as a function of the normals (k, size)."""
 
     def found(z: Array) -> Array:
@@ -178,7 +189,7 @@ def likelihood(latent: Latent, data: Data) -> LogLikelihood:
 
 def sampled(
     latent: Latent,
-    data: Data,
+    data: Observations,
     draws: int,
     chains: int,
     thin: int,
@@ -209,11 +220,11 @@ def sampled(
     if progress is True and sys.stderr.isatty():
         _announce("posterior", cost(latent, data, draws, chains, thin, particles, moves))
     with one_blas_thread(), _Bar(progress, particles * moves, 0, chains * each * thin) as bar:
-        way = path(ask, particles, latent.size, moves, rng, bar.tempered)
+        way = adapt_schedule(ask, particles, latent.size, moves, rng, bar.tempered)
         some = rng.permutation(particles)[:chains]
         at, around = Chains(way.chains.z[some], way.chains.height[some], 0), reference(way.chains.z)
         for k in range(each * thin):
-            at = moved(ask, at, rng, around=around)
+            at = advance_chains(ask, at, rng, around=around)
             kept[:, k // thin], heights[:, k // thin] = at.z, at.height
             bar.tell(chains)
         flat = kept.reshape(-1, latent.size)
@@ -221,12 +232,13 @@ def sampled(
     told = np.concatenate([heights[..., None], np.concatenate(parts).reshape(chains, each, -1)], axis=2)
     worst, count = float(r_hat(told).max()), float(effective(told).min())
     stride = max(1, math.ceil(chains * each / count - 0.25))  # errors that take them for independent are 12 % off
-    if worst > APART or count < FEW:
+    if worst > MAX_RHAT or count < MIN_EFFECTIVE_SAMPLES:
         longer = _longer(worst, count)
         warnings.warn(
-            f"posterior: the chains are not long enough: R-hat is {worst:.3f} (1 where chains agree, at most {APART} "
-            f"wanted) and the effective sample size {count:.0f} ({FEW:.0f} wanted); give thin={longer * thin} in place "
-            f"of thin={thin}, for chains {longer} times as long; if that does not help, raise particles={particles}",
+            f"posterior: the chains are not long enough: R-hat is {worst:.3f} (1 where chains agree, at most "
+            f"{MAX_RHAT} wanted) and the effective sample size {count:.0f} ({MIN_EFFECTIVE_SAMPLES:.0f} wanted); give "
+            f"thin={longer * thin} in place of thin={thin}, for chains {longer} times as long; if that does "
+            f"not help, raise particles={particles}",
             stacklevel=4,
         )
     # of each chain every stride-th, from its end
@@ -236,7 +248,7 @@ def sampled(
 
 def _longer(worst: float, count: float) -> int:
     """How many times longer chains should be: effective sizes grow with the length, and R-hat² − 1 falls with it."""
-    return max(2, math.ceil(FEW / count), math.ceil(min((worst**2 - 1) / (APART**2 - 1), LONGEST)))
+    return max(2, math.ceil(MIN_EFFECTIVE_SAMPLES / count), math.ceil(min((worst**2 - 1) / (MAX_RHAT**2 - 1), LONGEST)))
 
 
 def held(latent: Latent) -> float:
@@ -246,7 +258,7 @@ def held(latent: Latent) -> float:
 
 def posterior(
     latent: Latent,
-    data: Data,
+    data: Observations,
     draws: int,
     chains: int,
     thin: int,
@@ -254,7 +266,7 @@ def posterior(
     moves: int,
     seed: int,
     progress: Progress,
-    origin: Origin,
+    origin: Provenance,
 ) -> Posterior:
     """The law of all outputs given data; of one replica where nothing that is drawn matters, a Gaussian process."""
     size, number = latent.entries, len(data.entries)
@@ -274,7 +286,7 @@ def posterior(
 
 def evidence(
     latent: Latent,
-    data: Data,
+    data: Observations,
     runs: int,
     particles: int,
     moves: int,
@@ -298,7 +310,7 @@ def evidence(
     if progress is True and sys.stderr.isatty():
         _announce("evidence", cost(latent, data, 0, 1, 1, particles, moves, FIRST + runs))
     with one_blas_thread(), _Bar(progress, FIRST * particles * moves, runs * particles * moves) as bar:
-        way = path(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
+        way = adapt_schedule(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
         rng, tell = generator(seed, STREAM, 2), lambda: bar.tell(runs * particles * moves)
         logs, last = evidences(ask, way, runs, particles, moves, rng, tell)
     value, error, spread = mean_of_logs(logs)
@@ -308,12 +320,12 @@ def evidence(
             f"raise particles={particles} or moves={moves}",
             stacklevel=3,
         )
-    some = last[:: max(1, len(last) // TRIED)]
+    some = last[:: max(1, len(last) // QUADRATURE_PROBE_PARTICLES)]
     doubt = max((_moved_by(latent, other, data, some, ask) for other in shifted), default=0.0)
     return Estimate(value, combined(error, doubt), frozenset([seed]))
 
 
-def _moved_by(latent: Latent, other: Latent, data: Data, z: Array, ask: LogLikelihood) -> float:
+def _moved_by(latent: Latent, other: Latent, data: Observations, z: Array, ask: LogLikelihood) -> float:
     """By how much the log likelihood changes in the mean, with the same normals in another plan of the same draws."""
     places, more = matched(latent, other), np.random.default_rng(0).standard_normal((len(z), other.size))
     assert places is not None
@@ -322,7 +334,7 @@ def _moved_by(latent: Latent, other: Latent, data: Data, z: Array, ask: LogLikel
 
 
 def _announce(what: str, expected: Cost) -> None:
-    if expected.seconds > LONG:
+    if expected.seconds > ANNOUNCE_SECONDS:
         from tqdm import tqdm  # slow to import
 
         tqdm.write(f"{what}: {expected}; Ctrl-C ends it", file=sys.stderr)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from ._validate import shown
 
-LARGEST = 2**24  # bytes of a JSON or TOML file: a configuration that names every class of images has a million
+MAX_FILE_BYTES = 2**24  # bytes of a JSON or TOML file: a configuration that names every class of images has a million
 LONGEST = 200  # characters of a path in a message
 PARTS = 8  # of a dotted TOML key: tomllib takes time quadratic in them
 _KEY = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
@@ -56,7 +56,7 @@ def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def content(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
+def content(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> bytes:
     """What a regular file of at most this many bytes holds."""
     with opened(path) as file:
         found = file.read(most + 1)
@@ -66,7 +66,7 @@ def content(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
     return found
 
 
-def fields(path: str | os.PathLike[str], most: int = LARGEST) -> dict[str, Any]:
+def fields(path: str | os.PathLike[str], most: int = MAX_FILE_BYTES) -> dict[str, Any]:
     """The fields of a TOML file, if its name ends in .toml, or else of a JSON file; OSError if it cannot be opened."""
     return parsed(content(path, most), named(path), "TOML" if Path(path).suffix == ".toml" else "JSON")
 

@@ -11,22 +11,22 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _bayes
-from ._arrays import one_blas_thread
-from ._at_widths import AtWidths
-from ._html import note, scrolled, table, title
-from .engine import NoLimitError, Plan, Sampling, _literal
-from .engine._correlated import correlated
-from .engine._montecarlo import Progress
+from ._array_api import one_blas_thread
+from ._bound_program import AtWidths
+from ._repr_html import note, scrolled, table, title
+from .engine import NoLimitError, Plan, Sampling, _reference
+from .engine._diverging_scores import correlated
+from .engine._parallel import Progress
 from .engine.backends import Backend, choose, prices
 from .language._array import Value
-from .language._boxed import display, paper
+from .language._check_report import NO_LIMIT, Report, verdict_of
 from .language._given import as_whole, picked, shown
-from .language._graph import numbered, ordered, widths_of
+from .language._graph import source_order, topological_order, widths_of
 from .language._latex import latex
+from .language._latex_paper import display, paper
 from .language._print import parts, text
-from .language._report import NO_LIMIT, Report, verdict_of
-from .language._watch import Watched
-from .language._where import TraceError, TraceIndexError
+from .language._probe import Probe
+from .language._source_location import TraceError, TraceIndexError
 from .language._width import bind_widths, inf
 from .laws import Estimate, HeadSum, Joint, Mixture
 from .laws._likelihood import checked_data
@@ -62,7 +62,7 @@ class Program:
         self,
         output: Value | tuple[Value, ...] | list[Value],
         name: str = "program",
-        probes: Sequence[Watched] = (),
+        probes: Sequence[Probe] = (),
     ) -> None:
         if not isinstance(name, str):
             raise TraceError("Program", f"name={shown(name)} must be a string")
@@ -111,7 +111,7 @@ class Program:
         >>> ns.paper.layer(low_rank=True).widths
         ('n', 'd')
         """
-        return tuple(dict.fromkeys(w.name for w in widths_of(ordered(self._whole)) if w.name is not None))
+        return tuple(dict.fromkeys(w.name for w in widths_of(topological_order(self._whole)) if w.name is not None))
 
     def __len__(self) -> int:
         return len(self.output)
@@ -251,10 +251,10 @@ class Program:
         >>> ns.Program(ns.weight(n, n) @ ns.gaussian(n, 3)).simulate(n=5, draws=2).shape
         (2, 3, 5)
         """
-        values = ordered(self._whole)
+        values = topological_order(self._whole)
         bound = bind_widths(widths_of(values), widths, allow_inf=False)
         how = Sampling(draws, seed, workers, executor, progress)
-        found = _literal.simulate(self.outputs, numbered(values), bound, how, coordinates)
+        found = _reference.simulate(self.outputs, source_order(values), bound, how, coordinates)
         return tuple(found) if isinstance(self.output, tuple) else found[0]
 
     def plan(
@@ -651,7 +651,7 @@ class Program:
         return _bayes.evidence(latent, data, runs, particles, moves, seed, progress, shifted)
 
     def _at(self, widths: dict[str, float]) -> AtWidths:
-        bound = bind_widths(widths_of(ordered(self._whole)), widths, allow_inf=True)
+        bound = bind_widths(widths_of(topological_order(self._whole)), widths, allow_inf=True)
         return AtWidths(self.outputs, self._whole, bound, self._status(bound))
 
     def _status(self, widths: dict[str, float]) -> str:

@@ -6,32 +6,98 @@ import inspect
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from . import _bayes, language
-from ._arrays import single_threaded
-from ._at_widths import AtWidths
-from ._infinite_heads import FEW, InfiniteHeads
+from ._array_api import one_blas_thread, single_threaded
+from ._bound_program import AtWidths
+from ._decorator import program
 from ._program import Program
-from ._traced import program
-from .engine._latent import Latent, embedding
-from .engine._montecarlo import check_memory
+from .engine._parallel import check_memory
+from .engine._reparametrise import Latent, embedding
 from .engine.backends import choose
 from .language._given import LARGEST, SCALE, as_number, as_whole, shown
 from .language._width import Width, inf
-from .laws import Estimate, Joint, Origin
+from .laws import Estimate, Joint, Provenance
 from .laws._estimate import combined
-from .laws._likelihood import Data, updated_by_columns
+from .laws._likelihood import Observations, log_density, updated, updated_by_columns
 
 Array = npt.NDArray[np.float64]
+
+MAX_ERROR_DRAWS = 256  # draws of a kernel from which the error of its mean is estimated, at most
+
+
+@dataclass(frozen=True)
+class InfiniteHeads:
+    """One head at some examples, and how many draws of what it attends to the covariance is a mean of."""
+
+    head: Latent
+    draws: int
+    seed: int
+
+    def kernels(self) -> Iterator[Array]:
+        """C of the covariance C C^T of one head, for each draw of what it attends to."""
+        rng = np.random.default_rng(self.seed)
+        with one_blas_thread():
+            for _ in range(1 if self.head.plan.constant else self.draws):
+                mean, columns = self.head.given(rng.standard_normal((1, self.head.size)))
+                if mean.any():
+                    raise ValueError("heads=inf: the prior must have outputs of mean 0 given its scores")
+                yield columns[0]
+
+    def kernel(self) -> Array:
+        """The covariance."""
+        total: Any = 0.0
+        count = 0
+        for columns in self.kernels():
+            total, count = total + columns @ columns.T, count + 1
+        return np.asarray(total / count)
+
+    def given(self, data: Observations, rows: npt.NDArray[np.intp]) -> tuple[Array, Array, float]:
+        """Mean and covariance at some examples given data, and their largest error in standard deviations."""
+        kernel = self.kernel()
+        mean, cov, root, z = updated(np.zeros((1, len(kernel))), kernel[None], data)
+        mean, cov = mean[:, rows], cov[:, rows[:, None], rows]
+        if self.head.plan.constant:
+            return mean, cov, 0.0
+        half = scipy.linalg.solve_triangular(root[0], kernel[data.entries][:, rows], lower=True)
+        gain, alpha = (scipy.linalg.solve_triangular(root[0].T, b) for b in (half, z[0]))
+        means, variances = [], []
+        for columns in itertools.islice(self.kernels(), MAX_ERROR_DRAWS):
+            own = columns[data.entries]
+            left = columns[rows] - gain.T @ own
+            means.append(left @ (own.T @ alpha))
+            variances.append(np.sum(left**2, axis=1))
+        var = np.diagonal(cov[0])
+        some = var > 0
+        of_mean = np.std(means, axis=0)[some] / np.sqrt(var[some])
+        of_var = np.std(variances, axis=0)[some] / var[some]
+        return mean, cov, float(max([*of_mean, *of_var, 0.0])) / math.sqrt(self.draws)
+
+    def evidence(self, data: Observations) -> Estimate:
+        """The logarithm of the density of data, with the error that the mean over draws leaves."""
+        kernel = self.kernel()
+        _, _, root, z = updated(np.zeros((1, len(kernel))), kernel[None], data)
+        slopes = [
+            slope(root[0], z[0], columns[data.entries]) for columns in itertools.islice(self.kernels(), MAX_ERROR_DRAWS)
+        ]
+        return Estimate(float(log_density(root, z)[0]), float(np.std(slopes)) / math.sqrt(self.draws))
+
+
+def slope(root: Array, z: Array, columns: Array) -> float:
+    """How log N(y; 0, R R^T) grows along a covariance C C^T: ½ (|C^T α|² − |R^(−1) C|²), α = R^(−T) z, z = R^(−1) y."""
+    half = scipy.linalg.solve_triangular(root, columns, lower=True)
+    return 0.5 * float(np.sum((half.T @ z) ** 2) - np.sum(half**2))
+
 
 n = Width("n")
 LEAST = {"draws": 8, "chains": 2, "thin": 1, "particles": 8, "moves": 1, "runs": 2, "kernel_draws": 2}
@@ -253,7 +319,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.states_, self.r_hat_, self.effective_ = made.z, made.r_hat, made.effective
         return self
 
-    def _sampled(self, latent: Latent, data: Data) -> _bayes.Sampled:
+    def _sampled(self, latent: Latent, data: Observations) -> _bayes.Sampled:
         return _bayes.sampled(
             latent, data, self.draws, self.chains, self.thin, self.particles, self.moves, self.seed_, self.progress
         )
@@ -366,7 +432,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             next(kernels)
             planned = time.perf_counter() - start
             next(kernels, None)
-            again = (self.kernel_draws + FEW) * (time.perf_counter() - start - planned)
+            again = (self.kernel_draws + MAX_ERROR_DRAWS) * (time.perf_counter() - start - planned)
             return _bayes.Cost(len(tried) * (planned + again) * wanted, size, len(tried))
         latent, _ = model._latent(model.X_, given)
         planned = time.perf_counter() - start
@@ -472,7 +538,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         seed = int(check_random_state(random_state).randint(2**31))
         return self.law(X).rvs(n_samples, seed=seed).T
 
-    def _given(self, X: Any) -> tuple[Array, Array, Origin]:
+    def _given(self, X: Any) -> tuple[Array, Array, Provenance]:
         """Mean and covariance of the function at new examples, of every state of the posterior; and what is known."""
         check_is_fitted(self, "states_")
         X = validate_data(self, X, allow_nd=True, reset=False, dtype=np.float64)
@@ -509,8 +575,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         rows = np.array([at[example.tobytes()] for example in tokens], dtype=np.intp)
         return np.array(more).reshape(-1, *self.X_.shape[1:]), rows
 
-    def _data(self, noise: float) -> Data:
-        return Data(np.arange(len(self.y_)), self.y_, np.full(len(self.y_), noise))
+    def _data(self, noise: float) -> Observations:
+        return Observations(np.arange(len(self.y_)), self.y_, np.full(len(self.y_), noise))
 
     def _at(self, tokens: Array, arguments: Mapping[str, Any]) -> AtWidths:
         """The prior at these examples."""
@@ -526,13 +592,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         widths: Any = dict.fromkeys(net.widths, self.width)
         return net._at(widths)
 
-    def _latent(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[Latent, Origin]:
+    def _latent(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[Latent, Provenance]:
         """What chains move over, and what is known of the law."""
         where = choose(self.backend, self.device)
         latent, origin = self._at(tokens, arguments).latent(self.workers, where, self.seed_)
         return latent, replace(origin, method=f"{origin.method}, given {len(self.y_)} examples")
 
-    def _infinite(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[InfiniteHeads, Origin]:
+    def _infinite(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[InfiniteHeads, Provenance]:
         one = {name: value for name, value in arguments.items() if name != "heads"}
         head, origin = self._latent(tokens, one)
         method = f"infinitely many heads, given {len(self.y_)} examples"

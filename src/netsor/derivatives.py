@@ -18,7 +18,7 @@ import numpy as np
 import scipy
 
 from . import activations
-from ._arrays import array_namespace
+from ._array_api import array_namespace
 from .activations import Function, _density, _gelu_difference, _logistic, _special
 
 Array = Any

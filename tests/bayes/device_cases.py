@@ -5,9 +5,9 @@ import pytest
 
 import netsor as ns
 from netsor import _bayes
-from netsor.engine._latent import Latent
+from netsor.engine._reparametrise import Latent
 from netsor.engine.backends import choose
-from netsor.laws._likelihood import Data
+from netsor.laws._likelihood import Observations
 
 from .priors import deep, n, pooled, prior, shifted, tokens
 
@@ -39,7 +39,7 @@ def assert_same_heights(case, noise, **where):
     plan = net.plan(n=width)
     there, here = Latent(plan, 1, choose(**where)), Latent(plan, 1)
     count = here.entries - 1
-    data = Data(np.arange(count), np.linspace(-1, 2, count), noise * np.linspace(1, 2, count))
+    data = Observations(np.arange(count), np.linspace(-1, 2, count), noise * np.linspace(1, 2, count))
     z = np.random.default_rng(1).standard_normal((21, here.size))
     expected = _bayes.likelihood(here, data)(z)
     ask = _bayes.likelihood(there, data)

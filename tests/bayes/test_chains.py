@@ -5,10 +5,19 @@ import pytest
 from scipy import stats
 
 from netsor.laws import _likelihood
-from netsor.laws._convergence import effective, r_hat
-from netsor.laws._elliptical import PRIOR, Reference, begun, moved, reference
-from netsor.laws._likelihood import Data, fitted, log_likelihood, updated, updated_by_columns
-from netsor.laws._tempering import evidences, mean_of_logs, path
+from netsor.laws._likelihood import Observations, fitted, log_likelihood, updated, updated_by_columns
+from netsor.laws._mcmc import (
+    PRIOR,
+    Reference,
+    adapt_schedule,
+    advance_chains,
+    effective,
+    evidences,
+    init_chains,
+    mean_of_logs,
+    r_hat,
+    reference,
+)
 
 from ..keep import keep
 
@@ -34,9 +43,9 @@ def test_chains_find_the_posterior(far, noise, around):
     """Means and variances of a conjugate posterior, from anywhere, around anything: 5 standard errors, level 1e-5."""
     like, std, _ = conjugate(noise)
     rng = np.random.default_rng(0)
-    chains, draws = begun(like, np.full((40, 3), far)), []
+    chains, draws = init_chains(like, np.full((40, 3), far)), []
     for k in range(300):
-        chains = moved(like, chains, rng, around=around)
+        chains = advance_chains(like, chains, rng, around=around)
         if k >= 100:
             draws.append(chains.z)
     z = np.moveaxis(np.array(draws), 0, 1)
@@ -51,10 +60,10 @@ def test_chains_find_the_posterior(far, noise, around):
 
 def test_a_flat_likelihood_gives_independent_draws():
     rng = np.random.default_rng(1)
-    chains = begun(lambda z: np.zeros(len(z)), np.full((4000, 1), 3.0))
-    chains = moved(lambda z: np.zeros(len(z)), chains, rng)
+    chains = init_chains(lambda z: np.zeros(len(z)), np.full((4000, 1), 3.0))
+    chains = advance_chains(lambda z: np.zeros(len(z)), chains, rng)
     assert chains.asked == 8000  # at the start, and once for each chain
-    chains = moved(lambda z: np.zeros(len(z)), chains, rng)
+    chains = advance_chains(lambda z: np.zeros(len(z)), chains, rng)
     assert abs(np.corrcoef(np.full(4000, 3.0) + 1e-9 * rng.standard_normal(4000), chains.z[:, 0])[0, 1]) < 0.1
 
 
@@ -70,8 +79,8 @@ def test_a_gaussian_near_the_posterior_makes_every_move_free():
     assert reference(rng.standard_normal((400, 5))).places.size == 0
     asked = []
     for around in (PRIOR, found):
-        chains = begun(lambda z: like(z[:, :3]), z)
-        asked.append(moved(lambda z: like(z[:, :3]), chains, rng, around=around).asked / 400 - 1)
+        chains = init_chains(lambda z: like(z[:, :3]), z)
+        asked.append(advance_chains(lambda z: like(z[:, :3]), chains, rng, around=around).asked / 400 - 1)
     assert asked[1] < 2 < 4 < asked[0]
 
 
@@ -88,9 +97,9 @@ def test_narrow_directions_across_coordinates_are_kept():
     z = (0.5 / (1 + noise**2) + std * rng.standard_normal((400, 20))) @ turn
     around = reference(z)
     assert len(around.places) == 20
-    chains = begun(like, z)
+    chains = init_chains(like, z)
     for _ in range(10):
-        chains = moved(like, chains, rng, around=around)
+        chains = advance_chains(like, chains, rng, around=around)
     assert chains.asked / 400 - 1 < 10 * 3
     along = chains.z @ turn.T
     assert np.all(np.abs(along.mean(axis=0) - 0.5 / (1 + noise**2)) < 5 * std / np.sqrt(400))
@@ -111,9 +120,9 @@ def test_chains_reach_a_tail_that_is_heavier_than_their_reference():
     median, far = np.interp([0.5, 0.998], level, grid)
     rng = np.random.default_rng(4)
     around = reference(np.interp(rng.uniform(size=(512, 1)), level, grid))
-    chains = begun(like, np.full((40_000, 1), median))
+    chains = init_chains(like, np.full((40_000, 1), median))
     for _ in range(5):
-        chains = moved(like, chains, rng, around=around)
+        chains = advance_chains(like, chains, rng, around=around)
     assert np.mean(chains.z > far) == pytest.approx(0.002, abs=4 * np.sqrt(0.002 / 40_000))
 
 
@@ -152,7 +161,7 @@ def test_evidence_of_a_conjugate_model(noise):
     """Forty estimates of four runs each: one error covers the truth in 68 % or more, level 1e-5."""
     like, _, truth = conjugate(noise)
     rng = np.random.default_rng(2)
-    way = path(like, 64, 3, 2, rng)
+    way = adapt_schedule(like, 64, 3, 2, rng)
     assert way.powers[0] == 0
     assert way.powers[-1] == 1
     assert np.all(np.diff(way.powers) > 0)
@@ -182,7 +191,7 @@ def test_two_errors_of_few_runs_cover(runs):
 def test_the_last_particles_are_of_the_posterior():
     like, std, _ = conjugate(0.3)
     rng = np.random.default_rng(3)
-    _, z = evidences(like, path(like, 100, 3, 5, rng), 4, 250, 5, rng, lambda: None)
+    _, z = evidences(like, adapt_schedule(like, 100, 3, 5, rng), 4, 250, 5, rng, lambda: None)
     assert np.all(np.abs(z.mean(axis=0) - VALUES / 1.09) < 6 * std / np.sqrt(300))
 
 
@@ -193,7 +202,7 @@ def test_likelihood_by_columns_and_by_covariances(columns, noise, monkeypatch):
     rng = np.random.default_rng(4)
     mean, c = rng.standard_normal((3, 40)), rng.standard_normal((3, 40, columns))
     tau = noise * rng.uniform(1, 2, 20)
-    data = Data(np.arange(5, 25), rng.standard_normal(20), tau)
+    data = Observations(np.arange(5, 25), rng.standard_normal(20), tau)
     found = log_likelihood(mean, c, data)
     for r in range(3):
         cov = c[r, 5:25] @ c[r, 5:25].T + np.diag(tau**2)
@@ -205,5 +214,5 @@ def test_likelihood_by_columns_and_by_covariances(columns, noise, monkeypatch):
     found_mean, found_cov = updated_by_columns(mean, c, data, some)
     np.testing.assert_allclose(found_mean, whole[0][:, some], rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(found_cov, whole[1][:, some, some], rtol=1e-6, atol=1e-7)
-    monkeypatch.setattr(_likelihood, "SMALLEST", np.inf)  # never by columns
+    monkeypatch.setattr(_likelihood, "MIN_NOISE_RATIO", np.inf)  # never by columns
     np.testing.assert_allclose(log_likelihood(mean, c, data), found, rtol=1e-8)

@@ -8,9 +8,9 @@ from scipy import stats
 
 import netsor as ns
 from netsor import _bayes
-from netsor.engine._latent import Latent
-from netsor.laws._likelihood import Data, log_likelihood, updated_by_columns
-from netsor.laws._tempering import evidences, mean_of_logs, path
+from netsor.engine._reparametrise import Latent
+from netsor.laws._likelihood import Observations, log_likelihood, updated_by_columns
+from netsor.laws._mcmc import adapt_schedule, evidences, mean_of_logs
 
 from ..keep import keep
 from .priors import deep, perceptron, pooled, prior, shifted, tokens
@@ -77,7 +77,7 @@ def test_two_scores_by_quadrature(value, noise):
     """One example of two tokens: evidence and means by Gauss and Hermite, with data far from the prior too."""
     net = prior(tokens(2, 2, seed=2), sharp=3.0)
     latent = Latent(net.plan(n=ns.inf), 1)
-    data = Data(np.array([0]), np.array([value]), np.array([noise]))
+    data = Observations(np.array([0]), np.array([value]), np.array([noise]))
     mean, columns, logs = by_quadrature(latent, data)
     truth = np.logaddexp.reduce(logs)
     evidence = net.log_evidence({0: value}, noise, n=ns.inf)
@@ -129,10 +129,10 @@ def test_r_hat_counts_variances(monkeypatch):
 def test_errors_of_the_evidence_cover(value, noise):
     """Forty estimates of four runs each, against quadrature: one error covers in 68 % or more, and two in 95 %."""
     latent = Latent(prior(tokens(2, 2, seed=2), sharp=3.0).plan(n=ns.inf), 1)
-    data = Data(np.array([0]), np.array([value]), np.array([noise]))
+    data = Observations(np.array([0]), np.array([value]), np.array([noise]))
     truth = np.logaddexp.reduce(by_quadrature(latent, data)[2])
     ask, rng = _bayes.likelihood(latent, data), np.random.default_rng(0)
-    logs = evidences(ask, path(ask, 64, latent.size, 2, rng), 160, 64, 2, rng, lambda: None)[0]
+    logs = evidences(ask, adapt_schedule(ask, 64, latent.size, 2, rng), 160, 64, 2, rng, lambda: None)[0]
     found = [mean_of_logs(four) for four in np.split(logs, 40)]
     for errors, rate in ((1, 0.3173), (2, 0.0455)):
         missed = sum(abs(value - truth) > errors * error + 1e-9 for value, error, _ in found)
@@ -141,7 +141,7 @@ def test_errors_of_the_evidence_cover(value, noise):
 
 def test_errors_of_expectations_are_in_the_evidence():
     """A second plan stands in for one whose expectations are moved by their errors, which count."""
-    data = Data(np.arange(5), Y, np.full(5, 0.3))
+    data = Observations(np.arange(5), Y, np.full(5, 0.3))
     plans = [Latent(prior(X, sharp=sharp).plan(n=ns.inf), 1) for sharp in (2.0, 3.0)]
     how = {"runs": 2, "particles": 64, "moves": 1, "seed": 0, "progress": False}
     alone, doubted = (_bayes.evidence(plans[0], data, shifted=more, **how) for more in ([], plans[1:]))
@@ -158,7 +158,7 @@ def test_errors_of_expectations_are_in_the_evidence():
 def test_the_cost_is_told_before():
     """How many likelihoods are asked for, within a factor of 3; memory grows with the draws' covariances."""
     net, asked = prior(X), []
-    latent, data = Latent(net.plan(n=ns.inf), 1), Data(np.arange(5), Y, np.full(5, 0.1))
+    latent, data = Latent(net.plan(n=ns.inf), 1), Observations(np.arange(5), Y, np.full(5, 0.1))
     how = {"draws": 160, "chains": 8, "thin": 2, "particles": 128, "moves": 2}
     expected = _bayes.cost(latent, data, **how)
     over = latent.over
@@ -260,7 +260,7 @@ def test_bad_and_odd_data(monkeypatch):
     assert np.all(found.law.var() > -1e-12)
     with pytest.raises(ns.LawError, match="give noise above 0"):
         net.posterior({0: 0.5, 3: 0.5}, n=ns.inf, draws=160)
-    monkeypatch.setattr("netsor.engine._montecarlo.memory", lambda: 2.0**20)
+    monkeypatch.setattr("netsor.engine._parallel.memory", lambda: 2.0**20)
     with pytest.raises(
         ValueError, match=r"6 entries with a covariance for each of draws=80000 would need .* fewer draws"
     ):
@@ -311,7 +311,7 @@ def ranks(net, width, noise=0.1, count=160):
     outputs = mean + np.einsum("rnk,rk->rn", columns, rng.standard_normal(columns.shape[::2]))
     seen, found = np.arange(latent.entries - 1), []
     for k, f in enumerate(outputs):
-        data = Data(seen, f[:-1] + noise * rng.standard_normal(len(seen)), np.full(len(seen), noise))
+        data = Observations(seen, f[:-1] + noise * rng.standard_normal(len(seen)), np.full(len(seen), noise))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such short chains say so
             z = _bayes.sampled(latent, data, 128, 32, 3, 128, 3, k, False).z

@@ -5,15 +5,17 @@ from scipy import stats
 
 import netsor as ns
 from netsor import engine
-from netsor.engine import Question, Sampling
+from netsor.engine import PlanQuery, Sampling
 from netsor.engine.backends import Numpy
 
 
 def conditional(outputs, widths, draws, seed=0, without=(), picked=None, backend=None, progress=False):
     """Replicas of the conditional law of some coordinates of the outputs."""
     picked = None if picked is None else tuple(picked)
-    asked = Question(tuple(outputs), tuple(widths.items()), picked, tuple(without))
-    return engine.conditional(asked, Sampling(draws, seed, progress=progress, backend=backend or Numpy(), least=2))
+    asked = PlanQuery(tuple(outputs), tuple(widths.items()), picked, tuple(without))
+    return engine.sample_conditional_law(
+        asked, Sampling(draws, seed, progress=progress, backend=backend or Numpy(), least=2)
+    )
 
 
 def exact_draws(net, draws, seed=11, without=(), **widths):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from netsor.engine._literal import _Literal
-from netsor.language._graph import numbered, ordered
+from netsor.engine._reference import _Literal
+from netsor.language._graph import source_order, topological_order
 from netsor.language._operation import Gaussian, Normal
 
 STEP = 1e-5
@@ -15,8 +15,8 @@ def drawn(outputs, widths, given=None):
     `given` are arrays in place of what is drawn: of initial vectors and random scalars by value, and the N(0, 1)
     variables of matrices by source and member.
     """
-    values, given = ordered(outputs), given or {}
-    literal = _Literal(numbered(values), widths, 3, 0, replicas=1)
+    values, given = topological_order(outputs), given or {}
+    literal = _Literal(source_order(values), widths, 3, 0, replicas=1)
     for key, array in given.items():
         (literal.matrices if isinstance(key, tuple) else literal.drawn)[key] = np.asarray(array)[None]
     for value in values:
@@ -43,7 +43,7 @@ def slopes(outputs, widths, count, moved):
         literal.matrices = {
             key: array + step * moved.get(key, np.zeros((ways, 1, 1))) for key, array in one.matrices.items()
         }
-        for value in ordered(outputs[:count]):
+        for value in topological_order(outputs[:count]):
             if isinstance(value.op, Gaussian | Normal):
                 literal.drawn[value] = np.broadcast_to(one.drawn[value], (ways, *one.drawn[value].shape[1:]))
             else:

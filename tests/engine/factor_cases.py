@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from netsor.engine import _orthogonal, _triangular
-from netsor.engine._instructions import gram
+from netsor.engine import _gram_schmidt, _psd_cholesky
+from netsor.engine._ops import gram
 
 REPLICAS, ROWS, DIRECTIONS = 6, 12, 40
 EXACT = {"float64": 1e-12, "float32": 2e-5}  # of a row: errors of products and coefficients
@@ -58,10 +58,10 @@ def assert_factors(case, precision, compute):
     lengths = np.sqrt((exact**2).sum(axis=-1))
     lengths = np.where(lengths > 0, lengths, 1.0)
 
-    for rule in (_triangular.factor, _orthogonal.reduced):
-        given = (products,) if rule is _triangular.factor else (products, rows)
+    for rule in (_psd_cholesky.factor, _gram_schmidt.reduced):
+        given = (products,) if rule is _psd_cholesky.factor else (products, rows)
         c = compute(rule, *given)
-        ours = _orthogonal.reduced(np, gram(np, exact, exact), exact)
+        ours = _gram_schmidt.reduced(np, gram(np, exact, exact), exact)
         assert c.dtype == precision
         assert not np.triu(c, 1).any()
         pivots, known = (np.diagonal(a, axis1=-2, axis2=-1) for a in (c, ours))
@@ -72,22 +72,22 @@ def assert_factors(case, precision, compute):
         products_error = (c.astype(np.float64) @ np.swapaxes(c, -1, -2) - products) / lengths[..., None]
         assert np.abs(products_error / lengths[..., None, :]).max() < small
 
-    q = compute(_orthogonal.span, rows)
+    q = compute(_gram_schmidt.orthonormalise, rows)
     assert_orthonormal(q, precision)
     assert _relative(exact @ np.swapaxes(q, -1, -2), ours, rows) < 100 * small
-    known = compute(_orthogonal.span, rows[:, :5])
-    rest = compute(_orthogonal.span, rows[:, 5:], known)
+    known = compute(_gram_schmidt.orthonormalise, rows[:, :5])
+    rest = compute(_gram_schmidt.orthonormalise, rows[:, 5:], known)
     assert_orthonormal(np.concatenate([known, rest], axis=-2), precision)
     assert _relative(np.concatenate([known, rest], axis=-2), q, np.ones((*rows.shape[:2], 1))) < 100 * small
 
-    full = compute(_triangular.basis, rows)
+    full = compute(_psd_cholesky.basis, rows)
     np.testing.assert_allclose(full @ np.swapaxes(full, -1, -2), np.broadcast_to(np.eye(ROWS), c.shape), atol=small)
     inside = exact @ np.swapaxes(full.astype(np.float64), -1, -2) @ full - exact
     assert np.abs(inside / lengths[..., None]).max() < small
 
     x = np.random.default_rng(1).standard_normal((REPLICAS, 3, ROWS)).astype(precision) * (pivots > 0)[..., None, :]
     b = x.astype(np.float64) @ np.swapaxes(c.astype(np.float64), -1, -2)
-    assert _relative(compute(_triangular.solve, c, b.astype(precision)), x, np.ones((*x.shape[:2], 1))) < 1000 * small
+    assert _relative(compute(_psd_cholesky.solve, c, b.astype(precision)), x, np.ones((*x.shape[:2], 1))) < 1000 * small
 
 
 def assert_orthonormal(q, precision):

@@ -10,9 +10,9 @@ import pytest
 from scipy import special, stats
 
 import netsor as ns
-from netsor.engine import _instruction_set, _instructions, _orthogonal
-from netsor.engine.backends import NoDeviceError, _base, _chi, _jax_factor, _jax_piece, _jax_pieces, choose
-from netsor.engine.backends._jax_normals import threefry
+from netsor.engine import _gram_schmidt, _interpreter, _ops
+from netsor.engine.backends import NoDeviceError, _base, _chi, _jax_linalg, _jax_program, choose
+from netsor.engine.backends._jax_program import threefry
 from netsor.engine.lower import make_plan
 
 from ..keep import keep
@@ -55,7 +55,7 @@ def test_jax_computes_what_numpy_computes(seeds):
     for plan, drawn, found in random_plans(seeds):
         with choose(**JAX)._within():
             arrays = {}
-            for piece in _jax_pieces.pieces(plan, "float64"):
+            for piece in _jax_program.pieces(plan, "float64"):
 
                 def traced(given, piece=piece, drawn=drawn):
                     here = dict(zip(piece.reads, given, strict=True)) | {
@@ -64,11 +64,11 @@ def test_jax_computes_what_numpy_computes(seeds):
                     for step in piece.steps:
                         if step not in drawn:
                             args = [here[r] if r.value is None else jnp.asarray(r.value) for r in step.args]
-                            here[step.out] = _jax_factor.library().compute(step, args)
+                            here[step.out] = _jax_linalg.library().compute(step, args)
                     return [here[register] for register in piece.writes]
 
                 if piece.host:
-                    arrays |= _jax_pieces.block([piece], 0, 0, 16, "float64", arrays)
+                    arrays |= _jax_program.block([piece], 0, 0, 16, "float64", arrays)
                 else:
                     arrays |= dict(zip(piece.writes, jax.jit(traced)([arrays[r] for r in piece.reads]), strict=True))
             assert_same(
@@ -90,16 +90,16 @@ def test_jax_sees_small_parts():
     import jax.numpy as jnp
 
     rows = np.concatenate([small_parts.nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
-    products = _instructions.gram(np, rows, rows)
+    products = _ops.gram(np, rows, rows)
     with choose(**JAX)._within():
-        ways = _jax_factor.library().ways
-        c = np.asarray(jax.jit(partial(_orthogonal.reduced, jnp, ways=ways))(products, rows))
-        q = np.asarray(jax.jit(partial(_orthogonal.span, jnp, ways=ways))(rows))
-    ours = _orthogonal.reduced(np, products, rows)
+        ways = _jax_linalg.library().ways
+        c = np.asarray(jax.jit(partial(_gram_schmidt.reduced, jnp, ways=ways))(products, rows))
+        q = np.asarray(jax.jit(partial(_gram_schmidt.orthonormalise, jnp, ways=ways))(rows))
+    ours = _gram_schmidt.reduced(np, products, rows)
     np.testing.assert_allclose(c, ours, atol=1e-13)
     d, e = np.diff(c, axis=-2), np.diff(ours, axis=-2)
     np.testing.assert_allclose(d[:20] / 1e-9, e[:20] / 1e-9, atol=1e-4)
-    np.testing.assert_allclose(q, _orthogonal.span(np, rows), atol=1e-5)
+    np.testing.assert_allclose(q, _gram_schmidt.orthonormalise(np, rows), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_jax_factors_singular_matrices(precision, few):
     import jax
     import jax.numpy as jnp
 
-    ways = replace(_jax_factor.library(), few=few).ways
+    ways = replace(_jax_linalg.library(), few=few).ways
     compiled = {}
 
     def compute(rule, *arrays):
@@ -124,7 +124,7 @@ def test_jax_factors_singular_matrices(precision, few):
 
 
 def test_the_comparison_sees_a_law_that_is_off(monkeypatch):
-    monkeypatch.setattr(_jax_piece, "_programs", OrderedDict())
+    monkeypatch.setattr(_jax_program, "_programs", OrderedDict())
     monkeypatch.setattr(_chi.Chi, "of", lambda self, xp, z, *tables: 1.05 + 0.0 * z[..., : len(self.order)])
     assert smallest_p("few degrees of freedom", **JAX, precision="float32") < LEVEL
 
@@ -151,8 +151,8 @@ def test_numpy_sees_small_differences_in_single_precision(delta, monkeypatch):
     rows = rows[:, :1] + np.float32(delta) * rows
 
     def made(rows, others):
-        c = _orthogonal.reduced(np, _instructions.gram(np, rows, rows), rows)
-        return np.diagonal(c, axis1=-2, axis2=-1)[:, 1:], _orthogonal.oriented(np, c, rows, others)
+        c = _gram_schmidt.reduced(np, _ops.gram(np, rows, rows), rows)
+        return np.diagonal(c, axis1=-2, axis2=-1)[:, 1:], _gram_schmidt.oriented(np, c, rows, others)
 
     def error():
         single, exact = made(rows, others), made(rows.astype(np.float64), others.astype(np.float64))
@@ -160,7 +160,7 @@ def test_numpy_sees_small_differences_in_single_precision(delta, monkeypatch):
         return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(single, exact, strict=True))
 
     assert error() < 2e-6
-    monkeypatch.setattr(_orthogonal, "SINGLE_SURE", 0.0)  # by products of single precision alone
+    monkeypatch.setattr(_gram_schmidt, "SINGLE_SURE", 0.0)  # by products of single precision alone
     if delta > 1e-4:  # of less, no pivot is left
         assert error() > 1e-3
 
@@ -177,7 +177,7 @@ def test_the_same_seed_gives_the_same_bits():
 def test_blocks_and_workers_change_nothing(monkeypatch):
     net, widths = CASES["layer"]
     whole = replicas(net, widths, **JAX, draws=1000)[1]
-    monkeypatch.setattr(_base, "MOST", 128)
+    monkeypatch.setattr(_base, "MAX_BLOCK_REPLICAS", 128)
     np.testing.assert_allclose(replicas(net, widths, **JAX, draws=1000)[1], whole, rtol=1e-12)
 
 
@@ -199,15 +199,15 @@ def test_jax_draws_what_is_not_random():
 @pytest.mark.slow
 def test_laws_of_one_structure_share_a_compiled_program(monkeypatch):
     monkeypatch.setattr(
-        _jax_piece, "_programs", OrderedDict()
+        _jax_program, "_programs", OrderedDict()
     )  # none of other tests, of which there may be as many as fit
     net = layer()[0]
     net.law(n=1024, draws=100, progress=False, **JAX)
-    first = set(_jax_piece._programs)
+    first = set(_jax_program._programs)
     net.law(n=1000, draws=100, seed=3, progress=False, **JAX)
-    assert set(_jax_piece._programs) == first
+    assert set(_jax_program._programs) == first
     layer(tokens=1)[0].law(n=1024, draws=100, progress=False, **JAX)
-    assert len(set(_jax_piece._programs) - first) == 1
+    assert len(set(_jax_program._programs) - first) == 1
 
 
 def test_threefry_is_jaxs():
@@ -331,5 +331,5 @@ def test_errors_of_a_function_are_not_swallowed():
 
 def test_every_instruction_is_known():
     assert {"factor", "residual", "reduced", "oriented", "solve", "span", "kernel", "moments", "apply"} <= set(
-        _instruction_set.RULES
+        _interpreter.RULES
     )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine._correlated import Product, certain
+from netsor.engine._diverging_scores import Product, certain
 
 from ..keep import keep
 

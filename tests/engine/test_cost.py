@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
 import netsor as ns
-from netsor.engine import _prices
-from netsor.engine._prices import ACCELERATOR, CPU
+from netsor.engine import _cost_model
+from netsor.engine._cost_model import ACCELERATOR, CPU
 from netsor.engine.backends import Numpy
 from netsor.engine.lower import make_plan
 
@@ -52,8 +52,8 @@ def encoder(tokens, width, hidden, layers=2):
 
 
 def forced(way, monkeypatch, prices=CPU):
-    monkeypatch.setattr(_prices, "PREFERENCE", way)
-    monkeypatch.setattr(_prices, "FEWEST", 0)
+    monkeypatch.setattr(_cost_model, "PREFERENCE", way)
+    monkeypatch.setattr(_cost_model, "FEWEST", 0)
     monkeypatch.setattr(Numpy, "prices", prices)
 
 

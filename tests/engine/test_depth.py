@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 import netsor as ns
-from netsor.engine import _instructions, _triangular
-from netsor.engine.lower import _turn, make_plan
+from netsor.engine import _ops, _psd_cholesky
+from netsor.engine.lower import _rebase, make_plan
 
 from ..keep import keep
 from ..programs import programs
@@ -147,13 +147,13 @@ DEEP = {
 @pytest.mark.parametrize("name", keep(DEEP, *(set(DEEP) - {"gradients"})))
 def test_turned_frames_have_the_literal_law(name, monkeypatch):
     """With thresholds so low that every frame is turned whenever it has a direction too many."""
-    monkeypatch.setattr(_turn, "FEW", 1)
-    monkeypatch.setattr(_turn, "LOOSE", 1)
-    monkeypatch.setattr(_turn, "ROOM", 0)
-    monkeypatch.setattr(_turn, "PART", 1)
+    monkeypatch.setattr(_rebase, "MIN_REBASE_DIRECTIONS", 1)
+    monkeypatch.setattr(_rebase, "MIN_DIRECTIONS_PER_VECTOR", 1)
+    monkeypatch.setattr(_rebase, "FULL_WIDTH_PER_VECTOR", 0)
+    monkeypatch.setattr(_rebase, "MIN_DIRECTIONS_PER_LOOSE_VECTOR", 1)
     spanned = []
-    span = _turn._span
-    monkeypatch.setattr(_turn, "_span", lambda *args: (spanned.append(args[3:]), span(*args)))
+    span = _rebase._span
+    monkeypatch.setattr(_rebase, "_span", lambda *args: (spanned.append(args[3:]), span(*args)))
     # nine networks with at most 35 comparisons each, at 1e-7: a false alarm with probability 3e-5
     net = DEEP[name]()
     wide = 40 if name.startswith("gradients") else 9  # the way back needs room for more
@@ -167,18 +167,18 @@ def test_turned_frames_have_the_literal_law(name, monkeypatch):
 @given(programs(steps=14))
 def test_random_programs_with_turned_frames_have_the_literal_law(built):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_turn, "FEW", 1)
-        patch.setattr(_turn, "LOOSE", 1)
-        patch.setattr(_turn, "PART", 1)
-        patch.setattr(_turn, "ROOM", 0)
+        patch.setattr(_rebase, "MIN_REBASE_DIRECTIONS", 1)
+        patch.setattr(_rebase, "MIN_DIRECTIONS_PER_VECTOR", 1)
+        patch.setattr(_rebase, "MIN_DIRECTIONS_PER_LOOSE_VECTOR", 1)
+        patch.setattr(_rebase, "FULL_WIDTH_PER_VECTOR", 0)
         assert smallest_p(built.net, **built.widths) > 1e-8
 
 
 @pytest.mark.parametrize("name", ["rms", "means", "equal tokens"])
 def test_at_infinite_width_a_turned_frame_gives_the_same_numbers(name, monkeypatch):
-    monkeypatch.setattr(_turn, "FEW", 1)
-    monkeypatch.setattr(_turn, "LOOSE", 1)
-    monkeypatch.setattr(_turn, "ROOM", 0)
+    monkeypatch.setattr(_rebase, "MIN_REBASE_DIRECTIONS", 1)
+    monkeypatch.setattr(_rebase, "MIN_DIRECTIONS_PER_VECTOR", 1)
+    monkeypatch.setattr(_rebase, "FULL_WIDTH_PER_VECTOR", 0)
     widths = dict.fromkeys(("n", "d", "h"), ns.inf)
     net = DEEP[name]()
     turned, plain = (conditional(net.outputs, widths, 50, without=w, progress=False) for w in ((), ("turn",)))
@@ -188,10 +188,10 @@ def test_at_infinite_width_a_turned_frame_gives_the_same_numbers(name, monkeypat
 
 def test_what_is_small_beside_large_vectors_keeps_its_digits(monkeypatch):
     """(1e8 u + v) − 1e8 u is v, in a frame that was turned while both were in use."""
-    monkeypatch.setattr(_turn, "FEW", 1)
-    monkeypatch.setattr(_turn, "LOOSE", 1)
-    monkeypatch.setattr(_turn, "PART", 1)
-    monkeypatch.setattr(_turn, "ROOM", 0)
+    monkeypatch.setattr(_rebase, "MIN_REBASE_DIRECTIONS", 1)
+    monkeypatch.setattr(_rebase, "MIN_DIRECTIONS_PER_VECTOR", 1)
+    monkeypatch.setattr(_rebase, "MIN_DIRECTIONS_PER_LOOSE_VECTOR", 1)
+    monkeypatch.setattr(_rebase, "FULL_WIDTH_PER_VECTOR", 0)
     u, v, w = ((ns.weight(n, n, 4) @ ns.gaussian(n)).sum(0) / 2 for _ in range(3))
     large, both = 1e8 * u, 1e8 * u + v
     late = ns.weight(n, n) @ (ns.mean_dot((both + w)[None], w[None])[0, 0] * 1e-8 * ns.gaussian(n))
@@ -209,7 +209,7 @@ def test_factors_of_any_size_and_rank(size, rank):
     known = math.ceil(rank * size)
     rows[:, :, known:] = rows[:, :, : size - known] * 1e-5
     gram = rows @ np.swapaxes(rows, -1, -2)
-    c = _triangular.factor(np, gram)
+    c = _psd_cholesky.factor(np, gram)
     assert (np.triu(c, 1) == 0).all()
     assert (c[..., known:, known:] == 0).all()
     norms = np.sqrt(np.einsum("...ii->...i", gram))
@@ -217,7 +217,7 @@ def test_factors_of_any_size_and_rank(size, rank):
     assert np.abs(error).max() < 1e-13
     x = np.zeros((3, 2, 4, size))
     x[..., :known] = np.random.default_rng(9).standard_normal((3, 2, 4, known))
-    np.testing.assert_allclose(_triangular.solve(np, c, x @ np.swapaxes(c, -1, -2)), x, atol=1e-9)
+    np.testing.assert_allclose(_psd_cholesky.solve(np, c, x @ np.swapaxes(c, -1, -2)), x, atol=1e-9)
 
 
 @pytest.mark.parametrize("few", [False, True])
@@ -228,7 +228,7 @@ def test_functions_of_many_coordinates_go_by_pieces(few, monkeypatch):
     z = ns.silu(ns.weight(n, n) @ y) * (ns.weight(n, n) @ y) + ns.nonlin(np.cos, y[0] if few else y)
     outputs = ns.Program((z, ns.mean_dot(z, x), ns.mean_dot(y, y))).outputs
     whole = conditional(outputs, {"n": 40}, 60, progress=False)
-    monkeypatch.setattr(_instructions, "PIECE", 1)
+    monkeypatch.setattr(_ops, "FUNCTION_ENTRIES_PER_BATCH", 1)
     pieces = conditional(outputs, {"n": 40}, 60, progress=False)
     np.testing.assert_array_equal(whole.mean, pieces.mean)
     np.testing.assert_array_equal(whole.cov, pieces.cov)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from scipy import stats
 
 import netsor as ns
-from netsor.engine import _memory, _sampler
+from netsor.engine import _plan, _sampler
 from netsor.engine.backends import _numpy
 
 from ..programs import programs
@@ -97,7 +97,7 @@ def test_large_draws_that_one_function_reads_are_made_as_it_reads_them(monkeypat
     plan = model.probes(tokens=4, gradients=True).plan(**model.widths())
     assert not plan.late
     assert plan.held == plan.bytes
-    monkeypatch.setattr(_memory, "LATE", 40)
+    monkeypatch.setattr(_plan, "LATE", 40)
     late = model.probes(tokens=4, gradients=True).plan(**model.widths())
     assert [step.words for step in late.late] == ["random scalars: words"]
     assert late.held < late.bytes == plan.bytes
@@ -115,22 +115,22 @@ def test_one_seed_couples_two_widths():
 
 
 def test_chunks_cover_the_draws_and_grow_to_the_largest():
-    parts = _sampler.growing(100_000)
+    parts = _sampler.growing_chunks(100_000)
     assert [i for part in parts for i in part] == list(range(100_000))
     assert len(parts[0]) == _sampler.FIRST == 8
     assert max(map(len, parts)) == _sampler.CHUNK
-    assert parts[:20] == _sampler.growing(parts[19].stop)
+    assert parts[:20] == _sampler.growing_chunks(parts[19].stop)
 
 
 def test_chunks_side_by_side_are_whole_and_as_many_as_workers_need():
-    parts = _sampler.growing(100)
+    parts = _sampler.growing_chunks(100)
     for most, workers in ((1, 1), (24, 1), (1000, 1), (1000, 3)):
-        found = _sampler.side_by_side(parts, most, workers)
+        found = _sampler.merge_chunks(parts, most, workers)
         assert [i for part in found for i in part] == list(range(100))
         assert {part.start for part in found} <= {part.start for part in parts}
         assert max(map(len, found)) <= max(most, max(map(len, parts)))
         assert len(found) >= workers
-    assert [len(part) for part in _sampler.side_by_side(parts, 24, 1)] == [24, 24, 16, 16, 20]
+    assert [len(part) for part in _sampler.merge_chunks(parts, 24, 1)] == [24, 24, 16, 16, 20]
 
 
 def test_streams_of_several_chunks_are_those_of_each():

@@ -6,7 +6,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor.activations import Function
-from netsor.engine.expect import Rows, kernel_of_several, moments_of_several
+from netsor.engine.expect import BatchedFunction, kernel_of_several, moments_of_several
 
 n = ns.Width("n")
 AT_LEAST = Function("at least", lambda x, y: (x >= y) * 1.0)
@@ -106,13 +106,15 @@ def test_expectations_of_equal_and_opposite_rows(scale):
     a = np.array([[[1.0, 0.3], [1.0, 0.3], [0.2, 1.0]], [[1.0, 0.3], [-1.0, -0.3], [0.2, 1.0]]])
     a[:, :2] *= scale
     a[:, 1] *= 1 + 1e-15  # a rounding
-    x = Rows(Function("ties", lambda u, v, w: ((u >= v) + 2.0 * (u + v >= 0)) * np.sign(w)), np.zeros((2, 3)))
+    x = BatchedFunction(
+        Function("ties", lambda u, v, w: ((u >= v) + 2.0 * (u + v >= 0)) * np.sign(w)), np.zeros((2, 3))
+    )
     value, error = kernel_of_several(x, x, a, a)
     own = [stats.norm.expect(lambda z: (1 + 2 * (z >= 0)) ** 2), stats.norm.expect(lambda z: ((z >= 0) + 2.0) ** 2)]
     cross = stats.norm.expect(lambda z: (1 + 2 * (z >= 0)) * ((z >= 0) + 2))
     assert (error < 1e-3).all()
     assert (np.abs(value - [[own[0], cross], [cross, own[1]]]) <= error + 1e-12).all()
-    even = Rows(Function("equal", lambda u, v, w: (u == v) * 1.0), np.zeros((2, 3)))
+    even = BatchedFunction(Function("equal", lambda u, v, w: (u == v) * 1.0), np.zeros((2, 3)))
     mean, slope, _ = moments_of_several(even, a)
     np.testing.assert_allclose(mean, [1.0, 0.0], atol=1e-12)
     np.testing.assert_allclose(np.einsum("ir,irk->ik", slope, a), 0.0, atol=1e-9)

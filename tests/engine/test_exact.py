@@ -9,11 +9,11 @@ from examples import attention_layer, causal_attention, cross_attention, recurre
 from hypothesis import given, seed, settings
 
 import netsor as ns
-from netsor.engine import _builder, _instruction_set, _instructions, _orthogonal, lower
-from netsor.engine._run import in_numpy, run
+from netsor.engine import _gram_schmidt, _interpreter, _ir_builder, _ops, lower
+from netsor.engine._interpreter import in_numpy, run
 from netsor.engine.backends._numpy import Streams
 from netsor.engine.lower import _state, make_plan
-from netsor.engine.lower.frames import Growing
+from netsor.engine.lower.frames import BartlettFrame
 from netsor.engine.passes import SHORTCUTS
 from netsor.language._operation import MatMul
 
@@ -120,14 +120,14 @@ def test_networks_have_the_literal_law(name):
 
 
 def _chi_one_degree_more(monkeypatch):
-    original = _builder.Builder.draw
+    original = _ir_builder.Builder.draw
 
     def draw(self, kind, key, shape, words, **params):
         if kind == "chi":
             params["freedom"] = params["freedom"] + 1
         return original(self, kind, key, shape, words, **params)
 
-    monkeypatch.setattr(_builder.Builder, "draw", draw)
+    monkeypatch.setattr(_ir_builder.Builder, "draw", draw)
 
 
 def _no_root_of_width(monkeypatch):
@@ -145,16 +145,16 @@ def _no_sigma(monkeypatch):
 
 def _no_projection(monkeypatch):
     def along(xp, rows, directions, *factor, **given):
-        found = _orthogonal.along(xp, rows, directions, *factor, **given)
+        found = _gram_schmidt.along(xp, rows, directions, *factor, **given)
         found[..., : directions.shape[-2] - rows.shape[-2]] = 0.0
         return found
 
-    monkeypatch.setitem(_instruction_set.RULES, "span", lambda xp, rows, *known: _orthogonal.span(xp, rows))
-    monkeypatch.setitem(_instruction_set.RULES, "along", along)
+    monkeypatch.setitem(_interpreter.RULES, "span", lambda xp, rows, *known: _gram_schmidt.orthonormalise(xp, rows))
+    monkeypatch.setitem(_interpreter.RULES, "along", along)
 
 
 def _full_frame_forgotten(monkeypatch):
-    original = Growing.grow
+    original = BartlettFrame.grow
 
     def grow(self, *arguments):
         self.group.width += 2
@@ -162,15 +162,15 @@ def _full_frame_forgotten(monkeypatch):
         self.group.width -= 2
         return made
 
-    monkeypatch.setattr(Growing, "grow", grow)
+    monkeypatch.setattr(BartlettFrame, "grow", grow)
 
 
 def _gram_for_its_factor(monkeypatch):
-    monkeypatch.setitem(_instruction_set.RULES, "reduced", lambda xp, gram, rows: gram)
+    monkeypatch.setitem(_interpreter.RULES, "reduced", lambda xp, gram, rows: gram)
 
 
 def _wrong_orientation(monkeypatch):
-    monkeypatch.setitem(_instruction_set.RULES, "sphere", lambda xp, *a: 1.3 * _instructions.sphere(xp, *a))
+    monkeypatch.setitem(_interpreter.RULES, "sphere", lambda xp, *a: 1.3 * _ops.sphere(xp, *a))
 
 
 def _members_never_distinct(monkeypatch):
@@ -316,7 +316,7 @@ def _joint(plan, xp):
     def strict(step, given, _):
         if step.kind in ("kernel", "moments"):  # numpy's alone, unless there is a formula
             return xp.asarray(in_numpy(step, [np.asarray(a) for a in given], None))
-        return _instruction_set.RULES[step.kind](xp, *given, **step.params)
+        return _interpreter.RULES[step.kind](xp, *given, **step.params)
 
     streams = Streams(3, 0)
     return run(

@@ -8,7 +8,7 @@ from scipy import special
 
 from netsor import activations
 from netsor.activations import Function
-from netsor.engine.expect import Rows, kernel, moments
+from netsor.engine.expect import BatchedFunction, kernel, moments
 
 from . import quadrature
 
@@ -45,7 +45,7 @@ OWN = [
 
 def one(f, g, a, c, b, mu=0.0, nu=0.0):
     """One pair: the value and its error."""
-    x, y = Rows(f, np.array([[mu]])), Rows(g, np.array([[nu]]))
+    x, y = BatchedFunction(f, np.array([[mu]])), BatchedFunction(g, np.array([[nu]]))
     value, error = kernel(x, y, np.array([[[a]]]), np.array([[[[c]]]]), np.array([[[b]]]))
     return float(value[0, 0]), float(np.max(error))
 
@@ -212,7 +212,9 @@ def test_an_impossible_covariance_is_in_the_error():
 def random_rows(rng, f, shape, count, mean=0.0):
     """Rows with a joint covariance: (Rows, covariance (…, count, count))."""
     factor = rng.normal(size=(*shape, count, count + 2))
-    return Rows(f, np.full((*(1,) * len(shape), count, 1), mean)), factor @ np.swapaxes(factor, -1, -2) / count
+    return BatchedFunction(f, np.full((*(1,) * len(shape), count, 1), mean)), factor @ np.swapaxes(
+        factor, -1, -2
+    ) / count
 
 
 @pytest.mark.parametrize("f", [activations.GELU, activations.TANH, activations.clip(0.5), OWN[1][0]])
@@ -229,7 +231,7 @@ def test_batches_are_pairs(f, mean):
         alone, bound = one(f, f, *(joint[(*lead, *p)] for p in ((i, i), (i, j), (j, j))), mean, mean)
         assert value[index] == pytest.approx(alone, abs=1e-11 + bound)
     # other rows on the right, the same for all replicas
-    y = Rows(activations.SILU, np.zeros((1, 1, 2, 1)))
+    y = BatchedFunction(activations.SILU, np.zeros((1, 1, 2, 1)))
     cross = 0.1 * rng.normal(size=(3, 2, 4, 2))
     value, _ = kernel(x, y, variance, cross[..., None, None], np.ones((1, 1, 2, 1, 1)))
     assert value.shape == (3, 2, 4, 2)
@@ -242,7 +244,7 @@ def test_a_symmetric_kernel_is_that_of_all_pairs():
     x, joint = random_rows(rng, activations.SILU, (20,), 5)
     variance = np.einsum("...ii->...i", joint)[..., None, None]
     half, _ = kernel(x, x, variance, joint[..., None, None], variance)
-    full, _ = kernel(x, Rows(*x), variance, joint[..., None, None], variance.copy())
+    full, _ = kernel(x, BatchedFunction(*x), variance, joint[..., None, None], variance.copy())
     np.testing.assert_allclose(half, full, rtol=0, atol=1e-13)
     skewed = joint.copy()
     skewed[:, 0, 1] *= 0.5
@@ -265,7 +267,7 @@ def test_many_replicas_evaluate_the_function_at_few_points():
     value, error = kernel(x, x, variance, joint[..., None, None], variance)
     assert np.max(error) < 1e-10
     assert sum(counted) < 1_000_000  # 67 a replica, of which the grid of the probe alone is three quarters
-    named, _ = kernel(Rows(activations.TANH, x.mean), x, variance, joint[..., None, None], variance)
+    named, _ = kernel(BatchedFunction(activations.TANH, x.mean), x, variance, joint[..., None, None], variance)
     np.testing.assert_allclose(value, named, rtol=0, atol=1e-11)
 
 
@@ -275,7 +277,7 @@ def test_hard_pairs_of_many_replicas():
     for f in (activations.TANH, OWN[5][0]):
         a, b = rng.uniform(5, 40, size=(2, 600, 1))
         c = np.sqrt(a * b) * (1 - 10 ** rng.uniform(-3, -1, size=(600, 1)))
-        x, y = Rows(f, np.zeros((1, 1, 1))), Rows(f, np.zeros((1, 1, 1)))
+        x, y = BatchedFunction(f, np.zeros((1, 1, 1))), BatchedFunction(f, np.zeros((1, 1, 1)))
         value, error = kernel(x, y, a[..., None, None], c[..., None, None, None], b[..., None, None])
         for k in (0, 100, 599):
             alone, bound = one(f, f, a[k, 0], c[k, 0], b[k, 0])
@@ -288,7 +290,7 @@ def test_parameters_by_replica():
     rng = np.random.default_rng(9)
     p, q = rng.uniform(0.2, 2.0, size=(2, 7, 2))
     a, b, c = 1.3, 0.6, 0.5
-    x = Rows(f, np.array([[[0.3], [0.0]]]), (p, q))
+    x = BatchedFunction(f, np.array([[[0.3], [0.0]]]), (p, q))
     variance = np.array([[a], [b]]).reshape(1, 2, 1, 1)
     cross = np.array([[a, c], [c, b]]).reshape(1, 2, 2, 1, 1)
     value, error = kernel(x, x, variance, cross, variance)
@@ -302,7 +304,7 @@ def test_parameters_by_replica():
     # a jump at a place that differs by replica
     jump = Function("jump", lambda u, t: (u > t) * 1.0)
     t = rng.normal(size=(5, 1))
-    x = Rows(jump, np.zeros((1, 1, 1)), (t,))
+    x = BatchedFunction(jump, np.zeros((1, 1, 1)), (t,))
     value, error = kernel(x, x, np.ones((1, 1, 1, 1)), np.full((1, 1, 1, 1, 1), 0.95), np.ones((1, 1, 1, 1)))
     for k in range(5):
         true = both_above(t[k, 0], 0.95)
@@ -315,12 +317,12 @@ def test_moments(f):
     for mu, std in ((0.0, 1.3), (0.6, 0.2), (0.0, 12.0), (-0.4, 1e-4)):
         if f.name in ("sin", "cos") and std > 10:
             continue
-        mean, slope, error = moments(Rows(f, np.array([[mu]])), np.array([[[std**2]]]))
+        mean, slope, error = moments(BatchedFunction(f, np.array([[mu]])), np.array([[[std**2]]]))
         assert mean[0] == pytest.approx(quadrature.mean(f, mu, std, breaks), abs=1e-12 * max(1.0, std))
         true = quadrature.mean(lambda u, m=mu: f(u) * (u - m), mu, std, breaks) / std**2
         assert slope[0, 0] * std == pytest.approx(true * std, abs=1e-12 * max(1.0, std))
         assert error[0] < 1e-11 * max(1.0, std)
-    mean, slope, _ = moments(Rows(f, np.array([[0.3]])), np.zeros((1, 1, 1)))
+    mean, slope, _ = moments(BatchedFunction(f, np.array([[0.3]])), np.zeros((1, 1, 1)))
     assert (mean[0], slope[0, 0]) == (float(f(np.array([0.3]))[0]), 0.0)
 
 
@@ -328,7 +330,7 @@ def test_other_array_libraries():
     import array_api_strict as xp
 
     for f in (activations.GELU, activations.TANH):
-        x = Rows(f, xp.zeros((1, 2, 1)))
+        x = BatchedFunction(f, xp.zeros((1, 2, 1)))
         variance = xp.ones((1, 2, 1, 1))
         cross = xp.asarray(np.array([[1.0, 0.3], [0.3, 1.0]]).reshape(1, 2, 2, 1, 1))
         value, error = kernel(x, x, variance, cross, variance)
@@ -338,6 +340,6 @@ def test_other_array_libraries():
 
 
 def test_shapes_that_do_not_fit():
-    x = Rows(activations.TANH, np.zeros((1, 2, 1)))
+    x = BatchedFunction(activations.TANH, np.zeros((1, 2, 1)))
     with pytest.raises(ValueError, match=r"xy has shape .* must be \(2, 2, 1, 1\)"):
         kernel(x, x, np.ones((1, 2, 1, 1)), np.ones((1, 2, 3, 1, 1)), np.ones((1, 2, 1, 1)))

@@ -6,8 +6,8 @@ from scipy import special
 
 import netsor as ns
 from netsor.activations import Function
-from netsor.engine.expect import Rows, kernel, kernel_of_several
-from netsor.engine.expect._breaks import features
+from netsor.engine.expect import BatchedFunction, kernel, kernel_of_several
+from netsor.engine.expect._breakpoints import features
 
 from .test_expect import one
 
@@ -151,7 +151,7 @@ def test_poles_at_a_place_that_differs_by_replica():
     place = np.random.default_rng(14).normal(size=(20, 1))
 
     def square(power):
-        x = Rows(Function("mine", lambda u, t: np.abs(u - t) ** -power), np.zeros((1, 1, 1)), (place,))
+        x = BatchedFunction(Function("mine", lambda u, t: np.abs(u - t) ** -power), np.zeros((1, 1, 1)), (place,))
         one = np.ones((1, 1, 1, 1))
         return (made[:, 0, 0] for made in kernel(x, x, one, one[..., None], one))
 
@@ -180,7 +180,7 @@ def test_an_oscillation_without_end_is_refused_after_a_bounded_number_of_tries()
 def two(f, correlation=0.0):
     """E f(u, v)² and its error."""
     rows = np.array([[[1.0, 0.0], [correlation, np.sqrt(1 - correlation**2)]]])
-    x = Rows(Function("two", f), np.zeros((1, 2)))
+    x = BatchedFunction(Function("two", f), np.zeros((1, 2)))
     value, error = kernel_of_several(x, x, rows, rows)
     return float(value[0, 0]), float(error[0, 0])
 

@@ -6,7 +6,7 @@ import pytest
 import netsor as ns
 from netsor import activations
 from netsor.activations import Function
-from netsor.engine.expect import Rows, kernel, kernel_of_several, moments_of_several
+from netsor.engine.expect import BatchedFunction, kernel, kernel_of_several, moments_of_several
 
 from . import quadrature
 
@@ -42,9 +42,9 @@ def rows_of(joint):
 
 def test_a_gate_is_the_product_of_its_factors():
     joint, own = two_arguments(np.random.default_rng(10), 2, independent=True)
-    x = Rows(GATE, np.zeros((1, 2, 2)))
+    x = BatchedFunction(GATE, np.zeros((1, 2, 2)))
     value, error = kernel_of_several(x, x, rows_of(joint), rows_of(joint))
-    silu = Rows(activations.SILU, np.zeros((1, 2, 1)))
+    silu = BatchedFunction(activations.SILU, np.zeros((1, 2, 1)))
     factor, _ = kernel(silu, silu, own[..., :1, :1], joint[..., :1, :1], own[..., :1, :1])
     assert np.all(np.abs(value - factor * joint[..., 1, 1]) <= error)
     assert np.all(error < 1e-3 * np.abs(value).max())
@@ -52,7 +52,7 @@ def test_a_gate_is_the_product_of_its_factors():
 
 def test_heavy_tails_by_wick():
     joint, own = two_arguments(np.random.default_rng(11), 2, independent=False)
-    x = Rows(PRODUCT, np.zeros((1, 2, 2)))
+    x = BatchedFunction(PRODUCT, np.zeros((1, 2, 2)))
     value, error = kernel_of_several(x, x, rows_of(joint), rows_of(joint))
     own_part = own[:, :, 0, 1]
     true = own_part[:, :, None] * own_part[:, None, :]
@@ -64,15 +64,15 @@ def test_heavy_tails_by_wick():
 @pytest.mark.parametrize("log_points", [9, pytest.param(11, marks=pytest.mark.slow)])
 def test_errors_of_several_arguments_cover(log_points, monkeypatch):
     """Kinked, with a known answer: at 5 standard errors (t, 15 degrees) three of 128 miss with probability 2e-6."""
-    monkeypatch.setattr("netsor.engine.expect._several.FEWEST", log_points)
-    monkeypatch.setattr("netsor.engine.expect._several.MOST", log_points)
+    monkeypatch.setattr("netsor.engine.expect._multivariate.FEWEST", log_points)
+    monkeypatch.setattr("netsor.engine.expect._multivariate.MOST", log_points)
     joint, own = two_arguments(np.random.default_rng(12), 64, independent=True)
     turn = np.array([[0.8, 0.6], [-0.6, 0.8]])  # so that no kink lies along an axis
     turned = Function("turned", lambda u, v: RELUS(0.8 * u - 0.6 * v, 0.6 * u + 0.8 * v))
-    x = Rows(turned, np.zeros((1, 2, 2)))
+    x = BatchedFunction(turned, np.zeros((1, 2, 2)))
     turned_rows = turn @ rows_of(joint)
     value, error = kernel_of_several(x, x, turned_rows, turned_rows)
-    relu = Rows(activations.RELU, np.zeros((1, 2, 1)))
+    relu = BatchedFunction(activations.RELU, np.zeros((1, 2, 1)))
     true = 1.0
     for k in (0, 1):
         part = own[..., k : k + 1, k : k + 1]
@@ -84,14 +84,14 @@ def test_errors_of_several_arguments_cover(log_points, monkeypatch):
 
 def test_moments_of_several_arguments():
     covariance = np.array([[[1.0, 0.4], [0.4, 0.5]], [[1.0, 1.0], [1.0, 1.0]]])
-    mean, slope, error = moments_of_several(Rows(PRODUCT, np.array([[0.3, -0.2]])), coordinates(covariance))
+    mean, slope, error = moments_of_several(BatchedFunction(PRODUCT, np.array([[0.3, -0.2]])), coordinates(covariance))
     np.testing.assert_allclose(mean, covariance[:, 0, 1] + 0.3 * -0.2, atol=1e-10)
     np.testing.assert_allclose(slope[0], [-0.2, 0.3], atol=1e-9)
     # of rank one, the coefficients are those of least norm
     np.testing.assert_allclose(slope[1], [0.05, 0.05], atol=1e-9)
     assert error.max() < 1e-9
     third = Function("third", lambda u, v, w: np.tanh(u) + v * w**2)
-    mean, slope, error = moments_of_several(Rows(third, np.zeros((1, 3))), np.eye(3)[None])
+    mean, slope, error = moments_of_several(BatchedFunction(third, np.zeros((1, 3))), np.eye(3)[None])
     assert abs(mean[0]) <= error[0]
     np.testing.assert_allclose(slope[0], [quadrature.mean(lambda u: 1 - np.tanh(u) ** 2, 0, 1), 1.0, 0.0], atol=1e-5)
 

@@ -6,7 +6,7 @@ import pytest
 import netsor as ns
 from netsor import activations, derivatives
 from netsor.language import _derivative
-from netsor.language._move import Shifted
+from netsor.language._optimiser_ops import SteppedParameter
 
 from ..gradient_cases import CASES, WIDTHS, n, read
 from .differences import evaluated, slopes
@@ -100,7 +100,7 @@ def _times(factor, rule):
 
 BREAKS = {
     "MatMul": "MatMul",
-    "Stepped": "after a step",
+    "SteppedMatMul": "after a step",
     "Nonlin": "Nonlin",
     "Add": "Add",
     "Scale": "Scale",
@@ -116,7 +116,7 @@ BREAKS = {
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize(
     "rule",
-    [kind for kind in _derivative.RULES if kind is not Shifted],  # no gradient passes what a step has moved
+    [kind for kind in _derivative.RULES if kind is not SteppedParameter],  # no gradient passes what a step has moved
     ids=lambda kind: kind.__name__,
 )
 def test_a_broken_rule_is_caught(rule, factor, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from examples import attention_layer, cross_attention
 
 import netsor as ns
-from netsor.engine import _literal, _montecarlo
+from netsor.engine import _parallel, _reference
 
 n = ns.Width("n")
 
@@ -64,9 +64,9 @@ def test_attention_is_what_its_docstring_says():
 
 
 def _values(value):
-    from netsor.language._graph import ordered
+    from netsor.language._graph import topological_order
 
-    return ordered([value])
+    return topological_order([value])
 
 
 def _same(net, **arguments):
@@ -96,17 +96,17 @@ def test_fewer_draws_are_the_first_of_more():
 
 def test_memory_is_bounded_by_chunks(monkeypatch):
     sizes = []
-    original = _literal._Chunk.__call__
+    original = _reference._Chunk.__call__
 
     def spy(self, part, tick):
         sizes.append(len(part))
         return original(self, part, tick)
 
-    monkeypatch.setattr(_literal._Chunk, "__call__", spy)
+    monkeypatch.setattr(_reference._Chunk, "__call__", spy)
     attention_layer.net().simulate(n=128, draws=40)
     matrices = (4 + 2 * 3 + 2) * 128**2 * 8
     assert sum(sizes) == 40
-    assert max(sizes) <= _literal.CHUNK_BYTES / matrices
+    assert max(sizes) <= _reference.CHUNK_BYTES / matrices
 
 
 def test_coordinates():
@@ -118,11 +118,11 @@ def test_coordinates():
 
 
 def test_one_query_for_one_token():
-    from netsor.language._graph import ordered
-    from netsor.language._narrow import narrow
+    from netsor.language._graph import topological_order
+    from netsor.language._slicing import narrow
 
     (first,) = narrow(attention_layer.net()[0].outputs)
-    shapes = {v.op.weight.source.name: v.shape for v in ordered([first]) if hasattr(v.op, "weight")}
+    shapes = {v.op.weight.source.name: v.shape for v in topological_order([first]) if hasattr(v.op, "weight")}
     assert shapes == {None: (4,), "W^Q": (2, 1), "W^K": (2, 4), "W^V": (2, 4), "W^O": (1,)}
 
 
@@ -143,7 +143,7 @@ def test_an_interrupt_leaves_promptly():
         return 0
 
     with pytest.raises(KeyboardInterrupt):
-        list(_montecarlo.run(work, _montecarlo.chunks(1000, 1), workers=1))
+        list(_parallel.run(work, _parallel.chunks(1000, 1), workers=1))
     assert len(begun) < 10  # of 1,000: what was queued and not begun is dropped
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import netsor as ns
 from netsor.engine import _plan
-from netsor.engine._loops import Loop, loops
+from netsor.engine._ir import Loop, loops
 
 
 def decoder(layers):
@@ -53,7 +53,7 @@ def test_blocks_are_told_apart_by_what_they_compute():
 
 @pytest.mark.slow
 def test_blocks_are_compiled_once():
-    _jax_pieces = pytest.importorskip("netsor.engine.backends._jax_pieces")
+    _jax_pieces = pytest.importorskip("netsor.engine.backends._jax_program")
     found = []
     for layers in (6, 9):
         net, widths = decoder(layers)
@@ -68,7 +68,7 @@ def test_blocks_are_compiled_once():
 
 @pytest.mark.slow
 def test_loops_unrolled_give_the_same_bits(monkeypatch):
-    _jax_pieces = pytest.importorskip("netsor.engine.backends._jax_pieces")
+    _jax_pieces = pytest.importorskip("netsor.engine.backends._jax_program")
     net, widths = decoder(6)
     looped = net.draw(draws=8, seed=3, backend="jax", **widths)
     net, _ = decoder(6)  # its plan is another object

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _montecarlo, _sampler
-from netsor.engine._montecarlo import Silent, Tick, check_memory, chunks, run, whole_number
-from netsor.laws import Origin
+from netsor.engine import _parallel, _sampler
+from netsor.engine._parallel import Silent, Tick, check_memory, chunks, run, whole_number
+from netsor.laws import Provenance
 
 HANG = 300  # seconds: a deadline that only a hang reaches
 
@@ -104,7 +104,7 @@ def test_an_error_in_a_worker_is_the_callers():
 INTERRUPTED = """
 import sys, time
 import netsor as ns
-from netsor.engine._montecarlo import chunks, run
+from netsor.engine._parallel import chunks, run
 
 def work(part, tick):
     print("begun", flush=True)
@@ -140,7 +140,7 @@ def test_whole_numbers_are_bounded():
 
 
 def test_what_cannot_fit_is_refused_before_it_is_begun(monkeypatch):
-    monkeypatch.setattr(_montecarlo, "memory", lambda: 2.0**30)
+    monkeypatch.setattr(_parallel, "memory", lambda: 2.0**30)
     check_memory(2.0**30, "x", "y")
     with pytest.raises(ValueError, match=r"x would need 2 GiB of memory, and there are 1 GiB; y"):
         check_memory(2.0**31, "x", "y")
@@ -154,7 +154,7 @@ def test_what_cannot_fit_is_refused_before_it_is_begun(monkeypatch):
 
 
 def test_memory_is_what_the_process_may_use():
-    assert 2**26 < _montecarlo.memory() < 2**60
+    assert 2**26 < _parallel.memory() < 2**60
 
 
 @pytest.mark.parametrize("wrong", [{"progress": 3}, {"progress": "yes"}, {"executor": 2}, {"workers": 0}])
@@ -185,12 +185,14 @@ def test_running_out_of_memory_is_no_wrong_argument():
             raise MemoryError("Unable to allocate 1 PiB")
 
     with pytest.raises(MemoryError, match="1 PiB"):
-        ns.Joint(np.zeros((1, 1)), Huge(), Origin("exact", "given"))
+        ns.Joint(np.zeros((1, 1)), Huge(), Provenance("exact", "given"))
 
 
 def test_what_cannot_change_is_not_copied():
     mean, cov = np.zeros((2, 1)), np.ones((2, 1, 1))
-    assert ns.Joint(mean, cov, Origin("exact", "given")).component_cov is not cov
+    assert ns.Joint(mean, cov, Provenance("exact", "given")).component_cov is not cov
     cov.flags.writeable = False
-    assert ns.Joint(mean, cov, Origin("exact", "given")).component_cov is cov
-    assert ns.Joint(mean, cov[:], Origin("exact", "given")).component_cov is not cov  # of which another may be written
+    assert ns.Joint(mean, cov, Provenance("exact", "given")).component_cov is cov
+    assert (
+        ns.Joint(mean, cov[:], Provenance("exact", "given")).component_cov is not cov
+    )  # of which another may be written

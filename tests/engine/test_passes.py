@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 
 import netsor as ns
-from netsor.engine import _prices
+from netsor.engine import _cost_model
 from netsor.engine.passes import GRAPH, distinct, drawn, outer, reuse, roots, stepped
 from netsor.engine.passes._operations import SPECIFICATION
 from netsor.engine.passes._rewrite import Context
 from netsor.language import _operation as ops
-from netsor.language._graph import ordered
-from netsor.language._move import Stepped
-from netsor.language._narrow import narrow
+from netsor.language._graph import topological_order
+from netsor.language._optimiser_ops import SteppedMatMul
+from netsor.language._slicing import narrow
 from netsor.language._specification import SpecificationError, verify
 
 from ..gradients import gradients
@@ -25,12 +25,12 @@ from ..steps import stepped as stepped_programs
 def checked(outputs, context):
     """The specification; and seeds are made from the places of values in the program as written."""
     verify(outputs, SPECIFICATION)
-    assert all(value in context.origin for value in ordered(outputs))
+    assert all(value in context.origin for value in topological_order(outputs))
 
 
 def begun(net, width):
     outputs = narrow(net.outputs)
-    context = Context(dict.fromkeys(net.widths, width), {v: k for k, v in enumerate(ordered(outputs))})
+    context = Context(dict.fromkeys(net.widths, width), {v: k for k, v in enumerate(topological_order(outputs))})
     checked(outputs, context)
     return outputs, context
 
@@ -38,7 +38,7 @@ def begun(net, width):
 def acts(outputs):
     """The members of each source, as often as they act."""
     found = {}
-    for value in ordered(outputs):
+    for value in topological_order(outputs):
         if isinstance(value.op, ops.MatMul):
             found.setdefault(value.op.weight.source, []).extend(value.op.weight.members.ravel().tolist())
     return found.values()
@@ -57,11 +57,11 @@ def followed(net, width):
         checked(outputs, context)
         assert [value.shape for value in outputs] == shapes
         if name == "distinct":
-            weights = [value.op.weight for value in ordered(outputs) if isinstance(value.op, ops.MatMul)]
+            weights = [value.op.weight for value in topological_order(outputs) if isinstance(value.op, ops.MatMul)]
             assert all(len(np.unique(weight.members)) == weight.members.size for weight in weights)
         if name == "reuse":
             assert all(len(set(members)) == len(members) for members in acts(outputs))
-        seen |= {type(value.op) for value in ordered(outputs)}
+        seen |= {type(value.op) for value in topological_order(outputs)}
     return seen
 
 
@@ -93,12 +93,12 @@ def test_a_program_with_every_operation_that_passes_add(monkeypatch):
     after = ns.step(p, p[0, 0], 0.1, "adam")
     seen = followed(ns.Program(p), 4) | followed(ns.Program(after), 4)
     with monkeypatch.context() as patch:
-        patch.setattr(_prices, "FEWEST", 0)
-        patch.setattr(_prices, "PREFERENCE", np.inf)
+        patch.setattr(_cost_model, "FEWEST", 0)
+        patch.setattr(_cost_model, "PREFERENCE", np.inf)
         seen |= followed(ns.Program(p), 4)
     assert set(SPECIFICATION) <= seen
     lazy = ns.step(p, p[0, 0], lambda fan_in, fan_out: 0.1 / fan_in)
-    assert not followed(ns.Program(lazy), ns.inf) & {Stepped, ops.Root}
+    assert not followed(ns.Program(lazy), ns.inf) & {SteppedMatMul, ops.Root}
 
 
 n, m = ns.Width("n"), ns.Width("m")

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _latent
-from netsor.engine.backends._numpy import Streams
-from netsor.engine.backends._patterns import positive_products
-from netsor.engine.lower import _positive, make_plan
+from netsor.engine import _reparametrise
+from netsor.engine.backends._numpy import Streams, positive_products
+from netsor.engine.lower import _relu_gram, make_plan
 
 from .compare import conditional, n, smallest_p
 
@@ -44,7 +43,7 @@ def kinds(net, **widths):
 @pytest.mark.parametrize("net", [tokens(1), tokens(2), tokens(3), tokens(4), stack(), given(1), given(2)])
 def test_the_law_is_that_of_the_literal_network(net, monkeypatch):
     """At small widths, where patterns of signs are often missing, and whole vectors are 0."""
-    monkeypatch.setattr(_positive, "LEAST", 0)
+    monkeypatch.setattr(_relu_gram, "MIN_COORDINATES_PER_PATTERN", 0)
     for width in (1, 2, 5):
         assert "positive" in kinds(net, n=7)
         assert smallest_p(net, draws=3000, n=width) > LEVEL
@@ -156,7 +155,7 @@ def test_other_places_draw_all_coordinates():
     """JAX and PyTorch have arrays of one shape for all replicas; chains move over normals alone."""
     assert "positive" not in [step.kind for step in make_plan(tokens().outputs, {"n": 256}).steps]
     latent, _ = tokens()._at({"n": 256}).latent(1, ns.engine.backends.Numpy())
-    assert isinstance(latent, _latent.Latent)
+    assert isinstance(latent, _reparametrise.Latent)
     assert latent.size > 3 * 256
 
 

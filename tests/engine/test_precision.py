@@ -8,7 +8,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor.engine import _precision, _sampler
-from netsor.engine._steps import Register, Step
+from netsor.engine._ir import Register, Step
 from netsor.engine.backends import AUTO, choose
 from netsor.engine.backends._numpy import ROUNDED, Streams, block
 
@@ -264,7 +264,7 @@ def test_both_precisions_draw_the_same_numbers(kind, shape):
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 def test_it_is_taken_where_it_is_enough(small, scale):
     plan = planned(hidden(scale))
-    where = _precision.settled(plan, choose("numpy", None, AUTO, [AUTO]), 64)
+    where = _precision.resolve_precision(plan, choose("numpy", None, AUTO, [AUTO]), 64)
     assert (where.precision, where.chosen) == ("float32", True)
     single, exact = (_precision._outputs(plan, 40, each) for each in (_precision.SINGLE, _precision.Numpy()))
     np.testing.assert_allclose(single, exact, rtol=1e-6, atol=1e-6 * exact.max())
@@ -282,13 +282,13 @@ def test_it_is_taken_where_it_is_enough(small, scale):
     ids=["underflow", "overflow", "overflow within", "angles", "norm of a difference"],
 )
 def test_it_is_not_taken_where_it_is_not(small, net):
-    assert not _precision.enough(planned(net), 64)
+    assert not _precision.float32_suffices(planned(net), 64)
 
 
 @pytest.mark.parametrize(("draws", "most"), [(16, 1e-1), (64, 1e-4)])
 def test_five_digits_by_one_draw_and_by_several_a_hundredth_of_the_spread(small, draws, most):
-    assert _precision.enough(planned(difference(most)), draws)
-    assert not _precision.enough(planned(difference(most / 10)), draws)
+    assert _precision.float32_suffices(planned(difference(most)), draws)
+    assert not _precision.float32_suffices(planned(difference(most / 10)), draws)
 
 
 def chosen(scale):
@@ -301,20 +301,20 @@ def chosen(scale):
 
 
 def test_the_least_of_positive_outputs_counts_too(small):
-    assert _precision.enough(planned(chosen(4.0)), 64)
+    assert _precision.float32_suffices(planned(chosen(4.0)), 64)
     plan = planned(chosen(60.0))
     single, exact = (_precision._outputs(plan, 4, each)[:, 0] for each in (_precision.SINGLE, _precision.Numpy()))
     assert (np.abs(single - exact) < 1e-3 * exact.std()).all()
     assert (single < 0.1 * exact).any()
-    assert not _precision.enough(plan, 64)
+    assert not _precision.float32_suffices(plan, 64)
 
 
 def test_it_is_not_taken_where_it_does_not_pay(small, monkeypatch):
-    assert not _precision.enough(planned(hidden(1.0)), 15)  # few draws
-    assert not _precision.enough(hidden(1.0).plan(n=ns.inf), 64)  # Gaussian expectations
-    assert _precision.enough(planned(hidden(1.0)), 16)
+    assert not _precision.float32_suffices(planned(hidden(1.0)), 15)  # few draws
+    assert not _precision.float32_suffices(hidden(1.0).plan(n=ns.inf), 64)  # Gaussian expectations
+    assert _precision.float32_suffices(planned(hidden(1.0)), 16)
     monkeypatch.setattr(_precision, "WORTH", 3 * 128 + 1)
-    assert not _precision.enough(planned(hidden(1.0)), 16)  # few coordinates
+    assert not _precision.float32_suffices(planned(hidden(1.0)), 16)  # few coordinates
 
 
 def test_an_audit_may_ask_for_it():
@@ -322,12 +322,12 @@ def test_an_audit_may_ask_for_it():
     given = choose("numpy", None, "float32")
     x = ns.gaussian(n)
     one = planned(ns.Program(1.0 + 1e-9 * ns.tanh(ns.mean_dot(x, x))))
-    assert _precision.settled(one, given, 64).chosen
+    assert _precision.resolve_precision(one, given, 64).chosen
     with pytest.raises(ValueError, match=REFUSED):
         _precision.check_single(one, given, 64)
     with pytest.raises(ValueError, match=REFUSED):
-        _precision.settled(planned(hidden(1e25)), given, 64)
-    assert not _precision.settled(one, choose("numpy"), 64).chosen
+        _precision.resolve_precision(planned(hidden(1e25)), given, 64)
+    assert not _precision.resolve_precision(one, choose("numpy"), 64).chosen
 
 
 @pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 120), marks=pytest.mark.slow)])
@@ -342,7 +342,7 @@ def test_random_programs_are_the_same_where_it_is_taken(small, seeds):
         if plan.expects:
             continue
         seen += 1
-        if not _precision.enough(plan, 64):
+        if not _precision.float32_suffices(plan, 64):
             continue
         taken += 1
         with np.errstate(all="ignore"):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _builder, _equal_steps, lower
-from netsor.engine.lower import _longer, _shorter, make_plan
+from netsor.engine import _ir, _ir_builder, lower
+from netsor.engine.lower import _repeated_blocks, make_plan
 
 n = ns.Width("n")
 
@@ -47,7 +47,7 @@ def described(plan):
         (
             (step.kind, step.out.shape, step.words, step.operations),
             [array(arg) for arg in step.args],
-            [(name, _equal_steps.content(value)) for name, value in step.params.items()],
+            [(name, _ir.content(value)) for name, value in step.params.items()],
         )
         for step in plan.steps
     ]
@@ -153,7 +153,9 @@ def test_an_error_is_that_of_the_whole_program():
     for _ in range(60):
         x = ns.tanh(x + ns.weight(n, n) @ x)
     outputs = (ns.mean_dot(x, x).sum(),)
-    width = _builder.LARGEST // (8 * 64 * 60 * 2)  # 60 blocks have three arrays each of so many bytes; 24 have room
+    width = _ir_builder.MAX_ARRAY_BYTES // (
+        8 * 64 * 60 * 2
+    )  # 60 blocks have three arrays each of so many bytes; 24 have room
     messages = []
     for without in ((), ("repeated",)):
         with pytest.raises(ns.ExactError, match="bytes for its coordinates") as error:
@@ -163,15 +165,15 @@ def test_an_error_is_that_of_the_whole_program():
 
 
 def test_numbers_grow_with_one_jump():
-    longer = object.__new__(_longer.Longer)
+    longer = object.__new__(_repeated_blocks.PlanUnroller)
     longer.more = 4
     assert longer._growth([3, 5, 15, 17]) == (3, 2)
     assert longer._growth([7, 7, 7, 7]) == (7, 0)
     for numbers in ([3, 5, 7, 9], [3, 5, 14, 16], [3, 13, 23, 25], [1, 2, 4, 9]):
-        with pytest.raises(_longer.IrregularError):
+        with pytest.raises(_repeated_blocks.NotPeriodicError):
             longer._growth(numbers)
 
 
 def test_few_blocks_are_not_left_out():
-    values = lower.ordered(encoder(20))
-    assert _shorter.shorter(values, values[-1:], {value: k for k, value in enumerate(values)}) is None
+    values = lower.topological_order(encoder(20))
+    assert _repeated_blocks.shorter(values, values[-1:], {value: k for k, value in enumerate(values)}) is None

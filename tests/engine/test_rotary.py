@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine.lower._angles import Angles
+from netsor.engine.lower._rotary_angles import Angles
 
 from ..keep import keep
 from .compare import d, n, smallest_ks

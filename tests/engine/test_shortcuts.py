@@ -5,10 +5,10 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.engine._recognise import recognise
+from netsor.engine._match_attention import recognise
 from netsor.engine.lower import make_plan
 from netsor.engine.passes import SHORTCUTS
-from netsor.laws import Mixture, Origin, head_sum
+from netsor.laws import Mixture, Provenance, head_sum
 
 from ..keep import keep
 from ..programs import LIMIT_STEPS, WIDTHS, LimitBuilder, grown
@@ -91,8 +91,10 @@ def test_a_layer_that_is_not_recognised_is_the_same(heads):
     assert layer is not None
     assert recognise(net.outputs, widths, without=("recognise",)) is None
     plain = conditional(net.outputs, widths, 40_000, without=("recognise",), progress=False)
-    mixture = Mixture(plain.mean[:, 0], plain.cov[:, 0, 0], Origin("exact", "test"))
-    formula = head_sum(layer.scores, layer.values, layer.heads, layer.scale, Origin("exact", "test"), lambda: mixture)
+    mixture = Mixture(plain.mean[:, 0], plain.cov[:, 0, 0], Provenance("exact", "test"))
+    formula = head_sum(
+        layer.scores, layer.values, layer.heads, layer.scale, Provenance("exact", "test"), lambda: mixture
+    )
     y = np.linspace(-2.0, 2.0, 9)
     value, error = mixture.with_error.cdf(y)
     assert (np.abs(value - formula.cdf(y)) < 5 * error + 1e-9).all()  # nine at five standard errors: 5e-6

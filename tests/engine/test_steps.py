@@ -5,12 +5,11 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
 import netsor as ns
-from netsor.engine._literal import _Literal
-from netsor.engine.passes._polar import orthogonalised
-from netsor.engine.passes.stepped import CHANGES
-from netsor.language._graph import ordered
-from netsor.language._move import Shifted, Stepped, begun
+from netsor.engine._reference import _Literal
+from netsor.engine.passes.optimiser_steps import CHANGES, orthogonalised
+from netsor.language._graph import topological_order
 from netsor.language._operation import Gaussian
+from netsor.language._optimiser_ops import SteppedMatMul, SteppedParameter, initial_value
 
 from ..steps import stepped
 from .compare import exact_draws, literal_draws, smallest_of
@@ -69,12 +68,12 @@ def moved_by_differences(outputs, after, loss, widths):
     one = drawn(every, widths)
     given = {}
     rules = {}
-    for value in ordered(after):
-        if isinstance(value.op, Stepped):
+    for value in topological_order(after):
+        if isinstance(value.op, SteppedMatMul):
             for member in {m for part in value.op.parts for m in part.members}:
                 rules[value.op.weight.source, member] = value.op.weight.drawn, value.op.steps[0]
-        if isinstance(value.op, Shifted):
-            rules[begun(value)[0]] = None, value.op.rule
+        if isinstance(value.op, SteppedParameter):
+            rules[initial_value(value)[0]] = None, value.op.rule
     for key, (weight, rule) in rules.items():
         array = (one.matrices if isinstance(key, tuple) else one.drawn)[key][0]
         ways = np.eye(array.size).reshape(array.size, *array.shape)
@@ -91,7 +90,7 @@ def moved_by_differences(outputs, after, loss, widths):
     for key, array in given.items():
         if isinstance(key, tuple):
             literal.matrices[key] = array[None]
-    for value in ordered(outputs):
+    for value in topological_order(outputs):
         if value in given:
             literal.drawn[value] = given[value][None]
         else:

@@ -5,7 +5,7 @@ import pytest
 
 import netsor as ns
 from netsor import activations, derivatives
-from netsor.language._graph import ordered, weights_of
+from netsor.language._graph import topological_order, weights_of
 
 from ..gradient_cases import WIDTHS, d, n
 from .compare import exact_draws
@@ -63,7 +63,7 @@ def test_tangent_kernels_are_sums_over_all_parameters(name):
     entries = [p.reshape(-1)[k] for k in range(p.size)] if p.shape else [p]
     outputs = [*entries, *kernels]
     expected: list = [0.0, 0.0]
-    for weight in {w.source: w.drawn for w in weights_of(ordered([p]))}.values():
+    for weight in {w.source: w.drawn for w in weights_of(topological_order([p]))}.values():
         jacobian = _jacobian(outputs, p.size, weight)
         for k, unit in enumerate((1.0, weight.in_width.bind(WIDTHS) / weight.std**2)):
             expected[k] = expected[k] + unit * jacobian @ jacobian.T
@@ -104,8 +104,8 @@ def test_a_kernel_between_two_outputs_is_a_block_of_the_whole():
     x = ns.gaussian(n, 3)
     p = ns.dot(ns.gaussian(n), ns.nn.attention(x, 2, d))
     whole, part = ns.ntk(p), ns.ntk(p[:2], p[2])
-    norm = ns.grad_norm(p[1], weights_of(ordered([p]))[0], "ntk")
-    one = ns.ntk(p, weights=weights_of(ordered([p]))[0])
+    norm = ns.grad_norm(p[1], weights_of(topological_order([p]))[0], "ntk")
+    one = ns.ntk(p, weights=weights_of(topological_order([p]))[0])
     a, b, c, e = evaluated([whole, part, norm, one], WIDTHS)
     np.testing.assert_allclose(b, a[:2, 2], rtol=1e-12)
     np.testing.assert_allclose(c, e[1, 1], rtol=1e-12)
@@ -164,7 +164,7 @@ def _perceptron(activation, layers):
         h = activation(ns.weight(n, h.width) @ h)
     r = ns.gaussian(n)
     p = ns.dot(r, h)
-    return ns.Program(ns.ntk(p, weights=[*weights_of(ordered([p])), r]))
+    return ns.Program(ns.ntk(p, weights=[*weights_of(topological_order([p])), r]))
 
 
 @pytest.mark.parametrize("name", KNOWN)

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from netsor import explore
-from netsor.cli import _explore
+from netsor.cli import _study_commands
 
 from ..command import netsor
 
@@ -60,7 +60,7 @@ def test_bad_input(served, tmp_path, arguments, words):
 
 
 def test_what_is_not_installed(monkeypatch):
-    monkeypatch.setattr(_explore.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(_study_commands.importlib.util, "find_spec", lambda name: None)
     result = netsor("explore")
     assert result.returncode == 2
     assert "pip install 'netsor[explore]'" in result.stderr

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.explore import Target, _audited
-from netsor.explore._audited import AT, LIMIT, Asked
-from netsor.explore._findings import different, findings
-from netsor.explore._model import Model, lengths
-from netsor.explore._program import Own
-from netsor.explore._variant import Variant
-from netsor.studies import _parts
+from netsor.explore import Target, _audit_view
+from netsor.explore._audit_view import AT, LIMIT, AuditViewRequest
+from netsor.explore._components import comparison_html, findings
+from netsor.explore._model_view import Model, Variant, lengths
+from netsor.explore._program_view import ProgramSettings
+from netsor.studies import _process_pool
 
 SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 16}
 n = ns.Width("n")
@@ -25,8 +24,8 @@ n = ns.Width("n")
 @pytest.fixture(autouse=True)
 def _apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_audited, "_kept", {})
-    monkeypatch.setattr(_parts, "Workers", ThreadPoolExecutor)  # the same numbers, sooner
+    monkeypatch.setattr(_audit_view, "_kept", {})
+    monkeypatch.setattr(_process_pool, "Workers", ThreadPoolExecutor)  # the same numbers, sooner
 
 
 @pytest.fixture
@@ -121,7 +120,7 @@ def test_two_models_and_two_lengths(small):
         (own, "band"),
         ("std=1, depth scaling off", "second"),
     ]
-    first = different(views[-1].result)
+    first = comparison_html(views[-1].result)
     assert "Prefer “" in first
     assert first.index("Prefer") < first.index("<li>") < first.index("different in the models")
     table = ET.fromstring(f"<div>{findings(views[-1].result)}</div>")
@@ -130,15 +129,15 @@ def test_two_models_and_two_lengths(small):
         assert rows[name] == [audit.at(t).finding(name).verdict for audit in found.audits for t in (3, 6)]
     assert {"found", "not found"} <= {*rows["entropy"], *rows["loss"]}
     assert found.audits[1].finding("entropy").reason in "".join(table.itertext())
-    assert different(views[0].result) == ""
+    assert comparison_html(views[0].result) == ""
 
 
 def test_what_is_kept_is_not_drawn_again(small, monkeypatch):
     """A second model leaves the draws of the first as they are."""
     done = []
-    measure = _audited.measure
+    measure = _audit_view.measure
     monkeypatch.setattr(
-        _audited, "measure", lambda part, progress: done.append(part) or measure(part, progress=progress)
+        _audit_view, "measure", lambda part, progress: done.append(part) or measure(part, progress=progress)
     )
     last(Model(small, tokens=(3,)))
     last(Model(small, replace(small, std=0.1), tokens=(3,)))
@@ -163,15 +162,15 @@ def test_progress(small):
 def test_as_many_tokens_as_are_quick(small):
     """16, or as many as there are positions for; fewer of a large model. What is given is taken."""
     gpt3 = ns.models.read("gpt3-175b")
-    assert Asked((small.model,)).lengths == (16,)
-    assert Asked((small.model.replace(length=9),)).lengths == (8,)
-    assert Asked((gpt3,)).lengths[0] < 8
-    assert Asked((gpt3,), (5,)).lengths == (5,)
+    assert AuditViewRequest((small.model,)).lengths == (16,)
+    assert AuditViewRequest((small.model.replace(length=9),)).lengths == (8,)
+    assert AuditViewRequest((gpt3,)).lengths[0] < 8
+    assert AuditViewRequest((gpt3,), (5,)).lengths == (5,)
 
 
 def test_what_takes_long_is_left_out_and_said(small, monkeypatch):
     """More lengths come when they are affordable; else the page says what they would take."""
-    monkeypatch.setattr(_audited, "LATER", 0.0)
+    monkeypatch.setattr(_audit_view, "LATER", 0.0)
     (view, again) = Model(small, tokens=(3, 6)).views()
     assert again.result is view.result
     assert f"{small.model.name} at 3 and 6 tokens would take about 1 s, too long for a page" in again.notes[-1]
@@ -216,10 +215,10 @@ def test_a_program_with_probes():
     target = Target("x", "net", net)
     assert target.watched
     assert not Target("x", "bare", ns.program(lambda: ns.gaussian(n))).watched
-    (view,) = Own(target, {"sigma": 2.0}, {"n": 16}).audited(sharp=False)
+    (view,) = ProgramSettings(target, {"sigma": 2.0}, {"n": 16}).audited(sharp=False)
     found = ns.audit(net(sigma=2.0), n=16, quick=True)
     assert view.result.findings == found.findings
     assert np.array_equal(view.panels[0].curves[0].y, found["mean_square"].median)
     assert "net = net(sigma=2.0)\nfound = ns.audit(net, n=16, quick=True)" in view.code
     with pytest.raises(ValueError, match="width n is ∞: an audit is of finite widths"):
-        next(Own(target, {}, {"n": ns.inf}).audited(sharp=False))
+        next(ProgramSettings(target, {}, {"n": ns.inf}).audited(sharp=False))

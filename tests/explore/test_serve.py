@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from netsor.explore import _serve
-from netsor.explore._door import own_origin
+from netsor.explore import _server
+from netsor.explore._server import own_origin
 
 OWN = "http://127.0.0.1:8123"
 OTHERS = ["http://evil.example", "http://127.0.0.1:8124", "https://127.0.0.1:8123", "http://localhost:8123", "null", ""]
@@ -92,7 +92,7 @@ def test_the_address_is_told_when_it_can_be_had(monkeypatch):
         told.set()
         found.append((server[0].started, re.fullmatch(r"http://127\.0\.0\.1:\d+/\?access_token=\S+", address)))
 
-    _serve.serve(None, 0, False, say)
+    _server.serve(None, 0, False, say)
     assert found[0][0]
     assert found[0][1]
 
@@ -103,7 +103,7 @@ def test_a_server_that_does_not_begin_is_an_error(monkeypatch):
     made = SimpleNamespace(with_app=lambda **_: SimpleNamespace(build=lambda: None))
     monkeypatch.setitem(sys.modules, "marimo", SimpleNamespace(create_asgi_app=lambda **_: made))
     with pytest.raises(RuntimeError, match="before it began"):
-        _serve.serve(None, 0, False, lambda address: pytest.fail("nothing is there"))
+        _server.serve(None, 0, False, lambda address: pytest.fail("nothing is there"))
 
 
 @pytest.mark.slow

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine import _montecarlo
+from netsor.engine import _parallel
 from netsor.engine.backends._numpy import block_bytes
 from netsor.explore import Target, _view
-from netsor.explore._html import message, table
-from netsor.explore._layer import Layer
-from netsor.explore._picture import Curve, Panel, as_csv, as_file
-from netsor.explore._program import Knob, Own, knobs
-from netsor.explore._svg import as_svg, decades, ticks
+from netsor.explore._components import message, table
+from netsor.explore._layer_view import Layer
+from netsor.explore._plots import Curve, Panel, as_csv, as_file, as_svg, decades, ticks
+from netsor.explore._program_view import ProgramSettings, Slider, knobs
 
 from ..keep import keep
 
@@ -121,7 +120,7 @@ def test_heads_that_are_enough():
 def test_a_wrong_value_is_told(layer, words):
     with pytest.raises((ValueError, TypeError), match=words) as caught:
         layer.view()
-    assert "\n" not in _view.said(caught.value)
+    assert "\n" not in _view.error_text(caught.value)
 
 
 def test_draws_that_are_quick(monkeypatch):
@@ -138,7 +137,7 @@ def test_draws_that_are_quick(monkeypatch):
     monkeypatch.setattr(_view, "memory", lambda: 10.0)
     with pytest.raises(ValueError, match="of memory"):
         _view.afford([plan], None)
-    assert _montecarlo.memory() > 10.0
+    assert _parallel.memory() > 10.0
 
 
 def test_replicas_that_are_computed_together_have_room(monkeypatch):
@@ -176,11 +175,11 @@ OWN = Target("netsor_views", "net", net)
 def test_knobs():
     """A slider for each number, about its value; flags and words have none."""
     assert knobs(OWN) == (
-        Knob("tokens", 3, 1, 12, 1),
-        Knob("heads", 2, 1, 8, 1),
-        Knob("sigma", 1.0, 0.0, 4.0, 0.05),
+        Slider("tokens", 3, 1, 12, 1),
+        Slider("heads", 2, 1, 8, 1),
+        Slider("sigma", 1.0, 0.0, 4.0, 0.05),
     )
-    assert knobs(replace(OWN, arguments={"heads": 16}))[1] == Knob("heads", 16, 1, 64, 1)
+    assert knobs(replace(OWN, arguments={"heads": 16}))[1] == Slider("heads", 16, 1, 64, 1)
     assert knobs(replace(OWN, found=net())) == ()
     assert OWN.widths == ("n", "m")
 
@@ -200,7 +199,9 @@ def test_knobs():
 def test_own_program(output, part, key, monkeypatch):
     """The law of one output, its limit and the code, which finds the program again."""
     monkeypatch.setitem(sys.modules, "netsor_views", types.SimpleNamespace(net=net))
-    own = Own(replace(OWN, part=part), {"tokens": 3, "heads": 2, "sigma": 1.5}, {"n": 32, "m": ns.inf}, output, 400)
+    own = ProgramSettings(
+        replace(OWN, part=part), {"tokens": 3, "heads": 2, "sigma": 1.5}, {"n": 32, "m": ns.inf}, output, 400
+    )
     view = own.view()
     assert f"net(tokens=3, heads=2, sigma=1.5){key}" in view.code
     made = run(view.code)
@@ -211,33 +212,33 @@ def test_own_program(output, part, key, monkeypatch):
 
 def test_own_program_whose_limit_is_a_point():
     """The mean product of two tokens at a width, 0 at infinity."""
-    view = Own(OWN, {}, {"n": 32, "m": 4}, 4, 400).view()
+    view = ProgramSettings(OWN, {}, {"n": 32, "m": 4}, 4, 400).view()
     assert "in the limit it is always 0" in view.notes
     assert "net()[1][0, 1]" in view.code
     assert list(view.rows["variance"]) == ["n = 32, m = 4", "the Gaussian of its variance"]
 
 
 def test_own_program_that_has_no_limit():
-    view = Own(Target("x", "tied", tied), {}, {"n": 16}, 0).view()
+    view = ProgramSettings(Target("x", "tied", tied), {}, {"n": 16}, 0).view()
     assert "no limit to compare with" in view.notes[0]
     assert "limit" not in view.code
     with pytest.raises(ValueError, match="no limit"):
-        Own(Target("x", "tied", tied), {}, {"n": ns.inf}, 0).view()
+        ProgramSettings(Target("x", "tied", tied), {}, {"n": ns.inf}, 0).view()
 
 
 def test_own_programs_that_are_wrong():
     with pytest.raises(ValueError, match="output 12 is not there: the program has 12"):
-        Own(OWN, {}, {"n": 16, "m": 16}, 12).view()
+        ProgramSettings(OWN, {}, {"n": 16, "m": 16}, 12).view()
     with pytest.raises(TypeError, match="must return a program"):
-        Own(Target("x", "number", lambda: 3), {}, {}).view()
+        ProgramSettings(Target("x", "number", lambda: 3), {}, {}).view()
     zero = ns.program(lambda: 0.0 * ns.gaussian(n))
     with pytest.raises(ValueError, match="always 0"):
-        Own(Target("x", "zero", zero), {}, {"n": 4}).view()
+        ProgramSettings(Target("x", "zero", zero), {}, {"n": 4}).view()
 
 
 def test_a_program_of_fixed_widths():
     fixed = ns.program(lambda: ns.relu(ns.weight(8, 8) @ ns.gaussian(8)))
-    view = Own(Target("x", "fixed", fixed), {}, {}, draws=500).view()
+    view = ProgramSettings(Target("x", "fixed", fixed), {}, {}, draws=500).view()
     assert list(view.rows["variance"]) == ["the law", "the Gaussian of its variance"]
     assert any(name.startswith("P(y = 0") for name in view.rows)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language import _array, _content
+from netsor.language import _array, _check_function
 from netsor.language._given import Places
-from netsor.language._keep import around, box, within
+from netsor.language._index_box import around, box, within
 
 SHAPES = [(5,), (3, 4), (2, 3, 4), (1, 6, 1, 2)]
 KEYS = [
@@ -50,7 +50,7 @@ def test_a_large_array_gives_what_a_small_one_gives(monkeypatch):
     """An index of an array with 131 million entries made all of their places."""
     x = ns.gaussian(ns.Width("n"), (3, 4, 5))
     plain = x[1:, [0, 2], ::2].op.flat
-    monkeypatch.setattr(_array, "FEW", 10)
+    monkeypatch.setattr(_array, "MAX_ENUMERATED_ENTRIES", 10)
     np.testing.assert_array_equal(x[1:, [0, 2], ::2].op.flat, plain)
 
 
@@ -69,22 +69,22 @@ def test_the_part_around_some_places(shape):
 
 def test_content_is_that_of_the_numbers():
     a = np.arange(6.0)
-    key = _content.content_of(a)
-    assert key == _content.content_of(np.arange(6.0)) != _content.content_of(a.reshape(2, 3))
-    assert key != _content.content_of(np.arange(6))
+    key = _check_function.content_of(a)
+    assert key == _check_function.content_of(np.arange(6.0)) != _check_function.content_of(a.reshape(2, 3))
+    assert key != _check_function.content_of(np.arange(6))
     a[0] = 1.0  # it can be written to, so that it is not remembered
-    assert _content.content_of(a) != key
+    assert _check_function.content_of(a) != key
 
 
 def test_equal_masks_are_one_array_as_long_as_somebody_has_it():
-    before = len(_content._known), len(_content._shared)
+    before = len(_check_function._known), len(_check_function._shared)
     mask = np.tri(5, dtype=bool)
-    first, second = _content.shared(mask), _content.shared(mask.copy())
+    first, second = _check_function.shared(mask), _check_function.shared(mask.copy())
     assert first is second
     assert not first.flags.writeable
     np.testing.assert_array_equal(first, np.tri(5))
-    _content.content_of(first)
-    assert len(_content._known) == before[0] + 1
+    _check_function.content_of(first)
+    assert len(_check_function._known) == before[0] + 1
     del first, second
     gc.collect()
-    assert (len(_content._known), len(_content._shared)) == before
+    assert (len(_check_function._known), len(_check_function._shared)) == before

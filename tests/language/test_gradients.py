@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language._graph import ordered
+from netsor.language._graph import topological_order
 from netsor.language._operation import MatMul
 
 n, d = ns.Width("n"), ns.Width("d")
@@ -47,7 +47,7 @@ def test_only_what_counts_is_differentiated():
     """One token of the last block asks for one query, and nothing for tokens behind the mask."""
     x = ns.gaussian(n, 5)
     p = ns.dot(ns.gaussian(n), ns.nn.attention(x, 3, d, mask="causal")[1])
-    backward = [v.op for v in ordered([ns.grad(p, x)]) if isinstance(v.op, MatMul) and v.op.weight.transposed]
+    backward = [v.op for v in topological_order([ns.grad(p, x)]) if isinstance(v.op, MatMul) and v.op.weight.transposed]
     assert sorted(op.x.size for op in backward) == [1, 3, 15, 15]  # W^O, one query a head, keys and values
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import special
 
 import netsor as ns
-from netsor.language import _probe
+from netsor.language import _check_function
 
 n = ns.Width("n")
 
@@ -200,7 +200,7 @@ def test_a_function_is_probed_once():
 
 def test_numpys_functions_are_probed_once(monkeypatch):
     ns.nonlin(np.arctan, x(2))
-    monkeypatch.setattr(_probe._Probe, "shape", lambda self: pytest.fail("probed again"))
+    monkeypatch.setattr(_check_function._Probe, "shape", lambda self: pytest.fail("probed again"))
     ns.nonlin(np.arctan, x(3))
 
 
@@ -216,7 +216,7 @@ def test_an_object_without_a_hash_is_probed_every_time():
 
 
 def test_the_librarys_functions_are_not_probed(monkeypatch):
-    monkeypatch.setattr(_probe._Probe, "shape", lambda self: pytest.fail("probed"))
+    monkeypatch.setattr(_check_function._Probe, "shape", lambda self: pytest.fail("probed"))
     y = ns.nn.attention(ns.layer_norm(ns.gelu(ns.clip(x(3), 2.0))), 2, mask="causal")
     assert (ns.sigmoid(ns.mean_dot(y, y)) ** 2 / 3).sum().shape == ()
 
@@ -229,7 +229,7 @@ def test_a_large_function_of_the_library_is_asked_once_for_its_shape():
         asked.append(p.shape)
         return by * p
 
-    large = ns.normal((2, _probe.LARGE // 10))
+    large = ns.normal((2, _check_function.MAX_RESCALED_ARGUMENTS // 10))
     ns.apply(partial(scaled, by=2.0), large, axes=2)
     assert len(asked) > 10
     scaled.__module__ = "netsor.models"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language._graph import ordered
-from netsor.language._move import Shifted, Stepped
+from netsor.language._graph import topological_order
+from netsor.language._optimiser_ops import SteppedMatMul, SteppedParameter
 from netsor.language._specification import verify
 
 n = ns.Width("n")
@@ -38,9 +38,13 @@ def test_what_does_not_depend_on_a_weight_that_moves_is_kept():
     assert ns.step(x, loss, 0.1) is x
     assert ns.step(h, loss, 0.1, weights=v) is h
     after = ns.step(h, loss, 0.1, weights=b)
-    assert {type(value.op) for value in ordered([after])} & {Stepped, Shifted} == {Shifted}
+    assert {type(value.op) for value in topological_order([after])} & {SteppedMatMul, SteppedParameter} == {
+        SteppedParameter
+    }
     after = ns.step(h, loss, 0.1, weights=w)
-    assert {type(value.op) for value in ordered([after])} & {Stepped, Shifted} == {Stepped}
+    assert {type(value.op) for value in topological_order([after])} & {SteppedMatMul, SteppedParameter} == {
+        SteppedMatMul
+    }
 
 
 def test_a_weight_of_a_batch_moves_alone():
@@ -49,7 +53,7 @@ def test_a_weight_of_a_batch_moves_alone():
     found = [ns.Program((h, after)).simulate(n=4, draws=3, seed=1) for after in (all_, one)]
     assert (np.abs(found[0][1] - found[0][0]) > 1e-9).all()
     assert (found[0][1] != found[1][1]).any()
-    (op,) = {value.op for value in ordered([one]) if isinstance(value.op, Stepped)}
+    (op,) = {value.op for value in topological_order([one]) if isinstance(value.op, SteppedMatMul)}
     assert [part.members for part in op.parts] == [(1,)]
 
 
@@ -87,7 +91,7 @@ def test_a_step_is_in_the_past_of_the_next_one():
     loss, h, w, *_ = net()
     first = ns.step((h, loss), loss, 0.1)
     second = ns.step(first, first[1], 0.2)
-    steps = [value.op for value in ordered(second) if isinstance(value.op, Stepped)]
+    steps = [value.op for value in topological_order(second) if isinstance(value.op, SteppedMatMul)]
     assert {len(op.steps) for op in steps} == {1, 2}
     verify(second)
     assert ns.step(h, first[1], 0.1) is h  # made before the first step: the weights that made it are gone

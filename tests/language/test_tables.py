@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.engine._literal import LITERAL
+from netsor.engine._reference import LITERAL
 from netsor.engine.lower import SCALARS, VECTORS
 from netsor.engine.lower._linear import LINEAR
-from netsor.language._array import Acts, Entrywise, Operation
-from netsor.language._asked import asked_entries
+from netsor.language._array import Entrywise, Operation, VectorAccess
 from netsor.language._check import BOUNDED
 from netsor.language._derivative import RULES
-from netsor.language._graph import ordered
-from netsor.language._move import Shifted, Stepped
-from netsor.language._narrow import narrow
-from netsor.language._pool import Pool
+from netsor.language._graph import topological_order
+from netsor.language._join import Pool
+from netsor.language._optimiser_ops import SteppedMatMul, SteppedParameter
+from netsor.language._slicing import asked_entries, narrow
 from netsor.language._specification import SpecificationError, verify
 
 from ..programs import operations
@@ -28,7 +27,7 @@ n = ns.Width("n")
 class Flip(Entrywise):
     """V: the coordinates of x in the opposite order."""
 
-    acts = Acts.ON_PLACES
+    acts = VectorAccess.ON_PLACES
     x: ns.Vector
 
 
@@ -36,7 +35,7 @@ class Flip(Entrywise):
 class Sorted(Operation):
     """V: what a class says that says nothing: every entry is made of all."""
 
-    acts = Acts.LINEARLY
+    acts = VectorAccess.LINEARLY
     x: ns.Vector
 
 
@@ -49,7 +48,7 @@ def test_no_row_is_missing():
     every = {operation.__name__: operation for operation in operations(Operation)}
     assert len(every) == 20
     assert set(LITERAL) == set(every.values())
-    steps = {Stepped, Shifted}  # which a pass rewrites, so that they are never lowered
+    steps = {SteppedMatMul, SteppedParameter}  # which a pass rewrites, so that they are never lowered
     assert set(every.values()) - set(BOUNDED) == {Pool, *steps}  # which have no limit that any theorem speaks of
     lowered = {*VECTORS, *SCALARS, *LINEAR}
     assert set(every.values()) <= lowered | steps
@@ -113,7 +112,7 @@ def test_it_is_printed_as_a_function():
 def test_indexing_goes_through_it():
     x = ns.gaussian(n, (3, 4))
     outputs = narrow([flipped(x)[1, 2:]])
-    assert {value.shape for value in ordered(outputs) if isinstance(value.op, Flip)} == {(1, 2)}
+    assert {value.shape for value in topological_order(outputs) if isinstance(value.op, Flip)} == {(1, 2)}
     verify(outputs)
     asked = asked_entries([flipped(x)[1, 2:]])[x]
     assert asked.sum() == 2
@@ -124,7 +123,7 @@ def test_an_operation_that_says_nothing_is_made_whole():
     x = ns.gaussian(n, (3, 4))
     y = ns.Vector(Sorted(x), x.shape, n)
     outputs = narrow([y[1, 2:]])
-    assert {value.shape for value in ordered(outputs) if isinstance(value.op, Sorted)} == {(3, 4)}
+    assert {value.shape for value in topological_order(outputs) if isinstance(value.op, Sorted)} == {(3, 4)}
     assert asked_entries([y[1, 2:]])[x].all()
     verify(outputs)
 

@@ -10,14 +10,14 @@ import numpy as np
 from scipy import optimize, special, stats
 
 import netsor as ns
-from netsor.laws import Origin
-from netsor.laws._head import Head
+from netsor.laws import Provenance
+from netsor.laws._attention_head import Head
 
 SHAPE, SCALE = 8.0, 0.1  # of the gamma law of v
 CENTRE, SPREAD = 0.5, 0.3  # of the means, where there are any
 SIZE = 500  # replicas, or draws
 DIRECTIONS = 16  # of sliced distances
-ORIGIN = Origin("exact", "made for a test")
+ORIGIN = Provenance("exact", "made for a test")
 MIXED = np.array([[1.0, 0.5], [0.5, 1.0]])  # the covariance of two entries, times v
 
 

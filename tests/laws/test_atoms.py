@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.laws import Origin, distances
+from netsor.laws import Provenance, distances
 
-ORIGIN = Origin("exact", "made for a test")
+ORIGIN = Provenance("exact", "made for a test")
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,13 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.laws import Origin, _components, distances
-from netsor.laws._foreign import as_law
-from netsor.laws._replicas import Replicated
-from netsor.laws._resample import jackknife
+from netsor.laws import Provenance, _mixture_components, distances
+from netsor.laws._coerce import as_law
+from netsor.laws._replicas import Replicated, jackknife
 
 from ..keep import keep
 
-ORIGIN = Origin("exact", "made for a test")
+ORIGIN = Provenance("exact", "made for a test")
 
 
 def gaussian(var, mean=0.0):
@@ -111,7 +110,7 @@ def test_many_draws_are_seen_at_their_quantiles(monkeypatch):
     """Of more draws than JUMPS the distribution function is read at so many quantiles, which moves it by 1/JUMPS."""
     draws = np.random.default_rng(3).standard_normal(4000)
     whole = [float(f(draws, stats.norm(0.2))) for f in (ns.kolmogorov, ns.wasserstein1)]
-    monkeypatch.setattr(_components, "JUMPS", 500)
+    monkeypatch.setattr(_mixture_components, "JUMPS", 500)
     assert len(as_law(draws)._jumps()) == pytest.approx(500, abs=1)
     few = [float(f(draws, stats.norm(0.2))) for f in (ns.kolmogorov, ns.wasserstein1)]
     assert abs(whole[0] - stats.kstest(draws, stats.norm(0.2).cdf).statistic) < 0.005  # noise is taken off

@@ -8,7 +8,7 @@ import pytest
 
 import netsor as ns
 from netsor import Estimate
-from netsor.laws import Origin
+from netsor.laws import Provenance
 
 
 def test_it_unpacks_and_converts():
@@ -56,8 +56,8 @@ def test_errors_of_one_estimate_are_one_error():
 
 
 def test_errors_from_the_same_draws_add_as_they_are():
-    law = ns.Mixture(0.0, np.linspace(1, 2, 100), Origin("exact", "test", seed=3))
-    other = ns.Mixture(0.0, np.linspace(1, 3, 100), Origin("exact", "test", seed=4))
+    law = ns.Mixture(0.0, np.linspace(1, 2, 100), Provenance("exact", "test", seed=3))
+    other = ns.Mixture(0.0, np.linspace(1, 3, 100), Provenance("exact", "test", seed=4))
     v, m = law.with_error.var(), law.with_error.moment(4)
     assert (v - m).error == pytest.approx(v.error + m.error)
     w = other.with_error.var()
@@ -99,7 +99,7 @@ def test_what_has_no_answer_is_refused():
 
 
 def test_arrays_of_values():
-    e = ns.Mixture(0.0, [1.0, 2.0], Origin("exact", "test")).with_error.pdf([0.0, 1.0])
+    e = ns.Mixture(0.0, [1.0, 2.0], Provenance("exact", "test")).with_error.pdf([0.0, 1.0])
     assert (2 * e).value.shape == (2,)
     assert (np.array([1.0, 2.0]) * e).error == pytest.approx(np.array([1.0, 2.0]) * e.error)
 

@@ -10,11 +10,10 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.laws import Origin
-from netsor.laws._replicas import Replicas, of_share
-from netsor.laws._tail import unseen
+from netsor.laws import Provenance
+from netsor.laws._replicas import Replicas, of_share, tail_error
 
-ORIGIN = Origin("exact", "made for a test")
+ORIGIN = Provenance("exact", "made for a test")
 LAWS = 200
 DEPTH, WIDTH = 6, 4
 FOURTH = (1 + 2 / WIDTH) ** DEPTH  # E v²/(E v)²
@@ -86,12 +85,12 @@ def test_many_draws_of_a_light_tail_are_textbook():
 def test_what_lies_beyond_the_draws_of_a_lognormal_law():
     """Its mean beyond the last of n draws is e^(1/2) Φ(1 − Φ⁻¹(1 − 1/n)); weights that are equal change nothing."""
     draws, n = np.exp(np.random.default_rng(5).standard_normal((1000, 300))) - 1, 1000.0
-    found = unseen(draws, None, n)
+    found = tail_error(draws, None, n)
     right = np.exp(0.5) * stats.norm.cdf(1 - stats.norm.isf(1 / n))
     assert np.median(found) == pytest.approx(right, rel=0.1)
-    np.testing.assert_allclose(unseen(draws[:, :9], np.full(1000, 1 / 1000), n), found[:9], rtol=1e-2)
-    assert (unseen(np.ones((50, 2)), None, 50.0) == 0).all()
-    assert (unseen(draws[:9, :2], None, 9.0) == 0).all()
+    np.testing.assert_allclose(tail_error(draws[:, :9], np.full(1000, 1 / 1000), n), found[:9], rtol=1e-2)
+    assert (tail_error(np.ones((50, 2)), None, 50.0) == 0).all()
+    assert (tail_error(draws[:9, :2], None, 9.0) == 0).all()
 
 
 def test_means_of_a_power_law_are_covered():

@@ -8,8 +8,8 @@ import pytest
 
 import netsor as ns
 from netsor.engine import _sampler
-from netsor.engine._cells import Tally, cells_for, summed
-from netsor.laws import Origin
+from netsor.engine._moment_histogram import MomentAccumulator, cells_for, summed
+from netsor.laws import Provenance
 
 n = ns.Width("n")
 DRAWS = 30_000
@@ -44,21 +44,21 @@ def both(name, monkeypatch, draws=DRAWS, **where):
     net, widths, close = NETS[name]
     net = net if isinstance(net, ns.Program) else ns.Program(net)
     kept = net.law(draws=draws, seed=3, progress=False, **widths, **where)
-    monkeypatch.setattr(_sampler, "KEPT", 10_000)
+    monkeypatch.setattr(_sampler, "MAX_STORED_REPLICAS", 10_000)
     return kept, net.law(draws=draws, seed=3, progress=False, **widths, **where), close
 
 
 def cells_of(mean, var):
     """The law of replicas by Gaussians that stand for many of them."""
     cells = cells_for(mean, var, "these")
-    tally = Tally(cells)
+    tally = MomentAccumulator(cells)
     tally.add(summed(cells, mean, var))
     mean, var, count = tally.nodes()
     return ns.Mixture(mean, var, ORIGIN, count=count)
 
 
 JAX = {"backend": "jax", "device": "cpu"}
-ORIGIN = Origin("exact", "given")
+ORIGIN = Provenance("exact", "given")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_an_atom_is_split_into_blocks_too(monkeypatch):
 
 
 def test_bits_do_not_depend_on_who_adds_up(monkeypatch):
-    monkeypatch.setattr(_sampler, "KEPT", 10_000)
+    monkeypatch.setattr(_sampler, "MAX_STORED_REPLICAS", 10_000)
     net = ns.paper.layer()
     with ThreadPoolExecutor(3) as pool:
         laws = [net.law(n=16, draws=60_000, progress=False, **how) for how in ({"workers": 1}, {"executor": pool})]
@@ -166,7 +166,7 @@ def test_bits_do_not_depend_on_who_adds_up(monkeypatch):
 
 
 def test_memory_does_not_grow_with_the_draws(monkeypatch):
-    monkeypatch.setattr(_sampler, "KEPT", 10_000)
+    monkeypatch.setattr(_sampler, "MAX_STORED_REPLICAS", 10_000)
     net, peaks = ns.paper.layer(), []
     net.law(n=16, draws=20_000, workers=1, progress=False)
     for draws in (50_000, 400_000):
@@ -188,7 +188,7 @@ def test_a_law_goes_to_disk_and_back(tmp_path, monkeypatch):
 
 
 def test_what_is_refused(monkeypatch):
-    monkeypatch.setattr(_sampler, "KEPT", 10_000)
+    monkeypatch.setattr(_sampler, "MAX_STORED_REPLICAS", 10_000)
     x = ns.weight(n, n) @ ns.gaussian(n)
     known_by_draws = ns.Program(ns.mean_dot(x, x))
     with pytest.raises(ValueError, match=r"draws=20000: this law is known by its draws alone"):
@@ -247,7 +247,7 @@ def test_what_leaves_all_cells_is_kept(monkeypatch):
     cells = cells_for(np.zeros(100), np.exp(0.001 * rng.standard_normal(100)), "x")
     var = np.exp(30 * rng.standard_normal(5000))
     var[:7] = 0.0
-    gathered = Tally(cells)
+    gathered = MomentAccumulator(cells)
     gathered.add(summed(cells, np.zeros(5000), var))
     mean, found, count = gathered.nodes()
     assert count.sum() == pytest.approx(5000)

@@ -8,10 +8,10 @@ from examples import attention_layer
 from scipy import stats
 
 import netsor as ns
-from netsor.laws import Origin
+from netsor.laws import Provenance
 from netsor.laws._replicas import average
 
-ORIGIN = Origin("exact", "made for a test")
+ORIGIN = Provenance("exact", "made for a test")
 
 
 def mixture(replicas, dim, seed=0, spread=0.3):
@@ -93,7 +93,7 @@ def test_moments_and_their_errors():
         k = rng.integers(500, size=500)
         again.append(ns.Joint(law.component_mean[k], law.component_cov[k], ORIGIN).corr()[0, 1])
     assert law.with_error.corr().error[0, 1] == pytest.approx(np.std(again), rel=0.2)
-    doubtful = ns.Joint(law.component_mean, law.component_cov, Origin("exact", "test", quadrature_error=0.1))
+    doubtful = ns.Joint(law.component_mean, law.component_cov, Provenance("exact", "test", quadrature_error=0.1))
     assert (np.diag(doubtful.with_error.cov().error) > 0.1 * law.var()).all()
 
 
@@ -348,7 +348,7 @@ def test_pictures(tmp_path):
 
 def test_what_is_not_random_is_known_up_to_a_share_of_itself():
     """The mean square of a function at infinite width is a number, by quadrature."""
-    doubtful = Origin("proved", "made for a test", quadrature_error=1e-3)
+    doubtful = Provenance("proved", "made for a test", quadrature_error=1e-3)
     one = ns.Mixture(-4.0, 0.0, doubtful)
     assert tuple(one.with_error.mean()) == (-4.0, pytest.approx(4e-3))
     assert one.with_error.cdf(-3.0).value == 1

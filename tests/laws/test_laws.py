@@ -6,13 +6,13 @@ from examples import attention_layer
 from scipy import stats
 
 import netsor as ns
-from netsor.laws import Origin
-from netsor.laws._gaussians import compress
-from netsor.laws._head import Head
+from netsor.laws import Provenance
+from netsor.laws._attention_head import Head
+from netsor.laws._mixture_1d import compress
 
 from ..keep import keep
 
-ORIGIN = Origin("exact", "made for a test", seed=None)
+ORIGIN = Provenance("exact", "made for a test", seed=None)
 rng = np.random.default_rng(7)
 
 

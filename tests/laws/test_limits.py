@@ -5,7 +5,7 @@ import pytest
 from scipy import integrate, stats
 
 import netsor as ns
-from netsor.laws import _scores
+from netsor.laws import _attention_head
 
 from ..keep import keep
 from .test_laws import grid
@@ -38,10 +38,10 @@ def test_accuracy_of_the_density_is_better_than_1e_7(tokens, monkeypatch):
     law = ns.Attention(np.eye(tokens) + 0.2).law(heads=2)
     y = np.linspace(0, 2, 5)
     assert (law.with_error.pdf(y).error < 1e-7).all()
-    monkeypatch.setattr(_scores, "exchangeable_moments", lambda scores, values: None)
-    _scores.head_law.cache_clear()
+    monkeypatch.setattr(_attention_head, "exchangeable_moments", lambda scores, values: None)
+    _attention_head.head_law.cache_clear()
     plain = ns.Attention(np.eye(tokens) + 0.2).law(heads=2)
-    _scores.head_law.cache_clear()
+    _attention_head.head_law.cache_clear()
     assert plain.head.moments is None
     value, error = plain.with_error.pdf(y)
     assert (np.abs(law.pdf(y) - value) < 6 * error + 1e-8).all()

@@ -8,9 +8,9 @@ import pytest
 from scipy import integrate, stats
 
 import netsor as ns
-from netsor.laws import Origin, distances
+from netsor.laws import Provenance, distances
 
-ORIGIN = Origin("exact", "made for a test")
+ORIGIN = Provenance("exact", "made for a test")
 SCALES = (1e-8, 1e-3, 1.0, 1e3, 1e8)
 
 
@@ -78,9 +78,9 @@ def test_mixtures_against_independent_quadrature():
 
 def _plain(a, b, name):
     """The distance of the two laws as they are, without what is done for noise."""
-    from netsor.laws._pair import Pair
+    from netsor.laws._distance_estimator import DistanceEstimator
 
-    return Pair(a, b, couple=False)._plain(name)
+    return DistanceEstimator(a, b, couple=False)._plain(name)
 
 
 @pytest.mark.slow

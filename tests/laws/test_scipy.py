@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.laws import Origin
+from netsor.laws import Provenance
 
-ORIGIN = Origin("exact", "by hand")
+ORIGIN = Provenance("exact", "by hand")
 FAR = np.array([-1e3, -60.0, -39.0, -8.0, -0.3, 0.0, 0.7, 9.0, 41.0, 300.0])
 NORMAL = ns.Mixture(0.0, 1.0, ORIGIN)
 

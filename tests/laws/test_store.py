@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.laws import Origin
+from netsor.laws import Provenance
 
 from ..keep import keep
 
-ORIGIN = Origin("exact", "made for a test", 3, 7, 1e-5, ("a note",))
+ORIGIN = Provenance("exact", "made for a test", 3, 7, 1e-5, ("a note",))
 rng = np.random.default_rng(0)
 
 LAWS = {

@@ -7,8 +7,8 @@ import pytest
 
 import netsor as ns
 from netsor import inf, models
-from netsor.models._layer_quantities import STREAM
-from netsor.models._words import words
+from netsor.models._loss import words
+from netsor.models._metric_program import STREAM
 
 from .small import CONFIGS, DECODER_IDS, IDS, inputs
 

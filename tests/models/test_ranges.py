@@ -7,10 +7,10 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.language._pool import pooled
+from netsor.language._join import pooled
+from netsor.models._loss import _split_root
 from netsor.models._ranges import BLOCK, COLUMNS, ENDS, FORMATS, of_range
-from netsor.models._words import _split_root
-from netsor.nn._logits import symmetric_root
+from netsor.nn._embedding import symmetric_root
 
 from ..keep import keep
 from . import plain

@@ -6,7 +6,7 @@ import pytest
 
 import netsor as ns
 from netsor.language._operation import MatMul
-from netsor.models._trace import inside
+from netsor.models._build import inside
 
 GPT2 = ns.models.read("gpt2")
 LLAMA = ns.models.read("llama-3-8b")

@@ -7,8 +7,8 @@ import pytest
 from scipy.special import logsumexp
 
 import netsor as ns
-from netsor.models import _reduce
-from netsor.models._reduce import of_attention, of_logits, of_words
+from netsor.models import _metrics
+from netsor.models._metrics import of_attention, of_logits, of_words
 
 
 def right(every):
@@ -21,7 +21,7 @@ def right(every):
 @pytest.mark.parametrize("far", [0.0, 1e4])
 @pytest.mark.parametrize("piece", [5, 37 * 5, 10**6])
 def test_logits_by_pieces(scale, far, piece, monkeypatch):
-    monkeypatch.setattr(_reduce, "PIECE", piece)
+    monkeypatch.setattr(_metrics, "LOGITS_PER_BATCH", piece)
     rng = np.random.default_rng(0)
     known = scale * (far + rng.standard_normal((3, 5, 4)))
     root, noise = scale * rng.standard_normal((3, 5, 5)), far + rng.standard_normal((3, 5, 150))
@@ -56,8 +56,8 @@ def test_reductions_make_as_many_numbers_as_they_say():
     rng = np.random.default_rng(0)
     weights = rng.uniform(size=(2, 3, 5, 5))
     made = {
-        _reduce.of_gram: (weights @ np.swapaxes(weights, -1, -2),),
-        _reduce.effective_rank: (weights @ np.swapaxes(weights, -1, -2),),
+        _metrics.of_gram: (weights @ np.swapaxes(weights, -1, -2),),
+        _metrics.effective_rank: (weights @ np.swapaxes(weights, -1, -2),),
         partial(of_attention, allowed=np.tri(5, dtype=bool)): (weights, weights),
         of_logits: (weights,),
         of_words: (weights, weights),
@@ -81,7 +81,7 @@ def test_the_rank_of_more_tokens_than_coordinates_is_found_from_the_coordinates(
 
         return net()
 
-    net, plain = ranked(_reduce.effective_rank), ranked(lambda gram: _reduce.effective_rank(gram))
+    net, plain = ranked(_metrics.effective_rank), ranked(lambda gram: _metrics.effective_rank(gram))
     (step,) = [step for step in net.plan().steps if "effective_rank" in step.words]
     assert step.args[0].shape[-2:] == (rows, rows)
     found, expected = (each.draw(draws=50, seed=3, progress=False) for each in (net, plain))

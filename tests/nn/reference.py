@@ -3,7 +3,7 @@
 import numpy as np
 
 import netsor as ns
-from netsor.language._graph import ordered, weights_of
+from netsor.language._graph import topological_order, weights_of
 from netsor.language._operation import Gaussian
 
 
@@ -66,7 +66,7 @@ def opened(*outputs, draws=3, **widths):
 
     A matrix is read off by its action on the unit vectors, so its width must be a number.
     """
-    values = ordered(outputs)
+    values = topological_order(outputs)
     weights = list({w.source: w for w in weights_of(values)}.values())
     read = [w @ ns.data(np.eye(w.in_width.factor)) for w in weights]
     biases = [v for v in values if isinstance(v.op, Gaussian) and v.op.source.name == "b"]

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 
 from netsor import activations
 from netsor.derivatives import base
-from netsor.engine._literal import _Literal
+from netsor.engine._reference import _Literal
 from netsor.language import Value, Vector, _function
 from netsor.language import _operation as ops
 from netsor.language._array import Operation
-from netsor.language._graph import ordered
+from netsor.language._graph import topological_order
 from netsor.language._rotary import Rotate
 from netsor.language._score import rsqrt
 
@@ -36,7 +36,7 @@ class Reading:
         self.literal, self.widths = literal, literal.widths
         self.normals = {key: leaf(array[0]) for key, array in literal.matrices.items()}
         self.made: dict[Value, Tensor] = {}
-        for value in ordered(outputs):
+        for value in topological_order(outputs):
             self.made[value] = TORCH[type(value.op)](self, value.op, value)
 
     def lined(self, value: Value, ndim: int) -> Tensor:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import netsor as ns
 from netsor import derivatives
 from netsor.language import _derivative
-from netsor.language._graph import ordered, weights_of
-from netsor.language._move import Shifted, Stepped
+from netsor.language._graph import topological_order, weights_of
 from netsor.language._operation import Gaussian, Normal
+from netsor.language._optimiser_ops import SteppedMatMul, SteppedParameter
 
 from ..engine.differences import drawn
 from ..gradient_cases import CASES, WIDTHS
@@ -91,7 +91,7 @@ def _paired(r, g):
 @pytest.mark.parametrize("name", FIRST)
 def test_a_tangent_kernel_is_that_of_autograd(name, kind):
     p, _ = CASES[name]()
-    weights = {w.source: w.drawn for w in weights_of(ordered([p]))}
+    weights = {w.source: w.drawn for w in weights_of(topological_order([p]))}
     if not weights:
         pytest.skip("no matrix")
     kernel = ns.ntk(p, parametrisation=kind)
@@ -136,7 +136,7 @@ def test_random_programs(number, steps):
     for _ in range(steps):
         builder.grow([step for step in STEPS if step not in ("gradient", "kernel")])
     p, rng = builder.loss(), builder.rng
-    values = ordered([p])
+    values = topological_order([p])
     wrt = [v for v in (*builder.vectors, *builder.scalars) if v in values][:3]
     by, flat = rng.choice([1.0, -0.5, 2.0], size=p.shape), p.reshape(-1)[:2]
     found = ns.grad(p, wrt, weights=by)
@@ -200,9 +200,9 @@ def test_derivatives_of_numpys_functions(f):
 
 def test_every_rule_is_read_here():
     """Every operation and every function that has a rule is among the cases, but for those of a step (tests/engine)."""
-    found = [value.op for name in FIRST for value in ordered([CASES[name]()[0]])]
-    found += [value.op for p, wrt in [CASES["Concat"]()] for value in ordered([ns.grad(p, wrt)])]  # Split
-    assert set(_derivative.RULES) - {Stepped, Shifted} <= {type(op) for op in found}
+    found = [value.op for name in FIRST for value in topological_order([CASES[name]()[0]])]
+    found += [value.op for p, wrt in [CASES["Concat"]()] for value in topological_order([ns.grad(p, wrt)])]  # Split
+    assert set(_derivative.RULES) - {SteppedMatMul, SteppedParameter} <= {type(op) for op in found}
     functions = {derivatives.base(op.f) for op in found if hasattr(op, "f")} | set(NUMPYS)
     keys = {derivatives.base(f) if isinstance(f, ns.Function) else f for f in _derivative.FUNCTIONS}
     assert keys <= functions

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from netsor import models
-from netsor.studies.audit._judge import FOUND, NOT_FOUND, UNDECIDED, Facts
+from netsor.studies.audit._rule import FOUND, NOT_FOUND, UNDECIDED, RuleInput
 from netsor.studies.audit._rules import RULES, judged
 
 from .test_audit import real
@@ -20,8 +20,8 @@ LEVEL = 1e-4
 LOOKED_AT = (("mean_square", 11), ("attention_share", 0), ("mlp_share", 0), ("effective_rank", 11), ("entropy", 0))
 
 
-def facts(draws: dict[str, np.ndarray], tokens: int) -> Facts:
-    return Facts(draws, None, tokens, math.log(50257), ((0, 11),), tokens)
+def facts(draws: dict[str, np.ndarray], tokens: int) -> RuleInput:
+    return RuleInput(draws, None, tokens, math.log(50257), ((0, 11),), tokens)
 
 
 def of_blocks(found: dict) -> dict[str, np.ndarray]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor.studies.literature import _deepscale_networks, _giorlandino_networks
-from netsor.studies.literature._giorlandino_networks import WORDS, encoder, ids, query_gradient
+from netsor.studies.literature import _deepscale, _giorlandino
+from netsor.studies.literature._giorlandino import VOCABULARY_SIZE, encoder, ids, query_gradient
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers
@@ -20,7 +20,7 @@ def normal(rng, *shape, std=1.0):
 
 
 def embedded(rng, tokens, width, word, position):
-    words = normal(rng, WORDS, width, std=word)
+    words = normal(rng, VOCABULARY_SIZE, width, std=word)
     x = words[ids(tokens)] + normal(rng, tokens, width, std=position) + normal(rng, 1, width, std=0.02)
     return words, F.layer_norm(x, (width,), eps=1e-12)
 
@@ -81,7 +81,7 @@ def test_the_gradient_of_a_head_has_the_law_of_torch():
         y = torch.softmax(q @ k.T / math.sqrt(head), -1) @ v
         (y * normal(rng, tokens, head)).sum().backward()
         found.append((x.grad**2).mean().item())
-    net = _deepscale_networks.head_gradient(tokens, width, head, 1.0, 0.0)
+    net = _deepscale.head_gradient(tokens, width, head, 1.0, 0.0)
     ours = np.asarray(net.draw(draws=DRAWS, seed=7, progress=False))[:, 0]
     assert stats.ks_2samp(found, ours).pvalue > LEVEL
 
@@ -91,4 +91,4 @@ def test_our_text_is_as_alike_as_theirs():
     same = np.equal.outer(ids(192), ids(192)).sum() - 192
     share = same / (192 * 191)
     assert (0.02**2 + 0.1**2 * share) / (2 * 0.1**2 + 0.02**2) == pytest.approx(0.025, abs=0.002)
-    assert len(_giorlandino_networks.TEXT.split()) >= 192
+    assert len(_giorlandino.TEXT.split()) >= 192

@@ -12,9 +12,9 @@ import torch
 
 import netsor as ns
 from netsor import models
-from netsor.language._graph import ordered
+from netsor.language._grad import Reverse
+from netsor.language._graph import topological_order
 from netsor.language._operation import Gaussian
-from netsor.language._reverse import Reverse
 from netsor.language._scalar import constant
 
 from ..engine.differences import drawn
@@ -106,7 +106,7 @@ def test_gradients_with_the_same_weights(family):
     widths, traced = model.widths(), model.trace(ids=IDS)
     y, r = traced.output, ns.gaussian(ns.Width("n"), len(IDS))
     p = ns.dot(r[:, None], y[:, None]).sum()
-    streams, values = [layer.stream for layer in traced.layers], ordered([y])
+    streams, values = [layer.stream for layer in traced.layers], topological_order([y])
     tables = [value for value in values if isinstance(value.op, Gaussian) and value.op.factor.size]
     back = Reverse([(p, constant(np.ones(())))], [*streams, *tables], lambda op: True)
     uses = sorted(back.uses, key=lambda use: values.index(use.value))

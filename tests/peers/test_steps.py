@@ -14,7 +14,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor import models
-from netsor.language._graph import ordered, weights_of
+from netsor.language._graph import topological_order, weights_of
 from netsor.language._operation import Gaussian
 
 from .real import configuration
@@ -152,7 +152,7 @@ def gpt2(name: str) -> np.ndarray:
     words = traced.table.vectors.vectors
     logits = model.width * ns.mean_dot(traced.output, words)
     loss = ns.apply(cross_entropy, logits, axes=2, derivative=slope)
-    values = ordered([loss])
+    values = topological_order([loss])
     moving: list[Any] = list({w.source: w for w in weights_of(values)}.values())
     if name != "muon":
         moving += [v for v in values if isinstance(v.op, Gaussian) and v.op.factor.any()]

@@ -9,8 +9,8 @@ import pytest
 import netsor as ns
 from netsor import activations, derivatives
 from netsor.activations import Function
-from netsor.engine import _instructions, _orthogonal
-from netsor.engine._run import run
+from netsor.engine import _gram_schmidt, _ops
+from netsor.engine._interpreter import run
 from netsor.engine.backends import NoDeviceError, _torch, choose
 
 from ..bayes import device_cases
@@ -80,15 +80,15 @@ def test_a_function_that_means_something_else_to_torch_is_computed_by_numpy():
 def test_torch_sees_small_parts():
     """Rows that are nearly equal, well apart, and equal, side by side: what numpy makes of them."""
     rows = np.concatenate([nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
-    products = _instructions.gram(np, rows, rows)
+    products = _ops.gram(np, rows, rows)
     ways = _torch.library("cpu").ways
-    c = _orthogonal.reduced(xp, torch.tensor(products), torch.tensor(rows), ways).numpy()
-    q = _orthogonal.span(xp, torch.tensor(rows), ways=ways).numpy()
-    ours = _orthogonal.reduced(np, products, rows)
+    c = _gram_schmidt.reduced(xp, torch.tensor(products), torch.tensor(rows), ways).numpy()
+    q = _gram_schmidt.orthonormalise(xp, torch.tensor(rows), ways=ways).numpy()
+    ours = _gram_schmidt.reduced(np, products, rows)
     np.testing.assert_allclose(c, ours, atol=1e-13)
     d, e = np.diff(c, axis=-2), np.diff(ours, axis=-2)
     np.testing.assert_allclose(d[:20] / 1e-9, e[:20] / 1e-9, atol=1e-4)
-    np.testing.assert_allclose(q, _orthogonal.span(np, rows), atol=1e-5)
+    np.testing.assert_allclose(q, _gram_schmidt.orthonormalise(np, rows), atol=1e-5)
 
 
 def test_the_same_seed_gives_the_same_bits():

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from netsor.studies._folder import Folder
+from netsor.studies._output_dir import Folder
 
 OPTIONS = {"command": "netsor reproduce 1b", "options": {"figures": ["1b"]}, "seed": 0, "versions": {}}
 FILES = {"1b.csv": b"one", "report.html": b"two"}
@@ -102,11 +102,11 @@ def test_other_options_remove_what_was_not_changed(tmp_path):
 
 @pytest.mark.parametrize("writes", range(4))
 def test_a_run_that_is_ended_while_it_writes_is_known_to_the_next(writes, tmp_path, monkeypatch):
-    from netsor.studies import _folder
+    from netsor.studies import _output_dir
 
     put(tmp_path)
     left = iter(range(writes))
-    write = _folder.write
+    write = _output_dir.write
 
     def ended(path, content):
         if next(left, None) is None:
@@ -115,7 +115,7 @@ def test_a_run_that_is_ended_while_it_writes_is_known_to_the_next(writes, tmp_pa
 
     new = {"1b.csv": b"three", "report.html": b"four"}
     with monkeypatch.context() as patch:
-        patch.setattr(_folder, "write", ended)
+        patch.setattr(_output_dir, "write", ended)
         if writes < 3:
             with pytest.raises(KeyboardInterrupt):
                 put(tmp_path, new)

@@ -11,19 +11,18 @@ import click
 
 from ..models import Transformer, recipe, settings
 from ..studies.audit import _audit
-from ..studies.audit._backward import BACKWARD_RULES
 from ..studies.audit._baseline import Baseline, summary
-from ..studies.audit._found import rule_name
-from ..studies.audit._own import Own
-from ..studies.audit._request import Request, plainly
-from ..studies.audit._request import sweep as sweep_of
-from ._interrupt import Watch
-from ._model import changed, model_of
-from ._numbers import integers, shown
+from ..studies.audit._config import Request, strip_location
+from ..studies.audit._config import sweep as sweep_of
+from ..studies.audit._measurements import rule_name
+from ..studies.audit._program_adapter import ProgramModel
+from ..studies.audit._rules import BACKWARD_RULES
+from ._backend_options import BackendChoice
+from ._load_program import bound, is_target, load
+from ._options import integers, shown
 from ._output import as_option, check_name
-from ._study import Asked, studied
-from ._target import bound, is_target, load
-from ._where import Where
+from ._signals import Watch
+from ._study import StudyJob, changed, model_of, run_study
 
 WRITTEN = {  # arguments in messages of the library, as options
     "widths='actual'": "--widths actual",
@@ -71,14 +70,14 @@ def against(found: Any, earlier: Baseline | None) -> tuple[str, dict[str, Any]]:
 def audited(
     watch: Watch,
     out: str | None,
-    where: Where,
+    where: BackendChoice,
     options: dict[str, Any],
     rules: Sequence[str],
     earlier: Baseline | None,
 ) -> Any:
     """The audit, or the comparison."""
 
-    def asked() -> Asked:
+    def asked() -> StudyJob:
         request = _request(out, {**options, "backend": where.backend})
         if earlier is not None and len(request.models) > 1:
             raise click.UsageError("--baseline is for one model: leave out --compare, --compare-… and --sweep")
@@ -89,14 +88,14 @@ def audited(
         except ValueError as error:
             raise click.UsageError(f"--fail-on {shown(','.join(rules))}: {error}") from None
         what, less = f"{_names(request)}: {_drawn(request)}", "fewer --draws or --tokens, or a smaller model,"
-        return Asked(request, _audit.estimate(request), what, less, _with_gradients(request))
+        return StudyJob(request, _audit.estimate(request), what, less, _with_gradients(request))
 
-    return studied(watch, where, asked, _audit.prepare, _audit.run, _said)
+    return run_study(watch, where, asked, _audit.prepare, _audit.run, _said)
 
 
 def _said(error: ValueError) -> str:
     """The library's message, with its arguments written as options of the command."""
-    text = plainly(error)
+    text = strip_location(error)
     for argument, option in WRITTEN.items():
         text = text.replace(argument, option)
     return as_option(text)
@@ -172,7 +171,7 @@ def _by(option: str, model: Transformer, name: str) -> Transformer:
         raise click.UsageError(f"{option} {shown(name)}: {error}") from None
 
 
-def _own(target: str, binds: Sequence[str], arguments: Sequence[str]) -> Own:
+def _own(target: str, binds: Sequence[str], arguments: Sequence[str]) -> ProgramModel:
     if not is_target(target):
         raise click.UsageError(f"--compare {shown(target)} must be a FILE:PROGRAM, as MODEL is")
     net = load(target, arguments)
@@ -181,7 +180,7 @@ def _own(target: str, binds: Sequence[str], arguments: Sequence[str]) -> Own:
     if infinite is not None:
         raise click.UsageError(f"--bind {infinite}=inf must be a positive integer: --widths inf is the limit")
     try:
-        return Own(net, widths)
+        return ProgramModel(net, widths)
     except ValueError as error:
         raise click.UsageError(f"FILE:PROGRAM {shown(target)}: {error}") from None
 

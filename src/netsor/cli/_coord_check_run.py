@@ -10,37 +10,36 @@ from typing import Any
 import click
 
 from ..models import Transformer
-from ..studies.audit._request import plainly
+from ..studies.audit._config import strip_location
 from ..studies.coord_check import _check
+from ..studies.coord_check._config import Request
 from ..studies.coord_check._parametrisation import Parametrisation, parametrisation
-from ..studies.coord_check._request import Request
-from ._interrupt import Watch
-from ._model import changed, model_of
-from ._numbers import RATE, integers, shown
+from ._backend_options import BackendChoice
+from ._load_program import find, is_target
+from ._options import RATE, integers, shown
 from ._output import as_option
-from ._study import Asked, studied
-from ._target import find, is_target
-from ._where import Where
+from ._signals import Watch
+from ._study import StudyJob, changed, model_of, run_study
 
 OPTIONS = ("widths", "depths", "targets", "lr", "parametrisation", "optimiser", "grow", "tolerance", "promise")
 
 
-def checked(watch: Watch, out: str | None, where: Where, options: dict[str, Any]) -> Any:
+def checked(watch: Watch, out: str | None, where: BackendChoice, options: dict[str, Any]) -> Any:
     """The checks."""
 
-    def asked() -> Asked:
+    def asked() -> StudyJob:
         request = _request(out, {**options, "backend": where.backend})
         names = " and ".join(check.name for check in request.checks)
         at = ", ".join(f"{v:,}" for v in request.at)
         what = f"{request.name}, {names}: {request.draws:,} draws at {request.axis}s {at}"
-        return Asked(request, _check.estimate(request), what, "fewer --draws, tokens or widths")
+        return StudyJob(request, _check.estimate(request), what, "fewer --draws, tokens or widths")
 
-    return studied(watch, where, asked, _check.prepare, _check.run, _said)
+    return run_study(watch, where, asked, _check.prepare, _check.run, _said)
 
 
 def _said(error: ValueError) -> str:
     """The library's message, with its arguments written as options of the command."""
-    text = re.sub(r"^model=", "MODEL ", plainly(error))
+    text = re.sub(r"^model=", "MODEL ", strip_location(error))
     return f"--{text}" if text.startswith(tuple(f"{name}=" for name in OPTIONS)) else as_option(text)
 
 

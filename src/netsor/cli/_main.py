@@ -17,9 +17,9 @@ from pathlib import Path
 
 import click
 
-from ._group import cli
-from ._interrupt import Watch
-from ._output import as_option, complain
+from ._options import cli
+from ._output import as_option, echo_error
+from ._signals import Watch
 
 PACKAGE = Path(__file__).parent.parent
 INTERRUPTED = 130
@@ -54,7 +54,7 @@ def _run(watch: Watch) -> int:
         _give_up_stdout()
         return CLOSED
     except OSError as error:
-        return _mishap(error)
+        return _report_unexpected(error)
 
 
 def _invoked(watch: Watch) -> int:
@@ -73,41 +73,43 @@ def _invoked(watch: Watch) -> int:
         click.echo(error.format_message())
         return 0
     except click.ClickException as error:
-        complain(" ".join(error.format_message().split()))
+        echo_error(" ".join(error.format_message().split()))
         return 2
     except (KeyboardInterrupt, click.Abort):
         watch.say()
         return INTERRUPTED
     except (Exception, SystemExit) as error:
-        return _mishap(error)
+        return _report_unexpected(error)
 
 
-def _mishap(error: BaseException) -> int:
+def _report_unexpected(error: BaseException) -> int:
     """An error that no command expected."""
-    from ._target import LOADED, said
+    from ._load_program import LOADED, one_line
 
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
     raised = bool(own) and own[-1] is frames[-1] and (frames[-1].line or "").startswith("raise ")
     match error:
         case SystemExit():
-            complain(f"FILE:PROGRAM: {said(error)}")
+            echo_error(f"FILE:PROGRAM: {one_line(error)}")
         case RuntimeWarning():
-            complain(f"the numbers leave double precision ({said(error)}): less extreme options are needed")
+            echo_error(f"the numbers leave double precision ({one_line(error)}): less extreme options are needed")
         case RuntimeError() if str(error).startswith("can't start new thread"):
-            complain("no more threads can be started: fewer --workers, or a higher limit of this system, are needed")
+            echo_error("no more threads can be started: fewer --workers, or a higher limit of this system, are needed")
         case MemoryError():
-            complain("there is not enough memory: fewer draws, tokens or heads, or a smaller width, need less")
+            echo_error("there is not enough memory: fewer draws, tokens or heads, or a smaller width, need less")
         case OSError():
             _give_up_stdout()  # stdout may be the file that cannot be written
-            complain(f"a file cannot be read or written: {said(error)}")
+            echo_error(f"a file cannot be read or written: {one_line(error)}")
         case ValueError() | TypeError() if raised:
-            complain(as_option(said(error)))
+            echo_error(as_option(one_line(error)))
         case _ if any(frame.filename in LOADED for frame in frames):
-            complain(f"FILE:PROGRAM failed: {type(error).__name__}: {said(error)}")
+            echo_error(f"FILE:PROGRAM failed: {type(error).__name__}: {one_line(error)}")
         case _:
             place = f"{Path(own[-1].filename).relative_to(PACKAGE)}:{own[-1].lineno}" if own else "start"
-            complain(f"an error of netsor itself, please report it: {type(error).__name__} at {place}: {said(error)}")
+            echo_error(
+                f"an error of netsor itself, please report it: {type(error).__name__} at {place}: {one_line(error)}"
+            )
             return 1
     return 2
 

@@ -15,33 +15,33 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._numbers import shown
+from ._options import shown
 
 if TYPE_CHECKING:
     from ..laws import Law
 
-MANY = "infinitely many heads"
+INFINITE_HEADS = "infinitely many heads"
 OPTIONS = ("tokens", "ids", "draws", "seed", "workers", "out", "precision", "device", "backend", "baseline")
 LONGEST = 2000  # characters of a message: longer ones are cut in the middle
 
 
-def plain(text: str) -> str:
+def strip_control_chars(text: str) -> str:
     """Text that is safe on a terminal: control characters, such as escapes in a file's name, are written as codes."""
     return "".join(
         c if c.isprintable() or c == "\n" or unicodedata.category(c) == "Zs" else ascii(c)[1:-1] for c in text
     )
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     """Lines on stdout."""
-    click.echo(plain(text))
+    click.echo(strip_control_chars(text))
 
 
-def complain(text: str) -> None:
+def echo_error(text: str) -> None:
     """One line on stderr, if that is open; shortened if it is very long."""
     brief = text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} … {text[-200:]}"
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(f"netsor: {plain(brief)}", file=sys.stderr, flush=True)
+        print(f"netsor: {strip_control_chars(brief)}", file=sys.stderr, flush=True)
 
 
 def as_option(text: str) -> str:
@@ -55,7 +55,7 @@ def reason(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def apart(as_json: bool) -> Iterator[None]:
+def stdout_to_stderr(as_json: bool) -> Iterator[None]:
     """With --json, what is printed within this context goes to stderr: stdout is for the one JSON object."""
     if not as_json:
         yield
@@ -128,7 +128,7 @@ def check_plot(plot: str | None) -> None:
 def draw(plot: str, laws: dict[str, Law]) -> None:
     """The densities, in the style of the paper's figures; of two laws, their difference below."""
     from .._files import write
-    from .._style import new, rendered, styled
+    from .._mpl_style import new, rendered, styled
     from ..laws import plot as plot_several
 
     with styled():
@@ -146,4 +146,4 @@ def draw(plot: str, laws: dict[str, Law]) -> None:
     except OSError as error:
         raise click.ClickException(f"--plot {shown(plot)} cannot be written: {reason(error)}") from None
     with contextlib.suppress(OSError):  # nobody may read it
-        click.echo(plain(f"wrote {plot}"), err=True)
+        click.echo(strip_control_chars(f"wrote {plot}"), err=True)

@@ -10,21 +10,21 @@ from typing import Any
 
 import click
 
-from ..engine._montecarlo import cores, in_bytes
-from ..studies.paper._cases import Figure, figures
+from ..engine._parallel import cores, in_bytes
+from ..studies.paper._experiments import Figure, figures
 from ..studies.paper._reproduce import Options, prepare, reproduce
-from ._cost import Cost, afford, announce, layer_cost
-from ._interrupt import Watch
-from ._numbers import shown
-from ._output import say
-from ._study import failing, kept, of_out
-from ._where import Where, sampling
+from ._backend_options import BackendChoice, executor_context
+from ._budget import Cost, announce, check_budget, layer_cost
+from ._options import shown
+from ._output import echo
+from ._signals import Watch
+from ._study import of_out, report_errors, resume_message
 
 MODEST = {"samples": 100, "trials": 1, "tokens": 4, "workers": 1}
 START, FIGURE, MEASURE = 1.5, 1.0, 1e-6  # seconds: to start the workers, to draw a figure, to measure one draw in it
 
 
-def reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, options: dict[str, Any]) -> None:
+def reproduced(watch: Watch, names: tuple[str, ...], out: str, where: BackendChoice, options: dict[str, Any]) -> None:
     """Make the figures, and print what is found of the claims."""
     try:
         asked = Options(names, Path(out), **options, backend=where.backend)
@@ -32,21 +32,21 @@ def reproduced(watch: Watch, names: tuple[str, ...], out: str, where: Where, opt
         raise click.UsageError(str(error)) from None
     given = {name: options[name] for name in ("samples", "trials", "tokens", "workers")}
     modest = {name: small for name, small in MODEST.items() if given[name] is not None}
-    seconds = afford(lambda **sizes: _cost(replace(asked, **sizes)), given, modest)
+    seconds = check_budget(lambda **sizes: _cost(replace(asked, **sizes)), given, modest)
     try:
-        with failing(watch, asked.out, kept("trials"), of_out):
+        with report_errors(watch, asked.out, resume_message("trials"), of_out):
             _check_disk(asked)
             prepare(asked)
-            with sampling(where, asked.workers) as how:
+            with executor_context(where, asked.workers) as how:
                 announce(seconds + _rest(asked))
                 done = reproduce(replace(asked, executor=how.get("executor")))
     except click.exceptions.Exit:  # a RuntimeError too
         raise
     except RuntimeError as error:
         raise click.ClickException(str(error)) from None
-    say(f"report: {done.report}")
+    echo(f"report: {done.report}")
     for line in done.summary:
-        say(line)
+        echo(line)
 
 
 def _cost(chosen: Options) -> Cost:

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from ..engine._montecarlo import in_bytes
+from ..engine._parallel import in_bytes
+from ..models import Transformer, read, settings
+from ..studies._cache import Store
 from ..studies._cost import Cost
-from ..studies._store import Store
-from ._cost import LONGEST, in_time
-from ._interrupt import Watch
-from ._numbers import shown
-from ._output import complain, echo_json, reason, say
-from ._where import Where, sampling
+from ._backend_options import BackendChoice, executor_context
+from ._budget import LONGEST, in_time
+from ._options import shown
+from ._output import check_name, echo, echo_error, echo_json, reason
+from ._signals import Watch
 
 LOST = "nothing was kept; with --out DIR finished draws are"
-OWN = "nothing was kept: finished draws are kept of models only"
+NOTHING_STORED = "nothing was kept: finished draws are kept of models only"
 
 
-def kept(what: str) -> str:
+def resume_message(what: str) -> str:
     """What an interrupted study leaves in its folder."""
     return f"finished {what} are kept, and the same command goes on from there"
 
 
-class Asked(NamedTuple):
+class StudyJob(NamedTuple):
     """A study that was asked for, with what is to be told of it."""
 
     request: Any  # with `out`, `workers` and `own`
@@ -38,8 +39,8 @@ class Asked(NamedTuple):
     more: str = ""  # said after what it takes
 
 
-def studied(
-    watch: Watch, where: Where, asked: Callable[[], Asked], prepare: Callable[[Any], object],
+def run_study(
+    watch: Watch, where: BackendChoice, asked: Callable[[], StudyJob], prepare: Callable[[Any], object],
     run: Callable[[Any, Executor | None], Any], said: Callable[[ValueError], str],
 ) -> Any:  # fmt: skip
     """Run the study that is `asked` for, after its folder is prepared; `said` is an error as the command has it."""
@@ -52,15 +53,15 @@ def studied(
         raise click.UsageError(f"{what} would take about {in_time(cost.clock)}; {less} take less")
     if request.out is not None and not request.own and Store(request.out / "parts").any():
         more = f"; what is finished in --out is not drawn again{more}"
-    left = LOST if request.out is None else OWN if request.own else kept("draws")
-    with failing(watch, request.out, left, said):
+    left = LOST if request.out is None else NOTHING_STORED if request.own else resume_message("draws")
+    with report_errors(watch, request.out, left, said):
         prepare(request)
         taken = f"on {where.backend.device}"
         if on_cores:
             taken = f"about {in_time(cost.clock)} and {in_bytes(cost.workers * cost.bytes)} on {cost.workers} worker"
             taken += "s" * (cost.workers > 1)
-        complain(f"{what}, from about {_rounded(cost.random_numbers)} random numbers, {taken}{more}")
-        with sampling(where, request.workers) as how:
+        echo_error(f"{what}, from about {_rounded(cost.random_numbers)} random numbers, {taken}{more}")
+        with executor_context(where, request.workers) as how:
             return run(request, how.get("executor"))
 
 
@@ -71,13 +72,15 @@ def printed(
     if as_json:
         echo_json({**found.as_dict(), **(beside or {})})
         return
-    say(f"{verdict}\n\n{found.table()}" if verdict else found.table())
+    echo(f"{verdict}\n\n{found.table()}" if verdict else found.table())
     if out is not None:
-        say(f"\nreport: {Path(out) / 'report.html'}")
+        echo(f"\nreport: {Path(out) / 'report.html'}")
 
 
 @contextlib.contextmanager
-def failing(watch: Watch, out: Path | None, left: str, said: Callable[[ValueError], str | None]) -> Iterator[None]:
+def report_errors(
+    watch: Watch, out: Path | None, left: str, said: Callable[[ValueError], str | None]
+) -> Iterator[None]:
     """What can go wrong while a study runs, in a line; `left` says what is left of it.
 
     `said` is a message of the library as the command has it, or None for an error that is none of the user's.
@@ -88,7 +91,7 @@ def failing(watch: Watch, out: Path | None, left: str, said: Callable[[ValueErro
     try:
         yield
     except BrokenProcessPool:
-        complain(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {left}")
+        echo_error(f"a worker was killed, perhaps because memory ran out: fewer --workers need less; {left}")
         raise click.exceptions.Exit(1) from None
     except OSError as error:
         if out is None:
@@ -112,3 +115,25 @@ def _rounded(count: int) -> str:
     """Two digits, since it is an estimate."""
     size = 10 ** max(0, len(str(count)) - 2)
     return f"{round(count / size) * size:,}"
+
+
+def model_of(option: str, source: str) -> Transformer:
+    """The model that an option names."""
+    check_name(option, source)
+    try:
+        return read(source)
+    except (ValueError, OSError) as error:
+        said = reason(error) if isinstance(error, OSError) else error
+        raise click.UsageError(f"{option} {shown(source)}: {said}") from None
+
+
+def changed(model: Transformer, option: str, texts: Sequence[str]) -> Transformer:
+    """The model with some fields changed, and what was changed in its name."""
+    if not texts:
+        return model
+    try:
+        changes = settings(texts)
+        changes.setdefault("name", f"{model.name}, {', '.join(text.strip() for text in texts)}")
+        return model.replace(**changes)
+    except ValueError as error:
+        raise click.UsageError(f"{option} {shown(', '.join(texts))}: {error}") from None

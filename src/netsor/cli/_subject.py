@@ -11,19 +11,18 @@ from typing import Any, cast
 import click
 from click.core import ParameterSource
 
+from .._bound_program import picked
 from .._program import Program
 from ..engine import Plan
-from ..engine._coordinates import picked
-from ..engine._montecarlo import check_memory
+from ..engine._parallel import check_memory
 from ..engine.backends import Backend, Numpy
-from ..language._graph import ordered
+from ..language._graph import topological_order
 from ..laws import HeadSum, Law
-from ..studies._planning import of_values
+from ..studies._cost import of_values
 from ..studies.paper import layer
-from ._cost import Cost, afford, announce_plan, layer_cost, plan_cost
-from ._numbers import LARGEST, shown
-from ._options import SIGMAS
-from ._target import bound, load
+from ._budget import Cost, announce_plan, check_budget, layer_cost, plan_cost
+from ._load_program import bound, load
+from ._options import MAX_EXACT_INT, SIGMAS, shown
 
 PLANS = 1, 3  # plans that a law makes: one at finite widths, three at infinite width, for its errors
 LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", "scaling", "mask", "infinite_heads",
@@ -31,7 +30,7 @@ LAYER = ("width", "heads", "tokens", "token", "head_dim", "activation", "clip", 
 
 
 @dataclass(frozen=True)
-class Subject:
+class Target:
     """A program, its widths, and the coordinate of its output, if one was chosen."""
 
     net: Program
@@ -52,7 +51,7 @@ class Subject:
         shown = {k: "∞" if v == math.inf else str(v) for k, v in self.widths.items()}
         return f"width {shown['n']}" if self.built_in else ", ".join(f"{k} = {v}" for k, v in shown.items())
 
-    def limit(self, keep: tuple[str, ...] = ()) -> Subject:
+    def limit(self, keep: tuple[str, ...] = ()) -> Target:
         """The same with all widths at infinity, except those in `keep`."""
         return replace(self, widths={k: v if k in keep else math.inf for k, v in self.widths.items()})
 
@@ -76,7 +75,7 @@ def subject(
     draws: int = 0,
     both: bool = False,
     backend: Backend = Numpy(),  # noqa: B008 (it is frozen)
-) -> Subject:
+) -> Target:
     """The program and widths of the options; refused if so many draws, with `both` also of the limit, cost too much."""
     on_cores = backend.kind == "cpu"
     target, binds, arguments = (options[name] for name in ("program", "binds", "arguments"))
@@ -93,7 +92,7 @@ def subject(
             raise click.UsageError(f"{option} is of the built-in layer; FILE:PROGRAM takes --bind and --arg")
     warnings.simplefilter("ignore", RuntimeWarning)  # its functions may divide by zero where it does not matter
     net = load(target, arguments)
-    asked = Subject(net, bound(net, binds), built_in=False, coordinate=options["coordinate"])
+    asked = Target(net, bound(net, binds), built_in=False, coordinate=options["coordinate"])
     sides = [asked.widths, *([asked.limit().widths] if both else [])]
     if not draws:
         _announce_plan(net, sides)
@@ -114,13 +113,13 @@ def subject(
         return plan_cost(plans, draws, again * (time.perf_counter() - start), on_cores)
 
     given = " --bind ".join(f"{k}={v}" for k, v in asked.widths.items())
-    seconds = afford(cost, {"draws": draws, "bind": given}, {"bind": "", "draws": 2})
+    seconds = check_budget(cost, {"draws": draws, "bind": given}, {"bind": "", "draws": 2})
     return replace(asked, seconds=seconds)
 
 
 def _announce_plan(net: Program, sides: list[dict[str, float]]) -> None:
     """Print the time that planning takes, if it is long; refuse if planning needs more memory than there is."""
-    values = ordered(net.outputs)
+    values = topological_order(net.outputs)
     found = [of_values(values, widths) for widths in sides]
     size = max(plan.bytes for plan in found)
     try:
@@ -155,13 +154,13 @@ def _built_in(
     mask: str | None,
     infinite_heads: bool,
     **model: Any,
-) -> Subject:
+) -> Target:
     if head_dim is not None and head_dim > width:
         raise click.UsageError(f"--head-dim {head_dim} must be at most --width {width}")
     if token > model["tokens"]:
         raise click.UsageError(f"--token {token} must be at most --tokens {model['tokens']}: tokens are counted from 1")
     fan_in = model["heads"] * (width if head_dim is None else head_dim)
-    if LARGEST <= fan_in < math.inf:
+    if MAX_EXACT_INT <= fan_in < math.inf:
         option = f"--width {width}" if head_dim is None else f"--head-dim {head_dim}"
         raise click.UsageError(f"{option} times --heads {model['heads']} must be below 2^53, or inf")
     widths = {"n": width} if head_dim is None else {"n": width, "d": head_dim}
@@ -177,6 +176,6 @@ def _built_in(
         "both": both,
         "on_cores": on_cores,
     }
-    seconds = afford(layer_cost, size, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})
+    seconds = check_budget(layer_cost, size, {"tokens": 4, "heads": 2, "draws": 100, "width": min(width, 64)})
     net = layer(**model, token=token - 1, mask=mask, low_rank=head_dim is not None)
-    return Subject(net, widths, True, coordinate, seconds)
+    return Target(net, widths, True, coordinate, seconds)

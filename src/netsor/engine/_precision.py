@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._montecarlo import Silent, chunks
+from ._parallel import Silent, chunks
 from ._plan import Plan
 from .backends import AUTO, Backend, NoDeviceError, Numpy
 
@@ -53,16 +53,16 @@ SPACINGS = 4  # of single precision, by which rounding in several steps may move
 DIGITS, SPREADS = 1e-5, 1e-2  # of an output, and of its spread: what single precision may differ by where it is chosen
 
 
-def settled(plan: Plan, backend: Backend, draws: int) -> Backend:
+def resolve_precision(plan: Plan, backend: Backend, draws: int) -> Backend:
     """The backend in the precision for so many draws of an audit: the requested one, which is checked, or AUTO's."""
     if backend.precision == AUTO:
-        single = enough(plan, draws)
+        single = float32_suffices(plan, draws)
         return replace(backend, precision="float32" if single else "float64", chosen=single)
     check_single(plan, backend, draws, DIGITS)
     return replace(backend, chosen=backend.precision == "float32")
 
 
-def enough(plan: Plan, draws: int) -> bool:
+def float32_suffices(plan: Plan, draws: int) -> bool:
     """Whether single precision gives the draws of a plan, and pays: it has many coordinates in long rows.
 
     Gaussian expectations, at infinite width, stay in double precision: so are their errors known.
@@ -230,7 +230,7 @@ def _crossed(one: Array, other: Array) -> tuple[float, float]:
     return float(difference.max() / len(one)), float(np.max(difference / np.sqrt(np.maximum(either - both, 1))))
 
 
-def unrounded(plan: Plan, mean: Array, cov: Array, seed: int, backend: Backend) -> Array:
+def remove_rounding_ties(plan: Plan, mean: Array, cov: Array, seed: int, backend: Backend) -> Array:
     """Means of replicas (replicas, k) from single precision, without the coincidences that its rounding caused.
 
     A value without variance that several replicas share is an atom if two draws in double precision are equal there,

@@ -10,15 +10,15 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import one_blas_thread
+from .._array_api import one_blas_thread
 from ..language._array import Value
-from ._cells import Cells, Sums, Tally, binning, cells_for
-from ._kept import Question
-from ._montecarlo import Silent, check_memory, chunks
+from ._moment_histogram import BlockMoments, MomentAccumulator, MomentGrid, binning, cells_for
+from ._parallel import Silent, check_memory, chunks
 from ._plan import Plan
-from ._precision import RAISED, TOO_LARGE, check_single, unrounded
-from ._sampling import Sampling
-from ._streams import SAMPLE
+from ._plan_cache import PlanQuery
+from ._precision import RAISED, TOO_LARGE, check_single, remove_rounding_ties
+from ._rng_keys import SAMPLE
+from ._sampling_options import Sampling
 from .backends import Backend, Numpy
 from .backends._numpy import CHUNK, Streams, block_bytes, block_of, blocks
 from .backends._numpy import block as numpy_block
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 TASK = 0.5  # seconds of work that a task sent to another process should have
 PILOT = 8192  # replicas that say where the cells are
-LARGEST = 2**34  # draws
-KEPT = 2**22  # replicas of one output; more are gathered in cells
+MAX_DRAWS = 2**34  # draws
+MAX_STORED_REPLICAS = 2**22  # replicas of one output; more are gathered in cells
 FIRST = 8  # draws of a first chunk: a large plan has thousands of steps, and Python costs as much for one as for all
 UNKNOWN = 1.0  # error of the outputs, relative to their spread, with which nothing is known of a law
-ROUNDING = 1e-13  # the same, that rounding errors make
+ROUNDING_RTOL = 1e-13  # the same, that rounding errors make
 BLOCK = 2**24  # bytes that one at work has in hand beside its results and arrays
 NOISE = (2**20, 0, 0, SAMPLE, 0)  # the stream of the normals that make draws of conditional laws
-TRIED = 32  # replicas in which the effect of errors of Gaussian expectations is measured
+QUADRATURE_PROBE_REPLICAS = 32  # replicas in which the effect of errors of Gaussian expectations is measured
 FEW = 2  # the same, to see whether there is any effect
 NONE = 1e-6  # effect in these, relative to the spread of an output, with which more replicas need not be tried
 
@@ -58,12 +58,12 @@ class Conditional:
     binning: float = 0.0  # and what that does to the density, relative to its largest value
 
 
-def conditional(question: Question, sampling: Sampling) -> Conditional:
+def sample_conditional_law(question: PlanQuery, sampling: Sampling) -> Conditional:
     """Replicas of the conditional law of some coordinates of the outputs."""
     draws, seed, where = sampling.draws, sampling.seed, sampling.backend
     question = replace(question, prices=where.prices)
     plan = question.plan()
-    error = known_error(moves(question))
+    error = checked_quadrature_error(moves(question))
     if plan.constant:
         mean, columns = _block(plan, seed, 1)
         cov = Numpy().cov(columns)
@@ -71,8 +71,8 @@ def conditional(question: Question, sampling: Sampling) -> Conditional:
         return Conditional(mean, cov, 0, error, _notes(plan, mean, cov), True)
     size = plan.mean.shape[0]
     error = max(error, check_single(plan, where, draws))
-    if size == 1 and draws > KEPT:
-        return _gathered(plan, sampling, error)
+    if size == 1 and draws > MAX_STORED_REPLICAS:
+        return _sample_binned(plan, sampling, error)
     work = _Chunk(plan, seed, where, where.chunk(plan, draws))
     # the law, and a byte a number that says whether it is finite; chunks that are under way or wait to be taken; and
     # what each one at work has in hand
@@ -84,12 +84,12 @@ def conditional(question: Question, sampling: Sampling) -> Conditional:
         "take fewer draws or outputs (of one output at a time, any number)",
     )
     means, covs = np.empty((draws, size)), np.empty((draws, size, size))
-    together = _together(plan, work.size)
+    together = _chunks_per_task(plan, work.size)
     for part, (mean, cov) in sampling.run(work, chunks(draws, work.size), together):
         means[part.start : part.stop], covs[part.start : part.stop] = mean, cov
     _check_finite(means, covs)
     if where.precision == "float32":
-        means = unrounded(plan, means, covs, seed, where)
+        means = remove_rounding_ties(plan, means, covs, seed, where)
     for array in (means, covs):
         array.flags.writeable = False  # the law takes it as it is, and no copy
     return Conditional(means, covs, plan.random_numbers, error, _notes(plan, means, covs), False)
@@ -107,7 +107,7 @@ def _notes(plan: Plan, mean: Array, cov: Array) -> tuple[str, ...]:
     return (*plan.notes, narrow)
 
 
-def drawn(question: Question, sampling: Sampling) -> list[Array]:
+def sample_outputs(question: PlanQuery, sampling: Sampling) -> list[Array]:
     """Draws of one coordinate of each output, (draws, *shape): all jointly, and no covariance is ever formed."""
     draws, seed, where = sampling.draws, sampling.seed, sampling.backend
     question = replace(question, prices=where.prices)
@@ -118,7 +118,7 @@ def drawn(question: Question, sampling: Sampling) -> list[Array]:
     check_single(plan, where, draws)
     if where.threads:
         most = block_of(plan, where.itemsize)
-        work, parts = _Draws(plan, seed, where, 1), side_by_side(growing(draws), most, sampling.at_once)
+        work, parts = _Draws(plan, seed, where, 1), merge_chunks(growing_chunks(draws), most, sampling.at_once)
     else:
         work = _Draws(plan, seed, where, where.chunk(plan, draws))
         parts = chunks(draws, work.size)
@@ -135,7 +135,7 @@ def split(rows: Array, outputs: Sequence[Value]) -> list[Array]:
     return [a.reshape(len(rows), *output.shape) for a, output in parted]
 
 
-def growing(draws: int) -> list[range]:
+def growing_chunks(draws: int) -> list[range]:
     """The draws in chunks that grow with their place, from a few draws on: so not many keep many workers busy.
 
     Where a chunk begins depends on nothing else, for it is part of the seed.
@@ -148,7 +148,7 @@ def growing(draws: int) -> list[range]:
     return found
 
 
-def side_by_side(parts: Sequence[range], most: int, workers: int) -> list[range]:
+def merge_chunks(parts: Sequence[range], most: int, workers: int) -> list[range]:
     """Chunks that follow each other in parts of up to `most` draws, and no fewer parts than workers have to do.
 
     Python's overhead for a step of a plan is the same for one chunk and for several. A draw that would be alone goes
@@ -165,19 +165,19 @@ def side_by_side(parts: Sequence[range], most: int, workers: int) -> list[range]
     return found
 
 
-def _gathered(plan: Plan, sampling: Sampling, error: float) -> Conditional:
+def _sample_binned(plan: Plan, sampling: Sampling, error: float) -> Conditional:
     """More replicas than are kept: cells are laid by the first of them, and all are added up there."""
     draws, seed, where = sampling.draws, sampling.seed, sampling.backend
-    if draws > LARGEST:
+    if draws > MAX_DRAWS:
         raise ValueError(f"draws={draws} must be at most 2^34")
     size = where.chunk(plan, draws)
     first = range(min(PILOT, size))
     mean, cov = _Chunk(plan, seed, where, size)(first, Silent())
     _check_finite(mean, cov)
     cells = cells_for(mean[:, 0], cov[:, 0, 0], f"draws={draws}")
-    tally = Tally(cells)
+    tally = MomentAccumulator(cells)
     work = _Sums(plan, seed, where, size, cells)
-    together = _together(plan, size)
+    together = _chunks_per_task(plan, size)
     for _, found in sampling.run(work, chunks(draws, size), together):
         for block in found:
             tally.add(block)
@@ -194,7 +194,7 @@ def _gathered(plan: Plan, sampling: Sampling, error: float) -> Conditional:
     )
 
 
-def _together(plan: Plan, size: int) -> int:
+def _chunks_per_task(plan: Plan, size: int) -> int:
     """How many chunks make a task that is worth sending."""
     return max(1, int(TASK / max(plan.seconds(size), 1e-6)))
 
@@ -207,9 +207,9 @@ class _Sums:
     seed: int
     backend: Backend
     size: int
-    cells: Cells
+    cells: MomentGrid
 
-    def __call__(self, part: range, tick: Callable[[int], None]) -> list[Sums]:
+    def __call__(self, part: range, tick: Callable[[int], None]) -> list[BlockMoments]:
         blocks = self.backend.sample(self.plan, self.seed, part, self.size, tick)
         return [self.backend.sums(self.cells, mean, self.backend.cov(columns)) for mean, columns in blocks]
 
@@ -274,7 +274,7 @@ class _Draws:
             return replace(self, backend=exact)._made(part, tick)
 
     def _made(self, part: range, tick: Callable[[int], None]) -> Array:
-        chunks = [chunk for chunk in growing(part.stop) if chunk.start >= part.start]
+        chunks = [chunk for chunk in growing_chunks(part.stop) if chunk.start >= part.start]
         streams = Streams(self.seed, chunks if self.backend.threads else part.start, self.backend.precision)
         made = (
             blocks(self.plan, streams, len(part), tick)
@@ -298,7 +298,7 @@ class _Draws:
 
 @dataclass(frozen=True)
 class Moves:
-    """How far the outputs move if every Gaussian expectation moves by its own error, in `TRIED` replicas.
+    """How far the outputs move, in a few replicas, if every Gaussian expectation moves by its own error.
 
     Expectations move a few times: by their error bounds, upward and with alternating signs; or, where they are means
     over quasi-random nodes, to other nodes.
@@ -319,7 +319,9 @@ class Moves:
     def relative(self) -> float:
         """The error of the output that moves the farthest, relative to its spread."""
         error = float(self.combined(np.maximum(np.max(np.abs(self.mean) / self.scale, axis=(1, 2)), self.cov)))
-        return 0.0 if error <= ROUNDING else error if error < np.inf else np.inf  # NaN: a function is not defined there
+        return (
+            0.0 if error <= ROUNDING_RTOL else error if error < np.inf else np.inf
+        )  # NaN: a function is not defined there
 
     @property
     def signed(self) -> Array:
@@ -331,10 +333,10 @@ class Moves:
     def each(self) -> Array:
         """The error of every output, (entries,): of its mean over replicas, in its own unit."""
         error: Array = self.combined(np.abs(self.mean).mean(axis=1))
-        return np.where(error > ROUNDING * self.scale.mean(axis=0), error, 0.0)
+        return np.where(error > ROUNDING_RTOL * self.scale.mean(axis=0), error, 0.0)
 
 
-def known_error(found: Moves | None) -> float:
+def checked_quadrature_error(found: Moves | None) -> float:
     """The error of the law by Gaussian expectations; refused if these do not tell the law."""
     error = 0.0 if found is None else found.relative
     if error > UNKNOWN:
@@ -347,7 +349,7 @@ def known_error(found: Moves | None) -> float:
     return error
 
 
-def moves_of_draws(question: Question) -> Moves | None:
+def moves_of_draws(question: PlanQuery) -> Moves | None:
     """The same as `moves`; in a few replicas if these show next to nothing, for a few draws should cost little."""
     if question.plan().nodes:
         return moves(question)
@@ -356,7 +358,7 @@ def moves_of_draws(question: Question) -> Moves | None:
 
 
 @lru_cache(maxsize=4)  # every move makes a plan of its own, and a program is drawn from more than once
-def moves(question: Question, replicas: int = TRIED) -> Moves | None:
+def moves(question: PlanQuery, replicas: int = QUADRATURE_PROBE_REPLICAS) -> Moves | None:
     """How far the outputs move; None if there are no Gaussian expectations, or a number is not finite."""
     plan = question.plan()
     if not plan.expects:

@@ -15,8 +15,9 @@ def _():
 
     from netsor.explore import _controls as controls
     from netsor.explore import _page as page
-    from netsor.explore import _program as program
-    from netsor.explore import _serve as served
+
+    from . import _program_view as program
+    from . import _server as served
 
     return controls, mo, page, program, served
 

@@ -12,11 +12,10 @@ import marimo as mo
 from ..language import inf
 from ..models import RECIPES, names
 from ..studies import paper
-from ._html import fold
-from ._layer import Layer, text
-from ._model import Model, lengths
-from ._program import Knob, Own, Target
-from ._variant import OWN, Variant
+from ._components import fold
+from ._layer_view import Layer, text
+from ._model_view import UNCHANGED, Model, Variant, lengths
+from ._program_view import ProgramSettings, Slider, Target
 
 WIDTHS = (*(2**k for k in range(2, 17)), inf)
 HEAD_DIMS = (None, *(2**k for k in range(2, 13)), inf)  # None: the width
@@ -97,7 +96,7 @@ def layer_html(controls: Any) -> str:
     return _column(controls, first, words) + fold("More to change", _column(controls, rest, {}))
 
 
-def program_controls(target: Target, knobs: tuple[Knob, ...]) -> Any:
+def program_controls(target: Target, knobs: tuple[Slider, ...]) -> Any:
     """What may be changed in a program of one's own; its arguments and widths may have any names."""
     made: dict[str, Any] = {f"width {name}": width_slider(f"Width {name}") for name in target.widths}
     for knob in knobs:
@@ -109,9 +108,9 @@ def program_controls(target: Target, knobs: tuple[Knob, ...]) -> Any:
     return mo.ui.dictionary(made)
 
 
-def program_settings(target: Target, knobs: tuple[Knob, ...], values: Mapping[str, Any]) -> Own:
+def program_settings(target: Target, knobs: tuple[Slider, ...], values: Mapping[str, Any]) -> ProgramSettings:
     """What the controls of a program say."""
-    return Own(
+    return ProgramSettings(
         target,
         {knob.name: _plain(values[f"argument {knob.name}"]) for knob in knobs},
         {name: WIDTHS[int(values[f"width {name}"])] for name in target.widths},
@@ -139,7 +138,7 @@ def model_controls() -> Any:
     """What may be changed in one model, and in a second beside it; the second's have names that begin with "second"."""
 
     def choice(label: str, options: list[str]) -> Any:
-        return mo.ui.dropdown([OWN, *options], value=OWN, label=label, full_width=True)
+        return mo.ui.dropdown([UNCHANGED, *options], value=UNCHANGED, label=label, full_width=True)
 
     def variant(before: str, which: Any) -> dict[str, Any]:
         made = {
@@ -185,7 +184,7 @@ def model_html(controls: Any, sharper: Any) -> str:
     words = {}
     for name in ("std", f"{SECOND}std"):
         std = STDS[int(controls.value[name])]
-        words[name] = OWN if std is None else f"{std:g}"
+        words[name] = UNCHANGED if std is None else f"{std:g}"
     first = tuple(name for name in controls.value if not name.startswith(SECOND))
     second = tuple(name for name in controls.value if name.startswith(SECOND))
     if controls.value[f"{SECOND}name"] == NONE:

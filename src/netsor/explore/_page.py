@@ -15,12 +15,10 @@ from typing import Any
 
 import marimo as mo
 
-from ._audited import Tell
-from ._findings import different, findings
-from ._html import fold, message, notes, table
-from ._picture import as_csv, as_file
-from ._svg import as_svg
-from ._view import Rows, View, said
+from ._audit_view import Tell
+from ._components import comparison_html, findings, fold, message, notes, table
+from ._plots import as_csv, as_file, as_svg
+from ._view import Rows, View, error_text
 
 REST = 0.12  # seconds without a move of the sliders before distances are computed
 OFTEN = 0.3  # seconds between two updates of a progress bar
@@ -32,7 +30,7 @@ def show(controls: str, make: Callable[[], View], name: str) -> None:
     try:
         view = make()
     except (Exception, SystemExit) as error:  # a user's program may raise anything
-        mo.output.replace(_beside(controls, message(said(error))))
+        mo.output.replace(_beside(controls, message(error_text(error))))
         return
     saved = _saved(view, name)
     more = view.more
@@ -49,7 +47,7 @@ def show(controls: str, make: Callable[[], View], name: str) -> None:
         try:
             rows, wrong = more(), ""
         except Exception as error:
-            rows, wrong = {}, f"KL: {said(error)}"
+            rows, wrong = {}, f"KL: {error_text(error)}"
         if not thread.should_exit:
             mo.output.replace(_beside(controls, _view(view, {**view.rows, **rows}, wrong, saved)))
 
@@ -83,7 +81,7 @@ def show_slowly(controls: str, make: Callable[[Tell], Iterator[View]], name: str
             except Overtaken:
                 return
             except Exception as error:
-                shown = message(said(error)) + before
+                shown = message(error_text(error)) + before
             if not thread.should_exit:
                 mo.output.replace(_beside(controls, f'<div class="netsor-done">{shown}</div>'))
 
@@ -109,7 +107,7 @@ def _view(view: View, rows: Rows, waiting: str, saved: str) -> str:
     many = " netsor-many" if view.columns > 1 else ""
     code = mo.md(f"```python\n{view.code}\n```").text
     plan = fold("What is drawn (the plan)", f"<pre>{html.escape(view.plan)}</pre>") if view.plan else ""
-    told = "" if view.result is None else different(view.result) + findings(view.result)
+    told = "" if view.result is None else comparison_html(view.result) + findings(view.result)
     return (
         f'{told}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes(view.notes)}'
         f'{saved}{plan}<p>The same in Python:</p><div class="netsor-code">{code}</div>'

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..engine import Plan
-from ..engine._montecarlo import cores, in_bytes, memory
+from ..engine._parallel import cores, in_bytes, memory
 from ..laws import Estimate, Law, kl
 from ..studies._cost import Draw
-from ._picture import Curve, Panel
+from ._plots import Curve, Panel
 
 if TYPE_CHECKING:
     from ..studies.audit._results import Audit, Comparison
@@ -34,12 +34,12 @@ class Band(NamedTuple):
 
 Rows = dict[str, dict[str, Estimate | Band | str]]  # name of a number → which law → the number
 
-POINTS = 241
-REACH = 4.5  # standard deviations to each side that a density is drawn over
+DENSITY_POINTS = 241
+DENSITY_STDS = 4.5  # standard deviations to each side that a density is drawn over
 DRAWS = (5_000, 2_000, 1_000, 500, 200)  # numbers of draws to choose from: the largest that takes less than QUICK
 QUICK = 0.2  # seconds on one core that the draws may take while a slider is moved
 SLOW = 3.0  # seconds that even the fewest draws may take
-LONG = 30.0  # seconds that a number of draws chosen by the user may take
+MAX_SECONDS = 30.0  # seconds that a number of draws chosen by the user may take
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def afford(plans: list[Plan], asked: int | None) -> tuple[int, str]:
             f"{draws:,} draws would need {in_bytes(block)} of memory: smaller numbers on the sliders need less"
         )
     if asked is not None:
-        if seconds(asked) > LONG:
+        if seconds(asked) > MAX_SECONDS:
             raise ValueError(f"{asked:,} draws would take about {seconds(asked):.0f} s: choose fewer, or smaller sizes")
         return asked, ""
     if seconds(draws) > SLOW:
@@ -121,13 +121,13 @@ def afford(plans: list[Plan], asked: int | None) -> tuple[int, str]:
 def _panels(laws: list[Named]) -> tuple[Panel, ...]:
     """Densities above; below, what they differ by from the limit, where the eye can see it."""
     centre = laws[0].law.mean()
-    reach = REACH * max(named.law.std() for named in laws)
+    reach = DENSITY_STDS * max(named.law.std() for named in laws)
     if not (math.isfinite(centre) and math.isfinite(reach)):
         raise ValueError("the numbers leave double precision: less extreme values are needed")
     if not has_density(laws[0].law):
         points = ", ".join(f"{at:g}" for at, _ in laws[0].law.atoms[:3])
         raise ValueError(f"the output is always {points}: its law has no density to show")
-    y = np.linspace(centre - reach, centre + reach, POINTS)
+    y = np.linspace(centre - reach, centre + reach, DENSITY_POINTS)
     curves = []
     for named in laws:
         value, error = (np.asarray(part, dtype=np.float64) for part in named.law.with_error.pdf(y))
@@ -157,7 +157,7 @@ def _finite(rows: Rows) -> None:
                 raise ValueError(f"the {name} is {value.value}: this law has none, or it leaves double precision")
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """What an error says, in one line, for the page."""
     text = " ".join(str(error).split())
     if isinstance(error, SystemExit):

@@ -6,15 +6,15 @@ from ._array import Value
 from ._grad import grad
 from ._initial import data, gaussian, normal
 from ._join import join, stack
+from ._probe import probe
 from ._rotary import rotary
 from ._scalar import Scalar
 from ._score import concat, dot, layer_norm, mean_dot, rms_norm, softmax
+from ._source_location import TraceError
 from ._step import step
 from ._tangent import grad_norm, ntk
 from ._vector import Vector, ones
-from ._watch import probe
 from ._weight import Weight, weight
-from ._where import TraceError
 from ._width import Width, inf
 
 __all__ = [

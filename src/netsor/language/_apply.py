@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from ..activations import Function
+from ._check_function import infer_output_shape
 from ._given import as_name, one_of, shown, whole
-from ._probe import probed
 from ._scalar import Scalar, ScalarLike, applied, as_scalar, broadcast
+from ._source_location import TraceError
 from ._vector import Nonlin, Vector, same_width
-from ._where import TraceError
 
 Derivative = Callable[..., Any] | tuple[Callable[..., Any] | None, ...] | None
 
@@ -80,7 +80,7 @@ def apply(
     except ValueError:
         before = f" before the last {axes} axes" if axes else ""
         raise TraceError(f.name, f"shapes {shapes} do not broadcast{before}") from None
-    made = probed(f, "apply", [value.shape[value.ndim - axes :] for value in values])
+    made = infer_output_shape(f, "apply", [value.shape[value.ndim - axes :] for value in values])
     return applied(f, values, leading + made, axes)
 
 
@@ -137,7 +137,7 @@ def nonlin(
         raise TraceError("nonlin", f"{f.name} needs one vector or more, then scalars, got {given}{REMEDY}")
     scalars = tuple(as_scalar(value, "nonlin") for value in arguments[len(vectors) :])
     width, shape = same_width(f.name, *vectors), broadcast(f.name, *vectors, *scalars)
-    probed(f, "nonlin", [()] * len(arguments), scalars=len(scalars))
+    infer_output_shape(f, "nonlin", [()] * len(arguments), scalars=len(scalars))
     return Vector(Nonlin(f, vectors, scalars), shape, width)
 
 

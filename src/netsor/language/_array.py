@@ -17,15 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ._given import AXES, NUMBERS, Places, Shape, as_axis, as_shape, as_whole, picked, shown
-from ._keep import Keep, box
-from ._where import TraceError, Where, user_line
+from ._index_box import Keep, box
+from ._source_location import SourceLocation, TraceError, user_line
 
 Ints = npt.NDArray[np.intp]
 V = TypeVar("V", bound="Value")
 R = TypeVar("R")
 Axes = tuple[int | None, ...]  # for each axis of an input, the axis of the result that it goes along; None: read whole
 
-FEW = 2**20  # entries of an array up to which all places are made to pick some
+MAX_ENUMERATED_ENTRIES = 2**20  # entries of an array up to which all places are made to pick some
 
 REFLECTED = {
     np.add: "__radd__",
@@ -43,7 +43,7 @@ class Source:
         self.name = name
 
 
-class Acts(Enum):
+class VectorAccess(Enum):
     """What an operation does to vectors: by this the exact engine decides what it must know of them."""
 
     FRESH = "makes vectors of none"  # initial vectors, data
@@ -55,7 +55,7 @@ class Acts(Enum):
     @property
     def asks_coordinates(self) -> bool:
         """Whether coordinates of the inputs are needed, and not their products alone."""
-        return self in (Acts.ON_COORDINATES, Acts.ON_PLACES)
+        return self in (VectorAccess.ON_COORDINATES, VectorAccess.ON_PLACES)
 
 
 _names: dict[Any, tuple[str, ...]] = {}
@@ -76,7 +76,7 @@ class Operation:
     a reading (see `rule_for`).
     """
 
-    acts: ClassVar[Acts | None] = None  # None: it reads and makes scalars alone
+    acts: ClassVar[VectorAccess | None] = None  # None: it reads and makes scalars alone
     kind: ClassVar[str] = ""  # what `print(net)` calls it, if not by its name
     letter: ClassVar[str] = ""  # of the names of its values, if not u (of vectors) and a (of scalars)
     parted: ClassVar[bool] = False  # whether some entries of the result can be made without the others
@@ -133,10 +133,10 @@ class Entrywise(Operation):
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """Axes lined up from the last."""
-        return tuple(lined(x.ndim, ndim) for x in self.inputs)
+        return tuple(align_axes(x.ndim, ndim) for x in self.inputs)
 
 
-def lined(ndim: int, to: int) -> tuple[int, ...]:
+def align_axes(ndim: int, to: int) -> tuple[int, ...]:
     """Among `to` axes, those that the axes of an array with fewer are lined up with: the last ones."""
     return tuple(range(to - ndim, to))
 
@@ -173,7 +173,7 @@ class Value:
 
     op: Operation
     shape: Shape
-    where: Where = field(default_factory=user_line, kw_only=True)
+    where: SourceLocation = field(default_factory=user_line, kw_only=True)
 
     def __post_init__(self) -> None:
         if len(self.shape) > AXES:
@@ -236,7 +236,7 @@ class Value:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, key: Any) -> Self:
-        places = Places(self.shape) if FEW < self.size <= NUMBERS else self._positions()
+        places = Places(self.shape) if MAX_ENUMERATED_ENTRIES < self.size <= NUMBERS else self._positions()
         return self.take(picked(places, key, "index"), "index")
 
     def reshape(self, *shape: int | Sequence[int]) -> Self:
@@ -395,6 +395,6 @@ def _unpacked(given: tuple[Any, ...]) -> tuple[Any, ...]:
 class Take(Operation):
     """V or S: y[i] = x at flat position `flat[i]`. Indexing, transposing, reshaping and repeating are all this."""
 
-    acts, kind, parted = Acts.LINEARLY, "index", True
+    acts, kind, parted = VectorAccess.LINEARLY, "index", True
     x: Value
     flat: Ints

@@ -21,13 +21,12 @@ import numpy.typing as npt
 
 from . import _operation as ops
 from ._array import Operation, Value
-from ._asked import asked_entries
-from ._expand import Expansion
-from ._graph import ordered
-from ._names import names_of
+from ._check_report import CONJECTURED, NO_LIMIT, PROVED, Point, Report
+from ._graph import names_of, topological_order
+from ._linear_expansion import Expansion
 from ._operation import Add, Apply, Constant, Dot, Gaussian, Join, MatMul, Mix, Nonlin, Normal, Scale, Take
-from ._report import CONJECTURED, NO_LIMIT, PROVED, Point, Report
 from ._rotary import Rotate
+from ._slicing import asked_entries
 from ._vector import Vector
 
 Correlated = Callable[[Sequence[Value], Sequence[Value]], Collection[Value]]
@@ -38,7 +37,7 @@ def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report
 
     `correlated(outputs, scores)` says which of the scores have factors with E[Z^x Z^y] ≠ 0: the engine computes that.
     """
-    facts = _Facts(outputs)
+    facts = _CheckContext(outputs)
     unknown = list(_unknown(facts))
     diverging = () if unknown else correlated(outputs, facts.scores)
     points = (
@@ -70,12 +69,12 @@ def _point(name: str, conjectured: Iterable[str], no_limit: Iterable[str] = ()) 
     return Point(name, NO_LIMIT if fatal else CONJECTURED if findings else PROVED, fatal or findings)
 
 
-class _Facts:
+class _CheckContext:
     """What the points ask about: of what each vector is a combination, what depends on scores, what is bounded."""
 
     def __init__(self, outputs: Sequence[Value]) -> None:
         self.outputs = outputs
-        self.values = ordered(outputs)
+        self.values = topological_order(outputs)
         self.names = names_of(self.values)
         self.scores = [v for v in self.values if isinstance(v.op, Dot) and v.op.power == 0.5]
         self.expansion = Expansion(self.values)
@@ -139,13 +138,13 @@ BOUNDED: dict[type[Operation], Callable[[Any, bool | None], bool | None]] = {
 }
 
 
-def _unknown(facts: _Facts) -> Iterator[str]:
+def _unknown(facts: _CheckContext) -> Iterator[str]:
     for value in facts.values:
         if type(value.op) not in BOUNDED:
             yield f"{facts.at(value)} is made by {type(value.op).__name__}, for which the checker has no rule"
 
 
-def _not_matmul(facts: _Facts) -> Iterator[str]:
+def _not_matmul(facts: _CheckContext) -> Iterator[str]:
     for score in facts.scores:
         for factor in dict.fromkeys(score.op.inputs):
             if -1 in facts.expansion.matrices(factor):  # or of a matrix that acts transposed too
@@ -155,7 +154,7 @@ def _not_matmul(facts: _Facts) -> Iterator[str]:
                 )
 
 
-def _tied(facts: _Facts) -> Iterator[str]:
+def _tied(facts: _CheckContext) -> Iterator[str]:
     for score in facts.scores:
         assert isinstance(score.op, Dot)
         x, y = score.op.x, score.op.y
@@ -169,7 +168,7 @@ def _tied(facts: _Facts) -> Iterator[str]:
             yield f"{facts.at(score)}: tied factors W x, W x' have a limit only if E[Z^x Z^x'] = 0"
 
 
-def _diverging(facts: _Facts, scores: Collection[Value]) -> Iterator[str]:
+def _diverging(facts: _CheckContext, scores: Collection[Value]) -> Iterator[str]:
     for score in facts.scores:
         if score in scores:
             yield (
@@ -178,7 +177,7 @@ def _diverging(facts: _Facts, scores: Collection[Value]) -> Iterator[str]:
             )
 
 
-def _used_elsewhere(facts: _Facts) -> Iterator[str]:
+def _used_elsewhere(facts: _CheckContext) -> Iterator[str]:
     in_scores = {int(m) for score in facts.scores for x in score.op.inputs for m in facts.expansion.matrices(x)} - {-1}
 
     def concerned(x: Value) -> bool:
@@ -196,7 +195,7 @@ def _used_elsewhere(facts: _Facts) -> Iterator[str]:
             yield f"{facts.at(output)} is an output, made by a matrix of a score factor"
 
 
-def _score_inputs(facts: _Facts) -> dict[Value, None]:
+def _score_inputs(facts: _CheckContext) -> dict[Value, None]:
     """The vectors x of the factors W x of all scores."""
     used = np.zeros(len(facts.expansion.matrix), dtype=bool)
     for score in facts.scores:
@@ -206,28 +205,28 @@ def _score_inputs(facts: _Facts) -> dict[Value, None]:
     return dict.fromkeys(v.op.x for v in made if isinstance(v.op, MatMul))
 
 
-def _unbounded(facts: _Facts) -> Iterator[str]:
+def _unbounded(facts: _CheckContext) -> Iterator[str]:
     for x in _score_inputs(facts):
         if facts.bounded[x] is not True:
             known = "is not bounded" if facts.bounded[x] is False else "is not known to be bounded (declare bounded=)"
             yield f"{facts.at(x)} {known}; the paper assumes it for convenience, and uses ReLU itself"
 
 
-def _not_lipschitz(facts: _Facts) -> Iterator[str]:
+def _not_lipschitz(facts: _CheckContext) -> Iterator[str]:
     for value in facts.values:
         if isinstance(value.op, Nonlin | Apply) and value.op.f.lipschitz is not True:
             known = "is not" if value.op.f.lipschitz is False else "is not known to be (declare lipschitz=)"
             yield f"{facts.at(value)}: {value.op.f.name} {known} pseudo-Lipschitz"
 
 
-def _transposed(facts: _Facts) -> Iterator[str]:
+def _transposed(facts: _CheckContext) -> Iterator[str]:
     for value in facts.values if facts.scores else ():
         if isinstance(value.op, MatMul) and value.op.weight.transposed:
             matrix = facts.names[value.op.weight.source]
             yield f"{facts.at(value)}: made by the transpose of {matrix}; Yang (2020) covers that without scores alone"
 
 
-def _deep(facts: _Facts) -> Iterator[str]:
+def _deep(facts: _CheckContext) -> Iterator[str]:
     # A linear combination commutes with a matrix, W Σ_j a_j x_j = Σ_j a_j W x_j, so attention's own output matrix is
     # no second multiplication; it is one after a nonlinearity, and for the factors of another score.
     inputs = _score_inputs(facts)
@@ -239,7 +238,7 @@ def _deep(facts: _Facts) -> Iterator[str]:
             yield f"{facts.at(value)}: multiplies {facts.names[x]}, which depends on a score (the deep case)"
 
 
-def _means(facts: _Facts) -> Iterator[str]:
+def _means(facts: _CheckContext) -> Iterator[str]:
     if not facts.scores:
         return
     used: set[Value] = set()  # by an operation; indexing is none
@@ -255,13 +254,13 @@ def _means(facts: _Facts) -> Iterator[str]:
             yield f"{facts.at(value)}: a mean that depends on a score, of vectors not known to be bounded"
 
 
-def _rotated(facts: _Facts) -> Iterator[str]:
+def _rotated(facts: _CheckContext) -> Iterator[str]:
     for value in facts.values:
         if isinstance(value.op, Rotate):
             yield f"{facts.at(value)} turns coordinates by angles of their own, of which the paper says nothing"
 
 
-def _fixed_widths(facts: _Facts) -> Iterator[str]:
+def _fixed_widths(facts: _CheckContext) -> Iterator[str]:
     # a finite space matters only where its coordinates are summed over: a read-out into R^1 does no harm
     for value in facts.values:
         summed = value.op.inputs if isinstance(value.op, MatMul | Dot) else ()

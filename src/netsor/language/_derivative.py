@@ -24,14 +24,14 @@ from ..derivatives import base, derivative, known
 from ._apply import apply, nonlin
 from ._array import Operation
 from ._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, power
-from ._move import Shifted, Stepped
 from ._operation import Add, Apply, Concat, Constant, Dot, MatMul, Mix, Nonlin, Root, Scale, Split
+from ._optimiser_ops import SteppedMatMul, SteppedParameter
 from ._rotary import Rotate
 from ._scalar import Scalar, constant
 from ._score import concat, dot, mean_dot, rsqrt, split
+from ._source_location import TraceError
 from ._vector import Vector, mix, ones
 from ._weight import Weight
-from ._where import TraceError
 from ._width import Width
 
 Unit = str | None  # None for 1, the name of a width n for √n
@@ -41,7 +41,7 @@ Found = Iterator[tuple[int, Any]]
 Rule = Callable[[Any, Any, Any, Wants], Found]
 
 
-def ratio(over: tuple[Width, ...], under: tuple[Width, ...]) -> Scalar | float:
+def width_ratio(over: tuple[Width, ...], under: tuple[Width, ...]) -> Scalar | float:
     """√(n_1 … / (m_1 …)): a number if no symbol is left in it."""
     number = np.prod([float(w.factor) for w in over]) / np.prod([float(w.factor) for w in under])
     top, bottom = ([w.name for w in widths if w.name is not None] for widths in (over, under))
@@ -55,7 +55,7 @@ def ratio(over: tuple[Width, ...], under: tuple[Width, ...]) -> Scalar | float:
     return left if number == 1 else float(np.sqrt(number)) * left
 
 
-def times(c: Scalar | float, x: Any) -> Any:
+def scale(c: Scalar | float, x: Any) -> Any:
     """c x, and x itself for c = 1."""
     return x if isinstance(c, float) and c == 1.0 else c * x
 
@@ -67,7 +67,7 @@ def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
         if unit is None:
             made[unit] = dot(d, x)
         else:
-            made[unit] = times(ratio((d.width,), (Width(unit),)), mean_dot(d, x))
+            made[unit] = scale(width_ratio((d.width,), (Width(unit),)), mean_dot(d, x))
     return made
 
 
@@ -82,15 +82,15 @@ def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
 def _matmul(op: MatMul, made: Vector, d: Vector, wants: Wants) -> Found:
     """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b."""
     weight = op.weight
-    left = times(ratio((weight.in_width,), (weight.fan,)), _acting(weight.adjoint, d))
+    left = scale(width_ratio((weight.in_width,), (weight.fan,)), _acting(weight.adjoint, d))
     yield 0, left if op.each or not weight.batch else left.sum(tuple(range(len(weight.batch))))
 
 
-def _stepped(op: Stepped, made: Vector, d: Vector, wants: Wants) -> Found:
+def _stepped(op: SteppedMatMul, made: Vector, d: Vector, wants: Wants) -> Found:
     """The same with W': the steps that made it are in the past."""
     weight, batch = op.weight, len(op.weight.batch)
     turned = replace(op, weight=weight.adjoint, x=d, each=batch > 0)
-    left = times(ratio((weight.in_width,), (weight.fan,)), Vector(turned, d.shape, weight.in_width))
+    left = scale(width_ratio((weight.in_width,), (weight.fan,)), Vector(turned, d.shape, weight.in_width))
     yield 0, left if op.each or not batch else left.sum(tuple(range(batch)))
 
 
@@ -113,12 +113,12 @@ def _nonlin(op: Nonlin, made: Vector, d: Vector, wants: Wants) -> Found:
             if isinstance(slope, Function):
                 yield k, nonlin(slope, *arguments) * d
             elif slope:
-                yield k, times(float(slope), d)
+                yield k, scale(float(slope), d)
         elif isinstance(slope, Function):
             yield k, along(d, nonlin(slope, *arguments).broadcast_to(d.shape), units)
         elif slope:
             one = ones(d.width).broadcast_to(d.shape)
-            yield k, {unit: times(float(slope), p) for unit, p in along(d, one, units).items()}
+            yield k, {unit: scale(float(slope), p) for unit, p in along(d, one, units).items()}
 
 
 def _add(op: Add, made: Vector, d: Vector, wants: Wants) -> Found:
@@ -145,11 +145,11 @@ def _mix(op: Mix, made: Vector, d: Vector, wants: Wants) -> Found:
 def _concat(op: Concat, made: Vector, d: Vector, wants: Wants) -> Found:
     """Parts in R^d of a vector in R^(count·d): √d against √(count·d)."""
     count = op.x.shape[op.axis]
-    yield 0, times(count**-0.5, split(d, count, op.axis))
+    yield 0, scale(count**-0.5, split(d, count, op.axis))
 
 
 def _split(op: Split, made: Vector, d: Vector, wants: Wants) -> Found:
-    yield 0, times(op.count**0.5, concat(d, op.axis))
+    yield 0, scale(op.count**0.5, concat(d, op.axis))
 
 
 def _rotate(op: Rotate, made: Vector, d: Vector, wants: Wants) -> Found:
@@ -162,10 +162,10 @@ def _rotate(op: Rotate, made: Vector, d: Vector, wants: Wants) -> Found:
 
 def _dot(op: Dot, made: Scalar, d: Units, wants: Wants) -> Found:
     """p_ij = n^(−1/2) ⟨x_i, y_j⟩: δ_xi = Σ_j ∂p_ij y_j; of a mean, n^(−1/2) times that."""
-    unit, width = passed(op), op.x.width
+    unit, width = dot_unit(op), op.x.width
     by = d[unit]
     if op.power == 1.0:  # n = factor · symbol, of which the unit has the symbol
-        by = times(width.factor**-0.5, by)
+        by = scale(width.factor**-0.5, by)
     if wants(0):
         yield 0, _mixed(by, op.y)
     if wants(1):
@@ -177,7 +177,7 @@ def _mixed(a: Scalar, x: Vector) -> Vector:
     return x if one and a.ndim - 1 <= x.ndim else mix(a, x)
 
 
-def passed(op: Dot) -> Unit:
+def dot_unit(op: Dot) -> Unit:
     """The unit in which a dot passes on what it gets."""
     return op.x.width.name if op.power == 1.0 else None
 
@@ -196,7 +196,7 @@ def _apply(op: Apply, made: Scalar, d: Units, wants: Wants) -> Found:
                 if isinstance(slope, Function):
                     yield k, {unit: by * apply(slope, *op.scalars)}
                 elif slope:
-                    yield k, {unit: times(float(slope), by)}
+                    yield k, {unit: scale(float(slope), by)}
 
 
 def _product(op: Apply, made: Scalar, d: Scalar, k: int) -> Scalar:
@@ -284,8 +284,8 @@ def _with_axes(*arguments: Any, f: Callable[..., Any], core: tuple[int, ...], ax
 
 RULES: dict[type[Operation], Rule] = {
     MatMul: _matmul,
-    Stepped: _stepped,
-    Shifted: lambda op, made, d, wants: iter(()),  # it begins there
+    SteppedMatMul: _stepped,
+    SteppedParameter: lambda op, made, d, wants: iter(()),  # it begins there
     Nonlin: _nonlin,
     Add: _add,
     Scale: _scale,

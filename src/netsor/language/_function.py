@@ -6,7 +6,7 @@ import operator
 from functools import partial
 from typing import Any
 
-from .._arrays import array_namespace
+from .._array_api import array_namespace
 from ..activations import Function
 
 

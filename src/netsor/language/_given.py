@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from .._validate import SHOWN as SHOWN
 from .._validate import shown as shown
-from ._where import PlacedError, TraceError, TraceIndexError
+from ._source_location import PlacedError, TraceError, TraceIndexError
 
 Shape = tuple[int, ...]
 

@@ -2,18 +2,210 @@
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from types import EllipsisType
+from typing import Any, cast
 
 import numpy as np
 
-from ._array import Value
+from ._array import Ints, Value
+from ._derivative import RULES, Unit, dot_unit, scale, unbroadcast, width_ratio, zeros_like
 from ._given import shown
-from ._graph import ordered
-from ._operation import Constant, Take
-from ._reverse import Reverse
+from ._graph import topological_order
+from ._index_box import Keep, around, box, every
+from ._join import join
+from ._operation import Constant, Dot, Join, MatMul, Take
+from ._optimiser_ops import Acting, SteppedMatMul
 from ._scalar import Scalar, ScalarLike, as_scalar, broadcast, constant
+from ._slicing import demand, widened
+from ._source_location import TraceError
 from ._vector import Vector
-from ._where import TraceError
+from ._width import Width
+
+Part = tuple[Ints, Any]  # flat positions in an array, each once, and a value for each of them
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """A matrix acted: what it made, the operation on the entries that count, and the cotangent of these."""
+
+    value: Vector
+    op: Acting
+    d: Vector
+
+
+class Reverse:
+    """From cotangents of some values to those of `leaves`, and the uses of matrices that `chosen` says count.
+
+    `seeds` are pairs of a value and its cotangent: of scalars p the weights w of Σ w·p, of vectors √width times theirs.
+    With `unit`, what passes through scalars in other units is left out, and all cotangents are √unit times theirs: the
+    gradient is the sum over `units` of such parts.
+    """
+
+    def __init__(
+        self,
+        seeds: Sequence[tuple[Value, Value]],
+        leaves: Iterable[Value],
+        chosen: Callable[[Acting], bool] = lambda op: False,
+        unit: Unit | EllipsisType = ...,
+    ) -> None:
+        self.values = topological_order([value for value, _ in seeds])
+        self.leaves, self.chosen = set(leaves), chosen
+        self.uses: list[Use] = []
+        self._live: set[Value] = set()  # what depends on a leaf, or on a matrix that counts
+        self._units: dict[Value, tuple[Unit, ...]] = {}
+        for value in self.values:
+            self._prepare(value)
+        self._parts: dict[tuple[Value, Unit], list[Part]] = {}
+        self.units: dict[Unit, None] = {}  # in which the seeds are asked for
+        for p, weights in seeds:
+            self.units |= dict.fromkeys(self._wanted(p))
+            for own in self._wanted(p):
+                if unit in (own, ...):
+                    seed = weights if own is None or unit == own else scale(width_ratio((), (Width(own),)), weights)
+                    self._add(p, own, _places(p), seed.broadcast_to(p.shape))
+        for value in reversed(self.values):
+            self._pass(value)
+
+    def of(self, leaf: Value) -> Any:
+        """The cotangent of a leaf, in its shape."""
+        found = self._parts.get((leaf, None))
+        return zeros_like(leaf) if found is None else _filled(leaf, every(leaf.shape), found)
+
+    def parts(self, leaf: Value) -> list[Part]:
+        """The same as contributions, each with the entries that it is for."""
+        return self._parts.get((leaf, None), [])
+
+    def _prepare(self, value: Value) -> None:
+        inputs, op = value.op.inputs, value.op
+        counts = isinstance(op, MatMul | SteppedMatMul) and self.chosen(op)
+        if value in self.leaves or counts or any(x in self._live for x in inputs):
+            self._live.add(value)
+        asked: dict[Unit, None] = {None: None} if isinstance(value, Vector) or value in self.leaves else {}
+        if isinstance(op, Dot):
+            asked[dot_unit(op)] = None
+        elif isinstance(value, Scalar):  # a function passes on what it gets
+            for x in inputs:
+                if x in self._live:
+                    asked |= dict.fromkeys(self._units[x])
+        self._units[value] = tuple(asked)
+
+    def _wanted(self, x: Value) -> tuple[Unit, ...]:
+        return self._units[x] if x in self._live else ()
+
+    def _add(self, x: Value, unit: Unit, places: Ints, d: Value) -> None:
+        self._parts.setdefault((x, unit), []).append((places, d))
+
+    def _pass(self, value: Value) -> None:
+        """From a value to its inputs."""
+        found = {unit: parts for unit in self._units[value] if (parts := self._parts.get((value, unit)))}
+        counts = isinstance(value.op, MatMul | SteppedMatMul) and self.chosen(value.op)
+        if not found or not (counts or any(x in self._live for x in value.op.inputs)):
+            return
+        keep = widened(value, _bounds(value, [places for parts in found.values() for places, _ in parts]))
+        d: Any = {unit: _filled(value, keep, parts) for unit, parts in found.items()}
+        if isinstance(value.op, Take | Join):
+            self._moved(value, keep, d)
+            return
+        needs = list(demand(value, keep))
+        inputs = [_part(x, need) for x, need in needs]
+        op = value.op.at(keep).with_inputs(*inputs)
+        if counts:
+            self.uses.append(Use(cast(Vector, value), cast(Acting, op), d[None]))
+        wants = [self._wanted(x) for x, _ in needs]
+        rule = RULES.get(type(op))
+        if rule is None:
+            raise TraceError("grad", f"{type(op).__name__} has no derivative")
+        if not any(wants):
+            return
+        for k, made in rule(op, _part(value, keep), d[None] if isinstance(value, Vector) else d, wants.__getitem__):
+            if wants[k]:
+                x, need = needs[k]
+                places = _places(x)[box(need)] if x.shape else _places(x)
+                for unit, part in (made if isinstance(x, Scalar) else {None: made}).items():
+                    self._add(x, unit, places, unbroadcast(part, inputs[k].shape))
+
+    def _moved(self, value: Value, keep: Keep, d: dict[Unit, Any]) -> None:
+        """Indexing and joining: each entry goes back to where it came from."""
+        start = 0
+        for x in value.op.inputs:
+            if isinstance(value.op, Take):
+                origin = value.op.flat
+            else:
+                origin = np.full(value.shape, -1)
+                origin[start : start + x.shape[0]] = _places(x)
+                start += x.shape[0]
+            origin = origin[box(keep)] if value.shape else origin
+            for unit, part in d.items():
+                if unit in self._wanted(x) and (origin >= 0).any():
+                    self._add(x, unit, *_gathered(origin, part))
+
+
+def _places(value: Value) -> Ints:
+    return np.arange(value.size).reshape(value.shape)
+
+
+def _part(x: Value, keep: Keep) -> Value:
+    return x[box(keep)] if x.shape and not all(axis.all() for axis in keep) else x
+
+
+def _bounds(value: Value, places: Sequence[Ints]) -> Keep:
+    """The smallest box of entries that holds these."""
+    return around(np.concatenate([p.ravel() for p in places]), value.shape)
+
+
+def _gathered(origin: Ints, d: Any) -> Part:
+    """Entries of d that came from one place, summed; those without a place (−1) are left out."""
+    places, counts = np.unique(origin[origin >= 0], return_counts=True)
+    if len(places) == origin.size:  # each place once, and all of them
+        return origin, d
+    order = np.argsort(origin.ravel(), kind="stable")[origin.size - counts.sum() :]
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    parts, found = [], []
+    for count in np.unique(counts):  # a sum of so many
+        chosen = counts == count
+        rows = order[starts[chosen][:, None] + np.arange(count)]
+        entries = d.take(rows, "index")
+        parts.append(entries.sum(-1) if count > 1 else entries[..., 0])
+        found.append(places[chosen])
+    return np.concatenate(found), parts[0] if len(parts) == 1 else join(parts)
+
+
+def _filled(value: Value, keep: Keep, parts: Sequence[Part]) -> Any:
+    """The sum of contributions on a box of entries, 0 where there is none."""
+    whole = _places(value)[box(keep)] if value.shape else _places(value)
+    groups: list[Part] = []
+    for places, d in parts:  # those for the same entries are summed at once
+        for k, (known, total) in enumerate(groups):
+            if np.array_equal(known, places):
+                groups[k] = known, total + d
+                break
+        else:
+            groups.append((places, d))
+    if len(groups) == 1 and np.array_equal(groups[0][0], whole):
+        return groups[0][1]
+    # which entry of each group an entry of the box gets; entries that get from the same groups are made together
+    at = np.full((len(groups), value.size), -1)
+    for k, (places, _) in enumerate(groups):
+        at[k, places.ravel()] = np.arange(places.size)
+    wanted = whole.ravel()
+    covered = at[:, wanted] >= 0
+    patterns, which = np.unique(covered, axis=1, return_inverse=True)
+    made: list[Any] = []
+    order: list[Ints] = []
+    for number, pattern in enumerate(patterns.T):
+        entries = np.flatnonzero(which.ravel() == number)
+        order.append(entries)
+        terms = [groups[k][1].take(at[k, wanted[entries]], "index") for k in np.flatnonzero(pattern)]
+        if not terms:
+            first = groups[0][1]
+            terms = [zeros_like(first.take(np.zeros(len(entries), dtype=np.intp), "index"))]
+        made.append(reduce(operator.add, terms))
+    joined: Any = made[0] if len(made) == 1 else join(made)
+    return joined.take(np.argsort(np.concatenate(order)).reshape(whole.shape), "index")
 
 
 def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
@@ -93,7 +285,7 @@ def _leaf(x: object, p: Scalar) -> Value:
     """The value whose entries are asked for; an index stands for those of what it indexes."""
     if not isinstance(x, Value) or isinstance(x.op, Constant):
         raise TraceError("grad", f"wrt={shown(x)} must be a vector or a scalar of the program, or a list of them")
-    made = set(ordered([p]))
+    made = set(topological_order([p]))
     entries = isinstance(x.op, Take) and len(np.unique(x.op.flat)) == x.op.flat.size  # repeats are values of their own
     leaf = x.op.x if isinstance(x.op, Take) and (entries or x not in made) else x
     if leaf not in made:

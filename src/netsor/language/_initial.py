@@ -8,8 +8,8 @@ import numpy.typing as npt
 from ._given import NUMBERS, as_name, as_shape, scale, scaled, shown
 from ._operation import Data, Gaussian, Normal, Source
 from ._scalar import Scalar
+from ._source_location import TraceError
 from ._vector import Vector
-from ._where import TraceError
 from ._width import Width, as_width
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ._array import V, Value
+from ..activations import Function
+from ._apply import as_vector
+from ._array import Operation, V, Value, VectorAccess
 from ._given import as_axis, shown
 from ._operation import Join
+from ._scalar import Scalar
+from ._source_location import TraceError
 from ._vector import Vector, same_width
-from ._where import TraceError
 
 
 def join(values: Sequence[V], axis: int = 0) -> V:
@@ -101,3 +106,22 @@ def _alike(values: Sequence[V], operation: str) -> tuple[V, ...]:
 def _shapes(parts: Sequence[Value]) -> str:
     """The shapes that differ, the first few of them."""
     return " and ".join(map(str, list(dict.fromkeys(part.shape for part in parts))[:4]))
+
+
+@dataclass(frozen=True, eq=False)
+class Pool(Operation):
+    """S: `count` numbers, f of all coordinates of all vectors of x, whose order does not matter to f."""
+
+    acts, kind = VectorAccess.ON_COORDINATES, "function of all coordinates"
+    f: Function
+    x: Vector
+    count: int
+
+
+def pooled(f: Callable[[Any], Any], x: Vector, count: int) -> Scalar:
+    """(count,) scalars: f of the coordinates of all vectors of x, one after the other in the last axis of an array.
+
+    f gets an array (replicas, numbers) and gives (replicas, count); the order of the numbers must not matter to it.
+    """
+    name = getattr(f, "__name__", "f")
+    return Scalar(Pool(Function(name, f), as_vector(x, name), count), (count,))

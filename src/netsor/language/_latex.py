@@ -11,18 +11,11 @@ from itertools import combinations
 from typing import Any
 
 from . import _operation as ops
-from ._array import Acts, Operation, Value
-from ._formula import factors, formula
-from ._graph import ordered, transposed
-from ._move import Stepped
-from ._names import LETTERS, names_of
-from ._narrow import narrow
-from ._operation import Constant, Data, Dot, MatMul, Source
-from ._pool import Pool
-from ._print import initial_law
-from ._report import CONJECTURED, NO_LIMIT, Report
-from ._rotary import Rotate
-from ._tex import (
+from ._array import Operation, Value, VectorAccess
+from ._check_report import CONJECTURED, NO_LIMIT, Report
+from ._graph import LETTERS, names_of, topological_order, transposed
+from ._join import Pool
+from ._latex_fragments import (
     DOCUMENT,
     Indices,
     below,
@@ -30,6 +23,8 @@ from ._tex import (
     different_matrices,
     dimension,
     escape,
+    factors,
+    formula,
     gathered,
     kappa,
     letters,
@@ -38,16 +33,21 @@ from ._tex import (
     transposes,
     variance,
 )
+from ._operation import Constant, Data, Dot, MatMul, Source
+from ._optimiser_ops import SteppedMatMul
+from ._print import initial_law
+from ._probe import Probe
+from ._rotary import Rotate
+from ._slicing import narrow
 from ._vector import Vector
-from ._watch import Watched
 from ._weight import Weight
 
 
-def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool, probes: Sequence[Watched] = ()) -> str:
+def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool, probes: Sequence[Probe] = ()) -> str:
     """The program with these outputs, what is watched in it, and its limit law; a whole document, or its body."""
     count, every = len(outputs), narrow([*outputs, *(watched.value for watched in probes)])
     outputs = every[:count]
-    values = ordered(every)
+    values = topological_order(every)
     writer = Writer(values)
     program = [line for value in values for line in writer.program(value)]
     result = ", ".join(writer.ref(value, letters(value.shape)) for value in outputs)
@@ -142,7 +142,7 @@ class Writer:
         i = letters(value.shape)
         if type(value.op) in LIMITS:
             return LIMITS[type(value.op)](self, value.op, value, i)
-        if value.op.acts in (None, Acts.LINEARLY, Acts.ON_COORDINATES):
+        if value.op.acts in (None, VectorAccess.LINEARLY, VectorAccess.ON_COORDINATES):
             return [f"{self.z(value, i)} = {formula(value, i, self.z)}"]
         return [rf"{self.z(value, i)} \text{{ is not known}}"]
 
@@ -153,7 +153,7 @@ class Writer:
 
     def multiplied(self, value: Value, i: Indices) -> Indices:
         """The indices of x in W x."""
-        assert isinstance(value.op, MatMul | Stepped)
+        assert isinstance(value.op, MatMul | SteppedMatMul)
         return i if value.op.each else i[len(value.op.weight.batch) :]
 
     def gaussian(self, value: Value, i: Indices) -> str:
@@ -265,7 +265,7 @@ def _matmul(w: Writer, op: MatMul, value: Vector, i: Indices, where: str) -> lis
     return ([drawn] if w.uses(weight.source)[0] is value else []) + [f"{line} {where}"]
 
 
-def _stepped(w: Writer, op: Stepped, value: Vector, i: Indices, where: str) -> list[str]:
+def _stepped(w: Writer, op: SteppedMatMul, value: Vector, i: Indices, where: str) -> list[str]:
     """W' x, and by which sums of l r^T its steps moved W."""
     matrix = w.matrix(op.weight.drawn, i[: len(op.weight.batch)])
     after = rf"({matrix})^{{({len(op.steps)})}}"  # after so many steps
@@ -286,7 +286,7 @@ LINES: dict[type[Operation], Callable[[Writer, Any, Any, Indices, str], list[str
     ops.Normal: lambda w, op, value, i, where: [rf"{w.drawn(value, w.ref(value, i))} {where}"],
     ops.Root: _root,
     MatMul: _matmul,
-    Stepped: _stepped,
+    SteppedMatMul: _stepped,
 }
 
 # The limits that are not the formulas of the program, with Z in place of vectors: `rule(w, op, value, i)`

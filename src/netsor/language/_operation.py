@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ._array import Acts, Axes, Entrywise, Ints, Operation, Source, Take, Value, lined
+from ._array import Axes, Entrywise, Ints, Operation, Source, Take, Value, VectorAccess, align_axes
 from ._given import Shape
 from ._scalar import Apply, Constant, Floats
 from ._vector import Add, Gaussian, Mix, Nonlin, Scale, Vector
@@ -46,7 +46,7 @@ __all__ = [
 class Data(Entrywise):
     """V: given vectors of a fixed finite dimension, the last axis of the array."""
 
-    acts, kind, letter, indexed = Acts.FRESH, "data", "X", ("vectors",)
+    acts, kind, letter, indexed = VectorAccess.FRESH, "data", "X", ("vectors",)
     vectors: Floats
 
 
@@ -54,7 +54,7 @@ class Data(Entrywise):
 class Concat(Entrywise):
     """V: the vectors along one axis, set end to end in one space."""
 
-    acts, kind = Acts.LINEARLY, "concatenation"
+    acts, kind = VectorAccess.LINEARLY, "concatenation"
     x: Vector
     axis: int
 
@@ -67,7 +67,7 @@ class Concat(Entrywise):
 class Split(Entrywise):
     """V: the parts of vectors that are `count` ones set end to end, along a new axis: what a Concat along it undoes."""
 
-    acts, kind = Acts.LINEARLY, "parts"
+    acts, kind = VectorAccess.LINEARLY, "parts"
     x: Vector
     axis: int
     count: int
@@ -85,7 +85,7 @@ class Split(Entrywise):
 class Dot(Entrywise):
     """S: p[b, i, j] = n^(−power) ⟨x[b, i], y[b, j]⟩, power 1/2 (a score) or 1 (a mean)."""
 
-    acts, kind = Acts.BY_PRODUCTS, "dot"
+    acts, kind = VectorAccess.BY_PRODUCTS, "dot"
     x: Vector
     y: Vector
     power: float
@@ -93,7 +93,7 @@ class Dot(Entrywise):
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """The last axes paired."""
         batch = ndim - 2
-        return (*lined(self.x.ndim - 1, batch), ndim - 2), (*lined(self.y.ndim - 1, batch), ndim - 1)
+        return (*align_axes(self.x.ndim - 1, batch), ndim - 2), (*align_axes(self.y.ndim - 1, batch), ndim - 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,5 +134,5 @@ class Root(Operation):
 class Join(Operation):
     """V or S: arrays set end to end along their first axis."""
 
-    acts, kind, parted = Acts.LINEARLY, "join", True
+    acts, kind, parted = VectorAccess.LINEARLY, "join", True
     parts: tuple[Value, ...]

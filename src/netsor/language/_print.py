@@ -10,21 +10,20 @@ import numpy as np
 from . import _operation as ops
 from ._array import Operation, Value
 from ._function import ADD, MATMUL, MULTIPLY, SUBTRACT
-from ._graph import ordered, widths_of
-from ._move import Acting, Stepped, steps_of
-from ._names import names_of, taken_indices
-from ._narrow import narrow
+from ._graph import names_of, take_as_index, topological_order, widths_of
+from ._join import Pool
 from ._operation import Constant, Floats, MatMul, Source
-from ._pool import Pool
+from ._optimiser_ops import Acting, SteppedMatMul, steps_of
+from ._probe import Probe
 from ._rotary import Rotate
+from ._slicing import narrow
 from ._vector import Vector
-from ._watch import Watched
 from ._weight import Weight
 
 INFIX = {ADD: "+", SUBTRACT: "−", MULTIPLY: "·", MATMUL: "@"}  # by identity: a user may name a function so too
 
 
-def text(name: str, outputs: Sequence[Value], probes: Sequence[Watched] = ()) -> str:
+def text(name: str, outputs: Sequence[Value], probes: Sequence[Probe] = ()) -> str:
     """The program as it is evaluated: one line an operation, with its kind and what it makes."""
     head, rows, last = parts(name, outputs, probes)
     left, middle = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
@@ -33,7 +32,7 @@ def text(name: str, outputs: Sequence[Value], probes: Sequence[Watched] = ()) ->
 
 
 def parts(
-    name: str, outputs: Sequence[Value], probes: Sequence[Watched] = ()
+    name: str, outputs: Sequence[Value], probes: Sequence[Probe] = ()
 ) -> tuple[str, list[tuple[str, str, str]], str]:
     """The first line of the text, a row of three cells for each operation and weight, and the last lines.
 
@@ -41,12 +40,12 @@ def parts(
     """
     count, every = len(outputs), narrow([*outputs, *(watched.value for watched in probes)])
     outputs = every[:count]
-    values = ordered(every)
+    values = topological_order(every)
     names = names_of(values)
     rows: list[tuple[str, str, str]] = []
     introduced: set[Source] = set()
     for value in values:
-        if isinstance(value.op, MatMul | Stepped) and value.op.weight.source not in introduced:
+        if isinstance(value.op, MatMul | SteppedMatMul) and value.op.weight.source not in introduced:
             weight = value.op.weight.drawn
             introduced.add(weight.source)
             rows.append((names[weight.source], _entries(weight), ""))
@@ -89,7 +88,7 @@ def expression(value: Value, names: dict[Value | Source, str]) -> str:
         return _reference(x, names)
 
     op = value.op
-    if isinstance(op, MatMul | Stepped):
+    if isinstance(op, MatMul | SteppedMatMul):
         steps = steps_of(op)
         moved = f", moved along {', '.join(map(ref, op.inputs[1:]))}" if steps else ""
         return _matmul(op, names[op.weight.source] + "'" * len(steps), ref) + moved
@@ -124,7 +123,7 @@ def _apply(op: ops.Apply, ref: Reference) -> str:
 
 
 def _take(op: ops.Take, ref: Reference) -> str:
-    indices = taken_indices(op.flat, op.x.shape)
+    indices = take_as_index(op.flat, op.x.shape)
     if indices is None:
         return f"selected from {ref(op.x)}"
     return f"{ref(op.x)}[{', '.join(indices)}]" if indices else ref(op.x)

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..activations import Function
-from ._array import Axes, Entrywise, Operation, Take, Value, lined
+from ._array import Axes, Entrywise, Operation, Take, Value, align_axes
 from ._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, power
 from ._given import Shape, numbers, real, shown
-from ._where import TraceError
+from ._source_location import TraceError
 
 Floats = npt.NDArray[np.float64]
 
@@ -188,7 +188,7 @@ class Apply(Entrywise):
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """The last axes whole."""
-        return tuple((*lined(p.ndim - self.axes, self.leading), *(None,) * self.axes) for p in self.scalars)
+        return tuple((*align_axes(p.ndim - self.axes, self.leading), *(None,) * self.axes) for p in self.scalars)
 
     def whole(self, ndim: int) -> Sequence[int]:
         """What f makes of the axes that it sees whole."""

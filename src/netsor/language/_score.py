@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import array_namespace
+from .._array_api import array_namespace
 from ..activations import Function, row_softmax
 from ._apply import as_vector
-from ._content import shared
+from ._check_function import shared
 from ._given import as_axis, real, scale, shown
 from ._operation import Concat, Dot, Split
 from ._scalar import Scalar, applied, as_scalar, constant
+from ._source_location import TraceError
 from ._vector import Vector, ones, same_width
-from ._where import TraceError
 from ._width import Width
 
 

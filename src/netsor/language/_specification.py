@@ -16,9 +16,9 @@ import numpy as np
 from . import _operation as ops
 from ._array import Operation, Value
 from ._given import Shape
-from ._graph import ordered
-from ._move import Shifted, Stepped
-from ._pool import Pool
+from ._graph import topological_order
+from ._join import Pool
+from ._optimiser_ops import SteppedMatMul, SteppedParameter
 from ._rotary import Rotate
 from ._scalar import Scalar
 from ._vector import Vector
@@ -36,7 +36,7 @@ class SpecificationError(Exception):
 def verify(outputs: Iterable[Value], more: Rules | None = None) -> None:
     """Check every value that the outputs depend on; `more` are rules for operations that the language has not."""
     rules = {**RULES, **(more or {})}
-    for value in ordered(outputs):
+    for value in topological_order(outputs):
         op, width = value.op, value.width if isinstance(value, Vector) else None
         try:
             for field in fields(op):
@@ -89,7 +89,7 @@ def _gaussian(op: ops.Gaussian, value: Vector) -> Made:
     return op.mean.shape, value.width
 
 
-def _matmul(op: ops.MatMul | Stepped, value: Vector) -> Made:
+def _matmul(op: ops.MatMul | SteppedMatMul, value: Vector) -> Made:
     weight, members = op.weight, op.weight.members
     need(op.x.width == weight.in_width, f"{op.x!r} is multiplied by {weight!r}")
     need(not op.each or op.x.shape[: members.ndim] == weight.batch, f"each of {weight!r} acts on {op.x!r}")
@@ -97,7 +97,7 @@ def _matmul(op: ops.MatMul | Stepped, value: Vector) -> Made:
     return (op.x.shape if op.each else weight.batch + op.x.shape), weight.out_width
 
 
-def _stepped(op: Stepped, value: Vector) -> Made:
+def _stepped(op: SteppedMatMul, value: Vector) -> Made:
     drawn = op.weight.drawn
     for left, right, part in zip(op.left, op.right, op.parts, strict=True):
         need((left.width, right.width) == (drawn.out_width, drawn.in_width), f"{left!r} {right!r}^T moves {drawn!r}")
@@ -139,8 +139,8 @@ RULES: Rules = {
     ops.Constant: lambda op, value: (op.numbers.shape, None),
     ops.Root: lambda op, value: ((), None),
     ops.MatMul: _matmul,
-    Stepped: _stepped,
-    Shifted: lambda op, value: (sizes(op, value), space(op)),
+    SteppedMatMul: _stepped,
+    SteppedParameter: lambda op, value: (sizes(op, value), space(op)),
     ops.Mix: _mix,
     ops.Concat: lambda op, value: (sizes(op, value), op.x.shape[op.axis] * op.x.width),
     ops.Split: _split,

@@ -10,16 +10,15 @@ import numpy as np
 
 from ._array import Source, Value
 from ._given import as_floats, as_whole, one_of, real, shown
-from ._grad import as_loss
-from ._graph import ordered
-from ._move import Part, Rate, Rule, Shifted, Stepped, begun, steps_of
+from ._grad import Reverse, as_loss
+from ._graph import topological_order
 from ._operation import Gaussian, MatMul, Normal
-from ._reverse import Reverse
+from ._optimiser_ops import GradientTerm, OptimiserStep, Rate, SteppedMatMul, SteppedParameter, initial_value, steps_of
 from ._scalar import Scalar, constant
-from ._uses import Parameter, Parameters, Term, terms_of
+from ._source_location import TraceError
 from ._vector import Vector, mix
 from ._weight import Weight
-from ._where import TraceError
+from ._weight_gradient import Parameter, Parameters, Term, terms_of
 from ._width import Width
 
 MUON = (3.4445, -4.7750, 2.0315)  # the coefficients of Muon's public code, for every step
@@ -112,7 +111,7 @@ def step(
     p = as_loss(loss, "step", "loss")
     one_of(optimiser, "optimiser", "step", ("sgd", "muon", "adam"))
     decay = real(weight_decay, "weight_decay", "step", least=0)
-    chosen = Parameters(weights, ordered([p, *listed], past=False), "step")
+    chosen = Parameters(weights, topological_order([p, *listed], past=False), "step")
     rates, small = _Rates(lr), real(eps, "eps", "step", least=0)
     steps, factor = _newton_schulz(newton_schulz), 1.0 if scale is None else _rate(scale, "scale")
     for name, given, owner in (("eps", small, "adam"), ("newton_schulz", steps, "muon"), ("scale", scale, "muon")):
@@ -125,9 +124,9 @@ def step(
             "of its own, with another optimiser",
         )
 
-    def rule(of: Weight | Value) -> Rule:
+    def rule(of: Weight | Value) -> OptimiserStep:
         name = _source(of).name or NAMELESS
-        return Rule(name, optimiser, rates.of(of), decay, small, steps, factor, *_sizes(of))
+        return OptimiserStep(name, optimiser, rates.of(of), decay, small, steps, factor, *_sizes(of))
 
     found = _gradients(p, listed, chosen)
     if not found.terms and not found.leaves:
@@ -137,7 +136,7 @@ def step(
     shifted: dict[Value, Value] = {}
     for leaf, parts in found.leaves.items():
         units, d = zip(*parts, strict=True)
-        shifted[leaf] = replace(leaf, op=Shifted(leaf, tuple(_equal(leaf, x) for x in d), units, rule(leaf)))
+        shifted[leaf] = replace(leaf, op=SteppedParameter(leaf, tuple(_equal(leaf, x) for x in d), units, rule(leaf)))
     made = _rebuilt(listed, matrices, found.latest, shifted)
     return type(outputs)(made) if several else made[0]
 
@@ -145,18 +144,18 @@ def step(
 class _Gradients(NamedTuple):
     terms: dict[Source, list[tuple[Term, str | None]]]  # of each matrix, with its unit
     leaves: dict[Value, list[tuple[str | None, Value]]]
-    latest: dict[Source, tuple[Rule, ...]]  # the steps that a matrix has made
+    latest: dict[Source, tuple[OptimiserStep, ...]]  # the steps that a matrix has made
 
 
 def _gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> _Gradients:
     """What moves the chosen parameters: the gradient of Σ p, in parts of one unit each."""
-    latest: dict[Source, tuple[Rule, ...]] = {}
-    for value in ordered([p, *outputs], past=False):
-        if isinstance(value.op, MatMul | Stepped):
+    latest: dict[Source, tuple[OptimiserStep, ...]] = {}
+    for value in topological_order([p, *outputs], past=False):
+        if isinstance(value.op, MatMul | SteppedMatMul):
             before, steps = latest.get(value.op.weight.source, ()), steps_of(value.op)
             latest[value.op.weight.source] = max(before, steps, key=len)
 
-    def counts(op: MatMul | Stepped) -> bool:
+    def counts(op: MatMul | SteppedMatMul) -> bool:
         """What a matrix made before its last step is of the past."""
         return steps_of(op) == latest[op.weight.source] and chosen.counts(op)
 
@@ -175,18 +174,18 @@ def _gradients(p: Scalar, outputs: Sequence[Value], chosen: Parameters) -> _Grad
 
 def _rebuilt(
     outputs: Sequence[Value],
-    matrices: Mapping[Source, tuple[Rule, list[tuple[Term, str | None]]]],
-    latest: Mapping[Source, tuple[Rule, ...]],
+    matrices: Mapping[Source, tuple[OptimiserStep, list[tuple[Term, str | None]]]],
+    latest: Mapping[Source, tuple[OptimiserStep, ...]],
     shifted: Mapping[Value, Value],
 ) -> list[Value]:
     """The outputs made again, with what moved in the place of what it was."""
     new: dict[Value, Value] = dict(shifted)
-    for value in ordered(outputs, past=False):
+    for value in topological_order(outputs, past=False):
         op = value.op
-        if value in new or isinstance(op, Shifted):
+        if value in new or isinstance(op, SteppedParameter):
             new.setdefault(value, value)
             continue
-        if isinstance(op, Stepped):
+        if isinstance(op, SteppedMatMul):
             x = new[op.x]
             assert isinstance(x, Vector)
             made: Any = op if x is op.x else replace(op, x=x)
@@ -194,7 +193,7 @@ def _rebuilt(
             inputs = [new[x] for x in op.inputs]
             same = all(a is b for a, b in zip(inputs, op.inputs, strict=True))
             made = op if same else op.with_inputs(*inputs)
-        if isinstance(made, MatMul | Stepped) and made.weight.source in matrices:
+        if isinstance(made, MatMul | SteppedMatMul) and made.weight.source in matrices:
             rule, terms = matrices[made.weight.source]
             if steps_of(made) == latest[made.weight.source]:
                 made = _moved(made, rule, terms)
@@ -202,10 +201,10 @@ def _rebuilt(
     return [new[output] for output in outputs]
 
 
-def _moved(op: MatMul | Stepped, rule: Rule, terms: Sequence[tuple[Term, str | None]]) -> Stepped:
+def _moved(op: MatMul | SteppedMatMul, rule: OptimiserStep, terms: Sequence[tuple[Term, str | None]]) -> SteppedMatMul:
     """The operation with its matrices moved."""
-    before = op if isinstance(op, Stepped) else Stepped(op.weight, op.x, op.each, (), (), (), ())
-    parts = tuple(Part(len(before.steps), term.members, term.used, unit) for term, unit in terms)
+    before = op if isinstance(op, SteppedMatMul) else SteppedMatMul(op.weight, op.x, op.each, (), (), (), ())
+    parts = tuple(GradientTerm(len(before.steps), term.members, term.used, unit) for term, unit in terms)
     return replace(
         before,
         left=before.left + tuple(term.left for term, _ in terms),
@@ -217,7 +216,7 @@ def _moved(op: MatMul | Stepped, rule: Rule, terms: Sequence[tuple[Term, str | N
 
 def _equal(leaf: Value, d: Value) -> Value:
     """The gradients of initial vectors: those that are equal, as for a token that occurs twice, are one parameter."""
-    first = begun(leaf)[0].op
+    first = initial_value(leaf)[0].op
     if not isinstance(first, Gaussian):
         return d
     rows = np.column_stack([first.mean.ravel(), first.factor.reshape(leaf.size, -1)])
@@ -300,7 +299,7 @@ def _newton_schulz(given: Any) -> tuple[tuple[float, float, float], ...] | None:
 def _source(parameter: Weight | Value) -> Source:
     if isinstance(parameter, Weight):
         return parameter.source
-    op = begun(parameter)[0].op
+    op = initial_value(parameter)[0].op
     assert isinstance(op, Gaussian | Normal)
     return op.source
 

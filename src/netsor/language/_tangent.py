@@ -1,6 +1,7 @@
 """The tangent kernel, and norms of gradients: products of Gram matrices over all uses of a matrix.
 
-With parts l r^T of ∂p/∂W (see `_uses`), Σ_W ⟨∂p/∂W, ∂q/∂W⟩ = Σ ⟨l, l'⟩ ⟨r, r'⟩ over pairs of uses of one matrix.
+With parts l r^T of ∂p/∂W (see `_weight_gradient`), Σ_W ⟨∂p/∂W, ∂q/∂W⟩ = Σ ⟨l, l'⟩ ⟨r, r'⟩ over pairs of uses of one
+matrix.
 """
 
 from __future__ import annotations
@@ -11,20 +12,19 @@ from typing import Any
 import numpy as np
 
 from ._array import Value
-from ._derivative import ratio, times
+from ._derivative import scale, width_ratio
 from ._given import one_of, shown
-from ._grad import as_loss
-from ._graph import ordered
+from ._grad import Reverse, as_loss
+from ._graph import topological_order
 from ._join import stack
-from ._move import begun
 from ._operation import Gaussian, Normal
-from ._reverse import Reverse
+from ._optimiser_ops import initial_value
 from ._scalar import Scalar, constant
 from ._score import mean_dot
-from ._uses import Parameter, Parameters, Term, Version, alone, pooled, terms_of, version_of
+from ._source_location import TraceError
 from ._vector import Vector, mix
 from ._weight import Weight
-from ._where import TraceError
+from ._weight_gradient import Parameter, Parameters, Term, Version, alone, pooled, terms_of, version_of
 
 
 def ntk(
@@ -73,7 +73,7 @@ def ntk(
     first = as_loss(p, "ntk")
     second = first if q is None else as_loss(q, "ntk", "q")
     one_of(parametrisation, "parametrisation", "ntk", ("ntk", "standard"))
-    chosen = Parameters(weights, ordered([first, second], past=False), "ntk")
+    chosen = Parameters(weights, topological_order([first, second], past=False), "ntk")
     sides = [_backward(first, chosen)]
     sides.append(sides[0] if second is first else _backward(second, chosen))
     total = _kernel(sides[0], sides[1], chosen, parametrisation == "standard")
@@ -156,7 +156,7 @@ def _matrices(pair: Sequence[Sequence[Term]], shape: tuple[int, int], standard: 
     """Σ ⟨l, l'⟩ ⟨r, r'⟩ over the uses by outputs a and b, of matrices that all of them are of."""
     lefts, rights, sums = [], [], []
     for side, outputs in zip(pair, shape, strict=True):
-        lefts.append(pooled([times(_unit(t, standard), t.left) for t in side]))
+        lefts.append(pooled([scale(_unit(t, standard), t.left) for t in side]))
         rights.append(pooled([t.right for t in side]))
         sizes = [max(t.left.shape[1], t.right.shape[1]) for t in side]
         belongs = np.repeat([t.output for t in side], sizes)
@@ -178,13 +178,13 @@ def _unit(term: Term, standard: bool) -> Scalar | float:
     over, under = [rows, columns], [term.used.fan, term.used.out_width]
     if standard:
         over.append(columns)
-    unit = ratio(tuple(over), tuple(under))
+    unit = width_ratio(tuple(over), tuple(under))
     return unit if standard else drawn.std * unit
 
 
 def _others(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Scalar:
     """Of initial vectors and random scalars: ⟨∂p/∂b, ∂q/∂b⟩, or with respect to b/σ, which is N(0, 1)."""
-    law = begun(leaf)[0].op
+    law = initial_value(leaf)[0].op
     if isinstance(law, Normal):
         rows: list[Any] = [stack([d.reshape(-1) for d in side]) for side in sides]
         made: Scalar = rows[0] @ rows[1].transpose()

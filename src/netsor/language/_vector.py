@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..activations import Function
-from ._array import Acts, Axes, Entrywise, Operation, Source, Value, lined
+from ._array import Axes, Entrywise, Operation, Source, Value, VectorAccess, align_axes
 from ._function import MULTIPLY
 from ._given import Shape, scaled, shown
 from ._scalar import Constant, Floats, Scalar, ScalarLike, as_scalar, broadcast, reciprocal
-from ._where import TraceError
+from ._source_location import TraceError
 from ._width import Width, as_width
 
 
@@ -147,7 +147,7 @@ class Vector(Value):
 class Gaussian(Entrywise):
     """V: initial vectors, h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k with E_k standard isotropic."""
 
-    acts, kind, letter, indexed = Acts.FRESH, "initial", "h", ("mean", "factor")
+    acts, kind, letter, indexed = VectorAccess.FRESH, "initial", "h", ("mean", "factor")
     source: Source
     mean: Floats
     factor: Floats
@@ -157,7 +157,7 @@ class Gaussian(Entrywise):
 class Nonlin(Entrywise):
     """V: h[i]_α = φ(g¹[i]_α, …, g^m[i]_α; p_1[i], …, p_r[i])."""
 
-    acts, kind, letter = Acts.ON_COORDINATES, "Nonlin", "x"
+    acts, kind, letter = VectorAccess.ON_COORDINATES, "Nonlin", "x"
     f: Function
     vectors: tuple[Vector, ...]
     scalars: tuple[Scalar, ...]
@@ -167,7 +167,7 @@ class Nonlin(Entrywise):
 class Add(Entrywise):
     """V: x[i] + y[i]."""
 
-    acts, kind = Acts.LINEARLY, "sum"
+    acts, kind = VectorAccess.LINEARLY, "sum"
     x: Vector
     y: Vector
 
@@ -176,7 +176,7 @@ class Add(Entrywise):
 class Scale(Entrywise):
     """V: c[i] x[i]."""
 
-    acts, kind = Acts.LINEARLY, "scaling"
+    acts, kind = VectorAccess.LINEARLY, "scaling"
     c: Scalar
     x: Vector
 
@@ -185,14 +185,14 @@ class Scale(Entrywise):
 class Mix(Entrywise):
     """V: y[b, i] = Σ_j a[b, i, j] x[b, j]."""
 
-    acts, kind = Acts.LINEARLY, "combination"
+    acts, kind = VectorAccess.LINEARLY, "combination"
     a: Scalar
     x: Vector
 
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """All j."""
         batch = ndim - 1
-        return (*lined(self.a.ndim - 2, batch), batch, None), (*lined(self.x.ndim - 1, batch), None)
+        return (*align_axes(self.a.ndim - 2, batch), batch, None), (*align_axes(self.x.ndim - 1, batch), None)
 
 
 # What the operators above are made of

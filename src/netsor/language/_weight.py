@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._array import Acts, Entrywise, Source
+from ._array import Entrywise, Source, VectorAccess
 from ._given import Shape, as_name, as_shape, picked, scale, shown
-from ._keep import Keep, box
+from ._index_box import Keep, box
+from ._source_location import TraceError
 from ._vector import Vector
-from ._where import TraceError
 from ._width import Width, as_width
 
 
@@ -194,7 +194,7 @@ class Weight:
 class MatMul(Entrywise):
     """V: g[b, i] = W_b x[i], every matrix on every vector; if each, g[b, i] = W_b x[b, i]."""
 
-    acts, kind, letter = Acts.BY_PRODUCTS, "MatMul", "g"
+    acts, kind, letter = VectorAccess.BY_PRODUCTS, "MatMul", "g"
     weight: Weight
     x: Vector
     each: bool

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 from ._given import LARGEST, as_number, as_whole, shown, whole
-from ._where import TraceError
+from ._source_location import TraceError
 
 inf = math.inf
 

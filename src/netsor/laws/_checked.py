@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from ..language import _given as given
 from ..language._given import AXES, NUMBERS, as_floats, as_whole, shown
-from ._law_error import LawError
-from ._origin import Origin
+from ._law_base import LawError, Provenance
 
 numbers = partial(given.numbers, error=LawError)
 real = partial(given.real, error=LawError)
@@ -23,7 +22,7 @@ whole = partial(given.whole, error=LawError)
 Array = npt.NDArray[np.float64]
 Size = int | tuple[int, ...] | None
 Rng = np.random.Generator | int | None
-LARGEST = 1e150  # largest mean, draw or standard deviation: its square is still a double
+MAX_MAGNITUDE = 1e150  # largest mean, draw or standard deviation: its square is still a double
 HIGHEST = 300  # highest order of a moment: E[Z^k] of a standard normal Z overflows above it
 HEADS = 2**63  # the number of heads must be below it; beyond, the law is that of infinitely many
 
@@ -46,8 +45,8 @@ def checked_draws(argument: Any) -> Array:
     found = found.ravel()
     if found.size < 2 or not np.isfinite(found).all() or found.min() == found.max():
         raise LawError("draws", f"{shown(argument)} must be at least two finite numbers, not all alike")
-    if np.abs(found).max() > LARGEST:
-        raise LawError("draws", f"{shown(argument)} must be below {LARGEST:g} in size")
+    if np.abs(found).max() > MAX_MAGNITUDE:
+        raise LawError("draws", f"{shown(argument)} must be below {MAX_MAGNITUDE:g} in size")
     return found
 
 
@@ -58,14 +57,14 @@ def checked_weights(argument: Any, count: int, operation: str, name: str = "weig
     w = numbers(argument, operation, name)
     if w.shape != (count,) or (w < 0).any() or not w.any():
         raise LawError(operation, f"{name}={shown(argument)} must be {count} finite numbers, 0 or more and not all 0")
-    w = w if w.max() < LARGEST else w / w.max()
+    w = w if w.max() < MAX_MAGNITUDE else w / w.max()
     total = float(w.sum())
     return w if abs(total - 1) < 1e-12 else np.asarray(w / total)  # a copy keeps every digit
 
 
-def checked_origin(argument: Any, operation: str) -> Origin:
+def checked_origin(argument: Any, operation: str) -> Provenance:
     """How a law was obtained."""
-    if not isinstance(argument, Origin):
+    if not isinstance(argument, Provenance):
         raise LawError(operation, f"origin={shown(argument)} must be an Origin(status, method)")
     return argument
 

@@ -14,15 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from ._cf import mixture_cf
-from ._checked import LARGEST, checked_draws, real
+from ._checked import MAX_MAGNITUDE, checked_draws, real
 from ._estimate import Array, Estimate, combined
-from ._gaussians import normal_moment
 from ._law import Law
+from ._law_base import Provenance, storable
 from ._mixture import Mixture, gaussian_like, kernel_bias
-from ._origin import Origin
-from ._replicas import Replicas, Replicated, average, block_labels, of_share
-from ._store import storable
+from ._mixture_1d import normal_moment
+from ._replicas import Replicas, Replicated, average, block_labels, mixture_cf, of_share
 
 FINE = 128  # bins in one bandwidth
 BINS = 2**22  # most bins in all; if the range of the draws needs more, a bandwidth has fewer than FINE
@@ -61,9 +59,9 @@ class Empirical(Law):
         self.draws = np.sort(self.given)
         scott = float(self.draws.std(ddof=1) * self.draws.size ** (-0.2))
         self.bandwidth = (
-            scott if bandwidth is None else real(bandwidth, "bandwidth", "Empirical", above=0.0, most=LARGEST)
+            scott if bandwidth is None else real(bandwidth, "bandwidth", "Empirical", above=0.0, most=MAX_MAGNITUDE)
         )
-        self.origin = Origin("estimated", f"Gaussian kernel estimate from {self.draws.size} draws")
+        self.origin = Provenance("estimated", f"Gaussian kernel estimate from {self.draws.size} draws")
 
     @cached_property
     def _bins(self) -> tuple[Array, Array, Array]:
@@ -206,7 +204,7 @@ class Empirical(Law):
         return {"draws": self.given, "bandwidth": self.bandwidth}
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, Any], origin: Origin) -> Empirical:
+    def _from_arrays(cls, arrays: dict[str, Any], origin: Provenance) -> Empirical:
         return cls(arrays["draws"], float(arrays["bandwidth"]))
 
 

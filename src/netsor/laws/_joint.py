@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import single_threaded
+from .._array_api import single_threaded
 from ..language._given import SCALE, as_whole, shown
 from ._checked import (
-    LARGEST,
+    MAX_MAGNITUDE,
     Rng,
     Size,
     checked_generator,
@@ -23,21 +23,18 @@ from ._checked import (
     numbers,
     points,
 )
-from ._described import Described
 from ._estimate import Array, Estimate
 from ._joint_with_error import JointWithError, spread
-from ._law_error import LawError
+from ._law_base import LawBase, LawError, Provenance, storable
+from ._likelihood import conditioned
 from ._mixture import Mixture
-from ._normals import Normals
-from ._origin import Origin
-from ._posterior import conditioned
+from ._mixture_nd import GaussianMixtureND
 from ._replicas import Replicas, of_share
-from ._store import storable
 
 
 @storable
 @single_threaded
-class Joint(Described):
+class Joint(LawBase):
     """The mixture of N(mean_r, cov_r) over replicas r: the joint law of one coordinate of each output vector.
 
     The entries of all outputs (tokens, heads, scalars, flattened in numpy's order) stand side by side. `law[i]` is the
@@ -73,7 +70,7 @@ class Joint(Described):
         self,
         mean: npt.ArrayLike,
         cov: npt.ArrayLike,
-        origin: Origin,
+        origin: Provenance,
         weight: npt.ArrayLike | None = None,
         log_evidence: Estimate | None = None,
     ) -> None:
@@ -85,8 +82,8 @@ class Joint(Described):
             raise LawError("Joint", f"mean and cov of shape {found} must be (replicas, k) and (replicas, k, k)")
         # from the largest and the smallest entry: np.abs would copy the covariances
         largest_mean, largest_cov = (max(a.max(), -a.min()) for a in (self.component_mean, self.component_cov))
-        if largest_mean > LARGEST or largest_cov > LARGEST**2:
-            raise LawError("Joint", f"mean must be below {LARGEST:g} in size, cov below {LARGEST**2:g}")
+        if largest_mean > MAX_MAGNITUDE or largest_cov > MAX_MAGNITUDE**2:
+            raise LawError("Joint", f"mean must be below {MAX_MAGNITUDE:g} in size, cov below {MAX_MAGNITUDE**2:g}")
         smallest = np.diagonal(self.component_cov, axis1=1, axis2=2).min()
         if smallest < -1e-9 * largest_cov:  # conditioning leaves rounding errors of a 0
             raise LawError("Joint", "cov has a variance below 0; covariances must be positive semidefinite")
@@ -148,7 +145,7 @@ class Joint(Described):
         return f"<Joint over {self.dim} entries: {self.method}; {self.status}{numbers}{given}>"
 
     def _repr_html_(self) -> str:
-        from ._card import joint_card  # notebooks alone need it
+        from ._plot import joint_card  # notebooks alone need it
 
         return joint_card(self)
 
@@ -276,7 +273,9 @@ class Joint(Described):
         size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
         share = np.divide(error, size, out=np.zeros_like(size), where=(size > 0) & np.isfinite(error))
         about = f"the Gaussian with mean and covariance of: {self.method}"
-        return Joint(self.mean()[None], value[None], Origin(self.status, about, quadrature_error=float(share.max())))
+        return Joint(
+            self.mean()[None], value[None], Provenance(self.status, about, quadrature_error=float(share.max()))
+        )
 
     # Numbers
 
@@ -423,8 +422,8 @@ class Joint(Described):
         return (*super().notes, without)
 
     @cached_property
-    def _normals(self) -> Normals:
-        return Normals(self.component_mean, self.component_cov, self.weight)
+    def _normals(self) -> GaussianMixtureND:
+        return GaussianMixtureND(self.component_mean, self.component_cov, self.weight)
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
         """The logarithm of the joint density.
@@ -575,7 +574,7 @@ class Joint(Described):
         return {"mean": self.component_mean, "cov": self.component_cov, "weight": self.weight, "evidence": evidence}
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, Any], origin: Origin) -> Joint:
+    def _from_arrays(cls, arrays: dict[str, Any], origin: Provenance) -> Joint:
         value, error = map(float, arrays.get("evidence", (0.0, 0.0)))
         if error < 0:
             raise LawError("Joint", f"log_evidence has an error of {error:g}; it must be 0 or more")

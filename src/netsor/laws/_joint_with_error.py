@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import single_threaded
+from .._array_api import single_threaded
 from ..language._given import shown
 from ._checked import points
 from ._estimate import Array, Estimate, combined
-from ._law_error import LawError
+from ._law_base import LawError
 from ._mixture import CONSTANT
-from ._normals import Normals
+from ._mixture_nd import GaussianMixtureND
 
 Joint = Any  # `_joint.Joint`, which imports this file
 
@@ -84,11 +84,13 @@ class JointWithError:
         others = [other.rectangle(low, upper).value for other in self._off()]
         return self._made(found, max((abs(other - found.value) for other in others), default=0.0))
 
-    def _off(self) -> list[Normals]:
+    def _off(self) -> list[GaussianMixtureND]:
         """The law with covariances off by the error of Gaussian expectations, either way; none if exact."""
         law, error = self._law, self._law.origin.quadrature_error
         signs = (1, -1) if error > 1e-14 else ()
-        return [Normals(law.component_mean, law.component_cov * (1 + sign * error), law.weight) for sign in signs]
+        return [
+            GaussianMixtureND(law.component_mean, law.component_cov * (1 + sign * error), law.weight) for sign in signs
+        ]
 
     def _corner(self, name: str, given: npt.ArrayLike) -> Array:
         """A corner of a rectangle: a number for each entry, or one for all."""

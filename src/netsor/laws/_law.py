@@ -16,20 +16,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import single_threaded
+from .._array_api import single_threaded
 from ..language._given import as_number, shown
 from ._checked import Rng, Size, checked_generator, checked_order, checked_shape, levels
-from ._described import Described
 from ._estimate import Array, Estimate, combined
-from ._integral import entropy, expectation, log_share
-from ._law_error import LawError
-from ._quantile import quantiles
+from ._law_base import LawBase, LawError
+from ._numerics import entropy, expectation, log_share, quantiles
 from ._replicas import Replicated
 from ._with_error import WithError, values
 
 
 @single_threaded
-class Law(Described, ABC):
+class Law(LawBase, ABC):
     """A law of one variable: the methods of scipy.stats, and what its numbers are worth.
 
     Points may be numbers or arrays. `law.with_error` has the same methods with standard errors; `status` and `method`
@@ -727,7 +725,7 @@ class Law(Described, ABC):
         return plot_law(self, ax, label)
 
     def _repr_html_(self) -> str:
-        from ._card import law_card  # notebooks alone need it
+        from ._plot import law_card  # notebooks alone need it
 
         return law_card(self)
 

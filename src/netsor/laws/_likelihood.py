@@ -5,24 +5,27 @@ Given a replica the outputs are N(m, V), V = C C^T, and data y have the density 
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import scipy
 
 from ..language._given import as_number, as_whole, shown
-from ._checked import LARGEST, numbers
-from ._estimate import Array
-from ._law_error import LawError
+from ._checked import MAX_MAGNITUDE, numbers
+from ._estimate import Array, Estimate, combined
+from ._law_base import LawError, Provenance
+from ._replicas import average
 
 SUBSTITUTED = 32  # rows of a triangular matrix from which on substitution, one by one, is faster than numpy's solve
-SMALLEST = 1e-12  # τ² over the largest variance: below, V + τ²I is factored as it is, and never by its columns
-WEAK = 1e-7  # a pivot over the standard deviation: below, what was observed is determined by the rest
+MIN_NOISE_RATIO = 1e-12  # τ² over the largest variance: below, V + τ²I is factored as it is, and never by its columns
+MIN_PIVOT_RATIO = 1e-7  # a pivot over the standard deviation: below, what was observed is determined by the rest
 
 
-class Data(NamedTuple):
+class Observations(NamedTuple):
     """What was observed: which entries, their values, and the standard deviation of the noise of each."""
 
     entries: npt.NDArray[np.intp]
@@ -30,7 +33,7 @@ class Data(NamedTuple):
     noise: Array
 
 
-def checked_data(dim: int, observed: Mapping[int, float], noise: npt.ArrayLike) -> Data:
+def checked_data(dim: int, observed: Mapping[int, float], noise: npt.ArrayLike) -> Observations:
     """Data as the user gave them, {entry: value}, with noise: a standard deviation, or one for each value."""
     if not isinstance(observed, Mapping) or not observed:
         raise LawError("condition", f"observed={shown(observed)} must be a mapping {{entry: value}}, not empty")
@@ -39,24 +42,25 @@ def checked_data(dim: int, observed: Mapping[int, float], noise: npt.ArrayLike) 
         place, number = as_whole(entry), as_number(value)
         if place is None or not -dim <= place < dim:
             raise LawError("condition", f"observed: entry {shown(entry)} must be an integer from 0 to {dim - 1}")
-        if number is None or not abs(number) <= LARGEST:
+        if number is None or not abs(number) <= MAX_MAGNITUDE:
             raise LawError(
                 "condition",
-                f"observed: the value {shown(value)} of entry {place} must be a finite number, at most {LARGEST:g}",
+                f"observed: the value {shown(value)} of entry {place} must be a finite number, at most "
+                f"{MAX_MAGNITUDE:g}",
             )
         places.append(place % dim)
         values.append(number)
     if len(set(places)) < len(places):
         raise LawError("condition", f"observed={shown(observed)} names an entry twice")
     tau = numbers(noise, "condition", "noise")
-    if tau.shape not in ((), (len(places),)) or (tau < 0).any() or tau.max() > LARGEST:
+    if tau.shape not in ((), (len(places),)) or (tau < 0).any() or tau.max() > MAX_MAGNITUDE:
         raise LawError(
             "condition", f"noise={shown(noise)} must be a standard deviation, 0 or more, or one for each value"
         )
-    return Data(np.array(places, dtype=np.intp), np.array(values), np.broadcast_to(tau, (len(places),)).copy())
+    return Observations(np.array(places, dtype=np.intp), np.array(values), np.broadcast_to(tau, (len(places),)).copy())
 
 
-def updated(mean: Array, cov: Array, data: Data) -> tuple[Array, Array, Array, Array]:
+def updated(mean: Array, cov: Array, data: Observations) -> tuple[Array, Array, Array, Array]:
     """Each replica's mean and covariance given data; the roots R of V + τ²I, and R^(−1) (y − m)."""
     entries, values, tau = data
     root = _root(cov[:, entries[:, None], entries], tau)
@@ -71,7 +75,7 @@ def updated(mean: Array, cov: Array, data: Data) -> tuple[Array, Array, Array, A
     return new_mean, new_cov, root, z
 
 
-def log_likelihood(mean: Array, columns: Array, data: Data) -> Array:
+def log_likelihood(mean: Array, columns: Array, data: Observations) -> Array:
     """log N(y; m, C C^T + τ²I) of each replica, from m (replicas, entries) and C (replicas, entries, ·)."""
     root, z, rest = _solution(mean, columns, data)
     if rest is None:
@@ -80,7 +84,7 @@ def log_likelihood(mean: Array, columns: Array, data: Data) -> Array:
     return np.asarray(-0.5 * ((rest**2).sum(axis=1) + (z**2).sum(axis=1)) - heights)
 
 
-def fitted(mean: Array, columns: Array, data: Data) -> tuple[Array, Array]:
+def fitted(mean: Array, columns: Array, data: Observations) -> tuple[Array, Array]:
     """Each replica's mean and variance of all entries given data: the diagonal of what `updated_by_columns` finds."""
     root, z, rest = _solution(mean, columns, data)
     across = np.swapaxes(columns, 1, 2)
@@ -93,7 +97,7 @@ def fitted(mean: Array, columns: Array, data: Data) -> tuple[Array, Array]:
 
 
 def updated_by_columns(
-    mean: Array, columns: Array, data: Data, rows: slice | npt.NDArray[np.intp] = slice(None)
+    mean: Array, columns: Array, data: Observations, rows: slice | npt.NDArray[np.intp] = slice(None)
 ) -> tuple[Array, Array]:
     """Each replica's mean and covariance of some entries given data, from m and C: as in `updated`.
 
@@ -114,7 +118,7 @@ def log_density(root: Array, z: Array) -> Array:
     return np.asarray(-0.5 * (z**2).sum(axis=1) - heights)
 
 
-def _solution(mean: Array, columns: Array, data: Data) -> tuple[Array, Array, Array | None]:
+def _solution(mean: Array, columns: Array, data: Observations) -> tuple[Array, Array, Array | None]:
     """R of C C^T + τ²I and R^(−1) (y − m); with fewer columns than data R of C^T C, β, and what β leaves of the data.
 
     In units of the noise, y' = (y − m)/τ, C' = C/τ: with B = I + C'^T C' = R R^T and β = B^(−1) C'^T y' the quadratic
@@ -123,7 +127,7 @@ def _solution(mean: Array, columns: Array, data: Data) -> tuple[Array, Array, Ar
     entries, values, tau = data
     off, own = values - mean[:, entries], columns[:, entries]
     largest = np.einsum("rnk,rnk->rn", own, own).max()
-    if 2 * own.shape[2] > len(entries) or tau.min() ** 2 <= SMALLEST * largest:
+    if 2 * own.shape[2] > len(entries) or tau.min() ** 2 <= MIN_NOISE_RATIO * largest:
         root = _root(own @ np.swapaxes(own, 1, 2), tau)
         return root, _solved(root, off[..., None])[..., 0], None
     y, c = off / tau, own / tau[:, None]
@@ -155,10 +159,86 @@ def _root(cov: Array, tau: Array) -> Array:
     except np.linalg.LinAlgError:
         root = np.zeros_like(inner)
     size = np.sqrt(np.diagonal(inner, axis1=1, axis2=2))
-    if (np.diagonal(root, axis1=1, axis2=2) <= WEAK * size).any():
+    if (np.diagonal(root, axis1=1, axis2=2) <= MIN_PIVOT_RATIO * size).any():
         raise LawError(
             "condition",
             "what was observed is determined by the rest in some replicas, so the data have no density; "
             f"give noise above 0, got noise={shown(tau[0] if np.ptp(tau) == 0 else tau)}",
         )
     return root
+
+
+def log_likelihood_on_device(library: Any, mean: Any, columns: Any, data: Observations) -> Any:
+    """log N(y; m, C C^T + τ²I) of each replica; NaN where rounding would hide it, or there is no such density.
+
+    A library has `xp`, `cholesky` (NaN where it fails) and `triangular(C, b)`, X with X C^T = b.
+    """
+    xp = library.xp
+    entries, values, tau = (xp.asarray(np.array(part)) for part in data)
+    off, own = values - xp.take(mean, entries, axis=1), xp.take(columns, entries, axis=1)
+    count, rank = own.shape[1:]
+    if 2 * rank > count:
+        inner = own @ xp.matrix_transpose(own) + xp.eye(count, dtype=own.dtype) * tau**2
+        root = library.cholesky(inner)
+        pivots = xp.linalg.diagonal(root)
+        z = library.triangular(root, off[:, None, :])[:, 0]
+        height = -0.5 * xp.sum(z**2, axis=-1) - xp.sum(xp.log(math.sqrt(2 * math.pi) * pivots), axis=-1)
+        sure = xp.all(pivots > MIN_PIVOT_RATIO * xp.sqrt(xp.linalg.diagonal(inner)), axis=-1)
+    else:  # in units of the noise, as in `_likelihood._solution`
+        y, c = (off / tau)[:, None, :], own / tau[:, None]
+        root = library.cholesky(xp.matrix_transpose(c) @ c + xp.eye(rank, dtype=c.dtype))
+        half = library.triangular(root, y @ c)
+        turned = xp.matrix_transpose(xp.flip(root, axis=(-2, -1)))  # R^T, turned, is lower triangular
+        beta = xp.flip(library.triangular(turned, xp.flip(half, axis=-1)), axis=-1)
+        rest = y - beta @ xp.matrix_transpose(c)
+        volume = xp.sum(xp.log(xp.linalg.diagonal(root)), axis=-1) + xp.sum(xp.log(math.sqrt(2 * math.pi) * tau))
+        height = -0.5 * xp.sum(rest**2, axis=(-2, -1)) - 0.5 * xp.sum(beta**2, axis=(-2, -1)) - volume
+        sure = xp.min(tau) ** 2 > MIN_NOISE_RATIO * xp.max(xp.sum(own**2, axis=-1), axis=-1)
+    return xp.where(sure, height, xp.asarray(math.nan, dtype=own.dtype))
+
+
+MIN_EFFECTIVE_SAMPLES = 100.0  # effective sample size below which a warning is given
+Conditioned = tuple[Array, Array, Provenance, Array, Estimate]
+
+
+def conditioned(
+    mean: Array, cov: Array, weight: Array, observed: Mapping[int, float], noise: npt.ArrayLike, origin: Provenance
+) -> Conditioned:
+    """Means, covariances, origin, weights and log evidence of the law given data."""
+    data = checked_data(mean.shape[1], observed, noise)
+    entries = data.entries
+    new_mean, new_cov, root, z = updated(mean, cov, data)
+    posterior, evidence = _weighed(weight, log_density(root, z))
+    effective = 1 / float(np.sum(posterior**2))
+    error = 0.0
+    if len(weight) > 1:
+        relative = np.divide(posterior, weight, out=np.zeros_like(weight), where=weight > 0)  # of mean 1
+        error = float(average(relative, weight).error)  # which is that of the logarithm
+        if effective < MIN_EFFECTIVE_SAMPLES:
+            warnings.warn(
+                f"condition: the data leave an effective sample of {effective:.0f} of {len(weight)} replicas; take "
+                "more draws, or more noise",
+                stacklevel=4,
+            )
+    doubt = 0.0
+    if origin.quadrature_error > 1e-14:
+        # d log N = ½ tr((S⁻¹zz^TS⁻¹ − S⁻¹) dC), each entry of C off by ε √(C_ii C_jj), either way
+        inverse = np.linalg.solve(root, np.broadcast_to(np.eye(len(entries)), root.shape))
+        alpha = np.einsum("rij,ri->rj", inverse, z)
+        slope = alpha[:, :, None] * alpha[:, None, :] - np.swapaxes(inverse, 1, 2) @ inverse
+        std = np.sqrt(np.maximum(np.diagonal(cov, axis1=1, axis2=2)[:, entries], 0.0))
+        each = np.sqrt(np.sum((slope * std[:, :, None] * std[:, None, :]) ** 2, axis=(1, 2)))
+        doubt = 0.5 * origin.quadrature_error * float(posterior @ each)
+    method = f"{origin.method}, given {len(entries)} observation{'s' * (len(entries) > 1)}"
+    given = Provenance(origin.status, method, origin.random_numbers,
+                   origin.seed, origin.quadrature_error, origin.notes)  # fmt: skip
+    return new_mean, new_cov, given, posterior, Estimate(evidence, combined(error, doubt))
+
+
+def _weighed(weight: Array, log_density: Array) -> tuple[Array, float]:
+    """Weights after the data, and the log evidence: the largest term first, or digits of an exponent would be lost."""
+    with np.errstate(divide="ignore"):
+        joint = np.log(weight) + log_density
+    top = float(joint.max())
+    each = np.exp(joint - top)
+    return each / each.sum(), top + float(np.log(each.sum()))

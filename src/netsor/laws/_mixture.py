@@ -21,19 +21,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import single_threaded
-from ._cf import mixture_cf
+from .._array_api import single_threaded
 from ._checked import checked_origin
-from ._components import Components
 from ._estimate import Array, Estimate, combined, student
-from ._gaussians import Gaussians, normal_moment
-from ._integral import log_upper
 from ._law import Law
-from ._law_error import LawError
-from ._origin import Origin
-from ._replicas import Replicated, of_share
-from ._shape import Shape
-from ._store import storable
+from ._law_base import LawError, Provenance, storable
+from ._mixture_1d import GaussianMixture1D, normal_moment
+from ._mixture_components import Components
+from ._numerics import log_upper
+from ._replicas import Replicated, Shape, mixture_cf, of_share
 
 CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less counts as not random
 
@@ -77,7 +73,7 @@ class Mixture(Components, Law):
         self,
         mean: npt.ArrayLike,
         var: npt.ArrayLike,
-        origin: Origin,
+        origin: Provenance,
         weight: npt.ArrayLike | None = None,
         *,
         count: npt.ArrayLike | None = None,
@@ -165,7 +161,7 @@ class Mixture(Components, Law):
         few, n = self._few, self.effective
         # w_i² of each replica is w_i/N if all are alike, also where replicas were put together
         weight = np.sqrt(few.weight / self.replicas) if self._alike else few.weight
-        square = Gaussians(sign * few.mean, few.var, weight).squares(sign * y, kernel)
+        square = GaussianMixture1D(sign * few.mean, few.var, weight).squares(sign * y, kernel)
         variance = square[:, 0] - 2 * value * square[:, 1] + value**2 / n + points * (1 - 2 * value) / n
         spread = student(max(2, int(n))) * np.sqrt(np.maximum(variance, 0.0) * n / max(n - 1, 0.5))
         return np.asarray(combined(spread, few.unseen(y, kernel, n)))
@@ -193,7 +189,7 @@ class Mixture(Components, Law):
         if len(self._points.draws):
             return self.smoothed()._logpdf(y)
         k = self._smooth
-        every = Gaussians(self.component_mean[k], self.component_var[k], self.component_weight[k])
+        every = GaussianMixture1D(self.component_mean[k], self.component_var[k], self.component_weight[k])
         if len(self._few.var) == len(k):
             return every.logpdf(y)
         value = self._few.pdf(y)
@@ -276,7 +272,7 @@ class Mixture(Components, Law):
         error = self.origin.quadrature_error
         if error < 1e-14:
             return ()
-        origin = Origin(self.status, self.method, seed=self.origin.seed)
+        origin = Provenance(self.status, self.method, seed=self.origin.seed)
         up, down = (
             self._like(self.component_mean, self.component_var * max(1 + sign * error, 0.0), origin) for sign in (1, -1)
         )
@@ -292,7 +288,7 @@ class Mixture(Components, Law):
             pairs.append((right, left))
         return pairs
 
-    def _like(self, mean: Array, var: Array, origin: Origin) -> Mixture:
+    def _like(self, mean: Array, var: Array, origin: Provenance) -> Mixture:
         """Other components with the same weights, or counts."""
         return Mixture(mean, var, origin, None if self.count is not None else self.weight, count=self.count)
 
@@ -382,7 +378,7 @@ class Mixture(Components, Law):
         return {**found, "weight": self.weight}
 
     @classmethod
-    def _from_arrays(cls, arrays: dict[str, Any], origin: Origin) -> Mixture:
+    def _from_arrays(cls, arrays: dict[str, Any], origin: Provenance) -> Mixture:
         count, binning = arrays.get("count"), float(arrays.get("binning", 0.0))
         return cls(arrays["mean"], arrays["var"], origin, arrays.get("weight"), count=count, binning=binning)
 
@@ -410,4 +406,4 @@ def gaussian_like(law: Law) -> Mixture:
     value, error = law.with_error.var()
     known = error / value if value > 0 and math.isfinite(error) else 0.0
     about = f"the Gaussian with mean and variance of: {law.method}"
-    return Mixture(law.mean(), value, Origin(law.status, about, quadrature_error=known))
+    return Mixture(law.mean(), value, Provenance(law.status, about, quadrature_error=known))

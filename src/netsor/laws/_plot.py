@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from .._style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from .._mpl_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from .._repr_html import density, note, table, title
 from ..language._given import shown
-from ._law_error import LawError
-from ._normals import Normals
+from ._law_base import LawError
+from ._mixture_nd import GaussianMixtureND
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK)
-POINTS = 401  # of a density
+DENSITY_POINTS = 401  # of a density
 GRID = 61  # points along each side of the grid of a joint density
-REACH = 3.5  # standard deviations that the grid extends to each side
-WIDER = 0.7  # of a cell: least standard deviation shown; narrower ridges would look like rows of dots
+GRID_STDS = 3.5  # standard deviations that the grid extends to each side
+MIN_RIDGE_CELLS = 0.7  # of a cell: least standard deviation shown; narrower ridges would look like rows of dots
 SHARES = (0.25, 0.5, 0.75, 0.9, 0.97)
 
 
@@ -38,7 +40,7 @@ def _axes(ax: Any) -> Any:
 def plot_law(law: Any, ax: Any, label: str | None) -> Any:
     """The density of one law, with its error as a band, and an arrow for each atom. Returns the axes."""
     axes = _axes(ax)
-    y = np.linspace(*range_of(law), POINTS)
+    y = np.linspace(*range_of(law), DENSITY_POINTS)
     density, error = curve_of(law, y)
     colour = COLOURS[len(axes.lines) % len(COLOURS)]
     add_line(axes, y, density, error, colour, "-", label)
@@ -61,9 +63,9 @@ def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:
     centre, scale = two.mean(), two.std()
     if not (scale > 0).all():
         raise LawError("plot", f"entries={shown(entries)}: entry {entries[int(np.argmin(scale))]} is not random")
-    sides = [np.linspace(c - REACH * s, c + REACH * s, GRID) for c, s in zip(centre, scale, strict=True)]
-    cell = 2 * REACH * scale / (GRID - 1)
-    seen = Normals(two.component_mean, two.component_cov + np.diag((WIDER * cell) ** 2), two.weight)
+    sides = [np.linspace(c - GRID_STDS * s, c + GRID_STDS * s, GRID) for c, s in zip(centre, scale, strict=True)]
+    cell = 2 * GRID_STDS * scale / (GRID - 1)
+    seen = GaussianMixtureND(two.component_mean, two.component_cov + np.diag((MIN_RIDGE_CELLS * cell) ** 2), two.weight)
     points = np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1)
     density = seen.pdf(points.reshape(-1, 2)).reshape(GRID, GRID)
     ordered = np.sort(density.ravel())[::-1]
@@ -106,3 +108,50 @@ def add_line(axes: Any, y: Any, value: Any, error: Any, colour: str, line: Any, 
     axes.plot(y, value, linestyle=line, color=colour, lw=1.4, label=label, zorder=3)
     if np.any(error > 0):
         axes.fill_between(y, value - error, value + error, color=colour, alpha=0.2, lw=0, zorder=2)
+
+
+THUMBNAIL_POINTS = 121  # of the density: the picture takes a third of a second for 50,000 replicas
+SHOWN = 8  # entries of a joint law
+
+
+def law_card(law: Any) -> str:
+    """One variable."""
+    y = np.linspace(*range_of(law), THUMBNAIL_POINTS)
+    value, error = curve_of(law, y)
+    largest = max((mass.value for _, mass in law.atoms), default=1.0)
+    atoms = [(at, min(mass.value, 1.0) / largest) for at, mass in law.atoms[:10] if y[0] <= at <= y[-1]]
+    finite = np.nan_to_num(error, nan=0.0, posinf=0.0)  # a band without end is not drawn
+    number = law.with_error
+    rows = [
+        ["mean", number.mean().brief()],
+        ["standard deviation", number.std().brief()],
+        ["excess kurtosis", number.kurtosis().brief()],
+        ["5 %, 50 %, 95 %", ", ".join(f"{q:.4g}" for q in law.ppf([0.05, 0.5, 0.95]))],
+        *([f"P(Y = {at:g})", mass.brief()] for at, mass in law.atoms[:3]),
+    ]
+    picture = density(y, value, finite, atoms, f"density of {law.method}")
+    return title(type(law).__name__, *_words(law)) + picture + table(rows) + "".join(map(note, law.notes))
+
+
+def joint_card(law: Any) -> str:
+    """Several: a row an entry, with its correlations."""
+    some = range(min(law.dim, SHOWN))
+    mean, std = law.mean(), law.std()
+    with np.errstate(invalid="ignore"):
+        corr = law.marginal(list(some)).cov() / np.outer(std[: len(some)], std[: len(some)])
+    rows = [
+        [str(i), f"{mean[i]:.4g}", f"{std[i]:.4g}", *("–" if math.isnan(r) else f"{r:.3f}" for r in corr[i])]
+        for i in some
+    ]
+    head = ["entry", "mean", "standard deviation", *(f"corr. with {i}" for i in some)]
+    rest = note(f"and {law.dim - SHOWN} more entries") if law.dim > SHOWN else ""
+    given = []
+    if law.log_evidence is not None:
+        given = [f"given data, log evidence {law.log_evidence}, effective sample size {law.effective:.0f}"]
+    top = title(f"Joint law of {law.dim} entries", *_words(law), *given)
+    return top + table(rows, head) + rest + "".join(map(note, law.notes))
+
+
+def _words(law: Any) -> list[str]:
+    numbers = [f"{law.random_numbers:,} random numbers a replica"] if law.random_numbers else []
+    return [law.method, law.status, *numbers]

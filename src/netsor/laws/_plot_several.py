@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from .._style import DOTTED, GREY
+from .._mpl_style import DOTTED, GREY
 from ..language._given import shown
-from ._foreign import as_law
+from ._coerce import as_law
 from ._joint import Joint
-from ._law_error import LawError
-from ._plot import COLOURS, POINTS, add_arrows, add_line, curve_of, is_axes, range_of
+from ._law_base import LawError
+from ._plot import COLOURS, DENSITY_POINTS, add_arrows, add_line, curve_of, is_axes, range_of
 
 
 def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
@@ -50,7 +50,7 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
         raise LawError("plot", f"labels={shown(labels)} must be {len(laws)} names, one for each law")
     top, bottom = _pair(ax)
     low, high = zip(*(range_of(law) for law in laws), strict=True)
-    y = np.linspace(min(low), max(high), POINTS)
+    y = np.linspace(min(low), max(high), DENSITY_POINTS)
     curves = [curve_of(law, y) for law in laws]
     last, last_error = curves[-1]
     for k, (name, (density, error)) in enumerate(zip(names, curves, strict=True)):

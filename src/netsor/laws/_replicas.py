@@ -3,13 +3,76 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 
 from ._estimate import Array, Estimate, combined, student
-from ._tail import FEWEST, STEEPER, TAIL, unseen
+
+STEEPER = 1.0  # standard errors by which the tail of a mean is taken to be heavier than it looks
+TAIL = 20  # deviations, the largest, by which a tail is read; of fewer than 100 draws a fifth of them
+FEWEST = 5  # of them, however few draws there are
+SAME = 1e-12  # of the largest deviation: one below is none, as of draws from an atom
+TAIL_ELEMENTS_PER_BATCH = 2**22  # numbers handled at a time, to bound memory
+LOG_MAX_DOUBLE = 709.0  # logarithm of the largest double
+
+
+def tail_error(samples: Array, share: Array | None, count: float, steeper: float = 0.0) -> Array:
+    """How much of the mean of each column may lie beyond its draws.
+
+    Deviations from the median are taken to be lognormal beyond x_p, which a share p of them exceeds: log x = log x_p +
+    σ (z − z_p) with z standard normal. So σ = E[log(x/x_p)]/(φ(z_p)/p − z_p) over those beyond x_p, and of the mean of
+    such a law x_p e^(σ²/2 − σ z_p) Φ(σ − z_n) lies beyond the last of n draws, z_n = Φ⁻¹(1 − 1/n). The draws are of
+    equal share unless shares are given, and say as much as `count` equal ones. `steeper` is by how many of its standard
+    errors (one over the root of the number beyond x_p) σ is raised. Fewer than ten draws say nothing of a tail, and
+    nothing is added then.
+    """
+    if count < 2 * FEWEST:
+        return np.zeros(samples.shape[1:])
+    flat = samples.reshape(len(samples), -1)
+    step = max(1, TAIL_ELEMENTS_PER_BATCH // len(flat))
+    found = [_unseen(flat[:, k : k + step], share, count, steeper) for k in range(0, flat.shape[1], step)]
+    return np.concatenate(found).reshape(samples.shape[1:]) if found else np.zeros(samples.shape[1:])
+
+
+def _unseen(samples: Array, share: Array | None, count: float, steeper: float) -> Array:
+    size, each, differ = _largest(samples, share)
+    # half of what differs at all is the tail, at most: the other half says where it begins
+    some = np.clip(np.minimum(min(TAIL, max(count / 5, FEWEST)), count * differ / 2), 1, None) / count
+    mass = np.cumsum(each, axis=0)
+    last = np.minimum(np.sum(mass < some * (1 - 1e-9), axis=0), len(size) - 2)  # beyond x_p
+    column = np.arange(size.shape[1])
+    p, start = mass[last, column], size[last + 1, column]
+    tail = start > 0  # one value, and at most one other, have none
+    start = np.where(tail, start, np.where(size[0] > 0, size[0], 1.0))
+    beyond = np.where(np.arange(len(size))[:, None] <= last, np.log(np.maximum(size, start) / start), 0.0)
+    z = -scipy.special.ndtri(np.minimum(p, 0.5))
+    slope = np.sum(each * beyond, axis=0) / (np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) - p * z)
+    slope = slope * (1 + steeper / np.sqrt(p * count))
+    exponent = np.log(start) + slope**2 / 2 - slope * z + scipy.special.log_ndtr(slope + scipy.special.ndtri(1 / count))
+    with np.errstate(over="ignore"):
+        return np.asarray(np.where(size[0] > 0, np.exp(np.where(exponent < LOG_MAX_DOUBLE, exponent, np.inf)), 0.0))
+
+
+def _largest(samples: Array, share: Array | None) -> tuple[Array, Array, Array]:
+    """The largest deviations from the median of each column, falling; their shares; and what share of all differs."""
+    if share is None:
+        size = np.abs(samples - np.median(samples, axis=0))
+        differ = np.mean(size > SAME * size.max(axis=0), axis=0)
+        first = max(len(size) - TAIL - 2, 0)
+        size = np.sort(np.partition(size, first, axis=0)[first:], axis=0)[::-1]
+        return size, np.full(size.shape, 1 / len(samples)), differ
+    order = np.argsort(samples, axis=0)
+    middle = np.sum(np.cumsum(share[order], axis=0) < 0.5, axis=0)
+    column = np.arange(samples.shape[1])
+    size = np.abs(samples - samples[order[np.minimum(middle, len(order) - 1), column], column])
+    differ = share @ (size > SAME * size.max(axis=0))
+    order = np.argsort(-size, axis=0)
+    return np.take_along_axis(size, order, axis=0), share[order], differ
+
 
 BLOCKS = 40  # blocks of replicas, from which errors of quantities that are no averages are found
 
@@ -58,17 +121,17 @@ class Replicas:
         return np.asarray(factor * scale * np.sqrt(np.tensordot(self._square, unit**2, axes=1)))
 
     def unseen(self, samples: Array, decisive: bool = False) -> Array:
-        """What the tail beyond these replicas may add to the mean, see `_tail`: it may be heavier than it looks.
+        """What the tail beyond these replicas may add to the mean, see `_replicas`: it may be heavier than it looks.
 
         With a hundred replicas the tail is read from a fifth of them, where most laws look heavier than further out.
         Means and variances then count it as it looks. A tail may be decisive, as for a fourth moment: then it always
         counts as heavier, and is unbounded for fewer than ten replicas.
         """
         if not decisive:
-            return unseen(samples, self.weight, self.count, STEEPER * max(0.0, 1 - 5 * TAIL / self.count))
+            return tail_error(samples, self.weight, self.count, STEEPER * max(0.0, 1 - 5 * TAIL / self.count))
         if 1 < self.count < 2 * FEWEST:
             return np.where(np.ptp(samples, axis=0) > 0, np.inf, 0.0)
-        return unseen(samples, self.weight, self.count, STEEPER)
+        return tail_error(samples, self.weight, self.count, STEEPER)
 
     def average(self, samples: Array, decisive: bool = False) -> Estimate:
         """The mean, with both errors."""
@@ -100,3 +163,141 @@ def of_share(share: Any, count: float) -> Any:
 def block_labels(count: int) -> npt.NDArray[np.intp]:
     """Which block a replica belongs to: BLOCKS of them, or one for each replica if there are fewer."""
     return np.arange(count) * min(BLOCKS, count) // count
+
+
+class Shape(NamedTuple):
+    """Components in units of the law's standard deviation, their means about its mean; `doubt` is what each variance
+    may be off by, of itself.
+    """
+
+    mean: Array
+    var: Array
+    replicas: Replicas
+    doubt: float
+
+    def _read(self, samples: Array) -> tuple[float, float]:
+        """A moment, and with what lies beyond the replicas."""
+        value = float(self.replicas.mean(samples))
+        return value, value + float(self.replicas.unseen(samples, decisive=True))
+
+    def _made(self, value: float, more: float, influence: Array, worst: Array) -> Estimate:
+        doubt = self.doubt * float(self.replicas.mean(np.abs(worst)))
+        return Estimate(value, combined(float(self.replicas.spread(influence)), more - value, doubt))
+
+    def skewness(self) -> Estimate:
+        """m₃/m₂^(3/2)."""
+        mean, var = self.mean, self.var
+        second, third = var + mean**2, 3 * mean * var + mean**3
+        m2, more2 = self._read(second)
+        m3 = float(self.replicas.mean(third))
+        tail = float(self.replicas.unseen(third, decisive=True)) if mean.any() else 0.0
+        value = m3 / m2**1.5
+        # delta method, the mean being estimated as well
+        influence = (third - 3 * m2 * mean) / m2**1.5 - 1.5 * m3 * second / m2**2.5
+        more = value + (abs(m3) + tail) / more2**1.5 - abs(value) if math.isfinite(tail) else math.inf
+        return self._made(value, more, influence, 3 * mean * var / m2**1.5 - 1.5 * m3 * var / m2**2.5)
+
+    def kurtosis(self) -> Estimate:
+        """m₄/m₂² − 3."""
+        mean, var = self.mean, self.var
+        second, fourth = var + mean**2, 3 * var**2 + 6 * var * mean**2 + mean**4
+        (m2, more2), (m4, more4) = self._read(second), self._read(fourth)
+        third = float(self.replicas.mean(3 * mean * var + mean**3))
+        influence = fourth / m2**2 - 2 * m4 * second / m2**3 - 4 * third * mean / m2**2
+        worst = (6 * var**2 + 6 * var * mean**2) / m2**2 - 2 * m4 * var / m2**3
+        more = more4 / more2**2 - 3 if math.isfinite(more4) else math.inf
+        return self._made(m4 / m2**2 - 3, more, influence, worst)
+
+
+CF_ELEMENTS_PER_BATCH = 2**20  # entries of a table (replicas × points) computed at a time, to bound memory
+
+
+def mixture_cf(t: Array, mean: Array, var: Array, replicas: Replicas) -> Estimate:
+    """Σ_r w_r e^(itm_r − t²v_r/2) at points; its error is the radius of a circle about the value."""
+    values, errors = [], []
+    step = max(1, CF_ELEMENTS_PER_BATCH // len(mean))
+    for k in range(0, len(t), step):
+        p = t[k : k + step]
+        with np.errstate(over="ignore"):  # e^(−∞) is 0
+            size = np.exp(-np.outer(var, p**2) / 2)
+        turn = np.outer(mean, p)
+        real, imaginary = size * np.cos(turn), size * np.sin(turn)
+        values.append(replicas.mean(real) + 1j * replicas.mean(imaginary))
+        errors.append(combined(replicas.spread(real), replicas.spread(imaginary)))
+    return Estimate(np.concatenate(values), np.concatenate(errors))
+
+
+AGAIN = 100  # bootstrap repetitions
+MIN_BLOCKS_FOR_BIAS = 10  # with fewer blocks a bias is too uncertain to be subtracted
+
+
+class Jackknife(NamedTuple):
+    """A value, what noise adds to it on average, and its standard error."""
+
+    value: float
+    bias: float
+    error: float
+    blocks: int  # the least number of them in a group; 0 if all is exact
+
+    def corrected(self) -> Estimate:
+        """The value without its bias, which counts as an error; if there are too few blocks to know it, with the bias.
+
+        Near a minimum (KL of nearly equal laws) the gradient that the error rests on vanishes; the bias is what varies.
+        """
+        off = self.bias if self.blocks >= MIN_BLOCKS_FOR_BIAS else 0.0
+        return Estimate(self.value - off, combined(self.error, self.bias))
+
+
+def jackknife(functional: Callable[..., Array], groups: Sequence[Replicated]) -> Jackknife:
+    """A smooth function of the means of the groups, (…, points) each."""
+    means = [group.mean for group in groups]
+    value = float(functional(*means))
+    bias, errors = 0.0, []
+    for k, group in enumerate(groups):
+        count = len(group.rows)
+        if count < 2 or not np.isfinite(value):
+            continue
+        rest = (means[k] - group.weight[:, None] * group.rows) / (1 - group.weight[:, None])
+        without = np.asarray(functional(*(rest if i == k else mean for i, mean in enumerate(means))))
+        bias += float(np.sum((1 - group.weight) * (without - value)))
+        errors.append(student(count) * float(np.sqrt(np.sum((1 - group.weight) * (without - without.mean()) ** 2))))
+    counts = [len(group.rows) for group in groups if len(group.rows) > 1]
+    return Jackknife(value, bias, combined(*errors), min(counts, default=0))
+
+
+def bootstrap(functional: Callable[..., Array], groups: Sequence[Replicated], seed: int = 2025) -> Estimate:
+    """A function with kinks of the means of the groups, less what noise adds to it, with its error.
+
+    What noise adds is read from noise added once more; where the truth is 0 that finds the smaller half of it, so the
+    error counts one and a half times what was found.
+    """
+    value = float(functional(*(group.mean for group in groups)))
+    if all(len(group.rows) < 2 for group in groups):
+        return Estimate(value, 0.0)
+    rng = np.random.default_rng(seed)
+    weights, least = [], min(len(group.rows) for group in groups if len(group.rows) > 1)
+    for group in groups:
+        count = len(group.rows)
+        drawn = rng.dirichlet(np.ones(count), AGAIN) * group.weight * count
+        drawn = drawn / drawn.sum(axis=1, keepdims=True)
+        if count > 1:  # the weights vary by 1/(count + 1) where a fresh set of blocks would by 1/(count − 1)
+            drawn = group.weight + (drawn - group.weight) * np.sqrt((count + 1) / (count - 1))
+        weights.append(drawn)
+    again = np.array(
+        [
+            float(functional(*(w[k] @ group.rows for w, group in zip(weights, groups, strict=True))))
+            for k in range(AGAIN)
+        ]
+    )
+    bias = float(again.mean()) - value
+    off = bias if least >= MIN_BLOCKS_FOR_BIAS else 0.0
+    return Estimate(value - off, combined(student(least) * float(again.std(ddof=1)), 1.5 * max(bias, 0.0)))
+
+
+def spread(each: Array) -> Any:
+    """The standard error of a mean over independent sets."""
+    if len(each) < 2:
+        return np.zeros(each.shape[1:])[()]
+    size = np.abs(each).max(axis=0)
+    unit = each / np.where(size > 0, size, 1.0)  # a square may be no double
+    return student(len(each)) * size * unit.std(axis=0, ddof=1) / np.sqrt(len(each))

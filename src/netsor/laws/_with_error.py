@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from .._arrays import single_threaded
+from .._array_api import single_threaded
 from ..language._given import shown
 from ._checked import checked_order, levels, points
 from ._estimate import Array, Estimate, combined
-from ._law_error import LawError
+from ._law_base import LawError
 
 Law = Any  # `_law.Law`, which imports this file
-ROUNDING = 1e-14  # error of a root found numerically, in standard deviations
+ROOT_ATOL = 1e-14  # error of a root found numerically, in standard deviations
 WIDE = 1.96  # standard errors on either side of 95 %
-FAR = 1e150  # largest size of a point: no law has mass beyond, and its square would overflow
+MAX_POINT = 1e150  # largest size of a point: no law has mass beyond, and its square would overflow
 
 
 @single_threaded
@@ -79,7 +79,7 @@ class WithError:
         slope = np.asarray(law._slope(value))
         straight = np.divide(error, slope, out=np.zeros_like(error), where=slope > 0)
         reach = np.where(np.isin(value, atoms), reach, np.maximum(reach, straight))
-        known = ~np.isfinite(value) | (reach < ROUNDING * law.std())
+        known = ~np.isfinite(value) | (reach < ROOT_ATOL * law.std())
         return Estimate(value[()], np.where(known, 0.0, reach)[()], law.sources)
 
     def median(self) -> Estimate:
@@ -93,8 +93,8 @@ class WithError:
     def cf(self, t: npt.ArrayLike) -> Estimate:
         """The characteristic function, within a circle of this error in the plane."""
         law, given = self._law, points(t, "t", "cf")
-        if (np.abs(given) > FAR).any():
-            raise LawError("cf", f"t={shown(t)} must be finite, and at most {FAR:g} in size")
+        if (np.abs(given) > MAX_POINT).any():
+            raise LawError("cf", f"t={shown(t)} must be finite, and at most {MAX_POINT:g} in size")
         if not given.size:
             return Estimate(np.zeros(given.shape, dtype=np.complex128), np.zeros(given.shape))
         value, error = law._cf(given.ravel())
@@ -143,7 +143,7 @@ def shaped(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike, end
     """Apply a function of finite points (k,) to points of any shape; `ends` are its values at ±∞, and NaN stays NaN."""
     given = points(y, "y", operation)
     flat = given.reshape(-1)
-    flat = np.where(np.abs(flat) > FAR, np.copysign(np.inf, flat), flat)
+    flat = np.where(np.abs(flat) > MAX_POINT, np.copysign(np.inf, flat), flat)
     value = np.where(flat == np.inf, ends[1], np.where(flat == -np.inf, ends[0], np.nan))
     error = np.zeros_like(value)
     finite = np.isfinite(flat)

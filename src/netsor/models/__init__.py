@@ -7,15 +7,14 @@ Examples
 (12, 768, 12)
 """
 
-from ..language._stretch import Stretch
+from ..language._rotary import Stretch
+from ._build import Layer, Trace
 from ._description import settings
-from ._probes import Probes
+from ._init_schemes import RECIPES, recipe
+from ._metric_program import Probes
 from ._read import names, read
-from ._recipe import RECIPES, recipe
-from ._trace import Layer, Trace
 from ._transformer import Transformer
-from .families.nanogpt import nanogpt
-from .families.pytorch import pytorch_encoder
+from .families.nanogpt import nanogpt, pytorch_encoder
 
 __all__ = [
     "RECIPES",

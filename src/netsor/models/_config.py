@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..language._given import SHOWN, shown
-from ..language._stretch import Stretch
+from ..language._rotary import Stretch
 
 # What a configuration of any family may hold and a network at initialisation does not depend on: names, token ids that
 # only a text reader uses, dropout, caches, precision, how texts are continued and outputs handed over.
@@ -96,7 +96,7 @@ ACTIVATION = {
     "tanh": "tanh",
 }
 MISSING = object()
-LARGEST = 2**53
+MAX_EXACT_INT = 2**53
 MOST_TOLD = 8  # most fields named in one message
 KINDS: dict[type, tuple[tuple[type, ...], str]] = {
     int: ((int,), "a whole number from 1 to 2^53"),
@@ -128,7 +128,11 @@ class Config:
             return value
         types, words = KINDS[kind]
         right = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
-        if not right or (kind is int and not 1 <= value < LARGEST) or (kind is float and not abs(value) < LARGEST):
+        if (
+            not right
+            or (kind is int and not 1 <= value < MAX_EXACT_INT)
+            or (kind is float and not abs(value) < MAX_EXACT_INT)
+        ):
             raise ValueError(f"{field}={shown(value)} of this {self.family} configuration must be {words}")
         return value
 

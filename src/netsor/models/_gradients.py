@@ -13,14 +13,14 @@ from functools import partial
 import numpy as np
 
 from ..language import Scalar, Value, Vector, apply, join, mean_dot, stack
-from ..language._graph import ordered
+from ..language._grad import Reverse, Use
+from ..language._graph import topological_order
 from ..language._operation import MatMul
-from ..language._reverse import Reverse, Use
 from ..language._scalar import constant
+from ._build import Trace, inside
 from ._description import Description
 from ._loss import Loss
-from ._reduce import of_pairs
-from ._trace import Trace, inside
+from ._metrics import of_pairs
 
 KINDS = ("query", "key", "value", "output", "in", "gate", "out")
 NAMES = {"W^Q": "query", "W^K": "key", "W^V": "value", "W^O": "output", "W^G": "gate"}
@@ -63,7 +63,7 @@ def gradients(model: Description, traced: Trace, loss: Loss) -> tuple[Scalar, ..
     streams = [traced.embedded, *(layer.stream for layer in traced.layers)]
     table = None if traced.table is None else traced.table.vectors.vectors
     leaves = [value for value in (*streams, table) if value is not None]
-    reached = set(ordered([value for value, _ in loss.seeds]))
+    reached = set(topological_order([value for value, _ in loss.seeds]))
     back = Reverse(loss.seeds, [leaf for leaf in leaves if leaf in reached], lambda op: True)
 
     def square(x: Vector) -> Scalar:

@@ -13,17 +13,267 @@ with g_k fresh standard Gaussian vectors. Words whose vectors are in the program
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import NamedTuple
+from functools import partial, reduce
+from typing import Any, NamedTuple
 
-from ..language import Scalar, Value, Vector, apply, gaussian, mean_dot
-from ..language._derivative import ratio
+import numpy as np
+
+from .._array_api import array_namespace, eigenvectors
+from ..language import Scalar, Value, Vector, apply, gaussian, join, mean_dot, normal, tanh, weight
+from ..language._derivative import width_ratio
+from ..language._scalar import constant
 from ..language._vector import mix
-from ..nn._logits import root
+from ..nn._embedding import root, symmetric_root
+from ._build import ACTIVATIONS, Trace, n, normed, sigma_of
 from ._description import Description
-from ._head import of_head, parts
-from ._trace import Trace, n, sigma_of
-from ._words import Words, inverse_root
+from ._metrics import LOGITS_PER_BATCH, OnlineMoments, capped, of_logits, of_words
+
+Array = Any
+
+
+def of_head(
+    *arrays: Array, targets: Sequence[int], cap: float | None = None, known: bool = False, others: bool = True
+) -> Array:
+    """Known logits (…, t, k), root (…, t, t) and noise (…, t, words) → (…, 3 + 2 t² + t k), the last axis as `parts`.
+
+    The known logits are there if `known` says so, and then the targets, one a vector, are columns of them; root and
+    noise are there if `others` does, and without known logits the targets are columns of the noise. The first numbers
+    are those of `of_logits`.
+    """
+    given = list(arrays)
+    first = given.pop(0) if known else None
+    root, noise = given if others else (None, None)
+    if all(type(array) is np.ndarray for array in arrays):
+        return _by_pieces(first, root, noise, list(targets), cap)
+    return _at_once(first, root, noise, list(targets), cap)
+
+
+def parts(t: int, known: int) -> tuple[slice, slice, slice, slice]:
+    """Where what `of_head` makes lies: `of_logits`, Σ_w c_iw noise_jw, Σ_w c_iw c_jw, and c of the known words."""
+    ends = np.cumsum([0, 3, t * t, t * t, t * known]).tolist()
+    return slice(ends[0], ends[1]), slice(ends[1], ends[2]), slice(ends[2], ends[3]), slice(ends[3], ends[4])
+
+
+def _at_once(first: Array, root: Array, noise: Array, targets: list[int], cap: float | None) -> Array:
+    arrays = [a for a in (first, root, noise) if a is not None]
+    xp = array_namespace(*arrays)
+    t, own = arrays[0].shape[-2], first is not None
+    logits = [first] if own else []
+    logits += [root @ noise] if root is not None else []
+    logits = [capped(part, cap) for part in logits]
+    top = reduce(xp.maximum, (xp.max(part, axis=-1, keepdims=True) for part in logits))
+    mass = reduce(xp.add, (xp.sum(xp.exp(part - top), axis=-1, keepdims=True) for part in logits))
+    found = []
+    for k, part in enumerate(logits):
+        share = xp.exp(part - top) / mass
+        if k == 0:
+            hot = np.zeros(part.shape[-2:])
+            hot[np.arange(t), targets] = 1.0
+            share = share - xp.asarray(hot, dtype=part.dtype)
+        found.append(share * _slope(part, cap) / t)
+    flat = [of_logits(*logits)]
+    if root is None:
+        flat += [xp.zeros((*flat[0].shape[:-1], 2 * t * t), dtype=flat[0].dtype)]
+    else:
+        flat += [_flat(found[-1] @ xp.matrix_transpose(other)) for other in (noise, found[-1])]
+    flat += [_flat(found[0])] if own else []
+    leading = np.broadcast_shapes(*(a.shape[:-1] for a in flat))
+    return xp.concat([xp.broadcast_to(a, (*leading, a.shape[-1])) for a in flat], axis=-1)
+
+
+def _flat(a: Array) -> Array:
+    return array_namespace(a).reshape(a, (*a.shape[:-2], a.shape[-2] * a.shape[-1]))
+
+
+def _slope(logits: Array, cap: float | None) -> Array:
+    """The slope of a softcap, from its result."""
+    return 1.0 if cap is None else 1.0 - (logits / cap) ** 2
+
+
+def _by_pieces(first: Array, root: Array, noise: Array, targets: list[int], cap: float | None) -> Array:
+    """In numpy: a piece of the logits stays in the cache, and all of them are never made."""
+    arrays = [a for a in (first, root, noise) if a is not None]
+    leading = np.broadcast_shapes(*(a.shape[:-2] for a in arrays))
+    t, count = arrays[0].shape[-2], 0 if first is None else first.shape[-1]
+    first, root, noise = (
+        None if a is None else np.broadcast_to(a, (*leading, *a.shape[-2:])) for a in (first, root, noise)
+    )
+    where = parts(t, count)
+    made = np.zeros((*leading, where[-1].stop), np.result_type(*arrays))
+    for at in np.ndindex(leading):
+        known = None if first is None else capped(first[at], cap)
+        seen = OnlineMoments(t, made.dtype)
+        if known is not None:
+            seen.add(known.copy())
+        sums = np.zeros((2, t, t), made.dtype)
+        if root is not None and noise is not None:
+            _added(seen, sums, root[at], noise[at], cap)
+        sums[0] /= seen.mass
+        sums[1] /= seen.mass * seen.mass.T
+        if known is not None:
+            c = np.exp(known - seen.top) / seen.mass
+            c[np.arange(t), targets] -= 1.0
+            made[at][where[3]] = (c * _slope(known, cap) / t).ravel()
+        elif root is not None and noise is not None:
+            _less_targets(seen, sums, root[at], noise[at][:, targets], targets, cap)
+        made[at][where[0]] = seen.ends()
+        made[at][where[1]], made[at][where[2]] = sums[0].ravel() / t, sums[1].ravel() / t**2
+    return made
+
+
+def _added(seen: OnlineMoments, sums: Array, root: Array, noise: Array, cap: float | None) -> None:
+    """The sums of e^logit · noise and of products of two e^logit, each over e^top of its row, piece by piece."""
+    t = root.shape[-1]
+    size = max(1, LOGITS_PER_BATCH // t)
+    room = np.empty((t, size), sums.dtype)
+    for start in range(0, noise.shape[-1], size):
+        some = noise[:, start : start + size]
+        x = capped(np.matmul(root, some, out=room[:, : some.shape[-1]]), cap)
+        slope, before = _slope(x, cap), seen.top
+        seen.add(x)  # which makes e^(x − top) of it
+        if cap is not None:
+            x *= slope
+        less = np.exp(before - seen.top)
+        sums *= np.stack([np.broadcast_to(less, (t, t)), less * less.T])
+        sums[0] += x @ some.T
+        sums[1] += x @ x.T
+
+
+def _less_targets(
+    seen: OnlineMoments, sums: Array, root: Array, noise: Array, targets: list[int], cap: float | None
+) -> None:
+    """The sums with p − 1[w is the target] in place of p; noise is that of the targets, a column a vector."""
+    logits = capped(root @ noise, cap)  # (vectors, targets of vectors)
+    slope = np.broadcast_to(_slope(logits, cap), logits.shape)
+    own = np.diagonal(slope)
+    across = np.exp(logits - seen.top) / seen.mass * slope * own
+    sums[0] -= own[:, None] * noise.T
+    sums[1] += np.equal.outer(targets, targets) * np.outer(own, own) - across - across.T
+
+
+SMALL = 500.0  # times the rounding error of the largest eigenvalue of a Gram matrix: smaller eigenvalues count as 0
+
+
+class Logits(NamedTuple):
+    """The logits of last vectors (t), before a softcap: of words known one by one, and of all others.
+
+    Those of the others are jointly N(0, root²) over the vectors and independent between words, root · noise: they are
+    as many as the vocabulary, and `ends` never makes them all.
+    """
+
+    y: Vector  # (t,), what the matrix of logits acts on
+    known: Scalar | None  # (t, words)
+    root: Scalar | None  # (t, t)
+    noise: Scalar | None  # (t, words)
+    cap: float | None
+    column: dict[int, int] | None  # where ids that occur are among the known words; None: ids are columns of the noise
+
+    def parts(self) -> tuple[Scalar, ...]:
+        """The logits, in parts (t, words) that make up the vocabulary: the known ones first."""
+        parts = [] if self.known is None else [self.known]
+        if self.root is not None and self.noise is not None:
+            parts.append(self.root @ self.noise)
+        return tuple(map(self._capped, parts))
+
+    def of(self, ids: Sequence[int]) -> Scalar:
+        """(t,): of each vector the logit of one id, which occurs if logits are tied."""
+        own = np.arange(len(ids))
+        if self.known is not None and self.column is not None:
+            return self._capped(self.known[own, np.array([self.column[i] for i in ids])])
+        assert self.root is not None
+        assert self.noise is not None
+        return self._capped((self.root @ self.noise[:, np.array(ids)])[own, own])
+
+    def first(self, count: int) -> Logits:
+        """The logits of the first vectors, if `words` was told how many they would be."""
+        known, root, noise = self.known, self.root, self.noise
+        return self._replace(
+            y=self.y[:count],
+            known=None if known is None else known[:count],
+            root=None if root is None else root[:count, :count],
+            noise=None if noise is None else noise[:count],
+        )
+
+    def ends(self) -> Scalar:
+        """(3,): standard deviation of the logits, mean of log Σ e^logit, largest probability."""
+        if self.root is None or self.noise is None:
+            return apply(of_logits, *self.parts(), axes=2)
+        known = () if self.known is None else (self.known,)
+        return apply(partial(of_words, cap=self.cap), self.root, self.noise, *known, axes=2, name="of_words")
+
+    def _capped(self, logits: Scalar) -> Scalar:
+        return logits if self.cap is None else self.cap * tanh(logits / self.cap)
+
+
+def words(model: Description, traced: Trace, y: Vector, limit: bool, first: int | None = None) -> Logits:
+    """The logits of last vectors y; `limit` says n = ∞, where tied ones of ids that occur keep their fluctuation.
+
+    At the width of the model ⟨e_t, y⟩ fluctuates as the logits of other words do (`Embedding.logits`). `first` is the
+    number of vectors whose logits `Words.first` will select; None: all are used together.
+    """
+    assert model.vocabulary is not None
+    if model.readout == "transform":
+        hidden = weight(n, n, std=sigma_of(model.std_logits, model.width), name="W^T") @ y
+        y = normed(model, ACTIVATIONS[model.activation](hidden))
+    if model.logit_scale != 1:
+        y = model.logit_scale * y
+    if model.tied:
+        return _tied(model, traced, y, limit, first)
+    return Logits(y, None, *_drawn(model, y, model.vocabulary, model.std_logits, first), model.logit_cap, None)
+
+
+def _tied(model: Description, traced: Trace, y: Vector, limit: bool, count: int | None) -> Logits:
+    """⟨e_t, y⟩ for the ids t that occur; for all others N(0, std² |y|²), and 0 for padding, whose vector is 0."""
+    assert model.vocabulary is not None
+    assert traced.table is not None
+    ids = traced.table.ids
+    first = traced.table.vectors.logits(y, len(ids), fan_in=model.width, spread=limit)
+    others = model.vocabulary - len(ids)
+    if model.padding in ids:
+        first = first * np.where(np.array(ids) == model.padding, 0.0, 1.0)
+    elif model.padding is not None:
+        first, others = join([first, constant(np.zeros((y.size, 1)))], axis=1), others - 1
+    column = {i: k for k, i in enumerate(ids)}
+    if not others:
+        return Logits(y, first, None, None, model.logit_cap, column)
+    return Logits(y, first, *_drawn(model, y, others, model.std_embedding, count), model.logit_cap, column)
+
+
+def _drawn(model: Description, y: Vector, count: int, std: float, first: int | None) -> tuple[Scalar, Scalar]:
+    gram = mean_dot(y, y)
+    factor = (
+        root(gram)
+        if first is None
+        else apply(partial(_split_root, first=first), gram, axes=2, name="root", bounded=False, lipschitz=False)
+    )
+    return sigma_of(std, model.width) * factor, normal((y.size, count), name="words")
+
+
+def _split_root(gram: Any, first: int) -> Any:
+    """[[R, 0], [C R⁺, S]], a square root of [[A, C^T], [C, D]]: R is the symmetric root of A, S that of D − C A⁺ C^T.
+
+    So the first rows are what `root` makes of the first vectors alone, on which the gradient of the loss relies.
+    """
+    xp = array_namespace(gram)
+    lower = gram[..., first:, :first] @ inverse_root(gram[..., :first, :first])
+    rest = gram[..., first:, first:] - lower @ xp.matrix_transpose(lower)
+    above = xp.zeros_like(gram[..., :first, first:])
+    return xp.concat(
+        [
+            xp.concat([symmetric_root(gram[..., :first, :first]), above], axis=-1),
+            xp.concat([lower, symmetric_root(rest)], axis=-1),
+        ],
+        axis=-2,
+    )
+
+
+def inverse_root(gram: Any) -> Any:
+    """The symmetric G^(−1/2) of positive semidefinite matrices; 0 in directions that they do not have."""
+    xp = array_namespace(gram)
+    values, vectors = eigenvectors(gram)
+    real = values > SMALL * xp.finfo(gram.dtype).eps * xp.max(xp.abs(values), axis=-1, keepdims=True)
+    inverse = xp.where(real, 1.0 / xp.sqrt(xp.where(real, values, 1.0)), 0.0)
+    return (vectors * inverse[..., None, :]) @ xp.matrix_transpose(vectors)
 
 
 class Loss(NamedTuple):
@@ -39,7 +289,7 @@ def readout(y: Vector) -> Loss:
     return Loss(None, ((y, gaussian(n, y.size, name="r").reshape(*y.shape) / y.size),), None)
 
 
-def cross_entropy(model: Description, traced: Trace, words: Words, targets: Sequence[int]) -> Loss:
+def cross_entropy(model: Description, traced: Trace, words: Logits, targets: Sequence[int]) -> Loss:
     """The first loss, of a target id for each vector."""
     y, t = words.y, words.y.size
     count = 0 if words.known is None else words.known.shape[-1]
@@ -69,4 +319,4 @@ def _gradient(y: Vector, gram: Scalar, along: Scalar, square: Scalar) -> Vector:
     """√n ∂L/∂y, over σ, by the words that are not in the program."""
     q = mix(apply(inverse_root, gram, axes=2, bounded=False, lipschitz=False), y)
     u = mix(root(square), gaussian(n, y.size, name="W^L"))
-    return u + mix(ratio((), (n,)) * along - mean_dot(u, q), q)
+    return u + mix(width_ratio((), (n,)) * along - mean_dot(u, q), q)

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import array_namespace
+from .._array_api import array_namespace
 from ..language import Scalar, Value, Vector, apply, join
+from ..language._join import pooled
 from ..language._operation import MatMul
-from ..language._pool import pooled
-from ._trace import Trace, inside
-from ._words import Words
+from ._build import Trace, inside
+from ._loss import Logits
 
 Array = Any
 Bools = npt.NDArray[np.bool_]
@@ -95,7 +95,7 @@ def row_of(found: Mapping[str, Sequence[Value]], allowed: Bools | None = None) -
     return join([range_of(values, allowed if name in masked else None) for name, values in found.items()])
 
 
-def ranges(traced: Trace, end: Words | None) -> list[Scalar]:
+def ranges(traced: Trace, end: Logits | None) -> list[Scalar]:
     """A row for each block, and one for the ends."""
     rows = []
     for layer, mask, block in zip(traced.layers, traced.masks, inside(traced), strict=True):

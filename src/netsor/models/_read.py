@@ -3,28 +3,56 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from .._files import fields
+from .._files import content, fields
 from ..language._given import shown
-from . import _hub as hub
 from ._transformer import Transformer
-from .families.bert import bert
-from .families.gemma2 import gemma2
-from .families.gpt2 import gpt2
-from .families.gpt_neox import gpt_neox
-from .families.llama import llama
-from .families.mistral import mistral
-from .families.mixtral import mixtral
-from .families.olmo2 import olmo2
-from .families.qwen2 import qwen2
-from .families.qwen3 import qwen3
+from .families.encoders import bert, vit
+from .families.gpt2 import gpt2, gpt_neox
+from .families.llama import gemma2, llama, mistral, mixtral, olmo2, qwen2, qwen3
 from .families.t5 import t5
-from .families.vit import vit
+
+ID = re.compile(r"[\w.-]+/[\w.-]+")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def hub_cached(model: str) -> Path | None:
+    """The config.json of a model in the cache, if it is there."""
+    if ID.fullmatch(model) is None:
+        return None
+    folder = _cache() / f"models--{model.replace('/', '--')}"
+    with suppress(OSError, ValueError):
+        commit = content(folder / "refs" / "main", 64).decode().strip()
+        path = folder / "snapshots" / commit / "config.json"
+        if COMMIT.fullmatch(commit) is not None and path.is_file():
+            return path
+    return None
+
+
+def hub_advice(model: str) -> str:
+    """What to do about an id that is not in the cache."""
+    if ID.fullmatch(model) is None or model.startswith("."):
+        return ""
+    return (
+        f"; as an id of Hugging Face's hub it is not in the cache of this machine: `hf download {model} config.json` "
+        "puts it there, and prints a path that can be given too"
+    )
+
+
+def _cache() -> Path:
+    """As huggingface_hub finds it."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+    return Path(os.path.expandvars(os.path.expanduser(given)))
+
 
 # by model_type, the field with which a configuration says what it is
 READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -91,34 +119,34 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
     """
     if isinstance(source, str) and source in names():
         shipped = json.loads((resources.files(__package__) / "data" / f"{source}.json").read_text("utf-8"))
-        return _made(shipped["config"], source).replace(**shipped.get("drawn", {}))
+        return _build(shipped["config"], source).replace(**shipped.get("drawn", {}))
     if isinstance(source, str | Path):
         path = Path(source)
         try:
             path = path / "config.json" if path.is_dir() else path
             given = fields(path)
         except OSError as error:
-            found = hub.cached(source) if isinstance(source, str) and isinstance(error, FileNotFoundError) else None
+            found = hub_cached(source) if isinstance(source, str) and isinstance(error, FileNotFoundError) else None
             if found is not None:
-                return _made(fields(found), str(source))
+                return _build(fields(found), str(source))
             why = "is no file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-            advice = hub.advice(source) if isinstance(source, str) else ""
+            advice = hub_advice(source) if isinstance(source, str) else ""
             raise ValueError(
                 f"model {shown(str(source))} {why}, and none of the models that ship: {', '.join(names())}{advice}"
             ) from None
         folder = path.absolute().parent.name
-        return _made(given, folder if path.name == "config.json" and folder else path.stem)
+        return _build(given, folder if path.name == "config.json" and folder else path.stem)
     if isinstance(source, Mapping):
-        return _made(dict(source))
+        return _build(dict(source))
     if hasattr(source, "to_dict"):
-        return _made(source.to_dict())
+        return _build(source.to_dict())
     raise ValueError(
         f"source of type {type(source).__name__} must be the name of a model ({', '.join(names())}), a path to a "
         "config.json, a dict, or an object with to_dict"
     )
 
 
-def _made(given: dict[str, Any], name: str | None = None) -> Transformer:
+def _build(given: dict[str, Any], name: str | None = None) -> Transformer:
     family = given.get("model_type")
     if not isinstance(family, str) or family not in READERS:
         raise ValueError(f"model_type={shown(family)} of the configuration must be one of {', '.join(READERS)}")

@@ -16,21 +16,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import array_namespace
+from .._array_api import array_namespace
 from ..language import Scalar, Value, Vector, Weight, apply, data, join, mean_dot, nonlin, ones, tanh, weight
-from ..language._graph import ordered
-from ..language._pool import pooled
+from ..language._graph import topological_order
+from ..language._join import pooled
 from ..language._score import split
 from ..language._weight import MatMul
+from ._build import Layer, Trace, inside, n, normed, sigma_of, trace
 from ._description import Description
 from ._gradients import NAMES
 from ._inputs import Inputs
-from ._trace import Layer, Trace, inside, n, normed, sigma_of, trace
 
 KINDS = ("embedding", "position", "query", "key", "value", "output", "in", "gate", "out", "head")
 
 
-class Act(NamedTuple):
+class WeightUse(NamedTuple):
     """A product of a weight: the block that it is in (None: outside of them), and what kind of weight it is."""
 
     block: int | None
@@ -46,7 +46,7 @@ class Training(NamedTuple):
     logits: Vector  # (tokens,) in R^V
     loss: Scalar
     targets: Vector  # unit vectors of R^V
-    acts: tuple[Act, ...]
+    acts: tuple[WeightUse, ...]
 
     def kinds(self) -> dict[Weight, str]:
         """The weights, by kind; one that is tied is an embedding."""
@@ -69,13 +69,13 @@ def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> 
     words, last = unit_vectors(ids, count), unit_vectors(targets, count)
     table = weight(n, count, std=sigma_of(model.std_embedding, count), name="W^E")
     x = table @ words
-    first = [Act(None, "embedding", x)]
+    first = [WeightUse(None, "embedding", x)]
     if model.embedding_scale != 1:
         x = model.embedding_scale * x
     if model.positions == "learned" and model.std_position:
         size = model.length or len(ids)
         at = weight(n, size, std=sigma_of(model.std_position, size), name="W^P") @ unit_vectors(range(len(ids)), size)
-        first.append(Act(None, "position", at))
+        first.append(WeightUse(None, "position", at))
         x = x + at
     x = normed(model, x) if model.input_norm else x
     traced = _whole(trace(model, Inputs(len(ids), tuple(ids)), x))
@@ -85,8 +85,8 @@ def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> 
     logits = product if model.logit_cap is None else model.logit_cap * tanh(product / model.logit_cap)
     acts = list(first)
     for block, values in enumerate(inside(traced), 1):
-        acts += [Act(block, _kind(v), v) for v in values if isinstance(v, Vector) and isinstance(v.op, MatMul)]
-    acts.append(Act(None, "head", product))
+        acts += [WeightUse(block, _kind(v), v) for v in values if isinstance(v, Vector) and isinstance(v.op, MatMul)]
+    acts.append(WeightUse(None, "head", product))
     watched = {
         "embedding": (x,),
         "scores": tuple(layer.scores for layer in traced.layers),
@@ -103,7 +103,7 @@ def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> 
 def _whole(traced: Trace) -> Trace:
     """With the matrices of all heads on top of each other, one parameter as in real code: Muon can tell them apart."""
     new: dict[Value, Any] = {}
-    for value in ordered([traced.output, *(value for layer in traced.layers for value in layer[:6])]):
+    for value in topological_order([traced.output, *(value for layer in traced.layers for value in layer[:6])]):
         inputs = [new[x] for x in value.op.inputs]
         same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
         new[value] = value if same else replace(value, op=value.op.with_inputs(*inputs))

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy.typing as npt
 
 from .._program import Program
+from ._build import Trace, trace
 from ._description import Description
 from ._inputs import inputs_of
-from ._probes import Probes
-from ._trace import Trace, trace
+from ._metric_program import Probes
 
 
 @dataclass(frozen=True, kw_only=True)

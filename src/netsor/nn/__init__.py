@@ -11,15 +11,13 @@ Examples
 (3,)
 """
 
-from ._attend import Attended, Rotary, attend, attention
+from ._attention import Attended, Rotary, attend, attention
 from ._attention_law import Attention
 from ._attention_std import attention_std
-from ._block import Block, block
-from ._embedding import Embedding, embedding
-from ._logits import logits
-from ._mlp import mlp
+from ._block import Block, block, mlp
+from ._embedding import Embedding, embedding, logits
 from ._positions import alibi, causal, relative_bias
-from ._shared import shared
+from ._weight_sharing import shared
 
 __all__ = [
     "Attended",

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import one_blas_thread
+from .._array_api import one_blas_thread
 from ..activations import row_softmax
 from ..language._given import as_floats, as_whole, scale, scaled, shown
-from ..language._where import TraceError
-from ..laws import HeadSum, Joint, Origin, head_sum
+from ..language._source_location import TraceError
+from ..laws import HeadSum, Joint, Provenance, head_sum
+from ..laws._attention_head import SETS, normals
 from ..laws._checked import checked_heads
 from ..laws._estimate import student
-from ..laws._scores import SETS, normals
 
 Array = npt.NDArray[np.float64]
-MOST = 2**31  # most quasi-random points: days of work
-MANY = 4000  # tokens above which a warning is given: the linear algebra alone takes minutes
+MAX_QMC_POINTS = 2**31  # most quasi-random points: days of work
+MANY_TOKENS = 4000  # tokens above which a warning is given: the linear algebra alone takes minutes
 WORK = 2e10  # multiplications spent on E[A K A^T] if the number of points is not given
 
 
@@ -70,7 +70,7 @@ class Attention:
         if found is None or found.ndim != 2 or found.shape[0] != found.shape[1] or not found.size:
             raise TraceError("Attention", f"kernel={shown(self.kernel)} must be a real square matrix over tokens")
         k = scaled(found, "Attention", "kernel", power=2)
-        if len(k) > MANY:
+        if len(k) > MANY_TOKENS:
             warnings.warn(f"kernel of {len(k)} tokens: its law may take minutes, and memory", stacklevel=3)
         size = np.abs(k).max()
         if np.abs(k - k.T).max() > 1e-9 * size or not _semidefinite(k, 1e-9 * size):
@@ -145,7 +145,7 @@ class Attention:
             keys,
             heads,
             (self.sigma_o * self.sigma_v) ** 2,
-            Origin("proved", "convolution over heads at infinite width"),
+            Provenance("proved", "convolution over heads at infinite width"),
             function=self.function,
             points=points,
         )
@@ -189,7 +189,7 @@ class Attention:
         size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
         spread = student(SETS) * np.std(means, axis=0, ddof=1) / np.sqrt(SETS)
         error = float(np.max(np.divide(spread, size, out=np.zeros_like(size), where=size > 0)))
-        origin = Origin("proved", "infinitely many heads (Hron et al. 2020)", quadrature_error=error)
+        origin = Provenance("proved", "infinitely many heads (Hron et al. 2020)", quadrature_error=error)
         return Joint(np.zeros((1, s)), (self.sigma_o * self.sigma_v) ** 2 * value[None], origin)
 
     @one_blas_thread()
@@ -215,7 +215,7 @@ class Attention:
         k: Array = np.asarray(self.kernel)
         a = self.function(self._masked(self.sigma_q * self.sigma_k * k if tied else np.zeros_like(k)))
         cov = (self.sigma_o * self.sigma_v) ** 2 * a @ k @ a.T
-        return Joint(np.zeros((1, len(k))), cov[None], Origin("proved", "1/n scaling (Yang 2019)"))
+        return Joint(np.zeros((1, len(k))), cov[None], Provenance("proved", "1/n scaling (Yang 2019)"))
 
     def _masked(self, scores: Array) -> Array:
         return scores if self.mask is None else np.where(np.asarray(self.mask), scores, -np.inf)
@@ -224,7 +224,7 @@ class Attention:
 def _checked_points(points: Any, operation: str, least: int) -> int | None:
     """A number of points: Sobol's are balanced if it is a power of 2."""
     count = as_whole(points)
-    if points is not None and (count is None or not least <= count <= MOST or count & (count - 1)):
+    if points is not None and (count is None or not least <= count <= MAX_QMC_POINTS or count & (count - 1)):
         raise TraceError(operation, f"points={shown(points)} must be a power of 2, {least} or more, at most 2^31")
     return count
 

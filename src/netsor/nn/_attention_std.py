@@ -16,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ..language._given import real, shown, whole
-from ..language._where import TraceError
+from ..language._source_location import TraceError
 from ..laws import Estimate
 
 Array = npt.NDArray[np.float64]
 
 STEPS = (0.5, 0.35)  # of u and of τz: error exp(−π²/step); two of them, whose difference is the error that is told
 NODES = (12, 16)  # for the length of a query
-REACH = 9.0  # standard deviations beyond which a normal is left out
-MOST = 100.0  # the largest standard deviation of scores: the softmax is one-hot by then, but for ties
-ROUNDING = 1e-13  # relative
+TRUNCATION_STD = 9.0  # standard deviations beyond which a normal is left out
+MAX_SCORE_STD = 100.0  # the largest standard deviation of scores: the softmax is one-hot by then, but for ties
+STD_RTOL = 1e-13  # relative
 
 
 def attention_std(
@@ -76,11 +76,11 @@ def attention_std(
     if not isinstance(causal, bool | np.bool_):
         raise TraceError("attention_std", f"causal={shown(causal)} must be True or False")
     largest = factor * math.sqrt((1 - common) * float(sizes[-1][0].max()))
-    if largest > MOST:
+    if largest > MAX_SCORE_STD:
         raise TraceError(
             "attention_std",
-            f"scale={shown(scale)} makes scores of standard deviation {largest:.3g}; it must be {MOST:g} or less, "
-            "beyond which a head copies one token and the answer is 1",
+            f"scale={shown(scale)} makes scores of standard deviation {largest:.3g}; it must be {MAX_SCORE_STD:g} or "
+            "less, beyond which a head copies one token and the answer is 1",
         )
     found = []
     for step, (squares, weights) in zip(STEPS, sizes, strict=True):
@@ -90,7 +90,7 @@ def attention_std(
         )
         found.append(math.sqrt((1 - common) * share + common))
     rough, value = found
-    return Estimate(value, abs(value - rough) + ROUNDING * value)
+    return Estimate(value, abs(value - rough) + STD_RTOL * value)
 
 
 def _squares(width: int, nodes: int) -> tuple[Array, Array]:
@@ -107,7 +107,7 @@ def _share(s: int, tau: float, step: float, causal: bool) -> float:
     """E Σ_j a_j² over s keys, or its mean over the tokens of a causal input of that length."""
     if s == 1:
         return 1.0
-    low, high = -20.0 - REACH * tau - math.log(s), 5.0 + REACH * tau
+    low, high = -20.0 - TRUNCATION_STD * tau - math.log(s), 5.0 + TRUNCATION_STD * tau
     two, less = _averages(low, math.ceil((high - low) / step), step, tau)
     return float(step * np.sum(two * (_causal(s, less) if causal else s * _power(less, s - 1))))
 
@@ -115,7 +115,7 @@ def _share(s: int, tau: float, step: float, causal: bool) -> float:
 def _averages(low: float, count: int, step: float, tau: float) -> tuple[Array, Array]:
     """E f_2(u + τz) and 1 − E f_0(u + τz) at `count` places u from `low` on."""
     spacing = step / max(tau, 0.5)
-    half = math.ceil(REACH / spacing)
+    half = math.ceil(TRUNCATION_STD / spacing)
     z = spacing * np.arange(-half, half + 1, dtype=np.float64)
     weight = np.exp(-(z**2) / 2)
     weight /= weight.sum()

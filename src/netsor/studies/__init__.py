@@ -1,8 +1,8 @@
-"""Long work that ends in a report, a room for each study; what they share is here.
+"""Studies: long computations that end in a report, one folder each, and the code that they share.
 
-Finished parts are kept on disk (`_store`) and a run goes on where it stopped; what a user had in a folder is not
-overwritten (`_folder`); the work is done by processes of its own (`_workers`); results stand beside a manifest and
-tidy tables (`_manifest`) and in one page (`_page`).
+Finished parts are stored on disk (`_cache`), so that an interrupted run resumes. A user's files are never overwritten
+(`_output_dir`). Worker processes do the work (`_process_pool`). Results come with a manifest, tidy tables and an HTML
+report (`_html_report`).
 """
 
 from . import paper

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .._html import note, table, title
 from .._program import Program
+from .._repr_html import note, table, title
 from ..language._given import as_whole, shown
 from ..language._width import inf
 from ..laws import Estimate, Joint, Law, kl

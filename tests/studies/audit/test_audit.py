@@ -15,11 +15,11 @@ import netsor as ns
 from netsor.engine import _sampler
 from netsor.engine.backends import choose
 from netsor.engine.backends._numpy import block_of
-from netsor.studies import _parts
-from netsor.studies._store import Store
-from netsor.studies.audit import _audit, _draw, _report, _request
+from netsor.studies import _process_pool
+from netsor.studies._cache import Store
+from netsor.studies.audit import _audit, _config, _plots, _report
+from netsor.studies.audit._config import AuditCase, Request
 from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, ROUTING, TOGETHER
-from netsor.studies.audit._request import Request, Subject
 
 from ...inline import Inline
 
@@ -31,8 +31,8 @@ SMALL = {"tokens": 3, "draws": 40}
 @pytest.fixture
 def inline(monkeypatch):
     """In this process, and in parts of 16 draws."""
-    monkeypatch.setattr(_parts, "Workers", Inline)
-    monkeypatch.setattr(_request, "PART_DRAWS", 16)
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
+    monkeypatch.setattr(_config, "PART_DRAWS", 16)
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ def bits(audit):
 
 @pytest.mark.slow
 def test_the_same_bits_for_any_number_of_worker_processes(monkeypatch):
-    monkeypatch.setattr(_request, "PART_DRAWS", 16)  # it is the parent that makes the parts
+    monkeypatch.setattr(_config, "PART_DRAWS", 16)  # it is the parent that makes the parts
     two = bits(ns.audit(TINY, workers=2, **SMALL))
-    monkeypatch.setattr(_parts, "Workers", Inline)
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
     one = bits(ns.audit(TINY, workers=1, **SMALL))
     assert one == two
     assert len(one) > 20
@@ -207,7 +207,7 @@ def test_finished_parts_are_kept_and_not_done_again(inline, unillustrated, tmp_p
 
 
 def test_a_part_is_named_by_all_that_its_draws_depend_on():
-    part = Request((TINY,), **SMALL).parts(Subject(TINY, 3, None, False))[0]
+    part = Request((TINY,), **SMALL).parts(AuditCase(TINY, 3, None, False))[0]
     others = [
         replace(part, seed=1),
         replace(part, index=1),
@@ -248,7 +248,7 @@ def test_the_files_of_an_audit(inline, tmp_path):
 @pytest.mark.slow
 def test_the_backward_half(inline, tmp_path, monkeypatch):
     """In the table, the object, the file and the report; at infinite width, where the engine cannot, why not."""
-    monkeypatch.setattr(_draw, "BLOCKS", [BLOCKS[0], *BACKWARD])  # the other half is in the test above
+    monkeypatch.setattr(_plots, "BLOCKS", [BLOCKS[0], *BACKWARD])  # the other half is in the test above
     both = ns.audit(TINY, compare=TINY.replace(tied=False), out=tmp_path, gradients=True, **SMALL)
     audit = both[0]
     names = [q.name for q in BACKWARD if q.kind != "gate"]
@@ -281,17 +281,17 @@ def test_the_backward_half(inline, tmp_path, monkeypatch):
 def test_gradients_are_measured_where_they_cost_little():
     """Of the shortest of several inputs, whose draws are a part of the whole; by counts, and not by the clock."""
     model = TINY.replace(length=96, vocabulary=100)
-    several = _request.Request((model,), tokens=(4, 96), draws=40, widths="both")
+    several = _config.Request((model,), tokens=(4, 96), draws=40, widths="both")
     assert 1.0 < several.times <= 2.0
     assert [(each.tokens, each.infinite, each.gradients) for each in several.asked] == [
         (4, False, True),
         (4, True, False),
         (96, False, False),
     ]
-    alone = _request.Request((model,), tokens=4, draws=40, widths="actual")
+    alone = _config.Request((model,), tokens=4, draws=40, widths="actual")
     assert alone.times > 2.0
     assert not alone.asked[0].gradients
-    asked = _request.Request((model,), tokens=(4, 96), draws=40, gradients=True)
+    asked = _config.Request((model,), tokens=(4, 96), draws=40, gradients=True)
     assert all(each.gradients for each in asked.asked)
 
 
@@ -308,14 +308,14 @@ def test_what_was_in_the_folder_stays(inline, unillustrated, tmp_path):
 
 
 def test_markup_in_names_is_text(inline, tmp_path, monkeypatch):
-    monkeypatch.setattr(_draw, "BLOCKS", BLOCKS[:1])
+    monkeypatch.setattr(_plots, "BLOCKS", BLOCKS[:1])
     page = ns.audit(TINY.replace(name="<b>&"), **SMALL).save(tmp_path).read_text()
     assert "&lt;b&gt;&amp;" in page
     assert "<b>&" not in page.replace("<b>&amp;", "")
 
 
 def test_any_name_can_be_drawn(inline, tmp_path, monkeypatch):
-    monkeypatch.setattr(_draw, "BLOCKS", BLOCKS[:1])
+    monkeypatch.setattr(_plots, "BLOCKS", BLOCKS[:1])
     names = ("$\\frac{1}$ _", "_hidden", "模型", "x" * 500, "a, b=1", "_")
     one, *others = (TINY.replace(name=name) for name in names)
     page = ns.audit(one, compare=others, widths="actual", **SMALL).save(tmp_path).read_text()
@@ -384,7 +384,7 @@ def test_wrong_arguments_are_named(given, said, inline):
 
 
 def test_what_does_not_fit_is_refused(inline, monkeypatch):
-    monkeypatch.setattr("netsor.engine._montecarlo.memory", lambda: 2.0**28)
+    monkeypatch.setattr("netsor.engine._parallel.memory", lambda: 2.0**28)
     with pytest.raises(
         ValueError, match=r"tokens=3 with workers=1 would need 320 MiB of memory, and there are 256 MiB"
     ):
@@ -397,7 +397,7 @@ def test_workers_have_room_for_the_draws_that_are_computed_together(monkeypatch)
     """Two dozen of GPT-2 with gradients take 0.5 GiB, which was not counted: twice what one takes is less."""
     request = Request((TINY,), tokens=16, draws=64, workers=1, widths="actual")
     (subject,) = request.subjects
-    for name in ("_cost.BASE", "_cost.LEAST", "audit._audit.COPIES"):
+    for name in ("_cost.BASE", "_cost.MIN_DRAW_BYTES", "audit._audit.COPIES"):
         monkeypatch.setattr(f"netsor.studies.{name}", 0.0)
     together = min(block_of(subject.plan), subject.part_draws)
     assert together > 2

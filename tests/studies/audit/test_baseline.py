@@ -9,11 +9,11 @@ import pytest
 from scipy import stats
 
 import netsor as ns
-from netsor.studies import _parts
+from netsor.studies import _process_pool
 from netsor.studies.audit import _report
 from netsor.studies.audit._baseline import Baseline, Departure, _beyond, _Earlier, _places, _rank
-from netsor.studies.audit._own import sizes
-from netsor.studies.audit._request import Request
+from netsor.studies.audit._config import Request
+from netsor.studies.audit._program_adapter import sizes
 
 from ...inline import Inline
 
@@ -22,7 +22,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positi
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
-    monkeypatch.setattr(_parts, "Workers", Inline)
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
 
 
 def audited(seed=0, changes=(), **how):

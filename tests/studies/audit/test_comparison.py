@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.studies import _parts
-from netsor.studies.audit._differences import _distance, _error, differences, short
-from netsor.studies.audit._found import Found, Measured
-from netsor.studies.audit._judge import FOUND, NOT_FOUND, UNDECIDED, at, listed, number, worst
-from netsor.studies.audit._notebook import comparison_card
-from netsor.studies.audit._request import Request
-from netsor.studies.audit._table import comparison
+from netsor.studies import _process_pool
+from netsor.studies.audit._config import Request
+from netsor.studies.audit._differences import _distance, _error, differences, strip_common_prefix
+from netsor.studies.audit._measurements import Draws, LengthResult
+from netsor.studies.audit._report import comparison_card
+from netsor.studies.audit._rule import FOUND, NOT_FOUND, UNDECIDED, join_words, lengths_text, number, worst
+from netsor.studies.audit._text import comparison
 
 from ...inline import Inline
 from .test_rules import facts
@@ -26,7 +26,7 @@ MODEL = ns.models.read(GPT2)  # ln 54 is nearly 4, the uniform loss of the facts
 
 @pytest.fixture
 def inline(monkeypatch):
-    monkeypatch.setattr(_parts, "Workers", Inline)
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
 
 
 def made(*columns, lengths=(8,)):
@@ -38,7 +38,7 @@ def made(*columns, lengths=(8,)):
         every = given if isinstance(given, list) else [given] * len(lengths)
         found.append(
             [
-                Found(request, model, n, Measured(request.subject(model, n, False), facts(**each).draws, 0.0), None)
+                LengthResult(request, model, n, Draws(request.subject(model, n, False), facts(**each).draws, 0.0), None)
                 for n, each in zip(lengths, every, strict=True)
             ]
         )
@@ -114,8 +114,8 @@ def test_verdicts_at_the_length_where_they_are_worst():
     assert [f.tokens for f in rule.findings] == [(8,), (8,)]
     assert "at 8 tokens" in rule.why
     merged = worst(found.finding("growth") for found in models[0])
-    assert (merged.verdict, merged.tokens, at(merged)) == (FOUND, (8,), "at 8 tokens")
-    assert at(worst(found.finding("growth") for found in models[1])) == "at 4 and 8 tokens"
+    assert (merged.verdict, merged.tokens, lengths_text(merged)) == (FOUND, (8,), "at 8 tokens")
+    assert lengths_text(worst(found.finding("growth") for found in models[1])) == "at 4 and 8 tokens"
     open_ = made([{"mean_square": [1, 4, 8, 1001]}, {}], lengths=(4, 8))[0]
     assert worst(found.finding("growth") for found in open_).verdict == UNDECIDED
 
@@ -158,12 +158,12 @@ def test_a_notebook_is_shown_what_differs_first():
 
 
 def test_words():
-    assert short(["a", "a, std=1", "a, std=2"]) == ["a", "std=1", "std=2"]
-    assert short(["a, x=1, y=1", "a, x=1, y=2"]) == ["y=1", "y=2"]
-    assert short(["gpt2", "llama"]) == ["gpt2", "llama"]
-    assert len(short(["x" * 99, "y"])[0]) == 36
-    assert listed(["a"]) == "a"
-    assert listed(["a", "b", "c"]) == "a, b and c"
+    assert strip_common_prefix(["a", "a, std=1", "a, std=2"]) == ["a", "std=1", "std=2"]
+    assert strip_common_prefix(["a, x=1, y=1", "a, x=1, y=2"]) == ["y=1", "y=2"]
+    assert strip_common_prefix(["gpt2", "llama"]) == ["gpt2", "llama"]
+    assert len(strip_common_prefix(["x" * 99, "y"])[0]) == 36
+    assert join_words(["a"]) == "a"
+    assert join_words(["a", "b", "c"]) == "a, b and c"
     assert [number(v) for v in (0.01234, 32.27, 1164.4, 56_581.0)] == ["0.0123", "32.3", "1,160", "56,600"]
 
 

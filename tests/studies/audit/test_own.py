@@ -9,7 +9,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor.engine import _precision
-from netsor.studies.audit._own import Own
+from netsor.studies.audit._program_adapter import ProgramModel
 
 from ...keep import keep
 from .own import NETWORKS
@@ -26,7 +26,7 @@ def program(name):
 def test_an_example_has_the_law_of_the_same_network_in_numpy(name):
     width, rng = 16, np.random.default_rng(5)
     plain = [NETWORKS[name](rng, width) for _ in range(200)]
-    found = Own(program(name), {"n": width}).probes().measure(1000, seed=1, workers=1, progress=False)
+    found = ProgramModel(program(name), {"n": width}).probes().measure(1000, seed=1, workers=1, progress=False)
     assert set(found) == set(plain[0])
     compared = {}
     for quantity, ours in found.items():
@@ -169,7 +169,7 @@ def test_what_is_for_models_is_refused_for_programs():
 
 
 def test_masks_are_those_of_the_softmax_unless_given():
-    full = Own(with_probes("embedding", "scores", "weights", "stream"), {})
+    full = ProgramModel(with_probes("embedding", "scores", "weights", "stream"), {})
     found = full.probes().measure(200, workers=1, progress=False)
 
     @ns.program
@@ -179,8 +179,8 @@ def test_masks_are_those_of_the_softmax_unless_given():
         ns.probe("scores", a.scores[::-1], mask=mask), ns.probe("weights", a.weights[::-1], mask=mask)
         return ns.probe("stream", x)
 
-    given = Own(net(np.tri(3) > 0), {}).probes().measure(200, workers=1, progress=False)
+    given = ProgramModel(net(np.tri(3) > 0), {}).probes().measure(200, workers=1, progress=False)
     np.testing.assert_allclose(given["entropy"], found["entropy"])
     np.testing.assert_allclose(given["score_std"], found["score_std"])
-    every = Own(net(None), {}).probes().measure(200, workers=1, progress=False)
+    every = ProgramModel(net(None), {}).probes().measure(200, workers=1, progress=False)
     assert (every["entropy"] < found["entropy"]).all()  # as if masked tokens had been passed over by choice

@@ -7,8 +7,8 @@ import pytest
 
 import netsor as ns
 from netsor.models._ranges import COLUMNS, FORMATS
-from netsor.studies.audit._judge import FOUND, NOT_FOUND, UNDECIDED
 from netsor.studies.audit._ranges import ranges_of
+from netsor.studies.audit._rule import FOUND, NOT_FOUND, UNDECIDED
 
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
 DRAWS = 200

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.studies.audit._backward import BACKWARD_RULES
-from netsor.studies.audit._found import Found, Measured
-from netsor.studies.audit._judge import ABSENT, FOUND, NOT_FOUND, UNDECIDED, Facts, above, below
-from netsor.studies.audit._order import FEWEST, needed
-from netsor.studies.audit._request import Request
-from netsor.studies.audit._rules import RULES, judged
+from netsor.studies.audit._config import Request
+from netsor.studies.audit._measurements import Draws, LengthResult
+from netsor.studies.audit._order_statistics import FEWEST, draws_needed
+from netsor.studies.audit._rule import FOUND, NOT_FOUND, NOT_JUDGED, UNDECIDED, RuleInput, above, below
+from netsor.studies.audit._rules import BACKWARD_RULES, RULES, judged
 
 from ...keep import keep
 
@@ -27,7 +26,7 @@ def facts(limit=None, distinct=8, uniform_loss=4.0, stacks=((0, 3),), **columns)
         "grad_in": [3] * 4, "grad_out": [3] * 4, "grad_embedding": 20.0,
         "largest_load": [1.5] * 4, "least_load": [0.5] * 4,
     }  # fmt: skip
-    return Facts(noisy({**plain, **columns}, 0), noisy({**plain, **limit}, 1) if limit is not None else None,
+    return RuleInput(noisy({**plain, **columns}, 0), noisy({**plain, **limit}, 1) if limit is not None else None,
                  distinct, uniform_loss, stacks, 8)  # fmt: skip
 
 
@@ -93,20 +92,20 @@ def test_the_other_branch_may_drown_too():
 
 
 def test_what_was_not_measured_is_said():
-    assert verdict("limit", facts()).verdict == ABSENT
-    assert verdict("loss", facts(uniform_loss=None)).verdict == ABSENT
-    assert verdict("rank", facts(distinct=1)).verdict == ABSENT
+    assert verdict("limit", facts()).verdict == NOT_JUDGED
+    assert verdict("loss", facts(uniform_loss=None)).verdict == NOT_JUDGED
+    assert verdict("rank", facts(distinct=1)).verdict == NOT_JUDGED
     forward = facts()
     for name in [name for name in forward.draws if name.startswith("grad")]:
         forward.draws.pop(name)
     for rule in BACKWARD_RULES:
         assert (verdict(rule.name, forward).measured, verdict(rule.name, forward).verdict) == (
             "gradients were not asked for",
-            ABSENT,
+            NOT_JUDGED,
         )
     nothing = facts(**{name: 0.0 * np.array(x[0]) for name, x in facts().draws.items() if name.startswith("grad")})
     said = [verdict(rule.name, nothing).verdict for rule in BACKWARD_RULES]
-    assert said == [NOT_FOUND, NOT_FOUND, ABSENT, ABSENT]
+    assert said == [NOT_FOUND, NOT_FOUND, NOT_JUDGED, NOT_JUDGED]
 
 
 def test_a_few_medians_outside_are_no_finding():
@@ -148,7 +147,7 @@ def test_a_stream_of_any_scale(scale):
 def test_nothing_at_all_is_no_growth():
     still = {"mean_square": [0.0] * 4, "input_mean_square": 0.0}
     found = judged(facts(**still, attention_share=[0.0] * 4, mlp_share=[0.0] * 4))
-    assert [f.verdict for f in found[:2]] == [NOT_FOUND, ABSENT]
+    assert [f.verdict for f in found[:2]] == [NOT_FOUND, NOT_JUDGED]
     assert found[1].measured == "neither branch adds anything"
     assert verdict("growth", facts(mean_square=[0, 0, 0, 1], input_mean_square=0.0)).verdict == FOUND
 
@@ -163,14 +162,14 @@ def test_an_open_verdict_says_how_many_draws_decide():
     assert FEWEST == 194  # 0.95^194 is the first power below 5e-5
     for low, of, expected in ((10, 10, NOT_FOUND), (7, 10, NOT_FOUND), (9, 20, FOUND)):
         few = np.repeat([0.0, 2.0], [low, of - low])
-        draws = needed(few, 1.0)
+        draws = draws_needed(few, 1.0)
         assert draws is not None
         many = np.repeat([0.0, 2.0], [round(draws * low / of), draws - round(draws * low / of)])
         assert above(few, 1.0) == UNDECIDED
         assert above(many, 1.0) == expected
         half = np.repeat([0.0, 2.0], [round(draws * low / of) // 2, (draws - round(draws * low / of)) // 2])
         assert above(half, 1.0) == UNDECIDED
-    assert needed(np.array([0.0, 2.0]), 1.0) is None
+    assert draws_needed(np.array([0.0, 2.0]), 1.0) is None
     given = facts(entropy=[0.3] * 4)
     given = given._replace(draws={name: array[:10] for name, array in given.draws.items()})
     assert verdict("entropy", given).verdict == UNDECIDED
@@ -205,7 +204,7 @@ def test_gradients_of_real_models_come_out_both_ways(name):
         request = Request((model,), tokens=4, draws=60, widths="actual", gradients=True)
         subject = request.subject(model, 4, False)
         arrays = subject.probes().measure(60, seed=3, workers=1, progress=False)
-        found = Found(request, model, 4, Measured(subject, arrays, 0.0), None)
+        found = LengthResult(request, model, 4, Draws(subject, arrays, 0.0), None)
         assert found.finding(name).verdict == expected, changes
 
 
@@ -219,10 +218,10 @@ def test_real_models_come_out_both_ways(name):
             request.subject(model, 6, infinite) for infinite in ((False, True) if name == "limit" else (False,))
         ]
         actual, *limit = (
-            Measured(each, each.probes().measure(300, seed=3, workers=1, progress=False, **each.widths), 0.0)
+            Draws(each, each.probes().measure(300, seed=3, workers=1, progress=False, **each.widths), 0.0)
             for each in subjects
         )
-        found = Found(request, model, 6, actual, limit[0] if limit else None)
+        found = LengthResult(request, model, 6, actual, limit[0] if limit else None)
         assert found.finding(name).verdict == expected, changes
 
 
@@ -237,5 +236,5 @@ def test_repeated_ids_are_one_vector_where_positions_do_not_part_them():
         model = ns.models.read(GPT2).replace(**changes)
         request = Request((model,), ids=(1, 1, 2, 2), draws=20)
         arrays = model.probes(ids=(1, 1, 2, 2)).measure(20, workers=1, progress=False)
-        found = Found(request, model, 4, Measured(request.subject(model, 4, False), arrays, 0.0), None)
+        found = LengthResult(request, model, 4, Draws(request.subject(model, 4, False), arrays, 0.0), None)
         assert said in found.finding("rank").measured

@@ -2,8 +2,9 @@
 
 import pytest
 
-from netsor.studies.coord_check._fit import Exponent, Fit
-from netsor.studies.coord_check._judge import (
+from netsor.studies.coord_check._network import CHANGE, UPDATE, Entry
+from netsor.studies.coord_check._regression import Exponent, Fit
+from netsor.studies.coord_check._rules import (
     GROWS,
     KEPT,
     SHRINKS,
@@ -15,7 +16,6 @@ from netsor.studies.coord_check._judge import (
     power,
     worst,
 )
-from netsor.studies.coord_check._network import CHANGE, UPDATE, Entry
 
 
 def fitted(value, away=0.05):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.studies import _parts
-from netsor.studies.coord_check import _report, _table
-from netsor.studies.coord_check._judge import GROWS, KEPT, SHRINKS, judged
+from netsor.studies import _process_pool
+from netsor.studies.coord_check import _report, _text
 from netsor.studies.coord_check._network import CHANGE, UPDATE, Entry
+from netsor.studies.coord_check._rules import GROWS, KEPT, SHRINKS, judged
 
 from ...inline import Inline
 from ...keep import keep
@@ -22,7 +22,7 @@ from .nets import CONFIG, RATES, THEORY
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
-    monkeypatch.setattr(_parts, "Workers", Inline)
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
 
 
 @cache
@@ -172,7 +172,7 @@ def test_the_limit_has_its_quadrature_error():
     entry = check["hidden"].entry
     written = [row for row in check.as_dict()["limit"] if (row["what"], row["name"], row["block"]) == entry]
     assert [(row["value"], row["low"], row["high"]) for row in written] == [check.limit_size(entry)]
-    column = [row[3] for row in _table.rows(check, check.verdicts, "change of")]
+    column = [row[3] for row in _text.rows(check, check.verdicts, "change of")]
     assert column[0] == "∞"
     assert all(" ± 0.0" in cell for cell in column[1:])
     wide = float(np.mean(check.draws[entry][-1]))
@@ -199,6 +199,6 @@ def test_a_limit_of_0_is_told_as_a_bound():
     check = ns.coord_check(attention, widths=[8, 16, ns.inf], lr=rates, draws=4, progress=False)[0]
     value, low, high = check.limit_size(Entry(UPDATE, "q"))
     assert low == 0 < value < high < 1e-3
-    row = next(row for row in _table.rows(check, check.updates, "update of") if row[0] == "q")
+    row = next(row for row in _text.rows(check, check.updates, "update of") if row[0] == "q")
     assert row[3] == f"≤ {high:.2g}"
-    assert "≤ means that it is not told from 0" in _table.table([check])
+    assert "≤ means that it is not told from 0" in _text.table([check])

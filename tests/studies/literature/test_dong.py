@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor.studies._verdict import ABSENT, AGREES, DISAGREES
+from netsor.studies._significance import ABSENT, AGREES, DISAGREES
 from netsor.studies.literature import _dong as study
 
 WIDTH, TOKENS, DRAWS = 8, 4, 1000
@@ -43,11 +43,11 @@ def test_collapse_is_cubic_far_below_rounding():
 
 def test_coordinates_have_the_given_products():
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((5, study.DIM)) + rng.standard_normal(study.DIM)
+    x = rng.standard_normal((5, study.WIDTH)) + rng.standard_normal(study.WIDTH)
     x -= x.mean(axis=1, keepdims=True)
     centre, residual = x.mean(axis=0), x - x.mean(axis=0)
     made, middle = study.coordinates(
-        centre @ centre / study.DIM, residual @ residual.T / study.DIM, residual @ centre / study.DIM, rng
+        centre @ centre / study.WIDTH, residual @ residual.T / study.WIDTH, residual @ centre / study.WIDTH, rng
     )
     assert np.allclose(made @ made.T, residual @ residual.T)
     assert np.allclose(made @ middle, residual @ centre)

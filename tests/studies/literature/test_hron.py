@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from netsor.studies._verdict import AGREES, DISAGREES
+from netsor.studies._significance import AGREES, DISAGREES
 from netsor.studies.literature import _hron as study
 from netsor.studies.literature._result import mean
 

@@ -7,15 +7,14 @@ import pytest
 from click.testing import CliRunner
 
 import netsor as ns
-from netsor._style import new
-from netsor.cli._group import cli
-from netsor.cli._interrupt import Watch
-from netsor.cli._literature import literature_command
-from netsor.studies._verdict import AGREES, below
-from netsor.studies.literature import _registry, _study
-from netsor.studies.literature._registry import RESULTS
+from netsor._mpl_style import new
+from netsor.cli._options import cli
+from netsor.cli._signals import Watch
+from netsor.cli._study_commands import literature_command
+from netsor.studies._significance import AGREES, decide_below
+from netsor.studies.literature import _study
 from netsor.studies.literature._result import Claim, Part, Picture, Result, mean, within
-from netsor.studies.literature._study import Options, run
+from netsor.studies.literature._study import RESULTS, Options, run
 
 from ...inline import Inline
 
@@ -39,7 +38,7 @@ def rows(numbers):
 
 
 def judge(numbers):
-    verdict = below(ns.Estimate(float(numbers["one"]["value"][0]), 0.0), 1.0)
+    verdict = decide_below(ns.Estimate(float(numbers["one"]["value"][0]), 0.0), 1.0)
     return [Claim("Half of it is below 1.", "It is.", "0.5.", verdict)]
 
 
@@ -136,7 +135,7 @@ def test_every_result_is_whole(name):
     assert result.setting.endswith(".")
     assert result.quick
     assert all(link.startswith("https://") for link in result.links)
-    assert [r.name for r in _registry.chosen((name,))] == [name]
+    assert [r.name for r in _study.chosen((name,))] == [name]
 
 
 def test_a_share_is_within_or_not():

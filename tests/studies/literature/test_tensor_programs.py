@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from netsor.studies._verdict import AGREES, DISAGREES
+from netsor.studies._significance import AGREES, DISAGREES
 from netsor.studies.literature import _tensor_programs as study
 from netsor.studies.literature import _yang as yang
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from netsor.studies.literature import _deepscale, _giorlandino, _unit_scaling
-from netsor.studies.literature._deepscale_networks import attention_told, gradient_told, perceptron_told, stack_told
-from netsor.studies.literature._giorlandino_networks import condensed, theory
+from netsor.studies.literature._deepscale import attention_told, gradient_told, perceptron_told, stack_told
+from netsor.studies.literature._giorlandino import condensed, theory
 
 NOISE = np.array([-1.0, 1.0, -1.0, 1.0])[:, None]  # of four draws
 

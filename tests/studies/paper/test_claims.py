@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.laws import HeadSum, Origin
-from netsor.laws._head import Head
-from netsor.studies.paper import _claims, _measure, _plan
-from netsor.studies.paper._cases import Case, figures, limit_law
-from netsor.studies.paper._measure import HEADS, Divergences
-from netsor.studies.paper._plan import Agreement, Plan
+from netsor.laws import HeadSum, Provenance
+from netsor.laws._attention_head import Head
+from netsor.studies.paper import _claims, _estimators, _schedule
+from netsor.studies.paper._claims import separations
+from netsor.studies.paper._estimators import HEADS, Divergences
+from netsor.studies.paper._experiments import Case, figures, limit_law
 from netsor.studies.paper._reproduce import Options
-from netsor.studies.paper._sample import sampled
-from netsor.studies.paper._separate import separations
+from netsor.studies.paper._schedule import Agreement, Plan, sampled
 
 from ...keep import keep
 
@@ -83,15 +82,15 @@ def done(tmp_path_factory):
 
 def verdicts(done):
     plan, chosen = done
-    _plan.on_grid.cache_clear()
+    _schedule.on_grid.cache_clear()
     Plan._agreement.cache_clear()
-    data = {name: _measure.MEASURES[figure.kind](plan, figure) for name, figure in chosen.items()}
+    data = {name: _estimators.MEASURES[figure.kind](plan, figure) for name, figure in chosen.items()}
     return [row.verdict for row in _claims.judged(data) if row.verdict != "not run"]
 
 
 @pytest.mark.parametrize("heads", [(1, 256), pytest.param(HEADS, marks=pytest.mark.slow)], ids=["two", "nine"])
 def test_every_claim_agrees_with_the_right_limit(done, heads, monkeypatch):
-    for module in (_claims, _measure):
+    for module in (_claims, _estimators):
         monkeypatch.setattr(module, "HEADS", heads)
     assert verdicts(done) == ["agrees"] * 6
 
@@ -103,7 +102,7 @@ def test_what_can_be_told_apart_is_computed_from_the_laws(done):
     """
     plan, chosen = done
     data = {
-        name: _measure.MEASURES[figure.kind](plan, figure) for name, figure in chosen.items() if name in ("1b", "5b")
+        name: _estimators.MEASURES[figure.kind](plan, figure) for name, figure in chosen.items() if name in ("1b", "5b")
     }
     clip, relu = separations(plan, data)
     assert (clip.figure, clip.case.width, relu.figure, relu.case.width) == ("1b", 1024, "5b", 1024)
@@ -135,13 +134,13 @@ def narrow(law):
 
 @pytest.mark.parametrize("broken", [doubled, *(pytest.param(b, marks=pytest.mark.slow) for b in (gaussian, narrow))])
 def test_every_claim_turns_with_a_broken_limit(done, broken, monkeypatch):
-    for module in (_plan, _measure):
+    for module in (_schedule, _estimators):
         monkeypatch.setattr(module, "limit_law", lru_cache(lambda case: broken(limit_law(case))))
-    for module in (_claims, _measure):
+    for module in (_claims, _estimators):
         monkeypatch.setattr(module, "HEADS", (1, 256))  # fewer steps make it no easier to disagree
     found = verdicts(done)
     monkeypatch.undo()
-    _plan.on_grid.cache_clear()
+    _schedule.on_grid.cache_clear()
     Plan._agreement.cache_clear()
     # with ReLU the limit is 6.8e-8 from a Gaussian in KL, which 30,000 draws cannot see
     assert "agrees" not in (found[:-1] if broken is gaussian else found)
@@ -153,7 +152,7 @@ def test_a_distance_is_to_the_limit_as_it_was_given(broken):
     right = ns.paper.layer().law(n=ns.inf, draws=40_000)
     finite = ns.paper.layer().law(n=256, draws=40_000)
     wrong = broken(right)
-    wrong = HeadSum(wrong.head, wrong.heads, wrong.scale, Origin("proved", "broken"), right.mixture)
+    wrong = HeadSum(wrong.head, wrong.heads, wrong.scale, Provenance("proved", "broken"), right.mixture)
     found = ns.kl(finite, wrong)
     y = np.linspace(-8, 8, 8001)
     f, g = finite.pdf(y), wrong.pdf(y)
@@ -167,7 +166,7 @@ def test_scores_that_are_too_wide_disagree(tmp_path):
     figure = figures()["2a"]
     for part in plan.parts(figure):
         plan.store.save(part.key, sampled(part))
-    found = _measure.scores(plan, figure)
+    found = _estimators.scores(plan, figure)
     assert _claims.judged({"2a": found})[1].verdict == "agrees"
     wide = dataclasses.replace(found.histograms[0], variance=ns.Estimate(2.0, 0.01))
     wrong = dataclasses.replace(found, histograms=[wide, found.histograms[1]])

@@ -12,9 +12,9 @@ import time
 import pytest
 from filelock import FileLock
 
-from netsor.studies._store import Store
+from netsor.studies._cache import Store
 from netsor.studies.paper import _reproduce
-from netsor.studies.paper._cases import figures
+from netsor.studies.paper._experiments import figures
 from netsor.studies.paper._reproduce import Options, reproduce
 
 from ...inline import Inline
@@ -144,7 +144,7 @@ def test_interrupts_and_kills_leave_no_workers_and_whole_parts(sent, tmp_path):
 
 def test_a_run_that_is_ended_at_once_says_one_line(tmp_path):
     """Python's tracker of semaphores had the last word, if the main thread was busy and the process was ended."""
-    busy = "from netsor.cli import _interrupt, main\n_interrupt.GRACE = 0.0\nmain()\n"
+    busy = "from netsor.cli import _signals, main\n_signals.GRACE = 0.0\nmain()\n"
     more = ["reproduce", "5", "--samples", "20000", "--trials", "300", "--workers", "2", "--out", tmp_path]
     with Running([sys.executable, "-c", busy, *more]) as run:
         run.until(lambda: len(stamps(tmp_path)) >= 1)

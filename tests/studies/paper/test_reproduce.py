@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.studies._store import Store
-from netsor.studies._workers import wait
-from netsor.studies.paper import _claims, _draw, _measure, _reproduce
-from netsor.studies.paper._cases import GROUPS, NAMES, Case, figures
+from netsor.studies._cache import Store
+from netsor.studies._process_pool import wait
+from netsor.studies.paper import _claims, _estimators, _plots, _reproduce
+from netsor.studies.paper._experiments import GROUPS, NAMES, Case, figures
 from netsor.studies.paper._reproduce import Options, reproduce
-from netsor.studies.paper._sample import GRID, WEIGHTS, sampled
+from netsor.studies.paper._schedule import GRID, WEIGHTS, sampled
 
 from ...inline import Inline
 from ...keep import keep
@@ -41,7 +41,7 @@ def stamps(folder):
 def shorter():
     """Two numbers of heads in place of nine."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (_claims, _draw, _measure):
+        for module in (_claims, _plots, _estimators):
             patch.setattr(module, "HEADS", (1, 256))
         yield
 
@@ -68,7 +68,7 @@ def whole(tmp_path_factory):
 
     def drawn(data):
         if not first:
-            first.update(_draw.drawn(data))
+            first.update(_plots.drawn(data))
         return first
 
     with pytest.MonkeyPatch.context() as patch:
@@ -268,7 +268,7 @@ def test_rao_blackwell_and_draws_are_of_one_law(tmp_path):
 @pytest.mark.parametrize("estimator", keep(["paper", "exact"], "exact"))
 def test_one_estimator_alone(estimator, inline, tmp_path, monkeypatch):
     """A figure of each kind, drawn as the report has it."""
-    monkeypatch.setattr(_draw, "KINDS", ("svg",))
+    monkeypatch.setattr(_plots, "KINDS", ("svg",))
     done = ns.paper.reproduce("1b", "2a", "heads", out=tmp_path, estimator=estimator, **SMALL)
     rows = table(tmp_path / "1b.csv")
     assert {row["estimator"] for row in rows} == {estimator}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ...language._given import shown
-from .._prices import Prices
+from .._cost_model import Prices
 from ._base import AUTO, PRECISIONS, Backend, Device, NoDeviceError
 from ._jax import Jax
 from ._numpy import Numpy

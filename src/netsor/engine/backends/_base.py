@@ -9,18 +9,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .._cells import Cells, Sums, summed
-from .._montecarlo import in_bytes
+from .._cost_model import ACCELERATOR, CPU, Prices
+from .._ir import Register
+from .._moment_histogram import BlockMoments, MomentGrid, summed
+from .._parallel import in_bytes
 from .._plan import Plan
-from .._prices import ACCELERATOR, CPU, Prices
-from .._steps import Register
 
 Array = Any
 
 PRECISIONS = ("float64", "float32")
 AUTO = "auto"  # one of these, chosen for each plan (see `_precision`) before anything is sampled
-ROOM = {"cpu": 2**24, "cuda": 2**33}  # bytes of a block's arrays: what a cache holds, or what keeps a large GPU busy
-MOST = 2**22  # replicas in a block, at most
+DEVICE_BLOCK_BYTES = {
+    "cpu": 2**24,
+    "cuda": 2**33,
+}  # bytes of a block's arrays: what a cache holds, or what keeps a large GPU busy
+MAX_BLOCK_REPLICAS = 2**22  # replicas in a block, at most
 BY_QUADRATURE = 2**16  # replicas in a block, at most, where the host may have to integrate for each
 WORKING = 8  # times the bytes of a block's arrays that a library may need, with temporary arrays and two blocks at once
 
@@ -82,7 +85,7 @@ class Backend(ABC):
     ) -> Iterator[tuple[Array, Array]]:
         """Conditional means and coefficients for the replicas of a chunk of `size`, in blocks, as the library's arrays.
 
-        They are (replicas or 1, entries) and (replicas or 1, entries, ·): see `_run.run`.
+        They are (replicas or 1, entries) and (replicas or 1, entries, ·): see `_interpreter.run`.
         """
 
     @abstractmethod
@@ -93,7 +96,7 @@ class Backend(ABC):
     def numpy(self, array: Array) -> Array:
         """An array of the library, as numpy's in double precision."""
 
-    def sums(self, cells: Cells, mean: Array, cov: Array) -> Sums:
+    def sums(self, cells: MomentGrid, mean: Array, cov: Array) -> BlockMoments:
         """The sums over cells of a block of replicas of one output: on the host, unless a backend overrides it."""
         m, v = np.broadcast_arrays(self.numpy(mean)[:, 0], self.numpy(cov)[:, 0, 0])
         return summed(cells, m, v)
@@ -122,12 +125,12 @@ class Device(Backend):
     def given(self, plan: Plan, what: Callable[[Any, Array, Array], Array]) -> Callable[[Mapping[Register, Any]], Any]:
         """A function of random numbers, numpy arrays (replicas, *shape) by register, with results (replicas or 1, …).
 
-        It is `what(library, mean, columns)` of what the plan makes of them (see `_run.run`), all of it on the device.
+        It returns `what(library, mean, columns)`, with the outputs of the plan (see `_interpreter.run`), on the device.
         """
 
 
 def largest_block(plan: Plan, itemsize: int, kind: str, least: int = 1) -> int:
     """The number of replicas, a power of 2, whose arrays take ROOM bytes: it depends on the plan alone."""
-    replicas = ROOM[kind] * 8 // (itemsize * max(plan.bytes, 1))
-    most = BY_QUADRATURE if any(step.kind in ("kernel", "moments") for step in plan.steps) else MOST
+    replicas = DEVICE_BLOCK_BYTES[kind] * 8 // (itemsize * max(plan.bytes, 1))
+    most = BY_QUADRATURE if any(step.kind in ("kernel", "moments") for step in plan.steps) else MAX_BLOCK_REPLICAS
     return max(least, min(most, 1 << max(replicas.bit_length() - 1, 0)))

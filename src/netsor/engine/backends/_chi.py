@@ -17,11 +17,14 @@ import scipy
 
 Array = Any
 
-SMALL = 16  # degrees of freedom below which squares of normals are added
-LARGE = 2**14  # degrees of freedom above which quantiles lose digits, and an interpolation in 1/√ν is used
-REACH = 9.0  # the largest |z| that is fitted: normals made from 53 random bits are smaller
+MIN_QUANTILE_DOF = 16  # degrees of freedom below which squares of normals are added
+MAX_QUANTILE_DOF = 2**14  # degrees of freedom above which quantiles lose digits, and an interpolation in 1/√ν is used
+MAX_NORMAL = 9.0  # the largest |z| that is fitted: normals made from 53 random bits are smaller
 DEGREE = 40  # of the Chebyshev series that is fitted, before small coefficients are dropped
-KEPT = {"float64": 2e-13, "float32": 1e-9}  # smaller Chebyshev coefficients, in standard deviations, are dropped
+COEFFICIENT_ATOL = {
+    "float64": 2e-13,
+    "float32": 1e-9,
+}  # smaller Chebyshev coefficients, in standard deviations, are dropped
 
 
 class Chi(NamedTuple):
@@ -63,8 +66,8 @@ def chi(freedom: Array, precision: str) -> Chi:
 
 @lru_cache(maxsize=1024)
 def _row(degrees: tuple[int, ...], precision: str) -> Chi:
-    large = [j for j, f in enumerate(degrees) if f >= SMALL]
-    small = [j for j, f in enumerate(degrees) if f < SMALL]
+    large = [j for j, f in enumerate(degrees) if f >= MIN_QUANTILE_DOF]
+    small = [j for j, f in enumerate(degrees) if f < MIN_QUANTILE_DOF]
     polynomial = _polynomials(np.array([degrees[j] for j in large], dtype=float), precision)
     counts = [degrees[j] for j in small]
     squares = np.repeat(np.eye(len(small)), counts, axis=0)
@@ -81,19 +84,19 @@ def _row(degrees: tuple[int, ...], precision: str) -> Chi:
 def _polynomials(freedom: Array, precision: str) -> Array:
     """(χ²/ν)^(1/3) as polynomials in z, (degree + 1, ν), lowest power first."""
     series = np.empty((DEGREE + 1, len(freedom)))
-    many = freedom > LARGE
+    many = freedom > MAX_QUANTILE_DOF
     series[:, ~many] = _fitted(freedom[~many])
     if many.any():  # interpolated in ε = 1/√ν between ν = ∞, where it is z itself, and fits at ν ≤ LARGE
-        epsilon = np.concatenate([[0.0], np.linspace(1.0, 3.0, 7) / np.sqrt(LARGE)])
-        known = np.column_stack([np.eye(DEGREE + 1)[1] * REACH, _fitted(epsilon[1:] ** -2)])
+        epsilon = np.concatenate([[0.0], np.linspace(1.0, 3.0, 7) / np.sqrt(MAX_QUANTILE_DOF)])
+        known = np.column_stack([np.eye(DEGREE + 1)[1] * MAX_NORMAL, _fitted(epsilon[1:] ** -2)])
         at = 1 / np.sqrt(freedom[many])
         weight = [np.prod([(at - o) / (e - o) for o in epsilon if o != e], axis=0) for e in epsilon]
         series[:, many] = known @ weight
-        highest = _degree(_fitted(np.array([float(LARGE)])), precision)
+        highest = _degree(_fitted(np.array([float(MAX_QUANTILE_DOF)])), precision)
         series[highest.item() + 1 :, many] = 0.0  # higher coefficients are rounding noise
     highest = _degree(series, precision)
     series[np.arange(DEGREE + 1)[:, None] > highest] = 0.0
-    power = _POWERS @ series / REACH ** np.arange(DEGREE + 1)[:, None] / np.sqrt(4.5 * freedom)
+    power = _POWERS @ series / MAX_NORMAL ** np.arange(DEGREE + 1)[:, None] / np.sqrt(4.5 * freedom)
     power[0] += 1.0
     return power[: highest.max(initial=-1) + 1]
 
@@ -108,7 +111,7 @@ _POWERS = np.column_stack(
 
 def _degree(series: Array, precision: str) -> Array:
     """The last coefficient of each series that is kept, at least that of z."""
-    kept = np.abs(series) > KEPT[precision]
+    kept = np.abs(series) > COEFFICIENT_ATOL[precision]
     return np.maximum(DEGREE - np.argmax(kept[::-1], axis=0), 1)
 
 
@@ -116,7 +119,7 @@ def _fitted(freedom: Array) -> Array:
     """Chebyshev coefficients of √(9ν/2) ((χ²/ν)^(1/3) − 1) over |z| ≤ REACH, (DEGREE + 1, ν)."""
     x = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))[:, None]  # from 1 down to −1
     half, middle = freedom / 2, (DEGREE + 1) // 2
-    above = scipy.special.gammainccinv(half, scipy.special.ndtr(-REACH * x[:middle]))
-    below = scipy.special.gammaincinv(half, scipy.special.ndtr(REACH * x[middle:]))
+    above = scipy.special.gammainccinv(half, scipy.special.ndtr(-MAX_NORMAL * x[:middle]))
+    below = scipy.special.gammaincinv(half, scipy.special.ndtr(MAX_NORMAL * x[middle:]))
     square = np.concatenate([above, below]) / half
     return np.polynomial.chebyshev.chebfit(x[:, 0], (np.cbrt(square) - 1) * np.sqrt(4.5 * freedom), DEGREE)

@@ -1,4 +1,4 @@
-"""JAX: the plan compiled for a block of replicas, on a CPU or a GPU; see `_jax_pieces` and `_jax_piece`."""
+"""JAX: the plan compiled for a block of replicas, on a CPU or a GPU; see `_jax_program` and `_jax_program`."""
 
 from __future__ import annotations
 
@@ -8,25 +8,49 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, lru_cache, partial
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from .._cells import Cells, Sums
-from .._montecarlo import memory
+from .. import _ops
+from .._ir import Register
+from .._moment_histogram import BlockMoments, MomentGrid
+from .._parallel import memory
 from .._plan import Plan
-from .._steps import Register
 from ._base import Device, NoDeviceError, largest_block
-from ._jax_factor import library
-from ._jax_piece import Piece
-from ._jax_pieces import block, pieces
-from ._jax_sums import gram, summed
+from ._jax_linalg import library
+from ._jax_program import Piece, block, pieces
 
 Array = Any
 
-LEAST = 8  # replicas in a block, at least
+
+@lru_cache(maxsize=8)
+def summed(cells: MomentGrid) -> Any:
+    """A function of means and covariances: the sums over cells (sums, cells), and which replicas are outside."""
+    import jax
+    import jax.numpy as jnp
+
+    def add(mean: Array, cov: Array) -> tuple[Array, Array]:
+        m, v = jnp.broadcast_arrays(mean[:, 0].astype(jnp.float64), cov[:, 0, 0].astype(jnp.float64))
+        place, weights, outside = cells.placed(jnp, m, v)
+        # integers below 2^53, whose sums are exact: the same bits in any order
+        return jnp.stack([jnp.bincount(place, w, length=cells.size) for w in weights]), outside
+
+    return jax.jit(add)
+
+
+@cache
+def gram() -> Any:
+    """A function from coefficients to covariances."""
+    import jax
+    import jax.numpy as jnp
+
+    return jax.jit(lambda a: _ops.gram(jnp, a, a))
+
+
+MIN_BLOCK_REPLICAS = 8  # replicas in a block, at least
 
 _ready: WeakKeyDictionary[Plan, dict[Jax, list[Piece]]] = WeakKeyDictionary()
 _lock = threading.RLock()
@@ -96,8 +120,8 @@ class Jax(Device):
 
     def chunk(self, plan: Plan, draws: int) -> int:
         """One block, no larger than the draws need; the numbers drawn do not depend on its size."""
-        needed = max(LEAST, 2 ** (draws - 1).bit_length())
-        return self.fits(plan, min(needed, largest_block(plan, self.itemsize, self.kind, LEAST)))
+        needed = max(MIN_BLOCK_REPLICAS, 2 ** (draws - 1).bit_length())
+        return self.fits(plan, min(needed, largest_block(plan, self.itemsize, self.kind, MIN_BLOCK_REPLICAS)))
 
     def sample(
         self, plan: Plan, seed: int, part: range, size: int, tick: Callable[[int], None]
@@ -123,7 +147,7 @@ class Jax(Device):
 
         def made(drawn: Mapping[Register, Any]) -> Any:
             asked = len(next(iter(drawn.values())))
-            replicas = LEAST * 4 ** -(-(-(-asked // LEAST) - 1).bit_length() // 2)
+            replicas = MIN_BLOCK_REPLICAS * 4 ** -(-(-(-asked // MIN_BLOCK_REPLICAS) - 1).bit_length() // 2)
             self._compile(found, replicas)
             with self._within():
                 more = np.r_[:asked, np.zeros(replicas - asked, dtype=np.intp)]  # the first again and again
@@ -143,7 +167,7 @@ class Jax(Device):
         """The array copied from the device."""
         return np.asarray(array).astype(np.float64)
 
-    def sums(self, cells: Cells, mean: Array, cov: Array) -> Sums:
+    def sums(self, cells: MomentGrid, mean: Array, cov: Array) -> BlockMoments:
         """The sums over cells, computed on the device, in double precision whatever the precision of the sampler."""
         import jax
 
@@ -154,4 +178,4 @@ class Jax(Device):
         m, v = (self.numpy(a) for a in ((mean[:, 0], cov[:, 0, 0]) if len(strays) else (np.zeros(1), np.zeros(1))))
         m, v = np.broadcast_arrays(m, v)
         found = np.flatnonzero(sums[0])
-        return Sums(found, sums[:, found], m[strays], v[strays])
+        return BlockMoments(found, sums[:, found], m[strays], v[strays])

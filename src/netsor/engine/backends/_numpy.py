@@ -12,28 +12,76 @@ import math
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from itertools import pairwise
+from itertools import combinations, combinations_with_replacement, pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ..._arrays import one_blas_thread
-from .._montecarlo import generator, memory
-from .._plan import LONG, Plan
-from .._prices import NUMPY, Prices
-from .._run import in_numpy, run
-from .._steps import Register, Step
+from ..._array_api import one_blas_thread
+from .._cost_model import NUMPY, Prices
+from .._interpreter import in_numpy, run
+from .._ir import ORTHANT_SIZES_PER_BATCH, Register, Step
+from .._parallel import generator, memory
+from .._plan import MIN_INNERMOST_ROW, Plan
 from ._base import Backend
-from ._patterns import positive_products
 
 Array = Any
+Next = Callable[[tuple[int, ...], Array], Iterator[tuple[np.random.Generator, Array]]]
 
-MANY = 1024  # entries of a replica from which on its matrices are multiplied one by one, by BLAS: it needs them compact
-SMALL = 8  # entries of a head up to which its matrices never are, however many heads there are
+
+def positive_products(
+    key: tuple[int, ...], width: int, vectors: int, replicas: int, dtype: np.dtype[Any], following: Next
+) -> Array:
+    """Σ_α max(g_iα, 0) max(g_jα, 0), (replicas, 1, vectors, vectors), the replicas innermost in memory.
+
+    `following(key, array)` are the generators of a stream for the next replicas, and these replicas of an array.
+    """
+    made = np.zeros((vectors, vectors, replicas), dtype)
+    most = max(1, ORTHANT_SIZES_PER_BATCH * 2**vectors // width)
+    for start in range(0, replicas, most):
+        _add(made[..., start : start + most], key, width, following)
+    return made.transpose(2, 0, 1)[:, None]
+
+
+def _add(made: Array, key: tuple[int, ...], width: int, following: Next) -> None:
+    """The products of some replicas, added to zeros."""
+    vectors, replicas = made.shape[1:]
+    several = [p for size in range(2, vectors + 1) for p in combinations(range(vectors), size)]
+    counts = np.empty((replicas, 2**vectors), dtype=np.int64)  # of those patterns, of each vector alone, of none
+    for rng, some in following((*key, 0), counts):
+        some[:] = rng.multinomial(width, np.full(2**vectors, 0.5**vectors), size=len(some))
+    stream = 0
+    for pattern, count in zip(several, counts.T, strict=False):
+        edges = np.concatenate([[0], np.cumsum(count)])
+        sizes = np.empty((len(pattern), edges[-1] + 1), made.dtype)
+        sizes[:, -1] = 0.0  # so that the last sum has an end
+        for row in sizes:
+            stream, stop = stream + 1, 0
+            for rng, some in following((*key, stream), count):
+                start, stop = stop, stop + int(some.sum())
+                rng.standard_normal(dtype=made.dtype, out=row[start:stop])
+        np.abs(sizes, out=sizes)
+        products, there = np.empty_like(sizes[0]), count > 0  # reduceat adds one term at least
+        for i, j in combinations_with_replacement(range(len(pattern)), 2):
+            np.multiply(sizes[i], sizes[j], out=products)
+            made[pattern[i], pattern[j]] += np.add.reduceat(products, edges)[:-1] * there
+        del sizes, row, products  # before those of the next pattern are made
+    for i in range(vectors):  # half of a χ² each
+        alone = (counts[:, len(several) + i] / 2).astype(made.dtype)
+        for rng, some in following((*key, stream + 1 + i), alone):
+            some[:] = rng.standard_gamma(some, dtype=made.dtype)
+        made[i, i] += 2 * alone
+        made[i + 1 :, i] = made[i, i + 1 :]
+
+
+MIN_BLAS_ENTRIES = (
+    1024  # entries of a replica from which on its matrices are multiplied one by one, by BLAS: it needs them compact
+)
+MAX_STRIDED_HEAD_ENTRIES = 8  # entries of a head up to which its matrices never are, however many heads there are
 CHUNK = 8192  # replicas with one key of the generators; independent of the width, so that one seed couples two widths
 BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead is small, and small enough for a cache
 LARGE_BYTES = 2**29  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
-FEW = 32  # replicas in such a block, at most
+MAX_BLAS_REPLICAS = 32  # replicas in such a block, at most
 STEP_SECONDS = 1.3e-5  # overhead of Python for one step, measured
 ROUNDED = 2**14  # normals that are drawn and rounded to single precision at once: they stay in a cache
 HELD_BYTES = 2**25  # largest array whose memory glibc keeps after it is freed: the most that it accepts
@@ -102,8 +150,10 @@ def _rounded_normals(rng: np.random.Generator, made: Array) -> None:
 
 
 def _laid_out(a: Array) -> Array:
-    """The same array, with the replicas innermost in memory if its matrices are small or few: see `_instructions`."""
-    if a.shape[-1] >= LONG or (math.prod(a.shape[1:]) >= MANY and math.prod(a.shape[2:]) > SMALL):
+    """The same array, with the replicas innermost in memory if its matrices are small or few: see `_ops`."""
+    if a.shape[-1] >= MIN_INNERMOST_ROW or (
+        math.prod(a.shape[1:]) >= MIN_BLAS_ENTRIES and math.prod(a.shape[2:]) > MAX_STRIDED_HEAD_ENTRIES
+    ):
         return a
     last = a.ndim - 1
     return np.ascontiguousarray(a.transpose((*range(1, a.ndim), 0))).transpose((last, *range(last)))
@@ -138,7 +188,7 @@ def together(size: float, held: float, seconds: float, steps: float, room: int =
     """The same of a plan of so many steps: bytes and seconds of a replica, and bytes of each more beside it."""
     worth = 64 * STEP_SECONDS * steps / max(seconds, 1e-9)
     whole = int(2 ** math.ceil(math.log2(max(worth, 1.0))))  # what is drawn in parts has parts of a power of 2
-    few = min(FEW, whole, max(0, LARGE_BYTES - size) // max(held, 1) + 1)
+    few = min(MAX_BLAS_REPLICAS, whole, max(0, LARGE_BYTES - size) // max(held, 1) + 1)
     return int(max(1, few, min(CHUNK, room // max(size, 1))))
 
 

@@ -11,30 +11,95 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ...language._probe import ours
-from .. import _instructions, _orthogonal
-from .._instruction_set import RULES
-from .._montecarlo import memory
+from ...language._check_function import is_builtin
+from .. import _gram_schmidt, _ops, _psd_cholesky
+from .._interpreter import RULES, run
+from .._ir import Register, Step
+from .._parallel import memory
 from .._plan import Plan
-from .._run import run
-from .._steps import Register, Step
-from .._triangular import diagonal
+from .._psd_cholesky import diagonal
 from ._base import Device, NoDeviceError, largest_block
+from ._batched_linalg import LEAF, Library
 from ._chi import Chi, chi
-from ._torch_factor import library
+
+Array = Any
+
+
+CREATES = ("arange", "empty", "eye", "full", "linspace", "ones", "zeros")  # functions that make arrays from no array
+
+MOST_KEPT = 512  # arrays of places on a device
+
+
+class OnDevice:
+    """The functions of PyTorch as the array API has them, with new arrays on one device.
+
+    `with torch.device(…)` does the same, but runs Python code around every call of PyTorch.
+    """
+
+    def __init__(self, device: str) -> None:
+        from array_api_compat import torch as xp
+
+        self._xp, self._device = xp, device
+        self._kept: dict[int, tuple[Any, Array]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        made = getattr(self._xp, name)
+        if name in CREATES:
+            made = partial(made, device=self._device)
+        setattr(self, name, made)  # found at once next time
+        return made
+
+    def asarray(self, numbers: Any, **options: Any) -> Array:
+        """An array on the device. Places of entries, which plans have many of, are copied there once."""
+        if not isinstance(numbers, np.ndarray) or numbers.dtype.kind != "i":
+            return self._xp.asarray(numbers, device=self._device, **options)
+        if id(numbers) not in self._kept:
+            if len(self._kept) >= MOST_KEPT:
+                self._kept.clear()
+            made = self._xp.asarray(numbers.copy(), device=self._device)  # PyTorch wants arrays that can be written to
+            self._kept[id(numbers)] = numbers, made  # with the array itself, so that no other gets its id
+        return self._kept[id(numbers)][1]
+
+
+@cache
+def library(device: str) -> Library:
+    """PyTorch's own factors and solutions; loops where these fail."""
+    import torch
+
+    xp = OnDevice(device)
+
+    def cholesky(a: Array) -> Array:
+        lower, failed = torch.linalg.cholesky_ex(a)
+        return torch.where(failed[..., None, None] == 0, lower, torch.nan)
+
+    def triangular(lower: Array, b: Array) -> Array:
+        return torch.linalg.solve_triangular(lower.mT, b, upper=True, left=False)
+
+    return Library(
+        xp,
+        cholesky,
+        triangular,
+        lambda gram, floor: _psd_cholesky.by_columns(xp, gram, floor),
+        lambda rows, *known: _gram_schmidt.modified_gram_schmidt(xp, rows, *known),
+        lambda made, again, remake, *arrays: _gram_schmidt.recompute_where(xp, made, again, remake, *arrays),
+        few=LEAF,
+    )
+
 
 FIRST, MOST_FIRST = 16, 1024  # replicas in the first block: later ones double, so that few draws cost little
 BEGIN = 1e-4  # seconds until a step has begun on an accelerator: in that time it may as well do more replicas
 FASTER = 2000.0  # times that it is as fast as the one core for which plans tell seconds (800 to 3,000 on one H200)
-TRIED, MOST_TRIED = 4, 4096  # replicas of random numbers that functions are tried on; functions of which it is known
+PROBE_REPLICAS, MAX_PROBED_FUNCTIONS = (
+    4,
+    4096,
+)  # replicas of random numbers that functions are tried on; functions of which it is known
 OF_FUNCTIONS = ("apply", "kernel", "moments")  # kinds of steps that call functions of the program
 
-Array = Any
 
 _tried: dict[int, tuple[Any, bool]] = {}  # functions of users, and whether PyTorch computes what numpy does
 
@@ -108,7 +173,7 @@ class Torch(Device):
 
     def cov(self, columns: Array) -> Array:
         """The covariances, computed on the device."""
-        return _instructions.gram(library(self.device).xp, columns, columns)
+        return _ops.gram(library(self.device).xp, columns, columns)
 
     def numpy(self, array: Array) -> Array:
         """The array copied from the device."""
@@ -172,28 +237,28 @@ class _Block:
         """
         xp, ways = self.library.xp, self.library.ways
         if self.dtype == self.torch.float64:
-            return _orthogonal.reduced(xp, products, rows, ways)
+            return _gram_schmidt.reduced(xp, products, rows, ways)
         lower = ways.tried(products)
-        weak = _orthogonal.weak(xp, lower, diagonal(xp, products))
+        weak = _gram_schmidt.has_small_pivot(xp, lower, diagonal(xp, products))
         return ways.mended(lower, weak, lambda rows: self._wide(rows.double()).to(self.dtype), rows)
 
     def oriented(self, lower: Array, rows: Array, others: Array) -> Array:
         """Coefficients of other vectors along the directions for which `reduced` found those of the rows."""
         xp, ways = self.library.xp, self.library.ways
         if self.dtype == self.torch.float64:
-            return _orthogonal.oriented(xp, lower, rows, others, ways)
+            return _gram_schmidt.oriented(xp, lower, rows, others, ways)
 
         def again(rows: Array, others: Array) -> Array:
             wide = rows.double()
-            return ways.solved(self._wide(wide), _instructions.gram(xp, others.double(), wide)).to(self.dtype)
+            return ways.solved(self._wide(wide), _ops.gram(xp, others.double(), wide)).to(self.dtype)
 
-        found = ways.solved(lower, _instructions.gram(xp, others, rows))
-        weak = _orthogonal.weak(xp, lower, _instructions.squares(xp, lower))
+        found = ways.solved(lower, _ops.gram(xp, others, rows))
+        weak = _gram_schmidt.has_small_pivot(xp, lower, _ops.squares(xp, lower))
         return ways.mended(found, weak, again, rows, others)
 
     def _wide(self, rows: Array) -> Array:
         """The factor for rows of single precision, given in double."""
-        return _orthogonal.wide_factor(self.library.xp, rows, self.library.factored_roughly)
+        return _gram_schmidt.wide_factor(self.library.xp, rows, self.library.factored_roughly)
 
     def compute(self, step: Step, inputs: Sequence[Array], _: int | None) -> Array:
         """A step on tensors; a function of one's own in numpy, or a kernel by quadrature, on the host."""
@@ -218,13 +283,13 @@ class _Block:
     def _as_in_numpy(self, step: Step) -> bool:
         """Whether a function means the same to PyTorch: `p.std(axis=-1)` divides by another number. Tried once."""
         f = step.params["f"]
-        if ours(f):
+        if is_builtin(f):
             return True
         if id(f) not in _tried:
-            if len(_tried) >= MOST_TRIED:
+            if len(_tried) >= MAX_PROBED_FUNCTIONS:
                 _tried.clear()
             rng = np.random.default_rng(0)
-            some = {arg: rng.standard_normal((TRIED, *arg.shape)) for arg in step.args}
+            some = {arg: rng.standard_normal((PROBE_REPLICAS, *arg.shape)) for arg in step.args}
             theirs = self._by_torch(step, [self.torch.tensor(some[a], device=self.backend.device) for a in step.args])
             same = theirs is not None
             with suppress(Exception), np.errstate(all="ignore"):  # where numpy alone fails there is no choice

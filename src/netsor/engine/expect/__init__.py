@@ -1,14 +1,14 @@
 """Gaussian expectations: what a nonlinearity makes of Gaussian vectors of infinite width, each with its error.
 
-One argument: closed forms (`_closed`), Hermite series from a table (`_hermite`, `_table`), and conditioning where the
-series is too long (`_conditioning`). `_breaks` finds the kinks, jumps and spikes that the rules of
-`_panels` must respect, `_poles` integrates around poles, and `_tails` says how far out an integral goes.
-Several arguments (`_kernel_of_several`): product rules and randomised quasi-Monte Carlo (`_several`, `_quadrature`).
+One argument: closed forms (`_closed_forms`), Hermite series with cached coefficients (`_hermite_series`), and
+conditioning where the series is too long (`_kernel`). `_breakpoints` finds the kinks, jumps and spikes that the rules
+of `_gauss_legendre` must respect, `_singularities` integrates around poles, and `_univariate` decides where to truncate
+an integral. Several arguments: product rules and randomised quasi-Monte Carlo (`_multivariate`).
 """
 
-from ._closed import closed_form
+from ._batched_function import BatchedFunction
+from ._closed_forms import closed_form
 from ._kernel import kernel, moments
-from ._kernel_of_several import kernel_of_several, moments_of_several
-from ._rows import Rows
+from ._multivariate import kernel_of_several, moments_of_several
 
-__all__ = ["Rows", "closed_form", "kernel", "kernel_of_several", "moments", "moments_of_several"]
+__all__ = ["BatchedFunction", "closed_form", "kernel", "kernel_of_several", "moments", "moments_of_several"]

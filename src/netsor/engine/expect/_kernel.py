@@ -1,4 +1,4 @@
-"""Functions of one Gaussian argument: products of their values, and their means; see also `_kernel_of_several`."""
+"""Functions of one Gaussian argument: products of their values, and their means; see also `_multivariate`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,254 @@ from typing import Any
 
 import numpy as np
 
-from ..._arrays import array_namespace
-from ._closed import closed_form
-from ._pairs import coefficients, pairs
-from ._rows import Rows, fitted, paired
-from ._single import Single
+from ..._array_api import array_namespace
+from ._batched_function import BatchedFunction, fitted, paired
+from ._closed_forms import closed_form
+from ._gauss_legendre import largest_density, log_density, resolve
+from ._hermite_series import Series, series, tabulated
+from ._univariate import Single, between, ends, slices
 
 Array = Any
 
+TRUNCATION_STD = 10.0  # standard deviations to each side that an integral covers: the density is 1e-22 there
+BOUNDED = 13.0  # the end of φ² times the density, in standard deviations, up to which REACH is enough
+UNSETTLED = 32.0  # factor on the error of panels that were too short to halve: they may have missed as much
+STEP = 1.0  # of panels, in standard deviations, before they are halved
+AROUND = np.array([0.0, 1.0, 2.5, 4.5, 8.0])  # distances of panel edges from a break of ψ, in units of s
+TOLERANCE = 1e-13  # of an integral, relative to `scale`
+OPERATION_RTOL = 2e-16  # relative rounding error of one operation in double precision
+CONDITIONED_PAIRS_PER_BATCH = 1024  # computed at once, to bound memory
 
-def kernel(x: Rows, y: Rows, xx: Array, xy: Array, yy: Array) -> tuple[Array, Array]:
+
+def conditioned(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array]:
+    """E[φ(u) ψ(v)] for pairs of rows with correlations ρ, and the error; `scale` is the size that counts as 1."""
+    if y.f.smoothed is None and x.f.smoothed is not None:
+        x, y = y, x
+    value, error = np.empty(len(rho)), np.empty(len(rho))
+    for block in slices(
+        len(rho), CONDITIONED_PAIRS_PER_BATCH if y.f.smoothed is not None else CONDITIONED_PAIRS_PER_BATCH // 16
+    ):
+        rows = np.arange(len(rho))[block]
+        value[block], error[block] = _block(x.take(rows), y.take(rows), rho[block], scale[block])
+    return value, error
+
+
+def _block(x: Single, y: Single, rho: Array, scale: Array) -> tuple[Array, Array]:
+    slope = rho * y.std
+    rest = y.std * np.sqrt((1.0 - rho) * (1.0 + rho))
+
+    def values(pair: Array, at: Array) -> Array:
+        conditional = _smoothed(y, pair, y.mean[pair][:, None] + slope[pair][:, None] * at, rest[pair])
+        with np.errstate(invalid="ignore", over="ignore"):
+            return x.at(pair, at) * conditional
+
+    rows = np.arange(len(rho))
+    reach = max(_reach(x, rows), _reach(y, rows))
+    even = between(reach, STEP)
+    edges = [np.broadcast_to(even, (len(rho), len(even))), x.edges(rows, reach, STEP)]
+    along = Single(y.f, y.mean, np.abs(slope), y.params, y.octaves)  # ψ(E[v | u])
+    edges.append(np.sign(rho)[:, None] * along.edges(rows, reach, STEP))
+    edges.append(_around(y, slope, rest, reach))
+    with np.errstate(invalid="ignore", over="ignore"):
+        tolerance = max(TOLERANCE, 4 * x.features.noise, 4 * y.features.noise)
+        found = resolve(values, np.concatenate(edges, axis=1), largest_density, tolerance, scale)
+        density = np.exp(log_density(found.x))
+        value = found.integrate(found.values * density)
+        # a formula for E[ψ(v) | u] sums terms as large as 1 + |v|, however small the result
+        size = 1.0 + np.abs(y.mean)[found.row, None] + np.abs(slope)[found.row, None] * np.abs(found.x)
+        rounding = OPERATION_RTOL * found.integrate(
+            np.abs(x.at(found.row, found.x)) * (size + rest[found.row, None]) * density
+        )
+    own = x.f.smoothed is None or y.f.smoothed is None
+    missing = np.where(own & (found.rough > 0), UNSETTLED * found.error, found.error)
+    return value, np.where(np.isfinite(value), missing + rounding, np.inf)
+
+
+def _reach(x: Single, rows: Array) -> float:
+    """Where to stop: where the mass of φ² ends, and with it (Cauchy–Schwarz) that of φ E[ψ(v) | u]."""
+    if x.f.smoothed is not None:
+        return TRUNCATION_STD
+    end = float(np.max(ends(x, rows)[0]))
+    return end if end > BOUNDED else TRUNCATION_STD
+
+
+def _around(y: Single, slope: Array, rest: Array, reach: float) -> Array:
+    """Edges where E[ψ(v) | u] varies fast: at each break of ψ, and at the distances AROUND from it."""
+    breaks = y.features.breaks
+    low, high = (np.min(y.mean - reach * y.std), np.max(y.mean + reach * y.std))
+    breaks = breaks[(breaks > low) & (breaks < high)][:, None]
+    offsets = np.concatenate([AROUND, -AROUND[1:]])
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        edges = (breaks + offsets * rest[:, None, None] - y.mean[:, None, None]) / slope[:, None, None]
+    return np.clip(np.nan_to_num(edges, nan=reach), -reach, reach).reshape(len(rest), -1)
+
+
+def _smoothed(y: Single, pair: Array, m: Array, s: Array) -> Array:
+    """E[ψ(m + s z)], m of shape (pairs, …)."""
+    if y.f.smoothed is not None:
+        return y.f.smoothed(m, s[:, None])
+    repeats = m.shape[1]
+    params = tuple(np.repeat(p[pair], repeats) for p in y.params)
+    return series(Single(y.f, m.ravel(), np.repeat(s, repeats), params, y.octaves), 1).coefficients[0].reshape(m.shape)
+
+
+PAIRS_PER_BATCH = 2**13  # computed at once: their arrays fit a cache
+PRECISION = 3e-12  # bound of the remainder at which a series is long enough, relative to √(E[φ²] E[ψ²])
+TERMS = 64  # of the series that is tried first
+# Longer series: terms, and the number of pairs from which on their table costs less than conditioning, if there is a
+# formula for E[ψ(v) | u] and if there is none.
+LONGER = ((256, 500, 8), (1024, 5000, 64))
+CORRELATION_RTOL = 4e-16  # of a correlation: two relative rounding errors of double precision
+
+
+def coefficients(f: Single, terms: int) -> Series:
+    """The Hermite coefficients of rows: from the table if they are centred, else each by its own integral."""
+    if f.params:
+        return series(f, terms)
+    centred = (f.mean == 0.0) & (f.std > 0.0)
+    if centred.all():
+        table = tabulated(f.f, f.std**2, terms)
+        centred = np.isfinite(table.error)  # E[φ²] may be finite for some variances of a piece only
+        if centred.all():
+            return table
+        parts = [(centred, Series(*(part[..., centred] for part in table)))]
+    else:
+        parts = [(centred, tabulated(f.f, f.std[centred] ** 2, terms))] if centred.any() else []
+    made = Series(np.empty((terms, len(f))), np.empty(len(f)), np.empty(len(f)))
+    parts.append((~centred, series(f.take(~centred), terms)))
+    for rows, part in parts:
+        for whole, some in zip(made, part, strict=True):
+            whole[..., rows] = some
+    return made
+
+
+def pairs(x: Single, y: Single, ix: Array, iy: Array, covariance: Array) -> tuple[Array, Array]:
+    """E[φ(u) ψ(v)] for the pairs (ix, iy) of rows with the given covariances, and its error."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rho = covariance / (x.std[ix] * y.std[iy])
+    rho = np.where((x.std[ix] > 0) & (y.std[iy] > 0), rho, 0.0)
+    excess = np.maximum(np.abs(rho) - 1.0, 0.0)  # |ρ| > 1, by rounding or by a mistake of the caller
+    rho = np.where(np.abs(rho) > 1.0 - CORRELATION_RTOL, np.sign(rho), rho)
+    value, error, scale = np.empty(len(rho)), np.empty(len(rho)), np.empty(len(rho))
+    todo = np.ones(len(rho), dtype=bool)
+    for block in slices(len(rho), PAIRS_PER_BATCH):
+        parts = _summed(x, y, ix[block], iy[block], rho[block], TERMS)
+        value[block], error[block], scale[block], todo[block] = parts
+    formula = x.f.smoothed is not None or y.f.smoothed is not None
+    for terms, many, few in LONGER:
+        hard = np.nonzero(todo)[0]
+        if len(hard) < (many if formula else few) or not _series_is_cheaper(x, y, terms):
+            break
+        for block in slices(len(hard), PAIRS_PER_BATCH):
+            some = hard[block]
+            value[some], error[some], _, todo[some] = _summed(x, y, ix[some], iy[some], rho[some], terms)
+    hard = np.nonzero(todo)[0]
+    if len(hard):
+        value[hard], further = conditioned(x.take(ix[hard]), y.take(iy[hard]), rho[hard], scale[hard])
+        error[hard] += further
+    with np.errstate(invalid="ignore"):
+        error += np.where(excess > 4 * CORRELATION_RTOL, excess, 0.0) * scale
+    if x.features.jumps and y.features.jumps:  # then dE[φψ]/dρ ~ (1 − ρ²)^(−1/2), and ρ is rounded
+        away = np.maximum(1.0 - np.abs(rho), CORRELATION_RTOL)
+        error += scale * CORRELATION_RTOL / np.sqrt(away)
+    return value, np.where(np.isfinite(value) & np.isfinite(error), error, np.inf)
+
+
+def _series_is_cheaper(x: Single, y: Single, terms: int) -> bool:
+    """Whether so many terms may cost less than conditioning: kinks or uncentred rows limit it to 256, both to none."""
+    smooth = not len(x.features.breaks) or not len(y.features.breaks)
+    return terms <= 256 if smooth != (x.centred and y.centred) else smooth
+
+
+def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) -> tuple[Array, Array, Array, Array]:
+    """Values, errors, scales, and for which pairs the series is too short (their errors are those of rows alone)."""
+    if x is y:
+        rows, both = _unique_rows(np.concatenate([ix, iy]))
+        ix, iy = both[: len(ix)], both[len(ix) :]
+        rows_x = rows_y = x.take(rows)
+    else:
+        (rows, ix), (others, iy) = _unique_rows(ix), _unique_rows(iy)
+        rows_x, rows_y = x.take(rows), y.take(others)
+    f = coefficients(rows_x, terms)
+    g = f if rows_x is rows_y else coefficients(rows_y, terms)
+    with np.errstate(invalid="ignore", over="ignore"):
+        norm_f, norm_g = np.sqrt(f.square)[ix], np.sqrt(g.square)[iy]
+        scale = norm_f * norm_g
+        error = f.error[ix] * norm_g + g.error[iy] * norm_f + CORRELATION_RTOL * scale
+    value = np.zeros(len(rho))
+    todo = np.ones(len(rho), dtype=bool)
+    if x.f is y.f:
+        same = (rho == 1.0) & (rows_x.mean[ix] == rows_y.mean[iy]) & (rows_x.std[ix] == rows_y.std[iy])
+        for p, q in zip(rows_x.params, rows_y.params, strict=True):
+            same &= p[ix] == q[iy]
+        value[same] = f.square[ix[same]]
+        todo &= ~same
+    lengths = (terms // 8, terms // 4, terms // 2, terms)
+    rest_f = _remainder_norms(f, lengths)
+    rest_g = rest_f if g is f else _remainder_norms(g, lengths)
+    parity = _parity(f) or (None if g is f else _parity(g)) or (0, 1)
+    if x.f is y.f and x.f.smoothed is None and parity[1] == 2 and rows_x.centred and rows_y.centred:
+        mirrored = todo & (rho == -1.0) & (rows_x.std[ix] == rows_y.std[iy])  # φ(−u) = ± φ(u)
+        value[mirrored] = (1 - 2 * parity[0]) * f.square[ix[mirrored]]
+        todo &= ~mirrored
+    for length, left_f, left_g in zip(lengths, rest_f, rest_g, strict=True):
+        some = np.nonzero(todo)[0]
+        if not len(some):
+            break
+        bound = np.abs(rho[some]) ** length * left_f[ix[some]] * left_g[iy[some]]
+        good = ~(bound > PRECISION * scale[some])
+        some = some[good]
+        value[some] = _mehler(f, g, length, ix[some], iy[some], rho[some], parity)
+        with np.errstate(invalid="ignore"):
+            error[some] += bound[good]
+        todo[some] = False
+    return value, error, scale, todo
+
+
+def _unique_rows(index: Array) -> tuple[Any, Array]:
+    """The rows that occur, and the index among them."""
+    first, last = index.min(), index.max()
+    if last - first < len(index):
+        return slice(first, last + 1), index - first
+    rows, where = np.unique(index, return_inverse=True)
+    return rows, where
+
+
+def _remainder_norms(part: Series, lengths: tuple[int, ...]) -> list[Array]:
+    """√(E[φ²] − Σ_{k < length} f_k²) for each length; if the last coefficients vanish, √(Σ_{k ≥ length} f_k²)."""
+    columns, square = part.coefficients, part.square
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums = np.add.reduceat(columns**2, [0, *lengths[:-1]], axis=0)
+        unknown = square - np.sum(sums, axis=0)
+        ended = np.all(np.abs(columns[-(len(columns) // 4) :]) <= 1e-14 * np.sqrt(square), axis=0)
+        ended &= np.abs(unknown) <= 1e-13 * square
+        unknown = np.where(ended, 1e-26 * square, np.maximum(unknown, 4e-15 * square))
+        return [np.sqrt(unknown + np.sum(sums[k:], axis=0)) for k in range(1, len(lengths) + 1)]
+
+
+def _mehler(f: Series, g: Series, length: int, ix: Array, iy: Array, rho: Array, parity: tuple[int, int]) -> Array:
+    """Σ_{k < length} f_k g_k ρ^k, by Horner's rule; for odd and even functions in ρ²."""
+    start, stride = parity
+    factor = rho if stride == 1 else rho * rho
+    total = np.zeros(len(rho))
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        for k in range(start, length, stride)[::-1]:
+            total *= factor
+            total += f.coefficients[k].take(ix) * g.coefficients[k].take(iy)
+        return total * rho if start else total
+
+
+def _parity(part: Series) -> tuple[int, int] | None:
+    """(first, step) of the terms of an even or an odd function."""
+    least = 1e-14 * np.sqrt(part.square)
+    for start in (0, 1):
+        others = part.coefficients[1 - start :: 2]
+        if np.all(np.abs(others[0]) <= least) and np.all(np.abs(others) <= least):
+            return start, 2
+    return None
+
+
+def kernel(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Array) -> tuple[Array, Array]:
     """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and an estimate of its absolute error, 0 for a closed form.
 
     xx (..., i, 1, 1) is the variance of the argument of a row of x, yy (..., j, 1, 1) of y, and xy (..., i, j, 1, 1)
@@ -33,7 +271,7 @@ def kernel(x: Rows, y: Rows, xx: Array, xy: Array, yy: Array) -> tuple[Array, Ar
     return xp.asarray(value), xp.asarray(error)
 
 
-def moments(x: Rows, xx: Array) -> tuple[Array, Array, Array]:
+def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
     """E[φ(u)] (..., i), the regression coefficient β (..., i, 1), and an absolute error (..., i).
 
     β = E[φ(u)(u − mean)]/xx, which is E[∂φ/∂u] where φ is smooth (Stein). The error is that of the mean and of
@@ -50,20 +288,20 @@ def moments(x: Rows, xx: Array) -> tuple[Array, Array, Array]:
     return mean, slope, error
 
 
-def _check(x: Rows, y: Rows, xx: Array, xy: Array, yy: Array) -> None:
+def _check(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Array) -> None:
     i, j = x.mean.shape[-2], y.mean.shape[-2]
     for name, array, allowed in (("xx", xx, (i, 1, 1)), ("xy", xy, (i, j, 1, 1)), ("yy", yy, (j, 1, 1))):
         if array.shape[-len(allowed) :] != allowed:
             raise ValueError(f"{name} has shape {array.shape}: its last axes must be {allowed}, as the means say")
 
 
-def _single(x: Rows, xx: Array) -> Single:
+def _single(x: BatchedFunction, xx: Array) -> Single:
     mean, covariance, params = fitted(x, xx)
     std = np.sqrt(np.maximum(covariance[..., 0, 0], 0.0))
     return Single(x.f, mean[..., 0].ravel(), std.ravel(), tuple(p.ravel() for p in params))
 
 
-def _single_pairs(x: Rows, y: Rows, xx: Array, xy: Array, yy: Array) -> tuple[Array, Array]:
+def _single_pairs(x: BatchedFunction, y: BatchedFunction, xx: Array, xy: Array, yy: Array) -> tuple[Array, Array]:
     shape, ix, iy = paired(fitted(x, xx)[0].shape[:-1], fitted(y, yy)[0].shape[:-1], xy.shape[:-2])
     covariance = np.broadcast_to(np.asarray(xy, dtype=float)[..., 0, 0], shape)
     first = _single(x, xx)

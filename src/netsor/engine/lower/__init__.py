@@ -15,44 +15,40 @@ from typing import Any
 
 import numpy as np
 
-from ..._arrays import one_blas_thread
+from ..._array_api import one_blas_thread
 from ...language import _operation as ops
-from ...language._array import Acts, Operation, Value, rule_for
-from ...language._graph import ordered
-from ...language._names import names_of
-from ...language._narrow import traced
-from ...language._pool import Pool
-from ...language._probe import needs_spectrum
+from ...language._array import Operation, Value, VectorAccess, rule_for
+from ...language._check_function import needs_spectrum
+from ...language._graph import names_of, topological_order
+from ...language._join import Pool
 from ...language._rotary import Rotate
 from ...language._scalar import Scalar
+from ...language._slicing import traced
 from ...language._vector import Vector
-from .._builder import LARGEST, TooLargeError, named
+from .._cost_model import CPU, Prices
 from .._error import ExactError, InfiniteError
+from .._ir import Register
+from .._ir_builder import MAX_ARRAY_BYTES, TooLargeError, named
 from .._plan import Plan
-from .._prices import CPU, Prices
-from .._steps import Register
-from .._streams import SAMPLE
+from .._rng_keys import SAMPLE
 from ..passes import SHORTCUTS, rewrite
-from ..passes._operations import Adjoint, Along, Drawn, Fuse, Span, Sum
+from ..passes._operations import AdjointCorrection, Coefficients, Fuse, MaterialisedMatMul, OuterProductSum, Span
 from ..passes._rewrite import Context
+from ._analysis import coordinate_bytes, facts_of
 from ._cost import whole_groups
-from ._directions import adjoint, along, span
-from ._facts import coordinate_bytes, facts_of
-from ._jumps import check_jumps
-from ._linear import combined, taken
-from ._longer import IrregularError, Longer
-from ._marks import overlap
-from ._nonlinear import nonlin, pooled, summed
+from ._inner_products import mean, products, products_of_coordinates, rotated
+from ._linear import lower_linear, taken
+from ._nonlinear import check_jumps, nonlin, pooled, summed
 from ._outputs import Output, results
-from ._positive import positive
-from ._products import mean, products, products_of_coordinates
-from ._rotation import rotated
-from ._shorter import Shorter, shorter
+from ._rebase import rebase_after_nonlinearity, rebase_when_large
+from ._relu_gram import positive
+from ._repeated_blocks import NotPeriodicError, PlanUnroller, TruncatedProgram, shorter
+from ._reused_weights import adjoint, along, span
 from ._sources import drawn, fuse, gaussian, matmul
-from ._state import Lowered, State
-from ._turn import turn, turn_again
+from ._state import LoweredVector, State
+from ._structural_zeros import supports_intersect
 from .dual import score
-from .frames import NestedError
+from .frames import NestedNonlinearity
 
 
 @one_blas_thread()
@@ -75,32 +71,32 @@ def make_plan(
     if unknown:
         raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
     narrowed, made_from = traced(outputs)
-    places = {value: number for number, value in enumerate(ordered(whole or outputs))}
+    places = {value: number for number, value in enumerate(topological_order(whole or outputs))}
     context = Context(bound, {}, prices=prices)
     for value in context.ordered(narrowed):  # an index that narrowing added draws nothing: its place does not matter
         context.origin[value] = places.get(made_from.get(value, value), len(places))
     names = names_of(context.ordered(narrowed))
 
-    def planned(outputs: Sequence[Value], context: Context, short: Shorter | None) -> Plan:
+    def planned(outputs: Sequence[Value], context: Context, short: TruncatedProgram | None) -> Plan:
         made, nested = rewrite(outputs, context, without), frozenset[int]()
         facts = facts_of(made, outputs, context, names, frozenset(without), picked)
         while True:
             try:
                 return _lowered(State(facts, context.notes, shift, nested, whole_groups(facts)), title, short)
-            except NestedError as error:  # known only now, from the directions: values at nodes serve this space
+            except NestedNonlinearity as error:  # known only now, from the directions: values at nodes serve this space
                 nested |= {error.group}
 
     short = None if "repeated" in without else shorter(context.ordered(narrowed), narrowed, context.origin)
     if short is not None:
-        with suppress(ExactError, IrregularError):  # an error names a value of the program as it is written
+        with suppress(ExactError, NotPeriodicError):  # an error names a value of the program as it is written
             return planned(short.outputs, Context(bound, short.origin, prices=prices), short)
     return planned(narrowed, context, None)
 
 
-def _lowered(s: State, title: str, short: Shorter | None) -> Plan:
+def _lowered(s: State, title: str, short: TruncatedProgram | None) -> Plan:
     """Lower every value, in order, and what is asked of the outputs."""
-    if short is not None and any(coordinate_bytes(group) > short.share * LARGEST for group in s.facts.groups):
-        raise IrregularError
+    if short is not None and any(coordinate_bytes(group) > short.share * MAX_ARRAY_BYTES for group in s.facts.groups):
+        raise NotPeriodicError
     for index, value in enumerate(s.facts.values):
         try:
             _value(s, value, index)
@@ -114,7 +110,7 @@ def _lowered(s: State, title: str, short: Shorter | None) -> Plan:
     if short is None:
         mean, columns = results(s, [(written, output, s.scalars.get(output)) for written, output in lowered])
     else:
-        longer = Longer(build, short.left, short.stride)
+        longer = PlanUnroller(build, short.left, short.stride)
         outputs, done = _outputs(s, short, dict(lowered), longer), len(build.steps)
         mean, columns = results(s, outputs)
         longer.check(build.steps[done:], {scalars for *_, scalars in outputs if scalars is not None})
@@ -123,7 +119,7 @@ def _lowered(s: State, title: str, short: Shorter | None) -> Plan:
     return Plan(title, positive(build, (mean, columns)) if ragged else build.steps, mean, columns, *told)
 
 
-def _outputs(s: State, short: Shorter, lowered: Mapping[Value, Value], longer: Longer) -> list[Output]:
+def _outputs(s: State, short: TruncatedProgram, lowered: Mapping[Value, Value], longer: PlanUnroller) -> list[Output]:
     """All outputs, those of blocks that were left out too."""
     found: list[Output] = []
     for each in short.all_outputs:
@@ -132,7 +128,7 @@ def _outputs(s: State, short: Shorter, lowered: Mapping[Value, Value], longer: L
             continue
         like = [lowered[output] for output in each.like]
         if not all(output in s.scalars for output in like):
-            raise IrregularError
+            raise NotPeriodicError
         found.append((each.like[0], like[0], longer.of([s.scalars[output] for output in like], each.block)))
     return found
 
@@ -141,28 +137,28 @@ def _value(s: State, value: Value, index: int) -> None:
     if isinstance(value, Vector):
         if value in s.facts.drawn:
             for group in s.groups_from(value):
-                turn_again(s, group, index)
+                rebase_when_large(s, group, index)
         s.vectors[value] = _vector(s, value)
         for group in s.groups_of(value):
             s.held[group].append(value)
     elif isinstance(value, Scalar):
         s.scalars[value] = rule_for(value.op, SCALARS, "SCALARS of engine/lower/__init__.py")(s, value, value.op)
-    for x in (value, value.op.x) if isinstance(value.op, Pool | Drawn) else (value,):
+    for x in (value, value.op.x) if isinstance(value.op, Pool | MaterialisedMatMul) else (value,):
         for group in s.groups_of(x):
             if group.nonlinear and group.nonlinear[-1] is value:
-                turn(s, group, index)
+                rebase_after_nonlinearity(s, group, index)
 
 
-def _vector(s: State, value: Vector) -> Lowered:
-    if value.op.acts is Acts.LINEARLY and type(value.op) not in VECTORS:
-        return combined(s, value)
+def _vector(s: State, value: Vector) -> LoweredVector:
+    if value.op.acts is VectorAccess.LINEARLY and type(value.op) not in VECTORS:
+        return lower_linear(s, value)
     return rule_for(value.op, VECTORS, "VECTORS of engine/lower/__init__.py")(s, value, value.op)
 
 
 def _dot(s: State, value: Scalar, op: ops.Dot) -> Register:
     if op.power == 0.5 and op.x in s.facts.limits:
         return score(s, value, op)
-    if op.x in s.facts.limits and not overlap(s, op.x, op.y, value.ndim).any():
+    if op.x in s.facts.limits and not supports_intersect(s, op.x, op.y, value.ndim).any():
         return s.build.constant(np.zeros(value.shape))
     if op.power == 1:
         return mean(s, value, op.x, op.y)
@@ -186,12 +182,12 @@ def _apply(s: State, value: Scalar, op: ops.Apply) -> Register:
     return s.build.step("apply", *arrays, made=value.shape, words=words, f=op.f, shape=value.shape)
 
 
-def _data(s: State, value: Vector, op: ops.Data) -> Lowered:
-    return Lowered(s.build.constant(op.vectors.reshape(*value.shape, s.facts.blocks[value], -1)))
+def _data(s: State, value: Vector, op: ops.Data) -> LoweredVector:
+    return LoweredVector(s.build.constant(op.vectors.reshape(*value.shape, s.facts.blocks[value], -1)))
 
 
 # One rule an operation, `rule(s, value, op)`. What acts on vectors linearly has its rule in `_linear`.
-VECTORS: dict[type[Operation], Callable[[State, Any, Any], Lowered]] = {
+VECTORS: dict[type[Operation], Callable[[State, Any, Any], LoweredVector]] = {
     ops.Gaussian: gaussian,
     ops.Data: _data,
     ops.MatMul: matmul,
@@ -199,8 +195,8 @@ VECTORS: dict[type[Operation], Callable[[State, Any, Any], Lowered]] = {
     Rotate: rotated,
     Fuse: lambda s, value, op: fuse(s, value, op.x),
     Span: lambda s, value, op: span(s, value, op.x, op.known),
-    Sum: summed,
-    Drawn: drawn,
+    OuterProductSum: summed,
+    MaterialisedMatMul: drawn,
 }
 SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
     ops.Constant: lambda s, value, op: s.build.constant(op.numbers),
@@ -211,6 +207,6 @@ SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
     ops.Join: lambda s, value, op: s.build.step("join", *(s.scalars[part] for part in op.parts), axis=0),
     ops.Root: lambda s, value, op: s.build.constant(np.zeros(())),  # it vanishes: other ratios are numbers by now
     Pool: pooled,
-    Along: lambda s, value, op: along(s, op.x, op.y),
-    Adjoint: adjoint,
+    Coefficients: lambda s, value, op: along(s, op.x, op.y),
+    AdjointCorrection: adjoint,
 }

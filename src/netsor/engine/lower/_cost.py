@@ -12,20 +12,20 @@ import math
 from ...language._array import Value
 from ...language._operation import MatMul
 from ...language._vector import Vector
-from .. import _prices
-from ._clusters import Group
-from ._facts import Facts
+from .. import _cost_model
+from ._analysis import ProgramAnalysis
+from ._components import FrameBatch
 from ._state import State
 
 
-def whole_groups(facts: Facts) -> frozenset[Group]:
+def whole_groups(facts: ProgramAnalysis) -> frozenset[FrameBatch]:
     """The groups whose sources cost less with a normal for every coordinate than with fewer normals, but a χ each."""
-    if facts.prices.place == _prices.CPU.place:  # where a χ costs little more than a normal
+    if facts.prices.place == _cost_model.CPU.place:  # where a χ costs little more than a normal
         return frozenset()
     return frozenset(group for group in facts.groups if group.width < math.inf and _whole(facts, group))
 
 
-def _whole(facts: Facts, group: Group) -> bool:
+def _whole(facts: ProgramAnalysis, group: FrameBatch) -> bool:
     sources, most = 0, 0
     for value, places in group.slots.items():
         vectors = 1
@@ -37,21 +37,21 @@ def _whole(facts: Facts, group: Group) -> bool:
     grown = min(sources, int(group.width))  # later ones have every coordinate in any frame
     more = grown * group.width - grown * (grown - 1) / 2
     prices = facts.prices
-    return most >= _prices.FEWEST and more * (prices.normal + most * prices.product) < grown * prices.chi
+    return most >= _cost_model.FEWEST and more * (prices.normal + most * prices.product) < grown * prices.chi
 
 
 def draws_matrix(s: State, value: Vector, copies: int, vectors: int, directions: int) -> bool:
     """Whether a product of a matrix, with so many inputs in each of some copies, draws a source for each direction."""
-    if value in s.facts.limits or value not in s.facts.drawn or directions <= vectors or vectors < _prices.FEWEST:
+    if value in s.facts.limits or value not in s.facts.drawn or directions <= vectors or vectors < _cost_model.FEWEST:
         return False
     assert isinstance(value.op, MatMul)
     # the factor is made once for all matrices that act on these inputs
     factor = s.facts.prices.factor(copies, vectors, directions) / s.facts.acting[value.op.x]
     first = factor + vectors * _source_seconds(s, value, vectors, vectors)
-    return directions * _source_seconds(s, value, directions, vectors) < _prices.PREFERENCE * first
+    return directions * _source_seconds(s, value, directions, vectors) < _cost_model.PREFERENCE * first
 
 
-def told(s: State, value: Vector, vectors: int, directions: int, cheaper: bool) -> str:
+def describe_matmul(s: State, value: Vector, vectors: int, directions: int, cheaper: bool) -> str:
     """What a plan says of a product with a source for each direction: whether that is the matrix, and why it is."""
     assert isinstance(value.op, MatMul)
     x, name = value.op.x, s.words(value)
@@ -70,16 +70,21 @@ def saved_by_turning(s: State, value: Value, vectors: int, count: int) -> float:
     assert isinstance(value.op, MatMul)
     x = value.op.x
     directions = int(s.facts.blocks[x] * s.facts.widths[x])
-    if value in s.facts.limits or value not in s.facts.drawn or vectors < _prices.FEWEST or not _prices.PREFERENCE:
+    if (
+        value in s.facts.limits
+        or value not in s.facts.drawn
+        or vectors < _cost_model.FEWEST
+        or not _cost_model.PREFERENCE
+    ):
         return vectors
     more = (directions - count) * _source_seconds(s, value, directions, vectors)
-    return min(vectors, more / (_prices.PREFERENCE * x.size * directions * s.facts.prices.product))
+    return min(vectors, more / (_cost_model.PREFERENCE * x.size * directions * s.facts.prices.product))
 
 
-def turning(s: State, group: Group, count: int) -> float:
+def turning(s: State, group: FrameBatch, count: int) -> float:
     """What it takes to find directions for so many vectors of each frame, in products of vectors, beside these."""
     prices = s.facts.prices
-    if count < _prices.FEWEST:  # what a matrix would take otherwise
+    if count < _cost_model.FEWEST:  # what a matrix would take otherwise
         return 0.0
     return group.frames * count * prices.factor_row / (group.width * prices.product)
 

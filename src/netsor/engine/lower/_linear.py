@@ -19,29 +19,29 @@ from ...language._operation import Add, Concat, Join, Mix, Scale, Split, Take
 from ...language._scalar import Scalar
 from ...language._vector import Vector
 from .._error import ExactError
-from .._steps import Register
-from ..passes._operations import Extend
-from ._marks import nonzero, somewhere
-from ._state import Bools, Ints, Lowered, State, Turned
+from .._ir import Register
+from ..passes._operations import Append
+from ._state import Bools, Ints, LoweredVector, RotaryPositions, State
+from ._structural_zeros import random_fill, structural_nonzero
 
 
-def combined(s: State, value: Value) -> Lowered:
+def lower_linear(s: State, value: Value) -> LoweredVector:
     """A value made by a linear operation: its coordinates, samples and supports."""
     vectors, by = parts_of(value)
     given = [s.vectors[x] for x in vectors]
     weights = None if by is None else s.scalars[by]
-    lead = act(s, value, [x.lead for x in given], weights)
+    lead = apply_linear(s, value, [x.lead for x in given], weights)
     sample = None
     if any(x.sample is not None for x in given):
-        sample = act(s, value, [s.sample(x) for x in vectors], weights)
+        sample = apply_linear(s, value, [s.sample(x) for x in vectors], weights)
     if all(x.support is None for x in given):
-        return Lowered(lead, sample)
+        return LoweredVector(lead, sample)
     supports = [np.zeros((*x.lead.shape[:-1], 0), bool) if x.support is None else x.support for x in given]
-    support = marked(s, value, supports, None if by is None else nonzero(s, by))
+    support = propagate_support(s, value, supports, None if by is None else structural_nonzero(s, by))
     support = fitted(support, lead.shape)
     if lead.value is not None:  # terms may cancel
         support = support & (lead.value[0] != 0)
-    return Lowered(lead, sample, support, _turned(value, given), min(x.start for x in given))
+    return LoweredVector(lead, sample, support, _turned(value, given), min(x.start for x in given))
 
 
 def parts_of(value: Value) -> tuple[list[Vector], Scalar | None]:
@@ -50,7 +50,7 @@ def parts_of(value: Value) -> tuple[list[Vector], Scalar | None]:
     return [x for x in value.op.inputs if isinstance(x, Vector)], by
 
 
-def act(s: State, value: Value, arrays: Sequence[Register], by: Register | None) -> Register:
+def apply_linear(s: State, value: Value, arrays: Sequence[Register], by: Register | None) -> Register:
     """The rule of a linear operation, on arrays in place of its vectors and coefficients."""
     width = max(a.shape[-1] for a in arrays)
     return rule_for(value.op, LINEAR, "LINEAR of engine/lower/_linear.py")(
@@ -58,13 +58,13 @@ def act(s: State, value: Value, arrays: Sequence[Register], by: Register | None)
     )
 
 
-def marked(s: State, value: Value, marks: Sequence[Bools], by: Bools | None) -> Bools:
+def propagate_support(s: State, value: Value, marks: Sequence[Bools], by: Bools | None) -> Bools:
     """Where the result of a linear operation can be other than 0, from where its vectors and coefficients can.
 
     The rule acts on random numbers at the marks, so that an operation with numbers of its own cancels none.
     """
-    *arrays, numbers = (s.build.constant(a) for a in somewhere([*marks, np.zeros(()) > 0 if by is None else by]))
-    found = act(s, value, arrays, None if by is None else numbers)
+    *arrays, numbers = (s.build.constant(a) for a in random_fill([*marks, np.zeros(()) > 0 if by is None else by]))
+    found = apply_linear(s, value, arrays, None if by is None else numbers)
     return np.asarray(np.asarray(found.value)[0] != 0)
 
 
@@ -75,7 +75,7 @@ def fitted(marks: Bools, shape: tuple[int, ...]) -> Bools:
     return np.broadcast_to(wide, shape)
 
 
-def _turned(value: Value, given: Sequence[Lowered]) -> Turned | None:
+def _turned(value: Value, given: Sequence[LoweredVector]) -> RotaryPositions | None:
     """The positions of vectors that were turned, which indexing and scaling keep; there is none of a sum of them."""
     found = [x.turned for x in given if x.turned is not None]
     if not found:
@@ -149,5 +149,5 @@ LINEAR: dict[type[Operation], Callable[[State, Value, Any, list[Register], Any],
     Split: _split,
     Take: lambda s, value, op, arrays, by: taken(s, arrays[0], op.x.ndim, op.flat),
     Join: lambda s, value, op, arrays, by: s.build.step("join", *arrays, axis=0),
-    Extend: lambda s, value, op, arrays, by: s.build.step("join", *arrays, axis=value.ndim - 1),
+    Append: lambda s, value, op, arrays, by: s.build.step("join", *arrays, axis=value.ndim - 1),
 }

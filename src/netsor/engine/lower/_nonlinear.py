@@ -8,26 +8,105 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...activations import Function
+from ...language._array import Value
 from ...language._function import MULTIPLY
-from ...language._operation import Nonlin
-from ...language._pool import Pool
+from ...language._join import Pool
+from ...language._operation import Apply, Nonlin
 from ...language._scalar import Scalar
 from ...language._vector import Vector
-from .._builder import Builder, named
 from .._error import ExactError
-from .._steps import Register
-from ..passes._operations import Sum
-from ._clusters import Group
-from ._features import unnamed
-from ._inner import inner_and_outer
-from ._jumps import check_jumps
+from .._ir import Register
+from .._ir_builder import Builder, named
+from ..passes._operations import OuterProductSum
+from ._components import FrameBatch
 from ._linear import fitted
-from ._same import compares, identified
-from ._state import Lowered, State
+from ._nonlinear_arguments import inner_and_outer, may_compare_arguments, tie_equal_arguments
+from ._residual_features import unnamed
+from ._rotary_angles import Floats
+from ._state import Bools, LoweredVector, State
+from ._structural_zeros import structural_nonzero
 from .frames import Application
 
+TRIALS = 8  # moves of the arguments, in random directions
+TINY = 1e-150  # a move away from 0 whose square is not 0
+ROUNDED = 1e-14  # relative to 1 + |limit|: how far rounding may have put a limit from where the function jumps
+JUMP = 1e-6  # relative to the size of a function at ordinary arguments: a change that is none of rounding
 
-def nonlin(s: State, value: Vector, op: Nonlin) -> Lowered:
+
+def check_jumps(s: State, value: Vector | Scalar) -> None:
+    """Refuse a function of arguments that vanish (or become a number) as n → ∞, if it jumps there."""
+    op = value.op
+    assert isinstance(op, Apply | Nonlin)
+    if op.f.lipschitz or (
+        isinstance(op, Apply) and op.axes > 1
+    ):  # functions of whole matrices are those of this package, of Gram matrices
+        return
+    points = [_limits(s, x) for x in op.inputs]
+    moves = [np.isfinite(p) for p in points]
+    if not any(m.any() for m in moves):
+        return
+    moves = [m & _varies(s, x) if m.any() else m for m, x in zip(moves, op.inputs, strict=True)]
+    if any(m.any() for m in moves) and _jumps(op.f, points, moves):
+        raise ExactError(
+            value,
+            f"{named(op.f)} jumps at the limit of its argument as n → ∞, and at every width the argument is on either "
+            "side of that",
+        )
+
+
+def _limits(s: State, x: Value) -> Floats:
+    """The limits of arguments that are fixed numbers, of each coordinate of a vector; NaN for all others."""
+    if isinstance(x, Scalar):
+        known = s.scalars[x].value
+        if known is not None:
+            return np.broadcast_to(np.asarray(known, dtype=np.float64)[0], x.shape).copy()
+        return np.where(structural_nonzero(s, x), np.nan, 0.0)
+    assert isinstance(x, Vector)
+    lead, support = s.vectors[x].lead, s.support(x)
+    found = np.where(support.any(axis=(-2, -1)), np.nan, 0.0)
+    if lead.value is not None and all(group.constant for group in s.groups_of(x)):  # direction 0 is (1, …, 1)
+        means = np.asarray(lead.value)[0][..., 0]
+        equal = ~support[..., 1:].any(axis=(-2, -1)) & (means == means[..., :1]).all(axis=-1)
+        found = np.where(equal & support.any(axis=(-2, -1)), means[..., 0], found)
+    return found
+
+
+def _varies(s: State, x: Value) -> Bools:
+    """Whether arguments are other than their limits at some widths."""
+    if x not in s.random:
+        return np.zeros(x.shape, dtype=bool)
+    if isinstance(x, Vector):
+        from ...language._linear_expansion import Expansion  # scipy.sparse is slow to import, and seldom needed
+
+        rows = Expansion(s.facts.values).rows[x]
+        others = np.concatenate([[0], np.cumsum(rows.indices != 0)])  # column 0 is (1, …, 1)
+        return (np.diff(others[rows.indptr]) > 0).reshape(x.shape)
+    return np.ones(x.shape, dtype=bool)
+
+
+def _jumps(f: Function, points: Sequence[Floats], moves: Sequence[Bools]) -> bool:
+    rng = np.random.default_rng(0)
+    most = max(p.ndim for p in points)
+    points = [p.reshape((1,) * (most - p.ndim) + p.shape) for p in points]
+    moves = [m.reshape((1,) * (most - m.ndim) + m.shape) for m in moves]
+    base = [np.where(np.isnan(p), rng.standard_normal(p.shape), p) for p in points]
+    with np.errstate(all="ignore"):
+        here = np.asarray(f(*base))
+        ordinary = np.asarray(f(*(rng.standard_normal(p.shape) for p in points)))
+        size = np.abs(ordinary[np.isfinite(ordinary)]).max(initial=np.abs(here[np.isfinite(here)]).max(initial=0.0))
+        for trial in range(TRIALS):
+            least = TINY if trial % 2 else ROUNDED
+            moved = [
+                np.where(m, b + np.maximum(least, ROUNDED * np.abs(b)) * rng.standard_normal(b.shape), b)
+                for b, m in zip(base, moves, strict=True)
+            ]
+            there = np.asarray(f(*moved))
+            if (np.isfinite(here) & ~(np.abs(there - here) <= JUMP * size)).any():
+                return True
+    return False
+
+
+def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
     build, f, vectors, blocks, infinite = s.build, op.f, op.vectors, s.facts.blocks[value], value in s.facts.limits
     if any(s.vectors[x].turned is not None for x in vectors):
         raise ExactError(value, "a nonlinearity of vectors turned by rotary positions, at width inf")
@@ -40,8 +119,8 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> Lowered:
         all_rows, lined = (
             [s.lined(a, x.ndim, value.ndim) for a, x in zip(some, vectors, strict=True)] for some in (rows, arrays)
         )
-        if compares(f, len(vectors)):
-            lined = identified(build, all_rows, lined)
+        if may_compare_arguments(f, len(vectors)):
+            lined = tie_equal_arguments(build, all_rows, lined)
         if f is MULTIPLY and len(lined) == 2:
             return build.step("multiply", *lined, words="product of coordinates")
         outer = f
@@ -53,7 +132,7 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> Lowered:
     if not infinite:
         width = int(s.facts.widths[value])
         arrays = [build.fitted(a, width) for a in leads]
-        return Lowered(applied(arrays, arrays, width))
+        return LoweredVector(applied(arrays, arrays, width))
     check_jumps(s, value)
     sample = None
     if value in s.facts.coordinates:
@@ -70,7 +149,7 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> Lowered:
     rows, found = s.scattered(parts), s.scattered(marks)
     shape = (*value.shape, blocks, rows.shape[-1])
     support = np.asarray(found.value)[0].reshape(shape) > 0
-    return Lowered(build.reshape(rows, *shape), sample, support, start=int(start))
+    return LoweredVector(build.reshape(rows, *shape), sample, support, start=int(start))
 
 
 def pooled(s: State, value: Scalar, op: Pool) -> Register:
@@ -85,7 +164,7 @@ def pooled(s: State, value: Scalar, op: Pool) -> Register:
     return s.build.step("apply", flat, made=value.shape, words=words, f=op.f, shape=value.shape)
 
 
-def summed(s: State, value: Vector, op: Sum) -> Lowered:
+def summed(s: State, value: Vector, op: OuterProductSum) -> LoweredVector:
     """A function of the entries of outer products, times vectors: all coordinates of all of them."""
     build, blocks, width = s.build, s.facts.blocks[value], int(s.facts.widths[value])
     left = build.fitted(s.vectors[op.left].lead, width)
@@ -97,7 +176,7 @@ def summed(s: State, value: Vector, op: Sum) -> Lowered:
     made = (*value.shape, blocks * width)
     words = "entries of the gradient"
     lead = build.step("outer", *arrays, made=made, words=words, sizes=op.sizes, eps=op.eps)
-    return Lowered(build.reshape(lead, *value.shape, blocks, width))
+    return LoweredVector(build.reshape(lead, *value.shape, blocks, width))
 
 
 def _of_coordinates(build: Builder, f: Function, arrays: Sequence[Register], shape: tuple[int, ...]) -> Register:
@@ -105,7 +184,7 @@ def _of_coordinates(build: Builder, f: Function, arrays: Sequence[Register], sha
     return build.step("apply", *arrays, made=shape, words=words, f=f, shape=shape, coordinates=True)
 
 
-def _application(s: State, value: Vector, op: Nonlin, group: Group) -> Application:
+def _application(s: State, value: Vector, op: Nonlin, group: FrameBatch) -> Application:
     """The arguments of a nonlinearity that lie in a group."""
     build, frame, places = s.build, s.frames[group], group.positions[value]
     rows, marks, taken, params = [], [], [], []

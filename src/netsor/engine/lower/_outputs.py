@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...language._array import Acts, Value
+from ...language._array import Value, VectorAccess
 from ...language._operation import Data
 from ...language._scalar import Scalar
 from ...language._vector import Vector
 from .._error import ExactError
-from .._steps import Register
-from ._facts import within
+from .._ir import Register
+from ._analysis import local_coordinates
 from ._state import Ints, State
 
 Output = tuple[Value, Value, Register | None]  # as written, as it is lowered, and its numbers if these are scalars
@@ -74,7 +74,9 @@ def _differ(s: State, output: Vector) -> bool:
         return False
     given = [value.op for group in s.groups_of(output) for value in group.positions]
     data = [op.vectors for op in given if isinstance(op, Data)]
-    return any(op.acts is Acts.ON_PLACES for op in given) or any(np.ptp(vectors, axis=-1).any() for vectors in data)
+    return any(op.acts is VectorAccess.ON_PLACES for op in given) or any(
+        np.ptp(vectors, axis=-1).any() for vectors in data
+    )
 
 
 def _coordinate(s: State, output: Vector, k: int) -> tuple[Register, Register]:
@@ -107,7 +109,7 @@ def _in_frame(s: State, output: Vector, lead: Register, rows: Ints, at: int) -> 
     parts = []
     for group in s.groups_of(output):
         places, oriented = group.positions[output], s.frames[group].coordinates()
-        which = within(group, s.facts.picked).index(at)
+        which = local_coordinates(group, s.facts.picked).index(at)
         one = build.taken(oriented, np.array([which]), axis=1)
         parts.append((places, build.step("spread", one, shape=(*places.shape, oriented.shape[-1]))))
     o = build.taken(s.scattered(parts), rows, axis=0)

@@ -8,14 +8,14 @@ from ...language._array import Value
 from ...language._operation import Gaussian, MatMul
 from ...language._vector import Vector
 from .._error import ExactError
-from .._montecarlo import check_memory
-from .._steps import Register
-from .._streams import SAMPLE
-from ..passes._operations import Drawn, Span
-from ._cost import draws_matrix, told
-from ._state import Bools, Lowered, State
+from .._ir import Register
+from .._parallel import check_memory
+from .._rng_keys import SAMPLE
+from ..passes._operations import MaterialisedMatMul, Span
+from ._cost import describe_matmul, draws_matrix
+from ._state import Bools, LoweredVector, State
 
-MANY = 256  # sources, never drawn, for fewer vectors: a factor of these vectors' Gram matrix costs less
+MIN_FACTORED_SOURCES = 256  # sources, never drawn, for fewer vectors: a factor of these vectors' Gram matrix costs less
 
 
 def _sources(s: State, value: Value, slots: int, sources: int) -> tuple[Register, Register | None]:
@@ -58,7 +58,7 @@ def _support(s: State, value: Vector, lead: Register) -> Bools | None:
     return marks_of(lead)
 
 
-def gaussian(s: State, value: Vector, op: Gaussian) -> Lowered:
+def gaussian(s: State, value: Vector, op: Gaussian) -> LoweredVector:
     """h[i] = mean[i] (1, …, 1) + Σ_k factor[i, k] E_k."""
     build, blocks, rank = s.build, s.facts.blocks[value], op.factor.shape[-1]
     combine = op.factor.reshape(value.size, rank)
@@ -76,11 +76,11 @@ def gaussian(s: State, value: Vector, op: Gaussian) -> Lowered:
 
     x = combined(lead)
     support = _support(s, value, x)
-    found = Lowered(x, None if sample is None else combined(sample), support)
+    found = LoweredVector(x, None if sample is None else combined(sample), support)
     return _shifted(s, value, found, build.constant(op.mean[..., None, None])) if op.mean.any() else found
 
 
-def _shifted(s: State, value: Vector, x: Lowered, mean: Register) -> Lowered:
+def _shifted(s: State, value: Vector, x: LoweredVector, mean: Register) -> LoweredVector:
     """x + mean · (1, …, 1); the mean is (*shape, blocks or 1, 1)."""
     build = s.build
     one = s.ones(value)
@@ -98,7 +98,7 @@ def _shifted(s: State, value: Vector, x: Lowered, mean: Register) -> Lowered:
             marks[..., : support.shape[-1]] |= support
         marks |= np.asarray(build.fitted(one, width).value)[0] != 0
         support = marks
-    return Lowered(lead, sample, support)
+    return LoweredVector(lead, sample, support)
 
 
 def _rows(s: State, x: Value, copies: int, start: int = 0) -> Register:
@@ -122,7 +122,7 @@ def _reduced(s: State, rows: Register, words: str) -> Register:
     return build.step("reduced", gram, rows, words=f"K = C C^T for {words}")
 
 
-def matmul(s: State, value: Vector, op: MatMul) -> Lowered:
+def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
     """W x = C E."""
     build, weight, x = s.build, op.weight, op.x
     members, blocks = weight.members.size, s.facts.blocks[value]
@@ -134,10 +134,12 @@ def matmul(s: State, value: Vector, op: MatMul) -> Lowered:
     rows = _rows(s, x, members if op.each else 1, s.vectors[x].start)
     # sources that are never drawn cost nothing, but a norm costs less than many of them
     copies, vectors, directions = rows.shape
-    fewer = drawn or vectors == 1 or directions > MANY
+    fewer = drawn or vectors == 1 or directions > MIN_FACTORED_SOURCES
     cheaper = draws_matrix(s, value, copies, vectors, directions)
     c = _reduced(s, rows, s.words(value)) if fewer and not cheaper else rows
-    words = told(s, value, vectors, directions, cheaper) if c is rows and drawn else f"{s.words(value)} = C E"
+    words = (
+        describe_matmul(s, value, vectors, directions, cheaper) if c is rows and drawn else f"{s.words(value)} = C E"
+    )
     c = build.step("scale", c, by=weight.std / s.norm(x))
     lead, sample = _sources(s, value, members * blocks, c.shape[-1])
     whole = all(group in s.whole and s.frames[group].standard for group in s.groups_from(value))
@@ -146,15 +148,15 @@ def matmul(s: State, value: Vector, op: MatMul) -> Lowered:
     return _combined(s, value, c, lead, sample, members, words)
 
 
-def _at_once(s: State, value: Vector, c: Register, lead: Register, members: int, words: str) -> Lowered:
+def _at_once(s: State, value: Vector, c: Register, lead: Register, members: int, words: str) -> LoweredVector:
     """C E of matrices that act on the same vectors, in one product: where all of E is normal, so is it in any order."""
     build, blocks, last = s.build, s.facts.blocks[value], lead.shape[-1]
     e = build.reshape(lead, 1, members * blocks * last, c.shape[-1])
     made = build.reshape(build.step("gram", c, e, words=words), c.shape[-2], members, blocks * last)
-    return Lowered(build.reshape(build.step("permute", made, axes=(1, 0, 2)), *value.shape, blocks, last))
+    return LoweredVector(build.reshape(build.step("permute", made, axes=(1, 0, 2)), *value.shape, blocks, last))
 
 
-def drawn(s: State, value: Vector, op: Drawn) -> Lowered:
+def drawn(s: State, value: Vector, op: MaterialisedMatMul) -> LoweredVector:
     """W x, or W^T x, by the entries of W and all coordinates of x."""
     build, x, blocks = s.build, op.x, s.facts.blocks[value]
     lead = build.fitted(s.vectors[x].lead, int(s.facts.widths[x]))
@@ -163,12 +165,12 @@ def drawn(s: State, value: Vector, op: Drawn) -> Lowered:
     kind, name = ("gram", "x E^T") if op.weight.transposed else ("product", "x E")
     words = f"{s.words(value)} = {name}, the matrix drawn: it acts on {op.vectors} vectors in all"
     made = build.step(kind, build.step("scale", rows, by=op.gain), entries, words=words)
-    return Lowered(build.reshape(made, *value.shape, blocks, made.shape[-1] // blocks))
+    return LoweredVector(build.reshape(made, *value.shape, blocks, made.shape[-1] // blocks))
 
 
 def _combined(
     s: State, value: Vector, c: Register, lead: Register, sample: Register | None, members: int, words: str
-) -> Lowered:
+) -> LoweredVector:
     """C E, from (members or 1, vectors, k) and sources (members · blocks, k, ·)."""
     build, blocks = s.build, s.facts.blocks[value]
 
@@ -188,10 +190,10 @@ def _combined(
         # of a factor that is not known, any entry can be other than 0
         every = build.constant(marks_of(c))
         support = np.asarray(multiplied(every, build.constant(marks_of(lead))).value)[0] > 0
-    return Lowered(x, None if sample is None else multiplied(c, sample), support)
+    return LoweredVector(x, None if sample is None else multiplied(c, sample), support)
 
 
-def fuse(s: State, value: Vector, x: Vector) -> Lowered:
+def fuse(s: State, value: Vector, x: Vector) -> LoweredVector:
     """Fresh sources for vectors that are linear in sources of their own: x = C E with C C^T their covariance."""
     build, places = s.build, s.facts.parts[value]  # (members, vectors of each)
     given = s.vectors[x]
@@ -215,7 +217,7 @@ def fuse(s: State, value: Vector, x: Vector) -> Lowered:
         flags = np.asarray(marks_of(lead).any(axis=1))
         flat = np.repeat(flags[:, None], places.shape[1], axis=1).reshape(places.size, -1)[back]
         support = flat.reshape(found.shape)
-    made = Lowered(found, None if sample is None else multiplied(sample), support)
+    made = LoweredVector(found, None if sample is None else multiplied(sample), support)
     return made if mean is None else _shifted(s, value, made, mean)
 
 

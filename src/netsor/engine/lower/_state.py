@@ -13,21 +13,21 @@ from ...language._array import Value
 from ...language._operation import Gaussian, MatMul, Normal, Root
 from ...language._scalar import Scalar
 from ...language._vector import Vector
-from .._builder import Builder
-from .._steps import Register
-from ..passes._operations import Drawn
-from ._angles import Angles, Floats
-from ._clusters import Group
-from ._facts import Facts, within
-from ._features import Rests
-from .frames import Frame, Limit, frame_for
+from .._ir import Register
+from .._ir_builder import Builder
+from ..passes._operations import MaterialisedMatMul
+from ._analysis import ProgramAnalysis, local_coordinates
+from ._components import FrameBatch
+from ._residual_features import ResidualBasis
+from ._rotary_angles import Angles, Floats
+from .frames import Frame, InfiniteWidthFrame, frame_for
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)
-class Turned:
+class RotaryPositions:
     """By what rotary positions the vectors of a value at infinite width were turned: a position each, (*shape,)."""
 
     positions: Floats
@@ -35,7 +35,7 @@ class Turned:
 
 
 @dataclass(frozen=True, eq=False)
-class Lowered:
+class LoweredVector:
     """A vector value: `lead`, coordinates in the frame (*shape, blocks, directions).
 
     `sample` is what an output needs to know of the coordinates α asked for (*shape, blocks, ·): a value each so far,
@@ -47,7 +47,7 @@ class Lowered:
     lead: Register
     sample: Register | None = None
     support: Bools | None = None
-    turned: Turned | None = None
+    turned: RotaryPositions | None = None
     start: int = 0  # before this direction all coordinates are 0
 
 
@@ -55,7 +55,7 @@ Unit = tuple[str | None, float]  # ε = (factor · width)^(−1/2), by the name 
 
 
 @dataclass(frozen=True, eq=False)
-class Epsilon:
+class Fluctuation:
     """An ε part: the numbers as far as they are known, where they can be other than 0, and where they are unknown.
 
     Of directions found from vectors, `left` is what of the vectors' ε parts no direction of order 1 holds. `guards` are
@@ -74,15 +74,15 @@ class State:
     """What was made of a program so far."""
 
     def __init__(
-        self, facts: Facts, notes: list[str], shift: int, nested: frozenset[int], whole: frozenset[Group]
+        self, facts: ProgramAnalysis, notes: list[str], shift: int, nested: frozenset[int], whole: frozenset[FrameBatch]
     ) -> None:
         self.facts, self.notes, self.whole = facts, notes, whole
         self.build = Builder(shift)
-        self.frames: dict[Group, Frame] = {
+        self.frames: dict[FrameBatch, Frame] = {
             group: frame_for(
                 group,
                 self.build,
-                within(group, facts.picked) if group.width < math.inf else (),
+                local_coordinates(group, facts.picked) if group.width < math.inf else (),
                 virtual=not facts.virtual.isdisjoint(group.slots),
                 nested=group.number in nested,
                 scored=group in facts.scored,
@@ -90,10 +90,12 @@ class State:
             )
             for group in facts.groups
         }
-        self.vectors: dict[Value, Lowered] = {}
-        self.held: dict[Group, list[Value]] = {group: [] for group in facts.groups}  # of `vectors`, those still in use
+        self.vectors: dict[Value, LoweredVector] = {}
+        self.held: dict[FrameBatch, list[Value]] = {
+            group: [] for group in facts.groups
+        }  # of `vectors`, those still in use
         self.scalars: dict[Value, Register] = {}
-        self.epsilons: dict[Value, Epsilon] = {}  # at infinite width, parts of order n^(−1/2) that were asked for
+        self.epsilons: dict[Value, Fluctuation] = {}  # at infinite width, parts of order n^(−1/2) that were asked for
         self.random = _made_of(facts.values, lambda v: isinstance(v.op, Gaussian | MatMul | Normal | Root))
         self.inexact = _made_of(facts.values, lambda v: v in facts.limits or isinstance(v.op, Root))  # can have such
         self.marks: dict[Value, Bools] = {}  # and which scalars can be other than 0
@@ -101,7 +103,7 @@ class State:
         self.rests = {
             (group, value): (rests, None in component)
             for group, components in facts.components.items()
-            for component, rests in ((component, Rests()) for component in components)
+            for component, rests in ((component, ResidualBasis()) for component in components)
             for value in component
         }  # of each nonlinearity: its component, and whether it is asked for products with linear vectors
 
@@ -133,11 +135,11 @@ class State:
         chosen = self.build.taken(self.build.fitted(flat, width), places.ravel(), axis=0)
         return self.build.reshape(chosen, *places.shape, width)
 
-    def groups_of(self, value: Value) -> list[Group]:
+    def groups_of(self, value: Value) -> list[FrameBatch]:
         """The groups that have vectors of a value."""
         return self.facts.with_vectors.get(value, [])
 
-    def groups_from(self, value: Value) -> list[Group]:
+    def groups_from(self, value: Value) -> list[FrameBatch]:
         """The groups that have sources of a value."""
         return self.facts.with_sources.get(value, [])
 
@@ -152,10 +154,10 @@ class State:
         assert found is not None
         return found
 
-    def limit(self, group: Group) -> Limit:
+    def limit(self, group: FrameBatch) -> InfiniteWidthFrame:
         """The frames of a group whose directions are sources and features."""
         frame = self.frames[group]
-        assert isinstance(frame, Limit)
+        assert isinstance(frame, InfiniteWidthFrame)
         return frame
 
     def norm(self, x: Value) -> float:
@@ -166,9 +168,9 @@ class State:
 
     def words(self, value: Value) -> str:
         match value.op:
-            case MatMul(weight) | Drawn(weight=weight):
+            case MatMul(weight) | MaterialisedMatMul(weight=weight):
                 name = self.facts.names.get(weight.source, weight.source.name or "W")
-                return f"{name}^T x" if isinstance(value.op, Drawn) and weight.transposed else f"{name} x"
+                return f"{name}^T x" if isinstance(value.op, MaterialisedMatMul) and weight.transposed else f"{name} x"
             case Gaussian():
                 return "initial vectors"
         return "combined sources"

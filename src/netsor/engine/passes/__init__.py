@@ -10,18 +10,15 @@ from collections.abc import Callable, Collection, Sequence
 
 from ...language._array import Value
 from ._rewrite import Context
-from .commute import commute
-from .compose import compose
+from .batch_weights import stacked
 from .condition import condition
-from .distinct import distinct
-from .drawn import drawn
-from .fuse import fuse
+from .fuse_nonlinearities import compose
 from .linearise import linearise
-from .outer import outer
-from .reuse import reuse
-from .roots import roots
-from .stacked import stacked
-from .stepped import stepped
+from .materialise import drawn
+from .optimiser_steps import stepped
+from .outer_products import outer
+from .simplify import commute, distinct, fuse, roots
+from .weight_reuse import reuse
 
 Pass = Callable[[Sequence[Value], Context], list[Value]]
 

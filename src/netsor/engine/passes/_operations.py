@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...language._array import Acts, Axes, Operation
+from ...language._array import Axes, Operation, VectorAccess
 from ...language._scalar import Scalar
 from ...language._specification import Made, Rules, need, space
 from ...language._vector import Vector
@@ -17,7 +17,7 @@ from ...language._weight import Weight
 class Fuse(Operation):
     """V: x, whose sources nothing else asks about, drawn afresh from its conditional covariance."""
 
-    acts = Acts.FRESH
+    acts = VectorAccess.FRESH
     x: Vector
 
 
@@ -28,36 +28,36 @@ class Span(Operation):
     The known ones are orthonormal for ⟨·,·⟩/n, and so are these. They are found from the vectors, not from products.
     """
 
-    acts = Acts.LINEARLY
+    acts = VectorAccess.LINEARLY
     x: Vector
     known: tuple[Vector, ...]  # none, or one array
 
 
 @dataclass(frozen=True, eq=False)
-class Along(Operation):
+class Coefficients(Operation):
     """S: c[…, i, j] = ⟨x[…, i], y[…, j]⟩/n, the coefficients of x along the directions y that span them."""
 
-    acts = Acts.BY_PRODUCTS
+    acts = VectorAccess.BY_PRODUCTS
     x: Vector
     y: Vector
 
 
 @dataclass(frozen=True, eq=False)
-class Extend(Operation):
+class Append(Operation):
     """V: arrays set end to end along their last axis."""
 
-    acts = Acts.LINEARLY
+    acts = VectorAccess.LINEARLY
     parts: tuple[Vector, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Adjoint(Operation):
+class AdjointCorrection(Operation):
     """S: m^(−1/2) (γ n^(−1/2) ⟨d[…, i], u[…, k]⟩ − m^(−1/2) ⟨g[…, i], b[…, k]⟩), n the width of d, u, m of g, b.
 
     With u = W^T b and g a fresh matrix, times γ, on d, it is by how much of b γ W d differs from g for the W of u.
     """
 
-    acts = Acts.BY_PRODUCTS
+    acts = VectorAccess.BY_PRODUCTS
     d: Vector
     u: Vector
     g: Vector
@@ -69,7 +69,7 @@ class Adjoint(Operation):
 class Outer(Operation):
     """V: y[b, i]_α = (1/in) Σ_β f(Σ_k sizes_k l[b, k]_α r[b, k]_β) x[b, i]_β with f(g) = g/(|g| + eps), β over R^in."""
 
-    acts = Acts.ON_COORDINATES
+    acts = VectorAccess.ON_COORDINATES
     left: Vector
     right: Vector
     x: Vector
@@ -78,10 +78,10 @@ class Outer(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Sum(Operation):
+class OuterProductSum(Operation):
     """V: the same with all coordinates of r and x given, one after the other: those of r, then those of x."""
 
-    acts = Acts.ON_COORDINATES
+    acts = VectorAccess.ON_COORDINATES
     left: Vector
     given: Scalar
     sizes: tuple[float, ...]
@@ -94,10 +94,10 @@ class Sum(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn(Operation):
+class MaterialisedMatMul(Operation):
     """V: gain · W x[b, i], or W^T x[b, i], of matrices with given entries: one for each b, x[i] or x[b, i]."""
 
-    acts = Acts.ON_COORDINATES
+    acts = VectorAccess.ON_COORDINATES
     entries: Scalar  # (matrices, in, out) as W was drawn
     x: Vector
     weight: Weight  # as it acts here: its name, and whether it is transposed
@@ -114,17 +114,17 @@ def _span(op: Span, value: Vector) -> Made:
     return op.x.shape, space(op)
 
 
-def _along(op: Along, value: Scalar) -> Made:
+def _along(op: Coefficients, value: Scalar) -> Made:
     space(op)
     return (*op.x.shape, op.y.shape[-1]), None
 
 
-def _extend(op: Extend, value: Vector) -> Made:
+def _extend(op: Append, value: Vector) -> Made:
     need(len({part.shape[:-1] for part in op.parts}) == 1, f"{op.parts} are set end to end along their last axes")
     return (*op.parts[0].shape[:-1], sum(part.shape[-1] for part in op.parts)), space(op)
 
 
-def _adjoint(op: Adjoint, value: Scalar) -> Made:
+def _adjoint(op: AdjointCorrection, value: Scalar) -> Made:
     need(op.d.width == op.u.width, f"{op.d!r} beside {op.u!r}")
     need(op.g.width == op.b.width, f"{op.g!r} beside {op.b!r}")
     need(op.u.shape[-1] == op.b.shape[-1], f"{op.u!r} is made of {op.b!r}")
@@ -138,12 +138,15 @@ def _outer(op: Outer, value: Vector) -> Made:
 
 
 SPECIFICATION: Rules = {
-    Drawn: lambda op, value: ((len(op.members), op.x.shape[-1]), op.weight.out_width),
+    MaterialisedMatMul: lambda op, value: ((len(op.members), op.x.shape[-1]), op.weight.out_width),
     Outer: _outer,
-    Sum: lambda op, value: ((max(len(op.left), *(s[0] for s in op.shapes)), op.shapes[1][1]), op.left.width),
+    OuterProductSum: lambda op, value: (
+        (max(len(op.left), *(s[0] for s in op.shapes)), op.shapes[1][1]),
+        op.left.width,
+    ),
     Fuse: lambda op, value: (op.x.shape, op.x.width),
     Span: _span,
-    Along: _along,
-    Extend: _extend,
-    Adjoint: _adjoint,
+    Coefficients: _along,
+    Append: _extend,
+    AdjointCorrection: _adjoint,
 }

@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
 
-from ...language._array import Acts, Value
-from ...language._graph import ordered
+from ...language._array import Value, VectorAccess
+from ...language._graph import topological_order
 from ...language._operation import Dot, MatMul, Source
 from ...language._vector import Vector
-from .._prices import CPU, Prices
-from ._operations import Adjoint, Along, Span
+from .._cost_model import CPU, Prices
+from ._operations import AdjointCorrection, Coefficients, Span
 
-MOST = 8  # pairs of sets of sources with which others are compared: one for each space that many vectors share
+MAX_COMPARED_SETS = (
+    8  # pairs of sets of sources with which others are compared: one for each space that many vectors share
+)
 
 
 @dataclass(eq=False)
@@ -32,7 +34,7 @@ class Context:
     def ordered(self, outputs: Sequence[Value]) -> list[Value]:
         """All values in order. Those of the last outputs are kept: most passes change little or nothing."""
         if self._last[0] != tuple(outputs):
-            self._last = tuple(outputs), ordered(outputs)
+            self._last = tuple(outputs), topological_order(outputs)
         return self._last[1]
 
     def width(self, value: Value) -> float:
@@ -67,7 +69,7 @@ def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:
         if isinstance(value, Vector):
             if value.op.acts is None:
                 raise TypeError(f"{type(value.op).__name__} makes vectors: its class must say how it `acts` on them")
-            begins = value.op.acts is not Acts.LINEARLY
+            begins = value.op.acts is not VectorAccess.LINEARLY
             inputs = () if begins else [x for x in value.op.inputs if isinstance(x, Vector)]
             made[value] = frozenset([value] if begins else ()).union(*(made[x] for x in inputs))
     return made
@@ -75,7 +77,7 @@ def linear_sources(values: Sequence[Value]) -> dict[Value, frozenset[Value]]:
 
 def asked(value: Value) -> tuple[Vector, ...]:
     """The vectors whose products, or coordinates, an operation asks for."""
-    if value.op.acts not in (None, Acts.FRESH, Acts.LINEARLY) or isinstance(value.op, Span):
+    if value.op.acts not in (None, VectorAccess.FRESH, VectorAccess.LINEARLY) or isinstance(value.op, Span):
         return tuple(dict.fromkeys(x for x in value.op.inputs if isinstance(x, Vector)))
     return ()
 
@@ -90,9 +92,9 @@ def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value
     together: dict[Source, set[Value]] = {}
     for value in values:
         match value.op:
-            case Dot(x, y) | Along(x, y):
+            case Dot(x, y) | Coefficients(x, y):
                 pairs[made[x], made[y]] = None
-            case Adjoint(d, u, g, b):
+            case AdjointCorrection(d, u, g, b):
                 pairs |= {(made[d], made[u]): None, (made[g], made[b]): None}
             case MatMul(weight, x):
                 together.setdefault(weight.source, set()).update(made[x])
@@ -108,5 +110,5 @@ def asked_together(values: Sequence[Value], made: Mapping[Value, frozenset[Value
             for first, second in ((one, two), (two, one)):
                 for source in first:
                     edges.setdefault(source, set()).update(second)
-            largest = [*largest, (one, two)][:MOST]
+            largest = [*largest, (one, two)][:MAX_COMPARED_SETS]
     return edges

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from ..._arrays import array_namespace
+from ..._array_api import array_namespace
 from ...activations import Function
 from ...language._array import Value
 from ...language._operation import Dot, MatMul, Source, Take
 from ...language._scalar import Scalar, applied
 from ...language._score import mean_dot
 from ...language._vector import Vector, mix
-from .._triangular import factor
+from .._psd_cholesky import factor
 from ._rewrite import Context, rewritten
 
 

@@ -19,19 +19,19 @@ import numpy as np
 
 from ...language._array import Value
 from ...language._function import ADD
-from ...language._graph import ordered
+from ...language._grad import Reverse
+from ...language._graph import topological_order
 from ...language._join import stack
 from ...language._operation import Add, Apply, Data, Dot, MatMul, Root, Scale, Take
-from ...language._reverse import Reverse
 from ...language._scalar import Scalar, constant
 from ...language._score import mean_dot
+from ...language._source_location import TraceError
 from ...language._vector import Vector, mix
 from ...language._weight import Weight
-from ...language._where import TraceError
 from .._error import ExactError
 from ._rewrite import Context, rewritten
 
-MOST = 1024  # scores that see changes: each is differentiated for itself
+MAX_PERTURBED_SCORES = 1024  # scores that see changes: each is differentiated for itself
 
 
 class _Given(Reverse):
@@ -58,22 +58,22 @@ def vanishing(outputs: Sequence[Value], context: Context, unit: str) -> list[Val
         op: Any = new.op
         if isinstance(op, Add) or (isinstance(op, Apply) and op.f is ADD):
             for y, other in (op.inputs, op.inputs[::-1]):
-                by = _small(other, unit)
+                by = _perturbation_of(other, unit)
                 if by is not None:
                     made = replace(new, op=Take(y, np.arange(y.size).reshape(y.shape)), shape=y.shape)
                     if made.shape != new.shape:
                         made = made.broadcast_to(new.shape)
                     moved[made] = by.broadcast_to(new.shape)
                     return made
-        if _sees(new, context):
-            seen = [value for value in ordered([new]) if value in moved]
+        if _is_first_order_sensitive(new, context):
+            seen = [value for value in topological_order([new]) if value in moved]
             if seen:
                 count += new.size * (int(context.width(new)) if isinstance(new, Vector) else 1)
-                if count > MOST:
+                if count > MAX_PERTURBED_SCORES:
                     raise ExactError(
                         old,
-                        f"{count:,} scores that see changes of order {unit}^(-1/2) by a step; at most {MOST:,} are "
-                        "differentiated",
+                        f"{count:,} scores that see changes of order {unit}^(-1/2) by a step; at most "
+                        f"{MAX_PERTURBED_SCORES:,} are differentiated",
                         instead="take fewer tokens or heads, or bind the width to a number",
                     )
                 made = (_image if isinstance(new, Vector) else _score)(old, new, seen, moved, scores, unit, context)
@@ -81,10 +81,10 @@ def vanishing(outputs: Sequence[Value], context: Context, unit: str) -> list[Val
                 return made
         return new
 
-    return _once(rewritten(outputs, context, change), context)
+    return _eliminate_common_subexpressions(rewritten(outputs, context, change), context)
 
 
-def _small(value: Value, unit: str) -> Any:
+def _perturbation_of(value: Value, unit: str) -> Any:
     """Δ of a value that is n^(−1/2) Δ."""
     match value.op:
         case Scale(Value(op=Root() as root), x) | Apply(_, (Value(op=Root() as root), x), 0):
@@ -92,7 +92,7 @@ def _small(value: Value, unit: str) -> Any:
     return None
 
 
-def _sees(value: Value, context: Context) -> bool:
+def _is_first_order_sensitive(value: Value, context: Context) -> bool:
     """Whether a value of order 1 is a product of vectors longer by √n: scores, and W x in finite spaces."""
     op = value.op
     if isinstance(op, MatMul):
@@ -164,7 +164,7 @@ def _along(old: Value, d: Any, change: Any, unit: str, context: Context) -> Any:
     return math.sqrt(d.width.factor) * mean_dot(first, second).sum()
 
 
-def _once(outputs: Sequence[Value], context: Context) -> list[Value]:
+def _eliminate_common_subexpressions(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with nothing computed twice: at order 1 the network is what it was before the step."""
     same: dict[object, Value] = {}
 

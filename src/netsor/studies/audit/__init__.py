@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..._program import Program
-from ...engine._montecarlo import Progress, check_executor
+from ...engine._parallel import Progress, check_executor
 from ...engine.backends import AUTO, PRECISIONS, choose
 from ...language._given import shown
 from ...models import Transformer, read
 from ...models import recipe as by_recipe
-from .._folder import out_path
-from . import _audit, _own, _request
+from .._output_dir import out_path
+from . import _audit, _config, _program_adapter
 from ._results import Audit, Comparison
 
 __all__ = ["audit"]
@@ -128,7 +128,7 @@ def audit(
     def audited(given: Any) -> Any:
         if isinstance(given, Program):
             wanted = {name: size for name, size in sizes.items() if given is model or name in given.widths}
-            return _own.Own(given, wanted)
+            return _program_adapter.ProgramModel(given, wanted)
         return given if isinstance(given, Transformer) else read(given)
 
     others = [] if compare is None else list(compare) if isinstance(compare, list | tuple) else [compare]
@@ -147,8 +147,8 @@ def audit(
         if not isinstance(sweep, Mapping) or len(sweep) != 1:
             raise ValueError(f"sweep={shown(sweep)} must have one field and its values, as {{'std': [0.01, 0.02]}}")
         ((field, values),) = sweep.items()
-        models, swept = _request.sweep(first, field, values)
-    request = _request.Request(
+        models, swept = _config.sweep(first, field, values)
+    request = _config.Request(
         models,
         tokens,
         ids,

@@ -3,25 +3,51 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from pathlib import Path
 
 import numpy as np
 
-from ...engine._montecarlo import check_memory
+from ...engine import Sampling
+from ...engine._parallel import Progress, check_memory
 from ...engine._precision import DIGITS, check_single
-from ...engine._sampler import FEW, TRIED
-from .._cost import Cost, Draw, around, at_work
-from .._parts import collected
-from .._store import Arrays
-from ._found import Found, Measured
-from ._large import a_draw, ahead
-from ._order import DECIDE
-from ._own import Model, Own
+from ...engine._sampler import FEW, QUADRATURE_PROBE_REPLICAS
+from .._cache import Arrays, Store
+from .._cost import Cost, Draw, overhead_seconds, worker_count
+from .._process_pool import run_tasks
+from ._audit_cost import draw_cost, planning_cost
+from ._config import PART_DRAWS, PART_SECONDS, AuditCase, Part, Request, probes_of
+from ._measurements import Draws, LengthResult
+from ._order_statistics import DECIDE
+from ._program_adapter import Model, ProgramModel
 from ._quantities import BLOCKS, FINAL
-from ._request import PART_DRAWS, PART_SECONDS, Request, Subject
 from ._results import FILES, Audit, Comparison, folder_of
-from ._sample import MOVED, measure
+
+MOVED = "moved "  # before the name of a quantity: how far its Gaussian expectations move it
+
+
+def measure(part: Part, folder: Path | None = None, progress: Progress = False) -> Arrays:
+    """Do a part, and keep it if there is a folder for it; `progress` is told of its draws.
+
+    The first part of a subject at infinite width has the quadrature error of all parts.
+    """
+    # others may use the machine too; but programs of one's own share this process with each other
+    clock = time.perf_counter if isinstance(part.subject.model, ProgramModel) else time.process_time
+    start = clock()
+    probes, at = probes_of(part.subject), part.subject.at()
+    how = Sampling(part.draws, part.stream, workers=1, progress=progress, backend=part.backend)
+    arrays: Arrays = dict(probes.named(at.unchecked(how)))
+    if part.subject.infinite and part.index == 0:
+        moves = at.moves(part.backend)
+        signed = np.zeros((1, part.subject.plan.mean.shape[0])) if moves is None else moves.signed
+        arrays |= {MOVED + name: moved for name, moved in probes.named(at.split(signed)).items()}
+    arrays["seconds"] = np.array(clock() - start)
+    if folder is not None:
+        Store(folder).save(part.key, arrays)
+    return arrays
+
 
 COPIES = 4  # of the draws, at most, while they are put together and sorted
 
@@ -29,8 +55,8 @@ COPIES = 4  # of the draws, at most, while they are put together and sorted
 def estimate(request: Request) -> Cost:
     """About what it will take, within a moment: no plan is made. What can not fit in memory at all is refused."""
     asked = request.asked
-    draws = [a_draw(each.model, each.tokens, each.infinite, each.gradients, each.ranges) for each in asked]
-    plans = [ahead(each.model, each.tokens, each.infinite, each.gradients) for each in asked]
+    draws = [draw_cost(each.model, each.tokens, each.infinite, each.gradients, each.ranges) for each in asked]
+    plans = [planning_cost(each.model, each.tokens, each.infinite, each.gradients) for each in asked]
     counts = [request.draws_of(each.tokens) for each in asked]
     held = sum(
         COPIES * 8.0 * count * len(BLOCKS) * (each.model.layers + each.model.decoder_layers)
@@ -40,15 +66,15 @@ def estimate(request: Request) -> Cost:
     seconds = [draw.seconds * count for draw, count in zip(draws, counts, strict=True)]
     for k, each in enumerate(asked):
         if each.infinite:  # the quadrature error: a few draws of every plan with moved expectations, and these plans
-            tries, draws_each = (5, TRIED) if isinstance(each.model, Own) else (3, FEW)
+            tries, draws_each = (5, QUADRATURE_PROBE_REPLICAS) if isinstance(each.model, ProgramModel) else (3, FEW)
             seconds[k] += tries * draws_each * draws[k].seconds + (tries - 1) * plans[k].seconds
     parts = [math.ceil(max(count / PART_DRAWS, s / PART_SECONDS)) for count, s in zip(counts, seconds, strict=True)]
     every = zip(draws, plans, counts, parts, strict=True)
     one = max(draw.in_worker(math.ceil(count / some), plan.bytes) for draw, plan, count, some in every)
-    workers = at_work(request.workers, sum(parts), one, request.backend, held)
+    workers = worker_count(request.workers, sum(parts), one, request.backend, held)
     again = sum(plan.seconds * min(workers, count) for plan, count in zip(plans, parts, strict=True))
     numbers = int(sum(draw.numbers * count for draw, count in zip(draws, counts, strict=True)))
-    first = sum(plan.seconds for plan in plans) + around(workers, request.out is not None)
+    first = sum(plan.seconds for plan in plans) + overhead_seconds(workers, request.out is not None)
     return Cost(sum(seconds) + again, first, one, numbers, workers)
 
 
@@ -58,7 +84,7 @@ def workers_of(request: Request) -> int:
     parts = sum(_parts(request, subject) for subject in subjects)
     one = max(Draw.of(each.plan).in_worker(each.part_draws) for each in subjects)
     held = COPIES * 8.0 * sum(request.draws_of(each.tokens) * each.plan.mean.shape[0] for each in subjects)
-    workers = at_work(request.workers, parts, one, request.backend, held)
+    workers = worker_count(request.workers, parts, one, request.backend, held)
     check_memory(
         workers * one + held,
         f"tokens={request.lengths[-1]} with workers={workers}",
@@ -67,21 +93,21 @@ def workers_of(request: Request) -> int:
     return workers
 
 
-def _parts(request: Request, subject: Subject) -> int:
+def _parts(request: Request, subject: AuditCase) -> int:
     return math.ceil(request.draws_of(subject.tokens) / subject.part_draws)  # perhaps more than fit a list
 
 
 def refuse_unmeasured(request: Request, rules: Sequence[str]) -> None:
     """Refuse rules on what will not be measured, before anything is drawn."""
 
-    def ones(subject: Subject) -> Measured:
+    def ones(subject: AuditCase) -> Draws:
         """As if every number were 1: the rules then say which of them have nothing to judge."""
         ends = {*(q.name for q in FINAL), *(name for name in subject.names if "input_" in name)}
         blocks = subject.model.layers + subject.model.decoder_layers
         shapes = {name: (DECIDE,) if name in ends else (DECIDE, blocks) for name in subject.names}
-        return Measured(subject, {name: np.ones(shape) for name, shape in shapes.items()}, 0.0)
+        return Draws(subject, {name: np.ones(shape) for name, shape in shapes.items()}, 0.0)
 
-    def wanted(each: Subject) -> bool:
+    def wanted(each: AuditCase) -> bool:
         """Only the rule on the limit asks whether there is one, for which the limit has to be planned."""
         beside = each.infinite and request.widths == "both"
         return not beside or ("limit" in rules and each.model not in request.refused)
@@ -90,7 +116,7 @@ def refuse_unmeasured(request: Request, rules: Sequence[str]) -> None:
     made = {(each.model, each.tokens, each.infinite): ones(each) for each in subjects}
     for model in request.models:
         lengths = [
-            Found(request, model, tokens, *(made.get((model, tokens, infinite)) for infinite in (False, True)))
+            LengthResult(request, model, tokens, *(made.get((model, tokens, infinite)) for infinite in (False, True)))
             for tokens in request.lengths
         ]
         Audit(request, lengths).failed(rules)
@@ -115,7 +141,7 @@ def run(request: Request, executor: Executor | None = None) -> Audit | Compariso
     parts = {subject: request.parts(subject) for subject in request.subjects}
     every = [part for some in parts.values() for part in some]
     how = request.out, request.own, request.backend, count, executor
-    found = collected(every, measure, *how, request.models[0].name, request.progress)
+    found = run_tasks(every, measure, *how, request.models[0].name, request.progress)
     measured = {
         subject: joined(subject, [found[part] for part in some], some[0].backend.precision)
         for subject, some in parts.items()
@@ -126,7 +152,7 @@ def run(request: Request, executor: Executor | None = None) -> Audit | Compariso
     return result
 
 
-def result_of(request: Request, measured: Mapping[Subject, Measured]) -> Audit | Comparison:
+def result_of(request: Request, measured: Mapping[AuditCase, Draws]) -> Audit | Comparison:
     """What was measured, as it was asked for."""
     audits = [
         Audit(request, [_at(request, measured, model, tokens) for tokens in request.lengths])
@@ -135,14 +161,14 @@ def result_of(request: Request, measured: Mapping[Subject, Measured]) -> Audit |
     return audits[0] if len(audits) == 1 else Comparison(audits)
 
 
-def _at(request: Request, measured: Mapping[Subject, Measured], model: Model, tokens: int) -> Found:
+def _at(request: Request, measured: Mapping[AuditCase, Draws], model: Model, tokens: int) -> LengthResult:
     actual, limit = (measured.get(request.subject(model, tokens, infinite)) for infinite in (False, True))
-    return Found(request, model, tokens, actual, limit)
+    return LengthResult(request, model, tokens, actual, limit)
 
 
-def joined(subject: Subject, parts: list[Arrays], precision: str) -> Measured:
+def joined(subject: AuditCase, parts: list[Arrays], precision: str) -> Draws:
     """The draws of all parts of a subject."""
     names = [name for name in parts[0] if name != "seconds" and not name.startswith(MOVED)]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}
     moved = {name.removeprefix(MOVED): array for name, array in parts[0].items() if name.startswith(MOVED)}
-    return Measured(subject, arrays, float(sum(part["seconds"] for part in parts)), precision, moved)
+    return Draws(subject, arrays, float(sum(part["seconds"] for part in parts)), precision, moved)

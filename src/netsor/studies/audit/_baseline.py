@@ -25,11 +25,11 @@ import scipy
 
 from ..._files import fields
 from ...language._given import shown
-from ._judge import ROUNDING, listed
-from ._order import DECIDE, LEVEL, LOW, MOST
-from ._own import Model, sizes
+from ._config import Request
+from ._order_statistics import DECIDE, LEVEL, LOW, MAX_USEFUL_DRAWS
+from ._program_adapter import Model, sizes
 from ._quantities import BLOCKS, EVERY, FINAL
-from ._request import Request
+from ._rule import EQUALITY_RTOL, join_words
 
 Floats = npt.NDArray[np.float64]
 Place = tuple[int | None, str]  # a block, 0 the embedding and None the output; a quantity
@@ -152,7 +152,7 @@ class Baseline:
         infinite = request.widths == "inf"
         for tokens in request.lengths:
             if tokens not in self.lengths:
-                known = listed([f"{length:,}" for length in self.lengths])
+                known = join_words([f"{length:,}" for length in self.lengths])
                 raise ValueError(f"{self.name} has no audit of {tokens:,} tokens, only of {known}: audit these")
             earlier = self.lengths[tokens]
             if earlier.widths != ("inf" if infinite else "actual"):
@@ -168,7 +168,9 @@ class Baseline:
         for tokens in request.lengths:
             draws, before = request.draws_of(tokens), self.lengths[tokens].draws
             if _beyond(draws, draws, before) > level:
-                fewest = next((n for n in range(draws, MOST) if _beyond(n, n, before) <= level), MOST)
+                fewest = next(
+                    (n for n in range(draws, MAX_USEFUL_DRAWS) if _beyond(n, n, before) <= level), MAX_USEFUL_DRAWS
+                )
                 raise ValueError(
                     f"{self.name} has {before} draws of {tokens:,} tokens, to which draws={draws} cannot be compared: "
                     f"give {fewest} draws or more"
@@ -194,7 +196,7 @@ class Baseline:
                 blocks = [None] if array.ndim == 1 else range(_blocks(model) + 1)[-array.shape[1] :]
                 for i, block in enumerate(blocks):
                     low, high = earlier.bands[block, quantity]
-                    same = ROUNDING["float32"] * max(abs(low), abs(high))  # an audit chooses its precision
+                    same = EQUALITY_RTOL["float32"] * max(abs(low), abs(high))  # an audit chooses its precision
                     if not (most[i] >= low - same and least[i] <= high + same):  # NaN has left it too
                         left.append(Departure(quantity, tokens, block, float(medians[i]), low, high))
         return sorted(left, key=_share, reverse=True)

@@ -10,11 +10,23 @@ import numpy as np
 
 from ...models import Transformer
 from ...models._description import idle
-from ._found import Lengths, merged
-from ._judge import ABSENT, FOUND, NOT_FOUND, ROUNDING, WORST, Array, Finding, at, listed, number, times
-from ._order import HIGH, LOW
-from ._own import described
+from ._measurements import Lengths, merged
+from ._order_statistics import HIGH, LOW
+from ._program_adapter import described
 from ._quantities import BLOCKS, EVERY, FINAL
+from ._rule import (
+    EQUALITY_RTOL,
+    FOUND,
+    NOT_FOUND,
+    NOT_JUDGED,
+    WORST,
+    Array,
+    Finding,
+    join_words,
+    lengths_text,
+    number,
+    times,
+)
 
 SHOWN = 6  # quantities that part most
 RESAMPLED = 200  # times, for the error of a distance
@@ -22,7 +34,7 @@ WIDTH = 36  # letters of a short name, at most
 NEUTRAL = ("limit",)  # rules that say nothing of which model is better
 
 
-class Preference(NamedTuple):
+class RulePreference(NamedTuple):
     """What one rule says of several models.
 
     Parameters
@@ -53,7 +65,7 @@ class Preference(NamedTuple):
     why: str
 
 
-class Parting(NamedTuple):
+class SeparatedMetric(NamedTuple):
     """A quantity of two models whose bands part; `print` says it in words.
 
     Parameters
@@ -126,13 +138,13 @@ class Differences(NamedTuple):
     """
 
     fields: dict[str, tuple[Any, ...]]  # those that are not the same in all, with the value in each
-    rules: tuple[Preference, ...]  # those that have a preference, verdicts that change before others
-    quantities: tuple[Parting, ...]  # those whose bands part most
+    rules: tuple[RulePreference, ...]  # those that have a preference, verdicts that change before others
+    quantities: tuple[SeparatedMetric, ...]  # those whose bands part most
     preferred: str | None
     verdict: str  # in words: which is better, by which rules
 
     @property
-    def changed(self) -> tuple[Preference, ...]:
+    def changed(self) -> tuple[RulePreference, ...]:
         """The rules whose verdicts are not the same.
 
         Examples
@@ -148,7 +160,7 @@ class Differences(NamedTuple):
 def differences(models: Sequence[Lengths]) -> Differences:
     """Between models that were measured at the same lengths."""
     names = [lengths[0].model.name for lengths in models]
-    brief = dict(zip(names, _quoted(short(names)), strict=True))
+    brief = dict(zip(names, _quoted(strip_common_prefix(names)), strict=True))
     rules = [_preference(brief, list(row), models) for row in zip(*map(merged, models), strict=True)]
     telling = [rule for rule in rules if len(rule.preferred) < len(names) or rule.changes]
     telling.sort(key=lambda rule: not rule.changes)
@@ -167,7 +179,7 @@ def _idle(name: str, models: Sequence[Lengths]) -> bool:
     return all(isinstance(m, Transformer) and name in idle(m) for m in (lengths[0].model for lengths in models))
 
 
-def short(names: Sequence[str]) -> list[str]:
+def strip_common_prefix(names: Sequence[str]) -> list[str]:
     """Names without what they begin with in common, as far as the rest tells them apart, and not too long."""
     parts = [name.split(", ") for name in names]
     common = 0
@@ -181,24 +193,24 @@ def _quoted(names: Iterable[str]) -> list[str]:
     return [f"“{name}”" for name in names]
 
 
-def _preference(names: dict[str, str], row: list[Finding], models: Sequence[Lengths]) -> Preference:
+def _preference(names: dict[str, str], row: list[Finding], models: Sequence[Lengths]) -> RulePreference:
     verdicts = [finding.verdict for finding in row]
     bad = min(row, key=lambda finding: WORST.index(finding.verdict))
     same = tuple(next(found for found in lengths if found.tokens == bad.tokens[0]) for lengths in models)
     findings = tuple(found.finding(bad.name) for found in same)
     changes = {FOUND, NOT_FOUND} <= set(verdicts)
-    if bad.name in NEUTRAL or bad.verdict != FOUND or ABSENT in verdicts:
-        return Preference(bad.name, findings, tuple(names), changes, "")
+    if bad.name in NEUTRAL or bad.verdict != FOUND or NOT_JUDGED in verdicts:
+        return RulePreference(bad.name, findings, tuple(names), changes, "")
     if changes:
         best = tuple(name for name, verdict in zip(names, verdicts, strict=True) if verdict == NOT_FOUND)
         having = [brief for brief, verdict in zip(names.values(), verdicts, strict=True) if verdict == FOUND]
-        why = f"it is found in {listed(having)} {at(bad)}"
+        why = f"it is found in {join_words(having)} {lengths_text(bad)}"
     else:
         best = _least(list(names), findings)
         why = f"it is {'found' if set(verdicts) == {FOUND} else 'found or undecided'} in all, and the least there"
-    numbers = listed(["none" if f.value is None else number(f.value) for f in findings])
+    numbers = join_words(["none" if f.value is None else number(f.value) for f in findings])
     side = "above" if bad.above else "below"
-    return Preference(
+    return RulePreference(
         bad.name, findings, best, changes, f"{why} ({numbers}; found if {side} {number(bad.threshold or 0.0)})"
     )
 
@@ -213,7 +225,7 @@ def _least(names: list[str], findings: Sequence[Finding]) -> tuple[str, ...]:
     return tuple(name for name, low in zip(names, best_case, strict=True) if low <= min(worst_case))
 
 
-def _verdict(names: dict[str, str], rules: Sequence[Preference]) -> tuple[str | None, str]:
+def _verdict(names: dict[str, str], rules: Sequence[RulePreference]) -> tuple[str | None, str]:
     """Rules that change decide; those that are found everywhere decide among what is left."""
     left = set(names)
     for decisive in ([rule for rule in rules if rule.changes], [rule for rule in rules if not rule.changes]):
@@ -223,19 +235,19 @@ def _verdict(names: dict[str, str], rules: Sequence[Preference]) -> tuple[str | 
             left = kept
         elif left == set(names):
             return None, "the rules disagree: " + "; ".join(
-                f"{rule.rule} prefers {listed([names[name] for name in rule.preferred])}" for rule in chosen
+                f"{rule.rule} prefers {join_words([names[name] for name in rule.preferred])}" for rule in chosen
             )
     if len(left) == len(names):
         return None, "no rule prefers one of them"
     by = [rule.rule for rule in rules if left <= set(rule.preferred) and len(rule.preferred) < len(names)]
     against = [rule.rule for rule in rules if not left & set(rule.preferred)]
     best = [name for name in names if name in left]
-    words = f"prefer {' or '.join(names[name] for name in best)}, by {listed(by)}"
-    words += f"; {listed(against)} would not" if against else ""
+    words = f"prefer {' or '.join(names[name] for name in best)}, by {join_words(by)}"
+    words += f"; {join_words(against)} would not" if against else ""
     return (best[0] if len(best) == 1 else None), words
 
 
-def _partings(models: Sequence[Lengths]) -> tuple[Parting, ...]:
+def _partings(models: Sequence[Lengths]) -> tuple[SeparatedMetric, ...]:
     """One for each quantity, where two models are the farthest apart; the farthest first."""
     found: dict[str, tuple[float, Any]] = {}
     for first, second in combinations(models, 2):
@@ -247,12 +259,12 @@ def _partings(models: Sequence[Lengths]) -> tuple[Parting, ...]:
                 a, b = here.best.from_embedding(name), there.best.from_embedding(name)
                 for block, i, j in _places(here[name].blocks, there[name].blocks):
                     x, y = (d if i is None else d[:, k] for d, k in ((a, i), (b, j)))
-                    rounding = max(ROUNDING[each.best.precision] for each in (here, there))
+                    rounding = max(EQUALITY_RTOL[each.best.precision] for each in (here, there))
                     away = _distance(x, y, quantity.log, rounding)
                     if away > found.get(name, (1.0,))[0]:
                         found[name] = away, (block, here, there, x, y, rounding)
     made = [
-        Parting(
+        SeparatedMetric(
             name,
             block,
             here.tokens,
@@ -277,7 +289,7 @@ def _places(first: Array | None, second: Array | None) -> list[tuple[int | None,
     return [*start, (int(first[-1]), -1, -1)]
 
 
-def _distance(x: Array, y: Array, log: bool, rounding: float = ROUNDING["float64"]) -> float:
+def _distance(x: Array, y: Array, log: bool, rounding: float = EQUALITY_RTOL["float64"]) -> float:
     """|median − median| over the mean width of the bands, which is that of rounding at least."""
     if logs := log and min(x.min(), y.min()) > 0:
         x, y = np.log(x), np.log(y)
@@ -287,7 +299,7 @@ def _distance(x: Array, y: Array, log: bool, rounding: float = ROUNDING["float64
     return float(gap / max((high - low + top - bottom) / 2, least)) if gap > least else 0.0
 
 
-def _error(x: Array, y: Array, log: bool, rounding: float = ROUNDING["float64"]) -> float:
+def _error(x: Array, y: Array, log: bool, rounding: float = EQUALITY_RTOL["float64"]) -> float:
     rng = np.random.default_rng(0)
     again = [_distance(rng.choice(x, len(x)), rng.choice(y, len(y)), log, rounding) for _ in range(RESAMPLED)]
     return float(np.std(again))

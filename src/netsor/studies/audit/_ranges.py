@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...models._ranges import BLOCK, ENDS, FORMATS, Format
-from ._judge import FOUND, UNDECIDED, above
-from ._order import band
+from ._order_statistics import band
+from ._rule import FOUND, UNDECIDED, above
 
 Array = npt.NDArray[np.float64]
-SMALL = 0.01  # the share of numbers below the smallest of a format from where on it is said
+UNDERFLOW_SHARE = 0.01  # the share of numbers below the smallest of a format from where on it is said
 TITLES = {
     "stream": "stream",
     "query": "queries",
@@ -30,7 +30,7 @@ TITLES = {
 }
 
 
-class Held(NamedTuple):
+class FormatFit(NamedTuple):
     """How a format holds an activation; verdicts are of medians over initialisations."""
 
     format: str
@@ -47,7 +47,7 @@ class Range(NamedTuple):
     activation: str
     block: int | None  # that with the largest number; None outside of blocks
     largest: tuple[float, float, float]  # median, and 5 to 95 % of initialisations, over all blocks
-    held: tuple[Held, ...]
+    held: tuple[FormatFit, ...]
 
     @property
     def text(self) -> str:
@@ -67,12 +67,12 @@ class Range(NamedTuple):
         return "; ".join(said if len(said) > 1 else [*said, f"fits {', '.join(h.format for h in self.held)}"])
 
 
-def _smallest(held: Held) -> int:
+def _smallest(held: FormatFit) -> int:
     return next(f.smallest for f in FORMATS if f.title == held.format)
 
 
-def _scale(held: Held) -> str:
-    left = f", and leaves {held.scaled:.2g} below" if held.scaled >= SMALL else ""
+def _scale(held: FormatFit) -> str:
+    left = f", and leaves {held.scaled:.2g} below" if held.scaled >= UNDERFLOW_SHARE else ""
     return f"a scale of 2^{held.scale} fits{left}"
 
 
@@ -90,14 +90,14 @@ def _range(name: str, arrays: Mapping[str, Array]) -> Range:
     return Range(name, block, (median, low, high), tuple(_held(name, f, arrays, every) for f in FORMATS))
 
 
-def _held(name: str, f: Format, arrays: Mapping[str, Array], largest: Array) -> Held:
+def _held(name: str, f: Format, arrays: Mapping[str, Array], largest: Array) -> FormatFit:
     below, scaled = (arrays[f"{name}_{kind}_{f.name}"].reshape(len(largest), -1) for kind in ("below", "scaled"))
     worst, left = (int(np.argmax(np.median(a, axis=0))) for a in (below, scaled))
     high = np.asarray(band(largest)[2])
-    return Held(
+    return FormatFit(
         f.title,
         above(largest, f.largest),
-        above(below[:, worst], SMALL),
+        above(below[:, worst], UNDERFLOW_SHARE),
         float(np.median(below[:, worst])),
         int(f.scale(high)),
         float(np.median(scaled[:, left])),
@@ -124,9 +124,10 @@ def section(arrays: Mapping[str, Array], name: str) -> str:
         f"value, median and 5 to 95 %</th>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>\n"
         "<p>The largest value is that of all blocks, over initialisations. An activation "
         "overflows in a format if the median of its largest value is above the largest number of the "
-        f"format, and underflows if in some block more than {SMALL:g} of its numbers other than 0 are below its least "
-        "(subnormal numbers count). The scale is the largest power of two with which 95 % of initialisations fit; what "
-        "it leaves below is told for a scale that each tensor has for itself, from its own largest value.</p>"
+        f"format, and underflows if in some block more than {UNDERFLOW_SHARE:g} of its numbers other than 0 are below "
+        "its least (subnormal numbers count). The scale is the largest power of two with which 95 % of "
+        "initialisations fit; what it leaves below is told for a scale that each tensor has for itself, from its own "
+        "largest value.</p>"
     )
 
 
@@ -138,7 +139,7 @@ def _row(found: Range) -> str:
     return f"<tr><td><strong>{title}</strong><br>{median:.3g} ({low:.3g}–{high:.3g}){where}</td>{cells}</tr>"
 
 
-def _cell(held: Held) -> str:
+def _cell(held: FormatFit) -> str:
     said = [
         word for word, verdict in (("overflows", held.overflow), ("underflows", held.underflow)) if verdict == FOUND
     ]

@@ -10,17 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .._manifest import surroundings, tidy
-from .._page import made_by, page, picture
+from ..._repr_html import note, table, title
+from .._html_report import figure_html, page, provenance_html
+from .._output_dir import environment, to_csv
 from . import _ranges
-from ._differences import Differences, short
-from ._draw import drawn, swept
-from ._found import Lengths, merged
-from ._judge import ABSENT, FOUND, NOT_FOUND, Finding, at
-from ._own import described
+from ._config import Request
+from ._differences import Differences, strip_common_prefix
+from ._measurements import Lengths, merged
+from ._plots import drawn, swept
+from ._program_adapter import described
 from ._quantities import EVERY, FINAL, Quantity
-from ._request import Request
-from ._table import across, all_verdicts, cell, fields, headline, missing, parted, prefers, verdicts, warning
+from ._rule import FOUND, NOT_FOUND, NOT_JUDGED, Finding, explained, findings_card, join_words, lengths_text
+from ._text import across, all_verdicts, block_rows, cell, fields, headline, missing, parted, prefers, verdicts, warning
 
 BODY = """\
 {first}{summary}
@@ -43,7 +44,7 @@ Dashed lines are medians with all widths at infinity, where those were asked for
 <h2>How</h2>
 <p>{how}</p>"""
 
-CLASSES = {FOUND: "disagrees", NOT_FOUND: "agrees", ABSENT: "absent"}
+CLASSES = {FOUND: "disagrees", NOT_FOUND: "agrees", NOT_JUDGED: "absent"}
 
 
 def files(
@@ -52,7 +53,7 @@ def files(
     """The files of an audit by name, and their manifest."""
     manifest = _manifest(models, spent, command, out)
     rows = [row for lengths in models for found in lengths for row in found.rows()]
-    return {"report.html": _report(models, compared, manifest).encode(), "audit.csv": tidy(rows)}, manifest
+    return {"report.html": _report(models, compared, manifest).encode(), "audit.csv": to_csv(rows)}, manifest
 
 
 def _manifest(models: Sequence[Lengths], spent: dict[str, Any], command: str, out: Path) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def _manifest(models: Sequence[Lengths], spent: dict[str, Any], command: str, ou
         "command": _command(request, command, out),
         "options": json.loads(json.dumps(options)),  # as it will be read again
         "seed": request.seed,
-        **surroundings(),
+        **environment(),
         "random_numbers": spent["random_numbers"],
         "seconds": {"sampling": spent["seconds"]},
         "parts": parts,
@@ -116,7 +117,7 @@ def _report(models: Sequence[Lengths], compared: Differences | None, manifest: d
     how = (
         f"Every draw is {_exactly(models)}. {manifest['random_numbers']:,} random numbers, "
         f"{_precision(manifest['parts'])}, {manifest['seconds']['sampling']:.1f} core-seconds. "
-        + made_by(
+        + provenance_html(
             manifest, "<code>audit.csv</code> and <code>manifest.json</code>, which has every field of the models"
         )
     )
@@ -148,7 +149,7 @@ def _first(names: Sequence[str], models: Sequence[Lengths], found: Differences) 
     if found.fields:
         made.append(_rows(fields(names, found)))
     if found.rules:
-        head = ["rule", *map(html.escape, short(names)), "which, and why"]
+        head = ["rule", *map(html.escape, strip_common_prefix(names)), "which, and why"]
         rows = [
             [_rule(rule.findings[0]), *(_verdict(f) for f in rule.findings),
              html.escape(prefers(names, rule))]
@@ -160,7 +161,7 @@ def _first(names: Sequence[str], models: Sequence[Lengths], found: Differences) 
         made += ["<h3>Quantities that part most</h3>", f"<ol>{items}</ol>"]
     if len(models) > 2:
         marked = [[row[0], *(f'<span class="{_class(v)}">{v}</span>' for v in row[1:])] for row in all_verdicts(models)]
-        made += ["<h3>Verdicts</h3>", _rows([["", *map(html.escape, short(names))], *marked], safe=True)]
+        made += ["<h3>Verdicts</h3>", _rows([["", *map(html.escape, strip_common_prefix(names))], *marked], safe=True)]
         made += ["<h3>Side by side</h3>", _rows(across(models))]
     request = models[0][0].request
     if request.swept is not None:
@@ -222,7 +223,7 @@ def _class(verdict: str) -> str:
 
 
 def _verdict(finding: Finding) -> str:
-    where = "" if finding.verdict == ABSENT else f" {at(finding)}"
+    where = "" if finding.verdict == NOT_JUDGED else f" {lengths_text(finding)}"
     return (
         f'<span class="{_class(finding.verdict)}">{finding.verdict}</span>{where}<br>'
         f"<small>{html.escape(finding.measured)}</small>"
@@ -262,4 +263,47 @@ def _shown(models: Sequence[Lengths], quantity: Quantity) -> bool:
 def _figure(name: str, svg: bytes, where: str = "") -> str:
     quantity = EVERY[name]
     told = f", {where}" if where else ""
-    return picture(f"{name}-swept" if where else name, svg, f"{_capital(quantity.title)}{told}: {quantity.meaning}.")
+    return figure_html(
+        f"{name}-swept" if where else name, svg, f"{_capital(quantity.title)}{told}: {quantity.meaning}."
+    )
+
+
+def audit_card(lengths: Lengths) -> str:
+    """One model: its findings, verdicts by length, and its numbers at the first length."""
+    found = lengths[0]
+    name, _, rest = headline(lengths).partition(": ")
+    remarks = [f"{what}: {why}" for what, why in missing(found).items()] + warning(lengths)
+    remarks += [] if found.model.vocabulary else ["no logits"]
+    by_length = table(verdicts(lengths), ["verdict", *(f"{each.tokens:,} tokens" for each in lengths)])
+    head, *rows = block_rows(found)
+    ends = ["at its widths"] * (found.actual is not None) + ["n = ∞"] * (found.limit is not None)
+    final = [q for q in FINAL if any(q.name in each for each in found.measured)]
+    output = table(
+        [[q.title, *(cell(each, q.name, None) for each in found.measured)] for q in final], ["output", *ends]
+    )
+    every = [by_length] * (len(lengths) > 1) + [table(rows, head), output]
+    return title(name, rest) + "".join(map(note, remarks)) + findings_card(merged(lengths)) + "".join(every)
+
+
+def comparison_card(models: Sequence[Lengths], found: Differences) -> str:
+    """What is different first: the verdict, fields, rules and quantities; then the card of each model."""
+    names = [lengths[0].model.name for lengths in models]
+    made = [title(join_words(names), found.verdict)]
+    if found.fields:
+        (_, *columns), *rows = fields(names, found)
+        made.append(table(rows, ["different in the models", *columns]))
+    if found.rules:
+        made.append(
+            explained(
+                [
+                    r.rule,
+                    "changes" if r.changes else "in all",
+                    html.escape(prefers(names, r)),
+                    r.findings[0].reason,
+                ]
+                for r in found.rules
+            )
+        )
+    if found.quantities:
+        made.append(table([[parted(names, each)] for each in found.quantities], ["quantities that part most"]))
+    return "".join(made) + "".join(map(audit_card, models))

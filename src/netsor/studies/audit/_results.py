@@ -9,16 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .._folder import Folder
+from .._output_dir import Folder
 from ._baseline import Baseline, Departure
+from ._config import Request
 from ._differences import Differences, differences
-from ._found import Band, Found, Measured, changing, merged
-from ._judge import ABSENT, FOUND, NOT_FOUND, Finding, at
-from ._object import of_comparison, of_model
-from ._own import Model
+from ._json import of_comparison, of_model
+from ._measurements import Band, Draws, LengthResult, changing, merged
+from ._program_adapter import Model
 from ._quantities import BLOCKS, FINAL
-from ._request import Request
-from ._table import comparison, table
+from ._rule import FOUND, NOT_FOUND, NOT_JUDGED, Finding, lengths_text
+from ._text import comparison, table
 
 COMMAND = "netsor audit"
 FILES = ("report.html", "audit.csv", "audit.json")
@@ -123,11 +123,12 @@ class Result(ABC):
         lines = []
         for audit in self.audits:
             for finding in map(audit.finding, names):
-                if finding.verdict == ABSENT:
+                if finding.verdict == NOT_JUDGED:
                     raise ValueError(f"{finding.name} is not measured of {audit.model.name}: {finding.measured}")
                 if finding.verdict != NOT_FOUND:
                     lines.append(
-                        f"{audit.model.name}: {finding.name} {finding.verdict} {at(finding)}: {finding.measured}"
+                        f"{audit.model.name}: {finding.name} {finding.verdict} {lengths_text(finding)}: "
+                        f"{finding.measured}"
                     )
         return lines
 
@@ -220,7 +221,7 @@ class Audit(Result, Mapping[str, Band]):
     (3,)
     """
 
-    def __init__(self, request: Request, lengths: Sequence[Found]) -> None:
+    def __init__(self, request: Request, lengths: Sequence[LengthResult]) -> None:
         self.request, self.lengths = request, tuple(lengths)
         self.audits = (self,)
 
@@ -233,7 +234,7 @@ class Audit(Result, Mapping[str, Band]):
         return table(self.lengths)
 
     def _repr_html_(self) -> str:
-        from ._notebook import audit_card  # notebooks alone need it
+        from ._report import audit_card  # notebooks alone need it
 
         return audit_card(self.lengths)
 
@@ -277,7 +278,7 @@ class Audit(Result, Mapping[str, Band]):
         return self.lengths[0].model
 
     @property
-    def actual(self) -> Measured | None:
+    def actual(self) -> Draws | None:
         """The draws of the first length at the model's own widths, or None.
 
         Examples
@@ -289,7 +290,7 @@ class Audit(Result, Mapping[str, Band]):
         return self.lengths[0].actual
 
     @property
-    def limit(self) -> Measured | None:
+    def limit(self) -> Draws | None:
         """The draws of the first length at infinite widths, or None.
 
         Examples
@@ -300,7 +301,7 @@ class Audit(Result, Mapping[str, Band]):
         """
         return self.lengths[0].limit
 
-    def at(self, tokens: int) -> Found:
+    def at(self, tokens: int) -> LengthResult:
         """What was measured on so many tokens.
 
         Parameters
@@ -450,7 +451,7 @@ class Comparison(Result):
         return comparison([audit.lengths for audit in self.audits], self.differences)
 
     def _repr_html_(self) -> str:
-        from ._notebook import comparison_card  # notebooks alone need it
+        from ._report import comparison_card  # notebooks alone need it
 
         return comparison_card([audit.lengths for audit in self.audits], self.differences)
 

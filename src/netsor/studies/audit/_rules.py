@@ -3,33 +3,177 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ._backward import BACKWARD_RULES
-from ._judge import (
-    ABSENT,
+from ._order_statistics import FEWEST, HIGH, LOW, quantile_confidence_interval
+from ._quantities import BLOCKS, EVERY
+from ._rule import (
     FOUND,
     NOT_FOUND,
+    NOT_JUDGED,
     UNDECIDED,
     Array,
-    Facts,
     Finding,
     Rule,
-    Said,
+    RuleInput,
+    Verdict,
     above,
     below,
     compared,
     ratio,
     times,
 )
-from ._order import FEWEST, HIGH, LOW, enclosed
-from ._quantities import BLOCKS, EVERY
-from ._routing import ROUTING_RULES
+
+NO_GRADIENTS = Verdict("gradients were not asked for", NOT_JUDGED)
+ATTENTION = ("query", "key", "value", "output")
+KINDS = (*ATTENTION, "in", "gate", "out", "embedding", "head")
 
 
-def _growth(facts: Facts, threshold: float) -> Said:
+def _vanishing(facts: RuleInput, threshold: float) -> Verdict:
+    """In the blocks: the embedding's own gradient may be large only since its vectors are small."""
+    if "grad_mean_square" not in facts.draws:
+        return NO_GRADIENTS
+    square = facts.draws["grad_mean_square"]
+    ratios = [ratio(square[:, first], square[:, last], 1.0) for first, last in facts.stacks]
+    return _through(facts, threshold, below, ratios, int(np.argmin([np.median(each) for each in ratios])))
+
+
+def _exploding(facts: RuleInput, threshold: float) -> Verdict:
+    """From the embedding on; where an encoder and a decoder share it, from the first block of each on."""
+    if "grad_mean_square" not in facts.draws:
+        return NO_GRADIENTS
+    square = facts.draws["grad_mean_square"]
+    starts = [square[:, first] for first, _ in facts.stacks] if len(facts.stacks) > 1 else [facts.draws["grad_input"]]
+    ratios = [ratio(start, square[:, last], 1.0) for start, (_, last) in zip(starts, facts.stacks, strict=True)]
+    return _through(facts, threshold, above, ratios, int(np.argmax([np.median(each) for each in ratios])))
+
+
+def _through(
+    facts: RuleInput, threshold: float, is_it: Callable[[Array, float], str], ratios: list[Array], worst: int
+) -> Verdict:
+    """The mean square of the stream's gradient, from one end to the other."""
+    square, (first, last) = facts.draws["grad_mean_square"], facts.stacks[worst]
+    start, whole = "", ""
+    if len(facts.stacks) == 1:
+        start = f"{np.median(facts.draws['grad_input']):.3g} at the embedding, "
+        whole = f"{times(float(np.median(ratio(facts.draws['grad_input'], square[:, last], 1.0))))} in all, "
+    inside = float(np.median(ratio(square[:, first], square[:, last], 1.0)))
+    text = (
+        f"mean square of the gradient {start}{np.median(square[:, first]):.3g} after block {first + 1}, "
+        f"{np.median(square[:, last]):.3g} after block {last + 1}: {whole}{times(inside)} in the blocks"
+    )
+    return compared(text, is_it, ratios[worst], threshold, float(np.median(ratios[worst])))
+
+
+def _scores(facts: RuleInput, threshold: float) -> Verdict:
+    if "grad_query" not in facts.draws:
+        return NO_GRADIENTS
+    query, key, value, output = (facts.draws[f"grad_{kind}"] for kind in ATTENTION)
+    total = query + key + value + output
+    if not total.any():
+        return Verdict("attention receives no gradient at all", NOT_JUDGED)
+    share = ratio(query + key, total, 1.0)
+    medians = np.median(share, axis=0)
+    worst = int(np.argmin(medians))
+    text = (
+        f"in block {worst + 1} queries and keys receive {medians[worst]:.2g} of the squared gradient of attention's "
+        f"matrices; gradient over weight is {_sizes(facts, worst, ('query', 'value'))}"
+    )
+    return compared(text, below, share[:, worst], threshold, float(medians[worst]))
+
+
+def _sizes(facts: RuleInput, block: int, kinds: tuple[str, ...]) -> str:
+    """Of some kinds of weights, √(gradient²/weight²)."""
+    found = [(kind, facts.draws.get(f"grad_{kind}_ratio")) for kind in kinds]
+    said = [f"{np.sqrt(np.median(a[:, block])):.2g} ({kind})" for kind, a in found if a is not None]
+    return ", ".join(said) or "not defined"
+
+
+def _dominant(facts: RuleInput, threshold: float) -> Verdict:
+    sums = {kind: _whole(facts.draws[f"grad_{kind}"]) for kind in KINDS if f"grad_{kind}" in facts.draws}
+    if not sums:
+        return NO_GRADIENTS
+    total: Array = np.sum(list(sums.values()), axis=0)
+    if not total.any():
+        return Verdict("no weight receives a gradient", NOT_JUDGED)
+    shares = {kind: ratio(each, total, 0.0) for kind, each in sums.items()}
+    first, second = sorted(shares, key=lambda kind: -float(np.median(shares[kind])))[:2]
+    middle = float(np.median(shares[first]))
+    text = (
+        f"of the squared gradient of all weights {middle:.2g} is that of one kind ({first}), "
+        f"{np.median(shares[second]):.2g} of the next ({second})"
+    )
+    return compared(text, above, shares[first], threshold, middle)
+
+
+def _whole(draws: Array) -> Array:
+    """Over all blocks."""
+    return draws if draws.ndim == 1 else np.asarray(draws.sum(axis=1))
+
+
+BACKWARD_RULES = (
+    Rule(
+        "vanishing",
+        "the mean square of the stream's gradient after the first block is less than 0.01 of that after the last",
+        0.01,
+        "The first blocks then learn ten times slower than the last from one step of gradient descent, in size; an "
+        "optimiser that divides by the size of gradients hides it, until eps or noise does not.",
+        _vanishing,
+    ),
+    Rule(
+        "exploding",
+        "the mean square of the stream's gradient at the embedding is more than 10,000 times that after the last block",
+        1e4,
+        "One learning rate of plain gradient descent is then too large for the first weights or too small for the "
+        "last, and clipping by the norm of all gradients is decided by the first.",
+        _exploding,
+    ),
+    Rule(
+        "scores",
+        "in some block queries and keys receive less than 0.001 of the squared gradient of attention's matrices",
+        0.001,
+        "Where tokens attend is then learned long after what they pass on: nearly uniform weights of nearly equal "
+        "values hardly depend on the scores.",
+        _scores,
+    ),
+    Rule(
+        "dominance",
+        "one kind of weight has more than 0.9 of the squared gradient of all",
+        0.9,
+        "Clipping by the norm of all gradients then depends on that kind alone, and so does the first step of plain "
+        "gradient descent: all others hardly move.",
+        _dominant,
+    ),
+)
+
+
+def _load(facts: RuleInput, threshold: float) -> Verdict:
+    if "largest_load" not in facts.draws:
+        return Verdict("there are no experts", NOT_JUDGED)
+    load = facts.draws["largest_load"]
+    medians = np.median(load, axis=0)
+    worst = int(np.argmax(medians))
+    text = (
+        f"in block {worst + 1} the busiest expert has {medians[worst]:.3g} times its even share of the tokens, the "
+        f"idlest {np.median(facts.draws['least_load'][:, worst]):.3g} times"
+    )
+    return compared(text, above, load[:, worst], threshold, float(medians[worst]))
+
+
+ROUTING_RULES = (
+    Rule(
+        "load",
+        "in some block the busiest expert has more than 2 times its even share of the tokens",
+        2.0,
+        "The capacity of an expert is mostly one or two even shares: what is beyond is dropped, or waited for by all.",
+        _load,
+    ),
+)
+
+
+def _growth(facts: RuleInput, threshold: float) -> Verdict:
     square = facts.draws["mean_square"]
     starts = [facts.draws[name] for name in ("input_mean_square", "decoder_input_mean_square") if name in facts.draws]
     ratios = [ratio(square[:, last], start, 1.0) for start, (_, last) in zip(starts, facts.stacks, strict=True)]
@@ -45,13 +189,13 @@ def _growth(facts: Facts, threshold: float) -> Said:
     return compared(text, above, ratios[most], threshold, middle)
 
 
-def _branches(facts: Facts, threshold: float) -> Said:
+def _branches(facts: RuleInput, threshold: float) -> Verdict:
     draws = facts.draws
     if not {"attention_share", "mlp_share"} <= draws.keys():
-        return Said("both branches are not watched", ABSENT)
+        return Verdict("both branches are not watched", NOT_JUDGED)
     attention = draws["attention_share"] + draws.get("cross_share", np.zeros(1))
     if not (attention + draws["mlp_share"]).any():
-        return Said("neither branch adds anything", ABSENT)
+        return Verdict("neither branch adds anything", NOT_JUDGED)
     part = ratio(attention, attention + draws["mlp_share"], 0.5)
     lesser = np.minimum(np.median(part, axis=0), 1 - np.median(part, axis=0))
     worst = int(np.argmin(lesser))
@@ -65,9 +209,9 @@ def _branches(facts: Facts, threshold: float) -> Said:
     return compared(text, below, drowned, threshold, float(lesser[worst]))
 
 
-def _rank(facts: Facts, threshold: float) -> Said:
+def _rank(facts: RuleInput, threshold: float) -> Verdict:
     if facts.distinct < 2:
-        return Said("the tokens begin as one vector", ABSENT)
+        return Verdict("the tokens begin as one vector", NOT_JUDGED)
     rank = facts.draws["effective_rank"]
     first, last = min(facts.stacks, key=lambda stack: float(np.median(rank[:, stack[1]])))
     free = (rank[:, last] - 1) / (facts.distinct - 1)
@@ -78,9 +222,9 @@ def _rank(facts: Facts, threshold: float) -> Said:
     return compared(text, below, free, threshold, float(np.median(free)))
 
 
-def _entropy(facts: Facts, threshold: float) -> Said:
+def _entropy(facts: RuleInput, threshold: float) -> Verdict:
     if "entropy" not in facts.draws:
-        return Said("no attention weights are watched", ABSENT)
+        return Verdict("no attention weights are watched", NOT_JUDGED)
     entropy = facts.draws["entropy"]
     medians = np.median(entropy, axis=0)
     worst = int(np.argmin(medians))
@@ -90,9 +234,9 @@ def _entropy(facts: Facts, threshold: float) -> Said:
     return compared(text, below, entropy[:, worst], threshold, float(medians[worst]))
 
 
-def _loss(facts: Facts, threshold: float) -> Said:
+def _loss(facts: RuleInput, threshold: float) -> Verdict:
     if facts.uniform_loss is None or "loss" not in facts.draws:
-        return Said("the model has no logits", ABSENT)
+        return Verdict("the model has no logits", NOT_JUDGED)
     excess = facts.draws["loss"] - facts.uniform_loss
     middle = float(np.median(excess))
     more = f"{middle:+.3g}" if abs(middle) > facts.rounding * facts.uniform_loss else "up to rounding"
@@ -103,9 +247,9 @@ def _loss(facts: Facts, threshold: float) -> Said:
     return compared(text, above, excess, threshold, middle)
 
 
-def _limit(facts: Facts, threshold: float) -> Said:
+def _limit(facts: RuleInput, threshold: float) -> Verdict:
     if facts.limit is None:
-        return Said("only one of the two widths was measured", ABSENT)
+        return Verdict("only one of the two widths was measured", NOT_JUDGED)
     names = [q.name for q in BLOCKS if q.name in facts.draws and q.name in facts.limit]
     outside, doubtful, worst = 0, 0, (0.0, "")
     columns = [(name, i) for name in names for i in range(facts.draws[name].shape[1])]
@@ -127,14 +271,17 @@ def _limit(facts: Facts, threshold: float) -> Said:
     if verdict == UNDECIDED:
         few = min(len(facts.draws[names[0]]), len(facts.limit[names[0]])) < FEWEST
         text += f"; the ends of a band take {FEWEST} draws or more" if few else f"; {doubtful} may be, by their errors"
-    return Said(text, verdict, share)
+    return Verdict(text, verdict, share)
 
 
 def _misses(here: Array, there: Array, relative: float) -> str:
     """Is the median of the limit outside the band at the model's own widths?"""
-    low, high = enclosed(there, 0.5)
+    low, high = quantile_confidence_interval(there, 0.5)
     rounding = relative * float(np.max(np.abs(here), initial=0.0))
-    (bottom, bottom_high), (top_low, top) = enclosed(here, LOW), enclosed(here, HIGH)
+    (bottom, bottom_high), (top_low, top) = (
+        quantile_confidence_interval(here, LOW),
+        quantile_confidence_interval(here, HIGH),
+    )
     if high < bottom - rounding or low > top + rounding:
         return FOUND
     return NOT_FOUND if low >= bottom_high - rounding and high <= top_low + rounding else UNDECIDED
@@ -190,7 +337,7 @@ RULES = (
 )
 
 
-def judged(facts: Facts, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
+def judged(facts: RuleInput, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
     """A finding for each rule."""
     found = []
     for rule in rules:

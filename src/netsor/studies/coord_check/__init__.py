@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..._program import Program
-from ...engine._montecarlo import Progress, check_executor
+from ...engine._parallel import Progress, check_executor
 from ...engine.backends import choose
 from ...models import Transformer, read
-from .._folder import out_path
-from . import _check, _parametrisation, _request
+from .._output_dir import out_path
+from . import _check, _config, _parametrisation
 from ._results import CoordCheck
 
 __all__ = ["coord_check"]
@@ -131,7 +131,7 @@ def coord_check(
     if optimiser not in _parametrisation.OPTIMISERS:
         raise ValueError(f"optimiser={optimiser!r} must be one of {', '.join(_parametrisation.OPTIMISERS)}")
     described: Any = model if own or isinstance(model, Transformer) else read(model)
-    request = _request.Request(
+    request = _config.Request(
         described,
         tuple(_parametrisation.parametrisation(each, optimiser) for each in given),
         widths,

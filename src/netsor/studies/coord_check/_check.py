@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from ...engine._montecarlo import check_memory
+from ...engine import Sampling
+from ...engine._parallel import check_memory
 from ...engine._precision import LEAST, PATIENCE, check_single
-from ...engine._sampler import FEW, TRIED
+from ...engine._sampler import FEW, QUADRATURE_PROBE_REPLICAS
 from ...engine.backends import Backend
-from .._cost import Cost, around, at_work
-from .._parts import collected
-from ._found import Check
+from .._cache import Arrays, Store
+from .._cost import Cost, overhead_seconds, worker_count
+from .._process_pool import run_tasks
+from ._cases import CheckCase, Part
+from ._config import DRAWS, Request
+from ._measurements import Check
 from ._network import CHANGE, SIZE, Entry
 from ._parametrisation import Parametrisation
-from ._request import DRAWS, Request
 from ._results import FILES, CoordCheck, folder_of
-from ._sample import measure
-from ._subject import Subject
 
-ROUNDING = 1e-5  # of a size: square roots of rounding errors of squares are below it
+
+def measure(part: Part, folder: Path | None = None) -> Arrays:
+    """Do a part, and keep it if there is a folder for it."""
+    # others may use the machine too; but programs of one's own share this process with each other
+    clock = time.perf_counter if part.subject.model is None else time.process_time
+    start = clock()
+    with np.errstate(over="ignore", invalid="ignore"):  # what a step blows up is told as that
+        how = Sampling(part.draws, part.stream, workers=1, progress=False, backend=part.backend)
+        (found,) = part.subject.program._at(part.subject.widths).unchecked(how)  # `Check` has the quadrature errors
+    arrays: Arrays = {"numbers": found, "seconds": np.array(clock() - start)}
+    if folder is not None:
+        Store(folder).save(part.key, arrays)
+    return arrays
+
+
+SIZE_RTOL = 1e-5  # of a size: square roots of rounding errors of squares are below it
 
 Floats = npt.NDArray[np.float64]
 
@@ -39,14 +57,14 @@ def estimate(request: Request) -> Cost:
         count = math.ceil(draws / subject.part_draws)
         seconds += draw.seconds * draws + plan.seconds * count
         if math.isinf(subject.width) and subject.entries and subject.plan.expects:  # the quadrature error
-            tries, replicas = (5, TRIED) if subject.plan.nodes else (3, FEW)
+            tries, replicas = (5, QUADRATURE_PROBE_REPLICAS) if subject.plan.nodes else (3, FEW)
             seconds += draw.seconds * tries * replicas + plan.seconds * (tries - 1)
         numbers += draw.numbers * draws
         one = max(one, draw.in_worker(min(draws, subject.part_draws), plan.bytes))
         parts += count
     check_memory(one, f"widths={list(request.at)}", "take smaller widths, or fewer tokens")
-    workers = at_work(request.workers, parts, one, request.backend)
-    return Cost(seconds, around(workers, request.out is not None), one, int(numbers), workers)
+    workers = worker_count(request.workers, parts, one, request.backend)
+    return Cost(seconds, overhead_seconds(workers, request.out is not None), one, int(numbers), workers)
 
 
 def prepare(request: Request) -> None:
@@ -60,7 +78,7 @@ def prepare(request: Request) -> None:
 
 
 @lru_cache(maxsize=64)  # a command prepares twice: before it announces what it does, and before it does it
-def _check_single(subject: Subject, backend: Backend, draws: int) -> None:
+def _check_single(subject: CheckCase, backend: Backend, draws: int) -> None:
     if subject.entries and subject.a_draw().seconds <= PATIENCE / (2 * LEAST):  # what takes longer is not checked
         check_single(subject.plan, backend, draws)
 
@@ -77,7 +95,7 @@ def run(request: Request, executor: Executor | None = None) -> CoordCheck:
     every = [part for some in parts.values() for part in reversed(some)]
     every.sort(key=lambda part: -part.subject.width)  # the longest first
     how = request.out, request.own, request.backend, count, executor
-    found = collected(every, measure, *how, request.name, request.progress)
+    found = run_tasks(every, measure, *how, request.name, request.progress)
     numbers = {s: np.concatenate([found[part]["numbers"] for part in some]) for s, some in parts.items()}
     checks = [_check(request, rule, numbers) for rule in request.checks]
     drawn = sum(s.plan.random_numbers * len(some) for s, some in numbers.items()) if request.own else _numbers(numbers)
@@ -88,16 +106,16 @@ def run(request: Request, executor: Executor | None = None) -> CoordCheck:
     return result
 
 
-def _numbers(numbers: dict[Subject, Floats]) -> float:
+def _numbers(numbers: dict[CheckCase, Floats]) -> float:
     return sum(subject.a_draw().numbers * len(some) for subject, some in numbers.items())
 
 
-def _check(request: Request, rule: Parametrisation, numbers: dict[Subject, Floats]) -> Check:
+def _check(request: Request, rule: Parametrisation, numbers: dict[CheckCase, Floats]) -> Check:
     subjects = request.subjects(rule)
     finite = [s for s in subjects if math.isfinite(s.width)]
     every = [_sizes(s.entries, numbers[s]) for s in finite]
     if request.axis == "depth":
-        every = [_ends(found, s.depth) for found, s in zip(every, finite, strict=True)]
+        every = [_select_depths(found, s.depth) for found, s in zip(every, finite, strict=True)]
     draws = {entry: [found[entry] for found in every] for entry in every[0]}
     infinite = next((s for s in subjects if math.isinf(s.width)), None)
     if infinite is None:
@@ -105,7 +123,7 @@ def _check(request: Request, rule: Parametrisation, numbers: dict[Subject, Float
     if infinite not in numbers:
         return Check(request, rule, draws, {}, infinite.refused)
     limit = _sizes(infinite.entries, numbers[infinite])
-    return Check(request, rule, draws, _still(limit), infinite.refused, infinite.errors)
+    return Check(request, rule, draws, _zero_rounding(limit), infinite.refused, infinite.errors)
 
 
 def _sizes(entries: Sequence[Entry], numbers: Floats) -> dict[Entry, Floats]:
@@ -116,17 +134,17 @@ def _sizes(entries: Sequence[Entry], numbers: Floats) -> dict[Entry, Floats]:
     }
 
 
-def _still(limit: dict[Entry, Floats]) -> dict[Entry, Floats]:
+def _zero_rounding(limit: dict[Entry, Floats]) -> dict[Entry, Floats]:
     """Changes that are 0 but for rounding are 0."""
     made = dict(limit)
     for entry, draws in limit.items():
         before = limit.get(entry._replace(what=SIZE))
         if entry.what == CHANGE and before is not None:
-            made[entry] = np.where(draws > ROUNDING * before, draws, 0.0)
+            made[entry] = np.where(draws > SIZE_RTOL * before, draws, 0.0)
     return made
 
 
-def _ends(found: dict[Entry, Floats], depth: int) -> dict[Entry, Floats]:
+def _select_depths(found: dict[Entry, Floats], depth: int) -> dict[Entry, Floats]:
     """Of networks of several depths: the first block, the middle one and the last, as blocks 1, 2 and 3."""
     places = {1: 1, 2: (depth + 1) // 2, 3: depth}
     made: dict[Entry, Floats] = {}

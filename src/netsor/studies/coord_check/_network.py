@@ -17,11 +17,11 @@ import numpy.typing as npt
 from ..._program import Program
 from ...engine import ExactError
 from ...language import Scalar, Value, Vector, Weight, inf, mean_dot, stack, step
-from ...language._graph import ordered
-from ...language._move import Stepped
+from ...language._graph import topological_order
 from ...language._operation import MatMul
+from ...language._optimiser_ops import SteppedMatMul
 from ...models import Transformer
-from ...models._training import Act, training, unit_vectors
+from ...models._training import WeightUse, training, unit_vectors
 
 Bools = npt.NDArray[np.bool_]
 SIZE, CHANGE, UPDATE = "size", "change", "update"
@@ -41,7 +41,7 @@ class Network(NamedTuple):
     watched: Mapping[str, tuple[Value, ...]]
     masks: tuple[Bools | None, ...]  # of the scores, which entries count
     loss: Scalar
-    acts: tuple[Act, ...]
+    acts: tuple[WeightUse, ...]
     rates: Any  # as `ns.step` takes them
     again: Callable[[Vector], Scalar] | None = None  # the loss of logits of any size; None: as it was written
 
@@ -78,16 +78,16 @@ def of_program(net: Program, rates: Any) -> Network:
         if probe.name == "scores":
             masks.append(probe.mask)
     acts, names = [], _names(loss)
-    for value in ordered([loss, *(probe.value for probe in net.probes)]):
+    for value in topological_order([loss, *(probe.value for probe in net.probes)]):
         if isinstance(value, Vector) and isinstance(value.op, MatMul) and value.op.weight.source in names:
-            acts.append(Act(None, names[value.op.weight.source], value))
+            acts.append(WeightUse(None, names[value.op.weight.source], value))
     return Network(watched, tuple(masks), loss, tuple(acts), rates)
 
 
 def _names(loss: Scalar) -> dict[Any, str]:
     """The weights of a program by their names, or by their number, in the order in which they act."""
     weights: dict[Any, Weight] = {}
-    for value in ordered([loss]):
+    for value in topological_order([loss]):
         if isinstance(value.op, MatMul):
             weights.setdefault(value.op.weight.source, value.op.weight)
     given = [source.name for source in weights]
@@ -110,7 +110,7 @@ def measured(net: Network, optimiser: str) -> dict[Entry, Scalar]:
         found[Entry(SIZE, name, block)] = square(before, mask)
         found[Entry(CHANGE, name, block)] = square(new - before, mask)
     for act, new in zip(net.acts, after[len(kept) : len(kept) + len(acted)], strict=True):
-        if isinstance(new.op, Stepped):
+        if isinstance(new.op, SteppedMatMul):
             assert isinstance(act.value.op, MatMul)
             moved = replace(new, op=replace(new.op, x=act.value.op.x))
             found[Entry(UPDATE, act.kind, act.block)] = square(moved - act.value, None)

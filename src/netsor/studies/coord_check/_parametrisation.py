@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 
 from ..._files import fields, named
 from ...language._given import shown
+from ...models import Transformer
+from ...models._description import idle
 from ...models._training import KINDS
 
 MATRICES = ("query", "key", "value", "output", "in", "gate", "out")
 VECTORS = ("embedding", "position")  # fan-in is the vocabulary, or the positions: it does not grow
 OPTIMISERS = ("sgd", "muon", "adam")
-LARGEST = 2**16  # bytes of a file: a parametrisation has some hundred
+MAX_FILE_BYTES = 2**16  # bytes of a file: a parametrisation has some hundred
 LONGEST = 100  # characters of a name, which figures and tables show
-MOST = 4.0  # an exponent, in size
+MAX_EXPONENT = 4.0  # an exponent, in size
 PARTS = ("matrices", *KINDS, "logits", "scores", "promise")  # of a file, besides its name
 
 
@@ -84,7 +86,12 @@ RATES = {
     "mup": {"sgd": (1.0, 0.0, -1.0), "adam": (0.0, -1.0, -1.0), "muon": (0.5, 0.0, -0.5)},
 }
 # exponents of n in the standard deviations of matrices and of the head, and in the multiplier of tied logits
-STDS = {"sp": (-0.5, -0.5, 0.0), "ntk": (-0.5, -0.5, -0.5), "mup": (-0.5, -1.0, -1.0), "mean-field": (-1.0, -1.0, -1.0)}
+STD_EXPONENTS = {
+    "sp": (-0.5, -0.5, 0.0),
+    "ntk": (-0.5, -0.5, -0.5),
+    "mup": (-0.5, -1.0, -1.0),
+    "mean-field": (-1.0, -1.0, -1.0),
+}
 WORDS = {
     "fixed": "nothing follows the width: the standard deviations of the configuration, one learning rate",
     "sp": "standard: matrices n^(−1/2), one learning rate for all; it promises nothing of widths, and is held to 0",
@@ -100,7 +107,7 @@ def known(name: str, optimiser: str) -> Parametrisation:
     if name == "fixed":
         return Parametrisation(name, WORDS[name])
     vectors, matrices, head = RATES["mup" if name == "mean-field" else name][optimiser]
-    std, last, tied = STDS[name]
+    std, last, tied = STD_EXPONENTS[name]
     kinds = {kind: Scaling(Power(), Power(vectors)) for kind in VECTORS}
     kinds |= {kind: Scaling(Power(std), Power(matrices)) for kind in MATRICES}
     kinds["head"] = Scaling(Power(last), Power(head))
@@ -129,7 +136,7 @@ def parametrisation(given: str | Path | Mapping[str, Any] | Parametrisation, opt
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        return fields(path, LARGEST)
+        return fields(path, MAX_FILE_BYTES)
     except OSError as error:
         raise ValueError(f"parametrisation={named(path)} cannot be read: {error.strerror}") from None
     except ValueError as error:  # it begins with the path
@@ -183,10 +190,68 @@ def _power(value: Any, old: Power, key: str) -> Power:
 
 
 def _exponent(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST:
-        raise ValueError(f"{name}={shown(value)} of a parametrisation must be a number from −{MOST:g} to {MOST:g}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_EXPONENT:
+        raise ValueError(
+            f"{name}={shown(value)} of a parametrisation must be a number from −{MAX_EXPONENT:g} to {MAX_EXPONENT:g}"
+        )
     return float(value)
 
 
 def _example(key: str) -> str:
     return "{width = -1.0}" if key in ("logits", "scores") else "{features = 0.0}" if key == "promise" else "{lr = …}"
+
+
+GROW = ("heads", "head-dim")  # what grows with the width, while the other stays
+STD_FIELDS = {"query": "q", "key": "k", "value": "v", "output": "o", "head": "logits"}
+
+
+def scaled(model: Transformer, width: int, depth: int, rule: Parametrisation, grow: str) -> Transformer:
+    """The model with another width and depth.
+
+    The perceptron keeps its ratio to the stream. The dimension of a head stays and the number of heads grows with the
+    width, as in families of real models, or the other way round.
+    """
+    ratio, deeper = width / model.width, depth / model.layers
+    heads, groups, d = model.heads, model.key_heads, model.d
+    if grow == "heads":
+        heads, groups = _times(heads, width, model, "heads"), _times(groups, width, model, "groups")
+    else:
+        d = _times(d, width, model, "the dimension of a head")
+    changes: dict[str, Any] = {
+        "name": f"{model.name}, {rule.name}, n = {width:,}" + (f", L = {depth}" if depth != model.layers else ""),
+        "layers": depth,
+        "width": width,
+        "heads": heads,
+        "groups": None if model.groups is None else groups,
+        "head_dim": d,
+        "hidden": max(1, round(model.hidden * ratio)),
+    }
+    unread = idle(model)
+    for kind in KINDS:
+        name = f"std_{STD_FIELDS.get(kind, kind)}"
+        if name not in unread:
+            changes[name] = getattr(model, name) * rule.scaling(kind).std.of(ratio, deeper)
+    if model.tied:
+        changes["logit_scale"] = model.logit_scale * rule.logits.of(ratio, deeper)
+    own = d**-0.5 if model.score_scale is None else model.score_scale
+    before = model.d**-0.5 if model.score_scale is None else model.score_scale
+    wanted = before * rule.scores.of(d / model.d, deeper)
+    if wanted != own:
+        changes["score_scale"] = wanted
+    return model.replace(**changes)
+
+
+def _times(count: int, width: int, model: Transformer, what: str) -> int:
+    if count * width % model.width:
+        unit = model.width // _common(count, model.width)
+        raise ValueError(
+            f"widths={width} of {model.name} must be a multiple of {unit}: {what} ({count} at {model.width}) grows "
+            "with the width"
+        )
+    return count * width // model.width
+
+
+def _common(a: int, b: int) -> int:
+    while b:
+        a, b = b, a % b
+    return a

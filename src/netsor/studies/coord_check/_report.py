@@ -9,14 +9,93 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .._manifest import surroundings, tidy
-from .._page import made_by, page, picture
-from ._draw import pictures
-from ._found import Check
-from ._judge import ABSENT, GROWS, KEPT, SHRINKS, UNDECIDED, Verdict
-from ._network import CHANGE, UPDATE
-from ._request import COMMAND, Request
-from ._table import headline, rows, rule
+import numpy as np
+
+from ..._mpl_style import BLACK, BLUE, COLUMN, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, rendered, styled
+from .._html_report import figure_html, page, provenance_html
+from .._output_dir import environment, to_csv
+from ._config import COMMAND, Request
+from ._measurements import Check
+from ._network import CHANGE, UPDATE, Entry
+from ._regression import size
+from ._rules import ABSENT, GROWS, KEPT, SHRINKS, UNDECIDED, Verdict
+from ._text import headline, rows, rule
+
+COLOURS = {
+    "embedding": SKY, "scores": ORANGE, "attention": GREEN, "mlp": PURPLE, "stream": BLUE, "hidden": BLUE,
+    "final": GREY, "logits": VERMILLION, "loss": BLACK,
+}  # fmt: skip
+CYCLE = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK, GREY)
+MARKS = "osD^vP*X<>"
+TITLES = {"sp": "SP", "mup": "µP", "ntk": "NTK"}
+LEFT_OUT = ("vocabulary",)
+
+
+def pictures(checks: Sequence[Check]) -> dict[str, tuple[bytes, ...]]:
+    """The figures by name, each as pdf, png and svg."""
+    with styled():
+        return {
+            "coord-check": tuple(rendered(_figure(checks, CHANGE), "pdf", "png", "svg")),
+            "updates": tuple(rendered(_figure(checks, UPDATE), "pdf", "png", "svg")),
+        }
+
+
+def _figure(checks: Sequence[Check], what: str) -> Any:
+    from matplotlib.figure import Figure
+
+    count = len(checks)
+    columns = min(count, 3)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(COLUMN * max(1.0, 0.72 * columns) + 0.9, 2.5 * rows + 0.1), layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    lines: dict[str, Any] = {}
+    for axes, check in zip(panels.flat, checks, strict=False):
+        lines |= _panel(axes, check, what)
+    for axes in list(panels.flat)[count:]:
+        axes.set_visible(False)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("change of coordinates" if what == CHANGE else "what an update makes")
+    for axes in panels[-1]:
+        axes.set_xlabel("depth L" if check.request.axis == "depth" else "width n")
+    figure.legend(lines.values(), lines.keys(), loc="outside right center")
+    return figure
+
+
+def _panel(axes: Any, check: Check, what: str) -> dict[str, Any]:
+    """A line for each activation, or kind of weight, in the block that its verdict is of."""
+    at = np.array(check.request.at)
+    lines: dict[str, Any] = {}
+    for k, entry in enumerate(_shown(check, what)):
+        sizes = np.array([size(draws) for draws in check.draws[entry]])
+        if not (sizes > 0).all():
+            continue
+        colour = COLOURS.get(entry.name, CYCLE[k % len(CYCLE)]) if what == CHANGE else CYCLE[k % len(CYCLE)]
+        away = np.abs(sizes[:, 1:] - sizes[:, :1]).T
+        drawn = axes.errorbar(
+            at, sizes[:, 0], away, color=colour, marker=MARKS[k % len(MARKS)], ms=3.2, lw=1.2, elinewidth=0.7
+        )
+        if check.limit is not None and entry in check.limit:
+            value, low, high = check.limit_size(entry)
+            if low > 0:  # what is not told from 0 has no place on a logarithmic axis
+                axes.axhline(value, color=colour, lw=0.7, ls=(0, (4.0, 1.6)))
+                axes.axhspan(low, high, color=colour, alpha=0.12, lw=0)
+        lines[entry.name] = drawn
+    axes.set(xscale="log", yscale="log")
+    axes.set_title(TITLES.get(check.name, check.name.replace("$", r"\$")))  # which matplotlib reads as TeX
+    axes.set_xticks(at, [_brief(v) for v in at])
+    axes.minorticks_off()
+    return lines
+
+
+def _brief(value: float) -> str:
+    return f"{value:,.0f}" if value < 10_000 else f"{value / 1024:g}k" if value % 1024 == 0 else f"{value / 1000:g}k"
+
+
+def _shown(check: Check, what: str) -> list[Entry]:
+    """The block that each verdict is of."""
+    verdicts = check.verdicts if what == CHANGE else check.updates
+    return [v.entry for v in verdicts if v.entry.name not in LEFT_OUT]
+
 
 CLASSES = {KEPT: "agrees", GROWS: "disagrees", SHRINKS: "disagrees", ABSENT: "absent"}
 BESIDE = (
@@ -43,7 +122,7 @@ def files(checks: Sequence[Check], found: dict[str, Any], out: Path) -> tuple[di
     drawn = pictures(checks)
     return {
         "report.html": _report(checks, manifest, drawn).encode(),
-        "coord-check.csv": tidy([row for check in checks for row in check.rows()]),
+        "coord-check.csv": to_csv([row for check in checks for row in check.rows()]),
         "coord-check.json": json.dumps(found, indent=1, allow_nan=False).encode(),
         "coord-check.pdf": drawn["coord-check"][0],
         "coord-check.png": drawn["coord-check"][1],
@@ -69,7 +148,7 @@ def _manifest(checks: Sequence[Check], found: dict[str, Any], out: Path) -> dict
         "command": _command(r, out),
         "options": json.loads(json.dumps(options)),  # as it will be read again
         "seed": r.seed,
-        **surroundings(),
+        **environment(),
         "random_numbers": found["random_numbers"],
         "seconds": {"sampling": found["seconds"]},
     }
@@ -89,15 +168,15 @@ def _report(checks: Sequence[Check], manifest: dict[str, Any], drawn: dict[str, 
     body = BODY.format(
         head=html.escape(headline(r)),
         first="\n".join(_said(check) for check in checks),
-        main=picture("coord-check", drawn["coord-check"][2], _caption(checks)),
+        main=figure_html("coord-check", drawn["coord-check"][2], _caption(checks)),
         checks="\n".join(_section(check) for check in checks),
-        second=picture("updates", drawn["updates"][2], f"What an update makes, against the {r.axis}."),
+        second=figure_html("updates", drawn["updates"][2], f"What an update makes, against the {r.axis}."),
         axis=r.axis,
         rule=html.escape(rule(r)),
         exactly="Every draw is exact in law at its width, and nothing was trained. Matrices and "
         "embeddings are trained; biases and gains of norms are left as they begin." * (not r.own),
         how=f"About {manifest['random_numbers']:,} random numbers, {manifest['seconds']['sampling']:.1f} core-seconds. "
-        + made_by(manifest, BESIDE),
+        + provenance_html(manifest, BESIDE),
     )
     return page(f"Coordinate check of {r.name}", body)
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..._html import note, table, title
-from .._folder import Folder
-from . import _table
-from ._found import Check
-from ._request import COMMAND, Request
+from ..._repr_html import note, table, title
+from .._output_dir import Folder
+from . import _text
+from ._config import COMMAND, Request
+from ._measurements import Check
 
 FILES = ("report.html", "coord-check.csv", "coord-check.json", "coord-check.pdf", "coord-check.png")
 
@@ -52,14 +52,14 @@ class CoordCheck:
         return f"<CoordCheck of {self.request.name}: {found}; print it for the table>"
 
     def __str__(self) -> str:
-        return _table.table(self.checks)
+        return _text.table(self.checks)
 
     def _repr_html_(self) -> str:
-        made = [title(_table.headline(self.request))]
+        made = [title(_text.headline(self.request))]
         for check in self.checks:
             made.append(note(f"{check.name}: {check.rule.words}"))
             for verdicts, name in ((check.verdicts, "change of"), (check.updates, "update of")):
-                head, *body = _table.rows(check, verdicts, name)
+                head, *body = _text.rows(check, verdicts, name)
                 made.append(table(body, head))
             made += [note(line) for line in check.advice]
         return "".join(made)

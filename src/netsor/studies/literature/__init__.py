@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...engine._montecarlo import Progress
-from .._folder import out_path
+from ...engine._parallel import Progress
+from .._output_dir import out_path
 from . import _study
 from ._study import Finished
 

@@ -8,33 +8,116 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ..._style import BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, new
+from ... import language as ns
+from ..._mpl_style import BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, new
+from ..._program import Program
 from ...laws import Estimate
 from ...laws._estimate import student
-from ...nn import attention_std
-from .._store import Arrays
-from .._verdict import below, every
-from ._deepscale_networks import (
-    attention_told,
-    gradient_told,
-    head,
-    head_gradient,
-    perceptron,
-    perceptron_told,
-    stack,
-    stack_told,
-)
+from ...nn import attention, attention_std, mlp
+from .._cache import Arrays
+from .._significance import combine, decide_below
 from ._result import Claim, Numbers, Part, Picture, Result
+
+Array = npt.NDArray[np.float64]
+
+
+def attention_told(tokens: int, width: float, score: float, r: float) -> tuple[float, float]:
+    """Variance and covariance of the output of attention, by their formula without dropout.
+
+    Inputs have variance 1 and correlation r, `score` is the variance of a score, and values have variance 1.
+    """
+    w = score / width
+    own = (1 - r) ** 2 * (tokens - 1) * w + math.exp((1 - r) * score) * (4 * (1 - r) ** 2 * w + (1 - r))
+    return own / tokens + r, r + (2 * (1 - r) ** 2 * w + (1 - r)) / tokens
+
+
+def gradient_told(tokens: int, width: int, head_dim: int) -> float:
+    """The variance of the gradient by the input for independent gradients of variance 1 from above, likewise."""
+    return head_dim / width / tokens
+
+
+def perceptron_told(r: float) -> float:
+    """Their quadratic approximation of the correlation of two outputs of a ReLU perceptron."""
+    return 1 / math.pi + r / 2 + (0.5 - 1 / math.pi) * r**2
+
+
+def stack_told(tokens: int, width: int, score: float, depth: int) -> Array:
+    """Variance and covariance of a pre-norm stream after each block, by their formulas one after another."""
+    v, c = 1.0, 0.0
+    found = [(v, c)]
+    for _ in range(depth):
+        own, pair = attention_told(tokens, width, score, c / v)
+        v, c = v + own, c + pair
+        v, c = v + 1, c + perceptron_told(c / v)
+        found.append((v, c))
+    return np.array(found)
+
+
+def head(tokens: int, width: int, head_dim: int, score: float, r: float) -> Program:
+    """Mean square and mean product of two tokens of what one head mixes: with values of variance 1, of its output."""
+    x = _correlated(tokens, width, r)
+    q, k = (ns.weight(head_dim, width, std=score**0.25) @ x for _ in range(2))
+    return Program(_moments(ns.softmax(ns.dot(q, k)) @ x))
+
+
+def head_gradient(tokens: int, width: int, head_dim: int, score: float, r: float) -> Program:
+    """The same of the gradient by the inputs of one head, for independent normal gradients from above."""
+    x = _correlated(tokens, width, r)
+    q, k, v = (ns.weight(head_dim, width, std=std) @ x for std in (score**0.25, score**0.25, 1.0))
+    y = (ns.softmax(ns.dot(q, k)) @ v) * ns.gaussian(head_dim, tokens)
+    loss = head_dim * ns.mean_dot(y.sum(0).reshape(1), ns.ones(head_dim).reshape(1))[0, 0]
+    return Program(_moments(ns.grad(loss, x) / math.sqrt(width)))  # √width · ∂loss/∂x is what `grad` returns
+
+
+def perceptron(r: float) -> Program:
+    """The product of two outputs of a ReLU perceptron, over their squares."""
+    n = ns.Width("n")
+    y = mlp(_correlated(2, n, r), n)
+    g = ns.mean_dot(y, y)
+    return Program(g[0, 1] / g[0, 0])
+
+
+def stack(tokens: int, heads: int, head_dim: int, score: float, depth: int) -> Program:
+    """Mean square and mean product of two tokens of a pre-norm stream, before the first block and after each."""
+    width, sigma = heads * head_dim, score**0.25
+    x = ns.gaussian(width, tokens)
+    found = [_moments(x)]
+    for _ in range(depth):
+        x = x + attention(ns.layer_norm(x), heads, head_dim=head_dim, sigma_q=sigma, sigma_k=sigma)
+        x = x + mlp(ns.layer_norm(x), 4 * width, sigma_out=math.sqrt(2))
+        found.append(_moments(x))
+    return Program(ns.stack(found))
+
+
+def _correlated(tokens: int, width: ns.Width | int, r: float) -> ns.Vector:
+    return ns.gaussian(width, tokens, cov=(1 - r) * np.eye(tokens) + r)
+
+
+def _moments(x: ns.Vector) -> ns.Scalar:
+    """The mean square of a token, and the mean product of two."""
+    gram = ns.mean_dot(x, x)
+    return ns.stack([ns.apply(_square, gram, axes=2), ns.apply(_product, gram, axes=2)])
+
+
+def _square(gram: Array) -> Array:
+    return np.asarray(np.trace(gram, axis1=-2, axis2=-1) / gram.shape[-1])
+
+
+def _product(gram: Array) -> Array:
+    s = gram.shape[-1]
+    return np.asarray((gram.sum((-2, -1)) - s * _square(gram)) / (s * (s - 1)))
+
 
 SCORES = tuple(sigma**4 for sigma in (0.1, 0.245, 0.6))  # variances of scores in their simulation
 CORRELATIONS = (0.0, 1 / 3, 2 / 3)
 WIDTHS = (100, 316, 1000)
 TOKENS, HEAD = 300, 64  # the fewest tokens of their simulation, and one of its head dimensions
 LARGER = (*SCORES, 0.25, 0.5, 1.0, 2.0, 4.0)
-FEW = (4, 16, 64, 300, 1000)
+QUICK_DEPTHS = (4, 16, 64, 300, 1000)
 BACKWARD = (*SCORES, 0.4, 1.0)
-CLOSE = 0.1  # their errors are below this at the 99th percentile
+MAX_RELATIVE_ERROR = 0.1  # their errors are below this at the 99th percentile
 DEPTH, HEADS, LENGTH = 12, 4, 64
 
 
@@ -82,7 +165,7 @@ def parts(quick: bool) -> list[Part]:
         made.append(Part(f"forward {width} {r:.3f}", forward, given, 4.0 if quick else 15.0))
     draws, seconds = (20, 10.0) if quick else (80, 40.0)
     made.append(Part("backward", backward, {"width": 316, "scores": list(BACKWARD), "draws": draws}, seconds))
-    made.append(Part("limits", limits, {"tokens": list(FEW), "scores": list(LARGER)}, 2.0))
+    made.append(Part("limits", limits, {"tokens": list(QUICK_DEPTHS), "scores": list(LARGER)}, 2.0))
     made.append(Part("perceptrons", perceptrons, {"correlations": [k / 20 for k in range(21)]}, 1.0))
     for score in (1.0, 4.0):
         draws, seconds = (16, 2.0) if quick else (100, 10.0)
@@ -127,23 +210,24 @@ def _grid(points: Points, which: int, name: str) -> Claim:
     width, r, score = worst
     return Claim(
         f"The formula for the {name} of attention's output holds over their grid.",
-        f"It is within {CLOSE:.0%} of our law at every point of it: T = {TOKENS}, d = {HEAD}, input widths "
-        f"{', '.join(map(str, WIDTHS))}, scores of standard deviation up to 0.36.",
+        f"It is within {MAX_RELATIVE_ERROR:.0%} of our law at every point of it: T = {TOKENS}, d = {HEAD}, input "
+        f"widths {', '.join(map(str, WIDTHS))}, scores of standard deviation up to 0.36.",
         f"Published over ours, farthest off: {ratios[worst]} (width {width}, correlation {r:.2f}, variance of scores "
         f"{score:.2g}), of {len(ratios)} points.",
-        every(*(below(_off(e), CLOSE) for e in ratios.values())),
+        combine(*(decide_below(_off(e), MAX_RELATIVE_ERROR) for e in ratios.values())),
     )
 
 
 def _beyond(numbers: Numbers, tokens: int, score: float, words: str) -> Claim:
-    row, column = FEW.index(tokens), LARGER.index(score)
+    row, column = QUICK_DEPTHS.index(tokens), LARGER.index(score)
     value = Estimate(float(numbers["limits"]["value"][row, column]), float(numbers["limits"]["error"][row, column]))
     told = attention_told(tokens, math.inf, score, 0.0)[0]
     return Claim(
         f"The formula for the variance of attention's output, {words}.",
-        f"It is within {CLOSE:.0%} of the exact variance of {tokens} independent tokens, scores of variance {score:g}.",
+        f"It is within {MAX_RELATIVE_ERROR:.0%} of the exact variance of {tokens} independent tokens, "
+        f"scores of variance {score:g}.",
         f"Published {told:.4g}, exact {value.value:.4g} ± {value.error:.0e}: {told / value.value:.2f} times.",
-        below(_off(ratio(told, value)), CLOSE),
+        decide_below(_off(ratio(told, value)), MAX_RELATIVE_ERROR),
     )
 
 
@@ -155,13 +239,14 @@ def _gradients(numbers: Numbers) -> list[Estimate]:
 
 def _backward(numbers: Numbers, score: float, words: str) -> Claim:
     found = _gradients(numbers)[BACKWARD.index(score)]
-    share = numbers["limits"]["value"][FEW.index(TOKENS), LARGER.index(score)] * TOKENS
+    share = numbers["limits"]["value"][QUICK_DEPTHS.index(TOKENS), LARGER.index(score)] * TOKENS
     return Claim(
         f"The formula for the variance of the gradient by attention's input, {words}.",
-        f"It is within {CLOSE:.0%} of our law (T = {TOKENS}, d = {HEAD}, width 316, scores of variance {score:.2g}).",
+        f"It is within {MAX_RELATIVE_ERROR:.0%} of our law (T = {TOKENS}, d = {HEAD}, width 316, scores "
+        f"of variance {score:.2g}).",
         f"Published over ours: {found}. The formula has the path through values alone, and flat attention: with the "
         f"exact weights that path is {share:.2f} times it, the whole gradient {1 / found.value:.2f} times.",
-        below(_off(found), CLOSE),
+        decide_below(_off(found), MAX_RELATIVE_ERROR),
     )
 
 
@@ -173,7 +258,7 @@ def _perceptrons(numbers: Numbers) -> Claim:
         "The correlation of outputs of a ReLU perceptron is 1/π + r/2 + (1/2 − 1/π) r², approximately.",
         "It is within 0.01 of our law at infinite width for r = 0, 0.05, …, 1.",
         f"Farthest off by {off[at]:.4f}, at r = {r[at]:g}.",
-        below(Estimate(float(off[at]), 0.0), 0.01),
+        decide_below(Estimate(float(off[at]), 0.0), 0.01),
     )
 
 
@@ -194,13 +279,13 @@ def _stack(numbers: Numbers, score: float) -> Claim:
     at = int(np.argmax(off))
     return Claim(
         f"Block after block, the formulas give the moments of a pre-norm stream, at scores of variance {score:g}.",
-        f"After {DEPTH} blocks the variance is within {CLOSE:.0%} of our law, and the correlation within 0.05 in all "
-        f"of them (T = {LENGTH}, width {HEADS * HEAD}, {HEADS} heads).",
+        f"After {DEPTH} blocks the variance is within {MAX_RELATIVE_ERROR:.0%} of our law, and the correlation "
+        f"within 0.05 in all of them (T = {LENGTH}, width {HEADS * HEAD}, {HEADS} heads).",
         f"Variance: published {told[-1, 0]:.2f}, ours {variance}. Correlation, farthest off after block {at}: "
         f"published {told[at, 1] / told[at, 0]:.3f}, ours {Estimate(float(pairs[at]), float(error[at]))}.",
-        every(
-            below(_off(ratio(float(told[-1, 0]), variance)), CLOSE),
-            *(below(Estimate(float(o), float(e)), 0.05) for o, e in zip(off, error, strict=True)),
+        combine(
+            decide_below(_off(ratio(float(told[-1, 0]), variance)), MAX_RELATIVE_ERROR),
+            *(decide_below(Estimate(float(o), float(e)), 0.05) for o, e in zip(off, error, strict=True)),
         ),
     )
 
@@ -224,7 +309,7 @@ def judge(numbers: Numbers) -> list[Claim]:
 
 def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
     """The variance of one head by tokens and variance of scores, and its gradient."""
-    for (row, tokens), (column, score) in itertools.product(enumerate(FEW), enumerate(LARGER)):
+    for (row, tokens), (column, score) in itertools.product(enumerate(QUICK_DEPTHS), enumerate(LARGER)):
         value, error = (float(numbers["limits"][name][row, column]) for name in ("value", "error"))
         told = attention_told(tokens, math.inf, score, 0.0)[0]
         yield {"quantity": "output", "tokens": tokens, "scores": score, "published/ours": told / value,
@@ -238,9 +323,9 @@ def draw(numbers: Numbers) -> Any:
     """Published over ours, against the variance of scores."""
     figure = new(2.9)
     axes = figure.subplots()
-    axes.axhspan(1 - CLOSE, 1 + CLOSE, color=GREY, alpha=0.2, lw=0)
+    axes.axhspan(1 - MAX_RELATIVE_ERROR, 1 + MAX_RELATIVE_ERROR, color=GREY, alpha=0.2, lw=0)
     axes.axvspan(7e-5, SCORES[-1], color=GREY, alpha=0.1, lw=0)
-    for (row, tokens), colour in zip(enumerate(FEW), (VERMILLION, ORANGE, GREEN, SKY, BLUE), strict=True):
+    for (row, tokens), colour in zip(enumerate(QUICK_DEPTHS), (VERMILLION, ORANGE, GREEN, SKY, BLUE), strict=True):
         told = [attention_told(tokens, math.inf, score, 0.0)[0] for score in LARGER]
         axes.plot(LARGER, told / numbers["limits"]["value"][row], color=colour, label=f"output, T = {tokens}")
     found = _gradients(numbers)

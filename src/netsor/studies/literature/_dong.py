@@ -9,16 +9,98 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._style import BLUE, GREEN, GREY, ORANGE, VERMILLION, new
-from ...language import inf
-from .._store import Arrays
-from .._verdict import ABSENT, AGREES, DISAGREES, below, every
-from ._collapse import bert_program, pure_program
+from ..._decorator import program
+from ..._mpl_style import BLUE, GREEN, GREY, ORANGE, VERMILLION, new
+from ...language import (
+    Scalar,
+    Vector,
+    Width,
+    apply,
+    dot,
+    gaussian,
+    gelu,
+    inf,
+    layer_norm,
+    mean_dot,
+    softmax,
+    stack,
+    weight,
+)
+from ...nn import attention
+from .._cache import Arrays
+from .._significance import ABSENT, AGREES, DISAGREES, combine, decide_below
 from ._result import Claim, Numbers, Part, Picture, Result, mean, within
 
 Array = npt.NDArray[np.float64]
-DIM, LAYERS = 768, 12  # of BERT-base
-APART = 4.0  # standard deviations of one network, by our law
+N = Width("n")
+TOKENS, DIM, HIDDEN, HEADS, STD = 128, 768, 3072, 12, 0.02  # of BERT-base; tokens as in the paper
+
+
+def _square(x: Vector) -> Scalar:
+    """|x|²/n of one vector, or their mean over several."""
+    several = x.reshape((-1, 1)) if x.shape else x.reshape((1, 1))
+    return mean_dot(several, several).mean()
+
+
+@program
+def bert_program(layers: int, skip: bool, mlp: bool) -> Any:
+    """After each layer |m|²/n, the products of residuals, and those of m with them."""
+    sigma = STD * math.sqrt(DIM)
+    # Word, position and type of token: the last is the same for all.
+    x = layer_norm(gaussian(DIM, TOKENS, cov=(2 * np.eye(TOKENS) + 1) / 3), eps=0.0)
+    found: list[Any] = []
+    for layer in range(layers + 1):
+        if layer:
+            y = attention(x, HEADS, DIM // HEADS, sigma_q=sigma, sigma_k=sigma, sigma_v=sigma, sigma_o=sigma)
+            x = layer_norm(x + y if skip else y, eps=0.0)
+            if mlp:
+                active = gelu(weight(HIDDEN, DIM, entry_std=STD) @ x)
+                x = layer_norm(x + weight(DIM, HIDDEN, entry_std=STD) @ active, eps=0.0)
+        m = stack([x.mean()])
+        r = x - x.mean()
+        found += [mean_dot(m, m)[0, 0], mean_dot(r, r), mean_dot(m, r)[0]]
+    return tuple(found)
+
+
+def _grown(score: Array, log: Array) -> Array:
+    """expm1(e^(2λ) p)/e^(2λ), which is p where e^(2λ) is nothing."""
+    square = np.exp(2 * log)
+    small = np.abs(square * score) < 1e-8
+    exact = np.expm1(square * score) / np.where(small, 1.0, square)
+    return np.where(small, score * (1 + square * score / 2), exact)
+
+
+def _sized(r: Vector) -> tuple[Vector, Scalar]:
+    """Vectors of mean square 1, and the logarithm of their size."""
+    square = _square(r)
+    return apply(lambda p: 1 / np.sqrt(p), square) * r, 0.5 * apply(np.log, square)
+
+
+@program
+def pure_program(tokens: int, layers: int) -> Any:
+    """log of |residual|/|mean| before and after each layer of attention with one head, no W^O and no norm."""
+    x = gaussian(N, tokens)
+    m = x.mean()
+    u, log = _sized(x - m)
+    found = [log - 0.5 * apply(np.log, _square(m))]
+    for _ in range(layers):
+        query, key, value = (weight(N, N) for _ in range(3))
+        size = apply(np.exp, log)
+        k, v = key @ u, value @ u
+        a = softmax(size * dot(stack([query @ m]), k)[0])
+        e = apply(_grown, dot(query @ u, k), log)
+        common = (e * a).sum(1).reshape((tokens, 1))
+        change = (e - common) * a / (1 + size * size * common)
+        even = change.mean(0)
+        m = value @ m + size * ((a + size * size * even) @ v)
+        u, grown = _sized((change - even) @ v)
+        log = 3 * log + grown
+        found.append(log - 0.5 * apply(np.log, _square(m)))
+    return tuple(found)
+
+
+WIDTH, LAYERS = 768, 12  # of BERT-base
+MAX_Z = 4.0  # standard deviations of one network, by our law
 PURE = {"tokens": 16, "layers": 6}
 # ‖res‖/‖X‖ after 0 to 12 layers of BERT-base at initialisation, in the norm √(‖·‖_1 ‖·‖_∞), one network and the mean
 # over 32 texts: the vertices of the curves in the published figure, a vector graphic.
@@ -30,7 +112,7 @@ PUBLISHED = {
     "transformer": (0.59709, 0.56295, 0.53506, 0.56538, 0.53687, 0.52921, 0.49319, 0.46351, 0.43929, 0.41372, 0.40595,
                     0.36451, 0.34531),
 }  # fmt: skip
-ROUNDING = 1.9e-7  # where the published curve of attention alone becomes flat: float32
+FLOAT32_FLOOR = 1.9e-7  # where the published curve of attention alone becomes flat: float32
 
 
 def composite(x: Array) -> Array:
@@ -47,9 +129,9 @@ def coordinates(square: float, gram: Array, cross: Array, generator: np.random.G
     size, vectors = np.linalg.eigh(gram)
     kept = size > 1e-10 * size.max()  # residuals add up to 0, so that one is 0 but for rounding
     root = vectors[:, kept] * np.sqrt(size[kept])
-    frame = generator.standard_normal((DIM, kept.sum() + 1))
+    frame = generator.standard_normal((WIDTH, kept.sum() + 1))
     frame = (
-        math.sqrt(DIM) * np.linalg.qr(frame - frame.mean(axis=0))[0].T
+        math.sqrt(WIDTH) * np.linalg.qr(frame - frame.mean(axis=0))[0].T
     )  # orthogonal to (1, …, 1), as LayerNorm's are
     along = np.linalg.lstsq(root, cross, rcond=None)[0]
     rest = math.sqrt(max(square - along @ along, 0.0))
@@ -117,16 +199,16 @@ def parts(quick: bool) -> list[Part]:
 
 def _curve(numbers: Numbers, name: str, words: str) -> Claim:
     """One curve of the figure, in logarithms; where float32 rounds, to a factor of 2."""
-    rule = f"After every layer the published ratio is within {APART:g} standard deviations of the law of one network"
+    rule = f"After every layer the published ratio is within {MAX_Z:g} standard deviations of the law of one network"
     if name == "attention":
-        rule += f"; after two layers within a factor of 2 of its mean, as float32 rounds at {ROUNDING:g}"
+        rule += f"; after two layers within a factor of 2 of its mean, as float32 rounds at {FLOAT32_FLOOR:g}"
     if name not in numbers:
         return Claim(words, f"{rule}.", "Not in a quick run.", ABSENT)
     log = np.log(numbers[name]["ratio"])
     apart = [
         (math.log(said) - some.mean()) / some.std(ddof=1) for said, some in zip(PUBLISHED[name], log, strict=False)
     ]
-    good = [abs(z) < APART for z in apart]
+    good = [abs(z) < MAX_Z for z in apart]
     if name == "attention":
         good[2] = abs(math.log(PUBLISHED[name][2]) - log[2].mean()) < math.log(2)
     last = numbers[name]["ratio"][-1]
@@ -156,7 +238,7 @@ def _rate(numbers: Numbers) -> Claim:
         "The last step of log |residual|/|mean| is 3 times the step before, to 2 %, by four standard errors.",
         f"{'; '.join(told)}. The first layers are slower: the mean of log10 is "
         f"{', '.join(f'{some.mean():.2f}' for some in numbers['width ∞']['log'][:4])} after 0 to 3 of them.",
-        every(*verdicts),
+        combine(*verdicts),
     )
 
 
@@ -173,7 +255,7 @@ def _theorem(numbers: Numbers) -> Claim:
         f"depth; the relative residual itself is 10^({truly.value:.3f} ± {truly.error:.3f}) of what it was. The "
         f"bound falls for tokens smaller than {scale.value:.4f} ± {scale.error:.0e} of that size: the theorem is "
         "true, and does not reach as far as the collapse does.",
-        below(grown, 0.0),
+        decide_below(grown, 0.0),
     )
 
 
@@ -212,8 +294,8 @@ def draw(numbers: Numbers) -> Any:
     places = figure.subplot_mosaic("ab;cc" if deep else "ab")
     left, right = places["a"], places["b"]
     _bert(left, numbers, "attention", VERMILLION)
-    left.axhline(ROUNDING, color=GREY, lw=0.6, ls=":")
-    left.text(LAYERS, ROUNDING / 1.6, "rounding of float32", color=GREY, fontsize=6, ha="right", va="top")
+    left.axhline(FLOAT32_FLOOR, color=GREY, lw=0.6, ls=":")
+    left.text(LAYERS, FLOAT32_FLOOR / 1.6, "rounding of float32", color=GREY, fontsize=6, ha="right", va="top")
     left.set(yscale="log", xlabel="layer of BERT-base", ylabel="‖res‖/‖X‖", ylim=(3e-8, 2), title="attention alone")
     left.legend(loc="center right")
     for label, colour in (("width 64", ORANGE), ("width ∞", BLUE)):

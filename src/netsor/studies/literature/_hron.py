@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._style import BLUE, GREY, VERMILLION, new
-from ..._traced import program
+from ..._decorator import program
+from ..._mpl_style import BLUE, GREY, VERMILLION, new
 from ...language import Width, data, dot, gaussian, inf, mean_dot, ntk, softmax, stack, weight
 from ...laws import Estimate
 from ...nn import Attention
-from .._store import Arrays
-from .._verdict import AGREES, DISAGREES, below, every
+from .._cache import Arrays
+from .._significance import AGREES, DISAGREES, combine, decide_below
 from ._result import Claim, Numbers, Part, Picture, Result, mean, within
 from ._yang import word_kernel
 
@@ -24,7 +24,7 @@ N = Width("n")
 SENTENCE = [0, 7, 1, 2, 3, 4, 5, 8, 6]  # the quick brown fox jumps over the lazy dog
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)  # σ_Q σ_K
 HEADS = (1, 4, 16, 64, 256)
-NEAR = 0.01  # of an excess kurtosis that counts as Gaussian
+KURTOSIS_ATOL = 0.01  # of an excess kurtosis that counts as Gaussian
 SHARE, CLOSE = 0.1, 0.05  # of a kernel: for a stand-in, and for a formula beside draws
 SAME = 1e-9  # two ways to compute one number
 
@@ -110,11 +110,11 @@ def _gaussian(numbers: Numbers) -> Claim:
     told = ", ".join(f"{heads}: {value.value:.2e}" for heads, value in zip(HEADS, found, strict=True))
     return Claim(
         "Single-head attention is not Gaussian in the limit of infinite width; with infinitely many heads it is.",
-        f"The excess kurtosis of an output is above {NEAR:g} with one head, and below it with {HEADS[-1]}, by four "
-        "errors.",
+        f"The excess kurtosis of an output is above {KURTOSIS_ATOL:g} with one head, and below it with "
+        f"{HEADS[-1]}, by four errors.",
         f"By heads, {told}; one head ± {one.error:.0e}. It is 1/H of that of one head: infinitely many are a limit, "
-        f"and {math.ceil(one.value / NEAR)} heads are within {NEAR:g} of it.",
-        every(below(Estimate(-one.value, one.error), -NEAR), below(many, NEAR)),
+        f"and {math.ceil(one.value / KURTOSIS_ATOL)} heads are within {KURTOSIS_ATOL:g} of it.",
+        combine(decide_below(Estimate(-one.value, one.error), -KURTOSIS_ATOL), decide_below(many, KURTOSIS_ATOL)),
     )
 
 
@@ -144,7 +144,7 @@ def _plain(numbers: Numbers) -> Claim:
         "kernel of the first word.",
         f"{closed:.3f}, ours {ours.value:.3f} ± {ours.error:.2g}; {4 * closed:.2f}, ours {tangent.value:.2f} ± "
         f"{tangent.error:.2g}.",
-        every(within(closed, ours, CLOSE), within(4 * closed, tangent, CLOSE)),
+        combine(within(closed, ours, CLOSE), within(4 * closed, tangent, CLOSE)),
     )
 
 
@@ -168,7 +168,7 @@ def _stand_in(numbers: Numbers) -> Claim:
         "√d, by four errors.",
         f"Variance, {'; '.join(told)}. Tangent kernel at 1: {said:.4f}, ours {tangent.value:.4f} ± "
         f"{tangent.error:.0e}.",
-        every(*verdicts),
+        combine(*verdicts),
     )
 
 
@@ -218,7 +218,7 @@ def draw(numbers: Numbers) -> Any:
         right.plot(
             HEADS, numbers[f"heads {scale:g}"]["kurtosis"], "o-", ms=3, color=colour, label=f"σ$_Q$σ$_K$ = {scale:g}"
         )
-    right.axhline(NEAR, color=GREY, lw=0.6, ls=":")
+    right.axhline(KURTOSIS_ATOL, color=GREY, lw=0.6, ls=":")
     right.set(xscale="log", yscale="log", xlabel="heads", ylabel="excess kurtosis")
     right.set_xticks(HEADS, [str(heads) for heads in HEADS])
     right.minorticks_off()

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._style import BLUE, GREEN, GREY, PURPLE, VERMILLION, new
-from ..._traced import program
+from ..._decorator import program
+from ..._mpl_style import BLUE, GREEN, GREY, PURPLE, VERMILLION, new
 from ...language import Width, dot, gaussian, grad_norm, mean_dot, softmax, weight
 from ...laws import Estimate
+from .._cache import Arrays
 from .._rate import slope_of
-from .._store import Arrays
-from .._verdict import AGREES, DISAGREES, SIGMAS, UNDECIDED, every
+from .._significance import AGREES, DISAGREES, SIGMAS, UNDECIDED, combine
 from ._result import Claim, Numbers, Part, Picture, Result, mean, within
 
 Array = npt.NDArray[np.float64]
@@ -136,7 +136,7 @@ def _assumed(numbers: Numbers, name: str, words: str, cosine: float, scales: tup
         f"{words}, from the assumption of uniform attention, {where}.",
         f"The formula is within {SHARE:.0%} of the exact mean over initialisations, by four standard errors.",
         f"Exact over formula: {told}.",
-        every(*(within(1.0, ratio, SHARE) for ratio in ratios.values())),
+        combine(*(within(1.0, ratio, SHARE) for ratio in ratios.values())),
     )
 
 
@@ -179,7 +179,7 @@ def _deep(numbers: Numbers) -> Claim:
         "In the last layer of a stack without norms, σ_Qσ_K = 1, the formulas give the median over networks of "
         "‖∂S/∂W^Q‖²/‖∂S/∂W^V‖² to a factor of 2 at every depth, by four standard errors.",
         f"By depth, {'; '.join(told)}. The stream grows, so scores do, and attention becomes the opposite of uniform.",
-        every(*verdicts),
+        combine(*verdicts),
     )
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...laws import Estimate
-from .._store import Arrays
-from .._verdict import AGREES, DISAGREES, SIGMAS, UNDECIDED
+from .._cache import Arrays
+from .._significance import AGREES, DISAGREES, SIGMAS, UNDECIDED
 
 Numbers = Mapping[str, Arrays]  # what was computed, by the label of the part
 

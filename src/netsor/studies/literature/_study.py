@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import shlex
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +13,125 @@ from typing import Any
 
 import numpy as np
 
-from ..._arrays import one_blas_thread
-from ..._style import rendered, styled
-from ...engine._montecarlo import Progress, cores, whole_number
+from ..._array_api import one_blas_thread
+from ..._mpl_style import rendered, styled
+from ...engine._parallel import Progress, cores, whole_number
 from ...language._given import shown
-from .._folder import Folder
-from .._manifest import surroundings, tidy
-from .._store import Arrays, Store
-from .._workers import Workers, wait
-from ._registry import RESULTS, chosen
-from ._report import report, summary
+from .._cache import Arrays, Store
+from .._html_report import figure_html, page, provenance_html
+from .._output_dir import Folder, environment, to_csv
+from .._process_pool import Workers, wait
+from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, UNDECIDED
+from . import _deepscale, _dong, _giorlandino, _hron, _noci, _tensor_programs, _unit_scaling
 from ._result import Claim, Numbers, Part, Result
+
+MODULES = (_giorlandino, _deepscale, _unit_scaling, _tensor_programs, _noci, _hron, _dong)
+RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}
+
+
+def chosen(names: tuple[str, ...]) -> list[Result]:
+    """The results of these names, all of them if there is none, in the order of the report."""
+    for name in names:
+        if not isinstance(name, str) or name not in RESULTS:
+            raise ValueError(f"RESULT {shown(name)} must be one of {' '.join(RESULTS)}")
+    return [result for name, result in RESULTS.items() if not names or name in names]
+
+
+BODY = """\
+<p>Published results on transformers at initialisation, each beside the exact law of the network that it is about. Laws
+at finite width are exact; no weight matrix was drawn, unless it says so.</p>
+{quick}
+<p class="verdict">{summary}</p>
+<div class="wide"><table>
+<thead><tr><th>Result</th><th>Agree</th><th>Disagree</th><th>Undecided</th></tr></thead>
+<tbody>
+{contents}
+</tbody>
+</table></div>
+<p>A verdict is on what was published: it agrees with our law, or disagrees, if the rule holds, or fails, by four
+standard errors; otherwise it is left open. A rule is the same for a quick run and a whole one.</p>
+{sections}
+<h2>How</h2>
+<p>{how}</p>"""
+
+SECTION = """\
+<h2 id="{name}">{title}</h2>
+<p>{source} {links}</p>
+<p>{setting}</p>
+{quick}
+<table class="stack">
+<thead><tr><th>Published</th><th>Our law</th><th>Verdict</th></tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table>
+<div class="figures">
+{figures}
+</div>"""
+
+
+def report(
+    results: Sequence[Result],
+    claims: Mapping[str, Sequence[Claim]],
+    svg: Mapping[str, bytes],
+    manifest: Mapping[str, Any],
+) -> str:
+    """The page."""
+    quick = manifest["options"]["quick"]
+    how = f"{manifest['seconds']['work']:.0f} core-seconds of work. {provenance_html(manifest)}"
+    said = "This is a quick look: smaller networks, fewer draws or fewer points; each result says which."
+    body = BODY.format(
+        quick=f'<p class="quick">{said}</p>' if quick else "",
+        summary=html.escape(summary(claims)),
+        contents="\n".join(_line(result, claims[result.name]) for result in results),
+        sections="\n".join(_section(result, claims[result.name], svg, quick) for result in results),
+        how=how,
+    )
+    return page("Published results, checked", body)
+
+
+def summary(claims: Mapping[str, Sequence[Claim]]) -> str:
+    """How many of each verdict there are, in one sentence; what a quick run leaves out does not count."""
+    run = [claim for some in claims.values() for claim in some if claim.verdict != ABSENT]
+    agree, disagree, undecided = _counts(run)
+    text = f"Of {len(run)} published statements, in {len(claims)} results, {agree} agree with the exact law"
+    text += f" and {disagree} disagree"
+    return text + (f"; {undecided} could not be decided with so few draws." if undecided else ".")
+
+
+def _counts(claims: Sequence[Claim]) -> tuple[int, int, int]:
+    """How many agree, disagree and are undecided."""
+    agree, disagree, undecided = (
+        sum(claim.verdict == verdict for claim in claims) for verdict in (AGREES, DISAGREES, UNDECIDED)
+    )
+    return agree, disagree, undecided
+
+
+def _line(result: Result, claims: Sequence[Claim]) -> str:
+    counts = "".join(f"<td>{count}</td>" for count in _counts(claims))
+    return f'<tr><td><a href="#{result.name}">{html.escape(result.title)}</a></td>{counts}</tr>'
+
+
+def _section(result: Result, claims: Sequence[Claim], svg: Mapping[str, bytes], quick: bool) -> str:
+    return SECTION.format(
+        name=html.escape(result.name),
+        title=html.escape(result.title),
+        source=html.escape(result.source),
+        links=" ".join(f'<a href="{html.escape(link)}">{html.escape(link)}</a>' for link in result.links),
+        setting=html.escape(result.setting),
+        quick=f'<p class="quick">Quick: {html.escape(result.quick)}</p>' if quick else "",
+        rows="\n".join(map(_row, claims)),
+        figures="\n".join(figure_html(p.name, svg[p.name], p.caption) for p in result.pictures),
+    )
+
+
+def _row(claim: Claim) -> str:
+    return (
+        f"<tr><td>{html.escape(claim.published)}<br><small>Rule: {html.escape(claim.rule)}</small></td>"
+        f'<td data-head="Our law">{html.escape(claim.ours)}</td>'
+        f'<td data-head="Verdict" class="{CLASSES.get(claim.verdict, "undecided")}">{claim.verdict}</td></tr>'
+    )
+
 
 COMMAND = "netsor literature"
 KINDS = ("pdf", "png", "svg")
@@ -120,7 +230,7 @@ def run(options: Options) -> Finished:
             numbers[result.name] = {p.label: _present(found[result.name, p.label]) for p in parts[result.name]}
             claims[result.name] = tuple(result.judge(numbers[result.name]))
             for index, picture in enumerate(result.pictures):
-                files[f"{picture.name}.csv"] = tidy(picture.rows(numbers[result.name]))
+                files[f"{picture.name}.csv"] = to_csv(picture.rows(numbers[result.name]))
                 pictures[picture.name] = workers.submit(drawn, result.name, index, numbers[result.name])
         for name, made in pictures.items():
             for kind, content in made.result().items():
@@ -172,7 +282,7 @@ def _manifest(
         "command": options.command,
         "options": {"results": [result.name for result in options.results], "quick": options.quick},
         "seed": options.seed,
-        **surroundings(),
+        **environment(),
         "seconds": {"work": round(sum(part["seconds"] for part in listed), 3)},
         "parts": listed,
     }

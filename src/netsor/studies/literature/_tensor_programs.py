@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from ..._style import BLUE, GREY, VERMILLION, new
+from ..._mpl_style import BLUE, GREY, VERMILLION, new
 from ...language import inf
 from ...laws import Estimate
+from .._cache import Arrays
 from .._rate import slope_of
-from .._store import Arrays
-from .._verdict import AGREES, DISAGREES
+from .._significance import AGREES, DISAGREES
 from ._result import Claim, Numbers, Part, Picture, Result, mean, within
 from ._yang import IMAGES, PLACES, kernel_program, last_kernel, tangent, tangent_program, word_kernel
 
 DEPTH = 2  # of Tensor Programs I; II has 1
 NETWORKS = 10  # of which both publish the mean
 SAME = 1e-9  # two ways to compute one number: rounding of some hundred operations, with room
-APART = 4.0  # standard deviations of what was published, by our law
+MAX_Z = 4.0  # standard deviations of what was published, by our law
 
 # ‖Θ_n − Θ‖/‖Θ‖ by width, the mean of ten networks: from the file transformer_ntk.frob beside the notebook.
 TANGENT = {64: 0.11761, 128: 0.12027, 256: 0.07479, 512: 0.04158, 1024: 0.04423, 2048: 0.02521, 4096: 0.01253,
@@ -105,9 +105,9 @@ def _means(rows: list[tuple[int, float, Estimate, float]], what: str) -> Claim:
     words = "; ".join(f"{width}: {said:.3g}, ours {ours.value:.3g} ± {ours.error:.1g}" for width, said, ours, _ in rows)
     return Claim(
         f"{what}, by width, as the mean of {NETWORKS} networks.",
-        f"At every width the published mean is within {APART:g} standard deviations of our law of such a mean.",
+        f"At every width the published mean is within {MAX_Z:g} standard deviations of our law of such a mean.",
         f"{words}. Farthest at {far[0]}: {far[-1]:+.1f} standard deviations.",
-        AGREES if abs(far[-1]) < APART else DISAGREES,
+        AGREES if abs(far[-1]) < MAX_Z else DISAGREES,
     )
 
 

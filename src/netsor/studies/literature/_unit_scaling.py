@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..._style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new
+from ..._mpl_style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new
 from ...laws import Estimate
 from ...nn import attention_std
-from .._store import Arrays
-from .._verdict import AGREES, DISAGREES, UNDECIDED, every
+from .._cache import Arrays
+from .._significance import AGREES, DISAGREES, UNDECIDED, combine
 from ._result import Claim, Numbers, Part, Picture, Result, within
 
 MULTS = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)
@@ -85,7 +85,7 @@ def _grid(found: Arrays) -> tuple[str, str]:
         f"{fit:.5g}, exact {value.value:.5g} ± {value.error:.0e}, {abs(fit / value.value - 1):.0%} "
         f"{'above' if fit > value.value else 'below'}; scaled, the output has {scaled[worst][0]:.3f} where 1 is meant."
     )
-    return text, every(*(verdict for _, verdict in scaled))
+    return text, combine(*(verdict for _, verdict in scaled))
 
 
 def judge(numbers: Numbers) -> list[Claim]:
@@ -117,7 +117,7 @@ def judge(numbers: Numbers) -> list[Claim]:
             "√(e/s) is within 5 % of the exact number at all lengths and head dimensions of the grid.",
             f"Holds at {verdicts.count(AGREES)} of {len(rows)} points; farthest off at s = {far[0]:.0f}, d = "
             f"{far[1]:.0f}: {math.sqrt(math.e / far[0]):.5g}, exact {far[2]:.5g} ± {far[3]:.0e}.",
-            every(*verdicts),
+            combine(*verdicts),
         )
     )
     return claims

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._traced import program
+from ..._decorator import program
 from ...language import Width, data, dot, gaussian, inf, join, layer_norm, mean_dot, ntk, relu, softmax, stack, weight
 
 Array = npt.NDArray[np.float64]

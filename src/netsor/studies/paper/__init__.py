@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...engine._montecarlo import check_executor
+from ...engine._parallel import check_executor
 from ...engine.backends import choose
 from ._layer import ACTIVATIONS, layer
 
@@ -90,7 +90,7 @@ def reproduce(
     ...
     FIGURE '9z' must be one of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads, or of the groups all 1 2 3 4 5 exp1 exp2 exp3 exp4
     """
-    from .._folder import out_path
+    from .._output_dir import out_path
     from . import _reproduce  # matplotlib is slow to import, and seldom needed
 
     folder, where = out_path(out), choose(backend, device, precision)

@@ -8,13 +8,20 @@ first agree with the engine at infinite width: else an error of the limit would 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from ...laws import Estimate
-from .._verdict import ABSENT, AGREES, DISAGREES, UNDECIDED, below, every, falls
-from ._measure import HEADS, Divergences, Heads, Scores
+import numpy as np
+
+from ...laws import Estimate, Law
+from ...laws._distance_estimator import kl_terms
+from .._significance import ABSENT, AGREES, DISAGREES, UNDECIDED, combine, decide_below, decide_decreasing
+from ._estimators import HEADS, Divergences, Heads, Scores
+from ._experiments import Case, Figure, limit_law
+from ._schedule import GRID, WEIGHTS, Plan, agreement
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Row:
 
 def own(found: Divergences) -> str:
     """Does every limit that was used in measuring widths agree with the engine at infinite width?"""
-    return every(*(AGREES if limit.agrees else DISAGREES for limit in found.limits if limit is not None))
+    return combine(*(AGREES if limit.agrees else DISAGREES for limit in found.limits if limit is not None))
 
 
 def _checked(found: Divergences) -> str:
@@ -52,22 +59,24 @@ Data = Mapping[str, Any]  # what was measured, by figure
 def _falling(name: str, data: Data) -> tuple[str, str]:
     found: Divergences = data[name]
     values = found.best()
-    steps = [falls(a, b) for a, b in itertools.pairwise(values)]
+    steps = [decide_decreasing(a, b) for a, b in itertools.pairwise(values)]
     slope, local = found.slope, found.last_slope
-    steep = UNDECIDED if slope is None else below(slope, -1.0)
+    steep = UNDECIDED if slope is None else decide_below(slope, -1.0)
     text = "KL " + ", ".join(f"{e} (n = {n:.0f})" for n, e in zip(found.parameters, values, strict=True))
     text += "; fitted slope " + ("not known" if slope is None else f"{slope.value:.2f}")
     text += "" if local is None else f", last step {local}"
     # the paper's estimator has a floor, so of its curve only the fall is asked
-    return text + _checked(found), every(*steps, *([steep] if found.exact else []), own(found))
+    return text + _checked(found), combine(*steps, *([steep] if found.exact else []), own(found))
 
 
 def _scores(data: Data) -> tuple[str, str]:
     found: Scores = data["2a"]
     root, linear = found.histograms
     n = root.case.width
-    spread = every(below(root.variance, 1.25), below(Estimate(-root.variance.value, root.variance.error), -0.8))
-    verdict = every(spread, below(root.kolmogorov, 0.02), below(linear.variance, 4 / n))
+    spread = combine(
+        decide_below(root.variance, 1.25), decide_below(Estimate(-root.variance.value, root.variance.error), -0.8)
+    )
+    verdict = combine(spread, decide_below(root.kolmogorov, 0.02), decide_below(linear.variance, 4 / n))
     return (
         f"1/√n: variance {root.variance}, Kolmogorov distance to N(0, 1) {root.kolmogorov}; "
         f"1/n: variance {linear.variance}",
@@ -79,7 +88,7 @@ def _match(data: Data) -> tuple[str, str]:
     found: Heads = data["heads"]
     values = found.finite.best()
     text = "; ".join(f"H = {h:.0f}: KL {e}" for h, e in zip(found.finite.parameters, values, strict=True))
-    return text + _checked(found.finite), every(*(below(e, 1e-3) for e in values), own(found.finite))
+    return text + _checked(found.finite), combine(*(decide_below(e, 1e-3) for e in values), own(found.finite))
 
 
 def _gaussian(data: Data) -> tuple[str, str]:
@@ -88,7 +97,7 @@ def _gaussian(data: Data) -> tuple[str, str]:
         zip((int(h) for h in found.gaussian.parameters), found.gaussian.best(), strict=True)
     )
     listed = list(values.values())
-    steps = [falls(a, b) for a, b in itertools.pairwise(listed)]
+    steps = [decide_decreasing(a, b) for a, b in itertools.pairwise(listed)]
     target = found.gaussian_variance
     gaps = [Estimate(abs(v - target.value) / target.value, target.error / target.value) for v in found.limit_variances]
     text = f"KL to the Gaussian of its own variance {values[1]} (H = 1), {values[256]} (H = 256); variance "
@@ -101,8 +110,8 @@ def _gaussian(data: Data) -> tuple[str, str]:
         first, last = found.variances[0], found.variances[-1]
         gap = Estimate(abs(last.value / first.value - 1), (first.error**2 + last.error**2) ** 0.5 / first.value)
         text += f"; at width 256 {first} and {last}"
-        same = below(gap, 0.02)
-    verdict = every(*steps, same, *(below(gap, 1e-3) for gap in gaps), own(found.finite))
+        same = decide_below(gap, 0.02)
+    verdict = combine(*steps, same, *(decide_below(gap, 1e-3) for gap in gaps), own(found.finite))
     return text + _checked(found.finite), verdict
 
 
@@ -110,7 +119,7 @@ def _low_rank(data: Data) -> tuple[str, str]:
     found: Divergences = data["3b"]
     values = found.best()
     text = "KL " + ", ".join(f"{e} (H = {h:.0f})" for h, e in zip(found.parameters, values, strict=True))
-    return text + _checked(found), every(*(below(e, 5e-3) for e in values), own(found))
+    return text + _checked(found), combine(*(decide_below(e, 5e-3) for e in values), own(found))
 
 
 FALLING = (
@@ -186,3 +195,74 @@ def judged(data: Data) -> list[Row]:
         measured, verdict = judge(data) if needed in data else (f"figure {needed} was not asked for", ABSENT)
         rows.append(Row(claim, rule, measured, verdict, tuple(name for name in figures if name in data)))
     return rows
+
+
+BESIDE = (1, 64, math.inf)  # numbers of heads of the other laws: one, many, infinitely many
+SIGMAS = 4.0  # standard errors, as for verdicts
+TWICE = 4.0  # ratio of two KLs: twice the distance, as KL is half a squared distance
+
+
+class Other(NamedTuple):
+    """The limit of the same layer with another number of heads."""
+
+    heads: float
+    kl: float  # D(limit ‖ this law)
+    by_width: bool  # whether the nearest width is distinguished from it
+    by_draws: bool | None  # whether draws at infinite width are; None, if there are none
+
+
+@dataclass(frozen=True)
+class Separation:
+    """From which laws the nearest width of a figure is distinguished."""
+
+    figure: str
+    case: Case  # the nearest width to a limit
+    kurtosis: float  # of the limit
+    kl: Estimate  # from width n to the limit
+    others: tuple[Other, ...]
+
+
+def separations_ahead(figure: Figure) -> Iterator[None]:
+    """Make the laws that limits of a figure are compared with, piece by piece: they are remembered."""
+    for limit in dict.fromkeys(case.limit for case in figure.cases if figure.kind in ("kl", "heads")):
+        for heads in BESIDE:
+            if heads != limit.heads:
+                _apart(limit, heads)
+                yield
+
+
+def separations(plan: Plan, data: Mapping[str, Any]) -> list[Separation]:
+    """For every figure of divergences, and every limit in it."""
+    found = []
+    for name, measured in data.items():
+        curve = measured.finite if isinstance(measured, Heads) else measured
+        if isinstance(curve, Divergences):
+            pairs = zip(curve.figure.cases, curve.best(), strict=True)
+            nearest = {case.limit: (case, kl) for case, kl in pairs}  # of each limit the last, and widest
+            found += [_separation(plan, name, case, kl) for case, kl in nearest.values()]
+    return found
+
+
+def _separation(plan: Plan, figure: str, case: Case, kl: Estimate) -> Separation:
+    blocks = plan.replicated(case.limit) if plan.exact and plan.agreement(case) is not None else None
+    others = []
+    for heads in BESIDE:
+        if heads != case.heads:
+            apart = _apart(case.limit, heads)
+            told = None if blocks is None else not agreement(_with(case.limit, heads), blocks).agrees
+            others.append(Other(heads, apart, apart > TWICE * (kl.value + SIGMAS * kl.error), told))
+    return Separation(figure, case, float(limit_law(case).kurtosis()), kl, tuple(others))
+
+
+def _with(limit: Case, heads: float) -> Law:
+    """The limit of the same layer with so many heads."""
+    if math.isinf(heads):
+        return limit_law(limit).infinite_heads()
+    return limit_law(replace(limit, heads=int(heads)))
+
+
+@lru_cache(maxsize=64)  # figures share limits
+def _apart(limit: Case, heads: float) -> float:
+    """D(limit ‖ the limit with so many heads), by quadrature."""
+    here, there = (np.asarray(law.logpdf(GRID)) for law in (limit_law(limit), _with(limit, heads)))
+    return float(np.sum(WEIGHTS * kl_terms(np.exp(here), np.exp(there), there)))

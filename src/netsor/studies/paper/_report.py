@@ -7,12 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._page import made_by, page, picture
-from .._verdict import ABSENT, AGREES, CLASSES, DISAGREES
-from ._claims import Row
-from ._law import law
-from ._measure import Divergences, Heads
-from ._separate import Separation
+from .._html_report import figure_html, page, provenance_html
+from .._significance import ABSENT, AGREES, CLASSES, DISAGREES
+from ._claims import Row, Separation
+from ._estimators import Divergences, Heads
+from ._layer import law
 
 BODY = """\
 <p><em>Infinite-Width Limit of a Single Attention Layer: Analysis via Tensor Programs</em> (Sakai, Karakida, Imaizumi,
@@ -74,7 +73,7 @@ def report(
     estimator = manifest["options"]["estimator"]
     how = (
         f"{manifest['random_numbers']:,} random numbers for {manifest['draws']:,} draws; "
-        f"{manifest['seconds']['sampling']:.1f} core-seconds of sampling. {made_by(manifest)}"
+        f"{manifest['seconds']['sampling']:.1f} core-seconds of sampling. {provenance_html(manifest)}"
     )
     body = BODY.format(
         quick=f'<p class="quick">{html.escape(quick)}</p>' if quick else "",
@@ -83,7 +82,7 @@ def report(
         estimators=BOTH if estimator == "both" else "",
         apart=APART.format(rows="\n".join(map(_separated, apart))) if apart else "",
         law=law(),
-        figures="\n".join(picture(name, svg[name], f"Figure {name}. {data[name].figure.title}.") for name in svg),
+        figures="\n".join(figure_html(name, svg[name], f"Figure {name}. {data[name].figure.title}.") for name in svg),
         how=how,
     )
     return page("The paper, reproduced", body)

@@ -10,23 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..._arrays import one_blas_thread
-from ...engine._montecarlo import cores, whole_number
+from ..._array_api import one_blas_thread
+from ...engine._parallel import cores, whole_number
 from ...engine.backends import Backend, Numpy
 from ...language._given import shown
-from .._folder import Folder
-from .._manifest import surroundings, tidy
-from .._store import Store
-from .._workers import Workers, elsewhere, wait
-from ._cases import GROUPS, NAMES, Figure, Part, figures
-from ._claims import judged
-from ._draw import drawn
-from ._law import law as limit_section
-from ._measure import MEASURES, limits_ahead
-from ._plan import Plan
+from .._cache import Store
+from .._output_dir import Folder, environment, to_csv
+from .._process_pool import Workers, submit_remote, wait
+from ._claims import Separation, judged, separations, separations_ahead
+from ._estimators import MEASURES, limits_ahead
+from ._experiments import GROUPS, NAMES, Figure, Part, figures
+from ._layer import law as limit_section
+from ._plots import drawn
 from ._report import report, summary
-from ._sample import Cost, cost, draw, timed
-from ._separate import Separation, separations, separations_ahead
+from ._schedule import Cost, Plan, cost, draw, timed
 
 T = TypeVar("T")
 
@@ -138,7 +135,7 @@ def reproduce(options: Options) -> Finished:
         if options.executor is None:
             futures = {part: workers.submit(draw, part, plan.store.folder) for part in missing}
         else:
-            futures = {part: elsewhere(options.executor, timed, part, plan.store, cost) for part in missing}
+            futures = {part: submit_remote(options.executor, timed, part, plan.store, cost) for part in missing}
         ahead = _ahead(plan, order)
         for figure in order:
             mine = [futures[part] for part in plan.parts(figure) if part in futures]
@@ -147,7 +144,7 @@ def reproduce(options: Options) -> Finished:
                 begun = time.perf_counter()
                 data[figure.name] = MEASURES[figure.kind](plan, figure)
                 apart[figure.name] = separations(plan, {figure.name: data[figure.name]})
-            files[f"{figure.name}.csv"] = tidy(data[figure.name].rows())
+            files[f"{figure.name}.csv"] = to_csv(data[figure.name].rows())
             seconds[f"figure {figure.name}"] = round(time.perf_counter() - begun, 3)
             if all(future.done() for future in futures.values()):
                 pictures[figure.name] = workers.submit(drawn, data[figure.name])
@@ -207,7 +204,7 @@ def _manifest(options: Options, plan: Plan, costs: dict[Part, Cost], seconds: di
             "quick": options.quick,
         },
         "seed": options.seed,
-        **surroundings(),
+        **environment(),
         "draws": sum(part["samples"] for part in parts),
         "random_numbers": sum(part["random_numbers"] for part in parts),
         "seconds": {"sampling": round(sum(part["seconds"] for part in parts), 3), **seconds},

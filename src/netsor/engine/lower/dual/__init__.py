@@ -5,11 +5,11 @@ normal for a pair of directions, N(0,1), or N(0,2) for a direction with itself. 
 ⟨x, y⟩/n; it exists if the part of order 1 is 0 by the structure of the program.
 
 Parts of order 1 are the coordinates and scalars of a lowering. The ε parts are found here, when a score asks for them,
-each by the rule of its operation (`_vectors`, `_span`, `_scalars`). Some are not known: a scalar made from scores has
+each by the rule of its operation (`_rules`, `_parts`). Some are not known: a scalar made from scores has
 an ε part that depends on terms of order ε². Such parts are marked, marks go through the arithmetic (unknown · 0 = 0),
 and a score that would read one is refused (`_read`).
 """
 
-from ._read import order_epsilon, score
+from ._rules import order_epsilon, score
 
 __all__ = ["order_epsilon", "score"]

@@ -12,17 +12,16 @@ from ....language._array import Operation, Value
 from ....language._operation import Dot, MatMul
 from ....language._scalar import Scalar
 from ....language._vector import Vector
-from ..._steps import Register
-from ...passes._operations import Adjoint, Along, Fuse
-from .._clashes import unknown_pairs
-from .._clusters import Group
-from .._gradient_normals import enter_normals
+from ..._ir import Register
+from ...passes._operations import AdjointCorrection, Coefficients, Fuse, Span
+from .._components import FrameBatch
+from .._fluctuation_covariances import add_gradient_fluctuations, unknown_pairs
+from .._inner_products import crossed_products, paired_products, products
 from .._linear import fitted
-from .._marks import meeting
-from .._products import crossed_products, paired_products
-from .._state import Epsilon, State, Unit
+from .._state import Bools, Fluctuation, State, Unit
+from .._structural_zeros import supports_intersect, supports_intersect_within
 
-Rules = Mapping[type[Operation], Callable[..., Epsilon]]
+Rules = Mapping[type[Operation], Callable[..., Fluctuation]]
 
 
 class Dual:
@@ -31,7 +30,7 @@ class Dual:
     def __init__(self, s: State, vectors: Rules, scalars: Rules) -> None:
         self.s, self.vectors, self.scalars = s, vectors, scalars
 
-    def __getitem__(self, value: Value) -> Epsilon:
+    def __getitem__(self, value: Value) -> Fluctuation:
         """The ε part of a value: coordinates (*shape, blocks, ·) of vectors, (*shape,) of scalars.
 
         What its rule asks for comes before: a stack and no recursion, for a deep network is a chain.
@@ -50,7 +49,7 @@ class Dual:
                 made[one] = replace(found, guards=tuple(dict.fromkeys((*found.guards, *given))))
         return made[value]
 
-    def _rule(self, value: Value) -> Callable[..., Epsilon]:
+    def _rule(self, value: Value) -> Callable[..., Fluctuation]:
         if value not in self.s.inexact or (isinstance(value.op, MatMul) and value.op.x not in self.s.inexact):
             return none
         return (self.vectors if isinstance(value, Vector) else self.scalars).get(type(value.op), not_known)
@@ -61,13 +60,13 @@ class Dual:
         match value.op:
             case MatMul() | Fuse() | Dot(power=0.5):
                 return []
-            case Dot(x) | Along(x) if x not in limits:
+            case Dot(x) | Coefficients(x) if x not in limits:
                 return []
-            case Adjoint(g=g) if g not in limits:
+            case AdjointCorrection(g=g) if g not in limits:
                 return []
         return [x for x in value.op.inputs if isinstance(x, Scalar) or x in limits]
 
-    def _fitted(self, value: Value, found: Epsilon) -> Epsilon:
+    def _fitted(self, value: Value, found: Fluctuation) -> Fluctuation:
         if isinstance(value, Scalar):
             marks = [np.broadcast_to(m, value.shape) for m in (found.support, found.unknown)]
         else:
@@ -75,14 +74,19 @@ class Dual:
             marks = [fitted(m, shape) for m in (found.support, found.unknown)]
         return replace(found, support=marks[0], unknown=marks[1])
 
-    def product(self, x: Vector, y: Vector, ndim: int) -> Epsilon:
+    def product(self, x: Vector, y: Vector, ndim: int) -> Fluctuation:
         """The ε parts of ⟨x_i, y_j⟩, summed over blocks: x0 · N · y0 + x1 · y0 + x0 · y1, with so many axes."""
         s, more, other, ours, theirs = self.s, self[x], self[y], self.s.support(x), self.s.support(y)
         unknown = unknown_pairs(s, x, y, ndim, self.__getitem__)
-        unknown |= meeting(x, more.unknown, y, theirs, ndim) | meeting(x, ours, y, other.unknown, ndim)
+        unknown |= supports_intersect_within(x, more.unknown, y, theirs, ndim) | supports_intersect_within(
+            x, ours, y, other.unknown, ndim
+        )
         some, others = (np.asarray(marks.any(axis=(-2, -1), keepdims=True)) for marks in (ours, theirs))
-        support = meeting(x, some, y, others, ndim)
-        first, second = meeting(x, more.support, y, theirs, ndim), meeting(x, ours, y, other.support, ndim)
+        support = supports_intersect_within(x, some, y, others, ndim)
+        first, second = (
+            supports_intersect_within(x, more.support, y, theirs, ndim),
+            supports_intersect_within(x, ours, y, other.support, ndim),
+        )
         terms = []
         if (support & ~unknown).any():
             terms.append(self.crossed(x, y, ndim))
@@ -91,13 +95,13 @@ class Dual:
         if other.part is not None and second.any():
             terms.append(paired_products(s, s.vectors[x].lead, other.part, x, y, ndim))
         guards = tuple(dict.fromkeys((*more.guards, *other.guards)))
-        return Epsilon(self.sum(terms), support | first | second, unknown, self.unit(x), None, guards)
+        return Fluctuation(self.sum(terms), support | first | second, unknown, self.unit(x), None, guards)
 
     def crossed(self, x: Vector, y: Vector, ndim: int) -> Register:
         """x0 · N · y0, with the normals that have a rule of their own entered before."""
 
-        def normals(group: Group, i: int, j: int, same: bool) -> Register:
-            enter_normals(self.s, group, i, j, self.__getitem__)
+        def normals(group: FrameBatch, i: int, j: int, same: bool) -> Register:
+            add_gradient_fluctuations(self.s, group, i, j, self.__getitem__)
             return self.s.limit(group).normals(i, j, same)
 
         return crossed_products(self.s, x, y, ndim, normals)
@@ -106,14 +110,14 @@ class Dual:
         """An ε part counts in the units m^(−1/2) of its space, m the width of one of its blocks."""
         return x.width.name, x.width.factor / self.s.facts.blocks[x]
 
-    def converted(self, small: Epsilon, unit: Unit) -> Epsilon:
+    def converted(self, small: Fluctuation, unit: Unit) -> Fluctuation:
         """An ε part in the units of another space; unknown if their widths go to infinity at rates of their own."""
         if small.unit is None or small.unit == unit or not small.support.any():
             return small
         if small.unit[0] == unit[0] and small.part is not None:
             part = self.s.build.step("scale", small.part, by=math.sqrt(unit[1] / small.unit[1]))
             return replace(small, part=part, unit=unit)
-        return Epsilon(None, np.zeros_like(small.support), small.unknown | small.support)
+        return Fluctuation(None, np.zeros_like(small.support), small.unknown | small.support)
 
     def sum(self, terms: Sequence[Register]) -> Register | None:
         """The sum of arrays, the last axes of which may end in zeros that are not written."""
@@ -123,13 +127,150 @@ class Dual:
         return self.s.build.fold("add", [self.s.build.fitted(t, width) if t.shape else t for t in terms])
 
 
-def none(dual: Dual, value: Value, op: Operation) -> Epsilon:
+def none(dual: Dual, value: Value, op: Operation) -> Fluctuation:
     """The rule of what has no ε part."""
     zero = np.zeros(1 if isinstance(value, Vector) else (), dtype=bool)
-    return Epsilon(None, zero, zero)
+    return Fluctuation(None, zero, zero)
 
 
-def not_known(dual: Dual, value: Value, op: Operation) -> Epsilon:
+def not_known(dual: Dual, value: Value, op: Operation) -> Fluctuation:
     """The rule of what has an ε part that is not known, along all directions that a vector has."""
     some = dual.s.support(value) if isinstance(value, Vector) else np.ones(value.shape, dtype=bool)
-    return Epsilon(None, np.zeros_like(some), some)
+    return Fluctuation(None, np.zeros_like(some), some)
+
+
+def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
+    """Coefficients along directions that x is orthogonal to by structure have ε parts that are known.
+
+    Of all others they are not, so D1 is unknown along the directions that D0 has a part of. A vector that adds nothing
+    at order 1 but does at order ε has no direction for that. It counts if the matrix acts along it too, or its
+    transpose made something along it: then a score that depends on both is refused when it is drawn.
+    """
+    s, x, known = dual.s, op.x, op.known
+    build, blocks = s.build, s.facts.blocks[value]
+    lead, mean_square = s.vectors[value].lead, s.norm(x) ** 2
+    width, count = lead.shape[-1], value.shape[-1]
+
+    def wide(marks: Bools, v: Vector) -> Bools:
+        return fitted(marks, (*v.shape, blocks, width))
+
+    # Which of the directions, those known before and the new ones, each new one may depend on at order 1 (`own`)
+    given = [*known, value]
+    every = np.concatenate([wide(s.support(v), v) for v in given], axis=-3)
+    apart = _apart(every.reshape(-1, every.shape[-3], blocks * width))  # (copies, all, all)
+    apart = apart[:, -count:].reshape(*value.shape[:-1], count, -1)
+    own = ~apart & np.tri(count, apart.shape[-1], apart.shape[-1] - count, dtype=bool)
+    more = dual[x]
+    unknown = _reached(own, every)
+    for v, f in zip((*known, x), [*(dual[v] for v in known), more], strict=True):
+        start = 0 if v is not x else apart.shape[-1] - count
+        unknown |= _reached(own[..., start : start + v.shape[-1]], wide(f.unknown, v))
+
+    # x1 − C1 D' − C0 D'1
+    terms, reach = [] if more.part is None else [more.part], fitted(more.support, lead.shape)
+    for v in known:
+        both, cross = dual.product(x, v, value.ndim + 1), apart[..., : v.shape[-1]]
+        along = every[..., : v.shape[-1], :, :]
+        unknown |= _reached(cross & both.unknown, along)
+        if both.part is not None and (cross & both.support).any():
+            by = build.step("multiply", both.part, build.constant(-1.0 / mean_square * cross))
+            terms.append(s.mixed(by, s.vectors[v].lead))
+            reach = reach | _reached(cross & both.support, along)
+        old = dual[v]
+        if old.part is not None:
+            by = build.step("scale", products(s, x, v, value.ndim + 1, ""), by=-1.0 / mean_square)
+            terms.append(s.mixed(by, old.part))
+            reach = reach | _reached(supports_intersect(s, x, v, value.ndim + 1), wide(old.support, v))
+    total, made, left = dual.sum(terms), None, None
+    guards = [guard for v in known for guard in guards_of(dual, v, x)]
+    if total is not None:
+        made, left = _solved(s, value, x, given, total, own)
+        guards.append(build.step("lost", *_same_width(s, left, s.vectors[x].lead), later=True))
+        reach = _reached(own[..., -count:], reach)
+
+    # less Φ(…) D0
+    cross = apart[..., apart.shape[-1] - count :] & np.tri(count, k=-1, dtype=bool)
+    if cross.any():
+        inner = dual.crossed(value, value, value.ndim + 1)
+        if made is not None:
+            sides = paired_products(s, made, lead, value, value, value.ndim + 1)
+            inner = build.step("add", build.step("add", inner, sides), build.step("transposed", sides))
+        unclear = cross & unknown_pairs(s, value, value, value.ndim + 1, dual.__getitem__)
+        unknown |= _reached(unclear, every[..., -count:, :, :])
+        moved = s.mixed(build.step("multiply", inner, build.constant(-1.0 / mean_square * cross)), lead)
+        made = moved if made is None else build.step("add", made, moved)
+        reach = reach | _reached(cross, every[..., -count:, :, :])
+    return Fluctuation(made, reach, unknown, None, left, tuple(guards))
+
+
+def guards_of(dual: Dual, directions: Vector, x: Vector | None = None) -> list[Register]:
+    """Whether vectors x have a part along what was left over when these directions were found; if None, if any was."""
+    found, s = [], dual.s
+    for one in _behind(directions, Span):  # directions may be set end to end, or indexed
+        if isinstance(one.op, Span) and (left := dual[one].left) is not None:
+            other = left if x is None else s.vectors[x].lead
+            found.append(s.build.step("lost", *_same_width(s, left, other), later=False))
+    return found
+
+
+def made_of(x: Vector, images: Vector) -> bool:
+    """Whether vectors are combinations of what a matrix made, among others, or functions of such."""
+    return any(isinstance(v.op, MatMul) for v in {*_behind(x, MatMul)} & {*_behind(images, MatMul)})
+
+
+def _behind(x: Vector, stop: type[Operation]) -> list[Vector]:
+    """What vectors are made of, back to operations of a kind."""
+    pending: list[Value] = [x]
+    found: dict[Vector, None] = {}
+    while pending:
+        one = pending.pop()
+        if isinstance(one, Vector) and one not in found:
+            found[one] = None
+            pending += () if isinstance(one.op, stop) else one.op.inputs
+    return list(found)
+
+
+def _same_width(s: State, *arrays: Register) -> list[Register]:
+    """Arrays (…, vectors, blocks, ·) as rows (…, vectors, ·), with as many axes and directions as the largest has."""
+    width, ndim = max(a.shape[-1] for a in arrays), max(len(a.shape) for a in arrays)
+    return [s.lined(s.rows(a, width), len(a.shape), ndim) for a in arrays]
+
+
+def _solved(
+    s: State, value: Vector, x: Vector, given: list[Vector], total: Register, own: Bools
+) -> tuple[Register, Register]:
+    """Y = L^(−1) · total, and what of it is left over: no direction of order 1 holds it."""
+    build, lead, mean_square = s.build, s.vectors[value].lead, s.norm(x) ** 2
+    width = lead.shape[-1]
+    lower = build.step("scale", products(s, x, value, value.ndim + 1, ""), by=1 / mean_square)
+    rows = s.rows(total, width)
+    solved = build.step("transposed", build.step("solve", lower, build.step("transposed", rows)))
+    left = build.step("add", rows, build.step("scale", build.step("product", lower, solved), by=-1.0))
+    start = 0
+    for v in given:  # what unknown coefficients along directions before can hold is not lost
+        stop = start + v.shape[-1]
+        flat = s.rows(s.vectors[v].lead, width)
+        inside = build.constant(own[..., start:stop] / mean_square)
+        along = build.step("multiply", build.step("gram", left, flat), inside)
+        left = build.step("add", left, build.step("scale", build.step("product", along, flat), by=-1.0))
+        start = stop
+    left = build.step("left_over", left, rows, s.rows(s.vectors[x].lead, width))
+    return build.reshape(solved, *lead.shape), build.reshape(left, *lead.shape)
+
+
+def _apart(marks: Bools) -> Bools:
+    """Whether two of the vectors (copies, vectors, ·) are in different components of those that share a direction."""
+    near = marks.astype(np.float64) @ np.swapaxes(marks, -1, -2).astype(np.float64) > 0
+    while True:
+        wider = near.astype(np.float64) @ near.astype(np.float64) > 0
+        if (wider == near).all():
+            return ~near
+        near = wider
+
+
+def _reached(pairs: Bools, marks: Bools) -> Bools:
+    """Where any of the vectors j (…, j, blocks, ·) that i is paired with (…, i, j) has a part."""
+    *front, blocks, width = marks.shape
+    flat = marks.reshape(*front, blocks * width).astype(np.float64)
+    found = pairs.astype(np.float64) @ flat > 0
+    return found.reshape(*found.shape[:-1], blocks, width)

@@ -5,30 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..._builder import Builder
-from .._clusters import Group
+from ..._ir_builder import Builder
+from .._components import FrameBatch
+from ._finite_width import BartlettFrame, StandardBasis
 from ._frame import Application, Frame
-from ._growing import Growing
-from ._limit import NO_VALUE, Directions, Limit, NestedError
-from ._nodes import Nodes
-from ._whole import Whole
+from ._infinite_width import NO_VALUE, Directions, InfiniteWidthFrame, NestedNonlinearity, QmcFrame
 
 __all__ = [
     "NO_VALUE",
     "Application",
+    "BartlettFrame",
     "Directions",
     "Frame",
-    "Growing",
-    "Limit",
-    "NestedError",
-    "Nodes",
-    "Whole",
+    "InfiniteWidthFrame",
+    "NestedNonlinearity",
+    "QmcFrame",
+    "StandardBasis",
     "frame_for",
 ]
 
 
 def frame_for(
-    group: Group, build: Builder, picked: Sequence[int], virtual: bool, nested: bool, scored: bool, whole: bool
+    group: FrameBatch, build: Builder, picked: Sequence[int], virtual: bool, nested: bool, scored: bool, whole: bool
 ) -> Frame:
     """The frames of a group of clusters.
 
@@ -37,8 +35,8 @@ def frame_for(
     on another's outputs. `scored`: scores are asked for. `whole`: at finite width, all coordinates cost less.
     """
     if virtual:
-        return Limit(group, build, ones=True, scored=True)
+        return InfiniteWidthFrame(group, build, ones=True, scored=True)
     if group.width == math.inf:
-        return Nodes(group, build) if nested else Limit(group, build, group.constant, scored)
-    chosen = Whole if group.nonlinear or group.given or whole else Growing
+        return QmcFrame(group, build) if nested else InfiniteWidthFrame(group, build, group.constant, scored)
+    chosen = StandardBasis if group.nonlinear or group.given or whole else BartlettFrame
     return chosen(group, build, picked)

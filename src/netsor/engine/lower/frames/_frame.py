@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from ....activations import Function
 from ....language._vector import Vector
-from ..._builder import Builder
-from ..._steps import Register
-from .._clusters import Group, Number
-from .._features import Rests
+from ..._ir import Register
+from ..._ir_builder import Builder
+from .._components import FrameBatch, Number
+from .._residual_features import ResidualBasis
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.intp]
@@ -33,7 +33,7 @@ class Application:
     marks: Sequence[Bools]  # and along which directions it can have coordinates
     params: Sequence[Register]  # (frames, k) each
     vectors: Sequence[tuple[Vector, Ints]]  # each argument, and its places (frames, k) there
-    rests: Rests  # the outputs that are asked for products with these
+    rests: ResidualBasis  # the outputs that are asked for products with these
     linear: bool  # whether products with linear vectors are asked for too
     number: Number  # of the value, for seeds
 
@@ -45,7 +45,7 @@ class Frame(ABC):
     scores = False  # the normals of its directions are known, so that products of order n^(−1/2) are
     loosens = False  # it gets more and more directions as a program goes on: it is turned when they are many
 
-    def __init__(self, group: Group, build: Builder, directions: int, one: float | None) -> None:
+    def __init__(self, group: FrameBatch, build: Builder, directions: int, one: float | None) -> None:
         self.group, self.build, self.directions = group, build, directions
         self.constant: Register | None = None  # the coordinates of (1, …, 1), (frames, directions)
         if one is not None:

@@ -1,0 +1,157 @@
+"""What functions ask of array libraries: which one an array is of, eigenvalues of many matrices, threads of BLAS."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+Array = Any
+C = TypeVar("C", bound=type)
+
+STREAMS = 4  # matrices at a time whose eigenvalues a GPU finds: eight are no faster
+MIN_THREADED_ROWS = 256  # rows of a matrix from which threads pay
+
+
+def array_namespace(*arrays: Array) -> Any:
+    """The array library of arrays, with the functions of the array API; numpy has them itself.
+
+    The first time that it is asked, `array_api_compat` loads numpy's tests and its compiler of Fortran.
+    """
+    if all(isinstance(array, np.ndarray | np.generic) for array in arrays):
+        return np
+    from array_api_compat import array_namespace
+
+    return array_namespace(*arrays)
+
+
+def eigenvalues(a: Array) -> Array:
+    """Those of symmetric matrices (…, s, s)."""
+    return _of_many(a, array_namespace(a).linalg.eigvalsh)
+
+
+def eigenvectors(a: Array) -> tuple[Array, Array]:
+    """The eigenvalues of symmetric matrices, and the vectors as columns."""
+    values, vectors = _of_many(a, array_namespace(a).linalg.eigh)
+    return values, vectors
+
+
+def _of_many(a: Array, f: Callable[[Array], Any]) -> Any:
+    """f of matrices. On a GPU one matrix does not fill it: several at a time, each on a stream of its own."""
+    if (
+        isinstance(a, np.ndarray)
+        or a.ndim < 3
+        or a.shape[-1] < MIN_THREADED_ROWS
+        or getattr(a, "is_cuda", None) is not True
+    ):
+        return f(a)
+    import torch
+
+    f(torch.ones((1, 1), device=a.device))  # PyTorch loads its solver, which one thread alone can do
+
+    def found(some: Array, stream: Any) -> Any:
+        with torch.no_grad(), torch.cuda.stream(stream):
+            return f(some)  # waits for its end
+
+    parts = a.reshape(-1, *a.shape[-2:]).chunk(STREAMS)
+    torch.cuda.current_stream(a.device).synchronize()
+    with ThreadPoolExecutor(STREAMS) as pool:
+        made = list(pool.map(found, parts, [torch.cuda.Stream(a.device) for _ in parts]))
+    if isinstance(made[0], torch.Tensor):
+        return torch.cat(made).reshape(a.shape[:-1])
+    values, vectors = (torch.cat(each) for each in zip(*made, strict=True))
+    return values.reshape(a.shape[:-1]), vectors.reshape(a.shape)
+
+
+class Limits(NamedTuple):
+    """The libraries that were limited, with the threads they had, while some blocks of code need it."""
+
+    blocks: list[None]
+    before: list[tuple[Any, int]]
+
+    def release(self) -> None:
+        """A block ends: the last one restores what the first one found."""
+        self.blocks.pop()
+        while self.before and not self.blocks:
+            _set_threads(*self.before.pop())
+
+
+class _Own(threading.local):
+    """Limits of the current thread: an OpenBLAS that is built with OpenMP has a number of threads for each caller."""
+
+    def __init__(self) -> None:
+        self.limits = Limits([], [])
+
+
+_lock = threading.Lock()
+_process = Limits([], [])
+_own = _Own()
+_scanned = 0  # how many modules Python had loaded when its libraries were last looked up
+_libraries: list[Any] = []  # BLAS libraries in memory
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Limit every BLAS library to one thread while any block of code, in any thread of the process, needs it.
+
+    The workers are the parallelism: with threads of its own in each of them, BLAS would compete for the cores. And the
+    last digits of a matrix product depend on the number of threads. Blocks are counted, since the limit is the
+    process's: one that ends must not lift it for the others.
+    """
+    both = _process, _own.limits
+    with _lock:
+        new = not all(limits.blocks for limits in both)
+        for limits in both:
+            limits.blocks.append(None)
+        if new or _scanned != len(sys.modules):
+            _limit()
+    try:
+        yield
+    finally:
+        with _lock:
+            for limits in both:
+                limits.release()
+
+
+def _limit() -> None:
+    """Limit the libraries that have more threads. SciPy loads a BLAS of its own, perhaps while the limit is in force.
+
+    Looking the libraries up takes 1 to 3 ms, so that it is done again only after Python has loaded other modules.
+    """
+    global _scanned
+    if _scanned != len(sys.modules):
+        _scanned = len(sys.modules)
+        _libraries[:] = [found for found in ThreadpoolController().lib_controllers if found.user_api == "blas"]
+    for library in _libraries:
+        threads = library.get_num_threads()
+        if threads is not None and threads > 1:
+            limits = _own.limits if getattr(library, "threading_layer", None) == "openmp" else _process
+            limits.before.append((library, threads))
+            _set_threads(library, 1)
+
+
+def _set_threads(library: Any, threads: int) -> None:
+    """Set them from any thread: threadpoolctl 3.8 ignores all but the first that does, until it is cleared."""
+    clear = getattr(library, "clear_controlling_thread", lambda force: None)
+    clear(force=True)
+    library.set_num_threads(threads)
+    clear(force=True)
+
+
+def single_threaded(cls: C) -> C:
+    """A class whose public methods and properties compute on one BLAS thread."""
+    for name, value in list(vars(cls).items()):
+        if name.startswith("_"):
+            continue
+        if isinstance(value, FunctionType):
+            setattr(cls, name, one_blas_thread()(value))
+        elif isinstance(value, property) and value.fget is not None:
+            setattr(cls, name, property(one_blas_thread()(value.fget), value.fset, value.fdel, value.__doc__))
+    return cls

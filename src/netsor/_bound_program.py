@@ -1,0 +1,155 @@
+"""A program at given widths: the plan, the law, and what Markov chains move over."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .engine import Plan, PlanQuery, QuadratureWarning, Sampling
+from .engine._cost_model import Prices
+from .engine._match_attention import recognise
+from .engine._reparametrise import Latent
+from .engine._sampler import (
+    Moves,
+    checked_quadrature_error,
+    moves,
+    moves_of_draws,
+    sample_conditional_law,
+    sample_outputs,
+    split,
+)
+from .engine.backends import Backend, Numpy
+from .language._array import Value
+from .language._given import as_whole, shown
+from .language._vector import Vector
+from .language._width import inf
+from .laws import HeadSum, Joint, Mixture, Provenance, head_sum
+
+
+def picked(argument: Any, outputs: Sequence[Value], bound: Mapping[str, float]) -> list[int] | None:
+    """The coordinates, in the order that was written; None if none were chosen."""
+    if argument is None:
+        return None
+    several = argument if isinstance(argument, list | tuple | range) else [argument]
+    if isinstance(argument, np.ndarray) and argument.ndim == 1:
+        several = list(argument)
+    places = [as_whole(place) for place in several]
+    found = [place for place in places if place is not None]
+    if not found or len(found) < len(places):
+        raise ValueError(f"coordinates={shown(argument)} must be an integer or a list of integers")
+    widths = {value.width.bind(bound) for value in outputs if isinstance(value, Vector)}
+    if not widths:
+        raise ValueError(f"coordinates={shown(argument)}: a scalar has no coordinates; leave them out")
+    for width in widths:
+        low = 0 if math.isinf(width) else -int(width)  # there is no last one of infinitely many
+        outside = [place for place in found if not low <= place < width]
+        if outside:
+            allowed = "0 or more at infinite width" if math.isinf(width) else f"from {low} to {width - 1}"
+            raise ValueError(f"coordinates={shown(argument)}: {shown(outside[0])} must be {allowed}")
+        if len({place if math.isinf(width) else place % int(width) for place in found}) < len(found):
+            raise ValueError(f"coordinates={shown(argument)} names a coordinate twice")
+    return found
+
+
+Numbers = npt.NDArray[np.float64]
+Coordinates = int | list[int] | None
+NEGLIGIBLE = 1e-3  # quadrature error of draws, relative to the spread of an output
+
+
+@dataclass(frozen=True)
+class AtWidths:
+    """Outputs of a program with its widths bound, and what is known of their law there.
+
+    `whole` are all outputs of the program: those of a part have the seeds and the widths of the whole.
+    """
+
+    outputs: tuple[Value, ...]
+    whole: tuple[Value, ...]
+    widths: dict[str, float]
+    status: str
+
+    def question(self, places: Sequence[int] | None = None) -> PlanQuery:
+        """What the engine is asked for: these coordinates of the vectors, or any."""
+        chosen = None if places is None else tuple(places)
+        return PlanQuery(self.outputs, tuple(self.widths.items()), chosen, whole=self.whole)
+
+    def plan(self, name: str, coordinates: Coordinates, prices: Prices) -> Plan:
+        """What would be drawn and computed, for a program of this name."""
+        places = picked(coordinates, self.outputs, self.widths)
+        at = ", ".join(f"{k} = {'∞' if width == inf else f'{width:,}'}" for k, width in self.widths.items())
+        title = f"plan of {name}" + (f" at {at}" if at else "")
+        if places is not None:
+            title += f", coordinate{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
+        return replace(replace(self.question(places), prices=prices).plan(), title=title)
+
+    def law(self, coordinates: Coordinates, how: Sampling) -> Mixture | HeadSum | Joint:
+        """By its formula, if there is one, and by the engine otherwise."""
+        places = picked(coordinates, self.outputs, self.widths)
+        layer = recognise(self.outputs, self.widths) if places is None or len(places) == 1 else None
+        if layer is None:
+            return self._sampled(places, how)
+        origin = Provenance(self.status, "convolution over heads at infinite width")
+        return head_sum(
+            layer.scores, layer.values, layer.heads, layer.scale, origin, lambda: self._sampled(places, how)
+        )
+
+    def _sampled(self, places: Sequence[int] | None, how: Sampling) -> Mixture | Joint:
+        found = sample_conditional_law(self.question(places), how)
+        origin = Provenance(
+            self.status,
+            self._method("exact engine", how.backend),
+            found.random_numbers,
+            how.seed,
+            found.quadrature_error,
+            found.notes,
+        )
+        if found.mean.shape[1] > 1:
+            return Joint(found.mean, found.cov, origin)
+        mean, var = found.mean[:, 0], found.cov[:, 0, 0]
+        return Mixture(mean, var, origin, count=found.count, binning=found.binning)
+
+    def draw(self, how: Sampling) -> list[Numbers]:
+        """Draws of the outputs, refused as a law is; with a warning if their quadrature error is not negligible."""
+        error = checked_quadrature_error(moves_of_draws(self._priced(how)))
+        if error > NEGLIGIBLE:
+            warnings.warn(QuadratureWarning(error), stacklevel=3)
+        return self.unchecked(how)
+
+    def unchecked(self, how: Sampling) -> list[Numbers]:
+        """Draws of the outputs, whatever their quadrature error."""
+        return sample_outputs(self._priced(how), how)
+
+    def moves(self, where: Backend) -> Moves | None:
+        """What Gaussian expectations do to draws if they move by their errors; None if there are none."""
+        return moves_of_draws(replace(self.question(), prices=where.prices))
+
+    def split(self, rows: Numbers) -> list[Numbers]:
+        """Numbers of all entries, (…, entries), by output: (…, *shape) each."""
+        return split(rows, self.outputs)
+
+    def _priced(self, how: Sampling) -> PlanQuery:
+        return replace(self.question(), prices=how.backend.prices)
+
+    def latent(self, workers: int | None, where: Backend, seed: int = 0) -> tuple[Latent, Provenance]:
+        """What chains move over, and what is known of it."""
+        question = self.question()
+        plan = question.plan()
+        error = checked_quadrature_error(moves(question))
+        method = self._method("chains over what the exact engine draws", where)
+        return Latent(plan, workers, where), Provenance(
+            self.status, method, plan.random_numbers, seed, error, plan.notes
+        )
+
+    def shifted(self, workers: int | None) -> list[Latent]:
+        """The same with every Gaussian expectation off by its error, either way."""
+        return [Latent(self.question().plan(k), workers) for k in (1, 2)]
+
+    def _method(self, what: str, where: Backend) -> str:
+        at = ", ".join(f"{k} = {v}" for k, v in self.widths.items()) or "fixed widths"
+        return f"{what} at {at}" + (f" ({where})" if where != Numpy() else "")

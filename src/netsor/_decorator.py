@@ -1,0 +1,94 @@
+"""The decorator that makes programs of functions written in the language."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec
+
+from ._program import Program, key_text
+from .language._given import shown
+from .language._probe import watching
+from .language._source_location import TraceError
+
+P = ParamSpec("P")
+
+
+class Traced(Generic[P]):
+    """A function written in the language, decorated: calling it gives the `Program`."""
+
+    def __init__(self, function: Callable[P, Any]) -> None:
+        if not callable(function):
+            raise TraceError(
+                "program", f"function={shown(function)} must be a function that returns vectors or scalars"
+            )
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._name = str(getattr(function, "__name__", type(function).__name__))  # an object that is called has none
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Program:
+        name = f"{self._name}({self._arguments(args, kwargs)})"  # first: the arguments may be wrong
+        with watching() as probes:
+            return Program(self._function(*args, **kwargs), name, probes)
+
+    def _arguments(self, args: Any, kwargs: Any) -> str:
+        try:
+            signature = inspect.signature(self._function)
+        except ValueError:  # some functions written in C tell nobody what they take
+            return ""
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{error}; it is called as {self._name}{signature}") from None
+        given.apply_defaults()
+        return ", ".join(f"{name}={_argument_text(value)}" for name, value in given.arguments.items())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_function", "_name"):
+            raise AttributeError(name)
+        raise AttributeError(f"{self._name} makes a program when it is called: write {self._name}().{name}")
+
+    def __getitem__(self, key: Any) -> Program:
+        raise TypeError(f"{self._name} makes a program when it is called: write {self._name}()[{key_text(key)}]")
+
+    def __repr__(self) -> str:
+        try:
+            signature = str(inspect.signature(self._function))
+        except ValueError:
+            signature = "(…)"
+        return f"<{self._name}{signature}: makes a program when it is called, {self._name}()>"
+
+    def __reduce__(self) -> str:
+        return self._function.__qualname__  # by name, so that it can be sent to another process
+
+
+def program(function: Callable[P, Any]) -> Traced[P]:
+    """Turn a function written in the language into one that returns a `Program`.
+
+    Decorate the whole network; its building blocks stay plain functions of vectors and scalars.
+
+    Parameters
+    ----------
+    function
+        Returns a vector, a scalar or a tuple of them; its arguments are sizes and options.
+
+    Returns
+    -------
+    Traced
+        Called with the arguments of the function, it returns the `Program`.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> @ns.program
+    ... def layer(tokens=4, heads=2):
+    ...     return ns.nn.attention(ns.gaussian(n, tokens), heads)
+    >>> layer(heads=1)
+    <Program layer(tokens=4, heads=1): <Vector of shape (4,) in R^n, by MatMul>>
+    """
+    return Traced(function)
+
+
+def _argument_text(argument: object) -> str:
+    return argument.__name__ if inspect.isfunction(argument) else shown(argument)

@@ -1,0 +1,189 @@
+"""One's own program on the command line: FILE:PROGRAM, its arguments and its widths."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .._program import Program
+from ..language._graph import topological_order, widths_of
+from ..language._source_location import PlacedError
+from ._options import MAX_EXACT_INT, WIDTH, shown
+
+OURS = Path(click.__file__).parent  # click calls our commands: an error placed there is at no line of the user
+LOADED: set[str] = set()  # files of users' programs: an error with one in its traceback may be the user's
+NAME = re.compile(r"(?P<name>[^\W\d]\w*)(?:\[(?P<index>[-\d,\s]+)\])?")
+
+
+@dataclass(frozen=True)
+class LoadedProgram:
+    """What FILE:PROGRAM names: a program, or a function that returns one, and the arguments for it."""
+
+    target: str
+    module: str
+    name: str
+    value: Any
+    arguments: dict[str, Any]
+    index: str | None
+
+    def build(self) -> Program:
+        """The program, or the part of it that is named."""
+        net = self.value
+        if callable(net) and not isinstance(net, Program):
+            try:
+                net = net(**self.arguments)
+            except (KeyboardInterrupt, BrokenPipeError):
+                raise
+            except BaseException as error:
+                raise click.UsageError(f"PROGRAM {shown(self.target)} cannot be built: {one_line(error)}") from None
+        elif self.arguments:
+            name = next(iter(self.arguments))
+            raise click.UsageError(f"--arg {name} is given, but PROGRAM {shown(self.target)} is no function")
+        if not isinstance(net, Program):
+            raise click.UsageError(
+                f"PROGRAM {shown(self.target)} must be a program (see ns.program), got {type(net).__name__}"
+            )
+        return net if self.index is None else _part(net, self.index, self.target)
+
+
+def is_target(source: str) -> bool:
+    """Whether it is a FILE:PROGRAM; a path to a file may have a colon in it."""
+    return ":" in source and not Path(source).exists()
+
+
+def find(target: str, arguments: Sequence[str] = ()) -> LoadedProgram:
+    """What FILE:PROGRAM names, with a part of it, FILE:PROGRAM[0]; FILE is run."""
+    module_name, _, attribute = target.rpartition(":")
+    match = NAME.fullmatch(attribute)
+    if not module_name or match is None:
+        raise click.UsageError(
+            f"FILE:PROGRAM {shown(target)} must be a .py file (or module), a colon and a name, with [i] for one output"
+        )
+    values = {name: _literal(text) for name, text in pairs("--arg", arguments).items()}
+    try:
+        module = _module(module_name)
+    except (KeyboardInterrupt, BrokenPipeError):
+        raise
+    except BaseException as error:  # SystemExit too: a file that ends the process has no verdict
+        raise click.UsageError(f"FILE {shown(module_name)} cannot be imported: {_why(error)}") from None
+    LOADED.add(str(getattr(module, "__file__", "")))
+    value: Any = getattr(module, match["name"], None)
+    if value is None:
+        raise click.UsageError(f"PROGRAM {match['name']!r} is not in {shown(module_name)}")
+    return LoadedProgram(target, module_name, match["name"], value, values, match["index"])
+
+
+def load(target: str, arguments: Sequence[str] = ()) -> Program:
+    """The program that FILE:PROGRAM names; functions are called with --arg."""
+    return find(target, arguments).build()
+
+
+def _part(net: Program, index: str, target: str) -> Program:
+    try:
+        key = ast.literal_eval(index.strip())
+        return net[key]
+    except (SyntaxError, ValueError, IndexError, TypeError) as error:
+        raise click.UsageError(f"PROGRAM {shown(target)} has no part [{index}]: {one_line(error)}") from None
+
+
+def _module(name: str) -> Any:
+    if not name.endswith(".py"):
+        with _prepend_sys_path(""):  # as python -m does
+            return importlib.import_module(name)
+    path = Path(name)
+    if path.exists() and not path.is_file():  # reading a pipe would wait
+        raise ValueError("it is a folder, a device or a pipe")
+    spec = importlib.util.spec_from_file_location(f"netsor_program_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look up their module there
+    with _prepend_sys_path(str(path.parent.resolve())):  # as python FILE does
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _prepend_sys_path(folder: str) -> Iterator[None]:
+    """Imports look into this folder first, and later on last: its csv.py is not for what netsor loads as it runs."""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the file may have changed the path itself
+            sys.path.remove(folder)
+            sys.path.append(folder)
+
+
+def _why(error: BaseException) -> str:
+    """Why a file cannot be read, without its path, which the message names already."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error in one line; the name of its class if it has none."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # the __str__ of a user's error may fail
+        text = ""
+    if isinstance(error, PlacedError) and Path(error.where.file).is_relative_to(OURS):
+        text = error.plain  # no line of the user's is to blame
+    if isinstance(error, SystemExit):
+        return f"it ends the process (sys.exit({text}))"
+    return text or type(error).__name__
+
+
+def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """The values of --bind n=256 or --arg heads=4, by name."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name.isidentifier():
+            raise click.UsageError(f"{option} {shown(text)} must be a name, =, and a value")
+        if name in found:
+            raise click.UsageError(f"{option} {name} is given twice")
+        found[name] = value.strip()
+    return found
+
+
+def _literal(text: str) -> Any:
+    """A value from a Python literal; any other text is a string."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return text
+
+
+def bound(net: Program, binds: Sequence[str]) -> dict[str, float]:
+    """The widths of the program, all of them, by --bind."""
+    widths: dict[str, float] = {}
+    names = ", ".join(net.widths) or "no widths to bind"
+    for name, value in pairs("--bind", binds).items():
+        if name not in net.widths:
+            raise click.UsageError(f"--bind {name} is no width of the program, which has {names}")
+        try:
+            widths[name] = WIDTH.convert(value, None, None)
+        except click.BadParameter as error:
+            raise click.UsageError(f"--bind {name}: {error.message}") from None
+    missing = [name for name in net.widths if name not in widths]
+    if missing:
+        raise click.UsageError(f"--bind {missing[0]}=N is missing: the program has the widths {names}")
+    for width in widths_of(topological_order(net._whole)):
+        if MAX_EXACT_INT <= width.bind(widths) < math.inf:
+            name = str(width.name)
+            raise click.UsageError(
+                f"--bind {name}={widths[name]} makes the width {width} 2^53 or more: give less, or inf"
+            )
+    return widths

@@ -1,0 +1,207 @@
+"""netsor law: the law of one output coordinate."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ._backend_options import executor_context, place_options, pop_backend, pop_plan_backend, where_options
+from ._options import POINT, cli, sampling_options, subject_options
+from ._output import INFINITE_HEADS, check_plot, draw, echo, echo_json, error_of, finite, stdout_to_stderr
+
+if TYPE_CHECKING:
+    from ..laws import Estimate
+
+
+@cli.command("law")
+@subject_options(width="inf")
+@sampling_options
+@where_options
+@click.option(
+    "--at", type=POINT, multiple=True, help="A point for density and distribution function; may be given again."
+)
+def law_command(
+    draws: int, seed: int, as_json: bool, plot: str | None, at: tuple[float, ...], infinite_heads: bool, **options: Any
+) -> None:
+    """The law of one output coordinate of the attention layer, or of a program of one's own.
+
+    FILE:PROGRAM is a .py file (which is run) or module, a colon, and the name of a program in it or of a function that
+    returns one; PROGRAM[i] is one of several outputs. Bind its widths, --bind n=256 --bind d=inf.
+    """
+    from ._budget import announce
+    from ._subject import subject
+
+    check_plot(plot)
+    where = pop_backend(options)
+    with stdout_to_stderr(as_json):
+        asked = subject({**options, "infinite_heads": infinite_heads}, draws, backend=where.backend)
+        with executor_context(where) as how:
+            announce(asked.seconds)
+            law = asked.infinite_heads() if infinite_heads else asked.law(draws, seed, **how)
+        known = law.with_error
+        moments = {"mean": known.mean(), "variance": known.var(), "excess kurtosis": known.kurtosis()}
+        for name, found in moments.items():
+            finite(name, found.value)
+        points = {"pdf": [], "cdf": []} if not at else _points(law, at)
+        if plot:
+            draw(plot, {INFINITE_HEADS if infinite_heads else asked.label: law})
+    if as_json:
+        rows = {
+            name: [{"y": y, "value": e.value, "error": error_of(e.error)} for y, e in zip(at, found, strict=True)]
+            for name, found in points.items()
+        }
+        echo_json(
+            {
+                "mean": float(moments["mean"].value),
+                "mean_error": error_of(moments["mean"].error),
+                "variance": float(moments["variance"].value),
+                "variance_error": error_of(moments["variance"].error),
+                "excess_kurtosis": float(moments["excess kurtosis"].value),
+                "excess_kurtosis_error": error_of(moments["excess kurtosis"].error),
+                **rows,
+                "method": law.method,
+                "status": law.status,
+                "random_numbers": law.random_numbers,
+                "notes": list(law.notes),
+            }
+        )
+        return
+    echo(f"{law.method} ({law.status}; {law.random_numbers} random numbers a replica)")
+    for note in law.notes:
+        echo(f"note: {note}")
+    for name, found in moments.items():
+        echo(f"{name:16} {found}")
+    for y, pdf, cdf in zip(at, points["pdf"], points["cdf"], strict=True):
+        echo(f"y = {y:<10g} pdf {pdf}   cdf {cdf}")
+
+
+def _points(law: Any, at: tuple[float, ...]) -> dict[str, list[Estimate]]:
+    """Density and distribution function at the points."""
+    from ..laws import Estimate
+
+    found = {}
+    for name in ("pdf", "cdf"):
+        value, error = getattr(law.with_error, name)(list(at))
+        found[name] = [
+            Estimate(finite(f"{name} at {y:g}", v), float(e)) for y, v, e in zip(at, value, error, strict=True)
+        ]
+    return found
+
+
+@cli.command("compare")
+@subject_options(width="256")
+@sampling_options
+@where_options
+@click.option("--keep-head-dim", is_flag=True, help="Keep the head dimension on the infinite side.")
+def compare_command(
+    draws: int,
+    seed: int,
+    as_json: bool,
+    plot: str | None,
+    keep_head_dim: bool,
+    infinite_heads: bool,
+    **options: Any,
+) -> None:
+    """Width N against width ∞: KL, total variation, Wasserstein-1, Kolmogorov, each with an error.
+
+    Of a program of one's own, FILE:PROGRAM, the widths that --bind gives against all widths at ∞. FILE is run.
+    """
+    from ..laws import distances
+    from ._budget import announce
+    from ._subject import subject
+
+    check_plot(plot)
+    where = pop_backend(options)
+    if keep_head_dim and options["head_dim"] is None:
+        raise click.UsageError("--keep-head-dim needs --head-dim D, the head dimension of the built-in layer to keep")
+    if keep_head_dim and infinite_heads:
+        raise click.UsageError(
+            "--keep-head-dim and --infinite-heads exclude each other: the latter takes d to infinity"
+        )
+    with stdout_to_stderr(as_json):
+        asked = subject({**options, "infinite_heads": infinite_heads}, draws, both=True, backend=where.backend)
+        limit = asked.limit(keep=("d",) if keep_head_dim else ())
+        with executor_context(where) as how:
+            announce(asked.seconds)
+            laws = (
+                asked.law(draws, seed, **how),
+                limit.infinite_heads() if infinite_heads else limit.law(draws, seed, **how),
+            )
+        found = distances(*laws)
+        notes = list(dict.fromkeys(note for law in laws for note in law.notes))
+        for name, distance in found.items():
+            finite(name.replace("_", " "), distance.value)
+        if plot:
+            names = asked.label, INFINITE_HEADS if infinite_heads else limit.label
+            draw(plot, dict(zip(names, laws, strict=True)))
+    if as_json:
+        rows = {name: {"value": e.value, "error": error_of(e.error)} for name, e in found.items()}
+        echo_json({**rows, "method": [law.method for law in laws], "status": laws[1].status, "notes": notes})
+        return
+    echo(f"{laws[0].method} against {laws[1].method} ({laws[1].status})")
+    for note in notes:
+        echo(f"note: {note}")
+    for name, estimate in found.items():
+        echo(f"{name.replace('_', ' '):16} {estimate}")
+
+
+NOTICED = 0.1  # seconds: if making the plan takes longer, that is printed
+
+
+@cli.command("plan")
+@subject_options(width="256")
+@place_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def plan_command(as_json: bool, **options: Any) -> None:
+    """What would be drawn and computed for one replica, and what it costs; nothing is drawn.
+
+    Of the attention layer, or of a program of one's own, FILE:PROGRAM with --bind; FILE is run. With --backend and
+    --device it is the plan that law makes there: a device that is named need not be here, since a plan depends on cpu
+    or cuda alone. It is the same in both precisions; bytes are those of double precision.
+    """
+    from ._subject import PLANS, subject
+
+    if options["infinite_heads"]:
+        raise click.UsageError("--infinite-heads is a formula, and has no plan")
+    place = pop_plan_backend(options)
+    with stdout_to_stderr(as_json):
+        asked = subject(options)
+        start = time.perf_counter()
+        plan = asked.plan(**place)
+        seconds = time.perf_counter() - start
+        text = str(plan)
+    if as_json:
+        costs = {name: int(getattr(plan, name)) for name in ("bytes", "operations", "random_numbers")}
+        echo_json({"program": asked.net.name, **costs, "planning_seconds": seconds, "place": plan.place, "plan": text})
+        return
+    echo(text)
+    if seconds > NOTICED:
+        count = PLANS[math.inf in asked.widths.values()]
+        echo(f"  the plan itself took {seconds:.2g} s; a law makes {count} of them, so it takes that much longer")
+
+
+@cli.command("check")
+@click.argument("program", metavar="FILE:PROGRAM")
+@click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of the program's function.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def check_command(program: str, arguments: tuple[str, ...], as_json: bool) -> None:
+    """The verdict on Assumption 3.1: is the limit of a program proved?
+
+    FILE is the path of a .py file, or a module's name. It is run, as Python runs it: check no file that you do not
+    trust. PROGRAM is a program in it, or a function that returns one. Exit code 1 if the program has no limit.
+    """
+    from ..language._check_report import NO_LIMIT
+    from ._load_program import load
+
+    with stdout_to_stderr(as_json):
+        report = load(program, arguments).check()
+    if as_json:
+        points = [{"name": p.name, "verdict": p.verdict, "findings": list(p.findings)} for p in report.points]
+        echo_json({"program": report.program, "verdict": report.verdict, "points": points})
+    else:
+        echo(str(report))
+    if report.verdict == NO_LIMIT:
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,291 @@
+"""netsor audit: what a transformer does at initialisation, block by block, with findings and a report."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ._backend_options import pop_backend, where_options
+from ._options import DRAWS, MIN_DRAWS, PORT, POSITIVE, SEED, TRIALS, WORKERS, Number, cli, shown
+from ._output import check_name, echo, echo_error, stdout_to_stderr
+from ._signals import Watch
+
+FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left its band of --baseline
+
+
+@cli.command("audit")
+@click.argument("model")
+@click.option("--bind", "binds", multiple=True, metavar="NAME=N", help="A width of FILE:PROGRAM.")
+@click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
+@click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
+@click.option("--recipe", metavar="NAME", help="Draw MODEL by a known recipe: gpt2, mup, … (a wrong name lists all).")
+@click.option(
+    "--compare-recipe",
+    "recipes",
+    multiple=True,
+    metavar="NAME",
+    help="Compare MODEL with itself drawn by another recipe; may be repeated.",
+)
+@click.option("--compare", multiple=True, metavar="OTHER", help="Another model, to compare with; may be repeated.")
+@click.option(
+    "--compare-set",
+    "others",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Change a field of OTHER; without --compare, compare MODEL with itself so changed.",
+)
+@click.option(
+    "--sweep",
+    metavar="FIELD=A,B,…",
+    help="Compare MODEL with each of these numbers in a field, as std=0.005,0.01,0.02.",
+)
+@click.option(
+    "--tokens", metavar="N,…", help="Number of tokens, all different, or several such lengths.  [default: 16,128]"
+)
+@click.option("--ids", metavar="I,J,…", help="The token ids themselves, such as 3,7,7,1, in place of --tokens.")
+@click.option(
+    "--draws",
+    type=MIN_DRAWS,
+    help="Number of random initialisations.  [default: 200 of 16 tokens, fewer of more, 16 at least]",
+)
+@click.option(
+    "--widths",
+    type=click.Choice(["actual", "inf", "both"]),
+    help="The model's own widths, all of them at infinity, or both.  [default: both]",
+)
+@click.option("--quick", is_flag=True, help="16 draws of 16 tokens at the model's own widths: seconds, for a test.")
+@click.option("--fail-on", metavar="RULE,…", help="Exit with code 3 if one of these rules is found, or undecided.")
+@click.option(
+    "--baseline",
+    metavar="FILE",
+    help="Exit with code 3 if a median leaves its 5–95 % band in an earlier audit: its --json, or audit.json of --out.",
+)
+@click.option(
+    "--gradients/--no-gradients",
+    default=None,
+    help="The backward half too, gradients by block and kind of weight, or not.  [default: of the shortest inputs, if "
+    "that at most doubles the time]",
+)
+@click.option("--ranges", is_flag=True, help="Largest and smallest numbers too, against bf16, fp16 and fp8.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")
+@partial(where_options, auto=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.pass_obj
+def audit_command(
+    watch: Watch, /, as_json: bool, out: str | None, fail_on: str | None, baseline: str | None, **options: Any
+) -> None:
+    """A transformer before it is trained: what it does at initialisation, block by block, and findings by stated rules.
+
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:PROGRAM, a program
+    of your own that names with ns.probe what is to be watched; FILE is run. No weight has to be drawn, so the model may
+    be of any size.
+    With --out an audit of a model that was interrupted goes on where it stopped; files in the folder that are not of an
+    earlier audit are never overwritten.
+    """
+    from ._audit_run import against, audited, earlier_of, rules_of
+    from ._study import printed
+
+    if out is not None:
+        check_name("--out", out)
+    rules = rules_of(fail_on, options)
+    earlier = earlier_of(baseline)
+    where = pop_backend(options, auto=True)
+    with stdout_to_stderr(as_json):
+        found = audited(watch, out, where, options, rules, earlier)
+    verdict, left = against(found, earlier)
+    try:
+        failed = [verdict] * any(each["departures"] for each in left.values()) + found.failed(rules)
+    except ValueError as error:  # what only the draws tell, such as that no branch adds anything
+        raise click.UsageError(f"--fail-on {shown(fail_on)}: {error}") from None
+    printed(found, out, as_json, verdict, left)
+    if failed:
+        echo_error("; ".join(failed))
+        raise click.exceptions.Exit(FAILED)
+
+
+MIN_FOUR = Number("an integer, 4 or more (below 2^53)", lambda v: 4 <= v < 2**53, whole=True)
+TOLERANCE = Number("a number above 0, at most 1", lambda v: 0 < v <= 1)
+
+
+@cli.command("coord-check")
+@click.argument("model")
+@click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE", help="Change a field of MODEL.")
+@click.option("--widths", metavar="N,…", help="Widths of the stream.  [default: 256,1024,4096]")
+@click.option("--depths", metavar="L,…", help="Numbers of blocks, at one width: exponents of the depth.")
+@click.option(
+    "--optimiser", type=click.Choice(["sgd", "muon", "adam"]), default="sgd", show_default=True, help="What steps."
+)
+@click.option(
+    "--lr",
+    metavar="X",
+    help="Learning rate at MODEL's own width, or query=X,head=Y,… by kinds of weights; of FILE:FUNCTION a number, or "
+    "the name of rates in FILE.  [default: 0.001 of SGD and Muon, 0.0001 of Adam]",
+)
+@click.option(
+    "--parametrisation",
+    "rules",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="sp, mup, ntk, mean-field, fixed, or a .json or .toml file; may be repeated.  [default: sp and mup]",
+)
+@click.option(
+    "--grow",
+    type=click.Choice(["heads", "head-dim"]),
+    default="heads",
+    show_default=True,
+    help="What grows with the width: the number of heads, or their dimension.",
+)
+@click.option("--tokens", type=POSITIVE, help="Tokens of a random batch.  [default: 4]")
+@click.option("--ids", metavar="I,J,…", help="The ids of the batch; each is the target of the one before it.")
+@click.option("--targets", metavar="I,J,…", help="A target for each of --ids.")
+@click.option("--draws", type=MIN_FOUR, default=32, show_default=True, help="Initialisations at each width.")
+@click.option(
+    "--tolerance", type=TOLERANCE, default=0.1, show_default=True, help="How far an exponent may be from its promise."
+)
+@click.option("--fail", is_flag=True, help="Exit with code 3 if there is something to change.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the batch and of the draws.")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--out", metavar="DIR", help="A folder for the report, figures, tables and finished draws.")
+@where_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.pass_obj
+def coord_check_command(watch: Watch, /, as_json: bool, out: str | None, fail: bool, **options: Any) -> None:
+    """A coordinate check without training: how much one step changes each activation, against the width.
+
+    MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:FUNCTION, a function
+    of the width that returns a program whose output is the loss and that names with ns.probe what is to be watched;
+    FILE is run. No weight is drawn and nothing is trained. With --out a check of a model that was interrupted goes on
+    where it stopped; files in the folder that are not of an earlier check are never overwritten.
+    """
+    from ._coord_check_run import checked
+    from ._study import printed
+
+    if out is not None:
+        check_name("--out", out)
+    where = pop_backend(options)
+    with stdout_to_stderr(as_json):
+        found = checked(watch, out, where, options)
+    printed(found, out, as_json)
+    bad = [check for check in found if not check.kept]
+    if fail and bad:
+        told = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)
+        echo_error(f"not as promised: {told}")
+        raise click.exceptions.Exit(FAILED)
+
+
+@cli.command("reproduce")
+@click.argument("names", metavar="[FIGURE]...", nargs=-1)
+@click.option(
+    "--out", metavar="DIR", default="results", show_default=True, help="The folder for figures, data and the report."
+)
+@click.option("--samples", type=DRAWS, help="Draws of a trial.  [default: 50000, and 100000 for ReLU]")
+@click.option("--trials", type=TRIALS, help="Trials.  [default: 10]")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--quick", is_flag=True, help="A first look: 2 trials of 2500 draws.")
+@click.option(
+    "--estimator",
+    type=click.Choice(["paper", "exact", "both"]),
+    default="both",
+    show_default=True,
+    help="Kernel estimates as in the paper, the exact conditional densities, or both.",
+)
+@click.option("--tokens", type=POSITIVE, default=16, show_default=True, help="The larger number of tokens of figure 4.")
+@where_options
+@click.pass_obj
+def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **options: Any) -> None:
+    """The paper's figures, their data, and a report on its claims.
+
+    FIGURE is any of 1a 1b 2a 2b 3a 3b 4a 4b 5a 5b heads; 1 to 5 for both panels; exp1 to exp4 as the paper's public
+    code numbers its experiments; or all, the default. A run that was interrupted goes on where it stopped. Files in
+    the folder that are not of an earlier run are never overwritten.
+    """
+    from ._reproduce_run import reproduced
+
+    check_name("--out", out)
+    reproduced(watch, names, out, pop_backend(options), options)
+
+
+@cli.command("literature")
+@click.argument("names", metavar="[RESULT]...", nargs=-1)
+@click.option(
+    "--out", metavar="DIR", default="literature", show_default=True, help="The folder for figures, data and the report."
+)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
+@click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
+@click.option("--quick", is_flag=True, help="A first look, in about a minute.")
+@click.pass_obj
+def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, **options: Any) -> None:
+    """Published results on transformers at initialisation, each beside the exact law, with a verdict.
+
+    RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong, all of them unless given. A run
+    that was interrupted goes on where it stopped. Files in the folder that are not of an earlier run are never
+    overwritten.
+    """
+    from ..studies.literature._study import Options, prepare, run
+    from ._budget import announce
+    from ._study import of_out, report_errors, resume_message
+
+    check_name("--out", out)
+    try:
+        asked = Options(names, Path(out), **options)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    with report_errors(watch, asked.out, resume_message("parts"), of_out):
+        prepare(asked)
+        announce(asked.seconds)
+        done = run(asked)
+    for name, claims in done.claims.items():
+        for claim in claims:
+            echo(f"{name}: {claim.verdict}: {claim.published}")
+    echo(done.summary)
+    echo(f"report: {done.report}")
+
+
+@cli.command("explore")
+@click.argument("program", metavar="[FILE:PROGRAM]", required=False)
+@click.option("--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of its function.")
+@click.option("--port", type=PORT, default=0, help="A port of this machine.  [default: a free one]")
+@click.option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
+@click.pass_obj
+def explore_command(watch: Watch, program: str | None, arguments: tuple[str, ...], port: int, no_browser: bool) -> None:
+    """A page in the browser: move a slider, see the law. Ctrl-C ends it.
+
+    It is shown to this machine alone, by an address with a token. With FILE:PROGRAM there are sliders for a program of
+    one's own too, for its widths and the numbers that its function takes; FILE is run.
+    """
+    if arguments and program is None:
+        raise click.UsageError(f"--arg {arguments[0]} needs a FILE:PROGRAM that it is about")
+    for package in ("marimo", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise click.UsageError(f"explore needs {package}, which is not installed: pip install 'netsor[explore]'")
+    from ..explore import Target, serve
+    from ._load_program import find
+
+    # functions of a program may divide by zero where it does not matter; views check that their numbers are finite
+    warnings.simplefilter("ignore", RuntimeWarning)
+    target = None
+    if program is not None:
+        found = find(program, arguments)
+        found.build()  # an error in the program is reported here
+        part = None if found.index is None else ast.literal_eval(found.index.strip())
+        target = Target(found.module, found.name, found.value, part, found.arguments)
+    watch.message = "stopped"
+    try:
+        serve(target, port, not no_browser, lambda address: click.echo(f"open {address} (Ctrl-C ends it)"))
+    except KeyboardInterrupt:
+        watch.say()
+        os._exit(130)  # open tabs have threads that would keep the process; there is nothing to save
+    except BrokenPipeError:  # nobody reads the address
+        raise
+    except OSError as error:
+        raise click.UsageError(f"--port {port} cannot be used: {error.strerror or error}") from None

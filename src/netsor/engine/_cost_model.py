@@ -1,0 +1,51 @@
+"""What a plan's work takes where it runs, in seconds for a replica: lowering chooses the cheaper of exact ways by it.
+
+The numbers are measured once and frozen, never when a plan is made: a program has the same plan on every machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+PREFERENCE = 1.0  # times the seconds of directions or factors, above which matrices are not drawn in their place
+FEWEST = 64  # inputs of a matrix below which it is not: their number is that of the sources at every width
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Seconds for one number of each kind, of one replica among many that are computed together."""
+
+    place: str
+    normal: float
+    chi: float
+    entry: float  # that is made
+    function: float  # an entry that a function reads or makes
+    product: float  # a multiplication of a matrix product
+    factor_entry: float  # of a triangular factor, beside its multiplications
+    factor_row: float  # the same for each row: rows come one after the other, however many matrices there are
+    ragged: bool = False  # whether each replica can draw its own amount of numbers: see `lower._relu_gram`
+
+    def factor(self, matrices: float, rows: float, columns: float) -> float:
+        """Products of rows with each other, and the triangular factor of these."""
+        entries = rows**2 * ((columns + rows) * self.product + self.factor_entry)
+        return matrices * (entries + rows * self.factor_row)
+
+
+# One core of an x86 processor.
+CPU = Prices(
+    "one core", normal=9e-9, chi=3e-8, entry=1.5e-9, function=1.5e-8, product=2e-10, factor_entry=5e-8, factor_row=0.0
+)
+NUMPY = replace(CPU, ragged=True)
+# One H200 by PyTorch in single precision. Normals and products are those of the network with every weight drawn; what
+# else factors take, with their χ, was set so that the stack of bench/gpu.py, at 64 to 1,024 tokens, is not far from its
+# faster way at any length.
+ACCELERATOR = Prices(
+    "an accelerator",
+    normal=6.3e-12,
+    chi=1e-8,
+    entry=7e-11,
+    function=2.8e-11,
+    product=3.6e-14,
+    factor_entry=0.0,
+    factor_row=3e-8,
+)

@@ -1,0 +1,151 @@
+"""Scores with correlated factors: where E[Z^x Z^y] ≠ 0, the score n^(−1/2) ⟨x, y⟩ grows like n^(1/2).
+
+The engine computes the limit of ⟨x, y⟩/n in a few replicas, with every width at infinity. Scores inside x and y are
+replaced by random scalars: in the limit scores are random and independent of the variables Z, so what is not 0 for
+random scalars is not 0 for them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .._array_api import one_blas_thread
+from ..language._array import Value, VectorAccess
+from ..language._graph import topological_order, widths_of
+from ..language._operation import Dot, Gaussian, MatMul, Normal, Source
+from ..language._rotary import Rotate
+from ..language._scalar import Scalar
+from ..language._slicing import Bools, asked_entries
+from ..language._vector import Vector
+from ._error import ExactError
+from ._plan import Plan
+from .backends._numpy import Streams, block
+from .lower import make_plan
+
+Array = npt.NDArray[np.float64]
+
+REPLICAS = 8  # a product of order 1 may be 0 by chance in one replica, not in all
+MIN_CORRELATION = 1e-6  # correlation of x and y: where a sum cancels, rounding may leave less
+CERTAIN = 10.0  # a product is not 0 if it is larger than so many times its error
+
+
+class Product(NamedTuple):
+    """⟨x_i, y_j⟩/n for those i, j that are asked for."""
+
+    x: Vector
+    y: Vector
+    asked: Bools
+
+
+def correlated(outputs: Sequence[Value], scores: Sequence[Value]) -> set[Value]:
+    """The scores that have correlated factors in an entry that an output depends on.
+
+    Left out are scores of which the engine cannot compute ⟨x, y⟩/n at infinite width, and those whose factors depend on
+    the transpose of a matrix: lowering a backward pass takes long, and where such a score diverges `law` refuses it.
+    """
+    values = topological_order(outputs)
+    made, backward = _gaussian_sources(values), _after_transposes(values)
+    unclear = [p for p in scores if _in_limit(p) and p not in backward]
+    unclear = [p for p in unclear if not _independent(*(made[x] for x in p.op.inputs))]
+    if not unclear:
+        return set()
+    new, asked = _without_scores(values), asked_entries(outputs)
+    factors = [[new[x] for x in p.op.inputs] for p in unclear]
+    return _found([(p, Product(x, y, asked[p])) for p, (x, y) in zip(unclear, factors, strict=True)])
+
+
+def _found(products: Sequence[tuple[Value, Product]]) -> set[Value]:
+    """All scores by one lowering; where the engine refuses it, by one of each half of them."""
+    try:
+        with warnings.catch_warnings():  # of the user's functions: `law` shows them
+            warnings.simplefilter("ignore")
+            found = certain([product for _, product in products])
+    except ExactError:
+        half = len(products) // 2
+        return _found(products[:half]) | _found(products[half:]) if half else set()
+    return {score for (score, _), entries in zip(products, found, strict=True) if entries.any()}
+
+
+def _in_limit(value: Value) -> bool:
+    """Whether a value is a score whose width goes to infinity."""
+    return isinstance(value.op, Dot) and value.op.power == 0.5 and value.op.x.width.name is not None
+
+
+def _gaussian_sources(values: Sequence[Value]) -> dict[Value, frozenset[Source] | None]:
+    """The matrices and initial vectors of Gaussian vectors of mean 0 that each vector is a combination of, or None."""
+    made: dict[Value, frozenset[Source] | None] = {}
+    for value in values:
+        if not isinstance(value, Vector):
+            continue
+        match value.op:
+            case Gaussian(source, mean):
+                made[value] = None if mean.any() else frozenset([source])
+            case MatMul(weight):
+                made[value] = frozenset([weight.source])
+            case op:
+                parts = [made[x] for x in op.inputs if isinstance(x, Vector)]
+                known = [part for part in parts if part is not None]
+                linear = (op.acts is VectorAccess.LINEARLY or isinstance(op, Rotate)) and len(known) == len(parts)
+                made[value] = frozenset().union(*known) if linear else None
+    return made
+
+
+def _after_transposes(values: Sequence[Value]) -> set[Value]:
+    """The values that depend on what a transpose made."""
+    found: set[Value] = set()
+    for value in values:
+        transpose = isinstance(value.op, MatMul) and value.op.weight.transposed
+        if transpose or not found.isdisjoint(value.op.inputs):
+            found.add(value)
+    return found
+
+
+def _independent(x: frozenset[Source] | None, y: frozenset[Source] | None) -> bool:
+    return x is not None and y is not None and x.isdisjoint(y)
+
+
+def _without_scores(values: Sequence[Value]) -> dict[Value, Any]:
+    """Each value of a program, as it is with random scalars in place of scores."""
+    new: dict[Value, Any] = {}
+    for value in values:
+        inputs = [new[x] for x in value.op.inputs]
+        same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
+        op = Normal(Source(None), 1.0, value.shape) if _in_limit(value) else value.op.with_inputs(*inputs)
+        new[value] = value if same and not _in_limit(value) else replace(value, op=op)
+    return new
+
+
+def certain(products: Sequence[Product]) -> list[Bools]:
+    """Of each ⟨x_i, y_j⟩/n asked for, whether its limit is certainly not 0."""
+    scalars: list[Scalar] = []
+    for x, y, asked in products:
+        squares = [Scalar(Dot(v[..., None], v[..., None], 1.0), (*v.shape, 1, 1)) for v in (x, y)]
+        scalars += [Scalar(Dot(x, y, 1.0), asked.shape), *squares]
+    bound = {w.name: np.inf for w in widths_of(topological_order(scalars)) if w.name is not None}
+    ends = np.cumsum([p.size for p in scalars])[:-1]
+
+    def limits(plan: Plan) -> list[Array]:
+        """The scalars, (replicas, entries) each."""
+        with one_blas_thread(), np.errstate(all="ignore"):
+            mean, _ = block(plan, Streams(0, 0), REPLICAS)
+        return np.split(np.broadcast_to(mean, (REPLICAS, mean.shape[1])), ends, axis=1)
+
+    plan = make_plan(scalars, bound)
+    found, known = limits(plan), []
+    for (x, y, asked), limit, xx, yy in zip(products, found[::3], found[1::3], found[2::3], strict=True):
+        lengths = [np.sqrt(v.max(axis=0)).reshape(of.shape) for v, of in ((xx, x), (yy, y))]
+        sizes = np.broadcast_to(lengths[0][..., :, None] * lengths[1][..., None, :], asked.shape)
+        known.append((np.abs(limit) > MIN_CORRELATION * sizes.ravel()) & asked.ravel())
+    for shift in range(1, 5 if plan.nodes else 3 if plan.expects else 1):  # see `_expectation_ops`
+        if not any(entries.any() for entries in known):
+            break
+        moved = limits(make_plan(scalars, bound, shift=shift))
+        for limit, other, entries in zip(found[::3], moved[::3], known, strict=True):
+            entries &= np.abs(limit) > CERTAIN * np.abs(other - limit)
+    return [np.asarray(entries.any(axis=0)).reshape(p.asked.shape) for entries, p in zip(known, products, strict=True)]

@@ -1,0 +1,203 @@
+"""Gaussian expectations as instructions of a plan: what nonlinearities make of Gram matrices at infinite width.
+
+Vectors of an infinitely wide space are rows of coordinates along orthonormal directions, the first along (1, …, 1) if
+the space has means. Coordinate α of such a vector is Gaussian: with the first entry for mean, and the products of the
+others for covariance. A law is computed again with every expectation moved by its own error, to see how much the law
+moves: `shift` 0 is without, 1 moves all upward, 2 with alternating signs like a chessboard (so that a Gram matrix stays
+positive). Each shift has quasi-random nodes of its own.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import scipy
+
+from ..activations import Function
+from ._error import InfiniteError
+from ._ops import gram, squares
+
+Array = Any
+
+
+class HostOnly(Exception):
+    """Raised in other array libraries for an expectation that only numpy computes: by a series, table or quadrature."""
+
+
+NODES = 2**12  # quasi-random points that stand in for the coordinates of an infinitely wide vector
+SETS = 8  # independently scrambled Sobol sets that the nodes are divided into
+DIMENSIONS = 16  # of a Sobol set, one for each source; more sources use more sets
+
+
+def _law(u: Array, constant: bool) -> tuple[Array, Array]:
+    """Means (…, i, r) and centred coordinates of arguments (…, i, r, directions)."""
+    if constant:
+        return u[..., 0], u[..., 1:]
+    return np.zeros(u.shape[:-1]), u
+
+
+def kernel(
+    xp: Any, u: Array, v: Array, *params: Array, f: Function, g: Function, given: int, constant: bool, shift: int
+) -> Array:
+    """E[f(u_i) g(v_j)] for all pairs (…, i, j), u (…, i, r, directions); the first `given` params belong to f."""
+    from . import expect  # it has much to import, and finite widths need none of it
+
+    if xp is not np:
+        return _native(xp, u, v, f, g, constant or bool(params))
+    own = u is v and f is g and all(p is q for p, q in zip(params[:given], params[given:], strict=True))
+    mu, a = _law(u, constant)
+    nu, b = (mu, a) if own else _law(v, constant)
+    x = expect.BatchedFunction(f, mu, params[:given])
+    y = (
+        x if own else expect.BatchedFunction(g, nu, params[given:])
+    )  # the same rows: half of a symmetric kernel is computed
+    if a.shape[-2] == b.shape[-2] == 1:
+        xx = a @ np.swapaxes(a, -1, -2)
+        yy = xx if own else b @ np.swapaxes(b, -1, -2)
+        xy = (a[..., 0, :] @ np.swapaxes(b[..., 0, :], -1, -2))[..., None, None]
+        value, error = expect.kernel(x, y, xx, xy, yy)
+    else:
+        value, error = expect.kernel_of_several(x, y, a, b)
+    _check_known(value, error, (f, g), a)
+    return _shifted(value, error, shift)
+
+
+def moments(xp: Any, u: Array, *params: Array, f: Function, constant: bool, shift: int) -> Array:
+    """E[f(u_i)], then the coefficients of the regression of f(u_i) on its arguments, (…, i, 1 + r)."""
+    from . import expect  # as above
+
+    if xp is not np:
+        raise HostOnly
+    mu, a = _law(u, constant)
+    x = expect.BatchedFunction(f, mu, params)
+    if a.shape[-2] == 1:
+        mean, slope, error = expect.moments(x, a @ np.swapaxes(a, -1, -2))
+    else:
+        mean, slope, error = expect.moments_of_several(x, a)
+    _check_known(mean, error, (f,), a)
+    both = np.concatenate([mean[..., None], slope], axis=-1)
+    # the error is that of β u, so the error of β is it over the length of u
+    length = np.linalg.norm(a, axis=-1)
+    of_slope = np.where(length > 0, 1.0 / np.where(length > 0, length, 1.0), 0.0)
+    per_error = np.concatenate([np.ones((*length.shape[:-1], 1)), of_slope], axis=-1)
+    return _shifted(both, np.asarray(error)[..., None] * per_error, int(shift in (1, 2)))
+
+
+def _native(xp: Any, u: Array, v: Array, f: Function, g: Function, more: bool) -> Array:
+    """A kernel in closed form, in any array library; its error is 0, so no shift moves it."""
+    from .expect import closed_form  # as above
+
+    if more or u.shape[-2] != 1 or v.shape[-2] != 1:
+        raise HostOnly
+    x, y = u[..., 0, :], v[..., 0, :]
+    found = closed_form(f, g, 0.0, 0.0, squares(xp, x)[..., :, None], gram(xp, x, y), squares(xp, y)[..., None, :])
+    if found is None:
+        raise HostOnly
+    return found
+
+
+def _check_known(value: Array, error: Array, functions: tuple[Function, ...], a: Array) -> None:
+    """Refuse an expectation whose error is infinite; one that is NaN is reported when the law is made."""
+    if not np.any(np.isinf(error) & ~np.isnan(value)):
+        return
+    names = " and ".join(dict.fromkeys(f.name for f in functions))
+    std = np.max(np.linalg.norm(a, axis=-1), initial=0.0)
+    raise InfiniteError(
+        f"the second moment of {names} looks infinite, or {names} varies faster than can be resolved, for a Gaussian "
+        f"argument of standard deviation up to {std:.4g}: bound the function, or take a smaller standard deviation"
+    )
+
+
+def _shifted(value: Array, error: Array, shift: int) -> Array:
+    if shift not in (1, 2):
+        return value
+    if shift == 1:
+        return value + error
+    i, j = np.indices(value.shape[-2:])
+    return value + (1 - 2 * ((i + j) % 2)) * error
+
+
+# Nodes, where a nonlinearity acts on combinations of outputs of other nonlinearities: values of the sources at
+# quasi-random points stand in for the coordinates of an infinitely wide vector.
+
+
+@cache
+def _sobol_set(number: int, scramble: int) -> Array:
+    """Values (DIMENSIONS, NODES) of independent N(0, 1) variables at the points of one Sobol set."""
+    points = []
+    for part in range(SETS):
+        rng = np.random.default_rng([20190910, number, scramble, part])
+        drawn = scipy.stats.qmc.Sobol(DIMENSIONS, scramble=True, rng=rng).random(NODES // SETS)
+        points.append(rng.permutation(drawn) if number else drawn)
+    return scipy.special.ndtri(np.clip(np.concatenate(points), 1e-12, 1 - 1e-12)).T
+
+
+@cache
+def gaussian_nodes(sources: int, constant: bool, scramble: int) -> Array:
+    """Values (sources, NODES)/√NODES of independent N(0, 1) variables, after a row of ones if `constant`.
+
+    Rows are orthonormal, so that products of Gaussian vectors are exact; the first rows do not depend on their number.
+    """
+    sets = -(-sources // DIMENSIONS)
+    rows = np.concatenate([np.ones((1, NODES)), *(_sobol_set(k, scramble) for k in range(sets))])[: sources + 1]
+    q, r = np.linalg.qr(rows.T)  # Gram–Schmidt, in order
+    orthonormal: Array = (q * np.sign(np.diagonal(r))).T
+    return orthonormal if constant else orthonormal[1:]
+
+
+NEARLY = 1e-8  # Gram determinant of two vectors over the product of their squares: below, they count as parallel
+
+
+def tilted_means(xp: Any, e: Array, g: Array, zeroth: Array, second: Array) -> Array:
+    """E[e_a ψ(g_l) x] for x along each direction, from E[ψ(g_l)] and E[g_l² ψ(g_l)], (…, A k, directions)."""
+    square = squares(xp, g)[..., None]
+    alive = square > 0
+    inverse = xp.where(alive, 1.0 / xp.where(alive, square, xp.ones_like(square)), xp.zeros_like(square))
+    alpha = gram(xp, e, g * inverse)[..., None]  # (…, A, k, 1): of e_a along g_l
+    by = alpha * (second * inverse - zeroth)[..., None, :, :]
+    found = by * g[..., None, :, :] + zeroth[..., None, :, :] * e[..., :, None, :]
+    return xp.reshape(found, (*found.shape[:-3], found.shape[-3] * found.shape[-2], found.shape[-1]))
+
+
+def tilted(xp: Any, e: Array, g: Array, h: Array, *more: Array, rows: int) -> Array:
+    """E[e_a ψ(g_l) F_j] for F = e'_b χ(h_m), with four rows, or F = χ(h_m), with three.
+
+    From E[g^p ψ(g) h^q χ(h)] for (p, q) = (2,0), (1,1), (0,2), (0,0), or (1,0), (0,1), by regression on g_l and h_m.
+    """
+    others, kernels = more[: rows - 3], more[rows - 3 :]
+    gg, hh, gh = squares(xp, g)[..., :, None], squares(xp, h)[..., None, :], gram(xp, g, h)
+    det = gg * hh - gh * gh
+    regular = det > NEARLY * gg * hh
+    one, zero = xp.ones_like(gh), xp.zeros_like(gh)
+    safe = xp.where(regular, det, one)
+    first = xp.where(regular, hh / safe, xp.where(gg > 0, one / xp.where(gg > 0, gg, one), zero))
+    both = xp.where(regular, -gh / safe, zero)
+    last = xp.where(regular, gg / safe, xp.where((gg > 0) | (hh == 0), zero, one / xp.where(hh > 0, hh, one)))
+
+    def along(rows: Array) -> tuple[Array, Array, Array, Array]:
+        """Products with g_l and h_m, and coefficients along them, (…, a, l, m)."""
+        x, y = gram(xp, rows, g)[..., :, :, None], gram(xp, rows, h)[..., :, None, :]
+        return (
+            x,
+            y,
+            first[..., None, :, :] * x + both[..., None, :, :] * y,
+            both[..., None, :, :] * x + last[..., None, :, :] * y,
+        )
+
+    _, _, a1, a2 = along(e)
+    if not others:
+        found = a1 * kernels[0][..., None, :, :] + a2 * kernels[1][..., None, :, :]
+        return xp.reshape(found, (*found.shape[:-3], found.shape[-3] * found.shape[-2], found.shape[-1]))
+    x, y, b1, b2 = along(others[0])
+    k20, k11, k02, k00 = (k[..., None, :, None, :] for k in kernels)
+    a1, a2 = a1[..., :, :, None, :], a2[..., :, :, None, :]  # (…, a, l, b, m)
+    b1, b2, x, y = (
+        xp.moveaxis(z, -3, -2)[..., None, :, :, :]
+        for z in (b1, b2, xp.broadcast_to(x, b1.shape), xp.broadcast_to(y, b1.shape))
+    )
+    left = gram(xp, e, others[0])[..., :, None, :, None] - a1 * x - a2 * y
+    found = a1 * b1 * k20 + (a1 * b2 + a2 * b1) * k11 + a2 * b2 * k02 + left * k00
+    *front, i, j, k, m = found.shape
+    return xp.reshape(found, (*front, i * j, k * m))

@@ -1,0 +1,288 @@
+"""Orthonormal directions of vectors, from the vectors and not from their products: so that small parts are seen.
+
+Products of vectors know a length down to the root of the rounding error: what of a vector is below 3e-7 of it is lost
+in them, and a vector that lies in the span of others seems to have a part outside of it. From the vectors themselves a
+part is known down to the rounding error; what is below 1e-12 of a vector is taken for it, and is 0.
+
+Products cost less. So they are used where every pivot of a factor of theirs is sure, and what they tell is right to
+many digits; the other matrices are made again, vector by vector (Gram and Schmidt, each twice). Which way is taken is
+decided matrix by matrix, so that no replica depends on those beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from ._ops import gram, product, squares
+from ._psd_cholesky import (
+    SINGLE_SURE,
+    LinalgBackend,
+    basis,
+    diagonal,
+    factor,
+    inverse,
+    lower_factor,
+    safe_pivot_ratio,
+    solve,
+    tolerance,
+)
+
+Array = Any
+
+LEANING = 0.2  # of the square of a row, what those before it leave: above, one pass loses no digit that counts
+MAX_INVERTED_ROWS = 128  # rows up to which numpy inverts triangular matrices faster than it solves for them
+REAL = 0.25  # of the square of a vector: what is left of one that was made of rounding errors is far below
+REST, SINGLE_REST = 1e-12, 3e-7  # of a vector: what is left of it, in double and single precision, that counts as 0
+COEFFICIENT_RTOL, COEFFICIENT_RTOL_FLOAT32 = 2.5e-16, 1.2e-7  # of a vector: coefficients that are rounding errors
+
+
+@cache
+def _ways(xp: Any) -> LinalgBackend:
+    return LinalgBackend(
+        lambda a, floor: lower_factor(xp, a, floor),
+        lambda a: lower_factor(xp, a, tolerance(xp, a.dtype) * diagonal(xp, a)),
+        lambda lower, b: solve(xp, lower, b),
+        lambda lower, rows: solve_lower(xp, lower, rows),
+        lambda rows: basis(xp, rows),
+        lambda again, *given: undetermined_rank(xp, again, *given) if bool(xp.any(again)) else again,
+        lambda rows, *known: modified_gram_schmidt(xp, rows, *known),
+        lambda made, again, remake, *arrays: recompute_where(xp, made, again, remake, *arrays),
+    )
+
+
+def orthonormalise(xp: Any, rows: Array, *known: Array, ways: LinalgBackend | None = None) -> Array:
+    """An orthonormal row for what each row (…, k, ·) adds to those before it, and to the known orthonormal ones.
+
+    0 for a row that adds nothing. Gram and Schmidt by blocks, twice: the first time with the products' own errors, the
+    second time of rows that are orthonormal but for those; or vector by vector, see above.
+    """
+    ways = ways or _ways(xp)
+    made = project_out(xp, rows, known)
+    square = squares(xp, made)
+    real = square > zero_threshold(xp, rows)
+    if type(real) is not np.ndarray or not (real | (square == 0)).all():
+        made = made * xp.astype(real, rows.dtype)[..., None]
+    products = gram(xp, made, made)
+    lower = ways.tried(products)
+    again = has_small_pivot(xp, lower, diagonal(xp, products))
+    made = _once_more(xp, ways.lowered(lower, made), known, ways)
+    again = ways.unsure(again, lower, diagonal(xp, products), made, rows, *known)
+    return ways.mended(made, again, ways.singly, rows, *known)
+
+
+def orthonormalise_from_factor(
+    xp: Any, lower: Array, rows: Array, by: float = 1.0, ways: LinalgBackend | None = None
+) -> Array:
+    """The same if nothing is known, times a number, given the factor of the rows' products.
+
+    Once is enough if rows lean little.
+    """
+    ways = ways or _ways(xp)
+    lengths = squares(xp, lower)
+    made = ways.lowered(lower, rows)
+    leans = _leans(xp, lower, lengths)
+    if type(leans) is not np.ndarray or leans.any():  # a weak pivot is one that leans
+        made = ways.mended(made, leans, lambda some: _once_more(xp, some, (), ways), made)
+        again = ways.unsure(has_small_pivot(xp, lower, lengths), lower, lengths, made, rows)
+        made = ways.mended(made, again, ways.singly, rows)
+    made *= by  # an array of our own
+    return made
+
+
+def _once_more(xp: Any, made: Array, known: tuple[Array, ...], ways: LinalgBackend) -> Array:
+    """Rows that are orthonormal but for rounding errors, without these."""
+    made = project_out(xp, made, known)
+    return ways.lowered(ways.factored(gram(xp, made, made), 0.0 * squares(xp, made) + REAL), made)
+
+
+def _leans(xp: Any, lower: Array, lengths: Array) -> Array:
+    """Which matrices have a row that leans much on those before it, or whose square has not all digits."""
+    least_square = xp.finfo(lower.dtype).smallest_normal / xp.finfo(lower.dtype).eps
+    small = xp.any((lengths > 0) & (lengths < least_square), axis=-1)
+    return small | has_small_pivot(xp, lower, lengths, LEANING)
+
+
+def modified_gram_schmidt(xp: Any, rows: Array, *known: Array) -> Array:
+    """The same, vector by vector: what is left of one is known to the rounding error of the whole."""
+    floor = zero_threshold(xp, rows)
+    made = xp.zeros_like(rows)
+    for j in range(rows.shape[-2]):
+        once = project_out(xp, rows[..., j : j + 1, :], (*known, made[..., :j, :]))
+        rest = project_out(xp, once, (*known, made[..., :j, :]))
+        made[..., j, :] = unit(xp, rest, squares(xp, once), floor[..., j : j + 1])[..., 0, :]
+    return made
+
+
+def unit(xp: Any, rest: Array, before: Array, floor: Array) -> Array:
+    """Rests of unit length; 0 for one that is rounding: below the floor, or far shorter than it was before."""
+    square = squares(xp, rest)
+    real = (square > floor) & (square > REAL * before)
+    one = xp.ones_like(square)
+    return rest * xp.where(real, 1.0 / xp.sqrt(xp.where(real, square, one)), 0.0 * one)[..., None]
+
+
+def zero_threshold(xp: Any, rows: Array) -> Array:
+    """The squares of what counts as 0 beside each row."""
+    return (REST if rows.dtype == xp.float64 else SINGLE_REST) ** 2 * squares(xp, rows)
+
+
+def project_out(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
+    """Rows, less their parts along orthonormal ones."""
+    for old in known:
+        if old.shape[-2]:
+            rows = rows - product(xp, gram(xp, rows, old), old)
+    return rows
+
+
+def along(xp: Any, rows: Array, directions: Array, *known: Array, by: float = 1.0, own: bool = False) -> Array:
+    """Coefficients of rows along `by` times directions, which are orthonormal; those like rounding errors are 0.
+
+    `own`: the last directions are those that `orthonormalise` found for these rows, one each. None has a part along a
+    later one. If the factor of the products of the rows is given, there are no other directions, and it is the factor
+    that `orthonormalise_from_factor` used.
+    """
+    if type(rows) is np.ndarray and known:
+        again = _leans(xp, known[0], squares(xp, known[0]))
+        return recompute_where(
+            xp, known[0].copy(), again, lambda *some: along(xp, *some, by=by, own=own), rows, directions
+        )
+    found = by * gram(xp, rows, directions)
+    rounding = COEFFICIENT_RTOL if rows.dtype == xp.float64 else COEFFICIENT_RTOL_FLOAT32
+    small = xp.abs(found) <= rounding * xp.sqrt(squares(xp, rows))[..., None]
+    found = xp.where(small, xp.zeros_like(found), found)  # NaN stays
+    return xp.tril(found, k=directions.shape[-2] - rows.shape[-2]) if own else found
+
+
+def reduced(xp: Any, products: Array, rows: Array, ways: LinalgBackend | None = None) -> Array:
+    """The triangular C with C C^T the products of rows: coefficients of the rows along directions of their own.
+
+    By the products, and where these do not tell how the rows differ, by the rows.
+    """
+    if _single(rows):
+        return _reduced_single(products, rows)
+    ways = ways or _ways(xp)
+    lengths = diagonal(xp, products)
+    lower = ways.tried(products)
+
+    def again(rows: Array) -> Array:
+        return along(xp, rows, ways.singly(rows), own=True)
+
+    return ways.mended(lower, has_small_pivot(xp, lower, lengths), again, rows)
+
+
+def _single(rows: Array) -> bool:
+    """Whether rows are numpy's in single precision."""
+    return type(rows) is np.ndarray and bool(rows.dtype == np.float32)
+
+
+def _reduced_single(products: Any, rows: Any) -> Any:
+    """`reduced` in numpy, of single precision: where products do not tell how rows differ, `wide_factor` does.
+
+    The factors are made in double precision too, which takes no time beside the products.
+    """
+    lower = factor(np, products.astype(np.float64))
+    again = has_small_pivot(np, lower, diagonal(np, products), SINGLE_SURE)
+    made = recompute_where(
+        np, lower, again, lambda some: wide_factor(np, some.astype(np.float64), partial(lower_factor, np)), rows
+    )
+    return made.astype(np.float32)
+
+
+def wide_factor(xp: Any, rows: Array, factored: Callable[[Array, Array], Array]) -> Array:
+    """C with C C^T the products of rows of single precision, given in double, and a way to factor Gram matrices.
+
+    The first direction is taken out of the rows before their products are: these tell how rows that are nearly equal
+    differ, where products of the rows themselves do not. What is left of a row counts as it does for `orthonormalise`.
+    """
+    first, floor = rows[..., :1, :], SINGLE_REST**2 * squares(xp, rows)
+    size = xp.sqrt(squares(xp, first))[..., None]
+    unit = first / xp.where(size > 0, size, xp.ones_like(size))
+    found = gram(xp, rows, unit)
+    rest = rows - found * unit
+    rest = rest * xp.astype(squares(xp, rest) > floor, rows.dtype)[..., None]
+    made = factored(gram(xp, rest, rest), floor)
+    return xp.concat([xp.where(size > 0, found, made[..., :1]), made[..., 1:]], axis=-1)
+
+
+def oriented(xp: Any, lower: Array, rows: Array, others: Array, ways: LinalgBackend | None = None) -> Array:
+    """Coefficients of other vectors along the directions of rows that `reduced` gave their coefficients C."""
+    ways = ways or _ways(xp)
+    found = ways.solved(lower, gram(xp, others, rows))
+
+    def again(rows: Array, others: Array) -> Array:
+        if _single(rows):
+            wide = rows.astype(np.float64)
+            known = wide_factor(np, wide, partial(lower_factor, np))
+            return solve(np, known, gram(np, others.astype(np.float64), wide)).astype(np.float32)
+        return gram(xp, others, ways.singly(rows))
+
+    return ways.mended(found, has_small_pivot(xp, lower, squares(xp, lower)), again, rows, others)
+
+
+def has_small_pivot(xp: Any, lower: Array, lengths: Array, floor: float | None = None) -> Array:
+    """Which triangular factors have a row, not 0, whose pivot is not sure, or NaN, given the squares of the rows."""
+    pivots = diagonal(xp, lower)
+    floor = safe_pivot_ratio(xp, lower.dtype) if floor is None else floor
+    return xp.any(~(pivots * pivots > floor * lengths) & (lengths > 0), axis=-1)
+
+
+def undetermined_rank(
+    xp: Any, again: Array, lower: Array, lengths: Array, made: Array, rows: Array, *known: Array
+) -> Array:
+    """Which matrices have a weak pivot that the vectors do not settle, in numpy.
+
+    A pivot of 0 is settled if nothing is left of the row, but rounding, beside the directions before it. Gradients of
+    keys, say, sum to 0 over the tokens: without this, every one of them would be made again vector by vector.
+    """
+    pivots = diagonal(xp, lower)
+    weak_rows = (pivots * pivots <= safe_pivot_ratio(xp, lower.dtype) * lengths) & (lengths > 0)
+    left = xp.any(weak_rows & (pivots > 0), axis=-1)
+    for j in np.flatnonzero(weak_rows.reshape(-1, weak_rows.shape[-1]).any(axis=0)).tolist():
+        row = rows[..., j : j + 1, :]
+        rest = project_out(xp, project_out(xp, row, (*known, made[..., :j, :])), (*known, made[..., :j, :]))
+        left = left | (weak_rows[..., j] & (squares(xp, rest) > zero_threshold(xp, row))[..., 0])
+    return again & left
+
+
+def solve_lower(xp: Any, lower: Array, rows: Array) -> Array:
+    """C^(−1) times rows, for the triangular C: 0 for a row that C has no direction for."""
+    if type(lower) is np.ndarray and lower.shape[-1] <= min(MAX_INVERTED_ROWS, rows.shape[-1]):
+        return inverse(lower) @ rows
+    return xp.matrix_transpose(solve(xp, lower, xp.matrix_transpose(rows)))
+
+
+def recompute_where(xp: Any, made: Array, again: Array, remake: Callable[..., Array], *arrays: Array) -> Array:
+    """Matrices (…, ·, ·) of which some are made again, from arrays with the same batch or one for all."""
+    batch, count = again.shape, int(xp.sum(xp.astype(again, xp.int32)))  # an accelerator is asked once
+    if not count:
+        return made
+    if xp is not np and count == math.prod(batch) and all(a.shape[:-2] == batch for a in arrays):
+        return remake(*arrays)  # no copies; numpy's sums would depend on how the arrays are stored
+    chosen = [xp.broadcast_to(a, (*batch, *a.shape[-2:]))[again] for a in arrays]
+    made[again] = remake(*chosen)
+    return made
+
+
+LOST = 1e-18  # relative to squares of the vectors and rows in question: what is below is rounding
+
+
+def fluctuation_residual(xp: Any, left: Array, rows: Array, vectors: Array) -> Array:
+    """What is left of rows, the ε parts of vectors; 0 where that is rounding."""
+    size = xp.maximum(squares(xp, rows), xp.max(squares(xp, vectors), axis=-1, keepdims=True))
+    kept = squares(xp, left) > LOST * size
+    return xp.where(kept[..., None], left, xp.zeros_like(left))
+
+
+def nan_if_lost(xp: Any, left: Array, vectors: Array, later: bool) -> Array:
+    """NaN if what was left over has a product with a vector (a later one), else 0: one number a replica."""
+    products = left @ xp.matrix_transpose(vectors)
+    wrong = products**2 > LOST * squares(xp, left)[..., None] * squares(xp, vectors)[..., None, :]
+    if later:
+        wrong = xp.triu(xp.astype(wrong, left.dtype), k=1) > 0
+    wrong = xp.any(wrong, axis=tuple(range(1, wrong.ndim)))
+    return xp.where(wrong, xp.asarray(float("nan"), dtype=left.dtype), xp.asarray(0.0, dtype=left.dtype))

@@ -1,0 +1,211 @@
+"""What a plan is a list of: steps, each an instruction on arrays of known shapes, and roughly what each costs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..activations import Function
+from ..language._check_function import content_of
+from ._cost_model import CPU
+
+Array = Any
+Shape = tuple[int, ...]
+
+ORTHANT_SIZES_PER_BATCH = (
+    2**16
+)  # sizes of a vector in a pattern that are in hand at once: 512 KiB, and with fewer Python takes more
+
+DRAWS = ("normals", "chi", "positive")
+VIEWS = ("reshape", "permute", "part", "spread", "transposed")  # share memory with what they read
+PRODUCTS = ("product", "gram", "along", "span", "spanned", "basis", "oriented", "solve")
+FACTORS = ("factor", "reduced", "residual", "spanned", "span")
+FUNCTIONS = ("apply", "kernel", "moments", "tilted", "tilted_means")
+
+
+@dataclass(frozen=True, eq=False)
+class Register:
+    """A named array of a plan: its shape in one replica; its value, if that is the same for all replicas."""
+
+    shape: Shape
+    value: Array | None = None  # (1, *shape)
+
+    @property
+    def varies(self) -> bool:
+        """Whether it differs between replicas."""
+        return self.value is None
+
+    @property
+    def size(self) -> int:
+        """Its entries in one replica."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One line of a plan: an instruction, the arrays it reads, the one it makes, and a description for people."""
+
+    kind: str
+    out: Register
+    args: tuple[Register, ...]
+    params: dict[str, Any]
+    words: str
+    operations: int
+
+    @property
+    def numbers(self) -> int:
+        """The random numbers that it draws for a replica, on average."""
+        if self.kind == "positive":
+            return int(self.params["numbers"])
+        return self.out.size if self.kind in DRAWS else 0
+
+    @property
+    def within(self) -> int:
+        """The numbers that it has in hand while it draws, if they are many: sizes in one pattern of signs."""
+        if self.kind != "positive":
+            return 0
+        vectors = self.out.shape[-1]
+        sizes = self.params["width"] // 2**vectors
+        return (vectors + 1) * sizes if vectors > 1 and sizes > ORTHANT_SIZES_PER_BATCH else 0
+
+    @property
+    def seconds(self) -> float:
+        """Roughly what it takes for a replica, on one core."""
+        if self.numbers:
+            return (CPU.chi if self.kind == "chi" else CPU.normal) * self.numbers
+        if self.kind in VIEWS:
+            return 0.0
+        if self.kind in FUNCTIONS:
+            return CPU.function * max(self.out.size, *(arg.size for arg in self.args))
+        if self.kind == "outer":  # four passes over every entry of the matrix, and products for it and with it
+            _, right, x = self.args
+            entries = self.out.size // x.shape[-2] * right.shape[-1]
+            return 4 * CPU.entry * entries + CPU.product * self.operations
+        rows = self.out.shape[-2] if len(self.out.shape) > 1 else 1
+        more = CPU.factor_entry * math.prod(self.out.shape[:-1]) * rows if self.kind in FACTORS else 0.0
+        products = self.operations if self.kind in (*PRODUCTS, *FACTORS) else 0
+        return CPU.entry * self.out.size + CPU.product * products + more
+
+
+def terms(kind: str, args: Sequence[Register]) -> int:
+    """Of how many terms each entry of a result is the sum."""
+    match kind:
+        case "along" if len(args) > 2:  # the factor of the products is given
+            return 1
+        case "product" | "gram" | "along" | "factor" | "reduced" | "residual" | "solve":
+            return args[0].shape[-1]
+        case "basis":
+            return 2 * args[0].shape[-2]
+        case "oriented":
+            return args[0].shape[-1] + args[1].shape[-1]
+        case "spanned":
+            return 2 * args[1].shape[-2]
+        case "span":
+            return 4 * sum(arg.shape[-2] for arg in args)
+        case "outer":  # each entry of the matrix is a sum over its uses, and is used for every vector
+            return args[1].shape[-1] * (args[1].shape[-2] + args[2].shape[-2]) // args[2].shape[-2]
+    return 1
+
+
+MAX_ARGUMENT_DISTANCE = (
+    64  # steps back within which an argument must be the same step of a block; others may be made before the loop
+)
+MIN_STEPS_SAVED = 16  # steps that a loop saves, at least
+MAX_PERIODS_TRIED = 32  # periods that are tried: the most common distances between equal steps
+
+
+class Loop(NamedTuple):
+    """Steps `start` to `start + period`, and `times` of them in all, one after the other."""
+
+    start: int
+    period: int
+    times: int
+
+    @property
+    def stop(self) -> int:
+        """The first step after it."""
+        return self.start + self.period * self.times
+
+
+def loops(steps: Sequence[Hashable]) -> list[Loop]:
+    """The loops among steps that are equal or not, in order; none overlap, and none lies within another.
+
+    Examples
+    --------
+    >>> loops([*"begin", *"abcdefgh" * 5, *"end"])
+    [Loop(start=5, period=8, times=5)]
+    """
+    number: dict[Hashable, int] = {}
+    kinds = np.array([number.setdefault(step, len(number)) for step in steps], dtype=np.intp)
+    found: list[Loop] = []
+    parts = [(0, len(kinds))]
+    while parts:
+        first, end = parts.pop()
+        best = _longest(kinds[first:end])
+        if best is not None:
+            loop = best._replace(start=first + best.start)
+            found.append(loop)
+            parts += [(first, loop.start), (loop.stop, end)]
+    return sorted(found)
+
+
+def _longest(kinds: npt.NDArray[np.intp]) -> Loop | None:
+    """The loop that saves most steps, and of those the one with the shortest period."""
+    saved: dict[Loop, tuple[int, int]] = {}
+    for period in _periods(kinds):
+        same = np.concatenate([[False], kinds[period:] == kinds[:-period], [False]]).astype(np.int8)
+        edges = np.diff(same)
+        begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+        if len(begins):
+            longest = int(np.argmax(ends - begins))
+            times = int(ends[longest] - begins[longest]) // period + 1
+            saved[Loop(int(begins[longest]), period, times)] = (times - 1) * period, -period
+    best = max(saved, key=lambda loop: saved[loop], default=None)
+    return best if best is not None and saved[best][0] >= MIN_STEPS_SAVED else None
+
+
+def _periods(kinds: npt.NDArray[np.intp]) -> list[int]:
+    """The most common distances from a step to the next one that is equal to it, among those that can be a loop."""
+    order = np.argsort(kinds, kind="stable")
+    apart = np.diff(order)[kinds[order][1:] == kinds[order][:-1]]
+    return [int(period) for period, _ in Counter(apart.tolist()).most_common(MAX_PERIODS_TRIED)]
+
+
+def key_of(kind: str, args: tuple[Hashable, ...], params: dict[str, Any]) -> Any:
+    """A key that is equal for two steps that compute the same; None if a parameter cannot be hashed."""
+    key = kind, args, tuple((name, content(value)) for name, value in params.items())
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def kind_of(step: Step, place: int, made: Mapping[Register, int]) -> Any:
+    """Equal for steps that do the same, with the same steps before them: all but streams and numbers of constants."""
+    back = [place - made[arg] if arg in made else 0 for arg in step.args]
+    args = tuple(
+        (distance if distance <= MAX_ARGUMENT_DISTANCE else -1, arg.shape)
+        for distance, arg in zip(back, step.args, strict=True)
+    )
+    params = {name: value for name, value in step.params.items() if name not in ("key", "by")}
+    return key_of(step.kind, args, params) or id(step), step.out.shape
+
+
+def content(value: Any) -> Any:
+    """What two parameters of steps are compared by: arrays by their numbers, functions by what they compute."""
+    match value:
+        case np.ndarray():
+            return content_of(value)
+        case Function():
+            return content(value.f), value.breaks, content(value.smoothed), value.parity
+        case partial():
+            return value.func, value.args, tuple((name, content(given)) for name, given in value.keywords.items())
+    return value

@@ -1,0 +1,203 @@
+"""A plan while it is made: steps are added, and shortened where their result is known or was made before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial, reduce
+from typing import Any
+
+import numpy as np
+
+from ..activations import Function
+from ..language._check_function import content_of
+from . import _psd_cholesky
+from ._interpreter import RULES
+from ._ir import Array, Register, Shape, Step, key_of, terms
+
+MAX_ARRAY_BYTES = 2**33  # bytes of one array of one replica above which a plan is refused: 8 GiB
+INVERSE_RTOL = 1e-15  # off 1: a number times its inverse
+
+
+class TooLargeError(ValueError):
+    """An array of one replica that is larger than LARGEST bytes."""
+
+
+@dataclass(eq=False)
+class Builder:
+    """A plan while it is made: each call adds a step, or computes a constant.
+
+    `shift` is handed to Gaussian expectations (see `_expectation_ops`).
+    """
+
+    shift: int = 0
+    steps: list[Step] = field(default_factory=list)
+    known: dict[Any, Register] = field(default_factory=dict)  # steps and constants, by content, to reuse
+    shaped: dict[Register, Register] = field(default_factory=dict)  # reshaped array → the original
+    scaled: dict[Register, tuple[Register, float]] = field(default_factory=dict)  # array · number → the two
+    padded: dict[Register, tuple[Register, int]] = field(default_factory=dict)  # padded array → it and the zeros before
+    shapes: dict[Any, Shape] = field(default_factory=dict)  # of results, by instruction, parameters and shapes
+    expects: bool = False  # whether a Gaussian expectation was taken
+    nodes: bool = False  # whether values at quasi-random nodes stand in for coordinates
+    tried: dict[str, None] = field(default_factory=dict)  # functions whose expectations use values at points alone
+
+    def constant(self, array: Array) -> Register:
+        """Numbers that are the same in every replica; equal arrays share one register.
+
+        So all that is computed from equal constants is shared too. The layers of a deep network have equal constants,
+        which can be as large as what a layer draws.
+        """
+        numbers = np.asarray(array)
+        key = "constant", content_of(numbers)
+        if key not in self.known:
+            self.known[key] = Register(numbers.shape, np.array(numbers, dtype=np.float64)[None])
+        return self.known[key]
+
+    def draw(self, kind: str, key: tuple[int, ...], shape: Shape, words: str, **params: Any) -> Register:
+        """Random numbers of one stream: `normals`, or `chi` with degrees of freedom along the last axis."""
+        if math.prod(shape) == 0:
+            return self.constant(np.zeros(shape))
+        out = self.room(shape, words)
+        self.steps.append(Step(kind, out, (), {"key": key, **params}, words, 0))
+        return out
+
+    def step(self, kind: str, *args: Register, words: str = "", made: Shape | None = None, **params: Any) -> Register:
+        """The result of an instruction. Its shape is `made`, or is found by running the instruction on 0 replicas."""
+        if kind == "residual":
+            params["shift"] = self.shift
+        if kind == "take":
+            params["places"] = _in_a_row(params["places"])
+        if kind in ("kernel", "moments"):
+            params["shift"], self.expects = self.shift, True
+            functions = (params[name] for name in ("f", "g") if name in params)
+            self.tried |= {named(f): None for f in functions if f.smoothed is None}
+        if (same := _unchanged(kind, args, params)) is not None:
+            return same
+        if kind == "product" and args[0].shape[-1] == 1:  # a column times a row
+            kind = "multiply"
+        if kind == "scale" and args[0] in self.scaled:  # one pass over the array, or none
+            inner, by = self.scaled[args[0]]
+            by *= params["by"]
+            if abs(by - 1) <= INVERSE_RTOL:
+                return inner
+            args, params = (inner,), {"by": by}
+        if kind == "add" and args[0].shape == args[1].shape and any(arg in self.padded for arg in args):
+            whole, wide = args if args[1] in self.padded else args[::-1]
+            part, start = self.padded[wide]  # the zeros need not be made
+            kind, args, params = "add_at", (whole, part), {"start": start}
+        key = key_of(kind, args, params)
+        if key in self.known:
+            return self.known[key]
+        if not any(arg.varies for arg in args):
+            value = _of_constants(kind, [np.asarray(arg.value) for arg in args], params)
+            out = Register(value.shape[1:], value)
+        else:
+            if made is None:
+                made = self._shape(kind, args, params, key)
+            out = self.room(made, words)
+            self.steps.append(Step(kind, out, args, params, words, out.size * terms(kind, args)))
+            if kind == "scale":
+                self.scaled[out] = args[0], params["by"]
+            if kind == "pad":
+                self.padded[out] = args[0], params["before"]
+        if key is not None:
+            self.known[key] = out
+        return out
+
+    def fold(self, kind: str, arrays: Iterable[Register]) -> Register:
+        """The sum or the product of arrays, `add` or `multiply`, each as soon as it is made."""
+        return reduce(partial(self.step, kind), arrays)
+
+    def _shape(self, kind: str, args: tuple[Register, ...], params: dict[str, Any], key: Any) -> Shape:
+        """What an instruction makes, found by running it on 0 replicas: once for arguments of these shapes."""
+        seen = key and (kind, tuple(arg.shape for arg in args), key[-1])
+        if seen not in self.shapes:
+            empty = [np.empty((0, *arg.shape)) if arg.varies else arg.value for arg in args]
+            made: Shape = RULES[kind](np, *empty, **params).shape[1:]
+            if seen is None:
+                return made
+            self.shapes[seen] = made
+        return self.shapes[seen]
+
+    def room(self, shape: Shape, words: str = "") -> Register:
+        """A register for an array that varies; refused if it is larger than LARGEST bytes for one replica."""
+        if 8 * math.prod(shape) > MAX_ARRAY_BYTES:
+            what = f" ({words})" if words else ""
+            raise TooLargeError(
+                f"an array of shape {shape}{what} needs {8 * math.prod(shape):.1e} bytes for one replica"
+            )
+        return Register(shape)
+
+    def reshape(self, a: Register, *shape: int) -> Register:
+        """The entries in another shape. A reshape of a reshape is made from the first array, which saves a step."""
+        whole = self.shaped.get(a, a)
+        if whole.shape == shape:
+            return whole
+        made = self.step("reshape", whole, made=shape, shape=shape)
+        self.shaped[made] = whole
+        return made
+
+    def fitted(self, a: Register, width: int) -> Register:
+        """The last axis cut, or padded with zeros, to a width."""
+        have = a.shape[-1]
+        if have == width:
+            return a
+        return (
+            self.step("pad", a, before=0, after=width - have)
+            if have < width
+            else self.step("part", a, start=0, stop=width)
+        )
+
+    def taken(self, a: Register, places: Any, axis: int) -> Register:
+        """Entries along an axis; the array itself if those are all of them in order."""
+        if len(places) == a.shape[axis] and (places == np.arange(len(places))).all():
+            return a
+        return self.step("take", a, places=places, axis=axis)
+
+
+def _in_a_row(places: Any) -> Any:
+    """Places that follow each other, as a range: they need not be copied."""
+    if np.ndim(places) != 1 or not len(places) or isinstance(places, range):
+        return places
+    ends = range(int(places[0]), int(places[-1]) + 1)
+    return ends if len(ends) == len(places) and (places == np.arange(ends.start, ends.stop)).all() else places
+
+
+def _unchanged(kind: str, args: tuple[Register, ...], params: dict[str, Any]) -> Register | None:
+    """The argument that an instruction would give back as it is."""
+    match kind:
+        case "pad" if not params["before"] and not params["after"]:
+            return args[0]
+        case "part" if (params["start"], params["stop"]) == (0, args[0].shape[-1]):
+            return args[0]
+        case "join" if len(args) == 1:
+            return args[0]
+        case "permute" if list(params["axes"]) == sorted(params["axes"]):
+            return args[0]
+        case "product" if _identity(args[0]) and args[0].shape[:-2] == args[1].shape[:-2]:
+            return args[1]
+    return None
+
+
+def _identity(a: Register) -> bool:
+    """Whether it is known to be the identity matrix: what takes orthonormal vectors to themselves."""
+    rows, columns = a.shape[-2:]
+    return a.value is not None and rows == columns and bool((a.value == np.eye(rows)).all())
+
+
+def _of_constants(kind: str, values: list[Any], params: dict[str, Any]) -> Any:
+    """An instruction on constants: products along the directions that the first factor has.
+
+    Kernels of thousands of similar inputs have a few dozen directions, and zeros for all others.
+    """
+    if kind in ("product", "gram") and values[0].size:
+        some, axis = _psd_cholesky.directions(values[0]), -1 if kind == "gram" else -2
+        if len(some) < values[0].shape[-1] and values[1].shape[axis] == values[0].shape[-1]:
+            values = [values[0][..., some], np.take(values[1], some, axis)]
+    return RULES[kind](np, *values, **params)
+
+
+def named(f: Function) -> str:
+    """The name of a function with its parameters, as plans print it."""
+    return f.name if not f.parameters else f"{f.name}({', '.join(f'{p:g}' for p in f.parameters)})"

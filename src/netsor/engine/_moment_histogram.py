@@ -1,0 +1,223 @@
+"""A billion replicas in bounded memory: counts and moments by cells of the conditional mean and variance.
+
+The density Σ_r N(y; m_r, v_r) is smooth in (m_r, v_r). So replicas are put into cells, of log v of one width and, where
+conditional means vary, of m/√v of another, and each cell keeps its count and a few moments. In the law a cell becomes
+two Gaussians with its mean and covariance of (m, v), so that the fourth moment of the law is kept too. Moments are sums
+of integers (positions within a cell in units of 2^(−26)), which do not depend on the order in which chunks are added:
+the law of many draws has the same bits for any number of workers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = Any
+Doubles = npt.NDArray[np.float64]
+
+HEIGHT = 0.01  # of a cell in log v, where all replicas have one mean
+CELL_LOG_VARIANCE_2D = 0.04  # of a cell in log v, where means vary: cells are counted in two dimensions then
+STEPS = 16  # cells to a conditional standard deviation, along the mean
+ROWS = 400  # cells in log v, at most, over the range of the first replicas: if that is wider, cells are higher
+WINDOW = 10  # cells in log v over all, as a multiple of those over that range: later replicas may lie outside it
+MAX_CELLS = 2**22  # cells in all, to bound memory
+UNIT = 2.0**26  # positions within a cell are rounded to 1/UNIT: sums over 2^27 replicas are exact in double precision
+STRAY = 100_000  # different (mean, variance) outside of all cells that are kept one by one, at most; v = 0 mostly
+
+
+@dataclass(frozen=True)
+class MomentGrid:
+    """The grid of cells: rows in log v, columns in the mean."""
+
+    height: float
+    first: int  # the cell floor(log v/height) of the first row
+    rows: int
+    columns: int  # 1 if every mean is the same
+    centre: float  # of the means: the mean itself, if all are equal
+
+    @property
+    def one_mean(self) -> bool:
+        """Whether every mean is the same."""
+        return self.columns == 1
+
+    @property
+    def sums(self) -> int:
+        """How many sums a cell has: its count, and moments."""
+        return 4 if self.one_mean else 6
+
+    @property
+    def size(self) -> int:
+        """How many cells there are."""
+        return self.rows * self.columns
+
+    def placed(self, xp: Any, mean: Array, var: Array) -> tuple[Array, Array, Array]:
+        """Of each replica: its cell, 1 and its moments (sums, replicas) for the cell's sums, and whether it is outside.
+
+        A replica outside of all cells has zeros for these, so that its cell does not matter.
+        """
+        row = xp.floor(xp.log(xp.where(var > 0, var, 1.0)) / self.height) - self.first
+        inside = (var > 0) & (row >= 0) & (row < self.rows)
+        row = xp.where(inside, row, 0.0)
+        unit = xp.exp((row + (self.first + 0.5)) * self.height)
+        up = xp.where(inside, (var / unit - 1.0) / self.height, 0.0)
+        if self.one_mean:
+            inside = inside & (mean == self.centre)
+            moments = [up, up * up, up * up * up]
+            cell = row
+        else:
+            place = (mean - self.centre) / xp.sqrt(unit) * STEPS
+            column = xp.floor(place)
+            inside = inside & (column >= -(self.columns // 2)) & (column < self.columns // 2)
+            across = xp.where(inside, place - column - 0.5, 0.0)
+            up = xp.where(inside, up, 0.0)
+            moments = [across, across * across, up, up * up, across * up]
+            cell = row * self.columns + xp.where(inside, column, 0.0) + self.columns // 2
+        cell = xp.astype(xp.where(inside, cell, 0.0), xp.int64)
+        weights = [xp.where(inside, 1.0, 0.0), *(xp.where(inside, xp.round(m * UNIT), 0.0) for m in moments)]
+        return cell, xp.stack(weights), ~inside
+
+    def nodes(self, sums: Array) -> tuple[Doubles, Doubles, Doubles]:
+        """Means, variances and counts of the Gaussians that the cells become in the law."""
+        index = np.flatnonzero(sums[0])
+        count = sums[0, index].astype(np.float64)
+        moments = (sums[1:, index] / UNIT) / count
+        unit = np.exp((index // self.columns + self.first + 0.5) * self.height)
+        if not self.one_mean:
+            return self._pairs(index, count, moments, unit)
+        # the two-point rule with the cell's mean, variance and third moment
+        first, second, third = moments
+        spread = np.maximum(second - first**2, 0.0)
+        skew = third - 3 * first * second + 2 * first**3
+        tilt = np.divide(skew, 2 * spread, out=np.zeros_like(skew), where=spread > 1e-9)
+        reach = np.sqrt(spread + tilt**2)
+        share = np.divide(reach - tilt, 2 * reach, out=np.full_like(reach, 0.5), where=reach > 0)
+        var = [unit * (1 + self.height * (first + tilt + sign * reach)) for sign in (1, -1)]
+        weight = np.concatenate([count * share, count * (1 - share)])
+        return np.full(2 * len(index), self.centre), np.concatenate(var), weight
+
+    def _pairs(self, index: Array, count: Doubles, moments: Doubles, unit: Doubles) -> tuple[Doubles, Doubles, Doubles]:
+        """Two Gaussians a cell, with v at its mean ± its standard deviation, and m by its regression on v.
+
+        The variance of m about that regression is added to v of both.
+        """
+        across, across2, up, up2, both = moments
+        std = np.sqrt(unit) / STEPS
+        step = np.sqrt(np.maximum(up2 - up**2, 0.0))
+        slope = np.divide(both - across * up, step, out=np.zeros_like(step), where=step > 1e-7)
+        rest = std**2 * np.maximum(across2 - across**2 - slope**2, 0.0)
+        mean = self.centre + (index % self.columns - self.columns // 2 + 0.5 + across) * std
+        sides = [
+            (mean + sign * slope * std, unit * (1.0 + self.height * (up + sign * step)) + rest) for sign in (1, -1)
+        ]
+        means, variances = (np.concatenate(both) for both in zip(*sides, strict=True))
+        return means, variances, np.concatenate([count / 2, count / 2])
+
+
+def cells_for(mean: Doubles, var: Doubles, what: str) -> MomentGrid:
+    """A grid of cells that holds the first replicas, with much room on all sides for later ones."""
+    alive = var > 0
+    if not alive.any():
+        raise ValueError(f"{what}: this law is known by its draws alone, which are kept one by one; take fewer")
+    x, mean = np.log(var[alive]), mean[alive]
+    one_mean = np.ptp(mean) == 0
+    centre = float(mean[0] if one_mean else mean.min() + np.ptp(mean) / 2)
+    height = HEIGHT if one_mean else CELL_LOG_VARIANCE_2D
+    while np.ptp(x) > ROWS * height:
+        height *= 2
+    columns = 1
+    rows = int(np.ptp(x) / height) + 1
+    rows = max(WINDOW * rows, WINDOW * ROWS if one_mean else 64)
+    if not one_mean:
+        reach = float(np.max(np.abs(mean - centre) / np.sqrt(var[alive])))
+        columns = 2 * int(4 * STEPS * max(reach, 2.0))
+        rows = min(rows, max(MAX_CELLS // columns, 1))
+        if 1.5 * np.ptp(x) / height + 4 > rows:
+            raise ValueError(
+                f"{what}: conditional means spread over {reach:.3g} conditional standard deviations, "
+                "too far for cells; take fewer draws"
+            )
+    middle = math.floor((x.min() + x.max()) / 2 / height)
+    return MomentGrid(height, middle - rows // 2, rows, columns, centre)
+
+
+class BlockMoments(NamedTuple):
+    """What is kept of a block of replicas: sums (·, k) of some cells, and the replicas outside of all cells."""
+
+    cells: Array
+    sums: Array
+    mean: Doubles
+    var: Doubles
+
+
+def summed(cells: MomentGrid, mean: Doubles, var: Doubles) -> BlockMoments:
+    """The sums of replicas, by numpy."""
+    place, weights, outside = cells.placed(np, mean, var)
+    found, where = np.unique(place, return_inverse=True)
+    sums = np.stack([np.bincount(where, weight, len(found)) for weight in weights])
+    return BlockMoments(found, sums, mean[outside], var[outside])
+
+
+@dataclass
+class MomentAccumulator:
+    """Sums over all replicas so far."""
+
+    cells: MomentGrid
+    total: Array = field(init=False)
+    stray: dict[tuple[float, float], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.total = np.zeros((self.cells.sums, self.cells.size), dtype=np.int64)
+
+    def add(self, found: BlockMoments) -> None:
+        """The sums of one block."""
+        self.total[:, found.cells] += found.sums.astype(np.int64)
+        mean, var = found.mean, found.var
+        if len(mean):
+            if not (np.isfinite(mean).all() and np.isfinite(var).all()):
+                raise ValueError("the law is not finite: a function of the program gave NaN or infinity")
+            pairs, counts = np.unique(np.stack([mean, var], axis=1), axis=0, return_counts=True)
+            for pair, count in zip(map(tuple, pairs.tolist()), counts.tolist(), strict=True):
+                self.stray[pair] = self.stray.get(pair, 0) + count
+            if len(self.stray) > STRAY:
+                raise ValueError(
+                    f"more than {STRAY} replicas lie outside of all cells: this law is too wide for so many draws; "
+                    "take fewer, which are kept one by one"
+                )
+
+    def nodes(self) -> tuple[Doubles, Doubles, Doubles]:
+        """Means, variances and counts of the Gaussians (points, where the variance is 0) that make the law."""
+        mean, var, count = self.cells.nodes(self.total)
+        if not self.stray:
+            return mean, var, count
+        pairs = np.array(sorted(self.stray))
+        counts = np.array([self.stray[pair] for pair in sorted(self.stray)], dtype=np.float64)
+        return (
+            np.concatenate([mean, pairs[:, 0]]),
+            np.concatenate([var, pairs[:, 1]]),
+            np.concatenate([count, counts]),
+        )
+
+
+def binning(cells: MomentGrid, mean: Doubles, var: Doubles) -> float:
+    """The error of the density of these replicas that cells cause, relative to the density's largest value."""
+    tally = MomentAccumulator(cells)
+    tally.add(summed(cells, mean, var))
+    at, width, count = tally.nodes()
+    kept, alive = var > 0, width > 0
+    if not kept.any():
+        return 0.0
+    centre = float(mean[kept].mean())
+    reach = float(np.sqrt(np.mean(var[kept] + (mean[kept] - centre) ** 2)))
+    y = centre + reach * np.linspace(-6.0, 6.0, 49)
+    exact = _density(y, mean[kept], var[kept], np.ones(int(kept.sum())))
+    off = np.abs(_density(y, at[alive], width[alive], count[alive]) - exact)
+    return float(off.max() / exact.max())
+
+
+def _density(y: Doubles, mean: Doubles, var: Doubles, count: Doubles) -> Doubles:
+    rows = [np.sum(count * np.exp(-((at - mean) ** 2) / (2 * var)) / np.sqrt(var)) for at in y]
+    return np.array(rows)

@@ -1,0 +1,270 @@
+"""The instruction set of a plan: what each kind of step does to its arrays, in pure array code.
+
+Arrays are (replicas, …); what is the same for all replicas has one of them. Every function takes the array library
+first. Nothing here draws a number or looks at one to decide what to do. Factors of matrices are in `_psd_cholesky`.
+
+In numpy, arrays with few entries a replica are stored with the replicas innermost in memory, so that inner loops are
+long. Only speed depends on it: `_replicas_innermost` tells such arrays, and the functions below keep the layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = Any
+Shape = tuple[int, ...]
+
+EINSUM_MAX_MULTIPLICATIONS = (
+    128  # multiplications of a matrix product up to which einsum over all replicas is faster than BLAS for each
+)
+MAX_UNROLLED_TERMS = (
+    8  # terms of a sum up to which JAX and PyTorch add them one by one: they are slow at many small matrix products
+)
+FUNCTION_ENTRIES_PER_BATCH = (
+    2**15
+)  # entries passed to a function of coordinates at once: its temporary arrays fit a cache
+PIECE_OF_ENTRIES = 2**20  # of matrices that are made to be summed over, at once
+
+
+def _replicas_innermost(a: Array) -> bool:
+    """Whether an array of numpy is stored with its first axis, the replicas, innermost in memory."""
+    return type(a) is np.ndarray and a.ndim > 1 and a.shape[0] > 1 and a.strides[0] == a.itemsize
+
+
+def _last(a: Any) -> Any:
+    """An array of numpy with the replicas as its last axis."""
+    return a.transpose((*range(1, a.ndim), 0))
+
+
+def _first(a: Any) -> Any:
+    """The inverse of `_last`: the last axis becomes the first."""
+    return a.transpose((a.ndim - 1, *range(a.ndim - 1)))
+
+
+def _innermost(a: Any) -> Any:
+    """An array of numpy with the replicas innermost: einsum adds in an order that depends on how arrays are stored."""
+    return a if a.shape[0] == 1 or _replicas_innermost(a) else _first(np.ascontiguousarray(_last(a)))
+
+
+def reshape(xp: Any, a: Array, shape: Shape) -> Array:
+    """The entries of a replica in another shape."""
+    if _replicas_innermost(a):
+        return _first(_last(a).reshape(*shape, a.shape[0]))
+    return a.reshape(len(a), *shape) if xp is np else xp.reshape(a, (a.shape[0], *shape))
+
+
+def permute(xp: Any, a: Array, axes: Sequence[int]) -> Array:
+    """The axes of a replica in another order."""
+    return xp.permute_dims(a, (0, *(1 + axis for axis in axes)))
+
+
+def take(xp: Any, a: Array, places: Any, axis: int) -> Array:
+    """Entries along one axis of a replica; of a range of them, in numpy, a view."""
+    if type(a) is np.ndarray and isinstance(places, range):
+        return a[(*(slice(None),) * (axis + 1 if axis >= 0 else a.ndim + axis), slice(places.start, places.stop))]
+    if _replicas_innermost(a):
+        return _first(_last(a).take(places, axis=axis))
+    return xp.take(a, xp.asarray(places), axis=axis + 1 if axis >= 0 else axis)
+
+
+def part(xp: Any, a: Array, start: int, stop: int) -> Array:
+    """A range of the last axis."""
+    return a[..., start:stop]
+
+
+def pad(xp: Any, a: Array, before: int, after: int) -> Array:
+    """Zeros around the last axis."""
+    front, back = (xp.zeros((1, *a.shape[1:-1], size), dtype=a.dtype) for size in (before, after))
+    return join(xp, front, a, back, axis=len(a.shape) - 2)
+
+
+def join(xp: Any, *arrays: Array, axis: int) -> Array:
+    """Arrays concatenated along an axis of a replica."""
+    replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
+    spread = [a if a.shape[0] == replicas else xp.broadcast_to(a, (replicas, *a.shape[1:])) for a in arrays]
+    if _replicas_innermost(max(arrays, key=lambda a: math.prod(a.shape[1:]))):  # as most of the entries are
+        return _first(np.concatenate([_last(a) for a in spread], axis=axis))
+    return xp.concat(spread, axis=axis + 1)
+
+
+def spread(xp: Any, a: Array, shape: Shape) -> Array:
+    """A replica broadcast to a shape."""
+    return xp.broadcast_to(a, (a.shape[0], *shape))
+
+
+def add(xp: Any, a: Array, b: Array) -> Array:
+    """a + b."""
+    return a + b
+
+
+def add_at(xp: Any, a: Array, b: Array, start: int) -> Array:
+    """a + b, where b is a range of the last axis that begins at `start`, and 0 elsewhere."""
+    if type(a) is not np.ndarray:
+        return a + pad(xp, b, start, a.shape[-1] - start - b.shape[-1])
+    whole = a if a.shape[0] != 1 or b.shape[0] == 1 else np.broadcast_to(a, (b.shape[0], *a.shape[1:]))
+    return add_over(whole, b, start, out=whole.copy(order="K"))
+
+
+def add_over(a: Any, b: Any, start: int, out: Any) -> Any:
+    """`add_at` in numpy, written into `out`, which has the numbers of a."""
+    out[..., start : start + b.shape[-1]] += b
+    return out
+
+
+def multiply(xp: Any, a: Array, b: Array) -> Array:
+    """a b, entry by entry."""
+    return a * b
+
+
+def scale(xp: Any, a: Array, by: float) -> Array:
+    """A number times a."""
+    return a * by
+
+
+def transposed(xp: Any, a: Array) -> Array:
+    """The last two axes exchanged."""
+    return xp.matrix_transpose(a)
+
+
+def product(xp: Any, a: Array, b: Array) -> Array:
+    """The matrix product Σ_k a[…, i, k] b[…, k, j]."""
+    (i, k), j = a.shape[-2:], b.shape[-1]
+    if k == 1:
+        return a * b
+    innermost = _replicas_innermost(a)
+    if (innermost or _replicas_innermost(b)) and (
+        j == 1 or i * k * j <= EINSUM_MAX_MULTIPLICATIONS
+    ):  # its loop runs over the replicas
+        return np.einsum("...ik,...kj->...ij", _innermost(a), _innermost(b))
+    if (
+        xp is not np and 0 < k <= MAX_UNROLLED_TERMS and max(i, j) <= 4 * MAX_UNROLLED_TERMS
+    ):  # JAX fuses it into one pass over all replicas
+        return sum(a[..., :, term, None] * b[..., None, term, :] for term in range(k))
+    if b.shape[0] == 1 and math.prod(b.shape[1:-2]) == 1 and not innermost:  # one matrix b for all replicas
+        rows = xp.reshape(a, (math.prod(a.shape[:-1]), k)) @ xp.reshape(b, b.shape[-2:])
+        return xp.reshape(rows, (*a.shape[:-1], j))
+    if math.prod(b.shape[1:-2]) == 1 and math.prod(a.shape[1:-2]) > 1:  # one matrix b for each replica
+        rows = xp.reshape(a, (a.shape[0], math.prod(a.shape[1:-1]), k)) @ xp.reshape(b, (b.shape[0], *b.shape[-2:]))
+        return xp.reshape(rows, (rows.shape[0], *a.shape[1:-1], j))
+    return a @ b
+
+
+def gram(xp: Any, a: Array, b: Array) -> Array:
+    """Σ_k a[…, i, k] b[…, j, k]: the products of rows."""
+    return product(xp, a, xp.matrix_transpose(b))
+
+
+def squares(xp: Any, a: Array) -> Array:
+    """Σ_k a[…, k]²."""
+    if _replicas_innermost(a):
+        return np.einsum("...k,...k->...", a, a)
+    if xp is not np and 0 < a.shape[-1] <= 2 * MAX_UNROLLED_TERMS:
+        return sum(a[..., term] * a[..., term] for term in range(a.shape[-1]))
+    return xp.vecdot(a, a)
+
+
+def root(xp: Any, a: Array) -> Array:
+    """√a."""
+    return xp.sqrt(a)
+
+
+def triangle(xp: Any, *pieces: Array, places: Any, shape: Shape) -> Array:
+    """Rows of coordinates from drawn numbers (frames, ·): `places` are indices into the concatenated pieces and a 0."""
+    zero = xp.zeros((1, *pieces[0].shape[1:-1], 1), dtype=pieces[0].dtype)
+    flat = join(xp, *pieces, zero, axis=1)
+    return reshape(xp, take(xp, flat, places, axis=1), (*flat.shape[1:-1], *shape))
+
+
+def sphere(xp: Any, known: Array, point: Array, *rest: Array) -> Array:
+    """Coordinates of the first unit vector along new directions, given those along the known ones.
+
+    They lie on a sphere of radius √(1 − |known|²); `rest` is the norm of the normals outside the frame.
+    """
+    square = squares(xp, point)
+    for norm in rest:
+        square = square + norm[..., 0] * norm[..., 0]
+    left = 1.0 - squares(xp, known) if known.shape[-1] else xp.ones_like(square)
+    left = xp.where(left > 16 * xp.finfo(point.dtype).eps, left, xp.zeros_like(left))  # else all is known
+    ratio = xp.sqrt(left / square)[..., None]
+    found = point * ratio
+    return join(xp, known, found, axis=len(found.shape) - 2)
+
+
+def rotate(xp: Any, a: Array, cos: Array, sin: Array) -> Array:
+    """Pairs of coordinates (f, f + r/2) rotated by angles, a (…, tokens, 1, width), cos and sin (tokens, 1, r/2)."""
+    half = cos.shape[-1]
+    first, second, rest = a[..., :half], a[..., half : 2 * half], a[..., 2 * half :]
+    return xp.concat([cos * first - sin * second, sin * first + cos * second, rest], axis=-1)
+
+
+def outer(xp: Any, left: Array, right: Array, x: Array, sizes: Sequence[float], eps: float) -> Array:
+    """(1/in) Σ_β f(Σ_k sizes_k left[…, k, α] right[…, k, β]) x[…, i, β], f(g) = g/(|g| + eps): (…, i, α)."""
+    columns = xp.matrix_transpose(left * xp.asarray(sizes, dtype=left.dtype)[:, None])
+    rows, many = columns.shape[-2], math.prod(np.broadcast_shapes(left.shape[:-2], right.shape[:-2], x.shape[:-2]))
+    size = max(1, PIECE_OF_ENTRIES // (right.shape[-1] * max(many, 1)))
+    made = []
+    for start in range(0, rows, size):
+        g = columns[..., start : start + size, :] @ right
+        down = xp.abs(g) + eps
+        g = g / xp.where(down > 0, down, 1.0)
+        made.append(x @ xp.matrix_transpose(g) / x.shape[-1])
+    return made[0] if len(made) == 1 else xp.concat(made, axis=-1)
+
+
+def total(xp: Any, a: Array) -> Array:
+    """Σ_k a[…, k]."""
+    return xp.sum(a, axis=-1)
+
+
+def apply(xp: Any, *arrays: Array, f: Callable[..., Array], shape: Shape, coordinates: bool = False) -> Array:
+    """A function of scalars, or of coordinates; if f returns its argument, a copy, as later steps may overwrite it."""
+    if coordinates and all(type(a) is np.ndarray and not _replicas_innermost(a) for a in arrays):
+        replicas = max((a.shape[0] for a in arrays), key=lambda r: (r != 1, r))
+        if replicas * math.prod(shape) > 2 * FUNCTION_ENTRIES_PER_BATCH:
+            return _by_pieces(arrays, f, np.empty((replicas, *shape), np.result_type(*arrays)))
+    made = f(*arrays)
+    if type(made) is np.ndarray and any(np.may_share_memory(made, a) for a in arrays if type(a) is np.ndarray):
+        made = made.copy()
+    return made if made.shape[1:] == shape else xp.broadcast_to(made, (made.shape[0], *shape))
+
+
+def apply_over(*arguments: Any, out: Any) -> Any:
+    """`apply` for coordinates in numpy, written into `out`, one of its arrays that no later step reads."""
+    *arrays, f, shape, _ = arguments
+    others = [a for a in arrays if a is not out]
+    if _replicas_innermost(out) or any(_replicas_innermost(a) or np.may_share_memory(a, out) for a in others):
+        return apply(np, *arrays, f=f, shape=shape)
+    return _by_pieces(arrays, f, out)
+
+
+def _by_pieces(arrays: Sequence[Any], f: Callable[..., Array], made: Any) -> Any:
+    """A coordinatewise function of large arrays, a piece at a time: its temporary arrays stay in the cache."""
+    axis = next((k for k, size in enumerate(made.shape) if size > 1), 0)
+    few = max(1, FUNCTION_ENTRIES_PER_BATCH * made.shape[axis] // max(made.size, 1))
+    front = (slice(None),) * axis
+    for start in range(0, made.shape[axis], few):
+        some = (*front, slice(start, start + few))
+        made[some] = f(*(a[some] if a.shape[axis] > 1 else a for a in arrays))
+    return made
+
+
+EQUAL = 1e-12  # of the length of a vector: rounding makes 1e-14 in twelve blocks of a transformer
+SINGLE_EQUAL = 1e-5  # the same in single precision
+
+
+def alike(xp: Any, a: Array, b: Array) -> Array:
+    """1 where rows (…, ·) are equal, −1 where they are opposite, else 0; (…, 1)."""
+    part = EQUAL if a.dtype == xp.float64 else SINGLE_EQUAL
+    least = part**2 * (squares(xp, a) + squares(xp, b))
+    one = xp.ones_like(least)
+    opposite = xp.where(squares(xp, a + b) <= least, -one, 0.0 * one)
+    return xp.where(squares(xp, a - b) <= least, one, opposite)[..., None]
+
+
+def identified(xp: Any, same: Array, a: Array, b: Array) -> Array:
+    """Rows b; where `same` says that they are a, or −a, those numbers themselves."""
+    return xp.where(same == 0, b, same * a)

@@ -1,0 +1,280 @@
+"""Monte Carlo by chunks: what is drawn depends on the seed, never on who draws it.
+
+A chunk's generators are keyed by (seed, source, chunk), and the size of a chunk depends on the program and its
+widths alone. So the draws are the same bits for any number of workers, and 100 draws are the first 100 of 1,000.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..language import _given
+
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None  # type: ignore[assignment]
+
+T = TypeVar("T")
+Progress = bool | Callable[[int, int], None]
+
+MAX_INTEGER_ARGUMENT = (
+    2**128
+)  # bound of integer arguments: seeds above it are beyond what numpy recommends, and counts are smaller
+HEARTBEAT = 0.1  # seconds between two updates of the progress bar
+PATIENCE = 0.5  # seconds to wait for all cancelled threads together
+THREADS = 256  # at most: more are not faster, and each costs memory
+
+
+def generator(seed: int, *key: int) -> np.random.Generator:
+    """The generator of one stream: SFC64, numpy's fastest, keyed by a SeedSequence."""
+    return np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed, spawn_key=key)))
+
+
+def chunks(draws: int, size: int) -> list[range]:
+    """The draws 0 … draws − 1, in chunks of one size (the last may be shorter)."""
+    return [range(start, min(start + size, draws)) for start in range(0, draws, size)]
+
+
+def whole_number(name: str, value: object, least: int) -> int:
+    """Check an integer argument."""
+    number = _given.as_whole(value)
+    if number is None or not least <= number < MAX_INTEGER_ARGUMENT:
+        huge = number is not None and abs(number) >= MAX_INTEGER_ARGUMENT
+        raise ValueError(f"{name}={_given.shown(value)} must be an integer, {least} or more" + ", below 2^128" * huge)
+    return number
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Cancelled(Exception):
+    """Raised in a worker whose result is no longer wanted."""
+
+
+class Silent:
+    """A no-op progress callback."""
+
+    def __call__(self, draws: int) -> None:
+        pass
+
+
+class Tick:
+    """The progress callback of a worker, called after each block: counts the draws done, and raises once cancelled.
+
+    Pickled for another process it becomes `Silent`, because counts made there do not come back.
+    """
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self.draws: dict[int, int] = {}  # done so far in the chunks that each thread is working on
+
+    def __call__(self, draws: int) -> None:
+        if self.cancelled.is_set():
+            raise Cancelled
+        thread = threading.get_ident()
+        self.draws[thread] = self.draws.get(thread, 0) + draws
+
+    def __reduce__(self) -> tuple[type[Silent], tuple[()]]:
+        return Silent, ()
+
+
+class _Threads(Executor):
+    """A pool of daemon threads: the interpreter does not wait for them when it exits."""
+
+    def __init__(self, workers: int) -> None:
+        self.tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(workers)]
+        for thread in self.threads:
+            thread.start()
+
+    def _serve(self) -> None:
+        while (task := self.tasks.get()) is not None:
+            task()
+
+    def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def task() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work(*args, **kwargs))
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self.tasks.put(task)
+        return future
+
+    def leave(self) -> None:
+        """End each thread when its current task is done; wait PATIENCE seconds at most."""
+        for _ in self.threads:
+            self.tasks.put(None)
+        for thread in self.threads:
+            thread.join(PATIENCE / len(self.threads))
+
+
+def memory() -> float:
+    """The bytes that this process may use: of the machine, of its container, or as its limits say."""
+    known = [math.inf]
+    with suppress(ValueError, OSError, AttributeError):
+        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, new and old
+        with suppress(OSError, ValueError):
+            known.append(int(Path("/sys/fs/cgroup", name).read_text()))
+    if resource is not None:
+        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if soft != resource.RLIM_INFINITY:
+            known.append(soft)
+    return min(known)
+
+
+def check_memory(size: float, what: str, remedy: str) -> None:
+    """Refuse, before any work, what does not fit in memory."""
+    if size > memory():
+        raise ValueError(f"{what} would need {in_bytes(size)} of memory, and there are {in_bytes(memory())}; {remedy}")
+
+
+def in_bytes(size: float) -> str:
+    """A size in bytes as text, in MiB or GiB."""
+    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
+
+
+def run(
+    work: Callable[[range, Callable[[int], None]], T],
+    parts: Sequence[range],
+    workers: int | None = None,
+    executor: Executor | None = None,
+    progress: Progress = True,
+    together: int = 1,
+) -> Iterator[tuple[range, T]]:
+    """Do the work for every chunk, and yield (chunk, result) as each is done.
+
+    `work(part, tick)` calls `tick(draws)` after every block of draws. That moves the progress bar, and raises once the
+    run has ended early: after an interrupt no thread works longer than a block. There are `workers` threads (as many
+    as cores, if None), or any `concurrent.futures.Executor`; one with other processes reports progress by whole chunks,
+    and finishes the chunks that it has begun. Up to `together` chunks are one task of an executor, because each task
+    has an overhead. A Dask cluster is sent the work once, and repeats the chunks of a worker that died. `progress` is a
+    function of (draws done, draws in all), or True for a bar on a terminal.
+    """
+    if workers is not None:
+        workers = whole_number("workers", workers, 1)
+    if progress is not True and progress is not False and not callable(progress):
+        raise ValueError(
+            f"progress={_given.shown(progress)} must be True, False or a function of (draws done, draws in all)"
+        )
+    check_executor(executor, "threads")
+    own = _Threads(min(workers or cores(), len(parts), THREADS)) if executor is None else None
+    pool = own or executor
+    assert pool is not None
+    slots = at_once(workers, executor)
+    ahead = 2 * slots  # tasks submitted at once: enough to keep the workers busy, with bounded memory for results
+    if executor is None:
+        together = 1
+    together = max(1, min(together, len(parts) // (4 * slots)))
+    waiting = iter([parts[k : k + together] for k in range(0, len(parts), together)])
+    sent = _sent(executor, work)
+    pending: dict[Future[list[T]], Sequence[range]] = {}
+    total = sum(map(len, parts))
+    finished = shown = 0
+    tick = Tick()
+    bar = _bar(total) if progress is True and on_terminal() else None
+    try:
+        while True:
+            for some in waiting:
+                pending[pool.submit(_parts, sent, some, tick)] = some
+                if len(pending) >= ahead:
+                    break
+            if not pending:
+                break
+            done = wait(pending, timeout=HEARTBEAT, return_when=FIRST_COMPLETED).done
+            finished += sum(len(part) for future in done for part in pending[future])
+            now = min(total, max(shown, finished + sum(tick.draws.copy().values())))
+            if bar is not None:
+                bar.update(now - shown)
+            if callable(progress) and now > shown:
+                progress(now, total)
+            shown = now
+            for future in done:
+                yield from zip(pending.pop(future), _result(future), strict=True)
+    finally:
+        tick.cancelled.set()
+        if bar is not None:
+            bar.close()
+        for future in pending:
+            future.cancel()
+        if own is not None:
+            own.leave()
+
+
+def check_executor(executor: object, otherwise: str) -> None:
+    """Refuse what is no executor; `otherwise` is what works in its place."""
+    if executor is not None and not isinstance(executor, Executor):
+        raise ValueError(
+            f"executor={_given.shown(executor)} must be a concurrent.futures.Executor, or None for {otherwise}"
+        )
+
+
+def on_terminal() -> bool:
+    """Whether a progress bar can be seen."""
+    ask = getattr(sys.stderr, "isatty", None)  # stderr may be None, or an object of the user's
+    return ask is not None and ask()
+
+
+def _bar(total: int) -> Any:
+    from tqdm import tqdm  # slow to import, and of use on a terminal alone
+
+    return tqdm(total=total, unit=" draws", delay=1, leave=False)
+
+
+def _result(future: Future[list[T]]) -> list[T]:
+    try:
+        return future.result()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if "pickle" not in str(error):
+            raise
+        raise ValueError(
+            f"executor: the program is sent to other processes, and this in it cannot be: {error}. Write its functions "
+            "with def at the top of a module, not as a lambda or inside a function; or take threads, workers=…"
+        ) from error
+
+
+def at_once(workers: int | None, executor: Executor | None) -> int:
+    """How many tasks run at once: the number of threads, or what the executor reports, or the number of cores."""
+    if executor is None:
+        return min(cores() if workers is None else whole_number("workers", workers, 1), THREADS)
+    client = getattr(executor, "_client", None)  # of Dask
+    if client is not None:
+        return max(1, int(sum(client.nthreads().values())))
+    said = getattr(executor, "num_workers", None) or getattr(executor, "_max_workers", None)  # of MPI, and of Python
+    return said if isinstance(said, int) and said > 0 else cores()
+
+
+def _sent(executor: Executor | None, work: Any) -> Any:
+    """The work as it is passed to tasks: on a Dask cluster, a reference to a copy on every worker."""
+    client = getattr(executor, "_client", None)
+    return work if client is None else client.scatter(work, broadcast=True, hash=False)
+
+
+def _parts(
+    work: Callable[[range, Callable[[int], None]], T], parts: Sequence[range], tick: Callable[[int], None]
+) -> list[T]:
+    """The results of some parts. Their ticks are dropped afterwards: `run` counts finished parts as a whole."""
+    try:
+        return [work(part, tick) for part in parts]
+    finally:
+        if isinstance(tick, Tick):
+            tick.draws.pop(threading.get_ident(), None)

@@ -1,0 +1,230 @@
+"""Triangular factors of Gram matrices that may be singular, and what is solved with them.
+
+A row that depends linearly on earlier rows has a pivot of 0. Which rows do is decided matrix by matrix, so that the
+result for one replica does not depend on the other replicas. A backend can pass its own `LinalgBackend` to get the
+same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ._ops import join
+
+Array = Any
+
+PANEL = 16  # columns: block size of the factorisation
+LAPACK = 8  # rows of a matrix from which on LAPACK, one matrix at a time, is faster than our loop over columns
+TOLERANCE = 1e-13  # pivot over diagonal entry below which a row counts as dependent on earlier rows
+SINGLE_TOLERANCE = 1e-5  # the same in single precision, whose products are rounded to 6e-8
+HIDDEN = 1e-15  # over a row's squared length: the size of a residual that rounding of the products can hide
+SURE, SINGLE_SURE = 1e-6, 1e-3  # pivot over diagonal entry above which rounding leaves most digits (double, single)
+
+
+@dataclass(frozen=True)
+class LinalgBackend:
+    """How an array library factors matrices, solves for triangular ones, and makes some of many matrices again."""
+
+    factored: Callable[[Array, Array], Array]  # of Gram matrices and pivots that count as 0
+    tried: Callable[[Array], Array]  # of Gram matrices; any pivot that is not sure may be wrong, or NaN
+    solved: Callable[[Array, Array], Array]
+    lowered: Callable[[Array, Array], Array]  # C^(−1) times rows
+    based: Callable[[Array], Array]
+    unsure: Callable[..., Array]  # which of the matrices with weak pivots are to be made again
+    singly: Callable[..., Array]  # of rows, and of known orthonormal ones
+    mended: Callable[..., Array]  # of matrices, which are to be made again, how, and from what
+
+
+def factor(xp: Any, gram: Array, ways: LinalgBackend | None = None) -> Array:
+    """The lower triangular C with C C^T = gram, positive semidefinite: coordinates from Gram–Schmidt of the rows.
+
+    A row that depends linearly on earlier rows adds no direction: its pivot is set to 0, whatever the row's scale.
+    """
+    return _factored(xp, gram, gram, ways)
+
+
+def residual(xp: Any, rest: Array, whole: Array, shift: int = 0, ways: LinalgBackend | None = None) -> Array:
+    """The triangular factor of `rest`: a Gram matrix `whole` minus the products of coordinates along known directions.
+
+    A residual counts as 0 when it is small relative to the whole row, because it has the rounding errors of the whole
+    row. With a `shift`, residuals of the size of those errors are added, where one was dropped too: a law that depends
+    on what rounding hides then changes visibly (see `_expectation_ops`).
+    """
+    made = _factored(xp, rest, whole, ways)
+    if shift:  # on the diagonal of the factor alone: a factor of another matrix might be turned against this one
+        own = diagonal(xp, made)
+        more = xp.sqrt(own**2 + HIDDEN * diagonal(xp, whole)) - own
+        made = made + xp.eye(rest.shape[-1], dtype=rest.dtype) * more[..., None, :]
+    return made
+
+
+def _factored(xp: Any, gram: Array, whole: Array, ways: LinalgBackend | None) -> Array:
+    """The factor, where pivots below the tolerance beside the squares of `whole` rows count as 0."""
+    floor = tolerance(xp, gram.dtype) * diagonal(xp, whole)
+    return ways.factored(gram, floor) if ways else lower_factor(xp, gram, floor)
+
+
+def diagonal(xp: Any, a: Array) -> Array:
+    """The diagonal of each matrix; in numpy a view."""
+    return xp.linalg.diagonal(a)
+
+
+def tolerance(xp: Any, dtype: Any) -> float:
+    """The ratio of pivot to diagonal entry below which the pivot counts as 0."""
+    return TOLERANCE if dtype == xp.float64 else SINGLE_TOLERANCE
+
+
+def safe_pivot_ratio(xp: Any, dtype: Any) -> float:
+    """The ratio of pivot to diagonal entry above which rounding leaves most digits of the pivot."""
+    return SURE if dtype == xp.float64 else SINGLE_SURE
+
+
+def lower_factor(xp: Any, gram: Array, floor: Array) -> Array:
+    """Column by column; in numpy, large matrices that are far from singular by LAPACK, which is ten times as fast.
+
+    The choice is made for each matrix, so that the result for one replica does not depend on the other replicas. A row
+    of zeros (the gradient of a token that no loss depends on) gets a pivot of 1 for LAPACK, and has none after it.
+    """
+    if type(gram) is not np.ndarray or gram.shape[-1] < LAPACK:
+        return by_columns(xp, gram, floor)
+    none = diagonal(np, gram) == 0
+    if none.any():
+        one = none[..., None] * np.eye(gram.shape[-1], dtype=gram.dtype)
+        some = gram * ~none[..., None] * ~none[..., None, :] + one
+        return lower_factor(xp, some, np.where(none, 0.0, floor)) - one
+    try:
+        made = np.linalg.cholesky(gram)
+        regular = _all_sure(made, gram, floor)
+        if not regular.all():
+            floor = np.broadcast_to(floor, gram.shape[:-1])
+            made[~regular] = by_columns(np, gram[~regular], floor[~regular])
+    except np.linalg.LinAlgError:  # raised if any of the matrices is singular, without saying which
+        made = by_columns(np, gram, floor)
+        regular = _all_sure(made, gram, floor)
+        made[regular] = np.linalg.cholesky(gram[regular])
+    return made
+
+
+def _all_sure(lower: Any, gram: Any, floor: Any) -> Any:
+    """Which matrices have all pivots well above rounding."""
+    squares = diagonal(np, lower) ** 2
+    return ((squares > safe_pivot_ratio(np, gram.dtype) * diagonal(np, gram)) & (squares > floor)).all(axis=-1)
+
+
+def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
+    """In panels of PANEL columns, so that for a large matrix most of the work is matrix products.
+
+    One matrix of numpy (a constant of a plan, of thousands of rows and a few dozen directions) is multiplied by the
+    columns that it has. With several matrices that would differ, and the bits of one would depend on the others.
+    """
+    size, single = gram.shape[-1], type(gram) is np.ndarray and gram.size == gram.shape[-1] ** 2
+    panels: list[Array] = []
+    known: list[Array] = []  # of the panels, what later ones are multiplied by
+    for start in range(0, size, PANEL):
+        width = min(PANEL, size - start)
+        rest, columns = gram[..., start:, start : start + width], []
+        if known:
+            before = (xp.concat(known, axis=-1) if len(known) > 1 else known[0])[..., start:, :]
+            rest = rest - before @ xp.matrix_transpose(before[..., :width, :])
+        for j in range(width):  # `rest` loses its first row and column each time
+            pivot = rest[..., 0, 0]
+            fresh = pivot > floor[..., start + j]
+            inverse = xp.where(fresh, 1.0 / xp.sqrt(xp.where(fresh, pivot, 1.0)), 0.0)
+            below = rest[..., :, 0] * inverse[..., None]
+            if j + 1 < width:
+                rest = rest[..., 1:, 1:] - below[..., 1:, None] * below[..., None, 1 : width - j]
+            if start + j:
+                above = xp.zeros((*below.shape[:-1], start + j), dtype=gram.dtype)
+                below = xp.concat([above, below], axis=-1)
+            columns.append(below)
+        panels.append(xp.stack(columns, axis=-1))
+        some = directions(panels[-1]) if single else np.arange(width)
+        if len(some):
+            known.append(panels[-1] if len(some) == width else panels[-1][..., some])
+    return xp.concat(panels, axis=-1) if len(panels) > 1 else panels[0]
+
+
+def directions(rows: Any) -> Any:
+    """The places along the last axis of an array of numpy at which any row is other than 0."""
+    return np.flatnonzero(rows.reshape(-1, rows.shape[-1]).any(axis=0))
+
+
+def solve(xp: Any, lower: Array, b: Array, ways: LinalgBackend | None = None) -> Array:
+    """X with X C^T = b for lower triangular C: coordinates along the directions of C's rows, from products with them.
+
+    The coordinate is 0 where the pivot of C is 0, because no row of C has that direction.
+    """
+    if ways:
+        return ways.solved(lower, b)
+    size = lower.shape[-1]
+    if type(lower) is np.ndarray and LAPACK <= size <= min(4 * PANEL, b.shape[-2]):
+        return b @ np.swapaxes(inverse(lower), -1, -2)  # one product, not a pass over b for each direction
+    if size > PANEL:
+        half = size // 2
+        first = solve(xp, lower[..., :half, :half], b[..., :half])
+        rest = b[..., half:] - first @ xp.matrix_transpose(lower[..., half:, :half])
+        return xp.concat([first, solve(xp, lower[..., half:, half:], rest)], axis=-1)
+    rest, columns = b, []
+    for j in range(size):  # `rest` loses its first column each time
+        pivot = lower[..., j, j]
+        over = xp.where(pivot > 0, 1.0 / xp.where(pivot > 0, pivot, 1.0), 0.0)
+        columns.append(rest[..., 0] * over[..., None])
+        rest = rest[..., 1:] - columns[-1][..., :, None] * lower[..., None, j + 1 :, j]
+    return xp.stack(columns, axis=-1)
+
+
+def inverse(lower: Any) -> Any:
+    """C^(−1) of triangular matrices of numpy, without the directions that no row of C has: 0 there.
+
+    Rows are scaled to one size first: they may differ by any factor, and rounding errors of one must not reach another.
+    """
+    none = diagonal(np, lower) <= 0
+    size = np.abs(lower).max(axis=-1)
+    if not none.any():
+        return np.where(_lower(lower.shape[-1]), np.linalg.inv(lower / size[..., None]), 0.0) / size[..., None, :]
+    # a pivot of 0 has nothing below it: what stands in for its row changes no other direction
+    size = np.where(none, 1.0, size).astype(lower.dtype)
+    rows = np.where(none[..., None], np.eye(lower.shape[-1], dtype=lower.dtype), lower / size[..., None])
+    return np.tril(np.linalg.inv(rows)) / size[..., None, :] * ~none[..., None]
+
+
+@cache
+def _lower(size: int) -> Any:
+    """Which entries of a matrix are not above its diagonal."""
+    return np.tri(size, dtype=bool)
+
+
+def basis(xp: Any, rows: Array, ways: LinalgBackend | None = None) -> Array:
+    """Orthonormal rows with the span of `rows`, by Gram–Schmidt in order; there are fewer rows than directions.
+
+    It uses the rows, not their Gram matrix, so that small differences between nearly equal rows keep their digits.
+    """
+    if ways:
+        return ways.based(rows)
+    q, r = xp.linalg.qr(xp.matrix_transpose(rows))
+    signs = diagonal(xp, r)
+    one = xp.ones_like(signs)
+    return xp.matrix_transpose(q) * xp.where(signs < 0, -one, one)[..., None]
+
+
+def spheres(xp: Any, known: Array, points: Array, *rest: Array, ways: LinalgBackend | None = None) -> Array:
+    """Coordinates of several orthonormal vectors (…, vectors, ·) along new directions, given those along known ones.
+
+    With S = I − known known^T and G standard normal rows, S^(1/2) (G G^T)^(−1/2) G is uniform, for any square roots.
+    `rest` are rows whose products are those of the part of G along directions outside the frame.
+    """
+    one = xp.eye(points.shape[-2], dtype=points.dtype)
+    left = residual(xp, one - known @ xp.matrix_transpose(known), one, ways=ways)
+    alive = diagonal(xp, left) > 0  # False for a vector whose known coordinates are all of it
+    points = points * xp.astype(alive, points.dtype)[..., None]
+    gram = points @ xp.matrix_transpose(points)
+    for rows in rest:
+        rows = rows * xp.astype(alive, points.dtype)[..., None]
+        gram = gram + rows @ xp.matrix_transpose(rows)
+    found = left @ xp.matrix_transpose(solve(xp, factor(xp, gram, ways), xp.matrix_transpose(points), ways))
+    return join(xp, known, found, axis=len(found.shape) - 2)

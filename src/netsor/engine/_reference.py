@@ -1,0 +1,313 @@
+"""The literal interpreter: draws every weight matrix and computes what the program says.
+
+Slow, plain, and the ground truth of everything else. Vectors are arrays (replicas, *shape, width), scalars
+(replicas, *shape).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._array_api import one_blas_thread
+from ..language import _operation as ops
+from ..language._array import Operation, Source, Value, rule_for
+from ..language._given import shown
+from ..language._graph import topological_order, weights_of
+from ..language._join import Pool
+from ..language._optimiser_ops import OptimiserStep, SteppedMatMul, SteppedParameter
+from ..language._rotary import Rotate
+from ..language._slicing import narrow
+from ..language._vector import Vector
+from ..language._weight import Weight
+from ._parallel import check_memory, chunks, cores, generator, memory, whole_number
+from ._sampling_options import Sampling
+
+Array = npt.NDArray[np.float64]
+Coordinates = int | slice | Sequence[int] | None
+
+CHUNK_BYTES = 2**25  # of weights and vectors in one chunk
+MUON_SINGULAR_VALUE_RTOL = 1e-5  # over the largest: singular values of a gradient that Muon's polar factor leaves out
+
+
+def simulate(
+    outputs: Sequence[Value],
+    sources: Mapping[Source, int],
+    widths: Mapping[str, float],
+    sampling: Sampling,
+    coordinates: Coordinates = None,
+) -> list[Array]:
+    """Draws of the outputs: an array (draws, *shape, coordinates) for vectors, (draws, *shape) for scalars."""
+    narrowed = narrow(outputs)
+    values = topological_order(narrowed)
+    draws, workers = sampling.draws, sampling.workers
+    work = _Chunk(narrowed, values, sources, widths, sampling.seed, coordinates)
+    # a batch of matrices is held twice while it acts
+    check_memory(
+        16.0 * work.numbers(),
+        f"one draw at {', '.join(f'{name}={width}' for name, width in widths.items())}, every matrix of it,",
+        "take smaller widths, or net.law, which draws no matrix",
+    )
+    shapes = work.shapes()
+    numbers = draws * sum(math.prod(shape) for shape in shapes)
+    check_memory(8.0 * numbers, f"draws={draws} of {numbers // draws} numbers", "take fewer draws, or coordinates=0")
+    if sampling.executor is None:  # no more at a time than there is memory for
+        room = max(1, int(memory() // (16 * work.numbers() * work.size())))
+        workers = min(cores() if workers is None else whole_number("workers", workers, 1), room)
+    results: list[Array] = [np.empty((draws, *shape)) for shape in shapes]
+    for part, arrays in replace(sampling, workers=workers).run(work, chunks(draws, work.size())):
+        for result, array in zip(results, arrays, strict=True):
+            result[part.start : part.stop] = array
+    return results
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The work for one chunk of replicas; called by a worker, possibly in another process."""
+
+    outputs: list[Value]
+    values: list[Value]
+    sources: Mapping[Source, int]
+    widths: Mapping[str, float]
+    seed: int
+    coordinates: Coordinates
+
+    def numbers(self) -> int:
+        """The numbers that one replica holds: matrices and vectors."""
+        numbers = sum(self._matrix(w) * w.members.size for w in weights_of(self.values))
+        for value in self.values:
+            numbers += value.size * (int(value.width.bind(self.widths)) if isinstance(value, Vector) else 1)
+        return numbers
+
+    def size(self) -> int:
+        """How many replicas fit a chunk: a property of the program, so that workers cannot change the draws."""
+        return max(1, CHUNK_BYTES // (8 * self.numbers()))
+
+    def _matrix(self, weight: Weight) -> int:
+        return int(weight.out_width.bind(self.widths)) * int(weight.in_width.bind(self.widths))
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of one draw of each output."""
+        return [np.empty((1, *self._full(value)))[0][self._picked(value)].shape for value in self.outputs]
+
+    def _full(self, value: Value) -> tuple[int, ...]:
+        return (*value.shape, int(value.width.bind(self.widths))) if isinstance(value, Vector) else value.shape
+
+    def _picked(self, value: Value) -> Any:
+        if self.coordinates is None or not isinstance(value, Vector):
+            return ...
+        chosen = self.coordinates
+        try:
+            if not isinstance(chosen, slice) and (np.ndim(chosen) > 1 or np.asarray(chosen).dtype.kind not in "iu"):
+                raise TypeError("it must be an integer, a list of integers or a slice")
+            np.empty(int(value.width.bind(self.widths)))[chosen]
+        except Exception as error:  # of numpy, or of an object that is made an array
+            raise ValueError(f"coordinates={shown(chosen)}: {' '.join(str(error).split())}") from None
+        return (..., self.coordinates)
+
+    def __call__(self, part: range, tick: Callable[[int], None]) -> list[Array]:
+        chunk = part.start // self.size()
+        with one_blas_thread():
+            literal = _Literal(self.sources, self.widths, self.seed, chunk, replicas=len(part))
+            for value in self.values:
+                literal.evaluate(value)
+                tick(0)  # a chunk may be one huge replica
+            return [literal.drawn[value][self._picked(value)] for value in self.outputs]
+
+
+class _Literal:
+    """One chunk: the arrays drawn so far, by value and by matrix."""
+
+    def __init__(
+        self, sources: Mapping[Source, int], widths: Mapping[str, float], seed: int, chunk: int, replicas: int
+    ) -> None:
+        self.sources, self.widths, self.seed, self.chunk, self.replicas = (
+            sources,
+            widths,
+            seed,
+            chunk,
+            replicas,
+        )
+        self.drawn: dict[Value, Array] = {}
+        self.matrices: dict[tuple[Source, int], Array] = {}
+        self.after: dict[tuple[Source, int, tuple[OptimiserStep, ...]], Array] = {}
+
+    def normals(self, source: Source, member: int, *shape: int) -> Array:
+        stream = generator(self.seed, self.sources[source], member, self.chunk)
+        return stream.standard_normal((self.replicas, *shape))
+
+    def matrix(self, weight: Weight, member: int) -> Array:
+        """W, entries i.i.d. N(0, σ_W²/fan), (replicas, out, in); its normals are drawn once, however often it acts."""
+        key = weight.source, member
+        if key not in self.matrices:
+            drawn = weight.T if weight.transposed else weight
+            rows, columns = int(drawn.out_width.bind(self.widths)), int(drawn.in_width.bind(self.widths))
+            self.matrices[key] = self.normals(*key, rows, columns)
+        normals = self.matrices[key]
+        if weight.transposed:
+            normals = np.swapaxes(normals, -1, -2)
+        return np.asarray(normals * (weight.std / np.sqrt(weight.fan.bind(self.widths))))
+
+    def moved(self, op: SteppedMatMul, member: int) -> Array:
+        """W after its steps, (replicas, out, in), really moved."""
+        steps: tuple[OptimiserStep, ...] = ()
+        w = self.matrix(op.weight.drawn, member)
+        for number, rule in enumerate(op.steps):
+            steps = (*steps, rule)
+            key = op.weight.source, member, steps
+            if key not in self.after:
+                self.after[key] = self._after(w, op, member, number)
+            w = self.after[key]
+        return w
+
+    def _after(self, w: Array, op: SteppedMatMul, member: int, number: int) -> Array:
+        gradient, rule = None, op.steps[number]
+        for left, right, part in zip(op.left, op.right, op.parts, strict=True):
+            if part.step == number and member in part.members:
+                pair = [
+                    a[:, 0 if a.shape[1] == 1 else part.members.index(member)]
+                    for a in (self.drawn[left], self.drawn[right])
+                ]
+                made = part.size(self.widths) * (np.swapaxes(pair[0], -1, -2) @ pair[1])
+                gradient = made if gradient is None else gradient + made
+        return w if gradient is None else updated(w, gradient, rule, self.widths)
+
+    def evaluate(self, value: Value) -> None:
+        """Compute a value whose inputs are computed."""
+        array = rule_for(value.op, LITERAL, "LITERAL of engine/_literal.py")(self, value.op, value)
+        # constants and data have one replica, which stands for all
+        self.drawn[value] = np.broadcast_to(array, (self.replicas, *array.shape[1:]))
+
+    def lined(self, value: Value, ndim: int) -> Array:
+        """The array of a value with axes of size 1 set in after the replicas, so that numpy broadcasts it."""
+        array = self.drawn[value]
+        return array.reshape(array.shape[0], *(1,) * (ndim - value.ndim), *array.shape[1:])
+
+
+# One rule an operation, `rule(run, op, value)`: the array of a value from those of its inputs
+
+
+def _gaussian(run: _Literal, op: ops.Gaussian, value: Vector) -> Array:
+    e = run.normals(op.source, 0, op.factor.shape[-1], int(value.width.bind(run.widths)))
+    combined: Array = np.einsum("...k,rkm->r...m", op.factor, e)
+    return op.mean[..., None] + combined
+
+
+def _matmul(run: _Literal, op: ops.MatMul, value: Vector) -> Array:
+    x, members = run.drawn[op.x], op.weight.members.ravel().tolist()
+    w = np.stack([run.matrix(op.weight, member) for member in members], axis=1)  # (replicas, B, out, in)
+    r, b = len(w), len(members)
+    vectors = x.reshape(r, b if op.each else 1, -1, x.shape[-1])
+    return (vectors @ np.swapaxes(w, -1, -2)).reshape(r, *value.shape, -1)
+
+
+def _stepped(run: _Literal, op: SteppedMatMul, value: Vector) -> Array:
+    x, weight = run.drawn[op.x], op.weight
+    members = weight.members.ravel().tolist()
+    w = np.stack([run.moved(op, member) for member in members], axis=1)
+    w = w * (weight.drawn.in_width.bind(run.widths) / weight.fan.bind(run.widths)) ** 0.5
+    vectors = x.reshape(len(w), len(members) if op.each else 1, -1, x.shape[-1])
+    acted: Array = vectors @ (w if weight.transposed else np.swapaxes(w, -1, -2))
+    return acted.reshape(len(w), *value.shape, -1)
+
+
+def _shifted(run: _Literal, op: SteppedParameter, value: Value) -> Array:
+    d = sum(size * run.drawn[x] for size, x in zip(op.sizes(run.widths), op.d, strict=True))
+    return updated(run.drawn[op.x], np.asarray(d), op.rule, run.widths)
+
+
+def updated(w: Array, gradient: Array, rule: OptimiserStep, widths: Mapping[str, float]) -> Array:
+    """A parameter after a step."""
+    lr = rule.of(rule.lr, widths)
+    if rule.optimiser == "muon":
+        gradient = rule.of(rule.scale, widths) * _orthogonalised(gradient, rule)
+    elif rule.optimiser == "adam":
+        size = np.abs(gradient) + rule.eps
+        gradient = gradient / np.where(size > 0, size, 1.0)
+    return (1.0 - lr * rule.weight_decay) * w - lr * gradient
+
+
+def _orthogonalised(g: Array, rule: OptimiserStep) -> Array:
+    """The polar factor of matrices, or its polynomial."""
+    if rule.newton_schulz is None:
+        u, s, v = np.linalg.svd(g, full_matrices=False)
+        kept = s > MUON_SINGULAR_VALUE_RTOL * s[:, :1]
+        return np.asarray((u * kept[:, None, :]) @ v)
+    size = np.sqrt((g * g).sum(axis=(-2, -1), keepdims=True))
+    x = g / np.where(size > 0, size, 1.0)
+    for a, b, c in rule.newton_schulz:
+        square = x @ np.swapaxes(x, -1, -2)
+        x = a * x + (b * square + c * square @ square) @ x
+    return np.asarray(x)
+
+
+def _nonlin(run: _Literal, op: ops.Nonlin, value: Vector) -> Array:
+    arrays = [run.lined(v, value.ndim) for v in op.vectors]
+    arrays += [run.lined(p, value.ndim)[..., None] for p in op.scalars]
+    return np.asarray(op.f(*arrays))
+
+
+def _concat(run: _Literal, op: ops.Concat, value: Vector) -> Array:
+    end_to_end = np.moveaxis(run.drawn[op.x], 1 + op.axis, -2)
+    return end_to_end.reshape(*end_to_end.shape[:-2], -1)
+
+
+def _split(run: _Literal, op: ops.Split, value: Vector) -> Array:
+    whole = run.drawn[op.x]
+    return np.moveaxis(whole.reshape(*whole.shape[:-1], op.count, -1), -2, 1 + op.axis)
+
+
+def _rotate(run: _Literal, op: Rotate, value: Vector) -> Array:
+    """Pairs of coordinates (f, f + r/2) turned by angles t_i θ_f."""
+    x = run.drawn[op.x]  # (replicas, …, tokens, width)
+    angles = op.angles(x.shape[-1])
+    cos, sin = np.cos(angles), np.sin(angles)
+    half = angles.shape[-1]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    return np.concatenate([cos * first - sin * second, sin * first + cos * second, x[..., 2 * half :]], axis=-1)
+
+
+def _dot(run: _Literal, op: ops.Dot, value: Value) -> Array:
+    q, k = run.lined(op.x, value.ndim - 1), run.lined(op.y, value.ndim - 1)
+    scale: float = q.shape[-1] ** -op.power
+    return scale * (q @ np.swapaxes(k, -1, -2))
+
+
+def _apply(run: _Literal, op: ops.Apply, value: Value) -> Array:
+    made = np.asarray(op.f(*(run.lined(p, op.leading + op.axes) for p in op.scalars)))
+    return np.broadcast_to(made, (made.shape[0], *value.shape))
+
+
+def _take(run: _Literal, op: ops.Take, value: Value) -> Array:
+    array = run.drawn[op.x]
+    flattened: Array = array.reshape(run.replicas, op.x.size, *array.shape[1 + op.x.ndim :])
+    return flattened.take(op.flat, axis=1)
+
+
+LITERAL: dict[type[Operation], Callable[[_Literal, Any, Any], Array]] = {
+    ops.Gaussian: _gaussian,
+    ops.Normal: lambda run, op, value: op.std * run.normals(op.source, 0, *op.shape),
+    ops.Data: lambda run, op, value: op.vectors[None],
+    ops.Constant: lambda run, op, value: op.numbers[None],
+    ops.Root: lambda run, op, value: np.array([op.of(run.widths)]),
+    ops.MatMul: _matmul,
+    SteppedMatMul: _stepped,
+    SteppedParameter: _shifted,
+    ops.Nonlin: _nonlin,
+    ops.Add: lambda run, op, value: run.lined(op.x, value.ndim) + run.lined(op.y, value.ndim),
+    ops.Scale: lambda run, op, value: run.lined(op.c, value.ndim)[..., None] * run.lined(op.x, value.ndim),
+    ops.Mix: lambda run, op, value: run.lined(op.a, value.ndim + 1) @ run.lined(op.x, value.ndim),
+    ops.Concat: _concat,
+    ops.Split: _split,
+    ops.Dot: _dot,
+    ops.Apply: _apply,
+    ops.Take: _take,
+    ops.Join: lambda run, op, value: np.concatenate([run.drawn[part] for part in op.parts], axis=1),
+    Rotate: _rotate,
+    Pool: lambda run, op, value: np.asarray(op.f(run.drawn[op.x].reshape(run.replicas, -1))),
+}

@@ -1,0 +1,303 @@
+"""A plan as a function of standard normals: what a replica draws is given, not drawn.
+
+χ are functions of normals (see `backends._chi`), so all that a replica draws is a function of one row z of independent
+standard normals, and given z the outputs are N(mean(z), cov(z)). Markov chains over z need this and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._array_api import one_blas_thread
+from ._interpreter import RULES, in_numpy, run
+from ._ir import VIEWS, Register, Step
+from ._parallel import cores, whole_number
+from ._plan import Plan
+from ._psd_cholesky import directions
+from .backends import Backend, Device, Numpy
+from .backends._base import DEVICE_BLOCK_BYTES
+from .backends._chi import Chi, chi
+from .backends._numpy import BLOCK_BYTES, CHUNK, _laid_out
+
+Array = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
+
+MOVED = {*VIEWS, "take"}  # kinds of steps whose results are entries of what they read
+
+
+class Latent:
+    """The outputs of a plan given rows of standard normals (replicas, size): those that it reads."""
+
+    def __init__(self, plan: Plan, workers: int | None = None, backend: Backend | None = None) -> None:
+        self.plan, self.factor = _shortened(plan)
+        self.backend = backend or Numpy()
+        if self.backend.precision != "float64":
+            raise ValueError(f"precision={self.backend.precision!r}: chains need double precision; take 'float64'")
+        self.workers = cores() if workers is None else whole_number("workers", workers, 1)
+        self.recipes: dict[Step, Chi] = {}
+        self.places: dict[Step, slice] = {}  # among all normals of a replica
+        self.read: dict[Step, Places] = {}  # which of a step's normals are read
+        self.size = 0
+        for step in self.plan.steps:
+            if step.kind in ("normals", "chi"):
+                self.read[step] = _read(self.plan, step, self.shape(step))
+                self.places[step] = slice(self.size, self.size + len(self.read[step]))
+                self.size += len(self.read[step])
+
+    @property
+    def entries(self) -> int:
+        """The number of outputs."""
+        return self.plan.mean.size
+
+    @property
+    def block(self) -> int:
+        """How many replicas are worked on at a time; it depends on the plan alone."""
+        return max(1, min(CHUNK, BLOCK_BYTES // max(self.plan.bytes + 8 * self.entries**2, 1)))
+
+    def shape(self, step: Step) -> tuple[int, ...]:
+        """The shape of the normals from which a step's random numbers are made, in one replica."""
+        if step.kind == "normals":
+            return step.out.shape
+        recipe = self.recipes.setdefault(step, chi(step.params["freedom"], "float64"))
+        return *step.out.shape[:-1], recipe.normals
+
+    def given(self, z: Array) -> tuple[Array, Array]:
+        """Mean (replicas, entries) and coefficients C (replicas, entries, ·), C C^T the covariance, given normals."""
+        mean, columns = run(self.plan, lambda step: self._drawn(step, z), lambda r: r.value, in_numpy)
+        columns = _beside(np, columns, self.factor)
+        if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
+            raise ValueError("the law is not finite: a function of the program gave NaN or infinity, or it overflowed")
+        replicas = len(z)
+        return np.broadcast_to(mean, (replicas, self.entries)), np.broadcast_to(columns, (replicas, *columns.shape[1:]))
+
+    def over(self, z: Array, what: Callable[[Array, Array], Any]) -> list[Any]:
+        """`what(mean, columns)` of each block of replicas, in threads: no more of them are held at a time."""
+        parts = [slice(k, min(k + self.block, len(z))) for k in range(0, len(z), self.block)]
+
+        def one(part: slice) -> Any:
+            return what(*self.given(z[part]))
+
+        with one_blas_thread():
+            if self.workers == 1 or len(parts) == 1:
+                return [one(part) for part in parts]
+            with ThreadPoolExecutor(min(self.workers, len(parts))) as pool:
+                return list(pool.map(one, parts))
+
+    def on_device(self, what: Callable[[Any, Any, Any], Any]) -> Callable[[Array], Array]:
+        """A function of normals (replicas, size): `what(library, mean, columns)`, all of it on the backend's device."""
+        assert isinstance(self.backend, Device)
+        size = DEVICE_BLOCK_BYTES[self.backend.kind] // max(self.plan.bytes + 32 * self.entries**2, 1)
+        block = self.backend.fits(self.plan, max(1, min(CHUNK, size)))
+        ask = self.backend.given(
+            self.plan, lambda library, mean, columns: what(library, mean, _beside(library.xp, columns, self.factor))
+        )
+
+        def found(z: Array) -> Array:
+            parts = [z[k : k + block] for k in range(0, len(z), block)]
+            return np.concatenate([ask({step.out: self._drawn(step, part) for step in self.places}) for part in parts])
+
+        return found
+
+    def _drawn(self, step: Step, z: Array) -> Any:
+        shape, read = self.shape(step), self.read[step]
+        own: Any = z[:, self.places[step]]
+        if len(read) < math.prod(shape):
+            own, some = np.zeros((len(z), math.prod(shape))), own
+            own[:, read] = some
+        own = own.reshape(len(z), *shape)
+        if step.kind == "chi":
+            recipe = self.recipes[step]
+            own = recipe.of(np, own, recipe.polynomial, recipe.scale, recipe.squares)
+        own = _laid_out(own)
+        own.flags.writeable = False  # a step may overwrite what no later step reads, and z is the caller's
+        return own
+
+
+def _beside(xp: Any, columns: Any, factor: float) -> Any:
+    """C (replicas, …, entries, ·) of every head, beside each other, times a number: (replicas, entries, ·)."""
+    if columns.ndim > 3:
+        columns = xp.reshape(xp.moveaxis(columns, -2, 1), (columns.shape[0], columns.shape[-2], -1))
+    return columns if factor == 1 else factor * columns
+
+
+def _shortened(plan: Plan) -> tuple[Plan, float]:
+    """The plan that ends at vectors X, where the covariance is a multiple of Σ X X^T over heads; and its root.
+
+    The last vectors of a plan are often C of C C^T = X X^T, and then sums over heads: a Cholesky factor, made only to
+    be multiplied with itself. So may be X again.
+    """
+    plan, factor = _without_zeros(plan), 1.0
+    while (found := _without_root(plan)) is not None:
+        plan, factor = found[0], factor * found[1]
+    return plan, factor
+
+
+def _without_root(plan: Plan) -> tuple[Plan, float] | None:
+    """The plan without its last Cholesky factor, and a factor for what it ends at; tried with random numbers."""
+    roots = [step for step in plan.steps if step.kind == "reduced"]
+    if not roots:
+        return None
+    root, rng = roots[-1], np.random.default_rng(0)
+    after = _after(plan, root.out)
+    size = plan.mean.size
+    if after is None or root.out.shape[-2:] != (size, size):
+        return None
+    shares = []
+    for _ in range(2):
+        lower = np.tril(rng.standard_normal((1, *root.out.shape)))
+        mean, columns = _tail(plan, after, root.out, lower)
+        columns = _beside(np, columns, 1.0)[0]
+        cov = columns @ columns.T
+        sums = (lower @ np.swapaxes(lower, -1, -2)).sum(axis=tuple(range(lower.ndim - 2)))
+        share = float(np.trace(cov) / np.trace(sums))
+        if mean.any() or not np.allclose(cov, share * sums, rtol=1e-12, atol=1e-12 * share):
+            return None
+        shares.append(share)
+    if not shares[0] or abs(shares[1] - shares[0]) > 1e-12 * shares[0]:
+        return None
+    nothing = Register((size,), np.zeros((1, size)))
+    steps, rows = _narrowed(plan.steps, root.args[1])
+    return replace(plan, steps=steps, mean=nothing, columns=rows), math.sqrt(shares[0])
+
+
+def _without_zeros(plan: Plan) -> Plan:
+    """The same plan, with products ⟨a, b⟩ of a constant b taken along the directions that b has."""
+    steps: list[Step] = []
+    for step in plan.steps:
+        if step.kind == "gram" and step.args[0].varies and step.args[1].value is not None:
+            places = directions(step.args[1].value)
+            if 0 < len(places) < step.args[1].shape[-1]:
+                a, b = step.args
+                some = Register((*a.shape[:-1], len(places)))
+                steps.append(Step("take", some, (a,), {"places": places, "axis": len(a.shape) - 1}, "", some.size))
+                kept = Register((*b.shape[:-1], len(places)), np.ascontiguousarray(step.args[1].value[..., places]))
+                step = replace(step, args=(some, kept))
+        steps.append(step)
+    return replace(plan, steps=steps)
+
+
+def _narrowed(steps: list[Step], rows: Register) -> tuple[list[Step], Register]:
+    """Vectors `rows`, a part of the product of a varying and a constant array, without columns that are always 0."""
+    made = {step.out: step for step in steps}
+    at, start, stop = rows, 0, rows.shape[-1]
+    while at in made and made[at].kind in ("reshape", "part"):
+        view = made[at]
+        at = view.args[0]
+        if view.kind == "part":
+            start, stop = start + view.params["start"], stop + view.params["start"]
+        elif at.shape[-1] != view.out.shape[-1]:
+            return steps, rows
+    step = made.get(at)
+    if step is None or step.kind != "product" or step.args[1].value is None or stop > at.shape[-1]:
+        return steps, rows
+    whole = step.args[1].value[..., start:stop]
+    few = np.ascontiguousarray(whole[..., directions(whole)])
+    product = Register((*at.shape[:-1], few.shape[-1]))
+    out = Register((*rows.shape[:-1], few.shape[-1]))
+    more = [
+        replace(step, out=product, args=(step.args[0], Register(few.shape[1:], few))),
+        Step("reshape", out, (product,), {"shape": out.shape}, "", 0),
+    ]
+    return [*steps, *more], out
+
+
+def _read(plan: Plan, drawn: Step, shape: tuple[int, ...]) -> Places:
+    """The places of the normals of a step that later ones read: of kernels with few directions, as many.
+
+    Each number is followed through steps that move numbers or multiply them by a constant; any other reads all it gets.
+    """
+    every = np.arange(math.prod(shape))
+    if drawn.kind == "chi":
+        return every
+    at: dict[Register, Any] = {drawn.out: every.reshape(1, *shape)}
+    found = [at[r] for r in (plan.mean, plan.columns) if r in at]
+    for step in plan.steps:
+        for arg in step.args:
+            if arg not in at:
+                continue
+            others = [a for a in step.args if a is not arg]
+            if step.kind in MOVED and not others:
+                at[step.out] = RULES[step.kind](np, at[arg], **step.params)
+            elif (
+                step.kind in ("scale", "multiply")
+                and len(step.args) <= 2
+                and step.out.shape == arg.shape
+                and all(a.value is not None for a in others)
+            ):
+                at[step.out] = at[arg]
+            else:
+                found.append(at[arg])
+                continue
+            if step.out in (plan.mean, plan.columns):
+                found.append(at[step.out])
+    return np.unique(np.concatenate([some.ravel() for some in found]))
+
+
+def _after(plan: Plan, start: Register) -> list[Step] | None:
+    """The steps that depend on a register; None if they read anything else that varies."""
+    made, steps = {start}, []
+    for step in plan.steps:
+        if made.isdisjoint(step.args):
+            continue
+        if any(arg.varies and arg not in made for arg in step.args):
+            return None
+        made.add(step.out)
+        steps.append(step)
+    results = (plan.mean, plan.columns)
+    return steps if all(not r.varies or r in made for r in results) else None
+
+
+def _tail(plan: Plan, steps: list[Step], start: Register, value: Array) -> tuple[Array, Array]:
+    arrays = {start: value}
+    for step in steps:
+        inputs = [arrays[arg] if arg.varies else arg.value for arg in step.args]
+        arrays[step.out] = RULES[step.kind](np, *inputs, **step.params)
+    mean, columns = (arrays[r] if r.varies else r.value for r in (plan.mean, plan.columns))
+    return np.asarray(mean), np.asarray(columns)
+
+
+def matched(small: Latent, large: Latent) -> Places | None:
+    """Where the normals of a plan stand among those of another with draws of the same keys, at least as large.
+
+    The first entries along every axis are the same ones; −1 for those that the other does not read. None if there is
+    no such draw.
+    """
+    of = {step.params["key"]: step for step in large.places}
+    places = [np.zeros(0, dtype=np.intp)]
+    for step in small.places:
+        other = of.get(step.params["key"])
+        shape = small.shape(step)
+        if other is None or other.kind != step.kind or len(large.shape(other)) != len(shape):
+            return None
+        whole = np.full(math.prod(large.shape(other)), -1, dtype=np.intp)
+        whole[large.read[other]] = np.arange(large.places[other].start, large.places[other].stop)
+        whole = whole.reshape(large.shape(other))
+        if any(a > b for a, b in zip(shape, whole.shape, strict=True)):
+            return None
+        places.append(whole[tuple(slice(k) for k in shape)].ravel()[small.read[step]])
+    return np.concatenate(places)
+
+
+def embedding(small: Latent, large: Latent) -> Places | None:
+    """Where the normals of a plan stand among those of a plan with more outputs, whose first outputs are its own.
+
+    That these come out the same is tried with random normals; None if they do not.
+    """
+    found = matched(small, large)
+    if found is None or (found < 0).any():
+        return None
+    z = np.random.default_rng(0).standard_normal((2, large.size))
+    with one_blas_thread():
+        (mean, own), (more, wide) = small.given(z[:, found]), large.given(z)
+    k = small.entries
+    cov, wider = (c @ np.swapaxes(c, 1, 2) for c in (own, wide[:, :k]))
+    size = np.sqrt(np.diagonal(cov, axis1=1, axis2=2).max())
+    same = np.abs(more[:, :k] - mean).max() < 1e-7 * size and np.abs(wider - cov).max() < 1e-7 * size**2
+    return found if same else None

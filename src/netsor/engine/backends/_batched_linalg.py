@@ -1,0 +1,193 @@
+"""Factors of many matrices at once by an array library's own Cholesky factors and triangular solutions.
+
+Accelerators do these in a few calls, whatever the size; a loop over columns would be a call for each. The library's
+factor fails on singular matrices. Those are factored again, without the rows that depend on earlier ones, in three
+calls more, and the few matrices for which rounding leaves that undecided column by column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import _gram_schmidt
+from .._interpreter import RULES, WITH_WAYS
+from .._ir import Step
+from .._ops import gram, squares
+from .._psd_cholesky import LinalgBackend, basis, by_columns, diagonal, safe_pivot_ratio, solve, tolerance
+
+Array = Any
+
+LEAF = 4  # rows of a matrix up to which operations on all replicas, entry by entry, are faster than the library
+ROUNDED = 64  # rows of a matrix up to which what single precision does not hold is more than a factor's own rounding
+MORE = 4.0  # times what is added to a diagonal: a pivot of dependent rows is once or twice that, if they lean little
+
+
+@dataclass(frozen=True)
+class Library:
+    """What an array library has, and what is done where that fails."""
+
+    xp: Any
+    cholesky: Callable[[Array], Array]  # NaN where it fails
+    triangular: Callable[[Array, Array], Array]  # X with X C^T = b; no pivot of C is 0
+    columns: Callable[[Array, Array], Array]  # the factor of any Gram matrix, given pivots that count as 0, slowly
+    singly: Callable[..., Array]  # as `_gram_schmidt.modified_gram_schmidt`, slowly
+    mended: Callable[..., Array]  # as `_gram_schmidt.recompute_where`
+    few: int  # rows up to which the slow ways are used, where the library's fail, without a try
+
+    @property
+    def ways(self) -> LinalgBackend:
+        """What the instructions of a plan use."""
+        return LinalgBackend(
+            self._factored,
+            self._tried,
+            self._solved,
+            self._lowered,
+            self._based,
+            lambda again, *_: again,
+            self._span,
+            self.mended,
+        )
+
+    def compute(self, step: Step, inputs: Sequence[Array]) -> Array:
+        """A step of a plan on arrays of the library."""
+        more = {"ways": self.ways} if step.kind in WITH_WAYS else {}
+        return RULES[step.kind](self.xp, *inputs, **step.params, **more)
+
+    def _factored(self, gram: Array, floor: Array) -> Array:
+        """C with C C^T = gram: 0 are the pivots whose squares are at most the floor."""
+        if gram.shape[-1] <= LEAF:
+            return by_columns(self.xp, gram, floor)
+        lower = self.cholesky(gram)
+        regular = self.xp.all(diagonal(self.xp, lower) ** 2 > floor, axis=-1)
+        finite = self.xp.all(self.xp.isfinite(diagonal(self.xp, gram)), axis=-1)  # else NaN is what it should be
+        return self.mended(lower, ~regular & finite, self._singular, gram, floor[..., None, :])
+
+    def _singular(self, gram: Array, floor: Array) -> Array:
+        """The same of matrices with rows that depend on earlier ones; the floor is a row of a matrix."""
+        if gram.shape[-1] <= self.few:
+            return self.columns(gram, floor[..., 0, :])
+        made = self._dependent(gram, floor[..., 0, :])
+        unknown = ~self.xp.all(diagonal(self.xp, made) >= 0, axis=-1)
+        return self.mended(made, unknown, lambda gram, floor: self.columns(gram, floor[..., 0, :]), gram, floor)
+
+    def _tried(self, gram: Array) -> Array:
+        """The same where all rows but those of zeros add a direction; NaN elsewhere."""
+        xp = self.xp
+        if gram.shape[-1] <= LEAF:
+            return by_columns(xp, gram, tolerance(xp, gram.dtype) * diagonal(xp, gram))
+        none = xp.astype(diagonal(xp, gram) == 0, gram.dtype)[..., None]
+        one = xp.eye(gram.shape[-1], dtype=gram.dtype) * none
+        return self.cholesky(gram + one) - one
+
+    def factored_roughly(self, gram: Array, floor: Array) -> Array:
+        """The same, for rows that have errors: one of whose square this or less is left may depend.
+
+        Where rows differ by more, nothing is added: it would be a part of what they differ by. Else, with that much
+        more on the diagonal, for many rows in proportion more, Gram matrices are regular, and no row changes by much
+        more than its errors. So that is the factor where it is undecided which rows depend on others.
+        """
+        xp = self.xp
+        many = max(1.0, gram.shape[-1] / ROUNDED)
+
+        def failed(made: Array) -> Array:
+            return ~xp.all(diagonal(xp, made) >= 0, axis=-1)
+
+        def again(gram: Array, floor: Array) -> Array:
+            made = self._dependent(gram, floor[..., 0, :], 2 * MORE)
+            return self.mended(made, failed(made), undecided, gram, many * floor)
+
+        def undecided(gram: Array, floor: Array) -> Array:
+            regular = self._more_regular(gram, floor[..., 0, :])
+            made = self._dependent(gram, floor[..., 0, :], 2 * MORE, regular)
+            made = xp.where(failed(made)[..., None, None], regular, made)
+            return self.mended(
+                made, failed(made), lambda gram, floor: self._factored(gram, floor[..., 0, :]), gram, floor
+            )
+
+        lower = self._tried(gram)
+        weak = xp.any(~(diagonal(xp, lower) ** 2 > floor) & (diagonal(xp, gram) > 0), axis=-1)
+        return self.mended(lower, weak, again, gram, floor[..., None, :])
+
+    def _more_regular(self, gram: Array, more: Array) -> Array:
+        """The factor of Gram matrices with more on the diagonal, unless a row is 0."""
+        xp = self.xp
+        one = xp.eye(gram.shape[-1], dtype=gram.dtype)
+        none = one * xp.astype(more == 0, gram.dtype)[..., None]
+        return self.cholesky(gram + one * more[..., None] + none) - none
+
+    def _dependent(self, gram: Array, floor: Array, slack: float = 1.0, regular: Array | None = None) -> Array:
+        """The same of any matrix; NaN where rounding leaves undecided which rows depend on earlier ones.
+
+        What is left of a row that does is at most `slack` times the floor.
+
+        Gram matrices with a little more on the diagonal, the floor, are `regular`: their factors tell which rows add a
+        direction. Those among themselves are regular; the others have coefficients along the directions before them.
+        """
+        xp = self.xp
+        one = xp.eye(gram.shape[-1], dtype=gram.dtype)
+        regular = self._more_regular(gram, floor) if regular is None else regular
+        adds = diagonal(xp, regular) ** 2 > MORE * floor
+        whole = xp.astype(adds, gram.dtype)
+        lower = self.cholesky(gram * whole[..., None] * whole[..., None, :] + one * (1.0 - whole)[..., None])
+        others = xp.tril(self.triangular(lower, gram * whole[..., None, :]), k=-1) * whole[..., None, :]
+        made = xp.where(adds[..., None], lower, others)
+        left = diagonal(xp, gram) - squares(xp, others)
+        found = xp.where(adds, diagonal(xp, lower) ** 2 > floor, left <= slack * floor)
+        return xp.where(xp.all(found, axis=-1)[..., None, None], made, xp.asarray(float("nan"), dtype=gram.dtype))
+
+    def _solved(self, lower: Array, b: Array) -> Array:
+        """As `_psd_cholesky.solve`: a pivot of 0 is set to 1 for the solution, and its coordinate to 0 after it."""
+        xp = self.xp
+        if lower.shape[-1] <= LEAF:
+            return solve(xp, lower, b)
+        real = xp.astype(diagonal(xp, lower) > 0, lower.dtype)
+        whole = lower + xp.eye(lower.shape[-1], dtype=lower.dtype) * (1.0 - real)[..., None]
+        return self.triangular(whole, b) * real[..., None, :]
+
+    def _lowered(self, lower: Array, rows: Array) -> Array:
+        """As `_gram_schmidt.solve_lower`."""
+        xp = self.xp
+        return xp.matrix_transpose(self._solved(lower, xp.matrix_transpose(rows)))
+
+    def _orthonormal(self, rows: Array) -> Array:
+        """Rows that are nearly orthonormal, or 0, made so: NaN where they are far from it."""
+        xp = self.xp
+        products = gram(xp, rows, rows)
+        none = xp.astype(diagonal(xp, products) == 0, rows.dtype)
+        return self._lowered(self.cholesky(products + xp.eye(rows.shape[-2], dtype=rows.dtype) * none[..., None]), rows)
+
+    def _based(self, rows: Array) -> Array:
+        """As `_psd_cholesky.basis`, by products; where needed by the library's QR, one matrix at a time."""
+        xp = self.xp
+        products = gram(xp, rows, rows)
+        lower = self.cholesky(products)
+        good = diagonal(xp, lower) ** 2 > safe_pivot_ratio(xp, rows.dtype) * diagonal(xp, products)
+        made = self._orthonormal(self._lowered(lower, rows))
+        return self.mended(made, ~xp.all(good, axis=-1), lambda some: basis(xp, some), rows)
+
+    def _span(self, rows: Array, *known: Array) -> Array:
+        """As `_gram_schmidt.modified_gram_schmidt`, by Cholesky factors of products, thrice (Fukaya et al. 2020).
+
+        With a little more on the diagonal a factor exists. It leaves of each row what earlier rows do not have, and a
+        little of what they have: of that, products tell what is left, to the rounding error of the row. The third
+        factor takes the errors of the second away.
+        """
+        xp = self.xp
+        if rows.shape[-2] <= self.few:
+            return self.singly(rows, *known)
+        floor = _gram_schmidt.zero_threshold(xp, rows)
+        left = _gram_schmidt.project_out(xp, _gram_schmidt.project_out(xp, rows, known), known)
+        real = squares(xp, left) > floor
+        left = left * xp.astype(real, rows.dtype)[..., None]
+        products = gram(xp, left, left)
+        more = xp.where(real, tolerance(xp, rows.dtype) * diagonal(xp, products), xp.ones_like(floor))
+        lower = self.cholesky(products + xp.eye(rows.shape[-2], dtype=rows.dtype) * more[..., None])
+        once = self._lowered(lower, left)
+        products = gram(xp, once, once)
+        rounding = tolerance(xp, rows.dtype) * diagonal(xp, products)
+        lower = self._dependent(products, xp.maximum(floor / diagonal(xp, lower) ** 2, rounding))
+        made = self._orthonormal(_gram_schmidt.project_out(xp, self._lowered(lower, once), known))
+        failed = ~xp.all(squares(xp, made) >= 0, axis=-1)
+        return self.mended(made, failed, self.singly, rows, *known)

@@ -1,0 +1,342 @@
+"""Some steps of a plan, compiled by JAX into one program for a block of replicas.
+
+Number e of a draw for replica r is Threefry(key; r, e) with the key of (seed, draw): JAX's own counter-based generator,
+called with explicit counters. So a number depends neither on the size of a block nor on the process that draws it, and
+laws of two widths with one seed are coupled. Pairs of uniforms become pairs of normals (Box and Muller 1958).
+
+Widths, constants and seeds are arguments of the compiled program: for steps of the same structure at another width or
+with another seed nothing is compiled again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property, partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._interpreter import RULES
+from .._ir import Register, Step, key_of
+from .._plan import Plan
+from ._chi import chi
+from ._jax_linalg import library
+
+Array = Any
+
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of four rounds, in turn
+PARITY = np.uint32(0x1BD11BDA)  # Threefry's third word of the key is the parity of the other two with it
+
+
+def normal_pairs(keys: Array, replica: Array, number: Array, precision: str) -> tuple[Array, Array]:
+    """Pairs of normals (replicas, numbers), with a key for each number."""
+    import jax.numpy as jnp
+
+    def words(count: Array) -> tuple[Array, ...]:
+        return (_of_jax if on_gpu() else threefry)(keys[:, 0], keys[:, 1], replica[:, None], count)
+
+    if precision == "float32":
+        one, two = (w.astype(jnp.float32) * np.float32(2**-32) for w in words(number))
+        one = one + np.float32(2**-33)  # above 0
+    else:
+        (a, b), (c, d) = words(2 * number), words(2 * number + 1)
+        one = (a.astype(jnp.float64) * 2**21 + (b >> 11).astype(jnp.float64) + 0.5) * 2**-53
+        two = (c.astype(jnp.float64) * 2**21 + (d >> 11).astype(jnp.float64)) * 2**-53
+    radius = jnp.sqrt(-2.0 * jnp.log(jnp.minimum(one, 1.0)))
+    return radius * jnp.cos(2 * np.pi * two), radius * jnp.sin(2 * np.pi * two)
+
+
+def threefry(first_key: Array, second_key: Array, first: Array, second: Array) -> tuple[Array, Array]:
+    """Threefry-2x32 with 20 rounds (Salmon et al. 2011), of words of 32 bits.
+
+    JAX has the same, on a CPU as a loop: that is compiled into many functions, and takes twice as long to compile.
+    """
+    keys = first_key, second_key, first_key ^ second_key ^ PARITY
+    x, y = first + keys[0], second + keys[1]
+    for four in range(5):
+        for bits in ROTATIONS[four % 2]:
+            x = x + y
+            y = ((y << np.uint32(bits)) | (y >> np.uint32(32 - bits))) ^ x
+        x, y = x + keys[(four + 1) % 3], y + (keys[(four + 2) % 3] + np.uint32(four + 1))
+    return x, y
+
+
+def _of_jax(*words: Array) -> tuple[Array, ...]:
+    """The same by JAX, which has one kernel for it on a GPU."""
+    import jax.numpy as jnp
+    from jax.extend.random import threefry2x32_p
+
+    shape = jnp.broadcast_shapes(*(word.shape for word in words))
+    return tuple(threefry2x32_p.bind(*(jnp.broadcast_to(word, shape) for word in words)))
+
+
+def on_gpu() -> bool:
+    """Whether JAX compiles for a GPU, here and now."""
+    import jax
+
+    return bool((jax.config.jax_default_device or jax.devices()[0]).platform == "gpu")
+
+
+MAX_SHARED_NORMALS = (
+    1024  # random numbers a replica up to which draws share one call of the generator: fewer calls compile faster
+)
+PROGRAMS = 256  # compiled programs that are kept in memory
+
+_programs: OrderedDict[Any, CompiledFunction] = OrderedDict()
+_lock = threading.Lock()
+
+
+class Inputs(NamedTuple):
+    """What a compiled program is called with, for one block."""
+
+    first: Any  # the number of the first replica, below 2^32
+    keys: Any  # (draws, 2): of the generator, one for each draw
+    tables: list[tuple[Any, Any, Any]]  # polynomial, scale and squares of each χ (see `_chi`)
+    factors: list[Any]  # the number of each `scale` step: functions of widths, mostly
+    constants: list[Any]
+    arrays: list[Any]  # made by earlier pieces
+
+
+class Piece:
+    """Consecutive steps of a plan that are compiled together, or one step that numpy does on the host."""
+
+    def __init__(self, steps: Sequence[Step], host: bool, precision: str, rounded: bool = False) -> None:
+        self.steps, self.host, self.precision = list(steps), host, precision
+        self.drawn = "float32" if rounded else precision  # the precision of random numbers
+        self.draws = [step for step in steps if step.kind in ("normals", "chi")]
+        self.chi = {step: chi(step.params["freedom"], self.drawn) for step in self.draws if step.kind == "chi"}
+        self.reads: list[Register] = []  # arrays of earlier pieces that it reads
+        self.writes: list[Register] = []  # arrays of this piece that later pieces read
+        self.after: set[Register] = set()  # arrays that are read after it
+        self.constants: list[Register] = []
+        self._keys: tuple[tuple[int, int], Any] | None = None
+
+    def link(self, after: set[Register]) -> set[Register]:
+        """Set what it reads and writes, from the arrays read `after` it; return the arrays read from it on."""
+        self.after = after
+        made = {step.out for step in self.steps}
+        used = list(dict.fromkeys(arg for step in self.steps for arg in step.args))
+        self.constants = [register for register in used if register.value is not None]
+        self.reads = [register for register in used if register.value is None and register not in made]
+        self.writes = [step.out for step in self.steps if step.out in after]
+        return (after - made) | set(self.reads)
+
+    def inputs(self, seed: int, start: int, arrays: Mapping[Register, Array]) -> Inputs:
+        """The inputs for one seed and a block that begins with replica `start`."""
+        era, first = divmod(start, 2**32)  # counters have 32 bits; no block lies across two eras
+        if self._keys is None or self._keys[0] != (seed, era):
+            streams = [np.random.SeedSequence(seed, spawn_key=(*step.params["key"], era)) for step in self.draws]
+            made = np.array([stream.generate_state(2) for stream in streams], dtype=np.uint32).reshape(-1, 2)
+            self._keys = (seed, era), _placed(made)
+        tables, factors, constants = self._fixed
+        earlier = [arrays[register] for register in self.reads]
+        return Inputs(np.uint32(first), self._keys[1], tables, factors, constants, earlier)
+
+    @cached_property
+    def _fixed(self) -> tuple[Any, ...]:
+        number = partial(np.asarray, dtype=self.precision)
+        table = partial(np.asarray, dtype=self.drawn)
+        tables = [(table(c.polynomial), table(c.scale), table(c.squares)) for c in self.chi.values()]
+        factors = [number(step.params["by"]) for step in self.steps if step.kind == "scale"]
+        return _placed((tables, factors, [number(register.value) for register in self.constants]))  # type: ignore[no-any-return]
+
+    def shapes(self, replicas: int) -> Inputs:
+        """Inputs for any seed and block, with shapes in place of the arrays that earlier pieces make."""
+        import jax
+
+        made = {r: jax.ShapeDtypeStruct((replicas, *r.shape), self.precision) for r in self.reads}
+        return self.inputs(0, 0, made)
+
+    def program(self, replicas: int) -> CompiledFunction:
+        """The program for a block of so many replicas, which may have to be compiled."""
+        import jax
+
+        key = self.structure, replicas, self.precision, self.drawn
+        with _lock:
+            if key not in _programs:
+                _programs[key] = CompiledFunction(
+                    jax.jit(partial(_traced, self, replicas), compiler_options=_options())
+                )
+                if len(_programs) > PROGRAMS:
+                    _programs.popitem(last=False)
+            _programs.move_to_end(key)
+            return _programs[key]
+
+    @cached_property
+    def structure(self) -> Any:
+        """Equal for two pieces that compile to the same program."""
+        number = {register: -1 - k for k, register in enumerate([*self.constants, *self.reads])}
+        parts: list[Any] = []
+        for k, step in enumerate(self.steps):
+            number[step.out] = k
+            args = tuple(number[arg] for arg in step.args)
+            if step in self.draws:
+                made = self.chi.get(step)
+                shapes = (made.normals, made.polynomial.shape, made.squares.shape, made.order) if made else None
+                parts.append((step.kind, step.out.shape, shapes))
+            else:
+                params = {} if step.kind == "scale" else step.params
+                parts.append((args, step.out.shape, key_of(step.kind, (), params) or id(step)))
+        inputs = tuple(register.shape for register in [*self.constants, *self.reads])
+        return tuple(parts), inputs, tuple(number[register] for register in self.writes)
+
+
+class CompiledFunction:
+    """A function that JAX compiles once, in one thread while others wait."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.lock, self.compiled = function, threading.Lock(), None
+
+    def compile(self, inputs: Inputs) -> None:
+        """Compile it for inputs of these shapes."""
+        with self.lock:
+            if self.compiled is None:
+                self.compiled = self.function.lower(inputs).compile()
+
+    def __call__(self, inputs: Inputs) -> Any:
+        self.compile(inputs)
+        return self.compiled(inputs)  # type: ignore[misc]
+
+
+def _options() -> dict[str, Any]:
+    """How to compile: on a GPU without a trial of every kernel for each product, which takes 5 to 9 s a product."""
+    return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if on_gpu() else _older_emitters()
+
+
+@cache
+def _older_emitters() -> dict[str, Any]:
+    """On a CPU, before JAX 0.11: fused operations as they were once compiled, which takes half the time."""
+    import jax
+
+    options = {"xla_cpu_use_fusion_emitters": False}
+    try:
+        jax.jit(lambda: 0, compiler_options=options).lower().compile()
+    except jax.errors.JaxRuntimeError:  # it has no such option
+        return {}
+    return options
+
+
+def _placed(arrays: Any) -> Any:
+    """Arrays copied to the device, where they are kept."""
+    import jax
+
+    return jax.device_put(arrays)
+
+
+def _traced(piece: Piece, replicas: int, inputs: Inputs) -> list[Array]:
+    """The function that is compiled: the steps of a piece, for the replicas from `inputs.first` on."""
+    import jax.numpy as jnp
+
+    place = {step: k for k, step in enumerate(piece.draws)}
+    table = dict(zip(piece.chi, inputs.tables, strict=True))
+    arrays = dict(zip([*piece.constants, *piece.reads], [*inputs.constants, *inputs.arrays], strict=True))
+    shape = {step: step.out.shape for step in piece.draws}
+    shape |= {step: (*step.out.shape[:-1], made.normals) for step, made in piece.chi.items()}
+    counted = inputs.first + jnp.arange(replicas, dtype=jnp.uint32)
+
+    def normals(steps: Sequence[Step]) -> dict[Step, Array]:
+        """The normals of some steps, from one call of the generator."""
+        pairs = [-(-math.prod(shape[step]) // 2) for step in steps]
+        keys = jnp.concat([jnp.broadcast_to(inputs.keys[place[s]], (m, 2)) for s, m in zip(steps, pairs, strict=True)])
+        number = np.concatenate([np.arange(m, dtype=np.uint32) for m in pairs])
+        first, second = normal_pairs(keys, counted, number, piece.drawn)
+        made = {}
+        for step, m, end in zip(steps, pairs, np.cumsum(pairs).tolist(), strict=True):
+            both = jnp.concat([first[:, end - m : end], second[:, end - m : end]], axis=1)
+            made[step] = jnp.reshape(both[:, : math.prod(shape[step])], (replicas, *shape[step]))
+        return made
+
+    small = [step for step in piece.draws if math.prod(shape[step]) <= MAX_SHARED_NORMALS]
+    known = normals(small) if small else {}
+    factors = iter(inputs.factors)
+    for step in piece.steps:
+        if step in place:
+            z = known[step] if step in known else normals([step])[step]
+            made = piece.chi[step].of(jnp, z, *table[step]) if step in piece.chi else z
+            arrays[step.out] = made.astype(piece.precision)
+        else:
+            args = [arrays[arg] for arg in step.args]
+            if step.kind == "scale":
+                arrays[step.out] = args[0] * next(factors)
+            else:
+                arrays[step.out] = library().compute(step, args)
+    return [arrays[register] for register in piece.writes]
+
+
+LONGEST = 40  # steps of a piece
+
+
+def pieces(plan: Plan, precision: str, rounded: bool = False) -> list[Piece]:
+    """The plan cut at the steps that JAX cannot trace: functions of one's own in numpy, kernels by quadrature.
+
+    And between equal blocks of a deep network: these pieces have one structure, and are compiled once. The others are
+    cut where they are long, to be compiled side by side. Random numbers may be `rounded` to single precision.
+    """
+    if not plan.steps:
+        return []
+    bounds = {loop.start + loop.period * k for loop in plan.loops for k in range(loop.times + 1)}
+    traced = [_native(step, precision) for step in plan.steps]
+    begins = [k for k in range(len(traced)) if k in bounds or not (k and traced[k] and traced[k - 1])]
+    ends = [*begins[1:], len(traced)]
+    begins = [k for begin, end in zip(begins, ends, strict=True) for k in range(begin, end, LONGEST)]
+    ends = [*begins[1:], len(traced)]
+    found = [Piece(plan.steps[k:end], not traced[k], precision, rounded) for k, end in zip(begins, ends, strict=True)]
+    needed = {plan.mean, plan.columns}
+    for piece in reversed(found):
+        needed = piece.link(needed)
+    for loop in plan.loops:  # the last block may be asked for less than the others: it makes the same
+        inside = [(begin, piece) for begin, piece in zip(begins, found, strict=True) if loop.start <= begin < loop.stop]
+        written = {
+            (begin + k - loop.start) % loop.period
+            for begin, piece in inside
+            for k, step in enumerate(piece.steps)
+            if step.out in piece.writes
+        }
+        for begin, piece in inside:
+            places = enumerate(piece.steps, begin - loop.start)
+            piece.writes = [step.out for k, step in places if k % loop.period in written]
+    return found
+
+
+def _native(step: Step, precision: str) -> bool:
+    import jax
+    import jax.numpy as jnp
+
+    if step.kind not in ("apply", "kernel", "moments"):
+        return True
+    shapes = [jax.ShapeDtypeStruct((2, *arg.shape), precision) for arg in step.args]
+    try:
+        with jax.enable_x64(precision == "float64"):
+            made = jax.eval_shape(lambda *arrays: RULES[step.kind](jnp, *arrays, **step.params), *shapes)
+    except Exception:  # JAX cannot trace it: numpy computes it then, or raises the error that is meant for the user
+        return False
+    return bool(made.shape[1:] == step.out.shape)
+
+
+def block(
+    found: Sequence[Piece],
+    seed: int,
+    start: int,
+    replicas: int,
+    precision: str,
+    before: Mapping[Register, Array] = MappingProxyType({}),
+) -> dict[Register, Array]:
+    """All arrays that the pieces of a plan write, for a block of replicas, and those that were there `before`."""
+    import jax.numpy as jnp
+
+    arrays = dict(before)
+    for piece in found:
+        if piece.host:
+            (step,) = piece.steps
+            inputs = {r: np.asarray(arrays[r] if r.value is None else r.value, dtype=np.float64) for r in step.args}
+            made = RULES[step.kind](np, *(inputs[register] for register in step.args), **step.params)
+            arrays[step.out] = jnp.asarray(made, dtype=precision)
+        else:
+            results = piece.program(replicas)(piece.inputs(seed, start, arrays))
+            arrays |= dict(zip(piece.writes, results, strict=True))
+        arrays = {register: array for register, array in arrays.items() if register in piece.after}
+    return arrays

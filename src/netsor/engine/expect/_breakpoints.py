@@ -1,0 +1,276 @@
+"""The probe of a function of one argument: where it has kinks, jumps and structure too narrow for an integral's panels.
+
+It samples the function twice. Panels: on a grid that is uniform near 0 and geometric far out, every interval on which
+the function is not a polynomial is halved; intervals that never become smooth close in on a kink or a jump. Octaves: a
+much finer grid, whose step is 6e-5 of the power of two below |u| (so 6e-5 standard deviations in the bulk, whatever the
+standard deviation is), shows spikes and thin steps that the panels step over: a fourth difference that is large
+compared with its neighbours. Points found there become edges of the panels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ...activations import Function
+from ._gauss_legendre import NODE, NODES, POINTS, unresolved
+
+Array = Any
+
+GRID_END_ARCSINH = 13.0  # arcsinh |u| at which the grid of panels ends: |u| about 2e5
+STEP = 1 / 32  # of that grid, in arcsinh u: 0.03 near 0, and 3 % of |u| far out
+OFFSET = 0.37  # of both grids, in steps: at round numbers, where kinks usually are, a grid point would hide them
+SMOOTH = 1e-13  # deviation from a polynomial, relative to the function's size, that counts as rounding
+MIN_SMOOTH_INTERVAL = (
+    1e-8  # interval length, relative to 1 + |u|: one shorter that is still not smooth holds a kink or a jump
+)
+PASSES = 16  # rounds of merging neighbouring intervals: each at most halves their number
+PANELS = 1500  # intervals halved in one round at most, those nearest to 0 first: bounds the cost of noisy functions
+
+POINTS_OF_OCTAVE = 2**14  # points of the fine grid in an octave of |u|, on each side of 0: step 6e-5 |u|
+NEIGHBOURS = 64  # neighbouring points that a fourth difference is compared with: wider features are seen by the panels
+OUTSTANDING = 32.0  # times the median fourth difference of its block: above, something narrow is there
+VISIBLE = 1e-9  # of the function's size nearby: smaller fourth differences are ignored
+MAX_NARROW_FEATURES = (
+    2**10
+)  # narrow features in an octave: if more are found, they are noise or an oscillation, and are dropped
+MAX_VALUE = 1e100  # values beyond are left out: their differences overflow
+NOTHING = 1e-20  # of the function's largest value in the octave: values below count as 0
+
+
+class Breakpoints(NamedTuple):
+    """What the probe has found; the function is a polynomial (to rounding) on each interval left … right."""
+
+    breaks: Array  # (breaks,)
+    jumps: bool
+    left: Array  # (intervals,), sorted
+    right: Array
+    noise: float  # rounding noise of its values, relative to their size: large if it computes in low precision
+
+
+class _Probed(NamedTuple):
+    """What is known of one function."""
+
+    panels: dict[bytes, Breakpoints]  # by the edges that were given beside those of the grid
+    octaves: dict[tuple[int, bool], Array]  # narrow features, by octave; True for the grid across 0
+
+
+_probed: WeakKeyDictionary[Function, _Probed] = WeakKeyDictionary()
+
+
+def features(f: Function, lowest: int = 0, highest: int = -1) -> Breakpoints:
+    """The features of a function without parameters, found once; narrow ones with |u| in 2^lowest … 2^(highest + 1)."""
+    known = _probed.setdefault(f, _Probed({}, {}))
+    found = _by_panels(f, np.empty(0), known.panels)
+    if f.smoothed is not None or highest < lowest:
+        return found
+    extra, step = _narrow(f, lowest, highest, found.noise, known.octaves)
+    if len(extra):
+        extra = extra[~_already_resolved(found, extra, 8 * step)]
+    return _by_panels(f, extra, known.panels)
+
+
+def _already_resolved(found: Breakpoints, points: Array, near: Array) -> Array:
+    """Which points the panels have resolved already: those near a break, or on intervals that are short."""
+    place = np.clip(np.searchsorted(found.right, points), 0, len(found.right) - 1)
+    seen: Array = found.right[place] - found.left[place] < near
+    if len(found.breaks):
+        after = np.clip(np.searchsorted(found.breaks, points), 1, max(len(found.breaks) - 1, 1))
+        for place in (after - 1, np.minimum(after, len(found.breaks) - 1)):
+            seen |= np.abs(found.breaks[place] - points) < near
+    return seen
+
+
+def declared(f: Function) -> Breakpoints:
+    """The declared breaks alone: a function whose parameters differ by row is not probed."""
+    breaks = np.array(sorted(f.breaks or ()), dtype=float)
+    return Breakpoints(breaks, len(breaks) > 0, np.empty(0), np.empty(0), 0.0)
+
+
+def _by_panels(f: Function, extra: Array, known: dict[bytes, Breakpoints]) -> Breakpoints:
+    """The features that panels with these edges beside those of the grid show."""
+    key = extra.tobytes()
+    if key not in known:
+        known[key] = _panels(f, extra)
+    return known[key]
+
+
+def _panels(f: Function, extra: Array) -> Breakpoints:
+    grid = np.sinh((np.arange(-GRID_END_ARCSINH / STEP, GRID_END_ARCSINH / STEP) + OFFSET) * STEP)
+    near = STEP * 2.0 ** -np.arange(1, 30)
+    stated = np.array(sorted(f.breaks or ()), dtype=float)
+    fine = [grid, near, -0.7 * near, stated, extra, *(point + sign * near for point in stated for sign in (1, -1))]
+    edges = np.unique(np.concatenate(fine))
+    level, breaks = _envelope(f, edges), stated
+    level = level._replace(noise=_noise(f, grid[np.abs(grid) < 30.0], level))
+    if f.breaks is None:
+        breaks = _clusters(_halved(f, edges, level)[1])
+        edges = np.unique(np.concatenate([edges, breaks]))
+    kept = _halved(f, edges, level)[0]
+    long = np.diff(kept, prepend=-np.inf) > MIN_SMOOTH_INTERVAL * (1.0 + np.abs(kept))
+    kept = np.unique(np.concatenate([kept[long], breaks, extra]))
+    kept = _merged(f, kept, np.concatenate([breaks, extra]), level)
+    return Breakpoints(breaks, len(breaks) > 0 and _jumps(f, breaks), kept[:-1], kept[1:], level.noise)
+
+
+def _values(f: Function, u: Array) -> Array:
+    with np.errstate(all="ignore"):
+        return np.broadcast_to(f(u), u.shape)
+
+
+def _on_panels(f: Function, left: Array, right: Array) -> Array:
+    values = _values(f, 0.5 * (left + right)[:, None] + 0.5 * (right - left)[:, None] * POINTS)
+    return np.clip(np.nan_to_num(values), -MAX_VALUE, MAX_VALUE)
+
+
+class _Level(NamedTuple):
+    """max |f(u')| over |u'| ≤ |u|: what counts as negligible at u, with the noise relative to it."""
+
+    at: Array
+    value: Array
+    noise: float = 0.0
+
+    def __call__(self, left: Array, right: Array) -> Array:
+        outer = np.maximum(np.abs(left), np.abs(right))
+        return self.value[np.minimum(np.searchsorted(self.at, outer), len(self.at) - 1)]
+
+
+def _envelope(f: Function, edges: Array) -> _Level:
+    left, right = edges[:-1], edges[1:]
+    outer = np.maximum(np.abs(left), np.abs(right))
+    size = np.abs(_on_panels(f, left, right)).max(axis=1)
+    order = np.argsort(outer)
+    return _Level(outer[order], np.maximum.accumulate(size[order]))
+
+
+def _roughness(f: Function, left: Array, right: Array, level: _Level) -> Array:
+    """How far f is from a polynomial, relative to its size; the rounding of its argument does not count."""
+    values = _on_panels(f, left, right)
+    size = np.maximum(level(left, right), np.abs(values).max(axis=1, initial=0.0))
+    slope = np.abs(np.diff(values[:, :NODES], axis=1) / np.diff(NODE)).max(axis=1, initial=0.0) / (right - left)
+    rounding = 2e-15 * (np.abs(left) + np.abs(right)) * slope
+    return np.maximum(unresolved(values) - rounding, 0.0) / np.where(size > 0, size, 1.0)
+
+
+def _smooth(f: Function, left: Array, right: Array, level: _Level) -> Array:
+    return _roughness(f, left, right, level) <= max(SMOOTH, 4 * level.noise)
+
+
+def _noise(f: Function, points: Array, level: _Level) -> float:
+    """The roughness on intervals so short that only rounding can cause it: its upper quartile over the points."""
+    short = 1e-6 * (1.0 + np.abs(points))
+    return float(np.quantile(_roughness(f, points - short, points + short, level), 0.75))
+
+
+def _halved(f: Function, edges: Array, level: _Level) -> tuple[Array, Array]:
+    """The edges after halving, and the intervals (·, 2) so short that only a kink or a jump can be in them."""
+    kept = [edges]
+    left, right = edges[:-1], edges[1:]
+    short = np.empty((0, 2))
+    while len(left):
+        failing = ~_smooth(f, left, right, level)
+        size = (right - left) / (1.0 + np.abs(left))
+        short = np.concatenate([short, np.stack([left, right], axis=1)[failing & (size < MIN_SMOOTH_INTERVAL)]])
+        failing &= size > 4e-15
+        left, right = left[failing], right[failing]
+        nearest = np.argsort(np.abs(left + right))[:PANELS]
+        left, right = left[nearest], right[nearest]
+        middle = 0.5 * (left + right)
+        kept.append(middle)
+        left, right = np.concatenate([left, middle]), np.concatenate([middle, right])
+    return np.unique(np.concatenate(kept)), short
+
+
+def _clusters(short: Array) -> Array:
+    """The breaks: of each group of neighbouring intervals the centre of the shortest, or a round number within it."""
+    if not len(short):
+        return np.empty(0)
+    short = short[np.argsort(short[:, 0])]
+    apart = short[1:, 0] - short[:-1, 0] > 2 * MIN_SMOOTH_INTERVAL * (1.0 + np.abs(short[1:, 0]))
+    groups = np.split(short, 1 + np.nonzero(apart)[0])
+    shortest = np.array([group[np.argmin(group[:, 1] - group[:, 0])] for group in groups])
+    centres, sizes = shortest.mean(axis=1), 4 * (shortest[:, 1] - shortest[:, 0])
+    if len(centres) > 2 and np.median(np.diff(centres)) < 1e-3:
+        return np.empty(0)  # breaks everywhere: the function computes in low precision
+    for digits in range(12, -1, -1):
+        rounded = np.round(centres, digits)
+        centres = np.where(np.abs(rounded - centres) <= sizes, rounded, centres)
+    return centres
+
+
+def _merged(f: Function, edges: Array, wanted: Array, level: _Level) -> Array:
+    """Fewer edges: one goes where the function is smooth across it, unless it is among the wanted ones."""
+    for _ in range(PASSES):
+        left, middle, right = edges[:-2:2], edges[1:-1:2], edges[2::2]
+        needless = _smooth(f, left, right, level) & ~np.isin(middle, wanted)
+        needless &= right - left <= 0.5 * (1.0 + np.abs(middle))
+        fewer = np.delete(edges, 1 + 2 * np.nonzero(needless)[0])
+        left, middle, right = fewer[1:-2:2], fewer[2:-1:2], fewer[3::2]  # the other pairs of neighbours
+        needless = _smooth(f, left, right, level) & ~np.isin(middle, wanted)
+        needless &= right - left <= 0.5 * (1.0 + np.abs(middle))
+        fewer = np.delete(fewer, 2 + 2 * np.nonzero(needless)[0])
+        if len(fewer) == len(edges):
+            break
+        edges = fewer
+    return edges
+
+
+def _jumps(f: Function, breaks: Array) -> bool:
+    """Whether f changes as much very near a break as it does near it."""
+    with np.errstate(all="ignore"):
+        near, very_near = (
+            np.abs(f(breaks + step) - f(breaks - step)) for step in (h * (1.0 + np.abs(breaks)) for h in (1e-5, 1e-10))
+        )
+    return bool(np.any(~(very_near <= 0.3 * near)))
+
+
+def _narrow(f: Function, lowest: int, highest: int, noise: float, known: dict[tuple[int, bool], Array]) -> Array:
+    """Points around the narrow features with |u| < 2^(highest + 1), and the step of their grid, (2, ·).
+
+    All |u| < 2^lowest share one grid across 0. `noise` is that of the function's values, relative to their size.
+    """
+    wanted = [(octave, False) for octave in range(lowest, highest + 1)] + [(lowest, True)]
+    for octave in wanted:
+        if octave not in known:
+            known[octave] = _octave(f, *octave, max(VISIBLE, 64 * noise))
+    return np.concatenate([known[octave] for octave in wanted], axis=1)
+
+
+def _octave(f: Function, octave: int, centre: bool, visible: float) -> Array:
+    step = 2.0**octave / POINTS_OF_OCTAVE
+    if centre:
+        step *= NEIGHBOURS // 2
+        side = 2 * POINTS_OF_OCTAVE // NEIGHBOURS
+        grids = [step * (np.arange(-side - 2, side + 3 + NEIGHBOURS) + OFFSET)]
+    else:
+        outward = 2.0**octave + step * (np.arange(-4, POINTS_OF_OCTAVE + 4 + NEIGHBOURS) + OFFSET)
+        grids = [outward, -outward]
+    values = [_values(f, grid) for grid in grids]
+    with np.errstate(all="ignore"):
+        values = [np.where(np.abs(v) < MAX_VALUE, v, np.nan) for v in values]
+    least = NOTHING * max(float(np.nanmax(np.abs(v), initial=0.0)) for v in values)
+    found = np.concatenate([g[_outlier_points(v, least, visible)] for g, v in zip(grids, values, strict=True)])
+    found = np.unique(found if len(found) <= 5 * MAX_NARROW_FEATURES else found[:0])
+    runs = np.split(found, 1 + np.nonzero(np.diff(found) > 1.5 * step)[0])
+    found = np.concatenate(
+        [run[np.unique(np.linspace(0, len(run) - 1, 9).astype(int))] for run in runs if len(run)] or [found]
+    )
+    return np.stack([found, np.full(len(found), step)])
+
+
+def _outlier_points(values: Array, least: float, visible: float) -> Array:
+    """The indices of the five points of every fourth difference that stands out from its block."""
+    with np.errstate(all="ignore"):
+        second = np.diff(values, n=2)
+        difference = np.abs(second[:-2] - 2 * second[1:-1] + second[2:])
+        count = len(difference) // NEIGHBOURS
+        parts = difference[: count * NEIGHBOURS].reshape(count, NEIGHBOURS)
+        size = np.nan_to_num(np.abs(values[2 : 2 + count * NEIGHBOURS]).reshape(count, NEIGHBOURS).max(axis=1))
+        level = visible * np.maximum(size, least)
+        some = np.nonzero(~(parts.max(axis=1) <= level))[0]
+        parts = np.nan_to_num(parts[some])
+        usual = np.sort(parts, axis=1)[:, NEIGHBOURS // 2]
+        block, place = np.nonzero(parts > np.maximum(level[some], OUTSTANDING * usual)[:, None])
+    return ((some[block] * NEIGHBOURS + place)[:, None] + np.arange(5)).ravel()

@@ -1,0 +1,275 @@
+"""Hermite coefficients f_k = E[φ(μ + σ x) h_k(x)], x ~ N(0, 1), with h_k the orthonormal Hermite polynomials.
+
+They hold all that a row contributes to any expectation: E[φ(u)ψ(v)] = Σ_k f_k g_k ρ^k for correlation ρ (Mehler), and
+what is left after K terms is at most |ρ|^K √(rem_f rem_g), rem_f = E[φ²] − Σ_{k<K} f_k², by Parseval.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ...activations import Function
+from ._gauss_legendre import NODES, POINTS, WEIGHTS, Resolved, largest_density, log_density, resolve, unresolved
+from ._singularities import Windows, windows
+from ._univariate import FARTHEST, Single, between, ends, growing, slices
+
+Array = Any
+
+TOLERANCE = 2e-14  # of a coefficient, relative to √E[φ²]
+VALUES = 2**21  # of the function computed at once, to bound memory
+UNSETTLED = 32.0  # factor on the error of panels that were too short to halve: they may have missed as much
+LOST = 0.004  # share of E[φ²] on panels too short to halve above which E[φ²] counts as infinite
+
+
+class Series(NamedTuple):
+    """The first K coefficients of rows, the mean square, and the error."""
+
+    coefficients: Array  # (K, rows)
+    square: Array  # (rows,): E[φ²]
+    error: Array  # (rows,): of any one coefficient
+
+
+def step(terms: int) -> float:
+    """The length of a panel on which 16 nodes resolve h_k for k < terms, which oscillates like sin(√k x)."""
+    return 1.0 if terms <= 2 else min(0.5, 8.0 / np.sqrt(terms))
+
+
+def reach(terms: int) -> float:
+    """Where to stop: h_0 φ and h_1 φ vanish like the density φ, later ones like √φ only."""
+    return 10.0 if terms <= 2 else 14.0
+
+
+def _largest(left: Array, right: Array, terms: int) -> Array:
+    """A bound of |h_k| φ between left and right, k < terms."""
+    nearest = np.clip(0.0, left, right)
+    if terms <= 2:
+        return np.maximum(1.0, np.abs(nearest)) * np.exp(log_density(nearest))
+    return np.exp(0.5 * log_density(nearest))
+
+
+def series(f: Single, terms: int) -> Series:
+    """The coefficients of rows, each by its own integral."""
+    made = Series(np.zeros((terms, len(f))), np.zeros(len(f)), np.zeros(len(f)))
+    constant = f.std == 0
+    if constant.any():
+        rows = np.nonzero(constant)[0]
+        made.coefficients[0, rows] = f.at(rows, np.zeros((len(rows), 1)))[:, 0]
+        made.square[rows] = made.coefficients[0, rows] ** 2
+    varied = np.nonzero(~constant)[0]
+    if len(varied) == 0:
+        return made
+    panels = len(_common(terms)[0])
+    for block in slices(len(varied), VALUES // (panels * len(POINTS))):
+        _fill(made, f, varied[block], terms)
+    if f.f.smoothed is not None:
+        made.error[varied] += _beyond(f, varied, made.square[varied], terms)
+        return made
+    far = varied[growing(f, varied, made.square[varied], reach(terms), mean_only=terms <= 2)]
+    for block in slices(len(far), VALUES // (16 * panels * len(POINTS))):
+        _fill_far(made, f, far[block], terms)
+    return made
+
+
+def _beyond(f: Single, rows: Array, square: Array, terms: int) -> Array:
+    """A bound of the integral beyond reach; infinite if the function is not negligible there and still grows."""
+    end = reach(terms)
+    values = np.abs(f.at(rows, np.array([[-end, end, -1.5 * end, 1.5 * end]])))
+    with np.errstate(invalid="ignore", over="ignore"):
+        beyond = np.max(values[:, :2], axis=1) * _largest(end, end, terms)
+        growing = ~(np.max(values[:, 2:], axis=1) <= 4 * np.max(values[:, :2], axis=1))
+        return np.where(growing & ~(beyond <= 1e-4 * np.sqrt(square)), np.inf, beyond)
+
+
+@cache
+def _common(terms: int) -> tuple[Array, Array, Array]:
+    """The panels that all smooth rows share.
+
+    Their points (panels, POINTS), the largest |h_k| φ on each (panels,), and (nodes, 1 + K): w, w h_0, w h_1, ….
+    """
+    edges = between(reach(terms), step(terms))
+    half = 0.5 * np.diff(edges)[:, None]
+    points = 0.5 * (edges[:-1] + edges[1:])[:, None] + half * POINTS
+    x = (points[:, :NODES]).ravel()
+    weight = (half * WEIGHTS).ravel() * np.exp(log_density(x))
+    table = np.stack([weight, *(weight * h for h in _hermite(x, terms, np.ones_like(x)))], axis=1)
+    return points, _largest(edges[:-1], edges[1:], terms), table
+
+
+def _hermite(x: Array, terms: int, first: Array) -> Any:
+    previous, h = np.zeros_like(x), first
+    for k in range(terms):
+        yield h
+        previous, h = h, (x * h - np.sqrt(k) * previous) / np.sqrt(k + 1)
+
+
+def _tolerance(f: Single) -> float:
+    return max(TOLERANCE, 4 * f.features.noise)
+
+
+def _fill(made: Series, f: Single, rows: Array, terms: int) -> None:
+    points, largest, table = _common(terms)
+    values = f.at(rows, points.reshape(1, -1)).reshape(len(rows), *points.shape)
+    own = f.edges(rows, reach(terms), step(terms))
+    with np.errstate(invalid="ignore", over="ignore"):
+        missing = unresolved(values) * largest * (2 * reach(terms) / len(points))
+        flat = values[..., :NODES].reshape(len(rows), -1)
+        square = (flat * flat) @ table[:, 0]
+        smooth = np.all(missing <= _tolerance(f) * np.sqrt(square)[:, None], axis=1)
+    smooth &= np.all(np.abs(own) >= reach(terms), axis=1)
+    good = rows[smooth]
+    made.coefficients[:, good] = table[:, 1:].T @ flat[smooth].T
+    made.square[good] = square[smooth]
+    made.error[good] = np.sum(missing[smooth], axis=1)
+    rest = rows[~smooth]
+    for block in slices(len(rest), VALUES // (2 * points.size)):
+        _fill_own(made, f, rest[block], terms)
+
+
+def _fill_own(made: Series, f: Single, rows: Array, terms: int) -> None:
+    """For rows with panels of their own: with edges at the function's breaks, and its poles integrated separately."""
+    common = np.broadcast_to(between(reach(terms), step(terms)), (len(rows), len(_common(terms)[0]) + 1))
+    own, around = f.take(rows), windows(f.take(rows), reach(terms), step(terms))
+    edges = [common, f.edges(rows, reach(terms), step(terms)), around.edges(own, reach(terms))]
+    largest = partial(_largest, terms=terms)
+    values_at = partial(_hidden, own, around)
+    failing = 64 if terms == 1 else 400
+    found = resolve(values_at, np.concatenate(edges, axis=1), largest, _tolerance(f), failing=failing)
+    _integrate(made, own, rows, terms, around, found)
+
+
+def _fill_far(made: Series, f: Single, rows: Array, terms: int) -> None:
+    """For rows of a function that grows: as far out as φ² times the density is not negligible."""
+    end, beyond = ends(f, rows)
+    own, around = f.take(rows), windows(f.take(rows), FARTHEST, step(terms))
+    edges = [between(FARTHEST, step(terms))[None, :], f.edges(rows, FARTHEST, step(terms)), around.edges(own, FARTHEST)]
+    edges = [np.clip(np.broadcast_to(part, (len(rows), part.shape[1])), -end[:, None], end[:, None]) for part in edges]
+    values_at = partial(_hidden, own, around)
+    found = resolve(values_at, np.concatenate(edges, axis=1), largest_density, _tolerance(f), squares=True)
+    _integrate(made, own, rows, terms, around, found, far=True)
+    made.error[rows] += beyond
+
+
+def _hidden(f: Single, around: Windows, rows: Array, x: Array) -> Array:
+    """φ at x, with 0 inside the windows around poles, which have panels of their own."""
+    if not around.poles:
+        return f.at(rows, x)
+    u = f.mean[rows][:, None] + f.std[rows][:, None] * x
+    return around.hide(rows, u, f.of(rows, u))
+
+
+def _integrate(
+    made: Series, f: Single, rows: Array, terms: int, around: Windows, found: Resolved, far: bool = False
+) -> None:
+    """The sums over panels. With `far`, φ and h_k are each multiplied by √density, which underflows later."""
+    if around.poles:
+        found = around.filled(f, found)
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        density = np.exp((0.5 if far else 1.0) * log_density(found.x))
+        weighted = found.weight * found.values * density
+        made.square[rows] = found.integrate((found.values * density) ** 2 if far else found.values**2 * density)
+        starts = np.searchsorted(found.row, np.arange(len(rows))) * NODES
+        first = density.ravel() if far else np.ones(density.size)
+        for k, h in enumerate(_hermite(found.x.ravel(), terms, first)):
+            made.coefficients[k, rows] = np.add.reduceat(weighted.ravel() * h, starts)
+        error = found.error
+        if f.f.smoothed is None:
+            error = np.where(
+                found.rough > 0, UNSETTLED * (error + 0.5 * found.rough / np.sqrt(made.square[rows])), error
+            )
+        for x, value, doubt, square, square_doubt in around.tails(f):
+            made.square[rows] += square
+            for k, h in enumerate(_hermite(x, terms, np.ones(len(x)))):
+                made.coefficients[k, rows] += h * value
+            error = error + doubt * np.exp(0.25 * x * x) + 0.5 * square_doubt / np.sqrt(made.square[rows])
+        lost = ~np.isfinite(made.square[rows]) | ~(found.rough <= LOST * made.square[rows])
+    made.error[rows] = np.where(lost, np.inf, error)
+
+
+WIDTH = np.log(4.0)  # of a cell of the table, in log a
+DEGREE = 23  # of the polynomial on a cell
+HALVINGS = 5  # of a cell at most, where breaks make the coefficients oscillate
+PRECISION = 1e-14  # of the polynomials, relative to √E[φ²]
+ROUGH = 1e-9  # relative error of the coefficients above which polynomials need only be as precise as these
+STEEP = 1e3  # ratio of the largest E[φ²] on a cell to the smallest above which logarithms are interpolated
+
+CHEBYSHEV = np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))
+_at = np.polynomial.chebyshev.chebvander(CHEBYSHEV, DEGREE)
+TO_COEFFICIENTS = _at.T * np.where(np.arange(DEGREE + 1) > 0, 2.0, 1.0)[:, None] / (DEGREE + 1)
+
+
+class _Piece(NamedTuple):
+    left: float
+    right: float
+    polynomial: Array  # (K + 1, DEGREE + 1): of the coefficients and of E[φ²]
+    error: float
+    steep: bool = False  # of the coefficients over √E[φ²], and of log E[φ²]; the error is relative to that root
+
+
+_tables: WeakKeyDictionary[Function, dict[tuple[int, int], list[_Piece]]] = WeakKeyDictionary()
+
+
+def tabulated(f: Function, variance: Array, terms: int) -> Series:
+    """The coefficients of φ(√a x) for variances a > 0."""
+    order = np.argsort(variance)
+    t = np.log(variance[order])
+    pieces = _pieces(f, t, terms)
+    bounds = [0, *np.searchsorted(t, [piece.left for piece in pieces[1:]]).tolist(), len(t)]
+    parts = [slice(*ends) for ends in pairwise(bounds)]
+    x, error = np.empty(len(t)), np.empty(len(t))
+    for piece, part in zip(pieces, parts, strict=True):
+        x[part] = (2 * t[part] - piece.left - piece.right) / (piece.right - piece.left)
+        error[part] = piece.error
+    chebyshev = np.empty((DEGREE + 1, len(t)))
+    chebyshev[0], chebyshev[1] = 1.0, np.clip(x, -1.0, 1.0)
+    for k in range(2, DEGREE + 1):
+        chebyshev[k] = 2 * chebyshev[1] * chebyshev[k - 1] - chebyshev[k - 2]
+    made = np.empty((terms + 1, len(t)))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for piece, part in zip(pieces, parts, strict=True):
+            made[:, part] = piece.polynomial @ chebyshev[:, part]
+            if piece.steep:
+                norm = np.exp(0.5 * made[-1, part])
+                made[:-1, part] *= norm
+                made[-1, part], error[part] = norm * norm, piece.error * norm
+    back = np.empty(len(t), dtype=int)
+    back[order] = np.arange(len(t))
+    made = made[:, back]
+    return Series(made[:-1], np.maximum(made[-1], 0.0), error[back])
+
+
+def _pieces(f: Function, t: Array, terms: int) -> list[_Piece]:
+    """The polynomials for sorted t, in order; those that are not in the table are computed."""
+    cells = _tables.setdefault(f, {})
+    pieces: list[_Piece] = []
+    for cell in np.unique(np.floor(t / WIDTH).astype(int)).tolist():
+        if (cell, terms) not in cells:
+            cells[cell, terms] = _cell(f, cell * WIDTH, (cell + 1) * WIDTH, terms, HALVINGS)
+        pieces += cells[cell, terms]
+    return pieces
+
+
+def _cell(f: Function, left: float, right: float, terms: int, halvings: int) -> list[_Piece]:
+    variance = np.exp(0.5 * (left + right) + 0.5 * (right - left) * CHEBYSHEV)
+    exact = series(Single(f, np.zeros(len(variance)), np.sqrt(variance)), terms)
+    if not np.isfinite(exact.error).all():  # E[φ²] is infinite for some a: rows here get integrals of their own
+        return [_Piece(left, right, np.full((terms + 1, DEGREE + 1), np.nan), np.inf)]
+    known, size = float(exact.error.max()), np.sqrt(exact.square.max())
+    steep = bool(exact.square.max() > STEEP * exact.square.min() > 0)
+    if steep:
+        norm = np.sqrt(exact.square)
+        polynomial = np.concatenate([exact.coefficients / norm, 2 * np.log(norm)[None]]) @ TO_COEFFICIENTS.T
+        missing = float(np.abs(polynomial[:, -3:]).max())
+        known, size = float(np.max(exact.error / norm)), 1.0
+    else:
+        polynomial = np.concatenate([exact.coefficients, exact.square[None]]) @ TO_COEFFICIENTS.T
+        last = np.abs(polynomial[:, -3:]).max(axis=1)
+        missing = max(float(last[:-1].max()), float(last[-1]) / size if size > 0 else 0.0)
+    if halvings == 0 or not missing > (known if known > ROUGH * size else PRECISION * size):
+        return [_Piece(left, right, polynomial, known + 3 * missing, steep)]
+    middle = 0.5 * (left + right)
+    return _cell(f, left, middle, terms, halvings - 1) + _cell(f, middle, right, terms, halvings - 1)

@@ -1,0 +1,267 @@
+"""Functions of several Gaussian arguments, from the coordinates of these along orthonormal directions.
+
+Coordinates are used, not covariances, so that arguments of different scales, and nearly equal ones, keep their digits.
+Arguments that are equal or opposite vectors become one variable, so that a function that jumps where its arguments are
+equal is evaluated at exactly equal numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy
+
+from .._ops import alike
+from ._batched_function import BatchedFunction, fitted, paired
+from ._univariate import slices
+
+Array = Any
+
+SETS = 16  # independent scramblings of the Sobol points, whose spread is the error
+NODE_VARIANCE = 1.5  # variance of the points: more of them in the tails than N(0, 1) has
+RIM = 0.85  # of the largest coordinate: nodes beyond lie on the rim, where an integrand should have fallen to nothing
+
+
+@cache
+def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
+    """Nodes (variables, SETS · points) and weights (SETS, points), half of the points mirror images of the other half.
+
+    They are drawn from N(0, WIDER) and weighted by the ratio of densities: an integrand that grows, as products do, has
+    much of its integral in the tails, where N(0, 1) has few points and the error would be underestimated.
+    """
+    sets = []
+    for number in range(SETS):
+        rng = np.random.default_rng([20190910, variables, number])
+        points = scipy.stats.qmc.Sobol(variables, scramble=True, rng=rng).random_base2(log_points - 1)
+        z = np.sqrt(NODE_VARIANCE) * scipy.special.ndtri(np.clip(points, 1e-15, 1 - 1e-15)).T
+        sets.append(np.concatenate([z, -z], axis=1))
+    z = np.stack(sets, axis=1)
+    weight = NODE_VARIANCE ** (variables / 2) * np.exp(-0.5 * (1 - 1 / NODE_VARIANCE) * np.sum(z**2, axis=0))
+    return z.reshape(variables, -1), weight / weight.shape[1]
+
+
+@cache
+def product(variables: int, nodes: int, least: float) -> tuple[Array, Array, Array]:
+    """Nodes (variables, N) and weights (N,) of the product Gauss–Hermite rule, without weights below the least.
+
+    And which of the nodes lie on the rim of what is left.
+    """
+    x, w = scipy.special.roots_hermitenorm(nodes)
+    w = w / w.sum()
+    grid = np.stack(np.meshgrid(*[x] * variables, indexing="ij")).reshape(variables, -1)
+    weight = np.prod(np.stack(np.meshgrid(*[w] * variables, indexing="ij")), axis=0).ravel()
+    keep = weight > least
+    grid, weight = grid[:, keep], weight[keep]
+    size = np.max(np.abs(grid), axis=0)
+    return grid, weight, (weight < 1e3 * least) | (size > RIM * np.max(size, initial=0.0))
+
+
+MAX_TOTAL_POINTS = 2**25  # for all expectations of one call together
+FEWEST, MOST = 9, 14  # bounds on log₂ of the points of a Sobol set for one expectation
+STANDARD_ERRORS = 5.0  # reported as the error: t with 15 degrees of freedom exceeds it once in 6,000 times
+SMOOTH = 0.02  # disagreement of product rules over that of Sobol sets below which the integrand counts as smooth
+AGREED = 1e-9  # relative disagreement up to which product rules are trusted where Sobol sets fail
+PRODUCT = 6  # variables at most for a product rule: nodes are a power of that
+INTEGRAND_VALUES_PER_BATCH = 2**20  # of the integrand computed at once, to bound memory
+MIN_WEIGHTS = 1e-18, 1e-150  # smallest weight of a product rule that is kept: usually, and for integrands that grow
+WIDE = 45  # nodes a variable from which on a product rule reaches to where the density is negligible
+SUM_RTOL = 1e-13  # of a sum, relative to the root mean square of its terms
+ENDLESS = 3e-3  # share of an integral on the rim of a wide rule above which it counts as infinite
+SHARE = 2e-3  # share of a sum in its largest term above which its tail is estimated
+INFINITE = 0.93  # Hill's estimate of the tail index above which the mean counts as infinite
+
+
+def expected(integrand: Callable[[Array, Array], Array], rank: Array, outputs: int) -> tuple[Array, Array]:
+    """E[integrand(z)] and its error, (n, outputs), z ~ N(0, I) in as many variables as the rank of each.
+
+    `integrand(some, z)` gives (some, outputs, N) for nodes z (variables, N). The more expectations in one call, the
+    fewer points has each.
+    """
+    value, error = np.zeros((len(rank), outputs)), np.zeros((len(rank), outputs))
+    log_points = int(np.clip(np.log2(MAX_TOTAL_POINTS / (SETS * max(len(rank), 1))), FEWEST, MOST))
+    for variables in np.unique(rank):
+        members = np.nonzero(rank == variables)[0]
+        for block in slices(len(members), INTEGRAND_VALUES_PER_BATCH // (outputs * SETS << log_points)):
+            some = members[block]
+            value[some], error[some] = _estimate(integrand, some, int(variables), log_points)
+    return value, error
+
+
+def _estimate(
+    integrand: Callable[[Array, Array], Array], some: Array, variables: int, log_points: int
+) -> tuple[Array, Array]:
+    with np.errstate(all="ignore"):
+        if variables == 0:
+            made = integrand(some, np.zeros((0, 1)))[..., 0]
+            return made, np.zeros(made.shape)
+        z, weight = sobol(variables, log_points)
+        values = integrand(some, z)
+        means = np.einsum("...sn,sn->...s", values.reshape(*values.shape[:-1], *weight.shape), weight)
+        value = means.mean(axis=-1)
+        error = STANDARD_ERRORS * means.std(axis=-1, ddof=1) / np.sqrt(SETS)
+        doubt = error + _tail(values * weight.ravel(), value)
+        if variables <= PRODUCT:
+            fine, spread = _products(integrand, some, variables, log_points)
+            spread += SUM_RTOL * np.sqrt(np.mean(values**2, axis=-1))
+            # where Sobol points do not reach the tail they are no comparison: product rules must agree by themselves
+            agree = np.where(np.isinf(doubt), spread <= AGREED * np.abs(fine), spread < SMOOTH * error)
+            better = agree & (np.abs(fine - value) <= 2 * doubt)
+            value, doubt = np.where(better, fine, value), np.where(better, spread, doubt)
+        return value, np.where(np.isfinite(value) & np.isfinite(doubt), doubt, np.inf)
+
+
+def _tail(terms: Array, value: Array) -> Array:
+    """The part of an expectation that its sampled terms (…, N) missed in the tail; ∞ if the tail has no mean.
+
+    If a few terms are much of the sum, larger ones were probably not sampled. The tail index is Hill's estimate.
+    """
+    size = np.abs(terms)
+    share = size.max(axis=-1) / np.maximum(size.sum(axis=-1), np.finfo(float).tiny)
+    left = np.zeros(share.shape)
+    heavy = share > SHARE
+    if heavy.any():
+        count = max(32, size.shape[-1] // 1024)
+        top = np.log(np.partition(size[heavy], -count, axis=-1)[:, -count:])
+        index = np.mean(top - top.min(axis=-1, keepdims=True), axis=-1)
+        whole = size[heavy].sum(axis=-1)
+        inflated = np.where(index > 0.5, share[heavy] * whole * index / np.maximum(1 - index, 1e-9), 0.0)
+        left[heavy] = np.where(index < INFINITE, inflated, np.inf)
+    return left
+
+
+def _products(
+    integrand: Callable[[Array, Array], Array], some: Array, variables: int, log_points: int
+) -> tuple[Array, Array]:
+    """Product rules of three sizes: the value of the finest, and their disagreement."""
+    most = min(100, int((SETS << log_points) ** (1 / variables)))
+    sizes = (most - max(2, most // 3), most - max(1, most // 6), most)
+    made = [_by_product(integrand, some, variables, n, MIN_WEIGHTS[0]) for n in sizes]
+    if most >= WIDE and np.any(made[2][1] > SUM_RTOL * made[2][2]):
+        made = [_by_product(integrand, some, variables, n, MIN_WEIGHTS[1]) for n in sizes]
+    (coarse, _, _), (middle, _, _), (fine, rim, whole) = made
+    spread = 3 * np.maximum(np.abs(fine - middle), np.abs(middle - coarse))
+    if most >= WIDE:
+        spread = spread + np.where(rim <= ENDLESS * whole, 20 * rim, np.inf)
+    return fine, spread
+
+
+def _by_product(
+    integrand: Callable[[Array, Array], Array], some: Array, variables: int, nodes: int, least: float
+) -> tuple[Array, Array, Array]:
+    """∫ f, and ∫ |f| over the rim of the rule and over all of it."""
+    z, weight, rim = product(variables, nodes, least)
+    values = integrand(some, z)
+    size = np.abs(values)
+    return values @ weight, size[..., rim] @ weight[rim], size @ weight
+
+
+RANK = 1e-13  # singular value of the unit rows, over the largest, below which it is rounding
+COORDINATES_PER_BATCH = 2**21  # coordinates used at once, to bound memory
+
+
+def kernel_of_several(x: BatchedFunction, y: BatchedFunction, a: Array, b: Array) -> tuple[Array, Array]:
+    """E[φ(u) ψ(v)] for all pairs of rows, (..., i, j), and an estimate of its absolute error.
+
+    a (..., i, r, directions) and b (..., j, s, directions) are the coordinates of the arguments, without their means.
+    """
+    one, two = _row_arguments(x, a), _row_arguments(y, b)
+    shape, ix, iy = paired(one.lead, two.lead)
+    r = one.mean.shape[-1]
+    factor, rank = _factors(one.rows, two.rows, ix, iy)
+
+    def integrand(some: Array, z: Array) -> Array:
+        deviation = factor[some][:, :, : len(z)] @ z
+        values = one.applied(ix[some], deviation[:, :r]) * two.applied(iy[some], deviation[:, r:])
+        return values[:, None, :]
+
+    value, error = expected(integrand, rank, 1)
+    return value.reshape(shape), error.reshape(shape)
+
+
+def moments_of_several(x: BatchedFunction, a: Array) -> tuple[Array, Array, Array]:
+    """E[φ(u)] (..., i), the regression coefficients β (..., i, r), and an absolute error (..., i).
+
+    The error is that of the mean and of the coordinates of β u, whichever is larger.
+    """
+    flat = _row_arguments(x, a)
+    arguments = flat.mean.shape[-1]
+    norm, vectors, std, rank = _root(flat.rows)
+    factor = norm[:, :, None] * vectors * std[:, None, :]
+
+    def integrand(some: Array, z: Array) -> Array:
+        values = flat.applied(some, factor[some][:, :, : len(z)] @ z)
+        padded = np.concatenate([np.ones((1, z.shape[1])), z, np.zeros((std.shape[1] - len(z), z.shape[1]))])
+        return values[:, None, :] * padded
+
+    value, error = expected(integrand, rank, 1 + std.shape[1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        along = np.where(np.arange(std.shape[1]) < rank[:, None], value[:, 1:] / std, 0.0)
+        slopes = np.einsum("nij,nj->ni", vectors, along)
+        slopes = np.where(norm > 0, slopes / norm, 0.0)
+    return (
+        value[:, 0].reshape(flat.lead),
+        slopes.reshape(*flat.lead, arguments),
+        error.max(axis=1).reshape(flat.lead),
+    )
+
+
+class _Arguments(NamedTuple):
+    """The arguments of rows, with flat arrays: an entry a row."""
+
+    x: BatchedFunction
+    lead: tuple[int, ...]
+    mean: Array  # (rows, r)
+    rows: Array  # (rows, r, directions)
+    params: tuple[Array, ...]
+    which: Array  # (rows, r): the index of the first argument that is equal or opposite to this one
+    sign: Array  # (rows, r): 1 if equal, −1 if opposite
+
+    def applied(self, some: Array, deviation: Array) -> Array:
+        """φ of means and deviations (some, r, N); equal arguments get equal numbers."""
+        u = self.mean[some][:, :, None] + deviation
+        which, sign = self.which[some], self.sign[some]
+        if (which != np.arange(which.shape[1])).any():
+            u = sign[:, :, None] * np.take_along_axis(u, which[:, :, None], axis=1)
+        made = self.x.f(*(u[:, k, :] for k in range(u.shape[1])), *(p[some][:, None] for p in self.params))
+        return np.broadcast_to(made, (len(u), u.shape[2]))
+
+
+def _row_arguments(x: BatchedFunction, a: Array) -> _Arguments:
+    mean, rows, params = fitted(x, a)
+    lead, arguments = mean.shape[:-1], mean.shape[-1]
+    mean, rows = mean.reshape(-1, arguments), rows.reshape(-1, *rows.shape[-2:])
+    which = np.broadcast_to(np.arange(arguments), mean.shape).copy()
+    sign = np.ones(mean.shape)
+    whole = np.concatenate([mean[:, :, None], rows], axis=2)
+    for later in range(1, arguments):
+        for earlier in reversed(range(later)):
+            same = alike(np, whole[:, earlier], whole[:, later])[:, 0]
+            which[:, later] = np.where(same != 0, which[:, earlier], which[:, later])
+            sign[:, later] = np.where(same != 0, same * sign[:, earlier], sign[:, later])
+    return _Arguments(x, lead, mean, rows, tuple(p.ravel() for p in params), which, sign)
+
+
+def _factors(rows_x: Array, rows_y: Array, ix: Array, iy: Array) -> tuple[Array, Array]:
+    """Of each pair of rows: F with the arguments of both = means + F z, z ~ N(0, I) in `rank` variables."""
+    d, directions = rows_x.shape[1] + rows_y.shape[1], rows_x.shape[2]
+    factor, rank = np.zeros((len(ix), d, min(d, max(directions, 1)))), np.zeros(len(ix), dtype=int)
+    for block in slices(len(ix), COORDINATES_PER_BATCH // (d * max(directions, 1))):
+        norm, vectors, std, rank[block] = _root(np.concatenate([rows_x[ix[block]], rows_y[iy[block]]], axis=1))
+        factor[block] = norm[:, :, None] * vectors * std[:, None, :]
+    return factor, rank
+
+
+def _root(rows: Array) -> tuple[Array, Array, Array, Array]:
+    """(N, U, S, rank) of rows (n, d, directions) = N U S Oᵀ: lengths, singular vectors and values of the unit rows."""
+    d, directions = rows.shape[1:]
+    norm = np.linalg.norm(rows, axis=-1)
+    unit = rows / np.where(norm > 0, norm, 1.0)[:, :, None]
+    if directions == 0:
+        unit = np.zeros((len(rows), d, 1))
+    elif directions > d:  # coordinates in an orthonormal frame of d directions, with the same products
+        unit = np.swapaxes(np.linalg.qr(np.swapaxes(unit, -1, -2), mode="r"), -1, -2)
+    vectors, std, _ = np.linalg.svd(unit, full_matrices=False)
+    return norm, vectors, std, np.sum(std > RANK * std[:, :1], axis=1)

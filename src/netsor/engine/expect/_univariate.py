@@ -1,0 +1,159 @@
+"""Functions of one Gaussian argument, φ(μ + σ x; p_1, …) with x ~ N(0, 1): rows, their values, their panels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...activations import Function
+from ._breakpoints import Breakpoints, declared, features
+from ._gauss_legendre import log_density
+
+Array = Any
+
+DOWN = 10  # octaves of |u| below eight standard deviations in which narrow features are looked for: to 0.008 of one
+OCTAVES = 64  # searched at most, where the rows have very different standard deviations
+MAX_SHORT_INTERVALS = 2**13  # short intervals of a function that become edges of panels, at most
+
+
+@dataclass(frozen=True)
+class Single:
+    """Rows of one function, with flat arrays: an entry a row."""
+
+    f: Function
+    mean: Array
+    std: Array
+    params: tuple[Array, ...] = ()
+    window: tuple[int, int] | None = None  # log₂ |u| within which narrow features matter; None: that of the rows
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def take(self, rows: Array) -> Single:
+        """Some of the rows."""
+        return Single(self.f, self.mean[rows], self.std[rows], tuple(p[rows] for p in self.params), self.octaves)
+
+    @cached_property
+    def octaves(self) -> tuple[int, int]:
+        """The octaves of |u| that are searched for narrow features: from far below one standard deviation to eight."""
+        if self.window is not None:
+            return self.window
+        top = np.abs(self.mean) + 8.0 * self.std
+        top = top[(self.std > 0) & np.isfinite(top)]
+        if self.f.smoothed is not None or not len(top):
+            return 0, -1
+        lowest, highest = (int(np.floor(np.log2(np.clip(end, 1e-200, 1e200)))) for end in (top.min(), top.max()))
+        return max(lowest - DOWN, highest - OCTAVES), highest
+
+    @cached_property
+    def features(self) -> Breakpoints:
+        """Where φ is not smooth, or smooth on small intervals only."""
+        return declared(self.f) if self.params else features(self.f, *self.octaves)
+
+    @property
+    def centred(self) -> bool:
+        """Whether rows differ by their variances alone."""
+        return not self.params and not self.mean.any()
+
+    def at(self, rows: Array, x: Array) -> Array:
+        """φ at x (rows, …), standardised."""
+        return self.of(rows, self.mean[rows][:, None] + self.std[rows][:, None] * x)
+
+    def of(self, rows: Array, u: Array) -> Array:
+        """φ(u; p_1, …) with the parameters of the rows, u of shape (rows, …)."""
+        with np.errstate(all="ignore"):
+            values = self.f(u, *(p[rows][:, None] for p in self.params))
+        return np.broadcast_to(values, u.shape)
+
+    def edges(self, rows: Array, reach: float, step: float) -> Array:
+        """The standardised breaks, and the ends of intervals that a panel of one step might miss, (rows, edges).
+
+        16 nodes resolve features wider than a quarter of a panel. Edges beyond ± reach are moved to it.
+        """
+        step = step / 4
+        mean, std = self.mean[rows][:, None], self.std[rows][:, None]
+        low, high = np.min(mean - reach * std), np.max(mean + reach * std)
+        breaks, _, left, right, _ = self.features
+        breaks = breaks[(breaks > low) & (breaks < high)]
+        short = (right > low) & (left < high) & (right - left < step * np.max(std))
+        left, right = left[short], right[short]
+        if len(left) > MAX_SHORT_INTERVALS:  # an endless oscillation: what the panels do not resolve is in the error
+            left, right = left[:0], right[:0]
+        ends = np.concatenate([left, right])
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            x = (ends - mean) / std
+            x = np.where(np.concatenate([right - left] * 2) < step * std, x, reach)
+            x = np.concatenate([(breaks - mean) / std, x], axis=1)
+        return np.clip(np.nan_to_num(x, nan=reach), -reach, reach)
+
+
+def between(reach: float, step: float) -> Array:
+    """Edges at equal distances from −reach to reach."""
+    return np.linspace(-reach, reach, 2 * int(np.ceil(reach / step)) + 1)
+
+
+def slices(rows: int, size: int) -> Sequence[slice]:
+    """Slices of at most `size` rows, to bound memory."""
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, max(size, 1))]
+
+
+FARTHEST = 52.0  # standard deviations: beyond, the root of the density underflows
+FALL = 64.0  # of log(φ² density) from its largest value, at which the rest is rounding: e^−32 in a coefficient
+STEP = 0.5  # between points at which φ² times the density is followed outward, in standard deviations
+_OUTWARD = STEP * (np.arange(1, 105) - 0.63)  # not at round numbers, where poles usually are
+_AHEAD = np.array([1.0, 1.15, 1.3, 1.5, 1.8, 2.2, 2.7, 3.5, 4.3, 6.0, 9.0, 14.0])  # times the end of an integral
+SLOWEST = 1.05  # of −d log(φ² density)/d log x: a tail that falls more slowly counts as infinite
+SAFETY = 4.0  # factor on estimates of a tail
+
+
+def growing(f: Single, rows: Array, square: Array, end: float, mean_only: bool) -> Array:
+    """Which rows have more beyond ± end than rounding, given E[φ²] within; `mean_only` if E[φ] and E[φ x] are asked."""
+    x = end * np.concatenate([_AHEAD, -_AHEAD])
+    with np.errstate(all="ignore"):
+        size = np.log(np.abs(f.at(rows, x[None, :])))
+        if mean_only:
+            beyond, whole = size + log_density(x) + np.log(np.abs(x)), 0.5 * np.log(square) - 0.5 * FALL
+        else:
+            beyond, whole = 2 * size + log_density(x), np.log(square) - FALL
+        # points at which φ overflows are left out: the others tell whether it still matters
+        return ~(square < np.inf) | np.any(beyond > np.maximum(whole, -1e300)[:, None], axis=1, where=beyond < np.inf)
+
+
+def ends(f: Single, rows: Array, fall: float = FALL) -> tuple[Array, Array]:
+    """Where the integral of φ² may stop, and the root of the integral beyond; ∞ where that does not converge."""
+    x = np.concatenate([-_OUTWARD[::-1], _OUTWARD])
+    with np.errstate(all="ignore"):
+        values = np.abs(f.at(rows, x[None, :]))
+        level = 2 * np.log(values) + log_density(x)
+    sides = np.stack([level[:, len(_OUTWARD) - 1 :: -1], level[:, len(_OUTWARD) :]], axis=1)  # (rows, 2, outward)
+    finite = np.stack([values[:, len(_OUTWARD) - 1 :: -1], values[:, len(_OUTWARD) :]], axis=1)
+    known = np.cumprod(np.isfinite(finite), axis=2, dtype=bool)
+    sides = np.where(known, sides, -np.inf)
+    top = sides.max(axis=(1, 2))
+    alive = sides > (top - fall)[:, None, None]
+    count = len(_OUTWARD)
+    last = np.where(alive.any(axis=2), count - 1 - np.argmax(alive[:, :, ::-1], axis=2), 0)  # (rows, 2)
+    cut = np.where(known.all(axis=2), count - 1, known.sum(axis=2) - 1)
+    overflown = np.any((last >= cut) & (cut < count - 1), axis=1)
+    reach = np.minimum(_OUTWARD[last.max(axis=1)] + 2 * STEP, FARTHEST)
+    with np.errstate(all="ignore"):
+        root = np.exp(0.5 * (top - fall)) * SAFETY
+    endless = reach >= FARTHEST
+    if endless.any():
+        root[endless] += _slow(sides[endless])
+    return reach, np.where(overflown, np.inf, root)
+
+
+def _slow(sides: Array) -> Array:
+    """The root of the tails beyond the farthest point, from how fast they fall there."""
+    far, farther = int(np.searchsorted(_OUTWARD, 0.9 * FARTHEST)), len(_OUTWARD) - 1
+    with np.errstate(all="ignore"):
+        fall = sides[:, :, far] - sides[:, :, farther]
+        rate = fall / np.log(_OUTWARD[farther] / _OUTWARD[far])  # of log(φ² density), in log x
+        tail = SAFETY * np.exp(sides[:, :, farther]) * FARTHEST / (rate - 1.0)
+        tail = np.where(np.isneginf(sides[:, :, farther]), 0.0, np.where(rate > SLOWEST, tail, np.inf))
+        return np.sqrt(tail.sum(axis=1))

@@ -1,0 +1,299 @@
+"""What is decided of a program before a step is made: once, here, and never written to again.
+
+The order of its values, which vectors can meet (clusters), what must be drawn and of what a coordinate is needed, who
+uses a value last, and what seeds are made from.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ...language._array import Value
+from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
+from ...language._slicing import asked_entries
+from ...language._vector import Vector
+from .._cost_model import Prices
+from .._error import ExactError
+from .._ir_builder import MAX_ARRAY_BYTES
+from ..passes._operations import AdjointCorrection, Fuse
+from ..passes._rewrite import Context, asked, asked_together, linear_sources
+from ._components import Clusters, FrameBatch, blocks_of
+from ._nonlinear_arguments import values_sharing_tanh
+
+
+def leaves(values: list[Value], edges: Mapping[Value, set[Value]], whole: set[Value]) -> tuple[set[Value], list[Value]]:
+    """The leaves, and the values in an order that allows them; of vectors in `whole` an output needs a coordinate."""
+    before: dict[Value, set[Value]] = {}
+    found: set[Value] = set()
+    order = values
+    index = {value: i for i, value in enumerate(values)}
+    place = index
+    sources = [v for v in values if isinstance(v.op, Gaussian | MatMul | Fuse) and v in edges]
+    for source in sorted(sources, key=lambda v: (-v.size, -index[v])):
+        near = edges[source]
+        if source in near or near & found or source in whole:
+            continue
+        if any(place[x] > place[source] for x in near):
+            attempt = _order(values, {**before, source: near})
+            if attempt is None:
+                continue
+            order, place = attempt, {value: i for i, value in enumerate(attempt)}
+        found.add(source)
+        before[source] = near
+    return found, order
+
+
+def _order(values: Sequence[Value], before: Mapping[Value, set[Value]]) -> list[Value] | None:
+    """Values in an order that respects their inputs and `before`, as near to the program's as can be; None if none."""
+    index = {value: i for i, value in enumerate(values)}
+    needs = {value: {*value.op.inputs, *before.get(value, ())} for value in values}
+    users: dict[Value, list[Value]] = {}
+    for value, inputs in needs.items():
+        for x in inputs:
+            users.setdefault(x, []).append(value)
+    missing = {value: len(inputs) for value, inputs in needs.items()}
+    ready = [index[value] for value in values if not missing[value]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        value = values[heapq.heappop(ready)]
+        order.append(value)
+        for user in users.get(value, ()):
+            missing[user] -= 1
+            if not missing[user]:
+                heapq.heappush(ready, index[user])
+    return order if len(order) == len(values) else None
+
+
+Ints = npt.NDArray[np.intp]
+Component = frozenset[Value | None]  # nonlinearities asked for products with each other; None stands for linear vectors
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramAnalysis:
+    """The facts of one program at given widths."""
+
+    bound: Mapping[str, float]  # the widths
+    prices: Prices  # where the plan is meant to run
+    outputs: tuple[Value, ...]
+    written: tuple[Value, ...]  # the outputs as they were: a scalar may have become a vector
+    chosen: bool  # whether the user chose the coordinates below
+    picked: tuple[int, ...]  # the coordinates α asked for
+    without: frozenset[str]  # shortcuts left out
+    names: Mapping[Value | Source, str]
+    values: tuple[Value, ...]  # in the order in which they are lowered
+    place: Mapping[Value, int]  # of each value in it
+    last: Mapping[Value, int]  # the place of the last value that needs the coordinates of each
+    number: Mapping[Value, tuple[int, int]]  # what seeds are made from: the place as written, and a count
+    virtual: frozenset[Value]  # sources that a Fuse replaces
+    coordinates: frozenset[Value]  # vectors of which an output needs a coordinate
+    drawn: frozenset[Value]  # sources of which products or coordinates are asked for
+    into: frozenset[Value]  # sources of which a nonlinearity needs the coordinate asked for
+    leaves: frozenset[Value]  # sources that need no direction of their own
+    blocks: Mapping[Value, int]  # how many blocks the vectors of each value have
+    widths: Mapping[Value, float]  # how wide one is
+    limits: frozenset[Value]  # the vectors of infinite width
+    groups: tuple[FrameBatch, ...]
+    with_vectors: Mapping[Value, list[FrameBatch]]  # the groups that have vectors of a value
+    with_sources: Mapping[Value, list[FrameBatch]]  # the groups that have sources of a value
+    parts: Mapping[Value, Ints]  # of a Fuse: the places of the vectors of each member
+    scored: frozenset[FrameBatch]  # at infinite width, those in which parts of order n^(−1/2) count
+    components: Mapping[FrameBatch, list[Component]]
+    together: frozenset[Value]  # nonlinearities that share an inner function
+
+    @cached_property
+    def asked(self) -> Mapping[Value, npt.NDArray[np.bool_]]:
+        """The entries of each value that the outputs depend on."""
+        return asked_entries(self.outputs)
+
+    @cached_property
+    def acting(self) -> Counter[Value]:
+        """How many matrices act on each value."""
+        return Counter(value.op.x for value in self.values if isinstance(value.op, MatMul))
+
+
+def facts_of(
+    outputs: Sequence[Value],
+    written: Sequence[Value],
+    context: Context,
+    names: Mapping[Value | Source, str],
+    without: frozenset[str],
+    picked: Sequence[int] | None,
+) -> ProgramAnalysis:
+    """The facts of a program after its passes."""
+    values = context.ordered(_sort_by_depth(outputs, context))
+    made = linear_sources(values)
+    virtual = {source for value in values if isinstance(value.op, Fuse) for source in made[value.op.x]}
+    edges = asked_together(values, made)
+    coordinates = _coordinates(outputs)
+    found: set[Value] = set()
+    if "leaves" not in without:
+        found, values = leaves(values, edges, coordinates)
+    shared = values_sharing_tanh(values)
+    values = _schedule_means_early(values, shared)
+    begun = [v for v in values if v in made and v in made[v]]
+    into = {s for v in values if isinstance(v.op, Nonlin) and v in coordinates for x in asked(v) for s in made[x]}
+    if "undrawn" in without:
+        into |= coordinates
+    number = _numbers(values, made, context)
+    # data is given in the standard basis, so it comes before any frame is turned
+    values = sorted(values, key=lambda value: not isinstance(value.op, Data))
+    blocks, widths = blocks_of(values, context.bound)
+    clusters = Clusters(values, blocks)
+    groups = clusters.groups(widths)
+    with_vectors: dict[Value, list[FrameBatch]] = {}
+    with_sources: dict[Value, list[FrameBatch]] = {}
+    for group in groups:
+        _check_room(group)
+        for table, where in ((group.positions, with_vectors), (group.slots, with_sources)):
+            for value in table:
+                where.setdefault(value, []).append(group)
+    compared = [x for v in values if _counts(v) for x in v.op.inputs]
+    return ProgramAnalysis(
+        bound=context.bound,
+        prices=context.prices,
+        outputs=tuple(outputs),
+        written=tuple(written),
+        chosen=picked is not None,
+        picked=(0,) if picked is None else tuple(picked),
+        without=without,
+        names=names,
+        values=tuple(values),
+        place={value: k for k, value in enumerate(values)},
+        last=_last_uses(values, outputs),
+        number=number,
+        virtual=frozenset(virtual),
+        coordinates=frozenset(coordinates),
+        drawn=frozenset(v for v in begun if v in edges or "undrawn" in without) - virtual,
+        into=frozenset(into),
+        leaves=frozenset(found),
+        blocks=blocks,
+        widths=widths,
+        limits=frozenset(value for value, width in widths.items() if math.isinf(width)),
+        groups=tuple(groups),
+        with_vectors=with_vectors,
+        with_sources=with_sources,
+        parts=clusters.parts,
+        scored=frozenset(group for x in compared for group in with_vectors.get(x, ())),
+        components={group: _components(group, edges, "apart" not in without) for group in groups},
+        together=shared,
+    )
+
+
+def local_coordinates(group: FrameBatch, picked: Sequence[int]) -> list[int]:
+    """The coordinates α asked for within a block of a group at finite width, each once."""
+    return sorted({c % int(group.width) for c in picked})
+
+
+def _counts(value: Value) -> bool:
+    """Whether an operation reads parts of order n^(−1/2)."""
+    return isinstance(value.op, AdjointCorrection) or (isinstance(value.op, Dot) and value.op.power == 0.5)
+
+
+def _sort_by_depth(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """Outputs of early layers before those of late ones: so what they are made of need not be kept until the end."""
+    depth: dict[Value, int] = {}
+    for value in context.ordered(outputs):
+        depth[value] = 1 + max((depth[x] for x in value.op.inputs), default=0)
+    return sorted(outputs, key=lambda output: depth[output])
+
+
+def _schedule_means_early(values: Sequence[Value], shared: Collection[Value]) -> list[Value]:
+    """Means of products as soon as their vectors are there: these need not be kept, and frames turned, for them.
+
+    So with functions that have an inner one in common.
+    """
+    place = {value: k for k, value in enumerate(values)}
+    users: dict[Value, list[Value]] = {}
+    for value in values:
+        for x in value.op.inputs:
+            users.setdefault(x, []).append(value)
+    early: set[Value] = set(shared)  # these products, and vectors rearranged for them alone
+    for value in reversed(values):
+        match value.op:
+            case Dot(power=1):
+                early.add(value)
+            case Take() if isinstance(value, Vector) and early.issuperset(users.get(value, [value])):
+                early.add(value)
+    for value in values:
+        if value in early:
+            place[value] = max(place[x] for x in value.op.inputs)
+    return sorted(values, key=lambda value: place[value])  # stable, so that inputs stay before what uses them
+
+
+def _coordinates(outputs: Sequence[Value]) -> set[Value]:
+    """The vectors of which the outputs need a coordinate: back from them to the sources."""
+    found: set[Value] = set()
+    pending: list[Value] = [output for output in outputs if isinstance(output, Vector)]
+    while pending:
+        value = pending.pop()
+        if value not in found:
+            found.add(value)
+            if not isinstance(value.op, Gaussian | MatMul | Fuse | Data):
+                pending += [x for x in value.op.inputs if isinstance(x, Vector)]
+    return found
+
+
+def _last_uses(values: Sequence[Value], outputs: Sequence[Value]) -> dict[Value, int]:
+    last = dict.fromkeys(values, -1)
+    for k, value in enumerate(values):
+        for x in value.op.inputs:
+            last[x] = k
+    for output in outputs:
+        last[output] = len(values)
+    return last
+
+
+def _numbers(
+    values: Sequence[Value], made: Mapping[Value, frozenset[Value]], context: Context
+) -> dict[Value, tuple[int, int]]:
+    number: dict[Value, tuple[int, int]] = {}
+    count: Counter[int] = Counter()
+    for value in values:
+        if isinstance(value.op, Normal) or (value in made and value in made[value]):
+            place = context.origin[value]
+            number[value] = place, count[place]
+            count[place] += 1
+    return number
+
+
+def _check_room(group: FrameBatch) -> None:
+    """Refuse, before anything is made, coordinates that no memory holds."""
+    size = coordinate_bytes(group)
+    if size > MAX_ARRAY_BYTES:
+        raise ExactError(
+            group.nonlinear[0],
+            f"a nonlinearity at width {group.width:.0f} needs {size:.1e} bytes for its coordinates",
+            instead="take the width inf, or a smaller one",
+        )
+
+
+def coordinate_bytes(group: FrameBatch) -> float:
+    """The bytes of all coordinates that nonlinearities of a group ask for, at finite width."""
+    if not group.nonlinear or math.isinf(group.width):
+        return 0.0
+    return 8 * group.width * sum(places.size for places in group.positions.values())
+
+
+def _components(group: FrameBatch, edges: Mapping[Value, set[Value]], apart: bool) -> list[Component]:
+    """The nonlinearities of a group in sets of those asked for products with each other, or with linear vectors."""
+    parts: list[set[Value | None]] = [{None}]
+    for value in (v for v in group.nonlinear if isinstance(v.op, Nonlin)):
+        near: set[Value | None] = {x if isinstance(x.op, Nonlin) else None for x in edges.get(value, ())}
+        if not apart:
+            near.add(None)
+        joined: set[Value | None] = {x for x in near if x is None or x in group.nonlinear}
+        joined.add(value)
+        for part in [p for p in parts if p & joined]:
+            joined |= part
+            parts.remove(part)
+        parts.append(joined)
+    return [frozenset(part) for part in parts]

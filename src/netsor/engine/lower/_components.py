@@ -1,0 +1,272 @@
+"""Clusters: which vectors can ever meet, so which of them share a frame.
+
+Vectors that are combined, multiplied by one matrix, or asked for a product belong to one cluster, and each cluster has
+a frame of its own ("different heads never meet before the concatenation"). Clusters of one structure form a group, and
+are an axis of one array. A width that is a concatenation of narrower ones is a number of blocks, each a space of its
+own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ...language._array import Axes, Value, VectorAccess
+from ...language._join import Pool
+from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Source, Split, Take
+from ...language._vector import Vector
+from ..passes._operations import AdjointCorrection, Append, Coefficients, Fuse, MaterialisedMatMul, Span
+
+Ints = npt.NDArray[np.intp]
+Number = tuple[int, int, int]  # of a value, for seeds: its place as written, a count, and which of its groups
+
+
+@dataclass(eq=False)
+class FrameBatch:
+    """Clusters of one structure, each with its frame: for every value and source, where its parts are.
+
+    `positions[v]` lists, for each frame, the vectors of v in it (flat, over shape and blocks); `slots[v]` the sources
+    of v in it (flat, over members and blocks).
+    """
+
+    number: int
+    width: float
+    frames: int
+    positions: dict[Value, Ints]
+    slots: dict[Value, Ints]
+    constant: bool = False  # (1, …, 1) is a vector of these clusters
+    nonlinear: list[Value] = field(default_factory=list)  # in order
+    given: bool = False  # data is among the vectors
+
+
+def blocks_of(values: Sequence[Value], bound: Mapping[str, float]) -> tuple[dict[Value, int], dict[Value, float]]:
+    """How many blocks the vectors of each value have, and how wide one is.
+
+    A concatenation and its parts have blocks in common, and so has every vector that can meet one of them. Vectors of
+    the same width that never do are whole.
+    """
+    vectors = [value for value in values if isinstance(value, Vector)]
+    inputs: dict[Source, Value] = {}
+    outputs: dict[Source, Value] = {}
+    pairs: list[tuple[Value, Value]] = []
+    for value in values:
+        match value.op:
+            case MatMul(weight, x):  # one matrix has one space of inputs, and one of outputs
+                pairs += [(inputs.setdefault(weight.source, x), x), (outputs.setdefault(weight.source, value), value)]
+            case AdjointCorrection(d, u, g, b):
+                pairs += [(d, u), (g, b)]
+            case MaterialisedMatMul():  # from one space to another, by coordinates
+                pass
+            case _:
+                met = [x for x in (*value.op.inputs, value) if isinstance(x, Vector)]
+                pairs += [(met[0], x) for x in met]
+    place: dict[Value, int] = {value: k for k, value in enumerate(vectors)}
+    ends = np.array([(place[x], place[y]) for x, y in pairs], dtype=np.intp).reshape(-1, 2)
+    family = dict(zip(vectors, _components(len(vectors), *ends.T).tolist(), strict=True))
+    unit: dict[int, int] = {}
+    for value in vectors:
+        unit[family[value]] = math.gcd(unit.get(family[value], 0), value.width.factor)
+    blocks: dict[Value, int] = {value: value.width.factor // unit[family[value]] for value in vectors}
+    return blocks, {value: value.width.bind(bound) / blocks[value] for value in vectors}
+
+
+def _components(count: int, first: Ints, second: Ints) -> Ints:
+    """The connected component of each of so many numbers, for the ends of edges; counted by their least numbers.
+
+    Every number knows a smaller one of its component, in the end the least. scipy has such a function, but is slow to
+    import, and every plan needs this.
+    """
+    least = np.arange(count)
+    while len(first):
+        least[np.maximum(first, second)] = np.minimum(first, second)
+        while np.any(least != least[least]):
+            least = least[least]
+        first, second = least[first], least[second]
+        apart = first != second
+        first, second = first[apart], second[apart]
+    return (np.cumsum(least == np.arange(count)) - 1)[least]
+
+
+class Clusters:
+    """Connected components of vectors, by numbers: one for each vector and block, one for each member and block."""
+
+    def __init__(self, values: Sequence[Value], blocks: Mapping[Value, int]) -> None:
+        self.values, self.blocks = values, blocks
+        self.count = 0
+        self.edges: list[tuple[Ints, Ints]] = []
+        self.label = np.zeros(0, dtype=np.intp)
+        self.ids: dict[Value, Ints] = {}  # shape + (blocks,)
+        self.members: dict[Value, Ints] = {}  # of a source: (members, blocks)
+        self.parts: dict[Value, Ints] = {}
+        for value in values:
+            if isinstance(value, Vector):
+                self.ids[value] = self._vector(value)
+            elif isinstance(value.op, Dot | Coefficients):
+                self._pairs(value.ndim, value.op.x, value.op.y)
+            elif isinstance(value.op, AdjointCorrection):
+                self._pairs(value.ndim, value.op.d, value.op.u)
+                self._pairs(value.ndim, value.op.g, value.op.b)
+
+    def _pairs(self, ndim: int, *vectors: Vector) -> None:
+        """Products ⟨x[…, i], y[…, j]⟩; the ids have a batch, one of the paired axes, and the blocks."""
+        x, y = (i.reshape((1,) * (ndim - i.ndim) + i.shape) for i in (self.ids[v] for v in vectors))
+        self._link(x[..., :1, :], x)
+        self._link(y[..., :1, :], y)
+        self._link(x[..., 0, :], y[..., 0, :])
+
+    def _first(self, ids: Ints, axes: Axes, ndim: int) -> Ints:
+        """Of vectors that are read whole along some axes, and so meet, the first ones, laid out along a result."""
+        for k, axis in enumerate(axes):
+            if axis is None:
+                first = ids.take([0], axis=k)
+                self._link(first, ids)
+                ids = first
+        sizes = {axis: n for axis, n in zip(axes, ids.shape, strict=False) if axis is not None}
+        return ids.reshape(*(sizes.get(axis, 1) for axis in range(ndim)), ids.shape[-1])
+
+    def _new(self, *shape: int) -> Ints:
+        size = int(np.prod(shape, dtype=int))
+        self.count += size
+        return np.arange(self.count - size, self.count).reshape(shape)
+
+    def _link(self, a: Ints, b: Ints) -> None:
+        first, second = np.broadcast_arrays(a, b)
+        self.edges.append((first.ravel(), second.ravel()))
+
+    def labels(self) -> Ints:
+        """The component of every number so far."""
+        label = np.concatenate([self.label, np.arange(len(self.label), self.count)])
+        if self.edges:  # those since it was asked the last time
+            ends = [label[np.concatenate([edge[i] for edge in self.edges])] for i in (0, 1)]
+            linked = np.zeros(self.count, dtype=bool)
+            linked[ends] = True
+            nodes, place = np.flatnonzero(linked), np.cumsum(linked) - 1
+            part = _components(len(nodes), *place[ends])
+            one = np.zeros(len(nodes), dtype=np.intp)
+            one[part[::-1]] = nodes[::-1]  # the first of its numbers stands for a component
+            renamed = np.arange(self.count)
+            renamed[nodes] = one[part]
+            label = renamed[label]
+        self.label, self.edges = label, []
+        return label
+
+    def _vector(self, value: Vector) -> Ints:
+        blocks = self.blocks[value]
+        match value.op:
+            case Take(x, flat):
+                return self.ids[x].reshape(x.size, blocks)[flat]
+            case Join(parts):
+                return np.concatenate([self.ids[part] for part in parts])
+            case Append(parts):
+                return np.concatenate([self.ids[part] for part in parts], axis=-2)
+            case Concat(x, axis):
+                ids = np.moveaxis(self.ids[x], axis, -2)
+                return ids.reshape(*ids.shape[:-2], blocks)
+            case Split(x, axis, count):
+                return np.moveaxis(self.ids[x].reshape(*x.shape, count, blocks), -2, axis)
+            case MatMul(weight, x, each):  # what a member makes has its cluster
+                acting = weight.members.ravel().tolist()
+                members = self.members[value] = self._new(len(acting), blocks)
+                inputs = self.ids[x].reshape(len(acting) if each else 1, -1, self.blocks[x])
+                self._link(inputs[:, :1], inputs)  # a matrix asks for the products of all its inputs
+                made = np.broadcast_to(members[:, None], (len(acting), value.size // len(acting), blocks))
+                return made.reshape(*value.shape, blocks)
+            case Data() | MaterialisedMatMul():
+                return self._new(*value.shape, blocks)
+        if not isinstance(value.op, Gaussian | Fuse | Span):
+            return self._meeting(value)
+        ids = self._new(*value.shape, blocks)
+        match value.op:
+            case Gaussian(_, _, factor):
+                members = self.members[value] = self._new(factor.shape[-1], blocks)
+                *_, vector, column = np.nonzero(factor.reshape(value.size, factor.shape[-1]))
+                self._link(ids.reshape(value.size, blocks)[vector], members[column])
+            case Fuse(x):
+                label = self.labels()[self.ids[x]].ravel()
+                found, counts = np.unique(label, return_counts=True)
+                if len(set(counts.tolist())) > 1:  # unequal parts: one member holds them all, and so must one frame
+                    found, label = found[:1], np.full_like(label, found[0])
+                    self._link(self.ids[x].ravel()[:1], self.ids[x].ravel())
+                self.parts[value] = np.stack([places for _, places in _split(label)])
+                members = self.members[value] = self._new(len(found), 1)
+                self._link(ids.ravel(), members[np.searchsorted(found, label), 0])
+            case Span(x, known):
+                for vectors in (x, *known):
+                    rows = self.ids[vectors]
+                    self._link(rows[..., :1, :], rows)
+                    self._link(rows[..., :1, :], ids[..., :1, :])
+                self._link(ids[..., :1, :], ids)
+        return ids
+
+    def _meeting(self, value: Vector) -> Ints:
+        """What is made of vectors coordinate by coordinate has the cluster in which they meet."""
+        reads = zip(value.op.inputs, value.op.reads(value.ndim), strict=True)
+        first, *others = [self._first(self.ids[y], axes, value.ndim) for y, axes in reads if isinstance(y, Vector)]
+        ids = np.broadcast_to(first, (*value.shape, self.blocks[value]))
+        for other in others:
+            self._link(first, other)
+        if value.op.acts is VectorAccess.ON_PLACES:  # coordinates go from block to block
+            self._link(ids[..., :1], ids)
+        return ids
+
+    def groups(self, widths: Mapping[Value, float]) -> list[FrameBatch]:
+        """The clusters, grouped by their structure: the numbers of vectors and sources of each value in them."""
+        label = self.labels() if self.count else np.zeros(0, np.intp)
+        content: dict[int, list[tuple[int, bool, Value, Ints]]] = {}
+        split: dict[bytes, list[tuple[int, Ints]]] = {}
+        for number, value in enumerate(self.values):
+            for is_source, table in ((False, self.ids), (True, self.members)):
+                if value in table:
+                    found = label[table[value]].ravel()
+                    key = found.tobytes()
+                    if key not in split:  # many values have their vectors in the same clusters
+                        split[key] = list(_split(found))
+                    for cluster, places in split[key]:
+                        content.setdefault(cluster, []).append((number, is_source, value, places))
+        alike: dict[tuple[tuple[int, bool, int], ...], list[int]] = {}
+        for cluster, parts in content.items():
+            alike.setdefault(tuple((n, s, len(p)) for n, s, _, p in parts), []).append(cluster)
+        groups: list[FrameBatch] = []
+        for clusters in alike.values():
+            width = next(widths[v] for _, _, v, _ in content[clusters[0]] if isinstance(v, Vector))
+            group = FrameBatch(len(groups), width, len(clusters), {}, {})
+            for k, (_, is_source, value, _) in enumerate(content[clusters[0]]):
+                places = np.stack([content[cluster][k][3] for cluster in clusters])
+                (group.slots if is_source else group.positions)[value] = places
+                if not is_source:
+                    group.constant |= isinstance(value.op, Gaussian) and bool(value.op.mean.any())
+                    group.given |= isinstance(value.op, Data)
+                    if value.op.acts is not None and value.op.acts.asks_coordinates:
+                        group.nonlinear.append(value)
+            groups.append(group)
+        self._pools(groups)
+        for value in self.values:  # a mean goes on through a Fuse
+            if isinstance(value.op, Fuse):
+                constant = any(group.constant for group in groups if value.op.x in group.positions)
+                for group in groups:
+                    group.constant |= constant and value in group.positions
+        return groups
+
+    def _pools(self, groups: list[FrameBatch]) -> None:
+        """Functions of all coordinates ask for them as nonlinearities do, and make no vectors of their space."""
+        place = {value: k for k, value in enumerate(self.values)}
+        pools = [(value, value.op.x) for value in self.values if isinstance(value.op, Pool | MaterialisedMatMul)]
+        for group in groups if pools else ():
+            group.nonlinear += [value for value, x in pools if x in group.positions]
+            group.nonlinear.sort(key=place.__getitem__)
+
+
+def _split(labels: Ints) -> Iterator[tuple[int, Ints]]:
+    """The positions of each label."""
+    if not labels.size:
+        return
+    if (labels == labels[0]).all():
+        yield int(labels[0]), np.arange(labels.size)
+        return
+    order = np.argsort(labels, kind="stable")
+    found, starts = np.unique(labels[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, starts[1:]), strict=True)

@@ -1,0 +1,262 @@
+"""Which pairs of directions have normals whose law is known, at infinite width where nonlinearities met scores.
+
+The ε parts of products are N[f] for functions f of the sources of a space, with Cov(N[f], N[f']) = Cov(f, f'). Of two
+sources N[e_a e_b] is a normal of its own. Of a source e_a and an output F_b of a nonlinearity it is one if all other
+pairs that are asked for agree: E[e_a F_b e_c F_d] is 0 unless F_d is a function of e_a, F_b of e_c, and both of
+something else, or F_b is a function of e_a itself. Such pairs are unknown, but for gradients F ⊙ u (see
+`_fluctuation_covariances`), whose normals are all of one form, N[f(e) u].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from ...language._vector import Vector
+from .._ir import Register
+from .._ir_builder import Builder
+from ._bitset import bits, lowest, marks
+from ._components import FrameBatch
+from ._residual_features import ResidualFeatures, SourceTimesFeature, simple, tilted
+from ._state import Bools, Fluctuation, State
+from ._structural_zeros import lined, rows_intersect, supports_intersect
+from .frames import NO_VALUE, Directions, InfiniteWidthFrame
+
+
+def drawn_after(source: Directions, feature: ResidualFeatures) -> bool:
+    """Whether a source was drawn after all that features are functions of: in their normals it is the u itself."""
+    return source.start >= feature.reach.bit_length()
+
+
+def drawn_between(source: Directions, feature: ResidualFeatures) -> bool:
+    """Whether a source was drawn neither before the u of features F ⊙ u nor after all of it."""
+    found = feature.gradient
+    if found is None or not found.last or drawn_after(source, feature):
+        return False
+    return source.stop > lowest(found.own, source.stop)
+
+
+def has_known_fluctuation(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures) -> bool:
+    """Whether the normals of a source with features follow from the rule of this file, as far as these features go."""
+    found = feature.gradient
+    if found is None or source.number == NO_VALUE or drawn_after(source, feature) or drawn_between(source, feature):
+        return False
+    return not found.own & source.bits and is_gradient_form(frame, feature, source)
+
+
+def is_gradient_form(frame: InfiniteWidthFrame, feature: ResidualFeatures, source: Directions | None = None) -> bool:
+    """Whether features have the form F ⊙ u, among others whose products with e F are known; e is `source`, or any."""
+    if feature.gradient is None or frame.group.constant:
+        return False
+    function = _functions(frame, feature, source)
+    others = feature.rests.features if feature.rests is not None else []
+    return simple(function, function) and all(simple(function, x) or not function.related(x) for x in others)
+
+
+def _functions(frame: InfiniteWidthFrame, feature: ResidualFeatures, source: Directions | None) -> SourceTimesFeature:
+    """The functions e F for features F ⊙ u."""
+    start, stop = (0, 0) if source is None else (source.start, source.stop)
+    return tilted(feature, start, stop, frame.directions)
+
+
+def contributes_to(
+    frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures, other: ResidualFeatures
+) -> bool:
+    """Whether other features have coordinates that count in ⟨e F, u⟩."""
+    return _functions(frame, feature, source).related(other)
+
+
+def add_gradient_fluctuations(s: State, group: FrameBatch, i: int, j: int, epsilon: Any) -> None:
+    """Enter the normals of a source block with a block of features F ⊙ u into the frame, if they are asked for.
+
+    `epsilon` gives the ε part of a vector.
+    """
+    frame, build = s.limit(group), s.build
+    e, f = (i, j) if frame.blocks[i].feature is None else (j, i)
+    source, block = frame.blocks[e], frame.blocks[f]
+    feature, pair = block.feature, (max(e, f), min(e, f))
+    if (
+        feature is None
+        or source.feature is not None
+        or pair in frame.pairs
+        or not has_known_fluctuation(frame, source, feature)
+    ):
+        return
+    assert feature.gradient is not None
+    assert feature.rows is not None
+    u, own = feature.gradient.u, feature.gradient.own
+    frames, count, size = group.frames, feature.count, source.stop - source.start
+    new = _functions(frame, feature, source)
+    value, place, which = source.number
+    made = sum(
+        isinstance(block.feature, SourceTimesFeature) for block in frame.blocks
+    )  # so that no two have the same seeds
+    functions = frame.add(new, feature.rests, True, (value, place + 2**16 * (1 + made), which), new.words)
+    # P(q_b, u_l), for all directions q_b of the functions
+    rows = _argument_rows(build, feature, u)
+    vector, places = feature.vectors[u]
+    directions = functions.shape[-1]
+    more = epsilon(vector).part
+    total = build.constant(np.zeros((frames, count, directions)))
+    if more is not None:
+        total = s.gathered(more, places, directions)
+    for k in _blocks(frame, _along(frame, new)):
+        here = frame.blocks[k]
+        for m in _blocks(frame, own):
+            some = build.step("part", rows, start=frame.blocks[m].start, stop=frame.blocks[m].stop)
+            one = build.step("product", some, frame.normals(m, k))
+            wide = build.step("pad", one, before=here.start, after=directions - here.stop)
+            total = build.step("add", total, wide)
+    functions = build.reshape(functions, frames, size, count, directions)
+    found = build.step("multiply", functions, build.reshape(total, frames, 1, count, directions))
+    found = build.step("total", found, words="⟨e, F ⊙ u⟩ at order n^(-1/2)")  # (frames, size, count): with the features
+    # and with their own directions: less what the features have along others
+    for k in _blocks(frame, _along(frame, feature)):
+        if k < f:
+            other = frame.blocks[k]
+            add_gradient_fluctuations(s, group, e, k, epsilon)
+            along = build.step("part", feature.rows, start=other.start, stop=other.stop)
+            less = build.step("gram", frame.normals(e, k), along)
+            found = build.step("add", found, build.step("scale", less, by=-1.0))
+    solved = build.step("solve", build.step("part", feature.rows, start=block.start, stop=block.stop), found)
+    frame.pairs[pair] = solved if e > f else build.step("transposed", solved)
+
+
+def _argument_rows(build: Builder, feature: ResidualFeatures, number: int) -> Register:
+    """One of the arguments of features, (frames, k, directions)."""
+    frames, count, _, directions = feature.arguments.shape
+    return build.reshape(build.taken(feature.arguments, np.array([number]), axis=2), frames, count, directions)
+
+
+def _along(frame: InfiniteWidthFrame, feature: ResidualFeatures) -> int:
+    """The directions along which features have coordinates."""
+    found = feature.slopes
+    for block in frame.blocks:
+        if block.feature is not None and block.feature.rests is feature.rests and block.feature.related(feature):
+            found |= block.bits
+    return found
+
+
+def _blocks(frame: InfiniteWidthFrame, some: int) -> list[int]:
+    """The blocks that have some of these directions."""
+    return [k for k, block in enumerate(frame.blocks) if block.bits & some]
+
+
+FindEpsilon = Callable[[Vector], Fluctuation]  # the ε part of a vector
+
+
+def unknown_pairs(s: State, x: Vector, y: Vector, ndim: int, epsilon: FindEpsilon) -> Bools:
+    """Pairs of vectors that reach a pair of blocks of directions whose normals have no known law."""
+    found = np.zeros_like(supports_intersect(s, x, y, ndim))
+    for group in s.groups_of(x):
+        frame = s.frames[group]
+        if y not in group.positions or frame.directions == 0:
+            continue
+        limit = (
+            frame if isinstance(frame, InfiniteWidthFrame) and frame.scores else None
+        )  # else no direction is known apart
+        blocks = limit.blocks if limit else [Directions(0, frame.directions, NO_VALUE)]
+        inside = np.stack([marks(block.bits, frame.directions) for block in blocks], axis=1)  # (directions, blocks)
+        ours, theirs = (_within(s, v, group, inside, ndim) for v in (x, y))
+        clash = np.zeros((len(blocks),) * 2)
+        here, there = (np.flatnonzero(v.reshape(-1, v.shape[-1]).any(axis=0)) for v in (ours, theirs))
+        for i, j in product(here, there):  # no more: the rule for a gradient asks for other pairs itself
+            clash[i, j] = limit is None or _has_unknown_covariance(limit, blocks[i], blocks[j], epsilon)
+        found = found | rows_intersect(ours @ clash > 0, theirs)
+    return found
+
+
+def _within(s: State, x: Vector, group: FrameBatch, inside: Bools, ndim: int) -> Bools:
+    """Which blocks of directions each vector that lies in a group reaches, (…, i, blocks of the space, ·)."""
+    support = s.support(x)
+    flat = support.reshape(-1, support.shape[-1])[:, : len(inside)].astype(np.float64)
+    made = np.zeros((len(flat), inside.shape[1]), dtype=bool)
+    places = group.positions[x].ravel()
+    made[places] = flat[places] @ inside[: flat.shape[1]] > 0
+    return lined(made.reshape(*support.shape[:-1], -1), x, ndim - 1)
+
+
+def _has_unknown_covariance(frame: InfiniteWidthFrame, a: Directions, b: Directions, epsilon: FindEpsilon) -> bool:
+    """Whether the normals of two blocks have no known law: two features, a feature with (1, …, 1), or as said above."""
+    if a.feature is None and b.feature is None:
+        return False
+    source, feature = (b, a.feature) if a.feature is not None else (a, b.feature)
+    if feature is None or source.feature is not None or source.number == NO_VALUE:
+        return True
+    if has_known_fluctuation(frame, source, feature):
+        return _in_another_form(frame, source, feature) or _argument_unknown(frame, source, feature, epsilon)
+    if feature.reach & source.bits or drawn_between(source, feature) or _changes(frame, source, feature, epsilon):
+        return True
+    return any(
+        other.reach & source.bits and other.reach & feature.reach and not _of_the_rule(frame, other, source, feature)
+        for other in _others(frame, feature)
+    )
+
+
+def _others(frame: InfiniteWidthFrame, feature: ResidualFeatures) -> Iterator[ResidualFeatures]:
+    """The outputs of other nonlinearities in a frame."""
+    for block in frame.blocks:
+        other = block.feature
+        if other is not None and not isinstance(other, SourceTimesFeature) and other.arguments is not feature.arguments:
+            yield other
+
+
+def _of_the_rule(
+    frame: InfiniteWidthFrame, other: ResidualFeatures, source: Directions, feature: ResidualFeatures
+) -> bool:
+    """Whether N[F u] is one of the normals from which those of gradients F ⊙ u are made, u this source."""
+    form = other.gradient
+    if form is None or not form.own & source.bits or form.forward & source.bits or feature.reach & form.own:
+        return False
+    return is_gradient_form(frame, other)
+
+
+def _in_another_form(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures) -> bool:
+    """Whether other features need N[e F ⊙ u] in another form: u is an argument of theirs, or e a u of theirs.
+
+    Not if in each normal the u was drawn last: then two normals of different u are independent.
+    """
+    ours = feature.gradient
+    assert ours is not None
+    for other in _others(frame, feature):
+        theirs, (u, rest) = other.gradient, (0, other.reach)
+        if theirs is not None:
+            u, rest = theirs.own, theirs.forward
+        if not other.reach & feature.reach:
+            continue
+        if ours.last and ((theirs is not None and theirs.last) or not other.reach >> lowest(ours.own, 0)):
+            continue
+        if (
+            u & source.bits
+            or (rest & ours.own and other.reach & ours.forward)
+            or (u & ours.forward and feature.reach & rest)
+        ):
+            return True
+    return False
+
+
+def _argument_unknown(
+    frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures, epsilon: FindEpsilon
+) -> bool:
+    """Whether the u of features F ⊙ u has an ε part that is unknown along what e F is made of."""
+    assert feature.gradient is not None
+    unknown = bits(epsilon(feature.vectors[feature.gradient.u][0]).unknown) & ~feature.gradient.own
+    for block in frame.blocks:
+        if block.feature is not None and not contributes_to(frame, source, feature, block.feature):
+            unknown &= ~block.bits
+    return bool(unknown)
+
+
+def _changes(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures, epsilon: FindEpsilon) -> bool:
+    """Whether an argument of features F ⊙ u has an ε part along a source that was drawn after it."""
+    if feature.gradient is None or not drawn_after(source, feature):
+        return False
+    inside = source.bits
+    for block in frame.blocks:
+        if block.feature is not None and block.feature.reach & source.bits:
+            inside |= block.bits
+    parts = [epsilon(vector) for vector, _ in feature.vectors]
+    return any(bits(part.support | part.unknown) & inside for part in parts)

@@ -1,0 +1,162 @@
+"""The shortcut `rebase_after_nonlinearity`: frames are turned to span the vectors still in use.
+
+Identity: an isotropic source has the same law in every orthonormal frame, so a basis may be exchanged for one that
+spans the vectors of which products are still asked for, once nothing needs all coordinates any more. What follows then
+takes as many directions as there are vectors: not n, after the last nonlinearity of a cluster; and not one for every
+source before, in a residual stream of many layers. The conditions, all of them structure: the width has room for the
+vectors and the coordinates asked for (vectors that depend on each other leave directions without a vector, and these
+must be orthogonal to what those coordinates are taken along); and it pays: a source is still to come here, or no output
+needs a coordinate. At infinite width products are asked for alone: no score, whose normals belong to pairs of
+directions, and no nonlinearity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ...language._array import Value
+from ...language._operation import Dot, MatMul, Mix, Take
+from ...language._vector import Vector
+from .._ir import Register
+from ..passes._operations import AdjointCorrection, Span
+from ._analysis import local_coordinates
+from ._components import FrameBatch
+from ._cost import saved_by_turning, turning
+from ._state import LoweredVector, State
+
+REBASE_PRODUCT_RATIO = (
+    0.75  # of the products that turning takes: if fewer are still to be taken, they are taken as they are
+)
+MIN_REBASE_DIRECTIONS, MIN_DIRECTIONS_PER_VECTOR = (
+    32,
+    2,
+)  # directions of a frame that it does not pay to turn: so many, or so many for each vector in use
+MIN_DIRECTIONS_PER_LOOSE_VECTOR = 4  # the same for each vector that reaches beyond directions that stay
+FULL_WIDTH_PER_VECTOR = (
+    8  # times the vectors in use: a width up to this may be filled, which takes less than to turn again and again
+)
+
+
+def rebase_after_nonlinearity(s: State, group: FrameBatch, index: int) -> None:
+    """Turn the frames of a group, given the place in the program."""
+    frame = s.frames[group]
+    if "turn" in s.facts.without or not frame.standard:
+        return
+    vectors, count = _in_use(s, group, index)
+    outputs = any(output in group.positions for output in s.facts.outputs)
+    grows = any(s.facts.place[value] > index and value in s.facts.drawn for value in group.slots)
+    asked = len(local_coordinates(group, s.facts.picked)) if outputs else 0
+    if not vectors or count + max(asked, 1) > group.width or (outputs and not grows):
+        return
+    if (
+        count > MIN_REBASE_DIRECTIONS and 2 * count > group.width
+    ):  # little is saved, and the products of many vectors cost more
+        return
+    if grows and group in s.whole:
+        return
+    products = REBASE_PRODUCT_RATIO * group.frames * count**2 + turning(s, group, count)
+    if not grows and _products_left(s, group, index, count) < products:
+        return
+    _span(s, group, vectors)
+
+
+def _products_left(s: State, group: FrameBatch, index: int, count: int) -> float:
+    """How many pairs of vectors of a group have their products taken, or are combined, after a place in the program.
+
+    Those that turning the frame to so many directions saves.
+    """
+    found: dict[tuple[Value, Value], float] = {}  # products that several ask for are taken once
+    last = max(s.facts.last[v] for v in group.positions)
+    for value in s.facts.values[index + 1 : last + 1]:
+        match value.op:
+            case MatMul(weight, x, each):
+                saved = saved_by_turning(s, value, x.size // (weight.members.size if each else 1), count)
+                pair = _whole(x), _whole(x)
+                found[pair] = max(saved, found.get(pair, 0.0))
+            case Span(x):  # products, and combinations of the vectors
+                found[x, value] = 2 * x.shape[-1]
+            case Dot(x, y):
+                found[_whole(x), _whole(y)] = y.shape[-1]
+            case AdjointCorrection(d, u, g, b):
+                found |= {(d, u): u.shape[-1], (g, b): b.shape[-1]}
+            case Mix(_, x):
+                found[x, value] = value.shape[-1]
+    return sum(s.facts.blocks[x] * x.size * others for (x, _), others in found.items() if x in group.positions)
+
+
+def _whole(x: Vector) -> Vector:
+    """The vectors that x has, all of them in order, in another shape."""
+    while isinstance(x.op, Take) and isinstance(x.op.x, Vector) and x.size == x.op.x.size:
+        if (x.op.flat.ravel() != np.arange(x.size)).any():
+            break
+        x = x.op.x
+    return x
+
+
+def rebase_when_large(s: State, group: FrameBatch, index: int) -> None:
+    """Turn the frames of a group that have grown far beyond the vectors in use, before value `index` adds sources.
+
+    The first directions stay if most vectors lie in them: those of the way forward, in a gradient's way back.
+    """
+    frame = s.frames[group]
+    if "turn" in s.facts.without or not frame.loosens or frame.directions <= MIN_REBASE_DIRECTIONS:
+        return
+    vectors, count = _in_use(s, group, index - 1)
+    if not vectors:
+        return
+    first = 0
+    if group.width < math.inf and not any(output in group.positions for output in s.facts.outputs):
+        sizes = [(s.vectors[v].lead.shape[-1], group.positions[v].shape[1]) for v in vectors]
+        if frame.constant is not None:
+            sizes.append((frame.constant.shape[-1], 1))
+        beyond = {at: sum(size for reach, size in sizes if reach > at) for at in {0, *(reach for reach, _ in sizes)}}
+        first = min((at for at in beyond if beyond[at]), key=lambda at: (at + beyond[at], -at))
+        count = beyond[first]
+    if (
+        frame.directions - first > (MIN_DIRECTIONS_PER_LOOSE_VECTOR if first else MIN_DIRECTIONS_PER_VECTOR) * count
+        and group.width > FULL_WIDTH_PER_VECTOR * count
+    ):
+        _span(s, group, vectors, first)
+
+
+def _in_use(s: State, group: FrameBatch, index: int) -> tuple[list[Value], int]:
+    """The values of a group that are used after a place in the program, and how many vectors of a frame they are."""
+    held = s.held[group] = [v for v in s.held[group] if s.facts.last[v] > index]
+    vectors = [v for v in held if s.vectors[v].lead.shape[-1]]
+    return vectors, sum(group.positions[v].shape[1] for v in vectors) + (s.frames[group].constant is not None)
+
+
+def _span(s: State, group: FrameBatch, vectors: Sequence[Value], first: int = 0) -> None:
+    """Exchange the directions from `first` on for as many as there are vectors that reach beyond it."""
+    frame, outputs = s.frames[group], any(output in group.positions for output in s.facts.outputs)
+    chosen = [v for v in vectors if s.vectors[v].lead.shape[-1] > first]
+    rows = [s.gathered(s.vectors[v].lead, group.positions[v], frame.directions) for v in chosen]
+    s.frames[group], made = frame.turn(rows, outputs, first)
+    for v, part in zip(chosen, made, strict=True):
+        s.vectors[v] = _replace_coordinates(s, v, group, part)
+
+
+def _replace_coordinates(s: State, value: Value, group: FrameBatch, part: Register) -> LoweredVector:
+    """A value with new coordinates for its vectors in a group; those in other groups stay as they are."""
+    assert isinstance(value, Vector)
+    old = s.vectors[value]
+    shape = (*value.shape, s.facts.blocks[value])
+    parts = [(group.positions[value], part)]
+    rest = np.setdiff1d(np.arange(math.prod(shape)), group.positions[value].ravel())
+    if rest.size:
+        others = s.build.reshape(old.lead, math.prod(shape), old.lead.shape[-1])
+        others = s.build.taken(others, rest, axis=0)
+        parts.append((rest[None], s.build.reshape(others, 1, *others.shape)))
+    rows = s.scattered(parts)
+    lead = s.build.reshape(rows, *shape, rows.shape[-1])
+    if old.support is None:
+        return replace(old, lead=lead)
+    marks = np.zeros(lead.shape, dtype=bool)
+    width = min(lead.shape[-1], old.support.shape[-1])
+    marks[..., :width] = old.support[..., :width]
+    marks.reshape(-1, lead.shape[-1])[group.positions[value].ravel()] = True
+    return replace(old, lead=lead, support=marks, start=0)

@@ -1,0 +1,95 @@
+"""The shortcut `positive`: products of ReLU vectors from how many coordinates have which signs.
+
+Identity: of k independent vectors with m standard normal coordinates, those of a coordinate α have one of 2^k patterns
+of signs, all as probable, and sizes that do not depend on it. A product ⟨relu(x), relu(y)⟩ is a sum over α, so that it
+matters how many coordinates have a pattern, which is multinomial, and not which. Where none is positive nothing is
+added; where one is, the sum of its squares is χ²; else the sizes of those that are positive are drawn: m (k/2 − k/2^k)
+normals on average in place of k m. A number that multiplies all vectors multiplies their factor, as relu(c x) = c
+relu(x) for c > 0, and for c < 0 its law is the same.
+
+The conditions, all of them structure: the coordinates serve for nothing but these products; one frame, few vectors,
+and so many coordinates that each pattern has some; and a place where replicas can draw different amounts of numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from ...activations import RELU
+from .._ir import Register, Step, content
+from .._ir_builder import Builder
+from .._plan import needed
+
+MAX_VECTORS = 4  # vectors: the patterns are 2^k
+MIN_COORDINATES_PER_PATTERN = (
+    16  # coordinates of a pattern, on average: with fewer, a sum for each pattern costs more than the normals
+)
+
+
+def positive(build: Builder, results: tuple[Register, ...]) -> list[Step]:
+    """The steps of a plan with such products drawn in this way."""
+    steps = needed(build.steps, results)
+    made = {step.out: step for step in steps}
+    reads = Counter(arg for step in steps for arg in step.args) + Counter(results)
+    found: list[Step] = []
+    for step in steps:
+        found += _from_patterns(step, made, reads) or [step]
+    return found
+
+
+def _from_patterns(step: Step, made: dict[Register, Step], reads: Counter[Register]) -> list[Step] | None:
+    """The steps in place of one that factors the products of ReLU vectors; None for any other step."""
+    if step.kind != "reduced":
+        return None
+    gram, rows = made.get(step.args[0]), step.args[1]
+    frames, vectors, width = rows.shape
+    if frames > 1 or vectors > MAX_VECTORS or width < MIN_COORDINATES_PER_PATTERN * 2**vectors:
+        return None
+    if gram is None or gram.kind != "gram" or gram.args != (rows, rows) or reads[gram.out] > 1:
+        return None
+    relu = _behind(rows, made, reads, ("reshape",), times=3)  # by the products, twice, and by this step
+    if relu is None or relu.kind != "apply" or content(relu.params["f"]) != content(RELU):
+        return None
+    factors: list[Step] = []
+    normals = _behind(relu.args[0], made, reads, ("reshape", "multiply", "scale"), factors=factors)
+    if normals is None or normals.kind != "normals" or normals.out.size != rows.size:
+        return None
+    shape = (frames, vectors, vectors)
+    drawn = round(width * (vectors / 2 - vectors / 2**vectors)) + 2**vectors - 1 + vectors
+    params = {"key": normals.params["key"], "width": width, "numbers": drawn}
+    words = normals.words.replace("all coordinates", "products of positive parts")
+    steps = [Step("positive", Register(shape), (), params, words, 0)]
+    steps.append(Step("factor", Register(shape), (steps[0].out,), {}, step.words, step.operations))
+    for factor in factors:
+        args = (*(arg for arg in factor.args if arg.size == 1), steps[-1].out)
+        steps.append(Step(factor.kind, Register(shape), args, factor.params, factor.words, steps[0].out.size))
+    last = steps[-1]
+    return [*steps[:-1], Step(last.kind, step.out, last.args, last.params, last.words, last.operations)]
+
+
+def _behind(
+    register: Register,
+    made: dict[Register, Step],
+    reads: Counter[Register],
+    through: Collection[str],
+    times: int = 1,
+    factors: list[Step] | None = None,
+) -> Step | None:
+    """What made an array, through steps of some kinds: shapes, and products with one number, which are collected.
+
+    None if something else reads the array, or one on the way. This one may be read so many times.
+    """
+    size = register.size
+    while True:
+        step = made.get(register)
+        if step is None or reads[register] > times:
+            return None
+        if step.kind not in through:
+            return step
+        arrays = [arg for arg in step.args if arg.size == size]
+        if len(arrays) != 1 or any(arg.shape != (1, 1, 1) for arg in step.args if arg is not arrays[0]):
+            return None
+        if factors is not None and step.kind != "reshape":
+            factors.append(step)
+        register, times = arrays[0], 1

@@ -1,0 +1,440 @@
+"""Outputs of nonlinearities at infinite width, as rows of coordinates: features.
+
+A feature F = φ(u; p) of Gaussian vectors u is its regression on them and a rest orthogonal to them: F = E[F] 1 + β u +
+rest, β = E[φ'] by Stein's lemma. The rests of all features of a frame have a Gram matrix of Gaussian expectations, and
+its triangular factor gives each feature coordinates along the rests before it and one new direction. So, as everywhere
+in the engine, products are sums over directions.
+
+Features that are never asked for a product with a linear vector (or with those of another nonlinearity) need no
+coordinates along it: the shortcut `apart`. A function that the library knows has a formula for its kernel or for its
+conditional means: the shortcut `named`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from operator import or_
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...activations import IDENTITY, Function
+from ...language._vector import Vector
+from .._error import InfiniteError
+from .._ir import Register
+from .._ir_builder import Builder, named
+from ..passes.fuse_nonlinearities import Composed
+from ._bitset import lowest, ranged
+
+Factors = list[tuple[Function, tuple[int, ...]]]  # functions, each of some of the arguments
+Part = tuple[Register, Function, tuple[Register, ...]]  # arguments, a function of them, and its parameters
+
+
+class GradientForm(NamedTuple):
+    """Features as F ⊙ u, with u linear, centred and apart from F."""
+
+    u: int  # the number of u among the arguments
+    rest: Factors  # the factors of F
+    forward: int  # the directions that F is a function of
+    own: int  # those of u
+
+    @property
+    def last(self) -> bool:
+        """Whether u was drawn after all that F is a function of."""
+        return lowest(self.own, self.forward.bit_length()) >= self.forward.bit_length()
+
+
+@dataclass(frozen=True, eq=False)
+class ResidualFeatures:
+    """Functions of Gaussian vectors, in the frames of a group: (frames, k) of them."""
+
+    f: Function
+    arguments: Register  # (frames, k, r, directions)
+    supports: tuple[int, ...]  # of each argument: random directions along which some frame's has coordinates
+    params: tuple[Register, ...]  # (frames, k) each
+    centred: tuple[bool, ...]  # of each argument, whether its mean is 0
+    vectors: tuple[tuple[Vector, npt.NDArray[np.intp]], ...]  # each argument, and its places (frames, k) there
+    rows: Register | None = None  # the coordinates (frames, k, directions) that they have got
+    rests: Any = None  # the component that they are in
+
+    @property
+    def count(self) -> int:
+        """How many there are in a frame."""
+        return self.arguments.shape[1]
+
+    @cached_property
+    def reach(self) -> int:
+        """The directions that they are functions of."""
+        return reduce(or_, self.supports)
+
+    def of(self, factors: Factors) -> int:
+        """The directions that some factors are functions of."""
+        numbers = {number for _, of in factors for number in of if number < len(self.supports)}
+        return reduce(or_, (self.supports[number] for number in numbers), 0)
+
+    def zero(self, factors: Factors) -> bool:
+        """Whether a product of some factors has mean 0 by its structure: a centred Gaussian vector itself."""
+        return len(factors) == 1 and factors[0][0] is IDENTITY and self.centred[factors[0][1][0]]
+
+    @cached_property
+    def slopes(self) -> int:
+        """The directions along which they can have coordinates: those of a factor if no other has mean 0."""
+        parts = [factors for factors, _ in independent(self, None)]
+        zero = [k for k, factors in enumerate(parts) if self.zero(factors)]
+        return reduce(or_, (self.of(factors) for k, factors in enumerate(parts) if not {*zero} - {k}), 0)
+
+    def related(self, other: ResidualFeatures) -> bool:
+        """Whether products with other features can be other than 0."""
+        return not any(
+            (not theirs and self.zero(ours)) or (not ours and other.zero(theirs))
+            for ours, theirs in independent(self, other)
+        )
+
+    def factors(self) -> Factors:
+        """The functions that these are products of, each with the numbers of its arguments (vectors, then scalars)."""
+        if isinstance(self.f, Composed) and self.f.factors:
+            return list(self.f.factors)
+        return [(self.f, tuple(range(len(self.supports) + len(self.params))))]
+
+    @cached_property
+    def gradient(self) -> GradientForm | None:
+        """Features as F ⊙ u, if they are of this form; of several u the one drawn last."""
+        found: list[GradientForm] = []
+        factors = self.factors()
+        for u in [of[0] for f, of in factors if f is IDENTITY and len(of) == 1 and of[0] < len(self.supports)]:
+            rest = [(f, of) for f, of in factors if not (f is IDENTITY and of == (u,))]
+            numbers = {number for _, of in rest for number in of}
+            forward, own = self.of(rest), self.supports[u]
+            vectors = any(number < len(self.supports) for number in numbers)
+            if vectors and u not in numbers and self.centred[u] and len(rest) == len(factors) - 1 and not forward & own:
+                found.append(GradientForm(u, rest, forward, own))
+        return max(found, key=lambda g: lowest(g.own, self.reach.bit_length()), default=None)
+
+    def part(self, build: Builder, factors: Factors) -> Part | None:
+        """Some factors as features: arguments, function and parameters; None if there are no factors."""
+        if not factors:
+            return None
+        vectors = len(self.supports)
+        numbers = sorted({number for _, of in factors for number in of})
+        chosen = [n for n in numbers if n < vectors]
+        params = tuple(self.params[n - vectors] for n in numbers if n >= vectors)
+        if len(factors) == 1 and list(factors[0][1]) == numbers:
+            f = factors[0][0]
+        else:
+            place = {number: k for k, number in enumerate(numbers)}
+            f = Function("product", _Product(tuple((g, tuple(place[n] for n in of)) for g, of in factors)))
+        if not chosen:  # scalars alone: a function of an argument that it does not look at
+            chosen, f = [0], Function(f.name, _Constant(f))
+        return build.taken(self.arguments, np.array(chosen), axis=2), f, params
+
+    def linear(self, build: Builder, factors: Factors, constant: bool) -> tuple[Register, Register]:
+        """Of some factors: their means (frames, k, 1), and coordinates β · u along linear directions."""
+        given = self.part(build, factors)
+        assert given is not None
+        u, (frames, count) = given[0], given[0].shape[:2]
+        found = moments(build, *given, constant)
+        slopes = build.reshape(build.step("part", found, start=1, stop=1 + u.shape[2]), frames, count, 1, u.shape[2])
+        row = build.reshape(build.step("product", slopes, u), frames, count, u.shape[-1])
+        return build.step("part", found, start=0, stop=1), row
+
+    def expected(
+        self, build: Builder, ours: Factors, other: ResidualFeatures, theirs: Factors, constant: bool, words: str
+    ) -> Register:
+        """E[f(u_i) g(v_j)] of some factors and those of others, (frames, i, j); of one alone its mean."""
+        left, right = self.part(build, ours), other.part(build, theirs)
+        if left is None or right is None:
+            side = left or right
+            assert side is not None
+            mean = build.step("part", moments(build, *side, constant), start=0, stop=1)
+            return mean if left else build.step("transposed", mean)
+        (u, f, p), (v, g, q) = left, right
+        return kernel(build, (u, f, p), (v, g, q), constant, f"E[{named(f)} {named(g)}] for {words}")
+
+
+@dataclass(eq=False)
+class ResidualBasis:
+    """The features of one component of a frame so far, and the factor of the Gram matrix of their rests."""
+
+    features: list[ResidualFeatures] = field(default_factory=list)
+    along: list[Register] = field(default_factory=list)  # of each: the coordinates along linear directions
+    factor: Register | None = None  # (frames, K, K)
+    places: list[int] = field(default_factory=list)  # the directions of the rests
+
+    def add(
+        self, build: Builder, new: ResidualFeatures, old: int, linear: bool, constant: bool, words: str
+    ) -> Register:
+        """The coordinates (frames, k, directions) of new features: along the old directions, and one more for each.
+
+        `linear`: products with linear vectors are asked for. `constant`: (1, …, 1) is the first direction.
+        """
+        frames, count = new.arguments.shape[0], new.count
+        if linear and new.slopes:
+            along = _regression(build, new, constant, old)
+        else:
+            along = build.constant(np.zeros((frames, count, old)))
+        whole = _kernel(build, new, new, constant, words)
+        block = _less(build, whole, along, along) if linear else whole
+        rows = along
+        if self.factor is None:
+            fresh = self.factor = build.step("residual", block, whole, words=f"coordinates of {words}")
+        else:
+            cross = []
+            for earlier, part in zip(self.features, self.along, strict=True):
+                if not new.related(earlier):
+                    cross.append(build.constant(np.zeros((frames, count, earlier.count))))
+                    continue
+                both = _kernel(build, new, earlier, constant, words)
+                cross.append(_less(build, both, along, build.fitted(part, old)) if linear else both)
+            below = build.step("solve", self.factor, build.step("join", *cross, axis=2))
+            fresh = build.step("residual", _less(build, block, below, below), whole, words=f"coordinates of {words}")
+            size = self.factor.shape[-1]
+            above = build.step("pad", self.factor, before=0, after=count)
+            self.factor = build.step("join", above, build.step("join", below, fresh, axis=2), axis=1)
+            place = np.full(old, size)  # of each direction among the rests; the last is a 0
+            place[self.places] = np.arange(size)
+            spread = build.step("take", build.step("pad", below, before=0, after=1), places=place, axis=2)
+            rows = build.step("add", rows, spread)
+        self.places += range(old, old + count)
+        self.features.append(new)
+        self.along.append(along)
+        return build.step("join", rows, fresh, axis=2)
+
+
+def _less(build: Builder, gram: Register, a: Register, b: Register) -> Register:
+    """A Gram matrix less the products of rows."""
+    return build.step("add", gram, build.step("scale", build.step("gram", a, b), by=-1.0))
+
+
+def _kernel(build: Builder, x: ResidualFeatures, y: ResidualFeatures, constant: bool, words: str) -> Register:
+    """E[F_i F'_j]: a product over the parts of the factors that are independent of each other."""
+    if type(x) is ResidualFeatures and type(y) is not ResidualFeatures:  # those with rules of their own come first
+        return build.step("transposed", _kernel(build, y, x, constant, words))
+    sets = independent(x, y)
+    return build.fold("multiply", (x.expected(build, ours, y, theirs, constant, words) for ours, theirs in sets))
+
+
+def kernel(build: Builder, left: Part, right: Part, constant: bool, words: str = "") -> Register:
+    """E[f(u_i) g(v_j)], (frames, i, j)."""
+    (u, f, p), (v, g, q) = left, right
+    width = max(u.shape[-1], v.shape[-1])
+    return build.step(
+        "kernel", build.fitted(u, width), build.fitted(v, width), *p, *q, words=words, f=f, g=g, given=len(p),
+        constant=constant, made=(u.shape[0], u.shape[1], v.shape[1]),
+    )  # fmt: skip
+
+
+def moments(build: Builder, u: Register, f: Function, params: Sequence[Register], constant: bool) -> Register:
+    """E[f(u_i)], then the coefficients of the regression on the arguments, (frames, i, 1 + r)."""
+    made = (*u.shape[:2], 1 + u.shape[2])
+    return build.step("moments", u, *params, made=made, f=f, constant=constant)
+
+
+def _regression(build: Builder, new: ResidualFeatures, constant: bool, directions: int) -> Register:
+    """E[F] along (1, …, 1) and β · u along the rest, (frames, k, directions): of each set, times the others' means."""
+    found = [new.linear(build, factors, constant) for factors, _ in independent(new, None)]
+    means = [mean for mean, _ in found]
+    rows = (build.fold("multiply", [row, *means[:k], *means[k + 1 :]]) for k, (_, row) in enumerate(found))
+    total = build.fitted(build.fold("add", rows), directions)
+    if constant:  # the first direction: the mean itself, in place of β times the means of the arguments
+        rest = build.step("part", total, start=1, stop=directions)
+        total = build.step("join", build.fold("multiply", means), rest, axis=2)
+    return total
+
+
+def independent(x: ResidualFeatures, y: ResidualFeatures | None) -> list[tuple[Factors, Factors]]:
+    """The factors of x, and of y, in sets that have no direction in common; by structure, not by drawn numbers."""
+    sets: list[tuple[int, Factors, Factors]] = []
+    for side, features in enumerate((x,) if y is None else (x, y)):
+        for factor in features.factors():
+            reach = features.of([factor])
+            ours, theirs = ([], [factor]) if side else ([factor], [])
+            apart, attached, alone = [], False, not reach
+            for other in sets:
+                # a factor that is not random goes with any one of the others
+                if other[0] & reach or not other[0] or (alone and not attached):
+                    attached = True
+                    reach, ours, theirs = reach | other[0], other[1] + ours, other[2] + theirs
+                else:
+                    apart.append(other)
+            sets = [*apart, (reach, ours, theirs)]
+    return [(ours, theirs) for _, ours, theirs in sets]
+
+
+# Functions made of others, as classes: steps of a plan are equal if these are
+
+
+@dataclass(frozen=True)
+class _Unnamed:
+    """What a function computes, and nothing else that is known of it."""
+
+    f: Callable[..., Any]
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.f(*arguments)
+
+
+def unnamed(f: Function) -> Function:
+    """The same function, as one that nothing is known of."""
+    if isinstance(f, Composed):
+        return Composed(f.name, _Unnamed(f.f), factors=tuple((unnamed(g), of) for g, of in f.factors))
+    return Function(f.name, _Unnamed(f.f))
+
+
+@dataclass(frozen=True)
+class _Product:
+    """The product of functions, each of some of the arguments."""
+
+    factors: tuple[tuple[Function, tuple[int, ...]], ...]
+
+    def __call__(self, *arguments: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        made = 1.0
+        for f, numbers in self.factors:
+            made = made * f(*(arguments[k] for k in numbers))
+        return made  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """A function of parameters alone, with an argument in front."""
+
+    f: Function
+
+    def __call__(self, u: npt.NDArray[np.float64], *params: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return self.f(*params) + 0.0 * u  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class _Times:
+    """x^p ψ(x), and further arguments of ψ."""
+
+    power: int
+    f: Function
+
+    def __call__(self, x: Any, *params: Any) -> Any:
+        return x**self.power * self.f(x, *params)
+
+
+def times(f: Function, power: int) -> Function:
+    """The function x^p ψ(x)."""
+    return f if power == 0 else Function(f"x^{power} {f.name}", _Times(power, f), breaks=f.breaks)
+
+
+def _one(x: Any) -> Any:
+    return 1.0 + 0.0 * x
+
+
+ONE = Function("1", _one)
+
+
+Side = tuple[Register | None, Part]  # e_a or none, and a function of one argument
+
+
+@dataclass(frozen=True, eq=False)
+class SourceTimesFeature(ResidualFeatures):
+    """The functions e_a F_l for all a and l, in this order: features F ⊙ u, with a block of sources e in place of u."""
+
+    u: int = 0  # the number of u among the arguments
+    start: int = 0  # of the directions of e
+    stop: int = 0
+    directions: int = 0  # of the frame
+
+    @property
+    def count(self) -> int:
+        """How many there are in a frame."""
+        return (self.stop - self.start) * self.arguments.shape[1]
+
+    @property
+    def words(self) -> str:
+        """The names of their factors."""
+        return "e " + " ".join(f.name for f, of in self.factors() if self.u not in of)
+
+    def linear(self, build: Builder, factors: Factors, constant: bool) -> tuple[Register, Register]:
+        """The means of a set and its coordinates along linear directions, E[e_a F_l x] if e is in it."""
+        e, (u, f, params) = _side(build, self, factors)
+        if e is None:
+            mean, row = super().linear(build, factors, constant)
+            return self._spread(build, mean, 1), self._spread(build, build.fitted(row, self.directions), 1)
+        means = [
+            build.step("part", moments(build, u, times(f, power), params, False), start=0, stop=1) for power in (0, 2)
+        ]
+        rows = build.reshape(build.fitted(u, self.directions), *u.shape[:2], self.directions)
+        along = build.step("tilted_means", e, rows, *means, words=f"E[e {named(f)}(g) e']")
+        return _tilted(build, (e, (u, f, params)), (None, _one_of(build, u.shape[0], 1, u.shape[-1])), "a mean"), along
+
+    def expected(
+        self, build: Builder, ours: Factors, other: ResidualFeatures, theirs: Factors, constant: bool, words: str
+    ) -> Register:
+        """E[e_a F_l F'_j]."""
+        if not (_of_one(self, ours) and _of_one(other, theirs)):
+            raise InfiniteError("gradients behind a nonlinearity of several vectors, at width inf")
+        left, right = _side(build, self, ours), _side(build, other, theirs)
+        if left[0] is not None:
+            found = _tilted(build, left, right, words)
+        elif right[0] is not None:
+            found = build.step("transposed", _tilted(build, right, left, words))
+        else:
+            found = super().expected(build, ours, other, theirs, constant, words)
+        found = self._spread(build, found, 1)
+        return other._spread(build, found, 2) if isinstance(other, SourceTimesFeature) else found
+
+    def e(self, build: Builder) -> Register:
+        """The sources, (frames, A, directions)."""
+        rows = np.eye(self.stop - self.start, self.directions, self.start)
+        return build.constant(np.broadcast_to(rows, (self.arguments.shape[0], *rows.shape)))
+
+    def _spread(self, build: Builder, found: Register, axis: int) -> Register:
+        """What was found for all l, for all a and l."""
+        count = self.arguments.shape[1]
+        if found.shape[axis] != count:  # already so, or one number for all
+            return found
+        return build.taken(found, np.tile(np.arange(count), self.stop - self.start), axis=axis)
+
+
+def tilted(feature: ResidualFeatures, start: int, stop: int, directions: int) -> SourceTimesFeature:
+    """The functions e_a F_l, for features F ⊙ u and the sources e along these directions."""
+    assert feature.gradient is not None
+    u = feature.gradient.u
+    supports, centred = list(feature.supports), list(feature.centred)
+    supports[u], centred[u] = ranged(start, stop), True
+    return SourceTimesFeature(
+        feature.f, feature.arguments, tuple(supports), feature.params, tuple(centred), (), rests=feature.rests,
+        u=u, start=start, stop=stop, directions=directions,
+    )  # fmt: skip
+
+
+def simple(x: ResidualFeatures, y: ResidualFeatures) -> bool:
+    """Whether each set of independent factors of two features has functions of one argument a side, beside e."""
+    return all(_of_one(x, ours) and _of_one(y, theirs) for ours, theirs in independent(x, y))
+
+
+def _of_one(x: ResidualFeatures, factors: Factors) -> bool:
+    e = {x.u} if isinstance(x, SourceTimesFeature) else set()
+    return len({number for _, of in factors for number in of if number < len(x.supports)} - e) <= 1
+
+
+def _side(build: Builder, x: ResidualFeatures, factors: Factors) -> Side:
+    """The factors of features that lie in a set; without any function, the function 1 of an argument that is 0."""
+    e = None
+    if isinstance(x, SourceTimesFeature):
+        rest = [(f, of) for f, of in factors if x.u not in of]
+        e, factors = x.e(build) if len(rest) < len(factors) else None, rest
+    frames, count, _, directions = x.arguments.shape
+    return e, x.part(build, factors) or _one_of(build, frames, 1 if e is None else count, directions)
+
+
+def _one_of(build: Builder, frames: int, count: int, directions: int) -> Part:
+    return build.constant(np.zeros((frames, count, 1, directions))), ONE, ()
+
+
+def _tilted(build: Builder, left: Side, right: Side, words: str) -> Register:
+    """E[e_a ψ(g_l) e'_b χ(h_m)], (frames, A k, B m), with or without e'."""
+    (e, (x, f, p)), (other, (y, g, q)) = left, right
+    pairs = ((1, 0), (0, 1)) if other is None else ((2, 0), (1, 1), (0, 2), (0, 0))
+    kernels = [kernel(build, (x, times(f, i), p), (y, times(g, j), q), False) for i, j in pairs]
+    rows = [build.reshape(a, *a.shape[:2], a.shape[-1]) for a in (e, x, y, other) if a is not None]
+    width = max(a.shape[-1] for a in rows)
+    rows = [build.fitted(a, width) for a in rows]
+    return build.step("tilted", *rows, *kernels, rows=len(rows), words=f"E[e {named(f)}(g) …] for {words}")

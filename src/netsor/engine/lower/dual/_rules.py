@@ -1,0 +1,329 @@
+"""Scores at infinite width: the ε parts of products whose parts of order 1 are 0, or a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ....activations import Function
+from ....language._array import Operation
+from ....language._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
+from ....language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Root, Take
+from ....language._rotary import Rotate
+from ....language._scalar import Scalar
+from ....language._score import rsqrt
+from ....language._vector import Vector
+from ..._error import ExactError
+from ..._ir import Register
+from ...passes._operations import AdjointCorrection, Coefficients, Fuse, Span
+from ...passes.simplify import vanishing
+from .._bitset import bits, marks
+from .._fluctuation_covariances import unknown_pairs
+from .._inner_products import paired_products, products, turned_scores
+from .._linear import LINEAR, apply_linear, fitted, parts_of, propagate_support, taken
+from .._residual_features import GradientForm, ResidualFeatures
+from .._state import Bools, Fluctuation, State
+from .._structural_zeros import combined, structural_nonzero, supports_intersect, supports_intersect_within
+from ..frames import InfiniteWidthFrame
+from ._parts import Dual, guards_of, made_of, none, not_known, span
+
+
+def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
+    """A ratio of widths that vanishes is an ε part and nothing else."""
+    known = vanishing(op, dual.s.facts.bound)
+    assert known is not None
+    width, number = known
+    some = np.ones(value.shape, dtype=bool)
+    return Fluctuation(dual.s.build.constant(np.asarray(number)), some, ~some, (width.name, width.factor))
+
+
+def _dot(dual: Dual, value: Scalar, op: Dot) -> Fluctuation:
+    if op.power != 1 or op.x not in dual.s.facts.limits:
+        return not_known(dual, value, op)
+    found = dual.product(op.x, op.y, value.ndim)
+    if found.part is None:
+        return found
+    return replace(found, part=dual.s.build.step("scale", found.part, by=1 / dual.s.norm(op.x) ** 2))
+
+
+def _along(dual: Dual, value: Scalar, op: Coefficients) -> Fluctuation:
+    """Coefficients along directions: known where they are 0 at order 1 by structure."""
+    s, x, y = dual.s, op.x, op.y
+    if x not in s.facts.limits:
+        return not_known(dual, value, op)
+    found, cross = dual.product(x, y, value.ndim), ~structural_nonzero(s, value)
+    cross &= np.tri(x.shape[-1], y.shape[-1], y.shape[-1] - x.shape[-1], dtype=bool)
+    part = None
+    if found.part is not None and cross.any():
+        part = s.build.step("multiply", found.part, s.build.constant(cross / s.norm(x) ** 2))
+    return Fluctuation(part, cross & found.support, structural_nonzero(s, value) | (cross & found.unknown), found.unit)
+
+
+def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
+    s, build = dual.s, dual.s.build
+    if op.g not in s.facts.limits:
+        return not_known(dual, value, op)
+    given = dual.product(op.g, op.b, value.ndim)
+    terms, unknown, support = [], given.unknown, given.support
+    if given.part is not None:
+        terms.append(build.step("scale", given.part, by=-1 / s.norm(op.g) ** 2))
+    both = op.gain / (s.norm(op.d) * s.norm(op.g))
+    if op.d in s.facts.limits:
+        wanted = dual.product(op.d, op.u, value.ndim)
+        unknown, support = unknown | wanted.unknown, support | wanted.support
+        if wanted.part is not None:
+            terms.append(build.step("scale", wanted.part, by=both))
+    else:
+        support = np.ones(value.shape, dtype=bool)
+        terms.append(build.step("scale", products(s, op.d, op.u, value.ndim, "⟨W^T b, d⟩"), by=both))
+    guards = guards_of(dual, op.d, op.u) if op.d in s.facts.limits else []
+    if made_of(op.d, op.u):  # W of what was left over is not among the directions, and W^T would act on it
+        guards += guards_of(dual, op.b)
+    return Fluctuation(dual.sum(terms), support, unknown, dual.unit(op.g), None, tuple(guards))
+
+
+def _take(dual: Dual, value: Scalar, op: Take) -> Fluctuation:
+    given = dual[op.x]
+    part = None if given.part is None else taken(dual.s, given.part, op.x.ndim, op.flat)
+    return Fluctuation(part, given.support.ravel()[op.flat], given.unknown.ravel()[op.flat], given.unit)
+
+
+def _join(dual: Dual, value: Scalar, op: Join) -> Fluctuation:
+    parts = [dual[p] for p in op.parts]
+    units = {p.unit for p in parts if p.support.any()}
+    support, unknown = (np.concatenate([getattr(p, name) for p in parts]) for name in ("support", "unknown"))
+    if len(units) > 1:
+        return Fluctuation(None, np.zeros_like(support), unknown | support)
+    if not units:
+        return Fluctuation(None, support, unknown)
+    build = dual.s.build
+    numbers = [p.part or build.constant(np.zeros(p.support.shape)) for p in parts]
+    return Fluctuation(build.step("join", *numbers, axis=0), support, unknown, units.pop())
+
+
+def _slope(f: Function) -> Callable[[Any], Any] | None:
+    """The derivative of a function of one scalar, if it is one that norms are made of."""
+    if f is INVERSE:
+        return lambda x: -1.0 / (x * x)
+    if isinstance(f.f, partial) and f.f.func is rsqrt:
+        eps = f.f.keywords["eps"]
+        return lambda x: -0.5 * rsqrt(x, eps) ** 3
+    return None
+
+
+def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
+    """f(p0 + ε p1) = f(p0) + ε f'(p0) p1, for sums, products and reciprocal roots; of other functions, not known."""
+    s, build, f, scalars = dual.s, dual.s.build, op.f, op.scalars
+    given = [dual[p] for p in scalars]
+    if not any(p.support.any() or p.unknown.any() for p in given):
+        return none(dual, value, op)
+    slope = _slope(f)
+    if slope is not None and given[0].part is not None:
+        by = build.step("apply", s.scalars[scalars[0]], made=value.shape, f=slope, shape=value.shape)
+        return replace(given[0], part=build.step("multiply", by, given[0].part))
+    units = {p.unit for p in given if p.support.any()}
+    linear, bilinear = f in (ADD, SUBTRACT, SUM, MEAN), f in (MULTIPLY, MATMUL)
+    support = unknown = np.zeros(value.shape, dtype=bool)
+    if not (linear or bilinear) or len(units) > 1:
+        alone = len(given) == 1 and not op.axes
+        return Fluctuation(
+            None, support, given[0].support | given[0].unknown if alone else structural_nonzero(s, value)
+        )
+    terms, leading = [], max(p.ndim for p in scalars)
+    for k, p in enumerate(given):  # one argument changes, the others stay; in a sum they do not count
+        others = [np.zeros(r.shape, dtype=bool) if linear else structural_nonzero(s, r) for r in scalars]
+        changes = [[*others[:k], marks, *others[k + 1 :]] for marks in (p.support, p.unknown)]
+        support, unknown = support | combined(value, changes[0]), unknown | combined(value, changes[1])
+        if p.part is not None:
+            arrays = [build.constant(np.zeros(r.shape)) if linear else s.scalars[r] for r in scalars]
+            arrays[k] = p.part
+            arrays = [s.lined(a, r.ndim, leading) for a, r in zip(arrays, scalars, strict=True)]
+            terms.append(build.step("apply", *arrays, made=value.shape, f=f, shape=value.shape))
+    return Fluctuation(dual.sum(terms), support, unknown, units.pop() if units else None)
+
+
+SCALARS: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
+    Constant: none,
+    Normal: none,
+    Root: _root,
+    Dot: _dot,
+    Coefficients: _along,
+    AdjointCorrection: _adjoint,
+    Apply: _apply,
+    Take: _take,
+    Join: _join,
+}
+
+
+def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
+    """W of orthonormal vectors is standard and isotropic, to all orders; of others, a factor C has an ε part.
+
+    That can be other than 0 where C is 0 at order 1: along the directions of all the vectors that W acts on.
+    """
+    if isinstance(op.x.op, Span):
+        return none(dual, value, op)
+    some = dual.s.support(value)
+    each = some.reshape(op.weight.members.size, -1, *some.shape[-2:])
+    every = np.broadcast_to(each.any(axis=1, keepdims=True), each.shape).reshape(some.shape)
+    return Fluctuation(None, np.zeros_like(every), every)
+
+
+def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
+    """A change of its arguments shows along the arguments, and along all functions of them."""
+    given = [dual[x] for x in op.inputs]
+    if not any(f.support.any() or f.unknown.any() for f in given):
+        return none(dual, value, op)
+    reached = _reached(dual, value, dual.s.support(value))
+    return Fluctuation(None, np.zeros_like(reached), reached)
+
+
+def _reached(dual: Dual, value: Vector, support: Bools) -> Bools:
+    s = dual.s
+    found = support.copy().reshape(-1, support.shape[-1])
+    for group in s.groups_of(value):
+        frame = s.frames[group]
+        if not isinstance(
+            frame, InfiniteWidthFrame
+        ):  # values at nodes: no direction of theirs is apart from the others
+            found[group.positions[value].ravel()] = True
+            continue
+        own = next(b.feature for b in frame.blocks if b.feature is not None and b.number[:2] == s.facts.number[value])
+        # ⟨e, F ⊙ u⟩ has a rule of its own for a change of u, and a change of F does not show in it
+        form = own.gradient
+        beside = _beside(dual, own, frame)
+        shown = own.reach | beside if form is None else form.own
+        for block in frame.blocks:
+            if block.feature is not None:
+                shown &= ~block.bits
+                if own.related(block.feature) or _shows(block.feature, beside, form):
+                    shown |= block.bits
+        found[group.positions[value].ravel()] |= marks(shown, support.shape[-1])
+    return found.reshape(support.shape)
+
+
+def _beside(dual: Dual, own: ResidualFeatures, frame: InfiniteWidthFrame) -> int:
+    """Directions of ε parts of arguments (but for u) that no argument has at order 1: b of φ(g + ε b) ≈ φ + ε φ'(g) b.
+
+    Of features among these, also what they are functions of.
+    """
+    found = 0
+    for number, (vector, places) in enumerate(own.vectors):
+        if own.gradient is None or number != own.gradient.u:
+            part = dual[vector]
+            flat = (part.support | part.unknown).reshape(-1, part.support.shape[-1])
+            found |= bits(flat[places.ravel()] if len(flat) > 1 else flat)
+    found &= ~own.reach
+    for block in frame.blocks:
+        if block.feature is not None and found & block.bits:
+            found |= block.feature.reach
+    return found
+
+
+def _shows(other: ResidualFeatures, beside: int, form: GradientForm | None) -> bool:
+    """Whether φ'(g) b has products with other features: functions of b; of b and u, if φ = F ⊙ u."""
+    return bool(other.reach & beside) and (form is None or bool(other.reach & form.own))
+
+
+def _linear(dual: Dual, value: Vector, op: Operation) -> Fluctuation:
+    """(a0 + ε a1) (x0 + ε x1) = a0 x0 + ε (a0 x1 + a1 x0), and the same for marks."""
+    s, (vectors, by) = dual.s, parts_of(value)
+    given, leads = [dual[x] for x in vectors], [s.vectors[x].lead for x in vectors]
+    some = None if by is None else structural_nonzero(s, by)
+    support = propagate_support(s, value, [f.support for f in given], some)
+    unknown = propagate_support(s, value, [f.unknown for f in given], some)
+    terms = []
+    if any(f.part is not None for f in given):
+        parts = [f.part or s.build.constant(np.zeros(x.shape)) for f, x in zip(given, leads, strict=True)]
+        terms.append(apply_linear(s, value, parts, None if by is None else s.scalars[by]))
+    if by is not None:
+        supports = [s.support(x) for x in vectors]
+        small = dual.converted(dual[by], dual.unit(value))
+        unknown = _either(unknown, propagate_support(s, value, supports, small.unknown))
+        if small.part is not None and small.support.any():
+            support = _either(support, propagate_support(s, value, supports, small.support))
+            terms.append(apply_linear(s, value, leads, small.part))
+    return Fluctuation(dual.sum(terms), support, unknown)
+
+
+def _either(a: Bools, b: Bools) -> Bools:
+    shape = np.broadcast_shapes(a.shape[:-1], b.shape[:-1])
+    width = max(a.shape[-1], b.shape[-1])
+    return np.asarray(fitted(a, (*shape, width)) | fitted(b, (*shape, width)))
+
+
+VECTORS: dict[type[Operation], Callable[[Dual, Any, Any], Fluctuation]] = {
+    Gaussian: none,
+    Data: none,
+    MatMul: _matmul,
+    Fuse: not_known,
+    Nonlin: _nonlin,
+    Rotate: lambda dual, value, op: dual[op.x],
+    Span: span,
+    **dict.fromkeys(LINEAR, _linear),
+}
+
+
+SUM_RTOL = 1e-12  # relative to the size of its terms: a sum of known numbers that is smaller is 0
+
+
+def score(s: State, value: Scalar, op: Dot) -> Register:
+    """n^(−1/2) ⟨x_i, y_j⟩ at infinite width."""
+    x, y = op.x, op.y
+    _check_order(s, value, x, y)
+    turned = turned_scores(s, value, x, y)
+    if turned is None:
+        return s.build.step("scale", order_epsilon(s, value, x, y), by=1 / s.norm(x))
+    dual = Dual(s, VECTORS, SCALARS)
+    first, second = (found.support | found.unknown for found in (dual[x], dual[y]))
+    seen = supports_intersect_within(x, first, y, s.support(y), value.ndim) | supports_intersect_within(
+        x, s.support(x), y, second, value.ndim
+    )
+    _refuse(s, value, x, y, seen | unknown_pairs(s, x, y, value.ndim, dual.__getitem__))
+    return turned
+
+
+def order_epsilon(s: State, value: Scalar, x: Vector, y: Vector) -> Register:
+    """The ε part of products of which the part of order 1 is 0, summed over blocks."""
+    _check_order(s, value, x, y)
+    found = Dual(s, VECTORS, SCALARS).product(x, y, value.ndim)
+    _refuse(s, value, x, y, found.unknown)
+    made = s.build.constant(np.zeros(value.shape)) if found.part is None else found.part
+    return s.build.fold("add", [made, *(s.lined(guard, 0, value.ndim) for guard in found.guards)])
+
+
+def _check_order(s: State, value: Scalar, x: Vector, y: Vector) -> None:
+    """A product of order 1 is no score: it must be 0 for each term by itself, or for known numbers as a sum."""
+    if not all(s.frames[group].scores for v in (x, y) for group in s.groups_of(v)):
+        raise ExactError(
+            value, "a score in a space where a nonlinearity acts on a mixture of another's outputs, at width inf"
+        )
+    if not (supports_intersect(s, x, y, value.ndim) & s.facts.asked[value]).any():
+        return
+    numbers = [s.vectors[v].lead.value for v in (x, y)]
+    if all(known is not None for known in numbers):
+        first, second = (s.build.constant(np.abs(np.asarray(known))[0]) for known in numbers)
+        size = np.asarray(paired_products(s, first, second, x, y, value.ndim).value)
+        made = np.abs(np.asarray(products(s, x, y, value.ndim, "").value))
+        if ((made <= SUM_RTOL * size) | ~s.facts.asked[value]).all():
+            return
+    raise ExactError(value, "a score of factors that share a source, or a mean, diverges or has no known law as n → ∞")
+
+
+def _refuse(s: State, value: Scalar, x: Vector, y: Vector, unknown: Bools) -> None:
+    wrong = unknown & s.facts.asked[value]
+    if wrong.any():  # of factors that are not 0 at every width
+        from ....language._linear_expansion import Expansion  # scipy.sparse is slow to import, and seldom needed
+
+        rows = Expansion(s.facts.values).rows
+        for v, places in ((x, np.s_[..., :, None]), (y, np.s_[..., None, :])):
+            wrong = wrong & (np.diff(rows[v].indptr) > 0).reshape(v.shape)[places]
+    if wrong.any():
+        raise ExactError(
+            value,
+            "a score of two vectors that met nonlinearities or have means, of one with what it is a function of, or of "
+            "one with what other scores say of it, has no known law as n → ∞",
+        )

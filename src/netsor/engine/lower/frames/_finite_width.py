@@ -1,0 +1,158 @@
+"""Frames that grow: chosen at finite width where Gram matrices are all that is asked (theory, "Gram of the sources").
+
+A standard isotropic vector of R^m has coordinates (N(0,1), …, N(0,1), χ_{m−d}) in a frame of d earlier directions, the
+last along a new direction of its own (Bartlett); once d = m the frame is full and there are m normal coordinates and no
+χ. Frames of whole coordinates become such frames when they are turned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..._ir import Register
+from ..._ir_builder import Builder
+from ..._rng_keys import CHI, COORDINATES, CROSS, ORIENTATION, ORIENTATION_CHI, OWN
+from .._components import FrameBatch, Number
+from ._frame import Frame, of_each, spanned
+
+
+class BartlettFrame(Frame):
+    """Frames whose directions come from their vectors; `picked` are the coordinates α that outputs ask for."""
+
+    loosens = True
+
+    def __init__(self, group: FrameBatch, build: Builder, picked: Sequence[int]) -> None:
+        super().__init__(group, build, int(group.constant), math.sqrt(group.width) if group.constant else None)
+        self.picked = picked
+        self.oriented: Register | None = None  # the coordinates of each direction that are asked for, as far as known
+        self.asked = 0  # how often the frame was oriented
+
+    def grow(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
+        """Bartlett's coordinates of new isotropic vectors."""
+        frames, d, build, key = self.group.frames, self.directions, self.build, number
+        new = 0 if leaf else min(sources, int(self.group.width) - d)
+        cross = build.draw("normals", (*key, CROSS, 0), (frames, sources, d), f"{words}: along the frame")
+        if new == 0:
+            return cross
+        self.directions += new
+        freedom = self.group.width - d - np.arange(new)
+        chi = build.draw("chi", (*key, CHI, 0), (frames, new), f"{words}: norms outside the frame", freedom=freedom)
+        return self._triangle(cross, chi, (*key, OWN, 0), f"{words}: along each other")
+
+    def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
+        """Directions that span the vectors, from their coordinates: what is small beside others keeps its digits."""
+        build, given = self.build, with_ones(self, rows, first)
+        vectors = build.step("join", *given, axis=1)
+        known = self.coordinates() if outputs else None
+        basis, made = spanned(self, vectors, first)
+        along = None if known is None else build.step("gram", known, basis)
+        return turned(self, self.picked, made, given, along, self.asked, first)
+
+    def coordinates(self) -> Register:
+        """The frame is uniformly oriented.
+
+        The coordinates asked for are those of unit vectors along the directions. For one unit vector the coordinates
+        along the unknown directions and the complement of the frame lie on a sphere; its radius is what the known ones
+        leave of 1. For several, they are uniform among those that keep the vectors orthonormal.
+        """
+        frames, d, build, count = self.group.frames, self.directions, self.build, len(self.picked)
+        known = self.oriented
+        if known is None:
+            means = bool(self.group.constant)
+            known = build.constant(np.full((frames, count, int(means)), self.group.width**-0.5))
+        unknown = d - known.shape[-1]
+        if unknown:
+            self.asked += 1
+            key, several = (2**20, self.asked, self.group.number), "s" if count > 1 else ""
+            words = f"the first coordinate{several} of each direction"
+            point = build.draw("normals", (*key, ORIENTATION, 0), (frames, count * unknown), words)
+            pieces = [known, build.reshape(point, frames, count, unknown)]
+            rest = min(count, int(self.group.width) - d)
+            if rest:  # outside of the frame: Bartlett's triangle
+                freedom = self.group.width - d - np.arange(rest)
+                chi = build.draw("chi", (*key, ORIENTATION_CHI, 0), (frames, rest), words, freedom=freedom)
+                outside = build.constant(np.zeros((frames, count, 0)))
+                pieces.append(self._triangle(outside, chi, (*key, ORIENTATION, 1), words))
+            known = build.step("sphere" if count == 1 else "spheres", *pieces)
+        self.oriented = known
+        return known
+
+    def _triangle(self, cross: Register, chi: Register, key: tuple[int, ...], words: str) -> Register:
+        """Bartlett's rows: coordinates along known directions, normals along those of earlier rows, and norms χ."""
+        build, (frames, count, d), new = self.build, cross.shape, chi.shape[-1]
+        if d == 0 and count == 1:
+            return build.reshape(chi, frames, 1, 1)
+        below = np.tri(count, new, -1, dtype=bool)
+        own = build.draw("normals", key, (frames, int(below.sum())), words)
+        start, end = count * d, count * d + own.shape[-1]
+        places = np.full((count, d + new), end + new)  # the last is a 0
+        places[:, :d] = np.arange(start).reshape(count, d)
+        places[:, d:][below] = np.arange(start, end)
+        places[range(new), range(d, d + new)] = np.arange(end, end + new)
+        flat = build.reshape(cross, frames, start)
+        return build.step("triangle", flat, own, chi, places=places.ravel(), shape=(count, d + new))
+
+
+def with_ones(frame: Frame, rows: Sequence[Register], first: int = 0) -> list[Register]:
+    """Vectors of a frame that is turned from `first` on, and (1, …, 1) if it changes, (frames, vectors, directions)."""
+    build, given = frame.build, list(rows)
+    if frame.constant is not None and frame.constant.shape[-1] > first:
+        wide = build.fitted(frame.constant, frame.directions)
+        given.append(build.reshape(wide, frame.group.frames, 1, frame.directions))
+    return given
+
+
+def turned(
+    frame: Frame,
+    picked: Sequence[int],
+    made: Register,
+    given: Sequence[Register],
+    along: Register | None,
+    asked: int,
+    first: int = 0,
+) -> tuple[Frame, list[Register]]:
+    """The frame that spans given vectors, with their coordinates `made`; and those of each for itself.
+
+    `along` are the coordinates asked for of each new direction; directions before `first` are not new.
+    """
+    build = frame.build
+    new = BartlettFrame(frame.group, build, picked)
+    new.directions, new.oriented, new.asked = made.shape[-1], along, asked
+    parts = of_each(build, made, given)
+    new.constant = frame.constant
+    if frame.constant is not None and frame.constant.shape[-1] > first:
+        new.constant = build.reshape(parts.pop(), frame.group.frames, new.directions)
+    return new, parts
+
+
+class StandardBasis(Frame):
+    """Frames whose directions are the coordinates of the space; `picked` are those that outputs ask for."""
+
+    standard = True
+
+    def __init__(self, group: FrameBatch, build: Builder, picked: Sequence[int]) -> None:
+        super().__init__(group, build, int(group.width), 1.0 if group.constant else None)
+        self.picked = picked
+
+    def grow(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
+        """All coordinates of new sources are normal."""
+        shape = self.group.frames, sources, self.directions
+        key = (*number, COORDINATES, 0)
+        return self.build.draw("normals", key, shape, f"{words}: all coordinates")
+
+    def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
+        """A frame that spans the vectors: there are many coordinates, so by the products where these tell enough."""
+        build, given = self.build, with_ones(self, rows)
+        vectors = build.step("join", *given, axis=1)
+        gram = build.step("gram", vectors, vectors, words="products of the vectors still in use")
+        made = build.step("reduced", gram, vectors, words="turn the frame to span them")
+        along = build.step("oriented", made, vectors, self.coordinates()) if outputs else None
+        return turned(self, self.picked, made, given, along, 0)
+
+    def coordinates(self) -> Register:
+        """Each is the coordinate along one direction."""
+        rows = (np.arange(self.directions) == np.reshape(self.picked, (-1, 1))) * 1.0
+        return self.build.constant(np.broadcast_to(rows, (self.group.frames, *rows.shape)))

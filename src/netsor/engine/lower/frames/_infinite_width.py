@@ -1,0 +1,232 @@
+"""Frames at infinite width: one direction a source, chosen wherever no nonlinearity acts on another's outputs.
+
+Divided by √m and with m → ∞, a source has coordinate 1 along its own direction and N(0,1)/√m along every other: so
+coordinates are of order 1, and a score, a product of order 1/√m, is Σ_ab x_a N_ab y_b with N_ab the normals of pairs of
+directions (theory, "Infinite width as arithmetic over dual numbers"; see `dual`). Outputs of nonlinearities have
+directions of their own (see `_residual_features`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..._expectation_ops import NODES, gaussian_nodes
+from ..._ir import Register
+from ..._ir_builder import Builder, named
+from ..._rng_keys import CROSS, OWN
+from .._bitset import bits, ranged
+from .._bitset import marks as marks_of
+from .._components import FrameBatch, Number
+from .._nonlinear_arguments import may_compare_arguments, tie_equal_arguments
+from .._residual_features import ResidualBasis, ResidualFeatures
+from .._rotary_angles import Angles, Floats
+from ._frame import Application, Bools, Frame, of_each, spanned
+
+NO_VALUE = (-1, 0, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Directions:
+    """A range of directions that came together: of one source, or of one nonlinearity's outputs."""
+
+    start: int
+    stop: int
+    number: Number  # of the value, for seeds; NO_VALUE for (1, …, 1)
+    feature: ResidualFeatures | None = None  # for outputs of a nonlinearity: see `_residual_features`
+
+    @property
+    def bits(self) -> int:
+        """The set of these directions."""
+        return ranged(self.start, self.stop)
+
+
+@dataclass(eq=False)
+class RotaryFluctuations:
+    """The normals of two blocks of directions as a process: the differences asked for, and what was drawn for each."""
+
+    law: Angles
+    gaps: Floats = field(default_factory=lambda: np.zeros(0))
+    normals: list[Register] = field(default_factory=list)  # (frames, later's, earlier's, differences)
+
+    def add(self, gaps: Floats, normals: Register) -> None:
+        """More differences."""
+        self.gaps = np.concatenate([self.gaps, gaps])
+        self.normals.append(normals)
+
+
+class NestedNonlinearity(Exception):
+    """A nonlinearity of another's outputs; it carries the number of the group."""
+
+    def __init__(self, group: int) -> None:
+        super().__init__(group)
+        self.group = group
+
+
+class InfiniteWidthFrame(Frame):
+    """Frames whose directions are sources and outputs of nonlinearities, in blocks of those that came together."""
+
+    def __init__(self, group: FrameBatch, build: Builder, ones: bool, scored: bool) -> None:
+        super().__init__(group, build, int(ones), 1.0 if ones else None)
+        self.scores = True
+        self.loosens = not group.nonlinear and not scored
+        self.blocks = [Directions(0, 1, NO_VALUE)] if ones else []
+        self.pairs: dict[tuple[int, int], Register] = {}
+        self.diagonals: dict[int, Register] = {}
+        self.crossings: dict[int, int] = {}
+        self.fields: dict[tuple[int, int], RotaryFluctuations] = {}  # the normals of vectors turned by positions
+
+    def grow(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
+        """A direction for each source."""
+        return self.unit(number, sources)
+
+    def unit(self, number: Number, sources: int, feature: ResidualFeatures | None = None) -> Register:
+        """New directions, one for each of so many rows."""
+        d = self.directions
+        self.directions += sources
+        self.build.room((self.group.frames, sources, self.directions))
+        self.blocks.append(Directions(d, self.directions, number, feature))
+        rows = np.eye(sources, d + sources, d)
+        return self.build.constant(np.broadcast_to(rows, (self.group.frames, sources, d + sources)))
+
+    def apply(self, at: Application) -> tuple[Register, Bools, int]:
+        """Features: coordinates along what they are functions of, and along directions of their own."""
+        build, frames, d, ones = self.build, self.group.frames, self.directions, int(self.group.constant)
+        count = at.rows[0].shape[1]
+        reached = [bits(marks) for marks in at.marks]
+        if any(reach & block.bits for reach in reached for block in self.blocks if block.feature is not None):
+            raise NestedNonlinearity(self.group.number)
+        supports, centred = tuple(reach & ~ones for reach in reached), tuple(not reach & ones for reach in reached)
+        u = build.step("join", *(build.reshape(a, frames, count, 1, d) for a in at.rows), axis=2)
+        new = ResidualFeatures(at.f, u, supports, tuple(at.params), centred, tuple(at.vectors))
+        along = ranged(d, d + count) | ones | (new.slopes if at.linear else 0)
+        for block in self.blocks:
+            if block.feature is not None and block.feature.rests is at.rests and new.related(block.feature):
+                along |= block.bits
+        first = 0 if at.linear or at.rests.features else d
+        lead = self.add(new, at.rests, at.linear, at.number, named(at.f))
+        return lead, np.broadcast_to(marks_of(along, d + count), (frames, count, d + count)), first
+
+    def add(self, new: ResidualFeatures, rests: ResidualBasis, linear: bool, number: Number, words: str) -> Register:
+        """The coordinates of new features of a component, with a direction for each."""
+        rows = rests.add(self.build, new, self.directions, linear, bool(self.group.constant), words)
+        self.unit(number, new.count, replace(new, rows=rows, rests=rests))
+        return rows
+
+    def normals(self, a: int, b: int, same: bool = False) -> Register:
+        """At infinite width, the normals N_ab between the directions of two blocks, (frames, a's, b's).
+
+        Those of directions with themselves are N(0, 2); they are drawn if `same` asks for them, else 0.
+        """
+        if same and self.blocks[a].number != NO_VALUE:
+            return self.build.step("add", self.normals(a, b), self._own(a))
+        if a < b:
+            return self.build.step("transposed", self.normals(b, a))
+        if (a, b) in self.fields and (made := self.process(a, b, np.zeros(1), self.fields[a, b].law)) is not None:
+            return made
+        if (a, b) not in self.pairs:
+            later, earlier, frames = self.blocks[a], self.blocks[b], self.group.frames
+            size = later.stop - later.start
+            if a == b:
+                words = "scores of sources drawn together"
+                below = frames, size * (size - 1) // 2
+                drawn = self.build.draw("normals", (*later.number, OWN, 0), below, words)
+                made = self._square(drawn, np.tri(size, k=-1, dtype=bool))
+            else:
+                again = self.crossings[a] = self.crossings.get(a, -1) + 1
+                key = (*later.number, CROSS, again)
+                shape = frames, size, earlier.stop - earlier.start
+                made = self.build.draw("normals", key, shape, "scores: a normal for each pair of directions")
+            self.pairs[a, b] = made
+        return self.pairs[a, b]
+
+    def _own(self, a: int) -> Register:
+        """The normals of the directions of a block with themselves, on a diagonal; those of features are not asked."""
+        if a not in self.diagonals:
+            block, frames = self.blocks[a], self.group.frames
+            size = block.stop - block.start
+            key = (*block.number, OWN, 1)
+            drawn = self.build.draw("normals", key, (frames, size), "squares of sources")
+            drawn = self.build.step("scale", drawn, by=math.sqrt(2.0))
+            self.diagonals[a] = self._square(drawn, np.eye(size, dtype=bool))
+        return self.diagonals[a]
+
+    def _square(self, drawn: Register, at: Bools) -> Register:
+        """A symmetric matrix with these entries, and 0 elsewhere."""
+        places = np.full(at.shape, drawn.shape[-1])  # the last is a 0
+        places[at] = np.arange(drawn.shape[-1])
+        places = np.minimum(places, places.T)
+        return self.build.step("triangle", drawn, places=places.ravel(), shape=at.shape)
+
+    def process(self, a: int, b: int, gaps: Floats, law: Angles) -> Register | None:
+        """The normals N_ab(r) of two blocks for differences r of positions, a process with this law over r.
+
+        (frames, a's, r · b's); None for one block with itself, or if the two were asked for with another law. Vectors
+        that were not turned are those of difference 0.
+        """
+        frames, build = self.group.frames, self.build
+        first, second = self.blocks[a], self.blocks[b]
+        later, earlier = max(a, b), min(a, b)
+        sizes = tuple(self.blocks[k].stop - self.blocks[k].start for k in (later, earlier))
+        if a == b:
+            return None
+        if (later, earlier) not in self.fields:
+            known = self.fields[later, earlier] = RotaryFluctuations(law)
+            if (later, earlier) in self.pairs:
+                known.add(np.zeros(1), build.reshape(self.pairs[later, earlier], frames, *sizes, 1))
+        known = self.fields[later, earlier]
+        wanted = gaps if a > b else -gaps
+        new = wanted[~np.isin(wanted, known.gaps)]
+        if known.law != law:
+            return None
+        if new.size:
+            again = self.crossings[later] = self.crossings.get(later, -1) + 1
+            number = (*self.blocks[later].number, CROSS, again)
+            words = "scores: a normal for each pair of directions and difference of positions"
+            known.add(new, build.draw("normals", number, (frames, *sizes, len(new)), words))
+        # the factor for the first of the differences is that of fewer: what was drawn for them stays
+        root = build.step("factor", build.constant(law.kappa(known.gaps[:, None] - known.gaps)))
+        rows = build.taken(root, np.array([int(np.flatnonzero(known.gaps == r)[0]) for r in wanted]), axis=0)
+        normals = build.step("join", *known.normals, axis=3)
+        made = build.step("gram", normals, rows)  # (frames, later's, earlier's, r)
+        made = build.step("permute", made, axes=(0, 1, 3, 2) if a > b else (0, 2, 3, 1))
+        return build.reshape(made, frames, first.stop - first.start, len(gaps) * (second.stop - second.start))
+
+    def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
+        """The same where products alone are asked for, no score; the direction of (1, …, 1) stays the first."""
+        means = int(self.group.constant)
+        _, made = spanned(self, self.build.step("join", *rows, axis=1), means)
+        self.directions, self.scores = made.shape[-1], False
+        self.blocks = [*self.blocks[:means], Directions(means, self.directions, NO_VALUE)]
+        return self, of_each(self.build, made, rows)
+
+
+class QmcFrame(Frame):
+    """Frames whose directions are nodes."""
+
+    def __init__(self, group: FrameBatch, build: Builder) -> None:
+        super().__init__(group, build, NODES, 1 / math.sqrt(NODES) if group.constant else None)
+        self.sources = 0  # the rows in use
+
+    def grow(self, number: Number, sources: int, leaf: bool, words: str) -> Register:
+        """The values of Gaussian sources at the nodes."""
+        self.sources += sources
+        first = self.sources - sources + bool(self.group.constant)
+        rows = gaussian_nodes(self.sources, self.group.constant, self.build.shift)[first:]
+        return self.build.constant(np.broadcast_to(rows, (self.group.frames, *rows.shape)))
+
+    def apply(self, at: Application) -> tuple[Register, Bools, int]:
+        """The function at the nodes."""
+        build = self.build
+        shape = *at.rows[0].shape[:2], NODES
+        arrays = [build.step("scale", rows, by=NODES**0.5) for rows in at.rows]
+        if may_compare_arguments(at.f, len(arrays)):
+            arrays = tie_equal_arguments(build, arrays, arrays)
+        arrays += [build.reshape(p, *shape[:2], 1) for p in at.params]
+        build.expects = build.nodes = True
+        words = f"{named(at.f)} at {NODES} nodes"
+        made = build.step("apply", *arrays, made=shape, words=words, f=at.f, shape=shape)
+        return build.step("scale", made, by=NODES**-0.5), np.ones(shape, dtype=bool), 0

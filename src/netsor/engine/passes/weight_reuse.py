@@ -1,0 +1,208 @@
+"""A matrix that acts more than once, as W or as W^T, becomes matrices that act once.
+
+Identity (theory, "A matrix and its transpose"): let D_j be orthonormal directions of what W acted on, for ⟨·,·⟩/in,
+with E_j = W D_j, and B_k those of what W^T acted on, with U_k = W^T B_k. A new input is x = Σ_j c_j D_j, where the last
+D is what x adds to the directions before. So W x = Σ_j c_j E_j. Given all that is known of W, W D for a new D is
+E = g + Σ_k (what makes ⟨B_k, E⟩ agree with ⟨U_k, D⟩) B_k with g a fresh matrix on D; W^T with the roles exchanged.
+
+At infinite width the same form serves a matrix that made both factors of a score: what counts there are coefficients c
+of order n^(−1/2).
+
+Here W has entries N(0, 1/in) and W^T, as a matrix of its own, N(0, 1/out), so that all directions have coordinates of
+order 1. Then in^(−1/2) ⟨U_k, D⟩ = out^(−1/2) ⟨B_k, E⟩, and
+E = g + out^(−1/2) Σ_k (in^(−1/2) ⟨U_k, D⟩ − out^(−1/2) ⟨B_k, g⟩) B_k.
+
+After this pass no matrix acts twice, which lowering relies on: it cannot be switched off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ...language._array import Value
+from ...language._graph import topological_order
+from ...language._join import join
+from ...language._operation import Dot, MatMul, Source
+from ...language._scalar import Scalar, constant
+from ...language._vector import Vector, mix
+from ...language._weight import Weight
+from .._error import ExactError
+from ._operations import AdjointCorrection, Append, Coefficients, Span
+from ._rewrite import Context, linear_sources, rewritten
+
+
+def reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """The program with each matrix in one MatMul at most."""
+    uses: dict[Source, list[Value]] = {}
+    for value in context.ordered(outputs):
+        if isinstance(value.op, MatMul):
+            uses.setdefault(value.op.weight.source, []).append(value)
+    met = _met(outputs, uses, context)
+    alike = {source: list(_alike(many)) for source, many in uses.items() if len(many) > 1 or source in met}
+    matrices: dict[tuple[Source, int], _Matrices] = {}
+
+    def change(old: Value, new: Value) -> Value:
+        match new.op:
+            case MatMul(weight, x, each):
+                gain = _gain(new, weight, context)
+                if weight.source in alike:
+                    return _acting(weight, x, each, gain, alike[weight.source]).reshape(*new.shape)
+                if weight.fan != weight.in_width:  # a transposed matrix that acts once is a matrix
+                    own = replace(weight, std=gain, fan=weight.in_width, transposed=False)
+                    return own.each(x) if each else own @ x
+        return new
+
+    def _acting(weight: Weight, x: Vector, each: bool, gain: float, classes: Sequence[tuple[list[int], int]]) -> Vector:
+        """W x for the members of a weight, (members, vectors): those that always act together at once."""
+        members = weight.members.ravel().tolist()
+        place = {member: k for k, member in enumerate(members)}
+        rows = x.reshape(len(members), -1) if each else x.reshape(-1)
+        parts, order = [], []
+        for chosen, times in classes:
+            if chosen[0] not in place:
+                continue
+            at = [place[member] for member in chosen]
+            order += at
+            key = weight.source, chosen[0]
+            if key not in matrices:
+                acting = replace(weight, members=np.array(chosen))
+                matrices[key] = _Matrices(acting.T if acting.transposed else acting, times)
+            part, side = (rows[at] if each else rows), int(weight.transposed)
+            again = times > 1 or weight.source in met
+            both = matrices[key]
+            parts.append(both.act(part, side, gain, context) if again else both.fresh(part, side, gain))
+        return (join(parts) if len(parts) > 1 else parts[0])[np.argsort(order)]
+
+    return rewritten(outputs, context, change)
+
+
+def _met(outputs: Sequence[Value], uses: Mapping[Source, Sequence[Value]], context: Context) -> set[Source]:
+    """The matrices whose outputs' products with each other count at order n^(−1/2).
+
+    They made both factors of a score at infinite width, or of a mean that vanishes and that a score depends on. What
+    counts of them is seen along directions, and these are found from products of what the matrices acted on: so the
+    matrices that made those inputs belong to them too, as do those that made the inputs of a matrix that acts twice.
+    """
+    values = context.ordered(outputs)
+    scores = [v for v in values if isinstance(v.op, Dot) and v.op.power == 0.5 and context.width(v.op.x) == math.inf]
+    values = topological_order(scores)
+    made, found = linear_sources(values), set[Source]()
+
+    def matrices(x: Vector) -> set[Source]:
+        return {s.op.weight.source for s in made[x] if isinstance(s.op, MatMul)}
+
+    for value in values:
+        match value.op:
+            case Dot(x, y, power) if context.width(x) == math.inf and (x is not y or power == 0.5):
+                found |= matrices(x) & matrices(y)
+    inputs = {source: [v.op.x for v in many if v in made and isinstance(v.op, MatMul)] for source, many in uses.items()}
+    pending = [source for source, many in inputs.items() if source in found or len(many) > 1]
+    found.update(pending)
+    while pending:
+        many = inputs[pending.pop()]
+        if sum(x.size for x in many) > 1:
+            new = set[Source]().union(*(matrices(x) for x in many)) - found
+            found |= new
+            pending += new
+    return found
+
+
+def _alike(uses: Sequence[Value]) -> Iterator[tuple[list[int], int]]:
+    """The members of a weight in classes of those that act in the same uses, each with the number of these uses."""
+    found: dict[int, list[int]] = {}
+    for number, value in enumerate(uses):
+        assert isinstance(value.op, MatMul)
+        for member in value.op.weight.members.ravel().tolist():
+            found.setdefault(member, []).append(number)
+    classes: dict[tuple[int, ...], list[int]] = {}
+    for member, where in sorted(found.items()):
+        classes.setdefault(tuple(where), []).append(member)
+    for numbers, members in classes.items():
+        yield members, len(numbers)
+
+
+class _Matrices:
+    """Matrices that act together: what they, and their transposes, acted on so far, and what they made of it.
+
+    Side 0 is W, side 1 is W^T. Directions are (K,) if all matrices had the same inputs, else (matrices, K). They act
+    `times` in all.
+    """
+
+    def __init__(self, weight: Weight, times: int) -> None:
+        self.weight, self.left = weight, times
+        self.directions: list[Vector | None] = [None, None]
+        self.images: list[Vector | None] = [None, None]
+
+    def act(self, x: Vector, side: int, gain: float, context: Context) -> Vector:
+        """W x, or W^T x, with entries N(0, gain²/in) of a matrix of its own: (matrices, vectors)."""
+        known, images = self.directions[side], self.images[side]
+        self.left -= 1
+        wide = any(math.isinf(w.bind(context.bound)) for w in (self.weight.in_width, self.weight.out_width))
+        if known is None and not self.left and not wide:  # nobody asks for directions: the correction is linear in D
+            return self._corrected(self.fresh(x, side, gain), x, side, gain)
+        if known is not None and known.ndim != x.ndim:
+            known, x = self._apart(known), self._apart(x)
+        new = Vector(Span(x, () if known is None else (known,)), x.shape, x.width)
+        made = self._corrected(self.fresh(new, side), new, side)
+        every = new if known is None else _extended(known, new)
+        self.directions[side] = every
+        self.images[side] = images = made if images is None else _extended(images, made)
+        along = Scalar(Coefficients(x, every), (*x.shape, every.shape[-1]))
+        if wide:
+            return _scaled(gain, mix(along, images))
+        return mix(along if gain == 1 else constant(np.asarray(gain)) * along, images)  # few numbers are multiplied
+
+    def _apart(self, x: Vector) -> Vector:
+        """Vectors that are the same for all matrices, for each of them."""
+        return x if x.ndim == 2 else x.broadcast_to((self.weight.members.size, *x.shape))
+
+    def fresh(self, directions: Vector, side: int, gain: float = 1.0) -> Vector:
+        """g: matrices of their own on new directions, with entries N(0, gain²/in)."""
+        weight, count = self.weight, self.weight.members.size
+        turned = weight if side == 0 else weight.T
+        fresh = replace(
+            turned,
+            source=Source(weight.source.name),
+            std=gain,
+            members=np.arange(count),
+            count=count,
+            fan=turned.in_width,
+            transposed=False,
+        )
+        return fresh.each(directions) if directions.ndim == 2 else fresh @ directions
+
+    def _corrected(self, g: Vector, new: Vector, side: int, gain: float = 1.0) -> Vector:
+        """E, times a gain that g has: what is known of W from the other side, put into g."""
+        known, images = self.directions[1 - side], self.images[1 - side]
+        if known is None or images is None:
+            return g
+        change = Scalar(
+            AdjointCorrection(new, images, g, known, gain), (*g.shape, known.shape[-1])
+        )  # (matrices, new, known)
+        return g + mix(change, known)
+
+
+def _gain(value: Value, weight: Weight, context: Context) -> float:
+    """By what a matrix with entries N(0, 1/in) is to be multiplied, for entries N(0, std²/fan)."""
+    gain = weight.gain(context.bound)
+    if not math.isfinite(gain):
+        known = "that ratio is not given" if math.isnan(gain) else "that is infinite"
+        raise ExactError(
+            value,
+            f"W.T @ x grows with the ratio of widths {weight.in_width}/{weight.fan} of W, and at these widths {known}",
+            instead="write both widths as multiples of one symbol, or bind one of them to a number",
+        )
+    return gain
+
+
+def _scaled(by: float, x: Vector) -> Vector:
+    return x if by == 1 else constant(np.asarray(by)) * x
+
+
+def _extended(known: Vector, new: Vector) -> Vector:
+    shape = (*new.shape[:-1], known.shape[-1] + new.shape[-1])
+    return Vector(Append((known, new)), shape, new.width)

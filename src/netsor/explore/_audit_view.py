@@ -1,0 +1,183 @@
+"""An audit on the page: curves, verdicts and what is different, a small part of it first and the rest as it is done."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..studies.audit._audit import joined, measure, result_of, workers_of
+from ..studies.audit._audit_cost import draw_cost, planning_cost
+from ..studies.audit._config import LENGTHS, AuditCase, Request, longest
+from ..studies.audit._differences import strip_common_prefix
+from ..studies.audit._measurements import Draws
+from ..studies.audit._program_adapter import Model, ProgramModel
+from ..studies.audit._quantities import BLOCKS, FINAL, Quantity
+from ..studies.audit._results import Audit, Comparison
+from ..studies.audit._rule import join_words
+from ..studies.audit._text import missing
+from ._plots import Curve, Panel
+from ._view import MAX_SECONDS, Band, Rows, View
+
+Tell = Callable[[float, float], None]  # seconds done, of seconds in all
+Side = tuple[str, str, Draws]  # a label, a look, and the draws
+QUICK = 10.0  # seconds within which as many tokens are taken as can be, where no number is given
+LATER = 120.0  # seconds that a second model or more lengths may take, when the first view is there
+PATIENT = 600.0  # seconds that an audit may take that was asked for by a button
+FEWER = (8, 4, 2)  # tokens, where those of an audit would not be quick
+VARIES = 20.0  # ratio of largest to smallest value above which a quantity has a logarithmic axis
+CACHED_SUBJECTS = 64  # subjects whose draws are kept, so that a control that leaves them as they are costs nothing
+AT, LIMIT = "at its widths", "all widths ∞"
+LOOKS = (("band", "limit"), ("band", "band-limit"), ("second", "second-limit"))
+
+_kept: dict[tuple[AuditCase, int], Draws] = {}
+
+
+@dataclass(frozen=True)
+class AuditViewRequest:
+    """What is to be shown: one model or two, at one length or several."""
+
+    models: tuple[Model, ...]
+    tokens: tuple[int, ...] | None = None  # as many as are quick, if None
+    limit: bool = False
+    gradients: bool = False
+    sharp: bool = False  # as many draws as an audit has, in place of the fewest that decide
+
+    @property
+    def lengths(self) -> tuple[int, ...] | None:
+        """The numbers of tokens; None for programs, which have their own."""
+        if self.tokens is not None or isinstance(self.models[0], ProgramModel):
+            return self.tokens
+        most = min(longest(model) for model in self.models if not isinstance(model, ProgramModel))
+        for tokens in (LENGTHS[0], *FEWER):
+            if tokens <= most and _seconds(self._request(1, (tokens,), False)) <= QUICK:
+                return (tokens,)
+        return (min(FEWER),)
+
+    def _request(self, models: int, tokens: tuple[int, ...] | None, limit: bool) -> Request:
+        widths = "both" if limit else "actual"
+        return Request(
+            self.models[:models], tokens, widths=widths, workers=1, gradients=self.gradients, quick=not self.sharp
+        )
+
+    @property
+    def steps(self) -> list[Request]:
+        """The first model at the first length; then both; then all lengths."""
+        lengths = self.lengths
+        first = None if lengths is None else lengths[:1]
+        every = len(self.models)
+        wanted = [(1, first, False), (every, first, self.limit), (every, lengths, self.limit)]
+        return [self._request(*step) for step, _ in itertools.groupby(wanted)]
+
+    def views(self, code: str, tell: Tell | None = None) -> Iterator[View]:
+        """A view after each step, the last of them with all that can be had in the time that there is."""
+        view: View | None = None
+        for request in self.steps:
+            seconds = _seconds(request)
+            if seconds > (PATIENT if self.sharp else MAX_SECONDS if view is None else LATER):
+                long = f"{_worded(request)} would take about {_time(seconds)}, too long for a page"
+                if view is None:
+                    raise ValueError(f"{long}: fewer tokens take less; ns.audit has no such bound")
+                yield replace(view, notes=(*view.notes, f"{long}; the Python below does it"))
+                return
+            view = self._view(_done(request, seconds, tell or (lambda *_: None)), code)
+            yield view
+
+    def _view(self, result: Audit | Comparison, code: str) -> View:
+        firsts = [audit.lengths[0] for audit in result.audits]
+        sides: list[Side] = []
+        names = strip_common_prefix([found.model.name for found in firsts])
+        for k, found in enumerate(firsts):
+            labels = (AT, LIMIT) if len(firsts) == 1 else (names[k], f"{names[k]}, {LIMIT}")
+            looks = LOOKS[0] if len(firsts) == 1 else LOOKS[k + 1]
+            for label, look, measured in zip(labels, looks, (found.actual, found.limit), strict=True):
+                sides += [] if measured is None else [(label, look, measured)]
+        rows: Rows = {"status": {label: measured.subject.status for label, _, measured in sides}}
+        for q in FINAL:
+            here = {label: measured for label, _, measured in sides if q.name in measured}
+            if here:
+                rows[q.title] = {label: Band(*map(float, each.band(q.name)[1:4])) for label, each in here.items()}
+        quantities = [q for q in BLOCKS if any(q.name in measured for _, _, measured in sides)]
+        panels = tuple(_panel(q, sides) for q in quantities)
+        return View(panels, rows, code, (*self._notes(result),), columns=2, result=result)
+
+    def _notes(self, result: Audit | Comparison) -> Iterator[str]:
+        first = result.audits[0]
+        drawn = join_words([f"{f.best.draws} initialisations of {f.tokens:,} tokens" for f in first.lengths])
+        yield f"{drawn}; curves are of {first.lengths[0].tokens:,} tokens, block 0 is the embedding"
+        yield "bands from 5 % to 95 %, lines are medians"
+        for audit in result.audits:
+            yield from (f"{audit.model.name}: {what}: {why}" for what, why in missing(audit.lengths[0]).items())
+        words = {audit.model.vocabulary for audit in result.audits}
+        yield from (f"a uniform prediction has loss ln V = {np.log(v):.4f}" for v in words if v)
+        if not self.sharp:
+            yield f"Sharper takes about {_time(_seconds(replace(self, sharp=True).steps[-1]))}"
+
+
+def _seconds(request: Request) -> float:
+    """About how long it takes on one core, without what is kept; each plan is made twice."""
+    return sum(
+        draw_cost(each.model, each.tokens, each.infinite, each.gradients).seconds * request.draws_of(each.tokens)
+        + 2 * planning_cost(each.model, each.tokens, each.infinite, each.gradients).seconds
+        for each in request.asked
+        if (each, request.draws_of(each.tokens)) not in _kept
+    )
+
+
+def _done(request: Request, seconds: float, tell: Tell) -> Audit | Comparison:
+    """The audit, here and now; what is kept is not drawn again. What `tell` raises ends it."""
+    tell(0.0, seconds)
+    workers_of(request)  # which refuses what does not fit in memory
+    measured: dict[AuditCase, Draws] = {}
+    parts = {subject: request.parts(subject) for subject in request.subjects}
+    keys = {subject: (subject, request.draws_of(subject.tokens)) for subject in parts}
+    weights = {
+        s: draw_cost(s.model, s.tokens, s.infinite, s.gradients).seconds for s, key in keys.items() if key not in _kept
+    }
+    total = sum(weights[subject] * key[1] for subject, key in keys.items() if subject in weights)
+    done = 0.0
+    for subject, key in keys.items():
+        if key not in _kept:
+            arrays = []
+            for part in parts[subject]:
+                one, before = weights[subject], done
+
+                def told(draws: int, _: int, one: float = one, before: float = before) -> None:
+                    tell(seconds * (before + one * draws) / total, seconds)
+
+                arrays.append(measure(part, progress=told))
+                done += one * part.draws
+            while len(_kept) >= CACHED_SUBJECTS:
+                del _kept[next(iter(_kept))]
+            _kept[key] = joined(subject, arrays, parts[subject][0].backend.precision)
+        measured[subject] = _kept[key]
+    return result_of(request, measured)
+
+
+def _panel(quantity: Quantity, sides: list[Side]) -> Panel:
+    curves = []
+    for label, look, measured in sides:
+        if quantity.name not in measured:
+            continue
+        blocks, middle, low, high, _ = measured.band(quantity.name)
+        assert blocks is not None
+        if not np.isfinite(middle).all():
+            raise ValueError(f"the {quantity.title} leaves double precision: less extreme values are needed")
+        band: Any = (low, high) if look in ("band", "second") else (None, None)
+        curves.append(Curve(label, look, blocks.astype(float), middle, *band))
+    every = np.concatenate([c.y for c in curves])
+    log = quantity.log and every.min() > 0 and every.max() > VARIES * every.min()
+    floor = None if log or every.min() < 0 else 0.0
+    return Panel(quantity.title, "block", "", tuple(curves), floor=floor, legend=len(curves) > 1, log=bool(log))
+
+
+def _worded(request: Request) -> str:
+    models = join_words([model.name for model in request.models])
+    return f"{models} at {join_words([f'{tokens:,}' for tokens in request.lengths])} tokens"
+
+
+def _time(seconds: float) -> str:
+    return f"{max(1, round(seconds))} s" if seconds < 100 else f"{round(seconds / 60):,} min"

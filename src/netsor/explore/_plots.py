@@ -1,0 +1,239 @@
+"""A picture as data: panels of curves. The page draws it as SVG, files by matplotlib, and a CSV holds its numbers."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._mpl_style import BLACK, BLUE, DOTTED, VERMILLION, rendered, styled
+from .._repr_html import ticks
+
+Array = npt.NDArray[np.float64]
+
+DASHED = (0, (4.0, 2.0))
+
+# What a curve is decides how it looks: finite widths dotted, limits solid, the Gaussian black. Of a model: bands at its
+# widths, a colour for each of two, whose limits are dashed
+LOOKS: dict[str, tuple[str, Any, float]] = {
+    "finite": (VERMILLION, DOTTED, 1.9),
+    "limit": (BLUE, "-", 1.4),
+    "gaussian": (BLACK, DASHED, 1.1),
+    "band": (VERMILLION, "-", 1.4),
+    "band-limit": (VERMILLION, DASHED, 1.1),
+    "second": (BLUE, "-", 1.4),
+    "second-limit": (BLUE, DASHED, 1.1),
+}
+ENTRY = 0.11  # of a panel's height: room for one entry of the legend in a file
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line, and a band about it where `low` and `high` are given."""
+
+    label: str
+    look: str  # one of LOOKS
+    x: Array
+    y: Array
+    low: Array | None = None
+    high: Array | None = None
+
+    def minus(self, other: Curve) -> Curve:
+        """What it differs by from another curve over the same points."""
+        low, high = (None if edge is None else edge - other.y for edge in (self.low, self.high))
+        return replace(self, y=self.y - other.y, low=low, high=high)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Axes with curves. `floor` is a value that the vertical axis reaches down to; a share is the panel's height."""
+
+    title: str
+    across: str
+    unit: str
+    curves: tuple[Curve, ...]
+    share: float = 1.0
+    floor: float | None = None
+    legend: bool = True
+    log: bool = False  # a vertical axis of logarithms, for what is above 0
+
+    def up(self, y: Array) -> Array:
+        """Where a number is on the vertical axis."""
+        if not self.log:
+            return y
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.log10(y))
+
+    def reach(self) -> tuple[float, float, float, float]:
+        """The ends of both axes, as `up` places numbers: all that is finite, and a little room above."""
+        xs = np.concatenate([curve.x for curve in self.curves])
+        ys = [self.up(edge) for c in self.curves for edge in (c.y, c.low, c.high) if edge is not None]
+        every = np.concatenate(ys)
+        every = every[np.isfinite(every)]
+        low, high = (float(every.min()), float(every.max())) if every.size else (0.0, 1.0)
+        if self.floor is not None:
+            low = min(low, self.floor)
+        room = (high - low) * 0.06 or max(abs(high) * 0.06, 1e-300)
+        left, right = float(xs.min()), float(xs.max())
+        if left == right:
+            left, right = left - 0.5, right + 0.5
+        return left, right, low if low == self.floor else low - room, high + room
+
+
+def as_csv(panels: Sequence[Panel]) -> bytes:
+    """All numbers of the pictures, a row for each point."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["panel", "curve", "x", "y", "low", "high"])
+    for panel in panels:
+        for curve in panel.curves:
+            edges = [[""] * len(curve.x) if e is None else map(repr, e.tolist()) for e in (curve.low, curve.high)]
+            for x, y, low, high in zip(curve.x.tolist(), curve.y.tolist(), *edges, strict=True):
+                rows.writerow([panel.title, curve.label, repr(x), repr(y), low, high])
+    return text.getvalue().encode()
+
+
+def as_file(panels: Sequence[Panel], kind: str, columns: int = 1) -> bytes:
+    """The picture as a PNG or PDF file, in the style of all figures."""
+    from matplotlib.figure import Figure
+
+    rows = -(-len(panels) // columns)
+    shares = [panel.share for panel in panels] if columns == 1 else [1.0] * rows
+    with styled():
+        figure = Figure(figsize=(3.4 * columns, 0.5 + 2.1 * sum(shares)), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False, height_ratios=shares).ravel()
+        for axes, panel in zip(grid, panels, strict=False):
+            _draw(axes, panel)
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        return rendered(figure, kind)[0]
+
+
+def _draw(axes: Any, panel: Panel) -> None:
+    left, right, bottom, top = panel.reach()
+    if panel.legend:
+        top += ENTRY * (top - bottom) * len(panel.curves)  # room for the names, above the curves
+    for curve in panel.curves:
+        colour, line, thick = LOOKS[curve.look]
+        marker = "o" if len(curve.x) == 1 else None
+        axes.plot(curve.x, curve.y, linestyle=line, color=colour, lw=thick, label=curve.label, marker=marker)
+        if curve.low is not None and curve.high is not None:
+            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, lw=0)
+    if panel.log:
+        axes.set_yscale("log")
+        bottom, top = 10**bottom, 10**top
+    axes.set(xlabel=panel.across, ylabel=panel.unit, xlim=(left, right), ylim=(bottom, top), title=panel.title)
+    if panel.legend:
+        axes.legend(loc="upper left")
+
+
+WIDE, HIGH = 480.0, 220.0  # size of the axes of a panel with share 1, in SVG units
+LEFT, RIGHT, ABOVE, BELOW = 58.0, 10.0, 24.0, 34.0  # margins around the axes, in SVG units
+LINE = 15.0  # height of a line of text, in SVG units
+
+
+def as_svg(panels: Sequence[Panel]) -> str:
+    """Every panel as an image of its own, which the page arranges."""
+    return "".join(_panel(panel) for panel in panels)
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Logarithms to mark between two ends: of powers of ten; of 1, 2 and 5 times them, if there are fewer than two."""
+    step = math.ceil((high - low) / 4)
+    powers = [float(k) for k in range(math.ceil(low), math.floor(high) + 1) if k % step == 0]
+    if len(powers) > 1:
+        return powers
+    parts = [k + math.log10(m) for k in range(math.floor(low), math.floor(high) + 1) for m in (1, 2, 5)]
+    return [part for part in parts if low <= part <= high]
+
+
+def _panel(panel: Panel) -> str:
+    entries = [c for c in panel.curves if c.label] if panel.legend else []
+    above = ABOVE + LINE * len(entries)
+    high = HIGH * panel.share + above + BELOW
+    left, right, bottom, top = panel.reach()
+
+    def across(x: Array) -> Array:
+        return LEFT + (x - left) / (right - left) * (WIDE - LEFT - RIGHT)
+
+    def up(y: Array) -> Array:
+        return high - BELOW - (panel.up(y) - bottom) / (top - bottom) * (high - above - BELOW)
+
+    parts = list(_axes(panel, (left, right, bottom, top), above, high))
+    for curve in panel.curves:
+        parts.append(f'<g class="netsor-{curve.look}">{"".join(_curve(curve, across(curve.x), up))}</g>')
+    for k, curve in enumerate(entries):
+        parts.append(f'<g class="netsor-{curve.look}">{"".join(_entry(curve, ABOVE + LINE * (k - 0.2)))}</g>')
+    name = html.escape(f"{panel.title}: {', '.join(curve.label for curve in panel.curves)}", quote=True)
+    return (
+        f'<svg class="netsor-panel" viewBox="0 0 {WIDE:g} {high:.0f}" role="img" aria-label="{name}" '
+        f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    )
+
+
+def _axes(panel: Panel, ends: tuple[float, float, float, float], above: float, high: float) -> Iterator[str]:
+    left, right, bottom, top = ends
+    floor = high - BELOW
+    yield f'<text x="{WIDE / 2:g}" y="13" text-anchor="middle" class="netsor-title">{html.escape(panel.title)}</text>'
+    yield f'<path d="M{LEFT},{above}V{floor:.1f}H{WIDE - RIGHT}" class="netsor-axis"/>'
+    for value in ticks(left, right):
+        x = LEFT + (value - left) / (right - left) * (WIDE - LEFT - RIGHT)
+        yield f'<path d="M{x:.1f},{floor:.1f}v4" class="netsor-axis"/>'
+        yield f'<text x="{x:.1f}" y="{floor + 15:.1f}" text-anchor="middle">{_number(value)}</text>'
+    for value in decades(bottom, top) if panel.log else ticks(bottom, top, 4):
+        y = floor - (value - bottom) / (top - bottom) * (floor - above)
+        value = 10**value if panel.log else value
+        yield f'<path d="M{LEFT},{y:.1f}h-4" class="netsor-axis"/>'
+        yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(value)}</text>'
+    centre, middle = (LEFT + WIDE) / 2, (above + floor) / 2
+    yield f'<text x="{centre:.0f}" y="{high - 4:.1f}" text-anchor="middle">{html.escape(panel.across)}</text>'
+    turned = f'transform="translate(11 {middle:.1f}) rotate(-90)" text-anchor="middle"'
+    yield f"<text {turned}>{html.escape(panel.unit)}</text>"
+
+
+def _curve(curve: Curve, x: Array, up: Callable[[Array], Array]) -> Iterator[str]:
+    colour, dashes, thick = _look(curve)
+    if curve.low is not None and curve.high is not None:
+        edge = np.concatenate([np.stack([x, up(curve.low)], 1), np.stack([x, up(curve.high)], 1)[::-1]])
+        yield f'<path d="{_path(edge)}Z" fill="{colour}" fill-opacity="0.2" stroke="none"/>'
+    points = np.stack([x, up(curve.y)], 1)
+    if len(points) == 1:
+        yield f'<circle cx="{points[0, 0]:.1f}" cy="{points[0, 1]:.1f}" r="3" fill="{colour}"/>'
+        return
+    yield f'<path d="{_path(points)}" fill="none" stroke="{colour}" stroke-width="{thick:g}"{dashes}/>'
+
+
+def _entry(curve: Curve, y: float) -> Iterator[str]:
+    colour, dashes, thick = _look(curve)
+    yield f'<path d="M{LEFT + 8},{y + 6:.1f}h26" stroke="{colour}" stroke-width="{thick:g}"{dashes}/>'
+    yield f'<text x="{LEFT + 40}" y="{y + 10:.1f}">{html.escape(curve.label)}</text>'
+
+
+def _look(curve: Curve) -> tuple[str, str, float]:
+    colour, line, thick = LOOKS[curve.look]
+    scaled = 1.4 * thick
+    dashes = "" if line == "-" else f' stroke-dasharray="{" ".join(f"{scaled * part:g}" for part in line[1])}"'
+    return ("currentColor" if colour == BLACK else colour), dashes, scaled
+
+
+def _path(points: Array) -> str:
+    """A line through the points; it is broken where there is no number."""
+    parts, pen = [], "M"
+    for x, y in points.tolist():
+        if math.isfinite(x) and math.isfinite(y):
+            parts.append(f"{pen}{x:.1f},{y:.1f}")
+            pen = "L"
+        else:
+            pen = "M"
+    return "".join(parts)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}".replace("-", "−")

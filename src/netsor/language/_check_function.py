@@ -1,0 +1,259 @@
+"""Is a user's function what the language takes it for? Asked of a few numbers, once, while the program is traced.
+
+A function of the language is a function: it gives the same numbers for the same arguments wherever they stand in an
+array, and leaves its arguments alone. One that subtracts the mean of its argument, draws random numbers, counts its
+calls or works in place would silently change the law of a program, so it is refused here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+
+import numpy as np
+import numpy.typing as npt
+
+from ..activations import Function
+from ._given import Shape
+from ._source_location import TraceError
+
+NumpyArray = npt.NDArray[Any]
+Content = tuple[tuple[int, ...], str, bytes]
+
+_known: dict[int, tuple[ref[NumpyArray], Content]] = {}  # of arrays that cannot be written to, by their identity
+_shared: WeakValueDictionary[Content, npt.NDArray[np.float64]] = WeakValueDictionary()
+
+
+def content_of(array: NumpyArray) -> Content:
+    """A key that is equal for arrays of one shape and type with the same numbers."""
+    found = _known.get(id(array))
+    if found is not None and found[0]() is array:
+        return found[1]
+    key = array.shape, array.dtype.str, hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).digest()
+    if not array.flags.writeable and array.base is None:
+        place = id(array)
+        _known[place] = ref(array, lambda _: _known.pop(place, None)), key
+    return key
+
+
+def shared(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """The numbers 1 and 0 of a mask: one array for equal masks, which nobody can write to."""
+    key = content_of(mask)
+    kept = _shared.get(key)
+    if kept is None:
+        kept = mask.astype(np.float64)
+        kept.setflags(write=False)
+        _shared[key] = kept
+    return kept
+
+
+Array = npt.NDArray[np.float64]
+
+LEADING = (2, 3)  # the axes in front, over which a function is vectorised
+PERMUTATION = np.array([4, 1, 5, 0, 3, 2])  # another order of the six positions
+SCALES = (1.0, 1e-6, 1e3)
+MAX_RESCALED_ARGUMENTS = 10**5  # numbers in the arguments above which they are tried at one scale alone, to save time
+
+_found: WeakKeyDictionary[Callable[..., Any], dict[object, Shape]] = WeakKeyDictionary()
+_of_numpy: dict[np.ufunc, dict[object, Shape]] = {}  # numpy's own functions: they have no weak references
+
+
+def declares_output(numbers: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Say how many numbers a function of ours makes, or None for an array like its first argument.
+
+    So it need not be tried on many tokens to find that out.
+    """
+
+    def told(f: Callable[..., Any]) -> Callable[..., Any]:
+        setattr(f, "makes", numbers)  # noqa: B010 (functions have no such field to a type checker)
+        return f
+
+    return told
+
+
+def spectral_function(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Say that a function of matrices depends on the eigenvalues other than 0 alone: X X^T and X^T X have the same."""
+    setattr(f, "of_spectrum", True)  # noqa: B010
+    return f
+
+
+def needs_spectrum(f: Function) -> bool:
+    """Whether that was said of it."""
+    return getattr(_plain(f), "of_spectrum", False)
+
+
+def is_builtin(f: Function) -> bool:
+    """Whether it is a function of this package, which its tests have asked, or an operator of Python."""
+    return str(getattr(_plain(f), "__module__", "")).split(".")[0] in (__name__.split(".")[0], "_operator")
+
+
+def _plain(f: Function) -> Callable[..., Any]:
+    """What it calls; a partial says that it is of functools."""
+    return f.f.func if isinstance(f.f, partial) else f.f
+
+
+def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scalars: int = 0) -> Shape:
+    """The shape that f makes of the last axes (`cores`) of its arguments; a TraceError if f is no such function.
+
+    The last `scalars` of its arguments have one number for each row, as the scalars of a Nonlin have.
+    """
+    found, given = _remembered(f.f)
+    key = operation, tuple(cores), scalars, given
+    if key not in found:
+        found[key] = _Probe(f, operation, tuple(cores), scalars).shape()
+    return found[key]
+
+
+def _remembered(f: Callable[..., Any]) -> tuple[dict[object, Shape], object]:
+    """What is known of a function, and by what it is known: each block of a deep network makes a partial of its own."""
+    if isinstance(f, np.ufunc):
+        return _of_numpy.setdefault(f, {}), None
+    try:
+        if isinstance(f, partial):
+            given = tuple(map(_content, f.args)), tuple((name, _content(x)) for name, x in f.keywords.items())
+            hash(given)
+            return _found.setdefault(f.func, {}), given
+        return _found.setdefault(f, {}), None
+    except TypeError:  # an object without a hash or a weak reference: it is asked again
+        return {}, None
+
+
+def _content(given: Any) -> Any:
+    """What a partial was given: arrays by their numbers."""
+    return content_of(given) if isinstance(given, np.ndarray) else given
+
+
+class _Raised(Exception):
+    """What the function raised."""
+
+
+@dataclass(frozen=True)
+class _Probe:
+    f: Function
+    operation: str
+    cores: tuple[Shape, ...]
+    scalars: int
+
+    def shape(self) -> Shape:
+        """Ask of several sets of numbers. The first must work; later ones may lie outside the domain of f."""
+        if is_builtin(self.f) and 6 * sum(map(math.prod, self.cores)) > MAX_RESCALED_ARGUMENTS:
+            told = _plain(self.f)
+            if not hasattr(told, "makes"):
+                return self._call([np.ones((1, 1, *core)) for core in self.cores]).shape[2:]
+            return (told.makes,) if told.makes else self.cores[0]
+        made: Shape | None = None
+        for arguments in self._arguments():
+            try:
+                shape = self._ask(arguments)
+            except _Raised as raised:
+                if made is None:
+                    given = ", ".join(str(x.shape) for x in arguments)
+                    self._refuse(f"fails on arrays of shapes {given}: {raised.__cause__}", raised.__cause__)
+                continue
+            if made is not None and shape != made:
+                self._refuse(f"gives arrays of shape {made} and of shape {shape}, depending on the numbers")
+            made = shape
+        assert made is not None
+        return made
+
+    def _arguments(self) -> Iterator[list[Array]]:
+        rng = np.random.default_rng(0)
+        normal = [rng.standard_normal((*LEADING, *core)) for core in self.cores]
+        for k in range(1, self.scalars + 1):
+            normal[-k] = np.repeat(normal[-k][:, :1], LEADING[1], axis=1)
+        yield [_definite(np.abs(x) + 0.1) for x in normal]
+        for scale in SCALES if sum(x.size for x in normal) < MAX_RESCALED_ARGUMENTS else SCALES[:1]:
+            yield [scale * x for x in normal]
+
+    def _ask(self, x: list[Array]) -> Shape:
+        made = self._call(x)
+        if made.shape[:2] != LEADING or (self._elementwise and made.shape != LEADING):
+            self._refuse(self._not_vectorised(f"became {made.shape}"))
+        again = (
+            "gives other numbers when it is called again: functions are deterministic and keep no state; random "
+            "numbers come from ns.gaussian and ns.weight"
+        )
+        self._same(made, self._call(x), again)
+        apart = self._not_vectorised("gives other numbers when its arguments stand elsewhere in the array")
+        whole, core = made.reshape(6, *made.shape[2:]), made.shape[2:]
+        flat = [a.reshape(6, *a.shape[2:]) for a in x]
+        self._same(whole[PERMUTATION], self._call([a[PERMUTATION] for a in flat]), apart)
+        self._same(whole[1:3], self._call([a[1:3] for a in flat]), apart)
+        self._same(made[:1, 1:2], self._call([a[:1, 1:2] for a in x]), apart)
+        further = self._call([a.reshape(1, 2, 1, 3, *a.shape[2:]) for a in x])
+        self._same(made.reshape(1, 2, 1, 3, *core), further, apart)
+        for k in range(len(x)) if len(x) > 1 else ():  # arguments are broadcast: one of them has a single column
+            column = [a[:, :1] if j == k else a for j, a in enumerate(x)]
+            repeated = [np.repeat(a, 3, axis=1) if j == k else a for j, a in enumerate(column)]
+            self._same(self._call(repeated), self._call(column), "does not broadcast its arguments, as np.add does")
+        self._same(made, self._call(x), again)
+        return core
+
+    def _call(self, arguments: list[Array]) -> Array:
+        """f of arrays that cannot be written to; if it insists on others, of copies, which must come back unchanged."""
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            given = [a.copy() for a in arguments]
+            for a in given:
+                a.setflags(write=False)
+            try:
+                made = np.asarray(self.f.f(*given))
+            except Exception as first:
+                given = [a.copy() for a in arguments]
+                try:
+                    made = np.asarray(self.f.f(*given))
+                except Exception:
+                    raise _Raised from first
+            if any(a.tobytes() != b.tobytes() for a, b in zip(arguments, given, strict=True)):
+                self._refuse(
+                    "writes into its argument, which other operations read too: let it make a new array "
+                    "(u = u.copy() in its first line, or np.where(u < 0, 0, u) for u[u < 0] = 0)"
+                )
+            if made.dtype.kind not in "biuf":
+                self._refuse(f"gives {made.dtype} numbers; real ones are allowed (float, int or bool)")
+            return made.copy()
+
+    def _same(self, first: Array, second: Array, problem: str) -> None:
+        """Refuse f unless the arrays agree, up to what the order of its operations may change."""
+        if first.shape == second.shape:
+            single = first.dtype.kind == "f" and first.dtype.itemsize < 8
+            a, b = first.astype(np.float64), second.astype(np.float64)
+            size = np.abs(a[np.isfinite(a)]).max(initial=0.0)
+            # infinities and NaN must stand in the same places
+            if np.allclose(a, b, rtol=0.0, atol=(1e-4 if single else 1e-9) * size, equal_nan=True):
+                return
+        self._refuse(problem)
+
+    @property
+    def _elementwise(self) -> bool:
+        return not any(self.cores)
+
+    def _not_vectorised(self, problem: str) -> str:
+        became = problem.startswith("became")
+        if self.operation == "nonlin":
+            found = f"arrays of shape {LEADING} {problem}" if became else f"it {problem}"
+            return (
+                f"is not coordinatewise: {found}; use functions like np.where and np.exp, and ns.mean_dot or "
+                "ns.layer_norm for what needs all coordinates"
+            )
+        found = f"the leading axes {LEADING} {problem}" if became else f"it {problem}"
+        if self._elementwise:
+            return f"is not vectorised: {found}; with axes=1 it sees the last axis whole"
+        return f"is not vectorised: {found}; let it act on the last axes alone, as with axis=-1"
+
+    def _refuse(self, problem: str, cause: BaseException | None = None) -> NoReturn:
+        raise TraceError(self.operation, f"{self.f.name} {problem}") from cause
+
+
+def _definite(x: Array) -> Array:
+    """Square matrices made symmetric and positive definite, which functions of Gram matrices may ask for."""
+    if x.ndim < 4 or x.shape[-1] != x.shape[-2]:
+        return x
+    symmetric: Array = (x + np.swapaxes(x, -1, -2)) / 2
+    return np.asarray(symmetric + 4 * x.shape[-1] * np.eye(x.shape[-1]))

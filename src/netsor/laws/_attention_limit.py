@@ -1,0 +1,357 @@
+"""The limit law of a sum over heads, to many digits, from the law of one head.
+
+Given its scores, an output coordinate is N(0, v) with v = (σ²/H) Σ_a w_a, the w_a i.i.d. over heads. A sample of w is
+kept as a rule of some hundred nodes, and the law of a sum of H of them is a power of that rule, by repeated squaring:
+every pair of nodes added, then fewer nodes in their place. So the law is a mixture of Gaussians over a few hundred
+variances, its density is positive, and its characteristic function is ψ(σ² t²/2H)^H with ψ(u) = E[e^(−uw)].
+Far out in the tails the rules are others (see `_convolution_power`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._array_api import single_threaded
+from ..activations import row_softmax
+from ._attention_head import Head, Scores, head_law, power_moments
+from ._checked import checked_heads, real
+from ._convolution_power import CENTRAL, Tails, joined, power_rules
+from ._estimate import Array, Estimate, combined
+from ._law import Law
+from ._law_base import Provenance, storable
+from ._mixture import Mixture, gaussian_like
+from ._mixture_1d import CELL, GaussianMixture1D, cell_width, normal_moment, weighted
+from ._numerics import log_mean
+from ._replicas import Replicated, spread
+
+SOFT = 100.0  # ratio of the smallest w of two samples above which the law of w is taken to have E[1/√w] = ∞
+
+
+@storable
+@single_threaded
+class HeadSum(Law):
+    """The law of Y given v = (scale/H) Σ_a w_a, Y ~ N(0, v), the w_a independent and each with the law of one head.
+
+    It is the law of one coordinate of an attention layer at infinite width, to many digits:
+    `ns.Attention(…).law(heads)` and `Program.law` make it.
+
+    Parameters
+    ----------
+    head : Head or callable
+        The law of one head, or a function that makes it when it is first needed.
+    heads : int
+        H, the number of heads.
+    scale : float
+        σ_O²σ_V².
+    origin : Origin
+        How the law was obtained and what is known of it.
+    mixture : Mixture or callable, optional
+        The same law over replicas of the engine, to couple it with other widths, or a function that makes it.
+
+    Examples
+    --------
+    >>> law = ns.Attention(np.eye(4)).law(heads=2)
+    >>> print(f"{law.pdf(0.0):.6f} {law.kurtosis():.6f}")
+    0.646080 0.121659
+    """
+
+    def __init__(
+        self,
+        head: Head | Callable[[], Head],
+        heads: int,
+        scale: float,
+        origin: Provenance,
+        mixture: Mixture | Callable[[], Mixture] | None = None,
+    ) -> None:
+        self.heads, self.scale, self.origin = int(heads), float(scale), origin
+        self._head, self._mixture = head, mixture
+
+    @property
+    def head(self) -> Head:
+        """The law of one head.
+
+        Examples
+        --------
+        >>> nodes, weights = ns.Attention(np.eye(4)).law(heads=2).head.sets[0]  # a Gauss rule for w
+        >>> print(f"{nodes @ weights:.4f}")  # E[w]
+        0.3920
+        """
+        if not isinstance(self._head, Head):
+            self._head = self._head()
+        return self._head
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """The same law as a mixture over replicas, or None where no program made the law.
+
+        Examples
+        --------
+        >>> type(ns.paper.layer().law(n=ns.inf, draws=500).mixture).__name__
+        'Mixture'
+        >>> ns.Attention(np.eye(4)).law(heads=2).mixture
+        """
+        if callable(self._mixture):
+            self._mixture = self._mixture()
+        return self._mixture
+
+    def with_heads(self, heads: int) -> HeadSum:
+        """The law of the same layer with another number of heads.
+
+        Parameters
+        ----------
+        heads : int
+            How many.
+
+        Returns
+        -------
+        HeadSum
+            Made from the same law of one head.
+
+        Examples
+        --------
+        >>> law = ns.Attention(np.eye(4)).law(heads=1)
+        >>> print([round(law.with_heads(h).kurtosis(), 6) for h in (1, 2, 256)])
+        [0.243318, 0.121659, 0.00095]
+        """
+        return HeadSum(self.head, checked_heads(heads, "with_heads"), self.scale, self.origin)
+
+    def infinite_heads(self) -> Mixture:
+        """The Gaussian of the same layer with infinitely many heads: it has the variance of every number of heads.
+
+        Returns
+        -------
+        Mixture
+            One component.
+
+        Examples
+        --------
+        >>> law = ns.Attention(np.eye(4)).law(heads=2)
+        >>> print(f"{ns.kl(law, law.infinite_heads()).value:.2e}")
+        2.73e-04
+        """
+        value, error = self.with_error.var()
+        origin = Provenance(self.status, "infinitely many heads (Hron et al. 2020)", quadrature_error=error / value)
+        return Mixture(0.0, value, origin)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy in another process needs: data alone, none of the functions that made it."""
+        state = {name: self.__dict__[name] for name in ("heads", "scale", "origin")}
+        return {**state, "_head": self.head, "_mixture": self.mixture}
+
+    # Moments
+
+    def _moment(self, order: int) -> Estimate:
+        if order % 2 or order == 0:
+            return Estimate(float(order == 0), 0.0)
+        k = order // 2
+        known = self.head.moments is not None and k <= len(self.head.moments)
+        each = np.array([power_moments(*rule, self.head.moments, self.heads, k) for rule in self.head.sets])
+        with np.errstate(over="ignore"):
+            each = each * normal_moment(order) * self.scale**k
+        if not np.isfinite(each).all():
+            raise OverflowError(f"moment: order={order}: E[Y^{order}] is above the largest double; take a lower order")
+        return Estimate(float(each.mean()), 0.0 if known else float(spread(each)))
+
+    def _var(self) -> Estimate:
+        return self._moment(2)
+
+    @cached_property
+    def _std(self) -> float:
+        return self.std()
+
+    def _kurtosis(self) -> Estimate:
+        moments = self.head.moments
+        if moments is not None:
+            each = np.array([moments[1] / moments[0] ** 2 - 1])
+        else:
+            each = np.array([weights @ (nodes / (weights @ nodes) - 1) ** 2 for nodes, weights in self.head.sets])
+        each = 3 * each / self.heads
+        v, weight = self._rule.var / self.var(), self._rule.weight.mean(axis=1)
+        worst = weight @ np.abs(6 * v**2 - 2 * (weight @ (3 * v**2)) * v)  # each v off by ε of itself, up or down
+        return Estimate(float(each.mean()), combined(spread(each), self.origin.quadrature_error * float(worst)))
+
+    def _skewness(self) -> Estimate:
+        return Estimate(0.0, 0.0)  # the law is symmetric
+
+    # The law as Gaussians over a few variances, by sets
+
+    @cached_property
+    def _rule(self) -> GaussianMixture1D:
+        """Variances, with weights (nodes, sets)."""
+        w, log_weight = self.head.plain
+        return joined(*power_rules(w, np.exp(log_weight), self.heads), self.scale / self.heads)
+
+    @cached_property
+    def _tails(self) -> Tails:
+        return Tails(self.head, self.heads, self.scale, self._std)
+
+    def _far(self, y: Array) -> npt.NDArray[np.bool_]:
+        return np.asarray(np.abs(y) > CENTRAL * self._std)
+
+    def _by_sets(self, y: Array, central: Callable[[Array], Array], tail: int) -> Array:
+        """A quantity (points, sets), from the plain rule near the centre and from tilted ones far out."""
+        found = np.empty((len(y), len(self.head.sets)))
+        far = self._far(y)
+        found[~far] = central(y[~far]) * len(self.head.sets)
+        if far.any():
+            found[far] = np.exp(self._tails.logs(np.abs(y[far]))[tail])
+        return found
+
+    def _cdf_by_sets(self, y: Array) -> Array:
+        found = self._by_sets(y, self._rule.cdf, 1)
+        right = self._far(y) & (y > 0)
+        found[right] = 1 - found[right]
+        return found
+
+    def _estimate(self, found: Array) -> Estimate:
+        value = found.mean(axis=1)
+        return Estimate(value, combined(spread(found.T), self._coarse * value))
+
+    @cached_property
+    def _coarse(self) -> float:
+        """What cells that had to be wide leave of a density, at most: (h/2)⁴/3! for each squaring; 0 for fine ones."""
+        span = max(float(np.ptp(np.log(nodes))) for nodes, _ in self.head.sets)
+        width = cell_width(span)
+        return (width / 2) ** 4 / 6 * (1 + math.log2(self.heads)) if width > CELL else 0.0
+
+    def _pdf(self, y: Array) -> Estimate:
+        value, error = self._estimate(self._by_sets(y, self._rule.pdf, 0))
+        return Estimate(value, np.where(y**2 < self._unknown, np.inf, error))
+
+    @cached_property
+    def _unknown(self) -> float:
+        """The variance below which nothing is known of the density of one head, which is unbounded near y = 0 then.
+
+        It is the largest of the smallest variances of all samples, if these differ much (`SOFT`); else 0.
+        """
+        lowest = [float(nodes.min()) for nodes, _ in self.head.sets]
+        return self.scale * max(lowest) if self.heads == 1 and max(lowest) > SOFT * min(lowest) else 0.0
+
+    def _cdf(self, y: Array) -> Estimate:
+        return self._estimate(self._cdf_by_sets(y))
+
+    def _sf(self, y: Array) -> Array:
+        return np.asarray(self._cdf(-y).value)
+
+    def _logpdf(self, y: Array) -> Array:
+        result = np.empty(len(y))
+        far = self._far(y)
+        result[~far] = np.log(self._rule.pdf(y[~far]).sum(axis=1))
+        result[far] = log_mean(self._tails.logs(np.abs(y[far]))[0])
+        return result
+
+    def _logcdf(self, y: Array) -> Array:
+        return self._logsf(-y)
+
+    def _logsf(self, y: Array) -> Array:
+        result = super()._logsf(y)
+        far = np.isneginf(result)  # P is no double there
+        result[far] = log_mean(self._tails.logs(y[far])[1])
+        return result
+
+    def _log_error(self, y: Array) -> Array:
+        result, far = np.empty(len(y)), self._far(y)
+        result[~far] = super()._log_error(y[~far])
+        if far.any():  # where the density may be no double, by what its sets are of each other
+            found = self._tails.logs(np.abs(y[far]))[0]
+            part = np.exp(found - np.maximum(found.max(axis=1, keepdims=True), -1e300))
+            mean = part.mean(axis=1)
+            result[far] = np.divide(spread(part.T), mean, out=np.zeros(len(mean)), where=mean > 0) + self._coarse
+        return result
+
+    def _densities(self, y: Array) -> Replicated:
+        return _replicated(self._by_sets(y, self._rule.pdf, 0))
+
+    def _distributions(self, y: Array, side: str = "right") -> Replicated:
+        return _replicated(self._cdf_by_sets(y))
+
+    def _pieces(self) -> tuple[Array, Array]:
+        std = np.sqrt(self._rule.var)
+        scales = np.geomspace(std.min(), std.max(), 9)
+        return np.zeros(len(scales)), scales
+
+    def _perturbed(self) -> Sequence[tuple[Law, Law]]:
+        error = self.origin.quadrature_error
+        if error < 1e-14:
+            return ()
+        origin = Provenance(self.status, self.method, seed=self.origin.seed)
+        up, down = (HeadSum(self.head, self.heads, self.scale * (1 + sign * error), origin) for sign in (1, -1))
+        return [(up, down)]
+
+    # Others
+
+    def _cf(self, t: Array) -> Estimate:
+        # ψ(σ² t²/2H)^H
+        with np.errstate(over="ignore"):  # e^(−∞) is 0
+            u = self.scale * t[:, None] ** 2 / (2 * self.heads)
+        psi = [np.maximum(weighted(np.expm1(-u * nodes), weights), -1.0) for nodes, weights in self.head.sets]  # less 1
+        with np.errstate(divide="ignore"):  # where it is 0
+            each = np.exp(self.heads * np.log1p(psi))
+            value = np.exp(self.heads * np.log1p(np.mean(psi, axis=0)))
+        return Estimate(value.astype(np.complex128), combined(spread(each), self._coarse * value))
+
+    def _rvs(self, size: int, rng: np.random.Generator) -> Array:
+        # a variance of the rule, and a normal
+        weight = np.maximum(self._rule.weight.sum(axis=1), 0.0)
+        var = rng.choice(self._rule.var, size=size, p=weight / weight.sum())
+        return np.asarray(np.sqrt(var) * rng.standard_normal(size))
+
+    def gaussian(self) -> Mixture:
+        """The Gaussian with this law's mean and variance.
+
+        Returns
+        -------
+        Mixture
+            One component.
+
+        Examples
+        --------
+        >>> print(f"{ns.Attention(np.eye(4)).law(heads=2).gaussian().pdf(0.0):.6f}")
+        0.637210
+        """
+        return gaussian_like(self)
+
+    def _arrays(self) -> dict[str, Any]:
+        made: dict[str, Any] = {"heads": np.array(str(self.heads)), "scale": self.scale, **self.head.arrays()}
+        if self.mixture is not None:
+            made |= {f"mixture_{name}": value for name, value in self.mixture._arrays().items()}
+            made["mixture_seed"] = self.mixture.origin.seed
+        return made
+
+    @classmethod
+    def _from_arrays(cls, arrays: dict[str, Any], origin: Provenance) -> HeadSum:
+        mixture = None
+        if "mixture_mean" in arrays:
+            seed = int(arrays["mixture_seed"]) if "mixture_seed" in arrays else None
+            own = Provenance(origin.status, "replicas of: " + origin.method, seed=seed)
+            mixture = Mixture(arrays["mixture_mean"], arrays["mixture_var"], own, arrays.get("mixture_weight"))
+        heads = checked_heads(int(str(arrays["heads"])), "HeadSum")
+        scale = real(arrays["scale"], "scale", "HeadSum", above=0.0)
+        return cls(Head.from_arrays(arrays), heads, scale, origin, mixture)
+
+
+def _replicated(found: Array) -> Replicated:
+    """A quantity (points, sets) as rows, one for each set."""
+    return Replicated(np.ascontiguousarray(found.T), np.full(found.shape[1], 1 / found.shape[1]))
+
+
+def head_sum(
+    scores: Array,
+    values: Array,
+    heads: int,
+    factor: float,
+    origin: Provenance,
+    mixture: Any = None,
+    function: Callable[[Array], Array] = row_softmax,
+    points: int | None = None,
+) -> HeadSum:
+    """The law of one output, from the covariance of its row of scores and the kernel of the values."""
+    one = Scores(scores.tobytes(), values.tobytes(), len(values), function)
+    points = points or 2 ** int(np.clip(np.log2(2**24 / len(values)), 12, 21))
+    return HeadSum(partial(head_law, one, points), heads, factor, origin, mixture)

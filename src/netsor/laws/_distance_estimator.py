@@ -1,0 +1,291 @@
+"""Distances of two laws, each with its errors: of sampling, of kernels in place of draws, of quadrature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+import scipy
+
+from ._attention_limit import HeadSum
+from ._estimate import Array, Estimate, combined
+from ._law import Law
+from ._law_base import LawError
+from ._mixture import Mixture
+from ._numerics import coarser, integrated, resolved
+from ._replicas import Replicated, bootstrap, jackknife
+
+LEVEL = 1e-7  # of the test that a limit law agrees with its own replicas
+
+
+def coupled(p: Law, q: Law) -> tuple[Mixture, Mixture] | None:
+    """Both laws as mixtures over the same random numbers, if they are."""
+    if isinstance(p, HeadSum) or not isinstance(p, Mixture) or p.origin.seed is None or p.replicas < 2:
+        return None
+    other = q.mixture if isinstance(q, HeadSum) else q
+    if not isinstance(other, Mixture) or other.replicas != p.replicas or p.origin.seed != other.origin.seed:
+        return None
+    if p.weight is not None or other.weight is not None or (other is not q and not consistent_with(q, other)):
+        return None
+    return p, other
+
+
+def consistent_with(law: Law, replicas: Mixture) -> bool:
+    """Whether a law is that of these replicas, within the errors of both.
+
+    Compared are the distribution function at quantiles, the variance and the fourth moment, by the largest deviation in
+    standard errors: a test of level 1e-7.
+    """
+    return deviation(law, replicas) < float(scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20))
+
+
+def deviation(law: Law, replicas: Mixture) -> float:
+    """The largest deviation of a law from replicas of it, in standard errors."""
+    y = np.unique(np.concatenate([law.ppf(np.linspace(0.5, 0.999, 18)), [law.mean()]]))
+    checks = [(law.with_error.cdf(y), replicas.with_error.cdf(y))]
+    checks += [(law.with_error.moment(k), replicas.with_error.moment(k)) for k in (2, 4)]
+    worst = 0.0
+    for one, other in checks:
+        gap = np.abs(np.asarray(one.value) - other.value)
+        error = combined(one.error, other.error, 1e-12 * np.abs(np.asarray(one.value)))
+        worst = max(worst, float(np.max(gap / np.where(error > 0, error, np.inf), initial=0.0)))
+    return worst
+
+
+class CubicPieces:
+    """Functions of D on nodes y; D is one vector (D after each node, D before each node, slopes)."""
+
+    def __init__(self, y: Array) -> None:
+        self.width = np.diff(y)
+
+    def _read(self, d: Array) -> tuple[Array, Array, Array, Array, Array, Array]:
+        after, before, slope = d.reshape(3, -1)
+        rise, fall = slope[:-1] * self.width, slope[1:] * self.width
+        return after, before, after[:-1], before[1:], rise, fall
+
+    def _turning(self, a: Array, b: Array, rise: Array, fall: Array) -> Array:
+        """The value of the cubic at an extremum inside a cell; at its end, if there is none."""
+        turns = rise * fall < 0
+        t = np.where(turns, rise / np.where(turns, rise - fall, 1.0), 1.0)
+        change = b - a
+        for _ in range(3):  # Newton for the root of its derivative
+            slope = rise * (1 - 4 * t + 3 * t**2) + fall * (3 * t**2 - 2 * t) + 6 * change * (t - t**2)
+            bend = rise * (6 * t - 4) + fall * (6 * t - 2) + 6 * change * (1 - 2 * t)
+            step = np.divide(slope, bend, out=np.zeros_like(t), where=turns & (bend != 0))
+            t = np.where(turns, np.clip(t - step, 0.0, 1.0), t)
+        return np.where(turns, _cubic(t, a, b, rise, fall), b)
+
+    def total_variation(self, d: Array) -> float:
+        """½ ∫ |dD|."""
+        after, before, a, b, rise, fall = self._read(d)
+        turn = self._turning(a, b, rise, fall)
+        way = np.abs(turn - a).sum() + np.abs(b - turn).sum() + np.abs(after - before).sum()
+        return float(min(0.5 * way, 1.0))
+
+    def kolmogorov(self, d: Array) -> float:
+        """sup |D|; two laws of one point have a single node, and no cell."""
+        after, before, a, b, rise, fall = self._read(d)
+        turn = self._turning(a, b, rise, fall)
+        return float(min(max(np.abs(part).max(initial=0.0) for part in (after, before, turn)), 1.0))
+
+    def wasserstein1(self, d: Array) -> float:
+        """∫ |D|."""
+        _, _, a, b, rise, fall = self._read(d)
+        whole = (a + b) / 2 + (rise - fall) / 12
+        crossing = a * b < 0
+        t = np.where(crossing, a / np.where(crossing, a - b, 1.0), 0.0)
+        for _ in range(3):  # Newton for the root of the cubic
+            slope = rise * (1 - 4 * t + 3 * t**2) + fall * (3 * t**2 - 2 * t) + 6 * (b - a) * (t - t**2)
+            step = np.divide(_cubic(t, a, b, rise, fall), slope, out=np.zeros_like(t), where=crossing & (slope != 0))
+            t = np.where(crossing, np.clip(t - step, 0.0, 1.0), t)
+        left = _area(t, a, b, rise, fall)
+        area = np.where(crossing, np.abs(left) + np.abs(whole - left), np.abs(whole))
+        return float(np.sum(self.width * area))
+
+
+def _cubic(t: Array, a: Array, b: Array, rise: Array, fall: Array) -> Array:
+    """Hermite's cubic on [0, 1] with these ends and slopes."""
+    return np.asarray(
+        a * (1 - 3 * t**2 + 2 * t**3) + b * (3 * t**2 - 2 * t**3) + rise * (t - 2 * t**2 + t**3) + fall * (t**3 - t**2)
+    )
+
+
+def _area(t: Array, a: Array, b: Array, rise: Array, fall: Array) -> Array:
+    """Its integral from 0 to t."""
+    return np.asarray(
+        a * (t - t**3 + t**4 / 2)
+        + b * (t**3 - t**4 / 2)
+        + rise * (t**2 / 2 - 2 * t**3 / 3 + t**4 / 4)
+        + fall * (t**4 / 4 - t**3 / 3)
+    )
+
+
+class DistanceEstimator:
+    """Two laws, and what of their replicas is common."""
+
+    def __init__(self, p: Law, q: Law, couple: bool = True) -> None:
+        self.p, self.q = p, q
+        self.coupled = coupled(p, q) if couple else None
+
+    def distance(self, name: str) -> Estimate:
+        """A distance, with errors of sampling and of smoothing."""
+        if name == "wasserstein1":
+            for law in (self.p, self.q):
+                if not math.isfinite(law.mean()):
+                    raise LawError("wasserstein1", f"{law!r} has no mean, and so is at no finite distance")
+        steps = name in ("wasserstein1", "kolmogorov")  # distribution functions, which draws have without kernels
+        value, error = self._difference(name) if steps else self._with_kernels._smooth(name)
+        smoothed = any(law.kernel if steps else law._dense(2.0) is not law for law in (self.p, self.q))
+        if np.isfinite(value) and smoothed:
+            # bias of the kernels: doubling their variance doubles it; the change is subtracted, and counts as an error
+            bias = self._with_wider._plain(name) - self._with_kernels._plain(name)
+            value, error = value - bias, combined(error, bias)
+        return Estimate(value, error)
+
+    @cached_property
+    def _with_kernels(self) -> DistanceEstimator:
+        """The laws with kernels in place of draws; itself, if there are none."""
+        laws = [law._dense() for law in (self.p, self.q)]
+        same = all(a is b for a, b in zip(laws, (self.p, self.q), strict=True))
+        return self if same else DistanceEstimator(laws[0], laws[1])
+
+    @cached_property
+    def _with_wider(self) -> DistanceEstimator:
+        """The laws with kernels of twice the variance."""
+        return DistanceEstimator(self.p._dense(math.sqrt(2)), self.q._dense(math.sqrt(2)))
+
+    def doubts(self, name: str) -> list[float]:
+        """What quadrature errors of each law may change."""
+        changes = []
+        for pairs in self._perturbed:
+            values = [pair._plain(name) for pair in pairs]
+            changes.append(max(abs(value - values[0]) for value in values[1:]))
+        return changes
+
+    @cached_property
+    def _perturbed(self) -> list[list[DistanceEstimator]]:
+        """The laws as they are, and with one of them off by its quadrature error either way."""
+        found = []
+        for law, other, first in ((self.p, self.q, True), (self.q, self.p, False)):
+            for ends in law._perturbed():
+                pairs = [(changed, other) if first else (other, changed) for changed in (law, *ends)]
+                found.append([DistanceEstimator(a._dense(), b._dense(), couple=False) for a, b in pairs])
+        return found
+
+    def _smooth(self, name: str) -> Estimate:
+        return self._kl() if name == "kl" else self._difference(name)
+
+    def _plain(self, name: str) -> float:
+        """The distance of laws that have their kernels, uncoupled, without its errors."""
+        alone = self if self.coupled is None else DistanceEstimator(self.p, self.q, couple=False)
+        if name == "kl":
+            return float(alone._kl(errors=False).value)
+        cells, groups = alone._groups
+        functional: Callable[[Array], float] = getattr(cells, name)
+        return functional(np.sum([group.mean for group in groups], axis=0))
+
+    # Distances of D = P − Q
+
+    @cached_property
+    def _groups(self) -> tuple[CubicPieces, list[Replicated]]:
+        """A grid, and D on it by independent groups of blocks."""
+        y = np.unique(np.concatenate([_nodes(self.p, self.q), self.p._jumps(), self.q._jumps()]))
+        cells = CubicPieces(y)
+        if self.coupled is not None:
+            a, b = (_vector(law, y) for law in self.coupled)
+            return cells, [Replicated(a.rows - b.rows, a.weight)]
+        a, b = _vector(self.p, y), _vector(self.q, y)
+        return cells, [a, Replicated(-b.rows, b.weight)]
+
+    def _difference(self, name: str) -> Estimate:
+        cells, groups = self._groups
+        functional: Callable[[Array], float] = getattr(cells, name)
+        return bootstrap(lambda *parts: np.asarray(functional(sum(parts))), groups)
+
+    # KL
+
+    def _kl(self, errors: bool = True) -> Estimate:
+        p, q = self.p, self.q
+        value, common = 0.0, dict(q.atoms)
+        for at, mass in p.atoms:
+            if at not in common:
+                return Estimate(math.inf, 0.0)
+            value += mass.value * math.log(mass.value / common[at].value) - mass.value
+        value += sum(mass.value for mass in common.values())
+        if len(p._pieces()[0]) and not len(q._pieces()[0]):
+            return Estimate(math.inf, 0.0)  # a density, where q has points
+        nodes = _nodes(p, q)
+        if not len(nodes):
+            return Estimate(value, _atoms_error(p, q))
+
+        def integrand(y: Array) -> Array:
+            return kl_terms(np.asarray(p._densities(y).mean), np.asarray(q._densities(y).mean), q._logpdf(y))
+
+        middle = (nodes[:-1] + nodes[1:]) / 2
+        if (np.asarray(p._densities(middle).mean)[np.isneginf(q._logpdf(middle))] > 0).any():
+            return Estimate(math.inf, 0.0)  # q gives no weight where p does
+        y, weights = integrated(integrand, coarser(nodes))
+        log_q = q._logpdf(y)
+
+        def functional(*parts: Array) -> Array:
+            f, g = parts if self.coupled is None else np.split(parts[0], 2, axis=-1)
+            if len(parts) == 2 and self.coupled is not None:  # the limit is better known than by its replicas
+                f, g = parts[1] + (f - g), parts[1]
+            return np.asarray(np.sum(weights * kl_terms(f, g, log_q), axis=-1))
+
+        if self.coupled is None:
+            groups = [p._densities(y), q._densities(y)]
+        else:
+            a, b = (law._densities(y) for law in self.coupled)
+            groups = [Replicated(np.concatenate([a.rows, b.rows], axis=1), a.weight)]
+            groups += [] if self.coupled[1] is q else [q._densities(y)]
+        if not errors:
+            return Estimate(float(functional(*(group.mean for group in groups))) + value, 0.0)
+        found = jackknife(functional, groups).corrected()
+        return Estimate(found.value + value, combined(found.error, _atoms_error(p, q)))
+
+
+def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
+    """f log(f/g) − f + g: for laws of mass 1 the last two cancel, and with them errors of quadrature."""
+    f, g = np.broadcast_arrays(np.maximum(f, 0.0), np.maximum(g, 0.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_g = np.where(g > 1e-290, np.log(np.where(g > 0, g, 1.0)), log_g)
+        ratio = np.log(np.where(f > 0, f, 1.0)) - log_g
+        # near f = g the three terms cancel: g·h((f − g)/g) with h(x) = (1 + x) log(1 + x) − x
+        x = np.divide(f - g, g, out=np.full(np.shape(f), np.inf), where=g > 1e-290)
+        near = np.abs(x) < 1e-3
+        x = np.where(near, x, 0.0)
+        small = g * (x**2 / 2 - x**3 / 6 + x**4 / 12)
+        return np.where(near, small, np.where(f > 0, f * ratio, 0.0) - f + g)
+
+
+def _atoms_error(p: Law, q: Law) -> float:
+    """The error of the atoms' part of KL, by the delta method."""
+    common = dict(q.atoms)
+    errors = [
+        combined(
+            mass.error * (math.log(mass.value / common[at].value)),
+            common[at].error * (1 - mass.value / common[at].value),
+        )
+        for at, mass in p.atoms
+    ]
+    return float(combined(*errors))
+
+
+def _nodes(p: Law, q: Law) -> Array:
+    """A grid for both laws' smooth parts; empty if they are points."""
+    pieces = [law._pieces() for law in (p, q)]
+    smooth = [law._read for law, (place, _) in zip((p, q), pieces, strict=True) if len(place)]
+    if not smooth:
+        return np.zeros(0)
+    places, scales = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+    return resolved(smooth, places, scales)
+
+
+def _vector(law: Law, y: Array) -> Replicated:
+    """The distribution function after and before each node and its slope, as one row for each block."""
+    after = law._distributions(y)
+    before = law._distributions(y, "left") if len(law._jumps()) else after
+    return Replicated(np.concatenate([after.rows, before.rows, law._slopes(y).rows], axis=1), after.weight)

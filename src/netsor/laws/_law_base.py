@@ -1,0 +1,261 @@
+"""What laws of one variable and of several have in common: they say where they come from, and go to disk."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import zipfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .._files import named, opened, parsed, write
+from ..language._given import as_whole, shown
+from ..language._source_location import PlacedError
+from ._estimate import Sources
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How a law was obtained, and what is known of it.
+
+    `quadrature_error`, of Gaussian expectations or of single precision, is relative: every component's covariance is
+    known up to this share of itself, and its mean up to this share of its standard deviation (of the law's, for outputs
+    known by draws; of itself, if it is not random).
+    """
+
+    status: str
+    method: str
+    random_numbers: int = 0
+    seed: int | None = None
+    quadrature_error: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+class LawError(PlacedError):
+    """What a law refuses: a question that it cannot answer, or numbers that make no law. It is a ValueError.
+
+    Parameters
+    ----------
+    operation : str
+        The method or function that refuses.
+    problem : str
+        The argument, its value and what is allowed.
+
+    Examples
+    --------
+    >>> ns.paper.layer().law(n=ns.inf).ppf(1.5)
+    Traceback (most recent call last):
+        ...
+    netsor.laws._law_base.LawError: ppf: q=1.5 must be between 0 and 1 (at ...)
+    """
+
+
+FORMAT = 1
+REASON = 200  # characters of an error's own text in a message: some repeat the whole file
+Kind = TypeVar("Kind", bound=type)
+KINDS: dict[str, Any] = {}
+
+
+def storable(kind: Kind) -> Kind:
+    """A class of laws that can be stored: it has `_array_api()`, and `_from_arrays(arrays, origin)` to come back."""
+    KINDS[kind.__name__] = kind
+    return kind
+
+
+def save(law: Any, path: str | Path) -> None:
+    """Write a law to an npz file."""
+    arrays: dict[str, Any] = {name: np.asarray(value) for name, value in law._arrays().items() if value is not None}
+    about = {"format": FORMAT, "kind": type(law).__name__, "origin": asdict(law.origin)}
+    file = io.BytesIO()
+    np.savez(file, about=np.array(json.dumps(about)), **arrays)
+    write(Path(path), file.getvalue())
+
+
+def load(path: str | os.PathLike[str]) -> Any:
+    """Read a law from a file that `law.save(path)` wrote.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        The file.
+
+    Returns
+    -------
+    Law or Joint
+        The law that was saved, with its origin.
+
+    Raises
+    ------
+    LawError
+        If the file holds no law, or is damaged.
+    OSError
+        If it cannot be opened.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> law = ns.paper.layer().law(n=ns.inf)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     law.save(f"{folder}/limit.npz")
+    ...     ns.load(f"{folder}/limit.npz")
+    ...
+    <HeadSum: variance 0.391971, excess kurtosis 0.1217; convolution over heads at infinite width; proved>
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise LawError("load", f"path={shown(path)} must be a str or a pathlib.Path")
+    name = named(path)
+    try:
+        file = opened(path)
+    except ValueError as error:
+        raise LawError("load", str(error)) from None
+    with file:
+        try:
+            arrays = dict(_members(file))
+            about = parsed(str(arrays.pop("about")).encode(), "its description")
+            if (made := about["format"]) == FORMAT:
+                if (kind := str(about["kind"])) not in KINDS:
+                    raise ValueError(f"its kind is {shown(kind)}")
+                return KINDS[kind]._from_arrays(arrays, _origin(**about["origin"]))
+        except Exception as error:  # what a damaged archive may raise is not documented
+            text = error.plain if isinstance(error, LawError) else str(error)
+            why = f"it has no {text}" if isinstance(error, KeyError) else " ".join(text.split())[:REASON]
+            raise LawError(
+                "load",
+                f"{name} is no law, or damaged ({why or type(error).__name__}): it must be a file that law.save(path) "
+                "wrote",
+            ) from None
+    raise LawError(
+        "load", f"{name} has format {shown(made)}; this version reads {FORMAT}: write it again with law.save"
+    )
+
+
+def _members(file: BinaryIO) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """The arrays of an npz file by name. No more memory is taken than the file has bytes, whatever it declares."""
+    with zipfile.ZipFile(file) as archive:
+        every = archive.infolist()
+        stored = all(info.compress_type == zipfile.ZIP_STORED for info in every)
+        if not stored or sum(info.file_size for info in every) > os.fstat(file.fileno()).st_size:
+            raise ValueError("its arrays are compressed or overlap")
+        for info in every:
+            stream = io.BytesIO(archive.read(info))
+            if np.lib.format.read_magic(stream) != (1, 0):
+                raise ValueError(f"{shown(info.filename)} has an unknown version")
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+            if dtype.kind not in "biufU" or min(shape, default=1) < 0:
+                raise ValueError(f"{shown(info.filename)} has type {dtype} and shape {shape}")
+            if math.prod(shape) * dtype.itemsize != info.file_size - stream.tell():
+                raise ValueError(f"{shown(info.filename)} has not the size of an array of shape {shape}")
+            array = np.frombuffer(stream.read(), dtype) if dtype.itemsize else np.zeros(math.prod(shape), dtype)
+            yield info.filename.removesuffix(".npy"), array.reshape(shape, order="F" if fortran else "C").copy()
+
+
+def _origin(
+    status: Any, method: Any, random_numbers: Any, seed: Any, quadrature_error: Any, notes: Any
+) -> Provenance:  # each field must be there, and no other
+    words = [status, method, *(notes if isinstance(notes, list) else [None])]
+    if (
+        not all(isinstance(text, str) for text in words)
+        or as_whole(random_numbers) is None
+        or (seed is not None and as_whole(seed) is None)
+        or not isinstance(quadrature_error, int | float)
+        or not quadrature_error >= 0
+    ):
+        raise ValueError("its origin has a field of a wrong type")
+    return Provenance(status, method, random_numbers, seed, float(quadrature_error), tuple(notes))
+
+
+class LawBase:
+    """A law, with its origin."""
+
+    origin: Provenance
+
+    @property
+    def status(self) -> str:
+        """What is known of the law: `proved`, `exact`, `conjectured` or `estimated`.
+
+        Examples
+        --------
+        >>> net = ns.paper.layer()
+        >>> net.law(n=ns.inf).status, net.law(n=64, draws=100).status
+        ('proved', 'exact')
+        """
+        return self.origin.status
+
+    @property
+    def method(self) -> str:
+        """How the law was obtained, in words.
+
+        Examples
+        --------
+        >>> ns.paper.layer().law(n=ns.inf).method
+        'convolution over heads at infinite width'
+        """
+        return self.origin.method
+
+    @property
+    def random_numbers(self) -> int:
+        """How many random numbers were drawn for each replica, on average.
+
+        Examples
+        --------
+        >>> net = ns.paper.layer()
+        >>> net.law(n=ns.inf).random_numbers, net.law(n=64, draws=100).random_numbers
+        (0, 23)
+        """
+        return self.origin.random_numbers
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be known of this law, such as activations that were treated as the identity.
+
+        Examples
+        --------
+        >>> ns.paper.layer().law(n=ns.inf).notes
+        ()
+        """
+        error = self.origin.quadrature_error
+        if error < 1e-6:
+            return self.origin.notes
+        doubt = (
+            f"Gaussian expectations, or numbers in single precision, have a relative error of about {error:.1g}, "
+            "or more for a function with jumps or poles"
+        )
+        return (*self.origin.notes, doubt)
+
+    @property
+    def sources(self) -> Sources:
+        """What the errors of this law's numbers come from: its seed, or the law itself.
+
+        Examples
+        --------
+        >>> ns.paper.layer().law(n=64, draws=100, seed=7).sources
+        frozenset({7})
+        """
+        return frozenset([self.origin.seed if self.origin.seed is not None else (type(self).__name__, id(self))])
+
+    def save(self, path: str | Path) -> None:
+        """Write the law to one npz file, without pickle; `ns.load(path)` reads it.
+
+        Parameters
+        ----------
+        path : str or pathlib.Path
+            The file, whole or not there however the process ends; one that is there is replaced.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> law = ns.paper.layer().law(n=64, draws=100)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     law.save(f"{folder}/law.npz")
+        ...     ns.load(f"{folder}/law.npz").var() == law.var()
+        ...
+        True
+        """
+        save(self, path)

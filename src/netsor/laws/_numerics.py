@@ -1,0 +1,235 @@
+"""Integrals over a law: its entropy, and the expectation of a function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy
+
+from ..language._given import shown
+from ._estimate import Array, Estimate, combined
+from ._law_base import LawError
+from ._replicas import Jackknife, jackknife
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Read = Callable[[Array], tuple[Array, Array, Array]]  # F, 1 − F and f at points
+
+CDF_ATOL = 1e-9  # largest error of a cubic that stands for a distribution function
+GONE = 1e-18  # largest probability beyond the last node
+MAX_NODES = 60_000  # most nodes of a grid
+INTEGRAL_ATOL = 1e-15  # absolute error that rounding leaves in an integral over a law
+FIRST = np.array([-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0])
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
+
+
+def resolved(functions: Sequence[Read], places: Array, scales: Array) -> Array:
+    """Nodes between which every function is a cubic, nearly; `places` and `scales` are where to begin."""
+    y = np.unique((places[:, None] + scales[:, None] * FIRST).ravel())
+    y = _reaching(functions, y)
+    value, slope = _table(functions, y)
+    left = np.arange(len(y) - 1)  # cells still to be looked at, by their left ends
+    right = left + 1
+    while len(left) and len(y) < MAX_NODES:
+        a, b = y[left], y[right]
+        wide = (b - a) > 1e-14 * np.maximum(np.abs(a), np.abs(b))
+        left, right, a, b = left[wide], right[wide], a[wide], b[wide]
+        if not len(left):
+            break
+        middle = a + (b - a) / 2
+        found, found_slope = _table(functions, middle)
+        guess = (value[:, left] + value[:, right]) / 2 + (b - a) * (slope[:, left] - slope[:, right]) / 8
+        rough = (np.abs(found - guess) > CDF_ATOL).any(axis=0)
+        start = len(y)
+        y = np.concatenate([y, middle])
+        value, slope = np.concatenate([value, found], axis=1), np.concatenate([slope, found_slope], axis=1)
+        new = start + np.flatnonzero(rough)
+        left, right = np.concatenate([left[rough], new]), np.concatenate([new, right[rough]])
+    return np.unique(y)
+
+
+def _reaching(functions: Sequence[Read], y: Array) -> Array:
+    """The nodes, and more on both sides until nothing is left beyond them."""
+    step = max(float(y[-1] - y[0]), np.finfo(float).tiny) / 4
+    ends = []
+    for sign, end, which in ((-1.0, y[0], 0), (1.0, y[-1], 1)):
+        at, far = float(end), step
+        while np.isfinite(at) and max(float(f(np.array([at]))[which][0]) for f in functions) > GONE:
+            at, far = at + sign * far, 1.5 * far
+            ends.append(at)
+    return np.unique(np.concatenate([y, [at for at in ends if np.isfinite(at)]]))
+
+
+def _table(functions: Sequence[Read], y: Array) -> tuple[Array, Array]:
+    """Values and slopes, a row for each function."""
+    read = [f(y) for f in functions]
+    value = np.stack([np.where(low < 0.5, low, 1 - high) for low, high, _ in read])
+    return value, np.stack([slope for _, _, slope in read])
+
+
+def coarser(nodes: Array) -> Array:
+    """Every third node, and the last: a Gauss rule does more in a cell than a cubic."""
+    return np.append(nodes[:-1:3], nodes[-1])
+
+
+def integrated(integrand: Callable[[Array], Array], nodes: Array, share: float = 1e-8) -> tuple[Array, Array]:
+    """Points and weights of a Gauss rule on cells halved until the integral settles to this share of itself."""
+    a, b = nodes[:-1], nodes[1:]
+    done: list[tuple[Array, Array]] = []
+    total = 0.0
+    for _ in range(40):
+        whole = _rule(a, b, integrand)
+        c = a + (b - a) / 2
+        halves = _rule(np.concatenate([a, c]), np.concatenate([c, b]), integrand).reshape(2, -1).sum(axis=0)
+        size = np.abs(total) + np.abs(halves).sum()
+        # each cell may be off by as much as all of them together divided by their root: errors have either sign
+        close = np.maximum(share * size / np.sqrt(len(a)), INTEGRAL_ATOL)
+        settled = ~(np.abs(whole - halves) > close) | (c <= a) | (c >= b)
+        total += float(np.abs(halves[settled]).sum())
+        done.append((np.concatenate([a[settled], c[settled]]), np.concatenate([c[settled], b[settled]])))
+        left, right, c = a[~settled], b[~settled], c[~settled]
+        a, b = np.concatenate([left, c]), np.concatenate([c, right])
+        if not len(a) or len(a) > MAX_NODES:
+            break
+    done.append((a, b))
+    a, b = (np.concatenate(ends) for ends in zip(*done, strict=True))
+    points = (a + b)[:, None] / 2 + (b - a)[:, None] / 2 * NODES
+    order = np.argsort(points.ravel())
+    return points.ravel()[order], ((b - a)[:, None] / 2 * WEIGHTS).ravel()[order]
+
+
+def _rule(a: Array, b: Array, integrand: Callable[[Array], Array]) -> Array:
+    """The integral over each cell."""
+    half = (b - a)[:, None] / 2
+    points = (a + b)[:, None] / 2 + half * NODES
+    return np.asarray((half * WEIGHTS * integrand(points.ravel()).reshape(points.shape)).sum(axis=1))
+
+
+def entropy(dense: Any, wider: Any) -> Estimate:
+    """−E[log f(Y)] of a law with a density; `wider` is the law with kernels of twice the variance, or the same."""
+    value, bias, error, _ = _entropy(dense)
+    # the bias of the kernels: doubling their variance doubles it, so it is the change
+    smoothing = 0.0 if wider is dense else _entropy(wider).value - value
+    return Estimate(value, combined(error, bias, smoothing))  # of this law as it is, so a bias is an error
+
+
+def _entropy(law: Any) -> Jackknife:
+    nodes = resolved([law._read], *law._pieces())
+
+    def integrand(y: Array) -> Array:
+        log_f = law._logpdf(y)
+        return np.asarray(-np.exp(log_f) * np.maximum(log_f, -1e300))
+
+    y, weights = integrated(integrand, coarser(nodes))
+
+    def functional(f: Array) -> Array:
+        logs = np.log(np.where(f > 0, f, 1.0))
+        return np.asarray(-np.sum(weights * f * logs, axis=-1))
+
+    return jackknife(functional, [law._densities(y)])
+
+
+def expectation(dense: Any, wider: Any, atoms: Sequence[tuple[float, Estimate]], f: Callable[[Any], Any]) -> Estimate:
+    """E[f(Y)]: over the density by quadrature, and at the atoms."""
+    value, error = 0.0, 0.0
+    if len(dense._pieces()[0]):
+        value, _, error, _ = _expectation(dense, f)
+        smoothing = 0.0 if wider is dense else _expectation(wider, f).value - value
+        error = combined(error, smoothing)
+    at = _called(f, np.array([place for place, _ in atoms])) if atoms else np.zeros(0)
+    masses = [mass for _, mass in atoms]
+    value += math.fsum(height * mass.value for height, mass in zip(at, masses, strict=True))
+    # what one atom has too much others have too little, so that the errors of their masses add in the worst case
+    return Estimate(value, error + math.fsum(abs(h) * mass.error for h, mass in zip(at, masses, strict=True)))
+
+
+def _expectation(law: Any, f: Callable[[Any], Any]) -> Jackknife:
+    nodes = resolved([law._read], *law._pieces())
+    y, weights = integrated(lambda y: _called(f, y) * law._density(y), coarser(nodes))
+    heights = weights * _called(f, y)
+    return jackknife(lambda density: np.sum(heights * density, axis=-1), [law._densities(y)])
+
+
+def _called(f: Callable[[Any], Any], y: Array) -> Array:
+    if not callable(f):
+        raise LawError("expect", f"func={shown(f)} must be a function of numbers")
+    found = np.asarray(f(y), dtype=np.float64)
+    if found.shape != y.shape:
+        if found.shape:
+            raise LawError(
+                "expect", f"func gave shape {found.shape} for {y.shape}: it must act on each number for itself"
+            )
+        found = np.full(y.shape, float(found))
+    if not np.isfinite(found).all():
+        bad = y[~np.isfinite(found)][0]
+        raise LawError("expect", f"func({bad:g}) is not finite: the expectation is not known")
+    return found
+
+
+def log_share(share: Array, rest: Array) -> Array:
+    """The logarithm of a probability, from it and 1 minus it, right at both ends."""
+    with np.errstate(divide="ignore"):
+        return np.where(share < 0.5, np.log(np.maximum(share, 0.0)), np.log1p(-np.minimum(rest, 1.0)))
+
+
+def log_mean(logs: Array) -> Array:
+    """The logarithm of the mean over the last axis of numbers that may be no doubles."""
+    return np.asarray(scipy.special.logsumexp(logs, axis=-1) - math.log(logs.shape[-1]))
+
+
+def log_upper(found: Array, y: Array, mean: Array, var: Array, weight: Array) -> Array:
+    """log P(Y > y) of Gaussians, where it was found to be −∞ because P is no double."""
+    for i in np.flatnonzero(np.isneginf(found)):
+        terms = scipy.special.log_ndtr((mean - y[i]) / np.sqrt(var)) + np.log(weight)
+        found[i] = scipy.special.logsumexp(terms)
+    return found
+
+
+Function = Callable[[Array], Array]
+LOG_ZERO = 1e4  # −FAR stands for log 0: it is below the logarithm of every positive double
+LEVEL_RTOL = 1e-13  # relative: by so much rounding may move P(Y ≤ y) at an atom away from the level q
+
+
+def quantiles(
+    q: Array, upper: bool, below: Function, above: Function, centre: float, scale: float, atoms: list[float]
+) -> Array:
+    """Where P(Y ≤ y), given by `below`, is q; or if `upper` where P(Y > y), given by `above`, is."""
+    from scipy.optimize import elementwise  # slow to import
+
+    result = np.where((q == 0) != upper, -np.inf, np.inf)
+    inner = np.flatnonzero((q > 0) & (q < 1))
+    if not len(inner):
+        return result
+    level = q[inner]
+
+    def excess(y: Array, level: Array) -> Array:
+        low = level < 0.5
+        value = np.empty(len(y))
+        for part, left in ((low, not upper), (~low, upper)):  # from the side where the probability is small
+            if part.any():
+                small = below(y[part]) if left else above(y[part])
+                wanted = level[part] if left != upper else 1 - level[part]
+                with np.errstate(divide="ignore"):
+                    found = np.maximum(np.log(np.maximum(small, 0.0)), -LOG_ZERO) - np.log(wanted)
+                value[part] = found if left else -found
+        return value
+
+    reach = np.full(len(inner), 8.0)
+    for _ in range(1100):
+        low, high = centre - reach * scale, centre + reach * scale
+        outside = (excess(low, level) >= 0) | (excess(high, level) < 0)
+        if not outside.any():
+            break
+        reach = np.where(outside, 2 * reach, reach)
+    root = elementwise.find_root(excess, (low, high), args=(level,), tolerances={"xatol": 1e-17 * scale})
+    # a root, or where there is none the upper end of the bracket, which has closed around a jump
+    low, high = root.bracket[0], np.where(root.f_x == 0, root.x, root.bracket[1])
+    for at in atoms:
+        near = np.flatnonzero((low - 1e-9 * scale < at) & (at <= high))
+        high[near[excess(np.full(len(near), at), level[near]) >= -LEVEL_RTOL]] = at
+    result[inner] = high
+    return result

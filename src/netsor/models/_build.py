@@ -1,0 +1,352 @@
+"""A described transformer, written in the language: every vector and score of it, block by block.
+
+Matrices have entries N(0, std²) = N(0, σ²/N) with N the fan-in of the real model. The program keeps σ = std·√N, so that
+at other widths, and at infinite ones, it has the scale of this model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import netsor.nn as nn
+
+from ..language import (
+    Scalar,
+    Value,
+    Vector,
+    Width,
+    apply,
+    concat,
+    data,
+    gaussian,
+    gelu,
+    gelu_tanh,
+    join,
+    layer_norm,
+    mean_dot,
+    relu,
+    rms_norm,
+    silu,
+    tanh,
+    weight,
+)
+from ..language._graph import topological_order
+from ..language._score import rsqrt
+from ._description import BRANCHES, Description
+from ._inputs import Inputs
+from ._metrics import of_router
+
+n, d, m = Width("n"), Width("d"), Width("m")
+Mask = npt.NDArray[np.bool_] | None
+Bias = Scalar | npt.NDArray[np.float64] | None
+ACTIVATIONS: dict[str, Callable[[Vector], Vector]] = {
+    "relu": relu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": silu,
+    "tanh": tanh,
+}
+
+
+class Layer(NamedTuple):
+    """One block: the stream that leaves it, what its branches added, and its attention.
+
+    Parameters
+    ----------
+    stream : Vector
+        What leaves the block, (tokens,).
+    attended : Vector
+        What attention added.
+    fed : Vector
+        What the perceptron added.
+    given : Vector
+        What the perceptron acts on; with `order="post"` it is also what its output is added to.
+    scores : Scalar
+        (heads, tokens, tokens).
+    weights : Scalar
+        Their softmax.
+    crossed : Vector, optional
+        What attention to the encoder added.
+    experts : Scalar, optional
+        What a token gives to each expert, (tokens, experts).
+
+    Examples
+    --------
+    >>> layer = ns.models.read("gpt2").trace(tokens=4).layers[0]
+    >>> layer.stream.shape, layer.scores.shape
+    ((4,), (12, 4, 4))
+    """
+
+    stream: Vector
+    attended: Vector
+    fed: Vector
+    given: Vector
+    scores: Scalar
+    weights: Scalar
+    crossed: Vector | None = None  # what attention to the encoder added
+    experts: Scalar | None = None  # what a token gives to each expert, (tokens, experts)
+
+
+class EmbeddingTable(NamedTuple):
+    """The embedding, which knows ids by their place among those that occur."""
+
+    ids: tuple[int, ...]  # that occur, in order
+    vectors: nn.Embedding
+
+    def __call__(self, ids: Sequence[int]) -> Vector:
+        return self.vectors(np.searchsorted(self.ids, ids))
+
+
+class Trace(NamedTuple):
+    """A network from its embeddings to its last vectors.
+
+    Parameters
+    ----------
+    embedded : Vector
+        The embeddings, (tokens,).
+    layers : tuple of Layer
+        The blocks, those of an encoder first.
+    output : Vector
+        The last vectors.
+    masks : tuple of numpy.ndarray or None
+        Of each block: which scores are allowed.
+    table : Table or None
+        The embedding itself, for tied logits.
+    decoded : Vector, optional
+        The embeddings of the decoder.
+
+    Examples
+    --------
+    >>> traced = ns.models.read("gpt2").trace(tokens=4)
+    >>> len(traced.layers), traced.output
+    (12, <Vector of shape (4,) in R^n, by Scale>)
+    """
+
+    embedded: Vector
+    layers: tuple[Layer, ...]
+    output: Vector  # after the last norm
+    masks: tuple[Mask, ...]  # which scores of a layer take part: booleans (tokens, tokens); None: all
+    table: EmbeddingTable | None  # the vectors of the ids; None, if the inputs are patches
+    decoded: Vector | None = None  # the embeddings that the decoder begins with
+
+
+def trace(model: Description, given: Inputs, embedded: Vector | None = None) -> Trace:
+    """The network on these inputs; `embedded` are their embeddings, where somebody else has written them."""
+    table, x = _embedded(model, given) if embedded is None else (None, embedded)
+    mask = [_mask(model, i, given.tokens, model.causal) for i in range(model.layers)]
+    bias = _bias(model, given.tokens, bidirectional=not model.causal)
+    layers: list[Layer] = []
+    stream = x
+    if model.shared:
+        again = nn.shared(lambda u: _layer(model, u, mask[0], bias)[:6])
+    for i in range(model.layers):
+        layers.append(Layer(*again(stream)) if model.shared else _layer(model, stream, mask[i], bias))
+        stream = layers[-1].stream
+    output = normed(model, stream) if model.final_norm else stream
+    decoded = None
+    if model.decoder_layers:
+        assert table is not None
+        stream = decoded = _words(model, table, given.decoder_ids)
+        bias = _bias(model, len(given.decoder_ids), bidirectional=False)
+        context = output
+        gains = {name: model.decoder_gain * getattr(model, name) for name in BRANCHES}
+        decoder = dataclasses.replace(model, **gains)
+        for i in range(model.layers, model.layers + model.decoder_layers):
+            mask.append(_mask(model, i, len(given.decoder_ids), True))
+            layers.append(_decoder(decoder, stream, context, mask[i], bias))
+            stream = layers[-1].stream
+        output = normed(model, stream) if model.final_norm else stream
+    return Trace(x, tuple(layers), output, tuple(mask), table, decoded)
+
+
+def inside(traced: Trace) -> list[list[Value]]:
+    """The values that each block makes of the embeddings, or of what leaves the block before."""
+    begun = [traced.embedded, *([] if traced.decoded is None else [traced.decoded])]
+    streams = [layer.stream for layer in traced.layers]
+    values = topological_order([*begun, *streams])
+    place = {value: k for k, value in enumerate(values)}
+    ends = [max(place[x] for x in begun), *(place[x] for x in streams)]
+    return [values[start + 1 : stop + 1] for start, stop in pairwise(ends)]
+
+
+def _embedded(model: Description, given: Inputs) -> tuple[EmbeddingTable | None, Vector]:
+    if model.inputs == "patches":
+        pixels = gaussian(model.patch or 1, given.tokens - 1) if given.patches is None else data(given.patches)
+        patches = weight(n, pixels.width, std=sigma_of(model.std_embedding, pixels.width.factor), name="W^P") @ pixels
+        x = join([gaussian(n, 1, cov=model.std_embedding**2, name="class"), patches])
+        table = None
+    else:
+        known = tuple(sorted({*given.ids, *given.decoder_ids}))
+        table = EmbeddingTable(known, nn.Embedding(np.arange(len(known)), n, model.std_embedding))
+        x = _words(model, table, given.ids)
+    if model.positions == "learned" and model.std_position:
+        x = x + nn.Embedding(np.arange(given.tokens), n, model.std_position)()
+    if model.std_type:
+        x = x + gaussian(n, cov=model.std_type**2, name="type")
+    return table, normed(model, x) if model.input_norm else x
+
+
+def _words(model: Description, table: EmbeddingTable, ids: tuple[int, ...]) -> Vector:
+    x = table(ids)
+    if model.padding in ids:
+        x = np.where(np.array(ids) == model.padding, 0.0, 1.0) * x
+    return x if model.embedding_scale == 1 else model.embedding_scale * x
+
+
+def _layer(model: Description, x: Vector, mask: Mask, bias: Bias) -> Layer:
+    looked: list[nn.Attended] = []
+    given: list[Vector] = []
+    routed: list[Scalar] = []
+
+    def look(u: Vector) -> Vector:
+        looked.append(_attend(model, u, mask, bias))
+        return looked[0].output
+
+    def feed(u: Vector) -> Vector:
+        given.append(u)
+        if model.experts is None:
+            return _feed(model, u)
+        routed.append(_routed(model, u, model.experts))
+        return _experts(model, u, routed[0])
+
+    made = nn.block(x, look, feed, partial(normed, model), model.order)
+    found = Layer(made.output, made.attended, made.fed, given[0], looked[0].scores, looked[0].weights)
+    return found._replace(experts=routed[0]) if routed else found
+
+
+def _decoder(model: Description, x: Vector, context: Vector, mask: Mask, bias: Bias) -> Layer:
+    own = _attend(model, normed(model, x), mask, bias)
+    x = x + own.output
+    cross = _attend(model, normed(model, x), None, None, context).output
+    x = x + cross
+    given = normed(model, x)
+    fed = _feed(model, given)
+    return Layer(x + fed, own.output, fed, given, own.scores, own.weights, cross)
+
+
+def _attend(
+    model: Description,
+    x: Vector,
+    mask: Mask,
+    bias: Bias,
+    context: Vector | None = None,
+) -> nn.Attended:
+    turned = (
+        nn.Rotary(model.rotary_base, model.rotary_fraction, None, model.rotary_stretch)
+        if model.positions == "rotary"
+        else None
+    )
+    scaling = "sqrt" if model.score_scale is None else model.score_scale * math.sqrt(model.d)
+    return nn.attend(
+        x,
+        model.heads,
+        d,
+        mask,
+        context=context,
+        groups=model.key_heads,
+        rotary=turned,
+        qk_norm=partial(_whole if model.qk_norm_whole else rms_norm, eps=model.eps) if model.qk_norm else None,
+        softcap=model.score_cap,
+        bias=bias,
+        scaling=scaling,
+        sigma_q=sigma_of(model.std_q, model.width),
+        sigma_k=sigma_of(model.std_k, model.width),
+        sigma_v=sigma_of(model.std_v, model.width),
+        sigma_o=sigma_of(model.std_o, model.heads * model.d),
+    )
+
+
+def _whole(u: Vector, eps: float) -> Vector:
+    """RMSNorm of all heads of a token, set end to end: one number for all of them, (heads, tokens)."""
+    one = u[..., None]
+    square = mean_dot(one, one)[..., 0, 0].mean(axis=0)
+    return apply(partial(rsqrt, eps=eps), square, name="rsqrt", bounded=eps > 0, lipschitz=eps > 0) * u
+
+
+def _feed(model: Description, x: Vector) -> Vector:
+    def activation(h: Vector) -> Vector:
+        h = h + gaussian(m, cov=model.bias_in**2, name="b") if model.bias_in else h
+        return ACTIVATIONS[model.activation](h)
+
+    fed = nn.mlp(
+        x,
+        m,
+        n,
+        activation,
+        gate=model.gated,
+        sigma_w=sigma_of(model.std_in, model.width),
+        sigma_gate=sigma_of(model.std_gate, model.width),
+        sigma_out=sigma_of(model.std_out, model.hidden),
+    )
+    return fed + gaussian(n, cov=model.bias_out**2, name="b") if model.bias_out else fed
+
+
+def _routed(model: Description, x: Vector, count: int) -> Scalar:
+    """The softmax of the largest logits of the router, 0 for all other experts, (tokens, experts)."""
+    logits = nn.logits(x, count, sigma=sigma_of(model.std_router, model.width))
+    return apply(partial(of_router, chosen=model.experts_per_token), logits, axes=1, name="of_router")
+
+
+def _experts(model: Description, x: Vector, given: Scalar) -> Vector:
+    """Σ_e given_e W_e h_e: one matrix on the h_e, each times what the token gives to the expert, set end to end."""
+    count = given.shape[-1]
+
+    def hidden(std: float, name: str | None = None) -> Vector:
+        return weight(m, n, count, sigma_of(std, model.width), name=name) @ x  # (experts, tokens)
+
+    activation = ACTIVATIONS[model.activation]
+    h = (
+        activation(hidden(model.std_gate, "W^G")) * hidden(model.std_in)
+        if model.gated
+        else activation(hidden(model.std_in))
+    )
+    return weight(n, count * m, std=sigma_of(model.std_out, count * model.hidden)) @ concat(
+        given.transpose() * h, axis=0
+    )
+
+
+def normed(model: Description, x: Vector) -> Vector:
+    """The norm of this model."""
+    return layer_norm(x, model.eps) if model.norm == "layer" else rms_norm(x, model.eps)
+
+
+def _mask(model: Description, layer: int, tokens: int, causal: bool) -> Mask:
+    seen = model.window if model.window is not None and layer % model.window_every == 0 else None
+    return None if seen is None and not causal else _visible(tokens, seen, causal)
+
+
+@lru_cache(maxsize=2)
+def _visible(tokens: int, window: int | None, causal: bool) -> Mask:
+    """One array for all layers that see the same."""
+    made = nn.causal(tokens, window)
+    made = made if causal else made | made.T
+    made.setflags(write=False)
+    return made
+
+
+def _bias(model: Description, tokens: int, *, bidirectional: bool) -> Bias:
+    if model.positions == "alibi":
+        return nn.alibi(model.heads, tokens)
+    if model.positions != "relative":
+        return None
+    return nn.relative_bias(
+        model.heads,
+        tokens,
+        buckets=model.buckets,
+        max_distance=model.distance,
+        std=model.std_relative,
+        bidirectional=bidirectional,
+    )
+
+
+def sigma_of(std: float, fan_in: int) -> float:
+    """σ of entries N(0, σ²/fan-in) that have this standard deviation."""
+    return std * math.sqrt(fan_in)

@@ -1,0 +1,210 @@
+"""What an audit asks of the arrays of one network: functions over last axes, in any array namespace.
+
+They are asked once while a program is traced, of arbitrary numbers, so that none may fail on a matrix that is no Gram
+matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._array_api import array_namespace, eigenvalues
+from ..language._check_function import declares_output, spectral_function
+
+Array = Any
+Mask = npt.NDArray[np.bool_]
+
+MIN_PROBABILITY = 1e-37  # a normal number in single precision too; what is smaller adds nothing to an entropy
+LOGITS_PER_BATCH = 2**18  # numbers of a piece of logits: 2 MiB, and numpy is called seldom
+
+
+@declares_output(2)
+def of_gram(gram: Array) -> Array:
+    """(…, s, s) → (…, 2): mean square over the tokens, mean cosine of two tokens."""
+    xp = array_namespace(gram)
+    s = gram.shape[-1]
+    diagonal = xp.linalg.diagonal(gram)
+    scale = xp.sqrt(xp.clip(diagonal, 0.0, None))
+    sizes = scale[..., :, None] * scale[..., None, :]
+    cosines = xp.where(sizes > 0, gram / xp.where(sizes > 0, sizes, 1.0), 0.0)
+    cosine = (xp.sum(cosines, axis=(-2, -1)) - xp.sum(xp.linalg.diagonal(cosines), axis=-1)) / (s * (s - 1))
+    return xp.stack([xp.mean(diagonal, axis=-1), cosine], axis=-1)
+
+
+@declares_output(1)
+@spectral_function
+def effective_rank(gram: Array) -> Array:
+    """(…, s, s) → (…, 1): e^H, H the entropy of the eigenvalues divided by their sum (Roy and Vetterli 2007).
+
+    It is 1 if all tokens are one direction, and s if they are orthogonal and of one size.
+    """
+    xp = array_namespace(gram)
+    spectrum = xp.clip(eigenvalues(0.5 * (gram + xp.matrix_transpose(gram))), 0.0, None)
+    whole = xp.sum(spectrum, axis=-1, keepdims=True)
+    return xp.exp(_entropy(spectrum / xp.where(whole > 0, whole, 1.0)))[..., None]
+
+
+@declares_output(4)
+def of_attention(scores: Array, weights: Array, *, allowed: Mask) -> Array:
+    """(…, heads, s, t) → (…, 4): standard deviation and largest of the scores, entropy, largest weight.
+
+    Over heads and allowed pairs. The entropy of a row is divided by that of the uniform row over its allowed entries,
+    and averaged; rows with one allowed entry have nothing to choose and are left out, of the largest weight too. If
+    all rows are such (a window of one token), both are 1.
+    """
+    xp = array_namespace(scores, weights)
+    kept = xp.take(_flat(scores), xp.asarray(np.flatnonzero(allowed)), axis=-1)  # (…, heads, allowed pairs)
+    axes, entries = (-2, -1), allowed.sum(axis=-1)
+    away = kept - xp.mean(kept, axis=axes, keepdims=True)
+    std, top = xp.sqrt(xp.mean(away * away, axis=axes)), xp.max(kept, axis=axes)
+    free = np.flatnonzero(entries > 1)
+    if not len(free):
+        one = xp.ones_like(xp.max(weights, axis=(-3, -2, -1)))
+        return _stacked(std, top, one, one)
+    rows = weights if len(free) == len(entries) else xp.take(weights, xp.asarray(free), axis=-2)
+    relative = _entropy(rows) / xp.asarray(np.log(entries[free]), dtype=rows.dtype)
+    entropy, largest = xp.mean(relative, axis=axes), xp.max(rows, axis=(-3, -2, -1))
+    return _stacked(std, top, entropy, largest)
+
+
+def _stacked(*arrays: Array) -> Array:
+    """Arrays side by side along a new last axis; the first time it broadcasts, PyTorch's own function takes seconds."""
+    xp, shape = array_namespace(*arrays), np.broadcast_shapes(*(array.shape for array in arrays))
+    return xp.stack([xp.broadcast_to(array, shape) for array in arrays], axis=-1)
+
+
+def _flat(scores: Array) -> Array:
+    return array_namespace(scores).reshape(scores, (*scores.shape[:-2], scores.shape[-2] * scores.shape[-1]))
+
+
+@declares_output(3)
+def of_logits(*parts: Array) -> Array:
+    """Parts (…, t, words) of a vocabulary → (…, 3): standard deviation, mean of log Σ e^logit, largest probability."""
+    xp = array_namespace(*parts)
+    top = reduce(xp.maximum, (xp.max(part, axis=-1, keepdims=True) for part in parts))
+    mass = reduce(xp.add, (xp.sum(xp.exp(part - top), axis=-1) for part in parts))
+    normaliser = xp.mean(top[..., 0] + xp.log(mass), axis=-1)
+    count = sum(part.shape[-2] * part.shape[-1] for part in parts)
+    mean = reduce(xp.add, (xp.sum(part, axis=(-2, -1)) for part in parts)) / count
+    away = (part - mean[..., None, None] for part in parts)
+    std = xp.sqrt(reduce(xp.add, (xp.sum(part * part, axis=(-2, -1)) for part in away)) / count)
+    return xp.stack([std, normaliser, 1.0 / xp.min(mass, axis=-1)], axis=-1)
+
+
+@declares_output(3)
+def of_words(root: Array, noise: Array, *known: Array, cap: float | None = None) -> Array:
+    """`of_logits` of words whose logits are root · noise, (…, t, t) times (…, t, words), and of known ones beside them.
+
+    In numpy by pieces of the vocabulary: a piece of the logits stays in the cache, and all of them are never made.
+    """
+    if all(type(array) is np.ndarray for array in (root, noise, *known)):
+        return _by_pieces(root, noise, known, cap)
+    return of_logits(*(capped(part, cap) for part in (root @ noise, *known)))
+
+
+def capped(logits: Array, cap: float | None) -> Array:
+    """cap · tanh(logits/cap)."""
+    return logits if cap is None else cap * array_namespace(logits).tanh(logits / cap)
+
+
+def _by_pieces(root: Array, noise: Array, known: Sequence[Array], cap: float | None) -> Array:
+    leading = np.broadcast_shapes(*(array.shape[:-2] for array in (root, noise, *known)))
+    roots, words, *firsts = (np.broadcast_to(a, (*leading, *a.shape[-2:])) for a in (root, noise, *known))
+    made = np.empty((*leading, 3), np.result_type(root, noise, *known))
+    size = max(1, LOGITS_PER_BATCH // root.shape[-1])
+    room = np.empty((root.shape[-1], size), made.dtype)
+    for at in np.ndindex(leading):
+        seen = OnlineMoments(root.shape[-1], made.dtype)
+        for first in firsts:
+            seen.add(capped(first[at].copy(), cap))
+        for start in range(0, noise.shape[-1], size):
+            some = words[at][:, start : start + size]
+            seen.add(capped(np.matmul(roots[at], some, out=room[:, : some.shape[-1]]), cap))
+        made[at] = seen.ends()
+    return made
+
+
+class OnlineMoments:
+    """Moments, and log Σ e^x, of rows that come piece by piece; squares are joined as Chan et al. (1979) do."""
+
+    def __init__(self, rows: int, precision: Any) -> None:
+        self.count = 0
+        self.mean, self.square, self.mass = (np.zeros((rows, 1), precision) for _ in range(3))
+        self.top = np.full((rows, 1), -np.inf, precision)
+
+    def add(self, x: Array) -> None:
+        """A piece (rows, numbers), which is written over."""
+        count, total = x.shape[-1], self.count + x.shape[-1]
+        top, mean = np.maximum(self.top, x.max(axis=-1, keepdims=True)), x.mean(axis=-1, keepdims=True)
+        x -= mean
+        step = mean - self.mean
+        self.square += np.einsum("ij,ij->i", x, x)[:, None] + step * step * (self.count * count / total)
+        self.mean += step * (count / total)
+        x -= top - mean
+        self.mass *= np.exp(self.top - top)
+        self.mass += np.exp(x, out=x).sum(axis=-1, keepdims=True)
+        self.top, self.count = top, total
+
+    def ends(self) -> tuple[Array, Array, Array]:
+        """Standard deviation of all, mean of log Σ e^x, largest e^x/Σ e^x."""
+        between = self.mean - self.mean.mean()
+        std = np.sqrt((self.square / self.count + between * between).mean())
+        return std, (self.top + np.log(self.mass)).mean(), 1.0 / self.mass.min()
+
+
+def of_router(logits: Array, *, chosen: int) -> Array:
+    """(…, experts) → (…, experts): the softmax over the `chosen` largest, 0 for all others."""
+    xp = array_namespace(logits)
+    least = xp.sort(logits, axis=-1)[..., -chosen, None]
+    kept = xp.where(logits >= least, xp.exp(logits - xp.max(logits, axis=-1, keepdims=True)), 0.0)
+    return kept / xp.sum(kept, axis=-1, keepdims=True)
+
+
+def of_experts(given: Array) -> Array:
+    """(…, tokens, experts), what tokens give to experts → (…, 2): largest and least load, over that of equal loads.
+
+    The load of an expert is the number of tokens that give it something.
+    """
+    xp = array_namespace(given)
+    loads = xp.sum(xp.astype(given != 0, given.dtype), axis=-2)
+    even = xp.mean(loads, axis=-1)
+    return xp.stack([_ratio(xp.max(loads, axis=-1), even), _ratio(xp.min(loads, axis=-1), even)], axis=-1)
+
+
+def of_shares(squares: Array, *middle: Array) -> Array:
+    """(…, 1 + branches) mean squares of the stream and of what was added → (…, branches): the share of each in the sum.
+
+    With a norm after each sum, `middle` (…, 1) is the mean square that all before the last branch has after that norm.
+    """
+    xp = array_namespace(squares, *middle)
+    before = xp.sum(squares[..., :-1], axis=-1, keepdims=True)
+    kept = middle[0] if middle else before
+    total = kept + squares[..., -1:]
+    earlier = _ratio(squares[..., 1:-1], before) * _ratio(kept, total)
+    return xp.concat([earlier, _ratio(squares[..., -1:], total)], axis=-1)
+
+
+def of_pairs(*grams: Array, sums: Sequence[tuple[float, Sequence[int]]]) -> Array:
+    """Gram matrices (…, matrices, s, s), two and two → (…, sums): Σ of the products of both, over pairs and entries.
+
+    Each sum has a factor, and the places of the first of each of its pairs.
+    """
+    xp = array_namespace(*grams)
+    pairs = {k: xp.sum(grams[k] * grams[k + 1], axis=(-3, -2, -1)) for _, places in sums for k in places}
+    none = 0.0 * xp.sum(grams[0], axis=(-3, -2, -1))
+    return xp.stack([by * sum((pairs[k] for k in places), none) for by, places in sums], axis=-1)
+
+
+def _ratio(a: Array, b: Array) -> Array:
+    xp = array_namespace(a, b)
+    return xp.where(b == 0, 0.0, a / xp.where(b == 0, 1.0, b))
+
+
+def _entropy(p: Array) -> Array:
+    xp = array_namespace(p)
+    return -xp.sum(p * xp.log(xp.clip(p, MIN_PROBABILITY, None)), axis=-1)

@@ -1,0 +1,303 @@
+"""Attention, as the paper's Example 3.1 writes it, and as transformers vary it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..language import Scalar, TraceError, Vector, Width, concat, dot, mean_dot, rotary, softmax, tanh
+from ..language._given import SCALE, as_number, numbers, real, scale, shown, whole
+from ..language._rotary import Stretch
+from ..language._scalar import ScalarLike, constant
+from ..language._width import as_width
+from ._block import affine, made_of
+from ._positions import causal
+
+
+class Rotary(NamedTuple):
+    """Rotary positions of queries and keys, as in `ns.rotary`.
+
+    Parameters
+    ----------
+    base : float
+        Of the frequencies.
+    fraction : float
+        Of the coordinates that are turned, above 0, at most 1.
+    positions : array_like, optional
+        0, 1, … unless given.
+    stretch : Stretch, optional
+        Lowers low frequencies.
+
+    Examples
+    --------
+    >>> n, d = ns.Width("n"), ns.Width("d")
+    >>> ns.nn.attention(ns.gaussian(n, 4), heads=2, head_dim=d, rotary=ns.nn.Rotary(base=500_000.0)).shape
+    (4,)
+    """
+
+    base: float = 10000.0
+    fraction: float = 1.0
+    positions: npt.ArrayLike | None = None
+    stretch: Stretch | None = None
+
+
+class Attended(NamedTuple):
+    """What `attend` makes, and what it made on the way.
+
+    Parameters
+    ----------
+    output : Vector
+        What attention adds to the stream, in the shape of x.
+    scores : Scalar
+        (heads, …, tokens, tokens), after caps and biases, before the mask.
+    weights : Scalar
+        Their softmax, in the same shape.
+
+    Examples
+    --------
+    >>> made = ns.nn.attend(ns.gaussian(ns.Width("n"), 4), heads=2)
+    >>> made.output.shape, made.scores.shape, made.weights.shape
+    ((4,), (2, 4, 4), (2, 4, 4))
+    """
+
+    output: Vector  # (…, tokens), in the space of x
+    scores: Scalar  # (heads, …, tokens, tokens of the context), as the softmax gets them, before the mask
+    weights: Scalar  # the softmax of the scores, of that shape
+
+
+def attend(
+    x: Vector,
+    heads: int,
+    head_dim: Width | int | None = None,
+    mask: npt.ArrayLike | str | None = None,
+    *,
+    context: Vector | None = None,
+    groups: int | None = None,
+    window: int | None = None,
+    rotary: Rotary | None = None,
+    qk_norm: Callable[[Vector], Vector] | None = None,
+    softcap: float | None = None,
+    bias: ScalarLike | None = None,
+    scaling: str | float = "sqrt",
+    sigma_q: float = 1.0,
+    sigma_k: float = 1.0,
+    sigma_v: float = 1.0,
+    sigma_o: float = 1.0,
+    sigma_b: float = 0.0,
+) -> Attended:
+    """Multi-head attention over the tokens along the last axis of x; `attention` is its output alone.
+
+    y^i = H^(−1/2) Σ_a Σ_j softmax_j(p^a_i·) W^{O,a} W^{V,a} x^j, with p^a_ij = d^(−1/2) ⟨W^{Q,a} x^i, W^{K,a} x^j⟩.
+    Each sigma is the standard deviation of a matrix, σ in entries N(0, σ²/fan-in).
+
+    Parameters
+    ----------
+    x : Vector
+        (…, tokens).
+    heads : int
+        H.
+    head_dim : Width or int, optional
+        d, the width of x unless given (low rank).
+    mask : array_like or str, optional
+        As in `ns.softmax`: "causal", or which scores are allowed.
+    context : Vector, optional
+        Other tokens, for keys and values (cross-attention).
+    groups : int, optional
+        The number of key and value heads, each shared by heads/groups query heads in a row.
+    window : int, optional
+        Keeps tokens less than that far apart.
+    rotary : Rotary, optional
+        Positions of queries and keys, after `qk_norm`.
+    qk_norm : callable, optional
+        What is applied to queries and keys, such as `ns.rms_norm`.
+    softcap : float, optional
+        c makes c tanh(p/c) of a score p.
+    bias : Scalar or array_like, optional
+        Added to the scores last; broadcasts to (heads, …, tokens, tokens).
+    scaling : str or float
+        "sqrt"; "linear" divides by d in place of √d; a number c multiplies d^(−1/2) ⟨q, k⟩.
+    sigma_q, sigma_k, sigma_v, sigma_o : float
+        Of the matrices of queries, keys, values and of the output.
+    sigma_b : float
+        The standard deviation of the entries of all biases.
+
+    Returns
+    -------
+    Attended
+        Output, scores and weights.
+
+    Raises
+    ------
+    TraceError
+        If an argument is out of range, named with what is allowed.
+
+    Examples
+    --------
+    >>> made = ns.nn.attend(ns.gaussian(ns.Width("n"), 4), heads=8, groups=2, head_dim=ns.Width("d"), mask="causal")
+    >>> made.output, made.weights.shape
+    (<Vector of shape (4,) in R^n, by MatMul>, (8, 4, 4))
+    """
+    c = x if context is None else context
+    for name, tokens in (("x", x), ("context", c)):
+        if not isinstance(tokens, Vector) or tokens.ndim == 0:
+            raise TraceError("attention", f"{name}={shown(tokens)} must be vectors with an axis of tokens")
+    heads = whole(heads, "heads", "attention")
+    groups = heads if groups is None else whole(groups, "groups", "attention")
+    if heads % groups:
+        raise TraceError("attention", f"groups={groups} must divide heads={heads}: each group serves as many heads")
+    d = x.width if head_dim is None else as_width(head_dim, "attention", "head_dim")
+    b = scale(sigma_b, "sigma_b", "attention")
+    sigma_q, sigma_k, sigma_v, sigma_o = (
+        scale(sigma, name, "attention")
+        for name, sigma in (("sigma_q", sigma_q), ("sigma_k", sigma_k), ("sigma_v", sigma_v), ("sigma_o", sigma_o))
+    )
+    q = affine(x, d, sigma_q, b, heads, "W^Q")  # (heads, …, tokens) vectors in R^d
+    k = affine(c, d, sigma_k, b, groups, "W^K")
+    v = affine(c, d, sigma_v, b, groups, "W^V")
+    if qk_norm is not None:
+        q, k = (made_of(qk_norm, u, "qk_norm", "attention") for u in (q, k))
+    if rotary is not None:
+        q, k = (_turned(u, rotary) for u in (q, k))
+    if groups < heads:
+        k, v = (u[np.repeat(np.arange(groups), heads // groups)] for u in (k, v))
+    p = _biased(_capped(_scores(q, k, scaling), softcap), bias)
+    a = softmax(p, _allowed(mask, window, p))
+    return Attended(affine(concat(a @ v, axis=0), x.width, sigma_o, b, name="W^O"), p, a)
+
+
+def attention(
+    x: Vector,
+    heads: int,
+    head_dim: Width | int | None = None,
+    mask: npt.ArrayLike | str | None = None,
+    *,
+    context: Vector | None = None,
+    groups: int | None = None,
+    window: int | None = None,
+    rotary: Rotary | None = None,
+    qk_norm: Callable[[Vector], Vector] | None = None,
+    softcap: float | None = None,
+    bias: ScalarLike | None = None,
+    scaling: str | float = "sqrt",
+    sigma_q: float = 1.0,
+    sigma_k: float = 1.0,
+    sigma_v: float = 1.0,
+    sigma_o: float = 1.0,
+    sigma_b: float = 0.0,
+) -> Vector:
+    """Multi-head attention over the tokens along the last axis of x: the output of `attend`.
+
+    y^i = H^(−1/2) Σ_a Σ_j softmax_j(p^a_i·) W^{O,a} W^{V,a} x^j, with p^a_ij = d^(−1/2) ⟨W^{Q,a} x^i, W^{K,a} x^j⟩.
+    Each sigma is the standard deviation of a matrix, σ in entries N(0, σ²/fan-in).
+
+    Parameters
+    ----------
+    x : Vector
+        (…, tokens).
+    heads : int
+        H.
+    head_dim : Width or int, optional
+        d, the width of x unless given (low rank).
+    mask : array_like or str, optional
+        As in `ns.softmax`: "causal", or which scores are allowed.
+    context : Vector, optional
+        Other tokens, for keys and values (cross-attention).
+    groups : int, optional
+        The number of key and value heads, each shared by heads/groups query heads in a row.
+    window : int, optional
+        Keeps tokens less than that far apart.
+    rotary : Rotary, optional
+        Positions of queries and keys, after `qk_norm`.
+    qk_norm : callable, optional
+        What is applied to queries and keys, such as `ns.rms_norm`.
+    softcap : float, optional
+        c makes c tanh(p/c) of a score p.
+    bias : Scalar or array_like, optional
+        Added to the scores last; broadcasts to (heads, …, tokens, tokens).
+    scaling : str or float
+        "sqrt"; "linear" divides by d in place of √d; a number c multiplies d^(−1/2) ⟨q, k⟩.
+    sigma_q, sigma_k, sigma_v, sigma_o : float
+        Of the matrices of queries, keys, values and of the output.
+    sigma_b : float
+        The standard deviation of the entries of all biases.
+
+    Returns
+    -------
+    Vector
+        In the shape of `x`.
+
+    Raises
+    ------
+    TraceError
+        If an argument is out of range, named with what is allowed.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> y = ns.nn.attention(ns.gaussian(n, 4), heads=2, mask="causal")
+    >>> y
+    <Vector of shape (4,) in R^n, by MatMul>
+    >>> print(f"{ns.Program(y)[0].law(n=ns.inf).var():.4f}")  # the first token sees itself alone
+    1.0000
+    """
+    return attend(
+        x, heads, head_dim, mask, context=context, groups=groups, window=window, rotary=rotary, qk_norm=qk_norm,
+        softcap=softcap, bias=bias, scaling=scaling, sigma_q=sigma_q, sigma_k=sigma_k, sigma_v=sigma_v, sigma_o=sigma_o,
+        sigma_b=sigma_b,
+    ).output  # fmt: skip
+
+
+def _turned(u: Vector, by: Rotary) -> Vector:
+    if not isinstance(by, Rotary):
+        raise TraceError("attention", f"rotary={shown(by)} must be an ns.nn.Rotary(base, fraction, positions)")
+    return rotary(u, by.positions, by.base, by.fraction, by.stretch)
+
+
+def _scores(q: Vector, k: Vector, scaling: str | float) -> Scalar:
+    if isinstance(scaling, str) and scaling in ("sqrt", "linear"):
+        return dot(q, k) if scaling == "sqrt" else mean_dot(q, k)
+    if as_number(scaling) is None:
+        raise TraceError("attention", f"scaling={shown(scaling)} must be 'sqrt', 'linear' or a number")
+    return real(scaling, "scaling", "attention") * dot(q, k)
+
+
+def _capped(p: Scalar, softcap: float | None) -> Scalar:
+    if softcap is None:
+        return p
+    c = real(softcap, "softcap", "attention", least=1 / SCALE, most=SCALE)
+    return c * tanh(p / c)
+
+
+def _biased(p: Scalar, bias: ScalarLike | None) -> Scalar:
+    if bias is None:
+        return p
+    added = bias if isinstance(bias, Scalar) else constant(numbers(bias, "attention", "bias"))
+    try:
+        fits = np.broadcast_shapes(p.shape, added.shape) == p.shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise TraceError(
+            "attention", f"bias of shape {added.shape} must broadcast to the scores (heads, …, tokens), {p.shape}"
+        )
+    return p + added
+
+
+def _allowed(mask: npt.ArrayLike | str | None, window: int | None, p: Scalar) -> npt.ArrayLike | str | None:
+    """The mask of `ns.softmax`, with the sliding window in it."""
+    if window is None:
+        return mask
+    window = whole(window, "window", "attention")
+    if p.shape[-1] != p.shape[-2]:
+        raise TraceError("attention", f"window={window} needs square scores, got shape {p.shape}")
+    if isinstance(mask, str) and mask == "causal":
+        return causal(p.shape[-1], window)
+    if mask is not None:
+        raise TraceError(
+            "attention",
+            "window goes with mask=None or 'causal'; with your own write mask & ns.nn.causal(tokens, window)",
+        )
+    return causal(p.shape[-1], window) | causal(p.shape[-1], window).T

@@ -1,0 +1,163 @@
+"""The folder of a run: which files in it are of earlier runs, and new ones put in their place.
+
+A file is of an earlier run if the manifest has its name and its hash. No other is ever overwritten or removed.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from .. import __version__
+from .._files import fields, opened, write
+from ..language._given import shown
+from ._cache import sweep
+
+MANIFEST = "manifest.json"
+
+
+def out_path(out: object) -> Path:
+    """The argument `out` as a path; refused if it names no folder."""
+    if not isinstance(out, str | Path) or not str(out):
+        raise ValueError(f"out={shown(out)} must name a folder, by a string or a Path; for the current one give '.'")
+    return Path(out)
+
+
+class Folder:
+    """Where a run puts its files.
+
+    `command` is how the command of every manifest of this study begins: the files of another study are somebody
+    else's. `beside` names the options in which two runs may differ and still have their files side by side.
+    """
+
+    def __init__(self, path: Path, command: str, beside: Sequence[str] = ()) -> None:
+        self.path, self.command, self.beside = path, command, tuple(beside)
+
+    def prepare(self, names: Iterable[str]) -> None:
+        """Refuse a folder where these files would overwrite others, or that cannot be written to; make it if needed."""
+        self._refuse_foreign(names, self._manifest())
+        parts = self.path / "parts"
+        parts.mkdir(parents=True, exist_ok=True)
+        for folder in (self.path, parts):
+            with tempfile.TemporaryFile(dir=folder):  # rights alone do not tell
+                pass
+            sweep(folder)
+
+    def put(self, files: Mapping[str, bytes], manifest: dict[str, Any]) -> None:
+        """Put the files in their place, and the manifest with their hashes.
+
+        Those of an earlier run with the same options stay, and are remembered. Those of one with other options are
+        removed, for they could be taken for this run's, unless they were changed since. Another run's files come all
+        before or all after. The manifest comes first and knows what it replaces too, so that a run that is ended here
+        leaves nothing which the next takes for somebody else's.
+        """
+        with self._locked():
+            old = self._manifest()
+            self._refuse_foreign(files, old)
+            known = _hashes(old)
+            new = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+            same = old is not None and self._options(old) == self._options(manifest)
+            manifest["files"] = {**(old["files"] if old is not None and same else {}), **new}
+            manifest["replaced"] = {name: self._digest(name) for name in known if self._digest(name) in known[name]}
+            write(self.path / MANIFEST, json.dumps(manifest, indent=1).encode())
+            for name, content in files.items():
+                write(self.path / name, content)
+            for name in set(known) - set(manifest["files"]):
+                if self._digest(name) in known[name]:
+                    (self.path / name).unlink()
+
+    def _manifest(self) -> dict[str, Any] | None:
+        """The manifest of an earlier run; None if there is none, or somebody else's."""
+        try:
+            found = fields(self.path / MANIFEST)
+        except (OSError, ValueError):
+            return None
+        ours = str(found.get("command", "")).startswith(self.command)
+        return found if ours and _hashes(found) and isinstance(found.get("options"), dict) else None
+
+    def _refuse_foreign(self, names: Iterable[str], manifest: dict[str, Any] | None) -> None:
+        known = _hashes(manifest)
+        for name in (MANIFEST, *names):
+            if os.path.lexists(self.path / name) and not (
+                manifest is not None if name == MANIFEST else self._digest(name) in known.get(name, ())
+            ):
+                article = "an" if name[0] in "aeiou" else "a"
+                raise ValueError(
+                    f"out={str(self.path)!r} holds {article} {name} that is not of an earlier run, or was changed "
+                    "since: it would be overwritten; move it, or choose another folder"
+                )
+
+    def _options(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """What two runs must have in common for their files to stand side by side."""
+        options = {name: value for name, value in manifest["options"].items() if name not in self.beside}
+        return {**options, "seed": manifest.get("seed"), "versions": manifest.get("versions")}
+
+    def _digest(self, name: str) -> str:
+        try:
+            with opened(self.path / name) as file:
+                return hashlib.sha256(file.read()).hexdigest()
+        except (OSError, ValueError):
+            return ""
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the folder; if another run has it, that is told."""
+        lock = FileLock(self.path / ".netsor.lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            print(f"netsor: waiting for another run to leave {self.path}", file=sys.stderr, flush=True)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def _hashes(manifest: Mapping[str, Any] | None) -> dict[str, set[str]]:
+    """The hashes under which the files of a manifest may be found, by name; none if it is not as we write them."""
+    try:
+        assert manifest is not None
+        found = {name: {digest} for name, digest in manifest["files"].items()}
+        for name, digest in manifest["replaced"].items():
+            found.setdefault(name, set()).add(digest)
+    except (AssertionError, KeyError, TypeError, AttributeError):
+        return {}
+    plain = all(isinstance(name, str) and Path(name).name == name for name in found)
+    return found if plain and all(isinstance(d, str) for digests in found.values() for d in digests) else {}
+
+
+def environment() -> dict[str, Any]:
+    """The versions and the machine, as a manifest has them."""
+    return {
+        "versions": {
+            "netsor": __version__,
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("numpy", "scipy", "matplotlib")},
+        },
+        "machine": {"system": platform.system(), "architecture": platform.machine(), "cores": os.cpu_count()},
+    }
+
+
+def to_csv(rows: Iterable[dict[str, Any]]) -> bytes:
+    """A table as CSV: one observation a row, ten digits."""
+    table = list(rows)
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, fieldnames=list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in table:
+        writer.writerow({k: f"{v:.10g}" if isinstance(v, float) else v for k, v in row.items()})
+    return buffer.getvalue().encode()

@@ -1,0 +1,410 @@
+"""What an audit is asked: models, tokens, widths, draws; and the parts of work that this makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..._bound_program import AtWidths
+from ...engine import ExactError, Plan
+from ...engine._parallel import Progress, whole_number
+from ...engine._precision import resolve_precision
+from ...engine.backends import AUTO, Backend, Numpy
+from ...language import TraceError
+from ...language._given import shown
+from ...models import Probes, Transformer
+from ...models._metric_program import STREAM
+from .._cache import cache_key, derive_seed
+from ._audit_cost import BACKWARD, draw_cost, planning_cost, refuse_large
+from ._order_statistics import DECIDE
+from ._program_adapter import Model, ProgramMetrics, ProgramModel, described
+
+KINDS = {"actual": (False,), "inf": (True,), "both": (False, True)}  # widths that are infinite, or not
+LENGTHS = (16, 128)  # tokens, where none are given: what changes with length is told by two
+DRAWS = 200  # of the shortest of these, where no number is given; fewer of longer inputs
+MIN_DRAWS = 16  # draws, at least: of a quick audit, and of long inputs; one more than decides a rule
+PART_SECONDS = 2.0  # of one core, at most, but for a single draw: what an interrupted run loses
+PART_DRAWS = 256  # at most
+MOST_TOLD = 3  # fields, in a name
+MOST_TIMES = 2.0  # as long as without them: gradients that cost more are measured only if they are asked for
+
+
+@dataclass(frozen=True)
+class AuditCase:
+    """A model with its input, at its own widths or with all of them at infinity."""
+
+    model: Model
+    tokens: int
+    ids: tuple[int, ...] | None
+    infinite: bool
+    gradients: bool = False
+    ranges: bool = False
+    backend: Backend = field(default_factory=Numpy)  # for which it is planned
+
+    @property
+    def widths(self) -> dict[str, float]:
+        """The widths by their names."""
+        return {name: math.inf if self.infinite else width for name, width in self.model.widths().items()}
+
+    @property
+    def status(self) -> str:
+        """What its law is to the model as it is drawn."""
+        return self.model.status(**self.widths)
+
+    def probes(self) -> Probes | ProgramMetrics:
+        """The program of all that is measured."""
+        given = {"tokens": self.tokens} if self.ids is None else {"ids": self.ids}
+        return self.model.probes(**given, gradients=self.gradients, ranges=self.ranges)
+
+    def at(self) -> AtWidths:
+        """That program at its widths."""
+        return probes_of(self)._at(self.widths)._at(self.widths)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is measured of it, but for ranges."""
+        probes = probes_of(self)
+        starts = [f"{start}{name}" for start in getattr(probes, "starts", ()) for name in STREAM]
+        return (*probes.names, *probes.final, *starts)
+
+    @property
+    def plan(self) -> Plan:
+        """What a draw of it takes."""
+        return _planned(self)[0]
+
+    @property
+    def planning(self) -> float:
+        """The seconds that it took to make the plan, which every worker makes again."""
+        return _planned(self)[1]
+
+    @property
+    def part_draws(self) -> int:
+        """The draws of a part: a matter of what they cost at the model's own widths, and of nothing else.
+
+        So the draws of a model are the same whatever else is asked, and those of its limit are coupled to them. A
+        device draws many at once.
+        """
+        if not self.backend.threads:
+            return PART_DRAWS
+        one = dataclasses.replace(self, infinite=False, backend=Numpy()).plan.seconds(1)
+        most = PART_SECONDS * (BACKWARD if self.gradients else 1)  # each part is planned anew, and that takes longer
+        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, most / max(one, 1e-9))))))
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that its draws depend on, as JSON can hold it; a name is nothing to them."""
+        fields = {name: value for name, value in described(self.model).items() if name != "name"}
+        found = {"model": fields, "tokens": self.tokens, "ids": self.ids, "infinite": self.infinite}
+        found |= {"gradients": True} if self.gradients else {}
+        found |= {"ranges": True} if self.ranges else {}
+        plain: dict[str, Any] = json.loads(json.dumps(found))
+        return plain
+
+
+def strip_location(error: ValueError) -> str:
+    """What an error of the language or the engine says, without the line of code: that is one of ours."""
+    return re.sub(r" \(at .*\)(?=; |$)", "", str(error))
+
+
+@lru_cache(maxsize=4)  # what is planned first is then drawn, by the same plan if that is here
+def probes_of(subject: AuditCase) -> Probes | ProgramMetrics:
+    """The program of all that is measured, for a subject that comes again."""
+    return subject.probes()
+
+
+@lru_cache(maxsize=64)  # a plan of a hundred blocks takes seconds to make
+def _planned(subject: AuditCase) -> tuple[Plan, float]:
+    start = time.perf_counter()
+    try:
+        widths: dict[str, Any] = {**subject.widths}
+        return probes_of(subject).plan(backend=subject.backend, **widths), time.perf_counter() - start
+    except TraceError as error:
+        raise ValueError(f"{subject.model.name}: {strip_location(error)}") from None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some draws of a subject: the unit of work, and of what is kept on disk."""
+
+    subject: AuditCase
+    index: int
+    draws: int
+    seed: int
+    backend: Backend
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that its numbers depend on."""
+        made = {"audit": self.subject.key, "part": self.index, "draws": self.draws, "seed": self.seed}
+        return cache_key(made, self.backend)
+
+    @property
+    def stream(self) -> int:
+        """Its seed, the same for a model and its limit: they are compared with common random numbers."""
+        return derive_seed(self.seed, self.index)
+
+
+@dataclass(frozen=True)
+class Request:
+    """An audit, checked, with nothing drawn yet.
+
+    What is None is chosen: lengths of 16 and 128 tokens, as far as the models have positions and ids for them; 200
+    draws at 16 tokens, and fewer of longer inputs, as the square of their length, but 16 or more, which decide what is
+    clear; both widths. If it is `quick`: 16 draws at 16 tokens of the models' own widths.
+    """
+
+    models: tuple[Model, ...]
+    tokens: Sequence[int] | int | None = None
+    ids: Sequence[int] | None = None
+    draws: int | None = None
+    widths: str | None = None
+    seed: int = 0
+    workers: int | None = None
+    out: Path | None = None
+    words: tuple[str, ...] = ()  # of the command, which say what the models are
+    backend: Backend = Numpy(precision=AUTO)  # noqa: RUF009 (it is frozen)
+    progress: Progress = True
+    gradients: bool | None = None  # None: where they cost little, see `backward`
+    quick: bool = False
+    swept: tuple[str, tuple[float, ...]] | None = None  # a field, and its value in each of the models
+    ranges: bool = False
+
+    def __post_init__(self) -> None:
+        if self.widths is None:
+            self._set("widths", "actual" if self.quick else "both")
+        if not isinstance(self.widths, str) or self.widths not in KINDS:
+            raise ValueError(f"widths={shown(self.widths)} must be one of {', '.join(KINDS)}")
+        if self.progress is not True and self.progress is not False and not callable(self.progress):
+            raise ValueError(
+                f"progress={shown(self.progress)} must be True, False or a function of (parts done, parts in all)"
+            )
+        if self.gradients is not None and not isinstance(self.gradients, bool):
+            raise ValueError(f"gradients={shown(self.gradients)} must be True, False or None (where they cost little)")
+        for name in ("quick", "ranges"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={shown(getattr(self, name))} must be True or False")
+        if self.ranges and self.widths == "inf":
+            raise ValueError("ranges=True needs finite widths, of which there are none with widths='inf'")
+        for name, least in (("draws", 1), ("seed", 0), ("workers", 1)):
+            value = getattr(self, name)
+            if value is not None or name == "seed":
+                self._set(name, whole_number(name, value, least))
+        if self.draws is not None and self.draws < DECIDE:
+            raise ValueError(
+                f"draws={self.draws} must be {DECIDE} or more: fewer have no interval for a median, and decide no rule"
+            )
+        self._set("models", _unique_names(self.models))
+        self._set("ids", _ids(self.ids))
+        self._check_own()
+        self._set("tokens", self._lengths())
+        for model in self.models:
+            for tokens in self.lengths:
+                self._subject(model, tokens, False, False).probes()  # which refuses what it cannot read
+                infinite = self.widths == "inf" or (self.widths == "both" and tokens == self.lengths[0])
+                refuse_large(model, tokens, infinite, bool(self.gradients))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def own(self) -> bool:
+        """Whether it is of programs."""
+        return any(isinstance(model, ProgramModel) for model in self.models)
+
+    def _check_own(self) -> None:
+        """Programs have their tokens in them, and no gradients."""
+        own = [model for model in self.models if isinstance(model, ProgramModel)]
+        for name in ("gradients", "ids", "tokens") if own else ():
+            if getattr(self, name) and getattr(self, name) != (own[0].tokens,):  # as it was set here
+                said = f"{name}={shown(getattr(self, name))} is for models"
+                raise ValueError(f"{said}: {own[0].name} is a program, with tokens of its own; ns.grad makes gradients")
+        if own and (len(own) < len(self.models) or len({model.tokens for model in own}) > 1):
+            raise ValueError("compare: a program is compared with programs that have as many tokens")
+        if own:
+            self._set("tokens", own[0].tokens)
+        if own and self.backend.precision == AUTO:  # a function of one's own may not know single precision
+            self._set("backend", dataclasses.replace(self.backend, precision="float64"))
+
+    def _lengths(self) -> tuple[int, ...]:
+        if self.ids is not None:
+            if len(self.ids) < 2:
+                raise ValueError(
+                    f"ids={shown(list(self.ids))} must be two or more: quantities of an audit need two tokens"
+                )
+            if self.tokens not in (None, (len(self.ids),)):
+                raise ValueError("ids and tokens exclude each other: the ids say how many tokens there are")
+            return (len(self.ids),)
+        if self.tokens is None:
+            most = min(longest(model) for model in self.models if not isinstance(model, ProgramModel))
+            wanted = LENGTHS[:1] if self.quick else LENGTHS
+            return tuple(sorted({length if length <= most else int(most) for length in wanted}))
+        given = self.tokens if isinstance(self.tokens, Sequence) else (self.tokens,)
+        found = tuple(sorted(whole_number("tokens", length, 1) for length in given))
+        if not found or len(set(found)) < len(found):
+            raise ValueError(f"tokens={shown(self.tokens)} must be one length or more, each once")
+        return found
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The numbers of tokens, the shortest first."""
+        assert isinstance(self.tokens, tuple)
+        return self.tokens
+
+    def draws_of(self, tokens: int) -> int:
+        """How many draws there are of inputs of this length."""
+        if self.draws is not None:
+            return self.draws
+        return MIN_DRAWS if self.quick else max(MIN_DRAWS, min(DRAWS, round(DRAWS * (LENGTHS[0] / tokens) ** 2)))
+
+    def subject(self, model: Model, tokens: int, infinite: bool) -> AuditCase:
+        """A model of it, at one length and one set of widths; with gradients, if they are asked for and can be had."""
+        wanted = self.backward(tokens, infinite) and not (infinite and model in self.no_gradients)
+        return self._subject(model, tokens, infinite, wanted)
+
+    def backward(self, tokens: int, infinite: bool = False) -> bool:
+        """Whether gradients are measured: where they are asked for, or of the shortest inputs if that costs little."""
+        if self.gradients is not None:
+            return self.gradients
+        return not infinite and tokens == self.lengths[0] and self.times <= MOST_TIMES
+
+    @cached_property
+    def times(self) -> float:
+        """How often as long draws at own widths take with gradients of the shortest inputs.
+
+        The most of all models; ∞ if one has no gradients. Whether the limit is asked for too does not change it, since
+        draws at own widths must not depend on that.
+        """
+        if self.own or any(model.experts for model in self.models if isinstance(model, Transformer)):
+            return math.inf
+
+        def seconds(model: Model, wanted: bool) -> float:
+            with_them = (
+                self._subject(model, tokens, False, wanted and tokens == self.lengths[0]) for tokens in self.lengths
+            )
+            return sum(map(self._seconds, with_them))
+
+        return max(seconds(model, True) / seconds(model, False) for model in self.models)
+
+    def _seconds(self, each: AuditCase) -> float:
+        """About what the draws and the plan of a subject take, before it is planned."""
+        given = each.model, each.tokens, each.infinite, each.gradients
+        return draw_cost(*given).seconds * self.draws_of(each.tokens) + planning_cost(*given).seconds
+
+    def _subject(self, model: Model, tokens: int, infinite: bool, gradients: bool) -> AuditCase:
+        ids = None if self.ids is None else tuple(self.ids)
+        where = dataclasses.replace(self.backend, precision="float64")  # one plan for all precisions
+        return AuditCase(model, tokens, ids, infinite, gradients, self.ranges and not infinite, where)
+
+    @cached_property
+    def refused(self) -> dict[Model, str]:
+        """Why there is no limit of a model: it has none, or the engine cannot do it. If it alone is asked, an error."""
+        found = {}
+        for model in self.models if self.widths != "actual" else ():
+            try:
+                self.subject(model, self.lengths[0], True).plan  # noqa: B018 (it is made here, or refused)
+            except ExactError as error:
+                if self.widths == "inf":
+                    raise
+                found[model] = strip_location(error)
+        return found
+
+    @cached_property
+    def no_gradients(self) -> dict[Model, str]:
+        """Why there are no gradients of a model at infinite width, where the engine cannot do them."""
+        found = {}
+        for model in self.models if self.gradients and self.widths != "actual" else ():
+            try:
+                self._subject(model, self.lengths[0], True, True).plan  # noqa: B018 (it is made here, or refused)
+            except ExactError as error:
+                found[model] = strip_location(error)
+        return found
+
+    @property
+    def asked(self) -> list[AuditCase]:
+        """All that is asked for, the first model before the next, short inputs before long ones, infinity last.
+
+        Beside the models' own widths, infinite ones are measured at the first length alone: longer inputs have too few
+        draws to tell the two apart, and at infinity they cost the most.
+        """
+        assert self.widths is not None
+        return [
+            self._subject(model, tokens, infinite, self.backward(tokens, infinite))
+            for model in self.models
+            for tokens in self.lengths
+            for infinite in KINDS[self.widths]
+            if not infinite or self.widths == "inf" or tokens == self.lengths[0]
+        ]
+
+    @property
+    def subjects(self) -> tuple[AuditCase, ...]:
+        """All that is measured: what is asked for and can be had."""
+        return tuple(
+            self.subject(asked.model, asked.tokens, asked.infinite)
+            for asked in self.asked
+            if not (asked.infinite and asked.model in self.refused)
+        )
+
+    def parts(self, subject: AuditCase) -> list[Part]:
+        """The work for a subject."""
+        size = subject.part_draws
+        draws = self.draws_of(subject.tokens)
+        starts = range(0, draws, size)
+        backend = resolve_precision(subject.plan, self.backend, draws)
+        return [Part(subject, i, min(size, draws - at), self.seed, backend) for i, at in enumerate(starts)]
+
+
+def sweep(
+    model: Transformer, field: str, values: Sequence[float]
+) -> tuple[tuple[Transformer, ...], tuple[str, tuple[float, ...]]]:
+    """A model with each of several values of a field; the field and the values."""
+    numbers = tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else ()
+    if len(set(numbers)) < max(2, len(numbers)) or not all(
+        isinstance(v, int | float) and not isinstance(v, bool) for v in numbers
+    ):
+        raise ValueError(f"sweep of {field} over {shown(values)} must be over two numbers or more, each once")
+    name = model.name
+    changes: list[dict[str, Any]] = [{field: value, "name": f"{name}, {field}={value:g}"} for value in numbers]
+    return tuple(model.replace(**change) for change in changes), (field, numbers)
+
+
+def longest(model: Transformer) -> float:
+    """How many different tokens a model can be given."""
+    words = math.inf if model.inputs == "patches" or model.vocabulary is None else model.vocabulary
+    return min(model.length or math.inf, words - (model.padding is not None))
+
+
+def _ids(given: Sequence[int] | None) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    try:
+        ids = tuple(whole_number("ids", value, 0) for value in given)
+    except TypeError:
+        raise ValueError(f"ids={shown(given)} must be a sequence of token ids") from None
+    if not ids:
+        raise ValueError("ids=() must have at least one token id")
+    return ids
+
+
+def _unique_names(models: Sequence[Model]) -> tuple[Model, ...]:
+    """The models, each with a name of its own: what is otherwise in it than in the first of its name."""
+    made: list[Model] = []
+    for model in models:
+        first = next((other for other in made if other.name == model.name), None)
+        name = model.name
+        if first is not None:
+            before = described(first)
+            differ = [f"{key}={value}" for key, value in described(model).items() if value != before[key]]
+            differ = [] if isinstance(model, ProgramModel) else differ
+            name += f", {', '.join(differ[:MOST_TOLD])}" + ", …" * (len(differ) > MOST_TOLD) if differ else ", again"
+        while name in {other.name for other in made}:
+            name += ", again"
+        made.append(model if name == model.name else model.replace(name=name))
+    return tuple(made)

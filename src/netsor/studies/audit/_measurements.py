@@ -1,0 +1,402 @@
+"""What was measured: the draws of each quantity, of one model at one length, at its own widths and at infinity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._bound_program import NEGLIGIBLE
+from ...language._given import shown
+from ._config import AuditCase, Request
+from ._order_statistics import band
+from ._program_adapter import Model, ProgramModel
+from ._quantities import BLOCKS, FINAL
+from ._rule import FOUND, NOT_FOUND, Finding, RuleInput, within_error, worst
+from ._rules import RULES, judged
+
+Array = npt.NDArray[np.float64]
+
+
+class Band(NamedTuple):
+    """The median of a quantity over initialisations, and the ends of the band that holds 5 to 95 % of them.
+
+    Parameters
+    ----------
+    blocks : numpy.ndarray or None
+        The blocks that the entries of the other arrays are of; 0 is the embedding. None at the output, where the others
+        are numbers.
+    median : numpy.ndarray
+        Over initialisations.
+    low : numpy.ndarray
+        5 % are below.
+    high : numpy.ndarray
+        5 % are above.
+    error : numpy.ndarray
+        The quadrature error, at infinite width: of all three, and the same for all initialisations. 0 at finite widths.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> band = ns.audit(tiny, quick=True)["cosine"]
+    >>> band.blocks, bool((band.low <= band.median).all())
+    (array([0, 1, 2]), True)
+    """
+
+    blocks: Array | None
+    median: Array
+    low: Array
+    high: Array
+    error: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Draws(Mapping[str, Array]):
+    """The draws of one model at one set of widths: a mapping of quantities to arrays, as `measured["entropy"]`.
+
+    Parameters
+    ----------
+    subject : Subject
+        The model, its inputs and its widths.
+    arrays : mapping of str to numpy.ndarray
+        By quantity: (draws, blocks), or (draws,) at the end.
+    seconds : float
+        Of one core.
+    precision : str
+        Of its numbers.
+    moved : mapping of str to numpy.ndarray
+        By quantity, at infinite width: (moves, blocks), how far it moves if Gaussian expectations move by their errors.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> measured = ns.audit(tiny, quick=True).actual
+    >>> measured["loss"].shape, "grad_query" in measured
+    ((16,), False)
+    """
+
+    subject: AuditCase
+    arrays: Mapping[str, Array]  # by quantity: (draws, blocks), or (draws,) at the end
+    seconds: float  # of one core
+    precision: str = "float64"
+    moved: Mapping[str, Array] = field(default_factory=dict)
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
+
+    def __getitem__(self, name: str) -> Array:
+        return self.arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def __repr__(self) -> str:
+        widths = "infinite widths" if self.subject.infinite else "its own widths"
+        names = ", ".join(self.arrays)
+        return f"<{self.draws} draws of {self.subject.model.name} at {widths}: {names}>"
+
+    @property
+    def draws(self) -> int:
+        """How many draws there are.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).actual.draws
+        16
+        """
+        return int(next(iter(self.arrays.values())).shape[0])
+
+    @property
+    def random_numbers(self) -> int:
+        """How many random numbers were drawn in all.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).actual.random_numbers > 0
+        True
+        """
+        return self.subject.plan.random_numbers * self.draws
+
+    def from_embedding(self, name: str) -> Array:
+        """The draws of a quantity with the embedding before the blocks, if it is measured there too.
+
+        Parameters
+        ----------
+        name : str
+            Of the quantity.
+
+        Returns
+        -------
+        numpy.ndarray
+            Its draws, (draws, blocks + 1) where the embedding is measured too.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).actual.from_embedding("cosine").shape
+        (16, 3)
+        """
+        return _from_embedding(self.arrays, name)
+
+    def band(self, name: str) -> Band:
+        """The median and the band of a quantity, from the embedding on where it is measured there.
+
+        Parameters
+        ----------
+        name : str
+            Of the quantity.
+
+        Returns
+        -------
+        Band
+            The median and the band, from the embedding on where it is measured there.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).actual.band("cosine").blocks
+        array([0, 1, 2])
+        """
+        draws = self.from_embedding(name)
+        made = band(draws)
+        error = np.zeros(draws.shape[1:])
+        if self.moved:
+            error = np.sqrt(np.mean(np.square(_from_embedding(self.moved, name)), axis=0))
+        if draws.ndim == 1:
+            return Band(None, *made, error)
+        return Band(np.arange(self.arrays[name].shape[1] + 1)[-draws.shape[1] :], *made, error)
+
+    @property
+    def shifted(self) -> list[Mapping[str, Array]]:
+        """The draws moved by their quadrature error, in each of several ways; none if that shows in no quantity.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True, widths="inf").limit.shifted
+        []
+        """
+        bands = [self.band(name) for name in self.moved]
+        if not any((b.error > NEGLIGIBLE * (np.abs(b.median) + b.high - b.low)).any() for b in bands):
+            return []
+        ways = range(len(next(iter(self.moved.values()))))
+        signed = [(way, sign) for way in ways for sign in (1, -1)]
+        return [{q: draws + sign * self.moved[q][way] for q, draws in self.arrays.items()} for way, sign in signed]
+
+
+@dataclass(frozen=True, eq=False)
+class LengthResult(Mapping[str, Band]):
+    """What was measured of a model on so many tokens: a mapping of quantities to a `Band`, as `found["entropy"]`.
+
+    Parameters
+    ----------
+    request : Request
+        What was asked.
+    model : Transformer or Own
+        The model, or the program.
+    tokens : int
+        The length.
+    actual : Measured or None
+        At its own widths.
+    limit : Measured or None
+        At infinite ones.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> found = ns.audit(tiny, quick=True).at(16)
+    >>> found.tokens, found["entropy"].median.shape
+    (16, (2,))
+    """
+
+    request: Request
+    model: Model
+    tokens: int
+    actual: Draws | None
+    limit: Draws | None
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
+
+    def __getitem__(self, name: str) -> Band:
+        found = self.best
+        if name not in found:
+            raise KeyError(f"{name!r} was not measured; what was: {', '.join(found)}")
+        return found.band(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.best)
+
+    def __len__(self) -> int:
+        return len(self.best)
+
+    @property
+    def best(self) -> Draws:
+        """What was measured at its own widths, or at infinity if nothing else was asked.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).at(16).best.draws
+        16
+        """
+        found = self.actual or self.limit
+        assert found is not None
+        return found
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).at(16).blocks
+        2
+        """
+        return int(self.best.arrays["mean_square"].shape[1])
+
+    @property
+    def stacks(self) -> tuple[tuple[int, int], ...]:
+        """The first and the last block of the network; of the encoder and of the decoder, if there are two.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).at(16).stacks
+        ((0, 1),)
+        """
+        encoder = self.model.layers
+        return ((0, self.blocks - 1),) if self.blocks == encoder else ((0, encoder - 1), (encoder, self.blocks - 1))
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """A verdict for each rule.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).at(16).findings[0].name
+        'growth'
+        """
+        both = self.actual is not None and self.limit is not None
+        found = self._judged(self.best.arrays, self.limit.arrays if both and self.limit else None)
+        shifted = [] if self.limit is None else self.limit.shifted
+        others = [self._judged(self.best.arrays, s) if both else self._judged(s, None) for s in shifted]
+        return tuple(within_error(*same) for same in zip(found, *others, strict=True))
+
+    def _judged(self, draws: Mapping[str, Array], limit: Mapping[str, Array] | None) -> tuple[Finding, ...]:
+        uniform = math.log(self.model.vocabulary) if self.model.vocabulary else None
+        return judged(RuleInput(draws, limit, self._distinct, uniform, self.stacks, self.tokens, self.best.precision))
+
+    def finding(self, name: str) -> Finding:
+        """The verdict of one rule.
+
+        Parameters
+        ----------
+        name : str
+            Of the rule.
+
+        Returns
+        -------
+        Finding
+            With its verdict, and what was measured.
+
+        Raises
+        ------
+        ValueError
+            If there is no such rule.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> ns.audit(tiny, quick=True).at(16).finding("rank").verdict
+        'not found'
+        """
+        return {finding.name: finding for finding in self.findings}[rule_name(name)]
+
+    @property
+    def _distinct(self) -> int:
+        """How many different vectors the tokens begin as: learned positions tell them apart, otherwise their ids."""
+        model, ids = self.model, self.request.ids
+        if isinstance(model, ProgramModel):
+            return model.tokens
+        if model.positions == "learned" and model.std_position:
+            return self.tokens
+        if not model.std_embedding:
+            return 1  # what is added to every token alike
+        return self.tokens if ids is None else len(set(ids))
+
+    @property
+    def measured(self) -> list[Draws]:
+        """All that was measured: at its own widths, at infinity, or both.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> len(ns.audit(tiny, quick=True).at(16).measured)
+        1
+        """
+        return [found for found in (self.actual, self.limit) if found is not None]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table as data: a row for each quantity and block. 0 is the embedding, and the end has no block.
+
+        Returns
+        -------
+        list of dict
+            A row for each quantity and block, for a DataFrame, say. 0 is the embedding, and the end has no block.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+        >>> list(ns.audit(tiny, quick=True).at(16).rows()[0])
+        ['model', 'tokens', 'widths', 'block', 'quantity', 'median', 'low', 'high', 'error']
+        """
+        return [
+            {"model": self.model.name, "tokens": self.tokens, "widths": "inf" if found.subject.infinite else "actual",
+             "block": at, "quantity": q.name, "median": float(median), "low": float(low), "high": float(high),
+             "error": float(error)}
+            for found in self.measured for q in (*BLOCKS, *FINAL) if q.name in found
+            for at, median, low, high, error in _blocks(found.band(q.name))
+        ]  # fmt: skip
+
+
+Lengths = Sequence[LengthResult]  # one model, the shortest input first
+
+
+def merged(lengths: Lengths) -> tuple[Finding, ...]:
+    """A verdict for each rule: that of the length where it is worst, with all lengths that have it."""
+    return tuple(map(worst, zip(*(found.findings for found in lengths), strict=True)))
+
+
+def changing(lengths: Lengths) -> tuple[str, ...]:
+    """The rules that are found at one length and not found at another."""
+    rules = zip(*(found.findings for found in lengths), strict=True)
+    return tuple(rule[0].name for rule in rules if {FOUND, NOT_FOUND} <= {finding.verdict for finding in rule})
+
+
+def rule_name(name: str) -> str:
+    """The name of a rule, checked."""
+    names = [rule.name for rule in RULES]
+    if name not in names:
+        raise ValueError(f"{shown(name)} is no rule; the rules are {', '.join(names)}")
+    return name
+
+
+def _blocks(band: Band) -> list[tuple[Any, ...]]:
+    return [("", *band[1:])] if band.blocks is None else list(zip(*band, strict=True))  # type: ignore[arg-type]
+
+
+def _from_embedding(arrays: Mapping[str, Array], name: str) -> Array:
+    """A quantity with the embedding before the blocks, if it is measured there too."""
+    first = "grad_input" if name == "grad_mean_square" else f"input_{name}"
+    return arrays[name] if first not in arrays else np.concatenate([arrays[first][:, None], arrays[name]], axis=1)

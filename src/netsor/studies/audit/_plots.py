@@ -1,0 +1,148 @@
+"""A figure for each quantity against depth: bands at the model's own widths, dashed lines at infinity."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
+from ._measurements import LengthResult
+from ._quantities import BLOCKS, FINAL, TOGETHER, Quantity
+
+STYLES: Sequence[Any] = ("-", ":", "--", "-.")  # of models, where colours are for kinds of weights
+FROM_EMBEDDING = ("mean_square", "cosine", "effective_rank", "grad_mean_square")
+CYCLE = (BLUE, SKY, GREEN, PURPLE, VERMILLION, BLACK, ORANGE)  # kinds of weights
+DASHED = (0, (4.0, 1.6))
+MAX_SHORT_NAME, MAX_NAME = 24, 56  # letters of a name: two names fit beside each other, and one fits at all
+
+
+def drawn(models: Sequence[LengthResult]) -> dict[str, bytes]:
+    """A figure for each quantity of a block, as svg; kinds of weights share one."""
+    found = [q for q in BLOCKS if any(q.name in each.best for each in models)]
+    with _quiet():
+        made = {q.name: rendered(_figure(models, q), "svg")[0] for q in found if not q.kind}
+        for group in TOGETHER:
+            ratio = group.name.endswith("_ratio")
+            kinds = [q for q in found if q.kind and q.name.endswith("_ratio") == ratio]
+            if kinds and len(models) <= len(STYLES):
+                made[group.name] = rendered(_together(models, group, kinds), "svg")[0]
+        return made
+
+
+def swept(models: Sequence[LengthResult], field: str, values: Sequence[float]) -> dict[str, bytes]:
+    """A figure for each quantity after the last block, and at the output, against a field of the models."""
+    found = [q for q in (*BLOCKS, *FINAL) if not q.kind and all(q.name in each.best for each in models)]
+    with _quiet():
+        return {q.name: rendered(_against(models, q, field, values), "svg")[0] for q in found}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with styled(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a name may have letters that the font has not
+        yield
+
+
+def _against(models: Sequence[LengthResult], quantity: Quantity, field: str, values: Sequence[float]) -> Any:
+    figure = new(2.2)
+    axes = figure.subplots()
+    order = np.argsort(values)
+    bands = [each[quantity.name] for each in models]
+    ends = ([band.median for band in bands], [band.low for band in bands], [band.high for band in bands])
+    median, low, high = (np.array([np.reshape(values, -1)[-1] for values in some])[order] for some in ends)
+    at = np.array(values, dtype=float)[order]
+    axes.fill_between(at, low, high, color=BLUE, alpha=0.22, lw=0)
+    axes.plot(at, median, marker="o", color=BLUE)
+    if at[0] > 0 and at[-1] > 3 * at[0]:
+        axes.set_xscale("log")
+    axes.set_xticks(at, [f"{v:g}" for v in at])
+    axes.minorticks_off()
+    _scale(axes, quantity, [float(low.min()), float(high.max())])
+    axes.set(xlabel=_label(field), ylabel=quantity.title)
+    return figure
+
+
+def _colours(count: int) -> Sequence[Any]:
+    """A colour for each model: far apart if they are few, else in order from dark to light."""
+    if count <= len(CYCLE):
+        return (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)[:count]
+    from matplotlib import colormaps
+
+    return [colormaps["viridis"](0.95 * k / (count - 1)) for k in range(count)]
+
+
+def _together(models: Sequence[LengthResult], group: Quantity, kinds: list[Quantity]) -> Any:
+    """Medians of several quantities in one figure: a colour each, a line style for each model."""
+    figure = new(2.6 + 0.14 * ((len(kinds) + 3) // 4 + len(models)))
+    axes = figure.subplots()
+    for k, each in enumerate(models):
+        for quantity, colour in zip(kinds, CYCLE, strict=False):
+            if quantity.name in each.best:
+                band = each[quantity.name]
+                assert band.blocks is not None
+                label = quantity.kind if k == 0 else None
+                mark = "." if len(band.blocks) == 1 else ""
+                seen = np.where(band.median > 0, band.median, np.nan)
+                axes.plot(band.blocks, seen, linestyle=STYLES[k], marker=mark, color=colour, label=label)
+    axes.set_yscale("log")
+    _ends(axes, models)
+    for k, each in enumerate(models):
+        if len(models) > 1:
+            axes.plot([], [], linestyle=STYLES[k], color=GREY, label=_label(each.model.name))
+    axes.set(xlabel="block", ylabel=group.title)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    figure.legend(loc="outside lower center", ncols=4 if len(models) == 1 else 2)
+    return figure
+
+
+def _figure(models: Sequence[LengthResult], quantity: Quantity) -> Any:
+    long = max(len(_label(each.model.name)) for each in models) > MAX_SHORT_NAME
+    rows = sum(len(each.measured) for each in models) // (1 if long else 2)
+    figure = new(2.5 + 0.14 * rows)
+    axes = figure.subplots()
+    ends = []
+    for k, (each, colour) in enumerate(zip(models, _colours(len(models)), strict=True)):
+        for found in each.measured:
+            if quantity.name not in found:
+                continue
+            blocks, median, low, high, _ = found.band(quantity.name)
+            assert blocks is not None
+            label = _label(each.model.name) + (", n = ∞" if found.subject.infinite else "")
+            mark = "." if len(blocks) == 1 else ""  # a line of one point is not seen
+            if found is each.best:
+                axes.fill_between(blocks, low, high, color=colour, alpha=0.22, lw=0)
+            thick = 2.2 if k == 0 and len(models) > 1 else 1.2  # so that neither hides the other
+            line = DASHED if found.subject.infinite else "-"
+            axes.plot(blocks, median, linestyle=line, marker=mark, color=colour, label=label, lw=thick)
+            ends += [float(low.min()), float(high.max())]
+    _scale(axes, quantity, ends)
+    _ends(axes, models)
+    if quantity.name == "cosine":
+        axes.axhline(0.0, color=GREY, lw=0.5, zorder=0)
+    axes.set(xlabel="block (0: embedding)" if quantity.name in FROM_EMBEDDING else "block", ylabel=quantity.title)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    figure.legend(loc="outside lower center", ncols=1 if long else 2)
+    return figure
+
+
+def _scale(axes: Any, quantity: Quantity, ends: list[float]) -> None:
+    if quantity.log and max(ends) > 5 * min(ends) > 0:
+        axes.set_yscale("log")
+    elif quantity.name in ("entropy", "attention_share", "mlp_share", "cross_share", "largest_weight"):
+        axes.set_ylim(-0.02, 1.02)
+
+
+def _ends(axes: Any, models: Sequence[LengthResult]) -> None:
+    """A line where a decoder begins."""
+    for start, _ in models[0].stacks[1:]:
+        axes.axvline(start + 0.5, color=GREY, lw=0.5, zorder=0)
+
+
+def _label(name: str) -> str:
+    """A name for the legend: shortened, and with nothing that matplotlib takes for more than text."""
+    short = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
+    return (" " if short.startswith("_") else "") + short.replace("$", r"\$")

@@ -1,0 +1,202 @@
+"""What rules are made of: the facts they look at, and a median compared with a threshold.
+
+A rule compares a median over initialisations with a threshold, by an interval that has the median in it (level 1e-4):
+found, not found, or undecided if the threshold is within the interval and more draws are needed.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._repr_html import ABSENT, BAD, CELL, GOOD, OPEN, TEXT_CELL_STYLE, scrolled, verdict
+from ...engine._precision import DIGITS
+from ._order_statistics import draws_needed, quantile_confidence_interval
+
+COLOURS = {"found": BAD, "not found": GOOD, "not measured": ABSENT}
+
+
+def coloured(word: str) -> str:
+    """A verdict, as HTML."""
+    return verdict(word, COLOURS.get(word, OPEN))
+
+
+def explained(rows: Iterable[Sequence[str]]) -> str:
+    """Rows of a name, a verdict and what it rests on, the last two as HTML, and an explanation below."""
+    made = "".join(
+        f'<tr><td style="{CELL}">{html.escape(name)}</td><td style="{CELL}">{word}</td>'
+        f'<td style="{TEXT_CELL_STYLE}">{rests}<div style="opacity: 0.75">{html.escape(why)}</div></td></tr>'
+        for name, word, rests, why in rows
+    )
+    return scrolled(f'<table style="margin: 0.3em 0"><tbody>{made}</tbody></table>')
+
+
+Array = npt.NDArray[np.float64]
+Draws = Mapping[str, Array]
+
+FOUND, NOT_FOUND, UNDECIDED, NOT_JUDGED = "found", "not found", "undecided", "not measured"
+WORST = (FOUND, UNDECIDED, NOT_FOUND, NOT_JUDGED)  # first
+EQUALITY_RTOL = {"float64": 1e-9, "float32": DIGITS}  # relative: numbers that are nearer than this are the same
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule says of a model.
+
+    Parameters
+    ----------
+    name : str
+        Of the rule.
+    rule : str
+        In words.
+    reason : str
+        Why it matters.
+    measured : str
+        In words.
+    verdict : str
+        "found", "not found", "undecided" or "not measured".
+    value : float, optional
+        The median that is compared with the threshold.
+    threshold : float, optional
+        With which it is compared.
+    low, high : float, optional
+        An interval that has the true median in it (level 1e-4); None where the draws are too few for one.
+    above : bool
+        On which side of the threshold it is found.
+    tokens : tuple of int
+        The lengths at which the verdict holds.
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> finding = ns.audit(tiny, quick=True).finding("loss")
+    >>> finding.verdict, finding.rule
+    ('not found', 'the first loss is more than 2 nats above ln V')
+    """
+
+    name: str
+    rule: str
+    reason: str
+    measured: str
+    verdict: str
+    value: float | None = None
+    threshold: float | None = None
+    low: float | None = None
+    high: float | None = None
+    above: bool = True
+    tokens: tuple[int, ...] = ()
+
+    def _repr_html_(self) -> str:
+        return findings_card((self,))
+
+
+def findings_card(findings: Iterable[Finding]) -> str:
+    """A row a finding: its verdict, what was measured, and the rule."""
+    return explained([f.name, coloured(f.verdict), html.escape(f.measured), f.rule] for f in findings)
+
+
+class RuleInput(NamedTuple):
+    """What the rules look at: draws at the model's own widths (at infinity, if nothing else was asked), and beside."""
+
+    draws: Draws
+    limit: Draws | None  # at infinity, where the first are not
+    distinct: int  # tokens that begin as different vectors
+    uniform_loss: float | None  # ln V
+    stacks: tuple[tuple[int, int], ...]  # first and last block of the network, or of its encoder and its decoder
+    tokens: int  # how many there are
+    precision: str = "float64"  # of the draws
+
+    @property
+    def rounding(self) -> float:
+        """How near numbers are the same, relative to their size."""
+        return EQUALITY_RTOL[self.precision]
+
+
+class Verdict(NamedTuple):
+    """What a rule measured, and its verdict."""
+
+    measured: str
+    verdict: str
+    value: float | None = None
+    interval: tuple[float | None, float | None] = (None, None)
+    above: bool = True
+
+
+class Rule(NamedTuple):
+    """A rule."""
+
+    name: str
+    rule: str
+    threshold: float
+    reason: str
+    judge: Callable[[RuleInput, float], Verdict]
+
+
+def above(values: Array, threshold: float) -> str:
+    """Is the median above the threshold?"""
+    low, high = quantile_confidence_interval(values, 0.5)
+    return FOUND if low > threshold else NOT_FOUND if high <= threshold else UNDECIDED
+
+
+def below(values: Array, threshold: float) -> str:
+    """Is the median below the threshold?"""
+    return above(-values, -threshold)
+
+
+def compared(text: str, is_it: Callable[[Array, float], str], values: Array, threshold: float, value: float) -> Verdict:
+    """A verdict on a median; where it is open, with how many draws would settle it."""
+    verdict = is_it(values, threshold)
+    if verdict == UNDECIDED:
+        draws = draws_needed(values, threshold)
+        text += "; at the threshold as far as draws can tell" if draws is None else f"; about {draws:,} draws decide"
+    low, high = (end if math.isfinite(end) else None for end in quantile_confidence_interval(values, 0.5))
+    return Verdict(text, verdict, value, (low, high), is_it is above)
+
+
+def ratio(a: Array, b: Array, otherwise: float) -> Array:
+    """a/b; `otherwise` where both are 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((a == 0) & (b == 0), otherwise, a / b)
+
+
+def number(value: float) -> str:
+    """Three digits, and plain where that is short: 56,600."""
+    if not 1000 <= value < 1e15:
+        return f"{value:.3g}"
+    size = 10 ** (math.floor(math.log10(value)) - 2)
+    return f"{round(value / size) * size:,}"
+
+
+def times(ratio: float) -> str:
+    """A ratio in words."""
+    return f"{number(ratio)} times"
+
+
+def worst(findings: Iterable[Finding]) -> Finding:
+    """Of the findings of one rule at several lengths the worst, with all lengths that have its verdict."""
+    every = list(findings)
+    first = min(every, key=lambda finding: WORST.index(finding.verdict))
+    return replace(first, tokens=tuple(n for f in every if f.verdict == first.verdict for n in f.tokens))
+
+
+def within_error(finding: Finding, *shifted: Finding) -> Finding:
+    """The finding; undecided if another verdict is possible within the quadrature error."""
+    if all(other.verdict == finding.verdict for other in shifted):
+        return finding
+    return replace(finding, verdict=UNDECIDED, measured=f"{finding.measured}; open within the quadrature error")
+
+
+def lengths_text(finding: Finding) -> str:
+    """The lengths at which a verdict holds, in words."""
+    return f"at {join_words([f'{n:,}' for n in finding.tokens])} tokens"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Words with commas, and "and" before the last."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

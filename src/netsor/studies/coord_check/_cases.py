@@ -1,0 +1,181 @@
+"""The work of a coordinate check: a network of one width and depth, and parts of its draws."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ..._program import Program
+from ...engine import Plan
+from ...engine.backends import Backend, Numpy
+from ...engine.backends._numpy import together
+from ...language import Scalar, TraceError, Width
+from ...language._given import shown
+from ...models import Transformer
+from .._cache import cache_key, derive_seed
+from .._cost import Draw, Planning, planning
+from ._network import Entry, Network, joined, limits, measured, of_model, of_program
+
+PART_DRAWS = 64  # at most
+PART_SECONDS = 20.0  # of one core, at most, but for a single draw: what an interrupted run loses
+OPERATIONS = 1500  # of one block with its gradients, its step and what is measured of it
+STEPS = 900  # of its plan
+NUMBER, PRODUCT = 1.2e-8, 1e-9  # seconds of a random number, and of a multiplication
+
+Build = Callable[[Any], Program]
+
+
+class ProgramRates:
+    """Learning rates of a program, as `ns.step` takes them; two of these are equal if they are one."""
+
+    def __init__(self, lr: Any) -> None:
+        self.lr = lr
+
+
+@dataclass(frozen=True)
+class CheckCase:
+    """A network of one width and depth, with its batch and its learning rates: what is drawn."""
+
+    model: Transformer | None  # None: a program
+    width: float
+    depth: int
+    ids: tuple[int, ...] = ()
+    targets: tuple[int, ...] = ()
+    optimiser: str = "sgd"
+    rates: tuple[tuple[str, float], ...] = ()
+    build: Build | None = None
+    held: ProgramRates | None = None  # the learning rates of a program
+
+    @property
+    def widths(self) -> dict[str, float]:
+        """The widths by their names."""
+        if self.model is not None:
+            return dict(self.model.widths())
+        return {"n": math.inf} if math.isinf(self.width) else {}
+
+    def network(self) -> Network:
+        """What is watched, and the loss."""
+        if self.model is not None:
+            return of_model(self.model, self.ids, self.targets, dict(self.rates))
+        assert self.build is not None
+        try:
+            inspect.signature(self.build).bind(self.width)
+        except TypeError as error:
+            name = getattr(self.build, "__name__", "program")
+            raise ValueError(f"model={name} must be a function of the width alone: {error}") from None
+        except ValueError:  # some functions written in C have no signature
+            pass
+        net = self.build(Width("n") if math.isinf(self.width) else int(self.width))
+        if not isinstance(net, Program):
+            raise ValueError(f"model must be a function of the width that returns a Program; it returned {shown(net)}")
+        return of_program(net, None if self.held is None else self.held.lr)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The numbers of a draw, in order."""
+        return list(_made(self)[0])
+
+    @property
+    def refused(self) -> dict[Entry, str]:
+        """What has no limit, and why."""
+        return _made(self)[1]
+
+    @property
+    def program(self) -> Program:
+        """The program of all that is measured."""
+        return _joined(self)
+
+    @property
+    def plan(self) -> Plan:
+        """What a draw takes."""
+        return self.program.plan(**self.widths)  # type: ignore[arg-type]
+
+    @property
+    def errors(self) -> dict[Entry, float]:
+        """The quadrature error of every number, in the mean over draws."""
+        moves = self.program._at(self.widths).moves(Numpy())
+        return dict.fromkeys(self.entries, 0.0) if moves is None else dict(zip(self.entries, moves.each, strict=True))
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that its draws depend on; a name is nothing to them."""
+        assert self.model is not None
+        fields = {name: value for name, value in dataclasses.asdict(self.model).items() if name != "name"}
+        found = {"model": fields, "ids": self.ids, "targets": self.targets, "optimiser": self.optimiser}
+        plain: dict[str, Any] = json.loads(json.dumps({**found, "rates": self.rates}))
+        return plain
+
+    @property
+    def part_draws(self) -> int:
+        """The draws of a part, a power of two: each part is planned anew, so that short ones cost more than they do."""
+        if self.model is None:
+            return PART_DRAWS
+        return int(2 ** math.floor(math.log2(min(PART_DRAWS, max(1.0, PART_SECONDS / self.a_draw().seconds)))))
+
+    def ahead(self) -> Planning:
+        """About what it takes to write it down and to plan it."""
+        if self.model is None:
+            return Planning(1.0, 2.0**26)
+        vectors = 40.0 * self.model.layers * len(self.ids)
+        found = planning(OPERATIONS * self.model.layers, vectors * self.model.heads / 4, 0.0, False)
+        return Planning(found.seconds, found.bytes + 100.0 * len(self.ids) * (self.model.vocabulary or 0))
+
+    def a_draw(self) -> Draw:
+        """About what a draw takes."""
+        if self.model is None:
+            return Draw.of(self.plan) if self.entries else Draw(0.0, 0.0, 0.0, 0.0, 1)
+        m, t = self.model, float(len(self.ids))
+        wide = m.hidden * (1 + m.gated) + 3.0 * m.width
+        numbers = m.layers * t * wide * 2 + 3 * t * (m.vocabulary or 0)
+        products = m.layers * 30 * t * t * (m.hidden + 4.0 * m.width) + 30 * t * t * (m.vocabulary or 0)
+        if self.optimiser == "adam":  # every entry of a gradient, for inputs before the step and after it
+            products += 6 * t * m.weights
+        seconds, size = numbers * NUMBER + products * PRODUCT, 8 * (20 * t * (m.vocabulary or 0) + 8 * t * wide)
+        return Draw(seconds, numbers, size, size, together(size, size, seconds, STEPS * m.layers))
+
+
+@lru_cache(maxsize=8)  # a program that is the same object is planned once
+def _joined(subject: CheckCase) -> Program:
+    return joined(_made(subject)[0])
+
+
+@lru_cache(maxsize=8)
+def _made(subject: CheckCase) -> tuple[dict[Entry, Scalar], dict[Entry, str]]:
+    """What is measured, and what cannot be."""
+    try:
+        found = measured(subject.network(), subject.optimiser)
+        return limits(found) if math.isinf(subject.width) else (found, {})
+    except TraceError as error:
+        if subject.model is None:
+            raise
+        raise ValueError(f"{subject.model.name}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some draws of a subject: the unit of work, and of what is kept on disk."""
+
+    subject: CheckCase
+    place: int  # of the width: widths are drawn independently of each other, so that errors of a slope add up
+    index: int
+    draws: int
+    seed: int
+    backend: Backend
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that its numbers depend on."""
+        made = {"coord-check": self.subject.key, "place": self.place, "part": self.index}
+        made |= {"draws": self.draws, "seed": self.seed}
+        return cache_key(made, self.backend)
+
+    @property
+    def stream(self) -> int:
+        """Its seed."""
+        return derive_seed(self.seed, self.place, self.index)

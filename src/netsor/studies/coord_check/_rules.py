@@ -1,0 +1,187 @@
+"""Verdicts: is an exponent what the parametrisation promises, and if not, which learning rate is to be changed?
+
+The rule. What is judged is the slope through all widths; if the slopes between neighbours differ for sure (at level
+1e-4), that of the two largest widths. It is *as promised* if its interval of level 1e-4 lies within the tolerance of
+the promise, it *grows* or *shrinks* if the interval lies beyond it, and is undecided if neither: more draws, or widths
+further apart, would settle it. The tolerance is for the terms that vanish as widths grow, which no number of draws
+takes away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ._network import Entry
+from ._regression import Exponent, Fit
+
+KEPT, GROWS, SHRINKS, UNDECIDED, STILL = "as promised", "grows", "shrinks", "undecided", "does not move"
+ABSENT = "not judged"
+ORDER = (ABSENT, KEPT, STILL, UNDECIDED, SHRINKS, GROWS)  # the worst last
+WHOLE = 0.1  # how near an exponent must be to a half or a whole number to be called that
+NAMES = {
+    "query": "query matrices", "key": "key matrices", "value": "value matrices",
+    "output": "output matrices of attention", "in": "first matrices of the perceptron",
+    "gate": "gate matrices", "out": "last matrices of the perceptron",
+}  # fmt: skip
+RULE = (
+    "The exponent is the slope through all {axis}s, or that of the two largest where slopes between neighbours differ "
+    "for sure. It is as promised if its interval of level 1e-4 lies within {tolerance:g} of the promise, grows or "
+    "shrinks if the interval lies beyond that, and is undecided otherwise: more draws, or {axis}s further apart, would "
+    "settle it"
+)
+
+LIMIT = (
+    " Verdicts do not use the limit. Its error is two standard errors and the quadrature error of its Gaussian "
+    "expectations; ≤ means that it is not told from 0."
+)
+
+
+class Verdict(NamedTuple):
+    """What is said of an activation, or of a kind of weight: that of its worst block.
+
+    Parameters
+    ----------
+    entry : Entry
+        What is judged: `what` it is ("change", "update" or "size"), the `name` of the activation or kind of weight, and
+        the `block`, None of what is not in a block; of several depths the first, the middle and the last are 1, 2, 3.
+    promised : float or None
+        The exponent that the parametrisation promises; None if it promises nothing of this.
+    fit : Fit or None
+        What was measured; None if a replica is 0, or not finite: there is no exponent then.
+    verdict : str
+        "as promised", "grows", "shrinks", "undecided", "does not move" (no fit) or "not judged" (no promise).
+
+    Examples
+    --------
+    >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+    >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
+    >>> verdict = check["logits"]
+    >>> verdict.entry.name, verdict.promised, verdict.verdict
+    ('logits', 0.0, 'grows')
+    >>> check.update("query").verdict  # the one token can only look at itself
+    'does not move'
+    """
+
+    entry: Entry
+    promised: float | None  # None: it is measured, and nothing is promised of it
+    fit: Fit | None
+    verdict: str
+
+    @property
+    def exponent(self) -> Exponent | None:
+        """The exponent that is judged: `fit.last`, or None without a fit.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
+        >>> print(check["logits"].exponent)
+        +1.05 ± 0.06
+        """
+        return None if self.fit is None else self.fit.last
+
+    @property
+    def through(self) -> Exponent | None:
+        """The exponent through all widths: `fit.exponent`, or None without a fit.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
+        >>> print(check["logits"].through)
+        +1.05 ± 0.06
+        """
+        return None if self.fit is None else self.fit.exponent
+
+    @property
+    def beyond(self) -> float:
+        """How far `through` is above the promise; 0 if one of them is None.
+
+        Examples
+        --------
+        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
+        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
+        >>> print(f"{check.update('head').beyond:.1f}")
+        1.0
+        """
+        return 0.0 if self.through is None or self.promised is None else self.through.value - self.promised
+
+
+def judged(fit: Fit | None, promised: float | None, tolerance: float) -> str:
+    """The verdict on one exponent."""
+    if fit is None or promised is None:
+        return STILL if fit is None else ABSENT
+    low, high = fit.last.low, fit.last.high
+    if low > promised + tolerance:
+        return GROWS
+    if high < promised - tolerance:
+        return SHRINKS
+    return KEPT if promised - tolerance <= low and high <= promised + tolerance else UNDECIDED
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """The worst of several blocks; among equals the one furthest from the promise."""
+    return max(verdicts, key=lambda v: (ORDER.index(v.verdict), abs(v.beyond)))
+
+
+def broken(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Those that grow or shrink against the promise."""
+    return [v for v in verdicts if v.verdict in (GROWS, SHRINKS)]
+
+
+def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequence[Verdict], letter: str) -> list[str]:
+    """What to change, a sentence each; none if all is as promised.
+
+    What a weight's update does to its inputs is proportional to its learning rate, so that the exponent beyond the
+    promise, through all widths, is the power by which that must fall. Where an activation moves otherwise than promised
+    and no update does, the cause is at initialisation.
+    """
+    alike: dict[str, list[Verdict]] = {}
+    for u in broken(updates):
+        alike.setdefault(_towards(u, letter), []).append(u)
+    lines = []
+    for words, some in alike.items():
+        names = [NAMES.get(u.entry.name, u.entry.name) for u in some]
+        several = "s" * (len(some) > 1)
+        told = ", ".join(f"{u.entry.name} {u.through}" for u in some)
+        lines.append(
+            f"the learning rate{several} of {_listed(names)} should {words}: what the update makes of its inputs has "
+            f"exponent {told} through all, and {some[0].promised:g} was promised"
+        )
+    if not lines:
+        before = {s.entry.name: s.exponent for s in sizes}
+        for c in broken(changes):
+            own = before.get(c.entry.name)
+            said = "" if own is None else f" (before the step, {c.entry.name} itself has exponent {own})"
+            lines.append(
+                f"{c.entry.name} {c.verdict}, exponent {c.exponent} where {c.promised:g} was promised, and no update "
+                f"does: no learning rate is the cause, look at the standard deviations{said}"
+            )
+    return lines
+
+
+def power(exponent: float, letter: str = "n", spread: float = WHOLE) -> str:
+    """n^a as a reader knows it: a half or a whole number, if one is within the spread."""
+    near = round(2 * exponent) / 2
+    if abs(exponent - near) > spread:
+        return f"{letter}^({exponent:.2f})".replace("-", "−")
+    known = {1.0: letter, -1.0: f"1/{letter}", 0.5: f"√{letter}", -0.5: f"1/√{letter}"}
+    return known.get(near, f"{letter}^({near:g})".replace("-", "−"))
+
+
+def _towards(verdict: Verdict, letter: str) -> str:
+    """Rise or fall like a power."""
+    assert verdict.through is not None
+    spread = max(WHOLE, (verdict.through.high - verdict.through.low) / 2)
+    return f"{'fall' if verdict.beyond > 0 else 'rise'} like {power(-verdict.beyond, letter, spread)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def finite(value: float) -> float | None:
+    """A number for JSON."""
+    return value if math.isfinite(value) else None
