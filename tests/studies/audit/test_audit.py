@@ -241,7 +241,7 @@ def test_the_files_of_an_audit(inline, tmp_path):
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["random_numbers"] > audit.random_numbers > 0
     assert manifest["options"]["models"][1]["std_q"] == 0.3
-    assert set(manifest["files"]) == {"report.html", "audit.csv"}
+    assert set(manifest["files"]) == {"report.html", "audit.csv", "audit.json"}
 
 
 @pytest.mark.slow
