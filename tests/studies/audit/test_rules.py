@@ -1,15 +1,20 @@
 """Findings: each rule comes out both ways, on numbers made for it and on real models, and is left open in between."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import netsor as ns
+from netsor.studies import _process_pool
 from netsor.studies.audit._config import Request
 from netsor.studies.audit._measurements import Draws, LengthResult
 from netsor.studies.audit._order_statistics import FEWEST, draws_needed
 from netsor.studies.audit._rule import FOUND, NOT_FOUND, NOT_JUDGED, UNDECIDED, RuleInput, above, below
 from netsor.studies.audit._rules import BACKWARD_RULES, RULES, judged
 
+from ...inline import Inline
 from ...keep import keep
 
 DRAWS, BLOCKS = 200, 4
@@ -238,3 +243,42 @@ def test_repeated_ids_are_one_vector_where_positions_do_not_part_them():
         arrays = model.probes(ids=(1, 1, 2, 2)).measure(20, workers=1, progress=False)
         found = LengthResult(request, model, 4, Draws(request.subject(model, 4, False), arrays, 0.0), None)
         assert said in found.finding("rank").measured
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "test-your-initialisation.md").read_text()
+GATE = re.search(r"--fail-on (\S+)", PAGE)[1].split(",")
+SIZES = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 6, "num_attention_heads": 4}
+LLAMA = {"model_type": "llama", **SIZES, "vocab_size": 1000}
+HEALTHY = {
+    "llama": LLAMA,
+    "qwen3": {"model_type": "qwen3", **SIZES, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1000},
+    "olmo2": {"model_type": "olmo2", **SIZES, "vocab_size": 1000},
+    "mixtral": {"model_type": "mixtral", **SIZES, "num_key_value_heads": 2, "num_local_experts": 4, "vocab_size": 1000},
+    "gpt2": "gpt2",
+    "bert": "bert-base",
+    "pythia": "pythia-410m",
+    "t5": "t5-base",
+}
+BROKEN = {
+    "ten times the standard deviation": ({"std": 0.2}, {"entropy", "loss"}),
+    "logits N(0, 1)": ({"std_logits": 1.0}, {"loss"}),
+    "embeddings N(0, 1), tied": ({"tied": True, "std_embedding": 1.0}, {"loss"}),
+    "queries and keys N(0, 1)": ({"std_q": 1.0, "std_k": 1.0}, {"entropy"}),
+}
+
+
+@pytest.mark.parametrize("name", keep(HEALTHY, "llama"))
+def test_healthy_models_pass_the_documented_gate(name, monkeypatch):
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
+    ns.audit(HEALTHY[name], quick=True, gradients=False, workers=1, progress=False).assert_not_found(*GATE)
+
+
+@pytest.mark.parametrize("name", keep(BROKEN, "embeddings N(0, 1), tied"))
+def test_broken_models_fail_the_documented_gate(name, monkeypatch):
+    monkeypatch.setattr(_process_pool, "Workers", Inline)
+    changes, rules = BROKEN[name]
+    model = ns.models.read(LLAMA).replace(**changes)
+    audit = ns.audit(model, quick=True, gradients=False, workers=1, progress=False)
+    assert {f.name for f in audit.findings if f.verdict == FOUND and f.name in GATE} == rules
+    with pytest.raises(AssertionError):
+        audit.assert_not_found(*GATE)
