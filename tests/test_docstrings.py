@@ -1,8 +1,9 @@
 """Every public name has a docstring in numpy's form, whose examples run and print what they say.
 
 Public are the names of `ns`, `ns.nn` and `ns.models`, what docs/api.md has a page for, and the methods and properties
-of public classes. A function lists all its parameters and what it returns; a class those of its constructor, or its
-attributes. A property has no parameters and returns what its first line says. The modules have an example too.
+of public classes. A function lists its parameters, what it returns, and an example; a class lists the parameters of its
+constructor, or its attributes, and has the examples for all its methods. A property needs one line, and so does a
+method with at most one parameter. Modules have an example too.
 """
 
 import dataclasses
@@ -94,18 +95,25 @@ def defaults(thing, row):
     return {repr(takes[name].default) for name in row.split(", ") if name in takes}
 
 
+def is_method(thing):
+    """Whether a function is defined in a class."""
+    return inspect.isfunction(thing) and thing.__qualname__.rpartition("<locals>.")[2].count(".") > 0
+
+
 def missing(thing):
     """What the docstring of a public name lacks."""
     found = sections(thing)
     lacks = [] if found[""].strip() else ["a first line"]
-    lacks += [] if ">>>" in found.get("Examples", "") else ["Examples"]
-    if inspect.ismodule(thing) or isinstance(thing, PROPERTIES):
+    if isinstance(thing, PROPERTIES) or (is_method(thing) and "Parameters" not in found and len(parameters(thing)) < 2):
+        return lacks
+    lacks += [] if is_method(thing) or ">>>" in found.get("Examples", "") else ["Examples"]
+    if inspect.ismodule(thing):
         return lacks
     described = found.get("Parameters", "") + found.get("Attributes", "")
     named = {name for row in ITEM.findall(described) for name in row.split(", ")}
     lacks += [f"parameter {name}" for name in sorted(parameters(thing) - named)]
     lacks += [f"one default for {row}" for row in ITEM.findall(described) if len(defaults(thing, row)) > 1]
-    if inspect.isclass(thing):
+    if inspect.isclass(thing) or is_method(thing):
         return lacks
     returns = inspect.signature(thing).return_annotation not in (None, "None")
     return lacks + (["Returns"] if returns and not found.get("Returns", "").strip() else [])
@@ -138,7 +146,21 @@ def test_what_lacks_is_found():
 
     assert missing(bare) == ["Examples", "parameter more", "parameter rest", "parameter x", "Returns"]
     assert missing(together) == ["one default for x, y"]
-    assert missing(property(bare)) == ["Examples"]
+    assert missing(property(bare)) == []
+
+    class Kind:
+        def one(self, x):
+            """A line alone."""
+
+        def two(self, x, y):
+            """A line alone."""
+
+        def none(self):
+            pass
+
+    assert missing(Kind.one) == []
+    assert missing(Kind.two) == ["parameter x", "parameter y"]
+    assert missing(Kind.none) == ["a first line"]
 
 
 def examples():
