@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from netsor import models
-from netsor.studies.audit._rule import FOUND, NOT_FOUND, UNDECIDED, RuleInput
+from netsor.studies.audit._rule import FLAG, OK, UNDECIDED, RuleInput
 from netsor.studies.audit._rules import RULES, judged
 
 from .test_audit import real
@@ -34,7 +34,7 @@ def of_blocks(found: dict) -> dict[str, np.ndarray]:
 def sides(draws: dict[str, np.ndarray], tokens: int) -> dict[str, tuple[str, float]]:
     """Of each rule, on which side of its threshold the median is, and the median."""
     found = {f.name: f for f in judged(facts(draws, tokens)) if f.name in FORWARD}
-    return {name: (FOUND if (f.value > f.threshold) == f.above else NOT_FOUND, f.value) for name, f in found.items()}
+    return {name: (FLAG if (f.value > f.threshold) == f.above else OK, f.value) for name, f in found.items()}
 
 
 @pytest.mark.parametrize(("tokens", "count"), [(16, 16), (128, 16), (1024, 2)])
@@ -51,7 +51,7 @@ def test_verdicts_agree_with_real_initialisations(tokens, count):
     print(tokens, {name: (round(here[name][1], 4), round(there[name][1], 4)) for name in FORWARD})
     assert list(here) == [rule.name for rule in RULES if rule.name in FORWARD]
     assert {name: side for name, (side, _) in here.items()} == {name: side for name, (side, _) in there.items()}
-    assert here["branches"][0] == (NOT_FOUND if tokens == 16 else FOUND)
+    assert here["branches"][0] == (OK if tokens == 16 else FLAG)
     if count > 2:
         decided = {f.name: f.verdict for f in judged(facts(ours, tokens)) if f.name in FORWARD}
         assert all(decided[name] in (side, UNDECIDED) for name, (side, _) in here.items())

@@ -66,15 +66,21 @@ def run_study(
 
 
 def printed(
-    found: Any, out: str | None, as_json: bool, verdict: str = "", beside: Mapping[str, Any] | None = None
+    found: Any,
+    out: str | None,
+    as_json: bool,
+    verbose: bool,
+    verdict: str = "",
+    beside: Mapping[str, Any] | None = None,
 ) -> None:
     """Print a verdict, what a study found, and where its report is; `beside` goes into the JSON object."""
     if as_json:
         echo_json({**found.as_dict(), **(beside or {})})
         return
-    echo(f"{verdict}\n\n{found.table()}" if verdict else found.table())
-    if out is not None:
-        echo(f"\nreport: {Path(out) / 'report.html'}")
+    text = found.table(verbose)
+    echo(f"{verdict}\n\n{text}" if verdict else text)
+    more = [] if verbose else ["more numbers: --verbose, --json or --out DIR"]
+    echo("\n" + (f"report: {Path(out) / 'report.html'}" if out is not None else "".join(more)))
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
     help="The model's own widths, all of them at infinity, or both.  [default: both]",
 )
 @click.option("--quick", is_flag=True, help="16 draws of 16 tokens at the model's own widths: seconds, for a test.")
-@click.option("--fail-on", metavar="RULE,…", help="Exit with code 3 if one of these rules is found, or undecided.")
+@click.option("--fail-on", metavar="RULE,…", help="Exit with code 3 if one of these rules is flagged or undecided.")
 @click.option(
     "--baseline",
     metavar="FILE",
@@ -78,10 +78,18 @@ FAILED = 3  # exit code, if a rule of --fail-on is found, or a median has left i
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
 @click.option("--out", metavar="DIR", help="A folder for report.html, audit.csv, manifest.json and finished draws.")
 @partial(where_options, auto=True)
+@click.option("--verbose", is_flag=True, help="Print bands, gradients and every length too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_obj
 def audit_command(
-    watch: Watch, /, as_json: bool, out: str | None, fail_on: str | None, baseline: str | None, **options: Any
+    watch: Watch,
+    /,
+    as_json: bool,
+    verbose: bool,
+    out: str | None,
+    fail_on: str | None,
+    baseline: str | None,
+    **options: Any,
 ) -> None:
     """A transformer before it is trained: what it does at initialisation, block by block, and findings by stated rules.
 
@@ -106,7 +114,7 @@ def audit_command(
         failed = [verdict] * any(each["departures"] for each in left.values()) + found.failed(rules)
     except ValueError as error:  # what only the draws tell, such as that no branch adds anything
         raise click.UsageError(f"--fail-on {shown(fail_on)}: {error}") from None
-    printed(found, out, as_json, verdict, left)
+    printed(found, out, as_json, verbose, verdict, left)
     if failed:
         echo_error("; ".join(failed))
         raise click.exceptions.Exit(FAILED)
@@ -156,9 +164,12 @@ TOLERANCE = Number("a number above 0, at most 1", lambda v: 0 < v <= 1)
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
 @click.option("--out", metavar="DIR", help="A folder for the report, figures, tables and finished draws.")
 @where_options
+@click.option("--verbose", is_flag=True, help="Print the sizes at every width too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_obj
-def coord_check_command(watch: Watch, /, as_json: bool, out: str | None, fail: bool, **options: Any) -> None:
+def coord_check_command(
+    watch: Watch, /, as_json: bool, verbose: bool, out: str | None, fail: bool, **options: Any
+) -> None:
     """A coordinate check without training: how much one step changes each activation, against the width.
 
     MODEL is the name of a model that ships (gpt2, llama-3-8b, …), a path to a config.json, or FILE:FUNCTION, a function
@@ -174,7 +185,7 @@ def coord_check_command(watch: Watch, /, as_json: bool, out: str | None, fail: b
     where = pop_backend(options)
     with stdout_to_stderr(as_json):
         found = checked(watch, out, where, options)
-    printed(found, out, as_json)
+    printed(found, out, as_json, verbose)
     bad = [check for check in found if not check.kept]
     if fail and bad:
         told = "; ".join(f"{check.name} ({', '.join(check.broken)})" for check in bad)

@@ -13,12 +13,12 @@ from ..studies.audit._audit import joined, measure, result_of, workers_of
 from ..studies.audit._audit_cost import draw_cost, planning_cost
 from ..studies.audit._config import LENGTHS, AuditCase, Request, longest
 from ..studies.audit._differences import strip_common_prefix
+from ..studies.audit._document import unavailable
 from ..studies.audit._measurements import Draws
 from ..studies.audit._program_adapter import Model, ProgramModel
 from ..studies.audit._quantities import BLOCKS, FINAL, Quantity
 from ..studies.audit._results import Audit, Comparison
 from ..studies.audit._rule import join_words
-from ..studies.audit._text import missing
 from ._plots import Curve, Panel
 from ._view import MAX_SECONDS, Band, Rows, View
 
@@ -110,7 +110,7 @@ class AuditViewRequest:
         yield f"{drawn}; curves are of {first.lengths[0].tokens:,} tokens, block 0 is the embedding"
         yield "bands from 5 % to 95 %, lines are medians"
         for audit in result.audits:
-            yield from (f"{audit.model.name}: {what}: {why}" for what, why in missing(audit.lengths[0]).items())
+            yield from (f"{audit.model.name}: {what}: {why}" for what, why in unavailable(audit.lengths[0]).items())
         words = {audit.model.vocabulary for audit in result.audits}
         yield from (f"a uniform prediction has loss ln V = {np.log(v):.4f}" for v in words if v)
         if not self.sharp:

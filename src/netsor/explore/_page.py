@@ -16,7 +16,7 @@ from typing import Any
 import marimo as mo
 
 from ._audit_view import Tell
-from ._components import comparison_html, findings, fold, message, notes, table
+from ._components import fold, message, notes, table
 from ._plots import as_csv, as_file, as_svg
 from ._view import Rows, View, error_text
 
@@ -107,7 +107,7 @@ def _view(view: View, rows: Rows, waiting: str, saved: str) -> str:
     many = " netsor-many" if view.columns > 1 else ""
     code = mo.md(f"```python\n{view.code}\n```").text
     plan = fold("What is drawn (the plan)", f"<pre>{html.escape(view.plan)}</pre>") if view.plan else ""
-    told = "" if view.result is None else comparison_html(view.result) + findings(view.result)
+    told = "" if view.result is None else view.result._repr_html_()
     return (
         f'{told}<div class="netsor-panels{many}">{as_svg(view.panels)}</div>{table(rows, waiting)}{notes(view.notes)}'
         f'{saved}{plan}<p>The same in Python:</p><div class="netsor-code">{code}</div>'

@@ -1,77 +1,156 @@
-"""The page of a report: one file with everything in it, for any browser, in one style for every study."""
+"""A document as HTML: one file with everything in it for a browser, or the output of a notebook cell."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-PAGE = """<!DOCTYPE html>
+from ._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED, Document, Figure, Paragraph
+
+COLOUR_CLASSES = {FLAG: "bad", OK: "good", UNDECIDED: "open", NOT_APPLICABLE: "absent"}
+
+STYLE = """
+.netsor { --text: #222; --soft: #666; --line: #ddd; --code: #f3f3f3; --good: #00694d; --bad: #b33; --open: #8a5a00;
+  --note: #eef5fb; --warn: #fff3d6; color: var(--text); }
+.netsor table { border-collapse: collapse; font-size: 0.9rem; }
+.netsor th, .netsor td { text-align: left; vertical-align: top; padding: 0.4rem 0.7rem 0.4rem 0;
+  border-bottom: 1px solid var(--line); }
+.netsor small, .netsor .note, .netsor figcaption, .netsor .absent { color: var(--soft); }
+.netsor .good { color: var(--good); font-weight: 600; }
+.netsor .bad { color: var(--bad); font-weight: 600; }
+.netsor .open { color: var(--open); font-weight: 600; }
+.netsor .warning { background: var(--warn); padding: 0.6rem 0.9rem; border-left: 4px solid #e69f00; }
+.netsor .verdict { background: var(--note); padding: 0.6rem 0.9rem; border-left: 4px solid #0072b2; font-weight: 600; }
+.netsor .wide { overflow-x: auto; }
+.netsor .wide td + td, .netsor .wide th { white-space: nowrap; }
+.netsor .items { display: grid; grid-template-columns: max-content max-content 1fr; gap: 0.35rem 1rem; }
+.netsor .items p { margin: 0; }
+.netsor code { background: var(--code); padding: 0 0.2rem; overflow-wrap: anywhere; }
+"""
+DARK = """
+.netsor { --text: #ddd; --soft: #a0a0a0; --line: #444; --code: #2a2a2a; --good: #4fc79c; --bad: #ff7b72;
+  --open: #e3b341; --note: #14283a; --warn: #3a2e10; }
+"""
+PAGE_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: 0.2rem; }
+h2 { font-size: 1.2rem; margin-top: 2.5rem; }
+.netsor table { width: 100%; }
+.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); gap: 1.5rem; }
+.figures { margin: 1.5rem 0; }
+.figures:has(> :only-child) { max-width: 44rem; display: block; }
+figure { margin: 0; }
+figure svg { width: 100%; height: auto; background: #fff; border-radius: 4px; }
+figcaption { font-size: 0.85rem; }
+.formula { overflow-x: auto; margin: 0.4rem 0; }
+.formula svg { display: block; margin: 0.3rem 0; background: #fff; }
+.boxed { border: 1px solid currentColor; padding: 0.3rem 0.7rem; width: fit-content; max-width: calc(100% - 1.5rem); }
+pre { overflow-x: auto; font-size: 0.8rem; background: var(--code); padding: 0.6rem; }
+@media (max-width: 45rem) {
+.stack thead { display: none; }
+.stack tr { display: block; border-bottom: 1px solid var(--line); padding: 0.5rem 0; }
+.netsor .stack td { display: block; border: 0; padding: 0.2rem 0; }
+.stack td + td::before { content: attr(data-head) ": "; font-weight: 600; }
+.netsor .items { grid-template-columns: max-content 1fr; }
+.items > :nth-child(3n) { grid-column: 1 / -1; }
+}
+"""
+TEMPLATE = """
+{%- macro cell(c) %}{% if c is string %}{{ c }}{% else -%}
+{%- if c.link %}<a href="{{ c.link }}">{% endif -%}
+{%- if c.status %}<span class="{{ c.status }}">{{ c.text }}</span>{% else %}{{ c.text }}{% endif -%}
+{%- if c.link %}</a>{% endif %}{% if c.note %}<br><small>{{ c.note }}</small>{% endif -%}
+{%- endif %}{% endmacro -%}
+{%- macro show(block) %}{% set kind = block.__class__.__name__ -%}
+{%- if kind == "Paragraph" %}
+<p{% if block.kind %} class="{{ block.kind }}"{% endif %}>{{ block.text }}
+{%- if block.code %} <code>{{ block.code }}</code>{% endif %}
+{%- for name, what in block.files %}{{ "; " if not loop.first }} <code>{{ name }}</code>{{ ": " ~ what if what }}
+{%- endfor %}</p>
+{%- elif kind == "Items" %}
+<div class="items">
+{%- for item in block["items"] %}
+<span class="{{ classes.get(item.status, 'open') }}">{{ item.status }}</span><strong>{{ item.name }}</strong>
+<div data-item="{{ item.name }}" data-status="{{ item.status }}"><p>{{ item.text }}</p>
+{%- for more in item.more %}<p class="note">{{ more }}</p>{% endfor %}</div>
+{%- endfor %}
+</div>
+{%- elif kind == "Table" %}
+<div class="{{ 'stack' if block.prose else 'wide' }}"><table>
+<thead><tr>{% for h in block.head %}<th>{{ h }}</th>{% endfor %}</tr></thead>
+<tbody>
+{%- for row in block.rows %}
+<tr>{% for c in row %}<td data-head="{{ block.head[loop.index0] }}">{{ cell(c) }}</td>{% endfor %}</tr>
+{%- endfor %}
+</tbody></table></div>
+{%- elif kind == "Figures" and figures %}
+<div class="figures">
+{%- for f in block.figures %}
+<figure id="figure-{{ f.name }}">{{ figures(f) | safe }}<figcaption>{{ f.caption }}</figcaption></figure>
+{%- endfor %}
+</div>
+{%- elif kind == "Raw" and figures %}
+{{ block.html | safe }}
+{%- endif %}{% endmacro -%}
+{%- macro section(s) %}
+{%- if s.folded %}<details{% if s.anchor %} id="{{ s.anchor }}"{% endif %}><summary>{{ s.title }}</summary>
+{%- elif s.title %}<h2{% if s.anchor %} id="{{ s.anchor }}"{% endif %}>{{ s.title }}</h2>{% endif %}
+{%- for block in s.blocks %}{{ show(block) }}{% endfor %}
+{%- if s.folded %}</details>{% endif %}
+{% endmacro -%}
+{%- if page %}<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }}
-h1 {{ font-size: 1.6rem; margin-bottom: 0.2rem; }}
-h2 {{ font-size: 1.2rem; margin-top: 2.5rem; }}
-table {{ border-collapse: collapse; width: 100%; font-size: 0.9rem; }}
-th, td {{ text-align: left; vertical-align: top; padding: 0.5rem 0.7rem; border-bottom: 1px solid #ddd; }}
-td small, figcaption {{ color: #666; }}
-.agrees {{ color: #00694d; font-weight: 600; }}
-.disagrees {{ color: #b33; font-weight: 600; }}
-.undecided {{ color: #8a5a00; font-weight: 600; }}
-.absent {{ color: #666; }}
-.quick {{ background: #fff3d6; padding: 0.6rem 0.9rem; border-left: 4px solid #e69f00; }}
-.verdict {{ background: #eef5fb; padding: 0.6rem 0.9rem; border-left: 4px solid #0072b2; font-weight: 600; }}
-.wide {{ overflow-x: auto; }}
-@media (max-width: 45rem) {{
-.wide td + td, .wide th {{ white-space: nowrap; }}
-.stack thead {{ display: none; }}
-.stack tr {{ display: block; border-bottom: 1px solid #ddd; padding: 0.5rem 0; }}
-.stack td {{ display: block; border: 0; padding: 0.2rem 0; }}
-.stack td + td::before {{ content: attr(data-head) ": "; font-weight: 600; }}
-}}
-h3 {{ font-size: 1rem; margin-top: 1.6rem; }}
-.figures {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1.5rem; }}
-figure {{ margin: 0; }}
-figure svg {{ width: 100%; height: auto; }}
-figcaption {{ font-size: 0.85rem; }}
-.formula {{ overflow-x: auto; margin: 0.4rem 0; }}
-.formula svg {{ display: block; margin: 0.3rem 0; }}
-.boxed {{ border: 1px solid #222; padding: 0.3rem 0.7rem; width: fit-content; max-width: calc(100% - 1.5rem); }}
-pre {{ overflow-x: auto; font-size: 0.8rem; background: #f3f3f3; padding: 0.6rem; }}
-code {{ background: #f3f3f3; padding: 0 0.2rem; }}
-</style>
+<title>{{ document.title }}</title>
+<style>{{ style | safe }}</style>
 </head>
-<body>
-<h1>{title}</h1>
-{body}
+<body class="netsor">
+<h1>{{ document.title }}</h1>
+<p class="verdict">{{ document.verdict }}</p>
+<p class="note">{{ document.subject }}</p>
+{% for s in document.sections %}{{ section(s) }}{% endfor %}
 </body>
 </html>
-"""
+{% else %}<div class="netsor"><style>{{ style | safe }}</style>
+<p><strong>{{ document.verdict }}</strong><br><small>{{ document.subject }}</small></p>
+{% for s in document.sections if not s.folded %}{{ section(s) }}{% endfor %}</div>
+{% endif %}"""
 
 
-FIGURES = "each figure as PDF and PNG, its data as CSV, and <code>manifest.json</code>"
+@cache
+def _template() -> Any:
+    from jinja2 import Environment  # only HTML needs it
+
+    return Environment(autoescape=True).from_string(TEMPLATE)
 
 
-def page(title: str, body: str) -> str:
-    """The whole file; the title is text, the body is HTML."""
-    return PAGE.format(title=html.escape(title), body=body)
+def to_page(document: Document) -> str:
+    """The whole file, with its figures in it; it follows the colour scheme of the browser."""
+    dark = f"@media (prefers-color-scheme: dark) {{ {DARK} body {{ background: #121212; }} }}"
+    return _rendered(document, page=True, style=STYLE + PAGE_STYLE + dark, figures=_svg)
 
 
-def provenance_html(manifest: Mapping[str, Any], beside: str = FIGURES) -> str:
-    """Versions, the command, and the files beside the page, in HTML."""
+def to_cell(document: Document) -> str:
+    """The output of a notebook cell: no figures, and the colours of the notebook's theme where it says which it has."""
+    themes = ("body[data-jp-theme-light='false'] ", "html[theme='dark'] ", "body.vscode-dark ", ".dark ")
+    dark = "".join(DARK.replace(".netsor", f"{theme}.netsor") for theme in themes)
+    return _rendered(document, page=False, style=STYLE + dark, figures=None)
+
+
+def _rendered(document: Document, **given: Any) -> str:
+    return str(_template().render(document=document.for_page(), classes=COLOUR_CLASSES, **given))
+
+
+def _svg(figure: Figure) -> str:
+    text = figure.svg().decode()
+    return text[text.index("<svg") :]
+
+
+def provenance(manifest: Mapping[str, Any], first: str, files: Mapping[str, str]) -> Paragraph:
+    """Versions, the command and the other files of the folder, after `first`."""
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
-    command = f"The command: <code>{html.escape(manifest['command'])}</code>"
-    return f"{html.escape(versions)}. {command}. Beside this file: {beside}."
-
-
-def figure_html(name: str, svg: bytes, caption: str) -> str:
-    """A figure within the page, that can be linked to; the caption is text."""
-    text = svg.decode()
-    return (
-        f'<figure id="figure-{html.escape(name)}">{text[text.index("<svg") :]}'
-        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
-    )
+    return Paragraph(f"{first} {versions}.", files=tuple(files.items()), code=manifest["command"])

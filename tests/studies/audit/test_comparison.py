@@ -14,7 +14,7 @@ from netsor.studies.audit._config import Request
 from netsor.studies.audit._differences import _distance, _error, differences, strip_common_prefix
 from netsor.studies.audit._measurements import Draws, LengthResult
 from netsor.studies.audit._report import comparison_card
-from netsor.studies.audit._rule import FOUND, NOT_FOUND, UNDECIDED, join_words, lengths_text, number, worst
+from netsor.studies.audit._rule import FLAG, OK, UNDECIDED, join_words, lengths_text, number, worst
 from netsor.studies.audit._text import comparison
 
 from ...inline import Inline
@@ -65,7 +65,7 @@ def test_a_rule_that_changes_decides():
     found = differences(made(GROWN, {}))
     (rule,) = found.rules
     assert (rule.rule, rule.preferred, rule.changes) == ("growth", ("b",), True)
-    assert [f.verdict for f in rule.findings] == [FOUND, NOT_FOUND]
+    assert [f.verdict for f in rule.findings] == [FLAG, OK]
     assert (found.preferred, found.verdict) == ("b", "prefer “b”, by growth")
     assert rule.why.startswith("it is found in “a” at 8 tokens (20,0")
     assert rule.why.endswith("; found if above 10,000)")
@@ -114,7 +114,7 @@ def test_verdicts_at_the_length_where_they_are_worst():
     assert [f.tokens for f in rule.findings] == [(8,), (8,)]
     assert "at 8 tokens" in rule.why
     merged = worst(found.finding("growth") for found in models[0])
-    assert (merged.verdict, merged.tokens, lengths_text(merged)) == (FOUND, (8,), "at 8 tokens")
+    assert (merged.verdict, merged.tokens, lengths_text(merged)) == (FLAG, (8,), "at 8 tokens")
     assert lengths_text(worst(found.finding("growth") for found in models[1])) == "at 4 and 8 tokens"
     open_ = made([{"mean_square": [1, 4, 8, 1001]}, {}], lengths=(4, 8))[0]
     assert worst(found.finding("growth") for found in open_).verdict == UNDECIDED
@@ -191,15 +191,15 @@ def test_two_recipes_and_their_gradients(inline):
 
 def test_a_model_in_ten_lines_of_a_test(inline):
     sharp = ns.audit(MODEL.replace(std_q=1.0, std_k=1.0), quick=True)
-    assert (sharp.finding("entropy").verdict, sharp.finding("entropy").tokens) == (FOUND, (16,))
+    assert (sharp.finding("entropy").verdict, sharp.finding("entropy").tokens) == (FLAG, (16,))
     with pytest.raises(AssertionError, match=r"^gpt2: entropy found at 16 tokens: 0\.\d+ of uniform in block"):
-        sharp.assert_not_found("growth", "entropy")
+        sharp.assert_ok("growth", "entropy")
     plain = ns.audit(MODEL, quick=True)
-    plain.assert_not_found("growth", "entropy")
+    plain.assert_ok("growth", "entropy")
     with pytest.raises(ValueError, match="limit is not measured of gpt2: only one of the two widths"):
-        plain.assert_not_found("limit")
+        plain.assert_ok("limit")
     with pytest.raises(ValueError, match="'entrophy' is no rule; the rules are growth, "):
-        plain.assert_not_found("entrophy")
+        plain.assert_ok("entrophy")
     assert plain["entropy"].blocks.tolist() == [1, 2, 3, 4]
     assert plain["mean_square"].blocks.tolist() == [0, 1, 2, 3, 4]
     assert plain["mean_square"].median[0] == np.median(plain.actual["input_mean_square"])

@@ -8,7 +8,7 @@ import pytest
 import netsor as ns
 from netsor.models._ranges import COLUMNS, FORMATS
 from netsor.studies.audit._ranges import ranges_of
-from netsor.studies.audit._rule import FOUND, NOT_FOUND, UNDECIDED
+from netsor.studies.audit._rule import FLAG, OK, UNDECIDED
 
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
 DRAWS = 200
@@ -24,9 +24,9 @@ def arrays(largest, below, blocks=2):
 @pytest.mark.parametrize(
     ("largest", "below", "overflow", "underflow", "scale", "words"),
     [
-        (3.0, 0.001, NOT_FOUND, NOT_FOUND, 7, "fits bf16, fp16, fp8 E4M3, fp8 E5M2"),
-        (1e4, 0.001, FOUND, NOT_FOUND, -5, "overflows in fp8 E4M3; a scale of 2^-5 fits"),
-        (3.0, 0.2, NOT_FOUND, FOUND, 7, "underflows in fp8 E4M3 (0.2 of its numbers are below 2^-9); a scale of 2^7"),
+        (3.0, 0.001, OK, OK, 7, "fits bf16, fp16, fp8 E4M3, fp8 E5M2"),
+        (1e4, 0.001, FLAG, OK, -5, "overflows in fp8 E4M3; a scale of 2^-5 fits"),
+        (3.0, 0.2, OK, FLAG, 7, "underflows in fp8 E4M3 (0.2 of its numbers are below 2^-9); a scale of 2^7"),
         (446.0, 0.01, UNDECIDED, UNDECIDED, -1, "more draws decide on fp8 E4M3"),
     ],
 )
@@ -46,7 +46,7 @@ def test_where_ranges_are_said(tmp_path, capsys):
     assert "overflows in fp16" in lines["attention's output"]
     assert "underflows in fp8 E5M2 (1 of its numbers are below 2^-16)" in lines["embeddings"]
     found = {each["activation"]: each for each in json.loads(json.dumps(audit.as_dict()))["ranges"]}
-    assert found["attention"]["formats"][1]["overflow"] == FOUND
+    assert found["attention"]["formats"][1]["overflow"] == FLAG
     assert found["embedding"]["block"] is None
     assert [f.title for f in FORMATS] == [each["format"] for each in found["logits"]["formats"]]
     page = (tmp_path / "report.html").read_text()

@@ -11,7 +11,7 @@ from netsor.studies import _process_pool
 from netsor.studies.audit._config import Request
 from netsor.studies.audit._measurements import Draws, LengthResult
 from netsor.studies.audit._order_statistics import FEWEST, draws_needed
-from netsor.studies.audit._rule import FOUND, NOT_FOUND, NOT_JUDGED, UNDECIDED, RuleInput, above, below
+from netsor.studies.audit._rule import FLAG, OK, NOT_APPLICABLE, UNDECIDED, RuleInput, above, below
 from netsor.studies.audit._rules import BACKWARD_RULES, RULES, judged
 
 from ...inline import Inline
@@ -69,9 +69,9 @@ MADE = {
 
 @pytest.mark.parametrize("name", MADE)
 def test_a_rule_comes_out_both_ways_and_may_be_left_open(name):
-    assert [verdict(name, facts(**given)).verdict for given in MADE[name]] == [FOUND, NOT_FOUND, UNDECIDED]
+    assert [verdict(name, facts(**given)).verdict for given in MADE[name]] == [FLAG, OK, UNDECIDED]
     quiet = [finding.verdict for finding in judged(facts(limit={}))]
-    assert quiet == [NOT_FOUND] * len(RULES)  # one rule's matter is not another's
+    assert quiet == [OK] * len(RULES)  # one rule's matter is not another's
 
 
 def test_every_rule_is_tested():
@@ -82,45 +82,45 @@ def test_an_encoder_and_a_decoder_are_looked_at_apart():
     """The decoder begins anew: between the two nothing grows or collapses."""
     apart = {"mean_square": [1, 2, 3000, 6000], "effective_rank": [7, 6, 1.5, 1.9], "stacks": ((0, 1), (2, 3))}
     apart |= {"decoder_input_mean_square": 1.0, "grad_mean_square": [40, 1, 1e5, 1]}
-    assert [verdict(name, facts(**apart)).verdict for name in ("growth", "rank")] == [NOT_FOUND, NOT_FOUND]
+    assert [verdict(name, facts(**apart)).verdict for name in ("growth", "rank")] == [OK, OK]
     grown = verdict("growth", facts(**{**apart, "decoder_input_mean_square": 0.1}))
-    assert (grown.verdict, "e+03 after block 3, 6" in grown.measured) == (FOUND, True)
+    assert (grown.verdict, "e+03 after block 3, 6" in grown.measured) == (FLAG, True)
     exploded = verdict("exploding", facts(**apart))  # an embedding that both share is of neither: from the first block
-    assert (exploded.verdict, "the embedding" in exploded.measured) == (FOUND, False)
-    assert verdict("rank", facts(**{**apart, "effective_rank": [7, 1.2, 7, 7]})).verdict == FOUND
+    assert (exploded.verdict, "the embedding" in exploded.measured) == (FLAG, False)
+    assert verdict("rank", facts(**{**apart, "effective_rank": [7, 1.2, 7, 7]})).verdict == FLAG
 
 
 def test_the_other_branch_may_drown_too():
     found = verdict("branches", facts(mlp_share=[0.3, 0.3, 0.3, 0.01]))
-    assert found.verdict == FOUND
+    assert found.verdict == FLAG
     assert "in block 4 the MLP is 0.048 of what is added" in found.measured
 
 
 def test_what_was_not_measured_is_said():
-    assert verdict("limit", facts()).verdict == NOT_JUDGED
-    assert verdict("loss", facts(uniform_loss=None)).verdict == NOT_JUDGED
-    assert verdict("rank", facts(distinct=1)).verdict == NOT_JUDGED
+    assert verdict("limit", facts()).verdict == NOT_APPLICABLE
+    assert verdict("loss", facts(uniform_loss=None)).verdict == NOT_APPLICABLE
+    assert verdict("rank", facts(distinct=1)).verdict == NOT_APPLICABLE
     forward = facts()
     for name in [name for name in forward.draws if name.startswith("grad")]:
         forward.draws.pop(name)
     for rule in BACKWARD_RULES:
         assert (verdict(rule.name, forward).measured, verdict(rule.name, forward).verdict) == (
             "gradients were not asked for",
-            NOT_JUDGED,
+            NOT_APPLICABLE,
         )
     nothing = facts(**{name: 0.0 * np.array(x[0]) for name, x in facts().draws.items() if name.startswith("grad")})
     said = [verdict(rule.name, nothing).verdict for rule in BACKWARD_RULES]
-    assert said == [NOT_FOUND, NOT_FOUND, NOT_JUDGED, NOT_JUDGED]
+    assert said == [OK, OK, NOT_APPLICABLE, NOT_APPLICABLE]
 
 
 def test_a_few_medians_outside_are_no_finding():
     """One of 72, below the stated 0.05; of 44, where there are no gradients in the limit."""
     given = facts(limit={"cosine": [0.2, 0.1, 0.1, 0.1]})
-    assert (verdict("limit", given).verdict, verdict("limit", given).value) == (NOT_FOUND, 1 / 72)
+    assert (verdict("limit", given).verdict, verdict("limit", given).value) == (OK, 1 / 72)
     for name in [name for name in given.limit if name.startswith("grad")]:
         given.limit.pop(name)
     found = verdict("limit", given)
-    assert (found.verdict, found.value) == (NOT_FOUND, 1 / 44)
+    assert (found.verdict, found.value) == (OK, 1 / 44)
     assert "cosine of tokens in block 1: limit 0.2, band 0.09" in found.measured
 
 
@@ -146,26 +146,26 @@ def test_rounding_is_that_of_the_precision():
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 def test_a_stream_of_any_scale(scale):
     given = facts(mean_square=np.array([1, 4, 8, 1100]) * scale, input_mean_square=0.1 * scale)
-    assert verdict("growth", given).verdict == FOUND
+    assert verdict("growth", given).verdict == FLAG
 
 
 def test_nothing_at_all_is_no_growth():
     still = {"mean_square": [0.0] * 4, "input_mean_square": 0.0}
     found = judged(facts(**still, attention_share=[0.0] * 4, mlp_share=[0.0] * 4))
-    assert [f.verdict for f in found[:2]] == [NOT_FOUND, NOT_JUDGED]
+    assert [f.verdict for f in found[:2]] == [OK, NOT_APPLICABLE]
     assert found[1].measured == "neither branch adds anything"
-    assert verdict("growth", facts(mean_square=[0, 0, 0, 1], input_mean_square=0.0)).verdict == FOUND
+    assert verdict("growth", facts(mean_square=[0, 0, 0, 1], input_mean_square=0.0)).verdict == FLAG
 
 
 def test_thresholds_themselves():
     at = np.full(100, 2.0)
-    assert (above(at, 2.0), above(at, 1.9), below(at, 2.0), below(at, 2.1)) == (NOT_FOUND, FOUND, NOT_FOUND, FOUND)
+    assert (above(at, 2.0), above(at, 1.9), below(at, 2.0), below(at, 2.1)) == (OK, FLAG, OK, FLAG)
 
 
 def test_an_open_verdict_says_how_many_draws_decide():
     """As many do decide: of a law with a share p below the threshold, and of one that is all on one side of it."""
     assert FEWEST == 194  # 0.95^194 is the first power below 5e-5
-    for low, of, expected in ((10, 10, NOT_FOUND), (7, 10, NOT_FOUND), (9, 20, FOUND)):
+    for low, of, expected in ((10, 10, OK), (7, 10, OK), (9, 20, FLAG)):
         few = np.repeat([0.0, 2.0], [low, of - low])
         draws = draws_needed(few, 1.0)
         assert draws is not None
@@ -204,7 +204,7 @@ BACKWARD = {
 @pytest.mark.parametrize("name", [n if n == "scores" else pytest.param(n, marks=pytest.mark.slow) for n in BACKWARD])
 def test_gradients_of_real_models_come_out_both_ways(name):
     """Seed 3, intervals of level 1e-4."""
-    for changes, expected in zip(BACKWARD[name], (FOUND, NOT_FOUND), strict=True):
+    for changes, expected in zip(BACKWARD[name], (FLAG, OK), strict=True):
         model = ns.models.read(GPT2).replace(**changes)
         request = Request((model,), tokens=4, draws=60, widths="actual", gradients=True)
         subject = request.subject(model, 4, False)
@@ -216,7 +216,7 @@ def test_gradients_of_real_models_come_out_both_ways(name):
 @pytest.mark.parametrize("name", keep(REAL, "growth", "entropy", "loss"))
 def test_real_models_come_out_both_ways(name):
     """Seed 3, intervals of level 1e-4."""
-    for changes, expected in zip(REAL[name], (FOUND, NOT_FOUND), strict=True):
+    for changes, expected in zip(REAL[name], (FLAG, OK), strict=True):
         model = ns.models.read(GPT2).replace(**changes)
         request = Request((model,), tokens=6, draws=300)
         subjects = [
@@ -270,7 +270,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", keep(HEALTHY, "llama"))
 def test_healthy_models_pass_the_documented_gate(name, monkeypatch):
     monkeypatch.setattr(_process_pool, "Workers", Inline)
-    ns.audit(HEALTHY[name], quick=True, gradients=False, workers=1, progress=False).assert_not_found(*GATE)
+    ns.audit(HEALTHY[name], quick=True, gradients=False, workers=1, progress=False).assert_ok(*GATE)
 
 
 @pytest.mark.parametrize("name", keep(BROKEN, "embeddings N(0, 1), tied"))
@@ -279,6 +279,6 @@ def test_broken_models_fail_the_documented_gate(name, monkeypatch):
     changes, rules = BROKEN[name]
     model = ns.models.read(LLAMA).replace(**changes)
     audit = ns.audit(model, quick=True, gradients=False, workers=1, progress=False)
-    assert {f.name for f in audit.findings if f.verdict == FOUND and f.name in GATE} == rules
+    assert {f.name for f in audit.findings if f.verdict == FLAG and f.name in GATE} == rules
     with pytest.raises(AssertionError):
-        audit.assert_not_found(*GATE)
+        audit.assert_ok(*GATE)

@@ -10,16 +10,13 @@ import numpy as np
 
 from ...models import Transformer
 from ...models._description import idle
+from .._document import FLAG, NOT_APPLICABLE, OK, STATUSES
 from ._measurements import Lengths, merged
 from ._order_statistics import HIGH, LOW
 from ._program_adapter import described
 from ._quantities import BLOCKS, EVERY, FINAL
 from ._rule import (
     EQUALITY_RTOL,
-    FOUND,
-    NOT_FOUND,
-    NOT_JUDGED,
-    WORST,
     Array,
     Finding,
     join_words,
@@ -195,23 +192,23 @@ def _quoted(names: Iterable[str]) -> list[str]:
 
 def _preference(names: dict[str, str], row: list[Finding], models: Sequence[Lengths]) -> RulePreference:
     verdicts = [finding.verdict for finding in row]
-    bad = min(row, key=lambda finding: WORST.index(finding.verdict))
+    bad = min(row, key=lambda finding: STATUSES.index(finding.verdict))
     same = tuple(next(found for found in lengths if found.tokens == bad.tokens[0]) for lengths in models)
     findings = tuple(found.finding(bad.name) for found in same)
-    changes = {FOUND, NOT_FOUND} <= set(verdicts)
-    if bad.name in NEUTRAL or bad.verdict != FOUND or NOT_JUDGED in verdicts:
+    changes = {FLAG, OK} <= set(verdicts)
+    if bad.name in NEUTRAL or bad.verdict != FLAG or NOT_APPLICABLE in verdicts:
         return RulePreference(bad.name, findings, tuple(names), changes, "")
     if changes:
-        best = tuple(name for name, verdict in zip(names, verdicts, strict=True) if verdict == NOT_FOUND)
-        having = [brief for brief, verdict in zip(names.values(), verdicts, strict=True) if verdict == FOUND]
-        why = f"it is found in {join_words(having)} {lengths_text(bad)}"
+        best = tuple(name for name, verdict in zip(names, verdicts, strict=True) if verdict == OK)
+        having = [brief for brief, verdict in zip(names.values(), verdicts, strict=True) if verdict == FLAG]
+        why = f"it is flagged in {join_words(having)} {lengths_text(bad)}"
     else:
         best = _least(list(names), findings)
-        why = f"it is {'found' if set(verdicts) == {FOUND} else 'found or undecided'} in all, and the least there"
+        why = f"it is {'flagged' if set(verdicts) == {FLAG} else 'flagged or undecided'} in all, and the least there"
     numbers = join_words(["none" if f.value is None else number(f.value) for f in findings])
     side = "above" if bad.above else "below"
     return RulePreference(
-        bad.name, findings, best, changes, f"{why} ({numbers}; found if {side} {number(bad.threshold or 0.0)})"
+        bad.name, findings, best, changes, f"{why} ({numbers}; flagged if {side} {number(bad.threshold or 0.0)})"
     )
 
 

@@ -13,11 +13,12 @@ import numpy.typing as npt
 
 from ..._bound_program import NEGLIGIBLE
 from ...language._given import shown
+from .._document import FLAG, OK
 from ._config import AuditCase, Request
 from ._order_statistics import band
 from ._program_adapter import Model, ProgramModel
 from ._quantities import BLOCKS, FINAL
-from ._rule import FOUND, NOT_FOUND, Finding, RuleInput, within_error, worst
+from ._rule import Finding, RuleInput, within_error, worst
 from ._rules import RULES, judged
 
 Array = npt.NDArray[np.float64]
@@ -381,7 +382,7 @@ def merged(lengths: Lengths) -> tuple[Finding, ...]:
 def changing(lengths: Lengths) -> tuple[str, ...]:
     """The rules that are found at one length and not found at another."""
     rules = zip(*(found.findings for found in lengths), strict=True)
-    return tuple(rule[0].name for rule in rules if {FOUND, NOT_FOUND} <= {finding.verdict for finding in rule})
+    return tuple(rule[0].name for rule in rules if {FLAG, OK} <= {finding.verdict for finding in rule})
 
 
 def rule_name(name: str) -> str:

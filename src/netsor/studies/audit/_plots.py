@@ -11,33 +11,48 @@ import numpy as np
 
 from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
 from ._measurements import LengthResult
-from ._quantities import BLOCKS, FINAL, TOGETHER, Quantity
+from ._quantities import BLOCKS, EVERY, FINAL, TOGETHER, Quantity
+from ._rules import RULES
 
 STYLES: Sequence[Any] = ("-", ":", "--", "-.")  # of models, where colours are for kinds of weights
 FROM_EMBEDDING = ("mean_square", "cosine", "effective_rank", "grad_mean_square")
 CYCLE = (BLUE, SKY, GREEN, PURPLE, VERMILLION, BLACK, ORANGE)  # kinds of weights
 DASHED = (0, (4.0, 1.6))
+THRESHOLDS = {rule.name: rule.threshold for rule in RULES if rule.name == "entropy"}  # rules that read a quantity as is
 MAX_SHORT_NAME, MAX_NAME = 24, 56  # letters of a name: two names fit beside each other, and one fits at all
 
 
-def drawn(models: Sequence[LengthResult]) -> dict[str, bytes]:
-    """A figure for each quantity of a block, as svg; kinds of weights share one."""
+def figure_names(models: Sequence[LengthResult]) -> list[str]:
+    """The quantities that have a figure; kinds of weights share one."""
     found = [q for q in BLOCKS if any(q.name in each.best for each in models)]
-    with _quiet():
-        made = {q.name: rendered(_figure(models, q), "svg")[0] for q in found if not q.kind}
-        for group in TOGETHER:
-            ratio = group.name.endswith("_ratio")
-            kinds = [q for q in found if q.kind and q.name.endswith("_ratio") == ratio]
-            if kinds and len(models) <= len(STYLES):
-                made[group.name] = rendered(_together(models, group, kinds), "svg")[0]
-        return made
+    groups = [group.name for group in TOGETHER if _kinds(models, group) and len(models) <= len(STYLES)]
+    return [*(q.name for q in found if not q.kind), *groups]
 
 
-def swept(models: Sequence[LengthResult], field: str, values: Sequence[float]) -> dict[str, bytes]:
-    """A figure for each quantity after the last block, and at the output, against a field of the models."""
-    found = [q for q in (*BLOCKS, *FINAL) if not q.kind and all(q.name in each.best for each in models)]
+def figure_svg(models: Sequence[LengthResult], name: str) -> bytes:
+    """The figure of a quantity against depth."""
+    quantity = EVERY[name]
     with _quiet():
-        return {q.name: rendered(_against(models, q, field, values), "svg")[0] for q in found}
+        kinds = _kinds(models, quantity) if quantity in TOGETHER else []
+        figure = _together(models, quantity, kinds) if kinds else _figure(models, quantity)
+        return rendered(figure, "svg")[0]
+
+
+def _kinds(models: Sequence[LengthResult], group: Quantity) -> list[Quantity]:
+    """The gradients of each kind of weight, or their ratios to the weights."""
+    measured = [q for q in BLOCKS if q.kind and any(q.name in each.best for each in models)]
+    return [q for q in measured if q.name.endswith("_ratio") == group.name.endswith("_ratio")]
+
+
+def swept_names(models: Sequence[LengthResult]) -> list[str]:
+    """The quantities that are drawn against a field of the models."""
+    return [q.name for q in (*BLOCKS, *FINAL) if not q.kind and all(q.name in each.best for each in models)]
+
+
+def swept_svg(models: Sequence[LengthResult], name: str, field: str, values: Sequence[float]) -> bytes:
+    """The figure of a quantity, after the last block or at the output, against a field of the models."""
+    with _quiet():
+        return rendered(_against(models, EVERY[name], field, values), "svg")[0]
 
 
 @contextmanager
@@ -123,9 +138,12 @@ def _figure(models: Sequence[LengthResult], quantity: Quantity) -> Any:
     _ends(axes, models)
     if quantity.name == "cosine":
         axes.axhline(0.0, color=GREY, lw=0.5, zorder=0)
+    if quantity.name in THRESHOLDS:
+        axes.axhline(THRESHOLDS[quantity.name], color=VERMILLION, lw=0.8, ls=":", zorder=0)
     axes.set(xlabel="block (0: embedding)" if quantity.name in FROM_EMBEDDING else "block", ylabel=quantity.title)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    figure.legend(loc="outside lower center", ncols=1 if long else 2)
+    if len(axes.get_legend_handles_labels()[0]) > 1:
+        figure.legend(loc="outside lower center", ncols=1 if long else 2)
     return figure
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...models._ranges import BLOCK, ENDS, FORMATS, Format
+from .._document import FLAG, UNDECIDED, Block, Cell, Paragraph, Table
 from ._order_statistics import band
-from ._rule import FOUND, UNDECIDED, above
+from ._rule import above
 
 Array = npt.NDArray[np.float64]
 UNDERFLOW_SHARE = 0.01  # the share of numbers below the smallest of a format from where on it is said
@@ -28,6 +28,14 @@ TITLES = {
     "embedding": "embeddings",
     "logits": "logits",
 }
+
+
+NOTE = (
+    "The largest absolute value is that of all blocks: its median over initialisations, and the 5–95 % band. An "
+    "activation overflows in a format if this median is above the largest number of the format. It underflows if, in "
+    f"some block, more than {UNDERFLOW_SHARE:g} of its nonzero numbers are below the smallest subnormal number. The "
+    "power of two is the largest scale with which 95 % of initialisations fit."
+)
 
 
 class FormatFit(NamedTuple):
@@ -54,8 +62,8 @@ class Range(NamedTuple):
         """In a line."""
         median, low, high = self.largest
         where = "" if self.block is None else f", in block {self.block}"
-        over = [h for h in self.held if h.overflow == FOUND]
-        under = [h for h in self.held if h.underflow == FOUND]
+        over = [h for h in self.held if h.overflow == FLAG]
+        under = [h for h in self.held if h.underflow == FLAG]
         open_ = [h.format for h in self.held if UNDECIDED in (h.overflow, h.underflow) and h not in (*over, *under)]
         said = [f"largest {median:.3g} ({low:.3g}–{high:.3g}){where}"]
         said += [f"overflows in {h.format}; {_scale(h)}" for h in over]
@@ -104,52 +112,28 @@ def _held(name: str, f: Format, arrays: Mapping[str, Array], largest: Array) -> 
     )
 
 
-def lines(arrays: Mapping[str, Array]) -> list[str]:
-    """For a terminal."""
-    found = ranges_of(arrays)
-    width = max((len(TITLES[each.activation]) for each in found), default=0) + 1
-    head = ["largest absolute values (median, 5–95 % over all blocks), and short formats"] if found else []
-    return head + [f"{TITLES[each.activation] + ':':{width}} {each.text}" for each in found]
-
-
-def section(arrays: Mapping[str, Array], name: str) -> str:
-    """For a report."""
+def blocks(arrays: Mapping[str, Array]) -> list[Block]:
+    """The table of activations and formats, and how to read it."""
     found = ranges_of(arrays)
     if not found:
-        return ""
-    heads = "".join(f"<th>{html.escape(h.format)}</th>" for h in found[0].held)
-    rows = "\n".join(_row(each) for each in found)
-    return (
-        f'<h2>Short formats: {html.escape(name)}</h2>\n<div class="stack"><table>\n<thead><tr><th>Largest absolute '
-        f"value, median and 5 to 95 %</th>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table></div>\n"
-        "<p>The largest value is that of all blocks, over initialisations. An activation "
-        "overflows in a format if the median of its largest value is above the largest number of the "
-        f"format, and underflows if in some block more than {UNDERFLOW_SHARE:g} of its numbers other than 0 are below "
-        "its least (subnormal numbers count). The scale is the largest power of two with which 95 % of "
-        "initialisations fit; what it leaves below is told for a scale that each tensor has for itself, from its own "
-        "largest value.</p>"
-    )
+        return []
+    rows: list[list[str | Cell]] = []
+    for each in found:
+        median, low, high = each.largest
+        where = "" if each.block is None else f", in block {each.block}"
+        first = Cell(TITLES[each.activation], f"{median:.3g} ({low:.3g}–{high:.3g}){where}")
+        rows.append([first, f"{median:.3g}", *map(_cell, each.held)])
+    head = ["activation", "largest", *(held.format for held in found[0].held)]
+    return [Table(head, rows), Paragraph(NOTE)]
 
 
-def _row(found: Range) -> str:
-    median, low, high = found.largest
-    where = "" if found.block is None else f", in block {found.block}"
-    title = html.escape(TITLES[found.activation])
-    cells = "".join(f'<td data-head="{html.escape(h.format, quote=True)}">{_cell(h)}</td>' for h in found.held)
-    return f"<tr><td><strong>{title}</strong><br>{median:.3g} ({low:.3g}–{high:.3g}){where}</td>{cells}</tr>"
-
-
-def _cell(held: FormatFit) -> str:
-    said = [
-        word for word, verdict in (("overflows", held.overflow), ("underflows", held.underflow)) if verdict == FOUND
-    ]
-    kind = "disagrees" if said else "undecided" if UNDECIDED in (held.overflow, held.underflow) else "agrees"
-    word = " and ".join(said) or ("fits" if kind == "agrees" else "undecided")
-    beside = [f"{held.below:.2g} below"] if held.below else []
-    if said:
-        left = f" leaves {held.scaled:.2g}" if held.scaled else " fits"
-        beside.append(f"a scale of 2<sup>{held.scale}</sup>{left}")
-    return f'<span class="{kind}">{word}</span> <small>{"; ".join(beside)}</small>'
+def _cell(held: FormatFit) -> Cell:
+    bad = [word for word, verdict in (("overflows", held.overflow), ("underflows", held.underflow)) if verdict == FLAG]
+    if not bad:
+        open_ = UNDECIDED in (held.overflow, held.underflow)
+        return Cell("undecided" if open_ else "fits", status="open" if open_ else "good")
+    below = f"{held.below:.2g} of its numbers are below 2^{_smallest(held)}; " if held.below else ""
+    return Cell(f"{' and '.join(bad)}, 2^{held.scale}", f"{below}{_scale(held)}", "bad")
 
 
 def as_list(arrays: Mapping[str, Array]) -> list[dict[str, Any]]:

@@ -9,16 +9,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .._document import FLAG, NOT_APPLICABLE, OK, Document, to_text
+from .._html_report import to_cell
 from .._output_dir import Folder
 from ._baseline import Baseline, Departure
 from ._config import Request
 from ._differences import Differences, differences
+from ._document import document
 from ._json import of_comparison, of_model
 from ._measurements import Band, Draws, LengthResult, changing, merged
 from ._program_adapter import Model
 from ._quantities import BLOCKS, FINAL
-from ._rule import FOUND, NOT_FOUND, NOT_JUDGED, Finding, lengths_text
-from ._text import comparison, table
+from ._rule import Finding, lengths_text
 
 COMMAND = "netsor audit"
 FILES = ("report.html", "audit.csv", "audit.json")
@@ -30,27 +32,19 @@ class Result(ABC):
     audits: tuple[Audit, ...]
     request: Request
 
+    @property
     @abstractmethod
-    def __str__(self) -> str: ...
+    def _document(self) -> Document: ...
 
-    @abstractmethod
-    def _repr_html_(self) -> str: ...
+    def __str__(self) -> str:
+        return self.table()
 
-    def table(self) -> str:
-        """Medians, bands and findings, as text.
+    def _repr_html_(self) -> str:
+        return to_cell(self._document)
 
-        Returns
-        -------
-        str
-            What `print` shows.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).table().splitlines()[2][:16]
-        '16 tokens: media'
-        """
-        return str(self)
+    def table(self, verbose: bool = False) -> str:
+        """The result as text of 80 columns, the verdict first; `verbose` adds bands, gradients and every length."""
+        return to_text(self._document, verbose)
 
     @abstractmethod
     def as_dict(self) -> dict[str, Any]:
@@ -123,16 +117,16 @@ class Result(ABC):
         lines = []
         for audit in self.audits:
             for finding in map(audit.finding, names):
-                if finding.verdict == NOT_JUDGED:
+                if finding.verdict == NOT_APPLICABLE:
                     raise ValueError(f"{finding.name} is not measured of {audit.model.name}: {finding.measured}")
-                if finding.verdict != NOT_FOUND:
+                if finding.verdict != OK:
                     lines.append(
                         f"{audit.model.name}: {finding.name} {finding.verdict} {lengths_text(finding)}: "
                         f"{finding.measured}"
                     )
         return lines
 
-    def assert_not_found(self, *names: str) -> None:
+    def assert_ok(self, *names: str) -> None:
         """Raise an AssertionError if one of these rules is found, or undecided, at any length; a line for each.
 
         Parameters
@@ -150,7 +144,7 @@ class Result(ABC):
         Examples
         --------
         >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).assert_not_found("entropy", "rank", "loss")
+        >>> ns.audit(tiny, quick=True).assert_ok("entropy", "rank", "loss")
         """
         lines = self.failed(names)
         if lines:
@@ -216,7 +210,7 @@ class Audit(Result, Mapping[str, Band]):
     >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
     >>> found = ns.audit(tiny, quick=True)
     >>> found
-    <Audit of gpt2: 16 draws; found: none; print it for the table>
+    <Audit of gpt2: 16 draws; flagged: none; print it for the table>
     >>> found["mean_square"].median.shape  # the embedding, and two blocks
     (3,)
     """
@@ -226,17 +220,13 @@ class Audit(Result, Mapping[str, Band]):
         self.audits = (self,)
 
     def __repr__(self) -> str:
-        found = ", ".join(finding.name for finding in self.findings if finding.verdict == FOUND) or "none"
+        found = ", ".join(finding.name for finding in self.findings if finding.verdict == FLAG) or "none"
         draws = self.request.draws_of(self.lengths[0].tokens)
-        return f"<Audit of {self.model.name}: {draws} draws; found: {found}; print it for the table>"
+        return f"<Audit of {self.model.name}: {draws} draws; flagged: {found}; print it for the table>"
 
-    def __str__(self) -> str:
-        return table(self.lengths)
-
-    def _repr_html_(self) -> str:
-        from ._report import audit_card  # notebooks alone need it
-
-        return audit_card(self.lengths)
+    @property
+    def _document(self) -> Document:
+        return document([self.lengths])
 
     __eq__, __hash__ = object.__eq__, object.__hash__  # arrays have no truth value
 
@@ -447,13 +437,9 @@ class Comparison(Result):
         names = " and ".join(audit.model.name for audit in self.audits)
         return f"<Comparison of {names}: preferred: {self.preferred or 'none'}; print it for the table>"
 
-    def __str__(self) -> str:
-        return comparison([audit.lengths for audit in self.audits], self.differences)
-
-    def _repr_html_(self) -> str:
-        from ._report import comparison_card  # notebooks alone need it
-
-        return comparison_card([audit.lengths for audit in self.audits], self.differences)
+    @property
+    def _document(self) -> Document:
+        return document([audit.lengths for audit in self.audits], self.differences)
 
     def __iter__(self) -> Iterator[Audit]:
         return iter(self.audits)

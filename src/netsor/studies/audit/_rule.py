@@ -1,12 +1,11 @@
 """What rules are made of: the facts they look at, and a median compared with a threshold.
 
 A rule compares a median over initialisations with a threshold, by an interval that has the median in it (level 1e-4):
-found, not found, or undecided if the threshold is within the interval and more draws are needed.
+flagged, ok, or undecided if the interval contains the threshold and more draws are needed.
 """
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,33 +14,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..._repr_html import ABSENT, BAD, CELL, GOOD, OPEN, TEXT_CELL_STYLE, scrolled, verdict
 from ...engine._precision import DIGITS
+from .._document import FLAG, OK, STATUSES, UNDECIDED
 from ._order_statistics import draws_needed, quantile_confidence_interval
-
-COLOURS = {"found": BAD, "not found": GOOD, "not measured": ABSENT}
-
-
-def coloured(word: str) -> str:
-    """A verdict, as HTML."""
-    return verdict(word, COLOURS.get(word, OPEN))
-
-
-def explained(rows: Iterable[Sequence[str]]) -> str:
-    """Rows of a name, a verdict and what it rests on, the last two as HTML, and an explanation below."""
-    made = "".join(
-        f'<tr><td style="{CELL}">{html.escape(name)}</td><td style="{CELL}">{word}</td>'
-        f'<td style="{TEXT_CELL_STYLE}">{rests}<div style="opacity: 0.75">{html.escape(why)}</div></td></tr>'
-        for name, word, rests, why in rows
-    )
-    return scrolled(f'<table style="margin: 0.3em 0"><tbody>{made}</tbody></table>')
-
 
 Array = npt.NDArray[np.float64]
 Draws = Mapping[str, Array]
 
-FOUND, NOT_FOUND, UNDECIDED, NOT_JUDGED = "found", "not found", "undecided", "not measured"
-WORST = (FOUND, UNDECIDED, NOT_FOUND, NOT_JUDGED)  # first
 EQUALITY_RTOL = {"float64": 1e-9, "float32": DIGITS}  # relative: numbers that are nearer than this are the same
 
 
@@ -60,7 +39,7 @@ class Finding:
     measured : str
         In words.
     verdict : str
-        "found", "not found", "undecided" or "not measured".
+        "FLAG", "ok", "undecided" or "n/a".
     value : float, optional
         The median that is compared with the threshold.
     threshold : float, optional
@@ -68,16 +47,20 @@ class Finding:
     low, high : float, optional
         An interval that has the true median in it (level 1e-4); None where the draws are too few for one.
     above : bool
-        On which side of the threshold it is found.
+        Whether values above the threshold are flagged, or values below.
     tokens : tuple of int
         The lengths at which the verdict holds.
+    brief : str
+        The measurement in a few words.
+    advice : str
+        What to change if it is flagged.
 
     Examples
     --------
     >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
     >>> finding = ns.audit(tiny, quick=True).finding("loss")
     >>> finding.verdict, finding.rule
-    ('not found', 'the first loss is more than 2 nats above ln V')
+    ('ok', 'the first loss is more than 2 nats above ln V')
     """
 
     name: str
@@ -91,14 +74,18 @@ class Finding:
     high: float | None = None
     above: bool = True
     tokens: tuple[int, ...] = ()
+    brief: str = ""
+    advice: str = ""
 
-    def _repr_html_(self) -> str:
-        return findings_card((self,))
+    @property
+    def limit_text(self) -> str:
+        """The side of the threshold that is flagged, as "flag > 10,000"."""
+        return f"flag\N{NO-BREAK SPACE}{'>' if self.above else '<'}\N{NO-BREAK SPACE}{number(self.threshold or 0.0)}"
 
-
-def findings_card(findings: Iterable[Finding]) -> str:
-    """A row a finding: its verdict, what was measured, and the rule."""
-    return explained([f.name, coloured(f.verdict), html.escape(f.measured), f.rule] for f in findings)
+    @property
+    def value_text(self) -> str:
+        """The median in three digits."""
+        return "" if self.value is None else number(self.value)
 
 
 class RuleInput(NamedTuple):
@@ -134,14 +121,16 @@ class Rule(NamedTuple):
     name: str
     rule: str
     threshold: float
+    brief: str  # a few words, with {value}
     reason: str
+    advice: str
     judge: Callable[[RuleInput, float], Verdict]
 
 
 def above(values: Array, threshold: float) -> str:
     """Is the median above the threshold?"""
     low, high = quantile_confidence_interval(values, 0.5)
-    return FOUND if low > threshold else NOT_FOUND if high <= threshold else UNDECIDED
+    return FLAG if low > threshold else OK if high <= threshold else UNDECIDED
 
 
 def below(values: Array, threshold: float) -> str:
@@ -181,7 +170,7 @@ def times(ratio: float) -> str:
 def worst(findings: Iterable[Finding]) -> Finding:
     """Of the findings of one rule at several lengths the worst, with all lengths that have its verdict."""
     every = list(findings)
-    first = min(every, key=lambda finding: WORST.index(finding.verdict))
+    first = min(every, key=lambda finding: STATUSES.index(finding.verdict))
     return replace(first, tokens=tuple(n for f in every if f.verdict == first.verdict for n in f.tokens))
 
 

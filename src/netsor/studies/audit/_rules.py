@@ -7,13 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from .._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED
 from ._order_statistics import FEWEST, HIGH, LOW, quantile_confidence_interval
 from ._quantities import BLOCKS, EVERY
 from ._rule import (
-    FOUND,
-    NOT_FOUND,
-    NOT_JUDGED,
-    UNDECIDED,
     Array,
     Finding,
     Rule,
@@ -22,11 +19,12 @@ from ._rule import (
     above,
     below,
     compared,
+    number,
     ratio,
     times,
 )
 
-NO_GRADIENTS = Verdict("gradients were not asked for", NOT_JUDGED)
+NO_GRADIENTS = Verdict("gradients were not asked for", NOT_APPLICABLE)
 ATTENTION = ("query", "key", "value", "output")
 KINDS = (*ATTENTION, "in", "gate", "out", "embedding", "head")
 
@@ -73,7 +71,7 @@ def _scores(facts: RuleInput, threshold: float) -> Verdict:
     query, key, value, output = (facts.draws[f"grad_{kind}"] for kind in ATTENTION)
     total = query + key + value + output
     if not total.any():
-        return Verdict("attention receives no gradient at all", NOT_JUDGED)
+        return Verdict("attention receives no gradient at all", NOT_APPLICABLE)
     share = ratio(query + key, total, 1.0)
     medians = np.median(share, axis=0)
     worst = int(np.argmin(medians))
@@ -97,7 +95,7 @@ def _dominant(facts: RuleInput, threshold: float) -> Verdict:
         return NO_GRADIENTS
     total: Array = np.sum(list(sums.values()), axis=0)
     if not total.any():
-        return Verdict("no weight receives a gradient", NOT_JUDGED)
+        return Verdict("no weight receives a gradient", NOT_APPLICABLE)
     shares = {kind: ratio(each, total, 0.0) for kind, each in sums.items()}
     first, second = sorted(shares, key=lambda kind: -float(np.median(shares[kind])))[:2]
     middle = float(np.median(shares[first]))
@@ -118,32 +116,44 @@ BACKWARD_RULES = (
         "vanishing",
         "the mean square of the stream's gradient after the first block is less than 0.01 of that after the last",
         0.01,
+        "gradient after the first block is ×{value} that after the last",
         "The first blocks then learn ten times slower than the last from one step of gradient descent, in size; an "
         "optimiser that divides by the size of gradients hides it, until eps or noise does not.",
+        "Use pre-norm blocks or scale the residual branches down with depth. This rule is about SGD: the size of "
+        "Adam's updates does not depend on that of the gradient, as long as the gradient is above eps.",
         _vanishing,
     ),
     Rule(
         "exploding",
         "the mean square of the stream's gradient at the embedding is more than 10,000 times that after the last block",
         1e4,
+        "gradient at the embedding is ×{value} that after the last block",
         "One learning rate of plain gradient descent is then too large for the first weights or too small for the "
         "last, and clipping by the norm of all gradients is decided by the first.",
+        "Raise the std of the embeddings, or scale the residual branches down with depth. This rule is about SGD:"
+        " with Adam, clip gradients by group rather than by their global norm.",
         _exploding,
     ),
     Rule(
         "scores",
         "in some block queries and keys receive less than 0.001 of the squared gradient of attention's matrices",
         0.001,
+        "queries and keys get {value} of the squared gradient of attention",
         "Where tokens attend is then learned long after what they pass on: nearly uniform weights of nearly equal "
         "values hardly depend on the scores.",
+        "Raise the std of the query and key matrices, or give them a larger learning rate. This rule is about "
+        "SGD: Adam's first updates do not depend on the size of the gradient.",
         _scores,
     ),
     Rule(
         "dominance",
         "one kind of weight has more than 0.9 of the squared gradient of all",
         0.9,
+        "one kind of weight gets {value} of the squared gradient",
         "Clipping by the norm of all gradients then depends on that kind alone, and so does the first step of plain "
         "gradient descent: all others hardly move.",
+        "Clip gradients by group, or give that kind of weight its own learning rate. This rule is about SGD and "
+        "about clipping by the global norm.",
         _dominant,
     ),
 )
@@ -151,7 +161,7 @@ BACKWARD_RULES = (
 
 def _load(facts: RuleInput, threshold: float) -> Verdict:
     if "largest_load" not in facts.draws:
-        return Verdict("there are no experts", NOT_JUDGED)
+        return Verdict("there are no experts", NOT_APPLICABLE)
     load = facts.draws["largest_load"]
     medians = np.median(load, axis=0)
     worst = int(np.argmax(medians))
@@ -167,7 +177,9 @@ ROUTING_RULES = (
         "load",
         "in some block the busiest expert has more than 2 times its even share of the tokens",
         2.0,
+        "the busiest expert gets ×{value} its even share",
         "The capacity of an expert is mostly one or two even shares: what is beyond is dropped, or waited for by all.",
+        "Add a load-balancing loss, lower the std of the router, or raise the capacity factor.",
         _load,
     ),
 )
@@ -192,10 +204,10 @@ def _growth(facts: RuleInput, threshold: float) -> Verdict:
 def _branches(facts: RuleInput, threshold: float) -> Verdict:
     draws = facts.draws
     if not {"attention_share", "mlp_share"} <= draws.keys():
-        return Verdict("both branches are not watched", NOT_JUDGED)
+        return Verdict("both branches are not watched", NOT_APPLICABLE)
     attention = draws["attention_share"] + draws.get("cross_share", np.zeros(1))
     if not (attention + draws["mlp_share"]).any():
-        return Verdict("neither branch adds anything", NOT_JUDGED)
+        return Verdict("neither branch adds anything", NOT_APPLICABLE)
     part = ratio(attention, attention + draws["mlp_share"], 0.5)
     lesser = np.minimum(np.median(part, axis=0), 1 - np.median(part, axis=0))
     worst = int(np.argmin(lesser))
@@ -211,7 +223,7 @@ def _branches(facts: RuleInput, threshold: float) -> Verdict:
 
 def _rank(facts: RuleInput, threshold: float) -> Verdict:
     if facts.distinct < 2:
-        return Verdict("the tokens begin as one vector", NOT_JUDGED)
+        return Verdict("the tokens begin as one vector", NOT_APPLICABLE)
     rank = facts.draws["effective_rank"]
     first, last = min(facts.stacks, key=lambda stack: float(np.median(rank[:, stack[1]])))
     free = (rank[:, last] - 1) / (facts.distinct - 1)
@@ -224,7 +236,7 @@ def _rank(facts: RuleInput, threshold: float) -> Verdict:
 
 def _entropy(facts: RuleInput, threshold: float) -> Verdict:
     if "entropy" not in facts.draws:
-        return Verdict("no attention weights are watched", NOT_JUDGED)
+        return Verdict("no attention weights are watched", NOT_APPLICABLE)
     entropy = facts.draws["entropy"]
     medians = np.median(entropy, axis=0)
     worst = int(np.argmin(medians))
@@ -236,7 +248,7 @@ def _entropy(facts: RuleInput, threshold: float) -> Verdict:
 
 def _loss(facts: RuleInput, threshold: float) -> Verdict:
     if facts.uniform_loss is None or "loss" not in facts.draws:
-        return Verdict("the model has no logits", NOT_JUDGED)
+        return Verdict("the model has no logits", NOT_APPLICABLE)
     excess = facts.draws["loss"] - facts.uniform_loss
     middle = float(np.median(excess))
     more = f"{middle:+.3g}" if abs(middle) > facts.rounding * facts.uniform_loss else "up to rounding"
@@ -249,25 +261,25 @@ def _loss(facts: RuleInput, threshold: float) -> Verdict:
 
 def _limit(facts: RuleInput, threshold: float) -> Verdict:
     if facts.limit is None:
-        return Verdict("only one of the two widths was measured", NOT_JUDGED)
+        return Verdict("only one of the two widths was measured", NOT_APPLICABLE)
     names = [q.name for q in BLOCKS if q.name in facts.draws and q.name in facts.limit]
     outside, doubtful, worst = 0, 0, (0.0, "")
     columns = [(name, i) for name in names for i in range(facts.draws[name].shape[1])]
     for name, i in columns:
         here, there = facts.draws[name][:, i], facts.limit[name][:, i]
         verdict = _misses(here, there, facts.rounding)
-        outside += verdict == FOUND
+        outside += verdict == FLAG
         doubtful += verdict == UNDECIDED
         low, high, middle = *np.quantile(here, [LOW, HIGH]), float(np.median(there))
         away = max(low - middle, middle - high)
-        if verdict == FOUND and (far := away / max(high - low, facts.rounding * abs(middle))) > worst[0]:
+        if verdict == FLAG and (far := away / max(high - low, facts.rounding * abs(middle))) > worst[0]:
             worst = far, f"{EVERY[name].title} in block {i + 1}: limit {middle:.3g}, band {low:.3g} to {high:.3g}"
     share = outside / len(columns)
     text = f"{outside} of {len(columns)} medians of the limit are outside the band"
     if outside:
         text += f"; farthest, {worst[1]}"
     possible = (outside + doubtful) / len(columns)
-    verdict = FOUND if share > threshold else NOT_FOUND if possible <= threshold else UNDECIDED
+    verdict = FLAG if share > threshold else OK if possible <= threshold else UNDECIDED
     if verdict == UNDECIDED:
         few = min(len(facts.draws[names[0]]), len(facts.limit[names[0]])) < FEWEST
         text += f"; the ends of a band take {FEWEST} draws or more" if few else f"; {doubtful} may be, by their errors"
@@ -283,8 +295,8 @@ def _misses(here: Array, there: Array, relative: float) -> str:
         quantile_confidence_interval(here, HIGH),
     )
     if high < bottom - rounding or low > top + rounding:
-        return FOUND
-    return NOT_FOUND if low >= bottom_high - rounding and high <= top_low + rounding else UNDECIDED
+        return FLAG
+    return OK if low >= bottom_high - rounding and high <= top_low + rounding else UNDECIDED
 
 
 RULES = (
@@ -292,44 +304,57 @@ RULES = (
         "growth",
         "the mean square of the stream after the last block is more than 10,000 times that of the embedding",
         1e4,
+        "stream grows ×{value} from the embedding to the end",
         "The token's own vector is then less than 1 % of the size of the stream that carries it: one or two steps of "
         "bf16, which are 0.4 to 0.8 %. The two ends of the network are on other scales, and so are their gradients.",
+        "Multiply the std of the matrices that write to the stream by 1/√(2 · layers), as GPT-2 does, or raise "
+        "the std of the embeddings.",
         _growth,
     ),
     Rule(
         "branches",
         "in some block one branch, attention or MLP, is less than 0.1 of what the two add",
         0.1,
+        "the weaker branch is {value} of what the two add",
         "The other branch then decides what the next block sees, and learning through the weak one is slow at first.",
+        "Raise the std of the matrices of the weaker branch, or lower that of the other.",
         _branches,
     ),
     Rule(
         "rank",
         "at the end the tokens fill less than 0.1 of the directions in which they can differ",
         0.1,
+        "tokens fill {value} of the directions in which they can differ",
         "Tokens that point the same way cannot be told apart after a norm: the loss hardly depends on which is which.",
+        "Scale the residual branches down with depth, or raise the std of the embeddings, so that tokens stay apart.",
         _rank,
     ),
     Rule(
         "entropy",
         "in some block the entropy of attention rows is less than 0.5 of that of uniform weights",
         0.5,
+        "lowest attention entropy is {value} of uniform",
         "A softmax that has already chosen passes little gradient to its scores, and what it chose is chance.",
+        "Lower the std of the query and key matrices, or normalise queries and keys (QK-norm).",
         _entropy,
     ),
     Rule(
         "loss",
         "the first loss is more than 2 nats above ln V",
         2.0,
+        "first loss is {value} nats above ln V",
         "A model that knows nothing should say so: the first steps are spent on shrinking logits that mean nothing. "
         "Logits N(0, v) cost v/2, so those of variance 1, as usual parametrisations have them, cost 0.5.",
+        "Lower the std of the output matrix, or of the embeddings if they are tied to it.",
         _loss,
     ),
     Rule(
         "limit",
         "more than 0.05 of all medians at infinite width are outside the 5–95 % band at the model's own widths",
         0.05,
+        "{value} of the infinite-width medians are outside the band",
         "Where the limit is outside the band, a theory of infinite width does not describe this model.",
+        "Do not describe this model by its infinite-width limit; read the numbers at its own widths.",
         _limit,
     ),
     *BACKWARD_RULES,
@@ -355,6 +380,8 @@ def judged(facts: RuleInput, rules: Sequence[Rule] = RULES) -> tuple[Finding, ..
                 *said.interval,
                 said.above,
                 (facts.tokens,),
+                "" if value is None else rule.brief.format(value=number(value)),
+                rule.advice,
             )
         )
     return tuple(found)

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..._repr_html import note, table, title
+from .._document import to_text
+from .._html_report import to_cell
 from .._output_dir import Folder
-from . import _text
 from ._config import COMMAND, Request
+from ._document import document
 from ._measurements import Check
 
 FILES = ("report.html", "coord-check.csv", "coord-check.json", "coord-check.pdf", "coord-check.png")
@@ -52,17 +53,10 @@ class CoordCheck:
         return f"<CoordCheck of {self.request.name}: {found}; print it for the table>"
 
     def __str__(self) -> str:
-        return _text.table(self.checks)
+        return self.table()
 
     def _repr_html_(self) -> str:
-        made = [title(_text.headline(self.request))]
-        for check in self.checks:
-            made.append(note(f"{check.name}: {check.rule.words}"))
-            for verdicts, name in ((check.verdicts, "change of"), (check.updates, "update of")):
-                head, *body = _text.rows(check, verdicts, name)
-                made.append(table(body, head))
-            made += [note(line) for line in check.advice]
-        return "".join(made)
+        return to_cell(document(self.checks))
 
     def __len__(self) -> int:
         return len(self.checks)
@@ -78,22 +72,9 @@ class CoordCheck:
                 return check
         raise KeyError(f"{key!r} was not checked; {', '.join(c.name for c in self.checks)} were")
 
-    def table(self) -> str:
-        """Sizes, exponents, verdicts and what to change, as text.
-
-        Returns
-        -------
-        str
-            What `print` shows.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> found = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)
-        >>> found.table().splitlines()[0]
-        'gpt2: one step of sgd, 1 token, 16 initialisations at each width; ...'
-        """
-        return str(self)
+    def table(self, verbose: bool = False) -> str:
+        """The result as text of 80 columns, the verdict first; `verbose` adds sizes at every width."""
+        return to_text(document(self.checks), verbose)
 
     def rows(self) -> list[dict[str, Any]]:
         """Everything that was measured, a row each, as the CSV has it.

@@ -20,11 +20,6 @@ KEPT, GROWS, SHRINKS, UNDECIDED, STILL = "as promised", "grows", "shrinks", "und
 ABSENT = "not judged"
 ORDER = (ABSENT, KEPT, STILL, UNDECIDED, SHRINKS, GROWS)  # the worst last
 WHOLE = 0.1  # how near an exponent must be to a half or a whole number to be called that
-NAMES = {
-    "query": "query matrices", "key": "key matrices", "value": "value matrices",
-    "output": "output matrices of attention", "in": "first matrices of the perceptron",
-    "gate": "gate matrices", "out": "last matrices of the perceptron",
-}  # fmt: skip
 RULE = (
     "The exponent is the slope through all {axis}s, or that of the two largest where slopes between neighbours differ "
     "for sure. It is as promised if its interval of level 1e-4 lies within {tolerance:g} of the promise, grows or "
@@ -143,12 +138,11 @@ def advice(updates: Sequence[Verdict], changes: Sequence[Verdict], sizes: Sequen
         alike.setdefault(_towards(u, letter), []).append(u)
     lines = []
     for words, some in alike.items():
-        names = [NAMES.get(u.entry.name, u.entry.name) for u in some]
-        several = "s" * (len(some) > 1)
-        told = ", ".join(f"{u.entry.name} {u.through}" for u in some)
+        several, names = "s" * (len(some) > 1), _listed([u.entry.name for u in some])
+        told = ", ".join(str(u.through) for u in some)
         lines.append(
-            f"the learning rate{several} of {_listed(names)} should {words}: what the update makes of its inputs has "
-            f"exponent {told} through all, and {some[0].promised:g} was promised"
+            f"scale the learning rate{several} of {names} by {words}: the exponent{several} of the "
+            f"update{several}, {told}, should be {some[0].promised:g}"
         )
     if not lines:
         before = {s.entry.name: s.exponent for s in sizes}
@@ -172,10 +166,9 @@ def power(exponent: float, letter: str = "n", spread: float = WHOLE) -> str:
 
 
 def _towards(verdict: Verdict, letter: str) -> str:
-    """Rise or fall like a power."""
+    """The power of the width by which a learning rate must be multiplied."""
     assert verdict.through is not None
-    spread = max(WHOLE, (verdict.through.high - verdict.through.low) / 2)
-    return f"{'fall' if verdict.beyond > 0 else 'rise'} like {power(-verdict.beyond, letter, spread)}"
+    return power(-verdict.beyond, letter, max(WHOLE, (verdict.through.high - verdict.through.low) / 2))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,0 +1,201 @@
+"""The result of a study as one document: a verdict, findings, tables and figures.
+
+Each study builds its document once. This module renders it as text for a terminal; `_html_report` renders the same
+document as a page or as the output of a notebook cell.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+FLAG, OK, UNDECIDED, NOT_APPLICABLE = "FLAG", "ok", "undecided", "n/a"
+STATUSES = (FLAG, UNDECIDED, OK, NOT_APPLICABLE)  # the worst first
+WIDTH = 80  # columns of a terminal
+GAP = 2  # columns between those of a table
+FIRST = 34  # columns of the names of rows; longer names have several lines
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: its text, a remark below it in small letters, and what colours or links it."""
+
+    text: str
+    note: str = ""
+    status: str = ""  # "good", "bad", "open" or "absent"
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph; `kind` is "verdict", "warning", "note" or ""."""
+
+    text: str
+    kind: str = ""
+    files: Sequence[tuple[str, str]] = ()  # (file, what it is), listed after the text
+    code: str = ""  # a command, after the text
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows below a head. The first column names the rows. `prose` marks a table of sentences rather than numbers."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    prose: bool = False
+
+
+@dataclass(frozen=True)
+class Item:
+    """One finding: its status, its name, one line, and the advice or the explanations that follow."""
+
+    status: str
+    name: str
+    text: str
+    more: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Items:
+    """Findings, in the order in which they are listed."""
+
+    items: Sequence[Item]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure; `svg` draws it when a page needs it."""
+
+    name: str
+    caption: str
+    svg: Callable[[], bytes]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures side by side."""
+
+    figures: Sequence[Figure]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Trusted HTML of our own, such as a typeset formula. Only pages show it."""
+
+    html: str
+
+
+Block = Paragraph | Table | Items | Figures | Raw
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled part.
+
+    `show` says where: "always", "verbose" (on pages, and in a terminal with --verbose), "text" or "html".
+    """
+
+    title: str
+    blocks: Sequence[Block]
+    show: str = "always"
+    folded: bool = False  # on a page, behind a click
+    anchor: str = ""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A result: its title, the conclusion in one line, what was done in one line, and sections."""
+
+    title: str
+    verdict: str
+    subject: str
+    sections: Sequence[Section]
+
+    def for_page(self) -> Document:
+        """The document without the sections that only a terminal shows."""
+        return replace(self, sections=[section for section in self.sections if section.show != "text"])
+
+
+def count_statuses(statuses: Sequence[str]) -> str:
+    """How many there are of each status, as "2 flagged, 1 undecided, 7 ok, 1 n/a"."""
+    names = {FLAG: "flagged", UNDECIDED: "undecided", OK: "ok", NOT_APPLICABLE: "n/a"}
+    counts = [(statuses.count(status), names[status]) for status in STATUSES]
+    return ", ".join(f"{count} {name}" for count, name in counts if count or name == "flagged")
+
+
+def to_text(document: Document, verbose: bool = False) -> str:
+    """The document for a terminal of 80 columns: the verdict first, details only if asked for."""
+    shown = ("always", "text", "verbose") if verbose else ("always", "text")
+    parts = [_wrap(document.verdict), _wrap(document.subject)]
+    for section in document.sections:
+        if section.show in shown:
+            blocks = [text for text in map(_block_text, section.blocks) if text]
+            heading = [section.title] if section.title and blocks else []
+            parts.append("\n".join([*heading, "\n\n".join(blocks)]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _block_text(block: Block) -> str:
+    match block:
+        case Paragraph():
+            label = "warning: " if block.kind == "warning" else ""
+            return _wrap(label + " ".join(filter(None, (block.text, block.code))))
+        case Items():
+            return "\n".join(map(_item_text, block.items))
+        case Table():
+            return "\n".join(_prose_text(block) if block.prose else _table_text(block))
+    return ""
+
+
+def _wrap(text: str, first: str = "", rest: str = "", width: int = WIDTH) -> str:
+    """The text in lines; a no-break space becomes a space that does not end a line."""
+    filled = textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+    return filled.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def _item_text(item: Item) -> str:
+    indent = " " * 22
+    head = f"{item.status:<10}{item.name + ' ':<12}"
+    if len(item.name) > 11:  # several names at once
+        return _wrap(f"{item.name}: {item.text}", f"{item.status:<10}", " " * 10)
+    return "\n".join([_wrap(item.text, head, indent), *(_wrap(more, indent, indent) for more in item.more)])
+
+
+def _cell_text(cell: str | Cell) -> str:
+    return cell if isinstance(cell, str) else cell.text
+
+
+def _prose_text(table: Table) -> list[str]:
+    """Rows of sentences, each cell on lines of its own below the first."""
+    lines = []
+    for first, *rest in table.rows:
+        lines.append(_wrap(_cell_text(first)))
+        for name, cell in zip(table.head[1:], rest, strict=True):
+            text = _cell_text(cell) + (f" ({cell.note})" if isinstance(cell, Cell) and cell.note else "")
+            lines.append(_wrap(f"{name}: {text}", "  ", "    "))
+    return lines
+
+
+def _table_text(table: Table) -> list[str]:
+    """Aligned columns, numbers to the right; columns beyond the width of a terminal go below, with the names again."""
+    rows: list[list[str]] = []
+    for row in (table.head, *table.rows):
+        first, *rest = map(_cell_text, row)
+        *above, last = _wrap(first, rest="  ", width=FIRST).splitlines() or [""]
+        rows += [[line, *("" for _ in rest)] for line in above] + [[last, *rest]]
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines: list[str] = []
+    start = 1
+    while start < len(sizes):
+        stop, used = start, sizes[0]
+        while stop < len(sizes) and (stop == start or used + GAP + sizes[stop] <= WIDTH):
+            used, stop = used + GAP + sizes[stop], stop + 1
+        lines += [""] * bool(lines)
+        for row in rows:
+            cells = [f"{cell:>{size}}" for cell, size in zip(row[start:stop], sizes[start:stop], strict=True)]
+            lines.append((" " * GAP).join([f"{row[0]:<{sizes[0]}}", *cells]).rstrip())
+        start = stop
+    return lines or [row[0] for row in rows]

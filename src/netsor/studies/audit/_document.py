@@ -1,0 +1,333 @@
+"""An audit, or a comparison of several models, as a document: see `studies._document`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..._bound_program import NEGLIGIBLE
+from .._document import (
+    FLAG,
+    NOT_APPLICABLE,
+    OK,
+    STATUSES,
+    UNDECIDED,
+    Cell,
+    Document,
+    Figure,
+    Figures,
+    Item,
+    Items,
+    Paragraph,
+    Section,
+    Table,
+    count_statuses,
+)
+from .._html_report import COLOUR_CLASSES, provenance
+from . import _ranges
+from ._differences import Differences, RulePreference, strip_common_prefix
+from ._measurements import Draws, LengthResult, Lengths, changing, merged
+from ._program_adapter import sizes
+from ._quantities import BLOCKS, EVERY, FINAL, Quantity
+from ._rule import Finding, join_words, lengths_text
+
+SUMMARY = ("mean_square", "attention_share", "cosine", "effective_rank", "entropy")  # rows of the short table
+RULE_NOTE = (
+    "A rule compares a median over initialisations with its threshold, by a confidence interval of level 1e-4 that "
+    "assumes nothing about the distribution. If the interval contains the threshold, the rule is undecided and more "
+    "draws settle it. A status holds at the lengths that it names."
+)
+BLOCK_NOTE = (
+    "Block 0 is the embedding. Bands hold 5 to 95 % of the initialisations at the model's own widths; solid lines are "
+    "medians. Dashed lines are medians at infinite width. audit.csv has the numbers of all lengths."
+)
+
+
+def document(
+    models: Sequence[Lengths], compared: Differences | None = None, manifest: dict[str, Any] | None = None
+) -> Document:
+    """The document of an audit of one model, or of the comparison of several; with its manifest, for a folder."""
+    names = [lengths[0].model.name for lengths in models]
+    if compared is None:
+        (lengths,) = models
+        verdict = f"{names[0]}: {count_statuses([finding.verdict for finding in merged(lengths)])}"
+        subject, title, sections = headline(lengths), f"Audit of {names[0]}", _audit_sections(lengths)
+    else:
+        swept = models[0][0].request.swept
+        what = f"{names[0].partition(', ')[0]}, {swept[0]} swept" if swept else " and ".join(names)
+        title = f"Audit of {what}"
+        verdict = compared.verdict[0].upper() + compared.verdict[1:] + "."
+        subject = f"{join_words(names)}. {headline(models[0])}"
+        sections = _comparison_sections(models, compared)
+    how = [] if manifest is None else [Section("How", [Paragraph(RULE_NOTE), _provenance(models, manifest)], "html")]
+    return Document(title, verdict, subject, [*sections, *how])
+
+
+def headline(lengths: Lengths) -> str:
+    """The sizes of the model and how many draws were made at which lengths."""
+    drawn = join_words([f"{found.best.draws:,} draws of {found.tokens:,} tokens" for found in lengths])
+    missing = "".join(f"; {what}: {why}" for what, why in unavailable(lengths[0]).items())
+    return f"{sizes(lengths[0].model)}; {drawn}; {lengths[0].best.subject.status}{missing}"
+
+
+def unavailable(found: LengthResult) -> dict[str, str]:
+    """What could not be computed, with the reason: the limit, or its gradients."""
+    model, request = found.model, found.request
+    if model in request.refused:
+        return {"no limit": request.refused[model]}
+    return {"no gradients at n = ∞": request.no_gradients[model]} if model in request.no_gradients else {}
+
+
+def _audit_sections(lengths: Lengths) -> list[Section]:
+    first, findings = lengths[0], merged(lengths)
+    warnings = [Paragraph(text, "warning") for text in length_warning(lengths)]
+    drawn = f", {first.tokens:,} tokens"
+    sections = [
+        Section("", [Items(finding_items(findings, lengths)), *warnings]),
+        Section("", [_main_figure([first], findings)], "html"),
+        Section("", [Table(*_block_table(first, [EVERY[name] for name in SUMMARY], bands=False))], "text"),
+        Section(f"Output{drawn}", [_output_table([first])], "verbose"),
+        Section(f"Blocks{drawn}: median and 5–95 % band", [Table(*_block_table(first, BLOCKS))], "verbose"),
+    ]
+    if len(lengths) > 1:
+        head = ["status", *(f"{found.tokens:,} tokens" for found in lengths)]
+        sections.append(
+            Section("Lengths", [Table(head, status_rows([found.findings for found in lengths]))], "verbose")
+        )
+    if first.request.ranges:
+        sections.append(Section("Activation ranges and short formats", _ranges.blocks(first.best.arrays)))
+    rules = [[Cell(f.name, f.rule), Cell(f.verdict, f.measured, COLOUR_CLASSES[f.verdict]), f.reason] for f in findings]
+    return [
+        *sections,
+        Section(f"Block by block{drawn}", [Paragraph(BLOCK_NOTE), _all_figures([first])], "html"),
+        Section("All rules", [Table(["rule", "status", "why it matters"], rules, prose=True)], "html", folded=True),
+    ]
+
+
+def finding_items(findings: Sequence[Finding], lengths: Lengths) -> list[Item]:
+    """Flagged rules with advice first, then undecided ones, then a line for each other."""
+    several = len(lengths) > 1
+    items = []
+    for finding in sorted(findings, key=lambda each: STATUSES.index(each.verdict)):
+        if finding.verdict in (FLAG, UNDECIDED):
+            where = f"{lengths_text(finding).removeprefix('at ')}: " if several else ""
+            more = [finding.advice] if finding.verdict == FLAG and finding.advice else []
+            fine = [found.tokens for found in lengths if found.finding(finding.name).verdict == OK]
+            if fine and finding.verdict == FLAG:
+                tokens = join_words([f"{n:,}" for n in fine])
+                more.append(f"It is ok at {tokens} tokens: audit the length you train on.")
+            items.append(Item(finding.verdict, finding.name, f"{where}{finding.measured} ({finding.limit_text})", more))
+        elif finding.verdict == OK:
+            items.append(Item(OK, finding.name, f"{finding.brief} ({finding.limit_text})"))
+    absent: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.verdict == NOT_APPLICABLE:
+            absent.setdefault(finding.measured, []).append(finding.name)
+    return [*items, *(Item(NOT_APPLICABLE, ", ".join(names), why) for why, names in absent.items())]
+
+
+def length_warning(lengths: Lengths) -> list[str]:
+    """A sentence if a status depends on the length."""
+    names = changing(lengths)
+    if not names:
+        return []
+    verb = "depends" if len(names) == 1 else "depend"
+    return [f"{join_words(names)} {verb} on the length. Audit the length that you train on (--tokens)."]
+
+
+def _block_table(
+    found: LengthResult, quantities: Sequence[Quantity], bands: bool = True
+) -> tuple[list[str], list[list[str]]]:
+    """Medians, and bands if asked for, at the embedding and after three blocks; with the limit of the last."""
+    chosen = sorted({1, (found.blocks + 1) // 2, found.blocks})
+    limit = found.limit if found.limit is not found.best else None
+    head = [f"{found.tokens:,} tokens, median", "embedding", *(f"block {i}" for i in chosen)]
+    head += [] if limit is None else [f"block {chosen[-1]}, n = ∞" if bands else "n = ∞"]
+    rows = []
+    for quantity in quantities:
+        if quantity.name in found.best:
+            cells = [cell_text(found.best, quantity.name, i, bands) for i in (0, *chosen)]
+            cells += [] if limit is None else [cell_text(limit, quantity.name, chosen[-1], bands)]
+            rows.append([quantity.title, *cells])
+    return head, rows
+
+
+def cell_text(found: Draws, name: str, block: int | None, bands: bool = True) -> str:
+    """A median with its band, after a block or at the output."""
+    if name not in found:
+        return "–"
+    band = found.band(name)
+    i = 0 if block is None or band.blocks is None else block - int(band.blocks[0])
+    if i < 0:
+        return "–"
+    median, low, high, error = (float(np.reshape(values, -1)[i]) for values in band[1:])
+    digits = EVERY[name].digits
+    quadrature = f" ± {error:.1g}" if error > NEGLIGIBLE * abs(median) else ""
+    interval = f" ({low:.{digits}g}–{high:.{digits}g})" if bands else ""
+    return f"{median:.{digits}g}{quadrature}{interval}"
+
+
+def _output_table(firsts: Sequence[LengthResult]) -> Table:
+    """Quantities of the output, with gradients at both ends, at each set of widths."""
+    measured = [each for found in firsts for each in found.measured]
+    names = strip_common_prefix([each.subject.model.name for each in measured])
+    several = len(firsts) > 1
+    head = ["median and 5–95 % band"]
+    for each, name in zip(measured, names, strict=True):
+        width = "n = ∞" if each.subject.infinite else "its widths"
+        head.append((f"{name}, n = ∞" if each.subject.infinite else name) if several else width)
+    shown = [q for q in FINAL if any(q.name in each for each in measured)]
+    rows = [[Cell(q.title, q.meaning), *(cell_text(each, q.name, None) for each in measured)] for q in shown]
+    return Table(head, rows or [["no logits", *("–" for _ in measured)]])
+
+
+def status_rows(columns: Sequence[Sequence[Finding]]) -> list[list[str | Cell]]:
+    """A row for each rule that was measured somewhere, with its status in each column."""
+    rows: list[list[str | Cell]] = []
+    for row in zip(*columns, strict=True):
+        if {finding.verdict for finding in row} != {NOT_APPLICABLE}:
+            rows.append([row[0].name, *(Cell(f.verdict, status=COLOUR_CLASSES[f.verdict]) for f in row)])
+    return rows
+
+
+def _comparison_sections(models: Sequence[Lengths], found: Differences) -> list[Section]:
+    names = [lengths[0].model.name for lengths in models]
+    short, firsts = strip_common_prefix(names), [lengths[0] for lengths in models]
+    sections = []
+    if found.rules:
+        rows = [_preference_row(names, rule) for rule in found.rules]
+        sections.append(
+            Section("Rules that separate them", [Table(["rule", *short], rows), *_preferences(names, found)])
+        )
+    if found.quantities:
+        rows = []
+        for q in found.quantities:
+            medians = dict(zip(q.models, q.medians, strict=True))
+            cells = [_median(medians.get(name), q.quantity) for name in names]
+            rows.append([f"{EVERY[q.quantity].title}, {_place(q.block)}", *cells, f"{q.distance:.2g} ± {q.error:.1g}"])
+        head = ["largest differences", *short, "bands apart"]
+        sections.append(Section("", [Table(head, rows)]))
+    if found.fields:
+        sections.append(Section("Fields that differ", [Table(["field", *short], field_rows(found))]))
+    request = firsts[0].request
+    if request.swept is not None:
+        field = request.swept[0]
+        sections.append(Section(f"Against {field}", [Figures(_swept_figures(firsts, field, request.swept[1]))], "html"))
+    sections.append(Section("Status of every rule", [Table(["rule", *short], status_rows(list(map(merged, models))))]))
+    sections += [
+        Section("Output", [_output_table(firsts)], "verbose"),
+        Section("After the last block", [Table(*_across(firsts, short))], "verbose"),
+        Section("Block by block", [Paragraph(BLOCK_NOTE), _all_figures(firsts)], "html"),
+    ]
+    for lengths in models:
+        items = Items(finding_items(merged(lengths), lengths))
+        ranges = _ranges.blocks(lengths[0].best.arrays) if request.ranges else []
+        sections.append(Section(lengths[0].model.name, [Paragraph(headline(lengths)), items, *ranges], "verbose"))
+    return sections
+
+
+def _preference_row(names: Sequence[str], rule: RulePreference) -> list[str | Cell]:
+    cells = [Cell(f"{f.verdict} {f.value_text}".strip(), status=COLOUR_CLASSES[f.verdict]) for f in rule.findings]
+    return [f"{rule.rule} ({rule.findings[0].limit_text})", *cells]
+
+
+def _preferences(names: Sequence[str], found: Differences) -> list[Paragraph]:
+    short = dict(zip(names, strip_common_prefix(names), strict=True))
+    made = []
+    for rule in found.rules:
+        if rule.why:
+            best = join_words([f"“{short[name]}”" for name in rule.preferred])
+            made.append(Paragraph(f"{rule.rule} prefers {best}: {rule.why}. {rule.findings[0].reason}"))
+    return made
+
+
+def _place(block: int | None) -> str:
+    return "output" if block is None else "embedding" if block == 0 else f"block {block}"
+
+
+def _median(value: float | None, quantity: str) -> str:
+    return "" if value is None else f"{value:.{EVERY[quantity].digits}g}"
+
+
+def field_rows(found: Differences) -> list[list[str]]:
+    """The fields that differ; fields with the same values share a row."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, row in found.fields.items():
+        alike.setdefault(tuple(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row), []).append(name)
+    return [[", ".join(some), *row] for row, some in alike.items()]
+
+
+def _across(firsts: Sequence[LengthResult], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Medians after the last block of every model, a row for each quantity."""
+    rows = []
+    for quantity in BLOCKS:
+        if any(quantity.name in found.best for found in firsts):
+            cells = [cell_text(found.best, quantity.name, found.blocks, bands=False) for found in firsts]
+            rows.append([quantity.title, *cells])
+    return ["median", *names], rows
+
+
+def _main_figure(firsts: Sequence[LengthResult], findings: Sequence[Finding]) -> Figures:
+    """The quantity of the first flagged rule, or the mean square of the stream."""
+    flagged = [finding.name for finding in findings if finding.verdict == FLAG]
+    quantities = {"branches": "attention_share", "rank": "effective_rank", "entropy": "entropy", "load": "largest_load",
+                  "vanishing": "grad_mean_square", "exploding": "grad_mean_square"}  # fmt: skip
+    names = [quantities[name] for name in flagged if name in quantities]
+    return Figures([_figure(firsts, next((n for n in names if n in firsts[0].best), "mean_square"), "summary")])
+
+
+def _figure(firsts: Sequence[LengthResult], name: str, prefix: str = "") -> Figure:
+    from ._plots import figure_svg  # matplotlib is slow to import
+
+    quantity = EVERY[name]
+    caption = f"{quantity.title[0].upper()}{quantity.title[1:]}: {quantity.meaning}."
+    return Figure(f"{prefix}-{name}" if prefix else name, caption, partial(figure_svg, firsts, name))
+
+
+def _all_figures(firsts: Sequence[LengthResult]) -> Figures:
+    from ._plots import figure_names
+
+    return Figures([_figure(firsts, name) for name in figure_names(firsts)])
+
+
+def _swept_figures(firsts: Sequence[LengthResult], field: str, values: Sequence[float]) -> list[Figure]:
+    from ._plots import swept_names, swept_svg
+
+    final = {quantity.name for quantity in FINAL}
+    made = []
+    for name in swept_names(firsts):
+        place = "at the output" if name in final else "after the last block"
+        caption = f"{EVERY[name].title[0].upper()}{EVERY[name].title[1:]} {place}, against {field}."
+        made.append(Figure(f"{name}-swept", caption, partial(swept_svg, firsts, name, field, values)))
+    return made
+
+
+def _provenance(models: Sequence[Lengths], manifest: dict[str, Any]) -> Paragraph:
+    statuses = {each.subject.status for lengths in models for found in lengths for each in found.measured}
+    words = {
+        "exact": "exact in law at finite width",
+        "same limit": "drawn with Gaussian weights where the model's are not Gaussian (the limit is the same)",
+        "conjectured": "drawn from the conjectured limit where widths are infinite",
+    }
+    exactness = ", ".join(text for status, text in words.items() if status in statuses)
+    first = (
+        f"Every draw is {exactness}. {manifest['random_numbers']:,} random numbers, {_precision(manifest['parts'])}, "
+        f"{manifest['seconds']['sampling']:.1f} core-seconds."
+    )
+    return provenance(
+        manifest, first, {"audit.csv": "all numbers", "audit.json": "", "manifest.json": "every field of the models"}
+    )
+
+
+def _precision(parts: Sequence[dict[str, Any]]) -> str:
+    """The precision of every part, or of each kind where they differ."""
+    single = [part for part in parts if part["precision"] == "float32"]
+    if not single:
+        return "double precision"
+    if len(single) == len(parts):
+        return "single precision"
+    finite = all(not part["infinite"] for part in single)
+    return f"single precision{' at finite widths' if finite else ''} where that is enough, else double"
