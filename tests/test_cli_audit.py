@@ -70,7 +70,9 @@ def test_the_cost_is_told_first(folder):
     result = netsor(*SMALL, cwd=folder)
     assert result.stderr.startswith("netsor: tiny: 40 draws of 3 tokens, from about ")
     assert int(re.search(r"about (\d+) s", result.stderr)[1]) >= 1  # workers begin, and plan what this process planned
-    assert "growth: " in result.stdout
+    assert "ok        growth " in result.stdout
+    assert result.stdout.startswith("tiny: 0 flagged, ")
+    assert max(map(len, result.stdout.splitlines())) <= 80
 
 
 @pytest.mark.slow
@@ -118,19 +120,19 @@ def test_out_has_the_report_and_goes_on(folder, monkeypatch):
 def test_verdicts_by_length(folder):
     words = ["audit", "tiny.json", "--tokens", "3,12", "--draws", "100", "--widths", "actual"]
     changes = ["--set", "std=0.5", "--set", "std_q=0.02", "--set", "std_o=0.38"]  # a mean over more tokens is shorter
-    result = netsor(*words, *changes, cwd=folder)
-    assert re.search(r"^verdict +3 tokens +12 tokens$", result.stdout, re.MULTILINE)
+    result = netsor(*words, *changes, "--verbose", cwd=folder)
+    assert re.search(r"^status +3 tokens +12 tokens$", result.stdout, re.MULTILINE)
     found = json.loads(netsor(*words, *changes, "--json", cwd=folder).stdout)
     assert [each["tokens"] for each in found["lengths"]] == [3, 12]
     assert found["layers"] == found["lengths"][0]["layers"]
     verdicts = [{f["name"]: f["verdict"] for f in each["findings"]} for each in found["lengths"]]
     worst = {finding["name"]: finding for finding in found["findings"]}
     assert found["changing"] == ["branches"]
-    assert [each["branches"] for each in verdicts] == ["not found", "found"]
-    assert (worst["branches"]["verdict"], worst["branches"]["tokens"]) == ("found", [12])
+    assert [each["branches"] for each in verdicts] == ["ok", "FLAG"]
+    assert (worst["branches"]["verdict"], worst["branches"]["tokens"]) == ("FLAG", [12])
     assert worst["entropy"]["tokens"] == [3, 12]
-    assert "warning: branches depends on the length; look at the length that you train on" in result.stdout
-    assert "branches:  found at 12 tokens. " in result.stdout
+    assert "warning: branches depends on the length. Audit the length that you train on" in result.stdout
+    assert "FLAG      branches    12 tokens: " in result.stdout
 
 
 def test_default_lengths_and_draws():
@@ -151,12 +153,12 @@ def test_rules_that_fail(folder):
     sharp = ["audit", "tiny.json", "--quick", "--set", "std_q=1", "--set", "std_k=1"]
     found = netsor(*sharp, "--fail-on", "growth,entropy", cwd=folder)
     assert (found.returncode, found.stderr.count("\n")) == (3, 2)  # the cost, and the reason
-    assert found.stderr.splitlines()[1].startswith("netsor: tiny, std_q=1, std_k=1: entropy found at 16 tokens: 0.")
+    assert found.stderr.splitlines()[1].startswith("netsor: tiny, std_q=1, std_k=1: entropy FLAG at 16 tokens: 0.")
     assert "growth" not in found.stderr
-    assert "entropy: " in found.stdout
+    assert "FLAG      entropy " in found.stdout
     assert netsor(*sharp, "--fail-on", "growth", cwd=folder).returncode == 0
     quiet = netsor(*sharp, "--fail-on", "entropy", "--json", cwd=folder)
-    assert (quiet.returncode, json.loads(quiet.stdout)["findings"][3]["verdict"]) == (3, "found")
+    assert (quiet.returncode, json.loads(quiet.stdout)["findings"][3]["verdict"]) == (3, "FLAG")
     absent = netsor(*sharp, "--fail-on", "limit", cwd=folder)
     assert (absent.returncode, absent.stderr) == (2, "netsor: --fail-on 'limit': limit needs --widths both\n")
     open_ = netsor("audit", "tiny.json", "--set", "std=0.7", *SMALL[2:], "--fail-on", "loss", cwd=folder)

@@ -390,7 +390,7 @@ def test_an_audit_of_a_program(tmp_path, monkeypatch):
     assert "all 6 medians are within their bands" in netsor(*words, "--bind", "n=8", "--fail-on", "rank").stdout
     assert "is of another model: it has 1 block, n = 8, and " in netsor(*words, "--bind", "n=9").stderr
     done = netsor("audit", "own.py:net", "--bind", "n=8", "--draws", "20", "--ranges", "--out", "out")
-    assert "stream:     largest" in done.stdout
+    assert "Activation ranges and short formats" in done.stdout
     command = json.loads((tmp_path / "out" / "manifest.json").read_text())["command"]
     assert "audit own.py:net --bind n=8 --widths both --draws 20 --ranges --seed 0 --out out" in command
 

@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 from netsor import models
-from netsor.studies.audit._rule import FLAG, OK, UNDECIDED, RuleInput
+from netsor.studies._document import FLAG, OK, UNDECIDED
+from netsor.studies.audit._rule import RuleInput
 from netsor.studies.audit._rules import RULES, judged
 
 from .test_audit import real

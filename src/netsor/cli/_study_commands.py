@@ -234,8 +234,9 @@ def reproduce_command(watch: Watch, /, names: tuple[str, ...], out: str, **optio
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--workers", type=WORKERS, help="Worker processes.  [default: all cores]")
 @click.option("--quick", is_flag=True, help="A first look, in about a minute.")
+@click.option("--verbose", is_flag=True, help="Print every statement too.")
 @click.pass_obj
-def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, **options: Any) -> None:
+def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, verbose: bool, **options: Any) -> None:
     """Published results on transformers at initialisation, each beside the exact law, with a verdict.
 
     RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong, all of them unless given. A run
@@ -255,11 +256,7 @@ def literature_command(watch: Watch, /, names: tuple[str, ...], out: str, **opti
         prepare(asked)
         announce(asked.seconds)
         done = run(asked)
-    for name, claims in done.claims.items():
-        for claim in claims:
-            echo(f"{name}: {claim.verdict}: {claim.published}")
-    echo(done.summary)
-    echo(f"report: {done.report}")
+    echo(f"{done.table(verbose)}\n\nreport: {done.report}")
 
 
 @cli.command("explore")

@@ -7,8 +7,8 @@ document as a page or as the output of a notebook cell.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 FLAG, OK, UNDECIDED, NOT_APPLICABLE = "FLAG", "ok", "undecided", "n/a"
 STATUSES = (FLAG, UNDECIDED, OK, NOT_APPLICABLE)  # the worst first
@@ -19,12 +19,12 @@ FIRST = 34  # columns of the names of rows; longer names have several lines
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: its text, a remark below it in small letters, and what colours or links it."""
+    """A cell of a table: its text, or links in its place; a remark below it in small letters; and its colour."""
 
     text: str
     note: str = ""
     status: str = ""  # "good", "bad", "open" or "absent"
-    link: str = ""
+    links: Mapping[str, str] = field(default_factory=dict)  # addresses by their text
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Paragraph:
     kind: str = ""
     files: Sequence[tuple[str, str]] = ()  # (file, what it is), listed after the text
     code: str = ""  # a command, after the text
+    links: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _block_text(block: Block) -> str:
     match block:
         case Paragraph():
             label = "warning: " if block.kind == "warning" else ""
-            return _wrap(label + " ".join(filter(None, (block.text, block.code))))
+            return _wrap(label + " ".join(filter(None, (block.text, block.code, *block.links))))
         case Items():
             return "\n".join(map(_item_text, block.items))
         case Table():
@@ -165,7 +166,7 @@ def _item_text(item: Item) -> str:
 
 
 def _cell_text(cell: str | Cell) -> str:
-    return cell if isinstance(cell, str) else cell.text
+    return cell if isinstance(cell, str) else cell.text or ", ".join(cell.links)
 
 
 def _prose_text(table: Table) -> list[str]:

@@ -59,13 +59,14 @@ pre { overflow-x: auto; font-size: 0.8rem; background: var(--code); padding: 0.6
 """
 TEMPLATE = """
 {%- macro cell(c) %}{% if c is string %}{{ c }}{% else -%}
-{%- if c.link %}<a href="{{ c.link }}">{% endif -%}
+{%- for text, link in c.links.items() %}{{ ", " if not loop.first }}<a href="{{ link }}">{{ text }}</a>{% endfor -%}
 {%- if c.status %}<span class="{{ c.status }}">{{ c.text }}</span>{% else %}{{ c.text }}{% endif -%}
-{%- if c.link %}</a>{% endif %}{% if c.note %}<br><small>{{ c.note }}</small>{% endif -%}
+{%- if c.note %}<br><small>{{ c.note }}</small>{% endif -%}
 {%- endif %}{% endmacro -%}
 {%- macro show(block) %}{% set kind = block.__class__.__name__ -%}
 {%- if kind == "Paragraph" %}
 <p{% if block.kind %} class="{{ block.kind }}"{% endif %}>{{ block.text }}
+{%- for link in block.links %} <a href="{{ link }}">{{ link }}</a>{% endfor %}
 {%- if block.code %} <code>{{ block.code }}</code>{% endif %}
 {%- for name, what in block.files %}{{ "; " if not loop.first }} <code>{{ name }}</code>{{ ": " ~ what if what }}
 {%- endfor %}</p>
@@ -148,6 +149,9 @@ def _rendered(document: Document, **given: Any) -> str:
 def _svg(figure: Figure) -> str:
     text = figure.svg().decode()
     return text[text.index("<svg") :]
+
+
+FIGURE_FILES = {"*.pdf, *.png": "each figure", "*.csv": "its data", "manifest.json": ""}
 
 
 def provenance(manifest: Mapping[str, Any], first: str, files: Mapping[str, str]) -> Paragraph:

@@ -6,7 +6,7 @@ from ..laws import Estimate
 
 AGREES, DISAGREES, UNDECIDED, ABSENT = "agrees", "disagrees", "undecided", "not run"
 SIGMAS = 4.0
-CLASSES = {AGREES: "agrees", DISAGREES: "disagrees", ABSENT: "absent"}  # of the page's style; else undecided
+CLASSES = {AGREES: "good", DISAGREES: "bad", ABSENT: "absent"}  # colours of a report; others are "open"
 
 
 def decide_below(e: Estimate, bound: float) -> str:

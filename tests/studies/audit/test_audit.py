@@ -17,7 +17,8 @@ from netsor.engine.backends import choose
 from netsor.engine.backends._numpy import block_of
 from netsor.studies import _process_pool
 from netsor.studies._cache import Store
-from netsor.studies.audit import _audit, _config, _plots, _report
+from netsor.studies._document import NOT_APPLICABLE, OK
+from netsor.studies.audit import _audit, _config, _plots
 from netsor.studies.audit._config import AuditCase, Request
 from netsor.studies.audit._quantities import BACKWARD, BLOCKS, EVERY, FORWARD, ROUTING, TOGETHER
 
@@ -38,7 +39,7 @@ def inline(monkeypatch):
 @pytest.fixture
 def unillustrated(monkeypatch):
     """Reports without pictures, which take most of their time."""
-    monkeypatch.setattr(_report, "drawn", lambda models: {})
+    monkeypatch.setattr(_plots, "figure_svg", lambda models, name: b"<svg/>")
 
 
 def bits(audit):
@@ -85,11 +86,11 @@ def test_what_an_audit_looks_like_and_whom_it_tells(inline):
     audit = ns.audit(TINY, widths="actual", progress=lambda *done: told.append(done), **SMALL)
     assert told == [(1, 3), (2, 3), (3, 3)]
     assert len(repr(audit)) < 120
-    assert repr(audit).startswith("<Audit of gpt2: 40 draws; found: ")
+    assert repr(audit).startswith("<Audit of gpt2: 40 draws; flagged: ")
     assert str(audit) == audit.table()
+    shown = html.unescape(audit._repr_html_())
     for finding in audit.findings:
-        assert html.escape(finding.measured) in audit._repr_html_()
-        assert html.escape(finding.rule) in finding._repr_html_()
+        assert (finding.brief if finding.verdict == OK else finding.measured) in shown
     assert repr(audit.actual).startswith("<40 draws of gpt2 at its own widths: mean_square, ")
     with pytest.raises(ValueError, match="progress=3 must be True, False or a function of"):
         ns.audit(TINY, progress=3)
@@ -137,9 +138,7 @@ def test_single_precision_where_it_is_enough(inline, unillustrated, monkeypatch,
         "float32",
         "float64",
     ]
-    assert (
-        "computed in single precision at finite widths where that is enough" in (tmp_path / "report.html").read_text()
-    )
+    assert "single precision at finite widths where that is enough" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -334,8 +333,8 @@ def test_the_quantities_are_those_of_the_models():
 def test_models_without_logits_have_no_loss(inline, unillustrated, tmp_path):
     audit = ns.audit(TINY.replace(vocabulary=None), out=tmp_path, **SMALL)
     assert audit.as_dict()["final"] == {"logit_std": None, "loss": None, "max_probability": None}
-    assert "no logits" in audit.table()
-    assert {f.name: f.verdict for f in audit.findings}["loss"] == "not measured"
+    assert "the model has no logits" in audit.table()
+    assert {f.name: f.verdict for f in audit.findings}["loss"] == NOT_APPLICABLE
 
 
 def test_only_the_limit(inline):

@@ -10,12 +10,13 @@ import pytest
 
 import netsor as ns
 from netsor.studies import _process_pool
+from netsor.studies._document import FLAG, OK, UNDECIDED, to_text
+from netsor.studies._html_report import to_cell
 from netsor.studies.audit._config import Request
 from netsor.studies.audit._differences import _distance, _error, differences, strip_common_prefix
+from netsor.studies.audit._document import document
 from netsor.studies.audit._measurements import Draws, LengthResult
-from netsor.studies.audit._report import comparison_card
-from netsor.studies.audit._rule import FLAG, OK, UNDECIDED, join_words, lengths_text, number, worst
-from netsor.studies.audit._text import comparison
+from netsor.studies.audit._rule import join_words, lengths_text, number, worst
 
 from ...inline import Inline
 from .test_rules import facts
@@ -67,8 +68,8 @@ def test_a_rule_that_changes_decides():
     assert (rule.rule, rule.preferred, rule.changes) == ("growth", ("b",), True)
     assert [f.verdict for f in rule.findings] == [FLAG, OK]
     assert (found.preferred, found.verdict) == ("b", "prefer “b”, by growth")
-    assert rule.why.startswith("it is found in “a” at 8 tokens (20,0")
-    assert rule.why.endswith("; found if above 10,000)")
+    assert rule.why.startswith("it is flagged in “a” at 8 tokens (20,0")
+    assert rule.why.endswith("; flagged if above 10,000)")
     assert found.fields == {"eps": (1e-5, 2e-5)}
     assert differences(made({}, GROWN)).preferred == "a"
 
@@ -103,9 +104,10 @@ def test_three_models():
     assert (found.preferred, found.verdict) == ("b", "prefer “b”, by growth and entropy")
     two = differences(made(GROWN, {}, {}))
     assert (two.preferred, two.verdict) == (None, "prefer “b” or “c”, by growth")
-    text = comparison(made(GROWN, {}, {}), two)
-    assert text.startswith("a, b and c:\n  prefer “b” or “c”, by growth\n")
-    assert "growth     found      not found  not found\n" in text
+    text = to_text(document(made(GROWN, {}, {}), two))
+    assert text.startswith("Prefer “b” or “c”, by growth.\n\na, b and c. 4 blocks")
+    assert re.search(r"^growth +FLAG +ok +ok$", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_verdicts_at_the_length_where_they_are_worst():
@@ -149,10 +151,11 @@ def test_a_distance_is_in_widths_of_bands():
 
 def test_a_notebook_is_shown_what_differs_first():
     models = made(GROWN, {})
-    card = comparison_card(models, differences(models))
+    card = to_cell(document(models, differences(models)))
     text = html.unescape(re.sub(r"<[^>]*>", " ", card))
-    places = [text.index(words) for words in ("prefer “b”, by growth", "different in the models", "eps", "changes",
-              "quantities that part most", "a  · 4 blocks", "b  · 4 blocks")]  # fmt: skip
+    words = ("Prefer “b”, by growth.", "Rules that separate them", "growth prefers “b”", "largest differences",
+             "Fields that differ", "Status of every rule")  # fmt: skip
+    places = [text.index(each) for each in words]
     assert places == sorted(places)
     ElementTree.fromstring(f"<div>{card}</div>")  # it is well formed
 
@@ -184,15 +187,15 @@ def test_two_recipes_and_their_gradients(inline):
     assert found.differences.fields == {"std_o": (0.1, 0.1 / 4), "std_out": (0.1, 0.1 / 4)}
     assert (rules["growth"].changes, rules["growth"].preferred) == (True, (name,))
     assert rules["exploding"].preferred == (name,)
-    first = found.table().splitlines()
-    assert first[1] == "  prefer “std_o=0.025, std_out=0.025”, by growth and exploding"
-    assert "std_o, std_out" in first[5]
+    text = found.table()
+    assert text.startswith("Prefer “std_o=0.025, std_out=0.025”, by growth and exploding.\n")
+    assert "std_o, std_out" in text
 
 
 def test_a_model_in_ten_lines_of_a_test(inline):
     sharp = ns.audit(MODEL.replace(std_q=1.0, std_k=1.0), quick=True)
     assert (sharp.finding("entropy").verdict, sharp.finding("entropy").tokens) == (FLAG, (16,))
-    with pytest.raises(AssertionError, match=r"^gpt2: entropy found at 16 tokens: 0\.\d+ of uniform in block"):
+    with pytest.raises(AssertionError, match=r"^gpt2: entropy FLAG at 16 tokens: 0\.\d+ of uniform in block"):
         sharp.assert_ok("growth", "entropy")
     plain = ns.audit(MODEL, quick=True)
     plain.assert_ok("growth", "entropy")

@@ -7,8 +7,8 @@ import pytest
 
 import netsor as ns
 from netsor.models._ranges import COLUMNS, FORMATS
-from netsor.studies.audit._ranges import ranges_of
-from netsor.studies.audit._rule import FLAG, OK, UNDECIDED
+from netsor.studies._document import FLAG, OK, UNDECIDED
+from netsor.studies.audit._ranges import _cell, ranges_of
 
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}
 DRAWS = 200
@@ -24,17 +24,17 @@ def arrays(largest, below, blocks=2):
 @pytest.mark.parametrize(
     ("largest", "below", "overflow", "underflow", "scale", "words"),
     [
-        (3.0, 0.001, OK, OK, 7, "fits bf16, fp16, fp8 E4M3, fp8 E5M2"),
-        (1e4, 0.001, FLAG, OK, -5, "overflows in fp8 E4M3; a scale of 2^-5 fits"),
-        (3.0, 0.2, OK, FLAG, 7, "underflows in fp8 E4M3 (0.2 of its numbers are below 2^-9); a scale of 2^7"),
-        (446.0, 0.01, UNDECIDED, UNDECIDED, -1, "more draws decide on fp8 E4M3"),
+        (3.0, 0.001, OK, OK, 7, "fits"),
+        (1e4, 0.001, FLAG, OK, -5, "overflows, 2^-5"),
+        (3.0, 0.2, OK, FLAG, 7, "underflows, 2^7"),
+        (446.0, 0.01, UNDECIDED, UNDECIDED, -1, "undecided"),
     ],
 )
 def test_verdicts_come_out_both_ways(largest, below, overflow, underflow, scale, words):
     (found,) = ranges_of(arrays(largest, below))
     held = {each.format: each for each in found.held}["fp8 E4M3"]
     assert (held.overflow, held.underflow, held.scale) == (overflow, underflow, scale)
-    assert words in found.text
+    assert _cell(held).text == words
     assert 448 / 2 < 2.0**held.scale * found.largest[2] <= 448  # it fits, and twice as much would not
 
 
@@ -42,16 +42,16 @@ def test_verdicts_come_out_both_ways(largest, below, overflow, underflow, scale,
 def test_where_ranges_are_said(tmp_path, capsys):
     model = ns.models.read(GPT2).replace(std_v=1e3, std_o=1e3, std_embedding=1e-7, std_position=1e-7)
     audit = ns.audit(model, tokens=3, draws=40, widths="both", ranges=True, out=tmp_path, workers=1)
-    lines = {line.split(":")[0]: line for line in str(audit).splitlines()}
-    assert "overflows in fp16" in lines["attention's output"]
-    assert "underflows in fp8 E5M2 (1 of its numbers are below 2^-16)" in lines["embeddings"]
+    lines = {line.split("  ")[0]: line for line in str(audit).splitlines()}
+    assert "overflows, 2^" in lines["attention's output"]
+    assert "underflows, 2^" in lines["embeddings"]
     found = {each["activation"]: each for each in json.loads(json.dumps(audit.as_dict()))["ranges"]}
     assert found["attention"]["formats"][1]["overflow"] == FLAG
     assert found["embedding"]["block"] is None
     assert [f.title for f in FORMATS] == [each["format"] for each in found["logits"]["formats"]]
     page = (tmp_path / "report.html").read_text()
-    assert "Short formats: gpt2" in page
-    assert '<span class="disagrees">overflows</span>' in page
+    assert "Activation ranges and short formats" in page
+    assert '<span class="bad">overflows, 2^' in page
     assert '<td data-head="fp8 E4M3">' in page  # on a narrow screen cells are below each other, with their format
     assert "--ranges" in json.loads((tmp_path / "manifest.json").read_text())["command"]
     plain = ns.audit(model, tokens=3, draws=40, widths="actual", workers=1)

@@ -69,13 +69,13 @@ def change(name, value):
 
 def test_advice_names_what_to_change():
     (line,) = advice([update("head", 1.02), update("query", 0.0)], [change("logits", 1.0)], [], "n")
-    assert line.startswith("the learning rate of head should fall like 1/n")
+    assert line.startswith("scale the learning rate of head by 1/n: ")
     (line,) = advice([update("query", -0.5), update("key", -0.52)], [], [], "n")
-    assert line.startswith("the learning rates of query matrices and key matrices should rise like √n")
+    assert line.startswith("scale the learning rates of query and key by √n: ")
     (line,) = advice([update("in", 0.72)], [], [], "L")
-    assert "fall like L^(−0.72)" in line
+    assert "by L^(−0.72)" in line
     (line,) = advice([update("head", 0.5, promised=-0.5)], [], [], "n")
-    assert "fall like 1/n" in line
+    assert "by 1/n: " in line
 
 
 def test_advice_is_silent_where_all_is_as_promised():

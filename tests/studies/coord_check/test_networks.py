@@ -11,7 +11,8 @@ import pytest
 
 import netsor as ns
 from netsor.studies import _process_pool
-from netsor.studies.coord_check import _report, _text
+from netsor.studies._document import to_text
+from netsor.studies.coord_check import _document
 from netsor.studies.coord_check._network import CHANGE, UPDATE, Entry
 from netsor.studies.coord_check._rules import GROWS, KEPT, SHRINKS, judged
 
@@ -69,11 +70,12 @@ def test_advice_of_a_perceptron():
     net, lr = RATES["sp"]
     check = ns.coord_check(net, widths=[64, 1024], lr=lr, draws=120, progress=False)[0]
     said = " ".join(check.advice)
-    assert "of matrix should fall like 1/√n" in said
-    assert "of head should fall like 1/n" in said
+    assert "of matrix by 1/√n" in said
+    assert "of head by 1/n" in said
     assert not check.kept
     assert {"update of matrix", "update of head"} < set(check.broken)
-    assert "not as promised: hidden, loss, update of in, update of matrix" in _report._said(check)
+    text = to_text(_document.document([check]))
+    assert text.splitlines()[0].startswith("perceptron, lr: 5 flagged")
     check = perceptron("mup")
     assert check.kept
     assert check.advice == []
@@ -126,7 +128,7 @@ def test_a_small_transformer():
         found["ntk"]
     shown = found._repr_html_()
     assert "update of" in shown
-    assert "should fall like" in shown
+    assert "Scale the learning rates of " in shown
     assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["checks"][1]["advice"] == []
 
 
@@ -172,9 +174,9 @@ def test_the_limit_has_its_quadrature_error():
     entry = check["hidden"].entry
     written = [row for row in check.as_dict()["limit"] if (row["what"], row["name"], row["block"]) == entry]
     assert [(row["value"], row["low"], row["high"]) for row in written] == [check.limit_size(entry)]
-    column = [row[3] for row in _text.rows(check, check.verdicts, "change of")]
-    assert column[0] == "∞"
-    assert all(" ± 0.0" in cell for cell in column[1:])
+    head, rows = _document.rows(check, check.verdicts, "change of")
+    assert head[3] == "∞"
+    assert all(" ± 0.0" in row[3] for row in rows)
     wide = float(np.mean(check.draws[entry][-1]))
     assert check.limit_size(entry)[1] < wide * 1.01
     assert check.limit_size(entry)[2] > wide * 0.99
@@ -199,6 +201,6 @@ def test_a_limit_of_0_is_told_as_a_bound():
     check = ns.coord_check(attention, widths=[8, 16, ns.inf], lr=rates, draws=4, progress=False)[0]
     value, low, high = check.limit_size(Entry(UPDATE, "q"))
     assert low == 0 < value < high < 1e-3
-    row = next(row for row in _text.rows(check, check.updates, "update of") if row[0] == "q")
+    row = next(row for row in _document.rows(check, check.updates, "update of")[1] if row[0] == "q")
     assert row[3] == f"≤ {high:.2g}"
-    assert "≤ means that it is not told from 0" in _text.table([check])
+    assert "≤ means that it is not told from 0" in " ".join(to_text(_document.document([check]), verbose=True).split())

@@ -72,8 +72,8 @@ def test_a_run_has_its_files_and_is_not_done_twice(small, tmp_path):
         assert (tmp_path / f"small-halves.{kind}").stat().st_size > 0
     page = first.report.read_text()
     assert "Halves &lt;of numbers&gt;" in page
-    assert 'class="agrees"' in page
-    assert "Of 1 published statements" in page
+    assert 'class="good"' in page
+    assert "1 statements from 1 papers: 1 agree" in page
     assert json.loads((tmp_path / "manifest.json").read_bytes())["command"].startswith("netsor literature small")
     assert DONE == [1, 2]
     again = run(Options(("small",), tmp_path, workers=1))
@@ -97,7 +97,7 @@ def test_the_command(small, tmp_path, monkeypatch):
 
     done = asked("small", "--quick", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
-    assert "small: agrees: Half of it is below 1." in done.output
+    assert done.output.startswith("1 statements from 1 papers: 1 agree")
     assert DONE == [1]
     wrong = asked("nobody", "--out", str(tmp_path / "other"))
     assert wrong.exit_code == 2

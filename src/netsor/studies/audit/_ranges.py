@@ -57,23 +57,6 @@ class Range(NamedTuple):
     largest: tuple[float, float, float]  # median, and 5 to 95 % of initialisations, over all blocks
     held: tuple[FormatFit, ...]
 
-    @property
-    def text(self) -> str:
-        """In a line."""
-        median, low, high = self.largest
-        where = "" if self.block is None else f", in block {self.block}"
-        over = [h for h in self.held if h.overflow == FLAG]
-        under = [h for h in self.held if h.underflow == FLAG]
-        open_ = [h.format for h in self.held if UNDECIDED in (h.overflow, h.underflow) and h not in (*over, *under)]
-        said = [f"largest {median:.3g} ({low:.3g}–{high:.3g}){where}"]
-        said += [f"overflows in {h.format}; {_scale(h)}" for h in over]
-        said += [
-            f"underflows in {h.format} ({h.below:.2g} of its numbers are below 2^{_smallest(h)}); {_scale(h)}"
-            for h in under
-        ]
-        said += [f"more draws decide on {', '.join(open_)}"] if open_ else []
-        return "; ".join(said if len(said) > 1 else [*said, f"fits {', '.join(h.format for h in self.held)}"])
-
 
 def _smallest(held: FormatFit) -> int:
     return next(f.smallest for f in FORMATS if f.title == held.format)

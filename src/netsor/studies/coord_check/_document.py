@@ -58,6 +58,7 @@ def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) ->
     sections += [section for check in checks for section in _details(check)]
     updates = [Paragraph(UPDATE_NOTE.format(axis=request.axis)), Figures([_picture(checks, UPDATE)])]
     sections.append(Section("What each learning rate does", updates, "html"))
+    sections.append(Section("How verdicts are reached", [Paragraph(rule(request))], "verbose"))
     if manifest is not None:
         cost = (
             f"About {manifest['random_numbers']:,} random numbers, {manifest['seconds']['sampling']:.1f} core-seconds."
@@ -66,7 +67,7 @@ def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) ->
             "Every draw is exact in law at its width. Matrices and embeddings are trained; biases and gains of norms "
             "keep their initial values. "
         )  # fmt: skip
-        sections.append(Section("How", [Paragraph(rule(request)), provenance(manifest, exact + cost, FILES)], "html"))
+        sections.append(Section("How", [provenance(manifest, exact + cost, FILES)], "html"))
     return Document(f"Coordinate check of {request.name}", f"{request.name}, {verdict}", headline(request), sections)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import shlex
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from ..._mpl_style import rendered, styled
 from ...engine._parallel import Progress, cores, whole_number
 from ...language._given import shown
 from .._cache import Arrays, Store
-from .._html_report import figure_html, page, provenance_html
+from .._document import Block, Cell, Document, Figure, Figures, Paragraph, Section, Table, to_text
+from .._html_report import FIGURE_FILES, provenance, to_page
 from .._output_dir import Folder, environment, to_csv
 from .._process_pool import Workers, wait
 from .._significance import ABSENT, AGREES, CLASSES, DISAGREES, UNDECIDED
@@ -37,66 +38,41 @@ def chosen(names: tuple[str, ...]) -> list[Result]:
     return [result for name, result in RESULTS.items() if not names or name in names]
 
 
-BODY = """\
-<p>Published results on transformers at initialisation, each beside the exact law of the network that it is about. Laws
-at finite width are exact; no weight matrix was drawn, unless it says so.</p>
-{quick}
-<p class="verdict">{summary}</p>
-<div class="wide"><table>
-<thead><tr><th>Result</th><th>Agree</th><th>Disagree</th><th>Undecided</th></tr></thead>
-<tbody>
-{contents}
-</tbody>
-</table></div>
-<p>A verdict is on what was published: it agrees with our law, or disagrees, if the rule holds, or fails, by four
-standard errors; otherwise it is left open. A rule is the same for a quick run and a whole one.</p>
-{sections}
-<h2>How</h2>
-<p>{how}</p>"""
-
-SECTION = """\
-<h2 id="{name}">{title}</h2>
-<p>{source} {links}</p>
-<p>{setting}</p>
-{quick}
-<table class="stack">
-<thead><tr><th>Published</th><th>Our law</th><th>Verdict</th></tr></thead>
-<tbody>
-{rows}
-</tbody>
-</table>
-<div class="figures">
-{figures}
-</div>"""
+RULE_NOTE = (
+    "A verdict is about what was published. It agrees with our law, or disagrees, if its rule holds, or fails, by four "
+    "standard errors; otherwise it is undecided. A quick run uses the same rules. Laws at finite width are exact."
+)
 
 
-def report(
+def document(
     results: Sequence[Result],
     claims: Mapping[str, Sequence[Claim]],
-    svg: Mapping[str, bytes],
-    manifest: Mapping[str, Any],
-) -> str:
-    """The page."""
-    quick = manifest["options"]["quick"]
-    how = f"{manifest['seconds']['work']:.0f} core-seconds of work. {provenance_html(manifest)}"
-    said = "This is a quick look: smaller networks, fewer draws or fewer points; each result says which."
-    body = BODY.format(
-        quick=f'<p class="quick">{said}</p>' if quick else "",
-        summary=html.escape(summary(claims)),
-        contents="\n".join(_line(result, claims[result.name]) for result in results),
-        sections="\n".join(_section(result, claims[result.name], svg, quick) for result in results),
-        how=how,
-    )
-    return page("Published results, checked", body)
+    quick: bool,
+    svg: Mapping[str, bytes] | None = None,
+    manifest: Mapping[str, Any] | None = None,
+) -> Document:
+    """The results with their verdicts; with figures and manifest, for a folder."""
+    rows = [[Cell("", links={r.title: f"#{r.name}"}), *map(str, _counts(claims[r.name]))] for r in results]
+    subject = "Published results on transformers at initialisation, compared with the exact law of the same network."
+    warning = "This is a quick look: smaller networks, fewer draws or fewer points; each result says which."
+    sections = [Section("", [Paragraph(warning, "warning")])] if quick else []
+    sections += [
+        Section("", [Table(["result", "agree", "disagree", "undecided"], rows)]),
+        Section("", [Paragraph(RULE_NOTE)], "html"),
+        *(_section(result, claims[result.name], svg or {}, quick) for result in results),
+    ]
+    if manifest is not None:
+        first = f"{manifest['seconds']['work']:.0f} core-seconds of work."
+        sections.append(Section("How", [provenance(manifest, first, FIGURE_FILES)], "html"))
+    return Document("Published results, checked", summary(claims), subject, sections)
 
 
 def summary(claims: Mapping[str, Sequence[Claim]]) -> str:
     """How many of each verdict there are, in one sentence; what a quick run leaves out does not count."""
     run = [claim for some in claims.values() for claim in some if claim.verdict != ABSENT]
     agree, disagree, undecided = _counts(run)
-    text = f"Of {len(run)} published statements, in {len(claims)} results, {agree} agree with the exact law"
-    text += f" and {disagree} disagree"
-    return text + (f"; {undecided} could not be decided with so few draws." if undecided else ".")
+    text = f"{len(run)} statements from {len(claims)} papers: {agree} agree with the exact law, {disagree} disagree"
+    return text + (f", {undecided} undecided." if undecided else ".")
 
 
 def _counts(claims: Sequence[Claim]) -> tuple[int, int, int]:
@@ -107,30 +83,16 @@ def _counts(claims: Sequence[Claim]) -> tuple[int, int, int]:
     return agree, disagree, undecided
 
 
-def _line(result: Result, claims: Sequence[Claim]) -> str:
-    counts = "".join(f"<td>{count}</td>" for count in _counts(claims))
-    return f'<tr><td><a href="#{result.name}">{html.escape(result.title)}</a></td>{counts}</tr>'
-
-
-def _section(result: Result, claims: Sequence[Claim], svg: Mapping[str, bytes], quick: bool) -> str:
-    return SECTION.format(
-        name=html.escape(result.name),
-        title=html.escape(result.title),
-        source=html.escape(result.source),
-        links=" ".join(f'<a href="{html.escape(link)}">{html.escape(link)}</a>' for link in result.links),
-        setting=html.escape(result.setting),
-        quick=f'<p class="quick">Quick: {html.escape(result.quick)}</p>' if quick else "",
-        rows="\n".join(map(_row, claims)),
-        figures="\n".join(figure_html(p.name, svg[p.name], p.caption) for p in result.pictures),
-    )
-
-
-def _row(claim: Claim) -> str:
-    return (
-        f"<tr><td>{html.escape(claim.published)}<br><small>Rule: {html.escape(claim.rule)}</small></td>"
-        f'<td data-head="Our law">{html.escape(claim.ours)}</td>'
-        f'<td data-head="Verdict" class="{CLASSES.get(claim.verdict, "undecided")}">{claim.verdict}</td></tr>'
-    )
+def _section(result: Result, claims: Sequence[Claim], svg: Mapping[str, bytes], quick: bool) -> Section:
+    rows = [
+        [Cell(c.published, f"Rule: {c.rule}"), c.ours, Cell(c.verdict, status=CLASSES.get(c.verdict, "open"))]
+        for c in claims
+    ]
+    figures = [Figure(p.name, p.caption, partial(svg.__getitem__, p.name)) for p in result.pictures]
+    blocks: list[Block] = [Paragraph(result.source, links=result.links), Paragraph(result.setting)]
+    blocks += [Paragraph(f"Quick: {result.quick}", "warning")] if quick else []
+    blocks += [Table(["Published", "Our law", "Verdict"], rows, prose=True), Figures(figures)]
+    return Section(result.title, blocks, "verbose", anchor=result.name)
 
 
 COMMAND = "netsor literature"
@@ -191,14 +153,23 @@ class Options:
 
 @dataclass(frozen=True)
 class Finished:
-    """Where the report is, the verdicts on each result by its name, and how many there are of each in one line."""
+    """Where the report is, and the verdicts on each result by its name. Print it for the table."""
 
     report: Path
     claims: dict[str, tuple[Claim, ...]]
-    summary: str
+    quick: bool = False
+
+    @property
+    def summary(self) -> str:
+        """How many statements agree, disagree and are undecided, in one line."""
+        return summary(self.claims)
+
+    def table(self, verbose: bool = False) -> str:
+        """The result as text of 80 columns, the verdict first; `verbose` adds every statement."""
+        return to_text(document([RESULTS[name] for name in self.claims], self.claims, self.quick), verbose)
 
     def __str__(self) -> str:
-        return f"{self.summary}\nreport: {self.report}"
+        return f"{self.table()}\n\nreport: {self.report}"
 
 
 def prepare(options: Options) -> Folder:
@@ -236,9 +207,9 @@ def run(options: Options) -> Finished:
             for kind, content in made.result().items():
                 (svg if kind == "svg" else files)[name if kind == "svg" else f"{name}.{kind}"] = content
     manifest = _manifest(options, parts, found)
-    files["report.html"] = report(options.results, claims, svg, manifest).encode()
+    files["report.html"] = to_page(document(options.results, claims, options.quick, svg, manifest)).encode()
     folder.put(files, manifest)
-    return Finished(options.out / "report.html", claims, summary(claims))
+    return Finished(options.out / "report.html", claims, options.quick)
 
 
 def compute(part: Part, seed: int, folder: Path) -> Arrays:

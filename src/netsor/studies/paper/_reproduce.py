@@ -15,6 +15,7 @@ from ...engine._parallel import cores, whole_number
 from ...engine.backends import Backend, Numpy
 from ...language._given import shown
 from .._cache import Store
+from .._html_report import to_page
 from .._output_dir import Folder, environment, to_csv
 from .._process_pool import Workers, submit_remote, wait
 from ._claims import Separation, judged, separations, separations_ahead
@@ -22,7 +23,7 @@ from ._estimators import MEASURES, limits_ahead
 from ._experiments import GROUPS, NAMES, Figure, Part, figures
 from ._layer import law as limit_section
 from ._plots import drawn
-from ._report import report, summary
+from ._report import document, summary
 from ._schedule import Cost, Plan, cost, draw, timed
 
 T = TypeVar("T")
@@ -164,7 +165,7 @@ def reproduce(options: Options) -> Finished:
             "10 of 50,000 (100,000 for ReLU)."
         )
     manifest["seconds"]["all"] = round(time.perf_counter() - start, 3)
-    files["report.html"] = report(rows, data, found, svg, manifest, quick).encode()
+    files["report.html"] = to_page(document(rows, data, found, svg, manifest, quick)).encode()
     folder.put(files, manifest)
     spent = f"{manifest['draws']:,} draws from {manifest['random_numbers']:,} random numbers"
     if there:
