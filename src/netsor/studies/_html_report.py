@@ -61,7 +61,7 @@ TEMPLATE = """
 {%- macro cell(c) %}{% if c is string %}{{ c }}{% else -%}
 {%- for text, link in c.links.items() %}{{ ", " if not loop.first }}<a href="{{ link }}">{{ text }}</a>{% endfor -%}
 {%- if c.status %}<span class="{{ c.status }}">{{ c.text }}</span>{% else %}{{ c.text }}{% endif -%}
-{%- if c.note %}<br><small>{{ c.note }}</small>{% endif -%}
+{%- if c.note %}<br/><small>{{ c.note }}</small>{% endif -%}
 {%- endif %}{% endmacro -%}
 {%- macro show(block) %}{% set kind = block.__class__.__name__ -%}
 {%- if kind == "Paragraph" %}

@@ -75,7 +75,7 @@ def test_advice_of_a_perceptron():
     assert not check.kept
     assert {"update of matrix", "update of head"} < set(check.broken)
     text = to_text(_document.document([check]))
-    assert text.splitlines()[0].startswith("perceptron, lr: 5 flagged")
+    assert text.splitlines()[0].startswith("sum_head, program: 5 flagged")
     check = perceptron("mup")
     assert check.kept
     assert check.advice == []
