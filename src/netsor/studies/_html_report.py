@@ -117,7 +117,7 @@ TEMPLATE = """
 </body>
 </html>
 {% else %}<div class="netsor"><style>{{ style | safe }}</style>
-<p><strong>{{ document.verdict }}</strong><br><small>{{ document.subject }}</small></p>
+<p><strong>{{ document.verdict }}</strong><br/><small>{{ document.subject }}</small></p>
 {% for s in document.sections if not s.folded %}{{ section(s) }}{% endfor %}</div>
 {% endif %}"""
 
