@@ -10,72 +10,18 @@ from ..language._rotary import Stretch
 
 # What a configuration of any family may hold and a network at initialisation does not depend on: names, token ids that
 # only a text reader uses, dropout, caches, precision, how texts are continued and outputs handed over.
-IMMATERIAL = frozenset(
-    [
-        "_attn_implementation",
-        "_attn_implementation_autoset",
-        "_commit_hash",
-        "_name_or_path",
-        "architectures",
-        "attn_implementation",
-        "auto_map",
-        "bad_words_ids",
-        "begin_suppress_tokens",
-        "bos_token_id",
-        "cache_implementation",
-        "chunk_size_feed_forward",
-        "classifier_dropout",
-        "decoder_start_token_id",
-        "diversity_penalty",
-        "do_sample",
-        "dtype",
-        "early_stopping",
-        "encoder_no_repeat_ngram_size",
-        "eos_token_id",
-        "exponential_decay_length_penalty",
-        "finetuning_task",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "gradient_checkpointing",
-        "id2label",
-        "label2id",
-        "length_penalty",
-        "max_length",
-        "min_length",
-        "model_type",
-        "n_ctx",
-        "no_repeat_ngram_size",
-        "num_beam_groups",
-        "num_beams",
-        "num_labels",
-        "num_return_sequences",
-        "output_attentions",
-        "output_hidden_states",
-        "output_past",
-        "output_scores",
-        "prefix",
-        "pretraining_tp",
-        "problem_type",
-        "remove_invalid_values",
-        "repetition_penalty",
-        "return_dict",
-        "return_dict_in_generate",
-        "sep_token_id",
-        "suppress_tokens",
-        "task_specific_params",
-        "temperature",
-        "tf_legacy_loss",
-        "tokenizer_class",
-        "top_k",
-        "top_p",
-        "torch_dtype",
-        "torchscript",
-        "transformers_version",
-        "typical_p",
-        "use_bfloat16",
-        "use_cache",
-    ]
-)
+IMMATERIAL = """
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attn_implementation
+    auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
+    classifier_dropout decoder_start_token_id diversity_penalty do_sample dtype early_stopping
+    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
+    forced_eos_token_id gradient_checkpointing id2label label2id length_penalty max_length min_length model_type n_ctx
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_past output_scores prefix pretraining_tp problem_type remove_invalid_values
+    repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature
+    tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p use_bfloat16
+    use_cache
+"""
 # What any configuration may hold at a value that says nothing, as objects of older versions do.
 INERT: dict[str, Any] = {
     "add_cross_attention": False,
@@ -113,15 +59,15 @@ class Config:
 
     def __init__(self, family: str, given: Mapping[str, Any], immaterial: Iterable[str] = ()) -> None:
         self.family = family
-        self._immaterial = IMMATERIAL.union(immaterial)
-        self._left = dict(given)
+        self._immaterial = {*IMMATERIAL.split(), *immaterial}
+        self.unread = dict(given)  # what `take` has not asked for
 
     def take(self, field: str, default: Any = MISSING, kind: type | None = None) -> Any:
         """The value of a field, which counts as read; without a default it must be there.
 
         `kind` is what it must be: int (1 or more), float, bool, str, dict or list; or None, if that is the default.
         """
-        value = self._left.pop(field, default)
+        value = self.unread.pop(field, default)
         if value is MISSING:
             raise ValueError(f"{field} is missing from this {self.family} configuration, and has no default")
         if kind is None or (value is None and default is None):
@@ -213,7 +159,9 @@ class Config:
 
     def done(self) -> None:
         """Refuse fields that were not read: they may matter."""
-        left = {k: v for k, v in sorted(self._left.items(), key=lambda item: str(item[0])) if k not in self._immaterial}
+        left = {
+            k: v for k, v in sorted(self.unread.items(), key=lambda item: str(item[0])) if k not in self._immaterial
+        }
         left = {k: v for k, v in left.items() if k not in INERT or v != INERT[k]}
         if left:
             told = [f"{_name(field)}={shown(value)}" for field, value in left.items()]

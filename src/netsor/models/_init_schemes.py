@@ -42,11 +42,6 @@ def recipe(model: M, name: str) -> M:
     Transformer
         The model with other standard deviations and multipliers, and with the recipe in its name.
 
-    Raises
-    ------
-    ValueError
-        If there is no such recipe, or it is not for this model.
-
     Examples
     --------
     >>> model = ns.models.recipe(ns.models.read("llama-3-8b"), "gpt2")

@@ -22,10 +22,8 @@ from ..language._graph import topological_order
 from ..language._join import pooled
 from ..language._score import split
 from ..language._weight import MatMul
-from ._build import Layer, Trace, inside, n, normed, sigma_of, trace
+from ._build import Inputs, Layer, Trace, inside, matrix_kind, n, normed, sigma_of, trace
 from ._description import Description
-from ._gradients import NAMES
-from ._inputs import Inputs
 
 KINDS = ("embedding", "position", "query", "key", "value", "output", "in", "gate", "out", "head")
 
@@ -85,7 +83,9 @@ def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> 
     logits = product if model.logit_cap is None else model.logit_cap * tanh(product / model.logit_cap)
     acts = list(first)
     for block, values in enumerate(inside(traced), 1):
-        acts += [WeightUse(block, _kind(v), v) for v in values if isinstance(v, Vector) and isinstance(v.op, MatMul)]
+        acts += [
+            WeightUse(block, matrix_kind(v.op), v) for v in values if isinstance(v, Vector) and isinstance(v.op, MatMul)
+        ]
     acts.append(WeightUse(None, "head", product))
     watched = {
         "embedding": (x,),
@@ -169,10 +169,3 @@ def _log_mean_exp(numbers: Any) -> Any:
     xp = array_namespace(numbers)
     top = xp.max(numbers, axis=-1, keepdims=True)
     return top + xp.log(xp.mean(xp.exp(numbers - top), axis=-1, keepdims=True))
-
-
-def _kind(value: Value) -> str:
-    """What a weight of a block is, by its name, or by the side on which the perceptron's width is."""
-    assert isinstance(value.op, MatMul)
-    w = value.op.weight
-    return NAMES.get(w.source.name or "") or ("out" if w.in_width.name == "m" else "in")
