@@ -11,10 +11,9 @@ import pytest
 
 import netsor as ns
 from netsor.explore import Target, _audit_view
-from netsor.explore._audit_view import AT, LIMIT, AuditViewRequest
+from netsor.explore._audit_view import AT, LIMIT, AuditViewRequest, Model, Variant, lengths
 from netsor.explore._components import comparison_html, findings
-from netsor.explore._model_view import Model, Variant, lengths
-from netsor.explore._program_view import ProgramSettings
+from netsor.explore._law_views import ProgramSettings
 from netsor.studies import _process_pool
 
 SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 16}
