@@ -55,7 +55,7 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 class Config:
-    """The fields of a configuration, taken one by one; `done` refuses those that were not read."""
+    """The fields of a configuration, taken one by one; `reject_unread` refuses those that were not read."""
 
     def __init__(self, family: str, given: Mapping[str, Any], immaterial: Iterable[str] = ()) -> None:
         self.family = family
@@ -82,7 +82,7 @@ class Config:
             raise ValueError(f"{field}={shown(value)} of this {self.family} configuration must be {words}")
         return value
 
-    def insist(self, field: str, *allowed: Any) -> None:
+    def require(self, field: str, *allowed: Any) -> None:
         """Refuse a value that would change the network in a way that no description here has."""
         value = self.take(field, allowed[0])
         if value not in allowed:
@@ -137,7 +137,7 @@ class Config:
         kind = rope.take("rope_type", kind)
         found: dict[str, Any] = {"positions": "rotary", "rotary_base": float(rope.take("rope_theta", kind=float))}
         if fraction is None:
-            rope.insist("partial_rotary_factor", 1.0)
+            rope.require("partial_rotary_factor", 1.0)
         else:
             turned = int(head_dim * rope.take("partial_rotary_factor", fraction, float))
             if turned < 2 or turned % 2 or turned > head_dim:
@@ -154,10 +154,10 @@ class Config:
                 f"rope_type={shown(kind)} of this {self.family} configuration is not known here: it must be "
                 "'default' or 'llama3'"
             )
-        rope.done()
+        rope.reject_unread()
         return found
 
-    def done(self) -> None:
+    def reject_unread(self) -> None:
         """Refuse fields that were not read: they may matter."""
         left = {
             k: v for k, v in sorted(self.unread.items(), key=lambda item: str(item[0])) if k not in self._immaterial

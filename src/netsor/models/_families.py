@@ -29,7 +29,7 @@ def family(model_type: str, ignored: str, **defaults: Any) -> Callable[[Reader],
         def reader(given: Fields) -> Fields:
             config = Config(model_type, {**defaults, **given}, ignored.split())
             fields = read(config)
-            config.done()
+            config.reject_unread()
             return fields
 
         READERS[model_type] = reader
@@ -53,9 +53,9 @@ def _sizes(config: Config, layers: int, width: int, heads: int, hidden: int, voc
 @family("bert", "attention_probs_dropout_prob hidden_dropout_prob type_vocab_size directionality")
 def bert(config: Config) -> Fields:
     """BERT: a norm after each sum, learned positions and types (all tokens have type 0), logits by a dense layer."""
-    config.insist("is_decoder", False)
-    config.insist("add_cross_attention", False)
-    config.insist("position_embedding_type", "absolute")
+    config.require("is_decoder", False)
+    config.require("add_cross_attention", False)
+    config.require("position_embedding_type", "absolute")
     config.unread = {name: value for name, value in config.unread.items() if not name.startswith("pooler_")}
     sizes = _sizes(config, 12, 768, 12, 3072, 30522)
     return sizes | {
@@ -115,9 +115,9 @@ def _pair(config: Config, field: str, default: int) -> tuple[int, int]:
 )
 def gpt2(config: Config) -> Fields:
     """GPT-2, as Hugging Face's GPT2LMHeadModel draws it: output projections of both branches smaller by 1/√(2L)."""
-    config.insist("scale_attn_weights", True)
-    config.insist("scale_attn_by_inverse_layer_idx", False)
-    config.insist("add_cross_attention", False)
+    config.require("scale_attn_weights", True)
+    config.require("scale_attn_by_inverse_layer_idx", False)
+    config.require("add_cross_attention", False)
     width, layers, heads = (config.take(f, v, int) for f, v in (("n_embd", 768), ("n_layer", 12), ("n_head", 12)))
     std = config.take("initializer_range", 0.02, float)
     config.head_dim(width, heads)  # it follows from them, and is refused here if it cannot
@@ -238,7 +238,7 @@ def qwen3(config: Config) -> Fields:
 
 def _reject_sliding_window(config: Config) -> None:
     """Refuse a window in some of the blocks; without it its size and its layers do not matter."""
-    config.insist("use_sliding_window", False)
+    config.require("use_sliding_window", False)
     types = config.take("layer_types", None, list)
     if types is not None and not all(kind == "full_attention" for kind in types):
         raise ValueError(
@@ -261,7 +261,7 @@ def gemma2(config: Config) -> Fields:
     """Gemma 2: a window in every second block, softcaps, norms on both sides of a branch (which begin as 1 + 0)."""
     # hidden_activation is what the model reads; older files hold hidden_act beside it
     config.unread["hidden_act"] = config.unread.pop("hidden_activation", None) or "gelu_pytorch_tanh"
-    config.insist("use_bidirectional_attention", None, False)
+    config.require("use_bidirectional_attention", None, False)
     types = config.take("layer_types", None, list)
     fields = _like_llama(config)
     every_second = [("full_attention", "sliding_attention")[i % 2 == 0] for i in range(fields["layers"])]
@@ -289,9 +289,9 @@ def t5(config: Config) -> Fields:
     """
     tied = config.take("tie_word_embeddings", True) is not False
     scaled = config.take("scale_decoder_outputs", tied)
-    config.insist("is_decoder", False)
-    config.insist("is_encoder_decoder", True)
-    config.insist("initializer_factor", 1.0)  # another factor is also the gain of every norm
+    config.require("is_decoder", False)
+    config.require("is_encoder_decoder", True)
+    config.require("initializer_factor", 1.0)  # another factor is also the gain of every norm
     width, heads, d = (config.take(f, v, int) for f, v in (("d_model", 512), ("num_heads", 8), ("d_kv", 64)))
     hidden, layers = config.take("d_ff", 2048, int), config.take("num_layers", 6, int)
     gate, _, activation = config.take("feed_forward_proj", "relu", str).rpartition("-")

@@ -26,7 +26,7 @@ from ..language._vector import mix
 from ..nn._embedding import root, symmetric_root
 from ._build import ACTIVATIONS, Trace, n, normed, sigma_of
 from ._description import Description
-from ._metrics import LOGITS_PER_BATCH, OnlineMoments, capped, of_logits, of_words
+from ._metrics import OnlineMoments, batches, capped, of_logits, of_words
 
 Array = Any
 
@@ -124,11 +124,7 @@ def _by_pieces(first: Array, root: Array, noise: Array, targets: list[int], cap:
 def _added(seen: OnlineMoments, sums: Array, root: Array, noise: Array, cap: float | None) -> None:
     """The sums of e^logit · noise and of products of two e^logit, each over e^top of its row, piece by piece."""
     t = root.shape[-1]
-    size = max(1, LOGITS_PER_BATCH // t)
-    room = np.empty((t, size), sums.dtype)
-    for start in range(0, noise.shape[-1], size):
-        some = noise[:, start : start + size]
-        x = capped(np.matmul(root, some, out=room[:, : some.shape[-1]]), cap)
+    for x, some in batches(root, noise, cap):
         slope, before = _slope(x, cap), seen.top
         seen.add(x)  # which makes e^(x − top) of it
         if cap is not None:

@@ -6,7 +6,7 @@ matrix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -116,17 +116,23 @@ def _by_pieces(root: Array, noise: Array, known: Sequence[Array], cap: float | N
     leading = np.broadcast_shapes(*(array.shape[:-2] for array in (root, noise, *known)))
     roots, words, *firsts = (np.broadcast_to(a, (*leading, *a.shape[-2:])) for a in (root, noise, *known))
     made = np.empty((*leading, 3), np.result_type(root, noise, *known))
-    size = max(1, LOGITS_PER_BATCH // root.shape[-1])
-    room = np.empty((root.shape[-1], size), made.dtype)
     for at in np.ndindex(leading):
         seen = OnlineMoments(root.shape[-1], made.dtype)
         for first in firsts:
             seen.add(capped(first[at].copy(), cap))
-        for start in range(0, noise.shape[-1], size):
-            some = words[at][:, start : start + size]
-            seen.add(capped(np.matmul(roots[at], some, out=room[:, : some.shape[-1]]), cap))
+        for logits, _ in batches(roots[at], words[at], cap):
+            seen.add(logits)
         made[at] = seen.ends()
     return made
+
+
+def batches(root: Array, noise: Array, cap: float | None) -> Iterator[tuple[Array, Array]]:
+    """The logits root · noise of some words after the other, in memory that the next batch overwrites; their noise."""
+    size = max(1, LOGITS_PER_BATCH // root.shape[-1])
+    room = np.empty((root.shape[-1], size), np.result_type(root, noise))
+    for start in range(0, noise.shape[-1], size):
+        some = noise[:, start : start + size]
+        yield capped(np.matmul(root, some, out=room[:, : some.shape[-1]]), cap), some
 
 
 class OnlineMoments:
