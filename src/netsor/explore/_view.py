@@ -9,7 +9,7 @@ import csv
 import html
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -191,19 +191,34 @@ def _panel(panel: Panel) -> str:
     entries = [c for c in panel.curves if c.label] if panel.legend else []
     above = ABOVE + LINE * len(entries)
     high = HIGH * panel.share + above + BELOW
+    floor = high - BELOW
     left, right, bottom, top = panel.reach()
 
-    def across(x: Array) -> Array:
+    def across(x: Any) -> Any:
         return LEFT + (x - left) / (right - left) * (WIDE - LEFT - RIGHT)
 
-    def up(y: Array) -> Array:
-        return high - BELOW - (panel.up(y) - bottom) / (top - bottom) * (high - above - BELOW)
+    def up(y: Any) -> Any:
+        return floor - (y - bottom) / (top - bottom) * (floor - above)
 
-    parts = list(_axes(panel, (left, right, bottom, top), above, high))
+    parts = [_text(WIDE / 2, 13, panel.title, "middle", 'class="netsor-title"')]
+    parts.append(f'<path d="M{LEFT},{above}V{floor:.1f}H{WIDE - RIGHT}" class="netsor-axis"/>')
+    for value in ticks(left, right):
+        parts.append(f'<path d="M{across(value):.1f},{floor:.1f}v4" class="netsor-axis"/>')
+        parts.append(_text(across(value), floor + 15, _number(value), "middle"))
+    for value in decades(bottom, top) if panel.log else ticks(bottom, top, 4):
+        parts.append(f'<path d="M{LEFT},{up(value):.1f}h-4" class="netsor-axis"/>')
+        parts.append(_text(LEFT - 6, up(value) + 4, _number(10**value if panel.log else value), "end"))
+    parts.append(_text((LEFT + WIDE) / 2, high - 4, panel.across, "middle"))
+    parts.append(_text(0, 0, panel.unit, "middle", f'transform="translate(11 {(above + floor) / 2:.1f}) rotate(-90)"'))
     for curve in panel.curves:
-        parts.append(f'<g class="netsor-{curve.look}">{"".join(_curve(curve, across(curve.x), up))}</g>')
+        band = (None if y is None else up(panel.up(y)) for y in (curve.low, curve.high))
+        drawn = _curve(curve, across(curve.x), up(panel.up(curve.y)), *band)
+        parts.append(f'<g class="netsor-{curve.look}">{drawn}</g>')
     for k, curve in enumerate(entries):
-        parts.append(f'<g class="netsor-{curve.look}">{"".join(_entry(curve, ABOVE + LINE * (k - 0.2)))}</g>')
+        colour, line = _look(curve)
+        y = ABOVE + LINE * (k - 0.2)
+        mark = f'<path d="M{LEFT + 8},{y + 6:.1f}h26" stroke="{colour}" {line}/>'
+        parts.append(f'<g class="netsor-{curve.look}">{mark}{_text(LEFT + 40, y + 10, curve.label, "start")}</g>')
     name = html.escape(f"{panel.title}: {', '.join(curve.label for curve in panel.curves)}", quote=True)
     return (
         f'<svg class="netsor-panel" viewBox="0 0 {WIDE:g} {high:.0f}" role="img" aria-label="{name}" '
@@ -211,60 +226,36 @@ def _panel(panel: Panel) -> str:
     )
 
 
-def _axes(panel: Panel, ends: tuple[float, float, float, float], above: float, high: float) -> Iterator[str]:
-    left, right, bottom, top = ends
-    floor = high - BELOW
-    yield f'<text x="{WIDE / 2:g}" y="13" text-anchor="middle" class="netsor-title">{html.escape(panel.title)}</text>'
-    yield f'<path d="M{LEFT},{above}V{floor:.1f}H{WIDE - RIGHT}" class="netsor-axis"/>'
-    for value in ticks(left, right):
-        x = LEFT + (value - left) / (right - left) * (WIDE - LEFT - RIGHT)
-        yield f'<path d="M{x:.1f},{floor:.1f}v4" class="netsor-axis"/>'
-        yield f'<text x="{x:.1f}" y="{floor + 15:.1f}" text-anchor="middle">{_number(value)}</text>'
-    for value in decades(bottom, top) if panel.log else ticks(bottom, top, 4):
-        y = floor - (value - bottom) / (top - bottom) * (floor - above)
-        value = 10**value if panel.log else value
-        yield f'<path d="M{LEFT},{y:.1f}h-4" class="netsor-axis"/>'
-        yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(value)}</text>'
-    centre, middle = (LEFT + WIDE) / 2, (above + floor) / 2
-    yield f'<text x="{centre:.0f}" y="{high - 4:.1f}" text-anchor="middle">{html.escape(panel.across)}</text>'
-    turned = f'transform="translate(11 {middle:.1f}) rotate(-90)" text-anchor="middle"'
-    yield f"<text {turned}>{html.escape(panel.unit)}</text>"
+def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{html.escape(text)}</text>'
 
 
-def _curve(curve: Curve, x: Array, up: Callable[[Array], Array]) -> Iterator[str]:
-    colour, dashes, thick = _look(curve)
-    if curve.low is not None and curve.high is not None:
-        edge = np.concatenate([np.stack([x, up(curve.low)], 1), np.stack([x, up(curve.high)], 1)[::-1]])
-        yield f'<path d="{_path(edge)}Z" fill="{colour}" fill-opacity="0.2" stroke="none"/>'
-    points = np.stack([x, up(curve.y)], 1)
-    if len(points) == 1:
-        yield f'<circle cx="{points[0, 0]:.1f}" cy="{points[0, 1]:.1f}" r="3" fill="{colour}"/>'
-        return
-    yield f'<path d="{_path(points)}" fill="none" stroke="{colour}" stroke-width="{thick:g}"{dashes}/>'
+def _curve(curve: Curve, x: Array, y: Array, low: Array | None, high: Array | None) -> str:
+    colour, line = _look(curve)
+    band = ""
+    if low is not None and high is not None:
+        edge = _path(np.concatenate([x, x[::-1]]), np.concatenate([low, high[::-1]]))
+        band = f'<path d="{edge}Z" fill="{colour}" fill-opacity="0.2" stroke="none"/>'
+    if len(x) == 1:
+        return f'{band}<circle cx="{x[0]:.1f}" cy="{y[0]:.1f}" r="3" fill="{colour}"/>'
+    return f'{band}<path d="{_path(x, y)}" fill="none" stroke="{colour}" {line}/>'
 
 
-def _entry(curve: Curve, y: float) -> Iterator[str]:
-    colour, dashes, thick = _look(curve)
-    yield f'<path d="M{LEFT + 8},{y + 6:.1f}h26" stroke="{colour}" stroke-width="{thick:g}"{dashes}/>'
-    yield f'<text x="{LEFT + 40}" y="{y + 10:.1f}">{html.escape(curve.label)}</text>'
-
-
-def _look(curve: Curve) -> tuple[str, str, float]:
+def _look(curve: Curve) -> tuple[str, str]:
+    """The colour of a curve, and the width and dashes of its line."""
     colour, line, thick = LOOKS[curve.look]
     scaled = 1.4 * thick
     dashes = "" if line == "-" else f' stroke-dasharray="{" ".join(f"{scaled * part:g}" for part in line[1])}"'
-    return ("currentColor" if colour == BLACK else colour), dashes, scaled
+    return ("currentColor" if colour == BLACK else colour), f'stroke-width="{scaled:g}"{dashes}'
 
 
-def _path(points: Array) -> str:
+def _path(x: Array, y: Array) -> str:
     """A line through the points; it is broken where there is no number."""
     parts, pen = [], "M"
-    for x, y in points.tolist():
-        if math.isfinite(x) and math.isfinite(y):
-            parts.append(f"{pen}{x:.1f},{y:.1f}")
-            pen = "L"
-        else:
-            pen = "M"
+    for across, up in zip(x.tolist(), y.tolist(), strict=True):
+        finite = math.isfinite(across) and math.isfinite(up)
+        parts.append(f"{pen}{across:.1f},{up:.1f}" if finite else "")
+        pen = "L" if finite else "M"
     return "".join(parts)
 
 

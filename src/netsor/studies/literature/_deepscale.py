@@ -171,7 +171,8 @@ def parts(quick: bool) -> list[Part]:
 
 def mean(draws: Array) -> Estimate:
     """The mean with its standard error, wider for few draws."""
-    return Estimate(*map(float, average(draws)))
+    value, error = average(draws)
+    return Estimate(float(value), float(error))
 
 
 def ratio(told: float, ours: Estimate) -> Estimate:
