@@ -190,7 +190,7 @@ def test_a_wrong_value_is_told(model, words):
 
 
 def test_what_the_command_refuses_is_refused_here(tmp_path, monkeypatch):
-    monkeypatch.setattr(ns.models.Probes, "_made", lambda *_, **__: pytest.fail("it is begun"))
+    monkeypatch.setattr(ns.models.Probes, "_build", lambda *_, **__: pytest.fail("it is begun"))
     for change, said in (
         ({"n_layer": 10**9}, "layers=1000000000 of large must be at most 2000"),
         ({"n_head": 10**9, "n_embd": 10**9}, "would need"),

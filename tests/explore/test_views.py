@@ -14,7 +14,7 @@ from netsor.engine import _parallel
 from netsor.engine.backends._numpy import block_bytes
 from netsor.explore import Target, _law_views
 from netsor.explore._components import message, table
-from netsor.explore._law_views import Layer, ProgramSettings, Slider, knobs
+from netsor.explore._law_views import Layer, ProgramSettings, Slider, sliders
 from netsor.explore._view import Curve, Panel, as_csv, as_file, as_svg, decades, error_text, ticks
 
 from ..keep import keep
@@ -173,20 +173,20 @@ OWN = Target("netsor_views", "net", net)
 
 def test_knobs():
     """A slider for each number, about its value; flags and words have none."""
-    assert knobs(OWN) == (
+    assert sliders(OWN) == (
         Slider("tokens", 3, 1, 12, 1),
         Slider("heads", 2, 1, 8, 1),
         Slider("sigma", 1.0, 0.0, 4.0, 0.05),
     )
-    assert knobs(replace(OWN, arguments={"heads": 16}))[1] == Slider("heads", 16, 1, 64, 1)
-    assert knobs(replace(OWN, found=net())) == ()
+    assert sliders(replace(OWN, arguments={"heads": 16}))[1] == Slider("heads", 16, 1, 64, 1)
+    assert sliders(replace(OWN, found=net())) == ()
     assert OWN.widths == ("n", "m")
 
     @ns.program
     def below(unnamed=3, /, shift=-2, none=0, slope=-0.5, *, zero=0.0, big=float("inf"), **others):
         return ns.gaussian(n)
 
-    made = knobs(Target("x", "below", below))
+    made = sliders(Target("x", "below", below))
     assert [knob.name for knob in made] == ["shift", "none", "slope", "zero"]
     for knob in made:
         assert knob.low <= knob.start <= knob.high

@@ -2,7 +2,7 @@
 # [tool.marimo.display]
 # theme = "system"
 # ///
-"""The page: controls, and what a view makes of them. All that is computed is in the views."""
+"""The page: controls beside their view. All computation is in the views."""
 
 import marimo
 
@@ -63,26 +63,26 @@ def _(chosen, mo, model, page, sharper):
 @app.cell
 def _(mo, page, program, target):
     mo.stop(target is None)
-    knobs = program.knobs(target)
-    own = page.program_controls(target, knobs)
-    return knobs, own
+    sliders = program.sliders(target)
+    own = page.program_controls(target, sliders)
+    return sliders, own
 
 
 @app.cell
-def _(chosen, knobs, mo, own, page, target):
+def _(chosen, sliders, mo, own, page, target):
     mo.stop(chosen.value != "Your program")
     page.show(
         page.program_html(target, own),
-        lambda: page.program_settings(target, knobs, own.value).view(),
+        lambda: page.program_settings(target, sliders, own.value).view(),
         target.name,
     )
     return
 
 
 @app.cell
-def _(chosen, knobs, mo, own, page, sharper, target):
+def _(chosen, sliders, mo, own, page, sharper, target):
     mo.stop(chosen.value != "Its audit")
-    settings, now = page.program_settings(target, knobs, own.value), sharper.value
+    settings, now = page.program_settings(target, sliders, own.value), sharper.value
     page.show_slowly(
         page.audited_html(target, own, sharper), lambda tell: settings.audited(now, tell), f"{target.name}-audit"
     )

@@ -193,7 +193,7 @@ UNCHANGED = "as it is"
 
 @dataclass(frozen=True)
 class Variant:
-    """What is None, or "as it is", is left to the model, or to the recipe."""
+    """Changes of a model; None, or "as it is", keeps the value of the model or of the recipe."""
 
     source: str = "gpt2"
     recipe: str = UNCHANGED  # a name of ns.models.RECIPES

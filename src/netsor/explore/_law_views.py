@@ -309,7 +309,7 @@ class Slider:
     step: float
 
 
-def knobs(target: Target) -> tuple[Slider, ...]:
+def sliders(target: Target) -> tuple[Slider, ...]:
     """A slider for each argument that is a number, about the value that it has."""
     if isinstance(target.found, Program):
         return ()

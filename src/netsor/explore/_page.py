@@ -70,7 +70,7 @@ def show_slowly(controls: str, make: Callable[[Tell], Iterator[View]], name: str
         def tell(done: float, total: float) -> None:
             nonlocal told
             if thread.should_exit:
-                raise Overtaken
+                raise Superseded
             if time.monotonic() > told + OFTEN:
                 told = time.monotonic()
                 mo.output.replace(_beside(controls, _bar(done, total) + before))
@@ -82,7 +82,7 @@ def show_slowly(controls: str, make: Callable[[Tell], Iterator[View]], name: str
             try:
                 for view in make(tell):
                     shown = before = _view(view, view.rows, "", _saved(view, name))
-            except Overtaken:
+            except Superseded:
                 return
             except Exception as error:
                 shown = message(error_text(error)) + before
@@ -92,7 +92,7 @@ def show_slowly(controls: str, make: Callable[[Tell], Iterator[View]], name: str
     mo.Thread(target=fill, daemon=True).start()
 
 
-class Overtaken(Exception):
+class Superseded(Exception):
     """Raised in a thread whose result is no longer wanted, because a control moved."""
 
 
@@ -207,23 +207,23 @@ def layer_html(controls: Any) -> str:
     return _column(controls, first, words) + fold("More to change", _column(controls, rest, {}))
 
 
-def program_controls(target: Target, knobs: tuple[Slider, ...]) -> Any:
+def program_controls(target: Target, sliders: tuple[Slider, ...]) -> Any:
     """What may be changed in a program of one's own; its arguments and widths may have any names."""
     made: dict[str, Any] = {f"width {name}": width_slider(f"Width {name}") for name in target.widths}
-    for knob in knobs:
-        made[f"argument {knob.name}"] = mo.ui.slider(
-            knob.low, knob.high, knob.step, knob.start, label=knob.name, show_value=True, full_width=True
+    for slider in sliders:
+        made[f"argument {slider.name}"] = mo.ui.slider(
+            slider.low, slider.high, slider.step, slider.start, label=slider.name, show_value=True, full_width=True
         )
     made["output"] = mo.ui.number(0, 999, 1, value=0, label="Output")
     made["draws"] = draws_choice()
     return mo.ui.dictionary(made)
 
 
-def program_settings(target: Target, knobs: tuple[Slider, ...], values: Mapping[str, Any]) -> ProgramSettings:
+def program_settings(target: Target, sliders: tuple[Slider, ...], values: Mapping[str, Any]) -> ProgramSettings:
     """What the controls of a program say."""
     return ProgramSettings(
         target,
-        {knob.name: _plain(values[f"argument {knob.name}"]) for knob in knobs},
+        {slider.name: _plain(values[f"argument {slider.name}"]) for slider in sliders},
         {name: WIDTHS[int(values[f"width {name}"])] for name in target.widths},
         int(values["output"] or 0),
         values["draws"],

@@ -1,4 +1,4 @@
-"""The server: this machine alone, a free port, a token in the address."""
+"""The local server: a free port, a token in the address, and a same-origin check against other sites' pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A described transformer, written in the language: every vector and score of it, block by block.
+"""Builds a described transformer in the language: every vector and score of it, block by block.
 
 Matrices have entries N(0, std²) = N(0, σ²/N) with N the fan-in of the real model. The program keeps σ = std·√N, so that
 at other widths, and at infinite ones, it has the scale of this model.
@@ -142,26 +142,26 @@ def _as_whole(value: object, name: str, least: int, most: int) -> int:
 
 
 class Layer(NamedTuple):
-    """One block: the stream that leaves it, what its branches added, and its attention.
+    """One block: its output, what its branches add to the stream, and its attention.
 
     Parameters
     ----------
     stream : Vector
-        What leaves the block, (tokens,).
+        The output of the block, (tokens,).
     attended : Vector
-        What attention added.
+        The output of attention.
     fed : Vector
-        What the perceptron added.
+        The output of the perceptron.
     given : Vector
-        What the perceptron acts on; with `order="post"` it is also what its output is added to.
+        The input of the perceptron; with `order="post"` its output is added to this.
     scores : Scalar
-        (heads, tokens, tokens).
+        The scores, (heads, tokens, tokens).
     weights : Scalar
         Their softmax.
     crossed : Vector, optional
-        What attention to the encoder added.
+        The output of attention to the encoder.
     experts : Scalar, optional
-        What a token gives to each expert, (tokens, experts).
+        The router's weight of each expert for each token, (tokens, experts).
 
     Examples
     --------
@@ -176,12 +176,12 @@ class Layer(NamedTuple):
     given: Vector
     scores: Scalar
     weights: Scalar
-    crossed: Vector | None = None  # what attention to the encoder added
-    experts: Scalar | None = None  # what a token gives to each expert, (tokens, experts)
+    crossed: Vector | None = None
+    experts: Scalar | None = None
 
 
 class EmbeddingTable(NamedTuple):
-    """The embedding, which knows ids by their place among those that occur."""
+    """The embedding of the ids that occur, in increasing order."""
 
     ids: tuple[int, ...]  # that occur, in order
     vectors: nn.Embedding
@@ -202,9 +202,9 @@ class Trace(NamedTuple):
     output : Vector
         The last vectors.
     masks : tuple of numpy.ndarray or None
-        Of each block: which scores are allowed.
-    table : Table or None
-        The embedding itself, for tied logits.
+        The allowed scores of each block, booleans (tokens, tokens); None: all.
+    table : EmbeddingTable or None
+        The embedding, for tied logits; None if the inputs are patches.
     decoded : Vector, optional
         The embeddings of the decoder.
 
@@ -218,13 +218,13 @@ class Trace(NamedTuple):
     embedded: Vector
     layers: tuple[Layer, ...]
     output: Vector  # after the last norm
-    masks: tuple[Mask, ...]  # which scores of a layer take part: booleans (tokens, tokens); None: all
-    table: EmbeddingTable | None  # the vectors of the ids; None, if the inputs are patches
-    decoded: Vector | None = None  # the embeddings that the decoder begins with
+    masks: tuple[Mask, ...]
+    table: EmbeddingTable | None
+    decoded: Vector | None = None
 
 
 def trace(model: Description, given: Inputs, embedded: Vector | None = None) -> Trace:
-    """The network on these inputs; `embedded` are their embeddings, where somebody else has written them."""
+    """The network on these inputs. `embedded` are precomputed embeddings; by default they are computed here."""
     table, x = _embedded(model, given) if embedded is None else (None, embedded)
     mask = [_mask(model, i, given.tokens, model.causal) for i in range(model.layers)]
     bias = _bias(model, given.tokens, bidirectional=not model.causal)
@@ -252,8 +252,8 @@ def trace(model: Description, given: Inputs, embedded: Vector | None = None) -> 
     return Trace(x, tuple(layers), output, tuple(mask), table, decoded)
 
 
-def inside(traced: Trace) -> list[list[Value]]:
-    """The values that each block makes of the embeddings, or of what leaves the block before."""
+def values_by_block(traced: Trace) -> list[list[Value]]:
+    """The values that each block computes, block by block, in topological order."""
     begun = [traced.embedded, *([] if traced.decoded is None else [traced.decoded])]
     streams = [layer.stream for layer in traced.layers]
     values = topological_order([*begun, *streams])
@@ -343,7 +343,7 @@ def _attend(
         context=context,
         groups=model.key_heads,
         rotary=turned,
-        qk_norm=partial(_whole if model.qk_norm_whole else rms_norm, eps=model.eps) if model.qk_norm else None,
+        qk_norm=partial(_norm_all_heads if model.qk_norm_whole else rms_norm, eps=model.eps) if model.qk_norm else None,
         softcap=model.score_cap,
         bias=bias,
         scaling=scaling,
@@ -354,7 +354,7 @@ def _attend(
     )
 
 
-def _whole(u: Vector, eps: float) -> Vector:
+def _norm_all_heads(u: Vector, eps: float) -> Vector:
     """RMSNorm of all heads of a token, set end to end: one number for all of them, (heads, tokens)."""
     one = u[..., None]
     square = mean_dot(one, one)[..., 0, 0].mean(axis=0)

@@ -113,7 +113,7 @@ class Config:
         return width // heads
 
     def padding(self, vocabulary: int, default: int | None = None) -> int | None:
-        """The id whose embedding is drawn as zero; negative ones are counted from the end, as PyTorch counts them."""
+        """The id whose embedding is zero (padding_idx); negative values index from the end, as in PyTorch."""
         value = self.take("pad_token_id", default)
         if value is None:
             return None

@@ -17,7 +17,7 @@ from ..language._grad import Reverse, Use
 from ..language._graph import topological_order
 from ..language._operation import MatMul
 from ..language._scalar import constant
-from ._build import Trace, inside, matrix_kind
+from ._build import Trace, matrix_kind, values_by_block
 from ._description import Description
 from ._loss import Loss
 from ._metrics import of_pairs
@@ -74,7 +74,7 @@ def gradients(model: Description, traced: Trace, loss: Loss) -> tuple[Scalar, ..
 
     uses: dict[Value, Use] = {use.value: use for use in back.uses}
     rows = []
-    for stream, products in zip(streams[1:], inside(traced), strict=True):
+    for stream, products in zip(streams[1:], values_by_block(traced), strict=True):
         found: dict[str, list[Value]] = {}
         for value in products:
             if isinstance(value.op, MatMul):

@@ -140,12 +140,12 @@ class Probes:
     @cached_property
     def program(self) -> Program:
         """The program for finite n: a row of numbers for each block, one for the input, one for the logits."""
-        return self._made(limit=False)
+        return self._build(limit=False)
 
     @cached_property
     def limit(self) -> Program:
         """The program for n = ∞. Tied logits keep the fluctuation that they have at the width of the model."""
-        return self._made(limit=True)
+        return self._build(limit=True)
 
     @property
     def layers(self) -> int:
@@ -240,7 +240,7 @@ class Probes:
     def _at(self, widths: dict[str, float]) -> Program:
         return self.limit if math.isinf(widths["n"]) else self.program
 
-    def _made(self, limit: bool) -> Program:
+    def _build(self, limit: bool) -> Program:
         traced = trace(self.model, self.inputs)
         ranged = self.ranges and not limit
         every: Logits | None = None

@@ -103,7 +103,7 @@ def of_words(root: Array, noise: Array, *known: Array, cap: float | None = None)
     In numpy by pieces of the vocabulary: a piece of the logits stays in the cache, and all of them are never made.
     """
     if all(type(array) is np.ndarray for array in (root, noise, *known)):
-        return _by_pieces(root, noise, known, cap)
+        return _in_batches(root, noise, known, cap)
     return of_logits(*(capped(part, cap) for part in (root @ noise, *known)))
 
 
@@ -112,7 +112,7 @@ def capped(logits: Array, cap: float | None) -> Array:
     return logits if cap is None else cap * array_namespace(logits).tanh(logits / cap)
 
 
-def _by_pieces(root: Array, noise: Array, known: Sequence[Array], cap: float | None) -> Array:
+def _in_batches(root: Array, noise: Array, known: Sequence[Array], cap: float | None) -> Array:
     leading = np.broadcast_shapes(*(array.shape[:-2] for array in (root, noise, *known)))
     roots, words, *firsts = (np.broadcast_to(a, (*leading, *a.shape[-2:])) for a in (root, noise, *known))
     made = np.empty((*leading, 3), np.result_type(root, noise, *known))

@@ -19,7 +19,7 @@ from .._array_api import array_namespace
 from ..language import Scalar, Value, Vector, apply, join
 from ..language._join import pooled
 from ..language._operation import MatMul
-from ._build import Trace, inside, matrix_kind
+from ._build import Trace, matrix_kind, values_by_block
 from ._loss import Logits
 
 Array = Any
@@ -97,7 +97,7 @@ def row_of(found: Mapping[str, Sequence[Value]], allowed: Bools | None = None) -
 def ranges(traced: Trace, end: Logits | None) -> list[Scalar]:
     """A row for each block, and one for the ends."""
     rows = []
-    for layer, mask, block in zip(traced.layers, traced.masks, inside(traced), strict=True):
+    for layer, mask, block in zip(traced.layers, traced.masks, values_by_block(traced), strict=True):
         found: dict[str, list[Value]] = {
             "stream": [layer.stream],
             "scores": [layer.scores],

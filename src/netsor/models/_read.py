@@ -72,7 +72,7 @@ def names() -> tuple[str, ...]:
 def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
     """The model that a name, a path, a dict or a transformers config describes.
 
-    A shipped model may say what its authors drew where that is not what its configuration makes: Pythia does.
+    A shipped model may override its configuration with what its authors drew, as Pythia does.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def pytorch_encoder(
     norm : bool
         Whether a LayerNorm follows the last block.
     causal : bool
-        For masked attention, which PyTorch is told when it is called.
+        Whether attention is masked, which PyTorch takes as an argument of the call.
 
     Returns
     -------
