@@ -11,9 +11,8 @@ import pytest
 
 import netsor as ns
 from netsor.explore import Target, _audit_view
-from netsor.explore._audit_view import AT, LIMIT, AuditViewRequest
-from netsor.explore._model_view import Model, Variant, lengths
-from netsor.explore._program_view import ProgramSettings
+from netsor.explore._audit_view import AT, LIMIT, AuditViewRequest, Model, Variant, lengths
+from netsor.explore._law_views import ProgramSettings
 from netsor.studies import _process_pool
 
 SMALL = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 30, "n_positions": 16}
@@ -188,7 +187,7 @@ def test_a_wrong_value_is_told(model, words):
 
 
 def test_what_the_command_refuses_is_refused_here(tmp_path, monkeypatch):
-    monkeypatch.setattr(ns.models.Probes, "_made", lambda *_, **__: pytest.fail("it is begun"))
+    monkeypatch.setattr(ns.models.Probes, "_build", lambda *_, **__: pytest.fail("it is begun"))
     for change, said in (
         ({"n_layer": 10**9}, "layers=1000000000 of large must be at most 2000"),
         ({"n_head": 10**9, "n_embd": 10**9}, "would need"),

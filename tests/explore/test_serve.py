@@ -1,5 +1,6 @@
 """The server of the page: its address is told when it can be had, and no page of another site may talk to it."""
 
+import ast
 import asyncio
 import contextlib
 import http.client
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -134,3 +136,13 @@ def socket_status(port, cookie, origin):
         lines += ["Connection: Upgrade", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13"]
         door.sendall("\r\n".join([*lines, f"Cookie: {cookie}", f"Origin: {origin}", "", ""]).encode())
         return door.recv(64).partition(b"\r\n")[0].decode()
+
+
+def test_the_page_finds_its_modules():
+    """marimo runs the page as a script, which has no package: a relative import ends it."""
+    path = Path(_server.__file__).with_name("_app.py")
+    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    assert imports
+    for node in imports:
+        assert (node.level, node.module) == (0, "netsor.explore")
+        assert all(path.with_name(f"{alias.name}.py").is_file() for alias in node.names)

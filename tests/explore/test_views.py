@@ -12,11 +12,10 @@ import pytest
 import netsor as ns
 from netsor.engine import _parallel
 from netsor.engine.backends._numpy import block_bytes
-from netsor.explore import Target, _view
+from netsor.explore import Target, _law_views
 from netsor.explore._components import message, table
-from netsor.explore._layer_view import Layer
-from netsor.explore._plots import Curve, Panel, as_csv, as_file, as_svg, decades, ticks
-from netsor.explore._program_view import ProgramSettings, Slider, knobs
+from netsor.explore._law_views import Layer, ProgramSettings, Slider, sliders
+from netsor.explore._view import Curve, Panel, as_csv, as_file, as_svg, decades, error_text, ticks
 
 from ..keep import keep
 
@@ -56,7 +55,7 @@ def values(row):
 def test_the_code_makes_the_numbers(layer, capsys):
     view = layer.view()
     made = run(view.code)
-    laws = [made[name] for name in ("law", "limit", "many") if name in made]
+    laws = [made[name] for name in ("law", "limit", "gaussian") if name in made]
     assert ("law" in made) == (layer != LAYERS[1])
     assert values(view.rows["variance"]) == [law.var() for law in laws]
     assert values(view.rows["excess kurtosis"]) == [law.kurtosis() for law in laws[:-1]]
@@ -120,23 +119,23 @@ def test_heads_that_are_enough():
 def test_a_wrong_value_is_told(layer, words):
     with pytest.raises((ValueError, TypeError), match=words) as caught:
         layer.view()
-    assert "\n" not in _view.error_text(caught.value)
+    assert "\n" not in error_text(caught.value)
 
 
 def test_draws_that_are_quick(monkeypatch):
     """As many as the plan says are quick, and a note if they are few; those asked for are given."""
     plan = ns.paper.layer(activation="relu").plan(n=4096)
-    draws, note = _view.afford([plan], None)
-    assert draws in _view.DRAWS[1:]
-    assert plan.seconds(draws) <= _view.QUICK or draws == _view.DRAWS[-1]
+    draws, note = _law_views.afford([plan], None)
+    assert draws in _law_views.DRAWS[1:]
+    assert plan.seconds(draws) <= _law_views.QUICK or draws == _law_views.DRAWS[-1]
     assert f"{draws:,}" in note
-    assert _view.afford([ns.paper.layer().plan(n=64)], None) == (5_000, "")
-    assert _view.afford([plan], 77) == (77, "")
+    assert _law_views.afford([ns.paper.layer().plan(n=64)], None) == (5_000, "")
+    assert _law_views.afford([plan], 77) == (77, "")
     with pytest.raises(ValueError, match="10,000,000 draws would take about"):
-        _view.afford([plan], 10_000_000)
-    monkeypatch.setattr(_view, "memory", lambda: 10.0)
+        _law_views.afford([plan], 10_000_000)
+    monkeypatch.setattr(_law_views, "memory", lambda: 10.0)
     with pytest.raises(ValueError, match="of memory"):
-        _view.afford([plan], None)
+        _law_views.afford([plan], None)
     assert _parallel.memory() > 10.0
 
 
@@ -146,14 +145,14 @@ def test_replicas_that_are_computed_together_have_room(monkeypatch):
     for _ in range(12):
         x = ns.rms_norm(x + ns.tanh(ns.weight(64, 64) @ x))
     plan = ns.Program(x[0]).plan()
-    block = _view.cores() * block_bytes(plan, 200)
-    assert block > 4 * _view.cores() * plan.bytes
-    monkeypatch.setattr(_view, "memory", lambda: 2.0 * block)
-    assert _view.afford([plan], 200) == (200, "")
-    monkeypatch.setattr(_view, "memory", lambda: 1.9 * block)
+    block = _law_views.cores() * block_bytes(plan, 200)
+    assert block > 4 * _law_views.cores() * plan.bytes
+    monkeypatch.setattr(_law_views, "memory", lambda: 2.0 * block)
+    assert _law_views.afford([plan], 200) == (200, "")
+    monkeypatch.setattr(_law_views, "memory", lambda: 1.9 * block)
     with pytest.raises(ValueError, match=r"200 draws would need \d"):
-        _view.afford([plan], 200)
-    assert _view.afford([plan], 2) == (2, "")
+        _law_views.afford([plan], 200)
+    assert _law_views.afford([plan], 2) == (2, "")
 
 
 @ns.program
@@ -174,20 +173,20 @@ OWN = Target("netsor_views", "net", net)
 
 def test_knobs():
     """A slider for each number, about its value; flags and words have none."""
-    assert knobs(OWN) == (
+    assert sliders(OWN) == (
         Slider("tokens", 3, 1, 12, 1),
         Slider("heads", 2, 1, 8, 1),
         Slider("sigma", 1.0, 0.0, 4.0, 0.05),
     )
-    assert knobs(replace(OWN, arguments={"heads": 16}))[1] == Slider("heads", 16, 1, 64, 1)
-    assert knobs(replace(OWN, found=net())) == ()
+    assert sliders(replace(OWN, arguments={"heads": 16}))[1] == Slider("heads", 16, 1, 64, 1)
+    assert sliders(replace(OWN, found=net())) == ()
     assert OWN.widths == ("n", "m")
 
     @ns.program
     def below(unnamed=3, /, shift=-2, none=0, slope=-0.5, *, zero=0.0, big=float("inf"), **others):
         return ns.gaussian(n)
 
-    made = knobs(Target("x", "below", below))
+    made = sliders(Target("x", "below", below))
     assert [knob.name for knob in made] == ["shift", "none", "slope", "zero"]
     for knob in made:
         assert knob.low <= knob.start <= knob.high

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from netsor.models import _loss
+from netsor.models import _metrics
 from netsor.models._loss import of_head, parts
 
 T, WORDS, KNOWN = 3, 50, 4
@@ -38,7 +38,7 @@ def direct(arrays, known, others, cap):
 @pytest.mark.parametrize("library", ["numpy", "numpy, in pieces", "strict"])
 def test_sums_over_the_vocabulary(library, known, others, cap, monkeypatch):
     if library == "numpy, in pieces":
-        monkeypatch.setattr(_loss, "LOGITS_PER_BATCH", 7 * T)
+        monkeypatch.setattr(_metrics, "LOGITS_PER_BATCH", 7 * T)
     arrays = given(known, others)
     asked = [strict.asarray(a) for a in arrays] if library == "strict" else arrays
     made = np.asarray(of_head(*asked, targets=TARGETS, cap=cap, known=known, others=others))

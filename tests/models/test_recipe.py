@@ -6,7 +6,7 @@ import pytest
 
 import netsor as ns
 from netsor.language._operation import MatMul
-from netsor.models._build import inside
+from netsor.models._build import values_by_block
 
 GPT2 = ns.models.read("gpt2")
 LLAMA = ns.models.read("llama-3-8b")
@@ -61,7 +61,7 @@ def test_t_fixup_scales_encoder_and_decoder_each_by_its_own_depth():
     assert made.std_embedding == pytest.approx((9 * encoder) ** -0.25 * n**-0.5)
     traced = made.trace(tokens=2)
     xavier = {(n, inner): math.sqrt(2 / (n + inner)), (n, m): math.sqrt(2 / (n + m)), (m, n): math.sqrt(2 / (n + m))}
-    for block, values in enumerate(inside(traced)):
+    for block, values in enumerate(values_by_block(traced)):
         factor = 0.67 * encoder**-0.25 if block < encoder else (9 * decoder) ** -0.25
         weights = [value.op.weight for value in values if isinstance(value.op, MatMul)]
         assert len(weights) == (6 if block < encoder else 10)

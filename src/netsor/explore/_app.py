@@ -2,7 +2,7 @@
 # [tool.marimo.display]
 # theme = "system"
 # ///
-"""The page: controls, and what a view makes of them. All that is computed is in the views."""
+"""The page: controls beside their view. All computation is in the views."""
 
 import marimo
 
@@ -13,13 +13,11 @@ app = marimo.App(width="full", app_title="netsor explore", css_file="_app.css")
 def _():
     import marimo as mo
 
-    from netsor.explore import _controls as controls
+    from netsor.explore import _law_views as program
     from netsor.explore import _page as page
+    from netsor.explore import _server as served
 
-    from . import _program_view as program
-    from . import _server as served
-
-    return controls, mo, page, program, served
+    return mo, page, program, served
 
 
 @app.cell
@@ -33,60 +31,60 @@ def _(mo, served):
 
 
 @app.cell
-def _(controls):
-    layer = controls.layer_controls()
+def _(page):
+    layer = page.layer_controls()
     return (layer,)
 
 
 @app.cell
-def _(chosen, controls, layer, mo, page):
+def _(chosen, layer, mo, page):
     mo.stop(chosen.value != "One layer")
-    page.show(controls.layer_html(layer), lambda: controls.layer_settings(layer.value).view(), "layer")
+    page.show(page.layer_html(layer), lambda: page.layer_settings(layer.value).view(), "layer")
     return
 
 
 @app.cell
-def _(controls, mo):
-    model = controls.model_controls()
+def _(mo, page):
+    model = page.model_controls()
     sharper = mo.ui.run_button(label="Sharper: more draws")
     return model, sharper
 
 
 @app.cell
-def _(chosen, controls, mo, model, page, sharper):
+def _(chosen, mo, model, page, sharper):
     mo.stop(chosen.value != "One model")
     asked, sharp = model.value, sharper.value  # here: the button is up again when the cell has run
     page.show_slowly(
-        controls.model_html(model, sharper), lambda tell: controls.model_settings(asked, sharp).views(tell), "model"
+        page.model_html(model, sharper), lambda tell: page.model_settings(asked, sharp).views(tell), "model"
     )
     return
 
 
 @app.cell
-def _(controls, mo, program, target):
+def _(mo, page, program, target):
     mo.stop(target is None)
-    knobs = program.knobs(target)
-    own = controls.program_controls(target, knobs)
-    return knobs, own
+    sliders = program.sliders(target)
+    own = page.program_controls(target, sliders)
+    return sliders, own
 
 
 @app.cell
-def _(chosen, controls, knobs, mo, own, page, target):
+def _(chosen, sliders, mo, own, page, target):
     mo.stop(chosen.value != "Your program")
     page.show(
-        controls.program_html(target, own),
-        lambda: controls.program_settings(target, knobs, own.value).view(),
+        page.program_html(target, own),
+        lambda: page.program_settings(target, sliders, own.value).view(),
         target.name,
     )
     return
 
 
 @app.cell
-def _(chosen, controls, knobs, mo, own, page, sharper, target):
+def _(chosen, sliders, mo, own, page, sharper, target):
     mo.stop(chosen.value != "Its audit")
-    settings, now = controls.program_settings(target, knobs, own.value), sharper.value
+    settings, now = page.program_settings(target, sliders, own.value), sharper.value
     page.show_slowly(
-        controls.audited_html(target, own, sharper), lambda tell: settings.audited(now, tell), f"{target.name}-audit"
+        page.audited_html(target, own, sharper), lambda tell: settings.audited(now, tell), f"{target.name}-audit"
     )
     return
 

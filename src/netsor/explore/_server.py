@@ -1,4 +1,4 @@
-"""The server: this machine alone, a free port, a token in the address."""
+"""The local server: a free port, a token in the address, and a same-origin check against other sites' pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ._program_view import Target
+from ._law_views import Target
 
 HOSTS = ("127.0.0.1", "localhost", "::1")  # this machine, also through a tunnel from another port
 SHARED = b"access-control-"  # headers that would let pages of other sites read an answer

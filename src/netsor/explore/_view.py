@@ -1,27 +1,98 @@
 """What is seen: pictures, numbers, the plan, and the few lines of Python that make them.
 
-A view of laws has up to three: the law at the widths that were asked for, its limit, and the Gaussian beside it. The
-picture and the moments take some milliseconds; distances take longer, and are asked for afterwards.
+A picture is data: panels of curves. The page draws it as SVG, files by matplotlib, and a CSV holds its numbers.
 """
 
 from __future__ import annotations
 
-import itertools
+import csv
+import html
+import io
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from ..engine import Plan
-from ..engine._parallel import cores, in_bytes, memory
-from ..laws import Estimate, Law, kl
-from ..studies._cost import Draw
-from ._plots import Curve, Panel
+from .._mpl_style import BLACK, BLUE, DOTTED, VERMILLION, rendered, styled
+from .._repr_html import ticks
+from ..laws import Estimate
 
 if TYPE_CHECKING:
     from ..studies.audit._results import Audit, Comparison
+
+Array = npt.NDArray[np.float64]
+
+MAX_SECONDS = 30.0  # seconds that a number of draws chosen by the user may take
+DASHED = (0, (4.0, 2.0))
+
+# What a curve is decides how it looks: finite widths dotted, limits solid, the Gaussian black. Of a model: bands at its
+# widths, a colour for each of two, whose limits are dashed
+LOOKS: dict[str, tuple[str, Any, float]] = {
+    "finite": (VERMILLION, DOTTED, 1.9),
+    "limit": (BLUE, "-", 1.4),
+    "gaussian": (BLACK, DASHED, 1.1),
+    "band": (VERMILLION, "-", 1.4),
+    "band-limit": (VERMILLION, DASHED, 1.1),
+    "second": (BLUE, "-", 1.4),
+    "second-limit": (BLUE, DASHED, 1.1),
+}
+ENTRY = 0.11  # of a panel's height: room for one entry of the legend in a file
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line, and a band about it where `low` and `high` are given."""
+
+    label: str
+    look: str  # one of LOOKS
+    x: Array
+    y: Array
+    low: Array | None = None
+    high: Array | None = None
+
+    def minus(self, other: Curve) -> Curve:
+        """What it differs by from another curve over the same points."""
+        low, high = (None if edge is None else edge - other.y for edge in (self.low, self.high))
+        return replace(self, y=self.y - other.y, low=low, high=high)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Axes with curves. `floor` is a value that the vertical axis reaches down to; a share is the panel's height."""
+
+    title: str
+    across: str
+    unit: str
+    curves: tuple[Curve, ...]
+    share: float = 1.0
+    floor: float | None = None
+    legend: bool = True
+    log: bool = False  # a vertical axis of logarithms, for what is above 0
+
+    def up(self, y: Array) -> Array:
+        """Where a number is on the vertical axis."""
+        if not self.log:
+            return y
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.log10(y))
+
+    def reach(self) -> tuple[float, float, float, float]:
+        """The ends of both axes, as `up` places numbers: all that is finite, and a little room above."""
+        xs = np.concatenate([curve.x for curve in self.curves])
+        ys = [self.up(edge) for c in self.curves for edge in (c.y, c.low, c.high) if edge is not None]
+        every = np.concatenate(ys)
+        every = every[np.isfinite(every)]
+        low, high = (float(every.min()), float(every.max())) if every.size else (0.0, 1.0)
+        if self.floor is not None:
+            low = min(low, self.floor)
+        room = (high - low) * 0.06 or max(abs(high) * 0.06, 1e-300)
+        left, right = float(xs.min()), float(xs.max())
+        if left == right:
+            left, right = left - 0.5, right + 0.5
+        return left, right, low if low == self.floor else low - room, high + room
 
 
 class Band(NamedTuple):
@@ -33,13 +104,6 @@ class Band(NamedTuple):
 
 
 Rows = dict[str, dict[str, Estimate | Band | str]]  # name of a number → which law → the number
-
-DENSITY_POINTS = 241
-DENSITY_STDS = 4.5  # standard deviations to each side that a density is drawn over
-DRAWS = (5_000, 2_000, 1_000, 500, 200)  # numbers of draws to choose from: the largest that takes less than QUICK
-QUICK = 0.2  # seconds on one core that the draws may take while a slider is moved
-SLOW = 3.0  # seconds that even the fewest draws may take
-MAX_SECONDS = 30.0  # seconds that a number of draws chosen by the user may take
 
 
 @dataclass(frozen=True)
@@ -56,105 +120,147 @@ class View:
     result: Audit | Comparison | None = None  # of an audit: what the rules say
 
 
-@dataclass(frozen=True)
-class Named:
-    """A law, how it is called on the page, and how its curve looks."""
-
-    label: str
-    look: str
-    law: Law
-
-
-def view_laws(laws: list[Named], code: str, plan: str, notes: tuple[str, ...]) -> View:
-    """The view of these laws, from the first to the Gaussian."""
-    panels = _panels(laws)
-    every = dict.fromkeys(note for named in laws for note in named.law.notes)
-    rows: Rows = {
-        "mean": {named.label: named.law.with_error.mean() for named in laws},
-        "variance": {named.label: named.law.with_error.var() for named in laws},
-        "excess kurtosis": {
-            named.label: "0" if named.look == "gaussian" else named.law.with_error.kurtosis() for named in laws
-        },
-    }
-    if all(value.value == 0 for value in rows["mean"].values() if isinstance(value, Estimate)):
-        del rows["mean"]
-    for named in laws:
-        for at, mass in named.law.atoms[:3]:
-            rows.setdefault(f"P(y = {at:.4g})", {})[named.label] = mass
-    rows["status"] = {named.label: named.law.status for named in laws}
-    _finite(rows)
-    return View(panels, rows, code, (*notes, *every), plan, more=lambda: distances(laws))
+def as_csv(panels: Sequence[Panel]) -> bytes:
+    """All numbers of the pictures, a row for each point."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["panel", "curve", "x", "y", "low", "high"])
+    for panel in panels:
+        for curve in panel.curves:
+            edges = [[""] * len(curve.x) if e is None else map(repr, e.tolist()) for e in (curve.low, curve.high)]
+            for x, y, low, high in zip(curve.x.tolist(), curve.y.tolist(), *edges, strict=True):
+                rows.writerow([panel.title, curve.label, repr(x), repr(y), low, high])
+    return text.getvalue().encode()
 
 
-def distances(laws: list[Named]) -> Rows:
-    """KL from each law to the next: how far the width is from its limit, and the limit from a Gaussian."""
-    rows: Rows = {}
-    for one, other in itertools.pairwise(laws):
-        rows[f"KL to {other.label}"] = {one.label: kl(one.law, other.law)}
-    return rows
+def as_file(panels: Sequence[Panel], kind: str, columns: int = 1) -> bytes:
+    """The picture as a PNG or PDF file, in the style of all figures."""
+    from matplotlib.figure import Figure
+
+    rows = -(-len(panels) // columns)
+    shares = [panel.share for panel in panels] if columns == 1 else [1.0] * rows
+    with styled():
+        figure = Figure(figsize=(3.4 * columns, 0.5 + 2.1 * sum(shares)), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False, height_ratios=shares).ravel()
+        for axes, panel in zip(grid, panels, strict=False):
+            _draw(axes, panel)
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        return rendered(figure, kind)[0]
 
 
-def afford(plans: list[Plan], asked: int | None) -> tuple[int, str]:
-    """How many draws these plans are given, and a note if that is fewer than usual; those asked for if they fit."""
-
-    def seconds(draws: int) -> float:
-        return sum(plan.seconds(draws) for plan in plans)
-
-    draws = next((draws for draws in DRAWS if seconds(draws) <= QUICK), DRAWS[-1]) if asked is None else asked
-    block = cores() * max((Draw.of(plan).room(draws) for plan in plans), default=0.0)
-    if block > memory() / 2:
-        raise ValueError(
-            f"{draws:,} draws would need {in_bytes(block)} of memory: smaller numbers on the sliders need less"
-        )
-    if asked is not None:
-        if seconds(asked) > MAX_SECONDS:
-            raise ValueError(f"{asked:,} draws would take about {seconds(asked):.0f} s: choose fewer, or smaller sizes")
-        return asked, ""
-    if seconds(draws) > SLOW:
-        raise ValueError(
-            f"even {draws} draws would take about {seconds(draws):.0f} s, too long to drag a slider: "
-            "smaller widths, or fewer tokens or heads, need less; the library itself has no such bound"
-        )
-    return draws, "" if draws == DRAWS[0] else f"{draws:,} draws, to stay quick"
+def _draw(axes: Any, panel: Panel) -> None:
+    left, right, bottom, top = panel.reach()
+    if panel.legend:
+        top += ENTRY * (top - bottom) * len(panel.curves)  # room for the names, above the curves
+    for curve in panel.curves:
+        colour, line, thick = LOOKS[curve.look]
+        marker = "o" if len(curve.x) == 1 else None
+        axes.plot(curve.x, curve.y, linestyle=line, color=colour, lw=thick, label=curve.label, marker=marker)
+        if curve.low is not None and curve.high is not None:
+            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, lw=0)
+    if panel.log:
+        axes.set_yscale("log")
+        bottom, top = 10**bottom, 10**top
+    axes.set(xlabel=panel.across, ylabel=panel.unit, xlim=(left, right), ylim=(bottom, top), title=panel.title)
+    if panel.legend:
+        axes.legend(loc="upper left")
 
 
-def _panels(laws: list[Named]) -> tuple[Panel, ...]:
-    """Densities above; below, what they differ by from the limit, where the eye can see it."""
-    centre = laws[0].law.mean()
-    reach = DENSITY_STDS * max(named.law.std() for named in laws)
-    if not (math.isfinite(centre) and math.isfinite(reach)):
-        raise ValueError("the numbers leave double precision: less extreme values are needed")
-    if not has_density(laws[0].law):
-        points = ", ".join(f"{at:g}" for at, _ in laws[0].law.atoms[:3])
-        raise ValueError(f"the output is always {points}: its law has no density to show")
-    y = np.linspace(centre - reach, centre + reach, DENSITY_POINTS)
-    curves = []
-    for named in laws:
-        value, error = (np.asarray(part, dtype=np.float64) for part in named.law.with_error.pdf(y))
-        if not np.isfinite(value).all():
-            raise ValueError("the density leaves double precision: less extreme values are needed")
-        band: Any = (value - error, value + error) if error.any() and np.isfinite(error).all() else (None, None)
-        curves.append(Curve(named.label, named.look, y, value, *band))
-    top = Panel("density", "output coordinate y", "density", tuple(curves), floor=0.0)
-    if len(curves) == 1:
-        return (top,)
-    base = next((c for c in curves if c.look == "limit"), curves[-1])
-    below = tuple(c.minus(base) for c in curves)
-    label = f"difference from {base.label}"
-    return top, Panel(label, "output coordinate y", "difference", below, share=0.5, legend=False)
+WIDE, HIGH = 480.0, 220.0  # size of the axes of a panel with share 1, in SVG units
+LEFT, RIGHT, ABOVE, BELOW = 58.0, 10.0, 24.0, 34.0  # margins around the axes, in SVG units
+LINE = 15.0  # height of a line of text, in SVG units
 
 
-def has_density(law: Law) -> bool:
-    """Whether there is anything but points to its law."""
-    return bool(sum(mass.value for _, mass in law.atoms) < 1 - 1e-12)
+def as_svg(panels: Sequence[Panel]) -> str:
+    """Every panel as an image of its own, which the page arranges."""
+    return "".join(_panel(panel) for panel in panels)
 
 
-def _finite(rows: Rows) -> None:
-    """A number that is none is no answer."""
-    for name, row in rows.items():
-        for value in row.values():
-            if isinstance(value, Estimate) and not math.isfinite(value.value):
-                raise ValueError(f"the {name} is {value.value}: this law has none, or it leaves double precision")
+def decades(low: float, high: float) -> list[float]:
+    """Logarithms to mark between two ends: of powers of ten; of 1, 2 and 5 times them, if there are fewer than two."""
+    step = math.ceil((high - low) / 4)
+    powers = [float(k) for k in range(math.ceil(low), math.floor(high) + 1) if k % step == 0]
+    if len(powers) > 1:
+        return powers
+    parts = [k + math.log10(m) for k in range(math.floor(low), math.floor(high) + 1) for m in (1, 2, 5)]
+    return [part for part in parts if low <= part <= high]
+
+
+def _panel(panel: Panel) -> str:
+    entries = [c for c in panel.curves if c.label] if panel.legend else []
+    above = ABOVE + LINE * len(entries)
+    high = HIGH * panel.share + above + BELOW
+    floor = high - BELOW
+    left, right, bottom, top = panel.reach()
+
+    def across(x: Any) -> Any:
+        return LEFT + (x - left) / (right - left) * (WIDE - LEFT - RIGHT)
+
+    def up(y: Any) -> Any:
+        return floor - (y - bottom) / (top - bottom) * (floor - above)
+
+    parts = [_text(WIDE / 2, 13, panel.title, "middle", 'class="netsor-title"')]
+    parts.append(f'<path d="M{LEFT},{above}V{floor:.1f}H{WIDE - RIGHT}" class="netsor-axis"/>')
+    for value in ticks(left, right):
+        parts.append(f'<path d="M{across(value):.1f},{floor:.1f}v4" class="netsor-axis"/>')
+        parts.append(_text(across(value), floor + 15, _number(value), "middle"))
+    for value in decades(bottom, top) if panel.log else ticks(bottom, top, 4):
+        parts.append(f'<path d="M{LEFT},{up(value):.1f}h-4" class="netsor-axis"/>')
+        parts.append(_text(LEFT - 6, up(value) + 4, _number(10**value if panel.log else value), "end"))
+    parts.append(_text((LEFT + WIDE) / 2, high - 4, panel.across, "middle"))
+    parts.append(_text(0, 0, panel.unit, "middle", f'transform="translate(11 {(above + floor) / 2:.1f}) rotate(-90)"'))
+    for curve in panel.curves:
+        band = (None if y is None else up(panel.up(y)) for y in (curve.low, curve.high))
+        drawn = _curve(curve, across(curve.x), up(panel.up(curve.y)), *band)
+        parts.append(f'<g class="netsor-{curve.look}">{drawn}</g>')
+    for k, curve in enumerate(entries):
+        colour, line = _look(curve)
+        y = ABOVE + LINE * (k - 0.2)
+        mark = f'<path d="M{LEFT + 8},{y + 6:.1f}h26" stroke="{colour}" {line}/>'
+        parts.append(f'<g class="netsor-{curve.look}">{mark}{_text(LEFT + 40, y + 10, curve.label, "start")}</g>')
+    name = html.escape(f"{panel.title}: {', '.join(curve.label for curve in panel.curves)}", quote=True)
+    return (
+        f'<svg class="netsor-panel" viewBox="0 0 {WIDE:g} {high:.0f}" role="img" aria-label="{name}" '
+        f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{html.escape(text)}</text>'
+
+
+def _curve(curve: Curve, x: Array, y: Array, low: Array | None, high: Array | None) -> str:
+    colour, line = _look(curve)
+    band = ""
+    if low is not None and high is not None:
+        edge = _path(np.concatenate([x, x[::-1]]), np.concatenate([low, high[::-1]]))
+        band = f'<path d="{edge}Z" fill="{colour}" fill-opacity="0.2" stroke="none"/>'
+    if len(x) == 1:
+        return f'{band}<circle cx="{x[0]:.1f}" cy="{y[0]:.1f}" r="3" fill="{colour}"/>'
+    return f'{band}<path d="{_path(x, y)}" fill="none" stroke="{colour}" {line}/>'
+
+
+def _look(curve: Curve) -> tuple[str, str]:
+    """The colour of a curve, and the width and dashes of its line."""
+    colour, line, thick = LOOKS[curve.look]
+    scaled = 1.4 * thick
+    dashes = "" if line == "-" else f' stroke-dasharray="{" ".join(f"{scaled * part:g}" for part in line[1])}"'
+    return ("currentColor" if colour == BLACK else colour), f'stroke-width="{scaled:g}"{dashes}'
+
+
+def _path(x: Array, y: Array) -> str:
+    """A line through the points; it is broken where there is no number."""
+    parts, pen = [], "M"
+    for across, up in zip(x.tolist(), y.tolist(), strict=True):
+        finite = math.isfinite(across) and math.isfinite(up)
+        parts.append(f"{pen}{across:.1f},{up:.1f}" if finite else "")
+        pen = "L" if finite else "M"
+    return "".join(parts)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}".replace("-", "−")
 
 
 def error_text(error: BaseException) -> str:

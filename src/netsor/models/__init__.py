@@ -12,9 +12,8 @@ from ._build import Layer, Trace
 from ._description import settings
 from ._init_schemes import RECIPES, recipe
 from ._metric_program import Probes
-from ._read import names, read
+from ._read import names, nanogpt, pytorch_encoder, read
 from ._transformer import Transformer
-from .families.nanogpt import nanogpt, pytorch_encoder
 
 __all__ = [
     "RECIPES",

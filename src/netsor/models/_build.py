@@ -1,4 +1,4 @@
-"""A described transformer, written in the language: every vector and score of it, block by block.
+"""Builds a described transformer in the language: every vector and score of it, block by block.
 
 Matrices have entries N(0, std²) = N(0, σ²/N) with N the fan-in of the real model. The program keeps σ = std·√N, so that
 at other widths, and at infinite ones, it has the scale of this model.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -38,10 +40,11 @@ from ..language import (
     tanh,
     weight,
 )
+from ..language._given import shown
 from ..language._graph import topological_order
+from ..language._operation import MatMul
 from ..language._score import rsqrt
 from ._description import BRANCHES, Description
-from ._inputs import Inputs
 from ._metrics import of_router
 
 n, d, m = Width("n"), Width("d"), Width("m")
@@ -56,27 +59,109 @@ ACTIVATIONS: dict[str, Callable[[Vector], Vector]] = {
 }
 
 
+MATRIX_NAMES = {"W^Q": "query", "W^K": "key", "W^V": "value", "W^O": "output", "W^G": "gate"}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Checked inputs of one model."""
+
+    tokens: int
+    ids: tuple[int, ...] = ()  # none, if the inputs are patches
+    decoder_ids: tuple[int, ...] = ()
+    patches: npt.NDArray[np.float64] | None = None  # (tokens − 1, numbers in a patch); None: standard normal ones
+
+
+def inputs_of(
+    model: Description,
+    ids: Sequence[int] | None,
+    tokens: int | None,
+    decoder_ids: Sequence[int] | None,
+    patches: npt.ArrayLike | None,
+) -> Inputs:
+    """The inputs that a user gave, or `tokens` different ids."""
+    if decoder_ids is not None and not model.decoder_layers:
+        raise ValueError(f"decoder_ids={shown(decoder_ids)}: {model.name} has no decoder")
+    if model.inputs == "patches":
+        return _patches(model, ids, tokens, patches)
+    if patches is not None:
+        raise ValueError(f"patches are for models of images, and {model.name} reads ids")
+    if (ids is None) == (tokens is None):
+        raise ValueError(
+            f"give ids or tokens (a number of different ids), one of them; got ids={shown(ids)}, tokens={shown(tokens)}"
+        )
+    if ids is None:
+        count = _as_whole(tokens, "tokens", 1, model.length or 2**20)
+        words = (model.vocabulary or math.inf) - (model.padding is not None)
+        if count > words:
+            raise ValueError(
+                f"tokens={count} must be at most {words}: so many different ids {model.name} has; give ids"
+            )
+        ids = [i for i in range(count + 1) if i != model.padding][:count]
+    found = _ids(model, ids, "ids")
+    after = (
+        () if not model.decoder_layers else found if decoder_ids is None else _ids(model, decoder_ids, "decoder_ids")
+    )
+    return Inputs(len(found), found, after)
+
+
+def _ids(model: Description, ids: Sequence[int], name: str) -> tuple[int, ...]:
+    found = tuple(_as_whole(i, name, 0, (model.vocabulary or 2**53) - 1) for i in ids)
+    if not found:
+        raise ValueError(f"{name}={shown(ids)} must be one id or more")
+    if model.positions == "learned" and len(found) > (model.length or 0):
+        raise ValueError(f"{name}={shown(ids)} are {len(found)} tokens, and {model.name} has {model.length} positions")
+    return found
+
+
+def _patches(
+    model: Description, ids: Sequence[int] | None, tokens: int | None, patches: npt.ArrayLike | None
+) -> Inputs:
+    if ids is not None or (patches is None) == (tokens is None):
+        raise ValueError(
+            f"{model.name} reads images: give patches, or tokens (a class token and patches of standard normal pixels)"
+        )
+    if patches is None:
+        return Inputs(_as_whole(tokens, "tokens", 2, model.length or 2))
+    given = np.array(patches, dtype=np.float64)
+    if given.ndim != 2 or given.shape[1] != model.patch or not 1 <= len(given) < (model.length or 0):
+        raise ValueError(
+            f"patches of shape {given.shape} must be (patches, {model.patch}), at most {(model.length or 0) - 1}"
+        )
+    return Inputs(len(given) + 1, patches=given)
+
+
+def _as_whole(value: object, name: str, least: int, most: int) -> int:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if isinstance(value, bool) or not least <= number <= most:
+        raise ValueError(f"{name}={shown(value)} must be an integer from {least} to {most}")
+    return number
+
+
 class Layer(NamedTuple):
-    """One block: the stream that leaves it, what its branches added, and its attention.
+    """One block: its output, what its branches add to the stream, and its attention.
 
     Parameters
     ----------
     stream : Vector
-        What leaves the block, (tokens,).
+        The output of the block, (tokens,).
     attended : Vector
-        What attention added.
+        The output of attention.
     fed : Vector
-        What the perceptron added.
+        The output of the perceptron.
     given : Vector
-        What the perceptron acts on; with `order="post"` it is also what its output is added to.
+        The input of the perceptron; with `order="post"` its output is added to this.
     scores : Scalar
-        (heads, tokens, tokens).
+        The scores, (heads, tokens, tokens).
     weights : Scalar
         Their softmax.
     crossed : Vector, optional
-        What attention to the encoder added.
+        The output of attention to the encoder.
     experts : Scalar, optional
-        What a token gives to each expert, (tokens, experts).
+        The router's weight of each expert for each token, (tokens, experts).
 
     Examples
     --------
@@ -91,12 +176,12 @@ class Layer(NamedTuple):
     given: Vector
     scores: Scalar
     weights: Scalar
-    crossed: Vector | None = None  # what attention to the encoder added
-    experts: Scalar | None = None  # what a token gives to each expert, (tokens, experts)
+    crossed: Vector | None = None
+    experts: Scalar | None = None
 
 
 class EmbeddingTable(NamedTuple):
-    """The embedding, which knows ids by their place among those that occur."""
+    """The embedding of the ids that occur, in increasing order."""
 
     ids: tuple[int, ...]  # that occur, in order
     vectors: nn.Embedding
@@ -117,9 +202,9 @@ class Trace(NamedTuple):
     output : Vector
         The last vectors.
     masks : tuple of numpy.ndarray or None
-        Of each block: which scores are allowed.
-    table : Table or None
-        The embedding itself, for tied logits.
+        The allowed scores of each block, booleans (tokens, tokens); None: all.
+    table : EmbeddingTable or None
+        The embedding, for tied logits; None if the inputs are patches.
     decoded : Vector, optional
         The embeddings of the decoder.
 
@@ -133,13 +218,13 @@ class Trace(NamedTuple):
     embedded: Vector
     layers: tuple[Layer, ...]
     output: Vector  # after the last norm
-    masks: tuple[Mask, ...]  # which scores of a layer take part: booleans (tokens, tokens); None: all
-    table: EmbeddingTable | None  # the vectors of the ids; None, if the inputs are patches
-    decoded: Vector | None = None  # the embeddings that the decoder begins with
+    masks: tuple[Mask, ...]
+    table: EmbeddingTable | None
+    decoded: Vector | None = None
 
 
 def trace(model: Description, given: Inputs, embedded: Vector | None = None) -> Trace:
-    """The network on these inputs; `embedded` are their embeddings, where somebody else has written them."""
+    """The network on these inputs. `embedded` are precomputed embeddings; by default they are computed here."""
     table, x = _embedded(model, given) if embedded is None else (None, embedded)
     mask = [_mask(model, i, given.tokens, model.causal) for i in range(model.layers)]
     bias = _bias(model, given.tokens, bidirectional=not model.causal)
@@ -167,14 +252,19 @@ def trace(model: Description, given: Inputs, embedded: Vector | None = None) -> 
     return Trace(x, tuple(layers), output, tuple(mask), table, decoded)
 
 
-def inside(traced: Trace) -> list[list[Value]]:
-    """The values that each block makes of the embeddings, or of what leaves the block before."""
+def values_by_block(traced: Trace) -> list[list[Value]]:
+    """The values that each block computes, block by block, in topological order."""
     begun = [traced.embedded, *([] if traced.decoded is None else [traced.decoded])]
     streams = [layer.stream for layer in traced.layers]
     values = topological_order([*begun, *streams])
     place = {value: k for k, value in enumerate(values)}
     ends = [max(place[x] for x in begun), *(place[x] for x in streams)]
     return [values[start + 1 : stop + 1] for start, stop in pairwise(ends)]
+
+
+def matrix_kind(op: MatMul) -> str:
+    """What a matrix of a block is, by its name, or by the side on which the perceptron's width is."""
+    return MATRIX_NAMES.get(op.weight.source.name or "") or ("out" if op.weight.in_width.name == "m" else "in")
 
 
 def _embedded(model: Description, given: Inputs) -> tuple[EmbeddingTable | None, Vector]:
@@ -253,7 +343,7 @@ def _attend(
         context=context,
         groups=model.key_heads,
         rotary=turned,
-        qk_norm=partial(_whole if model.qk_norm_whole else rms_norm, eps=model.eps) if model.qk_norm else None,
+        qk_norm=partial(_norm_all_heads if model.qk_norm_whole else rms_norm, eps=model.eps) if model.qk_norm else None,
         softcap=model.score_cap,
         bias=bias,
         scaling=scaling,
@@ -264,7 +354,7 @@ def _attend(
     )
 
 
-def _whole(u: Vector, eps: float) -> Vector:
+def _norm_all_heads(u: Vector, eps: float) -> Vector:
     """RMSNorm of all heads of a token, set end to end: one number for all of them, (heads, tokens)."""
     one = u[..., None]
     square = mean_dot(one, one)[..., 0, 0].mean(axis=0)

@@ -10,72 +10,18 @@ from ..language._rotary import Stretch
 
 # What a configuration of any family may hold and a network at initialisation does not depend on: names, token ids that
 # only a text reader uses, dropout, caches, precision, how texts are continued and outputs handed over.
-IMMATERIAL = frozenset(
-    [
-        "_attn_implementation",
-        "_attn_implementation_autoset",
-        "_commit_hash",
-        "_name_or_path",
-        "architectures",
-        "attn_implementation",
-        "auto_map",
-        "bad_words_ids",
-        "begin_suppress_tokens",
-        "bos_token_id",
-        "cache_implementation",
-        "chunk_size_feed_forward",
-        "classifier_dropout",
-        "decoder_start_token_id",
-        "diversity_penalty",
-        "do_sample",
-        "dtype",
-        "early_stopping",
-        "encoder_no_repeat_ngram_size",
-        "eos_token_id",
-        "exponential_decay_length_penalty",
-        "finetuning_task",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "gradient_checkpointing",
-        "id2label",
-        "label2id",
-        "length_penalty",
-        "max_length",
-        "min_length",
-        "model_type",
-        "n_ctx",
-        "no_repeat_ngram_size",
-        "num_beam_groups",
-        "num_beams",
-        "num_labels",
-        "num_return_sequences",
-        "output_attentions",
-        "output_hidden_states",
-        "output_past",
-        "output_scores",
-        "prefix",
-        "pretraining_tp",
-        "problem_type",
-        "remove_invalid_values",
-        "repetition_penalty",
-        "return_dict",
-        "return_dict_in_generate",
-        "sep_token_id",
-        "suppress_tokens",
-        "task_specific_params",
-        "temperature",
-        "tf_legacy_loss",
-        "tokenizer_class",
-        "top_k",
-        "top_p",
-        "torch_dtype",
-        "torchscript",
-        "transformers_version",
-        "typical_p",
-        "use_bfloat16",
-        "use_cache",
-    ]
-)
+IMMATERIAL = """
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attn_implementation
+    auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
+    classifier_dropout decoder_start_token_id diversity_penalty do_sample dtype early_stopping
+    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
+    forced_eos_token_id gradient_checkpointing id2label label2id length_penalty max_length min_length model_type n_ctx
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_past output_scores prefix pretraining_tp problem_type remove_invalid_values
+    repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature
+    tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p use_bfloat16
+    use_cache
+"""
 # What any configuration may hold at a value that says nothing, as objects of older versions do.
 INERT: dict[str, Any] = {
     "add_cross_attention": False,
@@ -109,19 +55,19 @@ KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 class Config:
-    """The fields of a configuration, taken one by one; `done` refuses those that were not read."""
+    """The fields of a configuration, taken one by one; `reject_unread` refuses those that were not read."""
 
     def __init__(self, family: str, given: Mapping[str, Any], immaterial: Iterable[str] = ()) -> None:
         self.family = family
-        self._immaterial = IMMATERIAL.union(immaterial)
-        self._left = dict(given)
+        self._immaterial = {*IMMATERIAL.split(), *immaterial}
+        self.unread = dict(given)  # what `take` has not asked for
 
     def take(self, field: str, default: Any = MISSING, kind: type | None = None) -> Any:
         """The value of a field, which counts as read; without a default it must be there.
 
         `kind` is what it must be: int (1 or more), float, bool, str, dict or list; or None, if that is the default.
         """
-        value = self._left.pop(field, default)
+        value = self.unread.pop(field, default)
         if value is MISSING:
             raise ValueError(f"{field} is missing from this {self.family} configuration, and has no default")
         if kind is None or (value is None and default is None):
@@ -136,7 +82,7 @@ class Config:
             raise ValueError(f"{field}={shown(value)} of this {self.family} configuration must be {words}")
         return value
 
-    def insist(self, field: str, *allowed: Any) -> None:
+    def require(self, field: str, *allowed: Any) -> None:
         """Refuse a value that would change the network in a way that no description here has."""
         value = self.take(field, allowed[0])
         if value not in allowed:
@@ -167,7 +113,7 @@ class Config:
         return width // heads
 
     def padding(self, vocabulary: int, default: int | None = None) -> int | None:
-        """The id whose embedding is drawn as zero; negative ones are counted from the end, as PyTorch counts them."""
+        """The id whose embedding is zero (padding_idx); negative values index from the end, as in PyTorch."""
         value = self.take("pad_token_id", default)
         if value is None:
             return None
@@ -191,7 +137,7 @@ class Config:
         kind = rope.take("rope_type", kind)
         found: dict[str, Any] = {"positions": "rotary", "rotary_base": float(rope.take("rope_theta", kind=float))}
         if fraction is None:
-            rope.insist("partial_rotary_factor", 1.0)
+            rope.require("partial_rotary_factor", 1.0)
         else:
             turned = int(head_dim * rope.take("partial_rotary_factor", fraction, float))
             if turned < 2 or turned % 2 or turned > head_dim:
@@ -208,12 +154,14 @@ class Config:
                 f"rope_type={shown(kind)} of this {self.family} configuration is not known here: it must be "
                 "'default' or 'llama3'"
             )
-        rope.done()
+        rope.reject_unread()
         return found
 
-    def done(self) -> None:
+    def reject_unread(self) -> None:
         """Refuse fields that were not read: they may matter."""
-        left = {k: v for k, v in sorted(self._left.items(), key=lambda item: str(item[0])) if k not in self._immaterial}
+        left = {
+            k: v for k, v in sorted(self.unread.items(), key=lambda item: str(item[0])) if k not in self._immaterial
+        }
         left = {k: v for k, v in left.items() if k not in INERT or v != INERT[k]}
         if left:
             told = [f"{_name(field)}={shown(value)}" for field, value in left.items()]

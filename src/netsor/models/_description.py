@@ -101,10 +101,9 @@ BRANCHES = ("std_v", "std_o", "std_in", "std_gate", "std_out")  # of what the br
 class Description:
     """The fields of a `Transformer`, checked.
 
-    Every std is the standard deviation of the entries of a matrix, as real code gives it: entries N(0, std²). Every
-    field can be changed by `replace`, which checks names and values. A field is changed alone: what a family derives
-    from it (GPT-2 its smaller output projections from the number of layers) stays, but for fields that are None, which
-    follow: `d` and `key_heads` say what `head_dim` and `groups` come to.
+    Every std is the standard deviation of the entries of a matrix. `replace` changes a field alone: what a family
+    derives from it (GPT-2's smaller output projections from the number of layers) stays. Fields that are None follow:
+    `d` and `key_heads` are the values of `head_dim` and `groups`.
     """
 
     name: str
@@ -112,9 +111,7 @@ class Description:
     layers: int  # blocks; of the encoder, if there is a decoder
     width: int  # n, of the residual stream
     heads: int
-    groups: int | None = (
-        None  # heads of keys and values, each shared by heads/groups query heads; None: as many as heads
-    )
+    groups: int | None = None  # key-value heads, each shared by heads/groups query heads; None: as many as heads
     head_dim: int | None = None  # d; None: width/heads
     hidden: int  # m, of the perceptron
     vocabulary: int | None = None  # None: no logits; classes, if the readout is "class"
@@ -226,32 +223,14 @@ class Description:
                 refuse(name, getattr(self, name), f"must be {value!r} with decoder_layers={self.decoder_layers}")
 
     def replace(self, *, std: float | None = None, **changes: Any) -> Self:
-        """The same model with other fields.
-
-        To change a field that nothing in the model reads is an error, since it would change nothing.
+        """The same model with other fields. Changing a field that nothing in the model reads is an error.
 
         Parameters
         ----------
         std : float, optional
-            The std of all matrices, embeddings and positions at once.
+            The standard deviation of all matrices, embeddings and positions at once.
         **changes : Any
-            Other values of fields, by name.
-
-        Returns
-        -------
-        Transformer
-            A new one.
-
-        Raises
-        ------
-        ValueError
-            If there is no such field, or the value is not allowed.
-
-        Examples
-        --------
-        >>> model = ns.models.read("gpt2").replace(layers=24, std_o=0.01)
-        >>> model.layers, model.std_o
-        (24, 0.01)
+            New values of fields, by name.
         """
         known = [field.name for field in fields(self)]
         for name in changes:
@@ -271,53 +250,22 @@ class Description:
         return made
 
     def widths(self) -> dict[str, int]:
-        """The widths of this model by the symbols of its programs: n the stream, d a head, m the perceptron.
-
-        Returns
-        -------
-        dict of str to int
-            For `Program.law(**model.widths())`.
-
-        Examples
-        --------
-        >>> ns.models.read("gpt2").widths()
-        {'n': 768, 'd': 64, 'm': 3072}
-        """
+        """The widths of this model, for `Program.law(**model.widths())`: n stream, d head, m perceptron."""
         return {"n": self.width, "d": self.d, "m": self.hidden}
 
     @property
     def d(self) -> int:
-        """The dimension of a head.
-
-        Examples
-        --------
-        >>> ns.models.read("gpt2").d
-        64
-        """
+        """The dimension of a head."""
         return self.width // self.heads if self.head_dim is None else self.head_dim
 
     @property
     def key_heads(self) -> int:
-        """How many heads of keys and values there are.
-
-        Examples
-        --------
-        >>> ns.models.read("llama-3-8b").key_heads
-        8
-        """
+        """The number of key-value heads."""
         return self.heads if self.groups is None else self.groups
 
     @property
     def weights(self) -> int:
-        """How many weights its matrices, embeddings and learned positions have.
-
-        Biases and gains of norms, which begin at 0 and 1, are not counted: published totals are larger by them.
-
-        Examples
-        --------
-        >>> print(f"{ns.models.read('gpt2').weights:,}")
-        124,318,464
-        """
+        """The number of weights in matrices, embeddings and learned positions, without biases and gains of norms."""
         wide = self.heads * self.d * self.width
         attention = 2 * wide + 2 * wide * self.key_heads // self.heads
         perceptron = (3 if self.gated else 2) * self.width * self.hidden * (self.experts or 1)
@@ -328,26 +276,10 @@ class Description:
         return blocks + self.width * (rows + (self.width if self.readout == "transform" else 0))
 
     def status(self, **widths: float) -> str:
-        """How the law at these widths relates to that of the real model.
+        """How the law at these widths relates to that of the real model: "exact", "same limit" or "conjectured".
 
         Weights that are not Gaussian have the same limit, and at finite width a law that differs by terms of the order
         of their fourth cumulant over the width.
-
-        Parameters
-        ----------
-        **widths : float
-            By name, as `Program.law` takes them.
-
-        Returns
-        -------
-        str
-            "exact", "same limit" or "conjectured".
-
-        Examples
-        --------
-        >>> model = ns.models.read("gpt2")
-        >>> model.status(**model.widths()), model.status(n=ns.inf)
-        ('exact', 'conjectured')
         """
         if any(math.isinf(width) for width in widths.values()):
             return "conjectured"
@@ -360,17 +292,12 @@ def settings(texts: Iterable[str]) -> dict[str, Any]:
     Parameters
     ----------
     texts : iterable of str
-        One or more.
+        The texts.
 
     Returns
     -------
     dict
-        The values, of the types of the fields.
-
-    Raises
-    ------
-    ValueError
-        If a text has no "=".
+        The values, with the types of the fields.
 
     Examples
     --------

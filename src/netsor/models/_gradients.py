@@ -17,13 +17,12 @@ from ..language._grad import Reverse, Use
 from ..language._graph import topological_order
 from ..language._operation import MatMul
 from ..language._scalar import constant
-from ._build import Trace, inside
+from ._build import Trace, matrix_kind, values_by_block
 from ._description import Description
 from ._loss import Loss
 from ._metrics import of_pairs
 
 KINDS = ("query", "key", "value", "output", "in", "gate", "out")
-NAMES = {"W^Q": "query", "W^K": "key", "W^V": "value", "W^O": "output", "W^G": "gate"}
 
 
 def layer_names(model: Description) -> tuple[str, ...]:
@@ -75,10 +74,11 @@ def gradients(model: Description, traced: Trace, loss: Loss) -> tuple[Scalar, ..
 
     uses: dict[Value, Use] = {use.value: use for use in back.uses}
     rows = []
-    for stream, products in zip(streams[1:], _blocks(traced), strict=True):
+    for stream, products in zip(streams[1:], values_by_block(traced), strict=True):
         found: dict[str, list[Value]] = {}
         for value in products:
-            found.setdefault(_kind(value), []).append(value)
+            if isinstance(value.op, MatMul):
+                found.setdefault(matrix_kind(value.op), []).append(value)
         first = square(stream).mean() / model.width
         rows.append(join([stack([first]), _norms(model, layer_names(model)[1:], found, uses)]))
     return (*rows, _ends(model, traced, loss, uses, square, table))
@@ -95,7 +95,7 @@ def _ends(
     norms: dict[str, tuple[Scalar, float]] = {}
     words = model.vocabulary or 0
     if table is None:
-        patches = [value for value in uses if _name(value) == "W^P"]
+        patches = [value for value, use in uses.items() if use.op.weight.source.name == "W^P"]
         found = _norms(model, ["grad_embedding"], {"embedding": patches}, uses)[0]
         norms["embedding"] = found, _size(model, patches)
     elif _has_embedding(model):
@@ -146,19 +146,3 @@ def _size(model: Description, values: Iterable[Value]) -> float:
     """The mean of Σ |W|²."""
     weights = [value.op.weight for value in values if isinstance(value.op, MatMul)]
     return sum(w.std**2 * w.members.size * w.out_width.bind(model.widths()) for w in weights)
-
-
-def _blocks(traced: Trace) -> list[list[Value]]:
-    """The products with matrices in each block."""
-    return [[v for v in block if isinstance(v.op, MatMul)] for block in inside(traced)]
-
-
-def _name(value: Value) -> str | None:
-    assert isinstance(value.op, MatMul)
-    return value.op.weight.source.name
-
-
-def _kind(value: Value) -> str:
-    """What a matrix of a block is, by its name, or by the side on which the perceptron's width is."""
-    assert isinstance(value.op, MatMul)
-    return NAMES.get(_name(value) or "") or ("out" if value.op.weight.in_width.name == "m" else "in")

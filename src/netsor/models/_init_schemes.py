@@ -42,11 +42,6 @@ def recipe(model: M, name: str) -> M:
     Transformer
         The model with other standard deviations and multipliers, and with the recipe in its name.
 
-    Raises
-    ------
-    ValueError
-        If there is no such recipe, or it is not for this model.
-
     Examples
     --------
     >>> model = ns.models.recipe(ns.models.read("llama-3-8b"), "gpt2")
@@ -68,7 +63,7 @@ def _depth(model: Description) -> int:
     return model.layers + model.decoder_layers
 
 
-def _last(model: Description, made: Changes, factor: float) -> Changes:
+def _scale_last(made: Changes, factor: float) -> Changes:
     """With the last matrices of both branches multiplied."""
     return made | {name: made[name] * factor for name in ("std_o", "std_out")}
 
@@ -85,14 +80,6 @@ def _fans(model: Description) -> dict[str, tuple[int, int]]:
         "gate": (n, m),
         "out": (m, n),
     }
-
-
-def _plain(model: Description) -> Changes:
-    return _alike(0.02)
-
-
-def _gpt2(model: Description) -> Changes:
-    return _last(model, _alike(0.02), (2 * _depth(model)) ** -0.5)
 
 
 def _small(model: Description) -> Changes:
@@ -130,16 +117,14 @@ def _deepnorm(model: Description) -> Changes:
     made, depth = _xavier(model), _depth(model)
     alpha, beta = (2 * depth) ** 0.25, (8 * depth) ** -0.25
     scaled = made | {name: made[name] * beta for name in BRANCHES}
-    return _last(model, scaled, 1 / alpha)
-
-
-def _fan_in(model: Description) -> Changes:
-    return {f"std_{name}": fans[0] ** -0.5 for name, fans in _fans(model).items()} | {"std_router": model.width**-0.5}
+    return _scale_last(scaled, 1 / alpha)
 
 
 def _ntk(model: Description) -> Changes:
+    fan_in = {f"std_{name}": fans[0] ** -0.5 for name, fans in _fans(model).items()}
+    vectors = {"std_router": model.width**-0.5, "std_embedding": 1.0, "std_position": 1.0}
     last = {"logit_scale": model.width**-0.5} if model.tied else {"std_logits": model.width**-0.5}
-    return _fan_in(model) | {"std_embedding": 1.0, "std_position": 1.0} | last
+    return fan_in | vectors | last
 
 
 def _mup(model: Description) -> Changes:
@@ -153,24 +138,16 @@ def _mup(model: Description) -> Changes:
     return made | last
 
 
-def _depth_mup(model: Description) -> Changes:
-    return _last(model, _mup(model), _depth(model) ** -0.5)
-
-
-def _zero(model: Description) -> Changes:
-    return _last(model, _alike(0.02), 0.0)
-
-
 RECIPES = {
     "plain": Recipe(
         "every matrix 0.02",
         "BERT (Devlin et al. 2018), which cuts off at two of them; the default of Hugging Face's code",
-        _plain,
+        lambda model: _alike(0.02),
     ),
     "gpt2": Recipe(
         "0.02, the last matrices of both branches over √(2L)",
         "GPT-2 (Radford et al. 2019, section 2.3); Megatron-LM (Shoeybi et al. 2019) scales its output layers alike",
-        _gpt2,
+        lambda model: _scale_last(_alike(0.02), (2 * _depth(model)) ** -0.5),
     ),
     "small": Recipe("every matrix √(2/(5n))", "SmallInit (Nguyen and Salazar 2019)", _small),
     "neox": Recipe(
@@ -202,11 +179,11 @@ RECIPES = {
     "depth-mup": Recipe(
         "µP's, the last matrices of both branches over √L",
         "Bordelon et al. 2023; Yang et al. 2023, Tensor Programs VI, for blocks of one layer",
-        _depth_mup,
+        lambda model: _scale_last(_mup(model), _depth(model) ** -0.5),
     ),
     "zero": Recipe(
         "0.02, the last matrices of both branches 0: every block begins as the identity",
         "Fixup (Zhang et al. 2019; the head is 0 there too) and, by gains, Goyal et al. 2017, for residual networks",
-        _zero,
+        lambda model: _scale_last(_alike(0.02), 0.0),
     ),
 }

@@ -26,7 +26,7 @@ from ..language._vector import mix
 from ..nn._embedding import root, symmetric_root
 from ._build import ACTIVATIONS, Trace, n, normed, sigma_of
 from ._description import Description
-from ._metrics import LOGITS_PER_BATCH, OnlineMoments, capped, of_logits, of_words
+from ._metrics import OnlineMoments, batches, capped, of_logits, of_words
 
 Array = Any
 
@@ -44,17 +44,17 @@ def of_head(
     first = given.pop(0) if known else None
     root, noise = given if others else (None, None)
     if all(type(array) is np.ndarray for array in arrays):
-        return _by_pieces(first, root, noise, list(targets), cap)
-    return _at_once(first, root, noise, list(targets), cap)
+        return _in_batches(first, root, noise, list(targets), cap)
+    return _all_words(first, root, noise, list(targets), cap)
 
 
 def parts(t: int, known: int) -> tuple[slice, slice, slice, slice]:
-    """Where what `of_head` makes lies: `of_logits`, Σ_w c_iw noise_jw, Σ_w c_iw c_jw, and c of the known words."""
+    """The slices of the result of `of_head`: `of_logits`, Σ_w c_iw noise_jw, Σ_w c_iw c_jw, c of the known words."""
     ends = np.cumsum([0, 3, t * t, t * t, t * known]).tolist()
     return slice(ends[0], ends[1]), slice(ends[1], ends[2]), slice(ends[2], ends[3]), slice(ends[3], ends[4])
 
 
-def _at_once(first: Array, root: Array, noise: Array, targets: list[int], cap: float | None) -> Array:
+def _all_words(first: Array, root: Array, noise: Array, targets: list[int], cap: float | None) -> Array:
     arrays = [a for a in (first, root, noise) if a is not None]
     xp = array_namespace(*arrays)
     t, own = arrays[0].shape[-2], first is not None
@@ -90,7 +90,7 @@ def _slope(logits: Array, cap: float | None) -> Array:
     return 1.0 if cap is None else 1.0 - (logits / cap) ** 2
 
 
-def _by_pieces(first: Array, root: Array, noise: Array, targets: list[int], cap: float | None) -> Array:
+def _in_batches(first: Array, root: Array, noise: Array, targets: list[int], cap: float | None) -> Array:
     """In numpy: a piece of the logits stays in the cache, and all of them are never made."""
     arrays = [a for a in (first, root, noise) if a is not None]
     leading = np.broadcast_shapes(*(a.shape[:-2] for a in arrays))
@@ -107,7 +107,7 @@ def _by_pieces(first: Array, root: Array, noise: Array, targets: list[int], cap:
             seen.add(known.copy())
         sums = np.zeros((2, t, t), made.dtype)
         if root is not None and noise is not None:
-            _added(seen, sums, root[at], noise[at], cap)
+            _accumulate(seen, sums, root[at], noise[at], cap)
         sums[0] /= seen.mass
         sums[1] /= seen.mass * seen.mass.T
         if known is not None:
@@ -115,20 +115,16 @@ def _by_pieces(first: Array, root: Array, noise: Array, targets: list[int], cap:
             c[np.arange(t), targets] -= 1.0
             made[at][where[3]] = (c * _slope(known, cap) / t).ravel()
         elif root is not None and noise is not None:
-            _less_targets(seen, sums, root[at], noise[at][:, targets], targets, cap)
+            _subtract_targets(seen, sums, root[at], noise[at][:, targets], targets, cap)
         made[at][where[0]] = seen.ends()
         made[at][where[1]], made[at][where[2]] = sums[0].ravel() / t, sums[1].ravel() / t**2
     return made
 
 
-def _added(seen: OnlineMoments, sums: Array, root: Array, noise: Array, cap: float | None) -> None:
+def _accumulate(seen: OnlineMoments, sums: Array, root: Array, noise: Array, cap: float | None) -> None:
     """The sums of e^logit · noise and of products of two e^logit, each over e^top of its row, piece by piece."""
     t = root.shape[-1]
-    size = max(1, LOGITS_PER_BATCH // t)
-    room = np.empty((t, size), sums.dtype)
-    for start in range(0, noise.shape[-1], size):
-        some = noise[:, start : start + size]
-        x = capped(np.matmul(root, some, out=room[:, : some.shape[-1]]), cap)
+    for x, some in batches(root, noise, cap):
         slope, before = _slope(x, cap), seen.top
         seen.add(x)  # which makes e^(x − top) of it
         if cap is not None:
@@ -139,7 +135,7 @@ def _added(seen: OnlineMoments, sums: Array, root: Array, noise: Array, cap: flo
         sums[1] += x @ x.T
 
 
-def _less_targets(
+def _subtract_targets(
     seen: OnlineMoments, sums: Array, root: Array, noise: Array, targets: list[int], cap: float | None
 ) -> None:
     """The sums with p − 1[w is the target] in place of p; noise is that of the targets, a column a vector."""
@@ -151,7 +147,7 @@ def _less_targets(
     sums[1] += np.equal.outer(targets, targets) * np.outer(own, own) - across - across.T
 
 
-SMALL = 500.0  # times the rounding error of the largest eigenvalue of a Gram matrix: smaller eigenvalues count as 0
+EIGENVALUE_RTOL = 500.0  # in units of the machine epsilon: smaller eigenvalues of a Gram matrix count as 0
 
 
 class Logits(NamedTuple):
@@ -252,7 +248,7 @@ def _drawn(model: Description, y: Vector, count: int, std: float, first: int | N
 def _split_root(gram: Any, first: int) -> Any:
     """[[R, 0], [C R⁺, S]], a square root of [[A, C^T], [C, D]]: R is the symmetric root of A, S that of D − C A⁺ C^T.
 
-    So the first rows are what `root` makes of the first vectors alone, on which the gradient of the loss relies.
+    So the first rows are the root of the first vectors alone, which the gradient of the loss needs.
     """
     xp = array_namespace(gram)
     lower = gram[..., first:, :first] @ inverse_root(gram[..., :first, :first])
@@ -271,7 +267,7 @@ def inverse_root(gram: Any) -> Any:
     """The symmetric G^(−1/2) of positive semidefinite matrices; 0 in directions that they do not have."""
     xp = array_namespace(gram)
     values, vectors = eigenvectors(gram)
-    real = values > SMALL * xp.finfo(gram.dtype).eps * xp.max(xp.abs(values), axis=-1, keepdims=True)
+    real = values > EIGENVALUE_RTOL * xp.finfo(gram.dtype).eps * xp.max(xp.abs(values), axis=-1, keepdims=True)
     inverse = xp.where(real, 1.0 / xp.sqrt(xp.where(real, values, 1.0)), 0.0)
     return (vectors * inverse[..., None, :]) @ xp.matrix_transpose(vectors)
 

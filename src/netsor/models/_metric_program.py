@@ -15,10 +15,9 @@ from .._program import Program
 from ..engine import ExactError, Plan
 from ..engine.backends import Backend
 from ..language import Scalar, Vector, apply, join, mean_dot, stack
-from ._build import Layer, Trace, trace
+from ._build import Inputs, Layer, Trace, trace
 from ._description import Description
 from ._gradients import final_names, gradients, layer_names
-from ._inputs import Inputs
 from ._loss import Logits, Loss, cross_entropy, readout, words
 from ._metrics import effective_rank, of_attention, of_experts, of_gram, of_shares
 from ._ranges import BLOCK, ENDS, names_of, ranges
@@ -140,70 +139,35 @@ class Probes:
 
     @cached_property
     def program(self) -> Program:
-        """The program for finite widths of the stream: a row of numbers a block, one of the input, the end.
-
-        Examples
-        --------
-        >>> ns.models.read("gpt2").replace(layers=2).probes(tokens=4).program.widths
-        ('n', 'd', 'm')
-        """
-        return self._made(limit=False)
+        """The program for finite n: a row of numbers for each block, one for the input, one for the logits."""
+        return self._build(limit=False)
 
     @cached_property
     def limit(self) -> Program:
-        """The program for n = ∞, where tied logits keep the fluctuation that they have at the width of the model.
-
-        Examples
-        --------
-        >>> ns.models.read("gpt2").replace(layers=2).probes(tokens=4).limit.widths
-        ('n', 'd', 'm')
-        """
-        return self._made(limit=True)
+        """The program for n = ∞. Tied logits keep the fluctuation that they have at the width of the model."""
+        return self._build(limit=True)
 
     @property
     def layers(self) -> int:
-        """How many blocks there are, of encoder and decoder together.
-
-        Examples
-        --------
-        >>> ns.models.read("gpt2").probes(tokens=4).layers
-        12
-        """
+        """The number of blocks of encoder and decoder together."""
         return self.model.layers + self.model.decoder_layers
 
     @property
     def uniform_loss(self) -> float | None:
-        """ln V, the loss of uniform probabilities; None without logits.
-
-        Examples
-        --------
-        >>> print(f"{ns.models.read('gpt2').probes(tokens=4).uniform_loss:.3f}")
-        10.825
-        """
+        """ln V, the loss of uniform probabilities; None without logits."""
         return math.log(self.model.vocabulary) if self.model.vocabulary else None
 
     def plan(self, *, backend: str | Backend = "numpy", device: str | None = None, **widths: float) -> Plan:
-        """What `measure` would draw and compute at these widths.
+        """The plan of `measure` at these widths; nothing is drawn.
 
         Parameters
         ----------
-        backend
-            The array library for which it is made, as in `Program.plan`.
+        backend : str
+            The array library, as in `Program.plan`.
         device : str, optional
-            Where that computes.
+            The device.
         **widths : float
-            Those of the model unless given.
-
-        Returns
-        -------
-        Plan
-            Nothing is drawn.
-
-        Examples
-        --------
-        >>> model = ns.models.read("gpt2").replace(layers=2)
-        >>> model.probes(tokens=4).plan().random_numbers > 0
-        True
+            Widths other than those of the model.
         """
         bound = self.model.widths() | widths
         return self._at(bound).plan(backend=backend, device=device, **bound)  # type: ignore[arg-type]
@@ -221,40 +185,24 @@ class Probes:
         precision: str = "float64",
         **widths: float,
     ) -> dict[str, Floats]:
-        """Draws of every quantity.
+        """Draws of every quantity by name: (draws, layers), or (draws,) for those of the whole network.
 
         Parameters
         ----------
         draws : int
-            How many initialisations.
+            The number of initialisations.
         seed : int
-            What the draws depend on.
-        workers : int, optional
-            Threads; all cores, if None.
-        executor : concurrent.futures.Executor, optional
-            Does the draws in place of threads here.
+            The seed.
+        workers, executor, device : optional
+            As in `Program.draw`.
         progress : bool or callable
             As in `Program.draw`.
         backend : str
-            The array library, as in `Program.law`.
-        device : str, optional
-            Where it computes.
+            The array library.
         precision : str
-            Of numbers, "float64" or "float32".
+            "float64" or "float32".
         **widths : float
-            Those of the model unless given: `measure(100, n=inf, d=inf, m=inf)` is the limit.
-
-        Returns
-        -------
-        dict of str to numpy.ndarray
-            (draws, layers) by name, (draws,) for those of the whole network.
-
-        Examples
-        --------
-        >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> found = model.probes(tokens=4).measure(5, progress=False)
-        >>> found["entropy"].shape, found["loss"].shape
-        ((5, 2), (5,))
+            Widths other than those of the model: `measure(100, n=inf, d=inf, m=inf)` is the limit.
         """
         bound: dict[str, Any] = {**self.model.widths(), **widths}
         found = self._at(bound).draw(
@@ -272,25 +220,7 @@ class Probes:
         return self.named(found)
 
     def named(self, found: Sequence[Floats]) -> dict[str, Floats]:
-        """Draws of the outputs of the program, by the names of the quantities.
-
-        Parameters
-        ----------
-        found : sequence of numpy.ndarray
-            What `Program.draw` gave of `program` or `limit`.
-
-        Returns
-        -------
-        dict of str to numpy.ndarray
-            As of `measure`.
-
-        Examples
-        --------
-        >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> probes = model.probes(tokens=4)
-        >>> sorted(probes.named(probes.program.draw(draws=3, progress=False, **model.widths())))[:3]
-        ['attention_share', 'cosine', 'effective_rank']
-        """
+        """Outputs of `program.draw` or `limit.draw`, by the names of the quantities, as `measure` returns them."""
         rows = list(found)
         measured = _columns(self.forward, np.stack(rows[: self.layers], axis=1))  # (draws, layers, names)
         rest = rows[self.layers :]
@@ -310,7 +240,7 @@ class Probes:
     def _at(self, widths: dict[str, float]) -> Program:
         return self.limit if math.isinf(widths["n"]) else self.program
 
-    def _made(self, limit: bool) -> Program:
+    def _build(self, limit: bool) -> Program:
         traced = trace(self.model, self.inputs)
         ranged = self.ranges and not limit
         every: Logits | None = None
@@ -325,28 +255,16 @@ class Probes:
         return Program((*self.outputs(traced, end, limit), *beside), f"probes of {self.model.name}")
 
     def outputs(self, traced: Trace, end: Logits | None, limit: bool = False) -> tuple[Scalar, ...]:
-        """The quantities of a network: a row a block, a row for its input, a row for its logits; gradients.
+        """The outputs of `program`: a row for each block, one for the input, one for the logits; gradients.
 
         Parameters
         ----------
         traced : Trace
-            A network, as `Transformer.trace` makes it.
-        end : Words or None
-            Its logits that predict something, as `logits` makes them.
+            A network from `Transformer.trace`.
+        end : Logits or None
+            Its predicting logits, from `logits`.
         limit : bool
-            Whether they are for infinite width.
-
-        Returns
-        -------
-        tuple of Scalar
-            The outputs of `program`.
-
-        Examples
-        --------
-        >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> probes, traced = model.probes(tokens=4), model.trace(tokens=4)
-        >>> [p.shape for p in probes.outputs(traced, probes.logits(traced, limit=False))]
-        [(9,), (9,), (3,), (3,)]
+            Whether n = ∞.
         """
         rows = of_layers(self.model, traced)
         rows += [of_stream(start) for start in (traced.embedded, traced.decoded) if start is not None]
@@ -356,25 +274,14 @@ class Probes:
         return (*rows, *gradients(self.model, traced, loss)) if loss is not None else tuple(rows)
 
     def logits(self, traced: Trace, limit: bool) -> Logits:
-        """The logits that predict something.
+        """The logits of the tokens that predict something.
 
         Parameters
         ----------
         traced : Trace
-            A network, as `Transformer.trace` makes it.
+            A network from `Transformer.trace`.
         limit : bool
-            Whether they are for infinite width.
-
-        Returns
-        -------
-        Words
-            The logits, with the tokens and the ids that they are of.
-
-        Examples
-        --------
-        >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> type(model.probes(tokens=4).logits(model.trace(tokens=4), limit=False)).__name__
-        'Logits'
+            Whether n = ∞.
         """
         y = traced.output
         if self.model.readout == "class":

@@ -6,7 +6,7 @@ matrix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -103,7 +103,7 @@ def of_words(root: Array, noise: Array, *known: Array, cap: float | None = None)
     In numpy by pieces of the vocabulary: a piece of the logits stays in the cache, and all of them are never made.
     """
     if all(type(array) is np.ndarray for array in (root, noise, *known)):
-        return _by_pieces(root, noise, known, cap)
+        return _in_batches(root, noise, known, cap)
     return of_logits(*(capped(part, cap) for part in (root @ noise, *known)))
 
 
@@ -112,21 +112,27 @@ def capped(logits: Array, cap: float | None) -> Array:
     return logits if cap is None else cap * array_namespace(logits).tanh(logits / cap)
 
 
-def _by_pieces(root: Array, noise: Array, known: Sequence[Array], cap: float | None) -> Array:
+def _in_batches(root: Array, noise: Array, known: Sequence[Array], cap: float | None) -> Array:
     leading = np.broadcast_shapes(*(array.shape[:-2] for array in (root, noise, *known)))
     roots, words, *firsts = (np.broadcast_to(a, (*leading, *a.shape[-2:])) for a in (root, noise, *known))
     made = np.empty((*leading, 3), np.result_type(root, noise, *known))
-    size = max(1, LOGITS_PER_BATCH // root.shape[-1])
-    room = np.empty((root.shape[-1], size), made.dtype)
     for at in np.ndindex(leading):
         seen = OnlineMoments(root.shape[-1], made.dtype)
         for first in firsts:
             seen.add(capped(first[at].copy(), cap))
-        for start in range(0, noise.shape[-1], size):
-            some = words[at][:, start : start + size]
-            seen.add(capped(np.matmul(roots[at], some, out=room[:, : some.shape[-1]]), cap))
+        for logits, _ in batches(roots[at], words[at], cap):
+            seen.add(logits)
         made[at] = seen.ends()
     return made
+
+
+def batches(root: Array, noise: Array, cap: float | None) -> Iterator[tuple[Array, Array]]:
+    """The logits root · noise of some words after the other, in memory that the next batch overwrites; their noise."""
+    size = max(1, LOGITS_PER_BATCH // root.shape[-1])
+    room = np.empty((root.shape[-1], size), np.result_type(root, noise))
+    for start in range(0, noise.shape[-1], size):
+        some = noise[:, start : start + size]
+        yield capped(np.matmul(root, some, out=room[:, : some.shape[-1]]), cap), some
 
 
 class OnlineMoments:

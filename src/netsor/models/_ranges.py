@@ -19,7 +19,7 @@ from .._array_api import array_namespace
 from ..language import Scalar, Value, Vector, apply, join
 from ..language._join import pooled
 from ..language._operation import MatMul
-from ._build import Trace, inside
+from ._build import Trace, matrix_kind, values_by_block
 from ._loss import Logits
 
 Array = Any
@@ -50,7 +50,6 @@ FORMATS = (
 COLUMNS = ("largest", *(f"below_{f.name}" for f in FORMATS), *(f"scaled_{f.name}" for f in FORMATS))
 BLOCK = ("stream", "query", "key", "value", "scores", "weights", "attention", "hidden", "mlp")  # where they are there
 ENDS = ("embedding", "logits")
-KINDS = {"W^Q": "query", "W^K": "key", "W^V": "value"}
 
 
 def of_range(numbers: Array) -> Array:
@@ -98,7 +97,7 @@ def row_of(found: Mapping[str, Sequence[Value]], allowed: Bools | None = None) -
 def ranges(traced: Trace, end: Logits | None) -> list[Scalar]:
     """A row for each block, and one for the ends."""
     rows = []
-    for layer, mask, block in zip(traced.layers, traced.masks, inside(traced), strict=True):
+    for layer, mask, block in zip(traced.layers, traced.masks, values_by_block(traced), strict=True):
         found: dict[str, list[Value]] = {
             "stream": [layer.stream],
             "scores": [layer.scores],
@@ -108,11 +107,9 @@ def ranges(traced: Trace, end: Logits | None) -> list[Scalar]:
         }
         for value in block:
             if isinstance(value.op, MatMul):
-                kind = KINDS.get(value.op.weight.source.name or "")
-                if kind is not None:
-                    found.setdefault(kind, []).append(value)
-                elif value.op.weight.in_width.name == "m":  # the last matrix of the perceptron
-                    found.setdefault("hidden", []).append(value.op.x)
+                kind = matrix_kind(value.op)
+                hidden = kind == "out"  # the last matrix of the perceptron, which acts on its hidden units
+                found.setdefault("hidden" if hidden else kind, []).append(value.op.x if hidden else value)
         rows.append(row_of({name: found[name] for name in BLOCK}, mask))
     last = [] if end is None else [apply(of_range, join([part.reshape(-1) for part in end.parts()]), axes=1)]
     begun = [x for x in (traced.embedded, traced.decoded) if x is not None]

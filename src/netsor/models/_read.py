@@ -1,11 +1,11 @@
-"""From what a user has (a name, a file, a dict, an object) to the description of a transformer."""
+"""Reads a model from what a user has: a name, a file, a dict, an object, or arguments of nanoGPT or PyTorch."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -14,11 +14,8 @@ from typing import Any
 
 from .._files import content, fields
 from ..language._given import shown
+from ._families import READERS, gpt2
 from ._transformer import Transformer
-from .families.encoders import bert, vit
-from .families.gpt2 import gpt2, gpt_neox
-from .families.llama import gemma2, llama, mistral, mixtral, olmo2, qwen2, qwen3
-from .families.t5 import t5
 
 ID = re.compile(r"[\w.-]+/[\w.-]+")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -54,31 +51,14 @@ def _cache() -> Path:
     return Path(os.path.expandvars(os.path.expanduser(given)))
 
 
-# by model_type, the field with which a configuration says what it is
-READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "bert": bert,
-    "gemma2": gemma2,
-    "gpt2": gpt2,
-    "gpt_neox": gpt_neox,
-    "llama": llama,
-    "mistral": mistral,
-    "mixtral": mixtral,
-    "olmo2": olmo2,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
-    "t5": t5,
-    "vit": vit,
-}
-
-
 @cache
 def names() -> tuple[str, ...]:
-    """The models that ship as data.
+    """The names of the models that ship as data.
 
     Returns
     -------
     tuple of str
-        In order.
+        The names, sorted.
 
     Examples
     --------
@@ -92,7 +72,7 @@ def names() -> tuple[str, ...]:
 def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
     """The model that a name, a path, a dict or a transformers config describes.
 
-    A shipped model may say what its authors drew where that is not what its configuration makes: Pythia does.
+    A shipped model may override its configuration with what its authors drew, as Pythia does.
 
     Parameters
     ----------
@@ -105,11 +85,6 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
     -------
     Transformer
         The model at initialisation.
-
-    Raises
-    ------
-    ValueError
-        If it is none of these, or has a field that is not understood.
 
     Examples
     --------
@@ -149,6 +124,123 @@ def read(source: str | Path | Mapping[str, Any] | Any) -> Transformer:
 def _build(given: dict[str, Any], name: str | None = None) -> Transformer:
     family = given.get("model_type")
     if not isinstance(family, str) or family not in READERS:
-        raise ValueError(f"model_type={shown(family)} of the configuration must be one of {', '.join(READERS)}")
+        raise ValueError(f"model_type={shown(family)} of the configuration must be one of {', '.join(sorted(READERS))}")
     called = name or given.get("_name_or_path") or family
     return Transformer(name=called, family=family, **READERS[family](given))
+
+
+def nanogpt(config: Mapping[str, Any] | Any) -> Transformer:
+    """The model of a nanoGPT GPTConfig.
+
+    Parameters
+    ----------
+    config : GPTConfig or mapping
+        The object, or its fields; nanoGPT's defaults for those that are missing.
+
+    Returns
+    -------
+    Transformer
+        As nanoGPT draws it.
+
+    Examples
+    --------
+    >>> model = ns.models.nanogpt({"n_layer": 6, "n_head": 6, "n_embd": 384})
+    >>> model.layers, round(model.std_o, 5)
+    (6, 0.00577)
+    """
+    given = dict(config) if isinstance(config, Mapping) else dict(vars(config))
+    known = {"n_layer", "n_head", "n_embd", "vocab_size"}
+    extra = set(given) - known - {"block_size", "dropout", "bias"}
+    if extra:
+        raise ValueError(
+            f"{', '.join(sorted(extra))}: no field of nanoGPT's GPTConfig; remove it if it does not matter"
+        )
+    fields = {key: given[key] for key in known & set(given)}
+    fields |= {"n_positions": given.get("block_size", 1024), "vocab_size": given.get("vocab_size", 50304)}
+    return Transformer(name="nanogpt", family="nanogpt", **{**gpt2(fields), "activation": "gelu"})
+
+
+def pytorch_encoder(
+    d_model: int,
+    nhead: int,
+    dim_feedforward: int = 2048,
+    *,
+    num_layers: int = 1,
+    activation: str = "relu",
+    layer_norm_eps: float = 1e-5,
+    norm_first: bool = False,
+    bias: bool = True,
+    norm: bool = False,
+    causal: bool = False,
+) -> Transformer:
+    """The encoder that these arguments of PyTorch make.
+
+    Its inputs are tokens with unit Gaussian embeddings, which is what `torch.nn.Embedding` draws; `replace` changes
+    that.
+
+    Parameters
+    ----------
+    d_model, nhead : int
+        Width and heads, as of `torch.nn.TransformerEncoderLayer`.
+    dim_feedforward : int
+        Width between the two matrices of the perceptron.
+    num_layers : int
+        As of `torch.nn.TransformerEncoder`.
+    activation : str
+        "relu" or "gelu".
+    layer_norm_eps : float
+        Of all norms.
+    norm_first : bool
+        Whether norms come before the branches.
+    bias : bool
+        Whether linear layers have biases.
+    norm : bool
+        Whether a LayerNorm follows the last block.
+    causal : bool
+        Whether attention is masked, which PyTorch takes as an argument of the call.
+
+    Returns
+    -------
+    Transformer
+        As PyTorch draws it: uniform weights, and layers that begin as copies of one.
+
+    Examples
+    --------
+    >>> model = ns.models.pytorch_encoder(512, 8, num_layers=6)
+    >>> model.shared, model.distribution
+    (True, 'uniform')
+    """
+    if activation not in ("relu", "gelu"):
+        raise ValueError(f"activation={activation!r} must be 'relu' or 'gelu'")
+    for name, value in (("d_model", d_model), ("nhead", nhead), ("dim_feedforward", dim_feedforward)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r} must be a positive integer")
+    if d_model % nhead:
+        raise ValueError(f"d_model={d_model} must be a multiple of nhead={nhead}")
+    packed, plain, last = (2 * d_model) ** -0.5, (3 * d_model) ** -0.5, (3 * dim_feedforward) ** -0.5
+    return Transformer(
+        name="pytorch-encoder",
+        family="pytorch",
+        layers=num_layers,
+        width=d_model,
+        heads=nhead,
+        hidden=dim_feedforward,
+        positions="none",
+        order="pre" if norm_first else "post",
+        eps=layer_norm_eps,
+        final_norm=norm,
+        activation=activation,
+        causal=causal,
+        shared=num_layers > 1,
+        std_q=packed,
+        std_k=packed,
+        std_v=packed,
+        std_o=plain,
+        std_in=plain,
+        std_out=last,
+        std_embedding=1.0,
+        std_position=0.0,
+        bias_in=plain if bias else 0.0,
+        bias_out=last if bias else 0.0,
+        distribution="uniform",
+    )

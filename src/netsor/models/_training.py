@@ -22,10 +22,8 @@ from ..language._graph import topological_order
 from ..language._join import pooled
 from ..language._score import split
 from ..language._weight import MatMul
-from ._build import Layer, Trace, inside, n, normed, sigma_of, trace
+from ._build import Inputs, Layer, Trace, matrix_kind, n, normed, sigma_of, trace, values_by_block
 from ._description import Description
-from ._gradients import NAMES
-from ._inputs import Inputs
 
 KINDS = ("embedding", "position", "query", "key", "value", "output", "in", "gate", "out", "head")
 
@@ -78,14 +76,16 @@ def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> 
         first.append(WeightUse(None, "position", at))
         x = x + at
     x = normed(model, x) if model.input_norm else x
-    traced = _whole(trace(model, Inputs(len(ids), tuple(ids)), x))
+    traced = _merge_heads(trace(model, Inputs(len(ids), tuple(ids)), x))
     y = traced.output if model.logit_scale == 1 else model.logit_scale * traced.output
     head = table.T if model.tied else weight(count, n, std=sigma_of(model.std_logits, model.width), name="W^L")
     product = head @ y
     logits = product if model.logit_cap is None else model.logit_cap * tanh(product / model.logit_cap)
     acts = list(first)
-    for block, values in enumerate(inside(traced), 1):
-        acts += [WeightUse(block, _kind(v), v) for v in values if isinstance(v, Vector) and isinstance(v.op, MatMul)]
+    for block, values in enumerate(values_by_block(traced), 1):
+        acts += [
+            WeightUse(block, matrix_kind(v.op), v) for v in values if isinstance(v, Vector) and isinstance(v.op, MatMul)
+        ]
     acts.append(WeightUse(None, "head", product))
     watched = {
         "embedding": (x,),
@@ -100,7 +100,7 @@ def training(model: Description, ids: Sequence[int], targets: Sequence[int]) -> 
     return Training(watched, traced.masks, logits, _loss(logits, last, shift), last, tuple(acts))
 
 
-def _whole(traced: Trace) -> Trace:
+def _merge_heads(traced: Trace) -> Trace:
     """With the matrices of all heads on top of each other, one parameter as in real code: Muon can tell them apart."""
     new: dict[Value, Any] = {}
     for value in topological_order([traced.output, *(value for layer in traced.layers for value in layer[:6])]):
@@ -169,10 +169,3 @@ def _log_mean_exp(numbers: Any) -> Any:
     xp = array_namespace(numbers)
     top = xp.max(numbers, axis=-1, keepdims=True)
     return top + xp.log(xp.mean(xp.exp(numbers - top), axis=-1, keepdims=True))
-
-
-def _kind(value: Value) -> str:
-    """What a weight of a block is, by its name, or by the side on which the perceptron's width is."""
-    assert isinstance(value.op, MatMul)
-    w = value.op.weight
-    return NAMES.get(w.source.name or "") or ("out" if w.in_width.name == "m" else "in")

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy.typing as npt
 
 from .._program import Program
-from ._build import Trace, trace
+from ._build import Trace, inputs_of, trace
 from ._description import Description
-from ._inputs import inputs_of
 from ._metric_program import Probes
 
 
@@ -18,10 +17,10 @@ from ._metric_program import Probes
 class Transformer(Description):
     """A transformer at initialisation; `ns.models.read` makes it from a configuration.
 
-    Its inputs are `ids` of tokens (repeated ids share their embedding), or `tokens`, a number of different ids. A model
-    with a decoder reads `ids` and decodes `decoder_ids`, the same unless given. A model of images reads `patches`, an
-    array (patches, numbers in a patch), or `tokens`: a class token, and patches of standard normal pixels. Every std is
-    the standard deviation of the entries of a matrix, as real code gives it: N(0, std²).
+    `program`, `trace` and `probes` take its inputs: token `ids` (repeated ids share their embedding), or `tokens`, a
+    number of different ids. A model with a decoder reads `ids` and decodes `decoder_ids`, which default to `ids`. A
+    model of images reads `patches`, an array (patches, numbers in a patch), or `tokens`: a class token, and patches of
+    standard normal pixels. Every std is the standard deviation of the entries of a matrix: N(0, std²).
 
     Parameters
     ----------
@@ -122,18 +121,20 @@ class Transformer(Description):
     distribution : str
         "gaussian", "uniform" or "truncated": of the weights.
 
-    Raises
-    ------
-    ValueError
-        If a field has a value that is not allowed, or does not fit the others.
-
     Examples
     --------
     >>> model = ns.models.read("gpt2")
     >>> model.layers, model.width, model.tied
     (12, 768, True)
+    >>> model.weights, model.widths()
+    (124318464, {'n': 768, 'd': 64, 'm': 3072})
     >>> model.program(tokens=4).shape
     (4,)
+    >>> model.trace(tokens=4).layers[0].weights.shape  # heads, tokens, tokens
+    (12, 4, 4)
+    >>> small = model.replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
+    >>> sorted(small.probes(tokens=4).measure(3, progress=False))[:4]
+    ['attention_share', 'cosine', 'effective_rank', 'entropy']
     """
 
     def program(
@@ -150,26 +151,8 @@ class Transformer(Description):
 
         Parameters
         ----------
-        ids : sequence of int, optional
-            Of the tokens.
-        tokens : int, optional
-            So many different ids, in place of `ids`.
-        decoder_ids : sequence of int, optional
-            What a decoder decodes, `ids` unless given.
-        patches : array_like, optional
-            (patches, numbers in a patch), for a model of images.
-
-        Returns
-        -------
-        Program
-            Of shape (tokens,).
-
-        Examples
-        --------
-        >>> model = ns.models.read("gpt2").replace(layers=2)
-        >>> law = model.program(tokens=4)[0].law(draws=200, **model.widths())  # of one coordinate in the real model
-        >>> law.status
-        'exact'
+        ids, tokens, decoder_ids, patches
+            The inputs, described at the class.
         """
         traced = self.trace(ids, tokens=tokens, decoder_ids=decoder_ids, patches=patches)
         return Program(traced.output, self.name)
@@ -182,30 +165,12 @@ class Transformer(Description):
         decoder_ids: Sequence[int] | None = None,
         patches: npt.ArrayLike | None = None,
     ) -> Trace:
-        """Every vector and score of the network as values of the language, to make programs of one's own.
+        """Every vector and score of the network as values of the language, from which you write your own programs.
 
         Parameters
         ----------
-        ids : sequence of int, optional
-            Of the tokens.
-        tokens : int, optional
-            So many different ids, in place of `ids`.
-        decoder_ids : sequence of int, optional
-            What a decoder decodes, `ids` unless given.
-        patches : array_like, optional
-            (patches, numbers in a patch), for a model of images.
-
-        Returns
-        -------
-        Trace
-            Embeddings, blocks and last vectors.
-
-        Examples
-        --------
-        >>> traced = ns.models.read("gpt2").trace(tokens=4)
-        >>> entropy = ns.apply(lambda a: -(a * np.log(np.maximum(a, 1e-300))).sum(-1), traced.layers[0].weights, axes=1)
-        >>> entropy.shape  # heads, tokens
-        (12, 4)
+        ids, tokens, decoder_ids, patches
+            The inputs, described at the class.
         """
         return trace(self, inputs_of(self, ids, tokens, decoder_ids, patches))
 
@@ -219,32 +184,15 @@ class Transformer(Description):
         gradients: bool = False,
         ranges: bool = False,
     ) -> Probes:
-        """The quantities of an audit on these inputs: `measure` draws them, layer by layer.
+        """The quantities of an audit on these inputs, which `measure` draws.
 
         Parameters
         ----------
-        ids : sequence of int, optional
-            Of the tokens.
-        tokens : int, optional
-            So many different ids, in place of `ids`.
-        decoder_ids : sequence of int, optional
-            What a decoder decodes, `ids` unless given.
-        patches : array_like, optional
-            (patches, numbers in a patch), for a model of images.
+        ids, tokens, decoder_ids, patches
+            The inputs, described at the class.
         gradients : bool
-            The backward half too.
+            Whether to include gradients.
         ranges : bool
-            The ranges of activations too.
-
-        Returns
-        -------
-        Probes
-            The quantities, as programs.
-
-        Examples
-        --------
-        >>> model = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> sorted(model.probes(tokens=4).measure(3, progress=False))[:4]
-        ['attention_share', 'cosine', 'effective_rank', 'entropy']
+            Whether to include the ranges of activations.
         """
         return Probes(self, inputs_of(self, ids, tokens, decoder_ids, patches), gradients, ranges)

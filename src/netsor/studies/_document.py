@@ -27,6 +27,9 @@ class Cell:
     links: Mapping[str, str] = field(default_factory=dict)  # addresses by their text
 
 
+Row = Sequence[str | Cell]
+
+
 @dataclass(frozen=True)
 class Paragraph:
     """A paragraph; `kind` is "verdict", "warning", "note" or ""."""
@@ -43,7 +46,7 @@ class Table:
     """Rows below a head. The first column names the rows. `prose` marks a table of sentences rather than numbers."""
 
     head: Sequence[str]
-    rows: Sequence[Sequence[str | Cell]]
+    rows: Sequence[Row]
     prose: bool = False
 
 

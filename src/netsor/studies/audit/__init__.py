@@ -102,11 +102,6 @@ def audit(
     Audit or Comparison
         A comparison, if there is more than one model.
 
-    Raises
-    ------
-    ValueError
-        If an argument is not allowed, or a model is not understood.
-
     Examples
     --------
     >>> tiny = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 30}

@@ -22,6 +22,7 @@ from .._document import (
     Item,
     Items,
     Paragraph,
+    Row,
     Section,
     Table,
     count_statuses,
@@ -99,7 +100,9 @@ def _audit_sections(lengths: Lengths) -> list[Section]:
         )
     if first.request.ranges:
         sections.append(Section("Activation ranges and short formats", _ranges.blocks(first.best.arrays)))
-    rules = [[Cell(f.name, f.rule), Cell(f.verdict, f.measured, COLOUR_CLASSES[f.verdict]), f.reason] for f in findings]
+    rules: list[Row] = [
+        [Cell(f.name, f.rule), Cell(f.verdict, f.measured, COLOUR_CLASSES[f.verdict]), f.reason] for f in findings
+    ]
     return [
         *sections,
         Section(f"Block by block{drawn}", [Paragraph(BLOCK_NOTE), _all_figures([first])], "html"),
@@ -180,7 +183,7 @@ def _output_table(firsts: Sequence[LengthResult]) -> Table:
         width = "n = ∞" if each.subject.infinite else "its widths"
         head.append((f"{name}, n = ∞" if each.subject.infinite else name) if several else width)
     shown = [q for q in FINAL if any(q.name in each for each in measured)]
-    rows = [[Cell(q.title, q.meaning), *(cell_text(each, q.name, None) for each in measured)] for q in shown]
+    rows: list[Row] = [[Cell(q.title, q.meaning), *(cell_text(each, q.name, None) for each in measured)] for q in shown]
     return Table(head, rows or [["no logits", *("–" for _ in measured)]])
 
 

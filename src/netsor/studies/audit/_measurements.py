@@ -105,68 +105,20 @@ class Draws(Mapping[str, Array]):
 
     @property
     def draws(self) -> int:
-        """How many draws there are.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).actual.draws
-        16
-        """
+        """How many draws there are."""
         return int(next(iter(self.arrays.values())).shape[0])
 
     @property
     def random_numbers(self) -> int:
-        """How many random numbers were drawn in all.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).actual.random_numbers > 0
-        True
-        """
+        """How many random numbers were drawn in all."""
         return self.subject.plan.random_numbers * self.draws
 
     def from_embedding(self, name: str) -> Array:
-        """The draws of a quantity with the embedding before the blocks, if it is measured there too.
-
-        Parameters
-        ----------
-        name : str
-            Of the quantity.
-
-        Returns
-        -------
-        numpy.ndarray
-            Its draws, (draws, blocks + 1) where the embedding is measured too.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).actual.from_embedding("cosine").shape
-        (16, 3)
-        """
+        """The draws of a quantity with the embedding before the blocks, if it is measured there too."""
         return _from_embedding(self.arrays, name)
 
     def band(self, name: str) -> Band:
-        """The median and the band of a quantity, from the embedding on where it is measured there.
-
-        Parameters
-        ----------
-        name : str
-            Of the quantity.
-
-        Returns
-        -------
-        Band
-            The median and the band, from the embedding on where it is measured there.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).actual.band("cosine").blocks
-        array([0, 1, 2])
-        """
+        """The median and the band of a quantity, from the embedding on where it is measured there."""
         draws = self.from_embedding(name)
         made = band(draws)
         error = np.zeros(draws.shape[1:])
@@ -178,14 +130,7 @@ class Draws(Mapping[str, Array]):
 
     @property
     def shifted(self) -> list[Mapping[str, Array]]:
-        """The draws moved by their quadrature error, in each of several ways; none if that shows in no quantity.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True, widths="inf").limit.shifted
-        []
-        """
+        """The draws moved by their quadrature error, in each of several ways; none if that shows in no quantity."""
         bands = [self.band(name) for name in self.moved]
         if not any((b.error > NEGLIGIBLE * (np.abs(b.median) + b.high - b.low)).any() for b in bands):
             return []
@@ -241,53 +186,25 @@ class LengthResult(Mapping[str, Band]):
 
     @property
     def best(self) -> Draws:
-        """What was measured at its own widths, or at infinity if nothing else was asked.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).at(16).best.draws
-        16
-        """
+        """What was measured at its own widths, or at infinity if nothing else was asked."""
         found = self.actual or self.limit
         assert found is not None
         return found
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).at(16).blocks
-        2
-        """
+        """How many blocks there are."""
         return int(self.best.arrays["mean_square"].shape[1])
 
     @property
     def stacks(self) -> tuple[tuple[int, int], ...]:
-        """The first and the last block of the network; of the encoder and of the decoder, if there are two.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).at(16).stacks
-        ((0, 1),)
-        """
+        """The first and the last block of the network; of the encoder and of the decoder, if there are two."""
         encoder = self.model.layers
         return ((0, self.blocks - 1),) if self.blocks == encoder else ((0, encoder - 1), (encoder, self.blocks - 1))
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """A verdict for each rule.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).at(16).findings[0].name
-        'growth'
-        """
+        """A verdict for each rule."""
         both = self.actual is not None and self.limit is not None
         found = self._judged(self.best.arrays, self.limit.arrays if both and self.limit else None)
         shifted = [] if self.limit is None else self.limit.shifted
@@ -299,29 +216,7 @@ class LengthResult(Mapping[str, Band]):
         return judged(RuleInput(draws, limit, self._distinct, uniform, self.stacks, self.tokens, self.best.precision))
 
     def finding(self, name: str) -> Finding:
-        """The verdict of one rule.
-
-        Parameters
-        ----------
-        name : str
-            Of the rule.
-
-        Returns
-        -------
-        Finding
-            With its verdict, and what was measured.
-
-        Raises
-        ------
-        ValueError
-            If there is no such rule.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).at(16).finding("rank").verdict
-        'not found'
-        """
+        """The verdict of one rule."""
         return {finding.name: finding for finding in self.findings}[rule_name(name)]
 
     @property
@@ -338,30 +233,11 @@ class LengthResult(Mapping[str, Band]):
 
     @property
     def measured(self) -> list[Draws]:
-        """All that was measured: at its own widths, at infinity, or both.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> len(ns.audit(tiny, quick=True).at(16).measured)
-        1
-        """
+        """All that was measured: at its own widths, at infinity, or both."""
         return [found for found in (self.actual, self.limit) if found is not None]
 
     def rows(self) -> list[dict[str, Any]]:
-        """The table as data: a row for each quantity and block. 0 is the embedding, and the end has no block.
-
-        Returns
-        -------
-        list of dict
-            A row for each quantity and block, for a DataFrame, say. 0 is the embedding, and the end has no block.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> list(ns.audit(tiny, quick=True).at(16).rows()[0])
-        ['model', 'tokens', 'widths', 'block', 'quantity', 'median', 'low', 'high', 'error']
-        """
+        """The table as data: a row for each quantity and block. 0 is the embedding, and the end has no block."""
         return [
             {"model": self.model.name, "tokens": self.tokens, "widths": "inf" if found.subject.infinite else "actual",
              "block": at, "quantity": q.name, "median": float(median), "low": float(low), "high": float(high),

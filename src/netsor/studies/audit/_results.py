@@ -48,42 +48,16 @@ class Result(ABC):
 
     @abstractmethod
     def as_dict(self) -> dict[str, Any]:
-        """What `netsor audit --json` prints.
-
-        Returns
-        -------
-        dict
-            Of plain numbers, texts and lists.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> sorted(ns.audit(tiny, compare=tiny.replace(std=1.0, name="wide"), quick=True).as_dict())[:2]
-        ['compare', 'differences']
-        """
+        """What `netsor audit --json` prints."""
 
     @property
     def random_numbers(self) -> int:
-        """All that were drawn, for all models, lengths and widths.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).random_numbers > 0
-        True
-        """
+        """How many random numbers were drawn, over all models, lengths and widths."""
         return sum(m.random_numbers for audit in self.audits for found in audit.lengths for m in found.measured)
 
     @property
     def seconds(self) -> float:
-        """What the draws took, in seconds of one core; those that were kept from an earlier run count too.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).seconds > 0
-        True
-        """
+        """Seconds of one core that the draws took, including those kept from an earlier run."""
         return sum(m.seconds for audit in self.audits for found in audit.lengths for m in found.measured)
 
     @property
@@ -91,29 +65,7 @@ class Result(ABC):
         return {"random_numbers": self.random_numbers, "seconds": round(self.seconds, 3)}
 
     def failed(self, names: Sequence[str]) -> list[str]:
-        """A line for each model and each of these rules that is not *not found*: found, or undecided.
-
-        Parameters
-        ----------
-        names : sequence of str
-            Of rules.
-
-        Returns
-        -------
-        list of str
-            A line for each model and each of these rules that is not *not found*: found, or undecided.
-
-        Raises
-        ------
-        ValueError
-            If there is no such rule, or it was not measured.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).failed(["entropy", "rank"])
-        []
-        """
+        """One line for each model and each named rule whose verdict is *found* or *undecided*."""
         lines = []
         for audit in self.audits:
             for finding in map(audit.finding, names):
@@ -127,55 +79,18 @@ class Result(ABC):
         return lines
 
     def assert_ok(self, *names: str) -> None:
-        """Raise an AssertionError if one of these rules is found, or undecided, at any length; a line for each.
+        """Raise an AssertionError if a named rule is flagged or undecided at any length.
 
-        Parameters
-        ----------
-        *names : str
-            Of rules.
-
-        Raises
-        ------
-        AssertionError
-            If one is found or undecided.
-        ValueError
-            If one was not measured: a test of it would test nothing.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).assert_ok("entropy", "rank", "loss")
+        A rule that was not measured is a ValueError, because a test of it would test nothing.
         """
         lines = self.failed(names)
         if lines:
             raise AssertionError("\n".join(lines))
 
     def save(self, out: str | Path) -> Path:
-        """Write report.html, audit.csv, audit.json (what `as_dict` gives) and manifest.json into a folder.
+        """Write report.html, audit.csv, audit.json and manifest.json into a folder and return the report's path.
 
-        Parameters
-        ----------
-        out : str or pathlib.Path
-            The folder. Files in it that are not of an earlier audit are never overwritten.
-
-        Returns
-        -------
-        pathlib.Path
-            That of the report.
-
-        Raises
-        ------
-        ValueError
-            If there are such files.
-
-        Examples
-        --------
-        >>> import tempfile
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     ns.audit(tiny, quick=True).save(f"{folder}/tiny").name
-        ...
-        'report.html'
+        Files in the folder that no earlier audit wrote are never overwritten.
         """
         from ._report import files  # matplotlib is slow to import
 
@@ -190,20 +105,19 @@ class Result(ABC):
 
 
 class Audit(Result, Mapping[str, Band]):
-    """What was measured of a model, at one length of its input or several; `ns.audit` makes it.
+    """What was measured of one model, at one input length or several; `ns.audit` makes it.
 
-    A mapping of quantities to bands: `audit["entropy"].median` has an entry for each block, and so have `low`, `high`
-    and `blocks`, in which 0 is the embedding. `audit.finding("entropy").verdict` is that of the worst length. Of one
-    length: `audit.at(128)["entropy"]` and `audit.at(128).findings`; the audit's own numbers are those of the first.
-    `audit.actual["entropy"]` are the draws themselves, (draws, blocks), at the model's own widths, and those of `limit`
-    at infinite ones.
+    It maps quantities to bands: `audit["entropy"].median` has an entry for each block, and so have `low`, `high` and
+    `blocks`, where 0 is the embedding. These numbers are of the first length; `audit.at(128)` has those of another.
+    `audit.finding("entropy").verdict` is the verdict at the worst length. `audit.actual["entropy"]` holds the draws
+    themselves, (draws, blocks), at the model's own widths, and `audit.limit` those at infinite widths.
 
     Parameters
     ----------
     request : Request
-        What was asked.
-    lengths : sequence of Found
-        What was measured at each length.
+        The arguments of the audit.
+    lengths : sequence of LengthResult
+        The measurements at each length.
 
     Examples
     --------
@@ -213,6 +127,11 @@ class Audit(Result, Mapping[str, Band]):
     <Audit of gpt2: 16 draws; flagged: none; print it for the table>
     >>> found["mean_square"].median.shape  # the embedding, and two blocks
     (3,)
+    >>> found.finding("entropy").verdict, found.actual["entropy"].shape  # draws, blocks
+    ('not found', (16, 2))
+    >>> found.assert_not_found("entropy", "rank", "loss")
+    >>> ns.audit(tiny.replace(std=0.2), quick=True, seed=1).departures(found.as_dict())[0].quantity
+    'mean_square'
     """
 
     def __init__(self, request: Request, lengths: Sequence[LengthResult]) -> None:
@@ -240,81 +159,26 @@ class Audit(Result, Mapping[str, Band]):
         return len(self.lengths[0])
 
     def as_dict(self) -> dict[str, Any]:
-        """What `netsor audit --json` prints.
-
-        Returns
-        -------
-        dict
-            Of plain numbers, texts and lists.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> sorted(ns.audit(tiny, quick=True).as_dict()["final"])
-        ['logit_std', 'loss', 'max_probability']
-        """
+        """What `netsor audit --json` prints."""
         return {**of_model(self.lengths), **self._spent}
 
     @property
     def model(self) -> Model:
-        """The model.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).model.layers
-        2
-        """
+        """The model."""
         return self.lengths[0].model
 
     @property
     def actual(self) -> Draws | None:
-        """The draws of the first length at the model's own widths, or None.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True).actual["entropy"].shape
-        (16, 2)
-        """
+        """The draws of the first length at the model's own widths, or None."""
         return self.lengths[0].actual
 
     @property
     def limit(self) -> Draws | None:
-        """The draws of the first length at infinite widths, or None.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True, widths="inf").limit["entropy"].shape
-        (16, 2)
-        """
+        """The draws of the first length at infinite widths, or None."""
         return self.lengths[0].limit
 
     def at(self, tokens: int) -> LengthResult:
-        """What was measured on so many tokens.
-
-        Parameters
-        ----------
-        tokens : int
-            One of the lengths.
-
-        Returns
-        -------
-        Found
-            With `findings`, and quantities by name.
-
-        Raises
-        ------
-        ValueError
-            If nothing was measured at that length.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True, tokens=[4, 8]).at(8).finding("entropy").verdict
-        'not found'
-        """
+        """The measurements at one length, with `findings` and quantities by name."""
         for found in self.lengths:
             if found.tokens == tokens:
                 return found
@@ -323,73 +187,20 @@ class Audit(Result, Mapping[str, Band]):
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """A verdict for each rule: that of the length where it is worst, with all lengths that have it.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> [finding.name for finding in ns.audit(tiny, quick=True).findings][:4]
-        ['growth', 'branches', 'rank', 'entropy']
-        """
+        """The verdict of each rule at the length where it is worst."""
         return merged(self.lengths)
 
     def finding(self, name: str) -> Finding:
-        """The verdict of one rule, at the length where it is worst.
-
-        Parameters
-        ----------
-        name : str
-            Of the rule.
-
-        Returns
-        -------
-        Finding
-            With its verdict, and what was measured.
-
-        Raises
-        ------
-        ValueError
-            If there is no such rule.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny.replace(std=1.0), quick=True).finding("entropy").verdict
-        'found'
-        """
+        """The verdict of one rule, at the length where it is worst."""
         self.lengths[0].finding(name)  # which knows the names
         return next(finding for finding in self.findings if finding.name == name)
 
     def departures(self, baseline: str | Path | Mapping[str, Any] | Baseline) -> list[Departure]:
         """The numbers whose medians have left the bands of an earlier audit, the largest change first.
 
-        A number has left its band if its median is outside the earlier 5–95 % band by more than chance explains: a
-        model that has not changed has a departure in at most one of 10,000 audits, whatever the number of draws.
-
-        Parameters
-        ----------
-        baseline : str, pathlib.Path or mapping
-            The earlier audit: the path of a JSON file (what `netsor audit --json` printed, or `audit.json` of a folder)
-            or what `as_dict` gave. It must have all that this audit measures.
-
-        Returns
-        -------
-        list of Departure
-            Empty if every median is within its band.
-
-        Raises
-        ------
-        ValueError
-            If it is no audit, is of another model, or has not all that is measured here.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> old = ns.audit(tiny, quick=True).as_dict()
-        >>> ns.audit(tiny, quick=True, seed=1).departures(old)
-        []
-        >>> print(ns.audit(tiny.replace(std=0.2), quick=True, seed=1).departures(old)[0].quantity)
-        mean_square
+        The earlier audit is a JSON file (from `netsor audit --json` or `save`) or what `as_dict` returned. It must
+        have measured all that this audit measures. A number departs if its median is outside the earlier 5–95 % band
+        by more than chance explains: an unchanged model has a departure in at most one of 10,000 audits.
         """
         earlier = Baseline.of(baseline)
         earlier.check(self.request, self.model)
@@ -401,21 +212,14 @@ class Audit(Result, Mapping[str, Band]):
 
     @property
     def changing(self) -> tuple[str, ...]:
-        """The rules whose verdict depends on the length: found at one, not found at another.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, quick=True, tokens=[4, 8]).changing
-        ()
-        """
+        """The rules whose verdict depends on the length: found at one, not found at another."""
         return changing(self.lengths)
 
 
 class Comparison(Result):
-    """Several models beside each other; `ns.audit` makes it of `compare` or `sweep`.
+    """Audits of several models; `ns.audit` makes it from `compare` or `sweep`.
 
-    `comparison["name"]` is the audit of one of them.
+    `comparison["name"]` is the audit of one model.
 
     Parameters
     ----------
@@ -457,44 +261,17 @@ class Comparison(Result):
         raise KeyError(f"{name!r} is no model of this comparison; they are {known}")
 
     def as_dict(self) -> dict[str, Any]:
-        """What `netsor audit --json` prints.
-
-        Returns
-        -------
-        dict
-            Of plain numbers, texts and lists.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> "differences" in ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).as_dict()
-        True
-        """
+        """What `netsor audit --json` prints."""
         return {**of_comparison([audit.lengths for audit in self.audits], self.differences), **self._spent}
 
     @cached_property
     def differences(self) -> Differences:
-        """What is different in the models, and in what the rules and the numbers say of them.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> found = ns.audit(tiny, sweep={"std_q": [0.02, 5.0]}, quick=True)
-        >>> found.differences.fields
-        {'std_q': (0.02, 5.0)}
-        """
+        """The fields, verdicts and quantities in which the models differ."""
         return differences([audit.lengths for audit in self.audits])
 
     @property
     def preferred(self) -> str | None:
-        """The model that the rules prefer; None where they prefer none, or not the same.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=2, width=16, heads=2, hidden=64, vocabulary=30)
-        >>> ns.audit(tiny, sweep={"std": [0.02, 1.0]}, quick=True).preferred
-        'gpt2, std=0.02'
-        """
+        """The model that the rules prefer; None if they prefer none or disagree."""
         return self.differences.preferred
 
 

@@ -100,11 +100,6 @@ def coord_check(
     CoordCheck
         A `Check` for each parametrisation, with exponents, verdicts and what to change.
 
-    Raises
-    ------
-    ValueError
-        If an argument is not allowed, or a model is not understood.
-
     Examples
     --------
     >>> @ns.program

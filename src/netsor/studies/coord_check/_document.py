@@ -13,6 +13,7 @@ from .._document import (
     NOT_APPLICABLE,
     OK,
     UNDECIDED,
+    Block,
     Cell,
     Document,
     Figure,
@@ -56,7 +57,7 @@ def document(checks: Sequence[Check], manifest: dict[str, Any] | None = None) ->
         Section("Exponents with 99.99 % intervals (lr: of the update of a weight)", [_exponents(checks)]),
     ]
     sections += [section for check in checks for section in _details(check)]
-    updates = [Paragraph(UPDATE_NOTE.format(axis=request.axis)), Figures([_picture(checks, UPDATE)])]
+    updates: list[Block] = [Paragraph(UPDATE_NOTE.format(axis=request.axis)), Figures([_picture(checks, UPDATE)])]
     sections.append(Section("What each learning rate does", updates, "html"))
     sections.append(Section("How verdicts are reached", [Paragraph(rule(request))], "verbose"))
     if manifest is not None:

@@ -61,15 +61,7 @@ class Check(Mapping[str, Verdict]):
 
     @property
     def name(self) -> str:
-        """The name of the parametrisation; "program" for a program, which has its own.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> check.name
-        'sp'
-        """
+        """The name of the parametrisation; "program" for a program, which has its own."""
         return self.rule.name
 
     def __repr__(self) -> str:
@@ -89,43 +81,12 @@ class Check(Mapping[str, Verdict]):
         return len(self.verdicts)
 
     def update(self, kind: str) -> Verdict:
-        """The verdict on what the update of a kind of weight does to the inputs that it had.
-
-        Parameters
-        ----------
-        kind : str
-            Its name, one of those in `updates`.
-
-        Returns
-        -------
-        Verdict
-            That of the worst block.
-
-        Raises
-        ------
-        KeyError
-            If there is no such kind.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> check.update("head").verdict
-        'grows'
-        """
+        """The verdict on the update of one kind of weight, applied to its old inputs."""
         return _of(kind, self.updates)
 
     @cached_property
     def fits(self) -> dict[Entry, Fit | None]:
-        """The exponent of everything that was measured, by entry; None of what is 0, or not finite, in some replica.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> print(check.fits[check["logits"].entry].exponent)
-        +1.05 ± 0.06
-        """
+        """The exponent of each entry; None if a replica of it is 0 or not finite."""
         return {entry: fit(some, self.request.at) for entry, some in self.draws.items()}
 
     def _promised(self, name: str) -> float | None:
@@ -133,25 +94,7 @@ class Check(Mapping[str, Verdict]):
         return promised if self.request.axis == "width" or promised is None else 0.0
 
     def blocks(self, what: str) -> list[Verdict]:
-        """The verdict on every block, where `verdicts`, `updates` and `sizes` have that of the worst alone.
-
-        Parameters
-        ----------
-        what : str
-            "change" of activations, "update" of kinds of weights, or "size" of activations before the step.
-
-        Returns
-        -------
-        list of Verdict
-            In the order of the network.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> [(v.entry.name, v.entry.block) for v in check.blocks("change")][:3]
-        [('embedding', None), ('scores', 1), ('attention', 1)]
-        """
+        """The verdict on every block, for "change", "update" or "size"; `verdicts` has the worst block alone."""
         every = []
         for entry, found in self.fits.items():
             if entry.what == what:
@@ -167,58 +110,22 @@ class Check(Mapping[str, Verdict]):
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """On each activation, the logits and the loss: what one step changes.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> [v.entry.name for v in check.verdicts if v.verdict == "grows"]
-        ['attention', 'mlp', 'logits', 'loss']
-        """
+        """The verdicts on what one step changes: each activation, the logits and the loss."""
         return self._worst(CHANGE)
 
     @cached_property
     def updates(self) -> tuple[Verdict, ...]:
-        """On each kind of weight: what its update does to the inputs that it had.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> [v.entry.name for v in check.updates if v.verdict == "does not move"]
-        ['query', 'key']
-        """
+        """The verdicts on the updates of each kind of weight, applied to their old inputs."""
         return self._worst(UPDATE)
 
     @cached_property
     def sizes(self) -> tuple[Verdict, ...]:
-        """On each activation before the step.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> [v.entry.name for v in check.sizes][:4]
-        ['embedding', 'scores', 'attention', 'mlp']
-        """
+        """The verdicts on the size of each activation before the step."""
         return self._worst(SIZE)
 
     @property
     def no_limit(self) -> dict[str, str]:
-        """Why activations have no limit, by their names; empty if all have one, or if infinite width was not asked for.
-
-        Examples
-        --------
-        >>> @ns.program
-        ... def net(n):
-        ...     h = ns.probe("hidden", ns.weight(n, 1, name="first") @ ns.data([[1.0]]))
-        ...     return ns.mean_dot(h, h).sum()
-        >>> check = ns.coord_check(net, widths=[4, 8, ns.inf], lr=lambda fan_in, out: out**2, draws=4)[0]
-        >>> for names, why in check.no_limit.items():
-        ...     print(f"{names}: {why}")
-        hidden, loss: a step of first changes what it makes by an amount of order n^(1), which has no limit; ...
-        """
+        """Why activations have no limit, by name; empty if all have one or infinite width was not asked for."""
         found: dict[str, list[str]] = {}
         for entry, why in self.refused.items():
             if entry.what == CHANGE and entry.name not in found.get(why, ()):
@@ -227,64 +134,24 @@ class Check(Mapping[str, Verdict]):
 
     @property
     def advice(self) -> list[str]:
-        """What to change, a sentence each; empty if no update, and no activation, grows or shrinks against the promise.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> print(check.advice[0])
-        the learning rates of value matrices, ... and head should fall like 1/n: what the update makes of its inputs ...
-        """
+        """What to change, one sentence each; empty if nothing grows or shrinks against the promise."""
         return advice(self.updates, self.verdicts, self.sizes, self.request.letter)
 
     @property
     def kept(self) -> bool:
-        """Whether there is nothing to change: `advice` is empty. What is undecided does not count.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> check.kept
-        False
-        """
+        """Whether `advice` is empty; what is undecided does not count."""
         return not self.advice
 
     @property
     def broken(self) -> list[str]:
-        """What grows or shrinks against the promise, by name: activations, and updates of kinds of weights.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> check.broken[2:5]
-        ['logits', 'loss', 'update of value']
-        """
+        """The names of activations and updates that grow or shrink against the promise."""
         return [
             *(v.entry.name for v in broken(self.verdicts)),
             *(f"update of {v.entry.name}" for v in broken(self.updates)),
         ]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each entry and width (or depth), and for each that has a limit one at infinite width.
-
-        Returns
-        -------
-        iterator of dict
-            With `parametrisation`, `what`, `name`, `block`, `width` (or `depth`), `value` (the geometric mean over
-            replicas), `low` and `high` (two standard errors below and above, and at infinite width the quadrature
-            error too), and the number of `replicas`.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> row = next(check.rows())
-        >>> row["what"], row["name"], row["width"], row["replicas"]
-        ('size', 'embedding', 8, 16)
-        """
+        """One row for each entry and width (or depth), and one at infinite width where there is a limit."""
         for entry, some in self.draws.items():
             for at, draws in zip(self.request.at, some, strict=True):
                 yield self._row(entry, at, draws)
@@ -300,48 +167,13 @@ class Check(Mapping[str, Verdict]):
         }  # fmt: skip
 
     def limit_size(self, entry: Entry) -> tuple[float, float, float]:
-        """The size of an entry at infinite width, and the ends of an interval for it.
-
-        Parameters
-        ----------
-        entry : Entry
-            One of those in `limit`.
-
-        Returns
-        -------
-        tuple of float
-            The geometric mean over replicas; that less and plus two standard errors and the quadrature error. The
-            second is 0 if the size is not told from 0.
-
-        Examples
-        --------
-        >>> @ns.program
-        ... def net(n):
-        ...     h = ns.probe("hidden", ns.weight(n, 1, name="first") @ ns.data([[1.0]]))
-        ...     return ns.mean_dot(h, h).sum()
-        >>> check = ns.coord_check(net, widths=[4, 8, ns.inf], lr=lambda fan_in, out: 0.1 * out, draws=4)[0]
-        >>> [f"{end:.3f}" for end in check.limit_size(check["hidden"].entry)]  # exact
-        ['0.200', '0.200', '0.200']
-        """
+        """The size of an entry at infinite width, and the ends of an interval for it."""
         if self.limit is None or entry not in self.limit:
             raise KeyError(f"{entry.what} of {entry.name} has no limit here")
         return size(self.limit[entry], self.errors.get(entry, 0.0), squares=entry.name != "loss")
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: the parametrisation, all exponents with their verdicts, and what to change.
-
-        Returns
-        -------
-        dict
-            Of plain numbers, texts and lists.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> check.as_dict()["verdicts"]["logits"]
-        'grows'
-        """
+        """For JSON: the parametrisation, all exponents with their verdicts, and what to change."""
         return {
             "parametrisation": self.rule.fields(),
             "activations": [self._object(v) for v in self.blocks(CHANGE)],

@@ -51,20 +51,7 @@ class Exponent(NamedTuple):
         return f"{value:+.2f} ± {self.error:.2f}".replace("-", "−")
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON.
-
-        Returns
-        -------
-        dict
-            `value`, `error`, `low` and `high`.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> list(check["logits"].exponent.as_dict())
-        ['value', 'error', 'low', 'high']
-        """
+        """For JSON."""
         return {"value": self.value, "error": self.error, "low": self.low, "high": self.high}
 
 
@@ -95,29 +82,12 @@ class Fit(NamedTuple):
 
     @property
     def bends(self) -> bool:
-        """Whether the slopes between neighbours differ for sure: the interval of `bend` does not have 0 in it.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> check["logits"].fit.bends  # two widths have one slope
-        False
-        """
+        """Whether the slopes between neighbours differ: the interval of `bend` excludes 0."""
         return self.bend is not None and not self.bend.low <= 0 <= self.bend.high
 
     @property
     def last(self) -> Exponent:
-        """What tells most of large widths: the slope through all, or if they differ that of the two largest widths.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> check = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)[0]
-        >>> fit = check["logits"].fit
-        >>> fit.last == fit.exponent
-        True
-        """
+        """The slope through all widths, or that of the two largest if the slopes differ."""
         return self.local[-1] if self.bends else self.exponent
 
 

@@ -24,13 +24,13 @@ class CoordCheck:
     Parameters
     ----------
     request : Request
-        What was asked.
+        The arguments of the check.
     checks : sequence of Check
-        What was found, for each parametrisation.
+        The result for each parametrisation.
     random_numbers : int
-        About how many were drawn.
+        About how many random numbers were drawn.
     seconds : float
-        What the draws took, in seconds of one core; those that were kept from an earlier run count too.
+        Seconds of one core that the draws took, including those kept from an earlier run.
 
     Examples
     --------
@@ -40,6 +40,9 @@ class CoordCheck:
     <CoordCheck of gpt2: sp not as promised; print it for the table>
     >>> found["sp"]["logits"].verdict
     'grows'
+    >>> row = found.rows()[-1]
+    >>> row["what"], row["name"], row["width"]
+    ('change', 'loss', 64)
     """
 
     def __init__(self, request: Request, checks: Sequence[Check], random_numbers: int, seconds: float):
@@ -77,39 +80,11 @@ class CoordCheck:
         return to_text(document(self.checks), verbose)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Everything that was measured, a row each, as the CSV has it.
-
-        Returns
-        -------
-        list of dict
-            Those of `Check.rows`, for one parametrisation after the other.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> found = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)
-        >>> row = found.rows()[-1]
-        >>> row["parametrisation"], row["what"], row["name"], row["width"]
-        ('sp', 'change', 'loss', 64)
-        """
+        """All measurements, one row each, as in the CSV file."""
         return [row for check in self.checks for row in check.rows()]
 
     def as_dict(self) -> dict[str, Any]:
-        """What `netsor coord-check --json` prints.
-
-        Returns
-        -------
-        dict
-            Of plain numbers, texts and lists.
-
-        Examples
-        --------
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> found = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)
-        >>> made = found.as_dict()
-        >>> made["axis"], made["at"], made["checks"][0]["verdicts"]["loss"]
-        ('width', [8, 64], 'grows')
-        """
+        """What `netsor coord-check --json` prints."""
         r = self.request
         return {
             "model": r.name,
@@ -128,32 +103,9 @@ class CoordCheck:
         }
 
     def save(self, out: str | Path) -> Path:
-        """Write report.html, the figure, the tables and manifest.json into a folder.
+        """Write report.html, the figure, the tables and manifest.json into a folder and return the report's path.
 
-        Parameters
-        ----------
-        out : str or pathlib.Path
-            The folder. Files in it that are not of an earlier check are never overwritten.
-
-        Returns
-        -------
-        pathlib.Path
-            That of the report.
-
-        Raises
-        ------
-        ValueError
-            If there are such files.
-
-        Examples
-        --------
-        >>> import tempfile
-        >>> tiny = ns.models.read("gpt2").replace(layers=1, width=8, heads=2, hidden=32, vocabulary=5)
-        >>> found = ns.coord_check(tiny, widths=[8, 64], parametrisation="sp", tokens=1, draws=16)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     found.save(f"{folder}/tiny").name
-        ...
-        'report.html'
+        Files in the folder that no earlier check wrote are never overwritten.
         """
         from ._report import files  # matplotlib is slow to import
 

@@ -43,11 +43,6 @@ def literature(
     Finished
         With `report`, the path of the page; `claims`, the verdicts by result; `summary`, a line.
 
-    Raises
-    ------
-    ValueError
-        If there is no such result, or the folder holds files of somebody else.
-
     Examples
     --------
     >>> import tempfile

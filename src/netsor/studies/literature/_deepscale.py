@@ -8,19 +8,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ... import language as ns
 from ..._mpl_style import BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, new
 from ..._program import Program
 from ...laws import Estimate
-from ...laws._estimate import student
 from ...nn import attention, attention_std, mlp
 from .._cache import Arrays
 from .._significance import combine, decide_below
-from ._result import Claim, Numbers, Part, Picture, Result
-
-Array = npt.NDArray[np.float64]
+from ._result import Array, Claim, Numbers, Part, Picture, Result, average
 
 
 def attention_told(tokens: int, width: float, score: float, r: float) -> tuple[float, float]:
@@ -153,7 +149,7 @@ def stacks(score: float, draws: int, seed: int) -> Arrays:
     return {"moments": _drawn(stack(LENGTH, HEADS, HEAD, score, DEPTH), draws, seed)}
 
 
-def _drawn(net: Any, draws: int, seed: int) -> np.ndarray[Any, Any]:
+def _drawn(net: Any, draws: int, seed: int) -> Array:
     return np.asarray(net.draw(draws=draws, seed=seed, workers=1, progress=False), dtype=np.float64)
 
 
@@ -173,10 +169,10 @@ def parts(quick: bool) -> list[Part]:
     return made
 
 
-def mean(draws: np.ndarray[Any, Any]) -> Estimate:
+def mean(draws: Array) -> Estimate:
     """The mean with its standard error, wider for few draws."""
-    count = len(draws)
-    return Estimate(float(draws.mean()), student(count) * float(draws.std(ddof=1)) / math.sqrt(count))
+    value, error = average(draws)
+    return Estimate(float(value), float(error))
 
 
 def ratio(told: float, ours: Estimate) -> Estimate:
@@ -262,12 +258,11 @@ def _perceptrons(numbers: Numbers) -> Claim:
     )
 
 
-def correlations(moments: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def correlations(moments: Array) -> tuple[Array, Array]:
     """The mean product over the mean square by block, with its standard error (of a ratio of means)."""
-    count = len(moments)
     square, product = moments[..., 0].mean(0), moments[..., 1].mean(0)
     rest = moments[..., 1] - product / square * moments[..., 0]
-    return product / square, student(count) * rest.std(axis=0, ddof=1) / math.sqrt(count) / square
+    return product / square, average(rest)[1] / square
 
 
 def _stack(numbers: Numbers, score: float) -> Claim:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._decorator import program
 from ..._mpl_style import BLUE, GREEN, GREY, ORANGE, VERMILLION, new
@@ -29,9 +28,8 @@ from ...language import (
 from ...nn import attention
 from .._cache import Arrays
 from .._significance import ABSENT, AGREES, DISAGREES, combine, decide_below
-from ._result import Claim, Numbers, Part, Picture, Result, mean, within
+from ._result import Array, Claim, Numbers, Part, Picture, Result, mean, within
 
-Array = npt.NDArray[np.float64]
 N = Width("n")
 TOKENS, DIM, HIDDEN, HEADS, STD = 128, 768, 3072, 12, 0.02  # of BERT-base; tokens as in the paper
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
 from ... import language as ns
@@ -18,9 +17,7 @@ from ...laws._estimate import student
 from ...nn import Embedding, attention_std, embedding, mlp
 from .._cache import Arrays, derive_seed
 from .._significance import AGREES, DISAGREES, SIGMAS, combine, decide_below, decide_decreasing
-from ._result import Claim, Numbers, Part, Picture, Result
-
-Array = npt.NDArray[np.float64]
+from ._result import Array, Claim, Numbers, Part, Picture, Result, average
 
 VARIANCE, BIAS = 0.2, 4e-4  # of weights, over the fan-in, and of biases
 DROPOUT = 0.1  # of a configuration of BERT that says nothing of it
@@ -202,16 +199,10 @@ def parts(quick: bool) -> list[Part]:
     return [*made, Part("shares", shares, {"tokens": list(LENGTHS), "beta": 3.0}, 2.0)]
 
 
-def drawn(numbers: Numbers, kind: str, beta: float) -> np.ndarray[Any, Any] | None:
+def drawn(numbers: Numbers, kind: str, beta: float) -> Array | None:
     """All draws of the cosine by layer (draws, layers), at width 720 or in the limit."""
     found = [arrays["cosine"] for label, arrays in numbers.items() if label.startswith(f"{kind} {beta}")]
     return np.concatenate(found) if found else None
-
-
-def average(draws: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The mean over draws with its standard error, wider for few draws."""
-    count = len(draws)
-    return draws.mean(axis=0), student(count) * draws.std(axis=0, ddof=1) / math.sqrt(count)
 
 
 def _theory(numbers: Numbers, kind: str, beta: float) -> Claim:
@@ -263,10 +254,9 @@ def _shares(numbers: Numbers) -> Claim:
     )
 
 
-def scaled(square: Sequence[float] | np.ndarray[Any, Any], tokens: int) -> Estimate:
+def scaled(square: Sequence[float] | Array, tokens: int) -> Estimate:
     """Their number, (mean of |∂L/∂W_Q|)² T d^(−2) (log T)^(−½), from squared gradients of draws."""
-    norms = np.sqrt(np.asarray(square))
-    mean, error = norms.mean(), student(len(norms)) * norms.std(ddof=1) / math.sqrt(len(norms))
+    mean, error = average(np.sqrt(np.asarray(square)))
     factor = tokens / HEAD**2 / math.sqrt(math.log(tokens))
     return Estimate(factor * mean**2, factor * 2 * mean * error)
 

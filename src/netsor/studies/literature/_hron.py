@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._decorator import program
 from ..._mpl_style import BLUE, GREY, VERMILLION, new
@@ -16,10 +15,9 @@ from ...laws import Estimate
 from ...nn import Attention
 from .._cache import Arrays
 from .._significance import AGREES, DISAGREES, combine, decide_below
-from ._result import Claim, Numbers, Part, Picture, Result, mean, within
+from ._result import Array, Claim, Numbers, Part, Picture, Result, mean, within
 from ._yang import word_kernel
 
-Array = npt.NDArray[np.float64]
 N = Width("n")
 SENTENCE = [0, 7, 1, 2, 3, 4, 5, 8, 6]  # the quick brown fox jumps over the lazy dog
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)  # σ_Q σ_K

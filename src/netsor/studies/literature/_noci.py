@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._decorator import program
 from ..._mpl_style import BLUE, GREEN, GREY, PURPLE, VERMILLION, new
@@ -15,9 +14,8 @@ from ...laws import Estimate
 from .._cache import Arrays
 from .._rate import slope_of
 from .._significance import AGREES, DISAGREES, SIGMAS, UNDECIDED, combine
-from ._result import Claim, Numbers, Part, Picture, Result, mean, within
+from ._result import Array, Claim, Numbers, Part, Picture, Result, mean, within
 
-Array = npt.NDArray[np.float64]
 TOKENS, WIDTH = 16, 64
 SCALES = (0.25, 1.0, 3.0)  # σ_Q σ_K, the standard deviation of a score of tokens with mean square 1
 COSINES = (0.0, 0.4, 0.7, 0.9, 0.97, 0.99)  # of two tokens

@@ -18,7 +18,7 @@ from ..._mpl_style import rendered, styled
 from ...engine._parallel import Progress, cores, whole_number
 from ...language._given import shown
 from .._cache import Arrays, Store
-from .._document import Block, Cell, Document, Figure, Figures, Paragraph, Section, Table, to_text
+from .._document import Block, Cell, Document, Figure, Figures, Paragraph, Row, Section, Table, to_text
 from .._html_report import FIGURE_FILES, provenance, to_page
 from .._output_dir import Folder, environment, to_csv
 from .._process_pool import Workers, wait
@@ -52,7 +52,7 @@ def document(
     manifest: Mapping[str, Any] | None = None,
 ) -> Document:
     """The results with their verdicts; with figures and manifest, for a folder."""
-    rows = [[Cell("", links={r.title: f"#{r.name}"}), *map(str, _counts(claims[r.name]))] for r in results]
+    rows: list[Row] = [[Cell("", links={r.title: f"#{r.name}"}), *map(str, _counts(claims[r.name]))] for r in results]
     subject = "Published results on transformers at initialisation, compared with the exact law of the same network."
     warning = "This is a quick look: smaller networks, fewer draws or fewer points; each result says which."
     sections = [Section("", [Paragraph(warning, "warning")])] if quick else []
@@ -84,7 +84,7 @@ def _counts(claims: Sequence[Claim]) -> tuple[int, int, int]:
 
 
 def _section(result: Result, claims: Sequence[Claim], svg: Mapping[str, bytes], quick: bool) -> Section:
-    rows = [
+    rows: list[Row] = [
         [Cell(c.published, f"Rule: {c.rule}"), c.ours, Cell(c.verdict, status=CLASSES.get(c.verdict, "open"))]
         for c in claims
     ]

@@ -76,11 +76,6 @@ def reproduce(
     Finished
         What was made: the report's path, and the claims.
 
-    Raises
-    ------
-    ValueError
-        If a figure or an option is none.
-
     Examples
     --------
     >>> try:

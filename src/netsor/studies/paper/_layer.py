@@ -66,11 +66,6 @@ def layer(
     Program
         With one output vector.
 
-    Raises
-    ------
-    TraceError
-        If there is no such activation or token.
-
     Examples
     --------
     >>> net = ns.paper.layer(heads=2)

@@ -97,15 +97,11 @@ def sampled(part: Part) -> Arrays:
         }
     assert isinstance(law, Mixture)
     noise = generator(part.stream(NOISE)).standard_normal(part.samples)
-    draws = _single(law.component_mean + np.sqrt(law.component_var) * noise)
+    draws = (law.component_mean + np.sqrt(law.component_var) * noise).astype(np.float32)
     numbers = np.array((law.random_numbers + 1) * part.samples)
     if case.score:
         return {"draws": draws, "numbers": numbers}
     return {"draws": draws, "density": block_densities(law, GRID, BLOCKS), "numbers": numbers}
-
-
-def _single(draws: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    return draws.astype(np.float32)
 
 
 def block_densities(law: Mixture, y: Array, blocks: int) -> Array:

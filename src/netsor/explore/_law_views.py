@@ -1,0 +1,419 @@
+"""Views of laws: one attention layer of the paper, or a program of your own, with sliders for its numbers and widths.
+
+A view has up to three laws: the law at the chosen widths, its limit, and the Gaussian beside it. The picture and the
+moments take some milliseconds; distances take longer, and are asked for afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from .._program import Program
+from ..engine import ExactError, NoLimitError, Plan
+from ..engine._parallel import cores, in_bytes, memory
+from ..language import inf
+from ..laws import Estimate, HeadSum, Law, kl
+from ..studies import paper
+from ..studies._cost import Draw
+from ..studies.audit._program_adapter import ProgramModel
+from ._audit_view import AuditViewRequest, Tell
+from ._view import MAX_SECONDS, Curve, Panel, Rows, View
+
+DENSITY_POINTS = 241
+DENSITY_STDS = 4.5  # standard deviations to each side that a density is drawn over
+DRAWS = (5_000, 2_000, 1_000, 500, 200)  # numbers of draws to choose from: the largest that takes less than QUICK
+QUICK = 0.2  # seconds on one core that the draws may take while a slider is moved
+SLOW = 3.0  # seconds that even the fewest draws may take
+GAUSSIAN, INFINITE_HEADS = "the Gaussian of its variance", "infinitely many heads"
+GAUSSIAN_KURTOSIS = 0.01  # excess kurtosis below which the law is Gaussian for most purposes
+
+
+class Named(NamedTuple):
+    """A law, how it is called on the page, how its curve looks, and the Python that makes it."""
+
+    label: str
+    look: str
+    law: Law
+    source: str
+
+    @property
+    def variable(self) -> str:
+        """Its name in the code of the view."""
+        return "law" if self.look == "finite" else self.look
+
+
+def view_laws(laws: list[Named], lines: list[str], plan: Plan, notes: list[str]) -> View:
+    """The view of these laws, from the first to the Gaussian; `lines` of Python make the program `net`."""
+    panels = _panels(laws)
+    every = dict.fromkeys(note for named in laws for note in named.law.notes)
+    rows: Rows = {
+        "mean": {named.label: named.law.with_error.mean() for named in laws},
+        "variance": {named.label: named.law.with_error.var() for named in laws},
+        "excess kurtosis": {
+            named.label: "0" if named.look == "gaussian" else named.law.with_error.kurtosis() for named in laws
+        },
+    }
+    if all(value.value == 0 for value in rows["mean"].values() if isinstance(value, Estimate)):
+        del rows["mean"]
+    for named in laws:
+        for at, mass in named.law.atoms[:3]:
+            rows.setdefault(f"P(y = {at:.4g})", {})[named.label] = mass
+    rows["status"] = {named.label: named.law.status for named in laws}
+    _finite(rows)
+    shown = tuple(dict.fromkeys([*filter(None, notes), *every]))
+    return View(panels, rows, _code(laws, lines), shown, str(plan), more=lambda: distances(laws))
+
+
+def _code(laws: list[Named], lines: list[str]) -> str:
+    """Python that makes the laws, prints their numbers and draws them, the limit on top."""
+    names = [named.variable for named in laws]
+    drawn = [*laws[:-2], laws[-1], laws[-2]]
+    return "\n".join(
+        [
+            *lines,
+            *(f"{named.variable} = {named.source}" for named in laws),
+            f"print({', '.join(f'{name}.with_error.kurtosis()' for name in names[:-1])})",
+            f"print({', '.join(f'ns.kl({one}, {other})' for one, other in itertools.pairwise(names))})",
+            f"ns.plot({', '.join(each.variable for each in drawn)}, labels={[each.label for each in drawn]})",
+            "plt.savefig('laws.png')",
+        ]
+    )
+
+
+def distances(laws: list[Named]) -> Rows:
+    """KL from each law to the next: how far the width is from its limit, and the limit from a Gaussian."""
+    rows: Rows = {}
+    for one, other in itertools.pairwise(laws):
+        rows[f"KL to {other.label}"] = {one.label: kl(one.law, other.law)}
+    return rows
+
+
+def afford(plans: list[Plan], asked: int | None) -> tuple[int, str]:
+    """How many draws these plans are given, and a note if that is fewer than usual; those asked for if they fit."""
+
+    def seconds(draws: int) -> float:
+        return sum(plan.seconds(draws) for plan in plans)
+
+    draws = next((draws for draws in DRAWS if seconds(draws) <= QUICK), DRAWS[-1]) if asked is None else asked
+    block = cores() * max((Draw.of(plan).room(draws) for plan in plans), default=0.0)
+    if block > memory() / 2:
+        raise ValueError(
+            f"{draws:,} draws would need {in_bytes(block)} of memory: smaller numbers on the sliders need less"
+        )
+    if asked is not None:
+        if seconds(asked) > MAX_SECONDS:
+            raise ValueError(f"{asked:,} draws would take about {seconds(asked):.0f} s: choose fewer, or smaller sizes")
+        return asked, ""
+    if seconds(draws) > SLOW:
+        raise ValueError(
+            f"even {draws} draws would take about {seconds(draws):.0f} s, too long to drag a slider: "
+            "smaller widths, or fewer tokens or heads, need less; the library itself has no such bound"
+        )
+    return draws, "" if draws == DRAWS[0] else f"{draws:,} draws, to stay quick"
+
+
+def _panels(laws: list[Named]) -> tuple[Panel, ...]:
+    """Densities above; below, what they differ by from the limit, where the eye can see it."""
+    centre = laws[0].law.mean()
+    reach = DENSITY_STDS * max(named.law.std() for named in laws)
+    if not (math.isfinite(centre) and math.isfinite(reach)):
+        raise ValueError("the numbers leave double precision: less extreme values are needed")
+    if not has_density(laws[0].law):
+        points = ", ".join(f"{at:g}" for at, _ in laws[0].law.atoms[:3])
+        raise ValueError(f"the output is always {points}: its law has no density to show")
+    y = np.linspace(centre - reach, centre + reach, DENSITY_POINTS)
+    curves = []
+    for named in laws:
+        value, error = (np.asarray(part, dtype=np.float64) for part in named.law.with_error.pdf(y))
+        if not np.isfinite(value).all():
+            raise ValueError("the density leaves double precision: less extreme values are needed")
+        band: Any = (value - error, value + error) if error.any() and np.isfinite(error).all() else (None, None)
+        curves.append(Curve(named.label, named.look, y, value, *band))
+    top = Panel("density", "output coordinate y", "density", tuple(curves), floor=0.0)
+    if len(curves) == 1:
+        return (top,)
+    base = next((c for c in curves if c.look == "limit"), curves[-1])
+    below = tuple(c.minus(base) for c in curves)
+    label = f"difference from {base.label}"
+    return top, Panel(label, "output coordinate y", "difference", below, share=0.5, legend=False)
+
+
+def has_density(law: Law) -> bool:
+    """Whether there is anything but points to its law."""
+    return bool(sum(mass.value for _, mass in law.atoms) < 1 - 1e-12)
+
+
+def _finite(rows: Rows) -> None:
+    """A number that is none is no answer."""
+    for name, row in rows.items():
+        for value in row.values():
+            if isinstance(value, Estimate) and not math.isfinite(value.value):
+                raise ValueError(f"the {name} is {value.value}: this law has none, or it leaves double precision")
+
+
+def text(width: float) -> str:
+    """A width as text on the page."""
+    return "∞" if width == inf else f"{width:,}"
+
+
+def _arguments(widths: Mapping[str, float], draws: int) -> str:
+    """The arguments of `net.law`, as Python."""
+    return "".join(f"{name}={_written(width)}, " for name, width in widths.items()) + f"draws={draws:_}"
+
+
+def _written(width: float) -> str:
+    return "ns.inf" if width == inf else f"{width:_}"
+
+
+def _at(widths: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} = {text(width)}" for name, width in widths.items())
+
+
+IMPORTS = ["import matplotlib.pyplot as plt", "import netsor as ns", ""]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The settings: arguments of `ns.paper.layer`, widths, and draws (as many as are quick, if None)."""
+
+    width: float = 256
+    head_dim: float | None = None  # the width, if None
+    tokens: int = 4
+    heads: int = 2
+    token: int = 0
+    activation: str = "clip"
+    clip: float = 100.0
+    scaling: str = "sqrt"
+    mask: str | None = None
+    sigma_q: float = 1.0
+    sigma_k: float = 1.0
+    sigma_v: float = 1.0
+    sigma_o: float = 1.0
+    sigma_w: float = 1.0
+    draws: int | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `ns.paper.layer` that differ from its defaults; tokens and heads always."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        for name in ("width", "head_dim", "draws"):
+            given.pop(name, None)
+        low_rank = {"low_rank": True} if self.head_dim is not None else {}
+        return {"tokens": self.tokens, "heads": self.heads, **given, **low_rank}
+
+    @property
+    def widths(self) -> dict[str, float]:
+        """The widths by name."""
+        return {"n": self.width} if self.head_dim is None else {"n": self.width, "d": self.head_dim}
+
+    def view(self) -> View:
+        """The law at these widths, the limit, and the Gaussian of infinitely many heads."""
+        if self.head_dim is not None and self.head_dim > self.width:
+            raise ValueError(f"head dimension {text(self.head_dim)} must be at most the width {text(self.width)}")
+        net = paper.layer(**self.arguments)
+        plan = net.plan(**self.widths)  # type: ignore[arg-type]
+        draws, note = afford([plan], self.draws)
+        limit, end = _limit(tuple(self.arguments.items()), draws), dict.fromkeys(self.widths, inf)
+        heads = isinstance(limit, HeadSum)
+        many = limit.infinite_heads() if isinstance(limit, HeadSum) else limit.gaussian()
+        laws = [
+            Named("the limit", "limit", limit, f"net.law({_arguments(end, draws)})"),
+            Named(INFINITE_HEADS, "gaussian", many, f"limit.{'infinite_heads' if heads else 'gaussian'}()"),
+        ]
+        if self.widths != end:
+            law = cast(Law, net.law(draws=draws, progress=False, **self.widths))  # type: ignore[arg-type]
+            laws.insert(0, Named(_at(self.widths), "finite", law, f"net.law({_arguments(self.widths, draws)})"))
+        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        notes = [note, _enough(limit) if isinstance(limit, HeadSum) else ""]
+        return view_laws(laws, [*IMPORTS, f"net = ns.paper.layer({given})"], plan, notes)
+
+
+@functools.lru_cache(maxsize=64)
+def _limit(arguments: tuple[tuple[str, Any], ...], draws: int) -> Law:
+    """The limit law, kept while the width slider is moved, because it does not change then."""
+    net: Program = paper.layer(**dict(arguments))
+    return cast(Law, net.law(draws=draws, progress=False, **dict.fromkeys(net.widths, inf)))  # type: ignore[arg-type]
+
+
+def _enough(limit: HeadSum) -> str:
+    """With H heads the excess kurtosis of the limit is that of one head over H."""
+    heads = math.floor(limit.kurtosis() * limit.heads / GAUSSIAN_KURTOSIS) + 1
+    return (
+        "In the limit the excess kurtosis falls like 1/heads: "
+        f"it is below {GAUSSIAN_KURTOSIS:g} from {heads:,} heads on."
+    )
+
+
+@dataclass(frozen=True)
+class Target:
+    """A program as FILE:PROGRAM names it: what was found there, the part of it, and arguments for its function."""
+
+    module: str  # a file or a module
+    name: str
+    found: Callable[..., Program] | Program
+    part: int | tuple[int, ...] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, arguments: Mapping[str, Any]) -> Program:
+        """The program with these arguments beside its own."""
+        if isinstance(self.found, Program):
+            return self.found
+        net = self.found(**{**self.arguments, **arguments})
+        if not isinstance(net, Program):
+            raise TypeError(f"{self.name} must return a program (see ns.program), returned {type(net).__name__}")
+        return net
+
+    @functools.cached_property
+    def widths(self) -> tuple[str, ...]:
+        """The names of its widths."""
+        return self.build({}).widths
+
+    @functools.cached_property
+    def watched(self) -> bool:
+        """Whether it names something to be watched by an audit."""
+        return bool(self.build({}).probes)
+
+    @property
+    def lines(self) -> list[str]:
+        """Python that finds it."""
+        if not self.module.endswith(".py"):
+            return [f"from {self.module} import {self.name}"]
+        path = str(Path(self.module).resolve())
+        folder = str(Path(path).parent)
+        return [
+            "import runpy",
+            "import sys",
+            "",
+            f"sys.path.insert(0, {folder!r})",
+            f"{self.name} = runpy.run_path({path!r})[{self.name!r}]",
+        ]
+
+
+@dataclass(frozen=True)
+class Slider:
+    """A numeric argument: where its slider begins and ends, and its steps."""
+
+    name: str
+    start: float
+    low: float
+    high: float
+    step: float
+
+
+def sliders(target: Target) -> tuple[Slider, ...]:
+    """A slider for each argument that is a number, about the value that it has."""
+    if isinstance(target.found, Program):
+        return ()
+    made = []
+    try:
+        parameters = inspect.signature(target.found).parameters.values()
+    except ValueError:  # some functions written in C have no signature
+        return ()
+    for parameter in parameters:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            continue
+        value = target.arguments.get(parameter.name, parameter.default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            continue
+        if isinstance(value, int):
+            low, high = (1, max(4 * value, 8)) if value > 0 else (4 * value, 8)
+            made.append(Slider(parameter.name, value, low, high, 1))
+        else:
+            size = abs(value) or 1.0
+            made.append(Slider(parameter.name, value, 0.0 if value >= 0 else -4 * size, 4 * size, size / 20))
+    return tuple(made)
+
+
+@dataclass(frozen=True)
+class ProgramSettings:
+    """The settings: the program, its arguments, its widths, which output, and draws (as many as are quick, if None)."""
+
+    target: Target
+    arguments: Mapping[str, Any]
+    widths: Mapping[str, float]
+    output: int = 0
+    draws: int | None = None
+
+    def view(self) -> View:
+        """The law at these widths, its limit if it has one, and the Gaussian beside it."""
+        net, key = self._part(self.target.build(self.arguments))
+        end = dict.fromkeys(self.widths, inf)
+        at_infinity = bool(self.widths) and dict(self.widths) == end
+        plan = net.plan(**self.widths)  # type: ignore[arg-type]
+        plans, notes = [plan], []
+        if self.widths and not at_infinity:
+            try:
+                plans.append(net.plan(**end))  # type: ignore[arg-type]
+            except (NoLimitError, ExactError) as error:
+                notes.append(f"no limit to compare with: {error}")
+        draws, note = afford(plans, self.draws)
+
+        def named(label: str, look: str, widths: Mapping[str, float]) -> Named:
+            law = cast(Law, net.law(draws=draws, progress=False, **widths))  # type: ignore[arg-type]
+            return Named(label, look, law, f"net.law({_arguments(widths, draws)})")
+
+        label, look = ("the limit", "limit") if at_infinity else (_at(self.widths) or "the law", "finite")
+        laws = [named(label, look, self.widths)]
+        if len(plans) == 2:
+            limit = named("the limit", "limit", end)
+            if has_density(limit.law):
+                laws.append(limit)
+            else:
+                notes.append(f"in the limit it is always {limit.law.mean():g}")
+        last = laws[-1]
+        laws.append(Named(GAUSSIAN, "gaussian", last.law.gaussian(), f"{last.variable}.gaussian()"))
+        return view_laws(laws, self._first(key), plan, [*notes, note])
+
+    def audited(self, sharp: bool, tell: Tell | None = None) -> Iterator[View]:
+        """What its probes watch, block by block, with findings."""
+        for name, width in self.widths.items():
+            if width == inf:
+                raise ValueError(f"width {name} is ∞: an audit is of finite widths; move its slider to the left")
+        net = self.target.build(self.arguments)
+        at = "".join(f", {name}={_written(width)}" for name, width in self.widths.items())
+        how = ", widths='actual'" if sharp else ", quick=True"
+        code = [
+            *self._first(""),
+            f"found = ns.audit(net{at}{how})",
+            "print(found)",
+            "# found.save('audit') writes a report",
+        ]
+        yield from AuditViewRequest((ProgramModel(net, self.widths),), sharp=sharp).views("\n".join(code), tell)
+
+    def _first(self, key: str) -> list[str]:
+        """Python that makes the program, or a part of it."""
+        given = ", ".join(f"{k}={v!r}" for k, v in {**self.target.arguments, **self.arguments}.items())
+        call = "" if isinstance(self.target.found, Program) else f"({given})"
+        return [
+            *self.target.lines,
+            *IMPORTS,
+            f"net = {self.target.name}{call}{key}",
+        ]
+
+    def _part(self, net: Program) -> tuple[Program, str]:
+        """One output: the part that FILE:PROGRAM[i] names, or the one of this number among all of them."""
+        keys = () if self.target.part is None else (self.target.part,)
+        for key in keys:
+            net = net[key]
+        places: list[tuple[Any, ...]] = []
+        for i, value in enumerate(net.outputs):
+            first = (i,) if isinstance(net.output, tuple) else ()
+            places += [(*first, *([at] if at else [])) for at in itertools.product(*map(range, value.shape))]
+        if not 0 <= self.output < len(places):
+            raise ValueError(f"output {self.output} is not there: the program has {len(places)}, from 0 on")
+        for key in places[self.output]:
+            net = net[key]
+        return net, "".join(f"[{_index(key)}]" for key in (*keys, *places[self.output]))
+
+
+def _index(key: int | tuple[int, ...]) -> str:
+    return ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)

@@ -1,0 +1,331 @@
+"""Model families of Hugging Face: how each reads its configuration as the fields of a `Transformer`.
+
+`@family` registers a reader under its model_type. It checks at the end that every field was read or does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..language._given import shown
+from ._config import ACTIVATION, Config
+
+Fields = dict[str, Any]
+Reader = Callable[[Config], Fields]
+READERS: dict[str, Callable[[Fields], Fields]] = {}  # by model_type
+
+# Stored beside the sizes; biases are drawn as 0, so that it does not matter whether they are there.
+IGNORED = "attention_dropout max_position_embeddings attention_bias"
+STDS = ("std_q", "std_k", "std_v", "std_o", "std_in", "std_out", "std_embedding", "std_logits")
+MAX_TRUNCATED_STD = 0.2  # a cut at ten standard deviations: P(|z| > 10) = 2e-23
+
+
+def family(model_type: str, ignored: str, **defaults: Any) -> Callable[[Reader], Callable[[Fields], Fields]]:
+    """Register a reader: the fields that do not matter for it, and its defaults where they differ from the others'."""
+
+    def register(read: Reader) -> Callable[[Fields], Fields]:
+        def reader(given: Fields) -> Fields:
+            config = Config(model_type, {**defaults, **given}, ignored.split())
+            fields = read(config)
+            config.reject_unread()
+            return fields
+
+        READERS[model_type] = reader
+        return reader
+
+    return register
+
+
+def _sizes(config: Config, layers: int, width: int, heads: int, hidden: int, vocabulary: int | None) -> Fields:
+    """The sizes, under the names that most families use, with these defaults."""
+    found: Fields = {
+        "layers": config.take("num_hidden_layers", layers, int),
+        "width": config.take("hidden_size", width, int),
+        "heads": config.take("num_attention_heads", heads, int),
+        "hidden": config.take("intermediate_size", hidden, int),
+    }
+    config.head_dim(found["width"], found["heads"])  # it follows from them, and is refused here if it cannot
+    return found | ({"vocabulary": config.take("vocab_size", vocabulary, int)} if vocabulary else {})
+
+
+@family("bert", "attention_probs_dropout_prob hidden_dropout_prob type_vocab_size directionality")
+def bert(config: Config) -> Fields:
+    """BERT: a norm after each sum, learned positions and types (all tokens have type 0), logits by a dense layer."""
+    config.require("is_decoder", False)
+    config.require("add_cross_attention", False)
+    config.require("position_embedding_type", "absolute")
+    config.unread = {name: value for name, value in config.unread.items() if not name.startswith("pooler_")}
+    sizes = _sizes(config, 12, 768, 12, 3072, 30522)
+    return sizes | {
+        "length": config.take("max_position_embeddings", 512, int),
+        "padding": config.padding(sizes["vocabulary"], 0),
+        "order": "post",
+        "eps": config.take("layer_norm_eps", 1e-12, float),
+        "input_norm": True,
+        "final_norm": False,
+        "activation": config.activation("hidden_act", "gelu"),
+        "causal": False,
+        "readout": "transform",
+        "tied": config.take("tie_word_embeddings", True, bool),
+        **dict.fromkeys((*STDS, "std_position", "std_type"), config.std()),
+    }
+
+
+@family(
+    "vit",
+    "attention_probs_dropout_prob hidden_dropout_prob encoder_stride pooler_act pooler_output_size qkv_bias",
+)
+def vit(config: Config) -> Fields:
+    """ViT: patches of an image after a class token, whose last vector gives the logits."""
+    std = config.take("initializer_range", 0.02, float)
+    if not 0 < std <= MAX_TRUNCATED_STD:
+        raise ValueError(
+            f"initializer_range={shown(std)} of this vit configuration must be above 0 and at most "
+            f"{MAX_TRUNCATED_STD}: positions are drawn from a normal that is cut off at ±2, and beyond that it shows"
+        )
+    labels = config.take("id2label", None, dict) or (0, 1)  # two, unless they are given
+    image, patch = (_pair(config, field, size) for field, size in (("image_size", 224), ("patch_size", 16)))
+    return _sizes(config, 12, 768, 12, 3072, None) | {
+        "vocabulary": config.take("num_labels", None, int) or len(labels),
+        "inputs": "patches",
+        "patch": config.take("num_channels", 3, int) * patch[0] * patch[1],
+        "length": 1 + (image[0] // patch[0]) * (image[1] // patch[1]),
+        "eps": config.take("layer_norm_eps", 1e-12, float),
+        "activation": config.activation("hidden_act", "gelu"),
+        "causal": False,
+        "readout": "class",
+        **dict.fromkeys((*STDS, "std_position"), std),
+    }
+
+
+def _pair(config: Config, field: str, default: int) -> tuple[int, int]:
+    size = config.take(field, default)
+    sides = size if isinstance(size, list | tuple) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, int) and side >= 1 for side in sides):
+        raise ValueError(f"{field}={shown(size)} of this vit configuration must be a whole number, or two")
+    return sides[0], sides[1]
+
+
+@family(
+    "gpt2",
+    "attn_pdrop embd_pdrop resid_pdrop pad_token_id reorder_and_upcast_attn summary_activation summary_first_dropout "
+    "summary_proj_to_labels summary_type summary_use_proj",
+)
+def gpt2(config: Config) -> Fields:
+    """GPT-2, as Hugging Face's GPT2LMHeadModel draws it: output projections of both branches smaller by 1/√(2L)."""
+    config.require("scale_attn_weights", True)
+    config.require("scale_attn_by_inverse_layer_idx", False)
+    config.require("add_cross_attention", False)
+    width, layers, heads = (config.take(f, v, int) for f, v in (("n_embd", 768), ("n_layer", 12), ("n_head", 12)))
+    std = config.take("initializer_range", 0.02, float)
+    config.head_dim(width, heads)  # it follows from them, and is refused here if it cannot
+    return {
+        "layers": layers,
+        "width": width,
+        "heads": heads,
+        "hidden": config.take("n_inner", None, int) or 4 * width,
+        "vocabulary": config.take("vocab_size", 50257, int),
+        "length": config.take("n_positions", 1024, int),
+        "activation": config.activation("activation_function", "gelu_new"),
+        "eps": config.take("layer_norm_epsilon", 1e-5, float),
+        "tied": config.take("tie_word_embeddings", True, bool),
+        **dict.fromkeys(("std_q", "std_k", "std_v", "std_in"), std),
+        **dict.fromkeys(("std_embedding", "std_position", "std_logits"), std or 0.02),  # 0 is read as 0.02 in these
+        **dict.fromkeys(("std_o", "std_out"), std / math.sqrt(2 * layers)),
+    }
+
+
+@family(
+    "gpt_neox",
+    f"{IGNORED} hidden_dropout is_decoder pad_token_id attention_probs_dropout_prob hidden_dropout_prob",
+)
+def gpt_neox(config: Config) -> Fields:
+    """GPT-NeoX, as Hugging Face draws it: both branches act on the same stream, and part of a head is rotated."""
+    # rotary_emb_base and rotary_pct are what the model reads; files of older versions repeat them under other names
+    for name in ("rope_theta", "partial_rotary_factor"):
+        config.unread.pop(name, None)
+    if "rotary_emb_base" in config.unread:
+        config.unread["rope_theta"] = config.unread.pop("rotary_emb_base")
+    sizes = _sizes(config, 44, 6144, 64, 24576, 50432)
+    return sizes | {
+        "order": "parallel" if config.take("use_parallel_residual", True, bool) else "pre",
+        "eps": config.take("layer_norm_eps", 1e-5, float),
+        "activation": config.activation("hidden_act", "gelu"),
+        "tied": config.take("tie_word_embeddings", False, bool),
+        "std_position": 0.0,
+        **config.rotary(sizes["width"] // sizes["heads"], config.take("rotary_pct", 0.25, float)),
+        **dict.fromkeys(STDS, config.std()),
+    }
+
+
+@family("llama", f"{IGNORED} mlp_bias")
+def llama(config: Config) -> Fields:
+    """Llama: RMSNorm before each branch, rotary positions, grouped queries, a gated perceptron; one std for all."""
+    return _like_llama(config)
+
+
+def _like_llama(config: Config) -> Fields:
+    """What Llama and its relatives share. Sizes have no defaults here, since each relative has others."""
+    width, heads = config.take("hidden_size", kind=int), config.take("num_attention_heads", kind=int)
+    head_dim = config.take("head_dim", None, int)
+    groups = config.take("num_key_value_heads", None, int)
+    vocabulary = config.take("vocab_size", kind=int)
+    return {
+        "layers": config.take("num_hidden_layers", kind=int),
+        "width": width,
+        "heads": heads,
+        "groups": None if groups == heads else groups,  # as many as heads go on being so
+        "head_dim": head_dim,
+        "hidden": config.take("intermediate_size", kind=int),
+        "vocabulary": vocabulary,
+        "padding": config.padding(vocabulary),
+        "norm": "rms",
+        "eps": config.take("rms_norm_eps", 1e-6, float),
+        "activation": config.activation("hidden_act", "silu"),
+        "gated": True,
+        "tied": config.take("tie_word_embeddings", False, bool),
+        "std_position": 0.0,
+        **config.rotary(head_dim or config.head_dim(width, heads)),
+        **dict.fromkeys((*STDS, "std_gate"), config.std()),
+    }
+
+
+@family("mistral", "attention_dropout max_position_embeddings", num_key_value_heads=8, sliding_window=4096)
+def mistral(config: Config) -> Fields:
+    """Mistral: Llama with a window."""
+    return {**_like_llama(config), "window": config.take("sliding_window", None, int)}
+
+
+@family(
+    "mixtral",
+    "attention_dropout max_position_embeddings output_router_logits router_aux_loss_coef router_jitter_noise",
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    rope_theta=1e6,
+)
+def mixtral(config: Config) -> Fields:
+    """Mixtral: Mistral with experts. The noise of the router is of training alone."""
+    fields = _like_llama(config)
+    return fields | {
+        "window": config.take("sliding_window", None, int),
+        "experts": config.take("num_local_experts", 8, int),
+        "experts_per_token": config.take("num_experts_per_tok", 2, int),
+        "std_router": fields["std_q"],
+    }
+
+
+@family("olmo2", IGNORED, rms_norm_eps=1e-5, pad_token_id=1)
+def olmo2(config: Config) -> Fields:
+    """OLMo 2: Llama with norms after each branch, and of all queries and keys of a token."""
+    return {**_like_llama(config), "order": "after", "qk_norm": True, "qk_norm_whole": True}
+
+
+@family("qwen2", f"{IGNORED} sliding_window max_window_layers", num_key_value_heads=32)
+def qwen2(config: Config) -> Fields:
+    """Qwen2, without a window."""
+    _reject_sliding_window(config)
+    return _like_llama(config)
+
+
+@family("qwen3", f"{IGNORED} sliding_window max_window_layers", num_key_value_heads=32, head_dim=128)
+def qwen3(config: Config) -> Fields:
+    """Qwen3: Qwen2 with a norm of queries and keys."""
+    _reject_sliding_window(config)
+    return {**_like_llama(config), "qk_norm": True}
+
+
+def _reject_sliding_window(config: Config) -> None:
+    """Refuse a window in some of the blocks; without it its size and its layers do not matter."""
+    config.require("use_sliding_window", False)
+    types = config.take("layer_types", None, list)
+    if types is not None and not all(kind == "full_attention" for kind in types):
+        raise ValueError(
+            f"layer_types={shown(types)} of this {config.family} configuration must be 'full_attention' throughout"
+        )
+
+
+@family(
+    "gemma2",
+    IGNORED,
+    head_dim=256,
+    num_key_value_heads=4,
+    tie_word_embeddings=True,
+    pad_token_id=0,
+    sliding_window=4096,
+    attn_logit_softcapping=50.0,
+    final_logit_softcapping=30.0,
+)
+def gemma2(config: Config) -> Fields:
+    """Gemma 2: a window in every second block, softcaps, norms on both sides of a branch (which begin as 1 + 0)."""
+    # hidden_activation is what the model reads; older files hold hidden_act beside it
+    config.unread["hidden_act"] = config.unread.pop("hidden_activation", None) or "gelu_pytorch_tanh"
+    config.require("use_bidirectional_attention", None, False)
+    types = config.take("layer_types", None, list)
+    fields = _like_llama(config)
+    every_second = [("full_attention", "sliding_attention")[i % 2 == 0] for i in range(fields["layers"])]
+    if types is not None and list(types) != every_second:
+        raise ValueError(
+            f"layer_types={shown(types)} of this gemma2 configuration must alternate, sliding_attention first"
+        )
+    return fields | {
+        "order": "sandwich",
+        "window": config.take("sliding_window", None, int),
+        "window_every": 2,
+        "score_scale": config.take("query_pre_attn_scalar", 256, int) ** -0.5,
+        "score_cap": config.take("attn_logit_softcapping", None, float),
+        "logit_cap": config.take("final_logit_softcapping", None, float),
+        "embedding_scale": math.sqrt(fields["width"]),
+    }
+
+
+@family("t5", "dense_act_fn is_gated_act dropout_rate n_positions pad_token_id")
+def t5(config: Config) -> Fields:
+    """T5: an encoder and a decoder, relative positions shared by all blocks, scores that nothing divides.
+
+    Old T5 (tied logits) multiplies the last vectors by n^(−1/2); version 1.1 says tie_word_embeddings=False, which
+    the model takes for "do not multiply", and its logits are tied all the same.
+    """
+    tied = config.take("tie_word_embeddings", True) is not False
+    scaled = config.take("scale_decoder_outputs", tied)
+    config.require("is_decoder", False)
+    config.require("is_encoder_decoder", True)
+    config.require("initializer_factor", 1.0)  # another factor is also the gain of every norm
+    width, heads, d = (config.take(f, v, int) for f, v in (("d_model", 512), ("num_heads", 8), ("d_kv", 64)))
+    hidden, layers = config.take("d_ff", 2048, int), config.take("num_layers", 6, int)
+    gate, _, activation = config.take("feed_forward_proj", "relu", str).rpartition("-")
+    if gate not in ("", "gated") or activation not in ACTIVATION:
+        raise ValueError(
+            f"feed_forward_proj={shown(f'{gate}-{activation}'.strip('-'))} of this t5 configuration must be an "
+            f"activation ({', '.join(sorted(ACTIVATION))}) or 'gated-' and one"
+        )
+    if gate and activation == "gelu":
+        activation = "gelu_new"  # as the model reads it
+    return {
+        "layers": layers,
+        "decoder_layers": config.take("num_decoder_layers", None, int) or layers,
+        "width": width,
+        "heads": heads,
+        "head_dim": d,
+        "hidden": hidden,
+        "vocabulary": config.take("vocab_size", 32128, int),
+        "positions": "relative",
+        "buckets": config.take("relative_attention_num_buckets", 32, int),
+        "distance": config.take("relative_attention_max_distance", 128, int),
+        "norm": "rms",
+        "eps": config.take("layer_norm_epsilon", 1e-6, float),
+        "activation": ACTIVATION[activation],
+        "gated": bool(gate),
+        "causal": False,
+        "score_scale": 1.0,
+        "tied": True,
+        "logit_scale": width**-0.5 if scaled else 1.0,
+        "std_q": (width * d) ** -0.5,
+        "std_o": (heads * d) ** -0.5,
+        "std_out": hidden**-0.5,
+        "std_embedding": 1.0,
+        "std_position": 0.0,
+        "std_logits": 1.0,
+        **dict.fromkeys(("std_k", "std_v", "std_in", "std_gate", "std_relative"), width**-0.5),
+    }

@@ -1,1 +1,0 @@
-"""What real code draws, one family a file: from a configuration to the description of a transformer."""
