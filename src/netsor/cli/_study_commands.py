@@ -130,7 +130,12 @@ TOLERANCE = Number("a number above 0, at most 1", lambda v: 0 < v <= 1)
 @click.option("--widths", metavar="N,…", help="Widths of the stream.  [default: 256,1024,4096]")
 @click.option("--depths", metavar="L,…", help="Numbers of blocks, at one width: exponents of the depth.")
 @click.option(
-    "--optimiser", type=click.Choice(["sgd", "muon", "adam"]), default="sgd", show_default=True, help="What steps."
+    "--optimiser",
+    "--optimizer",
+    type=click.Choice(["sgd", "muon", "adam"]),
+    default="sgd",
+    show_default=True,
+    help="What steps.",
 )
 @click.option(
     "--lr",
@@ -140,6 +145,7 @@ TOLERANCE = Number("a number above 0, at most 1", lambda v: 0 < v <= 1)
 )
 @click.option(
     "--parametrisation",
+    "--parametrization",
     "rules",
     multiple=True,
     metavar="NAME|FILE",

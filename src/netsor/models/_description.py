@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from ..language._given import shown
 from ..language._rotary import Stretch
+from ._config import ACTIVATION
 
 CHOICES = {
     "positions": ("learned", "rotary", "alibi", "relative", "none"),
@@ -22,6 +23,30 @@ CHOICES = {
     "inputs": ("tokens", "patches"),
     "readout": ("linear", "transform", "class"),
 }
+# Names of fields in configurations of Hugging Face. `initializer_range` is not among them: there it also scales the
+# matrices that a family draws smaller, while `std` sets all of them alike.
+HUGGING_FACE_NAMES = {
+    "layers": "n_layer num_hidden_layers num_layers",
+    "width": "n_embd hidden_size d_model",
+    "heads": "n_head num_attention_heads num_heads",
+    "groups": "num_key_value_heads",
+    "head_dim": "d_kv",
+    "hidden": "n_inner intermediate_size d_ff",
+    "vocabulary": "vocab_size",
+    "decoder_layers": "num_decoder_layers",
+    "length": "n_positions max_position_embeddings",
+    "padding": "pad_token_id",
+    "eps": "layer_norm_epsilon layer_norm_eps rms_norm_eps",
+    "activation": "activation_function hidden_act",
+    "tied": "tie_word_embeddings",
+    "rotary_base": "rope_theta",
+    "window": "sliding_window",
+    "experts": "num_local_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "score_cap": "attn_logit_softcapping",
+    "logit_cap": "final_logit_softcapping",
+}
+ALIASES = {alias: name for name, aliases in HUGGING_FACE_NAMES.items() for alias in aliases.split()}
 # Numbers of a description are within these, so that their squares, and they times the root of any width, can be drawn.
 MIN_MAGNITUDE, MAX_MAGNITUDE = 1e-40, 1e40
 
@@ -230,15 +255,16 @@ class Description:
         std : float, optional
             The standard deviation of all matrices, embeddings and positions at once.
         **changes : Any
-            New values of fields, by name.
+            New values of fields, by name. You can use the names of Hugging Face, such as `num_hidden_layers`.
         """
+        changes = _own_names(changes)
         known = [field.name for field in fields(self)]
         for name in changes:
             if name not in known:
-                near = difflib.get_close_matches(name, [*known, "std"], 1)
-                meant = f"; did you mean {near[0]}?" if near else "."
+                near = difflib.get_close_matches(name, [*known, *ALIASES, "std"], 3, 0.4)
+                meant = f"; did you mean {' or '.join(near)}?" if near else ""
                 given = name if name.isidentifier() else shown(name)
-                raise ValueError(f"{given} is no field of a Transformer{meant} The fields are std, {', '.join(known)}")
+                raise ValueError(f"{given} is no field of a Transformer{meant or ': ns.models.Transformer lists them'}")
         every: dict[str, Any] = {}
         if std is not None:
             checked("std", "float", std)
@@ -286,6 +312,17 @@ class Description:
         return "exact" if self.distribution == "gaussian" else "same limit"
 
 
+def _own_names(changes: dict[str, Any]) -> dict[str, Any]:
+    """Changes by our names of fields, where some have those of Hugging Face."""
+    made: dict[str, Any] = {}
+    for given, value in changes.items():
+        name = ALIASES.get(given, given)
+        if name in made:
+            raise ValueError(f"{given}={shown(value)} of a Transformer is given twice: {name} is the same field")
+        made[name] = ACTIVATION.get(value, value) if given in ALIASES and name == "activation" else value
+    return made
+
+
 def settings(texts: Iterable[str]) -> dict[str, Any]:
     """Changes for `replace` from texts "field=value", as a command line gives them.
 
@@ -311,7 +348,7 @@ def settings(texts: Iterable[str]) -> dict[str, Any]:
         name = name.strip()
         if not equals:
             raise ValueError(f"{shown(text)} must be written field=value")
-        found[name] = parsed(types.get(name, "str"), value.strip())
+        found[name] = parsed(types.get(ALIASES.get(name, name), "str"), value.strip())
     return found
 
 

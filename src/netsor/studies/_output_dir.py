@@ -152,6 +152,15 @@ def environment() -> dict[str, Any]:
     }
 
 
+def to_dataframe(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """Rows as a pandas DataFrame."""
+    try:
+        import pandas
+    except ImportError:
+        raise ImportError("to_dataframe() needs pandas, which is not installed: pip install pandas") from None
+    return pandas.DataFrame(list(rows))
+
+
 def to_csv(rows: Iterable[dict[str, Any]]) -> bytes:
     """A table as CSV: one observation a row, ten digits."""
     table = list(rows)

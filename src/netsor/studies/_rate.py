@@ -14,6 +14,7 @@ from .._repr_html import note, table, title
 from ..language._given import as_whole, shown
 from ..language._width import inf
 from ..laws import Estimate, Joint, Law, kl
+from ._output_dir import to_dataframe
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class Rate:
     >>> found = ns.rate(ns.paper.layer(), [16, 64], draws=500)
     >>> found.widths, len(found.kl)
     ((16, 64), 2)
+    >>> bool(-3 < found.slope < -1), len(found.slopes)
+    (True, 1)
+    >>> found.plot().get_yscale()
+    'log'
     """
 
     name: str
@@ -51,55 +56,43 @@ class Rate:
 
     @property
     def slope(self) -> Estimate:
-        """Of log KL against log n, by least squares over all widths.
-
-        Examples
-        --------
-        >>> bool(-3 < ns.rate(ns.paper.layer(), [16, 64], draws=500).slope < -1)
-        True
-        """
+        """The slope of log KL against log n, by least squares over all widths."""
         return slope_of(self.widths, self.kl)
 
     @property
     def slopes(self) -> tuple[Estimate, ...]:
-        """Between neighbouring widths: a power law has one slope, so that these tell where it begins.
-
-        Examples
-        --------
-        >>> len(ns.rate(ns.paper.layer(), [16, 64], draws=500).slopes)
-        1
-        """
+        """The slopes between neighbouring widths. A power law has one slope, so these show where it begins."""
         return tuple(slope_of(self.widths[k : k + 2], self.kl[k : k + 2]) for k in range(len(self.widths) - 1))
 
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame with a row for each width: `width`, `kl` and `error`."""
+        pairs = zip(self.widths, self.kl, strict=True)
+        return to_dataframe({"width": n, "kl": kl.value, "error": kl.error} for n, kl in pairs)
+
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
-        """KL against the width, both on logarithmic axes, with errors.
+        """Plot KL against the width with errors, the fitted slope, and a guide that falls like n⁻².
 
         Parameters
         ----------
         ax : matplotlib.axes.Axes, optional
-            pyplot's current axes unless given.
+            Where to plot; pyplot's current axes by default.
         label : str, optional
-            Its name in a legend.
-
-        Returns
-        -------
-        matplotlib.axes.Axes
-            The axes.
-
-        Examples
-        --------
-        >>> ns.rate(ns.paper.layer(), [16, 64], draws=500).plot().get_yscale()
-        'log'
+            Its name in the legend.
         """
         if ax is None:
             import matplotlib.pyplot as plt  # slow to import
 
             ax = plt.gca()
+        widths = np.array(self.widths, dtype=float)
         value, error = (np.array([pair[k] for pair in self.kl], dtype=float) for k in (0, 1))
-        ax.errorbar(self.widths, value, np.minimum(error, 0.999 * value), fmt="o-", capsize=3, label=label)
+        points = ax.errorbar(widths, value, np.minimum(error, 0.999 * value), fmt="o", capsize=3, label=label)
+        if math.isfinite(self.slope.value):
+            middle = np.exp(np.mean(np.log(value)) + self.slope.value * (np.log(widths) - np.mean(np.log(widths))))
+            colour = points.lines[0].get_color()
+            ax.plot(widths, middle, "-", color=colour, label=f"slope {self.slope.value:.2f} ± {self.slope.error:.2f}")
+        ax.plot(widths, value[0] * (widths / widths[0]) ** -2, ":", color="0.5", label=f"{self.width}$^{{-2}}$")
         ax.set(xscale="log", yscale="log", xlabel=f"width {self.width}", ylabel="KL to the limit")
-        if label is not None:
-            ax.legend(loc="best")
+        ax.legend(loc="best")
         return ax
 
     def __str__(self) -> str:

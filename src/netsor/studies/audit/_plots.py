@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..._mpl_style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, new, rendered, styled
+from ...language._given import shown
 from ._measurements import LengthResult
 from ._quantities import BLOCKS, EVERY, FINAL, TOGETHER, Quantity
 from ._rules import RULES
@@ -119,6 +120,29 @@ def _figure(models: Sequence[LengthResult], quantity: Quantity) -> Any:
     rows = sum(len(each.measured) for each in models) // (1 if long else 2)
     figure = new(2.5 + 0.14 * rows)
     axes = figure.subplots()
+    _draw(axes, models, quantity)
+    if len(axes.get_legend_handles_labels()[0]) > 1:
+        figure.legend(loc="outside lower center", ncols=1 if long else 2)
+    return figure
+
+
+def plot_quantity(models: Sequence[LengthResult], name: str, axes: Any = None) -> Any:
+    """Draw a quantity of the blocks into these axes, or into pyplot's current ones."""
+    known = [q.name for q in BLOCKS if any(q.name in each.best for each in models)]
+    if name not in known:
+        raise ValueError(f"quantity={shown(name)} must be one that was measured: {', '.join(known)}")
+    if axes is None:
+        import matplotlib.pyplot as plt
+
+        axes = plt.gca()
+    _draw(axes, models, EVERY[name])
+    if len(axes.get_legend_handles_labels()[0]) > 1:
+        axes.legend(loc="best")
+    return axes
+
+
+def _draw(axes: Any, models: Sequence[LengthResult], quantity: Quantity) -> None:
+    """Medians as lines, bands as areas, the threshold of a rule as a dotted line."""
     ends = []
     for k, (each, colour) in enumerate(zip(models, _colours(len(models)), strict=True)):
         for found in each.measured:
@@ -142,9 +166,6 @@ def _figure(models: Sequence[LengthResult], quantity: Quantity) -> Any:
         axes.axhline(THRESHOLDS[quantity.name], color=VERMILLION, lw=0.8, ls=":", zorder=0)
     axes.set(xlabel="block (0: embedding)" if quantity.name in FROM_EMBEDDING else "block", ylabel=quantity.title)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    if len(axes.get_legend_handles_labels()[0]) > 1:
-        figure.legend(loc="outside lower center", ncols=1 if long else 2)
-    return figure
 
 
 def _scale(axes: Any, quantity: Quantity, ends: list[float]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .._document import FLAG, NOT_APPLICABLE, OK, Document, to_text
 from .._html_report import to_cell
-from .._output_dir import Folder
+from .._output_dir import Folder, to_dataframe
 from ._baseline import Baseline, Departure
 from ._config import Request
 from ._differences import Differences, differences
@@ -87,6 +87,24 @@ class Result(ABC):
         if lines:
             raise AssertionError("\n".join(lines))
 
+    def to_dataframe(self) -> Any:
+        """Medians and bands as a pandas DataFrame: a row for each model, length, set of widths, quantity and block."""
+        return to_dataframe(row for audit in self.audits for found in audit.lengths for row in found.rows())
+
+    def plot(self, quantity: str = "mean_square", ax: Any = None) -> Any:
+        """Plot a quantity against depth: medians, 5–95 % bands, and dashed lines at infinite width.
+
+        Parameters
+        ----------
+        quantity : str
+            A quantity of the blocks, such as "entropy".
+        ax : matplotlib.axes.Axes, optional
+            Where to plot; pyplot's current axes by default.
+        """
+        from ._plots import plot_quantity  # matplotlib is slow to import
+
+        return plot_quantity([audit.lengths[0] for audit in self.audits], quantity, ax)
+
     def save(self, out: str | Path) -> Path:
         """Write report.html, audit.csv, audit.json and manifest.json into a folder and return the report's path.
 
@@ -128,8 +146,8 @@ class Audit(Result, Mapping[str, Band]):
     >>> found["mean_square"].median.shape  # the embedding, and two blocks
     (3,)
     >>> found.finding("entropy").verdict, found.actual["entropy"].shape  # draws, blocks
-    ('not found', (16, 2))
-    >>> found.assert_not_found("entropy", "rank", "loss")
+    ('ok', (16, 2))
+    >>> found.assert_ok("entropy", "rank", "loss")
     >>> ns.audit(tiny.replace(std=0.2), quick=True, seed=1).departures(found.as_dict())[0].quantity
     'mean_square'
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 from .._document import to_text
 from .._html_report import to_cell
-from .._output_dir import Folder
+from .._output_dir import Folder, to_dataframe
 from ._config import COMMAND, Request
 from ._document import document
 from ._measurements import Check
@@ -101,6 +101,10 @@ class CoordCheck:
             "random_numbers": self.random_numbers,
             "seconds": round(self.seconds, 3),
         }
+
+    def to_dataframe(self) -> Any:
+        """The rows as a pandas DataFrame."""
+        return to_dataframe(self.rows())
 
     def save(self, out: str | Path) -> Path:
         """Write report.html, the figure, the tables and manifest.json into a folder and return the report's path.
