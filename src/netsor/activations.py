@@ -52,11 +52,6 @@ class Function:
     parity : int, optional
         1 if φ(−x) = φ(x), −1 if φ(−x) = −φ(x); None: neither, or not known.
 
-    Raises
-    ------
-    ValueError
-        If `breaks` are not finite.
-
     Examples
     --------
     >>> n = ns.Width("n")

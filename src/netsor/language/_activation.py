@@ -123,11 +123,6 @@ def clip(x: X, bound: float) -> X:
     Vector or Scalar
         Like `x`.
 
-    Raises
-    ------
-    TraceError
-        If `bound` is not above 0.
-
     Examples
     --------
     >>> ns.clip(ns.gaussian(ns.Width("n"), 3), 100)

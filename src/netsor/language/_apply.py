@@ -56,11 +56,6 @@ def apply(
     Scalar
         f of the scalars.
 
-    Raises
-    ------
-    TraceError
-        If f cannot be called, changes its arguments, or returns numbers of another shape.
-
     Examples
     --------
     >>> p = ns.normal((2, 3))
@@ -116,11 +111,6 @@ def nonlin(
     -------
     Vector
         φ of the vectors.
-
-    Raises
-    ------
-    TraceError
-        If f cannot be called, or the vectors have different widths.
 
     Examples
     --------

@@ -207,24 +207,12 @@ class Value:
 
     @property
     def ndim(self) -> int:
-        """The number of axes.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (2, 3)).ndim
-        2
-        """
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """The number of vectors or scalars in the array.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (2, 3)).size
-        6
-        """
+        """The number of vectors or scalars in the array."""
         return math.prod(self.shape)
 
     def __len__(self) -> int:
@@ -240,28 +228,7 @@ class Value:
         return self.take(picked(places, key, "index"), "index")
 
     def reshape(self, *shape: int | Sequence[int]) -> Self:
-        """The same values in another shape, in numpy's order.
-
-        Parameters
-        ----------
-        *shape : int or sequence of int
-            `reshape(2, 3)` or `reshape((2, 3))`; one of them may be −1.
-
-        Returns
-        -------
-        Vector or Scalar
-            In this shape.
-
-        Raises
-        ------
-        TraceError
-            If the shape has another number of entries.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), 6).reshape(2, 3).shape
-        (2, 3)
-        """
+        """The same values in another shape, in numpy's order."""
         given = _unpacked(shape)
         sizes = [as_whole(size) for size in given]
         if any(size is None or (size < 1 and size != -1) for size in sizes):
@@ -272,28 +239,7 @@ class Value:
             raise TraceError("reshape", f"shape {self.shape} cannot become {shown(given)}") from None
 
     def transpose(self, *axes: int | Sequence[int]) -> Self:
-        """The axes in another order.
-
-        Parameters
-        ----------
-        *axes : int or sequence of int
-            The order; reversed, if none is given.
-
-        Returns
-        -------
-        Vector or Scalar
-            With these axes.
-
-        Raises
-        ------
-        TraceError
-            If the axes are not those of the array.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (2, 3, 4)).transpose(1, 0, 2).shape
-        (3, 2, 4)
-        """
+        """The axes in another order."""
         given = _unpacked(axes)
         order = [as_axis(axis, self.shape, "transpose") for axis in given] or range(self.ndim)[::-1]
         if sorted(order) != list(range(self.ndim)):
@@ -302,38 +248,11 @@ class Value:
 
     @property
     def T(self) -> Self:
-        """The axes of the array reversed; of vectors, not their coordinates: ⟨x, y⟩ is `ns.dot(x, y)`.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (2, 3)).T.shape
-        (3, 2)
-        """
+        """The axes of the array reversed; of vectors, not their coordinates: ⟨x, y⟩ is `ns.dot(x, y)`."""
         return self.transpose()
 
     def broadcast_to(self, shape: int | Sequence[int]) -> Self:
-        """Repeat the values over new or singleton axes.
-
-        Parameters
-        ----------
-        shape : int or sequence of int
-            The new shape, as in numpy.
-
-        Returns
-        -------
-        Vector or Scalar
-            The same vectors or scalars, repeated: no new ones.
-
-        Raises
-        ------
-        TraceError
-            If the shapes do not fit.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (1, 3)).broadcast_to((2, 3)).shape
-        (2, 3)
-        """
+        """Repeat the values over new or singleton axes."""
         sizes = as_shape(shape, "broadcast_to")
         try:
             return self.take(np.broadcast_to(self._positions(), sizes), "broadcast_to")
@@ -356,16 +275,6 @@ class Value:
             Positions in the flattened array.
         operation : str
             What errors name.
-
-        Returns
-        -------
-        Vector or Scalar
-            In the shape of `flat`.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (2, 3)).take([[5, 0]], "take").shape
-        (1, 2)
         """
         flat = np.asarray(flat, dtype=np.intp)
         if flat.size == 0:

@@ -62,27 +62,12 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """`proved`, `conjectured` or `no limit`: the worst that a point says.
-
-        Examples
-        --------
-        >>> ns.paper.layer().check().verdict
-        'proved'
-        """
+        """`proved`, `conjectured` or `no limit`: the worst that a point says."""
         return max((point.verdict for point in self.points), key=[PROVED, CONJECTURED, NO_LIMIT].index)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The findings that led to the verdict; none if the limit is proved.
-
-        Examples
-        --------
-        >>> n = ns.Width("n")
-        >>> q = ns.weight(n, n) @ ns.gaussian(n)
-        >>> report = ns.Program(ns.dot(q, q)).check()
-        >>> report.verdict, len(report.reasons) > 0
-        ('no limit', True)
-        """
+        """The findings that led to the verdict; none if the limit is proved."""
         verdict = self.verdict
         return tuple(f for point in self.points if point.verdict == verdict for f in point.findings)
 

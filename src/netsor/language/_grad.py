@@ -231,11 +231,6 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
         coordinates are of order 1 at every width if p is a score: for p = ns.dot(r, x), which is n^(−1/2) ⟨r, x⟩, it is
         r. The squared norm of the gradient itself is then `ns.mean_dot(g, g)`.
 
-    Raises
-    ------
-    TraceError
-        If p is no scalar, does not depend on `wrt`, or goes through a function without a derivative.
-
     Examples
     --------
     >>> n = ns.Width("n")

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
-from ._given import NUMBERS, as_name, as_shape, scale, scaled, shown
-from ._operation import Data, Gaussian, Normal, Source
-from ._scalar import Scalar
+from ._given import NUMBERS, as_name, as_shape, scale, scaled, shown, Shape
+from ._array import Entrywise, Operation, Source, VectorAccess
+from ._scalar import Floats, Scalar
 from ._source_location import TraceError
-from ._vector import Vector
+from ._vector import Gaussian, Vector
 from ._width import Width, as_width
+
+
+@dataclass(frozen=True, eq=False)
+class Data(Entrywise):
+    """V: given vectors of a fixed finite dimension, the last axis of the array."""
+
+    acts, kind, letter, indexed = VectorAccess.FRESH, "data", "X", ("vectors",)
+    vectors: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Normal(Operation):
+    """S: random scalars, i.i.d. N(0, std²), independent of all vectors and matrices.
+
+    All are drawn, whatever is asked for, so that they are the same in every part of a program.
+    """
+
+    kind, letter = "random scalars", "z"
+    source: Source
+    std: float
+    shape: Shape
 
 
 def gaussian(
@@ -41,11 +64,6 @@ def gaussian(
     -------
     Vector
         An array of vectors of this shape.
-
-    Raises
-    ------
-    TraceError
-        If the mean does not broadcast, or cov is no covariance.
 
     Examples
     --------
@@ -120,11 +138,6 @@ def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | N
     Scalar
         Each entry for itself.
 
-    Raises
-    ------
-    TraceError
-        If `std` is below 0.
-
     Examples
     --------
     >>> print(f"{ns.Program(ns.normal(std=2.0)).law(draws=20_000).var():.1f}")
@@ -147,11 +160,6 @@ def data(vectors: npt.ArrayLike) -> Vector:
     -------
     Vector
         Vectors that are not random; the first matrix on them has this fan-in.
-
-    Raises
-    ------
-    TraceError
-        If the numbers are not finite.
 
     Examples
     --------

@@ -33,11 +33,6 @@ def join(values: Sequence[V], axis: int = 0) -> V:
     Vector or Scalar
         As numpy's concatenate.
 
-    Raises
-    ------
-    TraceError
-        If the shapes do not fit.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -68,11 +63,6 @@ def stack(values: Sequence[V], axis: int = 0) -> V:
     -------
     Vector or Scalar
         As numpy's stack.
-
-    Raises
-    ------
-    TraceError
-        If the shapes differ.
 
     Examples
     --------

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ._array import Axes, Entrywise, Ints, Operation, Source, Take, Value, VectorAccess, align_axes
-from ._given import Shape
+from ._initial import Data, Normal
 from ._scalar import Apply, Constant, Floats
 from ._vector import Add, Gaussian, Mix, Nonlin, Scale, Vector
 from ._weight import MatMul
@@ -40,14 +40,6 @@ __all__ = [
     "Split",
     "Take",
 ]
-
-
-@dataclass(frozen=True, eq=False)
-class Data(Entrywise):
-    """V: given vectors of a fixed finite dimension, the last axis of the array."""
-
-    acts, kind, letter, indexed = VectorAccess.FRESH, "data", "X", ("vectors",)
-    vectors: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,19 +86,6 @@ class Dot(Entrywise):
         """The last axes paired."""
         batch = ndim - 2
         return (*align_axes(self.x.ndim - 1, batch), ndim - 2), (*align_axes(self.y.ndim - 1, batch), ndim - 1)
-
-
-@dataclass(frozen=True, eq=False)
-class Normal(Operation):
-    """S: random scalars, i.i.d. N(0, std²), independent of all vectors and matrices.
-
-    All are drawn, whatever is asked for, so that they are the same in every part of a program.
-    """
-
-    kind, letter = "random scalars", "z"
-    source: Source
-    std: float
-    shape: Shape
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,11 +82,6 @@ def probe(name: str, x: V, mask: npt.ArrayLike | None = None) -> V:
     Vector or Scalar
         The value itself.
 
-    Raises
-    ------
-    TraceError
-        If there is no such name, or the value is of another kind.
-
     Examples
     --------
     >>> @ns.program

@@ -48,23 +48,7 @@ class Stretch(NamedTuple):
     original: float
 
     def of(self, theta: Any) -> Any:
-        """The frequencies that take the place of θ.
-
-        Parameters
-        ----------
-        theta : numpy.ndarray
-            Frequencies.
-
-        Returns
-        -------
-        numpy.ndarray
-            In the same shape.
-
-        Examples
-        --------
-        >>> ns.models.Stretch(2.0, 1.0, 4.0, 100.0).of(np.array([0.01]))
-        array([0.005])
-        """
+        """The frequencies that take the place of θ."""
         turns = theta * self.original / (2 * math.pi)
         kept = ((turns - self.low) / (self.high - self.low)).clip(0.0, 1.0)
         return theta * (kept + (1.0 - kept) / self.factor)
@@ -128,11 +112,6 @@ def rotary(
     -------
     Vector
         In the shape of `x`.
-
-    Raises
-    ------
-    TraceError
-        If there is another number of positions than of tokens, or a number is out of range.
 
     Examples
     --------

@@ -56,16 +56,6 @@ class Scalar(Value):
             Positions in the flattened array.
         operation : str
             What errors name.
-
-        Returns
-        -------
-        Scalar
-            In the shape of `flat`.
-
-        Examples
-        --------
-        >>> ns.normal((2, 3)).take([5, 0], "take").shape
-        (2,)
         """
         taken = super().take(flat, operation)
         if isinstance(self.op, Constant) and isinstance(taken.op, Take):
@@ -116,44 +106,12 @@ class Scalar(Value):
         return _matmul(as_scalar(other, "@"), self)
 
     def sum(self, axis: int | tuple[int, ...] | None = None) -> Scalar:
-        """The sum over an axis, several, or all.
-
-        Parameters
-        ----------
-        axis : int or tuple of int, optional
-            Over which axes; all, if none is given.
-
-        Returns
-        -------
-        Scalar
-            Without these axes.
-
-        Examples
-        --------
-        >>> ns.normal((2, 3)).sum(axis=1).shape
-        (2,)
-        """
+        """The sum over an axis, several, or all."""
         p = self._axes_last(axis, "sum")
         return applied(SUM, (p,), p.shape[:-1], axes=1)
 
     def mean(self, axis: int | tuple[int, ...] | None = None) -> Scalar:
-        """The mean over an axis, several, or all.
-
-        Parameters
-        ----------
-        axis : int or tuple of int, optional
-            Over which axes; all, if none is given.
-
-        Returns
-        -------
-        Scalar
-            Without these axes.
-
-        Examples
-        --------
-        >>> ns.normal((2, 3)).mean(axis=1).shape
-        (2,)
-        """
+        """The mean over an axis, several, or all."""
         p = self._axes_last(axis, "mean")
         return applied(MEAN, (p,), p.shape[:-1], axes=1)
 

@@ -36,11 +36,6 @@ def dot(x: Vector, y: Vector) -> Scalar:
         Leading axes are aligned, the last ones paired: shapes (heads, s) and (heads, t) give (heads, s, t); two single
         vectors give one scalar.
 
-    Raises
-    ------
-    TraceError
-        If the widths differ or the leading axes do not fit.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -64,11 +59,6 @@ def mean_dot(x: Vector, y: Vector) -> Scalar:
     -------
     Scalar
         (…, s, t); at infinite width they are numbers, where nothing before them is random.
-
-    Raises
-    ------
-    TraceError
-        If the widths or the leading axes differ.
 
     Examples
     --------
@@ -110,11 +100,6 @@ def concat(x: Vector, axis: int = 0) -> Vector:
     Vector
         Without this axis, in a space of so many times the width.
 
-    Raises
-    ------
-    TraceError
-        If there is no such axis.
-
     Examples
     --------
     >>> ns.concat(ns.gaussian(ns.Width("d"), (8, 3)))
@@ -151,11 +136,6 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
     -------
     Scalar
         Weights of the shape of p, of sum 1 over the last axis.
-
-    Raises
-    ------
-    TraceError
-        If the mask does not fit, or leaves a row with nothing.
 
     Examples
     --------

@@ -87,11 +87,6 @@ def step(
         The outputs after the step, in the structure given. They are values as others and can be outputs of one more
         step; as in training, no gradient passes through a step into what it was made of.
 
-    Raises
-    ------
-    TraceError
-        If an argument is not what it must be, or a function has no derivative.
-
     Examples
     --------
     >>> n = ns.Width("n")

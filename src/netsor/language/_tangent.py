@@ -57,11 +57,6 @@ def ntk(
     Scalar
         p.shape + q.shape. They have a law like any others, joint with p and q.
 
-    Raises
-    ------
-    TraceError
-        If p or q is no scalar, or a weight is none of the program.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -97,11 +92,6 @@ def grad_norm(p: Scalar, weight: Parameter, parametrisation: str = "standard") -
     -------
     Scalar
         One.
-
-    Raises
-    ------
-    TraceError
-        If p is not one scalar, or the weight is none of the program.
 
     Examples
     --------

@@ -98,44 +98,12 @@ class Vector(Value):
         return mix(as_scalar(a, "@"), self)
 
     def sum(self, axis: int | tuple[int, ...] | None = None) -> Vector:
-        """The sum of the vectors over an axis, several, or all.
-
-        Parameters
-        ----------
-        axis : int or tuple of int, optional
-            Over which axes; all, if none is given.
-
-        Returns
-        -------
-        Vector
-            Without these axes.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (2, 3)).sum(axis=0).shape
-        (3,)
-        """
+        """The sum of the vectors over an axis, several, or all."""
         x = self._axes_last(axis, "sum")
         return mix(as_scalar(np.ones(x.shape[-1]), "sum"), x)
 
     def mean(self, axis: int | tuple[int, ...] | None = None) -> Vector:
-        """The mean of the vectors over an axis, several, or all.
-
-        Parameters
-        ----------
-        axis : int or tuple of int, optional
-            Over which axes; all, if none is given.
-
-        Returns
-        -------
-        Vector
-            Without these axes.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (2, 3)).mean().shape
-        ()
-        """
+        """The mean of the vectors over an axis, several, or all."""
         x = self._axes_last(axis, "mean")
         return mix(as_scalar(np.full(x.shape[-1], 1 / x.shape[-1]), "mean"), x)
 

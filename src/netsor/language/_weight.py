@@ -67,13 +67,7 @@ class Weight:
 
     @property
     def batch(self) -> Shape:
-        """The shape of the batch: () for a single matrix.
-
-        Examples
-        --------
-        >>> ns.weight(ns.Width("n"), 10, batch=(2, 3)).batch
-        (2, 3)
-        """
+        """The shape of the batch: () for a single matrix."""
         return self.members.shape
 
     @property
@@ -81,12 +75,6 @@ class Weight:
         """The transposed matrices, those of each batch index for themselves: `W.T @ v` is W^T v.
 
         Entries are those of W, so with W in R^{out × in} the coordinates of W^T v have variance std² |v|²/in.
-
-        Examples
-        --------
-        >>> n, m = ns.Width("n"), ns.Width("m")
-        >>> ns.weight(n, m).T @ ns.gaussian(n)
-        <Vector of shape () in R^m, by MatMul>
         """
         return replace(self, out_width=self.in_width, in_width=self.out_width, transposed=not self.transposed)
 
@@ -95,45 +83,17 @@ class Weight:
         """√(in/out) W^T if the entries of W are N(0, std²/in): the same matrices with entries N(0, std²/out).
 
         It is what takes √out ∂p/∂(W x) to √in ∂p/∂x; for other entries a factor √(in/fan) is left.
-
-        Examples
-        --------
-        >>> ns.weight(ns.Width("n"), ns.Width("m")).adjoint.out_width
-        Width('m')
         """
         return replace(self.T, fan=self.out_width)
 
     @property
     def drawn(self) -> Weight:
-        """The matrices as they are drawn: not transposed, with entries N(0, std²/in).
-
-        Examples
-        --------
-        >>> W = ns.weight(ns.Width("n"), ns.Width("m"))
-        >>> W.T.drawn.transposed
-        False
-        """
+        """The matrices as they are drawn: not transposed, with entries N(0, std²/in)."""
         made = self.T if self.transposed else self
         return replace(made, fan=made.in_width)
 
     def gain(self, widths: Mapping[str, float]) -> float:
-        """By what W x is larger, in mean square and as a root, than x: std √(in/fan).
-
-        Parameters
-        ----------
-        widths : mapping of str to float
-            The widths, by their symbols.
-
-        Returns
-        -------
-        float
-            NaN if the widths do not determine it.
-
-        Examples
-        --------
-        >>> ns.weight(ns.Width("n"), ns.Width("m"), std=2.0).gain({"n": 64, "m": 32})
-        2.0
-        """
+        """By what W x is larger, in mean square and as a root, than x: std √(in/fan)."""
         if self.in_width.name == self.fan.name:
             return self.std * math.sqrt(self.in_width.factor / self.fan.factor)
         many, few = self.in_width.bind(widths), self.fan.bind(widths)
@@ -151,29 +111,7 @@ class Weight:
         return Vector(MatMul(self, x, each=False), self.batch + x.shape, self.out_width)
 
     def each(self, x: Vector) -> Vector:
-        """Matrix b on the vectors x[b].
-
-        Parameters
-        ----------
-        x : Vector
-            Its shape begins with the batch.
-
-        Returns
-        -------
-        Vector
-            In the shape of `x`.
-
-        Raises
-        ------
-        TraceError
-            If it does not, or has another width.
-
-        Examples
-        --------
-        >>> n = ns.Width("n")
-        >>> ns.weight(n, n, batch=4).each(ns.gaussian(n, (4, 7))).shape
-        (4, 7)
-        """
+        """Matrix b on the vectors x[b]."""
         self._accept("W.each(x)", x)
         if x.shape[: len(self.batch)] != self.batch:
             raise TraceError("W.each(x)", f"the batch {self.batch} is not how the shape {x.shape} of x begins")
@@ -236,11 +174,6 @@ def weight(
     -------
     Weight
         `W @ x` applies every matrix of the batch to every vector, `W.each(x)` matrix b to x[b].
-
-    Raises
-    ------
-    TraceError
-        If a width, the batch or a standard deviation is not what it must be.
 
     Examples
     --------

@@ -31,11 +31,6 @@ class Width:
     factor : int
         By which the symbol is multiplied.
 
-    Raises
-    ------
-    TraceError
-        If the name is no identifier, or the number is not positive.
-
     Examples
     --------
     >>> d = ns.Width("d")
@@ -101,28 +96,7 @@ class Width:
         return f"Width({str(self)!r})"
 
     def bind(self, widths: Mapping[str, float]) -> float:
-        """The number that this width is once its symbol is bound: a positive integer or infinity.
-
-        Parameters
-        ----------
-        widths : mapping of str to float
-            The numbers, by symbols.
-
-        Returns
-        -------
-        float
-            A positive integer, or infinity.
-
-        Raises
-        ------
-        KeyError
-            If the symbol is not among them.
-
-        Examples
-        --------
-        >>> (4 * ns.Width("d")).bind({"d": 16})
-        64
-        """
+        """The number that this width is once its symbol is bound: a positive integer or infinity."""
         return self.factor if self.name is None else self.factor * widths[self.name]
 
 

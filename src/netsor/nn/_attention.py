@@ -129,11 +129,6 @@ def attend(
     Attended
         Output, scores and weights.
 
-    Raises
-    ------
-    TraceError
-        If an argument is out of range, named with what is allowed.
-
     Examples
     --------
     >>> made = ns.nn.attend(ns.gaussian(ns.Width("n"), 4), heads=8, groups=2, head_dim=ns.Width("d"), mask="causal")
@@ -228,11 +223,6 @@ def attention(
     -------
     Vector
         In the shape of `x`.
-
-    Raises
-    ------
-    TraceError
-        If an argument is out of range, named with what is allowed.
 
     Examples
     --------

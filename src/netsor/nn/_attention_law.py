@@ -45,16 +45,14 @@ class Attention:
     function : callable
         What acts on rows of scores, the softmax unless given.
 
-    Raises
-    ------
-    LawError
-        If the kernel is no covariance.
-
     Examples
     --------
     >>> layer = ns.Attention(np.eye(4))
     >>> print(f"{layer.law(heads=2).var():.8f}")
     0.39197144
+    >>> two = ns.Attention(np.eye(2))
+    >>> print(np.round(two.infinite_heads(points=2**12).cov()[0], 2), two.linear_scaling().cov()[0])
+    [0.64 0.5 ] [0.5 0.5]
     """
 
     kernel: npt.ArrayLike
@@ -105,22 +103,6 @@ class Attention:
             A power of 2, the number of quasi-random points: 2^21 or fewer unless given. For eight tokens that are not
             all alike that leaves an error of about 1e-6 in the density, and 2^25 one below 1e-7, in about half a
             minute.
-
-        Returns
-        -------
-        HeadSum
-            Density, distribution function and moments to many digits.
-
-        Raises
-        ------
-        LawError
-            If there is no such token, or the number of heads is none.
-
-        Examples
-        --------
-        >>> law = ns.Attention(np.eye(4)).law(heads=2)
-        >>> print(f"{law.pdf(0.5):.6f} {law.with_error.pdf(0.5).error < 1e-8}")
-        0.462403 True
         """
         heads = checked_heads(heads, "law")
         k: Array = np.asarray(self.kernel)
@@ -152,23 +134,9 @@ class Attention:
 
     @one_blas_thread()
     def infinite_heads(self, points: int | None = None) -> Joint:
-        """The Gaussian of infinitely many heads, over all tokens: covariance σ_O²σ_V² E[A K A^T].
+        """The Gaussian of infinitely many heads over all tokens: covariance σ_O²σ_V² E[A K A^T].
 
-        Parameters
-        ----------
-        points : int, optional
-            A power of 2, the number of (quasi-)random points: 2^15 unless that would take long.
-
-        Returns
-        -------
-        Joint
-            One component.
-
-        Examples
-        --------
-        >>> print(np.round(ns.Attention(np.eye(2)).infinite_heads(points=2**12).cov(), 2))
-        [[0.64 0.5 ]
-         [0.5  0.64]]
+        `points` is the number of quasi-random points, a power of 2; up to 2^15 by default.
         """
         k: Array = np.asarray(self.kernel)
         root = _root(k)
@@ -194,24 +162,7 @@ class Attention:
 
     @one_blas_thread()
     def linear_scaling(self, tied: bool = False) -> Joint:
-        """The Gaussian of 1/n scaling, over all tokens.
-
-        Parameters
-        ----------
-        tied : bool
-            Whether queries and keys are tied: then scores are σ_Qσ_K K_ij, otherwise 0.
-
-        Returns
-        -------
-        Joint
-            One component.
-
-        Examples
-        --------
-        >>> print(ns.Attention(np.eye(2)).linear_scaling().cov())
-        [[0.5 0.5]
-         [0.5 0.5]]
-        """
+        """The Gaussian of 1/n scaling over all tokens. Scores are 0, or σ_Qσ_K K_ij if queries and keys are `tied`."""
         k: Array = np.asarray(self.kernel)
         a = self.function(self._masked(self.sigma_q * self.sigma_k * k if tied else np.zeros_like(k)))
         cov = (self.sigma_o * self.sigma_v) ** 2 * a @ k @ a.T

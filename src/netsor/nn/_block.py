@@ -84,11 +84,6 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     Block
         The output, and what the branches added.
 
-    Raises
-    ------
-    TraceError
-        If a branch is no function, or gives vectors of another shape.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -158,11 +153,6 @@ def mlp(
     -------
     Vector
         In the shape of x.
-
-    Raises
-    ------
-    TraceError
-        If an argument is out of range, named with what is allowed.
 
     Examples
     --------

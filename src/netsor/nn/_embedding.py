@@ -36,11 +36,6 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
     Scalar
         (*shape of y, vocabulary).
 
-    Raises
-    ------
-    TraceError
-        If `vocabulary` is no positive integer.
-
     Examples
     --------
     >>> ns.nn.logits(ns.gaussian(ns.Width("n"), 4), vocabulary=10).shape
@@ -82,11 +77,6 @@ class Embedding:
     std : float
         Of their coordinates.
 
-    Raises
-    ------
-    TraceError
-        If an id is no integer, 0 or more.
-
     Examples
     --------
     >>> table = ns.nn.Embedding([3, 7, 7, 1], ns.Width("n"), std=0.02)
@@ -127,17 +117,6 @@ class Embedding:
             At N a mean has a fluctuation, as large as the logits of other words. True adds its leading part back, for
             use at n = ∞ alone: N(0, std² N |r|²/n), r the part of y that is no combination of the vectors e_t. That is
             the law of ⟨e_t, r⟩ for an r independent of them; fluctuations of (1/n) ⟨e_t, e_t'⟩ stay out.
-
-        Returns
-        -------
-        Scalar
-            (*shape of y, vocabulary), ids in order.
-
-        Examples
-        --------
-        >>> table = ns.nn.Embedding([3, 7], 16, std=0.02)
-        >>> table.logits(ns.rms_norm(table([3, 7])), vocabulary=10).shape
-        (2, 10)
         """
         flat = as_vector(y, "logits").reshape(-1)
         words, count = whole(vocabulary, "vocabulary", "logits"), len(self.known)
@@ -194,11 +173,6 @@ def embedding(
     -------
     Vector
         In the shape of the ids.
-
-    Raises
-    ------
-    TraceError
-        If an id or a position is no integer, 0 or more.
 
     Examples
     --------

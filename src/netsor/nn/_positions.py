@@ -26,11 +26,6 @@ def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
     numpy.ndarray of bool
         (tokens, tokens), for `mask` of `attend`.
 
-    Raises
-    ------
-    TraceError
-        If a number is no positive integer.
-
     Examples
     --------
     >>> print(ns.nn.causal(3, window=2).astype(int))
@@ -60,11 +55,6 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
     -------
     numpy.ndarray
         (heads, tokens, tokens), for `bias` of `attend`.
-
-    Raises
-    ------
-    TraceError
-        If a number is no positive integer.
 
     Examples
     --------
@@ -118,11 +108,6 @@ def relative_bias(
     -------
     Scalar
         (heads, tokens, tokens), for `bias` of `attend`.
-
-    Raises
-    ------
-    TraceError
-        If an argument is out of range.
 
     Examples
     --------
