@@ -19,14 +19,13 @@ from .engine._diverging_scores import correlated
 from .engine._parallel import Progress
 from .engine.backends import Backend, choose, prices
 from .language._array import Value
-from .language._check_report import NO_LIMIT, Report, verdict_of
-from .language._given import as_whole, picked, shown
+from .language._check import NO_LIMIT, Report, verdict_of
+from .language._given import TraceError, TraceIndexError, as_whole, picked, shown
 from .language._graph import source_order, topological_order, widths_of
 from .language._latex import latex
 from .language._latex_paper import display, paper
 from .language._print import parts, text
 from .language._probe import Probe
-from .language._source_location import TraceError, TraceIndexError
 from .language._width import bind_widths, inf
 from .laws import Estimate, HeadSum, Joint, Mixture
 from .laws._likelihood import checked_data

@@ -12,9 +12,8 @@ from netsor.engine.passes import GRAPH, distinct, drawn, outer, reuse, roots, st
 from netsor.engine.passes._operations import SPECIFICATION
 from netsor.engine.passes._rewrite import Context
 from netsor.language import _operation as ops
-from netsor.language._graph import topological_order
-from netsor.language._optimiser_ops import SteppedMatMul
-from netsor.language._slicing import narrow
+from netsor.language._graph import narrow, topological_order
+from netsor.language._operation import SteppedMatMul
 from netsor.language._specification import SpecificationError, verify
 
 from ..gradients import gradients

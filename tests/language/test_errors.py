@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language._source_location import TraceIndexError
+from netsor.language._given import TraceIndexError
 
 n, m = ns.Width("n"), ns.Width("m")
 

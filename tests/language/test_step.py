@@ -5,7 +5,7 @@ import pytest
 
 import netsor as ns
 from netsor.language._graph import topological_order
-from netsor.language._optimiser_ops import SteppedMatMul, SteppedParameter
+from netsor.language._operation import SteppedMatMul, SteppedParameter
 from netsor.language._specification import verify
 
 n = ns.Width("n")

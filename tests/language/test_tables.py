@@ -12,10 +12,9 @@ from netsor.engine.lower._linear import LINEAR
 from netsor.language._array import Entrywise, Operation, VectorAccess
 from netsor.language._check import BOUNDED
 from netsor.language._derivative import RULES
-from netsor.language._graph import topological_order
-from netsor.language._join import Pool
-from netsor.language._optimiser_ops import SteppedMatMul, SteppedParameter
-from netsor.language._slicing import asked_entries, narrow
+from netsor.language._graph import asked_entries, narrow, topological_order
+from netsor.language._operation import SteppedMatMul, SteppedParameter
+from netsor.language._score import Pool
 from netsor.language._specification import SpecificationError, verify
 
 from ..programs import operations

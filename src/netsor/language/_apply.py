@@ -1,17 +1,17 @@
-"""Functions that the user brings: of coordinates (`nonlin`) and of scalars (`apply`)."""
+"""Functions of coordinates (`nonlin`) and of scalars (`apply`), and the named activations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from .. import activations as known
 from ..activations import Function
 from ._check_function import infer_output_shape
-from ._given import as_name, one_of, shown, whole
+from ._given import SCALE, TraceError, as_name, one_of, real, shown, whole
 from ._scalar import Scalar, ScalarLike, applied, as_scalar, broadcast
-from ._source_location import TraceError
 from ._vector import Nonlin, Vector, same_width
 
 Derivative = Callable[..., Any] | tuple[Callable[..., Any] | None, ...] | None
@@ -175,3 +175,151 @@ def as_function(
         needed = "a function" if arguments == 1 else f"a tuple of {arguments} functions, one for each argument"
         raise TraceError(operation, f"derivative={shown(made.derivative)} of {made.name} must be {needed}")
     return made
+
+
+# The named activations
+
+X = TypeVar("X", Vector, Scalar)
+
+SECTIONS = """
+
+Parameters
+----------
+x : Vector or Scalar
+    Vectors, on which it acts coordinate by coordinate, or scalars.
+
+Returns
+-------
+Vector or Scalar
+    Like `x`.
+
+Examples
+--------
+>>> ns.{name}(ns.gaussian(ns.Width("n"), 3))
+<Vector of shape (3,) in R^n, by Nonlin>
+"""
+
+
+def _activation(f: Callable[[X], X]) -> Callable[[X], X]:
+    """Add the sections that all activations of one argument share to a docstring."""
+    f.__doc__ = f"{f.__doc__}{SECTIONS.format(name=f.__name__)}"
+    return f
+
+
+def _acting(f: Function, x: X) -> X:
+    if isinstance(x, Scalar):
+        return applied(f, (x,), x.shape)
+    x = as_vector(x, f.name)
+    return Vector(Nonlin(f, (x,), ()), x.shape, x.width)
+
+
+@_activation
+def identity(x: X) -> X:
+    """φ(x) = x."""
+    return _acting(known.IDENTITY, x)
+
+
+@_activation
+def relu(x: X) -> X:
+    """φ(x) = max(x, 0)."""
+    return _acting(known.RELU, x)
+
+
+@_activation
+def abs(x: X) -> X:
+    """φ(x) = |x|."""
+    return _acting(known.ABS, x)
+
+
+@_activation
+def erf(x: X) -> X:
+    """The error function, φ(x) = erf(x)."""
+    return _acting(known.ERF, x)
+
+
+@_activation
+def tanh(x: X) -> X:
+    """φ(x) = tanh(x)."""
+    return _acting(known.TANH, x)
+
+
+@_activation
+def sigmoid(x: X) -> X:
+    """φ(x) = 1/(1 + e^(−x))."""
+    return _acting(known.SIGMOID, x)
+
+
+@_activation
+def gelu(x: X) -> X:
+    """φ(x) = x Φ(x), with Φ the standard normal distribution function (exact, not the tanh approximation)."""
+    return _acting(known.GELU, x)
+
+
+@_activation
+def gelu_tanh(x: X) -> X:
+    """φ(x) = x (1 + tanh(√(2/π) (x + 0.044715 x³)))/2, the tanh approximation of `gelu`: GPT-2's gelu_new."""
+    return _acting(known.GELU_TANH, x)
+
+
+@_activation
+def silu(x: X) -> X:
+    """φ(x) = x/(1 + e^(−x)), also called swish."""
+    return _acting(known.SILU, x)
+
+
+@_activation
+def sin(x: X) -> X:
+    """φ(x) = sin(x)."""
+    return _acting(known.SIN, x)
+
+
+@_activation
+def cos(x: X) -> X:
+    """φ(x) = cos(x)."""
+    return _acting(known.COS, x)
+
+
+def leaky_relu(x: X, slope: float = 0.01) -> X:
+    """φ(x) = x for x > 0, slope · x below.
+
+    Parameters
+    ----------
+    x : Vector or Scalar
+        Vectors, on which it acts coordinate by coordinate, or scalars.
+    slope : float
+        The slope below 0.
+
+    Returns
+    -------
+    Vector or Scalar
+        Like `x`.
+
+    Examples
+    --------
+    >>> ns.leaky_relu(ns.gaussian(ns.Width("n"), 3), slope=0.2)
+    <Vector of shape (3,) in R^n, by Nonlin>
+    """
+    return _acting(known.leaky_relu(real(slope, "slope", "leaky_relu")), x)
+
+
+def clip(x: X, bound: float) -> X:
+    """φ(x) = x, cut off at ± bound.
+
+    Parameters
+    ----------
+    x : Vector or Scalar
+        Vectors, on which it acts coordinate by coordinate, or scalars.
+    bound : float
+        Above 0.
+
+    Returns
+    -------
+    Vector or Scalar
+        Like `x`.
+
+    Examples
+    --------
+    >>> ns.clip(ns.gaussian(ns.Width("n"), 3), 100)
+    <Vector of shape (3,) in R^n, by Nonlin>
+    """
+    return _acting(known.clip(real(bound, "bound", "clip", least=1 / SCALE, most=SCALE)), x)

@@ -1,4 +1,4 @@
-"""Arrays of values, before they are vectors or scalars: what made them, their shape, indexing and rearrangement.
+"""Arrays of values, before they are vectors or scalars: operations, shapes, indexing and rearrangement.
 
 A value is the operation that made it, with its shape checked; nothing is computed while a program is written.
 """
@@ -16,9 +16,49 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ._given import AXES, NUMBERS, Places, Shape, as_axis, as_shape, as_whole, picked, shown
-from ._index_box import Keep, box
-from ._source_location import SourceLocation, TraceError, user_line
+from ._given import (
+    AXES,
+    NUMBERS,
+    Places,
+    Shape,
+    SourceLocation,
+    TraceError,
+    as_axis,
+    as_shape,
+    as_whole,
+    picked,
+    shown,
+    user_line,
+)
+
+Keep = tuple[npt.NDArray[np.bool_], ...]
+
+
+def every(shape: Shape) -> Keep:
+    """All of an array."""
+    return tuple(np.ones(size, dtype=bool) for size in shape)
+
+
+def around(places: npt.NDArray[np.intp], shape: Shape) -> Keep:
+    """The smallest part of an array that has these places, counted through all of it."""
+    keep = tuple(np.zeros(size, dtype=bool) for size in shape)
+    for axis, at in zip(keep, np.unravel_index(places, shape) if shape else (), strict=True):
+        axis[at] = True
+    return keep
+
+
+def within(places: npt.NDArray[np.intp], shape: Shape, keep: Keep) -> npt.NDArray[np.intp]:
+    """Where these places of an array are in a part that has them."""
+    if not shape:
+        return places
+    among = [(np.cumsum(axis) - 1)[at] for axis, at in zip(keep, np.unravel_index(places, shape), strict=True)]
+    return np.ravel_multi_index(among, [int(axis.sum()) for axis in keep])
+
+
+def box(keep: Keep) -> tuple[npt.NDArray[np.intp], ...]:
+    """The index that selects the kept positions of every axis."""
+    return np.ix_(*(np.flatnonzero(axis) for axis in keep)) if keep else ()
+
 
 Ints = npt.NDArray[np.intp]
 V = TypeVar("V", bound="Value")

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..activations import Function
-from ._given import Shape
-from ._source_location import TraceError
+from ._given import Shape, TraceError
 
 NumpyArray = npt.NDArray[Any]
 Content = tuple[tuple[int, ...], str, bytes]

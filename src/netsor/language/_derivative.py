@@ -23,15 +23,27 @@ from ..activations import Function, row_softmax
 from ..derivatives import base, derivative, known
 from ._apply import apply, nonlin
 from ._array import Operation
-from ._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, power
-from ._operation import Add, Apply, Concat, Constant, Dot, MatMul, Mix, Nonlin, Root, Scale, Split
-from ._optimiser_ops import SteppedMatMul, SteppedParameter
+from ._given import TraceError
+from ._operation import (
+    Add,
+    Apply,
+    Concat,
+    Constant,
+    Dot,
+    MatMul,
+    Mix,
+    Nonlin,
+    Root,
+    Scale,
+    Split,
+    SteppedMatMul,
+    SteppedParameter,
+)
 from ._rotary import Rotate
-from ._scalar import Scalar, constant
+from ._scalar import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar, constant, power
 from ._score import concat, dot, mean_dot, rsqrt, split
-from ._source_location import TraceError
+from ._sources import Weight
 from ._vector import Vector, mix, ones
-from ._weight import Weight
 from ._width import Width
 
 Unit = str | None  # None for 1, the name of a width n for √n

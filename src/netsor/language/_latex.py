@@ -12,10 +12,9 @@ from typing import Any
 
 from . import _operation as ops
 from ._array import Operation, Value, VectorAccess
-from ._check_report import CONJECTURED, NO_LIMIT, Report
-from ._graph import LETTERS, names_of, topological_order, transposed
-from ._join import Pool
-from ._latex_fragments import (
+from ._check import CONJECTURED, NO_LIMIT, Report
+from ._graph import LETTERS, names_of, narrow, topological_order, transposed
+from ._latex_formulas import (
     DOCUMENT,
     Indices,
     below,
@@ -33,14 +32,13 @@ from ._latex_fragments import (
     transposes,
     variance,
 )
-from ._operation import Constant, Data, Dot, MatMul, Source
-from ._optimiser_ops import SteppedMatMul
+from ._operation import Constant, Data, Dot, MatMul, Source, SteppedMatMul
 from ._print import initial_law
 from ._probe import Probe
 from ._rotary import Rotate
-from ._slicing import narrow
+from ._score import Pool
+from ._sources import Weight
 from ._vector import Vector
-from ._weight import Weight
 
 
 def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool, probes: Sequence[Probe] = ()) -> str:

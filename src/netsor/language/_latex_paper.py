@@ -15,10 +15,10 @@ import numpy as np
 
 from . import _operation as ops
 from ._array import Value
-from ._check_report import CONJECTURED, NO_LIMIT, Report
-from ._graph import LETTERS, take_as_index, topological_order
+from ._check import CONJECTURED, NO_LIMIT, Report
+from ._graph import LETTERS, narrow, take_as_index, topological_order
 from ._latex import Writer
-from ._latex_fragments import (
+from ._latex_formulas import (
     DOCUMENT,
     Indices,
     broadcast_to,
@@ -31,9 +31,8 @@ from ._latex_fragments import (
     variance,
 )
 from ._operation import MatMul
-from ._slicing import narrow
+from ._sources import Weight
 from ._vector import Vector
-from ._weight import Weight
 
 EQUAL = (r"\delta", r"\mathbf 1")  # how a factor begins that says that two matrices are the same
 

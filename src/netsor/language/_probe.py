@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ._array import Value
-from ._given import shown
+from ._given import TraceError, shown
 from ._scalar import Scalar
-from ._source_location import TraceError
 from ._vector import Vector
 
 V = TypeVar("V", bound=Value)

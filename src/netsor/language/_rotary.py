@@ -10,11 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ._apply import as_vector
-from ._array import Entrywise, VectorAccess
-from ._given import LARGEST, numbers, real, shown
-from ._index_box import Keep
+from ._array import Entrywise, Keep, VectorAccess
+from ._given import LARGEST, TraceError, numbers, real, shown
 from ._scalar import Floats
-from ._source_location import TraceError
 from ._vector import Vector
 
 

@@ -17,10 +17,10 @@ from . import _operation as ops
 from ._array import Operation, Value
 from ._given import Shape
 from ._graph import topological_order
-from ._join import Pool
-from ._optimiser_ops import SteppedMatMul, SteppedParameter
+from ._operation import SteppedMatMul, SteppedParameter
 from ._rotary import Rotate
 from ._scalar import Scalar
+from ._score import Pool
 from ._vector import Vector
 from ._width import Width
 

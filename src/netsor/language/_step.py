@@ -9,16 +9,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._array import Source, Value
-from ._given import as_floats, as_whole, one_of, real, shown
-from ._grad import Reverse, as_loss
+from ._given import TraceError, as_floats, as_whole, one_of, real, shown
+from ._grad import Parameter, Parameters, Reverse, Term, as_loss, terms_of
 from ._graph import topological_order
-from ._operation import Gaussian, MatMul, Normal
-from ._optimiser_ops import GradientTerm, OptimiserStep, Rate, SteppedMatMul, SteppedParameter, initial_value, steps_of
+from ._operation import (
+    Gaussian,
+    GradientTerm,
+    MatMul,
+    Normal,
+    OptimiserStep,
+    Rate,
+    SteppedMatMul,
+    SteppedParameter,
+    initial_value,
+    steps_of,
+)
 from ._scalar import Scalar, constant
-from ._source_location import TraceError
+from ._sources import Weight
 from ._vector import Vector, mix
-from ._weight import Weight
-from ._weight_gradient import Parameter, Parameters, Term, terms_of
 from ._width import Width
 
 MUON = (3.4445, -4.7750, 2.0315)  # the coefficients of Muon's public code, for every step

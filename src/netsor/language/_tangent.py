@@ -11,20 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from ._array import Value
+from ._array import Source, Value
 from ._derivative import scale, width_ratio
-from ._given import one_of, shown
-from ._grad import Reverse, as_loss
+from ._given import TraceError, one_of, shown
+from ._grad import Parameter, Parameters, Reverse, Term, alone, as_loss, terms_of
 from ._graph import topological_order
-from ._join import stack
-from ._operation import Gaussian, Normal
-from ._optimiser_ops import initial_value
+from ._operation import Acting, Gaussian, Normal, OptimiserStep, initial_value, steps_of
 from ._scalar import Scalar, constant
-from ._score import mean_dot
-from ._source_location import TraceError
+from ._score import join, mean_dot, stack
+from ._sources import Weight
 from ._vector import Vector, mix
-from ._weight import Weight
-from ._weight_gradient import Parameter, Parameters, Term, Version, alone, pooled, terms_of, version_of
+
+Version = tuple[Source, tuple[OptimiserStep, ...]]  # a matrix, and the steps that it has made
 
 
 def ntk(
@@ -186,3 +184,15 @@ def _others(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Sc
         flat = [[mix(constant(factor.T.copy()), d) for d in side] for side in flat]  # type: ignore[arg-type]
     columns: list[Any] = [stack(side, axis=1) for side in flat]  # (vectors, outputs)
     return mean_dot(*columns).sum(0)
+
+
+def version_of(op: Acting) -> Version:
+    """The matrix that acts, as it was after its last step."""
+    return op.weight.source, steps_of(op)
+
+
+def pooled(parts: Sequence[Vector]) -> Vector:
+    """The vectors of several uses, (matrices, K): side by side along K."""
+    rows = max(part.shape[0] for part in parts)
+    same = [part if part.shape[0] == rows else part.broadcast_to((rows, part.shape[1])) for part in parts]
+    return same[0] if len(same) == 1 else join(same, axis=1)

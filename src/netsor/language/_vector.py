@@ -10,10 +10,8 @@ import numpy.typing as npt
 
 from ..activations import Function
 from ._array import Axes, Entrywise, Operation, Source, Value, VectorAccess, align_axes
-from ._function import MULTIPLY
-from ._given import Shape, scaled, shown
-from ._scalar import Constant, Floats, Scalar, ScalarLike, as_scalar, broadcast, reciprocal
-from ._source_location import TraceError
+from ._given import Shape, TraceError, scaled, shown
+from ._scalar import MULTIPLY, Constant, Floats, Scalar, ScalarLike, as_scalar, broadcast, reciprocal
 from ._width import Width, as_width
 
 

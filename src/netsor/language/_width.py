@@ -12,8 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
-from ._given import LARGEST, as_number, as_whole, shown, whole
-from ._source_location import TraceError
+from ._given import LARGEST, TraceError, as_number, as_whole, shown, whole
 
 inf = math.inf
 

@@ -19,11 +19,10 @@ from ..._array_api import one_blas_thread
 from ...language import _operation as ops
 from ...language._array import Operation, Value, VectorAccess, rule_for
 from ...language._check_function import needs_spectrum
-from ...language._graph import names_of, topological_order
-from ...language._join import Pool
+from ...language._graph import names_of, topological_order, traced
 from ...language._rotary import Rotate
 from ...language._scalar import Scalar
-from ...language._slicing import traced
+from ...language._score import Pool
 from ...language._vector import Vector
 from .._cost_model import CPU, Prices
 from .._error import ExactError, InfiniteError

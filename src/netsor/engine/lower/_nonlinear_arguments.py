@@ -8,8 +8,8 @@ from functools import cache, partial
 from ...activations import Function
 from ...derivatives import Table, by_tanh, in_both, inner_tanh
 from ...language._array import Value
-from ...language._function import MULTIPLY
 from ...language._operation import Nonlin
+from ...language._scalar import MULTIPLY
 from .._ir import Register
 from .._ir_builder import Builder
 from ..passes.fuse_nonlinearities import Composed

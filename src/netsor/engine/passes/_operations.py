@@ -8,9 +8,9 @@ import numpy as np
 
 from ...language._array import Axes, Operation, VectorAccess
 from ...language._scalar import Scalar
+from ...language._sources import Weight
 from ...language._specification import Made, Rules, need, space
 from ...language._vector import Vector
-from ...language._weight import Weight
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,8 @@ from ...language._given import LARGEST
 from ...language._graph import topological_order
 from ...language._operation import MatMul, Normal, Source
 from ...language._scalar import Scalar
+from ...language._sources import Weight
 from ...language._vector import Vector
-from ...language._weight import Weight
 from ...language._width import Width
 from .. import _cost_model
 from ._operations import MaterialisedMatMul

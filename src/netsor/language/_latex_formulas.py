@@ -1,4 +1,4 @@
-"""The pieces that formulas are written with: indices, numbers, spaces, and text made safe for LaTeX."""
+"""The parts of LaTeX formulas: indices, numbers, spaces, escaped text, and one formula for each operation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from . import _operation as ops
 from ._array import Operation, Value
-from ._function import ADD, MATMUL, MULTIPLY, SUBTRACT
 from ._given import Shape
 from ._graph import LETTERS, take_as_index
-from ._join import Pool
 from ._operation import MatMul, Take
 from ._rotary import Rotate
-from ._weight import Weight
+from ._scalar import ADD, MATMUL, MULTIPLY, SUBTRACT
+from ._score import Pool
+from ._sources import Weight
 from ._width import Width
 
 Indices = Sequence[str]
