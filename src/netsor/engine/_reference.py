@@ -20,9 +20,9 @@ from ..language._array import Operation, Source, Value, rule_for
 from ..language._given import shown
 from ..language._graph import narrow, topological_order, weights_of
 from ..language._operation import OptimiserStep, SteppedMatMul, SteppedParameter
+from ..language._parameters import Weight
 from ..language._rotary import Rotate
 from ..language._score import Pool
-from ..language._sources import Weight
 from ..language._vector import Vector
 from ._parallel import check_memory, chunks, cores, generator, memory, whole_number
 from ._sampling_options import Sampling

@@ -20,11 +20,11 @@ from ._apply import (
 from ._array import Value
 from ._given import TraceError
 from ._grad import grad
+from ._parameters import Weight, data, gaussian, normal, weight
 from ._probe import probe
 from ._rotary import rotary
 from ._scalar import Scalar
 from ._score import concat, dot, join, layer_norm, mean_dot, rms_norm, softmax, stack
-from ._sources import Weight, data, gaussian, normal, weight
 from ._step import step
 from ._tangent import grad_norm, ntk
 from ._vector import Vector, ones

@@ -180,6 +180,7 @@ def as_function(
 # The named activations
 
 X = TypeVar("X", Vector, Scalar)
+F = TypeVar("F", bound=Callable[..., Any])
 
 SECTIONS = """
 
@@ -200,7 +201,7 @@ Examples
 """
 
 
-def _activation(f: Callable[[X], X]) -> Callable[[X], X]:
+def _activation(f: F) -> F:
     """Add the sections that all activations of one argument share to a docstring."""
     f.__doc__ = f"{f.__doc__}{SECTIONS.format(name=f.__name__)}"
     return f

@@ -39,10 +39,10 @@ from ._operation import (
     SteppedMatMul,
     SteppedParameter,
 )
+from ._parameters import Weight
 from ._rotary import Rotate
 from ._scalar import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar, constant, power
 from ._score import concat, dot, mean_dot, rsqrt, split
-from ._sources import Weight
 from ._vector import Vector, mix, ones
 from ._width import Width
 

@@ -86,7 +86,7 @@ class TraceError(PlacedError):
     >>> ns.weight(ns.Width("n"), ns.Width("m")) @ ns.gaussian(ns.Width("n"))
     Traceback (most recent call last):
         ...
-    netsor.language._source_location.TraceError: W @ x: W maps R^m to R^n, but x lives in R^n (at ...)
+    netsor.language._given.TraceError: W @ x: W maps R^m to R^n, but x lives in R^n (at ...)
     """
 
 

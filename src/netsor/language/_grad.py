@@ -31,9 +31,9 @@ from ._operation import (
     Take,
     initial_value,
 )
+from ._parameters import Weight
 from ._scalar import Scalar, ScalarLike, as_scalar, broadcast, constant
 from ._score import join
-from ._sources import Weight
 from ._vector import Vector
 from ._width import Width
 

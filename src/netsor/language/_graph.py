@@ -34,9 +34,9 @@ from ._operation import (
     Take,
     current_inputs,
 )
+from ._parameters import Weight
 from ._scalar import Scalar
 from ._score import MASKED_SOFTMAX
-from ._sources import Weight
 from ._vector import Vector
 from ._width import Width
 

@@ -33,11 +33,11 @@ from ._latex_formulas import (
     variance,
 )
 from ._operation import Constant, Data, Dot, MatMul, Source, SteppedMatMul
+from ._parameters import Weight
 from ._print import initial_law
 from ._probe import Probe
 from ._rotary import Rotate
 from ._score import Pool
-from ._sources import Weight
 from ._vector import Vector
 
 

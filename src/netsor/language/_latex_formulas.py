@@ -11,10 +11,10 @@ from ._array import Operation, Value
 from ._given import Shape
 from ._graph import LETTERS, take_as_index
 from ._operation import MatMul, Take
+from ._parameters import Weight
 from ._rotary import Rotate
 from ._scalar import ADD, MATMUL, MULTIPLY, SUBTRACT
 from ._score import Pool
-from ._sources import Weight
 from ._width import Width
 
 Indices = Sequence[str]

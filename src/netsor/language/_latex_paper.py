@@ -31,7 +31,7 @@ from ._latex_formulas import (
     variance,
 )
 from ._operation import MatMul
-from ._sources import Weight
+from ._parameters import Weight
 from ._vector import Vector
 
 EQUAL = (r"\delta", r"\mathbf 1")  # how a factor begins that says that two matrices are the same

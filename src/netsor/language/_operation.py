@@ -16,8 +16,8 @@ import numpy as np
 
 from ._array import Axes, Entrywise, Ints, Keep, Operation, Source, Take, Value, VectorAccess, align_axes, box
 from ._given import TraceError, as_number, shown
+from ._parameters import Data, MatMul, Normal, Weight
 from ._scalar import Apply, Constant, Floats
-from ._sources import Data, MatMul, Normal, Weight
 from ._vector import Add, Gaussian, Mix, Nonlin, Scale, Vector
 from ._width import Width
 

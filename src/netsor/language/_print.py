@@ -11,11 +11,11 @@ from . import _operation as ops
 from ._array import Operation, Value
 from ._graph import names_of, narrow, take_as_index, topological_order, widths_of
 from ._operation import Acting, Constant, Floats, MatMul, Source, SteppedMatMul, steps_of
+from ._parameters import Weight
 from ._probe import Probe
 from ._rotary import Rotate
 from ._scalar import ADD, MATMUL, MULTIPLY, SUBTRACT
 from ._score import Pool
-from ._sources import Weight
 from ._vector import Vector
 
 INFIX = {ADD: "+", SUBTRACT: "−", MULTIPLY: "·", MATMUL: "@"}  # by identity: a user may name a function so too

@@ -24,8 +24,8 @@ from ._operation import (
     initial_value,
     steps_of,
 )
+from ._parameters import Weight
 from ._scalar import Scalar, constant
-from ._sources import Weight
 from ._vector import Vector, mix
 from ._width import Width
 

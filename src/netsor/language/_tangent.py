@@ -1,6 +1,6 @@
 """The tangent kernel, and norms of gradients: products of Gram matrices over all uses of a matrix.
 
-With parts l r^T of ∂p/∂W (see `_weight_gradient`), Σ_W ⟨∂p/∂W, ∂q/∂W⟩ = Σ ⟨l, l'⟩ ⟨r, r'⟩ over pairs of uses of one
+With parts l r^T of ∂p/∂W (see `_grad`), Σ_W ⟨∂p/∂W, ∂q/∂W⟩ = Σ ⟨l, l'⟩ ⟨r, r'⟩ over pairs of uses of one
 matrix.
 """
 
@@ -17,9 +17,9 @@ from ._given import TraceError, one_of, shown
 from ._grad import Parameter, Parameters, Reverse, Term, alone, as_loss, terms_of
 from ._graph import topological_order
 from ._operation import Acting, Gaussian, Normal, OptimiserStep, initial_value, steps_of
+from ._parameters import Weight
 from ._scalar import Scalar, constant
 from ._score import join, mean_dot, stack
-from ._sources import Weight
 from ._vector import Vector, mix
 
 Version = tuple[Source, tuple[OptimiserStep, ...]]  # a matrix, and the steps that it has made

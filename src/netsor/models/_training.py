@@ -19,8 +19,8 @@ import numpy.typing as npt
 from .._array_api import array_namespace
 from ..language import Scalar, Value, Vector, Weight, apply, data, join, mean_dot, nonlin, ones, tanh, weight
 from ..language._graph import topological_order
+from ..language._parameters import MatMul
 from ..language._score import pooled, split
-from ..language._sources import MatMul
 from ._build import Layer, Trace, inside, n, normed, sigma_of, trace
 from ._description import Description
 from ._gradients import NAMES

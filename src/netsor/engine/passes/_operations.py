@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...language._array import Axes, Operation, VectorAccess
+from ...language._parameters import Weight
 from ...language._scalar import Scalar
-from ...language._sources import Weight
 from ...language._specification import Made, Rules, need, space
 from ...language._vector import Vector
 

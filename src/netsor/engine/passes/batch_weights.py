@@ -21,9 +21,9 @@ import numpy as np
 
 from ...language._array import Value
 from ...language._operation import Add, Constant, MatMul, Mix, Source, Take
+from ...language._parameters import Weight
 from ...language._scalar import Scalar, constant
 from ...language._score import concat, join, split
-from ...language._sources import Weight
 from ...language._vector import Vector
 from ._rewrite import Context, rewritten
 

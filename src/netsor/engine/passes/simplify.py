@@ -19,9 +19,9 @@ import numpy as np
 from ...language._array import Value, field_names
 from ...language._check_function import content_of
 from ...language._operation import Gaussian, MatMul, Mix, Root
+from ...language._parameters import Weight
 from ...language._scalar import constant
 from ...language._score import join
-from ...language._sources import Weight
 from ...language._vector import Vector, mix
 from ...language._width import Width
 from .._error import ExactError

@@ -22,9 +22,9 @@ from ...language._given import TraceError
 from ...language._grad import Reverse
 from ...language._graph import topological_order
 from ...language._operation import Add, Apply, Data, Dot, MatMul, Root, Scale, Take
+from ...language._parameters import Weight
 from ...language._scalar import ADD, Scalar, constant
 from ...language._score import mean_dot, stack
-from ...language._sources import Weight
 from ...language._vector import Vector, mix
 from .._error import ExactError
 from ._rewrite import Context, rewritten

@@ -26,9 +26,9 @@ import numpy as np
 from ...language._array import Value
 from ...language._graph import topological_order
 from ...language._operation import Dot, MatMul, Source
+from ...language._parameters import Weight
 from ...language._scalar import Scalar, constant
 from ...language._score import join
-from ...language._sources import Weight
 from ...language._vector import Vector, mix
 from .._error import ExactError
 from ._operations import AdjointCorrection, Append, Coefficients, Span
