@@ -6,7 +6,8 @@ import pytest
 import netsor as ns
 from netsor.language._graph import topological_order
 from netsor.language._operation import SteppedMatMul, SteppedParameter
-from netsor.language._specification import verify
+
+from ..specification import verify
 
 n = ns.Width("n")
 

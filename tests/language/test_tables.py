@@ -16,9 +16,9 @@ from netsor.language._graph import asked_entries, narrow, topological_order
 from netsor.language._operation import SteppedMatMul, SteppedParameter
 from netsor.language._rotary import Rotate
 from netsor.language._score import Pool
-from netsor.language._specification import SpecificationError, verify
 
 from ..programs import operations
+from ..specification import SpecificationError, verify
 
 n = ns.Width("n")
 
