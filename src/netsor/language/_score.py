@@ -149,37 +149,34 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
         raise TraceError("softmax", "needs an axis to run over, got a single scalar")
     if mask is None:
         return applied(SOFTMAX, (p,), p.shape, axes=1)
-    if isinstance(mask, str):
-        if mask != "causal":
-            raise TraceError("softmax", f"mask={shown(mask)} must be 'causal' or a boolean array")
-        if p.ndim < 2 or p.shape[-1] != p.shape[-2]:
-            raise TraceError("softmax", f"mask='causal' needs square scores, got shape {p.shape}")
-        allowed = np.tri(p.shape[-1], dtype=bool)
-    else:
-        allowed = _booleans(mask)
-    try:
-        np.broadcast_to(allowed, p.shape)
-        shape = np.broadcast_shapes(allowed.shape, p.shape[-1:])
-        allowed = allowed if allowed.shape == shape else np.broadcast_to(allowed, shape)
-    except ValueError:
-        raise TraceError(
-            "softmax", f"mask of shape {allowed.shape} does not broadcast to scores of shape {p.shape}"
-        ) from None
-    if not allowed.any(axis=-1).all():
-        raise TraceError("softmax", "mask leaves a row without any entry")
+    allowed = checked_mask(mask, p.shape, "softmax")
+    shape = np.broadcast_shapes(allowed.shape, p.shape[-1:])
+    allowed = allowed if allowed.shape == shape else np.broadcast_to(allowed, shape)
     return applied(MASKED_SOFTMAX, (p, constant(shared(allowed))), p.shape, axes=1)
 
 
-def _booleans(mask: npt.ArrayLike) -> npt.NDArray[np.bool]:
+def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: str) -> npt.NDArray[np.bool]:
+    """Which scores of this shape take part, as a boolean array that broadcasts to it."""
+    if isinstance(mask, str) and mask == "causal":
+        if len(shape) < 2 or shape[-1] != shape[-2]:
+            raise TraceError(operation, f"mask='causal' needs square scores, got shape {shape}")
+        return np.tri(shape[-1], dtype=bool)
     try:
-        found = np.asarray(mask)
-    except Exception:  # a user's object may raise anything when numpy converts it
-        raise TraceError("softmax", f"mask={shown(mask)} must be 'causal' or a boolean array") from None
-    if found.dtype != bool:
+        allowed = np.asarray(mask)
+    except ValueError:  # rows of different lengths
+        allowed = np.asarray(None)
+    if allowed.dtype != bool:
+        got = f", got an array of {allowed.dtype}: write mask > 0" if allowed.dtype.kind in "iuf" else ""
+        raise TraceError(operation, f"mask={shown(mask)} must be 'causal' or a boolean array{got}")
+    try:
+        np.broadcast_to(allowed, shape)
+    except ValueError:
         raise TraceError(
-            "softmax", f"mask={shown(mask)} must be 'causal' or boolean, got an array of {found.dtype}: write mask > 0"
-        )
-    return found
+            operation, f"mask of shape {allowed.shape} does not broadcast to scores of shape {shape}"
+        ) from None
+    if not allowed.any(axis=-1).all():
+        raise TraceError(operation, "mask leaves a row without any entry")
+    return allowed
 
 
 def rsqrt(x: Any, eps: float) -> Any:

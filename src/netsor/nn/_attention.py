@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from inspect import getdoc
 from typing import NamedTuple
 
 import numpy as np
@@ -202,99 +203,9 @@ class Attended(NamedTuple):
     weights: Scalar  # the softmax of the scores, of that shape
 
 
-def attend(
-    x: Vector,
-    heads: int,
-    head_dim: Width | int | None = None,
-    mask: npt.ArrayLike | str | None = None,
-    *,
-    context: Vector | None = None,
-    groups: int | None = None,
-    window: int | None = None,
-    rotary: Rotary | None = None,
-    qk_norm: Callable[[Vector], Vector] | None = None,
-    softcap: float | None = None,
-    bias: ScalarLike | None = None,
-    scaling: str | float = "sqrt",
-    sigma_q: float = 1.0,
-    sigma_k: float = 1.0,
-    sigma_v: float = 1.0,
-    sigma_o: float = 1.0,
-    sigma_b: float = 0.0,
-) -> Attended:
-    """Multi-head attention over the tokens along the last axis of x; `attention` is its output alone.
-
-    y^i = H^(−1/2) Σ_a Σ_j softmax_j(p^a_i·) W^{O,a} W^{V,a} x^j, with p^a_ij = d^(−1/2) ⟨W^{Q,a} x^i, W^{K,a} x^j⟩.
-    Each sigma is the standard deviation of a matrix, σ in entries N(0, σ²/fan-in).
-
-    Parameters
-    ----------
-    x : Vector
-        (…, tokens).
-    heads : int
-        H.
-    head_dim : Width or int, optional
-        d, the width of x unless given (low rank).
-    mask : array_like or str, optional
-        As in `ns.softmax`: "causal", or which scores are allowed.
-    context : Vector, optional
-        Other tokens, for keys and values (cross-attention).
-    groups : int, optional
-        The number of key and value heads, each shared by heads/groups query heads in a row.
-    window : int, optional
-        Keeps tokens less than that far apart.
-    rotary : Rotary, optional
-        Positions of queries and keys, after `qk_norm`.
-    qk_norm : callable, optional
-        What is applied to queries and keys, such as `ns.rms_norm`.
-    softcap : float, optional
-        c makes c tanh(p/c) of a score p.
-    bias : Scalar or array_like, optional
-        Added to the scores last; broadcasts to (heads, …, tokens, tokens).
-    scaling : str or float
-        "sqrt"; "linear" divides by d in place of √d; a number c multiplies d^(−1/2) ⟨q, k⟩.
-    sigma_q, sigma_k, sigma_v, sigma_o : float
-        Of the matrices of queries, keys, values and of the output.
-    sigma_b : float
-        The standard deviation of the entries of all biases.
-
-    Returns
-    -------
-    Attended
-        Output, scores and weights.
-
-    Examples
-    --------
-    >>> made = ns.nn.attend(ns.gaussian(ns.Width("n"), 4), heads=8, groups=2, head_dim=ns.Width("d"), mask="causal")
-    >>> made.output, made.weights.shape
-    (<Vector of shape (4,) in R^n, by MatMul>, (8, 4, 4))
-    """
-    c = x if context is None else context
-    for name, tokens in (("x", x), ("context", c)):
-        if not isinstance(tokens, Vector) or tokens.ndim == 0:
-            raise TraceError("attention", f"{name}={shown(tokens)} must be vectors with an axis of tokens")
-    heads = whole(heads, "heads", "attention")
-    groups = heads if groups is None else whole(groups, "groups", "attention")
-    if heads % groups:
-        raise TraceError("attention", f"groups={groups} must divide heads={heads}: each group serves as many heads")
-    d = x.width if head_dim is None else as_width(head_dim, "attention", "head_dim")
-    b = scale(sigma_b, "sigma_b", "attention")
-    sigma_q, sigma_k, sigma_v, sigma_o = (
-        scale(sigma, name, "attention")
-        for name, sigma in (("sigma_q", sigma_q), ("sigma_k", sigma_k), ("sigma_v", sigma_v), ("sigma_o", sigma_o))
-    )
-    q = affine(x, d, sigma_q, b, heads, "W^Q")  # (heads, …, tokens) vectors in R^d
-    k = affine(c, d, sigma_k, b, groups, "W^K")
-    v = affine(c, d, sigma_v, b, groups, "W^V")
-    if qk_norm is not None:
-        q, k = (made_of(qk_norm, u, "qk_norm", "attention") for u in (q, k))
-    if rotary is not None:
-        q, k = (_turned(u, rotary) for u in (q, k))
-    if groups < heads:
-        k, v = (u[np.repeat(np.arange(groups), heads // groups)] for u in (k, v))
-    p = _biased(_capped(_scores(q, k, scaling), softcap), bias)
-    a = softmax(p, _allowed(mask, window, p))
-    return Attended(affine(concat(a @ v, axis=0), x.width, sigma_o, b, name="W^O"), p, a)
+def _parameters(f: Callable[..., object]) -> str:
+    """The section of a docstring that lists the parameters."""
+    return "Parameters\n" + (getdoc(f) or "").partition("Parameters\n")[2].partition("\n\nReturns")[0]
 
 
 def attention(
@@ -372,6 +283,70 @@ def attention(
         softcap=softcap, bias=bias, scaling=scaling, sigma_q=sigma_q, sigma_k=sigma_k, sigma_v=sigma_v, sigma_o=sigma_o,
         sigma_b=sigma_b,
     ).output  # fmt: skip
+
+
+def attend(
+    x: Vector,
+    heads: int,
+    head_dim: Width | int | None = None,
+    mask: npt.ArrayLike | str | None = None,
+    *,
+    context: Vector | None = None,
+    groups: int | None = None,
+    window: int | None = None,
+    rotary: Rotary | None = None,
+    qk_norm: Callable[[Vector], Vector] | None = None,
+    softcap: float | None = None,
+    bias: ScalarLike | None = None,
+    scaling: str | float = "sqrt",
+    sigma_q: float = 1.0,
+    sigma_k: float = 1.0,
+    sigma_v: float = 1.0,
+    sigma_o: float = 1.0,
+    sigma_b: float = 0.0,
+) -> Attended:
+    """Multi-head attention: its output, scores and weights. The parameters are those of `attention`.
+
+    Returns
+    -------
+    Attended
+        Output, scores and weights.
+
+    Examples
+    --------
+    >>> made = ns.nn.attend(ns.gaussian(ns.Width("n"), 4), heads=8, groups=2, head_dim=ns.Width("d"), mask="causal")
+    >>> made.output, made.weights.shape
+    (<Vector of shape (4,) in R^n, by MatMul>, (8, 4, 4))
+    """
+    c = x if context is None else context
+    for name, tokens in (("x", x), ("context", c)):
+        if not isinstance(tokens, Vector) or tokens.ndim == 0:
+            raise TraceError("attention", f"{name}={shown(tokens)} must be vectors with an axis of tokens")
+    heads = whole(heads, "heads", "attention")
+    groups = heads if groups is None else whole(groups, "groups", "attention")
+    if heads % groups:
+        raise TraceError("attention", f"groups={groups} must divide heads={heads}: each group serves as many heads")
+    d = x.width if head_dim is None else as_width(head_dim, "attention", "head_dim")
+    b = scale(sigma_b, "sigma_b", "attention")
+    sigma_q, sigma_k, sigma_v, sigma_o = (
+        scale(sigma, name, "attention")
+        for name, sigma in (("sigma_q", sigma_q), ("sigma_k", sigma_k), ("sigma_v", sigma_v), ("sigma_o", sigma_o))
+    )
+    q = affine(x, d, sigma_q, b, heads, "W^Q")  # (heads, …, tokens) vectors in R^d
+    k = affine(c, d, sigma_k, b, groups, "W^K")
+    v = affine(c, d, sigma_v, b, groups, "W^V")
+    if qk_norm is not None:
+        q, k = (made_of(qk_norm, u, "qk_norm", "attention") for u in (q, k))
+    if rotary is not None:
+        q, k = (_turned(u, rotary) for u in (q, k))
+    if groups < heads:
+        k, v = (u[np.repeat(np.arange(groups), heads // groups)] for u in (k, v))
+    p = _biased(_capped(_scores(q, k, scaling), softcap), bias)
+    a = softmax(p, _allowed(mask, window, p))
+    return Attended(affine(concat(a @ v, axis=0), x.width, sigma_o, b, name="W^O"), p, a)
+
+
+attend.__doc__ = (getdoc(attend) or "").replace("Returns\n", _parameters(attention) + "\n\nReturns\n", 1)
 
 
 def _turned(u: Vector, by: Rotary) -> Vector:

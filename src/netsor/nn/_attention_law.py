@@ -18,6 +18,7 @@ import numpy.typing as npt
 from .._array_api import one_blas_thread
 from ..activations import row_softmax
 from ..language._given import TraceError, as_floats, as_whole, real, scale, scaled, shown, whole
+from ..language._score import checked_mask
 from ..laws import Estimate, HeadSum, Joint, Provenance, head_sum
 from ..laws._attention_head import SETS, normals
 from ..laws._checked import checked_heads
@@ -86,7 +87,7 @@ class Attention:
         if not callable(self.function):
             raise TraceError("Attention", f"function={shown(self.function)} must be a function of rows of scores")
         if self.mask is not None:
-            object.__setattr__(self, "mask", _checked_mask(self.mask, len(k)))
+            object.__setattr__(self, "mask", np.broadcast_to(checked_mask(self.mask, k.shape, "Attention"), k.shape))
 
     @one_blas_thread()
     def law(self, heads: int, token: int = 0, points: int | None = None) -> HeadSum:
@@ -177,31 +178,6 @@ def _checked_points(points: Any, operation: str, least: int) -> int | None:
     if points is not None and (count is None or not least <= count <= MAX_QMC_POINTS or count & (count - 1)):
         raise TraceError(operation, f"points={shown(points)} must be a power of 2, {least} or more, at most 2^31")
     return count
-
-
-def _checked_mask(mask: Any, tokens: int) -> npt.NDArray[np.bool_]:
-    """The mask as a boolean array (queries, keys)."""
-    if isinstance(mask, str):
-        if mask != "causal":
-            raise TraceError("Attention", f"mask={shown(mask)} must be 'causal' or a boolean array")
-        return np.tri(tokens, dtype=bool)
-    try:
-        allowed = np.asarray(mask)
-    except Exception:  # a user's object may raise anything when numpy converts it
-        allowed = np.zeros(0)
-    if allowed.dtype != bool:
-        raise TraceError(
-            "Attention", f"mask={shown(mask)} must be boolean, got an array of {allowed.dtype}; mask > 0 makes it one"
-        )
-    try:
-        allowed = np.broadcast_to(allowed, (tokens, tokens))
-    except ValueError:
-        raise TraceError(
-            "Attention", f"mask of shape {allowed.shape} does not broadcast to scores of ({tokens}, {tokens})"
-        ) from None
-    if not allowed.any(axis=-1).all():
-        raise TraceError("Attention", f"mask leaves row {int(np.argmin(allowed.any(axis=-1)))} without any entry")
-    return allowed
 
 
 def _semidefinite(k: Array, tolerance: float) -> bool:
