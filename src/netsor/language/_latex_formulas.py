@@ -201,11 +201,17 @@ def _rotate(op: Rotate, i: Indices, ref: Reference) -> str:
 
 
 def _take(op: ops.Take, i: Indices, ref: Reference) -> str:
-    indices = take_as_index(op.flat, op.x.shape)
-    if indices is None:  # π: a selection that no formula in the indices gives
-        return ref(op.x, [rf"\pi({','.join(i)})"])
+    # π: a selection that no formula in the indices gives
+    return ref(op.x, taken_indices(op, i) or ([rf"\pi({','.join(i)})"] if op.x.shape else []))
+
+
+def taken_indices(op: ops.Take, i: Indices) -> list[str] | None:
+    """The indices of x that the entry i of a Take reads; None if no formula gives them."""
+    found = take_as_index(op.flat, op.x.shape)
+    if found is None:
+        return None
     # letters are by the axes of the result, in the order of LETTERS
-    return ref(op.x, [str(int(k) + 1) if k.isdigit() else i[LETTERS.index(k[0])] + k[1:] for k in indices])
+    return [str(int(k) + 1) if k.isdigit() else i[LETTERS.index(k[0])] + k[1:] for k in found]
 
 
 def _join(op: ops.Join, i: Indices, ref: Reference) -> str:
