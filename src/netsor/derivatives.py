@@ -19,7 +19,7 @@ import scipy
 
 from . import activations
 from ._array_api import array_namespace
-from .activations import Function, _density, _gelu_difference, _logistic, _special
+from .activations import ROOT, Function, _density, _gelu_difference, _special, logistic_sum
 
 Array = Any
 T = TypeVar("T")
@@ -118,7 +118,7 @@ def inner_tanh(x: Array, a: float, b: float) -> Array:
 
 
 def in_both(x: Array, t: Array, table: Table) -> Array:
-    """The polynomial in x and t: a sum of q(t) x^k p(x), where q is small for large x, and is multiplied by x first."""
+    """The polynomial in x and t as a sum of q(t) x^k p(x). For large x, q is small and is multiplied by x^k first."""
     made: Array = 0.0
     for q, k, p in _factors(table):
         term = _horner(t, q)
@@ -154,7 +154,7 @@ def _horner(x: Array, row: Row) -> Array:
 
 
 def _next(made: Array, x: Array, c: Array) -> Array:
-    """made x + c, in the place of what was made, an array of our own; most coefficients are 0, and cost no pass."""
+    """made x + c, in place; a coefficient that is 0 costs no pass over the array."""
     if isinstance(made, float):
         made = made * x if made else 0.0
     elif not isinstance(x, float) or x != 1.0:
@@ -182,9 +182,9 @@ def _table_derivative(a: float, b: float, table: Table) -> Table:
 
 
 def _vanishing(row: list[float]) -> Row:
-    """A polynomial in t that is 0 at ±1 but for rounding, made 0 there as it is computed: x^i multiplies it, far out.
+    """A polynomial in t that is 0 at ±1 up to rounding, adjusted to be 0 there, since a factor x^i amplifies it.
 
-    Its powers are all even or all odd, so that it is enough to change its last coefficient.
+    Its powers are all even or all odd, so changing its lowest coefficient is enough.
     """
     powers = [j for j, c in enumerate(row) if c]
     if len({j % 2 for j in powers}) == 1 and abs(sum(row)) < 1e-12:
@@ -193,7 +193,7 @@ def _vanishing(row: list[float]) -> Row:
 
 
 def _tanh_family(name: str, a: float, b: float, table: Table, parity: int | None, smoothed: Any = None) -> Function:
-    """Such a polynomial; with `derivative` left to be found by the family."""
+    """A polynomial in x and t as a function; `_more_tanh` finds its derivative."""
     f = partial(_of_tanh, a=a, b=b, table=table)
     # t tends to ±1 so fast that the polynomial is bounded if its rows are 0 there, but for the first
     bounded = all(
@@ -217,15 +217,8 @@ def _turned(parity: int | None) -> int | None:
 
 def _of_normal(x: Array, c: float, first: Row, second: Row) -> Array:
     xp = array_namespace(x)
-    made = _polynomial(x, second) * (xp.exp(-0.5 * c * c * x * x) / SQRT_TWO_PI)
-    return made + _polynomial(x, first) * _special("ndtr", c * x) if any(first) else made
-
-
-def _polynomial(x: Array, row: Row) -> Array:
-    made: Array = 0.0 * x
-    for c in reversed(row):
-        made = made * x + c
-    return made
+    made = _horner(x, second) * (xp.exp(-0.5 * c * c * x * x) / SQRT_TWO_PI)
+    return made + _horner(x, first) * _special("ndtr", c * x) if any(first) else made
 
 
 def _normal_family(name: str, c: float, first: Row, second: Row, parity: int | None, smoothed: Any = None) -> Function:
@@ -300,13 +293,6 @@ def _gelu_smoothed(m: Array, s: Array) -> Array:
     return _ramp(m, np.sqrt(1.0 + s * s), s)
 
 
-def _mixed(term: Callable[[Array, Array, float], Array], m: Array, s: Array) -> Array:
-    made: Array = 0.0
-    for weight, scale in _logistic():
-        made = made + weight * term(m, s, scale)
-    return made
-
-
 def _sigmoid_term(m: Array, s: Array, scale: float) -> Array:
     total = np.sqrt(scale**2 + s * s)
     return _density(m / total) / total
@@ -329,7 +315,6 @@ def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
     return made
 
 
-ROOT = float(np.sqrt(2.0 / np.pi))
 _BEND = ROOT * CUBIC
 _HALF_GATE: Table = ((0.0,), (0.5, 0.5))  # x (1 + t)/2
 
@@ -337,9 +322,9 @@ STEP = _steps("relu'", 0.0, 1.0)
 SIGN = _steps("abs'", -1.0, 1.0, parity=-1)
 ERF = _normal_family("erf'", 2.0**0.5, (), (2.0 * 2.0**0.5,), 1, _erf_smoothed)
 GELU = _normal_family("gelu'", 1.0, (1.0,), (0.0, 1.0), None, _gelu_smoothed)
-TANH = _tanh_family("tanh'", 1.0, 0.0, ((1.0, 0.0, -1.0),), 1, partial(_mixed, _tanh_term))
-SIGMOID = _tanh_family("sigmoid'", 0.5, 0.0, ((0.25, 0.0, -0.25),), 1, partial(_mixed, _sigmoid_term))
-SILU = _tanh_family("silu'", 0.5, 0.0, _table_derivative(0.5, 0.0, _HALF_GATE), None, partial(_mixed, _silu_term))
+TANH = _tanh_family("tanh'", 1.0, 0.0, ((1.0, 0.0, -1.0),), 1, partial(logistic_sum, _tanh_term))
+SIGMOID = _tanh_family("sigmoid'", 0.5, 0.0, ((0.25, 0.0, -0.25),), 1, partial(logistic_sum, _sigmoid_term))
+SILU = _tanh_family("silu'", 0.5, 0.0, _table_derivative(0.5, 0.0, _HALF_GATE), None, partial(logistic_sum, _silu_term))
 GELU_TANH = _tanh_family(
     "gelu_tanh'", ROOT, _BEND, _table_derivative(ROOT, _BEND, _HALF_GATE), None, _gelu_tanh_smoothed
 )

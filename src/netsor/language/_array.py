@@ -191,24 +191,26 @@ def rule_for(op: Operation, table: Mapping[type[Operation], R], place: str) -> R
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Value:
-    """What `Vector` and `Scalar` share: a shape, indexing as in numpy, and rearrangement.
+    """The base class of `Vector` and `Scalar`: an array with a shape, indexed and rearranged as in numpy.
 
-    Functions of the language make values; nothing is made by calling this class.
+    Functions such as `ns.gaussian` return values; you never call this class yourself.
 
     Attributes
     ----------
     shape : tuple of int
         The axes of the array; () for a single vector or scalar.
     op : Operation
-        What made it.
-    where : Where
-        The line that made it.
+        The operation that made it.
+    where : SourceLocation
+        The line of your code that made it.
 
     Examples
     --------
     >>> x = ns.gaussian(ns.Width("n"), (2, 3))
-    >>> isinstance(x, ns.Value), x.shape, x[0, 1:].shape
-    (True, (2, 3), (2,))
+    >>> isinstance(x, ns.Value), x.shape, x.ndim, x.size, x[0, 1:].shape
+    (True, (2, 3), 2, 6, (2,))
+    >>> x.reshape(3, 2).shape, x.T.shape, x[:1].broadcast_to((4, 3)).shape, x.sum(axis=0).shape, x.mean().shape
+    ((3, 2), (3, 2), (4, 3), (3,), ())
     """
 
     op: Operation

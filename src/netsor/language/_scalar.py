@@ -60,16 +60,8 @@ Floats = npt.NDArray[np.float64]
 class Scalar(Value):
     """An array of random scalars: scores, attention weights, norms.
 
-    Scalars do arithmetic with numbers and each other. `ns.dot`, `ns.normal` and functions of them make them.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        The axes of the array; () for a single scalar.
-    op : Operation
-        What made them.
-    where : Where
-        The line that made them.
+    You can do arithmetic with scalars and numbers. `ns.dot`, `ns.normal` and functions of scalars return them. The
+    attributes are those of `ns.Value`.
 
     Examples
     --------

@@ -19,19 +19,8 @@ from ._width import Width, as_width
 class Vector(Value):
     """An array of random vectors of one width: tokens, queries of all heads, hidden layers.
 
-    Vectors are added, multiplied by numbers and scalars, and mixed by `a @ v`; `W @ x` applies matrices. Functions of
-    the language make them.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        The axes of the array; () for a single vector.
-    width : Width
-        The dimension of the vectors.
-    op : Operation
-        What made them.
-    where : Where
-        The line that made them.
+    You can add vectors, multiply them by numbers and scalars, and combine them over an axis with `a @ x`; `W @ x`
+    applies matrices. The attributes are those of `ns.Value`, and `width`, the dimension of the vectors.
 
     Examples
     --------

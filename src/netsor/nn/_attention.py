@@ -15,7 +15,7 @@ from ..language._given import NUMBERS, SCALE, as_number, numbers, one_of, real, 
 from ..language._rotary import Stretch
 from ..language._scalar import ScalarLike, constant
 from ..language._width import as_width
-from ._block import affine, made_of
+from ._block import affine, made_of, scales
 
 
 def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
@@ -327,10 +327,8 @@ def attend(
     if heads % groups:
         raise TraceError("attention", f"groups={groups} must divide heads={heads}: each group serves as many heads")
     d = x.width if head_dim is None else as_width(head_dim, "attention", "head_dim")
-    b = scale(sigma_b, "sigma_b", "attention")
-    sigma_q, sigma_k, sigma_v, sigma_o = (
-        scale(sigma, name, "attention")
-        for name, sigma in (("sigma_q", sigma_q), ("sigma_k", sigma_k), ("sigma_v", sigma_v), ("sigma_o", sigma_o))
+    sigma_q, sigma_k, sigma_v, sigma_o, b = scales(
+        "attention", sigma_q=sigma_q, sigma_k=sigma_k, sigma_v=sigma_v, sigma_o=sigma_o, sigma_b=sigma_b
     )
     q = affine(x, d, sigma_q, b, heads, "W^Q")  # (heads, …, tokens) vectors in R^d
     k = affine(c, d, sigma_k, b, groups, "W^K")

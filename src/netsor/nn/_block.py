@@ -25,6 +25,11 @@ def affine(
     return w @ x + b.reshape(*w.batch, *(1,) * x.ndim) if x.ndim else w @ x + b
 
 
+def scales(operation: str, **sigmas: float) -> tuple[float, ...]:
+    """Standard deviations, checked."""
+    return tuple(scale(sigma, name, operation) for name, sigma in sigmas.items())
+
+
 def made_of(f: Any, x: Vector, name: str, operation: str) -> Vector:
     """f(x) for a function of vectors that the user gave, which must make a vector for each vector of x."""
     if not callable(f):
@@ -170,14 +175,9 @@ def mlp(
     widths = [as_width(width, "mlp", "hidden") for width in layers]
     out = x.width if out is None else as_width(out, "mlp", "out")
     gate = one_of(gate, "gate", "mlp", (True, False))
-    sigma_w, sigma_gate, sigma_out, sigma_b = (
-        scale(sigma_w if sigma is None else sigma, name, "mlp")
-        for name, sigma in (
-            ("sigma_w", sigma_w),
-            ("sigma_gate", sigma_gate),
-            ("sigma_out", sigma_out),
-            ("sigma_b", sigma_b),
-        )
+    sigma_gate, sigma_out = (sigma_w if sigma is None else sigma for sigma in (sigma_gate, sigma_out))
+    sigma_w, sigma_gate, sigma_out, sigma_b = scales(
+        "mlp", sigma_w=sigma_w, sigma_gate=sigma_gate, sigma_out=sigma_out, sigma_b=sigma_b
     )
     for width in widths:
         u = affine(x, width, sigma_w, sigma_b)
