@@ -28,8 +28,8 @@ def apply(
 ) -> Scalar:
     """Any function of scalars.
 
-    f gets arrays with further axes in front, over which it must be vectorised, as numpy's functions with `axis=-1` are.
-    It must be deterministic and leave its arguments as they are, which is tried on a few numbers.
+    f receives arrays with extra leading axes and must be vectorised over them, like numpy's functions with `axis=-1`.
+    It must be deterministic and must not modify its arguments; this is checked on a few numbers.
 
     Parameters
     ----------
@@ -38,18 +38,18 @@ def apply(
     *scalars : Scalar or array_like
         Its arguments, whose shapes broadcast.
     axes : int
-        With 0, f is elementwise. With k it sees the last k axes of each argument whole (a softmax has `axes=1`) and may
-        return any number of axes in their place.
+        With 0, f is elementwise. With k, f acts on the last k axes of each argument as a whole (a softmax has `axes=1`)
+        and may return any number of axes in their place.
     name : str, optional
-        Printed; that of f unless given.
+        The printed name; by default that of f.
     bounded : bool, optional
-        Declares what the checker cannot see: whether f is bounded.
+        Declares whether f is bounded, which the checker cannot see.
     lipschitz : bool, optional
-        Likewise: whether f is pseudo-Lipschitz.
+        Declares whether f is pseudo-Lipschitz.
     derivative : callable or tuple, optional
-        What `ns.grad` needs: with `axes=0` a function of the same arguments, ∂f/∂p; with `axes=k` one of the arguments
-        and of d, an array like the result of f, that gives the gradient of Σ d·f. For several arguments it is a tuple,
-        one for each, with None for those that are never differentiated.
+        The derivative, for `ns.grad`. With `axes=0`, a function of the same arguments, ∂f/∂p. With `axes=k`, a function
+        of the arguments and of d, an array like the result of f, that returns the gradient of Σ d·f. For several
+        arguments, a tuple with one function for each, or None for those that are never differentiated.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def nonlin(
 ) -> Vector:
     """Any coordinatewise function of vectors, then scalars: h_α = φ(g¹_α, …, g^m_α; p_1, …, p_r).
 
-    f must act elementwise, be deterministic and leave its arguments as they are, which is tried on a few numbers.
+    f must act elementwise, be deterministic and leave its arguments unchanged; this is checked on a few numbers.
 
     Parameters
     ----------
@@ -98,14 +98,14 @@ def nonlin(
     *arguments : Vector, Scalar or array_like
         One vector or more, then scalars.
     name : str, optional
-        Printed; that of f unless given.
+        The printed name; by default that of f.
     bounded : bool, optional
-        Declares what the checker cannot see: whether f is bounded.
+        Declares whether f is bounded, which the checker cannot see.
     lipschitz : bool, optional
-        Likewise: whether f is pseudo-Lipschitz.
+        Declares whether f is pseudo-Lipschitz.
     derivative : callable or tuple, optional
-        What `ns.grad` needs: a function of the same arguments, or for several arguments a tuple of them, ∂φ by each,
-        with None for those that are never differentiated.
+        The derivative, for `ns.grad`: a function of the same arguments. For several arguments, a tuple with one for
+        each, or None for those that are never differentiated.
 
     Returns
     -------
@@ -151,7 +151,7 @@ def as_function(
     derivative: Derivative = None,
     arguments: int = 1,
 ) -> Function:
-    """A Function from what the user wrote for one; what is not declared stays unknown."""
+    """A Function from a callable and what the user declared about it."""
     if isinstance(f, Function):
         made, again = f, not (name is None and bounded is None and lipschitz is None and derivative is None)
     else:
@@ -207,7 +207,7 @@ def _activation(f: F) -> F:
     return f
 
 
-def _acting(f: Function, x: X) -> X:
+def _activate(f: Function, x: X) -> X:
     if isinstance(x, Scalar):
         return applied(f, (x,), x.shape)
     x = as_vector(x, f.name)
@@ -217,67 +217,67 @@ def _acting(f: Function, x: X) -> X:
 @_activation
 def identity(x: X) -> X:
     """φ(x) = x."""
-    return _acting(known.IDENTITY, x)
+    return _activate(known.IDENTITY, x)
 
 
 @_activation
 def relu(x: X) -> X:
     """φ(x) = max(x, 0)."""
-    return _acting(known.RELU, x)
+    return _activate(known.RELU, x)
 
 
 @_activation
 def abs(x: X) -> X:
     """φ(x) = |x|."""
-    return _acting(known.ABS, x)
+    return _activate(known.ABS, x)
 
 
 @_activation
 def erf(x: X) -> X:
     """The error function, φ(x) = erf(x)."""
-    return _acting(known.ERF, x)
+    return _activate(known.ERF, x)
 
 
 @_activation
 def tanh(x: X) -> X:
     """φ(x) = tanh(x)."""
-    return _acting(known.TANH, x)
+    return _activate(known.TANH, x)
 
 
 @_activation
 def sigmoid(x: X) -> X:
     """φ(x) = 1/(1 + e^(−x))."""
-    return _acting(known.SIGMOID, x)
+    return _activate(known.SIGMOID, x)
 
 
 @_activation
 def gelu(x: X) -> X:
     """φ(x) = x Φ(x), with Φ the standard normal distribution function (exact, not the tanh approximation)."""
-    return _acting(known.GELU, x)
+    return _activate(known.GELU, x)
 
 
 @_activation
 def gelu_tanh(x: X) -> X:
     """φ(x) = x (1 + tanh(√(2/π) (x + 0.044715 x³)))/2, the tanh approximation of `gelu`: GPT-2's gelu_new."""
-    return _acting(known.GELU_TANH, x)
+    return _activate(known.GELU_TANH, x)
 
 
 @_activation
 def silu(x: X) -> X:
     """φ(x) = x/(1 + e^(−x)), also called swish."""
-    return _acting(known.SILU, x)
+    return _activate(known.SILU, x)
 
 
 @_activation
 def sin(x: X) -> X:
     """φ(x) = sin(x)."""
-    return _acting(known.SIN, x)
+    return _activate(known.SIN, x)
 
 
 @_activation
 def cos(x: X) -> X:
     """φ(x) = cos(x)."""
-    return _acting(known.COS, x)
+    return _activate(known.COS, x)
 
 
 def leaky_relu(x: X, slope: float = 0.01) -> X:
@@ -300,7 +300,7 @@ def leaky_relu(x: X, slope: float = 0.01) -> X:
     >>> ns.leaky_relu(ns.gaussian(ns.Width("n"), 3), slope=0.2)
     <Vector of shape (3,) in R^n, by Nonlin>
     """
-    return _acting(known.leaky_relu(real(slope, "slope", "leaky_relu")), x)
+    return _activate(known.leaky_relu(real(slope, "slope", "leaky_relu")), x)
 
 
 def clip(x: X, bound: float) -> X:
@@ -323,4 +323,4 @@ def clip(x: X, bound: float) -> X:
     >>> ns.clip(ns.gaussian(ns.Width("n"), 3), 100)
     <Vector of shape (3,) in R^n, by Nonlin>
     """
-    return _acting(known.clip(real(bound, "bound", "clip", least=1 / SCALE, most=SCALE)), x)
+    return _activate(known.clip(real(bound, "bound", "clip", least=1 / SCALE, most=SCALE)), x)

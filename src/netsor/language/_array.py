@@ -26,7 +26,7 @@ from ._given import (
     as_axis,
     as_shape,
     as_whole,
-    picked,
+    index_positions,
     shown,
     user_line,
 )
@@ -267,7 +267,7 @@ class Value:
 
     def __getitem__(self, key: Any) -> Self:
         places = Places(self.shape) if MAX_ENUMERATED_ENTRIES < self.size <= NUMBERS else self._positions()
-        return self.take(picked(places, key, "index"), "index")
+        return self.take(index_positions(places, key, "index"), "index")
 
     def reshape(self, *shape: int | Sequence[int]) -> Self:
         """The same values in another shape, in numpy's order."""

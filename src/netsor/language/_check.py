@@ -214,7 +214,7 @@ def _all(truths: Iterable[bool | None]) -> bool | None:
     return False if False in found else None if None in found else True
 
 
-def _same(op: Any, inputs: bool | None) -> bool | None:
+def _if_inputs_are(op: Any, inputs: bool | None) -> bool | None:
     return inputs
 
 
@@ -239,8 +239,8 @@ BOUNDED: dict[type[Operation], Callable[[Any, bool | None], bool | None]] = {
     Dot: lambda op, inputs: inputs if op.power == 1 else False,
     Nonlin: _of_function,
     Apply: _of_function,
-    **dict.fromkeys((ops.Data, Constant, Normal, ops.Root, Add, Scale, Mix), _same),
-    **dict.fromkeys((ops.Concat, ops.Split, Take, Join, Rotate), _same),
+    **dict.fromkeys((ops.Data, Constant, Normal, ops.Root, Add, Scale, Mix), _if_inputs_are),
+    **dict.fromkeys((ops.Concat, ops.Split, Take, Join, Rotate), _if_inputs_are),
 }
 
 

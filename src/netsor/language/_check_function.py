@@ -41,7 +41,7 @@ def content_of(array: NumpyArray) -> Content:
     return key
 
 
-def shared(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+def shared_mask(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
     """The numbers 1 and 0 of a mask: one array for equal masks, which nobody can write to."""
     key = content_of(mask)
     kept = _shared.get(key)
@@ -84,15 +84,15 @@ def spectral_function(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def needs_spectrum(f: Function) -> bool:
     """Whether a function was declared a `spectral_function`."""
-    return getattr(_plain(f), "of_spectrum", False)
+    return getattr(_unwrapped(f), "of_spectrum", False)
 
 
 def is_builtin(f: Function) -> bool:
     """Whether a function is defined in this package or is an operator of Python."""
-    return str(getattr(_plain(f), "__module__", "")).split(".")[0] in (__name__.split(".")[0], "_operator")
+    return str(getattr(_unwrapped(f), "__module__", "")).split(".")[0] in (__name__.split(".")[0], "_operator")
 
 
-def _plain(f: Function) -> Callable[..., Any]:
+def _unwrapped(f: Function) -> Callable[..., Any]:
     """The function that is called, behind a partial."""
     return f.f.func if isinstance(f.f, partial) else f.f
 
@@ -102,14 +102,14 @@ def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scal
 
     The last `scalars` arguments have one number for each row, as the scalars of a Nonlin have.
     """
-    found, given = _remembered(f.f)
+    found, given = _known_shapes(f.f)
     key = operation, tuple(cores), scalars, given
     if key not in found:
         found[key] = _Probe(f, operation, tuple(cores), scalars).shape()
     return found[key]
 
 
-def _remembered(f: Callable[..., Any]) -> tuple[dict[object, Shape], object]:
+def _known_shapes(f: Callable[..., Any]) -> tuple[dict[object, Shape], object]:
     """Known shapes of a function, and a key for the arguments of a partial: each block of a network makes its own."""
     if isinstance(f, np.ufunc):
         return _of_numpy.setdefault(f, {}), None
@@ -142,14 +142,14 @@ class _Probe:
     def shape(self) -> Shape:
         """Check f on several sets of numbers. The first must work; later ones may lie outside the domain of f."""
         if is_builtin(self.f) and 6 * sum(map(math.prod, self.cores)) > MAX_RESCALED_ARGUMENTS:
-            told = _plain(self.f)
+            told = _unwrapped(self.f)
             if not hasattr(told, "makes"):
                 return self._call([np.ones((1, 1, *core)) for core in self.cores]).shape[2:]
             return (told.makes,) if told.makes else self.cores[0]
         made: Shape | None = None
         for arguments in self._arguments():
             try:
-                shape = self._ask(arguments)
+                shape = self._check(arguments)
             except _Raised as raised:
                 if made is None:
                     given = ", ".join(str(x.shape) for x in arguments)
@@ -166,11 +166,11 @@ class _Probe:
         normal = [rng.standard_normal((*LEADING, *core)) for core in self.cores]
         for k in range(1, self.scalars + 1):
             normal[-k] = np.repeat(normal[-k][:, :1], LEADING[1], axis=1)
-        yield [_definite(np.abs(x) + 0.1) for x in normal]
+        yield [_make_definite(np.abs(x) + 0.1) for x in normal]
         for scale in SCALES if sum(x.size for x in normal) < MAX_RESCALED_ARGUMENTS else SCALES[:1]:
             yield [scale * x for x in normal]
 
-    def _ask(self, x: list[Array]) -> Shape:
+    def _check(self, x: list[Array]) -> Shape:
         made = self._call(x)
         if made.shape[:2] != LEADING or (self._elementwise and made.shape != LEADING):
             self._refuse(self._not_vectorised(f"became {made.shape}"))
@@ -244,7 +244,7 @@ class _Probe:
         raise TraceError(self.operation, f"{self.f.name} {problem}") from cause
 
 
-def _definite(x: Array) -> Array:
+def _make_definite(x: Array) -> Array:
     """Square matrices made symmetric and positive definite, which functions of Gram matrices may ask for."""
     if x.ndim < 4 or x.shape[-1] != x.shape[-2]:
         return x

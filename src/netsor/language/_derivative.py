@@ -94,7 +94,7 @@ def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
 def _matmul(op: MatMul, made: Vector, d: Vector, wants: Wants) -> Found:
     """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b."""
     weight = op.weight
-    left = scale(width_ratio((weight.in_width,), (weight.fan,)), _acting(weight.adjoint, d))
+    left = scale(width_ratio((weight.in_width,), (weight.fan,)), _multiplied(weight.adjoint, d))
     yield 0, left if op.each or not weight.batch else left.sum(tuple(range(len(weight.batch))))
 
 
@@ -106,7 +106,7 @@ def _stepped(op: SteppedMatMul, made: Vector, d: Vector, wants: Wants) -> Found:
     yield 0, left if op.each or not batch else left.sum(tuple(range(batch)))
 
 
-def _acting(weight: Weight, d: Vector) -> Vector:
+def _multiplied(weight: Weight, d: Vector) -> Vector:
     return weight.each(d) if weight.batch else weight @ d
 
 

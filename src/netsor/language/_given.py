@@ -106,7 +106,7 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
     """The real numbers that were written, infinite ones too; None if it is anything else."""
     if isinstance(argument, np.ma.MaskedArray) and np.ma.is_masked(argument):
         return None  # numpy would read the masked entries
-    if type(argument) is np.ndarray and argument.dtype == np.float64 and _final(argument):
+    if type(argument) is np.ndarray and argument.dtype == np.float64 and _is_frozen(argument):
         return argument
     try:
         given = np.array(argument)
@@ -122,7 +122,7 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
         return None
 
 
-def _final(array: npt.NDArray[np.float64]) -> bool:
+def _is_frozen(array: npt.NDArray[np.float64]) -> bool:
     """Whether an array cannot be written to any more, so that it need not be copied: the largest are gigabytes."""
     return array.base is None and not array.flags.writeable
 
@@ -271,7 +271,7 @@ class Places:
         return np.asarray(np.sum(each, axis=0), dtype=np.intp)
 
 
-def picked(array: npt.NDArray[np.intp] | Places, key: Any, operation: str) -> npt.NDArray[np.intp]:
+def index_positions(array: npt.NDArray[np.intp] | Places, key: Any, operation: str) -> npt.NDArray[np.intp]:
     """What an index picks of an array, as in numpy; but True and False, which make a new axis there, are a mistake."""
     if any(_is_bool(part) and not np.ndim(part) for part in (key if isinstance(key, tuple) else (key,))):
         raise TraceIndexError(

@@ -18,7 +18,7 @@ import numpy as np
 from ._array import Ints, Keep, Source, Value, around, box, every
 from ._derivative import RULES, Unit, dot_unit, scale, unbroadcast, width_ratio, zeros_like
 from ._given import TraceError, shown
-from ._graph import demand, topological_order, weights_of, widened
+from ._graph import demand, topological_order, weights_of, whole_axes
 from ._operation import (
     Acting,
     Constant,
@@ -117,10 +117,10 @@ class Reverse:
         counts = isinstance(value.op, MatMul | SteppedMatMul) and self.chosen(value.op)
         if not found or not (counts or any(x in self._live for x in value.op.inputs)):
             return
-        keep = widened(value, _bounds(value, [places for parts in found.values() for places, _ in parts]))
+        keep = whole_axes(value, _bounds(value, [places for parts in found.values() for places, _ in parts]))
         d: Any = {unit: _filled(value, keep, parts) for unit, parts in found.items()}
         if isinstance(value.op, Take | Join):
-            self._moved(value, keep, d)
+            self._pass_index(value, keep, d)
             return
         needs = list(demand(value, keep))
         inputs = [_part(x, need) for x, need in needs]
@@ -140,7 +140,7 @@ class Reverse:
                 for unit, part in (made if isinstance(x, Scalar) else {None: made}).items():
                     self._add(x, unit, places, unbroadcast(part, inputs[k].shape))
 
-    def _moved(self, value: Value, keep: Keep, d: dict[Unit, Any]) -> None:
+    def _pass_index(self, value: Value, keep: Keep, d: dict[Unit, Any]) -> None:
         """Indexing and joining: each entry goes back to where it came from."""
         start = 0
         for x in value.op.inputs:
@@ -224,17 +224,17 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     """The gradient of a scalar with respect to vectors or scalars that it is made of: values of the same program.
 
     A coordinate of an output y is read by a random readout, `ns.dot(ns.gaussian(n), y)`, which has the law of the
-    coordinate of one more matrix. Derivatives of a user's functions are declared, see `ns.nonlin` and `ns.apply`.
-    Gradients are values as others, and have gradients.
+    coordinate of one more matrix. Declare derivatives of your own functions, see `ns.nonlin` and `ns.apply`. You can
+    differentiate gradients again.
 
     Parameters
     ----------
     p : Scalar
         Several are summed.
     wrt : Vector, Scalar, or list of them
-        At any place of the program; an index of a value stands for its entries.
+        Any values of the program; an index of a value stands for its entries.
     weights : Scalar or array_like, optional
-        That broadcast to the shape of p: the gradient is that of Σ weights·p.
+        Broadcast to the shape of p: the gradient is that of Σ weights·p.
 
     Returns
     -------

@@ -150,10 +150,10 @@ def take_as_index(flat: npt.NDArray[np.intp], shape: Shape) -> list[str] | None:
 
 def narrow(outputs: Sequence[Value]) -> list[Value]:
     """The same outputs, by a program that computes nothing they do not need."""
-    return traced(outputs)[0]
+    return narrow_with_origins(outputs)[0]
 
 
-def traced(outputs: Sequence[Value]) -> tuple[list[Value], dict[Value, Value]]:
+def narrow_with_origins(outputs: Sequence[Value]) -> tuple[list[Value], dict[Value, Value]]:
     """The same outputs, narrowed, and for each value of the narrower program the one that it is a part of."""
     values = topological_order(outputs)
     keeps: dict[Value, Keep | None] = dict.fromkeys(outputs)  # None: all of it, as mostly
@@ -162,7 +162,7 @@ def traced(outputs: Sequence[Value]) -> tuple[list[Value], dict[Value, Value]]:
         if value in keeps:
             keep = keeps[value]
             if keep is not None:
-                keep = keeps[value] = _unless_all(widened(value, keep))
+                keep = keeps[value] = _unless_all(whole_axes(value, keep))
             if keep is None and isinstance(value.op, Take):
                 needs[value] = [(value.op.x, _unless_all(around(value.op.flat.ravel(), value.op.x.shape)))]
             elif keep is None and not isinstance(value.op, Join):
@@ -209,7 +209,7 @@ def _unless_all(keep: Keep) -> Keep | None:
     return None if all(axis.all() for axis in keep) else keep
 
 
-def widened(value: Value, keep: Keep) -> Keep:
+def whole_axes(value: Value, keep: Keep) -> Keep:
     """What is made of a value if these entries of it are needed: some operations make all of an axis, or nothing."""
     whole = value.op.whole(value.ndim)
     return tuple(np.ones_like(axis) if k in whole else axis for k, axis in enumerate(keep))

@@ -85,30 +85,30 @@ class _Paper(Writer):
 
     def product(self, x: Vector, i: Indices, y: Vector, j: Indices) -> str:
         """E[Z^x Z^y], linear steps carried out."""
-        return str(self.carried(x, i, y, j))
+        return str(self.expanded_product(x, i, y, j))
 
-    def carried(self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...] = ()) -> _Sum:
+    def expanded_product(self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...] = ()) -> _Sum:
         """The same as a sum; `used` are the letters of sums around it."""
         a, b = x.op, y.op
         if isinstance(a, MatMul) and isinstance(b, MatMul) and a.weight.source is b.weight.source:
             weight, other = a.weight, b.weight
             if weight.source not in self.transposed:
                 same = self.same(weight, i[: len(weight.batch)], other, j[: len(other.batch)])
-                inner = self.carried(a.x, self.multiplied(x, i), b.x, self.multiplied(y, j), used)
+                inner = self.expanded_product(a.x, self.multiplied(x, i), b.x, self.multiplied(y, j), used)
                 return inner.times(variance(weight), same)
-        letter = _fresh(i, j, used)
+        letter = _unused_letter(i, j, used)
         if isinstance(a, ops.Concat) and x is y and letter:
             count, axis = a.x.shape[a.axis], a.axis
             k = letter if count > 1 else "1"
             of, with_ = ([*e[:axis], k, *e[axis:]] for e in (i, j))
-            inner = self.carried(a.x, of, a.x, with_, (*used, k))
+            inner = self.expanded_product(a.x, of, a.x, with_, (*used, k))
             return inner.times(rf"\frac{{1}}{{{count}}}", over=(k,)) if count > 1 else inner
         if (step := self._expanded(x, i, letter)) is not None:
             factor, over, part, at = step
-            return self.carried(part, at, y, j, (*used, *over)).times(factor, over=over)
+            return self.expanded_product(part, at, y, j, (*used, *over)).times(factor, over=over)
         if (step := self._expanded(y, j, letter)) is not None:
             factor, over, part, at = step
-            return self.carried(x, i, part, at, (*used, *over)).times(factor, over=over)
+            return self.expanded_product(x, i, part, at, (*used, *over)).times(factor, over=over)
         return _Sum((), (), super().product(x, i, y, j))
 
     def _expanded(
@@ -142,7 +142,7 @@ class _Paper(Writer):
         condition = rf"\text{{ given }} {self.known} " if given else ""
         name = "Var" if z == other else "Cov"
         pair = z if z == other else f"{z}, {other}"
-        cov = self.carried(value, i, value, j)
+        cov = self.expanded_product(value, i, value, j)
         return [rf"{z} {condition}\text{{ Gaussian, mean 0}}", rf"\operatorname{{{name}}}({pair}{given}) = {cov}"]
 
     def limit(self, value: Value) -> list[str]:
@@ -161,13 +161,13 @@ class _Paper(Writer):
         if x in self.rotated or y in self.rotated or not different_matrices(x, y):
             return super().score_covariance(value, i, j)
         (x1, y1), (x2, y2) = factors(value.op, i), factors(value.op, j)
-        left, right = self.carried(x, x1, x, x2), self.carried(y, y1, y, y2)
+        left, right = self.expanded_product(x, x1, x, x2), self.expanded_product(y, y1, y, y2)
         if left.over or right.over:
             return super().score_covariance(value, i, j)
         return str(_Sum((), (*left.factors, *right.factors), rf"{left.core} \, {right.core}"))
 
 
-def _fresh(i: Indices, j: Indices, used: Iterable[str]) -> str | None:
+def _unused_letter(i: Indices, j: Indices, used: Iterable[str]) -> str | None:
     """A letter that no index is written with; None, if all are taken."""
     taken = {character for index in (*i, *j, *used) for character in index}
     return next((letter for letter in LETTERS if letter not in taken), None)
@@ -179,7 +179,7 @@ def paper(name: str, outputs: Sequence[Value], verdict: Report, document: bool) 
     program, limits, box, writer = _parts(outputs, verdict)
     result = ", ".join(writer.ref(value, letters(value.shape)) for value in outputs)
     body = [rf"\paragraph{{Network}} \texttt{{{escape(name)}}} returns ${result}$, where", gathered(program)]
-    body += [r"\paragraph{Limit}", escape(_said(verdict))]
+    body += [r"\paragraph{Limit}", escape(_status(verdict))]
     if box:
         body.append(gathered([*limits, box]))
     text = "\n".join(body)
@@ -189,7 +189,7 @@ def paper(name: str, outputs: Sequence[Value], verdict: Report, document: bool) 
 def display(outputs: Sequence[Value], verdict: Report) -> str:
     """The law alone, as one displayed formula, for MathJax and KaTeX."""
     _, limits, box, _ = _parts(narrow(outputs), verdict)
-    said = rf"\text{{{_plain(_said(verdict))}}}"
+    said = rf"\text{{{_plain(_status(verdict))}}}"
     lines = " \\\\\n".join([said, *limits, *([box] if box else [])])
     return f"$$\\begin{{gathered}}\n{lines}\n\\end{{gathered}}$$"
 
@@ -223,7 +223,7 @@ def _pairs(writer: _Paper) -> list[str]:
     ]  # fmt: skip
 
 
-def _said(verdict: Report) -> str:
+def _status(verdict: Report) -> str:
     if verdict.verdict == NO_LIMIT:
         return "There is none: " + "; ".join(verdict.reasons) + "."
     known = "conjectured" if verdict.verdict == CONJECTURED else f"proved, {verdict.theorem}"

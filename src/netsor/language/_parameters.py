@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._array import Entrywise, Keep, Operation, Source, VectorAccess, box
-from ._given import NUMBERS, Shape, TraceError, as_name, as_shape, picked, scale, scaled, shown
+from ._given import NUMBERS, Shape, TraceError, as_name, as_shape, index_positions, scale, scaled, shown
 from ._scalar import Floats, Scalar
 from ._vector import Gaussian, Vector
 from ._width import Width, as_width
@@ -92,7 +92,7 @@ class Weight:
         return replace(made, fan=made.in_width)
 
     def gain(self, widths: Mapping[str, float]) -> float:
-        """By what W x is larger, in mean square and as a root, than x: std √(in/fan)."""
+        """The ratio of the root mean squares of W x and x: std √(in/fan)."""
         if self.in_width.name == self.fan.name:
             return self.std * math.sqrt(self.in_width.factor / self.fan.factor)
         many, few = self.in_width.bind(widths), self.fan.bind(widths)
@@ -102,7 +102,7 @@ class Weight:
         return f"<Weight {self.out_width}×{self.in_width}, batch {self.batch}{', transposed' * self.transposed}>"
 
     def __getitem__(self, key: Any) -> Weight:
-        return replace(self, members=picked(self.members, key, "weight"))
+        return replace(self, members=index_positions(self.members, key, "weight"))
 
     def __matmul__(self, x: Vector) -> Vector:
         """Every matrix of the batch on every vector: shape batch + x.shape."""
@@ -156,15 +156,15 @@ def weight(
     Parameters
     ----------
     out_width
-        The width of what it makes, a `Width` or an integer.
+        The width of W x, a `Width` or an integer.
     in_width
-        The width of what it acts on.
+        The width of x.
     batch
-        How many independent matrices, by axes: an integer or a shape; one matrix unless given.
+        The number of independent matrices, an integer or a shape; one matrix by default.
     std
         σ in entries N(0, σ²/in).
     name
-        What `print(net)` and `net.latex()` call it.
+        The name in `print(net)` and `net.latex()`.
     entry_std
         The standard deviation of the entries themselves, as in N(0, 0.02²), in place of std; for an in_width that is a
         number.
@@ -214,7 +214,7 @@ class Data(Entrywise):
 class Normal(Operation):
     """S: random scalars, i.i.d. N(0, std²), independent of all vectors and matrices.
 
-    All are drawn, whatever is asked for, so that they are the same in every part of a program.
+    All entries are drawn, even if few are needed, so that every part of a program sees the same numbers.
     """
 
     kind, letter = "random scalars", "z"
@@ -236,16 +236,16 @@ def gaussian(
     Parameters
     ----------
     width
-        The width of the space that they live in, a `Width` or an integer.
+        The dimension of the vectors, a `Width` or an integer.
     shape
-        How many vectors, by axes; one unless given.
+        The shape of the array of vectors; a single vector by default.
     mean
         The mean of the coordinates of each vector; broadcasts to the shape.
     cov
         A number (independent vectors of that variance), or a positive semidefinite matrix over the vectors, of shape
         (size, size) or shape + shape.
     name
-        What it is called in messages.
+        The name shown in messages.
 
     Returns
     -------
@@ -309,21 +309,21 @@ def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | None = None) -> Scalar:
-    """Random scalars, i.i.d. N(0, std²), independent of all vectors and matrices: a relative bias of scores, say.
+    """Random scalars, i.i.d. N(0, std²), independent of all vectors and matrices, such as relative biases of scores.
 
     Parameters
     ----------
     shape : int or tuple of int
         The shape of the array; () for one.
     std : float
-        Their standard deviation.
+        The standard deviation.
     name : str, optional
-        Printed.
+        The printed name.
 
     Returns
     -------
     Scalar
-        Each entry for itself.
+        Scalars of this shape.
 
     Examples
     --------
@@ -336,17 +336,17 @@ def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | N
 
 
 def data(vectors: npt.ArrayLike) -> Vector:
-    """Given vectors of a fixed finite dimension (the last axis), as the first layer of a real network sees them.
+    """Data: given vectors of a fixed finite dimension, the input of a real network.
 
     Parameters
     ----------
     vectors : array_like
-        Their last axis is the dimension, the others are the shape.
+        The last axis holds the coordinates; the other axes are the shape.
 
     Returns
     -------
     Vector
-        Vectors that are not random; the first matrix on them has this fan-in.
+        Vectors that are not random. A weight that acts on them has this fan-in.
 
     Examples
     --------

@@ -14,7 +14,7 @@ from .._array_api import array_namespace
 from ..activations import Function, row_softmax
 from ._apply import as_vector
 from ._array import Operation, V, Value, VectorAccess
-from ._check_function import shared
+from ._check_function import shared_mask
 from ._given import TraceError, as_axis, real, scale, shown
 from ._operation import Concat, Dot, Join, Split
 from ._scalar import Scalar, applied, as_scalar, constant
@@ -60,7 +60,7 @@ def mean_dot(x: Vector, y: Vector) -> Scalar:
     Returns
     -------
     Scalar
-        (…, s, t); at infinite width they are numbers, where nothing before them is random.
+        (…, s, t). At infinite width a mean is a number, unless it depends on scores or random scalars.
 
     Examples
     --------
@@ -88,19 +88,19 @@ def _dot(x: Vector, y: Vector, power: float, operation: str) -> Scalar:
 
 
 def concat(x: Vector, axis: int = 0) -> Vector:
-    """The vectors along an axis, set end to end: shape (heads, s) in R^d becomes (s,) in R^(heads·d).
+    """Concatenate the vectors along an axis: shape (heads, s) in R^d becomes (s,) in R^(heads·d).
 
     Parameters
     ----------
     x : Vector
-        Heads, say.
+        Vectors, such as the heads of attention.
     axis : int
-        Along which they are set end to end.
+        The axis to concatenate.
 
     Returns
     -------
     Vector
-        Without this axis, in a space of so many times the width.
+        Without this axis; its length multiplies the width.
 
     Examples
     --------
@@ -137,7 +137,7 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
     Returns
     -------
     Scalar
-        Weights of the shape of p, of sum 1 over the last axis.
+        In the shape of p; sums to 1 over the last axis.
 
     Examples
     --------
@@ -152,7 +152,7 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
     allowed = checked_mask(mask, p.shape, "softmax")
     shape = np.broadcast_shapes(allowed.shape, p.shape[-1:])
     allowed = allowed if allowed.shape == shape else np.broadcast_to(allowed, shape)
-    return applied(MASKED_SOFTMAX, (p, constant(shared(allowed))), p.shape, axes=1)
+    return applied(MASKED_SOFTMAX, (p, constant(shared_mask(allowed))), p.shape, axes=1)
 
 
 def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: str) -> npt.NDArray[np.bool]:
@@ -192,11 +192,11 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     Parameters
     ----------
     x : Vector
-        Each vector for itself.
+        Vectors, each of which is normalised.
     eps : float
         Added to the mean square.
     gain : float
-        What the result is multiplied by.
+        A factor of the result.
 
     Returns
     -------
@@ -226,11 +226,11 @@ def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     Parameters
     ----------
     x : Vector
-        Each vector for itself.
+        Vectors, each of which is normalised.
     eps : float
         Added to the mean square.
     gain : float
-        What the result is multiplied by.
+        A factor of the result.
 
     Returns
     -------
@@ -250,19 +250,19 @@ def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
 
 
 def join(values: Sequence[V], axis: int = 0) -> V:
-    """Arrays of vectors, or of scalars, set end to end along an axis that they have.
+    """Join arrays of vectors, or of scalars, along an existing axis.
 
     Parameters
     ----------
     values : sequence of Vector, or of Scalar
-        One or more, alike but for the length along the axis.
+        One or more arrays, whose shapes differ along the axis only.
     axis : int
-        Which.
+        The axis to join.
 
     Returns
     -------
     Vector or Scalar
-        As numpy's concatenate.
+        As from numpy.concatenate.
 
     Examples
     --------
@@ -270,7 +270,7 @@ def join(values: Sequence[V], axis: int = 0) -> V:
     >>> ns.join([ns.gaussian(n, 2), ns.gaussian(n, 3)]).shape
     (5,)
     """
-    parts = _alike(values, "join")
+    parts = _checked_values(values, "join")
     ndim, axis = parts[0].ndim, as_axis(axis, parts[0].shape, "join")
     if len({(part.ndim, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}) > 1:
         raise TraceError("join", f"shapes {_shapes(parts)} do not join along axis {axis}")
@@ -281,19 +281,19 @@ def join(values: Sequence[V], axis: int = 0) -> V:
 
 
 def stack(values: Sequence[V], axis: int = 0) -> V:
-    """Values of one shape, set side by side along a new axis.
+    """Stack arrays of one shape along a new axis.
 
     Parameters
     ----------
     values : sequence of Vector, or of Scalar
-        One or more, of one shape.
+        One or more arrays of one shape.
     axis : int
-        Where the new axis comes.
+        The position of the new axis.
 
     Returns
     -------
     Vector or Scalar
-        As numpy's stack.
+        As from numpy.stack.
 
     Examples
     --------
@@ -301,7 +301,7 @@ def stack(values: Sequence[V], axis: int = 0) -> V:
     >>> ns.stack([ns.gaussian(n, 3), ns.gaussian(n, 3)]).shape
     (2, 3)
     """
-    parts = _alike(values, "stack")
+    parts = _checked_values(values, "stack")
     axis = as_axis(axis, parts[0].shape, "stack", new=True)
     if len({part.shape for part in parts}) > 1:
         raise TraceError("stack", f"shapes {_shapes(parts)} do not stack along axis {axis}")
@@ -309,7 +309,7 @@ def stack(values: Sequence[V], axis: int = 0) -> V:
     return join([part[key] for part in parts], axis)
 
 
-def _alike(values: Sequence[V], operation: str) -> tuple[V, ...]:
+def _checked_values(values: Sequence[V], operation: str) -> tuple[V, ...]:
     try:
         parts = tuple(values)
     except Exception:  # a user's object may raise anything when it is iterated over
@@ -331,7 +331,7 @@ def _shapes(parts: Sequence[Value]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Pool(Operation):
-    """S: `count` numbers, f of all coordinates of all vectors of x, whose order does not matter to f."""
+    """S: `count` numbers, a symmetric function f of all coordinates of all vectors of x."""
 
     acts, kind = VectorAccess.ON_COORDINATES, "function of all coordinates"
     f: Function
@@ -340,9 +340,9 @@ class Pool(Operation):
 
 
 def pooled(f: Callable[[Any], Any], x: Vector, count: int) -> Scalar:
-    """(count,) scalars: f of the coordinates of all vectors of x, one after the other in the last axis of an array.
+    """(count,) scalars: a symmetric function f of the coordinates of all vectors of x.
 
-    f gets an array (replicas, numbers) and gives (replicas, count); the order of the numbers must not matter to it.
+    f maps an array (replicas, numbers) to (replicas, count).
     """
     name = getattr(f, "__name__", "f")
     return Scalar(Pool(Function(name, f), as_vector(x, name), count), (count,))

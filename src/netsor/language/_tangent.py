@@ -33,8 +33,8 @@ def ntk(
 ) -> Scalar:
     """The tangent kernel of scalars, Σ_W ⟨∂p_a/∂W, ∂q_b/∂W⟩, as scalars of the same program.
 
-    A coordinate of an output y is read by a random readout, `ns.dot(r, y)`, r = ns.gaussian(n). Then r stands for the
-    last layer; it counts if it is among `weights`.
+    Read a coordinate of an output y by a random readout, `ns.dot(r, y)` with r = ns.gaussian(n). Then r stands for the
+    last layer, and counts if it is among `weights`.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def ntk(
     Returns
     -------
     Scalar
-        p.shape + q.shape. They have a law like any others, joint with p and q.
+        p.shape + q.shape.
 
     Examples
     --------
@@ -129,9 +129,9 @@ def _kernel(first: Any, second: Any, chosen: Parameters, standard: bool) -> Scal
         for members in dict.fromkeys(term.members for term in terms):
             pair = [[t for t in side if t.members == members] for side in (terms, others)]
             if all(pair):
-                found.append(_matrices(pair, shape, standard))
+                found.append(_matrix_term(pair, shape, standard))
     for k, leaf in enumerate(chosen.leaves):
-        found.append(_others(leaf, [[row[k] for row in side[1]] for side in (first, second)], standard))
+        found.append(_leaf_term(leaf, [[row[k] for row in side[1]] for side in (first, second)], standard))
     if not found:
         return constant(np.zeros(shape))
     total = found[0]
@@ -140,7 +140,7 @@ def _kernel(first: Any, second: Any, chosen: Parameters, standard: bool) -> Scal
     return total
 
 
-def _matrices(pair: Sequence[Sequence[Term]], shape: tuple[int, int], standard: bool) -> Scalar:
+def _matrix_term(pair: Sequence[Sequence[Term]], shape: tuple[int, int], standard: bool) -> Scalar:
     """Σ ⟨l, l'⟩ ⟨r, r'⟩ over the uses by outputs a and b, of matrices that all of them are of."""
     lefts, rights, sums = [], [], []
     for side, outputs in zip(pair, shape, strict=True):
@@ -170,7 +170,7 @@ def _unit(term: Term, standard: bool) -> Scalar | float:
     return unit if standard else drawn.std * unit
 
 
-def _others(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Scalar:
+def _leaf_term(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Scalar:
     """Of initial vectors and random scalars: ⟨∂p/∂b, ∂q/∂b⟩, or with respect to b/σ, which is N(0, 1)."""
     law = initial_value(leaf)[0].op
     if isinstance(law, Normal):

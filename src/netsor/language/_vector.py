@@ -162,7 +162,7 @@ def same_width(operation: str, *vectors: Vector) -> Width:
 
 
 def ones(width: Width | int) -> Vector:
-    """The vector (1, …, 1): what a mean, a shift or the direction that LayerNorm removes is a multiple of.
+    """The vector (1, …, 1), as in means, shifts and layer norms.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def mix(a: Scalar, x: Vector) -> Vector:
 
 
 def _factor(c: Scalar, operation: str) -> Scalar:
-    """What vectors are multiplied by; given numbers are squared then, wherever a law needs a product of vectors."""
+    """A factor of vectors. Laws square it, so given numbers must have squares that a double can hold."""
     if isinstance(c.op, Constant):
         scaled(c.op.numbers, operation, "factor")
     return c

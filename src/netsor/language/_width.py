@@ -26,9 +26,9 @@ class Width:
     Parameters
     ----------
     name : str or int
-        A symbol, which is bound by its name when a program is evaluated, or a number.
+        A symbol, which you bind by its name when you evaluate a program, or a number.
     factor : int
-        By which the symbol is multiplied.
+        A multiple of the symbol.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class Width:
 
 
 def as_width(width: Width | int, operation: str, name: str = "width") -> Width:
-    """A width from what the user wrote for one."""
+    """A Width from a Width or an integer."""
     if isinstance(width, Width):
         return width
     size = as_whole(width)

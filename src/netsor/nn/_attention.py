@@ -15,7 +15,7 @@ from ..language._given import NUMBERS, SCALE, as_number, numbers, one_of, real, 
 from ..language._rotary import Stretch
 from ..language._scalar import ScalarLike, constant
 from ..language._width import as_width
-from ._block import affine, made_of, scales
+from ._block import affine, call_layer, scales
 
 
 def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
@@ -24,9 +24,9 @@ def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
     Parameters
     ----------
     tokens : int
-        How many.
+        The number of tokens.
     window : int, optional
-        The last `window` tokens alone.
+        Each token sees the last `window` tokens only.
 
     Returns
     -------
@@ -40,7 +40,7 @@ def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
      [1 1 0]
      [0 1 1]]
     """
-    back = _apart(tokens, "causal")
+    back = _distances(tokens, "causal")
     far = len(back) if window is None else whole(window, "window", "causal")
     return (back >= 0) & (back < far)
 
@@ -54,9 +54,9 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
     Parameters
     ----------
     heads : int
-        H.
+        The number of heads, H.
     tokens : int
-        How many.
+        The number of tokens.
 
     Returns
     -------
@@ -70,7 +70,7 @@ def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
      [-0.5 -0.  -0.5]
      [-1.  -0.5 -0. ]]
     """
-    apart, heads = np.abs(_apart(tokens, "alibi")), whole(heads, "heads", "alibi")
+    apart, heads = np.abs(_distances(tokens, "alibi")), whole(heads, "heads", "alibi")
     if heads * apart.size > NUMBERS:
         raise TraceError(
             "alibi", f"heads={heads} of {apart.size:,} numbers each: at most {NUMBERS:,} are allowed in all"
@@ -93,23 +93,23 @@ def relative_bias(
 ) -> Scalar:
     """The relative biases of T5: random scalars, one N(0, std²) a head and bucket.
 
-    The bucket of j − i has its sign and its size: exact while small, then on a scale of logarithms up to
-    `max_distance`, beyond which all are alike. T5 has one for all its layers: pass the same value to each.
+    The bucket of j − i depends on its sign and size: exact for small distances, then logarithmic up to `max_distance`.
+    T5 shares the biases between its layers: pass the same value to each.
 
     Parameters
     ----------
     heads : int
-        How many.
+        The number of heads.
     tokens : int
-        How many.
+        The number of tokens.
     buckets : int
-        How many.
+        The number of buckets.
     max_distance : int
-        Beyond which all are alike.
+        All larger distances share a bucket.
     std : float
-        Of each bias.
+        The standard deviation of each bias.
     bidirectional : bool
-        Whether signs have buckets of their own; otherwise j > i is as j = i.
+        Whether each sign has its own buckets; otherwise j > i is treated as j = i.
 
     Returns
     -------
@@ -121,7 +121,7 @@ def relative_bias(
     >>> ns.nn.relative_bias(heads=2, tokens=5, std=0.1).shape
     (2, 5, 5)
     """
-    ahead, heads = -_apart(tokens, "relative_bias"), whole(heads, "heads", "relative_bias")
+    ahead, heads = -_distances(tokens, "relative_bias"), whole(heads, "heads", "relative_bias")
     buckets = whole(buckets, "buckets", "relative_bias")
     bidirectional = one_of(bidirectional, "bidirectional", "relative_bias", (True, False))
     if buckets < 2 + 2 * bidirectional or buckets % (1 + bidirectional):
@@ -135,7 +135,7 @@ def relative_bias(
     return table[:, np.where(bidirectional & (ahead > 0), half + place, place)]
 
 
-def _apart(tokens: int, operation: str) -> npt.NDArray[np.intp]:
+def _distances(tokens: int, operation: str) -> npt.NDArray[np.intp]:
     """i − j for tokens i and j."""
     tokens = whole(tokens, "tokens", operation)
     if tokens**2 > NUMBERS:
@@ -158,13 +158,13 @@ class Rotary(NamedTuple):
     Parameters
     ----------
     base : float
-        Of the frequencies.
+        The base of the frequencies.
     fraction : float
-        Of the coordinates that are turned, above 0, at most 1.
+        The fraction of coordinates that is rotated, above 0 and at most 1.
     positions : array_like, optional
-        0, 1, … unless given.
+        0, 1, … by default.
     stretch : Stretch, optional
-        Lowers low frequencies.
+        Scales low frequencies.
 
     Examples
     --------
@@ -180,7 +180,7 @@ class Rotary(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What `attend` makes, and what it made on the way.
+    """The result of `attend`.
 
     Parameters
     ----------
@@ -236,11 +236,11 @@ def attention(
     Parameters
     ----------
     x : Vector
-        (…, tokens).
+        Tokens, (…, tokens).
     heads : int
-        H.
+        The number of heads, H.
     head_dim : Width or int, optional
-        d, the width of x unless given (low rank).
+        d; by default the width of x.
     mask : array_like or str, optional
         As in `ns.softmax`: "causal", or which scores are allowed.
     context : Vector, optional
@@ -248,19 +248,19 @@ def attention(
     groups : int, optional
         The number of key and value heads, each shared by heads/groups query heads in a row.
     window : int, optional
-        Keeps tokens less than that far apart.
+        Mask tokens that are this far apart or further.
     rotary : Rotary, optional
         Positions of queries and keys, after `qk_norm`.
     qk_norm : callable, optional
-        What is applied to queries and keys, such as `ns.rms_norm`.
+        A function of queries and keys, such as `ns.rms_norm`.
     softcap : float, optional
-        c makes c tanh(p/c) of a score p.
+        c: a score p becomes c tanh(p/c).
     bias : Scalar or array_like, optional
         Added to the scores last; broadcasts to (heads, …, tokens, tokens).
     scaling : str or float
         "sqrt"; "linear" divides by d in place of √d; a number c multiplies d^(−1/2) ⟨q, k⟩.
     sigma_q, sigma_k, sigma_v, sigma_o : float
-        Of the matrices of queries, keys, values and of the output.
+        Standard deviations of the matrices of queries, keys, values and the output.
     sigma_b : float
         The standard deviation of the entries of all biases.
 
@@ -334,12 +334,12 @@ def attend(
     k = affine(c, d, sigma_k, b, groups, "W^K")
     v = affine(c, d, sigma_v, b, groups, "W^V")
     if qk_norm is not None:
-        q, k = (made_of(qk_norm, u, "qk_norm", "attention") for u in (q, k))
+        q, k = (call_layer(qk_norm, u, "qk_norm", "attention") for u in (q, k))
     if rotary is not None:
-        q, k = (_turned(u, rotary) for u in (q, k))
+        q, k = (_rotated(u, rotary) for u in (q, k))
     if groups < heads:
         k, v = (u[np.repeat(np.arange(groups), heads // groups)] for u in (k, v))
-    p = _biased(_capped(_scores(q, k, scaling), softcap), bias)
+    p = _biased(_softcapped(_scores(q, k, scaling), softcap), bias)
     a = softmax(p, _allowed(mask, window, p))
     return Attended(affine(concat(a @ v, axis=0), x.width, sigma_o, b, name="W^O"), p, a)
 
@@ -347,7 +347,7 @@ def attend(
 attend.__doc__ = (getdoc(attend) or "").replace("Returns\n", _parameters(attention) + "\n\nReturns\n", 1)
 
 
-def _turned(u: Vector, by: Rotary) -> Vector:
+def _rotated(u: Vector, by: Rotary) -> Vector:
     if not isinstance(by, Rotary):
         raise TraceError("attention", f"rotary={shown(by)} must be an ns.nn.Rotary(base, fraction, positions)")
     return rotary(u, by.positions, by.base, by.fraction, by.stretch)
@@ -361,7 +361,7 @@ def _scores(q: Vector, k: Vector, scaling: str | float) -> Scalar:
     return real(scaling, "scaling", "attention") * dot(q, k)
 
 
-def _capped(p: Scalar, softcap: float | None) -> Scalar:
+def _softcapped(p: Scalar, softcap: float | None) -> Scalar:
     if softcap is None:
         return p
     c = real(softcap, "softcap", "attention", least=1 / SCALE, most=SCALE)

@@ -41,9 +41,9 @@ class Attention:
     sigma_q, sigma_k, sigma_v, sigma_o : float
         The standard deviations of the matrices, σ in entries N(0, σ²/fan-in).
     mask : array_like or str, optional
-        Which keys a query sees, as in `ns.softmax`: "causal", or a boolean array that broadcasts to (queries, keys).
+        The keys that a query sees, as in `ns.softmax`: "causal", or a boolean array that broadcasts to (queries, keys).
     function : callable
-        What acts on rows of scores, the softmax unless given.
+        The function of rows of scores; by default the softmax.
 
     Examples
     --------
@@ -91,18 +91,17 @@ class Attention:
 
     @one_blas_thread()
     def law(self, heads: int, token: int = 0, points: int | None = None) -> HeadSum:
-        """The law of one coordinate of one token, for so many heads.
+        """The law of one coordinate of one token.
 
         Parameters
         ----------
         heads : int
-            H.
+            The number of heads.
         token : int
-            Which token.
+            The index of the token.
         points : int, optional
-            A power of 2, the number of quasi-random points: 2^21 or fewer unless given. For eight tokens that are not
-            all alike that leaves an error of about 1e-6 in the density, and 2^25 one below 1e-7, in about half a
-            minute.
+            The number of quasi-random points, a power of 2; 2^21 or fewer by default. For eight different tokens the
+            density then has an error of about 1e-6; with 2^25 points, in half a minute, it is below 1e-7.
         """
         heads = checked_heads(heads, "law")
         k: Array = np.asarray(self.kernel)

@@ -30,7 +30,7 @@ def scales(operation: str, **sigmas: float) -> tuple[float, ...]:
     return tuple(scale(sigma, name, operation) for name, sigma in sigmas.items())
 
 
-def made_of(f: Any, x: Vector, name: str, operation: str) -> Vector:
+def call_layer(f: Any, x: Vector, name: str, operation: str) -> Vector:
     """f(x) for a function of vectors that the user gave, which must make a vector for each vector of x."""
     if not callable(f):
         raise TraceError(operation, f"{name}={shown(f)} must be a function of vectors")
@@ -46,7 +46,7 @@ Layer = Callable[[Vector], Vector]
 
 
 class Block(NamedTuple):
-    """What `block` makes, and what its branches added to the stream.
+    """The result of `block`.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Block(NamedTuple):
 
 
 def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: str = "pre") -> Block:
-    """A stream x with two branches, such as an attention layer and a perceptron, functions of vectors.
+    """A residual stream x with two branches, such as attention and a perceptron.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     feed : callable
         The second branch.
     norm : callable
-        What is applied before, or after, a branch.
+        The norm before or after a branch.
     order : str
         pre: x + attend(norm(x)), then x + feed(norm(x)); post: norm(x + attend(x)), then norm(x + feed(x)); parallel: x
         + attend(norm(x)) + feed(norm(x)); sandwich: as pre, with a norm of what each branch adds; after: x +
@@ -108,10 +108,10 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     order = one_of(order, "order", "block", ("pre", "post", "parallel", "sandwich", "after"))
 
     def normed(u: Vector) -> Vector:
-        return made_of(norm, u, "norm", "block")
+        return call_layer(norm, u, "norm", "block")
 
     def branch(f: Layer, u: Vector, name: str) -> Vector:
-        made = made_of(f, u if order in ("post", "after") else normed(u), name, "block")
+        made = call_layer(f, u if order in ("post", "after") else normed(u), name, "block")
         return normed(made) if order in ("sandwich", "after") else made
 
     attended = branch(attend, x, "attend")
@@ -140,11 +140,11 @@ def mlp(
     Parameters
     ----------
     x : Vector
-        Of any shape.
+        Vectors of any shape.
     hidden : Width, int, or list of them
         The widths of the hidden layers.
     out : Width or int, optional
-        The width of the result, that of x unless given.
+        The width of the result; by default that of x.
     activation : callable
         φ.
     gate : bool
@@ -152,9 +152,9 @@ def mlp(
     sigma_w : float
         σ in the entries N(0, σ²/fan-in) of hidden layers.
     sigma_gate : float, optional
-        That of W', `sigma_w` unless given.
+        σ of W'; by default `sigma_w`.
     sigma_out : float, optional
-        That of the last layer, `sigma_w` unless given.
+        σ of the last layer; by default `sigma_w`.
     sigma_b : float
         The standard deviation of the entries of all biases.
 
@@ -182,7 +182,7 @@ def mlp(
     for width in widths:
         u = affine(x, width, sigma_w, sigma_b)
         g = affine(x, width, sigma_gate, sigma_b, name="W^G") if gate else u
-        h = made_of(activation, g, "activation", "mlp")
+        h = call_layer(activation, g, "activation", "mlp")
         x = h * u if gate else h
     return affine(x, out, sigma_out, sigma_b)
 
@@ -191,18 +191,16 @@ T = TypeVar("T")
 
 
 class Argument(Operation):
-    """V: what a shared layer is a function of, until vectors take its place. No interpreter reads it."""
+    """V: a placeholder for the argument of a shared layer. No interpreter reads it."""
 
 
 def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
-    """The layer as a function whose every call uses one draw of its weights, as copies of a layer share theirs.
-
-    PyTorch's TransformerEncoder is a shared layer, called several times.
+    """Share the weights of a layer: every call of the returned function uses the same random weights.
 
     Parameters
     ----------
     layer : callable
-        It is called once; what it makes (a value, or a tuple of values) is made again for every call.
+        A function of vectors that returns a value or a tuple of values. It is called once.
 
     Returns
     -------
@@ -233,13 +231,13 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
         if (x.shape, x.width) != (argument.shape, argument.width):
             first = f"shape {argument.shape} in R^{argument.width}"
             raise TraceError("shared", f"{x!r} must be as the vectors of the first call, of {first}")
-        return cast(T, _with(made, argument, x))
+        return cast(T, _substitute(made, argument, x))
 
     return act
 
 
-def _with(made: Any, argument: Vector, x: Vector) -> Any:
-    """What was made of the argument, made of x."""
+def _substitute(made: Any, argument: Vector, x: Vector) -> Any:
+    """The result with x in place of the argument."""
     values = made if isinstance(made, tuple) else (made,)
     if not all(isinstance(value, Value) for value in values):
         raise TraceError("shared", f"layer must make a value or a tuple of values, and it made {shown(made)}")
