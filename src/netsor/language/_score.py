@@ -163,7 +163,7 @@ def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: s
         return np.tri(shape[-1], dtype=bool)
     try:
         allowed = np.asarray(mask)
-    except ValueError:  # rows of different lengths
+    except Exception:  # rows of different lengths, or an object that numpy cannot read
         allowed = np.asarray(None)
     if allowed.dtype != bool:
         got = f", got an array of {allowed.dtype}: write mask > 0" if allowed.dtype.kind in "iuf" else ""
