@@ -42,7 +42,7 @@ Part = tuple[Ints, Any]  # flat positions in an array, each once, and a value fo
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """A matrix acted: what it made, the operation on the entries that count, and the cotangent of these."""
+    """One use of a matrix: its result, the operation on the entries that matter, and their cotangent."""
 
     value: Vector
     op: Acting
@@ -50,11 +50,11 @@ class Use:
 
 
 class Reverse:
-    """From cotangents of some values to those of `leaves`, and the uses of matrices that `chosen` says count.
+    """Reverse-mode differentiation: from cotangents of some values (`seeds`) to those of `leaves`.
 
-    `seeds` are pairs of a value and its cotangent: of scalars p the weights w of Σ w·p, of vectors √width times theirs.
-    With `unit`, what passes through scalars in other units is left out, and all cotangents are √unit times theirs: the
-    gradient is the sum over `units` of such parts.
+    It also collects the uses of the matrices that `chosen` selects. A seed is a value and its cotangent: for scalars p
+    the weights w of Σ w·p, for vectors √width times the cotangent. With `unit`, only what passes through scalars in
+    that unit is kept, and all cotangents are multiplied by √unit; the gradient is the sum of these parts over `units`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Reverse:
         return zeros_like(leaf) if found is None else _filled(leaf, every(leaf.shape), found)
 
     def parts(self, leaf: Value) -> list[Part]:
-        """The same as contributions, each with the entries that it is for."""
+        """The same as a list of contributions, each with the entries it belongs to."""
         return self._parts.get((leaf, None), [])
 
     def _prepare(self, value: Value) -> None:

@@ -120,6 +120,11 @@ class Join(Operation):
     parts: tuple[Value, ...]
 
 
+# Steps of an optimiser. A step moves W to (1 − ηλ) W − η U, with G = Σ_i δ_i x_i^T over all uses of W and U the
+# optimiser's function of G. The vectors δ_i and x_i are inputs of the operation W' x, so no part of a network is
+# written twice: a literal simulation really moves the matrix, and the exact engine rewrites the operation. As in
+# training, a step is in the past: gradients pass from W' x to x, and never to δ_i and x_i.
+
 Rate = float | Callable[[float, float], float]  # a number, or a function of fan-in and fan-out
 
 
