@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 import netsor as ns
 from netsor.language._array import Operation
 from netsor.language._graph import topological_order
-from netsor.language._operation import Root, Split
-from netsor.language._optimiser_ops import SteppedMatMul, SteppedParameter
+from netsor.language._operation import Root, Split, SteppedMatMul, SteppedParameter
 
 from .builder import Builder
 from .programs import LIMIT_STEPS, STEPS, WIDTHS, LimitBuilder, grown, limit_programs, operations, programs

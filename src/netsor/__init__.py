@@ -22,82 +22,45 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-if TYPE_CHECKING:  # what type checkers and editors read; a test keeps it equal to the table below
-    from . import models, nn
-    from ._bayes import Posterior
-    from ._decorator import program
-    from ._program import Program
-    from .activations import Function
-    from .engine import ExactError, NoLimitError, Plan, QuadratureWarning
-    from .language import (
-        Scalar,
-        TraceError,
-        Value,
-        Vector,
-        Weight,
-        Width,
-        abs,
-        apply,
-        clip,
-        concat,
-        cos,
-        data,
-        dot,
-        erf,
-        gaussian,
-        gelu,
-        gelu_tanh,
-        grad,
-        grad_norm,
-        identity,
-        inf,
-        join,
-        layer_norm,
-        leaky_relu,
-        mean_dot,
-        nonlin,
-        normal,
-        ntk,
-        ones,
-        probe,
-        relu,
-        rms_norm,
-        rotary,
-        sigmoid,
-        silu,
-        sin,
-        softmax,
-        stack,
-        step,
-        tanh,
-        weight,
-    )
-    from .language._check_report import Point, Report
-    from .laws import (
-        Empirical,
-        Estimate,
-        HeadSum,
-        Joint,
-        Law,
-        LawError,
-        Mixture,
-        distances,
-        kl,
-        kolmogorov,
-        load,
-        paper_kl,
-        plot,
-        sliced_wasserstein,
-        total_variation,
-        wasserstein1,
-    )
-    from .nn import Attention, attention_std
-    from .studies import paper
-    from .studies._rate import Rate, rate
-    from .studies.audit import audit
-    from .studies.coord_check import coord_check
-    from .studies.literature import literature
-else:  # a name is loaded when it is asked for, so that a command loads what it uses
+if TYPE_CHECKING:  # what type checkers and editors read; a test compares it with the table below
+    from . import models as models
+    from . import nn as nn
+    from ._bayes import Posterior as Posterior
+    from ._decorator import program as program
+    from ._program import Program as Program
+    from .activations import Function as Function
+    from .engine import ExactError as ExactError
+    from .engine import NoLimitError as NoLimitError
+    from .engine import Plan as Plan
+    from .engine import QuadratureWarning as QuadratureWarning
+    from .language import *  # noqa: F403
+    from .language._check import Point as Point
+    from .language._check import Report as Report
+    from .laws import Empirical as Empirical
+    from .laws import Estimate as Estimate
+    from .laws import HeadSum as HeadSum
+    from .laws import Joint as Joint
+    from .laws import Law as Law
+    from .laws import LawError as LawError
+    from .laws import Mixture as Mixture
+    from .laws import distances as distances
+    from .laws import kl as kl
+    from .laws import kolmogorov as kolmogorov
+    from .laws import load as load
+    from .laws import paper_kl as paper_kl
+    from .laws import plot as plot
+    from .laws import sliced_wasserstein as sliced_wasserstein
+    from .laws import total_variation as total_variation
+    from .laws import wasserstein1 as wasserstein1
+    from .nn import Attention as Attention
+    from .nn import attention_std as attention_std
+    from .studies import paper as paper
+    from .studies._rate import Rate as Rate
+    from .studies._rate import rate as rate
+    from .studies.audit import audit as audit
+    from .studies.coord_check import coord_check as coord_check
+    from .studies.literature import literature as literature
+else:  # a name is loaded when it is first used, so that a command loads only what it needs
     _MODULES = {"models": ".models", "nn": ".nn", "paper": ".studies.paper"}
     _NAMES = {
         "._bayes": "Posterior",
@@ -110,7 +73,7 @@ else:  # a name is loaded when it is asked for, so that a command loads what it 
             grad grad_norm identity inf join layer_norm leaky_relu mean_dot nonlin normal ntk ones probe relu rms_norm
             rotary sigmoid silu sin softmax stack step tanh weight
         """,
-        ".language._check_report": "Point Report",
+        ".language._check": "Point Report",
         ".laws": """
             Empirical Estimate HeadSum Joint Law LawError Mixture distances kl kolmogorov load paper_kl plot
             sliced_wasserstein total_variation wasserstein1
@@ -122,18 +85,19 @@ else:  # a name is loaded when it is asked for, so that a command loads what it 
         ".studies.literature": "literature",
     }
     _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
+    __all__ = sorted([*_MODULES, *_WHERE])
     _LOADING = RLock()  # Python's own locks fail where one thread loads a package and another a part of it
 
     def __dir__() -> list[str]:
         return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
     def __getattr__(name: str) -> Any:
-        """What the tables have, and the class that needs scikit-learn; all else is an error that says what there is."""
+        """Load a public name, or raise an error that suggests one."""
         if name in _MODULES or name in _WHERE or name == "AttentionRegressor":
             with _LOADING:
                 return _loaded(name)
         hint = ""
-        if not name.startswith("_"):  # as those are that Python itself asks for
+        if not name.startswith("_"):  # Python itself asks for names with an underscore
             import difflib  # seldom needed
 
             import numpy as np
@@ -157,84 +121,3 @@ else:  # a name is loaded when it is asked for, so that a command loads what it 
                 f"ns.AttentionRegressor needs scikit-learn: pip install 'netsor[sklearn]' ({error})"
             ) from error
         return AttentionRegressor
-
-
-__all__ = [
-    "Attention",
-    "Empirical",
-    "Estimate",
-    "ExactError",
-    "Function",
-    "HeadSum",
-    "Joint",
-    "Law",
-    "LawError",
-    "Mixture",
-    "NoLimitError",
-    "Plan",
-    "Point",
-    "Posterior",
-    "Program",
-    "QuadratureWarning",
-    "Rate",
-    "Report",
-    "Scalar",
-    "TraceError",
-    "Value",
-    "Vector",
-    "Weight",
-    "Width",
-    "abs",
-    "apply",
-    "attention_std",
-    "audit",
-    "clip",
-    "concat",
-    "coord_check",
-    "cos",
-    "data",
-    "distances",
-    "dot",
-    "erf",
-    "gaussian",
-    "gelu",
-    "gelu_tanh",
-    "grad",
-    "grad_norm",
-    "identity",
-    "inf",
-    "join",
-    "kl",
-    "kolmogorov",
-    "layer_norm",
-    "leaky_relu",
-    "literature",
-    "load",
-    "mean_dot",
-    "models",
-    "nn",
-    "nonlin",
-    "normal",
-    "ntk",
-    "ones",
-    "paper",
-    "paper_kl",
-    "plot",
-    "probe",
-    "program",
-    "rate",
-    "relu",
-    "rms_norm",
-    "rotary",
-    "sigmoid",
-    "silu",
-    "sin",
-    "sliced_wasserstein",
-    "softmax",
-    "stack",
-    "step",
-    "tanh",
-    "total_variation",
-    "wasserstein1",
-    "weight",
-]

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec
 
 from ._program import Program, key_text
-from .language._given import shown
+from .language._given import TraceError, shown
 from .language._probe import watching
-from .language._source_location import TraceError
 
 P = ParamSpec("P")
 

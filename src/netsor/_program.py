@@ -19,14 +19,13 @@ from .engine._diverging_scores import correlated
 from .engine._parallel import Progress
 from .engine.backends import Backend, choose, prices
 from .language._array import Value
-from .language._check_report import NO_LIMIT, Report, verdict_of
-from .language._given import as_whole, picked, shown
+from .language._check import NO_LIMIT, Report, verdict_of
+from .language._given import TraceError, TraceIndexError, as_whole, index_positions, shown
 from .language._graph import source_order, topological_order, widths_of
 from .language._latex import latex
 from .language._latex_paper import display, paper
 from .language._print import parts, text
 from .language._probe import Probe
-from .language._source_location import TraceError, TraceIndexError
 from .language._width import bind_widths, inf
 from .laws import Estimate, HeadSum, Joint, Mixture
 from .laws._likelihood import checked_data
@@ -120,7 +119,7 @@ class Program:
         if isinstance(self.output, tuple):
             if not isinstance(key, slice) and as_whole(key) is None:
                 raise TraceIndexError(f"program {self.name}", f"index {shown(key)} must be an integer or a slice")
-            places = picked(np.arange(len(self.output)), key, f"program {self.name}")
+            places = index_positions(np.arange(len(self.output)), key, f"program {self.name}")
             chosen: Any = tuple(self.output[i] for i in places) if places.ndim else self.output[int(places)]
         else:
             chosen = self.output[key]

@@ -52,11 +52,6 @@ class Function:
     parity : int, optional
         1 if φ(−x) = φ(x), −1 if φ(−x) = −φ(x); None: neither, or not known.
 
-    Raises
-    ------
-    ValueError
-        If `breaks` are not finite.
-
     Examples
     --------
     >>> n = ns.Width("n")
@@ -259,9 +254,14 @@ def _erf_smoothed(m: Array, s: Array) -> Array:
     return scipy.special.erf(m / np.sqrt(1.0 + 2.0 * s * s))
 
 
-def _gelu_smoothed(m: Array, s: Array) -> Array:
-    total = np.sqrt(1.0 + s * s)
+def _ramp_smoothed(m: Array, s: Array, scale: float) -> Array:
+    """E[x Φ(x/scale)] for x = m + s z."""
+    total = np.sqrt(scale**2 + s * s)
     return m * scipy.special.ndtr(m / total) + s * s / total * _density(m / total)
+
+
+def _gelu_smoothed(m: Array, s: Array) -> Array:
+    return _ramp_smoothed(m, s, 1.0)
 
 
 def _sin_smoothed(m: Array, s: Array) -> Array:
@@ -289,26 +289,20 @@ def _logistic() -> tuple[tuple[float, float], ...]:
     return tuple(zip(weights.tolist(), (2 * k).tolist(), strict=True))
 
 
-def _sigmoid_smoothed(m: Array, s: Array) -> Array:
+def logistic_sum(term: Callable[[Array, Array, float], Array], m: Array, s: Array) -> Array:
+    """Σ weight · term(m, s, scale) over the scales of the logistic function."""
     made: Array = 0.0
     for weight, scale in _logistic():
-        made = made + weight * scipy.special.ndtr(m / np.sqrt(scale**2 + s * s))
+        made = made + weight * term(m, s, scale)
     return made
 
 
-def _tanh_smoothed(m: Array, s: Array) -> Array:
-    made: Array = 0.0  # tanh(x) = 2 sigmoid(2 x) − 1
-    for weight, scale in _logistic():
-        made = made + weight * scipy.special.erf(m / np.sqrt(0.5 * scale**2 + 2.0 * s * s))
-    return made
+def _sigmoid_term(m: Array, s: Array, scale: float) -> Array:
+    return scipy.special.ndtr(m / np.sqrt(scale**2 + s * s))
 
 
-def _silu_smoothed(m: Array, s: Array) -> Array:
-    made: Array = 0.0
-    for weight, scale in _logistic():
-        total = np.sqrt(scale**2 + s * s)
-        made = made + weight * (m * scipy.special.ndtr(m / total) + s * s / total * _density(m / total))
-    return made
+def _tanh_term(m: Array, s: Array, scale: float) -> Array:
+    return scipy.special.erf(m / np.sqrt(0.5 * scale**2 + 2.0 * s * s))  # tanh(x) = 2 sigmoid(2 x) − 1
 
 
 @cache
@@ -343,11 +337,11 @@ IDENTITY = _smooth("identity", _identity, _identity_smoothed, bounded=False, par
 RELU = Function("relu", _relu, bounded=False, lipschitz=True, breaks=(0.0,), smoothed=_relu_smoothed)
 ABS = Function("abs", _abs, bounded=False, lipschitz=True, breaks=(0.0,), smoothed=_abs_smoothed, parity=1)
 ERF = _smooth("erf", _erf, _erf_smoothed, bounded=True, parity=-1)
-TANH = _smooth("tanh", _tanh, _tanh_smoothed, bounded=True, parity=-1)
-SIGMOID = _smooth("sigmoid", _sigmoid, _sigmoid_smoothed, bounded=True)
+TANH = _smooth("tanh", _tanh, partial(logistic_sum, _tanh_term), bounded=True, parity=-1)
+SIGMOID = _smooth("sigmoid", _sigmoid, partial(logistic_sum, _sigmoid_term), bounded=True)
 GELU = _smooth("gelu", _gelu, _gelu_smoothed, bounded=False)
 GELU_TANH = _smooth("gelu_tanh", _gelu_tanh, _gelu_tanh_smoothed, bounded=False)  # the gelu_new of GPT-2
-SILU = _smooth("silu", _silu, _silu_smoothed, bounded=False)
+SILU = _smooth("silu", _silu, partial(logistic_sum, _ramp_smoothed), bounded=False)
 SIN = _smooth("sin", _sin, _sin_smoothed, bounded=True, parity=-1)
 COS = _smooth("cos", _cos, _cos_smoothed, bounded=True, parity=1)
 

@@ -19,7 +19,7 @@ import scipy
 
 from . import activations
 from ._array_api import array_namespace
-from .activations import Function, _density, _gelu_difference, _logistic, _special
+from .activations import ROOT, Function, _density, _gelu_difference, _special, logistic_sum
 
 Array = Any
 T = TypeVar("T")
@@ -83,14 +83,14 @@ def _within_smoothed(m: Array, s: Array, bound: float) -> Array:
     return _step_smoothed(m + bound, s, 0.0, 1.0) - _step_smoothed(m - bound, s, 0.0, 1.0)
 
 
-def _steps(name: str, low: float, high: float, parity: int | None = None) -> Function:
+def _step_function(name: str, low: float, high: float, parity: int | None = None) -> Function:
     f, smoothed = (partial(g, low=low, high=high) for g in (_step, _step_smoothed))
     return Function(name, f, True, False, breaks=(0.0,), smoothed=smoothed, derivative=0.0, parity=parity)
 
 
 def _of_leaky(f: Function) -> Function:
     (slope,) = f.parameters
-    return _steps("leaky_relu'", slope, 1.0)
+    return _step_function("leaky_relu'", slope, 1.0)
 
 
 def _of_clip(f: Function) -> Function:
@@ -105,7 +105,7 @@ def _of_clip(f: Function) -> Function:
 
 
 def _of_tanh(x: Array, a: float, b: float, table: Table) -> Array:
-    return in_both(x, inner_tanh(x, a, b), table)
+    return polynomial_in_tanh(x, inner_tanh(x, a, b), table)
 
 
 def inner_tanh(x: Array, a: float, b: float) -> Array:
@@ -117,8 +117,8 @@ def inner_tanh(x: Array, a: float, b: float) -> Array:
     return array_namespace(x).tanh(inside)
 
 
-def in_both(x: Array, t: Array, table: Table) -> Array:
-    """The polynomial in x and t: a sum of q(t) x^k p(x), where q is small for large x, and is multiplied by x first."""
+def polynomial_in_tanh(x: Array, t: Array, table: Table) -> Array:
+    """The polynomial in x and t as a sum of q(t) x^k p(x). For large x, q is small and is multiplied by x^k first."""
     made: Array = 0.0
     for q, k, p in _factors(table):
         term = _horner(t, q)
@@ -154,7 +154,7 @@ def _horner(x: Array, row: Row) -> Array:
 
 
 def _next(made: Array, x: Array, c: Array) -> Array:
-    """made x + c, in the place of what was made, an array of our own; most coefficients are 0, and cost no pass."""
+    """made x + c, in place; a coefficient that is 0 costs no pass over the array."""
     if isinstance(made, float):
         made = made * x if made else 0.0
     elif not isinstance(x, float) or x != 1.0:
@@ -182,9 +182,9 @@ def _table_derivative(a: float, b: float, table: Table) -> Table:
 
 
 def _vanishing(row: list[float]) -> Row:
-    """A polynomial in t that is 0 at ±1 but for rounding, made 0 there as it is computed: x^i multiplies it, far out.
+    """A polynomial in t that is 0 at ±1 up to rounding, adjusted to be 0 there, since a factor x^i amplifies it.
 
-    Its powers are all even or all odd, so that it is enough to change its last coefficient.
+    Its powers are all even or all odd, so changing its lowest coefficient is enough.
     """
     powers = [j for j, c in enumerate(row) if c]
     if len({j % 2 for j in powers}) == 1 and abs(sum(row)) < 1e-12:
@@ -193,7 +193,7 @@ def _vanishing(row: list[float]) -> Row:
 
 
 def _tanh_family(name: str, a: float, b: float, table: Table, parity: int | None, smoothed: Any = None) -> Function:
-    """Such a polynomial; with `derivative` left to be found by the family."""
+    """A polynomial in x and t as a function; `_derivative_of_tanh_family` finds its derivative."""
     f = partial(_of_tanh, a=a, b=b, table=table)
     # t tends to ±1 so fast that the polynomial is bounded if its rows are 0 there, but for the first
     bounded = all(
@@ -202,13 +202,13 @@ def _tanh_family(name: str, a: float, b: float, table: Table, parity: int | None
     return Function(name, f, bounded, True, breaks=(), smoothed=smoothed, parity=parity)
 
 
-def _more_tanh(f: Function) -> Function:
+def _derivative_of_tanh_family(f: Function) -> Function:
     given = f.f.keywords  # type: ignore[attr-defined]
     a, b = given["a"], given["b"]
-    return _tanh_family(f"{f.name}'", a, b, _table_derivative(a, b, given["table"]), _turned(f.parity))
+    return _tanh_family(f"{f.name}'", a, b, _table_derivative(a, b, given["table"]), _flipped(f.parity))
 
 
-def _turned(parity: int | None) -> int | None:
+def _flipped(parity: int | None) -> int | None:
     return None if parity is None else -parity
 
 
@@ -217,15 +217,8 @@ def _turned(parity: int | None) -> int | None:
 
 def _of_normal(x: Array, c: float, first: Row, second: Row) -> Array:
     xp = array_namespace(x)
-    made = _polynomial(x, second) * (xp.exp(-0.5 * c * c * x * x) / SQRT_TWO_PI)
-    return made + _polynomial(x, first) * _special("ndtr", c * x) if any(first) else made
-
-
-def _polynomial(x: Array, row: Row) -> Array:
-    made: Array = 0.0 * x
-    for c in reversed(row):
-        made = made * x + c
-    return made
+    made = _horner(x, second) * (xp.exp(-0.5 * c * c * x * x) / SQRT_TWO_PI)
+    return made + _horner(x, first) * _special("ndtr", c * x) if any(first) else made
 
 
 def _normal_family(name: str, c: float, first: Row, second: Row, parity: int | None, smoothed: Any = None) -> Function:
@@ -233,12 +226,12 @@ def _normal_family(name: str, c: float, first: Row, second: Row, parity: int | N
     return Function(name, f, len(first) < 2, True, breaks=(), smoothed=smoothed, parity=parity)
 
 
-def _more_normal(f: Function) -> Function:
+def _derivative_of_normal_family(f: Function) -> Function:
     given = f.f.keywords  # type: ignore[attr-defined]
     c, first, second = given["c"], given["first"], given["second"]
     terms = ([c * a for a in first], _slopes(second), [0.0, *(-c * c * b for b in second)])
     made = tuple(map(sum, zip_longest(*terms, fillvalue=0.0)))
-    return _normal_family(f"{f.name}'", c, _slopes(first), made, _turned(f.parity))
+    return _normal_family(f"{f.name}'", c, _slopes(first), made, _flipped(f.parity))
 
 
 def _slopes(row: Row) -> Row:
@@ -257,13 +250,13 @@ def _wave_smoothed(m: Array, s: Array, turns: int) -> Array:
     return np.exp(-0.5 * s * s) * _wave(m, turns)
 
 
-def _turning(name: str, turns: int) -> Function:
+def _wave_function(name: str, turns: int) -> Function:
     f, smoothed = partial(_wave, turns=turns), partial(_wave_smoothed, turns=turns)
     return Function(name, f, True, True, breaks=(), smoothed=smoothed, parity=1 if turns % 2 else -1)
 
 
-def _more_waves(f: Function) -> Function:
-    return _turning(f"{f.name}'", f.f.keywords["turns"] + 1)  # type: ignore[attr-defined]
+def _derivative_of_wave(f: Function) -> Function:
+    return _wave_function(f"{f.name}'", f.f.keywords["turns"] + 1)  # type: ignore[attr-defined]
 
 
 # c x^k, and e^x: derivatives of functions of numpy
@@ -278,7 +271,7 @@ def _monomials(name: str, c: float, k: float) -> Function:
     return Function(name, partial(_monomial, c=c, k=k), False, polynomial, breaks=() if polynomial else None)
 
 
-def _more_monomials(f: Function) -> Function | float:
+def _derivative_of_monomial(f: Function) -> Function | float:
     c, k = f.f.keywords["c"], f.f.keywords["k"]  # type: ignore[attr-defined]
     return c if k == 1 else _monomials(f"{f.name}'", c * k, k - 1)
 
@@ -298,13 +291,6 @@ def _ramp(m: Array, total: Array, s: Array) -> Array:
 
 def _gelu_smoothed(m: Array, s: Array) -> Array:
     return _ramp(m, np.sqrt(1.0 + s * s), s)
-
-
-def _mixed(term: Callable[[Array, Array, float], Array], m: Array, s: Array) -> Array:
-    made: Array = 0.0
-    for weight, scale in _logistic():
-        made = made + weight * term(m, s, scale)
-    return made
 
 
 def _sigmoid_term(m: Array, s: Array, scale: float) -> Array:
@@ -329,17 +315,16 @@ def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:
     return made
 
 
-ROOT = float(np.sqrt(2.0 / np.pi))
 _BEND = ROOT * CUBIC
 _HALF_GATE: Table = ((0.0,), (0.5, 0.5))  # x (1 + t)/2
 
-STEP = _steps("relu'", 0.0, 1.0)
-SIGN = _steps("abs'", -1.0, 1.0, parity=-1)
+STEP = _step_function("relu'", 0.0, 1.0)
+SIGN = _step_function("abs'", -1.0, 1.0, parity=-1)
 ERF = _normal_family("erf'", 2.0**0.5, (), (2.0 * 2.0**0.5,), 1, _erf_smoothed)
 GELU = _normal_family("gelu'", 1.0, (1.0,), (0.0, 1.0), None, _gelu_smoothed)
-TANH = _tanh_family("tanh'", 1.0, 0.0, ((1.0, 0.0, -1.0),), 1, partial(_mixed, _tanh_term))
-SIGMOID = _tanh_family("sigmoid'", 0.5, 0.0, ((0.25, 0.0, -0.25),), 1, partial(_mixed, _sigmoid_term))
-SILU = _tanh_family("silu'", 0.5, 0.0, _table_derivative(0.5, 0.0, _HALF_GATE), None, partial(_mixed, _silu_term))
+TANH = _tanh_family("tanh'", 1.0, 0.0, ((1.0, 0.0, -1.0),), 1, partial(logistic_sum, _tanh_term))
+SIGMOID = _tanh_family("sigmoid'", 0.5, 0.0, ((0.25, 0.0, -0.25),), 1, partial(logistic_sum, _sigmoid_term))
+SILU = _tanh_family("silu'", 0.5, 0.0, _table_derivative(0.5, 0.0, _HALF_GATE), None, partial(logistic_sum, _silu_term))
 GELU_TANH = _tanh_family(
     "gelu_tanh'", ROOT, _BEND, _table_derivative(ROOT, _BEND, _HALF_GATE), None, _gelu_tanh_smoothed
 )
@@ -374,14 +359,14 @@ RULES: dict[Any, Callable[[Function], Function | float]] = {
     base(activations.SILU): lambda f: SILU,
     base(activations.GELU_TANH): lambda f: GELU_TANH,
     base(activations.SIN): lambda f: activations.COS,
-    base(activations.COS): lambda f: _turning("cos'", 2),
-    _of_tanh: _more_tanh,
-    _of_normal: _more_normal,
-    _wave: _more_waves,
-    _monomial: _more_monomials,
+    base(activations.COS): lambda f: _wave_function("cos'", 2),
+    _of_tanh: _derivative_of_tanh_family,
+    _of_normal: _derivative_of_normal_family,
+    _wave: _derivative_of_wave,
+    _monomial: _derivative_of_monomial,
     np.tanh: lambda f: TANH,
     np.sin: lambda f: activations.COS,
-    np.cos: lambda f: _turning("cos'", 2),
+    np.cos: lambda f: _wave_function("cos'", 2),
     np.absolute: lambda f: SIGN,
     np.exp: lambda f: f,
     np.log: lambda f: _monomials("log'", 1.0, -1.0),

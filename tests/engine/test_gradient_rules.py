@@ -6,7 +6,7 @@ import pytest
 import netsor as ns
 from netsor import activations, derivatives
 from netsor.language import _derivative
-from netsor.language._optimiser_ops import SteppedParameter
+from netsor.language._operation import SteppedParameter
 
 from ..gradient_cases import CASES, WIDTHS, n, read
 from .differences import evaluated, slopes

@@ -7,7 +7,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor.engine.lower import make_plan
-from netsor.language._weight import Weight
+from netsor.language._parameters import Weight
 
 from ..gradients import gradients, limit_gradients
 from .compare import exact_draws, smallest_p

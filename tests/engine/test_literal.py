@@ -118,8 +118,7 @@ def test_coordinates():
 
 
 def test_one_query_for_one_token():
-    from netsor.language._graph import topological_order
-    from netsor.language._slicing import narrow
+    from netsor.language._graph import narrow, topological_order
 
     (first,) = narrow(attention_layer.net()[0].outputs)
     shapes = {v.op.weight.source.name: v.shape for v in topological_order([first]) if hasattr(v.op, "weight")}

@@ -9,22 +9,20 @@ from hypothesis import given, settings
 import netsor as ns
 from netsor.engine import _cost_model
 from netsor.engine.passes import GRAPH, distinct, drawn, outer, reuse, roots, stepped
-from netsor.engine.passes._operations import SPECIFICATION
 from netsor.engine.passes._rewrite import Context
 from netsor.language import _operation as ops
-from netsor.language._graph import topological_order
-from netsor.language._optimiser_ops import SteppedMatMul
-from netsor.language._slicing import narrow
-from netsor.language._specification import SpecificationError, verify
+from netsor.language._graph import narrow, topological_order
+from netsor.language._operation import SteppedMatMul
 
 from ..gradients import gradients
 from ..programs import programs
+from ..specification import PASSES, SpecificationError, verify
 from ..steps import stepped as stepped_programs
 
 
 def checked(outputs, context):
     """The specification; and seeds are made from the places of values in the program as written."""
-    verify(outputs, SPECIFICATION)
+    verify(outputs)
     assert all(value in context.origin for value in topological_order(outputs))
 
 
@@ -96,7 +94,7 @@ def test_a_program_with_every_operation_that_passes_add(monkeypatch):
         patch.setattr(_cost_model, "FEWEST", 0)
         patch.setattr(_cost_model, "PREFERENCE", np.inf)
         seen |= followed(ns.Program(p), 4)
-    assert set(SPECIFICATION) <= seen
+    assert set(PASSES) <= seen
     lazy = ns.step(p, p[0, 0], lambda fan_in, fan_out: 0.1 / fan_in)
     assert not followed(ns.Program(lazy), ns.inf) & {SteppedMatMul, ops.Root}
 

@@ -8,8 +8,7 @@ import netsor as ns
 from netsor.engine._reference import _Literal
 from netsor.engine.passes.optimiser_steps import CHANGES, orthogonalised
 from netsor.language._graph import topological_order
-from netsor.language._operation import Gaussian
-from netsor.language._optimiser_ops import SteppedMatMul, SteppedParameter, initial_value
+from netsor.language._operation import Gaussian, SteppedMatMul, SteppedParameter, initial_value
 
 from ..steps import stepped
 from .compare import exact_draws, literal_draws, smallest_of

@@ -7,8 +7,8 @@ import pytest
 
 import netsor as ns
 from netsor.language import _array, _check_function
+from netsor.language._array import around, box, within
 from netsor.language._given import Places
-from netsor.language._index_box import around, box, within
 
 SHAPES = [(5,), (3, 4), (2, 3, 4), (1, 6, 1, 2)]
 KEYS = [
@@ -79,7 +79,7 @@ def test_content_is_that_of_the_numbers():
 def test_equal_masks_are_one_array_as_long_as_somebody_has_it():
     before = len(_check_function._known), len(_check_function._shared)
     mask = np.tri(5, dtype=bool)
-    first, second = _check_function.shared(mask), _check_function.shared(mask.copy())
+    first, second = _check_function.shared_mask(mask), _check_function.shared_mask(mask.copy())
     assert first is second
     assert not first.flags.writeable
     np.testing.assert_array_equal(first, np.tri(5))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.language._source_location import TraceIndexError
+from netsor.language._given import TraceIndexError
 
 n, m = ns.Width("n"), ns.Width("m")
 
@@ -92,7 +92,7 @@ CASES = {
     "softmax causal": (lambda: ns.softmax(ns.dot(x(2), x(3)), "causal"), r"needs square scores, got shape \(2, 3\)"),
     "softmax type": (
         lambda: ns.softmax(ns.dot(x(2), x(2)), [1.0, 0.0]),
-        "mask=\\[1.0, 0.0\\] must be 'causal' or boolean, got .* float64: write mask > 0",
+        "mask=\\[1.0, 0.0\\] must be 'causal' or a boolean array, got .* float64: write mask > 0",
     ),
     "softmax mask": (lambda: ns.softmax(ns.dot(x(2), x(2)), [True] * 3), r"mask of shape \(3,\) does not broadcast"),
     "softmax row": (lambda: ns.softmax(ns.dot(x(2), x(2)), [False] * 2), "mask leaves a row without any entry"),

@@ -5,8 +5,9 @@ import pytest
 
 import netsor as ns
 from netsor.language._graph import topological_order
-from netsor.language._optimiser_ops import SteppedMatMul, SteppedParameter
-from netsor.language._specification import verify
+from netsor.language._operation import SteppedMatMul, SteppedParameter
+
+from ..specification import verify
 
 n = ns.Width("n")
 

@@ -10,15 +10,15 @@ from netsor.engine._reference import LITERAL
 from netsor.engine.lower import SCALARS, VECTORS
 from netsor.engine.lower._linear import LINEAR
 from netsor.language._array import Entrywise, Operation, VectorAccess
-from netsor.language._check import BOUNDED
+from netsor.language._check import BOUNDED, COVERED
 from netsor.language._derivative import RULES
-from netsor.language._graph import topological_order
-from netsor.language._join import Pool
-from netsor.language._optimiser_ops import SteppedMatMul, SteppedParameter
-from netsor.language._slicing import asked_entries, narrow
-from netsor.language._specification import SpecificationError, verify
+from netsor.language._graph import asked_entries, narrow, topological_order
+from netsor.language._operation import SteppedMatMul, SteppedParameter
+from netsor.language._rotary import Rotate
+from netsor.language._score import Pool
 
 from ..programs import operations
+from ..specification import SpecificationError, verify
 
 n = ns.Width("n")
 
@@ -49,7 +49,8 @@ def test_no_row_is_missing():
     assert len(every) == 20
     assert set(LITERAL) == set(every.values())
     steps = {SteppedMatMul, SteppedParameter}  # which a pass rewrites, so that they are never lowered
-    assert set(every.values()) - set(BOUNDED) == {Pool, *steps}  # which have no limit that any theorem speaks of
+    assert set(every.values()) - set(BOUNDED) == {Pool, *steps}
+    assert set(every.values()) - COVERED == {Pool, Rotate, *steps}  # no theorem speaks of these
     lowered = {*VECTORS, *SCALARS, *LINEAR}
     assert set(every.values()) <= lowered | steps
     without = {"Gaussian", "Data", "Normal", "Constant", "Root", "Take", "Join", "Pool"}
@@ -88,8 +89,37 @@ def test_an_operation_that_the_checker_does_not_know_is_conjectured():
         report = net.check()
         assert report.verdict == "conjectured"
         (reason,) = report.reasons
-        assert "is made by Flip, for which the checker has no rule" in reason
+        assert "is made by Flip, which no theorem of the checker covers" in reason
         assert "every operation is one that the theorems speak of" in str(report)
+
+
+@dataclass(frozen=True, eq=False)
+class Halved(Entrywise):
+    """V: x/2, of which no table says anything."""
+
+    acts = VectorAccess.ON_COORDINATES
+    x: ns.Vector
+
+
+@pytest.mark.parametrize("bounded", [None, False, True])
+def test_no_row_claims_a_theorem(bounded, monkeypatch):
+    """A new operation is conjectured, also if its values are declared bounded or it derives from a covered one."""
+    if bounded is not None:
+        monkeypatch.setitem(BOUNDED, Halved, lambda op, inputs: bounded)
+    x = ns.tanh(ns.weight(n, n) @ ns.gaussian(n, 3))
+    halved = ns.Vector(Halved(x), x.shape, n)
+    query, key = ns.weight(n, n) @ x, ns.weight(n, n) @ x
+    assert ns.Program(ns.dot(query, key)).check().verdict == "proved"
+    scores = ns.dot(ns.weight(n, n) @ halved, key)
+    for net in (ns.Program(halved), ns.Program(scores)):
+        report = net.check()
+        assert report.verdict == "conjectured"
+        assert any("is made by Halved, which no theorem of the checker covers" in reason for reason in report.reasons)
+
+    class Sum(type((x + x).op)):
+        pass
+
+    assert ns.Program(ns.Vector(Sum(x, x), x.shape, n)).check().verdict == "conjectured"
 
 
 def test_nothing_is_said_of_moments_of_an_unknown_operation():

@@ -121,11 +121,11 @@ def test_masks_mean_what_they_mean_in_softmax():
         padding.linear_scaling().cov()[:2, :2], ns.Attention(kernel[:2, :2]).linear_scaling().cov()
     )
     for mask, problem in (
-        (np.tri(3), "must be boolean, got an array of float64"),
-        (np.array([0, 1, 1]), "must be boolean, got an array of int64"),
+        (np.tri(3), "must be 'causal' or a boolean array, got an array of float64: write mask > 0"),
+        (np.array([0, 1, 1]), "must be 'causal' or a boolean array, got an array of int64"),
         ("upper", "mask='upper' must be 'causal' or a boolean array"),
         (np.ones((2, 3), bool), r"mask of shape \(2, 3\) does not broadcast"),
-        (np.array([[True, True, True], [False, False, False], [True, False, False]]), "leaves row 1 without any entry"),
+        (np.array([[True, True, True], [False, False, False], [True, False, False]]), "leaves a row without any entry"),
     ):
         with pytest.raises(ValueError, match=problem):
             ns.Attention(kernel, mask=mask)

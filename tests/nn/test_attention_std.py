@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import netsor as ns
-from netsor.nn import _attention_std
+from netsor.nn import _attention_law
 
 
 def drawn(rng, tokens, head_dim, scale, correlation, draws):
@@ -54,7 +54,7 @@ def test_sums_of_powers(less):
     """The closed form and its series, on both sides of where they change places."""
     s = 1000
     direct = math.fsum(i * (1 - less) ** (i - 1) for i in range(1, s + 1)) / s
-    assert float(_attention_std._causal(s, np.array([less]))[0]) == pytest.approx(direct, rel=1e-9)
+    assert float(_attention_law._causal(s, np.array([less]))[0]) == pytest.approx(direct, rel=1e-9)
 
 
 def test_many_tokens_have_the_log_normal_limit():

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from netsor import activations
 from netsor.derivatives import base
 from netsor.engine._reference import _Literal
-from netsor.language import Value, Vector, _function
+from netsor.language import Value, Vector, _scalar
 from netsor.language import _operation as ops
 from netsor.language._array import Operation
 from netsor.language._graph import topological_order
@@ -87,10 +87,10 @@ FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
     operator.sub: torch.sub,
     operator.mul: torch.mul,
     operator.matmul: torch.matmul,
-    base(_function.INVERSE): torch.reciprocal,
-    base(_function.SUM): lambda p: p.sum(-1),
-    base(_function.MEAN): lambda p: p.mean(-1),
-    base(_function.power(2.0)): torch.pow,
+    base(_scalar.INVERSE): torch.reciprocal,
+    base(_scalar.SUM): lambda p: p.sum(-1),
+    base(_scalar.MEAN): lambda p: p.mean(-1),
+    base(_scalar.power(2.0)): torch.pow,
     activations.row_softmax: _masked,
     rsqrt: lambda x, eps: torch.rsqrt(x + eps),
     np.sqrt: torch.sqrt,

@@ -15,8 +15,7 @@ import netsor as ns
 from netsor import derivatives
 from netsor.language import _derivative
 from netsor.language._graph import topological_order, weights_of
-from netsor.language._operation import Gaussian, Normal
-from netsor.language._optimiser_ops import SteppedMatMul, SteppedParameter
+from netsor.language._operation import Gaussian, Normal, SteppedMatMul, SteppedParameter
 
 from ..engine.differences import drawn
 from ..gradient_cases import CASES, WIDTHS

@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 from .._program import Program
+from ..language._given import PlacedError
 from ..language._graph import topological_order, widths_of
-from ..language._source_location import PlacedError
 from ._options import MAX_EXACT_INT, WIDTH, shown
 
 OURS = Path(click.__file__).parent  # click calls our commands: an error placed there is at no line of the user

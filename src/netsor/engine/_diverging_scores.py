@@ -17,11 +17,10 @@ import numpy.typing as npt
 
 from .._array_api import one_blas_thread
 from ..language._array import Value, VectorAccess
-from ..language._graph import topological_order, widths_of
+from ..language._graph import Bools, asked_entries, topological_order, widths_of
 from ..language._operation import Dot, Gaussian, MatMul, Normal, Source
 from ..language._rotary import Rotate
 from ..language._scalar import Scalar
-from ..language._slicing import Bools, asked_entries
 from ..language._vector import Vector
 from ._error import ExactError
 from ._plan import Plan

@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..language._array import Value
-from ..language._graph import topological_order, weights_of
+from ..language._graph import narrow, topological_order, weights_of
 from ..language._operation import Apply, Concat, Constant, Dot, MatMul, Mix, Take
+from ..language._parameters import Weight, weight
 from ..language._score import MASKED_SOFTMAX, SOFTMAX
-from ..language._slicing import narrow
 from ..language._vector import Vector
-from ..language._weight import Weight, weight
 from ._plan_cache import PlanQuery
 from ._sampler import sample_conditional_law
 from ._sampling_options import Sampling

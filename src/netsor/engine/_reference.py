@@ -18,13 +18,12 @@ from .._array_api import one_blas_thread
 from ..language import _operation as ops
 from ..language._array import Operation, Source, Value, rule_for
 from ..language._given import shown
-from ..language._graph import topological_order, weights_of
-from ..language._join import Pool
-from ..language._optimiser_ops import OptimiserStep, SteppedMatMul, SteppedParameter
+from ..language._graph import narrow, topological_order, weights_of
+from ..language._operation import OptimiserStep, SteppedMatMul, SteppedParameter
+from ..language._parameters import Weight
 from ..language._rotary import Rotate
-from ..language._slicing import narrow
+from ..language._score import Pool
 from ..language._vector import Vector
-from ..language._weight import Weight
 from ._parallel import check_memory, chunks, cores, generator, memory, whole_number
 from ._sampling_options import Sampling
 

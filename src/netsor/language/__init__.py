@@ -1,20 +1,33 @@
 """The language: values, operations, tracing, the checker, the printer. It knows nothing of sampling."""
 
-from ._activation import abs, clip, cos, erf, gelu, gelu_tanh, identity, leaky_relu, relu, sigmoid, silu, sin, tanh
-from ._apply import apply, nonlin
+from ._apply import (
+    abs,
+    apply,
+    clip,
+    cos,
+    erf,
+    gelu,
+    gelu_tanh,
+    identity,
+    leaky_relu,
+    nonlin,
+    relu,
+    sigmoid,
+    silu,
+    sin,
+    tanh,
+)
 from ._array import Value
+from ._given import TraceError
 from ._grad import grad
-from ._initial import data, gaussian, normal
-from ._join import join, stack
+from ._parameters import Weight, data, gaussian, normal, weight
 from ._probe import probe
 from ._rotary import rotary
 from ._scalar import Scalar
-from ._score import concat, dot, layer_norm, mean_dot, rms_norm, softmax
-from ._source_location import TraceError
+from ._score import concat, dot, join, layer_norm, mean_dot, rms_norm, softmax, stack
 from ._step import step
 from ._tangent import grad_norm, ntk
 from ._vector import Vector, ones
-from ._weight import Weight, weight
 from ._width import Width, inf
 
 __all__ = [

@@ -1,17 +1,17 @@
-"""Functions that the user brings: of coordinates (`nonlin`) and of scalars (`apply`)."""
+"""Functions of coordinates (`nonlin`) and of scalars (`apply`), and the named activations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from .. import activations as known
 from ..activations import Function
 from ._check_function import infer_output_shape
-from ._given import as_name, one_of, shown, whole
+from ._given import SCALE, TraceError, as_name, one_of, real, shown, whole
 from ._scalar import Scalar, ScalarLike, applied, as_scalar, broadcast
-from ._source_location import TraceError
 from ._vector import Nonlin, Vector, same_width
 
 Derivative = Callable[..., Any] | tuple[Callable[..., Any] | None, ...] | None
@@ -28,8 +28,8 @@ def apply(
 ) -> Scalar:
     """Any function of scalars.
 
-    f gets arrays with further axes in front, over which it must be vectorised, as numpy's functions with `axis=-1` are.
-    It must be deterministic and leave its arguments as they are, which is tried on a few numbers.
+    f receives arrays with extra leading axes and must be vectorised over them, like numpy's functions with `axis=-1`.
+    It must be deterministic and must not modify its arguments; this is checked on a few numbers.
 
     Parameters
     ----------
@@ -38,28 +38,23 @@ def apply(
     *scalars : Scalar or array_like
         Its arguments, whose shapes broadcast.
     axes : int
-        With 0, f is elementwise. With k it sees the last k axes of each argument whole (a softmax has `axes=1`) and may
-        return any number of axes in their place.
+        With 0, f is elementwise. With k, f acts on the last k axes of each argument as a whole (a softmax has `axes=1`)
+        and may return any number of axes in their place.
     name : str, optional
-        Printed; that of f unless given.
+        The printed name; by default that of f.
     bounded : bool, optional
-        Declares what the checker cannot see: whether f is bounded.
+        Declares whether f is bounded, which the checker cannot see.
     lipschitz : bool, optional
-        Likewise: whether f is pseudo-Lipschitz.
+        Declares whether f is pseudo-Lipschitz.
     derivative : callable or tuple, optional
-        What `ns.grad` needs: with `axes=0` a function of the same arguments, ∂f/∂p; with `axes=k` one of the arguments
-        and of d, an array like the result of f, that gives the gradient of Σ d·f. For several arguments it is a tuple,
-        one for each, with None for those that are never differentiated.
+        The derivative, for `ns.grad`. With `axes=0`, a function of the same arguments, ∂f/∂p. With `axes=k`, a function
+        of the arguments and of d, an array like the result of f, that returns the gradient of Σ d·f. For several
+        arguments, a tuple with one function for each, or None for those that are never differentiated.
 
     Returns
     -------
     Scalar
         f of the scalars.
-
-    Raises
-    ------
-    TraceError
-        If f cannot be called, changes its arguments, or returns numbers of another shape.
 
     Examples
     --------
@@ -94,7 +89,7 @@ def nonlin(
 ) -> Vector:
     """Any coordinatewise function of vectors, then scalars: h_α = φ(g¹_α, …, g^m_α; p_1, …, p_r).
 
-    f must act elementwise, be deterministic and leave its arguments as they are, which is tried on a few numbers.
+    f must act elementwise, be deterministic and leave its arguments unchanged; this is checked on a few numbers.
 
     Parameters
     ----------
@@ -103,24 +98,19 @@ def nonlin(
     *arguments : Vector, Scalar or array_like
         One vector or more, then scalars.
     name : str, optional
-        Printed; that of f unless given.
+        The printed name; by default that of f.
     bounded : bool, optional
-        Declares what the checker cannot see: whether f is bounded.
+        Declares whether f is bounded, which the checker cannot see.
     lipschitz : bool, optional
-        Likewise: whether f is pseudo-Lipschitz.
+        Declares whether f is pseudo-Lipschitz.
     derivative : callable or tuple, optional
-        What `ns.grad` needs: a function of the same arguments, or for several arguments a tuple of them, ∂φ by each,
-        with None for those that are never differentiated.
+        The derivative, for `ns.grad`: a function of the same arguments. For several arguments, a tuple with one for
+        each, or None for those that are never differentiated.
 
     Returns
     -------
     Vector
         φ of the vectors.
-
-    Raises
-    ------
-    TraceError
-        If f cannot be called, or the vectors have different widths.
 
     Examples
     --------
@@ -161,7 +151,7 @@ def as_function(
     derivative: Derivative = None,
     arguments: int = 1,
 ) -> Function:
-    """A Function from what the user wrote for one; what is not declared stays unknown."""
+    """A Function from a callable and what the user declared about it."""
     if isinstance(f, Function):
         made, again = f, not (name is None and bounded is None and lipschitz is None and derivative is None)
     else:
@@ -185,3 +175,152 @@ def as_function(
         needed = "a function" if arguments == 1 else f"a tuple of {arguments} functions, one for each argument"
         raise TraceError(operation, f"derivative={shown(made.derivative)} of {made.name} must be {needed}")
     return made
+
+
+# The named activations
+
+X = TypeVar("X", Vector, Scalar)
+F = TypeVar("F", bound=Callable[..., Any])
+
+SECTIONS = """
+
+Parameters
+----------
+x : Vector or Scalar
+    Vectors, on which it acts coordinate by coordinate, or scalars.
+
+Returns
+-------
+Vector or Scalar
+    Like `x`.
+
+Examples
+--------
+>>> ns.{name}(ns.gaussian(ns.Width("n"), 3))
+<Vector of shape (3,) in R^n, by Nonlin>
+"""
+
+
+def _activation(f: F) -> F:
+    """Add the sections that all activations of one argument share to a docstring."""
+    f.__doc__ = f"{f.__doc__}{SECTIONS.format(name=f.__name__)}"
+    return f
+
+
+def _activate(f: Function, x: X) -> X:
+    if isinstance(x, Scalar):
+        return applied(f, (x,), x.shape)
+    x = as_vector(x, f.name)
+    return Vector(Nonlin(f, (x,), ()), x.shape, x.width)
+
+
+@_activation
+def identity(x: X) -> X:
+    """φ(x) = x."""
+    return _activate(known.IDENTITY, x)
+
+
+@_activation
+def relu(x: X) -> X:
+    """φ(x) = max(x, 0)."""
+    return _activate(known.RELU, x)
+
+
+@_activation
+def abs(x: X) -> X:
+    """φ(x) = |x|."""
+    return _activate(known.ABS, x)
+
+
+@_activation
+def erf(x: X) -> X:
+    """The error function, φ(x) = erf(x)."""
+    return _activate(known.ERF, x)
+
+
+@_activation
+def tanh(x: X) -> X:
+    """φ(x) = tanh(x)."""
+    return _activate(known.TANH, x)
+
+
+@_activation
+def sigmoid(x: X) -> X:
+    """φ(x) = 1/(1 + e^(−x))."""
+    return _activate(known.SIGMOID, x)
+
+
+@_activation
+def gelu(x: X) -> X:
+    """φ(x) = x Φ(x), with Φ the standard normal distribution function (exact, not the tanh approximation)."""
+    return _activate(known.GELU, x)
+
+
+@_activation
+def gelu_tanh(x: X) -> X:
+    """φ(x) = x (1 + tanh(√(2/π) (x + 0.044715 x³)))/2, the tanh approximation of `gelu`: GPT-2's gelu_new."""
+    return _activate(known.GELU_TANH, x)
+
+
+@_activation
+def silu(x: X) -> X:
+    """φ(x) = x/(1 + e^(−x)), also called swish."""
+    return _activate(known.SILU, x)
+
+
+@_activation
+def sin(x: X) -> X:
+    """φ(x) = sin(x)."""
+    return _activate(known.SIN, x)
+
+
+@_activation
+def cos(x: X) -> X:
+    """φ(x) = cos(x)."""
+    return _activate(known.COS, x)
+
+
+def leaky_relu(x: X, slope: float = 0.01) -> X:
+    """φ(x) = x for x > 0, slope · x below.
+
+    Parameters
+    ----------
+    x : Vector or Scalar
+        Vectors, on which it acts coordinate by coordinate, or scalars.
+    slope : float
+        The slope below 0.
+
+    Returns
+    -------
+    Vector or Scalar
+        Like `x`.
+
+    Examples
+    --------
+    >>> ns.leaky_relu(ns.gaussian(ns.Width("n"), 3), slope=0.2)
+    <Vector of shape (3,) in R^n, by Nonlin>
+    """
+    return _activate(known.leaky_relu(real(slope, "slope", "leaky_relu")), x)
+
+
+def clip(x: X, bound: float) -> X:
+    """φ(x) = x, cut off at ± bound.
+
+    Parameters
+    ----------
+    x : Vector or Scalar
+        Vectors, on which it acts coordinate by coordinate, or scalars.
+    bound : float
+        Above 0.
+
+    Returns
+    -------
+    Vector or Scalar
+        Like `x`.
+
+    Examples
+    --------
+    >>> ns.clip(ns.gaussian(ns.Width("n"), 3), 100)
+    <Vector of shape (3,) in R^n, by Nonlin>
+    """
+    return _activate(known.clip(real(bound, "bound", "clip", least=1 / SCALE, most=SCALE)), x)

@@ -1,4 +1,4 @@
-"""Arrays of values, before they are vectors or scalars: what made them, their shape, indexing and rearrangement.
+"""Arrays of values, before they are vectors or scalars: operations, shapes, indexing and rearrangement.
 
 A value is the operation that made it, with its shape checked; nothing is computed while a program is written.
 """
@@ -16,9 +16,49 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ._given import AXES, NUMBERS, Places, Shape, as_axis, as_shape, as_whole, picked, shown
-from ._index_box import Keep, box
-from ._source_location import SourceLocation, TraceError, user_line
+from ._given import (
+    AXES,
+    NUMBERS,
+    Places,
+    Shape,
+    SourceLocation,
+    TraceError,
+    as_axis,
+    as_shape,
+    as_whole,
+    index_positions,
+    shown,
+    user_line,
+)
+
+Keep = tuple[npt.NDArray[np.bool_], ...]
+
+
+def every(shape: Shape) -> Keep:
+    """All of an array."""
+    return tuple(np.ones(size, dtype=bool) for size in shape)
+
+
+def around(places: npt.NDArray[np.intp], shape: Shape) -> Keep:
+    """The smallest part of an array that has these places, counted through all of it."""
+    keep = tuple(np.zeros(size, dtype=bool) for size in shape)
+    for axis, at in zip(keep, np.unravel_index(places, shape) if shape else (), strict=True):
+        axis[at] = True
+    return keep
+
+
+def within(places: npt.NDArray[np.intp], shape: Shape, keep: Keep) -> npt.NDArray[np.intp]:
+    """Where these places of an array are in a part that has them."""
+    if not shape:
+        return places
+    among = [(np.cumsum(axis) - 1)[at] for axis, at in zip(keep, np.unravel_index(places, shape), strict=True)]
+    return np.ravel_multi_index(among, [int(axis.sum()) for axis in keep])
+
+
+def box(keep: Keep) -> tuple[npt.NDArray[np.intp], ...]:
+    """The index that selects the kept positions of every axis."""
+    return np.ix_(*(np.flatnonzero(axis) for axis in keep)) if keep else ()
+
 
 Ints = npt.NDArray[np.intp]
 V = TypeVar("V", bound="Value")
@@ -151,24 +191,26 @@ def rule_for(op: Operation, table: Mapping[type[Operation], R], place: str) -> R
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Value:
-    """What `Vector` and `Scalar` share: a shape, indexing as in numpy, and rearrangement.
+    """The base class of `Vector` and `Scalar`: an array with a shape, indexed and rearranged as in numpy.
 
-    Functions of the language make values; nothing is made by calling this class.
+    Functions such as `ns.gaussian` return values; you never call this class yourself.
 
     Attributes
     ----------
     shape : tuple of int
         The axes of the array; () for a single vector or scalar.
     op : Operation
-        What made it.
-    where : Where
-        The line that made it.
+        The operation that made it.
+    where : SourceLocation
+        The line of your code that made it.
 
     Examples
     --------
     >>> x = ns.gaussian(ns.Width("n"), (2, 3))
-    >>> isinstance(x, ns.Value), x.shape, x[0, 1:].shape
-    (True, (2, 3), (2,))
+    >>> isinstance(x, ns.Value), x.shape, x.ndim, x.size, x[0, 1:].shape
+    (True, (2, 3), 2, 6, (2,))
+    >>> x.reshape(3, 2).shape, x.T.shape, x[:1].broadcast_to((4, 3)).shape, x.sum(axis=0).shape, x.mean().shape
+    ((3, 2), (3, 2), (4, 3), (3,), ())
     """
 
     op: Operation
@@ -207,24 +249,12 @@ class Value:
 
     @property
     def ndim(self) -> int:
-        """The number of axes.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (2, 3)).ndim
-        2
-        """
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """The number of vectors or scalars in the array.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (2, 3)).size
-        6
-        """
+        """The number of vectors or scalars in the array."""
         return math.prod(self.shape)
 
     def __len__(self) -> int:
@@ -237,31 +267,10 @@ class Value:
 
     def __getitem__(self, key: Any) -> Self:
         places = Places(self.shape) if MAX_ENUMERATED_ENTRIES < self.size <= NUMBERS else self._positions()
-        return self.take(picked(places, key, "index"), "index")
+        return self.take(index_positions(places, key, "index"), "index")
 
     def reshape(self, *shape: int | Sequence[int]) -> Self:
-        """The same values in another shape, in numpy's order.
-
-        Parameters
-        ----------
-        *shape : int or sequence of int
-            `reshape(2, 3)` or `reshape((2, 3))`; one of them may be −1.
-
-        Returns
-        -------
-        Vector or Scalar
-            In this shape.
-
-        Raises
-        ------
-        TraceError
-            If the shape has another number of entries.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), 6).reshape(2, 3).shape
-        (2, 3)
-        """
+        """The same values in another shape, in numpy's order."""
         given = _unpacked(shape)
         sizes = [as_whole(size) for size in given]
         if any(size is None or (size < 1 and size != -1) for size in sizes):
@@ -272,28 +281,7 @@ class Value:
             raise TraceError("reshape", f"shape {self.shape} cannot become {shown(given)}") from None
 
     def transpose(self, *axes: int | Sequence[int]) -> Self:
-        """The axes in another order.
-
-        Parameters
-        ----------
-        *axes : int or sequence of int
-            The order; reversed, if none is given.
-
-        Returns
-        -------
-        Vector or Scalar
-            With these axes.
-
-        Raises
-        ------
-        TraceError
-            If the axes are not those of the array.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (2, 3, 4)).transpose(1, 0, 2).shape
-        (3, 2, 4)
-        """
+        """The axes in another order."""
         given = _unpacked(axes)
         order = [as_axis(axis, self.shape, "transpose") for axis in given] or range(self.ndim)[::-1]
         if sorted(order) != list(range(self.ndim)):
@@ -302,38 +290,11 @@ class Value:
 
     @property
     def T(self) -> Self:
-        """The axes of the array reversed; of vectors, not their coordinates: ⟨x, y⟩ is `ns.dot(x, y)`.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (2, 3)).T.shape
-        (3, 2)
-        """
+        """The axes of the array reversed; of vectors, not their coordinates: ⟨x, y⟩ is `ns.dot(x, y)`."""
         return self.transpose()
 
     def broadcast_to(self, shape: int | Sequence[int]) -> Self:
-        """Repeat the values over new or singleton axes.
-
-        Parameters
-        ----------
-        shape : int or sequence of int
-            The new shape, as in numpy.
-
-        Returns
-        -------
-        Vector or Scalar
-            The same vectors or scalars, repeated: no new ones.
-
-        Raises
-        ------
-        TraceError
-            If the shapes do not fit.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (1, 3)).broadcast_to((2, 3)).shape
-        (2, 3)
-        """
+        """Repeat the values over new or singleton axes."""
         sizes = as_shape(shape, "broadcast_to")
         try:
             return self.take(np.broadcast_to(self._positions(), sizes), "broadcast_to")
@@ -356,16 +317,6 @@ class Value:
             Positions in the flattened array.
         operation : str
             What errors name.
-
-        Returns
-        -------
-        Vector or Scalar
-            In the shape of `flat`.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (2, 3)).take([[5, 0]], "take").shape
-        (1, 2)
         """
         flat = np.asarray(flat, dtype=np.intp)
         if flat.size == 0:

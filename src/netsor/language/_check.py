@@ -12,22 +12,120 @@ scalars (`ns.normal`) are independent of all else: given them they are fixed num
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .._repr_html import BAD, CELL, GOOD, OPEN, TEXT_CELL_STYLE, title, verdict
 from . import _operation as ops
 from ._array import Operation, Value
-from ._check_report import CONJECTURED, NO_LIMIT, PROVED, Point, Report
-from ._graph import names_of, topological_order
+from ._graph import asked_entries, names_of, topological_order
 from ._linear_expansion import Expansion
 from ._operation import Add, Apply, Constant, Dot, Gaussian, Join, MatMul, Mix, Nonlin, Normal, Scale, Take
 from ._rotary import Rotate
-from ._slicing import asked_entries
 from ._vector import Vector
+
+PROVED, CONJECTURED, NO_LIMIT = "proved", "conjectured", "no limit"
+MARKS = {PROVED: "holds", CONJECTURED: "open", NO_LIMIT: "fails"}
+COLOURS = {PROVED: GOOD, CONJECTURED: OPEN, NO_LIMIT: BAD}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of the assumption: whether it holds, and for each finding against it a sentence.
+
+    Parameters
+    ----------
+    name : str
+        Of the point.
+    verdict : str
+        What follows from this point: `proved`, `conjectured` or `no limit`.
+    findings : tuple of str
+        For each finding against it a sentence.
+
+    Examples
+    --------
+    >>> point = ns.paper.layer().check().points[0]
+    >>> point.name, point.verdict, point.findings
+    ('factors of scores are MatMul outputs', 'proved', ())
+    """
+
+    name: str
+    verdict: str  # what the findings make of the limit: proved (there are none), conjectured, or no limit
+    findings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """The verdict on a program, with its points; `print` shows all of it.
+
+    Parameters
+    ----------
+    program : str
+        The name of the program.
+    points : tuple of Point
+        The points of the assumption.
+    theorem : str
+        What is proved if all of them hold.
+
+    Examples
+    --------
+    >>> print(ns.paper.layer().check().verdict)
+    proved
+    """
+
+    program: str
+    points: tuple[Point, ...]
+    theorem: str
+
+    @property
+    def verdict(self) -> str:
+        """`proved`, `conjectured` or `no limit`: the worst that a point says."""
+        return max((point.verdict for point in self.points), key=[PROVED, CONJECTURED, NO_LIMIT].index)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The findings that led to the verdict; none if the limit is proved."""
+        verdict = self.verdict
+        return tuple(f for point in self.points if point.verdict == verdict for f in point.findings)
+
+    def _because(self) -> str:
+        """The verdict and what it rests on."""
+        verdict = self.verdict
+        if verdict == PROVED:
+            return f"proved ({self.theorem})"
+        names = ", ".join(point.name for point in self.points if point.verdict == verdict)
+        return f"conjectured; not shown: {names}" if verdict == CONJECTURED else f"no limit: {names}"
+
+    def __repr__(self) -> str:
+        return f"<Report on {self.program}: {self._because()}; print it for every point>"
+
+    def __str__(self) -> str:
+        lines = [f"Assumption 3.1 for {self.program}"]
+        for point in self.points:
+            lines.append(f"  {MARKS[point.verdict]:6} {point.name}")
+            lines += [f"           {finding}" for finding in point.findings]
+        return "\n".join([*lines, f"verdict: {self._because()}"])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><td style="{CELL}">{verdict(MARKS[point.verdict], COLOURS[point.verdict])}</td>'
+            f'<td style="{TEXT_CELL_STYLE}">{"<br>".join(map(html.escape, (point.name, *point.findings)))}</td></tr>'
+            for point in self.points
+        )
+        body = f'<table style="margin: 0.3em 0"><tbody>{rows}</tbody></table>'
+        return title(f"Assumption 3.1 for {self.program}") + body + f"<div><strong>{verdict_of(self)}</strong></div>"
+
+
+def verdict_of(report: Report) -> str:
+    """The verdict of a report as HTML."""
+    return verdict(f"limit law: {report._because()}", COLOURS[report.verdict])
+
 
 Correlated = Callable[[Sequence[Value], Sequence[Value]], Collection[Value]]
 
@@ -38,8 +136,8 @@ def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report
     `correlated(outputs, scores)` says which of the scores have factors with E[Z^x Z^y] ≠ 0: the engine computes that.
     """
     facts = _CheckContext(outputs)
-    unknown = list(_unknown(facts))
-    diverging = () if unknown else correlated(outputs, facts.scores)
+    not_covered = list(_not_covered(facts))
+    diverging = () if not_covered else correlated(outputs, facts.scores)
     points = (
         _point("factors of scores are MatMul outputs", _not_matmul(facts)),
         _point("the two factors of a score have different matrices", _tied(facts)),
@@ -52,7 +150,7 @@ def check(name: str, outputs: Sequence[Value], correlated: Correlated) -> Report
         _point("no mean enters a program with scores", _means(facts)),
         _point("coordinates are treated alike", _rotated(facts)),
         _point("every width goes to infinity", _fixed_widths(facts)),
-        *([_point("every operation is one that the theorems speak of", unknown)] if unknown else []),
+        *([_point("every operation is one that the theorems speak of", not_covered)] if not_covered else []),
     )
     if facts.scores:
         theorem = "Theorem 3.1"
@@ -116,7 +214,7 @@ def _all(truths: Iterable[bool | None]) -> bool | None:
     return False if False in found else None if None in found else True
 
 
-def _same(op: Any, inputs: bool | None) -> bool | None:
+def _if_inputs_are(op: Any, inputs: bool | None) -> bool | None:
     return inputs
 
 
@@ -125,23 +223,31 @@ def _of_function(op: Nonlin | Apply, inputs: bool | None) -> bool | None:
     return True if _all([op.f.lipschitz, inputs]) else op.f.bounded
 
 
-# One rule an operation, `rule(op, inputs)`: whether what it makes is bounded, if its inputs are; None if not known.
-# Of an operation without a rule no theorem is known here, so that its limit is a conjecture.
+# The operations that the theorems of the paper and of Yang (2019, 2020) speak of, and those that the identities above
+# reduce to them. This set claims proofs: an operation that is not in it makes a program conjectured, whatever else is
+# known of it.
+COVERED: frozenset[type[Operation]] = frozenset(
+    {Gaussian, ops.Data, Constant, Normal, ops.Root, MatMul, Nonlin, Dot, Apply}
+    | {Add, Scale, Mix, ops.Concat, ops.Split, Take, Join}
+)
+
+# Whether what an operation makes is bounded, `rule(op, inputs)`, with `inputs` whether all its inputs are; None if that
+# is not known, as for an operation without a rule. Being bounded says nothing about a theorem.
 BOUNDED: dict[type[Operation], Callable[[Any, bool | None], bool | None]] = {
     Gaussian: lambda op, inputs: not op.factor.any(),
     MatMul: lambda op, inputs: False,
     Dot: lambda op, inputs: inputs if op.power == 1 else False,
     Nonlin: _of_function,
     Apply: _of_function,
-    **dict.fromkeys((ops.Data, Constant, Normal, ops.Root, Add, Scale, Mix), _same),
-    **dict.fromkeys((ops.Concat, ops.Split, Take, Join, Rotate), _same),
+    **dict.fromkeys((ops.Data, Constant, Normal, ops.Root, Add, Scale, Mix), _if_inputs_are),
+    **dict.fromkeys((ops.Concat, ops.Split, Take, Join, Rotate), _if_inputs_are),
 }
 
 
-def _unknown(facts: _CheckContext) -> Iterator[str]:
+def _not_covered(facts: _CheckContext) -> Iterator[str]:
     for value in facts.values:
-        if type(value.op) not in BOUNDED:
-            yield f"{facts.at(value)} is made by {type(value.op).__name__}, for which the checker has no rule"
+        if type(value.op) not in COVERED and not isinstance(value.op, Rotate):  # which has a point of its own
+            yield f"{facts.at(value)} is made by {type(value.op).__name__}, which no theorem of the checker covers"
 
 
 def _not_matmul(facts: _CheckContext) -> Iterator[str]:

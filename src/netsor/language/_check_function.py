@@ -1,8 +1,8 @@
-"""Is a user's function what the language takes it for? Asked of a few numbers, once, while the program is traced.
+"""Checks of users' functions: each is called on a few numbers, once, while the program is traced.
 
-A function of the language is a function: it gives the same numbers for the same arguments wherever they stand in an
-array, and leaves its arguments alone. One that subtracts the mean of its argument, draws random numbers, counts its
-calls or works in place would silently change the law of a program, so it is refused here.
+A function must give the same numbers for the same arguments wherever they stand in an array, and leave its arguments
+unchanged. One that subtracts the mean of its argument, draws random numbers, counts its calls or works in place would
+silently change the law of a program, so it is refused here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..activations import Function
-from ._given import Shape
-from ._source_location import TraceError
+from ._given import Shape, TraceError
 
 NumpyArray = npt.NDArray[Any]
 Content = tuple[tuple[int, ...], str, bytes]
@@ -42,7 +41,7 @@ def content_of(array: NumpyArray) -> Content:
     return key
 
 
-def shared(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+def shared_mask(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
     """The numbers 1 and 0 of a mask: one array for equal masks, which nobody can write to."""
     key = content_of(mask)
     kept = _shared.get(key)
@@ -65,53 +64,53 @@ _of_numpy: dict[np.ufunc, dict[object, Shape]] = {}  # numpy's own functions: th
 
 
 def declares_output(numbers: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Say how many numbers a function of ours makes, or None for an array like its first argument.
+    """Declare how many numbers a built-in function returns (None: as many as its first argument has).
 
-    So it need not be tried on many tokens to find that out.
+    Then it need not be called on many tokens to find out.
     """
 
-    def told(f: Callable[..., Any]) -> Callable[..., Any]:
+    def declared(f: Callable[..., Any]) -> Callable[..., Any]:
         setattr(f, "makes", numbers)  # noqa: B010 (functions have no such field to a type checker)
         return f
 
-    return told
+    return declared
 
 
 def spectral_function(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Say that a function of matrices depends on the eigenvalues other than 0 alone: X X^T and X^T X have the same."""
+    """Declare that a function of matrices depends on their nonzero eigenvalues alone, which X X^T and X^T X share."""
     setattr(f, "of_spectrum", True)  # noqa: B010
     return f
 
 
 def needs_spectrum(f: Function) -> bool:
-    """Whether that was said of it."""
-    return getattr(_plain(f), "of_spectrum", False)
+    """Whether a function was declared a `spectral_function`."""
+    return getattr(_unwrapped(f), "of_spectrum", False)
 
 
 def is_builtin(f: Function) -> bool:
-    """Whether it is a function of this package, which its tests have asked, or an operator of Python."""
-    return str(getattr(_plain(f), "__module__", "")).split(".")[0] in (__name__.split(".")[0], "_operator")
+    """Whether a function is defined in this package or is an operator of Python."""
+    return str(getattr(_unwrapped(f), "__module__", "")).split(".")[0] in (__name__.split(".")[0], "_operator")
 
 
-def _plain(f: Function) -> Callable[..., Any]:
-    """What it calls; a partial says that it is of functools."""
+def _unwrapped(f: Function) -> Callable[..., Any]:
+    """The function that is called, behind a partial."""
     return f.f.func if isinstance(f.f, partial) else f.f
 
 
 def infer_output_shape(f: Function, operation: str, cores: Sequence[Shape], scalars: int = 0) -> Shape:
-    """The shape that f makes of the last axes (`cores`) of its arguments; a TraceError if f is no such function.
+    """The shape that f returns for the last axes (`cores`) of its arguments; a TraceError if f fails a check.
 
-    The last `scalars` of its arguments have one number for each row, as the scalars of a Nonlin have.
+    The last `scalars` arguments have one number for each row, as the scalars of a Nonlin have.
     """
-    found, given = _remembered(f.f)
+    found, given = _known_shapes(f.f)
     key = operation, tuple(cores), scalars, given
     if key not in found:
         found[key] = _Probe(f, operation, tuple(cores), scalars).shape()
     return found[key]
 
 
-def _remembered(f: Callable[..., Any]) -> tuple[dict[object, Shape], object]:
-    """What is known of a function, and by what it is known: each block of a deep network makes a partial of its own."""
+def _known_shapes(f: Callable[..., Any]) -> tuple[dict[object, Shape], object]:
+    """Known shapes of a function, and a key for the arguments of a partial: each block of a network makes its own."""
     if isinstance(f, np.ufunc):
         return _of_numpy.setdefault(f, {}), None
     try:
@@ -120,17 +119,17 @@ def _remembered(f: Callable[..., Any]) -> tuple[dict[object, Shape], object]:
             hash(given)
             return _found.setdefault(f.func, {}), given
         return _found.setdefault(f, {}), None
-    except TypeError:  # an object without a hash or a weak reference: it is asked again
+    except TypeError:  # an object without a hash or a weak reference is checked again
         return {}, None
 
 
 def _content(given: Any) -> Any:
-    """What a partial was given: arrays by their numbers."""
+    """An argument of a partial as a key; arrays by their numbers."""
     return content_of(given) if isinstance(given, np.ndarray) else given
 
 
 class _Raised(Exception):
-    """What the function raised."""
+    """The function raised an exception, its cause."""
 
 
 @dataclass(frozen=True)
@@ -141,16 +140,16 @@ class _Probe:
     scalars: int
 
     def shape(self) -> Shape:
-        """Ask of several sets of numbers. The first must work; later ones may lie outside the domain of f."""
+        """Check f on several sets of numbers. The first must work; later ones may lie outside the domain of f."""
         if is_builtin(self.f) and 6 * sum(map(math.prod, self.cores)) > MAX_RESCALED_ARGUMENTS:
-            told = _plain(self.f)
+            told = _unwrapped(self.f)
             if not hasattr(told, "makes"):
                 return self._call([np.ones((1, 1, *core)) for core in self.cores]).shape[2:]
             return (told.makes,) if told.makes else self.cores[0]
         made: Shape | None = None
         for arguments in self._arguments():
             try:
-                shape = self._ask(arguments)
+                shape = self._check(arguments)
             except _Raised as raised:
                 if made is None:
                     given = ", ".join(str(x.shape) for x in arguments)
@@ -167,11 +166,11 @@ class _Probe:
         normal = [rng.standard_normal((*LEADING, *core)) for core in self.cores]
         for k in range(1, self.scalars + 1):
             normal[-k] = np.repeat(normal[-k][:, :1], LEADING[1], axis=1)
-        yield [_definite(np.abs(x) + 0.1) for x in normal]
+        yield [_make_definite(np.abs(x) + 0.1) for x in normal]
         for scale in SCALES if sum(x.size for x in normal) < MAX_RESCALED_ARGUMENTS else SCALES[:1]:
             yield [scale * x for x in normal]
 
-    def _ask(self, x: list[Array]) -> Shape:
+    def _check(self, x: list[Array]) -> Shape:
         made = self._call(x)
         if made.shape[:2] != LEADING or (self._elementwise and made.shape != LEADING):
             self._refuse(self._not_vectorised(f"became {made.shape}"))
@@ -196,20 +195,14 @@ class _Probe:
         return core
 
     def _call(self, arguments: list[Array]) -> Array:
-        """f of arrays that cannot be written to; if it insists on others, of copies, which must come back unchanged."""
+        """f of copies of the arguments, which it must leave unchanged."""
+        given = [a.copy() for a in arguments]
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            given = [a.copy() for a in arguments]
-            for a in given:
-                a.setflags(write=False)
             try:
                 made = np.asarray(self.f.f(*given))
-            except Exception as first:
-                given = [a.copy() for a in arguments]
-                try:
-                    made = np.asarray(self.f.f(*given))
-                except Exception:
-                    raise _Raised from first
+            except Exception as error:
+                raise _Raised from error
             if any(a.tobytes() != b.tobytes() for a, b in zip(arguments, given, strict=True)):
                 self._refuse(
                     "writes into its argument, which other operations read too: let it make a new array "
@@ -251,7 +244,7 @@ class _Probe:
         raise TraceError(self.operation, f"{self.f.name} {problem}") from cause
 
 
-def _definite(x: Array) -> Array:
+def _make_definite(x: Array) -> Array:
     """Square matrices made symmetric and positive definite, which functions of Gram matrices may ask for."""
     if x.ndim < 4 or x.shape[-1] != x.shape[-2]:
         return x

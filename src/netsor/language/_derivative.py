@@ -1,13 +1,13 @@
-"""Derivatives: one rule an operation, from the cotangent of what it made to those of its inputs.
+"""Derivatives: one rule for each operation, from the cotangent of its result to those of its inputs.
 
-Cotangents are kept at order 1. That of a vector x of R^n is δ_x = √n ∂p/∂x. That of a scalar q is ∂p/∂q = d[None], and
-wherever q is made of means of R^n, ∂p/∂q = √n d["n"] too: one number in two units. For the scale of a norm, y = c x,
-∂p/∂c = n^(−1/2) ⟨δ_y, x⟩, and a mean m = ⟨x, x⟩/n passes it on divided by √n, so what counts is ⟨δ_y, x⟩/n: a norm's
-derivative has mean products alone. Which units of a scalar are asked for is decided before (`units`).
+Cotangents are scaled to order 1. That of a vector x in R^n is δ_x = √n ∂p/∂x. That of a scalar q is ∂p/∂q = d[None]. If
+q is made of means over R^n, it is also kept in the unit √n, as d["n"] = n^(−1/2) ∂p/∂q. Take y = c x with c the scale
+of a norm: ∂p/∂c = n^(−1/2) ⟨δ_y, x⟩, which a mean m = ⟨x, x⟩/n divides by √n on the way to x. So what is needed is
+⟨δ_y, x⟩/n, and derivatives of norms contain mean products only. `Reverse` finds out which units of a scalar are needed.
 
-A rule is `rule(op, made, d, wants)`: the operation on the entries that count, what it made of them, the cotangent, and
-`wants(k)`, the units asked of input k, empty if nothing depends on it. It yields pairs of an input's number and its
-cotangent (of a scalar, by units), of the input's shape or broadcast to the result's.
+A rule is `rule(op, made, d, wants)`: the operation restricted to the entries that matter, its result, the cotangent of
+the result, and `wants(k)`, the units needed of input k (empty if nothing depends on it). It yields pairs of the index
+of an input and its cotangent (of a scalar, by units), in the shape of the input or broadcast to that of the result.
 """
 
 from __future__ import annotations
@@ -23,15 +23,27 @@ from ..activations import Function, row_softmax
 from ..derivatives import base, derivative, known
 from ._apply import apply, nonlin
 from ._array import Operation
-from ._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, power
-from ._operation import Add, Apply, Concat, Constant, Dot, MatMul, Mix, Nonlin, Root, Scale, Split
-from ._optimiser_ops import SteppedMatMul, SteppedParameter
+from ._given import TraceError
+from ._operation import (
+    Add,
+    Apply,
+    Concat,
+    Constant,
+    Dot,
+    MatMul,
+    Mix,
+    Nonlin,
+    Root,
+    Scale,
+    Split,
+    SteppedMatMul,
+    SteppedParameter,
+)
+from ._parameters import Weight
 from ._rotary import Rotate
-from ._scalar import Scalar, constant
+from ._scalar import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar, constant, power
 from ._score import concat, dot, mean_dot, rsqrt, split
-from ._source_location import TraceError
 from ._vector import Vector, mix, ones
-from ._weight import Weight
 from ._width import Width
 
 Unit = str | None  # None for 1, the name of a width n for √n
@@ -42,7 +54,7 @@ Rule = Callable[[Any, Any, Any, Wants], Found]
 
 
 def width_ratio(over: tuple[Width, ...], under: tuple[Width, ...]) -> Scalar | float:
-    """√(n_1 … / (m_1 …)): a number if no symbol is left in it."""
+    """√(n_1 … / (m_1 …)); a number if all symbols cancel."""
     number = np.prod([float(w.factor) for w in over]) / np.prod([float(w.factor) for w in under])
     top, bottom = ([w.name for w in widths if w.name is not None] for widths in (over, under))
     for name in list(top):
@@ -82,19 +94,19 @@ def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
 def _matmul(op: MatMul, made: Vector, d: Vector, wants: Wants) -> Found:
     """g_b = W_b x: δ_x = √(in/out) Σ_b W_b^T δ_b."""
     weight = op.weight
-    left = scale(width_ratio((weight.in_width,), (weight.fan,)), _acting(weight.adjoint, d))
+    left = scale(width_ratio((weight.in_width,), (weight.fan,)), _multiplied(weight.adjoint, d))
     yield 0, left if op.each or not weight.batch else left.sum(tuple(range(len(weight.batch))))
 
 
 def _stepped(op: SteppedMatMul, made: Vector, d: Vector, wants: Wants) -> Found:
-    """The same with W': the steps that made it are in the past."""
+    """The same rule with the updated weight W'; the steps of the optimiser count as constants."""
     weight, batch = op.weight, len(op.weight.batch)
     turned = replace(op, weight=weight.adjoint, x=d, each=batch > 0)
     left = scale(width_ratio((weight.in_width,), (weight.fan,)), Vector(turned, d.shape, weight.in_width))
     yield 0, left if op.each or not batch else left.sum(tuple(range(batch)))
 
 
-def _acting(weight: Weight, d: Vector) -> Vector:
+def _multiplied(weight: Weight, d: Vector) -> Vector:
     return weight.each(d) if weight.batch else weight @ d
 
 
@@ -153,7 +165,7 @@ def _split(op: Split, made: Vector, d: Vector, wants: Wants) -> Found:
 
 
 def _rotate(op: Rotate, made: Vector, d: Vector, wants: Wants) -> Found:
-    """Turned back."""
+    """Rotate by the opposite angles."""
     yield 0, Vector(replace(op, x=d, positions=-op.positions), d.shape, d.width)
 
 

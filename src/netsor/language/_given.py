@@ -1,25 +1,98 @@
-"""What the user wrote for numbers, shapes, words and indices: checked here, once, and shown in every message alike.
+"""Validation of what users write: numbers, shapes, words, indices; and the errors, which name the user's line.
 
-Nothing that a user wrote is compared, converted or given to numpy before one of these has seen it. Each of them returns
-what it checked as a plain int, float, tuple or array, or raises a TraceError that names the argument, its value and
-what is allowed.
+Each function here returns a plain int, float, tuple or array, or raises a TraceError that names the argument, its value
+and what is allowed. Nothing else compares or converts a user's argument.
 """
 
 from __future__ import annotations
 
+import linecache
 import math
 import operator
+import os
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from decimal import Decimal
+from functools import cache
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .._validate import SHOWN as SHOWN
 from .._validate import shown as shown
-from ._source_location import PlacedError, TraceError, TraceIndexError
+
+INTERNAL_MODULES = (
+    "netsor",
+    "functools",
+    "contextlib",
+)  # modules whose lines are not the user's: these call methods of ours
+
+
+class SourceLocation(NamedTuple):
+    """A line of the user's code."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        code = linecache.getline(self.file, self.line).strip()
+        here = self.file
+        with suppress(OSError, ValueError):  # the current folder was removed, or is on another drive
+            here = os.path.relpath(self.file) if os.path.exists(self.file) else self.file
+        return f"{min(here, self.file, key=len)}:{self.line}" + (f": {code}" if code else "")
+
+
+@cache
+def _own(module: str) -> bool:
+    return module.split(".")[0] in INTERNAL_MODULES
+
+
+def user_line() -> SourceLocation:
+    """The innermost line on the call stack that is not netsor's own."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _own(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    return SourceLocation(frame.f_code.co_filename, frame.f_lineno)
+
+
+class PlacedError(ValueError):
+    """What is refused: names the operation, what was given, what is allowed, and the line."""
+
+    def __init__(self, operation: str, problem: str) -> None:
+        self.where = user_line()
+        self.plain = f"{operation}: {problem}"  # without the place, for a caller that names a better one
+        super().__init__(f"{self.plain} (at {self.where})")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it was made, so that a worker can send it to the process that waits for it."""
+        return ValueError.__new__, (type(self), *self.args), self.__dict__
+
+
+class TraceError(PlacedError):
+    """A program that cannot be written: names the operation, what was given, what is allowed, and the line.
+
+    Parameters
+    ----------
+    operation : str
+        The function of the language.
+    problem : str
+        What was given, and what is allowed.
+
+    Examples
+    --------
+    >>> ns.weight(ns.Width("n"), ns.Width("m")) @ ns.gaussian(ns.Width("n"))
+    Traceback (most recent call last):
+        ...
+    netsor.language._given.TraceError: W @ x: W maps R^m to R^n, but x lives in R^n (at ...)
+    """
+
+
+class TraceIndexError(TraceError, IndexError):
+    """An index outside the shape of a value; also an IndexError, so that values can be iterated over."""
+
 
 Shape = tuple[int, ...]
 
@@ -33,7 +106,7 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
     """The real numbers that were written, infinite ones too; None if it is anything else."""
     if isinstance(argument, np.ma.MaskedArray) and np.ma.is_masked(argument):
         return None  # numpy would read the masked entries
-    if type(argument) is np.ndarray and argument.dtype == np.float64 and _final(argument):
+    if type(argument) is np.ndarray and argument.dtype == np.float64 and _is_frozen(argument):
         return argument
     try:
         given = np.array(argument)
@@ -49,7 +122,7 @@ def as_floats(argument: Any) -> npt.NDArray[np.float64] | None:
         return None
 
 
-def _final(array: npt.NDArray[np.float64]) -> bool:
+def _is_frozen(array: npt.NDArray[np.float64]) -> bool:
     """Whether an array cannot be written to any more, so that it need not be copied: the largest are gigabytes."""
     return array.base is None and not array.flags.writeable
 
@@ -198,7 +271,7 @@ class Places:
         return np.asarray(np.sum(each, axis=0), dtype=np.intp)
 
 
-def picked(array: npt.NDArray[np.intp] | Places, key: Any, operation: str) -> npt.NDArray[np.intp]:
+def index_positions(array: npt.NDArray[np.intp] | Places, key: Any, operation: str) -> npt.NDArray[np.intp]:
     """What an index picks of an array, as in numpy; but True and False, which make a new axis there, are a mistake."""
     if any(_is_bool(part) and not np.ndim(part) for part in (key if isinstance(key, tuple) else (key,))):
         raise TraceIndexError(

@@ -1,27 +1,39 @@
-"""Gradients of scalars, as values of the same program."""
+"""Gradients of scalars, as values of the same program, and the uses of matrices that they are made of.
+
+A use makes W x with cotangent δ, or W^T x. In R^out × R^in, the space of W, its part of ∂p/∂W is l r^T: l = δ and
+r = x, or l = x and r = δ if W acts transposed.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from types import EllipsisType
 from typing import Any, cast
 
 import numpy as np
 
-from ._array import Ints, Value
+from ._array import Ints, Keep, Source, Value, around, box, every
 from ._derivative import RULES, Unit, dot_unit, scale, unbroadcast, width_ratio, zeros_like
-from ._given import shown
-from ._graph import topological_order
-from ._index_box import Keep, around, box, every
-from ._join import join
-from ._operation import Constant, Dot, Join, MatMul, Take
-from ._optimiser_ops import Acting, SteppedMatMul
+from ._given import TraceError, shown
+from ._graph import demand, topological_order, weights_of, whole_axes
+from ._operation import (
+    Acting,
+    Constant,
+    Dot,
+    Gaussian,
+    Join,
+    MatMul,
+    Normal,
+    SteppedMatMul,
+    Take,
+    initial_value,
+)
+from ._parameters import Weight
 from ._scalar import Scalar, ScalarLike, as_scalar, broadcast, constant
-from ._slicing import demand, widened
-from ._source_location import TraceError
+from ._score import join
 from ._vector import Vector
 from ._width import Width
 
@@ -30,7 +42,7 @@ Part = tuple[Ints, Any]  # flat positions in an array, each once, and a value fo
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """A matrix acted: what it made, the operation on the entries that count, and the cotangent of these."""
+    """One use of a matrix: its result, the operation on the entries that matter, and their cotangent."""
 
     value: Vector
     op: Acting
@@ -38,11 +50,11 @@ class Use:
 
 
 class Reverse:
-    """From cotangents of some values to those of `leaves`, and the uses of matrices that `chosen` says count.
+    """Reverse-mode differentiation: from cotangents of some values (`seeds`) to those of `leaves`.
 
-    `seeds` are pairs of a value and its cotangent: of scalars p the weights w of Σ w·p, of vectors √width times theirs.
-    With `unit`, what passes through scalars in other units is left out, and all cotangents are √unit times theirs: the
-    gradient is the sum over `units` of such parts.
+    It also collects the uses of the matrices that `chosen` selects. A seed is a value and its cotangent: for scalars p
+    the weights w of Σ w·p, for vectors √width times the cotangent. With `unit`, only what passes through scalars in
+    that unit is kept, and all cotangents are multiplied by √unit; the gradient is the sum of these parts over `units`.
     """
 
     def __init__(
@@ -76,7 +88,7 @@ class Reverse:
         return zeros_like(leaf) if found is None else _filled(leaf, every(leaf.shape), found)
 
     def parts(self, leaf: Value) -> list[Part]:
-        """The same as contributions, each with the entries that it is for."""
+        """The same as a list of contributions, each with the entries it belongs to."""
         return self._parts.get((leaf, None), [])
 
     def _prepare(self, value: Value) -> None:
@@ -105,10 +117,10 @@ class Reverse:
         counts = isinstance(value.op, MatMul | SteppedMatMul) and self.chosen(value.op)
         if not found or not (counts or any(x in self._live for x in value.op.inputs)):
             return
-        keep = widened(value, _bounds(value, [places for parts in found.values() for places, _ in parts]))
+        keep = whole_axes(value, _bounds(value, [places for parts in found.values() for places, _ in parts]))
         d: Any = {unit: _filled(value, keep, parts) for unit, parts in found.items()}
         if isinstance(value.op, Take | Join):
-            self._moved(value, keep, d)
+            self._pass_index(value, keep, d)
             return
         needs = list(demand(value, keep))
         inputs = [_part(x, need) for x, need in needs]
@@ -128,7 +140,7 @@ class Reverse:
                 for unit, part in (made if isinstance(x, Scalar) else {None: made}).items():
                     self._add(x, unit, places, unbroadcast(part, inputs[k].shape))
 
-    def _moved(self, value: Value, keep: Keep, d: dict[Unit, Any]) -> None:
+    def _pass_index(self, value: Value, keep: Keep, d: dict[Unit, Any]) -> None:
         """Indexing and joining: each entry goes back to where it came from."""
         start = 0
         for x in value.op.inputs:
@@ -212,17 +224,17 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     """The gradient of a scalar with respect to vectors or scalars that it is made of: values of the same program.
 
     A coordinate of an output y is read by a random readout, `ns.dot(ns.gaussian(n), y)`, which has the law of the
-    coordinate of one more matrix. Derivatives of a user's functions are declared, see `ns.nonlin` and `ns.apply`.
-    Gradients are values as others, and have gradients.
+    coordinate of one more matrix. Declare derivatives of your own functions, see `ns.nonlin` and `ns.apply`. You can
+    differentiate gradients again.
 
     Parameters
     ----------
     p : Scalar
         Several are summed.
     wrt : Vector, Scalar, or list of them
-        At any place of the program; an index of a value stands for its entries.
+        Any values of the program; an index of a value stands for its entries.
     weights : Scalar or array_like, optional
-        That broadcast to the shape of p: the gradient is that of Σ weights·p.
+        Broadcast to the shape of p: the gradient is that of Σ weights·p.
 
     Returns
     -------
@@ -230,11 +242,6 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
         Of the shape and kind of `wrt`. Of scalars it is ∂p/∂q. **Of vectors it is √width · ∂p/∂x**, so that its
         coordinates are of order 1 at every width if p is a score: for p = ns.dot(r, x), which is n^(−1/2) ⟨r, x⟩, it is
         r. The squared norm of the gradient itself is then `ns.mean_dot(g, g)`.
-
-    Raises
-    ------
-    TraceError
-        If p is no scalar, does not depend on `wrt`, or goes through a function without a derivative.
 
     Examples
     --------
@@ -295,3 +302,74 @@ def _leaf(x: object, p: Scalar) -> Value:
             "anew, however alike, is another value",
         )
     return leaf
+
+
+Parameter = Weight | Vector | Scalar
+
+
+class Parameters:
+    """What counts: matrices by their members, initial vectors and random scalars."""
+
+    def __init__(self, given: Any, values: Sequence[Value], operation: str) -> None:
+        self.members: dict[Source, set[int]] = {}
+        self.leaves: list[Value] = []
+        used = {w.source for w in weights_of(values)}
+        latest: dict[Value, Value] = {}  # what an initial vector is after the last step
+        for value in values:
+            first, count = initial_value(value)
+            if first not in latest or count > initial_value(latest[first])[1]:
+                latest[first] = value
+        if given is None:
+            listed: Iterable[Any] = weights_of(values)
+        else:
+            listed = given if isinstance(given, list | tuple) else [given]
+        for parameter in listed:
+            match parameter:
+                case Weight(source=source, members=members) if source in used:
+                    self.members.setdefault(source, set()).update(members.ravel().tolist())
+                case Vector(op=Gaussian()) | Scalar(op=Normal()) if parameter in latest:
+                    if latest[parameter] not in self.leaves:  # listed twice, it is one parameter
+                        self.leaves.append(latest[parameter])
+                case _:
+                    raise TraceError(
+                        operation,
+                        f"weights={shown(parameter)} must be weights, initial vectors (ns.gaussian) or random scalars "
+                        "(ns.normal) that the program uses",
+                    )
+
+    def counts(self, op: Acting) -> bool:
+        """Whether some matrix that acts is among them."""
+        return not self.members.get(op.weight.source, set()).isdisjoint(op.weight.members.ravel().tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """Σ_k scale · l[b, k] r[b, k]^T, a part of ∂p_output/∂W for each matrix b; r is (1, K) if all b have the same."""
+
+    output: int
+    members: tuple[int, ...]
+    left: Vector
+    right: Vector
+    used: Weight
+
+
+def terms_of(output: int, use: Use, chosen: Parameters) -> Iterable[Term]:
+    """The parts of a gradient that a use makes."""
+    weight, x, d = use.op.weight, use.op.x, use.d
+    members = weight.members.ravel()
+    d = d.reshape(len(members), -1)
+    x = x.reshape(len(members) if use.op.each else 1, -1)
+    left, right = (x, d) if weight.transposed else (d, x)
+    whole = Term(output, tuple(members.tolist()), left, right, weight)
+    counting = np.isin(members, list(chosen.members[weight.source]))
+    if counting.all() and len(np.unique(members)) == len(members):
+        yield whole
+        return
+    for k in np.flatnonzero(counting):  # one by one, where some do not count or act twice
+        yield alone(whole, int(k))
+
+
+def alone(term: Term, k: int) -> Term:
+    """The part that one of its matrices has."""
+    left, right = (v if v.shape[0] == 1 else v[k : k + 1] for v in (term.left, term.right))
+    return replace(term, members=(term.members[k],), left=left, right=right)

@@ -12,10 +12,9 @@ from typing import Any
 
 from . import _operation as ops
 from ._array import Operation, Value, VectorAccess
-from ._check_report import CONJECTURED, NO_LIMIT, Report
-from ._graph import LETTERS, names_of, topological_order, transposed
-from ._join import Pool
-from ._latex_fragments import (
+from ._check import CONJECTURED, NO_LIMIT, Report
+from ._graph import LETTERS, names_of, narrow, topological_order, transposed
+from ._latex_formulas import (
     DOCUMENT,
     Indices,
     below,
@@ -33,14 +32,13 @@ from ._latex_fragments import (
     transposes,
     variance,
 )
-from ._operation import Constant, Data, Dot, MatMul, Source
-from ._optimiser_ops import SteppedMatMul
+from ._operation import Constant, Data, Dot, MatMul, Source, SteppedMatMul
+from ._parameters import Weight
 from ._print import initial_law
 from ._probe import Probe
 from ._rotary import Rotate
-from ._slicing import narrow
+from ._score import Pool
 from ._vector import Vector
-from ._weight import Weight
 
 
 def latex(name: str, outputs: Sequence[Value], verdict: Report, document: bool, probes: Sequence[Probe] = ()) -> str:
@@ -177,11 +175,18 @@ class Writer:
                 terms.append(f"{variance(weight)} {total}{slope} {by}")
         return [self.covariance(value, value), f"{self.z(value, i)} = {' + '.join(terms)}"]
 
-    def rotated_scores(self, value: Value, i: Indices, j: Indices) -> str:
-        """The covariance of scores of rotated vectors, which is no product of covariances of their coordinates."""
+    def score_covariance(self, value: Value, i: Indices, j: Indices) -> str:
+        """The covariance of two scores: Wick's formula, unless their factors are rotated."""
         assert isinstance(value.op, Dot)
         x, y = value.op.x, value.op.y
         (x1, y1), (x2, y2) = factors(value.op, i), factors(value.op, j)
+        wick = (
+            rf"{self.product(x, x1, x, x2)} \, {self.product(y, y1, y, y2)}"  # the paper style defines what this names
+        )
+        if not different_matrices(x, y):
+            wick += rf" + {self.product(x, x1, y, y2)} \, {self.product(y, y1, x, x2)}"
+        if x not in self.rotated and y not in self.rotated:
+            return wick
         pairs = ((x1, y1), (x2, y2))
         dots = " ".join(rf"\langle {self.ref(x, a)}, {self.ref(y, b)} \rangle" for a, b in pairs)
         cov = rf"\lim {dimension(x.width)}^{{-1}} \, \mathbb{{E}}[{dots}]"
@@ -305,20 +310,12 @@ def _matmul_limit(w: Writer, op: MatMul, value: Vector, i: Indices) -> list[str]
 
 
 def _dot_limit(w: Writer, op: Dot, value: Value, i: Indices) -> list[str]:
-    x, y = op.x, op.y
-    left, right = factors(op, i)
     if op.power == 1:
-        return [rf"{w.z(value, i)} = {w.product(x, left, y, right)}"]
-    other = primed(i)
-    left2, right2 = factors(op, other)
-    cov = rf"\operatorname{{Cov}}({w.z(value, i)}, {w.z(value, other)})"
-    wick = rf"{w.product(x, left, x, left2)} \, {w.product(y, right, y, right2)}"
-    if not different_matrices(x, y):
-        wick += rf" + {w.product(x, left, y, right2)} \, {w.product(y, right, x, left2)}"
-    gaussian = rf"{w.z(value, i)} \text{{ jointly Gaussian, mean 0, independent of all }} Z"
-    if x in w.rotated or y in w.rotated:
-        wick = w.rotated_scores(value, i, other)
-    return [gaussian, rf"{cov} = {wick}"]
+        left, right = factors(op, i)
+        return [rf"{w.z(value, i)} = {w.product(op.x, left, op.y, right)}"]
+    j = primed(i)
+    cov = rf"\operatorname{{Cov}}({w.z(value, i)}, {w.z(value, j)}) = {w.score_covariance(value, i, j)}"
+    return [rf"{w.z(value, i)} \text{{ jointly Gaussian, mean 0, independent of all }} Z", cov]
 
 
 def _concat_limit(w: Writer, op: ops.Concat, value: Vector, i: Indices) -> list[str]:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 
 from . import _operation as ops
 from ._array import Value
-from ._check_report import CONJECTURED, NO_LIMIT, Report
-from ._graph import LETTERS, take_as_index, topological_order
+from ._check import CONJECTURED, NO_LIMIT, Report
+from ._graph import LETTERS, narrow, topological_order
 from ._latex import Writer
-from ._latex_fragments import (
+from ._latex_formulas import (
     DOCUMENT,
     Indices,
     broadcast_to,
@@ -28,12 +29,13 @@ from ._latex_fragments import (
     gathered,
     letters,
     primed,
+    taken_indices,
+    transposes,
     variance,
 )
 from ._operation import MatMul
-from ._slicing import narrow
+from ._parameters import Weight
 from ._vector import Vector
-from ._weight import Weight
 
 EQUAL = (r"\delta", r"\mathbf 1")  # how a factor begins that says that two matrices are the same
 
@@ -83,57 +85,48 @@ class _Paper(Writer):
 
     def product(self, x: Vector, i: Indices, y: Vector, j: Indices) -> str:
         """E[Z^x Z^y], linear steps carried out."""
-        return str(self.carried(x, i, y, j, ()))
+        return str(self.expanded_product(x, i, y, j))
 
-    def carried(self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...]) -> _Sum:
+    def expanded_product(self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...] = ()) -> _Sum:
         """The same as a sum; `used` are the letters of sums around it."""
         a, b = x.op, y.op
         if isinstance(a, MatMul) and isinstance(b, MatMul) and a.weight.source is b.weight.source:
             weight, other = a.weight, b.weight
             if weight.source not in self.transposed:
                 same = self.same(weight, i[: len(weight.batch)], other, j[: len(other.batch)])
-                inner = self.carried(a.x, self.multiplied(x, i), b.x, self.multiplied(y, j), used)
+                inner = self.expanded_product(a.x, self.multiplied(x, i), b.x, self.multiplied(y, j), used)
                 return inner.times(variance(weight), same)
-        letter = _fresh(i, j, used)
-        if isinstance(a, ops.Concat) and isinstance(b, ops.Concat) and a.axis == b.axis and a.x.shape == b.x.shape:
+        letter = _unused_letter(i, j, used)
+        if isinstance(a, ops.Concat) and x is y and letter:
             count, axis = a.x.shape[a.axis], a.axis
-            if letter and x is y:
-                k = letter if count > 1 else "1"
-                of, with_ = ([*e[:axis], k, *e[axis:]] for e in (i, j))
-                inner = self.carried(a.x, of, b.x, with_, (*used, k))
-                share = rf"\frac{{1}}{{{count}}}" if count > 1 else ""
-                return inner.times(share, over=(k,) if count > 1 else ())
-        for side in (0, 1):
-            value, e = ((x, i), (y, j))[side]
-            op = value.op
-            if isinstance(op, ops.Mix) and letter:
-                k = letter if op.x.shape[-1] > 1 else "1"
-                row = "1" if op.a.shape[-2] == 1 else e[-1]
-                coefficient = self.z(op.a, [*broadcast_to(op.a.shape[:-2], e[:-1]), row, k])
-                part = [*broadcast_to(op.x.shape[:-1], e[:-1]), k]
-                inner = self._beside(op.x, part, (x, i), (y, j), side, (*used, k))
-                return inner.times(coefficient, over=(k,) if k != "1" else ())
-            if isinstance(op, ops.Scale):
-                factor = self.z(op.c, broadcast_to(op.c.shape, e))
-                inner = self._beside(op.x, broadcast_to(op.x.shape, e), (x, i), (y, j), side, used)
-                return inner.times(factor)
-            if (
-                isinstance(op, ops.Take)
-                and isinstance(op.x, Vector)
-                and (taken := take_as_index(op.flat, op.x.shape)) is not None
-            ):
-                at = [str(int(k) + 1) if k.isdigit() else e[LETTERS.index(k[0])] + k[1:] for k in taken]
-                return self._beside(op.x, at, (x, i), (y, j), side, used)
+            k = letter if count > 1 else "1"
+            of, with_ = ([*e[:axis], k, *e[axis:]] for e in (i, j))
+            inner = self.expanded_product(a.x, of, a.x, with_, (*used, k))
+            return inner.times(rf"\frac{{1}}{{{count}}}", over=(k,)) if count > 1 else inner
+        if (step := self._expanded(x, i, letter)) is not None:
+            factor, over, part, at = step
+            return self.expanded_product(part, at, y, j, (*used, *over)).times(factor, over=over)
+        if (step := self._expanded(y, j, letter)) is not None:
+            factor, over, part, at = step
+            return self.expanded_product(x, i, part, at, (*used, *over)).times(factor, over=over)
         return _Sum((), (), super().product(x, i, y, j))
 
-    def _beside(
-        self, part: Vector, at: Indices, first: tuple[Vector, Indices], second: tuple[Vector, Indices], side: int,
-        used: tuple[str, ...],
-    ) -> _Sum:  # fmt: skip
-        """With one of the two vectors in place of what it is made of."""
-        if side == 0:
-            return self.carried(part, at, *second, used)
-        return self.carried(*first, part, at, used)
+    def _expanded(
+        self, value: Vector, i: Indices, letter: str | None
+    ) -> tuple[str, tuple[str, ...], Vector, Indices] | None:
+        """A vector as Σ over letters of a factor times an entry of another; None if it is no such combination."""
+        match value.op:
+            case ops.Mix(a, x) if letter:
+                k = letter if x.shape[-1] > 1 else "1"
+                row = "1" if a.shape[-2] == 1 else i[-1]
+                coefficient = self.z(a, [*broadcast_to(a.shape[:-2], i[:-1]), row, k])
+                part = [*broadcast_to(x.shape[:-1], i[:-1]), k]
+                return coefficient, (k,) if k != "1" else (), x, part
+            case ops.Scale(c, x):
+                return self.z(c, broadcast_to(c.shape, i)), (), x, broadcast_to(x.shape, i)
+            case ops.Take(Vector() as x) as op if (taken := taken_indices(op, i)) is not None:
+                return "", (), x, taken
+        return None
 
     def law(self, value: Value) -> list[str]:
         """What the box says of an output."""
@@ -149,34 +142,32 @@ class _Paper(Writer):
         condition = rf"\text{{ given }} {self.known} " if given else ""
         name = "Var" if z == other else "Cov"
         pair = z if z == other else f"{z}, {other}"
-        cov = self.carried(value, i, value, j, ())
+        cov = self.expanded_product(value, i, value, j)
         return [rf"{z} {condition}\text{{ Gaussian, mean 0}}", rf"\operatorname{{{name}}}({pair}{given}) = {cov}"]
 
     def limit(self, value: Value) -> list[str]:
-        """As before; the covariance of scores with δ written once."""
-        op = value.op
-        if isinstance(op, ops.Concat):
-            i = letters(value.shape)
-            assert isinstance(value, Vector)
-            given, made = (f(value, i, value, primed(i)) for f in (super().product, self.product))
-            return [f"{given} = {made}"]
-        if not (isinstance(op, ops.Dot) and op.power == 0.5 and different_matrices(op.x, op.y)):
-            return super().limit(value)
-        if op.x in self.rotated or op.y in self.rotated:
+        """As in the full style, but E[Z Z] of a concatenation by what it is made of."""
+        if not isinstance(value.op, ops.Concat):
             return super().limit(value)
         i = letters(value.shape)
-        j = primed(i)
-        (x1, y1), (x2, y2) = factors(op, i), factors(op, j)
-        left, right = self.carried(op.x, x1, op.x, x2, ()), self.carried(op.y, y1, op.y, y2, ())
+        assert isinstance(value, Vector)
+        given, made = (f(value, i, value, primed(i)) for f in (super().product, self.product))
+        return [f"{given} = {made}"]
+
+    def score_covariance(self, value: Value, i: Indices, j: Indices) -> str:
+        """As in the full style, with the δ of both factors written once."""
+        assert isinstance(value.op, ops.Dot)
+        x, y = value.op.x, value.op.y
+        if x in self.rotated or y in self.rotated or not different_matrices(x, y):
+            return super().score_covariance(value, i, j)
+        (x1, y1), (x2, y2) = factors(value.op, i), factors(value.op, j)
+        left, right = self.expanded_product(x, x1, x, x2), self.expanded_product(y, y1, y, y2)
         if left.over or right.over:
-            return super().limit(value)
-        both = _Sum((), (*left.factors, *right.factors), rf"{left.core} \, {right.core}")
-        z, other = Writer.z(self, value, i), Writer.z(self, value, j)
-        gaussian = rf"{z} \text{{ jointly Gaussian, mean 0, independent of all }} Z"
-        return [gaussian, rf"\operatorname{{Cov}}({z}, {other}) = {both}"]  # one line would be wider than a page
+            return super().score_covariance(value, i, j)
+        return str(_Sum((), (*left.factors, *right.factors), rf"{left.core} \, {right.core}"))
 
 
-def _fresh(i: Indices, j: Indices, used: Iterable[str]) -> str | None:
+def _unused_letter(i: Indices, j: Indices, used: Iterable[str]) -> str | None:
     """A letter that no index is written with; None, if all are taken."""
     taken = {character for index in (*i, *j, *used) for character in index}
     return next((letter for letter in LETTERS if letter not in taken), None)
@@ -188,7 +179,7 @@ def paper(name: str, outputs: Sequence[Value], verdict: Report, document: bool) 
     program, limits, box, writer = _parts(outputs, verdict)
     result = ", ".join(writer.ref(value, letters(value.shape)) for value in outputs)
     body = [rf"\paragraph{{Network}} \texttt{{{escape(name)}}} returns ${result}$, where", gathered(program)]
-    body += [r"\paragraph{Limit}", escape(_said(verdict))]
+    body += [r"\paragraph{Limit}", escape(_status(verdict))]
     if box:
         body.append(gathered([*limits, box]))
     text = "\n".join(body)
@@ -198,7 +189,7 @@ def paper(name: str, outputs: Sequence[Value], verdict: Report, document: bool) 
 def display(outputs: Sequence[Value], verdict: Report) -> str:
     """The law alone, as one displayed formula, for MathJax and KaTeX."""
     _, limits, box, _ = _parts(narrow(outputs), verdict)
-    said = rf"\text{{{_plain(_said(verdict))}}}"
+    said = rf"\text{{{_plain(_status(verdict))}}}"
     lines = " \\\\\n".join([said, *limits, *([box] if box else [])])
     return f"$$\\begin{{gathered}}\n{lines}\n\\end{{gathered}}$$"
 
@@ -223,18 +214,16 @@ def _parts(outputs: Sequence[Value], verdict: Report) -> tuple[list[str], list[s
 
 def _pairs(writer: _Paper) -> list[str]:
     """Covariances between outputs of one matrix, where both are spoken of."""
-    made = [v for v in writer.values if isinstance(v.op, MatMul) and v in writer.needed]
+    made = [v for v in writer.values if v in writer.needed]
     return [
         writer.covariance(first, second)
-        for k, first in enumerate(made)
-        for second in made[k + 1 :]
+        for first, second in combinations(made, 2)
         if isinstance(first.op, MatMul) and isinstance(second.op, MatMul)
-        and first.op.weight.source is second.op.weight.source
-        and first.op.weight.transposed == second.op.weight.transposed
+        and first.op.weight.source is second.op.weight.source and transposes(first) == transposes(second)
     ]  # fmt: skip
 
 
-def _said(verdict: Report) -> str:
+def _status(verdict: Report) -> str:
     if verdict.verdict == NO_LIMIT:
         return "There is none: " + "; ".join(verdict.reasons) + "."
     known = "conjectured" if verdict.verdict == CONJECTURED else f"proved, {verdict.theorem}"

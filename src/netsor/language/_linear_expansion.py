@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
+import scipy  # which loads scipy.sparse when it is first used
 
 from ._array import Value
 from ._graph import transposed
@@ -20,7 +20,6 @@ from ._operation import Add, Constant, Data, Gaussian, Join, MatMul, Mix, Scale,
 from ._vector import Vector
 
 Ints = npt.NDArray[np.intp]
-Rows = sparse.csr_array
 
 
 class Expansion:
@@ -39,7 +38,7 @@ class Expansion:
         self._initial()
         self._others()
         self._products()
-        self.rows: dict[Value, Rows] = {}
+        self.rows: dict[Value, scipy.sparse.csr_array] = {}
         for value in values:
             if isinstance(value, Vector):
                 self.rows[value] = self._rows(value)
@@ -52,13 +51,13 @@ class Expansion:
         """The matrices of all columns of the array; −1 if some have none."""
         return np.unique(self.matrix[self.columns(value)])
 
-    def used(self, value: Value) -> Rows:
+    def used(self, value: Value) -> scipy.sparse.csr_array:
         """The matrices that each vector of the array has a column of, (vectors, matrices)."""
         rows = self.rows[value].tocoo()
         matrix = self.matrix[rows.col]
         some = matrix >= 0
         shape = value.size, int(self.matrix.max(initial=-1)) + 1
-        return Rows((np.ones(int(some.sum())), (rows.row[some], matrix[some])), shape=shape)
+        return scipy.sparse.csr_array((np.ones(int(some.sum())), (rows.row[some], matrix[some])), shape=shape)
 
     # The columns
 
@@ -129,27 +128,27 @@ class Expansion:
 
     # The rows
 
-    def _rows(self, value: Vector) -> Rows:
+    def _rows(self, value: Vector) -> scipy.sparse.csr_array:
         if value in self._tables:
             position, column, numbers = self._tables[value]
-            return Rows((numbers, (position, column)), shape=(value.size, len(self.matrix)))
-        rows = self.rows
+            return scipy.sparse.csr_array((numbers, (position, column)), shape=(value.size, len(self.matrix)))
+        rows, csr = self.rows, scipy.sparse.csr_array
         match value.op:
             case Take(x, flat):
-                return Rows(rows[x][flat.ravel()])
+                return csr(rows[x][flat.ravel()])
             case Join(parts):
-                return Rows(sparse.vstack([rows[part] for part in parts]))
+                return csr(scipy.sparse.vstack([rows[part] for part in parts]))
             case Add(x, y):
-                total = Rows(rows[x][_positions(x, value.shape)] + rows[y][_positions(y, value.shape)])
+                total = csr(rows[x][_positions(x, value.shape)] + rows[y][_positions(y, value.shape)])
             case Scale(Value(op=Constant(numbers)), x):
                 factors = np.broadcast_to(numbers, value.shape).ravel()
-                total = Rows(sparse.diags_array(factors) @ rows[x][_positions(x, value.shape)])
+                total = csr(scipy.sparse.diags_array(factors) @ rows[x][_positions(x, value.shape)])
             case Mix(Value(op=Constant(numbers)), x):
                 coefficients = np.broadcast_to(numbers, (*value.shape, numbers.shape[-1]))
                 mixed = np.broadcast_to(np.arange(x.size).reshape(x.shape)[..., None, :], coefficients.shape)
                 to = np.broadcast_to(np.arange(value.size).reshape(value.shape)[..., None], coefficients.shape)
-                matrix = Rows((coefficients.ravel(), (to.ravel(), mixed.ravel())), shape=(value.size, x.size))
-                total = Rows(matrix @ rows[x])
+                matrix = csr((coefficients.ravel(), (to.ravel(), mixed.ravel())), shape=(value.size, x.size))
+                total = csr(matrix @ rows[x])
             case _:
                 raise TypeError(f"unknown operation {value.op!r}")
         total.eliminate_zeros()

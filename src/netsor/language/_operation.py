@@ -8,14 +8,17 @@ indexing, the algebra of vectors and scalars, `W @ x`; rotary positions have a f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ._array import Axes, Entrywise, Ints, Operation, Source, Take, Value, VectorAccess, align_axes
-from ._given import Shape
+import numpy as np
+
+from ._array import Axes, Entrywise, Ints, Keep, Operation, Source, Take, Value, VectorAccess, align_axes, box
+from ._given import TraceError, as_number, shown
+from ._parameters import Data, MatMul, Normal, Weight
 from ._scalar import Apply, Constant, Floats
 from ._vector import Add, Gaussian, Mix, Nonlin, Scale, Vector
-from ._weight import MatMul
 from ._width import Width
 
 __all__ = [
@@ -40,14 +43,6 @@ __all__ = [
     "Split",
     "Take",
 ]
-
-
-@dataclass(frozen=True, eq=False)
-class Data(Entrywise):
-    """V: given vectors of a fixed finite dimension, the last axis of the array."""
-
-    acts, kind, letter, indexed = VectorAccess.FRESH, "data", "X", ("vectors",)
-    vectors: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,19 +92,6 @@ class Dot(Entrywise):
 
 
 @dataclass(frozen=True, eq=False)
-class Normal(Operation):
-    """S: random scalars, i.i.d. N(0, std²), independent of all vectors and matrices.
-
-    All are drawn, whatever is asked for, so that they are the same in every part of a program.
-    """
-
-    kind, letter = "random scalars", "z"
-    source: Source
-    std: float
-    shape: Shape
-
-
-@dataclass(frozen=True, eq=False)
 class Root(Operation):
     """S: √(n_1 n_2 … / (m_1 m_2 …)), a number once the widths are bound."""
 
@@ -136,3 +118,126 @@ class Join(Operation):
 
     acts, kind, parted = VectorAccess.LINEARLY, "join", True
     parts: tuple[Value, ...]
+
+
+# Steps of an optimiser. A step moves W to (1 − ηλ) W − η U, with G = Σ_i δ_i x_i^T over all uses of W and U the
+# optimiser's function of G. The vectors δ_i and x_i are inputs of the operation W' x, so no part of a network is
+# written twice: a literal simulation really moves the matrix, and the exact engine rewrites the operation. As in
+# training, a step is in the past: gradients pass from W' x to x, and never to δ_i and x_i.
+
+Rate = float | Callable[[float, float], float]  # a number, or a function of fan-in and fan-out
+
+
+@dataclass(frozen=True, eq=False)
+class OptimiserStep:
+    """What a step does with the gradient of one parameter of R^{out × in}."""
+
+    name: str  # of the parameter, for messages
+    optimiser: str  # "sgd", "muon" or "adam"
+    lr: Rate  # η
+    weight_decay: float  # λ
+    eps: float  # ε̂ of Adam
+    newton_schulz: tuple[tuple[float, float, float], ...] | None  # of Muon, a step each; None: the polar factor itself
+    scale: Rate  # what Muon's matrix is multiplied by
+    in_width: Width
+    out_width: Width
+
+    def of(self, rate: Rate, widths: Mapping[str, float]) -> float:
+        """A rate at these widths."""
+        if not callable(rate):
+            return rate
+        sizes = self.in_width.bind(widths), self.out_width.bind(widths)
+        try:
+            with np.errstate(all="ignore"):
+                made = as_number(rate(*sizes))
+        except Exception as error:  # a user's function may raise anything
+            raise TraceError("step", f"lr or scale of {self.name} fails at the widths {sizes}: {error}") from error
+        if made is None or not math.isfinite(made):
+            raise TraceError(
+                "step",
+                f"lr or scale of {self.name} is {shown(made)} at fan-in {sizes[0]:g} and fan-out {sizes[1]:g}: it must "
+                "be a finite number",
+            )
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class GradientTerm:
+    """A pair (left, right) of inputs of `SteppedMatMul`: Σ_k l[b, k] r[b, k]^T, times `size`, is a term of G.
+
+    It is of the use y = W x, √(in/fan) W x if W has entries N(0, σ²/in), of which l or r is √out ∂L/∂y, √unit more if
+    there is a unit. `members` are the matrices b.
+    """
+
+    step: int
+    members: tuple[int, ...]
+    used: Weight
+    unit: str | None
+
+    def size(self, widths: Mapping[str, float]) -> float:
+        """By what l r^T is multiplied in G."""
+        fan, out, columns = (w.bind(widths) for w in (self.used.fan, self.used.out_width, self.used.drawn.in_width))
+        return float((columns / fan / out / (1 if self.unit is None else widths[self.unit])) ** 0.5)
+
+
+@dataclass(frozen=True, eq=False)
+class SteppedMatMul(Entrywise):
+    """V: g[b, i] = W'_b x[i], or W'_b x[b, i] if each, with W' what W is after steps."""
+
+    acts, kind, letter = VectorAccess.BY_PRODUCTS, "MatMul after a step", "g"
+    weight: Weight
+    x: Vector
+    each: bool
+    left: tuple[Vector, ...]
+    right: tuple[Vector, ...]
+    parts: tuple[GradientTerm, ...]
+    steps: tuple[OptimiserStep, ...]
+
+    def reads(self, ndim: int) -> tuple[Axes, ...]:
+        """All uses of the past."""
+        return align_axes(self.x.ndim, ndim), *((None,) * v.ndim for v in (*self.left, *self.right))
+
+    def at(self, keep: Keep) -> SteppedMatMul:
+        """Some of the matrices."""
+        batch = keep[: len(self.weight.batch)]
+        return replace(self, weight=self.weight[box(batch)]) if batch else self
+
+
+@dataclass(frozen=True, eq=False)
+class SteppedParameter(Entrywise):
+    """V or S: an initial vector or random scalars after a step: (1 − ηλ) x − η U, with G the sum of d, each in a unit.
+
+    d is √n ∂L/∂x of vectors, ∂L/∂x of scalars, and √unit more if there is a unit.
+    """
+
+    acts, kind, letter = VectorAccess.ON_COORDINATES, "after a step", "h"
+    x: Value
+    d: tuple[Value, ...]
+    units: tuple[str | None, ...]
+    rule: OptimiserStep
+
+    def sizes(self, widths: Mapping[str, float]) -> list[float]:
+        """By what each d is multiplied in G."""
+        own = self.x.width.bind(widths) if isinstance(self.x, Vector) else 1.0
+        return [float((own * (1.0 if unit is None else widths[unit])) ** -0.5) for unit in self.units]
+
+
+Acting = MatMul | SteppedMatMul
+
+
+def steps_of(op: Acting) -> tuple[OptimiserStep, ...]:
+    """The steps that the matrix of an operation has made."""
+    return op.steps if isinstance(op, SteppedMatMul) else ()
+
+
+def current_inputs(op: Operation) -> tuple[Value, ...]:
+    """The inputs of an operation that are not in the past of what it makes."""
+    return (op.x,) if isinstance(op, SteppedMatMul) else () if isinstance(op, SteppedParameter) else op.inputs
+
+
+def initial_value(value: Value) -> tuple[Value, int]:
+    """What a value was before all steps, and how many they were."""
+    count = 0
+    while isinstance(value.op, SteppedParameter):
+        value, count = value.op.x, count + 1
+    return value, count

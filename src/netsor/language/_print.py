@@ -9,16 +9,14 @@ import numpy as np
 
 from . import _operation as ops
 from ._array import Operation, Value
-from ._function import ADD, MATMUL, MULTIPLY, SUBTRACT
-from ._graph import names_of, take_as_index, topological_order, widths_of
-from ._join import Pool
-from ._operation import Constant, Floats, MatMul, Source
-from ._optimiser_ops import Acting, SteppedMatMul, steps_of
+from ._graph import names_of, narrow, take_as_index, topological_order, widths_of
+from ._operation import Acting, Constant, Floats, MatMul, Source, SteppedMatMul, steps_of
+from ._parameters import Weight
 from ._probe import Probe
 from ._rotary import Rotate
-from ._slicing import narrow
+from ._scalar import ADD, MATMUL, MULTIPLY, SUBTRACT
+from ._score import Pool
 from ._vector import Vector
-from ._weight import Weight
 
 INFIX = {ADD: "+", SUBTRACT: "−", MULTIPLY: "·", MATMUL: "@"}  # by identity: a user may name a function so too
 

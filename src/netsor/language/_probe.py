@@ -1,7 +1,6 @@
-"""What a program names to be watched: values beside its outputs, which have no effect on it.
+"""Probes: names for values inside a program, which audits measure and printers show.
 
-A probe is no operation: the graph, its law and its random numbers are as they were without it. The program keeps the
-names, its printers show them, and an audit measures what they stand for.
+A probe is not an operation: the graph, its law and its random numbers are the same without it.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ._array import Value
-from ._given import shown
+from ._given import TraceError, shown
 from ._scalar import Scalar
-from ._source_location import TraceError
 from ._vector import Vector
 
 V = TypeVar("V", bound=Value)
@@ -25,7 +23,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class ProbeKind(NamedTuple):
-    """What a name stands for."""
+    """The kind of value that a name stands for."""
 
     of: type[Value]
     axes: int  # the last axes, which must be there
@@ -53,7 +51,7 @@ ALONE = ("embedding", "stream", "attention", "mlp", "experts", "logits")  # with
 
 
 class Probe(NamedTuple):
-    """A value with its name, and for scores and weights the entries that take part; None: as the softmax says."""
+    """A named value; for scores and weights with the entries that take part (None: those of the softmax)."""
 
     name: str
     value: Value
@@ -64,28 +62,23 @@ _open: ContextVar[list[Probe] | str | None] = ContextVar("probes", default=None)
 
 
 def probe(name: str, x: V, mask: npt.ArrayLike | None = None) -> V:
-    """Name a value of a program, for `ns.audit` to watch; the value is returned, and nothing about it changes.
+    """Name a value of a program, so that `ns.audit` measures it, and return the value unchanged.
 
     Parameters
     ----------
     name : str
-        What it is. "embedding", the stream before the first block; then, block by block, "attention" and "mlp", what
-        the branches add; "query", "key", "value" and "hidden", vectors inside; "scores", "weights" and "experts",
+        What the value is: "embedding", the stream before the first block; then, block by block, "attention" and "mlp",
+        what the branches add; "query", "key", "value" and "hidden", vectors inside; "scores", "weights" and "experts",
         scalars; and "stream", which ends the block; at last "logits".
     x : Vector or Scalar
         The value.
     mask : array_like of bool, optional
-        Which scores or weights take part, (tokens, tokens); that of `ns.softmax` unless given.
+        Which scores or weights take part, (tokens, tokens); by default those that `ns.softmax` masks.
 
     Returns
     -------
     Vector or Scalar
         The value itself.
-
-    Raises
-    ------
-    TraceError
-        If there is no such name, or the value is of another kind.
 
     Examples
     --------
@@ -123,7 +116,7 @@ def _allowed(name: str, x: Value, mask: npt.ArrayLike) -> Bools:
 
 @contextmanager
 def watching() -> Iterator[list[Probe]]:
-    """The list of what is named meanwhile; a program inside another has its own."""
+    """Collect the probes that are set inside the context; nested programs have their own."""
     found: list[Probe] = []
     before = _open.set(found)
     try:
@@ -134,7 +127,7 @@ def watching() -> Iterator[list[Probe]]:
 
 @contextmanager
 def unwatched(why: str) -> Iterator[None]:
-    """Refuse probes meanwhile."""
+    """Refuse probes inside the context."""
     before = _open.set(why)
     try:
         yield

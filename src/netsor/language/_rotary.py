@@ -1,4 +1,4 @@
-"""Rotary positions: what a transformer does to queries and keys so that scores know how far tokens are apart."""
+"""Rotary positions, which make scores depend on the distance of tokens."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ._apply import as_vector
-from ._array import Entrywise, VectorAccess
-from ._given import LARGEST, numbers, real, shown
-from ._index_box import Keep
+from ._array import Entrywise, Keep, VectorAccess
+from ._given import LARGEST, TraceError, numbers, real, shown
 from ._scalar import Floats
-from ._source_location import TraceError
 from ._vector import Vector
 
 
 class Stretch(NamedTuple):
-    """Low frequencies of rotary positions are divided by `factor`, high ones stay.
+    """RoPE scaling as in Llama 3.1: low frequencies of rotary positions are divided by `factor`, high ones are kept.
 
-    A frequency θ makes c = θ · original / 2π turns in the original context. It stays if c > high, becomes θ/factor if c
-    < low, and goes linearly in c from one to the other between.
+    A frequency θ makes c = θ · original / 2π turns in the original context. It is kept if c > high, becomes θ/factor if
+    c < low, and is interpolated linearly in c in between.
 
     Parameters
     ----------
     factor : float
-        What low frequencies are divided by.
+        The divisor of low frequencies.
     low : float
         Turns below which a frequency is low.
     high : float
@@ -48,23 +46,7 @@ class Stretch(NamedTuple):
     original: float
 
     def of(self, theta: Any) -> Any:
-        """The frequencies that take the place of θ.
-
-        Parameters
-        ----------
-        theta : numpy.ndarray
-            Frequencies.
-
-        Returns
-        -------
-        numpy.ndarray
-            In the same shape.
-
-        Examples
-        --------
-        >>> ns.models.Stretch(2.0, 1.0, 4.0, 100.0).of(np.array([0.01]))
-        array([0.005])
-        """
+        """The scaled frequencies."""
         turns = theta * self.original / (2 * math.pi)
         kept = ((turns - self.low) / (self.high - self.low)).clip(0.0, 1.0)
         return theta * (kept + (1.0 - kept) / self.factor)
@@ -106,33 +88,28 @@ def rotary(
     fraction: float = 1.0,
     stretch: Stretch | None = None,
 ) -> Vector:
-    """The vectors, turned by their positions: tokens along the last axis of x.
+    """Rotary positions: rotate each vector by the position of its token, the last axis of x.
 
-    The token at position t has its pair of coordinates (f, f + r/2) turned by the angle t θ_f, θ_f = base^(−2f/r). r =
-    fraction · width counts the coordinates that are turned, the first ones; at every width bound it must be even.
+    At position t, the pair of coordinates (f, f + r/2) is rotated by the angle t θ_f, with θ_f = base^(−2f/r). The
+    first r = fraction · width coordinates are rotated; r must be even at every width that you bind.
 
     Parameters
     ----------
     x : Vector
         Queries or keys, (…, tokens).
     positions : array_like of float, optional
-        One a token: 0, 1, … unless given.
+        One for each token; 0, 1, … by default.
     base : float
-        Of the frequencies.
+        The base of the frequencies.
     fraction : float
-        Above 0, at most 1.
+        The fraction of coordinates that is rotated, above 0 and at most 1.
     stretch : Stretch, optional
-        Lowers low frequencies, as Llama 3.1 does, for a base above 1.
+        Scales low frequencies, as in Llama 3.1; needs a base above 1.
 
     Returns
     -------
     Vector
         In the shape of `x`.
-
-    Raises
-    ------
-    TraceError
-        If there is another number of positions than of tokens, or a number is out of range.
 
     Examples
     --------

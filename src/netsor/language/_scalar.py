@@ -1,23 +1,57 @@
-"""Scalars, with numpy's way of writing algebra, and the operations that it makes.
+"""Scalars, their arithmetic, and the operations it makes.
 
-`p + q` and `2 * p` make an operation that reads values and a value that the operation made, so the two are defined
-together; `_operation` lists the whole instruction set.
+`p + q` makes an operation that reads values and a value made by it, so both are defined here; `_operation` lists all
+operations.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from .._array_api import array_namespace
 from ..activations import Function
 from ._array import Axes, Entrywise, Operation, Take, Value, align_axes
-from ._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, power
-from ._given import Shape, numbers, real, shown
-from ._source_location import TraceError
+from ._given import Shape, TraceError, numbers, real, shown
+
+
+def _power(x: Any, k: float) -> Any:
+    return x**k
+
+
+def _inverse(x: Any) -> Any:
+    return 1.0 / x
+
+
+def _sum(x: Any) -> Any:
+    return array_namespace(x).sum(x, axis=-1)
+
+
+def _mean(x: Any) -> Any:
+    return array_namespace(x).mean(x, axis=-1)
+
+
+# By name, so that a traced program can be sent to another process.
+ADD = Function("add", operator.add, bounded=False, lipschitz=True)
+SUBTRACT = Function("subtract", operator.sub, bounded=False, lipschitz=True)
+MULTIPLY = Function("multiply", operator.mul, bounded=False, lipschitz=True)
+MATMUL = Function("matmul", operator.matmul, bounded=False, lipschitz=True)
+INVERSE = Function("reciprocal", _inverse, bounded=False, lipschitz=False)
+SUM = Function("sum", _sum, bounded=False, lipschitz=True)
+MEAN = Function("mean", _mean, bounded=False, lipschitz=True)
+
+
+def power(exponent: float) -> Function:
+    """x^k, a polynomial for k = 0, 1, …; else it has a pole or a root at 0, or no value below 0."""
+    lipschitz = exponent >= 0 and float(exponent).is_integer()
+    return Function("power", partial(_power, k=exponent), False, lipschitz, (exponent,))
+
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,16 +60,8 @@ Floats = npt.NDArray[np.float64]
 class Scalar(Value):
     """An array of random scalars: scores, attention weights, norms.
 
-    Scalars do arithmetic with numbers and each other. `ns.dot`, `ns.normal` and functions of them make them.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        The axes of the array; () for a single scalar.
-    op : Operation
-        What made them.
-    where : Where
-        The line that made them.
+    You can do arithmetic with scalars and numbers. `ns.dot`, `ns.normal` and functions of scalars return them. The
+    attributes are those of `ns.Value`.
 
     Examples
     --------
@@ -56,16 +82,6 @@ class Scalar(Value):
             Positions in the flattened array.
         operation : str
             What errors name.
-
-        Returns
-        -------
-        Scalar
-            In the shape of `flat`.
-
-        Examples
-        --------
-        >>> ns.normal((2, 3)).take([5, 0], "take").shape
-        (2,)
         """
         taken = super().take(flat, operation)
         if isinstance(self.op, Constant) and isinstance(taken.op, Take):
@@ -116,44 +132,12 @@ class Scalar(Value):
         return _matmul(as_scalar(other, "@"), self)
 
     def sum(self, axis: int | tuple[int, ...] | None = None) -> Scalar:
-        """The sum over an axis, several, or all.
-
-        Parameters
-        ----------
-        axis : int or tuple of int, optional
-            Over which axes; all, if none is given.
-
-        Returns
-        -------
-        Scalar
-            Without these axes.
-
-        Examples
-        --------
-        >>> ns.normal((2, 3)).sum(axis=1).shape
-        (2,)
-        """
+        """The sum over an axis, several, or all."""
         p = self._axes_last(axis, "sum")
         return applied(SUM, (p,), p.shape[:-1], axes=1)
 
     def mean(self, axis: int | tuple[int, ...] | None = None) -> Scalar:
-        """The mean over an axis, several, or all.
-
-        Parameters
-        ----------
-        axis : int or tuple of int, optional
-            Over which axes; all, if none is given.
-
-        Returns
-        -------
-        Scalar
-            Without these axes.
-
-        Examples
-        --------
-        >>> ns.normal((2, 3)).mean(axis=1).shape
-        (2,)
-        """
+        """The mean over an axis, several, or all."""
         p = self._axes_last(axis, "mean")
         return applied(MEAN, (p,), p.shape[:-1], axes=1)
 

@@ -1,7 +1,9 @@
-"""From vectors to scalars and back: dot products, softmax, concatenation and norms."""
+"""Dot products, softmax, norms, concatenation, and joins of arrays."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,11 +13,11 @@ import numpy.typing as npt
 from .._array_api import array_namespace
 from ..activations import Function, row_softmax
 from ._apply import as_vector
-from ._check_function import shared
-from ._given import as_axis, real, scale, shown
-from ._operation import Concat, Dot, Split
+from ._array import Operation, V, Value, VectorAccess
+from ._check_function import shared_mask
+from ._given import TraceError, as_axis, real, scale, shown
+from ._operation import Concat, Dot, Join, Split
 from ._scalar import Scalar, applied, as_scalar, constant
-from ._source_location import TraceError
 from ._vector import Vector, ones, same_width
 from ._width import Width
 
@@ -35,11 +37,6 @@ def dot(x: Vector, y: Vector) -> Scalar:
     Scalar
         Leading axes are aligned, the last ones paired: shapes (heads, s) and (heads, t) give (heads, s, t); two single
         vectors give one scalar.
-
-    Raises
-    ------
-    TraceError
-        If the widths differ or the leading axes do not fit.
 
     Examples
     --------
@@ -63,12 +60,7 @@ def mean_dot(x: Vector, y: Vector) -> Scalar:
     Returns
     -------
     Scalar
-        (…, s, t); at infinite width they are numbers, where nothing before them is random.
-
-    Raises
-    ------
-    TraceError
-        If the widths or the leading axes differ.
+        (…, s, t). At infinite width a mean is a number, unless it depends on scores or random scalars.
 
     Examples
     --------
@@ -96,24 +88,19 @@ def _dot(x: Vector, y: Vector, power: float, operation: str) -> Scalar:
 
 
 def concat(x: Vector, axis: int = 0) -> Vector:
-    """The vectors along an axis, set end to end: shape (heads, s) in R^d becomes (s,) in R^(heads·d).
+    """Concatenate the vectors along an axis: shape (heads, s) in R^d becomes (s,) in R^(heads·d).
 
     Parameters
     ----------
     x : Vector
-        Heads, say.
+        Vectors, such as the heads of attention.
     axis : int
-        Along which they are set end to end.
+        The axis to concatenate.
 
     Returns
     -------
     Vector
-        Without this axis, in a space of so many times the width.
-
-    Raises
-    ------
-    TraceError
-        If there is no such axis.
+        Without this axis; its length multiplies the width.
 
     Examples
     --------
@@ -150,12 +137,7 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
     Returns
     -------
     Scalar
-        Weights of the shape of p, of sum 1 over the last axis.
-
-    Raises
-    ------
-    TraceError
-        If the mask does not fit, or leaves a row with nothing.
+        In the shape of p; sums to 1 over the last axis.
 
     Examples
     --------
@@ -167,37 +149,34 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
         raise TraceError("softmax", "needs an axis to run over, got a single scalar")
     if mask is None:
         return applied(SOFTMAX, (p,), p.shape, axes=1)
-    if isinstance(mask, str):
-        if mask != "causal":
-            raise TraceError("softmax", f"mask={shown(mask)} must be 'causal' or a boolean array")
-        if p.ndim < 2 or p.shape[-1] != p.shape[-2]:
-            raise TraceError("softmax", f"mask='causal' needs square scores, got shape {p.shape}")
-        allowed = np.tri(p.shape[-1], dtype=bool)
-    else:
-        allowed = _booleans(mask)
+    allowed = checked_mask(mask, p.shape, "softmax")
+    shape = np.broadcast_shapes(allowed.shape, p.shape[-1:])
+    allowed = allowed if allowed.shape == shape else np.broadcast_to(allowed, shape)
+    return applied(MASKED_SOFTMAX, (p, constant(shared_mask(allowed))), p.shape, axes=1)
+
+
+def checked_mask(mask: npt.ArrayLike | str, shape: tuple[int, ...], operation: str) -> npt.NDArray[np.bool]:
+    """Which scores of this shape take part, as a boolean array that broadcasts to it."""
+    if isinstance(mask, str) and mask == "causal":
+        if len(shape) < 2 or shape[-1] != shape[-2]:
+            raise TraceError(operation, f"mask='causal' needs square scores, got shape {shape}")
+        return np.tri(shape[-1], dtype=bool)
     try:
-        np.broadcast_to(allowed, p.shape)
-        shape = np.broadcast_shapes(allowed.shape, p.shape[-1:])
-        allowed = allowed if allowed.shape == shape else np.broadcast_to(allowed, shape)
+        allowed = np.asarray(mask)
+    except Exception:  # rows of different lengths, or an object that numpy cannot read
+        allowed = np.asarray(None)
+    if allowed.dtype != bool:
+        got = f", got an array of {allowed.dtype}: write mask > 0" if allowed.dtype.kind in "iuf" else ""
+        raise TraceError(operation, f"mask={shown(mask)} must be 'causal' or a boolean array{got}")
+    try:
+        np.broadcast_to(allowed, shape)
     except ValueError:
         raise TraceError(
-            "softmax", f"mask of shape {allowed.shape} does not broadcast to scores of shape {p.shape}"
+            operation, f"mask of shape {allowed.shape} does not broadcast to scores of shape {shape}"
         ) from None
     if not allowed.any(axis=-1).all():
-        raise TraceError("softmax", "mask leaves a row without any entry")
-    return applied(MASKED_SOFTMAX, (p, constant(shared(allowed))), p.shape, axes=1)
-
-
-def _booleans(mask: npt.ArrayLike) -> npt.NDArray[np.bool]:
-    try:
-        found = np.asarray(mask)
-    except Exception:  # a user's object may raise anything when numpy converts it
-        raise TraceError("softmax", f"mask={shown(mask)} must be 'causal' or a boolean array") from None
-    if found.dtype != bool:
-        raise TraceError(
-            "softmax", f"mask={shown(mask)} must be 'causal' or boolean, got an array of {found.dtype}: write mask > 0"
-        )
-    return found
+        raise TraceError(operation, "mask leaves a row without any entry")
+    return allowed
 
 
 def rsqrt(x: Any, eps: float) -> Any:
@@ -213,11 +192,11 @@ def rms_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     Parameters
     ----------
     x : Vector
-        Each vector for itself.
+        Vectors, each of which is normalised.
     eps : float
         Added to the mean square.
     gain : float
-        What the result is multiplied by.
+        A factor of the result.
 
     Returns
     -------
@@ -247,11 +226,11 @@ def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     Parameters
     ----------
     x : Vector
-        Each vector for itself.
+        Vectors, each of which is normalised.
     eps : float
         Added to the mean square.
     gain : float
-        What the result is multiplied by.
+        A factor of the result.
 
     Returns
     -------
@@ -268,3 +247,102 @@ def layer_norm(x: Vector, eps: float = 0.0, gain: float = 1.0) -> Vector:
     gain = scale(gain, "gain", "layer_norm")
     one = ones(x.width)
     return rms_norm(x - mean_dot(x, one) * one, eps, gain)
+
+
+def join(values: Sequence[V], axis: int = 0) -> V:
+    """Join arrays of vectors, or of scalars, along an existing axis.
+
+    Parameters
+    ----------
+    values : sequence of Vector, or of Scalar
+        One or more arrays, whose shapes differ along the axis only.
+    axis : int
+        The axis to join.
+
+    Returns
+    -------
+    Vector or Scalar
+        As from numpy.concatenate.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> ns.join([ns.gaussian(n, 2), ns.gaussian(n, 3)]).shape
+    (5,)
+    """
+    parts = _checked_values(values, "join")
+    ndim, axis = parts[0].ndim, as_axis(axis, parts[0].shape, "join")
+    if len({(part.ndim, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}) > 1:
+        raise TraceError("join", f"shapes {_shapes(parts)} do not join along axis {axis}")
+    order = [axis, *(a for a in range(ndim) if a != axis)]
+    moved = tuple(part.transpose(*order) for part in parts)
+    shape = (sum(part.shape[0] for part in moved), *moved[0].shape[1:])
+    return moved[0]._like(Join(moved), shape).transpose(*np.argsort(order).tolist())
+
+
+def stack(values: Sequence[V], axis: int = 0) -> V:
+    """Stack arrays of one shape along a new axis.
+
+    Parameters
+    ----------
+    values : sequence of Vector, or of Scalar
+        One or more arrays of one shape.
+    axis : int
+        The position of the new axis.
+
+    Returns
+    -------
+    Vector or Scalar
+        As from numpy.stack.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> ns.stack([ns.gaussian(n, 3), ns.gaussian(n, 3)]).shape
+    (2, 3)
+    """
+    parts = _checked_values(values, "stack")
+    axis = as_axis(axis, parts[0].shape, "stack", new=True)
+    if len({part.shape for part in parts}) > 1:
+        raise TraceError("stack", f"shapes {_shapes(parts)} do not stack along axis {axis}")
+    key = (slice(None),) * axis + (None,)
+    return join([part[key] for part in parts], axis)
+
+
+def _checked_values(values: Sequence[V], operation: str) -> tuple[V, ...]:
+    try:
+        parts = tuple(values)
+    except Exception:  # a user's object may raise anything when it is iterated over
+        raise TraceError(operation, f"values={shown(values)} must be a list of vectors or of scalars") from None
+    if not parts:
+        raise TraceError(operation, f"needs at least one value, got {shown(values)}")
+    vectors = [part for part in parts if isinstance(part, Vector)]
+    if (vectors and len(vectors) < len(parts)) or not all(isinstance(part, Value) for part in parts):
+        raise TraceError(operation, f"needs vectors alone or scalars alone, got {shown(list(parts))}")
+    if vectors:
+        same_width(operation, *vectors)
+    return parts
+
+
+def _shapes(parts: Sequence[Value]) -> str:
+    """The shapes that differ, the first few of them."""
+    return " and ".join(map(str, list(dict.fromkeys(part.shape for part in parts))[:4]))
+
+
+@dataclass(frozen=True, eq=False)
+class Pool(Operation):
+    """S: `count` numbers, a symmetric function f of all coordinates of all vectors of x."""
+
+    acts, kind = VectorAccess.ON_COORDINATES, "function of all coordinates"
+    f: Function
+    x: Vector
+    count: int
+
+
+def pooled(f: Callable[[Any], Any], x: Vector, count: int) -> Scalar:
+    """(count,) scalars: a symmetric function f of the coordinates of all vectors of x.
+
+    f maps an array (replicas, numbers) to (replicas, count).
+    """
+    name = getattr(f, "__name__", "f")
+    return Scalar(Pool(Function(name, f), as_vector(x, name), count), (count,))

@@ -9,16 +9,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._array import Source, Value
-from ._given import as_floats, as_whole, one_of, real, shown
-from ._grad import Reverse, as_loss
+from ._given import TraceError, as_floats, as_whole, one_of, real, shown
+from ._grad import Parameter, Parameters, Reverse, Term, as_loss, terms_of
 from ._graph import topological_order
-from ._operation import Gaussian, MatMul, Normal
-from ._optimiser_ops import GradientTerm, OptimiserStep, Rate, SteppedMatMul, SteppedParameter, initial_value, steps_of
+from ._operation import (
+    Gaussian,
+    GradientTerm,
+    MatMul,
+    Normal,
+    OptimiserStep,
+    Rate,
+    SteppedMatMul,
+    SteppedParameter,
+    initial_value,
+    steps_of,
+)
+from ._parameters import Weight
 from ._scalar import Scalar, constant
-from ._source_location import TraceError
 from ._vector import Vector, mix
-from ._weight import Weight
-from ._weight_gradient import Parameter, Parameters, Term, terms_of
 from ._width import Width
 
 MUON = (3.4445, -4.7750, 2.0315)  # the coefficients of Muon's public code, for every step
@@ -39,15 +47,15 @@ def step(
     weight_decay: float = 0.0,
     scale: Rate | None = None,
 ) -> Any:
-    """The outputs with the weights after one step of an optimiser on the loss: values of the same program.
+    """The outputs after one step of an optimiser on the loss, as values of the same program.
 
     A step moves a matrix W to (1 − η·weight_decay) W − η U. With G the gradient of the loss by **the entries of W
     themselves**, as an optimiser sees them (entries N(0, σ²/fan-in), no factor taken out), U is
 
     - "sgd": G. Momentum's first step is the same.
     - "muon": the polar factor of G, scale · A B^T for G = A S B^T (without singular values below 1e-5 of the largest,
-      which Muon's own polynomial leaves near 0), or that polynomial of Newton and Schulz. A batch of matrices is one
-      matrix after the other: the heads of attention each for itself.
+      which Muon's own polynomial leaves near 0), or that polynomial of Newton and Schulz. Each matrix of a batch, such
+      as a head of attention, has its own step.
     - "adam": G/(|G| + eps), entry by entry: the first step of Adam and AdamW, and with eps = 0 of signSGD and Lion.
 
     Nothing is trained. G = Σ_i δ_i x_i^T over all uses of W (tokens, layers that share it), so
@@ -57,7 +65,7 @@ def step(
     Parameters
     ----------
     outputs
-        A value of the program, or a list or tuple of them, to be made again with the weights after the step.
+        A value of the program, or a list or tuple of them, to be computed with the weights after the step.
     loss
         A scalar of the program; several are summed.
     lr
@@ -67,30 +75,24 @@ def step(
     optimiser
         "sgd", "muon" or "adam".
     weights
-        What moves: weights, initial vectors (biases, embeddings, a readout) and random scalars; unless given, all
-        matrices that the loss depends on. Equal random vectors, as those of a token that occurs twice, are one
-        parameter; vectors without variance (biases that begin at 0) are each its own.
+        The parameters that move: weights, initial vectors (biases, embeddings, a readout) and random scalars; by
+        default all matrices that the loss depends on. Equal random vectors, such as those of a token that occurs twice,
+        are one parameter; vectors without variance (biases that start at 0) are separate ones.
     eps
         ε̂ of Adam.
     newton_schulz
-        Of Muon: a number of steps with the coefficients of its public code (3.4445, −4.7750, 2.0315), three
-        coefficients for five steps, or a list of three for each step, 100 steps at most; the polar factor itself unless
-        given.
+        For Muon: a number of steps with the coefficients of its public code (3.4445, −4.7750, 2.0315), three
+        coefficients for five steps, or a list of three for each step, at most 100; by default the polar factor itself.
     weight_decay
         λ, decoupled as in AdamW.
     scale
-        Of Muon: what its matrix is multiplied by, a number or a function of fan-in and fan-out; 1 unless given.
+        For Muon: a factor of its matrix, a number or a function of fan-in and fan-out; 1 by default.
 
     Returns
     -------
     Any
-        The outputs after the step, in the structure given. They are values as others and can be outputs of one more
-        step; as in training, no gradient passes through a step into what it was made of.
-
-    Raises
-    ------
-    TraceError
-        If an argument is not what it must be, or a function has no derivative.
+        The outputs after the step, in the same structure. You can use them in another step; as in training, gradients
+        do not flow through a step.
 
     Examples
     --------
@@ -136,7 +138,9 @@ def step(
     shifted: dict[Value, Value] = {}
     for leaf, parts in found.leaves.items():
         units, d = zip(*parts, strict=True)
-        shifted[leaf] = replace(leaf, op=SteppedParameter(leaf, tuple(_equal(leaf, x) for x in d), units, rule(leaf)))
+        shifted[leaf] = replace(
+            leaf, op=SteppedParameter(leaf, tuple(_tied_gradients(leaf, x) for x in d), units, rule(leaf))
+        )
     made = _rebuilt(listed, matrices, found.latest, shifted)
     return type(outputs)(made) if several else made[0]
 
@@ -196,12 +200,14 @@ def _rebuilt(
         if isinstance(made, MatMul | SteppedMatMul) and made.weight.source in matrices:
             rule, terms = matrices[made.weight.source]
             if steps_of(made) == latest[made.weight.source]:
-                made = _moved(made, rule, terms)
+                made = _with_step(made, rule, terms)
         new[value] = value if made is op else replace(value, op=made)
     return [new[output] for output in outputs]
 
 
-def _moved(op: MatMul | SteppedMatMul, rule: OptimiserStep, terms: Sequence[tuple[Term, str | None]]) -> SteppedMatMul:
+def _with_step(
+    op: MatMul | SteppedMatMul, rule: OptimiserStep, terms: Sequence[tuple[Term, str | None]]
+) -> SteppedMatMul:
     """The operation with its matrices moved."""
     before = op if isinstance(op, SteppedMatMul) else SteppedMatMul(op.weight, op.x, op.each, (), (), (), ())
     parts = tuple(GradientTerm(len(before.steps), term.members, term.used, unit) for term, unit in terms)
@@ -214,7 +220,7 @@ def _moved(op: MatMul | SteppedMatMul, rule: OptimiserStep, terms: Sequence[tupl
     )
 
 
-def _equal(leaf: Value, d: Value) -> Value:
+def _tied_gradients(leaf: Value, d: Value) -> Value:
     """The gradients of initial vectors: those that are equal, as for a token that occurs twice, are one parameter."""
     first = initial_value(leaf)[0].op
     if not isinstance(first, Gaussian):

@@ -1,6 +1,6 @@
 """The tangent kernel, and norms of gradients: products of Gram matrices over all uses of a matrix.
 
-With parts l r^T of ∂p/∂W (see `_weight_gradient`), Σ_W ⟨∂p/∂W, ∂q/∂W⟩ = Σ ⟨l, l'⟩ ⟨r, r'⟩ over pairs of uses of one
+With parts l r^T of ∂p/∂W (see `_grad`), Σ_W ⟨∂p/∂W, ∂q/∂W⟩ = Σ ⟨l, l'⟩ ⟨r, r'⟩ over pairs of uses of one
 matrix.
 """
 
@@ -11,20 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from ._array import Value
+from ._array import Source, Value
 from ._derivative import scale, width_ratio
-from ._given import one_of, shown
-from ._grad import Reverse, as_loss
+from ._given import TraceError, one_of, shown
+from ._grad import Parameter, Parameters, Reverse, Term, alone, as_loss, terms_of
 from ._graph import topological_order
-from ._join import stack
-from ._operation import Gaussian, Normal
-from ._optimiser_ops import initial_value
+from ._operation import Acting, Gaussian, Normal, OptimiserStep, initial_value, steps_of
+from ._parameters import Weight
 from ._scalar import Scalar, constant
-from ._score import mean_dot
-from ._source_location import TraceError
+from ._score import join, mean_dot, stack
 from ._vector import Vector, mix
-from ._weight import Weight
-from ._weight_gradient import Parameter, Parameters, Term, Version, alone, pooled, terms_of, version_of
+
+Version = tuple[Source, tuple[OptimiserStep, ...]]  # a matrix, and the steps that it has made
 
 
 def ntk(
@@ -35,8 +33,8 @@ def ntk(
 ) -> Scalar:
     """The tangent kernel of scalars, Σ_W ⟨∂p_a/∂W, ∂q_b/∂W⟩, as scalars of the same program.
 
-    A coordinate of an output y is read by a random readout, `ns.dot(r, y)`, r = ns.gaussian(n). Then r stands for the
-    last layer; it counts if it is among `weights`.
+    Read a coordinate of an output y by a random readout, `ns.dot(r, y)` with r = ns.gaussian(n). Then r stands for the
+    last layer, and counts if it is among `weights`.
 
     Parameters
     ----------
@@ -55,12 +53,7 @@ def ntk(
     Returns
     -------
     Scalar
-        p.shape + q.shape. They have a law like any others, joint with p and q.
-
-    Raises
-    ------
-    TraceError
-        If p or q is no scalar, or a weight is none of the program.
+        p.shape + q.shape.
 
     Examples
     --------
@@ -97,11 +90,6 @@ def grad_norm(p: Scalar, weight: Parameter, parametrisation: str = "standard") -
     -------
     Scalar
         One.
-
-    Raises
-    ------
-    TraceError
-        If p is not one scalar, or the weight is none of the program.
 
     Examples
     --------
@@ -141,9 +129,9 @@ def _kernel(first: Any, second: Any, chosen: Parameters, standard: bool) -> Scal
         for members in dict.fromkeys(term.members for term in terms):
             pair = [[t for t in side if t.members == members] for side in (terms, others)]
             if all(pair):
-                found.append(_matrices(pair, shape, standard))
+                found.append(_matrix_term(pair, shape, standard))
     for k, leaf in enumerate(chosen.leaves):
-        found.append(_others(leaf, [[row[k] for row in side[1]] for side in (first, second)], standard))
+        found.append(_leaf_term(leaf, [[row[k] for row in side[1]] for side in (first, second)], standard))
     if not found:
         return constant(np.zeros(shape))
     total = found[0]
@@ -152,7 +140,7 @@ def _kernel(first: Any, second: Any, chosen: Parameters, standard: bool) -> Scal
     return total
 
 
-def _matrices(pair: Sequence[Sequence[Term]], shape: tuple[int, int], standard: bool) -> Scalar:
+def _matrix_term(pair: Sequence[Sequence[Term]], shape: tuple[int, int], standard: bool) -> Scalar:
     """Σ ⟨l, l'⟩ ⟨r, r'⟩ over the uses by outputs a and b, of matrices that all of them are of."""
     lefts, rights, sums = [], [], []
     for side, outputs in zip(pair, shape, strict=True):
@@ -182,7 +170,7 @@ def _unit(term: Term, standard: bool) -> Scalar | float:
     return unit if standard else drawn.std * unit
 
 
-def _others(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Scalar:
+def _leaf_term(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Scalar:
     """Of initial vectors and random scalars: ⟨∂p/∂b, ∂q/∂b⟩, or with respect to b/σ, which is N(0, 1)."""
     law = initial_value(leaf)[0].op
     if isinstance(law, Normal):
@@ -196,3 +184,15 @@ def _others(leaf: Value, sides: Sequence[Sequence[Value]], standard: bool) -> Sc
         flat = [[mix(constant(factor.T.copy()), d) for d in side] for side in flat]  # type: ignore[arg-type]
     columns: list[Any] = [stack(side, axis=1) for side in flat]  # (vectors, outputs)
     return mean_dot(*columns).sum(0)
+
+
+def version_of(op: Acting) -> Version:
+    """The matrix that acts, as it was after its last step."""
+    return op.weight.source, steps_of(op)
+
+
+def pooled(parts: Sequence[Vector]) -> Vector:
+    """The vectors of several uses, (matrices, K): side by side along K."""
+    rows = max(part.shape[0] for part in parts)
+    same = [part if part.shape[0] == rows else part.broadcast_to((rows, part.shape[1])) for part in parts]
+    return same[0] if len(same) == 1 else join(same, axis=1)

@@ -10,10 +10,8 @@ import numpy.typing as npt
 
 from ..activations import Function
 from ._array import Axes, Entrywise, Operation, Source, Value, VectorAccess, align_axes
-from ._function import MULTIPLY
-from ._given import Shape, scaled, shown
-from ._scalar import Constant, Floats, Scalar, ScalarLike, as_scalar, broadcast, reciprocal
-from ._source_location import TraceError
+from ._given import Shape, TraceError, scaled, shown
+from ._scalar import MULTIPLY, Constant, Floats, Scalar, ScalarLike, as_scalar, broadcast, reciprocal
 from ._width import Width, as_width
 
 
@@ -21,19 +19,8 @@ from ._width import Width, as_width
 class Vector(Value):
     """An array of random vectors of one width: tokens, queries of all heads, hidden layers.
 
-    Vectors are added, multiplied by numbers and scalars, and mixed by `a @ v`; `W @ x` applies matrices. Functions of
-    the language make them.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        The axes of the array; () for a single vector.
-    width : Width
-        The dimension of the vectors.
-    op : Operation
-        What made them.
-    where : Where
-        The line that made them.
+    You can add vectors, multiply them by numbers and scalars, and combine them over an axis with `a @ x`; `W @ x`
+    applies matrices. The attributes are those of `ns.Value`, and `width`, the dimension of the vectors.
 
     Examples
     --------
@@ -98,44 +85,12 @@ class Vector(Value):
         return mix(as_scalar(a, "@"), self)
 
     def sum(self, axis: int | tuple[int, ...] | None = None) -> Vector:
-        """The sum of the vectors over an axis, several, or all.
-
-        Parameters
-        ----------
-        axis : int or tuple of int, optional
-            Over which axes; all, if none is given.
-
-        Returns
-        -------
-        Vector
-            Without these axes.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (2, 3)).sum(axis=0).shape
-        (3,)
-        """
+        """The sum of the vectors over an axis, several, or all."""
         x = self._axes_last(axis, "sum")
         return mix(as_scalar(np.ones(x.shape[-1]), "sum"), x)
 
     def mean(self, axis: int | tuple[int, ...] | None = None) -> Vector:
-        """The mean of the vectors over an axis, several, or all.
-
-        Parameters
-        ----------
-        axis : int or tuple of int, optional
-            Over which axes; all, if none is given.
-
-        Returns
-        -------
-        Vector
-            Without these axes.
-
-        Examples
-        --------
-        >>> ns.gaussian(ns.Width("n"), (2, 3)).mean().shape
-        ()
-        """
+        """The mean of the vectors over an axis, several, or all."""
         x = self._axes_last(axis, "mean")
         return mix(as_scalar(np.full(x.shape[-1], 1 / x.shape[-1]), "mean"), x)
 
@@ -207,7 +162,7 @@ def same_width(operation: str, *vectors: Vector) -> Width:
 
 
 def ones(width: Width | int) -> Vector:
-    """The vector (1, …, 1): what a mean, a shift or the direction that LayerNorm removes is a multiple of.
+    """The vector (1, …, 1), as in means, shifts and layer norms.
 
     Parameters
     ----------
@@ -244,7 +199,7 @@ def mix(a: Scalar, x: Vector) -> Vector:
 
 
 def _factor(c: Scalar, operation: str) -> Scalar:
-    """What vectors are multiplied by; given numbers are squared then, wherever a law needs a product of vectors."""
+    """A factor of vectors. Laws square it, so given numbers must have squares that a double can hold."""
     if isinstance(c.op, Constant):
         scaled(c.op.numbers, operation, "factor")
     return c

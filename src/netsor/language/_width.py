@@ -12,8 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
-from ._given import LARGEST, as_number, as_whole, shown, whole
-from ._source_location import TraceError
+from ._given import LARGEST, TraceError, as_number, as_whole, shown, whole
 
 inf = math.inf
 
@@ -27,14 +26,9 @@ class Width:
     Parameters
     ----------
     name : str or int
-        A symbol, which is bound by its name when a program is evaluated, or a number.
+        A symbol, which you bind by its name when you evaluate a program, or a number.
     factor : int
-        By which the symbol is multiplied.
-
-    Raises
-    ------
-    TraceError
-        If the name is no identifier, or the number is not positive.
+        A multiple of the symbol.
 
     Examples
     --------
@@ -101,33 +95,12 @@ class Width:
         return f"Width({str(self)!r})"
 
     def bind(self, widths: Mapping[str, float]) -> float:
-        """The number that this width is once its symbol is bound: a positive integer or infinity.
-
-        Parameters
-        ----------
-        widths : mapping of str to float
-            The numbers, by symbols.
-
-        Returns
-        -------
-        float
-            A positive integer, or infinity.
-
-        Raises
-        ------
-        KeyError
-            If the symbol is not among them.
-
-        Examples
-        --------
-        >>> (4 * ns.Width("d")).bind({"d": 16})
-        64
-        """
+        """The number that this width is once its symbol is bound: a positive integer or infinity."""
         return self.factor if self.name is None else self.factor * widths[self.name]
 
 
 def as_width(width: Width | int, operation: str, name: str = "width") -> Width:
-    """A width from what the user wrote for one."""
+    """A Width from a Width or an integer."""
     if isinstance(width, Width):
         return width
     size = as_whole(width)

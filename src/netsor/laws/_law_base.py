@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._files import named, opened, parsed, write
-from ..language._given import as_whole, shown
-from ..language._source_location import PlacedError
+from ..language._given import PlacedError, as_whole, shown
 from ._estimate import Sources
 
 

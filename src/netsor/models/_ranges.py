@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from .._array_api import array_namespace
 from ..language import Scalar, Value, Vector, apply, join
-from ..language._join import pooled
 from ..language._operation import MatMul
+from ..language._score import pooled
 from ._build import Trace, matrix_kind, values_by_block
 from ._loss import Logits
 

@@ -19,9 +19,8 @@ import numpy.typing as npt
 from .._array_api import array_namespace
 from ..language import Scalar, Value, Vector, Weight, apply, data, join, mean_dot, nonlin, ones, tanh, weight
 from ..language._graph import topological_order
-from ..language._join import pooled
-from ..language._score import split
-from ..language._weight import MatMul
+from ..language._parameters import MatMul
+from ..language._score import pooled, split
 from ._build import Inputs, Layer, Trace, matrix_kind, n, normed, sigma_of, trace, values_by_block
 from ._description import Description
 

@@ -11,13 +11,10 @@ Examples
 (3,)
 """
 
-from ._attention import Attended, Rotary, attend, attention
-from ._attention_law import Attention
-from ._attention_std import attention_std
-from ._block import Block, block, mlp
+from ._attention import Attended, Rotary, alibi, attend, attention, causal, relative_bias
+from ._attention_law import Attention, attention_std
+from ._block import Block, block, mlp, shared
 from ._embedding import Embedding, embedding, logits
-from ._positions import alibi, causal, relative_bias
-from ._weight_sharing import shared
 
 __all__ = [
     "Attended",

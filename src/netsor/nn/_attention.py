@@ -1,20 +1,155 @@
-"""Attention, as the paper's Example 3.1 writes it, and as transformers vary it."""
+"""Attention, as in Example 3.1 of the paper and as transformers vary it: masks, biases, groups, rotary positions."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from inspect import getdoc
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..language import Scalar, TraceError, Vector, Width, concat, dot, mean_dot, rotary, softmax, tanh
-from ..language._given import SCALE, as_number, numbers, real, scale, shown, whole
+from ..language import Scalar, TraceError, Vector, Width, concat, dot, mean_dot, normal, rotary, softmax, tanh
+from ..language._given import NUMBERS, SCALE, as_number, numbers, one_of, real, scale, shown, whole
 from ..language._rotary import Stretch
 from ..language._scalar import ScalarLike, constant
 from ..language._width import as_width
-from ._block import affine, made_of
-from ._positions import causal
+from ._block import affine, call_layer, scales
+
+
+def causal(tokens: int, window: int | None = None) -> npt.NDArray[np.bool_]:
+    """A mask for scores (…, i, j): token i sees itself and those before it.
+
+    Parameters
+    ----------
+    tokens : int
+        The number of tokens.
+    window : int, optional
+        Each token sees the last `window` tokens only.
+
+    Returns
+    -------
+    numpy.ndarray of bool
+        (tokens, tokens), for `mask` of `attend`.
+
+    Examples
+    --------
+    >>> print(ns.nn.causal(3, window=2).astype(int))
+    [[1 0 0]
+     [1 1 0]
+     [0 1 1]]
+    """
+    back = _distances(tokens, "causal")
+    far = len(back) if window is None else whole(window, "window", "causal")
+    return (back >= 0) & (back < far)
+
+
+def alibi(heads: int, tokens: int) -> npt.NDArray[np.float64]:
+    """The linear biases −m_a |i − j| of ALiBi (Press et al. 2022).
+
+    The slopes m_a are 2^(−8a/H), a = 1 … H, for H a power of two. Otherwise they are those of the power of two below H,
+    and then every other one of twice that power.
+
+    Parameters
+    ----------
+    heads : int
+        The number of heads, H.
+    tokens : int
+        The number of tokens.
+
+    Returns
+    -------
+    numpy.ndarray
+        (heads, tokens, tokens), for `bias` of `attend`.
+
+    Examples
+    --------
+    >>> print(ns.nn.alibi(heads=8, tokens=3)[0])
+    [[-0.  -0.5 -1. ]
+     [-0.5 -0.  -0.5]
+     [-1.  -0.5 -0. ]]
+    """
+    apart, heads = np.abs(_distances(tokens, "alibi")), whole(heads, "heads", "alibi")
+    if heads * apart.size > NUMBERS:
+        raise TraceError(
+            "alibi", f"heads={heads} of {apart.size:,} numbers each: at most {NUMBERS:,} are allowed in all"
+        )
+    below = 2 ** (heads.bit_length() - 1)
+    slopes = np.concatenate(
+        [2.0 ** (-8 * np.arange(1, below + 1) / below), 2.0 ** (-4 * np.arange(1, 2 * below, 2) / below)]
+    )
+    return np.asarray(-slopes[:heads, None, None] * apart)
+
+
+def relative_bias(
+    heads: int,
+    tokens: int,
+    *,
+    buckets: int = 32,
+    max_distance: int = 128,
+    std: float = 1.0,
+    bidirectional: bool = True,
+) -> Scalar:
+    """The relative biases of T5: random scalars, one N(0, std²) a head and bucket.
+
+    The bucket of j − i depends on its sign and size: exact for small distances, then logarithmic up to `max_distance`.
+    T5 shares the biases between its layers: pass the same value to each.
+
+    Parameters
+    ----------
+    heads : int
+        The number of heads.
+    tokens : int
+        The number of tokens.
+    buckets : int
+        The number of buckets.
+    max_distance : int
+        All larger distances share a bucket.
+    std : float
+        The standard deviation of each bias.
+    bidirectional : bool
+        Whether each sign has its own buckets; otherwise j > i is treated as j = i.
+
+    Returns
+    -------
+    Scalar
+        (heads, tokens, tokens), for `bias` of `attend`.
+
+    Examples
+    --------
+    >>> ns.nn.relative_bias(heads=2, tokens=5, std=0.1).shape
+    (2, 5, 5)
+    """
+    ahead, heads = -_distances(tokens, "relative_bias"), whole(heads, "heads", "relative_bias")
+    buckets = whole(buckets, "buckets", "relative_bias")
+    bidirectional = one_of(bidirectional, "bidirectional", "relative_bias", (True, False))
+    if buckets < 2 + 2 * bidirectional or buckets % (1 + bidirectional):
+        raise TraceError(
+            "relative_bias", f"buckets={buckets} must be 2 or more, and with bidirectional an even number, 4 or more"
+        )
+    half = buckets // 2 if bidirectional else buckets
+    max_distance = whole(max_distance, "max_distance", "relative_bias", least=half // 2 + 1)
+    place = _bucket(np.abs(ahead) if bidirectional else np.maximum(-ahead, 0), half, max_distance)
+    table = normal((heads, buckets), scale(std, "std", "relative_bias"), name="relative bias")
+    return table[:, np.where(bidirectional & (ahead > 0), half + place, place)]
+
+
+def _distances(tokens: int, operation: str) -> npt.NDArray[np.intp]:
+    """i − j for tokens i and j."""
+    tokens = whole(tokens, "tokens", operation)
+    if tokens**2 > NUMBERS:
+        raise TraceError(operation, f"tokens={tokens} must be at most {int(NUMBERS**0.5):,}: pairs of them are held")
+    return np.asarray(np.subtract.outer(np.arange(tokens), np.arange(tokens)))
+
+
+def _bucket(distance: npt.NDArray[np.intp], buckets: int, most: int) -> npt.NDArray[np.intp]:
+    """Half of the buckets for the distances 0, 1, …, the others for log(distance) up to log(most)."""
+    exact = buckets // 2
+    # rounding of the logarithm must not move a distance that begins a bucket into the one below
+    logarithm = np.log(np.maximum(distance, exact) / exact) / math.log(most / exact)
+    coarse = exact + np.floor(logarithm * (buckets - exact) + 1e-9).astype(np.intp)
+    return np.where(distance < exact, distance, np.minimum(coarse, buckets - 1))
 
 
 class Rotary(NamedTuple):
@@ -23,13 +158,13 @@ class Rotary(NamedTuple):
     Parameters
     ----------
     base : float
-        Of the frequencies.
+        The base of the frequencies.
     fraction : float
-        Of the coordinates that are turned, above 0, at most 1.
+        The fraction of coordinates that is rotated, above 0 and at most 1.
     positions : array_like, optional
-        0, 1, … unless given.
+        0, 1, … by default.
     stretch : Stretch, optional
-        Lowers low frequencies.
+        Scales low frequencies.
 
     Examples
     --------
@@ -45,7 +180,7 @@ class Rotary(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What `attend` makes, and what it made on the way.
+    """The result of `attend`.
 
     Parameters
     ----------
@@ -68,104 +203,9 @@ class Attended(NamedTuple):
     weights: Scalar  # the softmax of the scores, of that shape
 
 
-def attend(
-    x: Vector,
-    heads: int,
-    head_dim: Width | int | None = None,
-    mask: npt.ArrayLike | str | None = None,
-    *,
-    context: Vector | None = None,
-    groups: int | None = None,
-    window: int | None = None,
-    rotary: Rotary | None = None,
-    qk_norm: Callable[[Vector], Vector] | None = None,
-    softcap: float | None = None,
-    bias: ScalarLike | None = None,
-    scaling: str | float = "sqrt",
-    sigma_q: float = 1.0,
-    sigma_k: float = 1.0,
-    sigma_v: float = 1.0,
-    sigma_o: float = 1.0,
-    sigma_b: float = 0.0,
-) -> Attended:
-    """Multi-head attention over the tokens along the last axis of x; `attention` is its output alone.
-
-    y^i = H^(−1/2) Σ_a Σ_j softmax_j(p^a_i·) W^{O,a} W^{V,a} x^j, with p^a_ij = d^(−1/2) ⟨W^{Q,a} x^i, W^{K,a} x^j⟩.
-    Each sigma is the standard deviation of a matrix, σ in entries N(0, σ²/fan-in).
-
-    Parameters
-    ----------
-    x : Vector
-        (…, tokens).
-    heads : int
-        H.
-    head_dim : Width or int, optional
-        d, the width of x unless given (low rank).
-    mask : array_like or str, optional
-        As in `ns.softmax`: "causal", or which scores are allowed.
-    context : Vector, optional
-        Other tokens, for keys and values (cross-attention).
-    groups : int, optional
-        The number of key and value heads, each shared by heads/groups query heads in a row.
-    window : int, optional
-        Keeps tokens less than that far apart.
-    rotary : Rotary, optional
-        Positions of queries and keys, after `qk_norm`.
-    qk_norm : callable, optional
-        What is applied to queries and keys, such as `ns.rms_norm`.
-    softcap : float, optional
-        c makes c tanh(p/c) of a score p.
-    bias : Scalar or array_like, optional
-        Added to the scores last; broadcasts to (heads, …, tokens, tokens).
-    scaling : str or float
-        "sqrt"; "linear" divides by d in place of √d; a number c multiplies d^(−1/2) ⟨q, k⟩.
-    sigma_q, sigma_k, sigma_v, sigma_o : float
-        Of the matrices of queries, keys, values and of the output.
-    sigma_b : float
-        The standard deviation of the entries of all biases.
-
-    Returns
-    -------
-    Attended
-        Output, scores and weights.
-
-    Raises
-    ------
-    TraceError
-        If an argument is out of range, named with what is allowed.
-
-    Examples
-    --------
-    >>> made = ns.nn.attend(ns.gaussian(ns.Width("n"), 4), heads=8, groups=2, head_dim=ns.Width("d"), mask="causal")
-    >>> made.output, made.weights.shape
-    (<Vector of shape (4,) in R^n, by MatMul>, (8, 4, 4))
-    """
-    c = x if context is None else context
-    for name, tokens in (("x", x), ("context", c)):
-        if not isinstance(tokens, Vector) or tokens.ndim == 0:
-            raise TraceError("attention", f"{name}={shown(tokens)} must be vectors with an axis of tokens")
-    heads = whole(heads, "heads", "attention")
-    groups = heads if groups is None else whole(groups, "groups", "attention")
-    if heads % groups:
-        raise TraceError("attention", f"groups={groups} must divide heads={heads}: each group serves as many heads")
-    d = x.width if head_dim is None else as_width(head_dim, "attention", "head_dim")
-    b = scale(sigma_b, "sigma_b", "attention")
-    sigma_q, sigma_k, sigma_v, sigma_o = (
-        scale(sigma, name, "attention")
-        for name, sigma in (("sigma_q", sigma_q), ("sigma_k", sigma_k), ("sigma_v", sigma_v), ("sigma_o", sigma_o))
-    )
-    q = affine(x, d, sigma_q, b, heads, "W^Q")  # (heads, …, tokens) vectors in R^d
-    k = affine(c, d, sigma_k, b, groups, "W^K")
-    v = affine(c, d, sigma_v, b, groups, "W^V")
-    if qk_norm is not None:
-        q, k = (made_of(qk_norm, u, "qk_norm", "attention") for u in (q, k))
-    if rotary is not None:
-        q, k = (_turned(u, rotary) for u in (q, k))
-    if groups < heads:
-        k, v = (u[np.repeat(np.arange(groups), heads // groups)] for u in (k, v))
-    p = _biased(_capped(_scores(q, k, scaling), softcap), bias)
-    a = softmax(p, _allowed(mask, window, p))
-    return Attended(affine(concat(a @ v, axis=0), x.width, sigma_o, b, name="W^O"), p, a)
+def _parameters(f: Callable[..., object]) -> str:
+    """The section of a docstring that lists the parameters."""
+    return "Parameters\n" + (getdoc(f) or "").partition("Parameters\n")[2].partition("\n\nReturns")[0]
 
 
 def attention(
@@ -196,11 +236,11 @@ def attention(
     Parameters
     ----------
     x : Vector
-        (…, tokens).
+        Tokens, (…, tokens).
     heads : int
-        H.
+        The number of heads, H.
     head_dim : Width or int, optional
-        d, the width of x unless given (low rank).
+        d; by default the width of x.
     mask : array_like or str, optional
         As in `ns.softmax`: "causal", or which scores are allowed.
     context : Vector, optional
@@ -208,19 +248,19 @@ def attention(
     groups : int, optional
         The number of key and value heads, each shared by heads/groups query heads in a row.
     window : int, optional
-        Keeps tokens less than that far apart.
+        Mask tokens that are this far apart or further.
     rotary : Rotary, optional
         Positions of queries and keys, after `qk_norm`.
     qk_norm : callable, optional
-        What is applied to queries and keys, such as `ns.rms_norm`.
+        A function of queries and keys, such as `ns.rms_norm`.
     softcap : float, optional
-        c makes c tanh(p/c) of a score p.
+        c: a score p becomes c tanh(p/c).
     bias : Scalar or array_like, optional
         Added to the scores last; broadcasts to (heads, …, tokens, tokens).
     scaling : str or float
         "sqrt"; "linear" divides by d in place of √d; a number c multiplies d^(−1/2) ⟨q, k⟩.
     sigma_q, sigma_k, sigma_v, sigma_o : float
-        Of the matrices of queries, keys, values and of the output.
+        Standard deviations of the matrices of queries, keys, values and the output.
     sigma_b : float
         The standard deviation of the entries of all biases.
 
@@ -228,11 +268,6 @@ def attention(
     -------
     Vector
         In the shape of `x`.
-
-    Raises
-    ------
-    TraceError
-        If an argument is out of range, named with what is allowed.
 
     Examples
     --------
@@ -250,7 +285,69 @@ def attention(
     ).output  # fmt: skip
 
 
-def _turned(u: Vector, by: Rotary) -> Vector:
+def attend(
+    x: Vector,
+    heads: int,
+    head_dim: Width | int | None = None,
+    mask: npt.ArrayLike | str | None = None,
+    *,
+    context: Vector | None = None,
+    groups: int | None = None,
+    window: int | None = None,
+    rotary: Rotary | None = None,
+    qk_norm: Callable[[Vector], Vector] | None = None,
+    softcap: float | None = None,
+    bias: ScalarLike | None = None,
+    scaling: str | float = "sqrt",
+    sigma_q: float = 1.0,
+    sigma_k: float = 1.0,
+    sigma_v: float = 1.0,
+    sigma_o: float = 1.0,
+    sigma_b: float = 0.0,
+) -> Attended:
+    """Multi-head attention: its output, scores and weights. The parameters are those of `attention`.
+
+    Returns
+    -------
+    Attended
+        Output, scores and weights.
+
+    Examples
+    --------
+    >>> made = ns.nn.attend(ns.gaussian(ns.Width("n"), 4), heads=8, groups=2, head_dim=ns.Width("d"), mask="causal")
+    >>> made.output, made.weights.shape
+    (<Vector of shape (4,) in R^n, by MatMul>, (8, 4, 4))
+    """
+    c = x if context is None else context
+    for name, tokens in (("x", x), ("context", c)):
+        if not isinstance(tokens, Vector) or tokens.ndim == 0:
+            raise TraceError("attention", f"{name}={shown(tokens)} must be vectors with an axis of tokens")
+    heads = whole(heads, "heads", "attention")
+    groups = heads if groups is None else whole(groups, "groups", "attention")
+    if heads % groups:
+        raise TraceError("attention", f"groups={groups} must divide heads={heads}: each group serves as many heads")
+    d = x.width if head_dim is None else as_width(head_dim, "attention", "head_dim")
+    sigma_q, sigma_k, sigma_v, sigma_o, b = scales(
+        "attention", sigma_q=sigma_q, sigma_k=sigma_k, sigma_v=sigma_v, sigma_o=sigma_o, sigma_b=sigma_b
+    )
+    q = affine(x, d, sigma_q, b, heads, "W^Q")  # (heads, …, tokens) vectors in R^d
+    k = affine(c, d, sigma_k, b, groups, "W^K")
+    v = affine(c, d, sigma_v, b, groups, "W^V")
+    if qk_norm is not None:
+        q, k = (call_layer(qk_norm, u, "qk_norm", "attention") for u in (q, k))
+    if rotary is not None:
+        q, k = (_rotated(u, rotary) for u in (q, k))
+    if groups < heads:
+        k, v = (u[np.repeat(np.arange(groups), heads // groups)] for u in (k, v))
+    p = _biased(_softcapped(_scores(q, k, scaling), softcap), bias)
+    a = softmax(p, _allowed(mask, window, p))
+    return Attended(affine(concat(a @ v, axis=0), x.width, sigma_o, b, name="W^O"), p, a)
+
+
+attend.__doc__ = (getdoc(attend) or "").replace("Returns\n", _parameters(attention) + "\n\nReturns\n", 1)
+
+
+def _rotated(u: Vector, by: Rotary) -> Vector:
     if not isinstance(by, Rotary):
         raise TraceError("attention", f"rotary={shown(by)} must be an ns.nn.Rotary(base, fraction, positions)")
     return rotary(u, by.positions, by.base, by.fraction, by.stretch)
@@ -264,7 +361,7 @@ def _scores(q: Vector, k: Vector, scaling: str | float) -> Scalar:
     return real(scaling, "scaling", "attention") * dot(q, k)
 
 
-def _capped(p: Scalar, softcap: float | None) -> Scalar:
+def _softcapped(p: Scalar, softcap: float | None) -> Scalar:
     if softcap is None:
         return p
     c = real(softcap, "softcap", "attention", least=1 / SCALE, most=SCALE)

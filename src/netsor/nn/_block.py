@@ -1,12 +1,16 @@
-"""A block of a transformer: two branches around a stream, and where the norms stand."""
+"""A block of a transformer: its perceptron, its branches and norms, and layers that share their weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar, cast
 
-from ..language import TraceError, Vector, Width, gaussian, relu, rms_norm, weight
+from ..language import TraceError, Value, Vector, Width, gaussian, relu, rms_norm, weight
+from ..language._array import Operation
 from ..language._given import one_of, scale, shown
+from ..language._graph import topological_order
+from ..language._probe import unwatched
 from ..language._width import as_width
 
 
@@ -21,7 +25,12 @@ def affine(
     return w @ x + b.reshape(*w.batch, *(1,) * x.ndim) if x.ndim else w @ x + b
 
 
-def made_of(f: Any, x: Vector, name: str, operation: str) -> Vector:
+def scales(operation: str, **sigmas: float) -> tuple[float, ...]:
+    """Standard deviations, checked."""
+    return tuple(scale(sigma, name, operation) for name, sigma in sigmas.items())
+
+
+def call_layer(f: Any, x: Vector, name: str, operation: str) -> Vector:
     """f(x) for a function of vectors that the user gave, which must make a vector for each vector of x."""
     if not callable(f):
         raise TraceError(operation, f"{name}={shown(f)} must be a function of vectors")
@@ -37,7 +46,7 @@ Layer = Callable[[Vector], Vector]
 
 
 class Block(NamedTuple):
-    """What `block` makes, and what its branches added to the stream.
+    """The result of `block`.
 
     Parameters
     ----------
@@ -62,7 +71,7 @@ class Block(NamedTuple):
 
 
 def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: str = "pre") -> Block:
-    """A stream x with two branches, such as an attention layer and a perceptron, functions of vectors.
+    """A residual stream x with two branches, such as attention and a perceptron.
 
     Parameters
     ----------
@@ -73,7 +82,7 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     feed : callable
         The second branch.
     norm : callable
-        What is applied before, or after, a branch.
+        The norm before or after a branch.
     order : str
         pre: x + attend(norm(x)), then x + feed(norm(x)); post: norm(x + attend(x)), then norm(x + feed(x)); parallel: x
         + attend(norm(x)) + feed(norm(x)); sandwich: as pre, with a norm of what each branch adds; after: x +
@@ -83,11 +92,6 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     -------
     Block
         The output, and what the branches added.
-
-    Raises
-    ------
-    TraceError
-        If a branch is no function, or gives vectors of another shape.
 
     Examples
     --------
@@ -104,10 +108,10 @@ def block(x: Vector, attend: Layer, feed: Layer, norm: Layer = rms_norm, order: 
     order = one_of(order, "order", "block", ("pre", "post", "parallel", "sandwich", "after"))
 
     def normed(u: Vector) -> Vector:
-        return made_of(norm, u, "norm", "block")
+        return call_layer(norm, u, "norm", "block")
 
     def branch(f: Layer, u: Vector, name: str) -> Vector:
-        made = made_of(f, u if order in ("post", "after") else normed(u), name, "block")
+        made = call_layer(f, u if order in ("post", "after") else normed(u), name, "block")
         return normed(made) if order in ("sandwich", "after") else made
 
     attended = branch(attend, x, "attend")
@@ -136,11 +140,11 @@ def mlp(
     Parameters
     ----------
     x : Vector
-        Of any shape.
+        Vectors of any shape.
     hidden : Width, int, or list of them
         The widths of the hidden layers.
     out : Width or int, optional
-        The width of the result, that of x unless given.
+        The width of the result; by default that of x.
     activation : callable
         φ.
     gate : bool
@@ -148,9 +152,9 @@ def mlp(
     sigma_w : float
         σ in the entries N(0, σ²/fan-in) of hidden layers.
     sigma_gate : float, optional
-        That of W', `sigma_w` unless given.
+        σ of W'; by default `sigma_w`.
     sigma_out : float, optional
-        That of the last layer, `sigma_w` unless given.
+        σ of the last layer; by default `sigma_w`.
     sigma_b : float
         The standard deviation of the entries of all biases.
 
@@ -158,11 +162,6 @@ def mlp(
     -------
     Vector
         In the shape of x.
-
-    Raises
-    ------
-    TraceError
-        If an argument is out of range, named with what is allowed.
 
     Examples
     --------
@@ -176,18 +175,79 @@ def mlp(
     widths = [as_width(width, "mlp", "hidden") for width in layers]
     out = x.width if out is None else as_width(out, "mlp", "out")
     gate = one_of(gate, "gate", "mlp", (True, False))
-    sigma_w, sigma_gate, sigma_out, sigma_b = (
-        scale(sigma_w if sigma is None else sigma, name, "mlp")
-        for name, sigma in (
-            ("sigma_w", sigma_w),
-            ("sigma_gate", sigma_gate),
-            ("sigma_out", sigma_out),
-            ("sigma_b", sigma_b),
-        )
+    sigma_gate, sigma_out = (sigma_w if sigma is None else sigma for sigma in (sigma_gate, sigma_out))
+    sigma_w, sigma_gate, sigma_out, sigma_b = scales(
+        "mlp", sigma_w=sigma_w, sigma_gate=sigma_gate, sigma_out=sigma_out, sigma_b=sigma_b
     )
     for width in widths:
         u = affine(x, width, sigma_w, sigma_b)
         g = affine(x, width, sigma_gate, sigma_b, name="W^G") if gate else u
-        h = made_of(activation, g, "activation", "mlp")
+        h = call_layer(activation, g, "activation", "mlp")
         x = h * u if gate else h
     return affine(x, out, sigma_out, sigma_b)
+
+
+T = TypeVar("T")
+
+
+class Argument(Operation):
+    """V: a placeholder for the argument of a shared layer. No interpreter reads it."""
+
+
+def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
+    """Share the weights of a layer: every call of the returned function uses the same random weights.
+
+    Parameters
+    ----------
+    layer : callable
+        A function of vectors that returns a value or a tuple of values. It is called once.
+
+    Returns
+    -------
+    callable
+        A function of vectors of the same shape and width.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> step = ns.nn.shared(lambda x: ns.tanh(ns.weight(n, n) @ x))
+    >>> step(step(ns.gaussian(n, 3))).shape  # a recurrent net
+    (3,)
+    """
+    if not callable(layer):
+        raise TraceError("shared", f"layer={shown(layer)} must be a function of vectors")
+    traced: list[tuple[Vector, T]] = []
+
+    def act(x: Vector) -> T:
+        if not isinstance(x, Vector):
+            raise TraceError("shared", f"x={shown(x)} must be vectors")
+        if not traced:
+            argument = Vector(Argument(), x.shape, x.width)
+            with unwatched(
+                "is inside of ns.nn.shared, which makes its layer again for every call: probe what it returns"
+            ):
+                traced.append((argument, layer(argument)))
+        argument, made = traced[0]
+        if (x.shape, x.width) != (argument.shape, argument.width):
+            first = f"shape {argument.shape} in R^{argument.width}"
+            raise TraceError("shared", f"{x!r} must be as the vectors of the first call, of {first}")
+        return cast(T, _substitute(made, argument, x))
+
+    return act
+
+
+def _substitute(made: Any, argument: Vector, x: Vector) -> Any:
+    """The result with x in place of the argument."""
+    values = made if isinstance(made, tuple) else (made,)
+    if not all(isinstance(value, Value) for value in values):
+        raise TraceError("shared", f"layer must make a value or a tuple of values, and it made {shown(made)}")
+    new: dict[Value, Value] = {argument: x}
+    for value in topological_order(values):
+        if value not in new:
+            inputs = [new[given] for given in value.op.inputs]
+            same = all(a is b for a, b in zip(inputs, value.op.inputs, strict=True))
+            new[value] = value if same else replace(value, op=value.op.with_inputs(*inputs))
+    found = [new[value] for value in values]
+    if not isinstance(made, tuple):
+        return found[0]
+    return cast(Any, type(made))(*found) if hasattr(made, "_fields") else tuple(found)

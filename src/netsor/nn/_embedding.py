@@ -16,7 +16,7 @@ from ..language._width import as_width
 
 
 def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
-    """W y for a matrix of its own (untied); entries of W are N(0, σ²/fan-in).
+    """Untied logits W y, with entries of W N(0, σ²/fan-in).
 
     Given y, the logits of a word are jointly N(0, σ² G) over the vectors, G_ij = ⟨y_i, y_j⟩/n, and words are
     independent, at every width: so they are the symmetric root of G times i.i.d. normals. Loss and probabilities are
@@ -27,7 +27,7 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
     y : Vector
         The last vectors.
     vocabulary : int
-        How many words there are.
+        The number of words.
     sigma : float
         σ.
 
@@ -35,11 +35,6 @@ def logits(y: Vector, vocabulary: int, *, sigma: float = 1.0) -> Scalar:
     -------
     Scalar
         (*shape of y, vocabulary).
-
-    Raises
-    ------
-    TraceError
-        If `vocabulary` is no positive integer.
 
     Examples
     --------
@@ -71,21 +66,16 @@ def symmetric_root(gram: Any) -> Any:
 
 
 class Embedding:
-    """A vector for each id that occurs, coordinates i.i.d. N(0, std²); calling it gives the vectors of its tokens.
+    """An embedding with coordinates i.i.d. N(0, std²); call it with ids to get their vectors.
 
     Parameters
     ----------
     ids : array_like of int
-        All ids that will be asked for, in any shape: repeated ids share their vector.
+        All ids that you will use, in any shape. Repeated ids share their vector.
     width : Width or int
         The dimension of the vectors.
     std : float
-        Of their coordinates.
-
-    Raises
-    ------
-    TraceError
-        If an id is no integer, 0 or more.
+        The standard deviation of the coordinates.
 
     Examples
     --------
@@ -118,7 +108,7 @@ class Embedding:
         y : Vector
             The last vectors.
         vocabulary : int
-            How many ids there are.
+            The number of ids.
         fan_in : int, optional
             N, the width of the real model; a width that is a number is its own. It turns means into sums: ⟨e_t, y⟩ = N
             · (1/n) ⟨e_t, y⟩, exactly at n = N, and at n = ∞ with the scale of the real model, where a mean has no
@@ -127,17 +117,6 @@ class Embedding:
             At N a mean has a fluctuation, as large as the logits of other words. True adds its leading part back, for
             use at n = ∞ alone: N(0, std² N |r|²/n), r the part of y that is no combination of the vectors e_t. That is
             the law of ⟨e_t, r⟩ for an r independent of them; fluctuations of (1/n) ⟨e_t, e_t'⟩ stay out.
-
-        Returns
-        -------
-        Scalar
-            (*shape of y, vocabulary), ids in order.
-
-        Examples
-        --------
-        >>> table = ns.nn.Embedding([3, 7], 16, std=0.02)
-        >>> table.logits(ns.rms_norm(table([3, 7])), vocabulary=10).shape
-        (2, 10)
         """
         flat = as_vector(y, "logits").reshape(-1)
         words, count = whole(vocabulary, "vocabulary", "logits"), len(self.known)
@@ -180,25 +159,20 @@ def embedding(
     Parameters
     ----------
     ids : array_like of int
-        Of the tokens.
+        The ids of the tokens.
     width : Width or int
         The dimension of the vectors.
     std : float
-        Of their coordinates.
+        The standard deviation of the coordinates.
     position_std : float, optional
-        That of learned positions, which are added if it is given.
+        The standard deviation of learned positions, which are added if you give it.
     positions : array_like of int, optional
-        0, 1, … along the last axis unless given.
+        0, 1, … along the last axis by default.
 
     Returns
     -------
     Vector
         In the shape of the ids.
-
-    Raises
-    ------
-    TraceError
-        If an id or a position is no integer, 0 or more.
 
     Examples
     --------

@@ -19,11 +19,10 @@ from ..._array_api import one_blas_thread
 from ...language import _operation as ops
 from ...language._array import Operation, Value, VectorAccess, rule_for
 from ...language._check_function import needs_spectrum
-from ...language._graph import names_of, topological_order
-from ...language._join import Pool
+from ...language._graph import names_of, narrow_with_origins, topological_order
 from ...language._rotary import Rotate
 from ...language._scalar import Scalar
-from ...language._slicing import traced
+from ...language._score import Pool
 from ...language._vector import Vector
 from .._cost_model import CPU, Prices
 from .._error import ExactError, InfiniteError
@@ -70,7 +69,7 @@ def make_plan(
     unknown = set(without) - set(SHORTCUTS)
     if unknown:
         raise ValueError(f"without={sorted(unknown)} must be among {', '.join(SHORTCUTS)}")
-    narrowed, made_from = traced(outputs)
+    narrowed, made_from = narrow_with_origins(outputs)
     places = {value: number for number, value in enumerate(topological_order(whole or outputs))}
     context = Context(bound, {}, prices=prices)
     for value in context.ordered(narrowed):  # an index that narrowing added draws nothing: its place does not matter

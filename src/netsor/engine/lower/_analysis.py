@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...language._array import Value
+from ...language._graph import asked_entries
 from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
-from ...language._slicing import asked_entries
 from ...language._vector import Vector
 from .._cost_model import Prices
 from .._error import ExactError

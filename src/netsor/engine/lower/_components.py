@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...language._array import Axes, Value, VectorAccess
-from ...language._join import Pool
 from ...language._operation import Concat, Data, Dot, Gaussian, Join, MatMul, Source, Split, Take
+from ...language._score import Pool
 from ...language._vector import Vector
 from ..passes._operations import AdjointCorrection, Append, Coefficients, Fuse, MaterialisedMatMul, Span
 

@@ -9,10 +9,9 @@ import numpy as np
 
 from ...activations import Function
 from ...language._array import Value
-from ...language._function import MULTIPLY
-from ...language._join import Pool
 from ...language._operation import Apply, Nonlin
-from ...language._scalar import Scalar
+from ...language._scalar import MULTIPLY, Scalar
+from ...language._score import Pool
 from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register

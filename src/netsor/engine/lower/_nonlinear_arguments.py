@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from functools import cache, partial
 
 from ...activations import Function
-from ...derivatives import Table, by_tanh, in_both, inner_tanh
+from ...derivatives import Table, by_tanh, inner_tanh, polynomial_in_tanh
 from ...language._array import Value
-from ...language._function import MULTIPLY
 from ...language._operation import Nonlin
+from ...language._scalar import MULTIPLY
 from .._ir import Register
 from .._ir_builder import Builder
 from ..passes.fuse_nonlinearities import Composed
@@ -57,4 +57,4 @@ def _inner(a: float, b: float) -> Function:
 
 @cache
 def _outer(name: str, table: Table) -> Function:
-    return Function(name, partial(in_both, table=table))
+    return Function(name, partial(polynomial_in_tanh, table=table))

@@ -19,9 +19,9 @@ from ...language._array import Value, field_names
 from ...language._check_function import content_of
 from ...language._graph import source_of
 from ...language._operation import Constant, Source
+from ...language._parameters import Weight
 from ...language._scalar import Scalar
 from ...language._vector import Vector
-from ...language._weight import Weight
 from .._ir import Loop, Register, Step, content, key_of, kind_of, loops
 from .._ir_builder import Builder
 

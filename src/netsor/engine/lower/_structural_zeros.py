@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...language._function import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
 from ...language._operation import Apply, Constant, Dot, Join, Take
-from ...language._scalar import Scalar
+from ...language._scalar import ADD, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar
 from ...language._score import MASKED_SOFTMAX
 from ...language._vector import Vector
 from ..passes._operations import AdjointCorrection, Coefficients

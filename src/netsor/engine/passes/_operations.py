@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from ...language._array import Axes, Operation, VectorAccess
+from ...language._parameters import Weight
 from ...language._scalar import Scalar
-from ...language._specification import Made, Rules, need, space
 from ...language._vector import Vector
-from ...language._weight import Weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,49 +101,3 @@ class MaterialisedMatMul(Operation):
     members: tuple[int, ...]  # of the entries
     gain: float
     vectors: int  # on which each matrix acts, in all places
-
-
-# The shape and the width of what each makes, for `verify` of the language
-
-
-def _span(op: Span, value: Vector) -> Made:
-    need(all(known.shape[:-1] == op.x.shape[:-1] for known in op.known), f"{op.x!r} beside {op.known}")
-    return op.x.shape, space(op)
-
-
-def _along(op: Coefficients, value: Scalar) -> Made:
-    space(op)
-    return (*op.x.shape, op.y.shape[-1]), None
-
-
-def _extend(op: Append, value: Vector) -> Made:
-    need(len({part.shape[:-1] for part in op.parts}) == 1, f"{op.parts} are set end to end along their last axes")
-    return (*op.parts[0].shape[:-1], sum(part.shape[-1] for part in op.parts)), space(op)
-
-
-def _adjoint(op: AdjointCorrection, value: Scalar) -> Made:
-    need(op.d.width == op.u.width, f"{op.d!r} beside {op.u!r}")
-    need(op.g.width == op.b.width, f"{op.g!r} beside {op.b!r}")
-    need(op.u.shape[-1] == op.b.shape[-1], f"{op.u!r} is made of {op.b!r}")
-    return (*np.broadcast_shapes(op.d.shape, op.g.shape), op.b.shape[-1]), None
-
-
-def _outer(op: Outer, value: Vector) -> Made:
-    need(op.right.width == op.x.width, f"{op.right!r} beside {op.x!r}")
-    need(op.left.shape[-1] == op.right.shape[-1] == len(op.sizes), f"{op.left!r} beside {op.right!r}")
-    return (max(len(v) for v in (op.left, op.right, op.x)), op.x.shape[-1]), op.left.width
-
-
-SPECIFICATION: Rules = {
-    MaterialisedMatMul: lambda op, value: ((len(op.members), op.x.shape[-1]), op.weight.out_width),
-    Outer: _outer,
-    OuterProductSum: lambda op, value: (
-        (max(len(op.left), *(s[0] for s in op.shapes)), op.shapes[1][1]),
-        op.left.width,
-    ),
-    Fuse: lambda op, value: (op.x.shape, op.x.width),
-    Span: _span,
-    Coefficients: _along,
-    Append: _extend,
-    AdjointCorrection: _adjoint,
-}

@@ -20,12 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ...language._array import Value
-from ...language._join import join
 from ...language._operation import Add, Constant, MatMul, Mix, Source, Take
+from ...language._parameters import Weight
 from ...language._scalar import Scalar, constant
-from ...language._score import concat, split
+from ...language._score import concat, join, split
 from ...language._vector import Vector
-from ...language._weight import Weight
 from ._rewrite import Context, rewritten
 
 

@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from ...activations import IDENTITY, Function
 from ...language._array import Take, Value
-from ...language._function import MULTIPLY
 from ...language._operation import Add, Nonlin, Scale
-from ...language._scalar import Scalar
+from ...language._scalar import MULTIPLY, Scalar
 from ...language._vector import Vector
 from ._rewrite import Context, rewritten
 

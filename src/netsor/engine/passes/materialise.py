@@ -21,9 +21,9 @@ from ...language._array import Value, VectorAccess
 from ...language._given import LARGEST
 from ...language._graph import topological_order
 from ...language._operation import MatMul, Normal, Source
+from ...language._parameters import Weight
 from ...language._scalar import Scalar
 from ...language._vector import Vector
-from ...language._weight import Weight
 from ...language._width import Width
 from .. import _cost_model
 from ._operations import MaterialisedMatMul

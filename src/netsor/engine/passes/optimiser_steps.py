@@ -23,13 +23,11 @@ from ..._array_api import array_namespace
 from ...activations import Function
 from ...language._array import Value
 from ...language._graph import topological_order
-from ...language._join import join
-from ...language._operation import MatMul, Root
-from ...language._optimiser_ops import GradientTerm, OptimiserStep, SteppedMatMul, SteppedParameter
+from ...language._operation import GradientTerm, MatMul, OptimiserStep, Root, SteppedMatMul, SteppedParameter
 from ...language._scalar import Scalar, applied, constant
-from ...language._score import mean_dot
+from ...language._score import join, mean_dot
+from ...language._tangent import pooled
 from ...language._vector import Nonlin, Vector, mix
-from ...language._weight_gradient import pooled
 from ...language._width import Width
 from .._error import ExactError
 from ._operations import Outer

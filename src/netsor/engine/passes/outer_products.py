@@ -21,10 +21,9 @@ import numpy as np
 from ..._array_api import array_namespace
 from ...activations import Function
 from ...language._array import Value
-from ...language._join import Pool, join
 from ...language._operation import Gaussian, MatMul
 from ...language._scalar import Scalar, applied, constant
-from ...language._score import mean_dot
+from ...language._score import Pool, join, mean_dot
 from ...language._vector import Nonlin, Vector, mix
 from .._error import ExactError
 from ._operations import Outer, OuterProductSum

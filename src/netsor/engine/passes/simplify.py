@@ -18,11 +18,11 @@ import numpy as np
 
 from ...language._array import Value, field_names
 from ...language._check_function import content_of
-from ...language._join import join
 from ...language._operation import Gaussian, MatMul, Mix, Root
+from ...language._parameters import Weight
 from ...language._scalar import constant
+from ...language._score import join
 from ...language._vector import Vector, mix
-from ...language._weight import Weight
 from ...language._width import Width
 from .._error import ExactError
 from ._operations import Fuse

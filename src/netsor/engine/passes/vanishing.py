@@ -18,16 +18,14 @@ from typing import Any
 import numpy as np
 
 from ...language._array import Value
-from ...language._function import ADD
+from ...language._given import TraceError
 from ...language._grad import Reverse
 from ...language._graph import topological_order
-from ...language._join import stack
 from ...language._operation import Add, Apply, Data, Dot, MatMul, Root, Scale, Take
-from ...language._scalar import Scalar, constant
-from ...language._score import mean_dot
-from ...language._source_location import TraceError
+from ...language._parameters import Weight
+from ...language._scalar import ADD, Scalar, constant
+from ...language._score import mean_dot, stack
 from ...language._vector import Vector, mix
-from ...language._weight import Weight
 from .._error import ExactError
 from ._rewrite import Context, rewritten
 

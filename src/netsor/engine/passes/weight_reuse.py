@@ -25,11 +25,11 @@ import numpy as np
 
 from ...language._array import Value
 from ...language._graph import topological_order
-from ...language._join import join
 from ...language._operation import Dot, MatMul, Source
+from ...language._parameters import Weight
 from ...language._scalar import Scalar, constant
+from ...language._score import join
 from ...language._vector import Vector, mix
-from ...language._weight import Weight
 from .._error import ExactError
 from ._operations import AdjointCorrection, Append, Coefficients, Span
 from ._rewrite import Context, linear_sources, rewritten

@@ -18,8 +18,7 @@ from ..._program import Program
 from ...engine import ExactError
 from ...language import Scalar, Value, Vector, Weight, inf, mean_dot, stack, step
 from ...language._graph import topological_order
-from ...language._operation import MatMul
-from ...language._optimiser_ops import SteppedMatMul
+from ...language._operation import MatMul, SteppedMatMul
 from ...models import Transformer
 from ...models._training import WeightUse, training, unit_vectors
 

@@ -11,10 +11,9 @@ import numpy as np
 
 from ....activations import Function
 from ....language._array import Operation
-from ....language._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
 from ....language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Root, Take
 from ....language._rotary import Rotate
-from ....language._scalar import Scalar
+from ....language._scalar import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM, Scalar
 from ....language._score import rsqrt
 from ....language._vector import Vector
 from ..._error import ExactError

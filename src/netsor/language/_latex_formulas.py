@@ -1,4 +1,4 @@
-"""The pieces that formulas are written with: indices, numbers, spaces, and text made safe for LaTeX."""
+"""The parts of LaTeX formulas: indices, numbers, spaces, escaped text, and one formula for each operation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from . import _operation as ops
 from ._array import Operation, Value
-from ._function import ADD, MATMUL, MULTIPLY, SUBTRACT
 from ._given import Shape
 from ._graph import LETTERS, take_as_index
-from ._join import Pool
 from ._operation import MatMul, Take
+from ._parameters import Weight
 from ._rotary import Rotate
-from ._weight import Weight
+from ._scalar import ADD, MATMUL, MULTIPLY, SUBTRACT
+from ._score import Pool
 from ._width import Width
 
 Indices = Sequence[str]
@@ -201,11 +201,17 @@ def _rotate(op: Rotate, i: Indices, ref: Reference) -> str:
 
 
 def _take(op: ops.Take, i: Indices, ref: Reference) -> str:
-    indices = take_as_index(op.flat, op.x.shape)
-    if indices is None:  # π: a selection that no formula in the indices gives
-        return ref(op.x, [rf"\pi({','.join(i)})"])
+    # π: a selection that no formula in the indices gives
+    return ref(op.x, taken_indices(op, i) or ([rf"\pi({','.join(i)})"] if op.x.shape else []))
+
+
+def taken_indices(op: ops.Take, i: Indices) -> list[str] | None:
+    """The indices of x that the entry i of a Take reads; None if no formula gives them."""
+    found = take_as_index(op.flat, op.x.shape)
+    if found is None:
+        return None
     # letters are by the axes of the result, in the order of LETTERS
-    return ref(op.x, [str(int(k) + 1) if k.isdigit() else i[LETTERS.index(k[0])] + k[1:] for k in indices])
+    return [str(int(k) + 1) if k.isdigit() else i[LETTERS.index(k[0])] + k[1:] for k in found]
 
 
 def _join(op: ops.Join, i: Indices, ref: Reference) -> str:

@@ -1,5 +1,7 @@
 """The specification of a graph: what holds of every value of a program, as it is traced and after every pass.
 
+Tests verify programs with it; nothing in the package does.
+
 The inputs of an operation are of the kinds that its fields name; the sizes of arrays are those that `reads` says; and
 the vectors that an operation reads and makes live in one space. Where more is to be said of an operation, or something
 else, it has a row here: `rule(op, value)`, the shape and the width of what it makes (None for scalars).
@@ -13,16 +15,26 @@ from typing import Any
 
 import numpy as np
 
-from . import _operation as ops
-from ._array import Operation, Value
-from ._given import Shape
-from ._graph import topological_order
-from ._join import Pool
-from ._optimiser_ops import SteppedMatMul, SteppedParameter
-from ._rotary import Rotate
-from ._scalar import Scalar
-from ._vector import Vector
-from ._width import Width
+from netsor.engine.passes._operations import (
+    AdjointCorrection,
+    Append,
+    Coefficients,
+    Fuse,
+    MaterialisedMatMul,
+    Outer,
+    OuterProductSum,
+    Span,
+)
+from netsor.language import _operation as ops
+from netsor.language._array import Operation, Value
+from netsor.language._given import Shape
+from netsor.language._graph import topological_order
+from netsor.language._operation import SteppedMatMul, SteppedParameter
+from netsor.language._rotary import Rotate
+from netsor.language._scalar import Scalar
+from netsor.language._score import Pool
+from netsor.language._vector import Vector
+from netsor.language._width import Width
 
 Made = tuple[Shape, Width | None]
 Rules = Mapping[type[Operation], Callable[[Any, Any], Made]]
@@ -33,9 +45,9 @@ class SpecificationError(Exception):
     """A graph that no program makes: an error of a pass, or of the rules of an operation."""
 
 
-def verify(outputs: Iterable[Value], more: Rules | None = None) -> None:
-    """Check every value that the outputs depend on; `more` are rules for operations that the language has not."""
-    rules = {**RULES, **(more or {})}
+def verify(outputs: Iterable[Value]) -> None:
+    """Check every value that the outputs depend on."""
+    rules = {**RULES, **PASSES}
     for value in topological_order(outputs):
         op, width = value.op, value.width if isinstance(value, Vector) else None
         try:
@@ -149,4 +161,50 @@ RULES: Rules = {
     ops.Join: _join,
     Rotate: _rotate,
     Pool: lambda op, value: ((op.count,), None),
+}
+
+
+# The operations that passes add
+
+
+def _span(op: Span, value: Vector) -> Made:
+    need(all(known.shape[:-1] == op.x.shape[:-1] for known in op.known), f"{op.x!r} beside {op.known}")
+    return op.x.shape, space(op)
+
+
+def _along(op: Coefficients, value: Scalar) -> Made:
+    space(op)
+    return (*op.x.shape, op.y.shape[-1]), None
+
+
+def _extend(op: Append, value: Vector) -> Made:
+    need(len({part.shape[:-1] for part in op.parts}) == 1, f"{op.parts} are set end to end along their last axes")
+    return (*op.parts[0].shape[:-1], sum(part.shape[-1] for part in op.parts)), space(op)
+
+
+def _adjoint(op: AdjointCorrection, value: Scalar) -> Made:
+    need(op.d.width == op.u.width, f"{op.d!r} beside {op.u!r}")
+    need(op.g.width == op.b.width, f"{op.g!r} beside {op.b!r}")
+    need(op.u.shape[-1] == op.b.shape[-1], f"{op.u!r} is made of {op.b!r}")
+    return (*np.broadcast_shapes(op.d.shape, op.g.shape), op.b.shape[-1]), None
+
+
+def _outer(op: Outer, value: Vector) -> Made:
+    need(op.right.width == op.x.width, f"{op.right!r} beside {op.x!r}")
+    need(op.left.shape[-1] == op.right.shape[-1] == len(op.sizes), f"{op.left!r} beside {op.right!r}")
+    return (max(len(v) for v in (op.left, op.right, op.x)), op.x.shape[-1]), op.left.width
+
+
+PASSES: Rules = {
+    MaterialisedMatMul: lambda op, value: ((len(op.members), op.x.shape[-1]), op.weight.out_width),
+    Outer: _outer,
+    OuterProductSum: lambda op, value: (
+        (max(len(op.left), *(s[0] for s in op.shapes)), op.shapes[1][1]),
+        op.left.width,
+    ),
+    Fuse: lambda op, value: (op.x.shape, op.x.width),
+    Span: _span,
+    Coefficients: _along,
+    Append: _extend,
+    AdjointCorrection: _adjoint,
 }

@@ -1,0 +1,363 @@
+"""Random and given inputs of a program: weight matrices, Gaussian vectors, random scalars, data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._array import Entrywise, Keep, Operation, Source, VectorAccess, box
+from ._given import NUMBERS, Shape, TraceError, as_name, as_shape, index_positions, scale, scaled, shown
+from ._scalar import Floats, Scalar
+from ._vector import Gaussian, Vector
+from ._width import Width, as_width
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Weight:
+    """A batch of independent matrices in R^{out × in} with i.i.d. entries N(0, std²/fan), where fan is the width in.
+
+    `ns.weight` makes it. `W @ x` applies every matrix to every vector, `W.each(x)` matrix b to x[b], `W[0]` is one of
+    the matrices of `W`, not a new one. `W.T` are the same matrices transposed: its widths are exchanged, and its
+    entries are those of W, so that fan is then the width out.
+
+    Attributes
+    ----------
+    source : Source
+        Where the matrices were made, and their name.
+    out_width : Width
+        Of W x.
+    in_width : Width
+        Of x.
+    std : float
+        σ in entries N(0, σ²/fan).
+    members : numpy.ndarray
+        Which matrices of the source these are.
+    count : int
+        How many matrices the source has.
+    fan : Width
+        What the variance of the entries is divided by.
+    transposed : bool
+        Whether these are the matrices transposed.
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> W = ns.weight(n, n, batch=2)
+    >>> x = ns.gaussian(n, 3)
+    >>> (W @ x).shape, (W[0] @ x).shape, (W.T @ x).shape
+    ((2, 3), (3,), (2, 3))
+    """
+
+    source: Source
+    out_width: Width
+    in_width: Width
+    std: float
+    members: npt.NDArray[np.intp]
+    count: int  # of matrices in the source
+    fan: Width  # what the variance of the entries is divided by
+    transposed: bool = False  # the matrices of the source are those of R^{in × out}
+
+    __array_ufunc__ = None  # array @ W is then a TypeError of Python
+
+    @property
+    def batch(self) -> Shape:
+        """The shape of the batch: () for a single matrix."""
+        return self.members.shape
+
+    @property
+    def T(self) -> Weight:
+        """The transposed matrices, those of each batch index for themselves: `W.T @ v` is W^T v.
+
+        Entries are those of W, so with W in R^{out × in} the coordinates of W^T v have variance std² |v|²/in.
+        """
+        return replace(self, out_width=self.in_width, in_width=self.out_width, transposed=not self.transposed)
+
+    @property
+    def adjoint(self) -> Weight:
+        """√(in/out) W^T if the entries of W are N(0, std²/in): the same matrices with entries N(0, std²/out).
+
+        It is what takes √out ∂p/∂(W x) to √in ∂p/∂x; for other entries a factor √(in/fan) is left.
+        """
+        return replace(self.T, fan=self.out_width)
+
+    @property
+    def drawn(self) -> Weight:
+        """The matrices as they are drawn: not transposed, with entries N(0, std²/in)."""
+        made = self.T if self.transposed else self
+        return replace(made, fan=made.in_width)
+
+    def gain(self, widths: Mapping[str, float]) -> float:
+        """The ratio of the root mean squares of W x and x: std √(in/fan)."""
+        if self.in_width.name == self.fan.name:
+            return self.std * math.sqrt(self.in_width.factor / self.fan.factor)
+        many, few = self.in_width.bind(widths), self.fan.bind(widths)
+        return self.std * math.sqrt(many / few) if math.isfinite(many) or math.isfinite(few) else math.nan
+
+    def __repr__(self) -> str:
+        return f"<Weight {self.out_width}×{self.in_width}, batch {self.batch}{', transposed' * self.transposed}>"
+
+    def __getitem__(self, key: Any) -> Weight:
+        return replace(self, members=index_positions(self.members, key, "weight"))
+
+    def __matmul__(self, x: Vector) -> Vector:
+        """Every matrix of the batch on every vector: shape batch + x.shape."""
+        self._accept("W.T @ x" if self.transposed else "W @ x", x)
+        return Vector(MatMul(self, x, each=False), self.batch + x.shape, self.out_width)
+
+    def each(self, x: Vector) -> Vector:
+        """Matrix b on the vectors x[b]."""
+        self._accept("W.each(x)", x)
+        if x.shape[: len(self.batch)] != self.batch:
+            raise TraceError("W.each(x)", f"the batch {self.batch} is not how the shape {x.shape} of x begins")
+        return Vector(MatMul(self, x, each=True), x.shape, self.out_width)
+
+    def _accept(self, operation: str, x: object) -> None:
+        if not isinstance(x, Vector):
+            remedy = "; given vectors are written ns.data(…)" if isinstance(x, np.ndarray | list) else ""
+            raise TraceError(operation, f"a weight multiplies vectors, got {shown(x)}{remedy}")
+        if x.width != self.in_width:
+            name = "W.T" if self.transposed else "W"
+            raise TraceError(
+                operation, f"{name} maps R^{self.in_width} to R^{self.out_width}, but x lives in R^{x.width}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class MatMul(Entrywise):
+    """V: g[b, i] = W_b x[i], every matrix on every vector; if each, g[b, i] = W_b x[b, i]."""
+
+    acts, kind, letter = VectorAccess.BY_PRODUCTS, "MatMul", "g"
+    weight: Weight
+    x: Vector
+    each: bool
+
+    def at(self, keep: Keep) -> MatMul:
+        """Some of the matrices."""
+        batch = keep[: len(self.weight.batch)]
+        return replace(self, weight=self.weight[box(batch)]) if batch else self
+
+
+def weight(
+    out_width: Width | int,
+    in_width: Width | int,
+    batch: int | tuple[int, ...] = (),
+    std: float = 1.0,
+    name: str | None = None,
+    *,
+    entry_std: float | None = None,
+) -> Weight:
+    """A weight matrix in R^{out × in}, entries i.i.d. N(0, std²/in); a batch means independent matrices.
+
+    Parameters
+    ----------
+    out_width
+        The width of W x, a `Width` or an integer.
+    in_width
+        The width of x.
+    batch
+        The number of independent matrices, an integer or a shape; one matrix by default.
+    std
+        σ in entries N(0, σ²/in).
+    name
+        The name in `print(net)` and `net.latex()`.
+    entry_std
+        The standard deviation of the entries themselves, as in N(0, 0.02²), in place of std; for an in_width that is a
+        number.
+
+    Returns
+    -------
+    Weight
+        `W @ x` applies every matrix of the batch to every vector, `W.each(x)` matrix b to x[b].
+
+    Examples
+    --------
+    >>> n = ns.Width("n")
+    >>> ns.weight(n, n, batch=2) @ ns.gaussian(n, 4)
+    <Vector of shape (2, 4) in R^n, by MatMul>
+    """
+    shape = as_shape(batch, "weight", "batch")
+    sigma = scale(std, "std", "weight")
+    members = np.arange(int(np.prod(shape, dtype=int))).reshape(shape)
+    out, in_ = as_width(out_width, "weight", "out_width"), as_width(in_width, "weight", "in_width")
+    if entry_std is not None:
+        sigma = _absolute(scale(entry_std, "entry_std", "weight"), sigma, in_)
+    return Weight(Source(as_name(name, "weight")), out, in_, sigma, members, members.size, in_)
+
+
+def _absolute(entry_std: float, std: float, in_width: Width) -> float:
+    """σ of entries N(0, σ²/in) that have this standard deviation."""
+    if std != 1:
+        raise TraceError("weight", f"std={std:g} and entry_std={entry_std:g} say the same thing: give one of them")
+    if in_width.name is not None:
+        raise TraceError(
+            "weight",
+            f"entry_std={entry_std:g} needs an in_width that is a number, got R^{in_width}: entries of a fixed size "
+            f"have no limit as it grows; write std={entry_std:g} * N**0.5 with N the number that the model has",
+        )
+    return scale(entry_std * in_width.factor**0.5, "entry_std", "weight")
+
+
+@dataclass(frozen=True, eq=False)
+class Data(Entrywise):
+    """V: given vectors of a fixed finite dimension, the last axis of the array."""
+
+    acts, kind, letter, indexed = VectorAccess.FRESH, "data", "X", ("vectors",)
+    vectors: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Normal(Operation):
+    """S: random scalars, i.i.d. N(0, std²), independent of all vectors and matrices.
+
+    All entries are drawn, even if few are needed, so that every part of a program sees the same numbers.
+    """
+
+    kind, letter = "random scalars", "z"
+    source: Source
+    std: float
+    shape: Shape
+
+
+def gaussian(
+    width: Width | int,
+    shape: int | tuple[int, ...] = (),
+    *,
+    mean: npt.ArrayLike = 0.0,
+    cov: npt.ArrayLike = 1.0,
+    name: str | None = None,
+) -> Vector:
+    """Initial vectors: coordinates i.i.d. over α, jointly N(mean, cov) across the vectors.
+
+    Parameters
+    ----------
+    width
+        The dimension of the vectors, a `Width` or an integer.
+    shape
+        The shape of the array of vectors; a single vector by default.
+    mean
+        The mean of the coordinates of each vector; broadcasts to the shape.
+    cov
+        A number (independent vectors of that variance), or a positive semidefinite matrix over the vectors, of shape
+        (size, size) or shape + shape.
+    name
+        The name shown in messages.
+
+    Returns
+    -------
+    Vector
+        An array of vectors of this shape.
+
+    Examples
+    --------
+    >>> ns.gaussian(ns.Width("n"), 2, cov=[[1.0, 0.5], [0.5, 1.0]])
+    <Vector of shape (2,) in R^n, by Gaussian>
+    """
+    shape = as_shape(shape, "gaussian")
+    size = int(np.prod(shape, dtype=int))
+    given = scaled(mean, "gaussian", "mean")
+    try:
+        means = np.array(np.broadcast_to(given, shape))
+    except ValueError:
+        raise TraceError("gaussian", f"mean of shape {given.shape} does not broadcast to {shape}") from None
+    covariance = scaled(cov, "gaussian", "cov", power=2)
+    if covariance.ndim == 0:
+        if covariance < 0:
+            raise TraceError("gaussian", f"cov={shown(cov)} must not be negative")
+        if size**2 > NUMBERS:
+            raise TraceError(
+                "gaussian",
+                f"shape={shape} is {size:,} jointly Gaussian vectors; at most {NUMBERS**0.5:,.0f} are allowed",
+            )
+        factor = np.sqrt(covariance) * np.eye(size) if covariance > 0 else np.zeros((size, 0))
+    elif covariance.shape in ((size, size), shape + shape):
+        factor = _root(covariance.reshape(size, size))
+    else:
+        raise TraceError("gaussian", f"cov of shape {covariance.shape} must be a number or ({size}, {size})")
+    op = Gaussian(Source(as_name(name, "gaussian")), means, factor.reshape(*shape, factor.shape[1]))
+    return Vector(op, shape, as_width(width, "gaussian"))
+
+
+def _root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """A square root of a positive semidefinite matrix, which may be singular: R with R Rᵀ = cov.
+
+    That of the correlations, which is symmetric, times standard deviations: vectors of 1e-8 stand beside those of 1e8.
+    """
+    size = np.abs(covariance).max()
+    symmetric = np.allclose(covariance, covariance.T, rtol=0, atol=1e-10 * size)
+    if not symmetric or np.linalg.eigvalsh(covariance)[0] < -1e-10 * size:
+        raise TraceError("gaussian", f"cov={shown(covariance)} must be symmetric and positive semidefinite")
+    std = np.sqrt(np.maximum(np.diagonal(covariance), 0.0))
+    unit = np.where(std > 0, std, 1.0)
+    eigenvalues, vectors = np.linalg.eigh(covariance / unit[:, None] / unit)
+    if eigenvalues[0] < -1e-10:  # a variance that is rounding error beside the others gives meaningless correlations
+        unit = np.ones(len(std))
+        eigenvalues, vectors = np.linalg.eigh(covariance)
+    # rounding makes an eigenvalue 0 into 1e-17, whose root 3e-9 would make equal vectors differ
+    eigenvalues[eigenvalues < 4e-16 * len(eigenvalues) * eigenvalues[-1]] = 0.0
+    root = unit[:, None] * ((vectors * np.sqrt(eigenvalues)) @ vectors.T)
+    # vectors with equal or opposite covariances are equal or opposite to their last digits, whatever rounding did
+    sign = np.where(covariance[np.arange(len(std)), np.argmax(covariance != 0, axis=1)] < 0, -1.0, 1.0)
+    _, first, which = np.unique(sign[:, None] * covariance, axis=0, return_index=True, return_inverse=True)
+    same = first[which.ravel()]
+    equal: npt.NDArray[np.float64] = (sign * sign[same])[:, None] * root[same]
+    return equal
+
+
+def normal(shape: int | tuple[int, ...] = (), std: float = 1.0, *, name: str | None = None) -> Scalar:
+    """Random scalars, i.i.d. N(0, std²), independent of all vectors and matrices, such as relative biases of scores.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        The shape of the array; () for one.
+    std : float
+        The standard deviation.
+    name : str, optional
+        The printed name.
+
+    Returns
+    -------
+    Scalar
+        Scalars of this shape.
+
+    Examples
+    --------
+    >>> print(f"{ns.Program(ns.normal(std=2.0)).law(draws=20_000).var():.1f}")
+    4.0
+    """
+    shape = as_shape(shape, "normal")
+    sigma = scale(std, "std", "normal", remedy="; multiply the scalars by others")
+    return Scalar(Normal(Source(as_name(name, "normal")), sigma, shape), shape)
+
+
+def data(vectors: npt.ArrayLike) -> Vector:
+    """Data: given vectors of a fixed finite dimension, the input of a real network.
+
+    Parameters
+    ----------
+    vectors : array_like
+        The last axis holds the coordinates; the other axes are the shape.
+
+    Returns
+    -------
+    Vector
+        Vectors that are not random. A weight that acts on them has this fan-in.
+
+    Examples
+    --------
+    >>> images = np.ones((3, 12))
+    >>> x = ns.data(images)
+    >>> x
+    <Vector of shape (3,) in R^12, by Data>
+    >>> ns.weight(ns.Width("n"), 12) @ x
+    <Vector of shape (3,) in R^n, by MatMul>
+    """
+    array = scaled(vectors, "data", "vectors")
+    if array.ndim == 0:
+        raise TraceError("data", f"vectors={shown(vectors)} must be an array whose last axis holds the coordinates")
+    return Vector(Data(array), array.shape[:-1], Width(array.shape[-1]))
