@@ -35,18 +35,18 @@ Draws = npt.NDArray[np.float64]
 
 
 class Program:
-    """A traced program: what `ns.program` makes of a function, or values themselves.
+    """A traced program: what a function decorated with `ns.program` returns, or one made from values.
 
-    `net[i]` is the program of one part: a part of the tuple, or an index into the one value.
+    `net[i]` is the program of one output of a tuple, or of an index into the only output.
 
     Parameters
     ----------
     output : Value, or tuple of Value
-        What it returns; the laws of several are joint.
+        The outputs; the law of several is their joint law.
     name : str
-        Printed.
+        The name that is printed.
     probes : sequence of Watched
-        What `ns.probe` named while the program was traced.
+        The values that `ns.probe` named while the program was traced.
 
     Examples
     --------
@@ -54,8 +54,12 @@ class Program:
     >>> net = ns.Program(ns.nn.attention(ns.gaussian(n, 4), heads=2))
     >>> net[0].shape, net.widths
     ((), ('n',))
-    >>> print(f"{net[0].law(n=ns.inf).var():.6f}")
-    0.391971
+    >>> print(f"{net[0].law(n=ns.inf).var():.6f} {net[0].law(n=16, draws=2_000).with_error.var():.2f}")
+    0.391971 0.41 ± 0.01
+    >>> net.check().verdict, net.plan(n=256).random_numbers, net.simulate(n=5, draws=2).shape
+    ('conjectured', 82, (2, 4, 5))
+    >>> r"\\boxed" in net[0].latex(style="paper")
+    True
     """
 
     def __init__(
@@ -80,37 +84,19 @@ class Program:
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """The outputs as a tuple, also when there is one.
-
-        Examples
-        --------
-        >>> len(ns.paper.layer().outputs)
-        1
-        """
+        """The outputs as a tuple, also when there is one."""
         return self.output if isinstance(self.output, tuple) else (self.output,)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the one output: how many vectors or scalars, by axes.
-
-        Examples
-        --------
-        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 4), heads=2)).shape
-        (4,)
-        """
+        """The shape of the one output: how many vectors or scalars, by axes."""
         if isinstance(self.output, tuple):
             raise ValueError(f"{self.name} returns {len(self.output)} values: ask for the shape of net[i]")
         return self.output.shape
 
     @property
     def widths(self) -> tuple[str, ...]:
-        """The names of the widths that must be bound to evaluate the program.
-
-        Examples
-        --------
-        >>> ns.paper.layer(low_rank=True).widths
-        ('n', 'd')
-        """
+        """The names of the widths that must be bound to evaluate the program."""
         return tuple(dict.fromkeys(w.name for w in widths_of(topological_order(self._whole)) if w.name is not None))
 
     def __len__(self) -> int:
@@ -168,18 +154,6 @@ class Program:
         style
             `"full"` has a line for the limit of every value. `"paper"` has those that the law of the outputs needs,
             linear steps carried out, and that law in a box at the end.
-
-        Returns
-        -------
-        str
-            LaTeX that needs amsmath and amssymb.
-
-        Examples
-        --------
-        >>> n = ns.Width("n")
-        >>> net = ns.Program(ns.weight(n, n) @ ns.tanh(ns.gaussian(n)))
-        >>> r"\\boxed" in net.latex(style="paper")
-        True
         """
         if style not in ("full", "paper"):
             raise ValueError(f"style={shown(style)} must be 'full' or 'paper'")
@@ -188,19 +162,7 @@ class Program:
         return latex(self.name, self.outputs, self.check(), document, self.probes)
 
     def check(self) -> Report:
-        """Assumption 3.1 of the paper, point by point, and the verdict: proved, conjectured, or no limit.
-
-        Returns
-        -------
-        Report
-            With `verdict` and `reasons`; `print` shows every point.
-
-        Examples
-        --------
-        >>> report = ns.paper.layer().check()
-        >>> report.verdict, report.reasons
-        ('proved', ())
-        """
+        """Assumption 3.1 of the paper, point by point, and the verdict: proved, conjectured, or no limit."""
         return self._report
 
     @functools.cached_property
@@ -238,18 +200,6 @@ class Program:
             True for a bar on a terminal, False for none, or a function of (draws done, draws in all).
         widths
             Every width by its name, `simulate(n=64, draws=1000)`.
-
-        Returns
-        -------
-        array or tuple of arrays
-            Of shape (draws, *shape, width) for vectors and (draws, *shape) for scalars; a tuple if the program returns
-            a tuple.
-
-        Examples
-        --------
-        >>> n = ns.Width("n")
-        >>> ns.Program(ns.weight(n, n) @ ns.gaussian(n, 3)).simulate(n=5, draws=2).shape
-        (2, 3, 5)
         """
         values = topological_order(self._whole)
         bound = bind_widths(widths_of(values), widths, allow_inf=False)
@@ -280,23 +230,6 @@ class Program:
             need not be here, nor the library: a plan depends on "cpu" or "cuda" alone. In either precision it is one.
         **widths : float
             Every width by its name.
-
-        Returns
-        -------
-        Plan
-            With `random_numbers`, `bytes` and `operations` a replica, and `seconds(draws)`.
-
-        Raises
-        ------
-        NoLimitError
-            If a width is infinite and the program provably has no limit.
-        ExactError
-            If the law cannot be computed at these widths.
-
-        Examples
-        --------
-        >>> ns.paper.layer().plan(n=256).random_numbers
-        23
         """
         return self._at(widths).plan(self.name, coordinates, prices(backend, device))
 
@@ -345,29 +278,6 @@ class Program:
             "float64", or "float32", which is an error where it is not accurate enough.
         widths
             Every width by its name, `law(n=256)`, `law(n=inf, d=64)`.
-
-        Returns
-        -------
-        Mixture, HeadSum or Joint
-            A `Mixture` of Gaussians over replicas (one, if nothing random is left to condition on), a `Joint` mixture
-            if the output has several entries, and a `HeadSum`, accurate to many digits, for one output of an attention
-            layer at infinite width whose tokens have a fixed kernel.
-
-        Raises
-        ------
-        NoLimitError
-            If a width is infinite and the program provably has no limit.
-        ExactError
-            If the law cannot be computed at these widths; the message says why.
-
-        Examples
-        --------
-        >>> n = ns.Width("n")
-        >>> net = ns.Program(ns.weight(n, n) @ ns.relu(ns.gaussian(n)))
-        >>> print(f"{net.law(n=ns.inf).var():.6f}")
-        0.500000
-        >>> print(f"{net.law(n=16, draws=2_000).with_error.var():.2f}")
-        0.49 ± 0.01
         """
         at = self._at(widths)
         how = Sampling(draws, seed, workers, executor, progress, choose(backend, device, precision), least=2)
@@ -412,26 +322,6 @@ class Program:
             Of numbers, "float64", or "float32", which is an error where it is not accurate enough.
         **widths : float
             Every width by its name.
-
-        Returns
-        -------
-        numpy.ndarray or tuple of them
-            (draws, *shape) for each output, a tuple if the program returns a tuple: scalars as they are, and of each
-            vector one coordinate, all of them jointly.
-
-        Raises
-        ------
-        NoLimitError
-            If a width is infinite and the program provably has no limit.
-        ExactError
-            If the draws cannot be made at these widths.
-        ValueError
-            If an argument is not allowed, or the quadrature error is larger than the spread of an output.
-
-        Examples
-        --------
-        >>> ns.paper.layer().draw(n=1_000_000, draws=3).shape
-        (3,)
         """
         at = self._at(widths)
         how = Sampling(draws, seed, workers, executor, progress, choose(backend, device, precision))
@@ -490,23 +380,6 @@ class Program:
             Where it does, as in `law`.
         **widths : float
             Every width by its name.
-
-        Returns
-        -------
-        Posterior
-            With `law`, a `Joint`, and `r_hat`, `effective` and `acceptance`.
-
-        Raises
-        ------
-        ValueError
-            If a value or a number is not allowed.
-
-        Examples
-        --------
-        >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1))  # two tokens
-        >>> found = net.posterior({0: 1.5}, noise=0.1, n=ns.inf)
-        >>> 1.4 < found.law[0].mean() < 1.5, found.r_hat < 1.05
-        (True, True)
         """
         latent, origin = self._at(widths).latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise)
@@ -556,23 +429,6 @@ class Program:
             Where it does, as in `law`.
         **widths : float
             Every width by its name.
-
-        Returns
-        -------
-        Cost
-            `seconds`, memory at most in `bytes`, and how many `likelihoods` of all data; `print` tells all three.
-
-        Raises
-        ------
-        ValueError
-            If a value or a number is not allowed.
-
-        Examples
-        --------
-        >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1))  # two tokens
-        >>> cost = net.posterior_cost({0: 1.5}, noise=0.1, n=ns.inf)
-        >>> cost.likelihoods > 10_000, cost.bytes < 2**30
-        (True, True)
         """
         latent, _ = self._at(widths).latent(workers, choose(backend, device))
         data = checked_data(latent.entries, observed, noise)
@@ -626,23 +482,6 @@ class Program:
             Where it does, as in `law`.
         **widths : float
             Every width by its name.
-
-        Returns
-        -------
-        Estimate
-            In nats.
-
-        Raises
-        ------
-        ValueError
-            If a value or a number is not allowed.
-
-        Examples
-        --------
-        >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1))
-        >>> found = net.log_evidence({0: 1.5}, noise=0.1, n=ns.inf)
-        >>> bool(abs(found - net.law(n=ns.inf).condition({0: 1.5}, noise=0.1).log_evidence) < 0.1)
-        True
         """
         at = self._at(widths)
         latent, origin = at.latent(workers, choose(backend, device), seed)

@@ -279,23 +279,6 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             (examples, tokens, features), or (examples, features).
         y : array_like
             (examples,).
-
-        Returns
-        -------
-        AttentionRegressor
-            Itself.
-
-        Raises
-        ------
-        ValueError
-            If a shape or a parameter is not allowed.
-
-        Examples
-        --------
-        >>> x = np.linspace(-2, 2, 6)[:, None]
-        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
-        >>> model.noise_
-        0.3
         """
         tried, names = self._begin(X, y), list(self.grid or {})
         self.evidence_ = []
@@ -410,17 +393,6 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         ----------
         X, y : array_like
             As in `fit`.
-
-        Returns
-        -------
-        Cost
-            `seconds`, `bytes` and `likelihoods`.
-
-        Examples
-        --------
-        >>> x = np.linspace(-2, 2, 6)[:, None]
-        >>> ns.AttentionRegressor(draws=160, particles=64).cost(x, x[:, 0]).seconds > 0
-        True
         """
         model = clone(self)
         tried, wanted = model._begin(X, y), bool(self.grid or self.evidence)
@@ -453,23 +425,6 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             As in `fit`.
         return_std : bool
             Whether their standard deviations are wanted too.
-
-        Returns
-        -------
-        numpy.ndarray, or tuple of two
-            (examples,).
-
-        Raises
-        ------
-        ValueError
-            If X has another shape than in `fit`.
-
-        Examples
-        --------
-        >>> x = np.linspace(-2, 2, 6)[:, None]
-        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
-        >>> model.predict(x).shape
-        (6,)
         """
         mean, cov, _ = self._given(X)
         centre = mean.mean(axis=0)
@@ -479,30 +434,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return centre + self.mean_, np.sqrt(np.maximum(each.mean(axis=0) + mean.var(axis=0), 0.0))
 
     def law(self, X: Any) -> Joint:
-        """The joint law of the function at new examples, given the data.
-
-        Parameters
-        ----------
-        X : array_like
-            As in `fit`.
-
-        Returns
-        -------
-        Joint
-            With densities, quantiles and plots. For `heads=inf` its errors are those of the kernel's mean.
-
-        Raises
-        ------
-        ValueError
-            If X has another shape than in `fit`.
-
-        Examples
-        --------
-        >>> x = np.linspace(-2, 2, 6)[:, None]
-        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
-        >>> model.law(x[:2]).dim
-        2
-        """
+        """The joint law of the function at new examples, given the data."""
         mean, cov, origin = self._given(X)
         return Joint(mean + self.mean_, cov, origin)
 
@@ -517,23 +449,6 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             How many functions.
         random_state : int, numpy.random.RandomState or None
             What the draws depend on.
-
-        Returns
-        -------
-        numpy.ndarray
-            (examples, n_samples).
-
-        Raises
-        ------
-        ValueError
-            If X has another shape than in `fit`.
-
-        Examples
-        --------
-        >>> x = np.linspace(-2, 2, 6)[:, None]
-        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
-        >>> model.sample_y(x[:2], n_samples=5).shape
-        (2, 5)
         """
         seed = int(check_random_state(random_state).randint(2**31))
         return self.law(X).rvs(n_samples, seed=seed).T

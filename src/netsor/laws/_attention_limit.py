@@ -74,67 +74,24 @@ class HeadSum(Law):
 
     @property
     def head(self) -> Head:
-        """The law of one head.
-
-        Examples
-        --------
-        >>> nodes, weights = ns.Attention(np.eye(4)).law(heads=2).head.sets[0]  # a Gauss rule for w
-        >>> print(f"{nodes @ weights:.4f}")  # E[w]
-        0.3920
-        """
+        """The law of one head."""
         if not isinstance(self._head, Head):
             self._head = self._head()
         return self._head
 
     @property
     def mixture(self) -> Mixture | None:
-        """The same law as a mixture over replicas, or None where no program made the law.
-
-        Examples
-        --------
-        >>> type(ns.paper.layer().law(n=ns.inf, draws=500).mixture).__name__
-        'Mixture'
-        >>> ns.Attention(np.eye(4)).law(heads=2).mixture
-        """
+        """The same law as a mixture over replicas, or None where no program made the law."""
         if callable(self._mixture):
             self._mixture = self._mixture()
         return self._mixture
 
     def with_heads(self, heads: int) -> HeadSum:
-        """The law of the same layer with another number of heads.
-
-        Parameters
-        ----------
-        heads : int
-            How many.
-
-        Returns
-        -------
-        HeadSum
-            Made from the same law of one head.
-
-        Examples
-        --------
-        >>> law = ns.Attention(np.eye(4)).law(heads=1)
-        >>> print([round(law.with_heads(h).kurtosis(), 6) for h in (1, 2, 256)])
-        [0.243318, 0.121659, 0.00095]
-        """
+        """The law of the same layer with another number of heads."""
         return HeadSum(self.head, checked_heads(heads, "with_heads"), self.scale, self.origin)
 
     def infinite_heads(self) -> Mixture:
-        """The Gaussian of the same layer with infinitely many heads: it has the variance of every number of heads.
-
-        Returns
-        -------
-        Mixture
-            One component.
-
-        Examples
-        --------
-        >>> law = ns.Attention(np.eye(4)).law(heads=2)
-        >>> print(f"{ns.kl(law, law.infinite_heads()).value:.2e}")
-        2.73e-04
-        """
+        """The Gaussian of the same layer with infinitely many heads: it has the variance of every number of heads."""
         value, error = self.with_error.var()
         origin = Provenance(self.status, "infinitely many heads (Hron et al. 2020)", quadrature_error=error / value)
         return Mixture(0.0, value, origin)
@@ -303,18 +260,7 @@ class HeadSum(Law):
         return np.asarray(np.sqrt(var) * rng.standard_normal(size))
 
     def gaussian(self) -> Mixture:
-        """The Gaussian with this law's mean and variance.
-
-        Returns
-        -------
-        Mixture
-            One component.
-
-        Examples
-        --------
-        >>> print(f"{ns.Attention(np.eye(4)).law(heads=2).gaussian().pdf(0.0):.6f}")
-        0.637210
-        """
+        """The Gaussian with this law's mean and variance."""
         return gaussian_like(self)
 
     def _arrays(self) -> dict[str, Any]:

@@ -69,11 +69,6 @@ def kl(p: Other, q: Other) -> Estimate:
     Estimate
         In nats, with a standard error; small if both laws have one seed, which couples them.
 
-    Raises
-    ------
-    LawError
-        If one of them is no law, or they have different numbers of entries.
-
     Examples
     --------
     >>> from scipy import stats
@@ -176,11 +171,6 @@ def distances(p: Other, q: Other, names: Sequence[str] = NAMES) -> dict[str, Est
     dict of str to Estimate
         In the order of `names`.
 
-    Raises
-    ------
-    LawError
-        If a name is none of these, or a law is none.
-
     Examples
     --------
     >>> law = ns.paper.layer().law(n=ns.inf)
@@ -235,11 +225,6 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int = 2025) -
     -------
     Estimate
         The distance, with the error of the laws and that of the directions.
-
-    Raises
-    ------
-    LawError
-        If neither is a joint law, or they have different numbers of entries.
 
     Examples
     --------

@@ -185,19 +185,7 @@ class Empirical(Law):
         return rng.choice(self.draws, size) + self.bandwidth * rng.standard_normal(size)
 
     def gaussian(self) -> Mixture:
-        """The Gaussian with this law's mean and variance.
-
-        Returns
-        -------
-        Mixture
-            One component.
-
-        Examples
-        --------
-        >>> draws = np.random.default_rng(0).standard_normal(10_000)
-        >>> print(f"{ns.Empirical(draws).gaussian().pdf(0.0):.2f}")
-        0.39
-        """
+        """The Gaussian with this law's mean and variance."""
         return gaussian_like(self)
 
     def _arrays(self) -> dict[str, Any]:

@@ -93,18 +93,7 @@ class Estimate:
         return f"{self.value:{spec}} ± {self.error:{spec}}" if spec else str(self)
 
     def brief(self) -> str:
-        """The number as it is read in a table: with its error where there is one.
-
-        Returns
-        -------
-        str
-            Without an error, if that is 0.
-
-        Examples
-        --------
-        >>> ns.Estimate(0.391971, 0.0).brief(), ns.Estimate(0.39, 0.004).brief()
-        ('0.391971', '0.39 ± 0.004')
-        """
+        """The number as it is read in a table: with its error where there is one."""
         return f"{self.value:.6g}" if self.error == 0 else str(self)
 
     def _repr_html_(self) -> str:
@@ -190,60 +179,17 @@ class Estimate:
         return _linear(np.asarray(self.value, dtype=np.float64)[()] ** power, (self, slope))
 
     def log(self) -> Estimate:
-        """The natural logarithm.
-
-        Returns
-        -------
-        Estimate
-            With the error divided by the value.
-
-        Raises
-        ------
-        ValueError
-            If the value is not above 0.
-
-        Examples
-        --------
-        >>> print(ns.Estimate(1.0, 0.1).log())
-        0 ± 0.1
-        """
+        """The natural logarithm."""
         if not np.all(np.asarray(self.value) > 0):
             raise ValueError(f"log of {self}: the value must be above 0")
         return _linear(np.log(self.value), (self, 1 / self.value))
 
     def exp(self) -> Estimate:
-        """The exponential.
-
-        Returns
-        -------
-        Estimate
-            With the error times the result.
-
-        Examples
-        --------
-        >>> print(ns.Estimate(0.0, 0.1).exp())
-        1 ± 0.1
-        """
+        """The exponential."""
         return _linear(np.exp(self.value), (self, np.exp(self.value)))
 
     def sqrt(self) -> Estimate:
-        """The square root.
-
-        Returns
-        -------
-        Estimate
-            With the error divided by twice the result.
-
-        Raises
-        ------
-        ValueError
-            If the value is below 0.
-
-        Examples
-        --------
-        >>> print(ns.Estimate(4.0, 0.4).sqrt())
-        2 ± 0.1
-        """
+        """The square root."""
         if np.any(np.asarray(self.value) < 0):
             raise ValueError(f"sqrt of {self}: the value must be 0 or more")
         return self**0.5 if np.all(self.value) else _linear(np.sqrt(self.value), (self, math.inf))

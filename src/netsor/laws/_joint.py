@@ -37,9 +37,9 @@ from ._replicas import Replicas, of_share
 class Joint(LawBase):
     """The mixture of N(mean_r, cov_r) over replicas r: the joint law of one coordinate of each output vector.
 
-    The entries of all outputs (tokens, heads, scalars, flattened in numpy's order) stand side by side. `law[i]` is the
-    law of one of them, `law.combination(w)` that of Σ_i w_i Y_i, `law.condition({i: y})` that given data. `with_error`
-    has mean, var, cov, corr, pdf and cdf with standard errors. `Program.law` makes it.
+    The entries are those of all outputs (tokens, heads, scalars), flattened in numpy's order. `law[i]` is the law of
+    one entry, `law.combination(w)` that of Σ_i w_i Y_i, `law.condition({i: y})` that given data. `with_error` has mean,
+    var, cov, corr, pdf and cdf with standard errors. `Program.law` makes it.
 
     Parameters
     ----------
@@ -64,6 +64,12 @@ class Joint(LawBase):
     [[1.   0.68 0.69]
      [0.68 1.   0.69]
      [0.69 0.69 1.  ]]
+    >>> difference = law.combination([1, -1, 0])
+    >>> print(f"{difference.var():.2f} {law.cdf([0.0, 0.0, 0.0]):.1f}", law.pdf(np.zeros((5, 3))).shape)
+    0.31 0.3 (5,)
+    >>> given = law.condition({0: 1.5}, noise=0.1)
+    >>> print(f"{given.mean()[0]:.1f} {given.log_evidence.value:.1f}", given.marginal([2, 0]).dim)
+    1.5 -2.9 2
     """
 
     def __init__(
@@ -93,36 +99,17 @@ class Joint(LawBase):
 
     @property
     def dim(self) -> int:
-        """The number of entries.
-
-        Examples
-        --------
-        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=100).dim
-        3
-        """
+        """The number of entries."""
         return int(self.component_mean.shape[1])
 
     @property
     def replicas(self) -> int:
-        """The number of components; one, if nothing random is left to condition on.
-
-        Examples
-        --------
-        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=100).replicas
-        100
-        """
+        """The number of components; one, if nothing random is left to condition on."""
         return int(self.component_mean.shape[0])
 
     @property
     def effective(self) -> float:
-        """The number of replicas of equal weight that would say as much: 1/Σ w².
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=1000)
-        >>> law.effective, bool(law.condition({0: 1.5}, noise=0.1).effective < 1000)
-        (1000.0, True)
-        """
+        """The number of replicas of equal weight that would say as much: 1/Σ w²."""
         return float(self.replicas if self.weight is None else 1 / np.sum(self.weight**2))
 
     def __len__(self) -> int:
@@ -152,29 +139,7 @@ class Joint(LawBase):
     # Parts
 
     def marginal(self, entries: npt.ArrayLike) -> Joint:
-        """The joint law of some of the entries.
-
-        Parameters
-        ----------
-        entries : int or sequence of int
-            Which, in the order wanted.
-
-        Returns
-        -------
-        Joint
-            Of these entries.
-
-        Raises
-        ------
-        LawError
-            If there is no such entry.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=100)
-        >>> law.marginal([2, 0]).dim
-        2
-        """
+        """The joint law of some of the entries."""
         several = np.atleast_1d(points(entries, "entries", "marginal"))
         if several.ndim != 1 or not several.size or not np.isfinite(several).all() or (several % 1).any():
             raise LawError("marginal", f"entries={shown(entries)} must be integers")
@@ -185,31 +150,7 @@ class Joint(LawBase):
         return Joint(self.component_mean[:, chosen], cov, self.origin, self.weight, self.log_evidence)
 
     def combination(self, weights: npt.ArrayLike) -> Any:
-        """The law of a linear combination of the entries, or of several.
-
-        Parameters
-        ----------
-        weights : array_like
-            (entries,), or (m, entries) for m combinations.
-
-        Returns
-        -------
-        Mixture or Joint
-            The law of one combination; the joint law of m.
-
-        Raises
-        ------
-        LawError
-            If the weights are not of such a shape.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=100)
-        >>> difference = law.combination([1, -1, 0])
-        >>> cov = law.cov()
-        >>> bool(np.isclose(difference.var(), cov[0, 0] + cov[1, 1] - 2 * cov[0, 1]))
-        True
-        """
+        """The law of a linear combination of the entries, or of several."""
         w = numbers(weights, "combination", "weights")
         if w.ndim not in (1, 2) or w.shape[-1] != self.dim:
             raise LawError("combination", f"weights of shape {w.shape} must be ({self.dim},), or (m, {self.dim})")
@@ -233,42 +174,12 @@ class Joint(LawBase):
             The values, by entry.
         noise : float or array_like
             The standard deviation of the noise of all observations, or of each.
-
-        Returns
-        -------
-        Joint
-            With `log_evidence`, the logarithm of the data's density, and `effective`, the number of replicas that the
-            weights leave.
-
-        Raises
-        ------
-        LawError
-            If there is no such entry, or a value or a deviation is none.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=2000)
-        >>> given = law.condition({0: 1.5}, noise=0.1)
-        >>> print(f"{given.mean()[0]:.2f} {given.log_evidence.value:.2f}")
-        1.47 -2.88
         """
         weight = np.full(self.replicas, 1 / self.replicas) if self.weight is None else self.weight
         return Joint(*conditioned(self.component_mean, self.component_cov, weight, observed, noise, self.origin))
 
     def gaussian(self) -> Joint:
-        """The Gaussian with this law's mean and covariance.
-
-        Returns
-        -------
-        Joint
-            One component.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=100)
-        >>> law.gaussian().replicas, bool(np.allclose(law.gaussian().cov(), law.cov()))
-        (1, True)
-        """
+        """The Gaussian with this law's mean and covariance."""
         value, error = self.with_error.cov()
         size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
         share = np.divide(error, size, out=np.zeros_like(size), where=(size > 0) & np.isfinite(error))
@@ -281,47 +192,15 @@ class Joint(LawBase):
 
     @property
     def with_error(self) -> JointWithError:
-        """mean, var, cov, corr, pdf and cdf, each returning (value, error).
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
-        >>> value, error = law.with_error.cov()
-        >>> print(f"{value[0, 1]:.3f} ± {error[0, 1]:.3f}")
-        0.501 ± 0.004
-        """
+        """mean, var, cov, corr, pdf and cdf, each returning (value, error)."""
         return JointWithError(self)
 
     def mean(self) -> Array:
-        """E[Y].
-
-        Returns
-        -------
-        numpy.ndarray
-            (entries,).
-
-        Examples
-        --------
-        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=100).mean()
-        array([0., 0.])
-        """
+        """E[Y]."""
         return self._replicas.mean(self.component_mean)
 
     def cov(self) -> Array:
-        """The covariance matrix.
-
-        Returns
-        -------
-        numpy.ndarray
-            (entries, entries).
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
-        >>> print(np.round(law.cov(), 2))
-        [[0.64 0.5 ]
-         [0.5  0.64]]
-        """
+        """The covariance matrix."""
         return self._replicas.mean(self._second())
 
     def _second(self) -> Array:
@@ -334,55 +213,15 @@ class Joint(LawBase):
         return Replicas(self.replicas, self.weight)
 
     def var(self) -> Array:
-        """The variance of each entry.
-
-        Returns
-        -------
-        numpy.ndarray
-            (entries,).
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
-        >>> print(np.round(law.var(), 2))
-        [0.64 0.64]
-        """
+        """The variance of each entry."""
         return np.diag(self.cov()).copy()
 
     def std(self) -> Array:
-        """The standard deviation of each entry.
-
-        Returns
-        -------
-        numpy.ndarray
-            (entries,).
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
-        >>> print(np.round(law.std(), 2))
-        [0.8 0.8]
-        """
+        """The standard deviation of each entry."""
         return np.sqrt(self.var())
 
     def corr(self) -> Array:
-        """The correlation matrix; rows and columns of an entry without variance are NaN, and no warning is given.
-
-        Returns
-        -------
-        numpy.ndarray
-            (entries, entries).
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
-        >>> print(np.round(law.corr(), 2))
-        [[1.   0.78]
-         [0.78 1.  ]]
-        >>> print(np.round(law.combination([[1, 0], [0, 0]]).corr(), 2))  # the second is constant
-        [[ 1. nan]
-         [nan nan]]
-        """
+        """The correlation matrix; rows and columns of an entry without variance are NaN, and no warning is given."""
         cov = self.cov()
         std = spread(cov)
         found = cov / np.outer(std, std)
@@ -394,12 +233,6 @@ class Joint(LawBase):
         """The probability of the replicas whose covariance is singular: they have no joint density, the rest has one.
 
         It happens numerically: where one token takes an attention row whole, the others are below rounding.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=100)
-        >>> print(law.singular, law.combination([[1, 0], [2, 0]]).singular)
-        0 ± 0 1 ± 0
         """
         found = self._normals.singular
         if found.all() or not found.any():
@@ -409,13 +242,7 @@ class Joint(LawBase):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be known of this law.
-
-        Examples
-        --------
-        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=100).notes
-        ()
-        """
+        """What is to be known of this law."""
         if not 0 < self.singular.value < 1:
             return super().notes
         without = f"P(Y has no joint density) = {self.singular}: a singular covariance; the density is that of the rest"
@@ -426,56 +253,12 @@ class Joint(LawBase):
         return GaussianMixtureND(self.component_mean, self.component_cov, self.weight)
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
-        """The logarithm of the joint density.
-
-        Parameters
-        ----------
-        y : array_like
-            Points, (…, entries).
-
-        Returns
-        -------
-        float or numpy.ndarray
-            (…,).
-
-        Raises
-        ------
-        LawError
-            If the last axis of `y` has another length.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
-        >>> print(f"{law.logpdf([0.5, -0.5]):.1f}")
-        -3.1
-        """
+        """The logarithm of the joint density."""
         at = self._at("logpdf", y)
         return self._normals.logpdf(at.reshape(-1, self.dim)).reshape(at.shape[:-1])[()]
 
     def pdf(self, y: npt.ArrayLike) -> Any:
-        """The joint density; where a part of the law has none (`singular`), of the rest.
-
-        Parameters
-        ----------
-        y : array_like
-            Points, (…, entries).
-
-        Returns
-        -------
-        float or numpy.ndarray
-            (…,).
-
-        Raises
-        ------
-        LawError
-            If the last axis of `y` has another length.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
-        >>> law.pdf([[0.5, 0.5], [0.0, 2.0], [1.0, -1.0]]).shape
-        (3,)
-        """
+        """The joint density; where a part of the law has none (`singular`), of the rest."""
         at = self._at("pdf", y)
         return self._normals.pdf(at.reshape(-1, self.dim)).reshape(at.shape[:-1])[()]
 
@@ -488,22 +271,6 @@ class Joint(LawBase):
             The upper corner, a number for each entry or one for all.
         lower : array_like, optional
             The lower corner; −∞ unless given.
-
-        Returns
-        -------
-        float
-            The probability.
-
-        Raises
-        ------
-        LawError
-            If a corner has another number of entries.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=500)
-        >>> print(f"{law.cdf([0.0, 0.0]):.1f} {law.cdf(1.0, lower=-1.0):.1f}")
-        0.4 0.7
         """
         return float(self.with_error.cdf(y, lower).value)
 
@@ -524,17 +291,6 @@ class Joint(LawBase):
             What the draws depend on; without it and `rng` they are others each time.
         rng : numpy.random.Generator or int, optional
             Where the draws are taken from, in place of `seed`.
-
-        Returns
-        -------
-        numpy.ndarray
-            (*size, entries).
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=100)
-        >>> law.rvs(5, seed=0).shape, law.rvs(seed=0).shape
-        ((5, 2), (2,))
         """
         shape, rng = checked_shape(size, "rvs"), checked_generator(seed, "rvs", rng)
         size = math.prod(shape)
@@ -553,17 +309,6 @@ class Joint(LawBase):
             Where to draw them: on pyplot's current axes unless given.
         entries : tuple of int
             Which two.
-
-        Returns
-        -------
-        matplotlib.axes.Axes
-            The axes.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=100)
-        >>> law.plot().get_xlabel()
-        'entry 0'
         """
         from ._plot import plot_joint  # slow to import, and seldom needed
 

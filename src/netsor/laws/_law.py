@@ -28,20 +28,26 @@ from ._with_error import WithError, values
 
 @single_threaded
 class Law(LawBase, ABC):
-    """A law of one variable: the methods of scipy.stats, and what its numbers are worth.
+    """A law of one variable, with the methods of scipy.stats and a standard error for every number.
 
-    Points may be numbers or arrays. `law.with_error` has the same methods with standard errors; `status` and `method`
-    say what is proved and how the law was obtained. Programs make laws: nothing is passed to this class.
+    Points may be numbers or arrays. `law.with_error` has the same methods; each returns an `Estimate`. `status` says
+    what is proved, and `method` how the law was computed. Programs make laws; you do not call this class.
 
     Examples
     --------
     >>> law = ns.paper.layer().law(n=ns.inf)
-    >>> isinstance(law, ns.Law)
-    True
     >>> print(f"{law.pdf(0.5):.6f} {law.cdf(0.5):.6f} {law.ppf(0.99):.6f}")
     0.462403 0.790300 1.472684
-    >>> law.status
-    'proved'
+    >>> law.status, law.random_numbers, law.support()
+    ('proved', 0, (-inf, inf))
+    >>> near = law.gaussian()  # same mean and variance; the law has heavier tails
+    >>> print(f"{near.var():.6f} {law.pdf(3.0) / near.pdf(3.0):.1f}")
+    0.391971 4.4
+    >>> print(f"{law.expect(abs):.4f} {law.entropy():.4f}", law.rvs(3, seed=0).shape)
+    0.4972 0.9504 (3,)
+    >>> value, error = ns.paper.layer().law(n=64, draws=1000).with_error.var()
+    >>> print(f"{value:.2f} ± {error:.2f}")
+    0.40 ± 0.01
     """
 
     # What each kind of law defines
@@ -88,22 +94,7 @@ class Law(LawBase, ABC):
 
     @abstractmethod
     def gaussian(self) -> Law:
-        """The Gaussian with this law's mean and variance.
-
-        Returns
-        -------
-        Law
-            A mixture of one component.
-
-        Examples
-        --------
-        >>> law = ns.paper.layer().law(n=ns.inf)
-        >>> near = law.gaussian()
-        >>> print(f"{near.var():.6f} {near.kurtosis():.0f}")
-        0.391971 0
-        >>> print(f"{law.pdf(3.0) / near.pdf(3.0):.1f}")  # the law has heavier tails
-        4.4
-        """
+        """The Gaussian with this law's mean and variance."""
 
     # What follows from these, unless a kind of law knows better
 
@@ -188,41 +179,11 @@ class Law(LawBase, ABC):
 
     @property
     def atoms(self) -> tuple[tuple[float, Estimate], ...]:
-        """The points that have a probability of their own, with that probability; none, for a law with a density.
-
-        Examples
-        --------
-        >>> n = ns.Width("n")
-        >>> @ns.program
-        ... def net():
-        ...     p = ns.dot(ns.weight(n, n) @ ns.gaussian(n), ns.weight(n, n) @ ns.gaussian(n))
-        ...     return ns.relu(p)
-        ...
-        >>> (point, probability), = net().law(n=ns.inf, draws=2000).atoms
-        >>> point, bool(abs(probability - 0.5) < 4 * probability.error)
-        (0.0, True)
-        """
+        """The points that have a probability of their own, with that probability; none, for a law with a density."""
         return ()
 
     def doubt(self, read: Callable[[Law], Any]) -> Any:
-        """What the quadrature error may change in a number that is read from this law.
-
-        Parameters
-        ----------
-        read : callable
-            A function of a law that returns a number or an array, such as `lambda law: law.var()`.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            The largest change of what is read when the Gaussian expectations behind the law are off by their error; 0
-            where they are exact.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=ns.inf).doubt(lambda law: law.var())
-        0.0
-        """
+        """What the quadrature error may change in a number that is read from this law."""
         changes = []
         for plus, minus in self._perturbed():
             base = read(self)
@@ -233,359 +194,78 @@ class Law(LawBase, ABC):
 
     @property
     def with_error(self) -> WithError:
-        """The same methods, each returning (value, error).
-
-        Examples
-        --------
-        >>> law = ns.paper.layer().law(n=64, draws=2000)
-        >>> value, error = law.with_error.var()
-        >>> print(f"{value:.3f} ± {error:.3f}")
-        0.400 ± 0.004
-        >>> print(law.with_error.cdf(0.0))
-        0.5 ± 0
-        """
+        """The same methods, each returning (value, error)."""
         return WithError(self)
 
     def pdf(self, y: npt.ArrayLike) -> Any:
-        """The density; of a law with atoms, that of the rest.
-
-        Parameters
-        ----------
-        y : array_like
-            Where.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `y`.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).pdf(0.5):.6f}")
-        0.462403
-        """
+        """The density; of a law with atoms, that of the rest."""
         return values("pdf", self._density, y, (0.0, 0.0))
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
-        """The logarithm of the density.
-
-        Parameters
-        ----------
-        y : array_like
-            Where; also where the density itself is below the smallest number.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `y`.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).logpdf(40.0):.2f}")
-        -840.50
-        """
+        """The logarithm of the density."""
         return values("logpdf", self._logpdf, y, (-np.inf, -np.inf))
 
     def cdf(self, y: npt.ArrayLike) -> Any:
-        """P(Y ≤ y).
-
-        Parameters
-        ----------
-        y : array_like
-            Where.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `y`.
-
-        Examples
-        --------
-        >>> law = ns.paper.layer().law(n=ns.inf)
-        >>> print(np.round(law.cdf([-0.5, 0.0, 0.5]), 6))
-        [0.2097 0.5    0.7903]
-        """
+        """P(Y ≤ y)."""
         return values("cdf", self._distribution, y, (0.0, 1.0))
 
     def sf(self, y: npt.ArrayLike) -> Any:
-        """P(Y > y).
-
-        Parameters
-        ----------
-        y : array_like
-            Where; the result is right where it is small, which 1 − cdf is not.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `y`.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).sf(6.0):.3e}")
-        6.773e-15
-        """
+        """P(Y > y)."""
         return values("sf", self._sf, y, (1.0, 0.0))
 
     def logcdf(self, y: npt.ArrayLike) -> Any:
-        """log P(Y ≤ y), right where P is small and where it is near 1.
-
-        Parameters
-        ----------
-        y : array_like
-            Where.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `y`.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).logcdf(-6.0):.3f}")
-        -32.626
-        """
+        """log P(Y ≤ y), right where P is small and where it is near 1."""
         return values("logcdf", self._logcdf, y, (-np.inf, 0.0))
 
     def logsf(self, y: npt.ArrayLike) -> Any:
-        """log P(Y > y), right where P is small and where it is near 1.
-
-        Parameters
-        ----------
-        y : array_like
-            Where.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `y`.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).logsf(6.0):.3f}")
-        -32.626
-        """
+        """log P(Y > y), right where P is small and where it is near 1."""
         return values("logsf", self._logsf, y, (0.0, -np.inf))
 
     def ppf(self, q: npt.ArrayLike) -> Any:
-        """The quantile: the smallest y with P(Y ≤ y) ≥ q.
-
-        Parameters
-        ----------
-        q : array_like
-            Probabilities, from 0 to 1.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `q`.
-
-        Raises
-        ------
-        LawError
-            If a probability is not between 0 and 1.
-
-        Examples
-        --------
-        >>> law = ns.paper.layer().law(n=ns.inf)
-        >>> print(f"{law.ppf(0.99):.6f} {law.cdf(law.ppf(0.99)):.6f}")
-        1.472684 0.990000
-        """
+        """The quantile: the smallest y with P(Y ≤ y) ≥ q."""
         return values("ppf", lambda p: self._ppf(p, upper=False), levels(q, "ppf"), (np.nan, np.nan))
 
     def isf(self, q: npt.ArrayLike) -> Any:
-        """The quantile from above: where P(Y > y) is q, right for small q.
-
-        Parameters
-        ----------
-        q : array_like
-            Probabilities, from 0 to 1.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `q`.
-
-        Raises
-        ------
-        LawError
-            If a probability is not between 0 and 1.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).isf(1e-12):.4f}")
-        5.3470
-        """
+        """The quantile from above: where P(Y > y) is q, right for small q."""
         return values("isf", lambda p: self._ppf(p, upper=True), levels(q, "isf"), (np.nan, np.nan))
 
     def median(self) -> float:
-        """The median.
-
-        Returns
-        -------
-        float
-            Where P(Y ≤ y) reaches one half.
-
-        Examples
-        --------
-        >>> print(f"{abs(ns.paper.layer().law(n=ns.inf).median()):.6f}")
-        0.000000
-        """
+        """The median."""
         return float(self.ppf(0.5))
 
     def interval(self, confidence: float) -> tuple[float, float]:
-        """The central interval of this probability.
-
-        Parameters
-        ----------
-        confidence : float
-            A probability, from 0 to 1.
-
-        Returns
-        -------
-        tuple of float
-            Its ends; what is left out has the same probability on both sides.
-
-        Raises
-        ------
-        LawError
-            If `confidence` is not between 0 and 1.
-
-        Examples
-        --------
-        >>> low, high = ns.paper.layer().law(n=ns.inf).interval(0.95)
-        >>> print(f"{low:.4f} {high:.4f}")
-        -1.2314 1.2314
-        """
+        """The central interval of this probability."""
         share = as_number(confidence)
         if share is None or not 0 <= share <= 1:
             raise LawError("interval", f"confidence={shown(confidence)} must be between 0 and 1")
         return float(self.ppf((1 - share) / 2)), float(self.isf((1 - share) / 2))
 
     def mean(self) -> float:
-        """E[Y].
-
-        Returns
-        -------
-        float
-            The mean.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=ns.inf).mean()
-        0.0
-        """
+        """E[Y]."""
         return float(self._moment(1).value)
 
     def var(self) -> float:
-        """The variance.
-
-        Returns
-        -------
-        float
-            E[(Y − EY)²].
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).var():.8f}")
-        0.39197144
-        """
+        """The variance."""
         return float(self._var().value)
 
     def std(self) -> float:
-        """The standard deviation.
-
-        Returns
-        -------
-        float
-            The root of the variance.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).std():.6f}")
-        0.626076
-        """
+        """The standard deviation."""
         return float(self.var() ** 0.5)
 
     def moment(self, order: int) -> float:
-        """E[Y^order].
-
-        Parameters
-        ----------
-        order : int
-            0 or more; moments are about 0, not about the mean.
-
-        Returns
-        -------
-        float
-            The moment.
-
-        Raises
-        ------
-        LawError
-            If `order` is no such integer.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).moment(4):.6f}")
-        0.479617
-        """
+        """E[Y^order]."""
         return float(self._moment(checked_order(order)).value)
 
     def kurtosis(self) -> float:
-        """The excess kurtosis, E[(Y − EY)⁴]/Var(Y)² − 3.
-
-        Returns
-        -------
-        float
-            0 for a Gaussian, above 0 for tails that are heavier; NaN for a point mass.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).kurtosis():.6f}")
-        0.121659
-        """
+        """The excess kurtosis, E[(Y − EY)⁴]/Var(Y)² − 3."""
         return float(self._kurtosis().value)
 
     def skewness(self) -> float:
-        """E[(Y − EY)³]/Var(Y)^(3/2).
-
-        Returns
-        -------
-        float
-            0 for a symmetric law; NaN for a point mass.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=ns.inf).skewness()
-        0.0
-        """
+        """E[(Y − EY)³]/Var(Y)^(3/2)."""
         return float(self._skewness().value)
 
     def stats(self, moments: str = "mv") -> Any:
-        """Mean, variance, skewness and excess kurtosis, as in scipy.stats.
-
-        Parameters
-        ----------
-        moments : str
-            Letters among m, v, s and k, for the four in this order.
-
-        Returns
-        -------
-        tuple of float, or float
-            A number for each letter; the number itself, if there is one letter.
-
-        Raises
-        ------
-        LawError
-            If there is another letter.
-
-        Examples
-        --------
-        >>> variance, kurtosis = ns.paper.layer().law(n=ns.inf).stats("vk")
-        >>> print(f"{variance:.6f} {kurtosis:.6f}")
-        0.391971 0.121659
-        """
+        """Mean, variance, skewness and excess kurtosis, as in scipy.stats."""
         known = {"m": self.mean, "v": self.var, "s": self.skewness, "k": self.kurtosis}
         if not isinstance(moments, str) or not moments or not set(moments) <= set(known):
             raise LawError("stats", f"moments={shown(moments)} must be letters among m, v, s and k")
@@ -593,59 +273,15 @@ class Law(LawBase, ABC):
         return found if len(found) > 1 else found[0]
 
     def expect(self, func: Callable[[Any], Any]) -> float:
-        """E[func(Y)] by quadrature.
-
-        Parameters
-        ----------
-        func : callable
-            It takes an array of numbers and acts on each for itself.
-
-        Returns
-        -------
-        float
-            The expectation; `law.with_error.expect` has its error.
-
-        Examples
-        --------
-        >>> law = ns.paper.layer().law(n=ns.inf)
-        >>> print(f"{law.expect(np.square):.6f}")  # the variance, since the mean is 0
-        0.391971
-        """
+        """E[func(Y)] by quadrature."""
         return float(self.with_error.expect(func).value)
 
     def entropy(self) -> float:
-        """−E[log f(Y)], by quadrature; −∞ for a law with atoms.
-
-        Returns
-        -------
-        float
-            In nats.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).entropy():.5f}")
-        0.95038
-        """
+        """−E[log f(Y)], by quadrature; −∞ for a law with atoms."""
         return float(self.with_error.entropy().value)
 
     def cf(self, t: npt.ArrayLike) -> Any:
-        """The characteristic function E[e^(itY)].
-
-        Parameters
-        ----------
-        t : array_like
-            Where.
-
-        Returns
-        -------
-        complex or numpy.ndarray
-            In the shape of `t`.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).cf(1.0).real:.5f}")
-        0.82266
-        """
+        """The characteristic function E[e^(itY)]."""
         return self.with_error.cf(t).value
 
     def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Any:
@@ -662,41 +298,12 @@ class Law(LawBase, ABC):
             What the draws depend on; without it and `rng` they are others each time.
         rng : numpy.random.Generator or int, optional
             Where the draws are taken from, as in scipy, in place of `seed`.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            The draws, in an array of this shape.
-
-        Raises
-        ------
-        LawError
-            If the shape or the seed is none, or both `seed` and `rng` are given.
-
-        Examples
-        --------
-        >>> law = ns.paper.layer().law(n=ns.inf)
-        >>> law.rvs((2, 3), seed=0).shape
-        (2, 3)
-        >>> print(f"{law.rvs(100_000, rng=np.random.default_rng(0)).var():.2f}")
-        0.39
         """
         shape = checked_shape(size, "rvs")
         return self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng)).reshape(shape)[()]
 
     def support(self) -> tuple[float, float]:
-        """The ends of where the law is; of one that is known by points alone, the least and the largest.
-
-        Returns
-        -------
-        tuple of float
-            The lower and the upper end.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=ns.inf).support()
-        (-inf, inf)
-        """
+        """The ends of where the law is; of one that is known by points alone, the least and the largest."""
         return -math.inf, math.inf
 
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
@@ -708,17 +315,6 @@ class Law(LawBase, ABC):
             Where to draw it: on pyplot's current axes unless given.
         label : str, optional
             Its name in a legend.
-
-        Returns
-        -------
-        matplotlib.axes.Axes
-            The axes.
-
-        Examples
-        --------
-        >>> ax = ns.paper.layer().law(n=ns.inf).plot(label="limit")
-        >>> len(ax.lines) > 0
-        True
         """
         from ._plot import plot_law  # slow to import, and seldom needed
 

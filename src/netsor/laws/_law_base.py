@@ -91,13 +91,6 @@ def load(path: str | os.PathLike[str]) -> Any:
     Law or Joint
         The law that was saved, with its origin.
 
-    Raises
-    ------
-    LawError
-        If the file holds no law, or is damaged.
-    OSError
-        If it cannot be opened.
-
     Examples
     --------
     >>> import tempfile
@@ -178,48 +171,22 @@ class LawBase:
 
     @property
     def status(self) -> str:
-        """What is known of the law: `proved`, `exact`, `conjectured` or `estimated`.
-
-        Examples
-        --------
-        >>> net = ns.paper.layer()
-        >>> net.law(n=ns.inf).status, net.law(n=64, draws=100).status
-        ('proved', 'exact')
-        """
+        """What is known of the law: `proved`, `exact`, `conjectured` or `estimated`."""
         return self.origin.status
 
     @property
     def method(self) -> str:
-        """How the law was obtained, in words.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=ns.inf).method
-        'convolution over heads at infinite width'
-        """
+        """How the law was obtained, in words."""
         return self.origin.method
 
     @property
     def random_numbers(self) -> int:
-        """How many random numbers were drawn for each replica, on average.
-
-        Examples
-        --------
-        >>> net = ns.paper.layer()
-        >>> net.law(n=ns.inf).random_numbers, net.law(n=64, draws=100).random_numbers
-        (0, 23)
-        """
+        """How many random numbers were drawn for each replica, on average."""
         return self.origin.random_numbers
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be known of this law, such as activations that were treated as the identity.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=ns.inf).notes
-        ()
-        """
+        """What is to be known of this law, such as activations that were treated as the identity."""
         error = self.origin.quadrature_error
         if error < 1e-6:
             return self.origin.notes
@@ -231,31 +198,9 @@ class LawBase:
 
     @property
     def sources(self) -> Sources:
-        """What the errors of this law's numbers come from: its seed, or the law itself.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100, seed=7).sources
-        frozenset({7})
-        """
+        """What the errors of this law's numbers come from: its seed, or the law itself."""
         return frozenset([self.origin.seed if self.origin.seed is not None else (type(self).__name__, id(self))])
 
     def save(self, path: str | Path) -> None:
-        """Write the law to one npz file, without pickle; `ns.load(path)` reads it.
-
-        Parameters
-        ----------
-        path : str or pathlib.Path
-            The file, whole or not there however the process ends; one that is there is replaced.
-
-        Examples
-        --------
-        >>> import tempfile
-        >>> law = ns.paper.layer().law(n=64, draws=100)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     law.save(f"{folder}/law.npz")
-        ...     ns.load(f"{folder}/law.npz").var() == law.var()
-        ...
-        True
-        """
+        """Write the law to one npz file, without pickle; `ns.load(path)` reads it."""
         save(self, path)

@@ -83,26 +83,7 @@ class Mixture(Components, Law):
         self.origin, self.binning = checked_origin(origin, "Mixture"), float(binning)
 
     def smoothed(self, factor: float = 1.0) -> Mixture:
-        """The same law with a Gaussian kernel, of so many bandwidths, in place of each draw; itself if it has none.
-
-        Parameters
-        ----------
-        factor : float
-            In how many bandwidths the kernels are given.
-
-        Returns
-        -------
-        Mixture
-            With a density, where draws alone had none.
-
-        Examples
-        --------
-        >>> n = ns.Width("n")
-        >>> score = ns.Program(ns.dot(ns.weight(n, n) @ ns.gaussian(n), ns.weight(n, n) @ ns.gaussian(n)))
-        >>> law = score.law(n=8, draws=1000)
-        >>> print(f"{law.smoothed().pdf(0.0):.2f}")
-        0.54
-        """
+        """The same law with a Gaussian kernel, of so many bandwidths, in place of each draw; itself if it has none."""
         draws = self._points.draws
         if not len(draws):
             return self
@@ -114,13 +95,7 @@ class Mixture(Components, Law):
 
     @property
     def atoms(self) -> tuple[tuple[float, Estimate], ...]:
-        """The points that have a probability of their own, with that probability.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).atoms  # it has a density
-        ()
-        """
+        """The points that have a probability of their own, with that probability."""
         found = self._points
         return tuple(
             (float(at), Estimate(float(mass), float(of_share(mass, self.effective)), self.sources))
@@ -129,13 +104,7 @@ class Mixture(Components, Law):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be known of this law.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).notes
-        ('clip at 100 acts as the identity: it clips with probability e^-687',)
-        """
+        """What is to be known of this law."""
         more = []
         if len(self._points.draws):
             more.append(f"known by draws: its density is a kernel estimate of bandwidth {self.bandwidth:.3g}")
@@ -327,18 +296,7 @@ class Mixture(Components, Law):
         return Shape(self._central() / unit, self.component_var / unit**2, self._replicas, self.origin.quadrature_error)
 
     def support(self) -> tuple[float, float]:
-        """The ends of where the law is; of one that is known by points alone, the least and the largest.
-
-        Returns
-        -------
-        tuple of float
-            The lower and the upper end.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).support()
-        (-inf, inf)
-        """
+        """The ends of where the law is; of one that is known by points alone, the least and the largest."""
         if self.component_var.any():
             return super().support()
         return float(self.component_mean.min()), float(self.component_mean.max())
@@ -357,18 +315,7 @@ class Mixture(Components, Law):
         return np.asarray(self.component_mean[chosen] + noise)
 
     def gaussian(self) -> Mixture:
-        """The Gaussian with this law's mean and variance.
-
-        Returns
-        -------
-        Mixture
-            One component.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).gaussian().replicas
-        1
-        """
+        """The Gaussian with this law's mean and variance."""
         return gaussian_like(self)
 
     def _arrays(self) -> dict[str, Any]:

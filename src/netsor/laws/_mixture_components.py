@@ -60,24 +60,12 @@ class Components:
 
     @property
     def replicas(self) -> int:
-        """How many replicas the law was made from; one, if nothing random is left to condition on.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).replicas
-        100
-        """
+        """How many replicas the law was made from; one, if nothing random is left to condition on."""
         return len(self.component_var) if self.count is None else round(float(self.count.sum()))
 
     @property
     def effective(self) -> float:
-        """The number of replicas of equal weight that would say as much: 1/Σ w².
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).effective
-        100.0
-        """
+        """The number of replicas of equal weight that would say as much: 1/Σ w²."""
         return float(self.replicas if self._alike else 1 / np.sum(self.component_weight**2))
 
     @property
@@ -91,24 +79,12 @@ class Components:
 
     @property
     def centred(self) -> bool:
-        """Whether every component has mean 0.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).centred
-        True
-        """
+        """Whether every component has mean 0."""
         return not self.component_mean.any()
 
     @cached_property
     def component_weight(self) -> Array:
-        """The weights of the components, of sum 1.
-
-        Examples
-        --------
-        >>> print(ns.paper.layer().law(n=64, draws=4).component_weight)
-        [0.25 0.25 0.25 0.25]
-        """
+        """The weights of the components, of sum 1."""
         return np.full(self.replicas, 1 / self.replicas) if self.weight is None else self.weight
 
     # The parts: Gaussians, atoms, draws
@@ -133,11 +109,6 @@ class Components:
         """Of the kernel estimate for what is known by draws: Scott's rule, by the lesser of two measures of spread.
 
         0 if nothing is known by draws.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).bandwidth
-        0.0
         """
         draws = self._points.draws
         if not len(draws):
