@@ -16,17 +16,16 @@ import scipy
 
 from ._checked import MAX_MAGNITUDE, checked_draws, real
 from ._estimate import Array, Estimate, combined
+from ._gaussian_mixture import normal_moment
 from ._law import Law
-from ._law_base import Provenance, storable
+from ._law_base import Provenance
 from ._mixture import Mixture, gaussian_like, kernel_bias
-from ._mixture_1d import normal_moment
 from ._replicas import Replicas, Replicated, average, block_labels, mixture_cf, of_share
 
 FINE = 128  # bins in one bandwidth
 BINS = 2**22  # most bins in all; if the range of the draws needs more, a bandwidth has fewer than FINE
 
 
-@storable
 class Empirical(Law):
     """The kernel density estimate of a sample, as the paper's figures use it.
 

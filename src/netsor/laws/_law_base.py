@@ -1,19 +1,15 @@
-"""What laws of one variable and of several have in common: they say where they come from, and go to disk."""
+"""The base class of all laws: provenance, notes, saving and loading."""
 
 from __future__ import annotations
 
 import io
 import json
-import math
 import os
-import zipfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .._files import named, opened, parsed, write
 from ..language._given import as_whole, shown
@@ -59,23 +55,7 @@ class LawError(PlacedError):
 
 FORMAT = 1
 REASON = 200  # characters of an error's own text in a message: some repeat the whole file
-Kind = TypeVar("Kind", bound=type)
-KINDS: dict[str, Any] = {}
-
-
-def storable(kind: Kind) -> Kind:
-    """A class of laws that can be stored: it has `_array_api()`, and `_from_arrays(arrays, origin)` to come back."""
-    KINDS[kind.__name__] = kind
-    return kind
-
-
-def save(law: Any, path: str | Path) -> None:
-    """Write a law to an npz file."""
-    arrays: dict[str, Any] = {name: np.asarray(value) for name, value in law._arrays().items() if value is not None}
-    about = {"format": FORMAT, "kind": type(law).__name__, "origin": asdict(law.origin)}
-    file = io.BytesIO()
-    np.savez(file, about=np.array(json.dumps(about)), **arrays)
-    write(Path(path), file.getvalue())
+KINDS: dict[str, Any] = {}  # the classes of laws by name, for `load`
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -110,7 +90,7 @@ def load(path: str | os.PathLike[str]) -> Any:
         raise LawError("load", str(error)) from None
     with file:
         try:
-            arrays = dict(_members(file))
+            arrays = dict(np.load(file, allow_pickle=False))
             about = parsed(str(arrays.pop("about")).encode(), "its description")
             if (made := about["format"]) == FORMAT:
                 if (kind := str(about["kind"])) not in KINDS:
@@ -129,26 +109,6 @@ def load(path: str | os.PathLike[str]) -> Any:
     )
 
 
-def _members(file: BinaryIO) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """The arrays of an npz file by name. No more memory is taken than the file has bytes, whatever it declares."""
-    with zipfile.ZipFile(file) as archive:
-        every = archive.infolist()
-        stored = all(info.compress_type == zipfile.ZIP_STORED for info in every)
-        if not stored or sum(info.file_size for info in every) > os.fstat(file.fileno()).st_size:
-            raise ValueError("its arrays are compressed or overlap")
-        for info in every:
-            stream = io.BytesIO(archive.read(info))
-            if np.lib.format.read_magic(stream) != (1, 0):
-                raise ValueError(f"{shown(info.filename)} has an unknown version")
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-            if dtype.kind not in "biufU" or min(shape, default=1) < 0:
-                raise ValueError(f"{shown(info.filename)} has type {dtype} and shape {shape}")
-            if math.prod(shape) * dtype.itemsize != info.file_size - stream.tell():
-                raise ValueError(f"{shown(info.filename)} has not the size of an array of shape {shape}")
-            array = np.frombuffer(stream.read(), dtype) if dtype.itemsize else np.zeros(math.prod(shape), dtype)
-            yield info.filename.removesuffix(".npy"), array.reshape(shape, order="F" if fortran else "C").copy()
-
-
 def _origin(
     status: Any, method: Any, random_numbers: Any, seed: Any, quadrature_error: Any, notes: Any
 ) -> Provenance:  # each field must be there, and no other
@@ -165,9 +125,15 @@ def _origin(
 
 
 class LawBase:
-    """A law, with its origin."""
+    """A law with its provenance. A law that can be saved has `_arrays()` and `_from_arrays(arrays, origin)`."""
 
     origin: Provenance
+
+    def __init_subclass__(cls) -> None:
+        KINDS[cls.__name__] = cls
+
+    def _arrays(self) -> dict[str, Any]:
+        raise LawError("save", f"a {type(self).__name__} cannot be saved")
 
     @property
     def status(self) -> str:
@@ -203,4 +169,8 @@ class LawBase:
 
     def save(self, path: str | Path) -> None:
         """Write the law to one npz file, without pickle; `ns.load(path)` reads it."""
-        save(self, path)
+        arrays = {name: np.asarray(value) for name, value in self._arrays().items() if value is not None}
+        about = {"format": FORMAT, "kind": type(self).__name__, "origin": asdict(self.origin)}
+        file = io.BytesIO()
+        np.savez(file, allow_pickle=False, about=np.array(json.dumps(about)), **arrays)
+        write(Path(path), file.getvalue())

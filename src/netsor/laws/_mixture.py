@@ -24,9 +24,9 @@ import numpy.typing as npt
 from .._array_api import single_threaded
 from ._checked import checked_origin
 from ._estimate import Array, Estimate, combined, student
+from ._gaussian_mixture import GaussianMixture1D, normal_moment
 from ._law import Law
-from ._law_base import LawError, Provenance, storable
-from ._mixture_1d import GaussianMixture1D, normal_moment
+from ._law_base import LawError, Provenance
 from ._mixture_components import Components
 from ._numerics import log_upper
 from ._replicas import Replicated, Shape, mixture_cf, of_share
@@ -37,7 +37,6 @@ NARROWER = 0.5 ** np.arange(1, 7)  # factors of the bandwidth, by which biases o
 SIGNIFICANT = 2.0  # standard errors of a change that is no noise
 
 
-@storable
 @single_threaded
 class Mixture(Components, Law):
     """The mixture of N(mean_r, var_r) over replicas r, of equal weight unless weights are given.

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from ._checked import MAX_MAGNITUDE, checked_weights, numbers
 from ._estimate import Array
+from ._gaussian_mixture import MAX_COMPONENTS, Blocks, GaussianMixture1D, binned, compress, merged
 from ._law_base import LawError
-from ._mixture_1d import MAX_COMPONENTS, Blocks, GaussianMixture1D, binned, compress, merged
 from ._replicas import BLOCKS, Replicas, Replicated, block_labels
 
 JUMPS = 2**14  # most points at which a distribution function jumps; more draws are replaced by so many quantiles

@@ -10,8 +10,8 @@ import numpy as np
 from .._mpl_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from .._repr_html import density, note, table, title
 from ..language._given import shown
+from ._gaussian_mixture import GaussianMixtureND
 from ._law_base import LawError
-from ._mixture_nd import GaussianMixtureND
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK)
 DENSITY_POINTS = 401  # of a density

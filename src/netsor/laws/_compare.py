@@ -1,4 +1,4 @@
-"""Distances between laws, each with a standard error: KL, total variation, Wasserstein-1, Kolmogorov."""
+"""Comparisons of laws, frozen scipy.stats distributions and samples: distances with errors, and a plot."""
 
 from __future__ import annotations
 
@@ -10,17 +10,132 @@ import numpy as np
 import numpy.typing as npt
 
 from .._array_api import one_blas_thread
+from .._mpl_style import DOTTED, GREY
 from ..language._given import shown
-from ._checked import checked_generator, numbers, whole
-from ._coerce import as_joint, as_law
+from ._checked import checked_draws, checked_generator, numbers, whole
 from ._distance_estimator import DistanceEstimator
 from ._empirical import Empirical
-from ._estimate import Estimate, combined
+from ._estimate import Array, Estimate, combined
 from ._joint import Joint
-from ._law_base import LawError
+from ._law import Law
+from ._law_base import LawBase, LawError, Provenance
+from ._mixture import Mixture, gaussian_like
+from ._numerics import integrated, resolved
+from ._plot import COLOURS, DENSITY_POINTS, add_arrows, add_line, curve_of, is_axes, range_of
 from ._replicas import Replicas, average
 
-DRAWS = 4000
+DRAWS = 4000  # of the Monte Carlo estimate of a joint KL
+
+
+def as_law(other: Any) -> Law:
+    """The law that is meant."""
+    if isinstance(other, Law):
+        return other
+    if isinstance(other, LawBase):
+        raise LawError(
+            "distance", f"is between laws of one variable, got {shown(other)}; of a joint law take one, law[i]"
+        )
+    if all(hasattr(other, name) for name in ("pdf", "cdf", "sf", "rvs")) and not isinstance(other, np.ndarray):
+        return ScipyLaw(other)
+    if hasattr(other, "pmf"):
+        raise LawError("distance", f"{shown(other)} is discrete; it needs a law with a density, or an array of draws")
+    if isinstance(other, np.ndarray | list | tuple):
+        draws = checked_draws(other)
+        return Mixture(draws, 0.0, Provenance("estimated", f"{draws.size} draws"))
+    hint = "; ask for its law first, net.law(n=…)" if hasattr(other, "law") else ""
+    raise LawError(
+        "a law is needed",
+        "what is compared or drawn are laws, frozen distributions of scipy.stats and arrays of draws, "
+        f"got {type(other).__name__}{hint}",
+    )
+
+
+def as_joint(other: Any, dim: int, operation: str) -> Joint:
+    """The joint law of so many entries that is meant; draws, an array (draws, entries), are points."""
+    if isinstance(other, Joint):
+        law = other
+    elif all(hasattr(other, name) for name in ("mean", "cov", "logpdf", "rvs")):  # multivariate_normal
+        law = Joint(
+            np.atleast_2d(other.mean), np.atleast_2d(other.cov)[None], Provenance("exact", "scipy.stats normal")
+        )
+    elif isinstance(other, np.ndarray) and other.ndim == 2 and len(other) > 1:
+        draws = numbers(other, operation, "draws")
+        cov = np.zeros((*draws.shape, draws.shape[1]))
+        law = Joint(draws, cov, Provenance("estimated", f"{len(draws)} draws"))
+    else:
+        raise LawError(
+            operation,
+            "is between joint laws, frozen scipy.stats.multivariate_normal and arrays (draws, entries), "
+            f"got {shown(other)}; for one variable take an entry, law[i]",
+        )
+    if law.dim != dim:
+        raise LawError(operation, f"joint laws of {dim} and {law.dim} entries; take marginals")
+    return law
+
+
+class ScipyLaw(Law):
+    """A frozen distribution of scipy.stats, as a law without errors."""
+
+    def __init__(self, distribution: Any) -> None:
+        self.distribution = distribution
+        kind = getattr(distribution, "dist", distribution)
+        self.origin = Provenance("exact", f"scipy.stats {getattr(kind, 'name', type(kind).__name__)}")
+
+    def _pdf(self, y: Array) -> Estimate:
+        try:
+            value = np.asarray(self.distribution.pdf(y), dtype=np.float64)
+        except OverflowError:  # some say so, and some return infinity
+            value = np.full(len(y), np.inf)
+        if not np.isfinite(value).all():
+            raise LawError(
+                "density",
+                f"{self.method} has an infinite density somewhere; a distance needs a bounded one, "
+                "or an array of draws",
+            )
+        return Estimate(value, np.zeros(len(y)))
+
+    def _cdf(self, y: Array) -> Estimate:
+        return Estimate(np.asarray(self.distribution.cdf(y), dtype=np.float64), np.zeros(len(y)))
+
+    def _sf(self, y: Array) -> Array:
+        return np.asarray(self.distribution.sf(y), dtype=np.float64)
+
+    def _logpdf(self, y: Array) -> Array:
+        return np.asarray(self.distribution.logpdf(y), dtype=np.float64)
+
+    def _moment(self, order: int) -> Estimate:
+        value = self.distribution.mean() if order == 1 else self.distribution.moment(order)
+        return Estimate(float(value), 0.0)
+
+    def _var(self) -> Estimate:
+        return Estimate(float(self.distribution.var()), 0.0)
+
+    def _kurtosis(self) -> Estimate:
+        return Estimate(float(self.distribution.stats(moments="k")), 0.0)
+
+    def _skewness(self) -> Estimate:
+        return Estimate(float(self.distribution.stats(moments="s")), 0.0)
+
+    def support(self) -> tuple[float, float]:
+        """The ends of where the law is."""
+        low, high = self.distribution.support()
+        return float(low), float(high)
+
+    def _pieces(self) -> tuple[Array, Array]:
+        low, middle, high = (float(self.distribution.ppf(q)) for q in (0.1, 0.5, 0.9))
+        return np.array([middle]), np.array([max((high - low) / 2.5, math.ulp(middle))])
+
+    def _rvs(self, size: int, rng: np.random.Generator) -> Array:
+        return np.asarray(self.distribution.rvs(size, random_state=rng), dtype=np.float64)
+
+    def _cf(self, t: Array) -> Estimate:
+        # by quadrature over the density
+        y, w = integrated(lambda p: self._pdf(p).value, resolved([self._read], *self._pieces()))
+        return Estimate(np.exp(1j * t[:, None] * y) @ (w * self._pdf(y).value), np.zeros(len(t)))
+
+    def gaussian(self) -> Mixture:
+        """The Gaussian with its mean and variance."""
+        return gaussian_like(self)
 
 
 @one_blas_thread()
@@ -289,3 +404,74 @@ def paper_kl(
     f, g = (law.pdf(y) + 1e-12 for law in (a, b))
     f, g = f / np.trapezoid(f, y), g / np.trapezoid(g, y)
     return float(np.trapezoid(f * np.log(f / g), y))
+
+
+def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
+    """Densities above; below, what each differs by from the last, where the eye can see it.
+
+    An arrow is an atom. The figure is shown as any plot is: at the end of a notebook's cell, or by `plt.show()`;
+    `plt.savefig("laws.pdf")` writes it.
+
+    Parameters
+    ----------
+    *laws : Law, frozen distribution of scipy.stats, or array_like
+        One or more; an array is a sample.
+    labels : sequence of str, optional
+        Names for the laws.
+    ax : matplotlib axes, or a pair of them, optional
+        Where to draw: two, or one for the densities alone. Unless given, those of a new figure of pyplot's.
+
+    Returns
+    -------
+    matplotlib axes, or an array of two
+        What was drawn on.
+
+    Examples
+    --------
+    >>> net = ns.paper.layer()
+    >>> axes = ns.plot(net.law(n=64, draws=500), net.law(n=ns.inf), labels=["64", "∞"])
+    >>> len(axes)
+    2
+    """
+    if not laws or any(isinstance(law, Joint) for law in laws):
+        raise LawError("plot", "needs one law of one variable or more; a joint law has joint.plot()")
+    laws = tuple(as_law(law) for law in laws)
+    names = [law.method for law in laws] if labels is None else labels
+    listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    if not listed or len(names) != len(laws):
+        raise LawError("plot", f"labels={shown(labels)} must be {len(laws)} names, one for each law")
+    top, bottom = _pair(ax)
+    low, high = zip(*(range_of(law) for law in laws), strict=True)
+    y = np.linspace(min(low), max(high), DENSITY_POINTS)
+    curves = [curve_of(law, y) for law in laws]
+    last, last_error = curves[-1]
+    for k, (name, (density, error)) in enumerate(zip(names, curves, strict=True)):
+        colour = COLOURS[k % len(COLOURS)]
+        line = "-" if k == len(laws) - 1 else DOTTED
+        add_line(top, y, density, error, colour, line, name)
+        add_arrows(top, laws[k], max(float(curve.max()) for curve, _ in curves), colour)
+        if k < len(laws) - 1 and bottom is not None:
+            add_line(bottom, y, density - last, np.hypot(error, last_error), colour, line, None)
+    top.set(ylabel="density", ylim=(0, None))
+    if bottom is not None:
+        bottom.axhline(0.0, color=GREY, lw=0.5, zorder=0)
+        bottom.set(ylabel="difference")
+    (bottom or top).set(xlabel="y", xlim=(y[0], y[-1]))
+    top.legend(loc="best")
+    return top if bottom is None else np.array([top, bottom])
+
+
+def _pair(ax: Any) -> tuple[Any, Any]:
+    """The axes for densities and for differences, None if these are not wanted."""
+    if ax is None:
+        import matplotlib.pyplot as plt  # slow to import
+
+        figure = plt.figure(layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
+        return top, bottom
+    if is_axes(ax):
+        return ax, None
+    listed = isinstance(ax, list | tuple | np.ndarray) and len(ax) == 2
+    if not listed or not all(map(is_axes, ax)):
+        raise LawError("plot", f"ax={shown(ax)} must be one of matplotlib's axes, or two of them")
+    return ax[0], ax[1]
