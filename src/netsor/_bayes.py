@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -137,34 +138,44 @@ def checked_number(name: str, value: object, least: int) -> int:
     return number
 
 
-def checked_numbers(draws: int, chains: int, thin: int, particles: int, moves: int) -> tuple[int, ...]:
-    """Check what `posterior` and its cost are asked with."""
-    draws, chains = checked_number("draws", draws, 8), checked_number("chains", chains, 2)
-    thin, particles = checked_number("thin", thin, 1), checked_number("particles", particles, chains)
-    return draws, chains, thin, particles, checked_number("moves", moves, 1)
+class Schedule(NamedTuple):
+    """How many states are kept in all, by how many chains, how many moves apart; and how particles are tempered."""
+
+    draws: int
+    chains: int
+    thin: int
+    particles: int
+    moves: int
+
+    def checked(self) -> Schedule:
+        """Check the numbers that a user gave."""
+        least = (8, 2, 1, checked_number("chains", self.chains, 2), 1)
+        return Schedule(*map(checked_number, self._fields, self, least))
+
+    @property
+    def kept(self) -> int:
+        """The number of states, the same for every chain."""
+        return self.chains * -(-self.draws // self.chains)
 
 
-def cost(
-    latent: Latent, data: Observations, draws: int, chains: int, thin: int, particles: int, moves: int, paths: float = 1
-) -> Cost:
+def cost(latent: Latent, data: Observations, how: Schedule, paths: float = 1) -> Cost:
     """What `sampled` would take; `paths` are how often particles go from the prior to the posterior, for evidence too.
 
     The likelihood is timed at draws of the prior; the spread of what is found there tells of the steps of tempering.
     """
-    kept = chains * -(-draws // chains)
-    memory = 8.0 * (kept + 4 * paths * particles) * (latent.size + latent.entries) + held(latent)
+    memory = 8.0 * (how.kept + 4 * paths * how.particles) * (latent.size + latent.entries) + held(latent)
     if latent.plan.constant:
         return Cost(0.0, held(latent), 1)
     ask = likelihood(latent, data)
-    z = generator(0, STREAM, 3).standard_normal((min(PROBED, particles), latent.size))
+    z = generator(0, STREAM, 3).standard_normal((min(PROBED, how.particles), latent.size))
     with one_blas_thread():
         ask(z)  # what is made once
         start = time.perf_counter()
         height = ask(z)
     each = (time.perf_counter() - start) / len(z)
     steps = (1 + steps_after(step_from(0.0, height))) * paths
-    asked = math.ceil(ASKED * (steps * moves * particles + kept * thin))
-    return Cost(each * (asked + 2 * kept), memory, asked)
+    asked = math.ceil(ASKED * (steps * how.moves * how.particles + how.kept * how.thin))
+    return Cost(each * (asked + 2 * how.kept), memory, asked)
 
 
 def likelihood(latent: Latent, data: Observations) -> LogLikelihood:
@@ -187,38 +198,28 @@ def likelihood(latent: Latent, data: Observations) -> LogLikelihood:
     return found_there
 
 
-def sampled(
-    latent: Latent,
-    data: Observations,
-    draws: int,
-    chains: int,
-    thin: int,
-    particles: int,
-    moves: int,
-    seed: int,
-    progress: Progress,
-) -> Sampled:
-    """States of chains given data: `draws` are kept in all, `thin` moves apart.
+def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progress: Progress) -> Sampled:
+    """States of chains given data.
 
-    They start from `particles` that were brought from the prior to the posterior by tempering. There is one state, and
-    no chain, where nothing that is drawn matters.
+    The chains start from particles that were brought from the prior to the posterior by tempering. There is one state,
+    and no chain, where nothing that is drawn matters.
     """
-    draws, chains, thin, particles, moves = checked_numbers(draws, chains, thin, particles, moves)
-    seed = whole_number("seed", seed, 0)
+    how, seed = how.checked(), whole_number("seed", seed, 0)
+    draws, chains, thin, particles, moves = how
     if latent.plan.constant:
         return Sampled(np.zeros((1, latent.size)), 1.0, math.inf, 1.0, 0)
-    each = -(-draws // chains)
+    each = how.kept // chains
     if each < 4:
         raise ValueError(f"draws={draws} must be at least 4 for each of chains={chains}")
     check_memory(
-        8.0 * (chains * each + 4 * particles) * (latent.size + latent.entries) + held(latent),
+        8.0 * (how.kept + 4 * particles) * (latent.size + latent.entries) + held(latent),
         f"draws={draws} and particles={particles} with {latent.size:,} random numbers each",
         "take fewer of either",
     )
     rng, ask = generator(seed, STREAM), likelihood(latent, data)
     kept, heights = np.empty((chains, each, latent.size)), np.empty((chains, each))
     if progress is True and sys.stderr.isatty():
-        _announce("posterior", cost(latent, data, draws, chains, thin, particles, moves))
+        _announce("posterior", cost(latent, data, how))
     with one_blas_thread(), _Bar(progress, particles * moves, 0, chains * each * thin) as bar:
         way = adapt_schedule(ask, particles, latent.size, moves, rng, bar.tempered)
         some = rng.permutation(particles)[:chains]
@@ -257,27 +258,18 @@ def held(latent: Latent) -> float:
 
 
 def posterior(
-    latent: Latent,
-    data: Observations,
-    draws: int,
-    chains: int,
-    thin: int,
-    particles: int,
-    moves: int,
-    seed: int,
-    progress: Progress,
-    origin: Provenance,
+    latent: Latent, data: Observations, how: Schedule, seed: int, progress: Progress, origin: Provenance
 ) -> Posterior:
     """The law of all outputs given data; of one replica where nothing that is drawn matters, a Gaussian process."""
     size, number = latent.entries, len(data.entries)
     method = f"{origin.method}, given {number} observation{'s' * (number > 1)}"
-    kept = 1 if latent.plan.constant else whole_number("draws", draws, 8)
+    kept = 1 if latent.plan.constant else whole_number("draws", how.draws, 8)
     check_memory(
         16.0 * kept * size**2 + held(latent),
         f"a posterior of {size:,} entries with a covariance for each of draws={kept}",
         "take fewer draws, a program with fewer outputs, or ns.AttentionRegressor, which keeps states alone",
     )
-    found = sampled(latent, data, draws, chains, thin, particles, moves, seed, progress)
+    found = sampled(latent, data, how, seed, progress)
     parts = latent.over(found.z, lambda mean, columns: updated_by_columns(mean, columns, data))
     mean, cov = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     law = Joint(mean, cov, replace(origin, method=method))
@@ -308,7 +300,7 @@ def evidence(
         value = float(ask(one)[0])
         return Estimate(value, max((_moved_by(latent, other, data, one, ask) for other in shifted), default=0.0))
     if progress is True and sys.stderr.isatty():
-        _announce("evidence", cost(latent, data, 0, 1, 1, particles, moves, FIRST + runs))
+        _announce("evidence", cost(latent, data, Schedule(0, 1, 1, particles, moves), FIRST + runs))
     with one_blas_thread(), _Bar(progress, FIRST * particles * moves, runs * particles * moves) as bar:
         way = adapt_schedule(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
         rng, tell = generator(seed, STREAM, 2), lambda: bar.tell(runs * particles * moves)

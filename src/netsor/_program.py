@@ -383,7 +383,8 @@ class Program:
         """
         latent, origin = self._at(widths).latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise)
-        return _bayes.posterior(latent, data, draws, chains, thin, particles, moves, seed, progress, origin)
+        how = _bayes.Schedule(draws, chains, thin, particles, moves)
+        return _bayes.posterior(latent, data, how, seed, progress, origin)
 
     def posterior_cost(
         self,
@@ -432,7 +433,7 @@ class Program:
         """
         latent, _ = self._at(widths).latent(workers, choose(backend, device))
         data = checked_data(latent.entries, observed, noise)
-        found = _bayes.cost(latent, data, *_bayes.checked_numbers(draws, chains, thin, particles, moves))
+        found = _bayes.cost(latent, data, _bayes.Schedule(draws, chains, thin, particles, moves).checked())
         law = 16.0 * draws * latent.entries**2
         return _bayes.Cost(found.seconds, found.bytes + law, found.likelihoods)
 

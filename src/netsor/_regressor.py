@@ -303,9 +303,10 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _sampled(self, latent: Latent, data: Observations) -> _bayes.Sampled:
-        return _bayes.sampled(
-            latent, data, self.draws, self.chains, self.thin, self.particles, self.moves, self.seed_, self.progress
-        )
+        return _bayes.sampled(latent, data, self._schedule(), self.seed_, self.progress)
+
+    def _schedule(self) -> _bayes.Schedule:
+        return _bayes.Schedule(self.draws, self.chains, self.thin, self.particles, self.moves)
 
     def _begin(self, X: Any, y: Any) -> list[dict[str, Any]]:
         """Check parameters and data, and keep these; the combinations of the grid."""
@@ -408,13 +409,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return _bayes.Cost(len(tried) * (planned + again) * wanted, size, len(tried))
         latent, _ = model._latent(model.X_, given)
         planned = time.perf_counter() - start
-        how = (self.draws, self.chains, self.thin, self.particles, self.moves, 1 + (1 + self.runs / 2) * wanted)
-        found = _bayes.cost(latent, data, *how)
-        return _bayes.Cost(
-            len(tried) * (planned + found.seconds),
-            max(found.bytes, size),
-            len(tried) * found.likelihoods,
-        )
+        found, count = _bayes.cost(latent, data, self._schedule(), 1 + (1 + self.runs / 2) * wanted), len(tried)
+        return _bayes.Cost(count * (planned + found.seconds), max(found.bytes, size), count * found.likelihoods)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The posterior mean of the function at new examples.

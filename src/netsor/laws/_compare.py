@@ -160,8 +160,8 @@ def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
 def _same(p: Joint, q: Joint) -> bool:
     """Whether both are one law, made of the same replicas."""
     pairs = [(p.component_mean, q.component_mean), (p.component_cov, q.component_cov)]
-    weights = (law.weight if law.weight is not None else np.full(law.replicas, 1 / law.replicas) for law in (p, q))
-    return p is q or all(np.array_equal(a, b) for a, b in [*pairs, tuple(weights)])
+    pairs.append((p._replicas.weights, q._replicas.weights))
+    return p is q or all(np.array_equal(a, b) for a, b in pairs)
 
 
 NAMES = ("kl", "total_variation", "wasserstein1", "kolmogorov")
@@ -173,11 +173,8 @@ def kl(p: Other, q: Other) -> Estimate:
 
     Parameters
     ----------
-    p
-        A law, a frozen distribution of scipy.stats, or an array of draws, here and in all distances; here also a joint
-        law or a multivariate normal.
-    q
-        Likewise.
+    p, q : Law, Joint, frozen distribution of scipy.stats, or array_like
+        The two laws; an array is a sample.
 
     Returns
     -------
@@ -201,10 +198,8 @@ def total_variation(p: Other, q: Other) -> Estimate:
 
     Parameters
     ----------
-    p : Law, frozen distribution of scipy.stats, or array_like
-        The first law; an array is a sample.
-    q : Law, frozen distribution of scipy.stats, or array_like
-        The second.
+    p, q : Law, frozen distribution of scipy.stats, or array_like
+        The two laws; an array is a sample.
 
     Returns
     -------
@@ -225,10 +220,8 @@ def wasserstein1(p: Other, q: Other) -> Estimate:
 
     Parameters
     ----------
-    p : Law, frozen distribution of scipy.stats, or array_like
-        The first law; an array is a sample.
-    q : Law, frozen distribution of scipy.stats, or array_like
-        The second.
+    p, q : Law, frozen distribution of scipy.stats, or array_like
+        The two laws; an array is a sample.
 
     Returns
     -------
@@ -249,10 +242,8 @@ def kolmogorov(p: Other, q: Other) -> Estimate:
 
     Parameters
     ----------
-    p : Law, frozen distribution of scipy.stats, or array_like
-        The first law; an array is a sample.
-    q : Law, frozen distribution of scipy.stats, or array_like
-        The second.
+    p, q : Law, frozen distribution of scipy.stats, or array_like
+        The two laws; an array is a sample.
 
     Returns
     -------
@@ -274,10 +265,8 @@ def distances(p: Other, q: Other, names: Sequence[str] = NAMES) -> dict[str, Est
 
     Parameters
     ----------
-    p : Law, frozen distribution of scipy.stats, or array_like
-        The first law; an array is a sample.
-    q : Law, frozen distribution of scipy.stats, or array_like
-        The second.
+    p, q : Law, frozen distribution of scipy.stats, or array_like
+        The two laws; an array is a sample.
     names : sequence of str
         Which: `kl`, `total_variation`, `wasserstein1`, `kolmogorov`.
 
@@ -327,10 +316,8 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int = 2025) -
 
     Parameters
     ----------
-    p : Joint, frozen scipy.stats.multivariate_normal, or array_like
-        The first law; an array (draws, entries) is a sample. One of the two must be a joint law.
-    q : Joint, frozen scipy.stats.multivariate_normal, or array_like
-        The second.
+    p, q : Joint, frozen scipy.stats.multivariate_normal, or array_like
+        The two laws, of which at least one is a Joint; an array (draws, entries) is a sample.
     directions : int
         How many.
     seed : int

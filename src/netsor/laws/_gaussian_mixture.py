@@ -19,7 +19,7 @@ import scipy
 from ._checked import MAX_MAGNITUDE
 from ._estimate import Array, Estimate, combined, student
 from ._law_base import LawError
-from ._replicas import Replicas, average, tail_error
+from ._replicas import Replicas, average, batches, tail_error
 
 TABLE_ENTRIES_PER_BATCH = 2**20  # entries of a table (points × components) computed at a time: 8 MiB, about a cache
 CELL = 0.01  # width of a cell in log v, in `compress`
@@ -52,9 +52,8 @@ class GaussianMixture1D(NamedTuple):
     def _sum(self, y: Array, kernel: Callable[[Array, Array], Array]) -> Array:
         """Σ_i w_i kernel((y − m_i)/√v_i, √v_i), (points,) or (points, sums)."""
         std = np.sqrt(self.var)
-        step = max(1, TABLE_ENTRIES_PER_BATCH // max(len(std), 1))
-        pieces = (y[k : k + step, None] for k in range(0, len(y), step))
-        made = [weighted(kernel((some - self.mean) / std, std), self.weight) for some in pieces]
+        parts = batches(y[:, None], len(std), TABLE_ENTRIES_PER_BATCH)
+        made = [weighted(kernel((part - self.mean) / std, std), self.weight) for part in parts]
         return np.concatenate(made) if made else np.zeros((0, *self.weight.shape[1:]))
 
     def pdf(self, y: Array) -> Array:
@@ -80,11 +79,8 @@ class GaussianMixture1D(NamedTuple):
         term = _density if kernel == "pdf" else _distribution
         total, std = self.weight.sum(), np.sqrt(self.var)
         share = None if np.ptp(self.weight) == 0 else self.weight / total
-        step = max(1, TABLE_ENTRIES_PER_BATCH // max(len(std), 1))
-        made = [
-            tail_error(term((y[k : k + step, None] - self.mean) / std, std).T, share, count * total)
-            for k in range(0, len(y), step)
-        ]
+        parts = batches(y[:, None], len(std), TABLE_ENTRIES_PER_BATCH)
+        made = [tail_error(term((part - self.mean) / std, std).T, share, count * total) for part in parts]
         found = total * np.concatenate(made) if made else np.zeros(0)
         # one in so many draws lies beyond them: a Gaussian is no higher than the narrowest one, and a distribution
         # function no more than 1, or 1/2 from where it is in the middle
@@ -96,10 +92,9 @@ class GaussianMixture1D(NamedTuple):
         std = np.sqrt(self.var)
         with np.errstate(divide="ignore"):
             base = np.log(self.weight) - np.log(ROOT * std)
-        step = max(1, TABLE_ENTRIES_PER_BATCH // len(std))
         made = []
-        for k in range(0, len(y), step):
-            exponent = base - ((y[k : k + step, None] - self.mean) / std) ** 2 / 2
+        for part in batches(y[:, None], len(std), TABLE_ENTRIES_PER_BATCH):
+            exponent = base - ((part - self.mean) / std) ** 2 / 2
             top = exponent.max(axis=1)
             made.append(top + np.log(np.exp(exponent - top[:, None]).sum(axis=1)))
         return np.concatenate(made) if made else np.zeros(0)
@@ -265,10 +260,8 @@ class GaussianMixtureND:
 
     def __init__(self, mean: Array, cov: Array, weight: Array | None) -> None:
         self.mean, self.cov, self.weight = mean, cov, weight
-
-    @property
-    def _weights(self) -> Array:
-        return np.full(len(self.mean), 1 / len(self.mean)) if self.weight is None else self.weight
+        self._replicas = Replicas(len(mean), weight)
+        self._weights = self._replicas.weights
 
     @cached_property
     def _roots(self) -> tuple[Array, Array, Array]:
@@ -334,8 +327,7 @@ class GaussianMixtureND:
         value, square = self._sums(y, squares=True)
         if len(self.mean) == 1:
             return Estimate(value, np.zeros_like(value))
-        w = self._weights
-        n = 1 / np.sum(w**2)
+        n = 1 / np.sum(self._weights**2)
         # Σ (w k − w f)² with k the density of a component: equal weights need no more than Σ (w k)²
         spread = (
             square - 2 * value * self._cross(y) + value**2 / n if self.weight is not None else square - value**2 / n
@@ -344,13 +336,11 @@ class GaussianMixtureND:
 
     def unseen(self, y: Array) -> Array:
         """What components that these replicas do not show may add to the density: see `_replicas`."""
-        replicas = Replicas(len(self.mean), self.weight)
-        step = max(1, 8 * ND_TABLE_ENTRIES_PER_BATCH // len(self.mean))
         found = []
-        for k in range(0, len(y), step):
+        for part in batches(y, len(self.mean), 8 * ND_TABLE_ENTRIES_PER_BATCH):
             with np.errstate(invalid="ignore", over="ignore"):  # points at infinity, or of NaN
-                each = np.exp(self._exponents(y[k : k + step]).T) / self._weights[:, None]
-            found.append(tail_error(np.where(self._weights[:, None] > 0, each, 0.0), replicas.weight, replicas.count))
+                each = np.exp(self._exponents(part).T) / self._weights[:, None]
+            found.append(tail_error(np.where(self._weights[:, None] > 0, each, 0.0), self.weight, self._replicas.count))
         return np.concatenate(found) if found else np.zeros(0)
 
     def _cross(self, y: Array) -> Array:

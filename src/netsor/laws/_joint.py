@@ -195,7 +195,7 @@ class Joint(LawBase):
     @property
     def effective(self) -> float:
         """The number of replicas of equal weight that would say as much: 1/Σ w²."""
-        return float(self.replicas if self.weight is None else 1 / np.sum(self.weight**2))
+        return float(self._replicas.count)
 
     def __len__(self) -> int:
         return self.dim
@@ -260,7 +260,7 @@ class Joint(LawBase):
         noise : float or array_like
             The standard deviation of the noise of all observations, or of each.
         """
-        weight = np.full(self.replicas, 1 / self.replicas) if self.weight is None else self.weight
+        weight = self._replicas.weights
         return Joint(*conditioned(self.component_mean, self.component_cov, weight, observed, noise, self.origin))
 
     def gaussian(self) -> Joint:
@@ -322,7 +322,7 @@ class Joint(LawBase):
         found = self._normals.singular
         if found.all() or not found.any():
             return Estimate(float(found.all()), 0.0, self.sources)
-        share = float(found @ self._normals._weights)
+        share = float(found @ self._replicas.weights)
         return Estimate(share, float(of_share(share, self.effective)), self.sources)
 
     @property
@@ -378,11 +378,7 @@ class Joint(LawBase):
             Where the draws are taken from, in place of `seed`.
         """
         shape, rng = checked_shape(size, "rvs"), checked_generator(seed, "rvs", rng)
-        size = math.prod(shape)
-        if self.weight is None:
-            chosen = rng.integers(self.replicas, size=size)
-        else:
-            chosen = rng.choice(self.replicas, size=size, p=self.weight)
+        chosen = self._replicas.choose(math.prod(shape), rng)
         return self._normals.draws(chosen, rng).reshape(*shape, self.dim)
 
     def plot(self, ax: Any = None, entries: tuple[int, int] = (0, 1)) -> Any:

@@ -168,7 +168,8 @@ def adapt_schedule(
         found.append(min(1.0, found[-1] + step))
         chains = _resample(chains, step, 1, rng)
         around.append(reference(chains.z))
-        chains = _moved(log_likelihood, chains, found[-1], around[-1], moves, rng)
+        for _ in range(moves):
+            chains = advance_chains(log_likelihood, chains, rng, found[-1], around[-1])
         told(found[-1])
     return Path(np.array(found), around, chains)
 
@@ -189,7 +190,9 @@ def evidences(
         weight = step * chains.height.reshape(runs, particles)
         top = weight.max(axis=1)
         total += top + np.log(np.exp(weight - top[:, None]).mean(axis=1))
-        chains = _moved(log_likelihood, _resample(chains, step, runs, rng), power, around, moves, rng)
+        chains = _resample(chains, step, runs, rng)
+        for _ in range(moves):
+            chains = advance_chains(log_likelihood, chains, rng, power, around)
         told()
     return total, chains.z
 
@@ -226,19 +229,6 @@ def _resample(chains: Chains, step: float, runs: int, rng: np.random.Generator) 
     at = (rng.uniform(size=(runs, 1)) + np.arange(count)) / count
     chosen = np.concatenate([r * count + np.minimum(np.searchsorted(ends[r], at[r]), count - 1) for r in range(runs)])
     return Chains(chains.z[chosen], chains.height[chosen], chains.asked)
-
-
-def _moved(
-    log_likelihood: LogLikelihood,
-    chains: Chains,
-    power: float,
-    around: Reference,
-    moves: int,
-    rng: np.random.Generator,
-) -> Chains:
-    for _ in range(moves):
-        chains = advance_chains(log_likelihood, chains, rng, power, around)
-    return chains
 
 
 def mean_of_logs(logs: Array) -> tuple[float, float, float]:

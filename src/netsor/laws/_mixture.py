@@ -306,10 +306,7 @@ class Mixture(Components, Law):
         return mixture_cf(t, self.component_mean, self.component_var, self._replicas)
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
-        if self.weight is None:
-            chosen = rng.integers(self.replicas, size=size)
-        else:
-            chosen = rng.choice(len(self.weight), size=size, p=self.weight)
+        chosen = self._replicas.choose(size, rng)
         noise = np.sqrt(self.component_var[chosen]) * rng.standard_normal(size)
         return np.asarray(self.component_mean[chosen] + noise)
 

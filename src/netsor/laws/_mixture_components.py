@@ -66,7 +66,7 @@ class Components:
     @property
     def effective(self) -> float:
         """The number of replicas of equal weight that would say as much: 1/Σ w²."""
-        return float(self.replicas if self._alike else 1 / np.sum(self.component_weight**2))
+        return float(self._replicas.count)
 
     @property
     def _alike(self) -> bool:
@@ -85,7 +85,7 @@ class Components:
     @cached_property
     def component_weight(self) -> Array:
         """The weights of the components, of sum 1."""
-        return np.full(self.replicas, 1 / self.replicas) if self.weight is None else self.weight
+        return self._replicas.weights
 
     # The parts: Gaussians, atoms, draws
 
