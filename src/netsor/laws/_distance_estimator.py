@@ -14,7 +14,7 @@ from ._estimate import Array, Estimate, combined
 from ._law import Law
 from ._law_base import LawError
 from ._mixture import Mixture
-from ._numerics import coarser, integrated, resolved
+from ._numerics import coarser, integrated, kernel_bias_of, resolved
 from ._replicas import Replicated, bootstrap, jackknife
 
 LEVEL = 1e-7  # of the test that a limit law agrees with its own replicas
@@ -128,6 +128,7 @@ class DistanceEstimator:
     def __init__(self, p: Law, q: Law, couple: bool = True) -> None:
         self.p, self.q = p, q
         self.coupled = coupled(p, q) if couple else None
+        self._by_bandwidth: dict[float, DistanceEstimator] = {}
 
     def distance(self, name: str) -> Estimate:
         """A distance, with errors of sampling and of smoothing."""
@@ -139,9 +140,10 @@ class DistanceEstimator:
         value, error = self._difference(name) if steps else self._with_kernels._smooth(name)
         smoothed = any(law.kernel if steps else law._dense(2.0) is not law for law in (self.p, self.q))
         if np.isfinite(value) and smoothed:
-            # bias of the kernels: doubling their variance doubles it; the change is subtracted, and counts as an error
-            bias = self._with_wider._plain(name) - self._with_kernels._plain(name)
-            value, error = value - bias, combined(error, bias)
+            # twice the variance of kernels doubles their bias at most: the change is subtracted, all of it is an error
+            plain = self._with_kernels._plain(name)
+            change, bias = kernel_bias_of(lambda factor: self._with_bandwidth(factor)._plain(name), plain)
+            value, error = value - change, combined(error, bias)
         return Estimate(value, error)
 
     @cached_property
@@ -151,10 +153,11 @@ class DistanceEstimator:
         same = all(a is b for a, b in zip(laws, (self.p, self.q), strict=True))
         return self if same else DistanceEstimator(laws[0], laws[1])
 
-    @cached_property
-    def _with_wider(self) -> DistanceEstimator:
-        """The laws with kernels of twice the variance."""
-        return DistanceEstimator(self.p._dense(math.sqrt(2)), self.q._dense(math.sqrt(2)))
+    def _with_bandwidth(self, factor: float) -> DistanceEstimator:
+        """The laws with kernels of so many bandwidths."""
+        if factor not in self._by_bandwidth:
+            self._by_bandwidth[factor] = DistanceEstimator(self.p._dense(factor), self.q._dense(factor))
+        return self._by_bandwidth[factor]
 
     def doubts(self, name: str) -> list[float]:
         """What quadrature errors of each law may change."""

@@ -264,11 +264,11 @@ class Law(LawBase, ABC):
         """−E[log f(Y)], with errors of sampling."""
         if self.atoms:
             return Estimate(-math.inf, 0.0)
-        return entropy(self._dense(), self._dense(math.sqrt(2)))
+        return entropy(self)
 
     def _expect(self, f: Callable[[Any], Any]) -> Estimate:
         """E[f(Y)], with errors of sampling."""
-        return expectation(self._dense(), self._dense(math.sqrt(2)), self.atoms, f)
+        return expectation(self, f)
 
     def _slope(self, y: Any) -> Any:
         """The slope of the distribution function, at points of any shape."""

@@ -90,7 +90,10 @@ def load(path: str | os.PathLike[str]) -> Any:
         raise LawError("load", str(error)) from None
     with file:
         try:
-            arrays = dict(np.load(file, allow_pickle=False))
+            archive = np.load(file, allow_pickle=False)
+            if sum(info.file_size for info in archive.zip.infolist()) > os.fstat(file.fileno()).st_size:
+                raise ValueError("its arrays are compressed or overlap")
+            arrays = dict(archive)
             about = parsed(str(arrays.pop("about")).encode(), "its description")
             if (made := about["format"]) == FORMAT:
                 if (kind := str(about["kind"])) not in KINDS:
