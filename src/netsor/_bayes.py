@@ -60,7 +60,7 @@ QUADRATURE_PROBE_PARTICLES = (
 
 @dataclass(frozen=True)
 class Sampled:
-    """States (kept, size) of chains over what a plan draws, nearly independent, and how the chains fared."""
+    """Nearly independent states (kept, size) of chains over the random numbers of a plan, with diagnostics."""
 
     z: Array
     r_hat: float
@@ -71,26 +71,25 @@ class Sampled:
 
 @dataclass(frozen=True, repr=False)
 class Posterior:
-    """The law of a program's outputs given data, sampled by Markov chains, and how the chains fared.
+    """The law of a program's outputs given data, sampled by Markov chains, with diagnostics.
 
     `Program.posterior` makes it.
 
     Parameters
     ----------
     law : Joint
-        Of all entries: means, densities and plots, each with its error. Its replicas are states of the chains so far
-        apart that they are nearly independent.
+        The joint law of all entries. Its replicas are states of the chains that are nearly independent.
     r_hat : float
-        The rank-normalised split R-hat, the largest over the log likelihood and the mean and variance of every entry:
-        near 1 where chains agree.
+        The largest rank-normalised split R-hat of the log likelihood and of the mean and variance of every entry; near
+        1 if chains agree.
     effective : float
-        The effective sample size of the kept draws, at worst.
+        The smallest effective sample size of the same quantities.
     acceptance : float
-        The share of tried points that were taken.
+        The share of tried points that were accepted.
     chains : int
-        How many.
+        The number of chains.
     observed : int
-        How many values were observed.
+        The number of observed values.
 
     Examples
     --------
@@ -117,9 +116,9 @@ class Posterior:
 
 @dataclass(frozen=True)
 class Cost:
-    """About what chains would take, right within a factor of two or three: `seconds`, and memory at most in `bytes`.
+    """The estimated cost of chains, within a factor of two or three: `seconds`, and at most `bytes` of memory.
 
-    `likelihoods` is how often the likelihood of all data is asked for.
+    `likelihoods` is the number of evaluations of the likelihood.
     """
 
     seconds: float
@@ -159,9 +158,9 @@ class Schedule(NamedTuple):
 
 
 def cost(latent: Latent, data: Observations, how: Schedule, paths: float = 1) -> Cost:
-    """What `sampled` would take; `paths` are how often particles go from the prior to the posterior, for evidence too.
+    """The cost of `sampled`; `paths` is how often particles go from the prior to the posterior, also for evidence.
 
-    The likelihood is timed at draws of the prior; the spread of what is found there tells of the steps of tempering.
+    The likelihood is timed at draws of the prior; the spread of its values there predicts the tempering steps.
     """
     memory = 8.0 * (how.kept + 4 * paths * how.particles) * (latent.size + latent.entries) + held(latent)
     if latent.plan.constant:
@@ -248,12 +247,12 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
 
 
 def _longer(worst: float, count: float) -> int:
-    """How many times longer chains should be: effective sizes grow with the length, and R-hat² − 1 falls with it."""
+    """The factor by which chains should be longer: effective sizes grow with it, and R-hat² − 1 falls."""
     return max(2, math.ceil(MIN_EFFECTIVE_SAMPLES / count), math.ceil(min((worst**2 - 1) / (MAX_RHAT**2 - 1), LONGEST)))
 
 
 def held(latent: Latent) -> float:
-    """The bytes that threads have in hand."""
+    """The memory of the threads, in bytes."""
     return latent.workers * latent.block * (latent.plan.bytes + 32.0 * latent.entries**2)
 
 
@@ -318,7 +317,7 @@ def evidence(
 
 
 def _moved_by(latent: Latent, other: Latent, data: Observations, z: Array, ask: LogLikelihood) -> float:
-    """By how much the log likelihood changes in the mean, with the same normals in another plan of the same draws."""
+    """The mean change of the log likelihood from one plan to another, with the same normals."""
     places, more = matched(latent, other), np.random.default_rng(0).standard_normal((len(z), other.size))
     assert places is not None
     more[:, places[places >= 0]] = z[:, places >= 0]
@@ -333,10 +332,10 @@ def _announce(what: str, expected: Cost) -> None:
 
 
 class _Bar:
-    """Moves of chains and particles: a bar on a terminal, or the user's function of (done, in all).
+    """Progress of chains and particles: a bar on a terminal, or the user's function of (moves done, total).
 
-    A first run finds how many steps there are, each of `first` moves and of `again` moves later; until then their
-    number is estimated. `more` moves follow.
+    The first run determines the number of tempering steps, which is estimated until then. Each step has `first` moves
+    there and `again` moves in later runs; `more` moves follow.
     """
 
     def __init__(self, progress: Progress, first: int, again: int, more: int = 0) -> None:

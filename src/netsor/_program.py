@@ -1,4 +1,4 @@
-"""A program: what a function written in the language returned, and every reading of it."""
+"""Programs: traced networks, with their laws, draws, plans, posteriors and LaTeX."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ class Program:
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """The outputs as a tuple, also when there is one."""
+        """The outputs as a tuple, also if there is only one."""
         return self.output if isinstance(self.output, tuple) else (self.output,)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the one output: how many vectors or scalars, by axes."""
+        """The shape of the only output: the numbers of vectors or scalars along its axes."""
         if isinstance(self.output, tuple):
             raise ValueError(f"{self.name} returns {len(self.output)} values: ask for the shape of net[i]")
         return self.output.shape
@@ -150,10 +150,10 @@ class Program:
         Parameters
         ----------
         document
-            Whether to return a whole document, which compiles as it is, or its body alone.
+            True for a whole document that compiles, False for its body.
         style
-            `"full"` has a line for the limit of every value. `"paper"` has those that the law of the outputs needs,
-            linear steps carried out, and that law in a box at the end.
+            `"full"` has a line for the limit of every value. `"paper"` has only the lines that the law of the outputs
+            needs, with linear steps carried out, and that law in a box.
         """
         if style not in ("full", "paper"):
             raise ValueError(f"style={shown(style)} must be 'full' or 'paper'")
@@ -162,7 +162,7 @@ class Program:
         return latex(self.name, self.outputs, self.check(), document, self.probes)
 
     def check(self) -> Report:
-        """Assumption 3.1 of the paper, point by point, and the verdict: proved, conjectured, or no limit."""
+        """Check Assumption 3.1 of the paper point by point; the verdict is proved, conjectured, or no limit."""
         return self._report
 
     @functools.cached_property
@@ -182,22 +182,20 @@ class Program:
         progress: Progress = True,
         **widths: int,
     ) -> Draws | tuple[Draws, ...]:
-        """Draws of the output, literally: every weight matrix is drawn and multiplied. Slow, and the ground truth.
+        """Draw every weight matrix and compute the outputs from them. Slow: the ground truth for `law` and `draw`.
 
         Parameters
         ----------
         draws
-            How many; more draws begin with the same ones.
+            The number of draws; the first ones do not depend on it.
         seed
-            An integer, which the draws depend on alone.
+            An integer that determines the draws.
         coordinates
-            Which coordinates of the vectors, as numpy's indexing picks them (`0`, `[0, 5]`, `slice(8)`); all if None.
-        workers
-            Threads; all cores if None.
-        executor
-            Any `concurrent.futures.Executor`, in place of threads.
+            The coordinates of the vectors, as a numpy index (`0`, `[0, 5]`, `slice(8)`); all if None.
+        workers, executor
+            The number of threads (all cores if None), or a `concurrent.futures.Executor` instead of threads.
         progress
-            True for a bar on a terminal, False for none, or a function of (draws done, draws in all).
+            True for a progress bar on a terminal, False for none, or a function of (draws done, total).
         widths
             Every width by its name, `simulate(n=64, draws=1000)`.
         """
@@ -215,19 +213,19 @@ class Program:
         device: str | None = None,
         **widths: float,
     ) -> Plan:
-        """What `law` would draw and compute at these widths, step by step, and what it costs: `print(net.plan(n=256))`.
+        """The steps that `law` would take at these widths, and their cost: `print(net.plan(n=256))`. Nothing is drawn.
 
-        Nothing is drawn. A program that cannot be done is refused here already, with the reason.
+        It raises the same NoLimitError or ExactError as `law`.
 
         Parameters
         ----------
         coordinates : int or list of int, optional
             As in `law`.
         backend
-            The array library for which it is made, as in `law`.
+            The array library, as in `law`.
         device : str, optional
-            Where that computes: an accelerator has other prices, and may have another plan. A device that is named
-            need not be here, nor the library: a plan depends on "cpu" or "cuda" alone. In either precision it is one.
+            "cpu" or "cuda": operations cost differently there, so the plan may differ. You need neither the device nor
+            the library for a plan.
         **widths : float
             Every width by its name.
         """
@@ -247,35 +245,33 @@ class Program:
         precision: str = "float64",
         **widths: float,
     ) -> Mixture | HeadSum | Joint:
-        """The law of a coordinate of the output, exactly, at any widths, finite or `inf`; no weight has to be drawn.
+        """The exact law of a coordinate of the output at any widths, finite or `inf`, usually without drawing weights.
 
-        `plan` says what will be drawn and computed, and what that costs. A matrix that acts on hundreds of vectors can
-        cost less than what they ask of it: then it is drawn.
+        `plan` shows what will be drawn and what it costs. The result is a `Mixture` of Gaussians over replicas, a
+        `Joint` mixture for several entries, or a `HeadSum`, accurate to many digits, for one output of an attention
+        layer at infinite width. Raises NoLimitError if the program provably has no limit at an infinite width, and
+        ExactError if the law cannot be computed.
 
         Parameters
         ----------
         draws
-            The number of replicas. Of more than 4 million of one output the components of a `Mixture` stand for many
-            replicas each, so that memory does not grow with them.
+            The number of replicas. Beyond 4 million, each component of a `Mixture` represents many replicas, so that
+            memory does not grow.
         seed
-            An integer. The same seed at two widths gives coupled laws; it gives the same bits on one backend, and the
-            same law on all.
+            An integer. The same seed couples the laws at two widths. Bits are reproducible on one backend.
         coordinates
-            Which coordinates of each vector, `5` or `[0, 5]`, as in `simulate`; of several it is their joint law,
-            entries (*shape, coordinates) in numpy's order. Without it the law is that of coordinate 0: of any, unless
-            data or rotary positions make coordinates differ, and then `law.notes` says so.
-        workers
-            Threads; all cores if None.
-        executor
-            Any `concurrent.futures.Executor`, in place of threads.
+            The coordinates of each vector, `5` or `[0, 5]`; several give a joint law, (*shape, coordinates). None means
+            coordinate 0. If data or rotary positions make the coordinates differ, `law.notes` says so.
+        workers, executor
+            The number of threads (all cores if None), or a `concurrent.futures.Executor` instead of threads.
         progress
             As in `simulate`.
         backend
             "numpy", "jax" or "torch".
         device
-            "cpu" or "cuda"; if None, a CUDA device if there is one and the backend sees it.
+            "cpu" or "cuda"; if None, a CUDA device if the backend finds one.
         precision
-            "float64", or "float32", which is an error where it is not accurate enough.
+            "float64" or "float32", which raises an error where it is not accurate enough.
         widths
             Every width by its name, `law(n=256)`, `law(n=inf, d=64)`.
         """
@@ -296,30 +292,27 @@ class Program:
         precision: str = "float64",
         **widths: float,
     ) -> Draws | tuple[Draws, ...]:
-        """Draws of the outputs, exactly, at any widths, finite or `inf`, as in `law`.
+        """Exact draws of the outputs at any widths, finite or `inf`.
 
-        Nothing is formed between pairs of outputs, so that a program may return thousands of scalars. At infinite width
-        the quadrature error of Gaussian expectations is checked as in `law`: if it is more than 0.001 of the spread of
-        an output, a `QuadratureWarning` states it.
+        Programs may return thousands of scalars, since no covariance between outputs is formed. You get a
+        `QuadratureWarning` if Gaussian expectations have an error above 0.001 of the spread of an output.
 
         Parameters
         ----------
         draws : int
-            How many.
+            The number of draws.
         seed : int
             As in `simulate`; the same seed at two widths gives coupled draws.
-        workers : int, optional
-            Threads; all cores if None.
-        executor : concurrent.futures.Executor, optional
-            In place of threads.
+        workers, executor : optional
+            As in `simulate`.
         progress : bool or callable
             As in `simulate`.
         backend : str
-            The array library, as in `Program.law`.
+            As in `law`.
         device : str, optional
-            Where it computes.
+            As in `law`.
         precision : str
-            Of numbers, "float64", or "float32", which is an error where it is not accurate enough.
+            As in `law`.
         **widths : float
             Every width by its name.
         """
@@ -346,38 +339,38 @@ class Program:
         device: str | None = None,
         **widths: float,
     ) -> _bayes.Posterior:
-        """The law of all outputs given that some entries were observed, by Markov chains.
+        """The law of all outputs given observed entries, by Markov chains.
 
-        What `law(…).condition(…)` finds by weighting replicas of the prior, for data that leave too few of them: chains
-        move what the engine draws to where the data are. Given the chains' states all is exact. A warning says when
-        chains do not agree or are too short. Works where the outputs are Gaussian given what is drawn.
+        Use it where `law(…).condition(…)` has too few replicas left: chains move the random numbers of the engine
+        towards the data. Given their states the law is exact. You get a warning if chains disagree or are too short.
+        The outputs must be Gaussian given the random numbers.
 
         Parameters
         ----------
         observed : mapping of int to float
-            The values, by entry, as in `Joint.condition`.
+            The observed values by entry, as in `Joint.condition`.
         noise : float or array_like
             The standard deviation of the noise of all values, or of each.
         draws : int
-            How many states are kept in all.
+            The number of states that are kept.
         chains : int
-            How many chains start, from some of the particles.
+            The number of chains; they start from particles.
         thin : int
-            How many moves apart the kept states are.
+            The number of moves between two kept states.
         particles : int
-            How many go from the prior to the posterior, as in `log_evidence`.
+            The number of particles that are tempered from the prior to the posterior.
         moves : int
-            Of each particle, at each step of the way.
+            The moves of each particle at each tempering step.
         seed : int
-            What the chains depend on.
+            The seed of the chains.
         workers : int, optional
-            Threads; all cores if None.
+            The number of threads; all cores if None.
         progress : bool or callable
             As in `simulate`.
         backend : str
-            The array library that finds the likelihoods, "numpy", "jax" or "torch", in double precision.
+            The array library for the likelihoods: "numpy", "jax" or "torch", in double precision.
         device : str, optional
-            Where it does, as in `law`.
+            As in `law`.
         **widths : float
             Every width by its name.
         """
@@ -401,33 +394,32 @@ class Program:
         device: str | None = None,
         **widths: float,
     ) -> _bayes.Cost:
-        """About what `posterior` with the same arguments would take: `seconds`, `bytes` and `likelihoods`.
+        """The cost of `posterior` with the same arguments: `seconds`, `bytes` and `likelihoods`.
 
-        The program is planned, and the likelihood is timed at a few draws of the prior. How many steps and tries the
-        chains need is as measured elsewhere, so that this is right within a factor of two or three.
+        The likelihood is timed at a few draws of the prior; the estimate is right within a factor of two or three.
 
         Parameters
         ----------
         observed : mapping of int to float
-            The values, by entry; this and all others as in `posterior`.
+            The observed values by entry; this and all others as in `posterior`.
         noise : float or array_like
-            Of the values.
+            The standard deviation of the noise.
         draws : int
-            States.
+            The number of states.
         chains : int
-            Of states.
+            The number of chains.
         thin : int
-            Moves between two states.
+            The moves between two states.
         particles : int
-            On the way from the prior.
+            The number of particles.
         moves : int
-            Of each particle, at each step of the way.
+            The moves of each particle at each tempering step.
         workers : int, optional
-            Threads.
+            The number of threads.
         backend : str
-            The array library that finds the likelihoods, "numpy", "jax" or "torch", in double precision.
+            The array library for the likelihoods: "numpy", "jax" or "torch", in double precision.
         device : str, optional
-            Where it does, as in `law`.
+            As in `law`.
         **widths : float
             Every width by its name.
         """
@@ -453,34 +445,33 @@ class Program:
         device: str | None = None,
         **widths: float,
     ) -> Estimate:
-        """The logarithm of the density of data under the program's law, by tempering, with its error.
+        """The log density of data under the program's law, by tempering, with its error.
 
-        Particles, draws of what the engine draws, go from the prior to the posterior in small steps. For few data
-        `law(…).condition(…)` has the same number in `log_evidence`, by weights; with many, weights leave a few replicas
-        and this does not.
+        Particles go from the prior to the posterior in small steps. For few data `law(…).condition(…).log_evidence` is
+        the same number; for many data only few replicas have weight there, and you need this method.
 
         Parameters
         ----------
         observed : mapping of int to float
-            The values, by entry, as in `Joint.condition`.
+            The observed values by entry, as in `Joint.condition`.
         noise : float or array_like
             The standard deviation of the noise of all values, or of each.
         runs : int
-            How many independent runs; their spread gives the error.
+            The number of independent runs; their spread gives the error.
         particles : int
             The number of particles in each run; a first run with twice as many chooses the steps.
         moves : int
-            Of the chains of `posterior`, at each step.
+            The moves of each particle at each tempering step.
         seed : int
-            What the runs depend on.
+            The seed of the runs.
         workers : int, optional
-            Threads; all cores if None.
+            The number of threads; all cores if None.
         progress : bool or callable
             As in `simulate`.
         backend : str
-            The array library that finds the likelihoods, "numpy", "jax" or "torch", in double precision.
+            The array library for the likelihoods: "numpy", "jax" or "torch", in double precision.
         device : str, optional
-            Where it does, as in `law`.
+            As in `law`.
         **widths : float
             Every width by its name.
         """
@@ -495,7 +486,7 @@ class Program:
         return AtWidths(self.outputs, self._whole, bound, self._status(bound))
 
     def _status(self, widths: dict[str, float]) -> str:
-        """Finite widths are exact; the theorem is about all widths at infinity; what has no limit has no law there."""
+        """Exact at finite widths, conjectured for mixed ones, and the verdict of the check at infinite width."""
         if all(width < inf for width in widths.values()):
             return "exact"
         if any(width < inf for width in widths.values()):
@@ -507,7 +498,7 @@ class Program:
 
 
 def key_text(key: object) -> str:
-    """An index as it is written: `2`, `1:3`, `...`."""
+    """An index as Python code: `2`, `1:3`, `...`."""
     if isinstance(key, slice):
         start, stop, step = ("" if k is None else str(k) for k in (key.start, key.stop, key.step))
         return f"{start}:{stop}" + (f":{step}" if step else "")

@@ -28,7 +28,7 @@ DRAWS = 4000  # of the Monte Carlo estimate of a joint KL
 
 
 def as_law(other: Any) -> Law:
-    """The law that is meant."""
+    """Convert a law, a frozen scipy.stats distribution or a sample to a law."""
     if isinstance(other, Law):
         return other
     if isinstance(other, LawBase):
@@ -51,7 +51,7 @@ def as_law(other: Any) -> Law:
 
 
 def as_joint(other: Any, dim: int, operation: str) -> Joint:
-    """The joint law of so many entries that is meant; draws, an array (draws, entries), are points."""
+    """Convert a joint law, a frozen multivariate normal or a sample (draws, entries) to a joint law."""
     if isinstance(other, Joint):
         law = other
     elif all(hasattr(other, name) for name in ("mean", "cov", "logpdf", "rvs")):  # multivariate_normal
@@ -117,7 +117,7 @@ class ScipyLaw(Law):
         return Estimate(float(self.distribution.stats(moments="s")), 0.0)
 
     def support(self) -> tuple[float, float]:
-        """The ends of where the law is."""
+        """The ends of the support."""
         low, high = self.distribution.support()
         return float(low), float(high)
 
@@ -319,9 +319,9 @@ def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int = 2025) -
     p, q : Joint, frozen scipy.stats.multivariate_normal, or array_like
         The two laws, of which at least one is a Joint; an array (draws, entries) is a sample.
     directions : int
-        How many.
+        The number of directions.
     seed : int
-        What the directions depend on.
+        The seed of the directions.
 
     Returns
     -------
@@ -394,10 +394,9 @@ def paper_kl(
 
 
 def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
-    """Densities above; below, what each differs by from the last, where the eye can see it.
+    """Plot densities, and below them the difference of each from the last.
 
-    An arrow is an atom. The figure is shown as any plot is: at the end of a notebook's cell, or by `plt.show()`;
-    `plt.savefig("laws.pdf")` writes it.
+    Arrows are atoms. Show or save the figure as any other: `plt.show()`, `plt.savefig("laws.pdf")`.
 
     Parameters
     ----------
@@ -406,12 +405,12 @@ def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
     labels : sequence of str, optional
         Names for the laws.
     ax : matplotlib axes, or a pair of them, optional
-        Where to draw: two, or one for the densities alone. Unless given, those of a new figure of pyplot's.
+        Two axes, or one for the densities alone; a new figure if None.
 
     Returns
     -------
     matplotlib axes, or an array of two
-        What was drawn on.
+        The axes.
 
     Examples
     --------

@@ -7,6 +7,7 @@ and for outputs that are known by draws alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -35,11 +36,6 @@ class Empirical(Law):
         The sample, two numbers or more that are not all the same.
     bandwidth : float, optional
         The standard deviation of the Gaussian kernels: Scott's, n^(−1/5) σ, unless given.
-
-    Raises
-    ------
-    LawError
-        If the sample is none, or the bandwidth is not above 0.
 
     Examples
     --------
@@ -164,14 +160,15 @@ class Empirical(Law):
         return Estimate(value + self.bandwidth**2, combined(error, self.bandwidth**2))
 
     def _kurtosis(self) -> Estimate:
-        plain = Mixture(self.draws, 0.0, self.origin)._kurtosis()
-        value = Mixture(self.draws, self.bandwidth**2, self.origin)._kurtosis().value
-        return Estimate(value, combined(plain.error, abs(value - plain.value)))
+        return self._with_kernels(Mixture._kurtosis)
 
     def _skewness(self) -> Estimate:
-        plain = Mixture(self.draws, 0.0, self.origin)._skewness()
-        value = Mixture(self.draws, self.bandwidth**2, self.origin)._skewness().value
-        return Estimate(value, combined(plain.error, abs(value - plain.value)))
+        return self._with_kernels(Mixture._skewness)
+
+    def _with_kernels(self, number: Callable[[Mixture], Estimate]) -> Estimate:
+        """A number of the kernel estimate; its error counts what the kernels change."""
+        plain, value = (number(Mixture(self.draws, var, self.origin)) for var in (0.0, self.bandwidth**2))
+        return Estimate(value.value, combined(plain.error, abs(value.value - plain.value)))
 
     def _cf(self, t: Array) -> Estimate:
         draws, error = mixture_cf(t, self.draws, np.zeros_like(self.draws), Replicas(self.draws.size))

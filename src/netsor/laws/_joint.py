@@ -133,9 +133,9 @@ class Joint(LawBase):
     cov : array_like
         (replicas, entries, entries).
     origin : Origin
-        How the law was obtained and what is known of it.
+        How the law was computed, and its standing.
     weight : array_like, optional
-        Of each replica; equal weights unless given.
+        The weight of each replica; equal if None.
     log_evidence : Estimate, optional
         The logarithm of the density of the data that the law was conditioned on.
 
@@ -189,12 +189,12 @@ class Joint(LawBase):
 
     @property
     def replicas(self) -> int:
-        """The number of components; one, if nothing random is left to condition on."""
+        """The number of components; 1 if nothing random is left to condition on."""
         return int(self.component_mean.shape[0])
 
     @property
     def effective(self) -> float:
-        """The number of replicas of equal weight that would say as much: 1/Σ w²."""
+        """The effective sample size of the weights, 1/Σ w²."""
         return float(self._replicas.count)
 
     def __len__(self) -> int:
@@ -235,7 +235,7 @@ class Joint(LawBase):
         return Joint(self.component_mean[:, chosen], cov, self.origin, self.weight, self.log_evidence)
 
     def combination(self, weights: npt.ArrayLike) -> Any:
-        """The law of a linear combination of the entries, or of several."""
+        """The law of a linear combination of the entries, or the joint law of several (one for each row of weights)."""
         w = numbers(weights, "combination", "weights")
         if w.ndim not in (1, 2) or w.shape[-1] != self.dim:
             raise LawError("combination", f"weights of shape {w.shape} must be ({self.dim},), or (m, {self.dim})")
@@ -250,13 +250,13 @@ class Joint(LawBase):
     def condition(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0) -> Joint:
         """The law of all entries given that some were observed.
 
-        Each replica is conditioned, and weighted by the density that it gave to the data. A warning says when the
-        weights leave few replicas: then `Program.posterior` is for it.
+        Each replica is conditioned, and weighted by the density that it gives to the data. You get a warning if only
+        few replicas have weight; use `Program.posterior` then.
 
         Parameters
         ----------
         observed : mapping of int to float
-            The values, by entry.
+            The observed values by entry.
         noise : float or array_like
             The standard deviation of the noise of all observations, or of each.
         """
@@ -306,7 +306,7 @@ class Joint(LawBase):
         return np.sqrt(self.var())
 
     def corr(self) -> Array:
-        """The correlation matrix; rows and columns of an entry without variance are NaN, and no warning is given."""
+        """The correlation matrix, with NaN in rows and columns of entries without variance."""
         cov = self.cov()
         std = spread(cov)
         found = cov / np.outer(std, std)
@@ -315,9 +315,9 @@ class Joint(LawBase):
 
     @property
     def singular(self) -> Estimate:
-        """The probability of the replicas whose covariance is singular: they have no joint density, the rest has one.
+        """The probability that the covariance is singular, so that there is no joint density.
 
-        It happens numerically: where one token takes an attention row whole, the others are below rounding.
+        Rounding causes it: one token can take a whole attention row, so that the weights of the others vanish.
         """
         found = self._normals.singular
         if found.all() or not found.any():
@@ -327,7 +327,7 @@ class Joint(LawBase):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be known of this law."""
+        """Remarks about the law."""
         if not 0 < self.singular.value < 1:
             return super().notes
         without = f"P(Y has no joint density) = {self.singular}: a singular covariance; the density is that of the rest"
@@ -343,7 +343,7 @@ class Joint(LawBase):
         return self._normals.logpdf(at.reshape(-1, self.dim)).reshape(at.shape[:-1])[()]
 
     def pdf(self, y: npt.ArrayLike) -> Any:
-        """The joint density; where a part of the law has none (`singular`), of the rest."""
+        """The joint density; that of the remaining part where some replicas are `singular`."""
         at = self._at("pdf", y)
         return self._normals.pdf(at.reshape(-1, self.dim)).reshape(at.shape[:-1])[()]
 
@@ -353,9 +353,9 @@ class Joint(LawBase):
         Parameters
         ----------
         y : array_like
-            The upper corner, a number for each entry or one for all.
+            The upper corner: a number for each entry, or one for all.
         lower : array_like, optional
-            The lower corner; −∞ unless given.
+            The lower corner; −∞ if None.
         """
         return float(self.with_error.cdf(y, lower).value)
 
@@ -366,16 +366,16 @@ class Joint(LawBase):
         return at
 
     def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Array:
-        """Independent draws of all entries; as in `Law.rvs`, of the replicas.
+        """Independent draws of all entries, from the replicas (see `Law.rvs`).
 
         Parameters
         ----------
         size : int or tuple of int, optional
-            How many; one, if none is given.
+            The number of draws; a single one if None.
         seed : int, optional
-            What the draws depend on; without it and `rng` they are others each time.
+            The seed; without `seed` and `rng` the draws differ each time.
         rng : numpy.random.Generator or int, optional
-            Where the draws are taken from, in place of `seed`.
+            A generator, instead of `seed`.
         """
         shape, rng = checked_shape(size, "rvs"), checked_generator(seed, "rvs", rng)
         chosen = self._replicas.choose(math.prod(shape), rng)
@@ -387,9 +387,9 @@ class Joint(LawBase):
         Parameters
         ----------
         ax : matplotlib.axes.Axes, optional
-            Where to draw them: on pyplot's current axes unless given.
+            The axes; pyplot's current ones if None.
         entries : tuple of int
-            Which two.
+            The two entries.
         """
         from ._plot import plot_joint  # slow to import, and seldom needed
 

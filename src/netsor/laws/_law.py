@@ -1,9 +1,8 @@
-"""What every law has: the methods of scipy.stats, an error for each number, and a word on how it was obtained.
+"""Laws of one variable: the methods of scipy.stats, and the same methods with standard errors.
 
-A law of one variable gives its density, its distribution function and its moments with their errors; everything else
-follows. A law whose components have a relative error ε, because of Gaussian expectations or single precision, says so
-in its origin, and every number of it carries the change that this makes: `doubt` reads the number again from laws that
-are off by ε.
+A subclass defines the density, the distribution function and the moments with their errors; the rest follows from
+these. The components of a law may have a relative error ε, from Gaussian expectations or single precision. Then `doubt`
+computes a number again from laws that are off by ε, and the change counts as an error of the number.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class WithError:
     def _at(
         self, operation: str, f: Callable[[Law, Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]
     ) -> Estimate:
-        """A function of points, with the doubt that quadrature leaves."""
+        """A function of points, with the error of sampling and of quadrature."""
         law = self._law
 
         def with_doubt(p: Array) -> Estimate:
@@ -149,7 +148,7 @@ class WithError:
 
 
 def shaped(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]) -> Estimate:
-    """Apply a function of finite points (k,) to points of any shape; `ends` are its values at ±∞, and NaN stays NaN."""
+    """Apply a function of finite points (k,) to points of any shape. `ends` are its values at ±∞; NaN stays NaN."""
     given = points(y, "y", operation)
     flat = given.reshape(-1)
     flat = np.where(np.abs(flat) > MAX_POINT, np.copysign(np.inf, flat), flat)
@@ -191,7 +190,7 @@ class Law(LawBase, ABC):
     0.40 ± 0.01
     """
 
-    # What each kind of law defines
+    # A subclass defines
 
     @abstractmethod
     def _pdf(self, y: Array) -> Estimate:
@@ -237,7 +236,7 @@ class Law(LawBase, ABC):
     def gaussian(self) -> Law:
         """The Gaussian with this law's mean and variance."""
 
-    # What follows from these, unless a kind of law knows better
+    # These follow; a subclass may have a better way
 
     def _density(self, y: Array) -> Array:
         """The density, without its error."""
@@ -282,7 +281,7 @@ class Law(LawBase, ABC):
         atoms = [at for at, _ in self.atoms]
         return quantiles(q, upper, self._distribution, self._sf, centre, scale, atoms)
 
-    # What distances need; these defaults are for a law that is exact and has a smooth density
+    # For distances: these defaults are for a law that is exact and has a smooth density
 
     kernel = False  # whether its distribution function is that of a kernel estimate
 
@@ -320,11 +319,11 @@ class Law(LawBase, ABC):
 
     @property
     def atoms(self) -> tuple[tuple[float, Estimate], ...]:
-        """The points that have a probability of their own, with that probability; none, for a law with a density."""
+        """The points with positive probability, each with that probability."""
         return ()
 
     def doubt(self, read: Callable[[Law], Any]) -> Any:
-        """What the quadrature error may change in a number that is read from this law."""
+        """The largest change of a number of this law when its components move by the quadrature error."""
         changes = []
         for plus, minus in self._perturbed():
             base = read(self)
@@ -339,7 +338,7 @@ class Law(LawBase, ABC):
         return WithError(self)
 
     def pdf(self, y: npt.ArrayLike) -> Any:
-        """The density; of a law with atoms, that of the rest."""
+        """The density; if the law has atoms, that of the remaining part."""
         return values("pdf", self._density, y, (0.0, 0.0))
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
@@ -355,11 +354,11 @@ class Law(LawBase, ABC):
         return values("sf", self._sf, y, (1.0, 0.0))
 
     def logcdf(self, y: npt.ArrayLike) -> Any:
-        """log P(Y ≤ y), right where P is small and where it is near 1."""
+        """log P(Y ≤ y), accurate in both tails."""
         return values("logcdf", self._logcdf, y, (-np.inf, 0.0))
 
     def logsf(self, y: npt.ArrayLike) -> Any:
-        """log P(Y > y), right where P is small and where it is near 1."""
+        """log P(Y > y), accurate in both tails."""
         return values("logsf", self._logsf, y, (0.0, -np.inf))
 
     def ppf(self, q: npt.ArrayLike) -> Any:
@@ -367,7 +366,7 @@ class Law(LawBase, ABC):
         return values("ppf", lambda p: self._ppf(p, upper=False), levels(q, "ppf"), (np.nan, np.nan))
 
     def isf(self, q: npt.ArrayLike) -> Any:
-        """The quantile from above: where P(Y > y) is q, right for small q."""
+        """The inverse of `sf`: where P(Y > y) is q. Accurate for small q."""
         return values("isf", lambda p: self._ppf(p, upper=True), levels(q, "isf"), (np.nan, np.nan))
 
     def median(self) -> float:
@@ -375,7 +374,7 @@ class Law(LawBase, ABC):
         return float(self.ppf(0.5))
 
     def interval(self, confidence: float) -> tuple[float, float]:
-        """The central interval of this probability."""
+        """The central interval that has this probability."""
         share = as_number(confidence)
         if share is None or not 0 <= share <= 1:
             raise LawError("interval", f"confidence={shown(confidence)} must be between 0 and 1")
@@ -428,23 +427,23 @@ class Law(LawBase, ABC):
     def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Any:
         """Independent draws of the law.
 
-        A law that is known by replicas draws one of them and then its Gaussian, so that draws are no better than the
-        law: `Program.draw` makes new ones.
+        A law made from replicas draws from these, so the draws are not more accurate than the law. `Program.draw` makes
+        new replicas.
 
         Parameters
         ----------
         size : int or tuple of int, optional
-            The shape of the result; a number, if none is given.
+            The shape of the result; a single number if None.
         seed : int, optional
-            What the draws depend on; without it and `rng` they are others each time.
+            The seed; without `seed` and `rng` the draws differ each time.
         rng : numpy.random.Generator or int, optional
-            Where the draws are taken from, as in scipy, in place of `seed`.
+            A generator, as in scipy, instead of `seed`.
         """
         shape = checked_shape(size, "rvs")
         return self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng)).reshape(shape)[()]
 
     def support(self) -> tuple[float, float]:
-        """The ends of where the law is; of one that is known by points alone, the least and the largest."""
+        """The ends of the support; for a law that consists of points, the smallest and the largest."""
         return -math.inf, math.inf
 
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
@@ -453,9 +452,9 @@ class Law(LawBase, ABC):
         Parameters
         ----------
         ax : matplotlib.axes.Axes, optional
-            Where to draw it: on pyplot's current axes unless given.
+            The axes; pyplot's current ones if None.
         label : str, optional
-            Its name in a legend.
+            The name in the legend.
         """
         from ._plot import plot_law  # slow to import, and seldom needed
 

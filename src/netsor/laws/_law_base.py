@@ -19,7 +19,7 @@ from ._estimate import Sources
 
 @dataclass(frozen=True)
 class Provenance:
-    """How a law was obtained, and what is known of it.
+    """How a law was computed, and its standing.
 
     `quadrature_error`, of Gaussian expectations or of single precision, is relative: every component's covariance is
     known up to this share of itself, and its mean up to this share of its standard deviation (of the law's, for outputs
@@ -35,12 +35,12 @@ class Provenance:
 
 
 class LawError(PlacedError):
-    """What a law refuses: a question that it cannot answer, or numbers that make no law. It is a ValueError.
+    """A law cannot answer the question, or the numbers do not make a law. It is a ValueError.
 
     Parameters
     ----------
     operation : str
-        The method or function that refuses.
+        The method or function that raises it.
     problem : str
         The argument, its value and what is allowed.
 
@@ -140,22 +140,22 @@ class LawBase:
 
     @property
     def status(self) -> str:
-        """What is known of the law: `proved`, `exact`, `conjectured` or `estimated`."""
+        """The standing of the law: `proved`, `exact`, `conjectured` or `estimated`."""
         return self.origin.status
 
     @property
     def method(self) -> str:
-        """How the law was obtained, in words."""
+        """How the law was computed, in words."""
         return self.origin.method
 
     @property
     def random_numbers(self) -> int:
-        """How many random numbers were drawn for each replica, on average."""
+        """The average number of random numbers drawn for each replica."""
         return self.origin.random_numbers
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be known of this law, such as activations that were treated as the identity."""
+        """Remarks about the law, such as activations that were treated as the identity."""
         error = self.origin.quadrature_error
         if error < 1e-6:
             return self.origin.notes
@@ -167,7 +167,7 @@ class LawBase:
 
     @property
     def sources(self) -> Sources:
-        """What the errors of this law's numbers come from: its seed, or the law itself."""
+        """The source of the errors of this law, its seed or itself: errors with a common source are correlated."""
         return frozenset([self.origin.seed if self.origin.seed is not None else (type(self).__name__, id(self))])
 
     def save(self, path: str | Path) -> None:

@@ -41,23 +41,22 @@ SIGNIFICANT = 2.0  # standard errors of a change that is no noise
 class Mixture(Components, Law):
     """The mixture of N(mean_r, var_r) over replicas r, of equal weight unless weights are given.
 
-    What `Program.law` makes of one output: given the rest of the network, one coordinate is Gaussian.
+    `Program.law` returns it for one output: given the rest of the network, a coordinate is Gaussian.
 
     Parameters
     ----------
     mean : array_like
-        Of each component, or one for all.
+        The mean of each component, or one for all.
     var : array_like
-        Of each component, or one for all; a component of variance 0 is a point.
+        The variance of each component, or one for all; a component of variance 0 is a point.
     origin : Origin
-        How the law was obtained and what is known of it, as programs say it.
+        How the law was computed, and its standing.
     weight : array_like, optional
-        Of each component.
+        The weight of each component.
     count : array_like, optional
-        For how many replicas each component stands, in place of weights.
+        The number of replicas that each component represents, instead of weights.
     binning : float
-        With `count`, how far the density is off because of that, relative to its largest value, measured on replicas
-        that were kept one by one.
+        With `count`, the error of the density that this causes, relative to its largest value.
 
     Examples
     --------
@@ -82,7 +81,7 @@ class Mixture(Components, Law):
         self.origin, self.binning = checked_origin(origin, "Mixture"), float(binning)
 
     def smoothed(self, factor: float = 1.0) -> Mixture:
-        """The same law with a Gaussian kernel, of so many bandwidths, in place of each draw; itself if it has none."""
+        """The law with a Gaussian kernel of `factor` bandwidths around each draw; the law itself if it has no draws."""
         draws = self._points.draws
         if not len(draws):
             return self
@@ -94,7 +93,7 @@ class Mixture(Components, Law):
 
     @property
     def atoms(self) -> tuple[tuple[float, Estimate], ...]:
-        """The points that have a probability of their own, with that probability."""
+        """The points with positive probability, each with that probability."""
         found = self._points
         return tuple(
             (float(at), Estimate(float(mass), float(of_share(mass, self.effective)), self.sources))
@@ -103,7 +102,7 @@ class Mixture(Components, Law):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be known of this law."""
+        """Remarks about the law."""
         more = []
         if len(self._points.draws):
             more.append(f"known by draws: its density is a kernel estimate of bandwidth {self.bandwidth:.3g}")
@@ -226,10 +225,6 @@ class Mixture(Components, Law):
         rows, mass = self._steps(y, side)
         return Replicated(rows + gaussians.cdf(y).T, mass)
 
-    def _slopes(self, y: Array) -> Replicated:
-        gaussians, mass = self._blocked
-        return Replicated(gaussians.pdf(y).T, mass)
-
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
         few = self._few if self.centred or self.count is not None else self._fewer
         whole = few._replace(weight=few.weight / few.weight.sum())
@@ -295,7 +290,7 @@ class Mixture(Components, Law):
         return Shape(self._central() / unit, self.component_var / unit**2, self._replicas, self.origin.quadrature_error)
 
     def support(self) -> tuple[float, float]:
-        """The ends of where the law is; of one that is known by points alone, the least and the largest."""
+        """The ends of the support; for a law that consists of points, the smallest and the largest."""
         if self.component_var.any():
             return super().support()
         return float(self.component_mean.min()), float(self.component_mean.max())

@@ -60,12 +60,12 @@ class Components:
 
     @property
     def replicas(self) -> int:
-        """How many replicas the law was made from; one, if nothing random is left to condition on."""
+        """The number of replicas; 1 if nothing random is left to condition on."""
         return len(self.component_var) if self.count is None else round(float(self.count.sum()))
 
     @property
     def effective(self) -> float:
-        """The number of replicas of equal weight that would say as much: 1/Σ w²."""
+        """The effective sample size of the weights, 1/Σ w²."""
         return float(self._replicas.count)
 
     @property
@@ -106,10 +106,7 @@ class Components:
 
     @cached_property
     def bandwidth(self) -> float:
-        """Of the kernel estimate for what is known by draws: Scott's rule, by the lesser of two measures of spread.
-
-        0 if nothing is known by draws.
-        """
+        """The bandwidth of the kernels, by Scott's rule with the smaller of two measures of spread; 0 without draws."""
         draws = self._points.draws
         if not len(draws):
             return 0.0

@@ -39,8 +39,7 @@ def _axes(ax: Any) -> Any:
 
 def plot_law(law: Any, ax: Any, label: str | None) -> Any:
     """The density of one law, with its error as a band, and an arrow for each atom. Returns the axes."""
-    axes = _axes(ax)
-    y = np.linspace(*range_of(law), DENSITY_POINTS)
+    axes, y = _axes(ax), np.linspace(*range_of(law), DENSITY_POINTS)
     density, error = curve_of(law, y)
     colour = COLOURS[len(axes.lines) % len(COLOURS)]
     add_line(axes, y, density, error, colour, "-", label)
