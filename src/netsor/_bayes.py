@@ -52,7 +52,7 @@ ANNOUNCE_SECONDS = 10.0  # seconds from which on a cost is printed before the st
 PROBED = 64  # draws of the prior at which the likelihood is timed, at most
 ASKED = 3.0  # likelihoods for a move: measured, from 2 to 5
 MOST = 10**9  # of draws, chains, particles, moves and runs: more would take years
-FIRST = 2  # times as many particles find the way as then go along it in each run of the evidence
+FIRST = 2  # times as many particles find the path as then go along it in each run of the evidence
 QUADRATURE_PROBE_PARTICLES = (
     16  # particles for which the effect of errors of Gaussian expectations on the evidence is measured
 )
@@ -162,9 +162,9 @@ def cost(latent: Latent, data: Observations, how: Schedule, paths: float = 1) ->
 
     The likelihood is timed at draws of the prior; the spread of its values there predicts the tempering steps.
     """
-    memory = 8.0 * (how.kept + 4 * paths * how.particles) * (latent.size + latent.entries) + held(latent)
+    memory = 8.0 * (how.kept + 4 * paths * how.particles) * (latent.size + latent.entries) + thread_bytes(latent)
     if latent.plan.constant:
-        return Cost(0.0, held(latent), 1)
+        return Cost(0.0, thread_bytes(latent), 1)
     ask = likelihood(latent, data)
     z = generator(0, STREAM, 3).standard_normal((min(PROBED, how.particles), latent.size))
     with one_blas_thread():
@@ -211,7 +211,7 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
     if each < 4:
         raise ValueError(f"draws={draws} must be at least 4 for each of chains={chains}")
     check_memory(
-        8.0 * (how.kept + 4 * particles) * (latent.size + latent.entries) + held(latent),
+        8.0 * (how.kept + 4 * particles) * (latent.size + latent.entries) + thread_bytes(latent),
         f"draws={draws} and particles={particles} with {latent.size:,} random numbers each",
         "take fewer of either",
     )
@@ -220,9 +220,9 @@ def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progre
     if progress is True and sys.stderr.isatty():
         _announce("posterior", cost(latent, data, how))
     with one_blas_thread(), _Bar(progress, particles * moves, 0, chains * each * thin) as bar:
-        way = adapt_schedule(ask, particles, latent.size, moves, rng, bar.tempered)
+        path = adapt_schedule(ask, particles, latent.size, moves, rng, bar.tempered)
         some = rng.permutation(particles)[:chains]
-        at, around = Chains(way.chains.z[some], way.chains.height[some], 0), reference(way.chains.z)
+        at, around = Chains(path.chains.z[some], path.chains.height[some], 0), reference(path.chains.z)
         for k in range(each * thin):
             at = advance_chains(ask, at, rng, around=around)
             kept[:, k // thin], heights[:, k // thin] = at.z, at.height
@@ -251,7 +251,7 @@ def _longer(worst: float, count: float) -> int:
     return max(2, math.ceil(MIN_EFFECTIVE_SAMPLES / count), math.ceil(min((worst**2 - 1) / (MAX_RHAT**2 - 1), LONGEST)))
 
 
-def held(latent: Latent) -> float:
+def thread_bytes(latent: Latent) -> float:
     """The memory of the threads, in bytes."""
     return latent.workers * latent.block * (latent.plan.bytes + 32.0 * latent.entries**2)
 
@@ -264,7 +264,7 @@ def posterior(
     method = f"{origin.method}, given {number} observation{'s' * (number > 1)}"
     kept = 1 if latent.plan.constant else whole_number("draws", how.draws, 8)
     check_memory(
-        16.0 * kept * size**2 + held(latent),
+        16.0 * kept * size**2 + thread_bytes(latent),
         f"a posterior of {size:,} entries with a covariance for each of draws={kept}",
         "take fewer draws, a program with fewer outputs, or ns.AttentionRegressor, which keeps states alone",
     )
@@ -289,7 +289,7 @@ def evidence(
     runs, particles = checked_number("runs", runs, 2), checked_number("particles", particles, 8)
     moves, seed = checked_number("moves", moves, 1), whole_number("seed", seed, 0)
     check_memory(
-        24.0 * max(runs, FIRST) * particles * latent.size + held(latent),
+        24.0 * max(runs, FIRST) * particles * latent.size + thread_bytes(latent),
         f"runs={runs} of particles={particles} with {latent.size:,} random numbers each",
         "take fewer of either",
     )
@@ -301,9 +301,9 @@ def evidence(
     if progress is True and sys.stderr.isatty():
         _announce("evidence", cost(latent, data, Schedule(0, 1, 1, particles, moves), FIRST + runs))
     with one_blas_thread(), _Bar(progress, FIRST * particles * moves, runs * particles * moves) as bar:
-        way = adapt_schedule(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
+        path = adapt_schedule(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
         rng, tell = generator(seed, STREAM, 2), lambda: bar.tell(runs * particles * moves)
-        logs, last = evidences(ask, way, runs, particles, moves, rng, tell)
+        logs, last = evidences(ask, path, runs, particles, moves, rng, tell)
     value, error, spread = mean_of_logs(logs)
     if spread > SPREAD:
         warnings.warn(

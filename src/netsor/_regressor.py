@@ -455,7 +455,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         X = validate_data(self, X, allow_nd=True, reset=False, dtype=np.float64)
         if X.shape[1:] != self.shape_:
             raise ValueError(f"X of shape {X.shape} must be (examples, {', '.join(map(str, self.shape_))}), as in fit")
-        more, rows = self._beside(as_tokens(X))
+        more, rows = self._new_examples(as_tokens(X))
         data, whole = self._data(self.noise_), np.concatenate([self.X_, more])
         self._check_size(len(whole), self.arguments_)
         if self.arguments_.get("heads") == inf:
@@ -472,7 +472,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         parts = large.over(z, lambda mean, columns: updated_by_columns(mean, columns, data, rows))
         return np.concatenate([m for m, _ in parts]), np.concatenate([c for _, c in parts]), origin
 
-    def _beside(self, tokens: Array) -> tuple[Array, npt.NDArray[np.intp]]:
+    def _new_examples(self, tokens: Array) -> tuple[Array, npt.NDArray[np.intp]]:
         """The distinct examples that are not among the data, and the row of every example in data and these."""
         at = {example.tobytes(): k for k, example in enumerate(self.X_)}
         more: list[Array] = []

@@ -54,7 +54,7 @@ def power_rules(nodes: Array, weights: Array, count: int, cell: float = CELL) ->
     total, size = count, 1
     result: Rules | None = None
     done = 0
-    base = _fewer(nodes, weights, _width(cell, total, 1), least=0.0)
+    base = _compress_rules(nodes, weights, _width(cell, total, 1), least=0.0)
     while True:
         if count & 1:
             done += size
@@ -74,16 +74,16 @@ def _width(cell: float, total: int, part: int) -> float:
 def _sum(a: Rules, b: Rules, cell: float) -> Rules:
     sets = len(a[0])
     nodes, weights = a[0][:, :, None] + b[0][:, None], a[1][:, :, None] * b[1][:, None]
-    return _normed(_fewer(nodes.reshape(sets, -1), weights.reshape(sets, -1), cell))
+    return _normed(_compress_rules(nodes.reshape(sets, -1), weights.reshape(sets, -1), cell))
 
 
 def _twice(a: Rules, cell: float) -> Rules:
     """The sum of two of one law: a pair and its mirror image are one node."""
     i, j = np.triu_indices(a[0].shape[1])
-    return _normed(_fewer(a[0][:, i] + a[0][:, j], np.where(i == j, 1.0, 2.0) * a[1][:, i] * a[1][:, j], cell))
+    return _normed(_compress_rules(a[0][:, i] + a[0][:, j], np.where(i == j, 1.0, 2.0) * a[1][:, i] * a[1][:, j], cell))
 
 
-def _fewer(nodes: Array, weights: Array, cell: float, least: float = NOTHING) -> Rules:
+def _compress_rules(nodes: Array, weights: Array, cell: float, least: float = NOTHING) -> Rules:
     """Two nodes a cell in place of many (see `compress`)."""
     count = len(nodes)
     keep = weights > least * weights.max(axis=1, keepdims=True)
@@ -401,7 +401,7 @@ class HeadSum(Law):
     def _distributions(self, y: Array, side: str = "right") -> Replicated:
         return _replicated(self._cdf_by_sets(y))
 
-    def _pieces(self) -> tuple[Array, Array]:
+    def _scales(self) -> tuple[Array, Array]:
         std = np.sqrt(self._rule.var)
         scales = np.geomspace(std.min(), std.max(), 9)
         return np.zeros(len(scales)), scales

@@ -121,7 +121,7 @@ class ScipyLaw(Law):
         low, high = self.distribution.support()
         return float(low), float(high)
 
-    def _pieces(self) -> tuple[Array, Array]:
+    def _scales(self) -> tuple[Array, Array]:
         low, middle, high = (float(self.distribution.ppf(q)) for q in (0.1, 0.5, 0.9))
         return np.array([middle]), np.array([max((high - low) / 2.5, math.ulp(middle))])
 
@@ -130,7 +130,7 @@ class ScipyLaw(Law):
 
     def _cf(self, t: Array) -> Estimate:
         # by quadrature over the density
-        y, w = integrated(lambda p: self._pdf(p).value, resolved([self._read], *self._pieces()))
+        y, w = integrated(lambda p: self._pdf(p).value, resolved([self._read], *self._scales()))
         return Estimate(np.exp(1j * t[:, None] * y) @ (w * self._pdf(y).value), np.zeros(len(t)))
 
     def gaussian(self) -> Mixture:

@@ -38,11 +38,6 @@ def consistent_with(law: Law, replicas: Mixture) -> bool:
     Compared are the distribution function at quantiles, the variance and the fourth moment, by the largest deviation in
     standard errors: a test of level 1e-7.
     """
-    return deviation(law, replicas) < float(scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20))
-
-
-def deviation(law: Law, replicas: Mixture) -> float:
-    """The largest deviation of a law from replicas of it, in standard errors."""
     y = np.unique(np.concatenate([law.ppf(np.linspace(0.5, 0.999, 18)), [law.mean()]]))
     checks = [(law.with_error.cdf(y), replicas.with_error.cdf(y))]
     checks += [(law.with_error.moment(k), replicas.with_error.moment(k)) for k in (2, 4)]
@@ -51,7 +46,7 @@ def deviation(law: Law, replicas: Mixture) -> float:
         gap = np.abs(np.asarray(one.value) - other.value)
         error = combined(one.error, other.error, 1e-12 * np.abs(np.asarray(one.value)))
         worst = max(worst, float(np.max(gap / np.where(error > 0, error, np.inf), initial=0.0)))
-    return worst
+    return worst < float(scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20))
 
 
 class CubicPieces:
@@ -137,7 +132,8 @@ class DistanceEstimator:
                 if not math.isfinite(law.mean()):
                     raise LawError("wasserstein1", f"{law!r} has no mean, and so is at no finite distance")
         steps = name in ("wasserstein1", "kolmogorov")  # distribution functions, which draws have without kernels
-        value, error = self._difference(name) if steps else self._with_kernels._smooth(name)
+        pair = self if steps else self._with_kernels
+        value, error = pair._kl() if name == "kl" else pair._difference(name)
         smoothed = any(law.kernel if steps else law._dense(2.0) is not law for law in (self.p, self.q))
         if np.isfinite(value) and smoothed:
             # twice the variance of kernels doubles their bias at most: the change is subtracted, all of it is an error
@@ -177,9 +173,6 @@ class DistanceEstimator:
                 found.append([DistanceEstimator(a._dense(), b._dense(), couple=False) for a, b in pairs])
         return found
 
-    def _smooth(self, name: str) -> Estimate:
-        return self._kl() if name == "kl" else self._difference(name)
-
     def _plain(self, name: str) -> float:
         """The distance of laws that have their kernels, uncoupled, without its errors."""
         alone = self if self.coupled is None else DistanceEstimator(self.p, self.q, couple=False)
@@ -217,7 +210,7 @@ class DistanceEstimator:
                 return Estimate(math.inf, 0.0)
             value += mass.value * math.log(mass.value / common[at].value) - mass.value
         value += sum(mass.value for mass in common.values())
-        if len(p._pieces()[0]) and not len(q._pieces()[0]):
+        if len(p._scales()[0]) and not len(q._scales()[0]):
             return Estimate(math.inf, 0.0)  # a density, where q has points
         nodes = _nodes(p, q)
         if not len(nodes):
@@ -279,7 +272,7 @@ def _atoms_error(p: Law, q: Law) -> float:
 
 def _nodes(p: Law, q: Law) -> Array:
     """A grid for both laws' smooth parts; empty if they are points."""
-    pieces = [law._pieces() for law in (p, q)]
+    pieces = [law._scales() for law in (p, q)]
     smooth = [law._read for law, (place, _) in zip((p, q), pieces, strict=True) if len(place)]
     if not smooth:
         return np.zeros(0)

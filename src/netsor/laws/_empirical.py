@@ -21,7 +21,7 @@ from ._gaussian_mixture import normal_moment
 from ._law import Law
 from ._law_base import Provenance
 from ._mixture import Mixture, gaussian_like, kernel_bias
-from ._replicas import Replicas, Replicated, average, block_labels, mixture_cf, of_share
+from ._replicas import Replicas, Replicated, average, block_labels, mixture_cf, proportion_error
 
 FINE = 128  # bins in one bandwidth
 BINS = 2**22  # most bins in all; if the range of the draws needs more, a bandwidth has fewer than FINE
@@ -114,7 +114,7 @@ class Empirical(Law):
         value = _distribution(y, grid, distribution)
         wider = self._wider._bins
         bias = np.abs(_distribution(y, wider[0], wider[2]) - value)
-        return Estimate(value, combined(of_share(value, self.draws.size), bias))
+        return Estimate(value, combined(proportion_error(value, self.draws.size), bias))
 
     def _sf(self, y: Array) -> Array:
         return 1.0 - np.asarray(self._cdf(y).value)
@@ -143,7 +143,7 @@ class Empirical(Law):
         rows = np.stack([_distribution(y, grid, distribution) for grid, _, distribution in self._blocks])
         return Replicated(rows, np.full(len(rows), 1 / len(rows)))
 
-    def _pieces(self) -> tuple[Array, Array]:
+    def _scales(self) -> tuple[Array, Array]:
         chosen = self.draws[np.linspace(0, self.draws.size - 1, min(self.draws.size, 33)).astype(np.intp)]
         return chosen, np.full(len(chosen), self.bandwidth)
 

@@ -313,11 +313,6 @@ class GaussianMixtureND:
         constant = height - 0.5 * np.einsum("ri,ri->r", linear, m)
         return centre, scale, np.concatenate([square, linear, constant[:, None]], axis=1).T.copy()
 
-    def _features(self, y: Array, centre: Array, scale: Array) -> Array:
-        u = (y - centre) / scale
-        i, j = np.triu_indices(y.shape[1])
-        return np.concatenate([u[:, i] * u[:, j], u, np.ones((len(u), 1))], axis=1)
-
     def pdf(self, y: Array) -> Array:
         """The density at points (k, entries)."""
         return self._sums(y, squares=False)[0]
@@ -329,9 +324,10 @@ class GaussianMixtureND:
             return Estimate(value, np.zeros_like(value))
         n = 1 / np.sum(self._weights**2)
         # Σ (w k − w f)² with k the density of a component: equal weights need no more than Σ (w k)²
-        spread = (
-            square - 2 * value * self._cross(y) + value**2 / n if self.weight is not None else square - value**2 / n
-        )
+        spread = square - value**2 / n
+        if self.weight is not None:
+            cross = GaussianMixtureND(self.mean, self.cov, self._weights**2).pdf(y)
+            spread = square - 2 * value * cross + value**2 / n
         return Estimate(value, student(max(2, int(n))) * np.sqrt(np.maximum(spread, 0.0) * n / max(n - 1, 0.5)))
 
     def unseen(self, y: Array) -> Array:
@@ -342,11 +338,6 @@ class GaussianMixtureND:
                 each = np.exp(self._exponents(part).T) / self._weights[:, None]
             found.append(tail_error(np.where(self._weights[:, None] > 0, each, 0.0), self.weight, self._replicas.count))
         return np.concatenate(found) if found else np.zeros(0)
-
-    def _cross(self, y: Array) -> Array:
-        """Σ w_r² k_r."""
-        own = GaussianMixtureND(self.mean, self.cov, self._weights**2)
-        return own._sums(y, squares=False)[0]
 
     def _sums(self, y: Array, squares: bool) -> tuple[Array, Array]:
         """Σ w_r k_r and Σ (w_r k_r)² at points, in blocks that fit a cache, on all cores."""
@@ -361,7 +352,9 @@ class GaussianMixtureND:
             table = np.exp(exponent)
             return table.sum(axis=1), (table**2).sum(axis=1)
         centre, scale, coefficients = expanded
-        features = self._features(y, centre, scale)
+        u = (y - centre) / scale
+        i, j = np.triu_indices(y.shape[1])
+        features = np.concatenate([u[:, i] * u[:, j], u, np.ones((len(u), 1))], axis=1)
         step = max(1, ND_TABLE_ENTRIES_PER_BATCH // min(len(y), 2**10))
         rows = range(0, len(y), 2**10)
 

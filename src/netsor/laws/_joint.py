@@ -28,7 +28,7 @@ from ._gaussian_mixture import GaussianMixtureND
 from ._law_base import LawBase, LawError, Provenance
 from ._likelihood import conditioned
 from ._mixture import CONSTANT, Mixture
-from ._replicas import Replicas, of_share
+from ._replicas import Replicas, proportion_error
 
 
 @single_threaded
@@ -323,7 +323,7 @@ class Joint(LawBase):
         if found.all() or not found.any():
             return Estimate(float(found.all()), 0.0, self.sources)
         share = float(found @ self._replicas.weights)
-        return Estimate(share, float(of_share(share, self.effective)), self.sources)
+        return Estimate(share, float(proportion_error(share, self.effective)), self.sources)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ class WithError:
             value, error = f(law, p)
             return Estimate(value, combined(error, law.doubt(lambda other: f(other, p).value)))
 
-        value, error = shaped(operation, with_doubt, y, ends)
+        value, error = pointwise(operation, with_doubt, y, ends)
         return Estimate(value, error, law.sources)
 
     def _number(self, f: Callable[[Law], Estimate]) -> Estimate:
@@ -140,14 +140,14 @@ class WithError:
 
     def expect(self, func: Callable[[Any], Any]) -> Estimate:
         """E[func(Y)]."""
-        return self._number(lambda law: law._expect(func))
+        return self._number(lambda law: expectation(law, func))
 
     def entropy(self) -> Estimate:
         """−E[log f(Y)]."""
-        return self._number(lambda law: law._entropy())
+        return self._number(entropy)
 
 
-def shaped(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]) -> Estimate:
+def pointwise(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]) -> Estimate:
     """Apply a function of finite points (k,) to points of any shape. `ends` are its values at ±∞; NaN stays NaN."""
     given = points(y, "y", operation)
     flat = given.reshape(-1)
@@ -163,7 +163,7 @@ def shaped(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike, end
 
 def values(operation: str, f: Callable[[Array], Array], y: npt.ArrayLike, ends: tuple[float, float]) -> Any:
     """The same for a function that gives no errors."""
-    return shaped(operation, lambda p: Estimate(f(p), 0.0), y, ends).value
+    return pointwise(operation, lambda p: Estimate(f(p), 0.0), y, ends).value
 
 
 @single_threaded
@@ -259,16 +259,6 @@ class Law(LawBase, ABC):
         value, error = self._pdf(y)
         return np.asarray(np.divide(error, value, out=np.full(len(y), np.inf), where=np.asarray(value) > 0))
 
-    def _entropy(self) -> Estimate:
-        """−E[log f(Y)], with errors of sampling."""
-        if self.atoms:
-            return Estimate(-math.inf, 0.0)
-        return entropy(self)
-
-    def _expect(self, f: Callable[[Any], Any]) -> Estimate:
-        """E[f(Y)], with errors of sampling."""
-        return expectation(self, f)
-
     def _slope(self, y: Any) -> Any:
         """The slope of the distribution function, at points of any shape."""
         return self.pdf(y)
@@ -313,7 +303,7 @@ class Law(LawBase, ABC):
         """Pairs of laws that are off from this one by ±ε, one for each thing that ε is about."""
         return ()
 
-    def _pieces(self) -> tuple[Array, Array]:
+    def _scales(self) -> tuple[Array, Array]:
         """Locations and scales where the law may have something to resolve."""
         return np.array([self.mean()]), np.array([self.std()])
 

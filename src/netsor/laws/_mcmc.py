@@ -176,7 +176,7 @@ def adapt_schedule(
 
 def evidences(
     log_likelihood: LogLikelihood,
-    way: Path,
+    path: Path,
     runs: int,
     particles: int,
     moves: int,
@@ -184,9 +184,9 @@ def evidences(
     told: Callable[[], None],
 ) -> tuple[Array, Array]:
     """The log evidence of each independent run along a path, and the last particles (runs · particles, size)."""
-    chains = init_chains(log_likelihood, rng.standard_normal((runs * particles, way.chains.z.shape[1])))
+    chains = init_chains(log_likelihood, rng.standard_normal((runs * particles, path.chains.z.shape[1])))
     total = np.zeros(runs)
-    for step, power, around in zip(np.diff(way.powers), way.powers[1:], way.around, strict=True):
+    for step, power, around in zip(np.diff(path.powers), path.powers[1:], path.around, strict=True):
         weight = step * chains.height.reshape(runs, particles)
         top = weight.max(axis=1)
         total += top + np.log(np.exp(weight - top[:, None]).mean(axis=1))

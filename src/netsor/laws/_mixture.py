@@ -29,7 +29,7 @@ from ._law import Law
 from ._law_base import LawError, Provenance
 from ._mixture_components import Components
 from ._numerics import log_upper
-from ._replicas import Replicated, Shape, mixture_cf, of_share
+from ._replicas import Replicated, Shape, mixture_cf, proportion_error
 
 CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less counts as not random
 
@@ -96,7 +96,7 @@ class Mixture(Components, Law):
         """The points with positive probability, each with that probability."""
         found = self._points
         return tuple(
-            (float(at), Estimate(float(mass), float(of_share(mass, self.effective)), self.sources))
+            (float(at), Estimate(float(mass), float(proportion_error(mass, self.effective)), self.sources))
             for at, mass in zip(found.atoms, found.masses, strict=True)
         )
 
@@ -125,7 +125,7 @@ class Mixture(Components, Law):
         """The standard error of Σ_r w_r k_r; of `points`, a share of the replicas, k is 1. Of −Y, if the sign is −1."""
         if self.replicas == 1:
             return np.zeros_like(value)
-        few, n = self._few, self.effective
+        few, n = self._compressed, self.effective
         # w_i² of each replica is w_i/N if all are alike, also where replicas were put together
         weight = np.sqrt(few.weight / self.replicas) if self._alike else few.weight
         square = GaussianMixture1D(sign * few.mean, few.var, weight).squares(sign * y, kernel)
@@ -137,7 +137,7 @@ class Mixture(Components, Law):
         self._needs_density("pdf")
         if len(self._points.draws):
             value, error = self.smoothed()._pdf(y)
-            bias = kernel_bias(value, lambda f: self.smoothed(f)._few.pdf(y), self.bandwidth, self.effective)
+            bias = kernel_bias(value, lambda f: self.smoothed(f)._compressed.pdf(y), self.bandwidth, self.effective)
             return Estimate(value, combined(error, bias))
         value = self._density(y)
         return Estimate(value, combined(self._error(value, y, "pdf"), self.binning and self.binning * self._largest))
@@ -145,11 +145,11 @@ class Mixture(Components, Law):
     @cached_property
     def _largest(self) -> float:
         """Of the density: as far as it is known at the components that a grid is made for."""
-        return float(self._few.pdf(self._pieces()[0]).max())
+        return float(self._compressed.pdf(self._scales()[0]).max())
 
     def _density(self, y: Array) -> Array:
         self._needs_density("pdf")
-        return self.smoothed()._few.pdf(y)
+        return self.smoothed()._compressed.pdf(y)
 
     def _logpdf(self, y: Array) -> Array:
         self._needs_density("logpdf")
@@ -157,9 +157,9 @@ class Mixture(Components, Law):
             return self.smoothed()._logpdf(y)
         k = self._smooth
         every = GaussianMixture1D(self.component_mean[k], self.component_var[k], self.component_weight[k])
-        if len(self._few.var) == len(k):
+        if len(self._compressed.var) == len(k):
             return every.logpdf(y)
-        value = self._few.pdf(y)
+        value = self._compressed.pdf(y)
         near = value > 1e-6 / self.std()  # where fewer components are as good
         result = np.log(np.where(near, value, 1.0))
         result[~near] = every.logpdf(y[~near])
@@ -179,12 +179,12 @@ class Mixture(Components, Law):
         return self.pdf(y) if len(self._smooth) or len(self._points.draws) else np.zeros(np.shape(y))
 
     def _distribution(self, y: Array) -> Array:
-        return np.minimum(self._few.cdf(y) + self._steps(y, "right").mean, 1.0)
+        return np.minimum(self._compressed.cdf(y) + self._steps(y, "right").mean, 1.0)
 
     def _cdf(self, y: Array) -> Estimate:
         value = self._distribution(y)
         if not len(self._smooth):
-            return Estimate(value, of_share(value, self.effective))
+            return Estimate(value, proportion_error(value, self.effective))
         error, upper = np.empty_like(value), value > 0.5
         steps = self._steps(np.append(y, np.inf), "right").mean
         # of the smaller one of the two tails: of the other, differences of squares near 1 are rounding
@@ -197,7 +197,7 @@ class Mixture(Components, Law):
 
     def _sf(self, y: Array) -> Array:
         steps = self._steps(np.append(y, np.inf), "right").mean
-        return np.asarray(self._few.sf(y) + (steps[-1] - steps[:-1]))
+        return np.asarray(self._compressed.sf(y) + (steps[-1] - steps[:-1]))
 
     def _ppf(self, q: Array, upper: bool) -> Array:
         if len(self._smooth):
@@ -226,7 +226,7 @@ class Mixture(Components, Law):
         return Replicated(rows + gaussians.cdf(y).T, mass)
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
-        few = self._few if self.centred or self.count is not None else self._fewer
+        few = self._compressed if self.centred or self.count is not None else self._merged
         whole = few._replace(weight=few.weight / few.weight.sum())
         low = whole.cdf(y)
         return low, np.where(low < 0.5, 1 - low, whole.sf(y)), whole.pdf(y)
@@ -237,7 +237,8 @@ class Mixture(Components, Law):
             return ()
         origin = Provenance(self.status, self.method, seed=self.origin.seed)
         up, down = (
-            self._like(self.component_mean, self.component_var * max(1 + sign * error, 0.0), origin) for sign in (1, -1)
+            self._with_components(self.component_mean, self.component_var * max(1 + sign * error, 0.0), origin)
+            for sign in (1, -1)
         )
         pairs: list[tuple[Law, Law]] = [(up, down)] if len(self._smooth) else []
         if not self.centred:
@@ -246,12 +247,13 @@ class Mixture(Components, Law):
                 whole = abs(self.mean())
             scale = np.where(self.component_var > 0, np.sqrt(self.component_var), whole)
             right, left = (
-                self._like(self.component_mean + sign * error * scale, self.component_var, origin) for sign in (1, -1)
+                self._with_components(self.component_mean + sign * error * scale, self.component_var, origin)
+                for sign in (1, -1)
             )
             pairs.append((right, left))
         return pairs
 
-    def _like(self, mean: Array, var: Array, origin: Provenance) -> Mixture:
+    def _with_components(self, mean: Array, var: Array, origin: Provenance) -> Mixture:
         """Other components with the same weights, or counts."""
         return Mixture(mean, var, origin, None if self.count is not None else self.weight, count=self.count)
 

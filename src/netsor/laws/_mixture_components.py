@@ -118,7 +118,7 @@ class Components:
         return float(spread * np.sum(weight**2) ** 0.2)
 
     @cached_property
-    def _few(self) -> GaussianMixture1D:
+    def _compressed(self) -> GaussianMixture1D:
         """The Gaussian components, or fewer with the same law: see `compress` and `binned`."""
         k = self._smooth
         if self.centred and self.weight is None and len(k) > MAX_COMPONENTS:
@@ -126,9 +126,9 @@ class Components:
         return self._weighted(self.component_weight)
 
     @cached_property
-    def _fewer(self) -> GaussianMixture1D:
+    def _merged(self) -> GaussianMixture1D:
         """Fewer components still, as good for distances, where no relative precision in the tails is needed."""
-        return merged(self._few)
+        return merged(self._compressed)
 
     @cached_property
     def _blocked(self) -> tuple[GaussianMixture1D, Array]:
@@ -197,7 +197,7 @@ class Components:
             draws = draws[np.append(np.diff(level, prepend=-1.0)[:-1] > 0, True)]
         return np.union1d(self._points.atoms, self.component_mean[draws])
 
-    def _pieces(self) -> tuple[Array, Array]:
+    def _scales(self) -> tuple[Array, Array]:
         k = self._smooth
         if not len(k):
             return np.zeros(0), np.zeros(0)

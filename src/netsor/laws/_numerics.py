@@ -123,7 +123,9 @@ def kernel_bias_of(number: Callable[[float], float], value: float) -> tuple[floa
 
 
 def entropy(law: Any) -> Estimate:
-    """−E[log f(Y)] of a law with a density, or with kernels in place of draws."""
+    """−E[log f(Y)]; draws have kernels. −∞ for a law with atoms."""
+    if law.atoms:
+        return Estimate(-math.inf, 0.0)
     dense, smoothing = law._dense(), 0.0
     value, bias, error, _ = _entropy(dense)
     if law._dense(ROOT_TWO) is not dense:
@@ -132,7 +134,7 @@ def entropy(law: Any) -> Estimate:
 
 
 def _entropy(law: Any) -> Jackknife:
-    nodes = resolved([law._read], *law._pieces())
+    nodes = resolved([law._read], *law._scales())
 
     def integrand(y: Array) -> Array:
         log_f = law._logpdf(y)
@@ -150,7 +152,7 @@ def _entropy(law: Any) -> Jackknife:
 def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
     """E[f(Y)]: over the density by quadrature, and at the atoms."""
     value, error, atoms, dense, wider = 0.0, 0.0, law.atoms, law._dense(), law._dense(ROOT_TWO)
-    if len(dense._pieces()[0]):
+    if len(dense._scales()[0]):
         value, _, error, _ = _expectation(dense, f)
         smoothing = 0.0 if wider is dense else _expectation(wider, f).value - value
         error = combined(error, smoothing)
@@ -162,7 +164,7 @@ def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
 
 
 def _expectation(law: Any, f: Callable[[Any], Any]) -> Jackknife:
-    nodes = resolved([law._read], *law._pieces())
+    nodes = resolved([law._read], *law._scales())
     y, weights = integrated(lambda y: _called(f, y) * law._density(y), coarser(nodes))
     heights = weights * _called(f, y)
     return jackknife(lambda density: np.sum(heights * density, axis=-1), [law._densities(y)])

@@ -88,7 +88,7 @@ def range_of(law: Any) -> tuple[float, float]:
 
 def curve_of(law: Any, y: Any) -> tuple[Any, Any]:
     """The density and its error; 0 for a law that is made of atoms."""
-    if law.atoms and not len(law._pieces()[0]) and not law._points.draws.size:
+    if law.atoms and not len(law._scales()[0]) and not law._points.draws.size:
         return np.zeros_like(y), np.zeros_like(y)
     value, error = law.with_error.pdf(y)
     return value, error

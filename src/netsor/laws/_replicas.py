@@ -160,7 +160,7 @@ def average(samples: Array, weight: Array | None, decisive: bool = False) -> Est
     return Replicas(len(samples), weight).average(samples, decisive)
 
 
-def of_share(share: Any, count: float) -> Any:
+def proportion_error(share: Any, count: float) -> Any:
     """The error of a share of so many draws, which is not 0 without any hit.
 
     By Wilson's interval, (p + z²/2n ± z √(p(1 − p)/n + z²/4n²))/(1 + z²/n): how far its middle is off, and half its
