@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,7 @@ ANNOUNCE_SECONDS = 10.0  # seconds from which on a cost is printed before the st
 PROBED = 64  # draws of the prior at which the likelihood is timed, at most
 ASKED = 3.0  # likelihoods for a move: measured, from 2 to 5
 MOST = 10**9  # of draws, chains, particles, moves and runs: more would take years
-FIRST = 2  # times as many particles find the way as then go along it in each run of the evidence
+FIRST = 2  # times as many particles find the path as then go along it in each run of the evidence
 QUADRATURE_PROBE_PARTICLES = (
     16  # particles for which the effect of errors of Gaussian expectations on the evidence is measured
 )
@@ -59,7 +60,7 @@ QUADRATURE_PROBE_PARTICLES = (
 
 @dataclass(frozen=True)
 class Sampled:
-    """States (kept, size) of chains over what a plan draws, nearly independent, and how the chains fared."""
+    """Nearly independent states (kept, size) of chains over the random numbers of a plan, with diagnostics."""
 
     z: Array
     r_hat: float
@@ -70,26 +71,25 @@ class Sampled:
 
 @dataclass(frozen=True, repr=False)
 class Posterior:
-    """The law of a program's outputs given data, sampled by Markov chains, and how the chains fared.
+    """The law of a program's outputs given data, sampled by Markov chains, with diagnostics.
 
     `Program.posterior` makes it.
 
     Parameters
     ----------
     law : Joint
-        Of all entries: means, densities and plots, each with its error. Its replicas are states of the chains so far
-        apart that they are nearly independent.
+        The joint law of all entries. Its replicas are states of the chains that are nearly independent.
     r_hat : float
-        The rank-normalised split R-hat, the largest over the log likelihood and the mean and variance of every entry:
-        near 1 where chains agree.
+        The largest rank-normalised split R-hat of the log likelihood and of the mean and variance of every entry; near
+        1 if chains agree.
     effective : float
-        The effective sample size of the kept draws, at worst.
+        The smallest effective sample size of the same quantities.
     acceptance : float
-        The share of tried points that were taken.
+        The share of tried points that were accepted.
     chains : int
-        How many.
+        The number of chains.
     observed : int
-        How many values were observed.
+        The number of observed values.
 
     Examples
     --------
@@ -116,9 +116,9 @@ class Posterior:
 
 @dataclass(frozen=True)
 class Cost:
-    """About what chains would take, right within a factor of two or three: `seconds`, and memory at most in `bytes`.
+    """The estimated cost of chains, within a factor of two or three: `seconds`, and at most `bytes` of memory.
 
-    `likelihoods` is how often the likelihood of all data is asked for.
+    `likelihoods` is the number of evaluations of the likelihood.
     """
 
     seconds: float
@@ -137,34 +137,44 @@ def checked_number(name: str, value: object, least: int) -> int:
     return number
 
 
-def checked_numbers(draws: int, chains: int, thin: int, particles: int, moves: int) -> tuple[int, ...]:
-    """Check what `posterior` and its cost are asked with."""
-    draws, chains = checked_number("draws", draws, 8), checked_number("chains", chains, 2)
-    thin, particles = checked_number("thin", thin, 1), checked_number("particles", particles, chains)
-    return draws, chains, thin, particles, checked_number("moves", moves, 1)
+class Schedule(NamedTuple):
+    """How many states are kept in all, by how many chains, how many moves apart; and how particles are tempered."""
+
+    draws: int
+    chains: int
+    thin: int
+    particles: int
+    moves: int
+
+    def checked(self) -> Schedule:
+        """Check the numbers that a user gave."""
+        least = (8, 2, 1, checked_number("chains", self.chains, 2), 1)
+        return Schedule(*map(checked_number, self._fields, self, least))
+
+    @property
+    def kept(self) -> int:
+        """The number of states, the same for every chain."""
+        return self.chains * -(-self.draws // self.chains)
 
 
-def cost(
-    latent: Latent, data: Observations, draws: int, chains: int, thin: int, particles: int, moves: int, paths: float = 1
-) -> Cost:
-    """What `sampled` would take; `paths` are how often particles go from the prior to the posterior, for evidence too.
+def cost(latent: Latent, data: Observations, how: Schedule, paths: float = 1) -> Cost:
+    """The cost of `sampled`; `paths` is how often particles go from the prior to the posterior, also for evidence.
 
-    The likelihood is timed at draws of the prior; the spread of what is found there tells of the steps of tempering.
+    The likelihood is timed at draws of the prior; the spread of its values there predicts the tempering steps.
     """
-    kept = chains * -(-draws // chains)
-    memory = 8.0 * (kept + 4 * paths * particles) * (latent.size + latent.entries) + held(latent)
+    memory = 8.0 * (how.kept + 4 * paths * how.particles) * (latent.size + latent.entries) + thread_bytes(latent)
     if latent.plan.constant:
-        return Cost(0.0, held(latent), 1)
+        return Cost(0.0, thread_bytes(latent), 1)
     ask = likelihood(latent, data)
-    z = generator(0, STREAM, 3).standard_normal((min(PROBED, particles), latent.size))
+    z = generator(0, STREAM, 3).standard_normal((min(PROBED, how.particles), latent.size))
     with one_blas_thread():
         ask(z)  # what is made once
         start = time.perf_counter()
         height = ask(z)
     each = (time.perf_counter() - start) / len(z)
     steps = (1 + steps_after(step_from(0.0, height))) * paths
-    asked = math.ceil(ASKED * (steps * moves * particles + kept * thin))
-    return Cost(each * (asked + 2 * kept), memory, asked)
+    asked = math.ceil(ASKED * (steps * how.moves * how.particles + how.kept * how.thin))
+    return Cost(each * (asked + 2 * how.kept), memory, asked)
 
 
 def likelihood(latent: Latent, data: Observations) -> LogLikelihood:
@@ -187,42 +197,32 @@ def likelihood(latent: Latent, data: Observations) -> LogLikelihood:
     return found_there
 
 
-def sampled(
-    latent: Latent,
-    data: Observations,
-    draws: int,
-    chains: int,
-    thin: int,
-    particles: int,
-    moves: int,
-    seed: int,
-    progress: Progress,
-) -> Sampled:
-    """States of chains given data: `draws` are kept in all, `thin` moves apart.
+def sampled(latent: Latent, data: Observations, how: Schedule, seed: int, progress: Progress) -> Sampled:
+    """States of chains given data.
 
-    They start from `particles` that were brought from the prior to the posterior by tempering. There is one state, and
-    no chain, where nothing that is drawn matters.
+    The chains start from particles that were brought from the prior to the posterior by tempering. There is one state,
+    and no chain, where nothing that is drawn matters.
     """
-    draws, chains, thin, particles, moves = checked_numbers(draws, chains, thin, particles, moves)
-    seed = whole_number("seed", seed, 0)
+    how, seed = how.checked(), whole_number("seed", seed, 0)
+    draws, chains, thin, particles, moves = how
     if latent.plan.constant:
         return Sampled(np.zeros((1, latent.size)), 1.0, math.inf, 1.0, 0)
-    each = -(-draws // chains)
+    each = how.kept // chains
     if each < 4:
         raise ValueError(f"draws={draws} must be at least 4 for each of chains={chains}")
     check_memory(
-        8.0 * (chains * each + 4 * particles) * (latent.size + latent.entries) + held(latent),
+        8.0 * (how.kept + 4 * particles) * (latent.size + latent.entries) + thread_bytes(latent),
         f"draws={draws} and particles={particles} with {latent.size:,} random numbers each",
         "take fewer of either",
     )
     rng, ask = generator(seed, STREAM), likelihood(latent, data)
     kept, heights = np.empty((chains, each, latent.size)), np.empty((chains, each))
     if progress is True and sys.stderr.isatty():
-        _announce("posterior", cost(latent, data, draws, chains, thin, particles, moves))
+        _announce("posterior", cost(latent, data, how))
     with one_blas_thread(), _Bar(progress, particles * moves, 0, chains * each * thin) as bar:
-        way = adapt_schedule(ask, particles, latent.size, moves, rng, bar.tempered)
+        path = adapt_schedule(ask, particles, latent.size, moves, rng, bar.tempered)
         some = rng.permutation(particles)[:chains]
-        at, around = Chains(way.chains.z[some], way.chains.height[some], 0), reference(way.chains.z)
+        at, around = Chains(path.chains.z[some], path.chains.height[some], 0), reference(path.chains.z)
         for k in range(each * thin):
             at = advance_chains(ask, at, rng, around=around)
             kept[:, k // thin], heights[:, k // thin] = at.z, at.height
@@ -247,37 +247,28 @@ def sampled(
 
 
 def _longer(worst: float, count: float) -> int:
-    """How many times longer chains should be: effective sizes grow with the length, and R-hat² − 1 falls with it."""
+    """The factor by which chains should be longer: effective sizes grow with it, and R-hat² − 1 falls."""
     return max(2, math.ceil(MIN_EFFECTIVE_SAMPLES / count), math.ceil(min((worst**2 - 1) / (MAX_RHAT**2 - 1), LONGEST)))
 
 
-def held(latent: Latent) -> float:
-    """The bytes that threads have in hand."""
+def thread_bytes(latent: Latent) -> float:
+    """The memory of the threads, in bytes."""
     return latent.workers * latent.block * (latent.plan.bytes + 32.0 * latent.entries**2)
 
 
 def posterior(
-    latent: Latent,
-    data: Observations,
-    draws: int,
-    chains: int,
-    thin: int,
-    particles: int,
-    moves: int,
-    seed: int,
-    progress: Progress,
-    origin: Provenance,
+    latent: Latent, data: Observations, how: Schedule, seed: int, progress: Progress, origin: Provenance
 ) -> Posterior:
     """The law of all outputs given data; of one replica where nothing that is drawn matters, a Gaussian process."""
     size, number = latent.entries, len(data.entries)
     method = f"{origin.method}, given {number} observation{'s' * (number > 1)}"
-    kept = 1 if latent.plan.constant else whole_number("draws", draws, 8)
+    kept = 1 if latent.plan.constant else whole_number("draws", how.draws, 8)
     check_memory(
-        16.0 * kept * size**2 + held(latent),
+        16.0 * kept * size**2 + thread_bytes(latent),
         f"a posterior of {size:,} entries with a covariance for each of draws={kept}",
         "take fewer draws, a program with fewer outputs, or ns.AttentionRegressor, which keeps states alone",
     )
-    found = sampled(latent, data, draws, chains, thin, particles, moves, seed, progress)
+    found = sampled(latent, data, how, seed, progress)
     parts = latent.over(found.z, lambda mean, columns: updated_by_columns(mean, columns, data))
     mean, cov = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     law = Joint(mean, cov, replace(origin, method=method))
@@ -298,7 +289,7 @@ def evidence(
     runs, particles = checked_number("runs", runs, 2), checked_number("particles", particles, 8)
     moves, seed = checked_number("moves", moves, 1), whole_number("seed", seed, 0)
     check_memory(
-        24.0 * max(runs, FIRST) * particles * latent.size + held(latent),
+        24.0 * max(runs, FIRST) * particles * latent.size + thread_bytes(latent),
         f"runs={runs} of particles={particles} with {latent.size:,} random numbers each",
         "take fewer of either",
     )
@@ -308,11 +299,11 @@ def evidence(
         value = float(ask(one)[0])
         return Estimate(value, max((_moved_by(latent, other, data, one, ask) for other in shifted), default=0.0))
     if progress is True and sys.stderr.isatty():
-        _announce("evidence", cost(latent, data, 0, 1, 1, particles, moves, FIRST + runs))
+        _announce("evidence", cost(latent, data, Schedule(0, 1, 1, particles, moves), FIRST + runs))
     with one_blas_thread(), _Bar(progress, FIRST * particles * moves, runs * particles * moves) as bar:
-        way = adapt_schedule(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
+        path = adapt_schedule(ask, FIRST * particles, latent.size, moves, generator(seed, STREAM, 1), bar.tempered)
         rng, tell = generator(seed, STREAM, 2), lambda: bar.tell(runs * particles * moves)
-        logs, last = evidences(ask, way, runs, particles, moves, rng, tell)
+        logs, last = evidences(ask, path, runs, particles, moves, rng, tell)
     value, error, spread = mean_of_logs(logs)
     if spread > SPREAD:
         warnings.warn(
@@ -326,7 +317,7 @@ def evidence(
 
 
 def _moved_by(latent: Latent, other: Latent, data: Observations, z: Array, ask: LogLikelihood) -> float:
-    """By how much the log likelihood changes in the mean, with the same normals in another plan of the same draws."""
+    """The mean change of the log likelihood from one plan to another, with the same normals."""
     places, more = matched(latent, other), np.random.default_rng(0).standard_normal((len(z), other.size))
     assert places is not None
     more[:, places[places >= 0]] = z[:, places >= 0]
@@ -341,10 +332,10 @@ def _announce(what: str, expected: Cost) -> None:
 
 
 class _Bar:
-    """Moves of chains and particles: a bar on a terminal, or the user's function of (done, in all).
+    """Progress of chains and particles: a bar on a terminal, or the user's function of (moves done, total).
 
-    A first run finds how many steps there are, each of `first` moves and of `again` moves later; until then their
-    number is estimated. `more` moves follow.
+    The first run determines the number of tempering steps, which is estimated until then. Each step has `first` moves
+    there and `again` moves in later runs; `more` moves follow.
     """
 
     def __init__(self, progress: Progress, first: int, again: int, more: int = 0) -> None:

@@ -41,7 +41,8 @@ class Traced(Generic[P]):
         except TypeError as error:
             raise TypeError(f"{error}; it is called as {self._name}{signature}") from None
         given.apply_defaults()
-        return ", ".join(f"{name}={_argument_text(value)}" for name, value in given.arguments.items())
+        words = {k: v.__name__ if inspect.isfunction(v) else shown(v) for k, v in given.arguments.items()}
+        return ", ".join(f"{name}={word}" for name, word in words.items())
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_function", "_name"):
@@ -87,7 +88,3 @@ def program(function: Callable[P, Any]) -> Traced[P]:
     <Program layer(tokens=4, heads=1): <Vector of shape (4,) in R^n, by MatMul>>
     """
     return Traced(function)
-
-
-def _argument_text(argument: object) -> str:
-    return argument.__name__ if inspect.isfunction(argument) else shown(argument)

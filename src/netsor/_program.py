@@ -1,4 +1,4 @@
-"""A program: what a function written in the language returned, and every reading of it."""
+"""Programs: traced networks, with their laws, draws, plans, posteriors and LaTeX."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ Draws = npt.NDArray[np.float64]
 
 
 class Program:
-    """A traced program: what `ns.program` makes of a function, or values themselves.
+    """A traced program: what a function decorated with `ns.program` returns, or one made from values.
 
-    `net[i]` is the program of one part: a part of the tuple, or an index into the one value.
+    `net[i]` is the program of one output of a tuple, or of an index into the only output.
 
     Parameters
     ----------
     output : Value, or tuple of Value
-        What it returns; the laws of several are joint.
+        The outputs; the law of several is their joint law.
     name : str
-        Printed.
+        The name that is printed.
     probes : sequence of Watched
-        What `ns.probe` named while the program was traced.
+        The values that `ns.probe` named while the program was traced.
 
     Examples
     --------
@@ -53,8 +53,12 @@ class Program:
     >>> net = ns.Program(ns.nn.attention(ns.gaussian(n, 4), heads=2))
     >>> net[0].shape, net.widths
     ((), ('n',))
-    >>> print(f"{net[0].law(n=ns.inf).var():.6f}")
-    0.391971
+    >>> print(f"{net[0].law(n=ns.inf).var():.6f} {net[0].law(n=16, draws=2_000).with_error.var():.2f}")
+    0.391971 0.41 ± 0.01
+    >>> net.check().verdict, net.plan(n=256).random_numbers, net.simulate(n=5, draws=2).shape
+    ('conjectured', 82, (2, 4, 5))
+    >>> r"\\boxed" in net[0].latex(style="paper")
+    True
     """
 
     def __init__(
@@ -79,37 +83,19 @@ class Program:
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """The outputs as a tuple, also when there is one.
-
-        Examples
-        --------
-        >>> len(ns.paper.layer().outputs)
-        1
-        """
+        """The outputs as a tuple, also if there is only one."""
         return self.output if isinstance(self.output, tuple) else (self.output,)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the one output: how many vectors or scalars, by axes.
-
-        Examples
-        --------
-        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 4), heads=2)).shape
-        (4,)
-        """
+        """The shape of the only output: the numbers of vectors or scalars along its axes."""
         if isinstance(self.output, tuple):
             raise ValueError(f"{self.name} returns {len(self.output)} values: ask for the shape of net[i]")
         return self.output.shape
 
     @property
     def widths(self) -> tuple[str, ...]:
-        """The names of the widths that must be bound to evaluate the program.
-
-        Examples
-        --------
-        >>> ns.paper.layer(low_rank=True).widths
-        ('n', 'd')
-        """
+        """The names of the widths that must be bound to evaluate the program."""
         return tuple(dict.fromkeys(w.name for w in widths_of(topological_order(self._whole)) if w.name is not None))
 
     def __len__(self) -> int:
@@ -163,22 +149,10 @@ class Program:
         Parameters
         ----------
         document
-            Whether to return a whole document, which compiles as it is, or its body alone.
+            True for a whole document that compiles, False for its body.
         style
-            `"full"` has a line for the limit of every value. `"paper"` has those that the law of the outputs needs,
-            linear steps carried out, and that law in a box at the end.
-
-        Returns
-        -------
-        str
-            LaTeX that needs amsmath and amssymb.
-
-        Examples
-        --------
-        >>> n = ns.Width("n")
-        >>> net = ns.Program(ns.weight(n, n) @ ns.tanh(ns.gaussian(n)))
-        >>> r"\\boxed" in net.latex(style="paper")
-        True
+            `"full"` has a line for the limit of every value. `"paper"` has only the lines that the law of the outputs
+            needs, with linear steps carried out, and that law in a box.
         """
         if style not in ("full", "paper"):
             raise ValueError(f"style={shown(style)} must be 'full' or 'paper'")
@@ -187,19 +161,7 @@ class Program:
         return latex(self.name, self.outputs, self.check(), document, self.probes)
 
     def check(self) -> Report:
-        """Assumption 3.1 of the paper, point by point, and the verdict: proved, conjectured, or no limit.
-
-        Returns
-        -------
-        Report
-            With `verdict` and `reasons`; `print` shows every point.
-
-        Examples
-        --------
-        >>> report = ns.paper.layer().check()
-        >>> report.verdict, report.reasons
-        ('proved', ())
-        """
+        """Check Assumption 3.1 of the paper point by point; the verdict is proved, conjectured, or no limit."""
         return self._report
 
     @functools.cached_property
@@ -219,36 +181,22 @@ class Program:
         progress: Progress = True,
         **widths: int,
     ) -> Draws | tuple[Draws, ...]:
-        """Draws of the output, literally: every weight matrix is drawn and multiplied. Slow, and the ground truth.
+        """Draw every weight matrix and compute the outputs from them. Slow: the ground truth for `law` and `draw`.
 
         Parameters
         ----------
         draws
-            How many; more draws begin with the same ones.
+            The number of draws; the first ones do not depend on it.
         seed
-            An integer, which the draws depend on alone.
+            An integer that determines the draws.
         coordinates
-            Which coordinates of the vectors, as numpy's indexing picks them (`0`, `[0, 5]`, `slice(8)`); all if None.
-        workers
-            Threads; all cores if None.
-        executor
-            Any `concurrent.futures.Executor`, in place of threads.
+            The coordinates of the vectors, as a numpy index (`0`, `[0, 5]`, `slice(8)`); all if None.
+        workers, executor
+            The number of threads (all cores if None), or a `concurrent.futures.Executor` instead of threads.
         progress
-            True for a bar on a terminal, False for none, or a function of (draws done, draws in all).
+            True for a progress bar on a terminal, False for none, or a function of (draws done, total).
         widths
             Every width by its name, `simulate(n=64, draws=1000)`.
-
-        Returns
-        -------
-        array or tuple of arrays
-            Of shape (draws, *shape, width) for vectors and (draws, *shape) for scalars; a tuple if the program returns
-            a tuple.
-
-        Examples
-        --------
-        >>> n = ns.Width("n")
-        >>> ns.Program(ns.weight(n, n) @ ns.gaussian(n, 3)).simulate(n=5, draws=2).shape
-        (2, 3, 5)
         """
         values = topological_order(self._whole)
         bound = bind_widths(widths_of(values), widths, allow_inf=False)
@@ -264,38 +212,21 @@ class Program:
         device: str | None = None,
         **widths: float,
     ) -> Plan:
-        """What `law` would draw and compute at these widths, step by step, and what it costs: `print(net.plan(n=256))`.
+        """The steps that `law` would take at these widths, and their cost: `print(net.plan(n=256))`. Nothing is drawn.
 
-        Nothing is drawn. A program that cannot be done is refused here already, with the reason.
+        It raises the same NoLimitError or ExactError as `law`.
 
         Parameters
         ----------
         coordinates : int or list of int, optional
             As in `law`.
         backend
-            The array library for which it is made, as in `law`.
+            The array library, as in `law`.
         device : str, optional
-            Where that computes: an accelerator has other prices, and may have another plan. A device that is named
-            need not be here, nor the library: a plan depends on "cpu" or "cuda" alone. In either precision it is one.
+            "cpu" or "cuda": operations cost differently there, so the plan may differ. You need neither the device nor
+            the library for a plan.
         **widths : float
             Every width by its name.
-
-        Returns
-        -------
-        Plan
-            With `random_numbers`, `bytes` and `operations` a replica, and `seconds(draws)`.
-
-        Raises
-        ------
-        NoLimitError
-            If a width is infinite and the program provably has no limit.
-        ExactError
-            If the law cannot be computed at these widths.
-
-        Examples
-        --------
-        >>> ns.paper.layer().plan(n=256).random_numbers
-        23
         """
         return self._at(widths).plan(self.name, coordinates, prices(backend, device))
 
@@ -313,60 +244,35 @@ class Program:
         precision: str = "float64",
         **widths: float,
     ) -> Mixture | HeadSum | Joint:
-        """The law of a coordinate of the output, exactly, at any widths, finite or `inf`; no weight has to be drawn.
+        """The exact law of a coordinate of the output at any widths, finite or `inf`, usually without drawing weights.
 
-        `plan` says what will be drawn and computed, and what that costs. A matrix that acts on hundreds of vectors can
-        cost less than what they ask of it: then it is drawn.
+        `plan` shows what will be drawn and what it costs. The result is a `Mixture` of Gaussians over replicas, a
+        `Joint` mixture for several entries, or a `HeadSum`, accurate to many digits, for one output of an attention
+        layer at infinite width. Raises NoLimitError if the program provably has no limit at an infinite width, and
+        ExactError if the law cannot be computed.
 
         Parameters
         ----------
         draws
-            The number of replicas. Of more than 4 million of one output the components of a `Mixture` stand for many
-            replicas each, so that memory does not grow with them.
+            The number of replicas. Beyond 4 million, each component of a `Mixture` represents many replicas, so that
+            memory does not grow.
         seed
-            An integer. The same seed at two widths gives coupled laws; it gives the same bits on one backend, and the
-            same law on all.
+            An integer. The same seed couples the laws at two widths. Bits are reproducible on one backend.
         coordinates
-            Which coordinates of each vector, `5` or `[0, 5]`, as in `simulate`; of several it is their joint law,
-            entries (*shape, coordinates) in numpy's order. Without it the law is that of coordinate 0: of any, unless
-            data or rotary positions make coordinates differ, and then `law.notes` says so.
-        workers
-            Threads; all cores if None.
-        executor
-            Any `concurrent.futures.Executor`, in place of threads.
+            The coordinates of each vector, `5` or `[0, 5]`; several give a joint law, (*shape, coordinates). None means
+            coordinate 0. If data or rotary positions make the coordinates differ, `law.notes` says so.
+        workers, executor
+            The number of threads (all cores if None), or a `concurrent.futures.Executor` instead of threads.
         progress
             As in `simulate`.
         backend
             "numpy", "jax" or "torch".
         device
-            "cpu" or "cuda"; if None, a CUDA device if there is one and the backend sees it.
+            "cpu" or "cuda"; if None, a CUDA device if the backend finds one.
         precision
-            "float64", or "float32", which is an error where it is not accurate enough.
+            "float64" or "float32", which raises an error where it is not accurate enough.
         widths
             Every width by its name, `law(n=256)`, `law(n=inf, d=64)`.
-
-        Returns
-        -------
-        Mixture, HeadSum or Joint
-            A `Mixture` of Gaussians over replicas (one, if nothing random is left to condition on), a `Joint` mixture
-            if the output has several entries, and a `HeadSum`, accurate to many digits, for one output of an attention
-            layer at infinite width whose tokens have a fixed kernel.
-
-        Raises
-        ------
-        NoLimitError
-            If a width is infinite and the program provably has no limit.
-        ExactError
-            If the law cannot be computed at these widths; the message says why.
-
-        Examples
-        --------
-        >>> n = ns.Width("n")
-        >>> net = ns.Program(ns.weight(n, n) @ ns.relu(ns.gaussian(n)))
-        >>> print(f"{net.law(n=ns.inf).var():.6f}")
-        0.500000
-        >>> print(f"{net.law(n=16, draws=2_000).with_error.var():.2f}")
-        0.49 ± 0.01
         """
         at = self._at(widths)
         how = Sampling(draws, seed, workers, executor, progress, choose(backend, device, precision), least=2)
@@ -385,52 +291,29 @@ class Program:
         precision: str = "float64",
         **widths: float,
     ) -> Draws | tuple[Draws, ...]:
-        """Draws of the outputs, exactly, at any widths, finite or `inf`, as in `law`.
+        """Exact draws of the outputs at any widths, finite or `inf`.
 
-        Nothing is formed between pairs of outputs, so that a program may return thousands of scalars. At infinite width
-        the quadrature error of Gaussian expectations is checked as in `law`: if it is more than 0.001 of the spread of
-        an output, a `QuadratureWarning` states it.
+        Programs may return thousands of scalars, since no covariance between outputs is formed. You get a
+        `QuadratureWarning` if Gaussian expectations have an error above 0.001 of the spread of an output.
 
         Parameters
         ----------
         draws : int
-            How many.
+            The number of draws.
         seed : int
             As in `simulate`; the same seed at two widths gives coupled draws.
-        workers : int, optional
-            Threads; all cores if None.
-        executor : concurrent.futures.Executor, optional
-            In place of threads.
+        workers, executor : optional
+            As in `simulate`.
         progress : bool or callable
             As in `simulate`.
         backend : str
-            The array library, as in `Program.law`.
+            As in `law`.
         device : str, optional
-            Where it computes.
+            As in `law`.
         precision : str
-            Of numbers, "float64", or "float32", which is an error where it is not accurate enough.
+            As in `law`.
         **widths : float
             Every width by its name.
-
-        Returns
-        -------
-        numpy.ndarray or tuple of them
-            (draws, *shape) for each output, a tuple if the program returns a tuple: scalars as they are, and of each
-            vector one coordinate, all of them jointly.
-
-        Raises
-        ------
-        NoLimitError
-            If a width is infinite and the program provably has no limit.
-        ExactError
-            If the draws cannot be made at these widths.
-        ValueError
-            If an argument is not allowed, or the quadrature error is larger than the spread of an output.
-
-        Examples
-        --------
-        >>> ns.paper.layer().draw(n=1_000_000, draws=3).shape
-        (3,)
         """
         at = self._at(widths)
         how = Sampling(draws, seed, workers, executor, progress, choose(backend, device, precision))
@@ -455,61 +338,45 @@ class Program:
         device: str | None = None,
         **widths: float,
     ) -> _bayes.Posterior:
-        """The law of all outputs given that some entries were observed, by Markov chains.
+        """The law of all outputs given observed entries, by Markov chains.
 
-        What `law(…).condition(…)` finds by weighting replicas of the prior, for data that leave too few of them: chains
-        move what the engine draws to where the data are. Given the chains' states all is exact. A warning says when
-        chains do not agree or are too short. Works where the outputs are Gaussian given what is drawn.
+        Use it where `law(…).condition(…)` has too few replicas left: chains move the random numbers of the engine
+        towards the data. Given their states the law is exact. You get a warning if chains disagree or are too short.
+        The outputs must be Gaussian given the random numbers.
 
         Parameters
         ----------
         observed : mapping of int to float
-            The values, by entry, as in `Joint.condition`.
+            The observed values by entry, as in `Joint.condition`.
         noise : float or array_like
             The standard deviation of the noise of all values, or of each.
         draws : int
-            How many states are kept in all.
+            The number of states that are kept.
         chains : int
-            How many chains start, from some of the particles.
+            The number of chains; they start from particles.
         thin : int
-            How many moves apart the kept states are.
+            The number of moves between two kept states.
         particles : int
-            How many go from the prior to the posterior, as in `log_evidence`.
+            The number of particles that are tempered from the prior to the posterior.
         moves : int
-            Of each particle, at each step of the way.
+            The moves of each particle at each tempering step.
         seed : int
-            What the chains depend on.
+            The seed of the chains.
         workers : int, optional
-            Threads; all cores if None.
+            The number of threads; all cores if None.
         progress : bool or callable
             As in `simulate`.
         backend : str
-            The array library that finds the likelihoods, "numpy", "jax" or "torch", in double precision.
+            The array library for the likelihoods: "numpy", "jax" or "torch", in double precision.
         device : str, optional
-            Where it does, as in `law`.
+            As in `law`.
         **widths : float
             Every width by its name.
-
-        Returns
-        -------
-        Posterior
-            With `law`, a `Joint`, and `r_hat`, `effective` and `acceptance`.
-
-        Raises
-        ------
-        ValueError
-            If a value or a number is not allowed.
-
-        Examples
-        --------
-        >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1))  # two tokens
-        >>> found = net.posterior({0: 1.5}, noise=0.1, n=ns.inf)
-        >>> 1.4 < found.law[0].mean() < 1.5, found.r_hat < 1.05
-        (True, True)
         """
         latent, origin = self._at(widths).latent(workers, choose(backend, device), seed)
         data = checked_data(latent.entries, observed, noise)
-        return _bayes.posterior(latent, data, draws, chains, thin, particles, moves, seed, progress, origin)
+        how = _bayes.Schedule(draws, chains, thin, particles, moves)
+        return _bayes.posterior(latent, data, how, seed, progress, origin)
 
     def posterior_cost(
         self,
@@ -526,56 +393,38 @@ class Program:
         device: str | None = None,
         **widths: float,
     ) -> _bayes.Cost:
-        """About what `posterior` with the same arguments would take: `seconds`, `bytes` and `likelihoods`.
+        """The cost of `posterior` with the same arguments: `seconds`, `bytes` and `likelihoods`.
 
-        The program is planned, and the likelihood is timed at a few draws of the prior. How many steps and tries the
-        chains need is as measured elsewhere, so that this is right within a factor of two or three.
+        The likelihood is timed at a few draws of the prior; the estimate is right within a factor of two or three.
 
         Parameters
         ----------
         observed : mapping of int to float
-            The values, by entry; this and all others as in `posterior`.
+            The observed values by entry; this and all others as in `posterior`.
         noise : float or array_like
-            Of the values.
+            The standard deviation of the noise.
         draws : int
-            States.
+            The number of states.
         chains : int
-            Of states.
+            The number of chains.
         thin : int
-            Moves between two states.
+            The moves between two states.
         particles : int
-            On the way from the prior.
+            The number of particles.
         moves : int
-            Of each particle, at each step of the way.
+            The moves of each particle at each tempering step.
         workers : int, optional
-            Threads.
+            The number of threads.
         backend : str
-            The array library that finds the likelihoods, "numpy", "jax" or "torch", in double precision.
+            The array library for the likelihoods: "numpy", "jax" or "torch", in double precision.
         device : str, optional
-            Where it does, as in `law`.
+            As in `law`.
         **widths : float
             Every width by its name.
-
-        Returns
-        -------
-        Cost
-            `seconds`, memory at most in `bytes`, and how many `likelihoods` of all data; `print` tells all three.
-
-        Raises
-        ------
-        ValueError
-            If a value or a number is not allowed.
-
-        Examples
-        --------
-        >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1))  # two tokens
-        >>> cost = net.posterior_cost({0: 1.5}, noise=0.1, n=ns.inf)
-        >>> cost.likelihoods > 10_000, cost.bytes < 2**30
-        (True, True)
         """
         latent, _ = self._at(widths).latent(workers, choose(backend, device))
         data = checked_data(latent.entries, observed, noise)
-        found = _bayes.cost(latent, data, *_bayes.checked_numbers(draws, chains, thin, particles, moves))
+        found = _bayes.cost(latent, data, _bayes.Schedule(draws, chains, thin, particles, moves).checked())
         law = 16.0 * draws * latent.entries**2
         return _bayes.Cost(found.seconds, found.bytes + law, found.likelihoods)
 
@@ -595,53 +444,35 @@ class Program:
         device: str | None = None,
         **widths: float,
     ) -> Estimate:
-        """The logarithm of the density of data under the program's law, by tempering, with its error.
+        """The log density of data under the program's law, by tempering, with its error.
 
-        Particles, draws of what the engine draws, go from the prior to the posterior in small steps. For few data
-        `law(…).condition(…)` has the same number in `log_evidence`, by weights; with many, weights leave a few replicas
-        and this does not.
+        Particles go from the prior to the posterior in small steps. For few data `law(…).condition(…).log_evidence` is
+        the same number; for many data only few replicas have weight there, and you need this method.
 
         Parameters
         ----------
         observed : mapping of int to float
-            The values, by entry, as in `Joint.condition`.
+            The observed values by entry, as in `Joint.condition`.
         noise : float or array_like
             The standard deviation of the noise of all values, or of each.
         runs : int
-            How many independent runs; their spread gives the error.
+            The number of independent runs; their spread gives the error.
         particles : int
             The number of particles in each run; a first run with twice as many chooses the steps.
         moves : int
-            Of the chains of `posterior`, at each step.
+            The moves of each particle at each tempering step.
         seed : int
-            What the runs depend on.
+            The seed of the runs.
         workers : int, optional
-            Threads; all cores if None.
+            The number of threads; all cores if None.
         progress : bool or callable
             As in `simulate`.
         backend : str
-            The array library that finds the likelihoods, "numpy", "jax" or "torch", in double precision.
+            The array library for the likelihoods: "numpy", "jax" or "torch", in double precision.
         device : str, optional
-            Where it does, as in `law`.
+            As in `law`.
         **widths : float
             Every width by its name.
-
-        Returns
-        -------
-        Estimate
-            In nats.
-
-        Raises
-        ------
-        ValueError
-            If a value or a number is not allowed.
-
-        Examples
-        --------
-        >>> net = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1))
-        >>> found = net.log_evidence({0: 1.5}, noise=0.1, n=ns.inf)
-        >>> bool(abs(found - net.law(n=ns.inf).condition({0: 1.5}, noise=0.1).log_evidence) < 0.1)
-        True
         """
         at = self._at(widths)
         latent, origin = at.latent(workers, choose(backend, device), seed)
@@ -654,7 +485,7 @@ class Program:
         return AtWidths(self.outputs, self._whole, bound, self._status(bound))
 
     def _status(self, widths: dict[str, float]) -> str:
-        """Finite widths are exact; the theorem is about all widths at infinity; what has no limit has no law there."""
+        """Exact at finite widths, conjectured for mixed ones, and the verdict of the check at infinite width."""
         if all(width < inf for width in widths.values()):
             return "exact"
         if any(width < inf for width in widths.values()):
@@ -666,7 +497,7 @@ class Program:
 
 
 def key_text(key: object) -> str:
-    """An index as it is written: `2`, `1:3`, `...`."""
+    """An index as Python code: `2`, `1:3`, `...`."""
     if isinstance(key, slice):
         start, stop, step = ("" if k is None else str(k) for k in (key.start, key.stop, key.step))
         return f"{start}:{stop}" + (f":{step}" if step else "")

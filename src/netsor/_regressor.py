@@ -164,54 +164,54 @@ def planned_heads(arguments: Mapping[str, Any]) -> float:
 class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Bayesian regression with an attention prior over functions, in scikit-learn's conventions.
 
-    `X` is (examples, tokens, features), or flat (examples, features): then each feature is a token, its name one-hot
-    and its value. Scale features and targets to a size of about 1 beforehand; targets are centred here. After `fit`:
+    `X` is (examples, tokens, features), or flat (examples, features): then each feature is a token, one-hot name and
+    value. Scale features and targets to a size of about 1; targets are centred for you. After `fit`:
     `log_marginal_likelihood_` and its error `log_marginal_likelihood_error_` (of tempering; of the kernel's mean for
     infinitely many heads; 0 for a Gaussian process in closed form), `arguments_`, `noise_`, `r_hat_`, `effective_`.
 
     Parameters
     ----------
     prior : callable, optional
-        A function, decorated with `ns.program`, of tokens and of `arguments` by name, with an output for each example;
-        None for one layer of attention, `heads`, `sharpness` and `scale`.
+        A function of tokens and `arguments`, decorated with `ns.program`, with one output for each example. None for
+        one layer of attention with arguments `heads`, `sharpness` and `scale`.
     noise : float
         The standard deviation of the noise.
     heads : int or inf
-        Of the layer; `inf` for the Gaussian process of infinitely many, whose kernel is a mean over `kernel_draws`
-        draws of the prior without the argument.
+        The number of heads; `inf` for the Gaussian process of infinitely many, whose kernel is a mean over
+        `kernel_draws` draws of the prior with one head.
     width : int or inf
-        What every width is bound to.
+        The value of every width.
     arguments : mapping, optional
         Other arguments of the prior.
     grid : mapping, optional
-        Values of arguments, `heads` or `noise` to choose from by evidence, {name: values}: every combination is tried,
-        and `evidence_` tells what was found.
+        Values of arguments, `heads` or `noise`, {name: values}. The combination with the largest evidence is used;
+        `evidence_` has all of them.
     evidence : bool
-        Whether `fit` finds the evidence where there is no grid; it takes longer than the posterior.
+        Whether `fit` computes the evidence without a grid too, which takes longer than the posterior.
     draws : int
-        How many states are kept in all, as in `Program.posterior`.
+        The number of states that are kept, as in `Program.posterior`.
     chains : int
-        How many chains start.
+        The number of chains.
     thin : int
-        How many moves apart the kept states are.
+        The number of moves between two kept states.
     particles : int
-        How many go from the prior to the posterior.
+        The number of particles that are tempered from the prior to the posterior.
     moves : int
-        Of each particle, at each step of the way.
+        The moves of each particle at each tempering step.
     runs : int
-        How many independent runs the evidence takes, each with half as many particles.
+        The number of independent runs for the evidence, each with half as many particles.
     kernel_draws : int
-        Of the kernel of infinitely many heads.
+        The draws for the kernel of infinitely many heads.
     workers : int, optional
-        Threads; all cores if None.
+        The number of threads; all cores if None.
     backend : str
-        The array library that finds the likelihoods, as in `Program.posterior`.
+        The array library for the likelihoods, as in `Program.posterior`.
     device : str, optional
-        Where it does.
+        As in `Program.posterior`.
     progress : bool, optional
         As in `Program.posterior`.
     random_state : int, numpy.random.RandomState or None
-        What the fit depends on.
+        The seed of the fit.
 
     Examples
     --------
@@ -279,23 +279,6 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             (examples, tokens, features), or (examples, features).
         y : array_like
             (examples,).
-
-        Returns
-        -------
-        AttentionRegressor
-            Itself.
-
-        Raises
-        ------
-        ValueError
-            If a shape or a parameter is not allowed.
-
-        Examples
-        --------
-        >>> x = np.linspace(-2, 2, 6)[:, None]
-        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
-        >>> model.noise_
-        0.3
         """
         tried, names = self._begin(X, y), list(self.grid or {})
         self.evidence_ = []
@@ -320,12 +303,13 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _sampled(self, latent: Latent, data: Observations) -> _bayes.Sampled:
-        return _bayes.sampled(
-            latent, data, self.draws, self.chains, self.thin, self.particles, self.moves, self.seed_, self.progress
-        )
+        return _bayes.sampled(latent, data, self._schedule(), self.seed_, self.progress)
+
+    def _schedule(self) -> _bayes.Schedule:
+        return _bayes.Schedule(self.draws, self.chains, self.thin, self.particles, self.moves)
 
     def _begin(self, X: Any, y: Any) -> list[dict[str, Any]]:
-        """Check parameters and data, and keep these; the combinations of the grid."""
+        """Check parameters and data and store the data; returns the combinations of the grid."""
         tried = self._combinations()
         X, y = validate_data(self, X, y, allow_nd=True, y_numeric=True, dtype=np.float64)
         if X.ndim > 3:
@@ -342,7 +326,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return tried
 
     def _combinations(self) -> list[dict[str, Any]]:
-        """The arguments of the prior and the noise: all combinations of the grid. Checks all parameters but X and y."""
+        """Check all parameters but X and y; returns all combinations of the grid, with the noise."""
         prior, heads = self.prior, checked_count("heads", self.heads)
         if prior is not None and (not callable(prior) or inspect.isclass(prior) or inspect.isbuiltin(prior)):
             raise ValueError(f"prior={shown(prior)} must be None or a function decorated with ns.program")
@@ -402,25 +386,14 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return given
 
     def cost(self, X: Any, y: Any) -> _bayes.Cost:
-        """About what `fit` with these data would take; nothing is fitted.
+        """The cost of `fit` with these data, without fitting.
 
-        Plans are made and the likelihood is timed, for the first combination of a grid; all are taken to cost as much.
+        The likelihood is timed for the first combination of the grid; the others are assumed to cost as much.
 
         Parameters
         ----------
         X, y : array_like
             As in `fit`.
-
-        Returns
-        -------
-        Cost
-            `seconds`, `bytes` and `likelihoods`.
-
-        Examples
-        --------
-        >>> x = np.linspace(-2, 2, 6)[:, None]
-        >>> ns.AttentionRegressor(draws=160, particles=64).cost(x, x[:, 0]).seconds > 0
-        True
         """
         model = clone(self)
         tried, wanted = model._begin(X, y), bool(self.grid or self.evidence)
@@ -436,13 +409,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             return _bayes.Cost(len(tried) * (planned + again) * wanted, size, len(tried))
         latent, _ = model._latent(model.X_, given)
         planned = time.perf_counter() - start
-        how = (self.draws, self.chains, self.thin, self.particles, self.moves, 1 + (1 + self.runs / 2) * wanted)
-        found = _bayes.cost(latent, data, *how)
-        return _bayes.Cost(
-            len(tried) * (planned + found.seconds),
-            max(found.bytes, size),
-            len(tried) * found.likelihoods,
-        )
+        found, count = _bayes.cost(latent, data, self._schedule(), 1 + (1 + self.runs / 2) * wanted), len(tried)
+        return _bayes.Cost(count * (planned + found.seconds), max(found.bytes, size), count * found.likelihoods)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The posterior mean of the function at new examples.
@@ -452,24 +420,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         X : array_like
             As in `fit`.
         return_std : bool
-            Whether their standard deviations are wanted too.
-
-        Returns
-        -------
-        numpy.ndarray, or tuple of two
-            (examples,).
-
-        Raises
-        ------
-        ValueError
-            If X has another shape than in `fit`.
-
-        Examples
-        --------
-        >>> x = np.linspace(-2, 2, 6)[:, None]
-        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
-        >>> model.predict(x).shape
-        (6,)
+            Whether to return the standard deviations too.
         """
         mean, cov, _ = self._given(X)
         centre = mean.mean(axis=0)
@@ -479,30 +430,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return centre + self.mean_, np.sqrt(np.maximum(each.mean(axis=0) + mean.var(axis=0), 0.0))
 
     def law(self, X: Any) -> Joint:
-        """The joint law of the function at new examples, given the data.
-
-        Parameters
-        ----------
-        X : array_like
-            As in `fit`.
-
-        Returns
-        -------
-        Joint
-            With densities, quantiles and plots. For `heads=inf` its errors are those of the kernel's mean.
-
-        Raises
-        ------
-        ValueError
-            If X has another shape than in `fit`.
-
-        Examples
-        --------
-        >>> x = np.linspace(-2, 2, 6)[:, None]
-        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
-        >>> model.law(x[:2]).dim
-        2
-        """
+        """The joint law of the function at new examples, given the data."""
         mean, cov, origin = self._given(X)
         return Joint(mean + self.mean_, cov, origin)
 
@@ -514,26 +442,9 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         X : array_like
             As in `fit`.
         n_samples : int
-            How many functions.
+            The number of functions.
         random_state : int, numpy.random.RandomState or None
-            What the draws depend on.
-
-        Returns
-        -------
-        numpy.ndarray
-            (examples, n_samples).
-
-        Raises
-        ------
-        ValueError
-            If X has another shape than in `fit`.
-
-        Examples
-        --------
-        >>> x = np.linspace(-2, 2, 6)[:, None]
-        >>> model = ns.AttentionRegressor(heads=ns.inf, kernel_draws=100).fit(x, x[:, 0])
-        >>> model.sample_y(x[:2], n_samples=5).shape
-        (2, 5)
+            The seed of the draws.
         """
         seed = int(check_random_state(random_state).randint(2**31))
         return self.law(X).rvs(n_samples, seed=seed).T
@@ -544,7 +455,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         X = validate_data(self, X, allow_nd=True, reset=False, dtype=np.float64)
         if X.shape[1:] != self.shape_:
             raise ValueError(f"X of shape {X.shape} must be (examples, {', '.join(map(str, self.shape_))}), as in fit")
-        more, rows = self._beside(as_tokens(X))
+        more, rows = self._new_examples(as_tokens(X))
         data, whole = self._data(self.noise_), np.concatenate([self.X_, more])
         self._check_size(len(whole), self.arguments_)
         if self.arguments_.get("heads") == inf:
@@ -561,11 +472,8 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         parts = large.over(z, lambda mean, columns: updated_by_columns(mean, columns, data, rows))
         return np.concatenate([m for m, _ in parts]), np.concatenate([c for _, c in parts]), origin
 
-    def _beside(self, tokens: Array) -> tuple[Array, npt.NDArray[np.intp]]:
-        """Those examples that are not among the data, each once; and where all stand among the data and these.
-
-        The function has one value at an example, so that none is planned twice.
-        """
+    def _new_examples(self, tokens: Array) -> tuple[Array, npt.NDArray[np.intp]]:
+        """The distinct examples that are not among the data, and the row of every example in data and these."""
         at = {example.tobytes(): k for k, example in enumerate(self.X_)}
         more: list[Array] = []
         for example in tokens:
@@ -593,7 +501,7 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return net._at(widths)
 
     def _latent(self, tokens: Array, arguments: Mapping[str, Any]) -> tuple[Latent, Provenance]:
-        """What chains move over, and what is known of the law."""
+        """The random numbers that chains move over, and the provenance of the law."""
         where = choose(self.backend, self.device)
         latent, origin = self._at(tokens, arguments).latent(self.workers, where, self.seed_)
         return latent, replace(origin, method=f"{origin.method}, given {len(self.y_)} examples")

@@ -159,14 +159,14 @@ def test_the_cost_is_told_before():
     """How many likelihoods are asked for, within a factor of 3; memory grows with the draws' covariances."""
     net, asked = prior(X), []
     latent, data = Latent(net.plan(n=ns.inf), 1), Observations(np.arange(5), Y, np.full(5, 0.1))
-    how = {"draws": 160, "chains": 8, "thin": 2, "particles": 128, "moves": 2}
-    expected = _bayes.cost(latent, data, **how)
+    how = _bayes.Schedule(draws=160, chains=8, thin=2, particles=128, moves=2)
+    expected = _bayes.cost(latent, data, how)
     over = latent.over
     latent.over = lambda z, what: asked.append(len(z)) or over(z, what)
     done = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such short chains say so
-        _bayes.sampled(latent, data, seed=0, progress=lambda *now: done.append(now), **how)
+        _bayes.sampled(latent, data, how, seed=0, progress=lambda *now: done.append(now))
     assert sum(asked) / 3 < expected.likelihoods < 3 * sum(asked)
     assert expected.seconds > 0
     assert "likelihoods" in str(expected)
@@ -314,7 +314,7 @@ def ranks(net, width, noise=0.1, count=160):
         data = Observations(seen, f[:-1] + noise * rng.standard_normal(len(seen)), np.full(len(seen), noise))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such short chains say so
-            z = _bayes.sampled(latent, data, 128, 32, 3, 128, 3, k, False).z
+            z = _bayes.sampled(latent, data, _bayes.Schedule(128, 32, 3, 128, 3), k, False).z
         z = z[:: len(z) // 32][:31]
         given = zip(*updated_by_columns(*latent.given(z), data), strict=True)
         first, *_, last = np.transpose([rng.multivariate_normal(*each) for each in given])

@@ -83,7 +83,7 @@ def test_files_are_short():
     for folder in FOLDERS:
         for path in folder.glob("*.py"):
             source = path.read_text()
-            assert len(source.splitlines()) - documentation(source) <= 350, path.name
+            assert len(source.splitlines()) - documentation(source) <= 450, path.name
 
 
 # Each may import those after it. A room is a folder or a file of the package.

@@ -11,7 +11,7 @@ from scipy import stats
 
 import netsor as ns
 from netsor.laws import Provenance
-from netsor.laws._replicas import Replicas, of_share, tail_error
+from netsor.laws._replicas import Replicas, proportion_error, tail_error
 
 ORIGIN = Provenance("exact", "made for a test")
 LAWS = 200
@@ -120,5 +120,5 @@ def test_fewer_than_ten_draws_know_no_kurtosis():
 def test_a_share_of_few_draws(p):
     """The exact probability that a share of 30 draws is within two errors of the truth."""
     share = np.arange(31) / 30
-    within = np.abs(share - p) <= 2 * of_share(share, 30)
+    within = np.abs(share - p) <= 2 * proportion_error(share, 30)
     assert stats.binom(30, p).pmf(np.arange(31))[within].sum() > 0.94

@@ -1,14 +1,13 @@
 """Laws: distributions in the manner of scipy.stats, each with its errors and its standing."""
 
 from ._attention_limit import HeadSum, head_sum
-from ._distance import distances, kl, kolmogorov, paper_kl, sliced_wasserstein, total_variation, wasserstein1
+from ._compare import distances, kl, kolmogorov, paper_kl, plot, sliced_wasserstein, total_variation, wasserstein1
 from ._empirical import Empirical
 from ._estimate import Estimate
 from ._joint import Joint
 from ._law import Law
 from ._law_base import LawError, Provenance, load
 from ._mixture import Mixture
-from ._plot_several import plot
 
 __all__ = [
     "Empirical",

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import scipy
 
 from ..activations import row_softmax
-from ._mixture_1d import compress
+from ._estimate import Array
+from ._gaussian_mixture import compress
 
-Array = npt.NDArray[np.float64]
 Rule = tuple[Array, Array]  # nodes, and weights of sum 1
 
 

@@ -10,16 +10,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..language import _given as given
 from ..language._given import AXES, NUMBERS, as_floats, as_whole, shown
+from ._estimate import Array
 from ._law_base import LawError, Provenance
 
 numbers = partial(given.numbers, error=LawError)
 real = partial(given.real, error=LawError)
 whole = partial(given.whole, error=LawError)
-Array = npt.NDArray[np.float64]
 Size = int | tuple[int, ...] | None
 Rng = np.random.Generator | int | None
 MAX_MAGNITUDE = 1e150  # largest mean, draw or standard deviation: its square is still a double

@@ -14,7 +14,7 @@ from ._estimate import Array, Estimate, combined
 from ._law import Law
 from ._law_base import LawError
 from ._mixture import Mixture
-from ._numerics import coarser, integrated, resolved
+from ._numerics import coarser, integrated, kernel_bias_of, resolved
 from ._replicas import Replicated, bootstrap, jackknife
 
 LEVEL = 1e-7  # of the test that a limit law agrees with its own replicas
@@ -38,11 +38,6 @@ def consistent_with(law: Law, replicas: Mixture) -> bool:
     Compared are the distribution function at quantiles, the variance and the fourth moment, by the largest deviation in
     standard errors: a test of level 1e-7.
     """
-    return deviation(law, replicas) < float(scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20))
-
-
-def deviation(law: Law, replicas: Mixture) -> float:
-    """The largest deviation of a law from replicas of it, in standard errors."""
     y = np.unique(np.concatenate([law.ppf(np.linspace(0.5, 0.999, 18)), [law.mean()]]))
     checks = [(law.with_error.cdf(y), replicas.with_error.cdf(y))]
     checks += [(law.with_error.moment(k), replicas.with_error.moment(k)) for k in (2, 4)]
@@ -51,7 +46,7 @@ def deviation(law: Law, replicas: Mixture) -> float:
         gap = np.abs(np.asarray(one.value) - other.value)
         error = combined(one.error, other.error, 1e-12 * np.abs(np.asarray(one.value)))
         worst = max(worst, float(np.max(gap / np.where(error > 0, error, np.inf), initial=0.0)))
-    return worst
+    return worst < float(scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20))
 
 
 class CubicPieces:
@@ -128,6 +123,7 @@ class DistanceEstimator:
     def __init__(self, p: Law, q: Law, couple: bool = True) -> None:
         self.p, self.q = p, q
         self.coupled = coupled(p, q) if couple else None
+        self._by_bandwidth: dict[float, DistanceEstimator] = {}
 
     def distance(self, name: str) -> Estimate:
         """A distance, with errors of sampling and of smoothing."""
@@ -136,12 +132,14 @@ class DistanceEstimator:
                 if not math.isfinite(law.mean()):
                     raise LawError("wasserstein1", f"{law!r} has no mean, and so is at no finite distance")
         steps = name in ("wasserstein1", "kolmogorov")  # distribution functions, which draws have without kernels
-        value, error = self._difference(name) if steps else self._with_kernels._smooth(name)
+        pair = self if steps else self._with_kernels
+        value, error = pair._kl() if name == "kl" else pair._difference(name)
         smoothed = any(law.kernel if steps else law._dense(2.0) is not law for law in (self.p, self.q))
         if np.isfinite(value) and smoothed:
-            # bias of the kernels: doubling their variance doubles it; the change is subtracted, and counts as an error
-            bias = self._with_wider._plain(name) - self._with_kernels._plain(name)
-            value, error = value - bias, combined(error, bias)
+            # twice the variance of kernels doubles their bias at most: the change is subtracted, all of it is an error
+            plain = self._with_kernels._plain(name)
+            change, bias = kernel_bias_of(lambda factor: self._with_bandwidth(factor)._plain(name), plain)
+            value, error = value - change, combined(error, bias)
         return Estimate(value, error)
 
     @cached_property
@@ -151,10 +149,11 @@ class DistanceEstimator:
         same = all(a is b for a, b in zip(laws, (self.p, self.q), strict=True))
         return self if same else DistanceEstimator(laws[0], laws[1])
 
-    @cached_property
-    def _with_wider(self) -> DistanceEstimator:
-        """The laws with kernels of twice the variance."""
-        return DistanceEstimator(self.p._dense(math.sqrt(2)), self.q._dense(math.sqrt(2)))
+    def _with_bandwidth(self, factor: float) -> DistanceEstimator:
+        """The laws with kernels of so many bandwidths."""
+        if factor not in self._by_bandwidth:
+            self._by_bandwidth[factor] = DistanceEstimator(self.p._dense(factor), self.q._dense(factor))
+        return self._by_bandwidth[factor]
 
     def doubts(self, name: str) -> list[float]:
         """What quadrature errors of each law may change."""
@@ -173,9 +172,6 @@ class DistanceEstimator:
                 pairs = [(changed, other) if first else (other, changed) for changed in (law, *ends)]
                 found.append([DistanceEstimator(a._dense(), b._dense(), couple=False) for a, b in pairs])
         return found
-
-    def _smooth(self, name: str) -> Estimate:
-        return self._kl() if name == "kl" else self._difference(name)
 
     def _plain(self, name: str) -> float:
         """The distance of laws that have their kernels, uncoupled, without its errors."""
@@ -214,7 +210,7 @@ class DistanceEstimator:
                 return Estimate(math.inf, 0.0)
             value += mass.value * math.log(mass.value / common[at].value) - mass.value
         value += sum(mass.value for mass in common.values())
-        if len(p._pieces()[0]) and not len(q._pieces()[0]):
+        if len(p._scales()[0]) and not len(q._scales()[0]):
             return Estimate(math.inf, 0.0)  # a density, where q has points
         nodes = _nodes(p, q)
         if not len(nodes):
@@ -276,7 +272,7 @@ def _atoms_error(p: Law, q: Law) -> float:
 
 def _nodes(p: Law, q: Law) -> Array:
     """A grid for both laws' smooth parts; empty if they are points."""
-    pieces = [law._pieces() for law in (p, q)]
+    pieces = [law._scales() for law in (p, q)]
     smooth = [law._read for law, (place, _) in zip((p, q), pieces, strict=True) if len(place)]
     if not smooth:
         return np.zeros(0)

@@ -7,6 +7,7 @@ and for outputs that are known by draws alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -16,17 +17,16 @@ import scipy
 
 from ._checked import MAX_MAGNITUDE, checked_draws, real
 from ._estimate import Array, Estimate, combined
+from ._gaussian_mixture import normal_moment
 from ._law import Law
-from ._law_base import Provenance, storable
+from ._law_base import Provenance
 from ._mixture import Mixture, gaussian_like, kernel_bias
-from ._mixture_1d import normal_moment
-from ._replicas import Replicas, Replicated, average, block_labels, mixture_cf, of_share
+from ._replicas import Replicas, Replicated, average, block_labels, mixture_cf, proportion_error
 
 FINE = 128  # bins in one bandwidth
 BINS = 2**22  # most bins in all; if the range of the draws needs more, a bandwidth has fewer than FINE
 
 
-@storable
 class Empirical(Law):
     """The kernel density estimate of a sample, as the paper's figures use it.
 
@@ -36,11 +36,6 @@ class Empirical(Law):
         The sample, two numbers or more that are not all the same.
     bandwidth : float, optional
         The standard deviation of the Gaussian kernels: Scott's, n^(−1/5) σ, unless given.
-
-    Raises
-    ------
-    LawError
-        If the sample is none, or the bandwidth is not above 0.
 
     Examples
     --------
@@ -119,7 +114,7 @@ class Empirical(Law):
         value = _distribution(y, grid, distribution)
         wider = self._wider._bins
         bias = np.abs(_distribution(y, wider[0], wider[2]) - value)
-        return Estimate(value, combined(of_share(value, self.draws.size), bias))
+        return Estimate(value, combined(proportion_error(value, self.draws.size), bias))
 
     def _sf(self, y: Array) -> Array:
         return 1.0 - np.asarray(self._cdf(y).value)
@@ -148,7 +143,7 @@ class Empirical(Law):
         rows = np.stack([_distribution(y, grid, distribution) for grid, _, distribution in self._blocks])
         return Replicated(rows, np.full(len(rows), 1 / len(rows)))
 
-    def _pieces(self) -> tuple[Array, Array]:
+    def _scales(self) -> tuple[Array, Array]:
         chosen = self.draws[np.linspace(0, self.draws.size - 1, min(self.draws.size, 33)).astype(np.intp)]
         return chosen, np.full(len(chosen), self.bandwidth)
 
@@ -165,14 +160,15 @@ class Empirical(Law):
         return Estimate(value + self.bandwidth**2, combined(error, self.bandwidth**2))
 
     def _kurtosis(self) -> Estimate:
-        plain = Mixture(self.draws, 0.0, self.origin)._kurtosis()
-        value = Mixture(self.draws, self.bandwidth**2, self.origin)._kurtosis().value
-        return Estimate(value, combined(plain.error, abs(value - plain.value)))
+        return self._with_kernels(Mixture._kurtosis)
 
     def _skewness(self) -> Estimate:
-        plain = Mixture(self.draws, 0.0, self.origin)._skewness()
-        value = Mixture(self.draws, self.bandwidth**2, self.origin)._skewness().value
-        return Estimate(value, combined(plain.error, abs(value - plain.value)))
+        return self._with_kernels(Mixture._skewness)
+
+    def _with_kernels(self, number: Callable[[Mixture], Estimate]) -> Estimate:
+        """A number of the kernel estimate; its error counts what the kernels change."""
+        plain, value = (number(Mixture(self.draws, var, self.origin)) for var in (0.0, self.bandwidth**2))
+        return Estimate(value.value, combined(plain.error, abs(value.value - plain.value)))
 
     def _cf(self, t: Array) -> Estimate:
         draws, error = mixture_cf(t, self.draws, np.zeros_like(self.draws), Replicas(self.draws.size))
@@ -185,19 +181,7 @@ class Empirical(Law):
         return rng.choice(self.draws, size) + self.bandwidth * rng.standard_normal(size)
 
     def gaussian(self) -> Mixture:
-        """The Gaussian with this law's mean and variance.
-
-        Returns
-        -------
-        Mixture
-            One component.
-
-        Examples
-        --------
-        >>> draws = np.random.default_rng(0).standard_normal(10_000)
-        >>> print(f"{ns.Empirical(draws).gaussian().pdf(0.0):.2f}")
-        0.39
-        """
+        """The Gaussian with this law's mean and variance."""
         return gaussian_like(self)
 
     def _arrays(self) -> dict[str, Any]:

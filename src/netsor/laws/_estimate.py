@@ -31,7 +31,7 @@ class _Part:
         self.sources = sources
 
 
-class Estimate:
+class Estimate(np.lib.mixins.NDArrayOperatorsMixin):
     """A value and its standard error: `value, error = estimate`, `estimate.value`, `float(estimate)`.
 
     The error is 0 where the value is exact but for rounding, and infinite where nothing can be said of it. Numbers,
@@ -58,7 +58,6 @@ class Estimate:
     """
 
     __slots__ = ("_parts", "error", "value")
-    __array_priority__ = 1000.0
 
     def __init__(self, value: Any, error: Any, sources: Sources = frozenset()) -> None:
         self.value = value
@@ -93,18 +92,7 @@ class Estimate:
         return f"{self.value:{spec}} ± {self.error:{spec}}" if spec else str(self)
 
     def brief(self) -> str:
-        """The number as it is read in a table: with its error where there is one.
-
-        Returns
-        -------
-        str
-            Without an error, if that is 0.
-
-        Examples
-        --------
-        >>> ns.Estimate(0.391971, 0.0).brief(), ns.Estimate(0.39, 0.004).brief()
-        ('0.391971', '0.39 ± 0.004')
-        """
+        """The number as it is read in a table: with its error where there is one."""
         return f"{self.value:.6g}" if self.error == 0 else str(self)
 
     def _repr_html_(self) -> str:
@@ -130,17 +118,8 @@ class Estimate:
             return bool(np.array_equal(self.value, other.value) and np.array_equal(self.error, other.error))
         return tuple(self) == other if isinstance(other, tuple) else self.value == other
 
-    def __lt__(self, other: Any) -> Any:
-        return self.value < _value(other)
-
-    def __le__(self, other: Any) -> Any:
-        return self.value <= _value(other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self.value > _value(other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self.value >= _value(other)
+    def __ne__(self, other: object) -> Any:
+        return np.logical_not(self == other)[()]
 
     def __hash__(self) -> int:
         return hash(self.value)
@@ -148,135 +127,70 @@ class Estimate:
     def __bool__(self) -> bool:
         return bool(self.value)
 
-    # Arithmetic: each rule is a value and its derivatives
-
-    def __neg__(self) -> Estimate:
-        return _linear(-self.value, (self, -1.0))
-
-    def __pos__(self) -> Estimate:
-        return self
-
-    def __abs__(self) -> Estimate:
-        return _linear(np.abs(self.value)[()], (self, np.sign(self.value)))
-
-    def __add__(self, other: Any) -> Estimate:
-        return _linear(self.value + _value(other), (self, 1.0), (other, 1.0))
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Estimate:
-        return _linear(self.value - _value(other), (self, 1.0), (other, -1.0))
-
-    def __rsub__(self, other: Any) -> Estimate:
-        return _linear(_value(other) - self.value, (self, -1.0), (other, 1.0))
-
-    def __mul__(self, other: Any) -> Estimate:
-        return _linear(self.value * _value(other), (self, _value(other)), (other, self.value))
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Any) -> Estimate:
-        below = _nonzero(_value(other))
-        return _linear(self.value / below, (self, 1 / below), (other, -self.value / below**2))
-
-    def __rtruediv__(self, other: Any) -> Estimate:
-        below = _nonzero(self.value)
-        return _linear(other / below, (self, -other / below**2))
-
-    def __pow__(self, power: Any) -> Estimate:
-        if isinstance(power, Estimate):
-            raise TypeError("an estimate to the power of an estimate: take (log(a) * b).exp()")
-        slope = power * np.asarray(self.value, dtype=np.float64) ** (power - 1) if power != 0 else 0.0
-        return _linear(np.asarray(self.value, dtype=np.float64)[()] ** power, (self, slope))
-
-    def log(self) -> Estimate:
-        """The natural logarithm.
-
-        Returns
-        -------
-        Estimate
-            With the error divided by the value.
-
-        Raises
-        ------
-        ValueError
-            If the value is not above 0.
-
-        Examples
-        --------
-        >>> print(ns.Estimate(1.0, 0.1).log())
-        0 ± 0.1
-        """
-        if not np.all(np.asarray(self.value) > 0):
-            raise ValueError(f"log of {self}: the value must be above 0")
-        return _linear(np.log(self.value), (self, 1 / self.value))
-
-    def exp(self) -> Estimate:
-        """The exponential.
-
-        Returns
-        -------
-        Estimate
-            With the error times the result.
-
-        Examples
-        --------
-        >>> print(ns.Estimate(0.0, 0.1).exp())
-        1 ± 0.1
-        """
-        return _linear(np.exp(self.value), (self, np.exp(self.value)))
-
-    def sqrt(self) -> Estimate:
-        """The square root.
-
-        Returns
-        -------
-        Estimate
-            With the error divided by twice the result.
-
-        Raises
-        ------
-        ValueError
-            If the value is below 0.
-
-        Examples
-        --------
-        >>> print(ns.Estimate(4.0, 0.4).sqrt())
-        2 ± 0.1
-        """
-        if np.any(np.asarray(self.value) < 0):
-            raise ValueError(f"sqrt of {self}: the value must be 0 or more")
-        return self**0.5 if np.all(self.value) else _linear(np.sqrt(self.value), (self, math.inf))
+    # Arithmetic: the operators of the mixin call numpy's functions, and those come here
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        rule = _UFUNCS.get(ufunc.__name__)
-        if method != "__call__" or kwargs or rule is None:
+        values = [_value(x) for x in inputs]
+        if method != "__call__" or kwargs or ufunc not in (*_COMPARISONS, *_SLOPES):
             return NotImplemented  # numpy then says which function has no rule
-        return rule(*inputs)
+        if ufunc in _COMPARISONS:
+            return ufunc(*values)[()]
+        if ufunc is np.power and isinstance(inputs[1], Estimate):
+            raise TypeError("an estimate to the power of an estimate: take (log(a) * b).exp()")
+        if ufunc is np.divide and not np.all(values[1]):
+            raise ZeroDivisionError("division of an estimate by 0")
+        if (ufunc is np.log and not np.all(values[0] > 0)) or (ufunc is np.sqrt and np.any(values[0] < 0)):
+            allowed = "above 0" if ufunc is np.log else "0 or more"
+            raise ValueError(f"{ufunc.__name__} of {inputs[0]}: the value must be {allowed}")
+        with np.errstate(divide="ignore"):  # √x is infinitely steep at 0
+            slopes = _SLOPES[ufunc](*values)
+        parts: dict[_Part, Any] = {}
+        for term, slope in zip(inputs, slopes, strict=True):
+            for part, size in term._parts if isinstance(term, Estimate) else ():
+                none = (np.asarray(slope) == 0) | (np.asarray(size) == 0)  # 0 times infinity is 0 here, not NaN
+                parts[part] = parts.get(part, 0.0) + np.where(none, 0.0, np.where(none, 0.0, slope) * size)
+        value = ufunc(*values)
+        made = Estimate(value.item() if np.ndim(value) == 0 else value, _size(parts))
+        made._parts = tuple(parts.items())
+        return made
+
+    def log(self) -> Estimate:
+        """The natural logarithm."""
+        made: Estimate = np.log(self)
+        return made
+
+    def exp(self) -> Estimate:
+        """The exponential."""
+        made: Estimate = np.exp(self)
+        return made
+
+    def sqrt(self) -> Estimate:
+        """The square root."""
+        made: Estimate = np.sqrt(self)
+        return made
 
 
 def _value(x: Any) -> Any:
-    return x.value if isinstance(x, Estimate) else x
+    """A number or an array of them, as doubles."""
+    found = np.asarray(x.value if isinstance(x, Estimate) else x)
+    return found.astype(np.result_type(found, np.float64))[()]
 
 
-def _nonzero(x: Any) -> Any:
-    if not np.all(x):
-        raise ZeroDivisionError("division of an estimate by 0")
-    return x
-
-
-def _linear(value: Any, *terms: tuple[Any, Any]) -> Estimate:
-    """An estimate from others, by the derivative with respect to each."""
-    parts: dict[_Part, Any] = {}
-    for term, slope in terms:
-        if isinstance(term, Estimate):
-            for part, size in term._parts:
-                # a derivative of 0 times an infinite error is 0, not NaN
-                step = np.where(np.asarray(slope) == 0, 0.0, slope * np.where(np.asarray(slope) == 0, 0.0, size))
-                parts[part] = parts.get(part, 0.0) + step
-    made = Estimate(value, _size(parts))
-    made._parts = tuple(parts.items())
-    return made
+# the derivatives of each function with respect to its arguments
+_SLOPES: dict[Any, Callable[..., tuple[Any, ...]]] = {
+    np.add: lambda x, y: (1.0, 1.0),
+    np.subtract: lambda x, y: (1.0, -1.0),
+    np.multiply: lambda x, y: (y, x),
+    np.divide: lambda x, y: (1 / y, -x / y**2),
+    np.power: lambda x, p: (p * x ** (p - 1) if np.all(p) else 0.0, 0.0),
+    np.positive: lambda x: (1.0,),
+    np.negative: lambda x: (-1.0,),
+    np.absolute: lambda x: (np.sign(x),),
+    np.exp: lambda x: (np.exp(x),),
+    np.log: lambda x: (1 / x,),
+    np.sqrt: lambda x: (0.5 / np.sqrt(x),),
+}
+_COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
 
 
 def _size(parts: dict[_Part, Any]) -> Any:
@@ -284,35 +198,11 @@ def _size(parts: dict[_Part, Any]) -> Any:
     groups: list[tuple[Sources, Any]] = []
     for part, size in parts.items():
         sources, total = part.sources, np.abs(size)
-        apart = []
-        for others, other in groups:
-            if sources & others:
-                sources, total = sources | others, total + other
-            else:
-                apart.append((others, other))
-        groups = [*apart, (sources, total)]
-    square = sum((total**2 for _, total in groups), start=np.zeros(()))
-    error = np.sqrt(square)
-    return float(error) if np.ndim(error) == 0 else error
-
-
-_UFUNCS: dict[str, Callable[..., Any]] = {
-    "log": lambda x: x.log(),
-    "exp": lambda x: x.exp(),
-    "sqrt": lambda x: x.sqrt(),
-    "absolute": abs,
-    "negative": lambda x: -x,
-    "add": lambda x, y: y + x,
-    "subtract": lambda x, y: y.__rsub__(x),
-    "multiply": lambda x, y: y * x,
-    "divide": lambda x, y: y.__rtruediv__(x),
-    "less": lambda x, y: y > x,
-    "less_equal": lambda x, y: y >= x,
-    "greater": lambda x, y: y < x,
-    "greater_equal": lambda x, y: y <= x,
-    "equal": lambda x, y: y == x,
-    "not_equal": lambda x, y: x != y,
-}
+        for group in [group for group in groups if group[0] & sources]:
+            groups.remove(group)
+            sources, total = sources | group[0], total + group[1]
+        groups.append((sources, total))
+    return combined(*(total for _, total in groups))
 
 
 def student(count: int, errors: float = 1.0) -> float:

@@ -23,23 +23,108 @@ from ._checked import (
     numbers,
     points,
 )
-from ._estimate import Array, Estimate
-from ._joint_with_error import JointWithError, spread
-from ._law_base import LawBase, LawError, Provenance, storable
+from ._estimate import Array, Estimate, combined
+from ._gaussian_mixture import GaussianMixtureND
+from ._law_base import LawBase, LawError, Provenance
 from ._likelihood import conditioned
-from ._mixture import Mixture
-from ._mixture_nd import GaussianMixtureND
-from ._replicas import Replicas, of_share
+from ._mixture import CONSTANT, Mixture
+from ._replicas import Replicas, proportion_error
 
 
-@storable
+@single_threaded
+class JointWithError:
+    """The numbers of a joint law, each as an Estimate."""
+
+    def __init__(self, law: Joint) -> None:
+        self._law = law
+
+    def _made(self, found: Estimate, doubt: Any) -> Estimate:
+        return Estimate(found.value, combined(found.error, doubt), self._law.sources)
+
+    def mean(self) -> Estimate:
+        """E[Y]."""
+        law = self._law
+        found = law._replicas.average(law.component_mean)
+        if not law.component_mean.any():
+            return self._made(found, 0.0)
+        std, size = law.std(), np.abs(found.value)
+        return self._made(found, law.origin.quadrature_error * np.where(std > CONSTANT * size, std, size))
+
+    def cov(self) -> Estimate:
+        """The covariance matrix."""
+        law = self._law
+        found = law._replicas.average(law._second())
+        std = np.sqrt(np.maximum(np.diag(found.value), 0.0))
+        return self._made(found, law.origin.quadrature_error * np.outer(std, std))
+
+    def var(self) -> Estimate:
+        """The variance of each entry."""
+        value, error = self.cov()
+        return Estimate(np.diag(value).copy(), np.diag(error).copy(), self._law.sources)
+
+    def corr(self) -> Estimate:
+        """The correlation matrix; NaN for an entry without variance."""
+        law = self._law
+        second = law._second()
+        std = spread(law._replicas.mean(second))
+        unit = second / np.outer(std, std)
+        rho = law._replicas.mean(unit)
+        own = np.diagonal(unit, axis1=1, axis2=2)
+        influence = unit - 0.5 * rho * (own[:, :, None] + own[:, None, :])  # delta method
+        error = np.asarray(law._replicas.average(influence).error)
+        np.fill_diagonal(error, 0.0)
+        np.fill_diagonal(rho, std / std)
+        return self._made(Estimate(rho, error), law.origin.quadrature_error * (1 - rho**2))
+
+    def pdf(self, y: npt.ArrayLike) -> Estimate:
+        """The joint density at points (…, entries)."""
+        law = self._law
+        at = law._at("pdf", y)
+        flat = at.reshape(-1, law.dim)
+        value, error = law._normals.pdf_with_error(flat)
+        doubt = np.max([np.abs(other.pdf(flat) - value) for other in self._off()] or [0.0], axis=0)
+        total = np.broadcast_to(combined(error, doubt, law._normals.unseen(flat)), value.shape)
+        shape = at.shape[:-1]
+        return Estimate(value.reshape(shape)[()], total.reshape(shape)[()], law.sources)
+
+    def cdf(self, y: npt.ArrayLike, lower: npt.ArrayLike | None = None) -> Estimate:
+        """The probability of a rectangle: lower < Y ≤ y in every entry."""
+        upper, low = self._corner("y", y), self._corner("lower", -math.inf if lower is None else lower)
+        if not (low <= upper).all():
+            raise LawError("cdf", f"lower={shown(lower)} must be at most y={shown(y)}, in every entry")
+        found = self._law._normals.rectangle(low, upper)
+        others = [other.rectangle(low, upper).value for other in self._off()]
+        return self._made(found, max((abs(other - found.value) for other in others), default=0.0))
+
+    def _off(self) -> list[GaussianMixtureND]:
+        """The law with covariances off by the error of Gaussian expectations, either way; none if exact."""
+        law, error = self._law, self._law.origin.quadrature_error
+        signs = (1, -1) if error > 1e-14 else ()
+        return [
+            GaussianMixtureND(law.component_mean, law.component_cov * (1 + sign * error), law.weight) for sign in signs
+        ]
+
+    def _corner(self, name: str, given: npt.ArrayLike) -> Array:
+        """A corner of a rectangle: a number for each entry, or one for all."""
+        corner = points(given, name, "cdf")
+        if corner.shape not in ((), (1,), (self._law.dim,)):
+            raise LawError("cdf", f"{name} of shape {corner.shape} must be a number, or ({self._law.dim},)")
+        return np.broadcast_to(corner, (self._law.dim,))
+
+
+def spread(cov: Array) -> Array:
+    """Standard deviations; NaN for an entry without variance, which has no correlations."""
+    std = np.sqrt(np.diag(cov))
+    return np.where(std > 0, std, np.nan)
+
+
 @single_threaded
 class Joint(LawBase):
     """The mixture of N(mean_r, cov_r) over replicas r: the joint law of one coordinate of each output vector.
 
-    The entries of all outputs (tokens, heads, scalars, flattened in numpy's order) stand side by side. `law[i]` is the
-    law of one of them, `law.combination(w)` that of Σ_i w_i Y_i, `law.condition({i: y})` that given data. `with_error`
-    has mean, var, cov, corr, pdf and cdf with standard errors. `Program.law` makes it.
+    The entries are those of all outputs (tokens, heads, scalars), flattened in numpy's order. `law[i]` is the law of
+    one entry, `law.combination(w)` that of Σ_i w_i Y_i, `law.condition({i: y})` that given data. `with_error` has mean,
+    var, cov, corr, pdf and cdf with standard errors. `Program.law` makes it.
 
     Parameters
     ----------
@@ -48,9 +133,9 @@ class Joint(LawBase):
     cov : array_like
         (replicas, entries, entries).
     origin : Origin
-        How the law was obtained and what is known of it.
+        How the law was computed, and its standing.
     weight : array_like, optional
-        Of each replica; equal weights unless given.
+        The weight of each replica; equal if None.
     log_evidence : Estimate, optional
         The logarithm of the density of the data that the law was conditioned on.
 
@@ -64,6 +149,12 @@ class Joint(LawBase):
     [[1.   0.68 0.69]
      [0.68 1.   0.69]
      [0.69 0.69 1.  ]]
+    >>> difference = law.combination([1, -1, 0])
+    >>> print(f"{difference.var():.2f} {law.cdf([0.0, 0.0, 0.0]):.1f}", law.pdf(np.zeros((5, 3))).shape)
+    0.31 0.3 (5,)
+    >>> given = law.condition({0: 1.5}, noise=0.1)
+    >>> print(f"{given.mean()[0]:.1f} {given.log_evidence.value:.1f}", given.marginal([2, 0]).dim)
+    1.5 -2.9 2
     """
 
     def __init__(
@@ -93,37 +184,18 @@ class Joint(LawBase):
 
     @property
     def dim(self) -> int:
-        """The number of entries.
-
-        Examples
-        --------
-        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=100).dim
-        3
-        """
+        """The number of entries."""
         return int(self.component_mean.shape[1])
 
     @property
     def replicas(self) -> int:
-        """The number of components; one, if nothing random is left to condition on.
-
-        Examples
-        --------
-        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=100).replicas
-        100
-        """
+        """The number of components; 1 if nothing random is left to condition on."""
         return int(self.component_mean.shape[0])
 
     @property
     def effective(self) -> float:
-        """The number of replicas of equal weight that would say as much: 1/Σ w².
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=1000)
-        >>> law.effective, bool(law.condition({0: 1.5}, noise=0.1).effective < 1000)
-        (1000.0, True)
-        """
-        return float(self.replicas if self.weight is None else 1 / np.sum(self.weight**2))
+        """The effective sample size of the weights, 1/Σ w²."""
+        return float(self._replicas.count)
 
     def __len__(self) -> int:
         return self.dim
@@ -152,29 +224,7 @@ class Joint(LawBase):
     # Parts
 
     def marginal(self, entries: npt.ArrayLike) -> Joint:
-        """The joint law of some of the entries.
-
-        Parameters
-        ----------
-        entries : int or sequence of int
-            Which, in the order wanted.
-
-        Returns
-        -------
-        Joint
-            Of these entries.
-
-        Raises
-        ------
-        LawError
-            If there is no such entry.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=100)
-        >>> law.marginal([2, 0]).dim
-        2
-        """
+        """The joint law of some of the entries."""
         several = np.atleast_1d(points(entries, "entries", "marginal"))
         if several.ndim != 1 or not several.size or not np.isfinite(several).all() or (several % 1).any():
             raise LawError("marginal", f"entries={shown(entries)} must be integers")
@@ -185,31 +235,7 @@ class Joint(LawBase):
         return Joint(self.component_mean[:, chosen], cov, self.origin, self.weight, self.log_evidence)
 
     def combination(self, weights: npt.ArrayLike) -> Any:
-        """The law of a linear combination of the entries, or of several.
-
-        Parameters
-        ----------
-        weights : array_like
-            (entries,), or (m, entries) for m combinations.
-
-        Returns
-        -------
-        Mixture or Joint
-            The law of one combination; the joint law of m.
-
-        Raises
-        ------
-        LawError
-            If the weights are not of such a shape.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=100)
-        >>> difference = law.combination([1, -1, 0])
-        >>> cov = law.cov()
-        >>> bool(np.isclose(difference.var(), cov[0, 0] + cov[1, 1] - 2 * cov[0, 1]))
-        True
-        """
+        """The law of a linear combination of the entries, or the joint law of several (one for each row of weights)."""
         w = numbers(weights, "combination", "weights")
         if w.ndim not in (1, 2) or w.shape[-1] != self.dim:
             raise LawError("combination", f"weights of shape {w.shape} must be ({self.dim},), or (m, {self.dim})")
@@ -224,51 +250,21 @@ class Joint(LawBase):
     def condition(self, observed: Mapping[int, float], noise: npt.ArrayLike = 0.0) -> Joint:
         """The law of all entries given that some were observed.
 
-        Each replica is conditioned, and weighted by the density that it gave to the data. A warning says when the
-        weights leave few replicas: then `Program.posterior` is for it.
+        Each replica is conditioned, and weighted by the density that it gives to the data. You get a warning if only
+        few replicas have weight; use `Program.posterior` then.
 
         Parameters
         ----------
         observed : mapping of int to float
-            The values, by entry.
+            The observed values by entry.
         noise : float or array_like
             The standard deviation of the noise of all observations, or of each.
-
-        Returns
-        -------
-        Joint
-            With `log_evidence`, the logarithm of the data's density, and `effective`, the number of replicas that the
-            weights leave.
-
-        Raises
-        ------
-        LawError
-            If there is no such entry, or a value or a deviation is none.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=2000)
-        >>> given = law.condition({0: 1.5}, noise=0.1)
-        >>> print(f"{given.mean()[0]:.2f} {given.log_evidence.value:.2f}")
-        1.47 -2.88
         """
-        weight = np.full(self.replicas, 1 / self.replicas) if self.weight is None else self.weight
+        weight = self._replicas.weights
         return Joint(*conditioned(self.component_mean, self.component_cov, weight, observed, noise, self.origin))
 
     def gaussian(self) -> Joint:
-        """The Gaussian with this law's mean and covariance.
-
-        Returns
-        -------
-        Joint
-            One component.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 3), heads=1)).law(n=ns.inf, draws=100)
-        >>> law.gaussian().replicas, bool(np.allclose(law.gaussian().cov(), law.cov()))
-        (1, True)
-        """
+        """The Gaussian with this law's mean and covariance."""
         value, error = self.with_error.cov()
         size = np.sqrt(np.outer(np.diag(value), np.diag(value)))
         share = np.divide(error, size, out=np.zeros_like(size), where=(size > 0) & np.isfinite(error))
@@ -281,47 +277,15 @@ class Joint(LawBase):
 
     @property
     def with_error(self) -> JointWithError:
-        """mean, var, cov, corr, pdf and cdf, each returning (value, error).
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
-        >>> value, error = law.with_error.cov()
-        >>> print(f"{value[0, 1]:.3f} ± {error[0, 1]:.3f}")
-        0.501 ± 0.004
-        """
+        """mean, var, cov, corr, pdf and cdf, each returning (value, error)."""
         return JointWithError(self)
 
     def mean(self) -> Array:
-        """E[Y].
-
-        Returns
-        -------
-        numpy.ndarray
-            (entries,).
-
-        Examples
-        --------
-        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=100).mean()
-        array([0., 0.])
-        """
+        """E[Y]."""
         return self._replicas.mean(self.component_mean)
 
     def cov(self) -> Array:
-        """The covariance matrix.
-
-        Returns
-        -------
-        numpy.ndarray
-            (entries, entries).
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
-        >>> print(np.round(law.cov(), 2))
-        [[0.64 0.5 ]
-         [0.5  0.64]]
-        """
+        """The covariance matrix."""
         return self._replicas.mean(self._second())
 
     def _second(self) -> Array:
@@ -334,55 +298,15 @@ class Joint(LawBase):
         return Replicas(self.replicas, self.weight)
 
     def var(self) -> Array:
-        """The variance of each entry.
-
-        Returns
-        -------
-        numpy.ndarray
-            (entries,).
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
-        >>> print(np.round(law.var(), 2))
-        [0.64 0.64]
-        """
+        """The variance of each entry."""
         return np.diag(self.cov()).copy()
 
     def std(self) -> Array:
-        """The standard deviation of each entry.
-
-        Returns
-        -------
-        numpy.ndarray
-            (entries,).
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
-        >>> print(np.round(law.std(), 2))
-        [0.8 0.8]
-        """
+        """The standard deviation of each entry."""
         return np.sqrt(self.var())
 
     def corr(self) -> Array:
-        """The correlation matrix; rows and columns of an entry without variance are NaN, and no warning is given.
-
-        Returns
-        -------
-        numpy.ndarray
-            (entries, entries).
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
-        >>> print(np.round(law.corr(), 2))
-        [[1.   0.78]
-         [0.78 1.  ]]
-        >>> print(np.round(law.combination([[1, 0], [0, 0]]).corr(), 2))  # the second is constant
-        [[ 1. nan]
-         [nan nan]]
-        """
+        """The correlation matrix, with NaN in rows and columns of entries without variance."""
         cov = self.cov()
         std = spread(cov)
         found = cov / np.outer(std, std)
@@ -391,31 +315,19 @@ class Joint(LawBase):
 
     @property
     def singular(self) -> Estimate:
-        """The probability of the replicas whose covariance is singular: they have no joint density, the rest has one.
+        """The probability that the covariance is singular, so that there is no joint density.
 
-        It happens numerically: where one token takes an attention row whole, the others are below rounding.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=100)
-        >>> print(law.singular, law.combination([[1, 0], [2, 0]]).singular)
-        0 ± 0 1 ± 0
+        Rounding causes it: one token can take a whole attention row, so that the weights of the others vanish.
         """
         found = self._normals.singular
         if found.all() or not found.any():
             return Estimate(float(found.all()), 0.0, self.sources)
-        share = float(found @ self._normals._weights)
-        return Estimate(share, float(of_share(share, self.effective)), self.sources)
+        share = float(found @ self._replicas.weights)
+        return Estimate(share, float(proportion_error(share, self.effective)), self.sources)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be known of this law.
-
-        Examples
-        --------
-        >>> ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=100).notes
-        ()
-        """
+        """Remarks about the law."""
         if not 0 < self.singular.value < 1:
             return super().notes
         without = f"P(Y has no joint density) = {self.singular}: a singular covariance; the density is that of the rest"
@@ -426,56 +338,12 @@ class Joint(LawBase):
         return GaussianMixtureND(self.component_mean, self.component_cov, self.weight)
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
-        """The logarithm of the joint density.
-
-        Parameters
-        ----------
-        y : array_like
-            Points, (…, entries).
-
-        Returns
-        -------
-        float or numpy.ndarray
-            (…,).
-
-        Raises
-        ------
-        LawError
-            If the last axis of `y` has another length.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
-        >>> print(f"{law.logpdf([0.5, -0.5]):.1f}")
-        -3.1
-        """
+        """The logarithm of the joint density."""
         at = self._at("logpdf", y)
         return self._normals.logpdf(at.reshape(-1, self.dim)).reshape(at.shape[:-1])[()]
 
     def pdf(self, y: npt.ArrayLike) -> Any:
-        """The joint density; where a part of the law has none (`singular`), of the rest.
-
-        Parameters
-        ----------
-        y : array_like
-            Points, (…, entries).
-
-        Returns
-        -------
-        float or numpy.ndarray
-            (…,).
-
-        Raises
-        ------
-        LawError
-            If the last axis of `y` has another length.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=1000)
-        >>> law.pdf([[0.5, 0.5], [0.0, 2.0], [1.0, -1.0]]).shape
-        (3,)
-        """
+        """The joint density; that of the remaining part where some replicas are `singular`."""
         at = self._at("pdf", y)
         return self._normals.pdf(at.reshape(-1, self.dim)).reshape(at.shape[:-1])[()]
 
@@ -485,25 +353,9 @@ class Joint(LawBase):
         Parameters
         ----------
         y : array_like
-            The upper corner, a number for each entry or one for all.
+            The upper corner: a number for each entry, or one for all.
         lower : array_like, optional
-            The lower corner; −∞ unless given.
-
-        Returns
-        -------
-        float
-            The probability.
-
-        Raises
-        ------
-        LawError
-            If a corner has another number of entries.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=500)
-        >>> print(f"{law.cdf([0.0, 0.0]):.1f} {law.cdf(1.0, lower=-1.0):.1f}")
-        0.4 0.7
+            The lower corner; −∞ if None.
         """
         return float(self.with_error.cdf(y, lower).value)
 
@@ -514,34 +366,19 @@ class Joint(LawBase):
         return at
 
     def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Array:
-        """Independent draws of all entries; as in `Law.rvs`, of the replicas.
+        """Independent draws of all entries, from the replicas (see `Law.rvs`).
 
         Parameters
         ----------
         size : int or tuple of int, optional
-            How many; one, if none is given.
+            The number of draws; a single one if None.
         seed : int, optional
-            What the draws depend on; without it and `rng` they are others each time.
+            The seed; without `seed` and `rng` the draws differ each time.
         rng : numpy.random.Generator or int, optional
-            Where the draws are taken from, in place of `seed`.
-
-        Returns
-        -------
-        numpy.ndarray
-            (*size, entries).
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=100)
-        >>> law.rvs(5, seed=0).shape, law.rvs(seed=0).shape
-        ((5, 2), (2,))
+            A generator, instead of `seed`.
         """
         shape, rng = checked_shape(size, "rvs"), checked_generator(seed, "rvs", rng)
-        size = math.prod(shape)
-        if self.weight is None:
-            chosen = rng.integers(self.replicas, size=size)
-        else:
-            chosen = rng.choice(self.replicas, size=size, p=self.weight)
+        chosen = self._replicas.choose(math.prod(shape), rng)
         return self._normals.draws(chosen, rng).reshape(*shape, self.dim)
 
     def plot(self, ax: Any = None, entries: tuple[int, int] = (0, 1)) -> Any:
@@ -550,20 +387,9 @@ class Joint(LawBase):
         Parameters
         ----------
         ax : matplotlib.axes.Axes, optional
-            Where to draw them: on pyplot's current axes unless given.
+            The axes; pyplot's current ones if None.
         entries : tuple of int
-            Which two.
-
-        Returns
-        -------
-        matplotlib.axes.Axes
-            The axes.
-
-        Examples
-        --------
-        >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=100)
-        >>> law.plot().get_xlabel()
-        'entry 0'
+            The two entries.
         """
         from ._plot import plot_joint  # slow to import, and seldom needed
 

@@ -1,9 +1,8 @@
-"""What every law has: the methods of scipy.stats, an error for each number, and a word on how it was obtained.
+"""Laws of one variable: the methods of scipy.stats, and the same methods with standard errors.
 
-A law of one variable gives its density, its distribution function and its moments with their errors; everything else
-follows. A law whose components have a relative error ε, because of Gaussian expectations or single precision, says so
-in its origin, and every number of it carries the change that this makes: `doubt` reads the number again from laws that
-are off by ε.
+A subclass defines the density, the distribution function and the moments with their errors; the rest follows from
+these. The components of a law may have a relative error ε, from Gaussian expectations or single precision. Then `doubt`
+computes a number again from laws that are off by ε, and the change counts as an error of the number.
 """
 
 from __future__ import annotations
@@ -15,36 +14,183 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 
 from .._array_api import single_threaded
 from ..language._given import as_number, shown
-from ._checked import Rng, Size, checked_generator, checked_order, checked_shape, levels
+from ._checked import Rng, Size, checked_generator, checked_order, checked_shape, levels, points
 from ._estimate import Array, Estimate, combined
 from ._law_base import LawBase, LawError
 from ._numerics import entropy, expectation, log_share, quantiles
 from ._replicas import Replicated
-from ._with_error import WithError, values
+
+ROOT_ATOL = 1e-14  # error of a root found numerically, in standard deviations
+WIDE = 1.96  # standard errors on either side of 95 %
+MAX_POINT = 1e150  # largest size of a point: no law has mass beyond, and its square would overflow
+
+
+@single_threaded
+class WithError:
+    """The methods of a law, each returning an Estimate: the value and its standard error."""
+
+    def __init__(self, law: Law) -> None:
+        self._law = law
+
+    def _at(
+        self, operation: str, f: Callable[[Law, Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]
+    ) -> Estimate:
+        """A function of points, with the error of sampling and of quadrature."""
+        law = self._law
+
+        def with_doubt(p: Array) -> Estimate:
+            value, error = f(law, p)
+            return Estimate(value, combined(error, law.doubt(lambda other: f(other, p).value)))
+
+        value, error = pointwise(operation, with_doubt, y, ends)
+        return Estimate(value, error, law.sources)
+
+    def _number(self, f: Callable[[Law], Estimate]) -> Estimate:
+        value, error = f(self._law)
+        doubt = self._law.doubt(lambda other: f(other).value)
+        return Estimate(float(value), combined(float(error), doubt), self._law.sources)
+
+    def pdf(self, y: npt.ArrayLike) -> Estimate:
+        """The density."""
+        return self._at("pdf", lambda law, p: law._pdf(p), y, (0.0, 0.0))
+
+    def cdf(self, y: npt.ArrayLike) -> Estimate:
+        """P(Y ≤ y)."""
+        return self._at("cdf", lambda law, p: law._cdf(p), y, (0.0, 1.0))
+
+    def sf(self, y: npt.ArrayLike) -> Estimate:
+        """P(Y > y)."""
+        return self._at("sf", lambda law, p: Estimate(law._sf(p), law._cdf(p).error), y, (1.0, 0.0))
+
+    def ppf(self, q: npt.ArrayLike) -> Estimate:
+        """The quantile: how far it moves as the level moves by the error of the distribution function, in log odds.
+
+        One error to either side, or WIDE errors for a WIDE-th of the way: a jump of the quantile (between atoms, across
+        a gap) that lies beyond one error is still within reach of two.
+        """
+        law = self._law
+        level, value = levels(q, "ppf"), np.asarray(law.ppf(q))
+        inner = np.where((level > 0) & (level < 1), level, 0.5)
+        error, atoms = np.asarray(self.cdf(value).error), [at for at, _ in law.atoms]
+        if atoms:  # which the level may leave on either side
+            error = np.maximum(error, self.cdf(np.nextafter(value, -np.inf)).error)
+        step, reach = error / (inner * (1 - inner)), np.zeros_like(error)
+        for wide in (-WIDE, -1.0, 1.0, WIDE):
+            moved = np.asarray(law.ppf(scipy.special.expit(scipy.special.logit(inner) + wide * step)))
+            with np.errstate(invalid="ignore"):
+                reach = np.maximum(reach, np.abs(moved - value) / abs(wide))
+        # and at least what the slope says, which draws hide between them; an atom has none
+        slope = np.asarray(law._slope(value))
+        straight = np.divide(error, slope, out=np.zeros_like(error), where=slope > 0)
+        reach = np.where(np.isin(value, atoms), reach, np.maximum(reach, straight))
+        known = ~np.isfinite(value) | (reach < ROOT_ATOL * law.std())
+        return Estimate(value[()], np.where(known, 0.0, reach)[()], law.sources)
+
+    def median(self) -> Estimate:
+        """The median."""
+        return self.ppf(0.5)
+
+    def logpdf(self, y: npt.ArrayLike) -> Estimate:
+        """The logarithm of the density; where that is no double, an infinite error if draws alone tell of it."""
+        return self._at("logpdf", lambda law, p: Estimate(law._logpdf(p), law._log_error(p)), y, (-np.inf, -np.inf))
+
+    def cf(self, t: npt.ArrayLike) -> Estimate:
+        """The characteristic function, within a circle of this error in the plane."""
+        law, given = self._law, points(t, "t", "cf")
+        if (np.abs(given) > MAX_POINT).any():
+            raise LawError("cf", f"t={shown(t)} must be finite, and at most {MAX_POINT:g} in size")
+        if not given.size:
+            return Estimate(np.zeros(given.shape, dtype=np.complex128), np.zeros(given.shape))
+        value, error = law._cf(given.ravel())
+        error = combined(error, law.doubt(lambda other: other._cf(given.ravel()).value))
+        error = np.broadcast_to(error, value.shape).reshape(given.shape)
+        return Estimate(value.reshape(given.shape)[()], error[()], law.sources)
+
+    def moment(self, order: int) -> Estimate:
+        """E[Y^order]."""
+        k = checked_order(order)
+        return self._number(lambda law: law._moment(k))
+
+    def mean(self) -> Estimate:
+        """E[Y]."""
+        return self.moment(1)
+
+    def var(self) -> Estimate:
+        """The variance."""
+        return self._number(lambda law: law._var())
+
+    def std(self) -> Estimate:
+        """The standard deviation."""
+        value, error = self.var()
+        return Estimate(value**0.5, error / (2 * value**0.5) if value else 0.0, self._law.sources)
+
+    def kurtosis(self) -> Estimate:
+        """The excess kurtosis."""
+        value, error = self._law._kurtosis()
+        return Estimate(float(value), float(error), self._law.sources)
+
+    def skewness(self) -> Estimate:
+        """E[(Y − EY)³]/Var(Y)^(3/2)."""
+        value, error = self._law._skewness()
+        return Estimate(float(value), float(error), self._law.sources)
+
+    def expect(self, func: Callable[[Any], Any]) -> Estimate:
+        """E[func(Y)]."""
+        return self._number(lambda law: expectation(law, func))
+
+    def entropy(self) -> Estimate:
+        """−E[log f(Y)]."""
+        return self._number(entropy)
+
+
+def pointwise(operation: str, f: Callable[[Array], Estimate], y: npt.ArrayLike, ends: tuple[float, float]) -> Estimate:
+    """Apply a function of finite points (k,) to points of any shape. `ends` are its values at ±∞; NaN stays NaN."""
+    given = points(y, "y", operation)
+    flat = given.reshape(-1)
+    flat = np.where(np.abs(flat) > MAX_POINT, np.copysign(np.inf, flat), flat)
+    value = np.where(flat == np.inf, ends[1], np.where(flat == -np.inf, ends[0], np.nan))
+    error = np.zeros_like(value)
+    finite = np.isfinite(flat)
+    if finite.any():
+        value[finite], error[finite] = f(flat[finite])
+    value, error = value.reshape(given.shape), error.reshape(given.shape)
+    return Estimate(float(value), float(error)) if given.ndim == 0 else Estimate(value, error)
+
+
+def values(operation: str, f: Callable[[Array], Array], y: npt.ArrayLike, ends: tuple[float, float]) -> Any:
+    """The same for a function that gives no errors."""
+    return pointwise(operation, lambda p: Estimate(f(p), 0.0), y, ends).value
 
 
 @single_threaded
 class Law(LawBase, ABC):
-    """A law of one variable: the methods of scipy.stats, and what its numbers are worth.
+    """A law of one variable, with the methods of scipy.stats and a standard error for every number.
 
-    Points may be numbers or arrays. `law.with_error` has the same methods with standard errors; `status` and `method`
-    say what is proved and how the law was obtained. Programs make laws: nothing is passed to this class.
+    Points may be numbers or arrays. `law.with_error` has the same methods; each returns an `Estimate`. `status` says
+    what is proved, and `method` how the law was computed. Programs make laws; you do not call this class.
 
     Examples
     --------
     >>> law = ns.paper.layer().law(n=ns.inf)
-    >>> isinstance(law, ns.Law)
-    True
     >>> print(f"{law.pdf(0.5):.6f} {law.cdf(0.5):.6f} {law.ppf(0.99):.6f}")
     0.462403 0.790300 1.472684
-    >>> law.status
-    'proved'
+    >>> law.status, law.random_numbers, law.support()
+    ('proved', 0, (-inf, inf))
+    >>> near = law.gaussian()  # same mean and variance; the law has heavier tails
+    >>> print(f"{near.var():.6f} {law.pdf(3.0) / near.pdf(3.0):.1f}")
+    0.391971 4.4
+    >>> print(f"{law.expect(abs):.4f} {law.entropy():.4f}", law.rvs(3, seed=0).shape)
+    0.4972 0.9504 (3,)
+    >>> value, error = ns.paper.layer().law(n=64, draws=1000).with_error.var()
+    >>> print(f"{value:.2f} ± {error:.2f}")
+    0.40 ± 0.01
     """
 
-    # What each kind of law defines
+    # A subclass defines
 
     @abstractmethod
     def _pdf(self, y: Array) -> Estimate:
@@ -88,24 +234,9 @@ class Law(LawBase, ABC):
 
     @abstractmethod
     def gaussian(self) -> Law:
-        """The Gaussian with this law's mean and variance.
+        """The Gaussian with this law's mean and variance."""
 
-        Returns
-        -------
-        Law
-            A mixture of one component.
-
-        Examples
-        --------
-        >>> law = ns.paper.layer().law(n=ns.inf)
-        >>> near = law.gaussian()
-        >>> print(f"{near.var():.6f} {near.kurtosis():.0f}")
-        0.391971 0
-        >>> print(f"{law.pdf(3.0) / near.pdf(3.0):.1f}")  # the law has heavier tails
-        4.4
-        """
-
-    # What follows from these, unless a kind of law knows better
+    # These follow; a subclass may have a better way
 
     def _density(self, y: Array) -> Array:
         """The density, without its error."""
@@ -128,16 +259,6 @@ class Law(LawBase, ABC):
         value, error = self._pdf(y)
         return np.asarray(np.divide(error, value, out=np.full(len(y), np.inf), where=np.asarray(value) > 0))
 
-    def _entropy(self) -> Estimate:
-        """−E[log f(Y)], with errors of sampling."""
-        if self.atoms:
-            return Estimate(-math.inf, 0.0)
-        return entropy(self._dense(), self._dense(math.sqrt(2)))
-
-    def _expect(self, f: Callable[[Any], Any]) -> Estimate:
-        """E[f(Y)], with errors of sampling."""
-        return expectation(self._dense(), self._dense(math.sqrt(2)), self.atoms, f)
-
     def _slope(self, y: Any) -> Any:
         """The slope of the distribution function, at points of any shape."""
         return self.pdf(y)
@@ -150,7 +271,7 @@ class Law(LawBase, ABC):
         atoms = [at for at, _ in self.atoms]
         return quantiles(q, upper, self._distribution, self._sf, centre, scale, atoms)
 
-    # What distances need; these defaults are for a law that is exact and has a smooth density
+    # For distances: these defaults are for a law that is exact and has a smooth density
 
     kernel = False  # whether its distribution function is that of a kernel estimate
 
@@ -182,47 +303,17 @@ class Law(LawBase, ABC):
         """Pairs of laws that are off from this one by ±ε, one for each thing that ε is about."""
         return ()
 
-    def _pieces(self) -> tuple[Array, Array]:
+    def _scales(self) -> tuple[Array, Array]:
         """Locations and scales where the law may have something to resolve."""
         return np.array([self.mean()]), np.array([self.std()])
 
     @property
     def atoms(self) -> tuple[tuple[float, Estimate], ...]:
-        """The points that have a probability of their own, with that probability; none, for a law with a density.
-
-        Examples
-        --------
-        >>> n = ns.Width("n")
-        >>> @ns.program
-        ... def net():
-        ...     p = ns.dot(ns.weight(n, n) @ ns.gaussian(n), ns.weight(n, n) @ ns.gaussian(n))
-        ...     return ns.relu(p)
-        ...
-        >>> (point, probability), = net().law(n=ns.inf, draws=2000).atoms
-        >>> point, bool(abs(probability - 0.5) < 4 * probability.error)
-        (0.0, True)
-        """
+        """The points with positive probability, each with that probability."""
         return ()
 
     def doubt(self, read: Callable[[Law], Any]) -> Any:
-        """What the quadrature error may change in a number that is read from this law.
-
-        Parameters
-        ----------
-        read : callable
-            A function of a law that returns a number or an array, such as `lambda law: law.var()`.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            The largest change of what is read when the Gaussian expectations behind the law are off by their error; 0
-            where they are exact.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=ns.inf).doubt(lambda law: law.var())
-        0.0
-        """
+        """The largest change of a number of this law when its components move by the quadrature error."""
         changes = []
         for plus, minus in self._perturbed():
             base = read(self)
@@ -233,359 +324,78 @@ class Law(LawBase, ABC):
 
     @property
     def with_error(self) -> WithError:
-        """The same methods, each returning (value, error).
-
-        Examples
-        --------
-        >>> law = ns.paper.layer().law(n=64, draws=2000)
-        >>> value, error = law.with_error.var()
-        >>> print(f"{value:.3f} ± {error:.3f}")
-        0.400 ± 0.004
-        >>> print(law.with_error.cdf(0.0))
-        0.5 ± 0
-        """
+        """The same methods, each returning (value, error)."""
         return WithError(self)
 
     def pdf(self, y: npt.ArrayLike) -> Any:
-        """The density; of a law with atoms, that of the rest.
-
-        Parameters
-        ----------
-        y : array_like
-            Where.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `y`.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).pdf(0.5):.6f}")
-        0.462403
-        """
+        """The density; if the law has atoms, that of the remaining part."""
         return values("pdf", self._density, y, (0.0, 0.0))
 
     def logpdf(self, y: npt.ArrayLike) -> Any:
-        """The logarithm of the density.
-
-        Parameters
-        ----------
-        y : array_like
-            Where; also where the density itself is below the smallest number.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `y`.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).logpdf(40.0):.2f}")
-        -840.50
-        """
+        """The logarithm of the density."""
         return values("logpdf", self._logpdf, y, (-np.inf, -np.inf))
 
     def cdf(self, y: npt.ArrayLike) -> Any:
-        """P(Y ≤ y).
-
-        Parameters
-        ----------
-        y : array_like
-            Where.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `y`.
-
-        Examples
-        --------
-        >>> law = ns.paper.layer().law(n=ns.inf)
-        >>> print(np.round(law.cdf([-0.5, 0.0, 0.5]), 6))
-        [0.2097 0.5    0.7903]
-        """
+        """P(Y ≤ y)."""
         return values("cdf", self._distribution, y, (0.0, 1.0))
 
     def sf(self, y: npt.ArrayLike) -> Any:
-        """P(Y > y).
-
-        Parameters
-        ----------
-        y : array_like
-            Where; the result is right where it is small, which 1 − cdf is not.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `y`.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).sf(6.0):.3e}")
-        6.773e-15
-        """
+        """P(Y > y)."""
         return values("sf", self._sf, y, (1.0, 0.0))
 
     def logcdf(self, y: npt.ArrayLike) -> Any:
-        """log P(Y ≤ y), right where P is small and where it is near 1.
-
-        Parameters
-        ----------
-        y : array_like
-            Where.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `y`.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).logcdf(-6.0):.3f}")
-        -32.626
-        """
+        """log P(Y ≤ y), accurate in both tails."""
         return values("logcdf", self._logcdf, y, (-np.inf, 0.0))
 
     def logsf(self, y: npt.ArrayLike) -> Any:
-        """log P(Y > y), right where P is small and where it is near 1.
-
-        Parameters
-        ----------
-        y : array_like
-            Where.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `y`.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).logsf(6.0):.3f}")
-        -32.626
-        """
+        """log P(Y > y), accurate in both tails."""
         return values("logsf", self._logsf, y, (0.0, -np.inf))
 
     def ppf(self, q: npt.ArrayLike) -> Any:
-        """The quantile: the smallest y with P(Y ≤ y) ≥ q.
-
-        Parameters
-        ----------
-        q : array_like
-            Probabilities, from 0 to 1.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `q`.
-
-        Raises
-        ------
-        LawError
-            If a probability is not between 0 and 1.
-
-        Examples
-        --------
-        >>> law = ns.paper.layer().law(n=ns.inf)
-        >>> print(f"{law.ppf(0.99):.6f} {law.cdf(law.ppf(0.99)):.6f}")
-        1.472684 0.990000
-        """
+        """The quantile: the smallest y with P(Y ≤ y) ≥ q."""
         return values("ppf", lambda p: self._ppf(p, upper=False), levels(q, "ppf"), (np.nan, np.nan))
 
     def isf(self, q: npt.ArrayLike) -> Any:
-        """The quantile from above: where P(Y > y) is q, right for small q.
-
-        Parameters
-        ----------
-        q : array_like
-            Probabilities, from 0 to 1.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            In the shape of `q`.
-
-        Raises
-        ------
-        LawError
-            If a probability is not between 0 and 1.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).isf(1e-12):.4f}")
-        5.3470
-        """
+        """The inverse of `sf`: where P(Y > y) is q. Accurate for small q."""
         return values("isf", lambda p: self._ppf(p, upper=True), levels(q, "isf"), (np.nan, np.nan))
 
     def median(self) -> float:
-        """The median.
-
-        Returns
-        -------
-        float
-            Where P(Y ≤ y) reaches one half.
-
-        Examples
-        --------
-        >>> print(f"{abs(ns.paper.layer().law(n=ns.inf).median()):.6f}")
-        0.000000
-        """
+        """The median."""
         return float(self.ppf(0.5))
 
     def interval(self, confidence: float) -> tuple[float, float]:
-        """The central interval of this probability.
-
-        Parameters
-        ----------
-        confidence : float
-            A probability, from 0 to 1.
-
-        Returns
-        -------
-        tuple of float
-            Its ends; what is left out has the same probability on both sides.
-
-        Raises
-        ------
-        LawError
-            If `confidence` is not between 0 and 1.
-
-        Examples
-        --------
-        >>> low, high = ns.paper.layer().law(n=ns.inf).interval(0.95)
-        >>> print(f"{low:.4f} {high:.4f}")
-        -1.2314 1.2314
-        """
+        """The central interval that has this probability."""
         share = as_number(confidence)
         if share is None or not 0 <= share <= 1:
             raise LawError("interval", f"confidence={shown(confidence)} must be between 0 and 1")
         return float(self.ppf((1 - share) / 2)), float(self.isf((1 - share) / 2))
 
     def mean(self) -> float:
-        """E[Y].
-
-        Returns
-        -------
-        float
-            The mean.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=ns.inf).mean()
-        0.0
-        """
+        """E[Y]."""
         return float(self._moment(1).value)
 
     def var(self) -> float:
-        """The variance.
-
-        Returns
-        -------
-        float
-            E[(Y − EY)²].
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).var():.8f}")
-        0.39197144
-        """
+        """The variance."""
         return float(self._var().value)
 
     def std(self) -> float:
-        """The standard deviation.
-
-        Returns
-        -------
-        float
-            The root of the variance.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).std():.6f}")
-        0.626076
-        """
+        """The standard deviation."""
         return float(self.var() ** 0.5)
 
     def moment(self, order: int) -> float:
-        """E[Y^order].
-
-        Parameters
-        ----------
-        order : int
-            0 or more; moments are about 0, not about the mean.
-
-        Returns
-        -------
-        float
-            The moment.
-
-        Raises
-        ------
-        LawError
-            If `order` is no such integer.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).moment(4):.6f}")
-        0.479617
-        """
+        """E[Y^order]."""
         return float(self._moment(checked_order(order)).value)
 
     def kurtosis(self) -> float:
-        """The excess kurtosis, E[(Y − EY)⁴]/Var(Y)² − 3.
-
-        Returns
-        -------
-        float
-            0 for a Gaussian, above 0 for tails that are heavier; NaN for a point mass.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).kurtosis():.6f}")
-        0.121659
-        """
+        """The excess kurtosis, E[(Y − EY)⁴]/Var(Y)² − 3."""
         return float(self._kurtosis().value)
 
     def skewness(self) -> float:
-        """E[(Y − EY)³]/Var(Y)^(3/2).
-
-        Returns
-        -------
-        float
-            0 for a symmetric law; NaN for a point mass.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=ns.inf).skewness()
-        0.0
-        """
+        """E[(Y − EY)³]/Var(Y)^(3/2)."""
         return float(self._skewness().value)
 
     def stats(self, moments: str = "mv") -> Any:
-        """Mean, variance, skewness and excess kurtosis, as in scipy.stats.
-
-        Parameters
-        ----------
-        moments : str
-            Letters among m, v, s and k, for the four in this order.
-
-        Returns
-        -------
-        tuple of float, or float
-            A number for each letter; the number itself, if there is one letter.
-
-        Raises
-        ------
-        LawError
-            If there is another letter.
-
-        Examples
-        --------
-        >>> variance, kurtosis = ns.paper.layer().law(n=ns.inf).stats("vk")
-        >>> print(f"{variance:.6f} {kurtosis:.6f}")
-        0.391971 0.121659
-        """
+        """Mean, variance, skewness and excess kurtosis, as in scipy.stats."""
         known = {"m": self.mean, "v": self.var, "s": self.skewness, "k": self.kurtosis}
         if not isinstance(moments, str) or not moments or not set(moments) <= set(known):
             raise LawError("stats", f"moments={shown(moments)} must be letters among m, v, s and k")
@@ -593,110 +403,37 @@ class Law(LawBase, ABC):
         return found if len(found) > 1 else found[0]
 
     def expect(self, func: Callable[[Any], Any]) -> float:
-        """E[func(Y)] by quadrature.
-
-        Parameters
-        ----------
-        func : callable
-            It takes an array of numbers and acts on each for itself.
-
-        Returns
-        -------
-        float
-            The expectation; `law.with_error.expect` has its error.
-
-        Examples
-        --------
-        >>> law = ns.paper.layer().law(n=ns.inf)
-        >>> print(f"{law.expect(np.square):.6f}")  # the variance, since the mean is 0
-        0.391971
-        """
+        """E[func(Y)] by quadrature."""
         return float(self.with_error.expect(func).value)
 
     def entropy(self) -> float:
-        """−E[log f(Y)], by quadrature; −∞ for a law with atoms.
-
-        Returns
-        -------
-        float
-            In nats.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).entropy():.5f}")
-        0.95038
-        """
+        """−E[log f(Y)], by quadrature; −∞ for a law with atoms."""
         return float(self.with_error.entropy().value)
 
     def cf(self, t: npt.ArrayLike) -> Any:
-        """The characteristic function E[e^(itY)].
-
-        Parameters
-        ----------
-        t : array_like
-            Where.
-
-        Returns
-        -------
-        complex or numpy.ndarray
-            In the shape of `t`.
-
-        Examples
-        --------
-        >>> print(f"{ns.paper.layer().law(n=ns.inf).cf(1.0).real:.5f}")
-        0.82266
-        """
+        """The characteristic function E[e^(itY)]."""
         return self.with_error.cf(t).value
 
     def rvs(self, size: Size = None, seed: int | None = None, rng: Rng = None) -> Any:
         """Independent draws of the law.
 
-        A law that is known by replicas draws one of them and then its Gaussian, so that draws are no better than the
-        law: `Program.draw` makes new ones.
+        A law made from replicas draws from these, so the draws are not more accurate than the law. `Program.draw` makes
+        new replicas.
 
         Parameters
         ----------
         size : int or tuple of int, optional
-            The shape of the result; a number, if none is given.
+            The shape of the result; a single number if None.
         seed : int, optional
-            What the draws depend on; without it and `rng` they are others each time.
+            The seed; without `seed` and `rng` the draws differ each time.
         rng : numpy.random.Generator or int, optional
-            Where the draws are taken from, as in scipy, in place of `seed`.
-
-        Returns
-        -------
-        float or numpy.ndarray
-            The draws, in an array of this shape.
-
-        Raises
-        ------
-        LawError
-            If the shape or the seed is none, or both `seed` and `rng` are given.
-
-        Examples
-        --------
-        >>> law = ns.paper.layer().law(n=ns.inf)
-        >>> law.rvs((2, 3), seed=0).shape
-        (2, 3)
-        >>> print(f"{law.rvs(100_000, rng=np.random.default_rng(0)).var():.2f}")
-        0.39
+            A generator, as in scipy, instead of `seed`.
         """
         shape = checked_shape(size, "rvs")
         return self._rvs(math.prod(shape), checked_generator(seed, "rvs", rng)).reshape(shape)[()]
 
     def support(self) -> tuple[float, float]:
-        """The ends of where the law is; of one that is known by points alone, the least and the largest.
-
-        Returns
-        -------
-        tuple of float
-            The lower and the upper end.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=ns.inf).support()
-        (-inf, inf)
-        """
+        """The ends of the support; for a law that consists of points, the smallest and the largest."""
         return -math.inf, math.inf
 
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
@@ -705,20 +442,9 @@ class Law(LawBase, ABC):
         Parameters
         ----------
         ax : matplotlib.axes.Axes, optional
-            Where to draw it: on pyplot's current axes unless given.
+            The axes; pyplot's current ones if None.
         label : str, optional
-            Its name in a legend.
-
-        Returns
-        -------
-        matplotlib.axes.Axes
-            The axes.
-
-        Examples
-        --------
-        >>> ax = ns.paper.layer().law(n=ns.inf).plot(label="limit")
-        >>> len(ax.lines) > 0
-        True
+            The name in the legend.
         """
         from ._plot import plot_law  # slow to import, and seldom needed
 

@@ -1,19 +1,15 @@
-"""What laws of one variable and of several have in common: they say where they come from, and go to disk."""
+"""The base class of all laws: provenance, notes, saving and loading."""
 
 from __future__ import annotations
 
 import io
 import json
-import math
 import os
-import zipfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .._files import named, opened, parsed, write
 from ..language._given import PlacedError, as_whole, shown
@@ -22,7 +18,7 @@ from ._estimate import Sources
 
 @dataclass(frozen=True)
 class Provenance:
-    """How a law was obtained, and what is known of it.
+    """How a law was computed, and its standing.
 
     `quadrature_error`, of Gaussian expectations or of single precision, is relative: every component's covariance is
     known up to this share of itself, and its mean up to this share of its standard deviation (of the law's, for outputs
@@ -38,12 +34,12 @@ class Provenance:
 
 
 class LawError(PlacedError):
-    """What a law refuses: a question that it cannot answer, or numbers that make no law. It is a ValueError.
+    """A law cannot answer the question, or the numbers do not make a law. It is a ValueError.
 
     Parameters
     ----------
     operation : str
-        The method or function that refuses.
+        The method or function that raises it.
     problem : str
         The argument, its value and what is allowed.
 
@@ -58,23 +54,7 @@ class LawError(PlacedError):
 
 FORMAT = 1
 REASON = 200  # characters of an error's own text in a message: some repeat the whole file
-Kind = TypeVar("Kind", bound=type)
-KINDS: dict[str, Any] = {}
-
-
-def storable(kind: Kind) -> Kind:
-    """A class of laws that can be stored: it has `_array_api()`, and `_from_arrays(arrays, origin)` to come back."""
-    KINDS[kind.__name__] = kind
-    return kind
-
-
-def save(law: Any, path: str | Path) -> None:
-    """Write a law to an npz file."""
-    arrays: dict[str, Any] = {name: np.asarray(value) for name, value in law._arrays().items() if value is not None}
-    about = {"format": FORMAT, "kind": type(law).__name__, "origin": asdict(law.origin)}
-    file = io.BytesIO()
-    np.savez(file, about=np.array(json.dumps(about)), **arrays)
-    write(Path(path), file.getvalue())
+KINDS: dict[str, Any] = {}  # the classes of laws by name, for `load`
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -89,13 +69,6 @@ def load(path: str | os.PathLike[str]) -> Any:
     -------
     Law or Joint
         The law that was saved, with its origin.
-
-    Raises
-    ------
-    LawError
-        If the file holds no law, or is damaged.
-    OSError
-        If it cannot be opened.
 
     Examples
     --------
@@ -116,7 +89,10 @@ def load(path: str | os.PathLike[str]) -> Any:
         raise LawError("load", str(error)) from None
     with file:
         try:
-            arrays = dict(_members(file))
+            archive = np.load(file, allow_pickle=False)
+            if sum(info.file_size for info in archive.zip.infolist()) > os.fstat(file.fileno()).st_size:
+                raise ValueError("its arrays are compressed or overlap")
+            arrays = dict(archive)
             about = parsed(str(arrays.pop("about")).encode(), "its description")
             if (made := about["format"]) == FORMAT:
                 if (kind := str(about["kind"])) not in KINDS:
@@ -135,26 +111,6 @@ def load(path: str | os.PathLike[str]) -> Any:
     )
 
 
-def _members(file: BinaryIO) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """The arrays of an npz file by name. No more memory is taken than the file has bytes, whatever it declares."""
-    with zipfile.ZipFile(file) as archive:
-        every = archive.infolist()
-        stored = all(info.compress_type == zipfile.ZIP_STORED for info in every)
-        if not stored or sum(info.file_size for info in every) > os.fstat(file.fileno()).st_size:
-            raise ValueError("its arrays are compressed or overlap")
-        for info in every:
-            stream = io.BytesIO(archive.read(info))
-            if np.lib.format.read_magic(stream) != (1, 0):
-                raise ValueError(f"{shown(info.filename)} has an unknown version")
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-            if dtype.kind not in "biufU" or min(shape, default=1) < 0:
-                raise ValueError(f"{shown(info.filename)} has type {dtype} and shape {shape}")
-            if math.prod(shape) * dtype.itemsize != info.file_size - stream.tell():
-                raise ValueError(f"{shown(info.filename)} has not the size of an array of shape {shape}")
-            array = np.frombuffer(stream.read(), dtype) if dtype.itemsize else np.zeros(math.prod(shape), dtype)
-            yield info.filename.removesuffix(".npy"), array.reshape(shape, order="F" if fortran else "C").copy()
-
-
 def _origin(
     status: Any, method: Any, random_numbers: Any, seed: Any, quadrature_error: Any, notes: Any
 ) -> Provenance:  # each field must be there, and no other
@@ -171,54 +127,34 @@ def _origin(
 
 
 class LawBase:
-    """A law, with its origin."""
+    """A law with its provenance. A law that can be saved has `_arrays()` and `_from_arrays(arrays, origin)`."""
 
     origin: Provenance
 
+    def __init_subclass__(cls) -> None:
+        KINDS[cls.__name__] = cls
+
+    def _arrays(self) -> dict[str, Any]:
+        raise LawError("save", f"a {type(self).__name__} cannot be saved")
+
     @property
     def status(self) -> str:
-        """What is known of the law: `proved`, `exact`, `conjectured` or `estimated`.
-
-        Examples
-        --------
-        >>> net = ns.paper.layer()
-        >>> net.law(n=ns.inf).status, net.law(n=64, draws=100).status
-        ('proved', 'exact')
-        """
+        """The standing of the law: `proved`, `exact`, `conjectured` or `estimated`."""
         return self.origin.status
 
     @property
     def method(self) -> str:
-        """How the law was obtained, in words.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=ns.inf).method
-        'convolution over heads at infinite width'
-        """
+        """How the law was computed, in words."""
         return self.origin.method
 
     @property
     def random_numbers(self) -> int:
-        """How many random numbers were drawn for each replica, on average.
-
-        Examples
-        --------
-        >>> net = ns.paper.layer()
-        >>> net.law(n=ns.inf).random_numbers, net.law(n=64, draws=100).random_numbers
-        (0, 23)
-        """
+        """The average number of random numbers drawn for each replica."""
         return self.origin.random_numbers
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be known of this law, such as activations that were treated as the identity.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=ns.inf).notes
-        ()
-        """
+        """Remarks about the law, such as activations that were treated as the identity."""
         error = self.origin.quadrature_error
         if error < 1e-6:
             return self.origin.notes
@@ -230,31 +166,13 @@ class LawBase:
 
     @property
     def sources(self) -> Sources:
-        """What the errors of this law's numbers come from: its seed, or the law itself.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100, seed=7).sources
-        frozenset({7})
-        """
+        """The source of the errors of this law, its seed or itself: errors with a common source are correlated."""
         return frozenset([self.origin.seed if self.origin.seed is not None else (type(self).__name__, id(self))])
 
     def save(self, path: str | Path) -> None:
-        """Write the law to one npz file, without pickle; `ns.load(path)` reads it.
-
-        Parameters
-        ----------
-        path : str or pathlib.Path
-            The file, whole or not there however the process ends; one that is there is replaced.
-
-        Examples
-        --------
-        >>> import tempfile
-        >>> law = ns.paper.layer().law(n=64, draws=100)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     law.save(f"{folder}/law.npz")
-        ...     ns.load(f"{folder}/law.npz").var() == law.var()
-        ...
-        True
-        """
-        save(self, path)
+        """Write the law to one npz file, without pickle; `ns.load(path)` reads it."""
+        arrays = {name: np.asarray(value) for name, value in self._arrays().items() if value is not None}
+        about = {"format": FORMAT, "kind": type(self).__name__, "origin": asdict(self.origin)}
+        file = io.BytesIO()
+        np.savez(file, allow_pickle=False, about=np.array(json.dumps(about)), **arrays)
+        write(Path(path), file.getvalue())

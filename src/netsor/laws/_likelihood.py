@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -230,9 +231,7 @@ def conditioned(
         each = np.sqrt(np.sum((slope * std[:, :, None] * std[:, None, :]) ** 2, axis=(1, 2)))
         doubt = 0.5 * origin.quadrature_error * float(posterior @ each)
     method = f"{origin.method}, given {len(entries)} observation{'s' * (len(entries) > 1)}"
-    given = Provenance(origin.status, method, origin.random_numbers,
-                   origin.seed, origin.quadrature_error, origin.notes)  # fmt: skip
-    return new_mean, new_cov, given, posterior, Estimate(evidence, combined(error, doubt))
+    return new_mean, new_cov, replace(origin, method=method), posterior, Estimate(evidence, combined(error, doubt))
 
 
 def _weighed(weight: Array, log_density: Array) -> tuple[Array, float]:

@@ -168,14 +168,15 @@ def adapt_schedule(
         found.append(min(1.0, found[-1] + step))
         chains = _resample(chains, step, 1, rng)
         around.append(reference(chains.z))
-        chains = _moved(log_likelihood, chains, found[-1], around[-1], moves, rng)
+        for _ in range(moves):
+            chains = advance_chains(log_likelihood, chains, rng, found[-1], around[-1])
         told(found[-1])
     return Path(np.array(found), around, chains)
 
 
 def evidences(
     log_likelihood: LogLikelihood,
-    way: Path,
+    path: Path,
     runs: int,
     particles: int,
     moves: int,
@@ -183,13 +184,15 @@ def evidences(
     told: Callable[[], None],
 ) -> tuple[Array, Array]:
     """The log evidence of each independent run along a path, and the last particles (runs · particles, size)."""
-    chains = init_chains(log_likelihood, rng.standard_normal((runs * particles, way.chains.z.shape[1])))
+    chains = init_chains(log_likelihood, rng.standard_normal((runs * particles, path.chains.z.shape[1])))
     total = np.zeros(runs)
-    for step, power, around in zip(np.diff(way.powers), way.powers[1:], way.around, strict=True):
+    for step, power, around in zip(np.diff(path.powers), path.powers[1:], path.around, strict=True):
         weight = step * chains.height.reshape(runs, particles)
         top = weight.max(axis=1)
         total += top + np.log(np.exp(weight - top[:, None]).mean(axis=1))
-        chains = _moved(log_likelihood, _resample(chains, step, runs, rng), power, around, moves, rng)
+        chains = _resample(chains, step, runs, rng)
+        for _ in range(moves):
+            chains = advance_chains(log_likelihood, chains, rng, power, around)
         told()
     return total, chains.z
 
@@ -226,19 +229,6 @@ def _resample(chains: Chains, step: float, runs: int, rng: np.random.Generator) 
     at = (rng.uniform(size=(runs, 1)) + np.arange(count)) / count
     chosen = np.concatenate([r * count + np.minimum(np.searchsorted(ends[r], at[r]), count - 1) for r in range(runs)])
     return Chains(chains.z[chosen], chains.height[chosen], chains.asked)
-
-
-def _moved(
-    log_likelihood: LogLikelihood,
-    chains: Chains,
-    power: float,
-    around: Reference,
-    moves: int,
-    rng: np.random.Generator,
-) -> Chains:
-    for _ in range(moves):
-        chains = advance_chains(log_likelihood, chains, rng, power, around)
-    return chains
 
 
 def mean_of_logs(logs: Array) -> tuple[float, float, float]:

@@ -24,12 +24,12 @@ import numpy.typing as npt
 from .._array_api import single_threaded
 from ._checked import checked_origin
 from ._estimate import Array, Estimate, combined, student
+from ._gaussian_mixture import GaussianMixture1D, normal_moment
 from ._law import Law
-from ._law_base import LawError, Provenance, storable
-from ._mixture_1d import GaussianMixture1D, normal_moment
+from ._law_base import LawError, Provenance
 from ._mixture_components import Components
 from ._numerics import log_upper
-from ._replicas import Replicated, Shape, mixture_cf, of_share
+from ._replicas import Replicated, Shape, mixture_cf, proportion_error
 
 CONSTANT = 1e-9  # standard deviation over mean: a law that varies by less counts as not random
 
@@ -37,28 +37,26 @@ NARROWER = 0.5 ** np.arange(1, 7)  # factors of the bandwidth, by which biases o
 SIGNIFICANT = 2.0  # standard errors of a change that is no noise
 
 
-@storable
 @single_threaded
 class Mixture(Components, Law):
     """The mixture of N(mean_r, var_r) over replicas r, of equal weight unless weights are given.
 
-    What `Program.law` makes of one output: given the rest of the network, one coordinate is Gaussian.
+    `Program.law` returns it for one output: given the rest of the network, a coordinate is Gaussian.
 
     Parameters
     ----------
     mean : array_like
-        Of each component, or one for all.
+        The mean of each component, or one for all.
     var : array_like
-        Of each component, or one for all; a component of variance 0 is a point.
+        The variance of each component, or one for all; a component of variance 0 is a point.
     origin : Origin
-        How the law was obtained and what is known of it, as programs say it.
+        How the law was computed, and its standing.
     weight : array_like, optional
-        Of each component.
+        The weight of each component.
     count : array_like, optional
-        For how many replicas each component stands, in place of weights.
+        The number of replicas that each component represents, instead of weights.
     binning : float
-        With `count`, how far the density is off because of that, relative to its largest value, measured on replicas
-        that were kept one by one.
+        With `count`, the error of the density that this causes, relative to its largest value.
 
     Examples
     --------
@@ -83,26 +81,7 @@ class Mixture(Components, Law):
         self.origin, self.binning = checked_origin(origin, "Mixture"), float(binning)
 
     def smoothed(self, factor: float = 1.0) -> Mixture:
-        """The same law with a Gaussian kernel, of so many bandwidths, in place of each draw; itself if it has none.
-
-        Parameters
-        ----------
-        factor : float
-            In how many bandwidths the kernels are given.
-
-        Returns
-        -------
-        Mixture
-            With a density, where draws alone had none.
-
-        Examples
-        --------
-        >>> n = ns.Width("n")
-        >>> score = ns.Program(ns.dot(ns.weight(n, n) @ ns.gaussian(n), ns.weight(n, n) @ ns.gaussian(n)))
-        >>> law = score.law(n=8, draws=1000)
-        >>> print(f"{law.smoothed().pdf(0.0):.2f}")
-        0.54
-        """
+        """The law with a Gaussian kernel of `factor` bandwidths around each draw; the law itself if it has no draws."""
         draws = self._points.draws
         if not len(draws):
             return self
@@ -114,28 +93,16 @@ class Mixture(Components, Law):
 
     @property
     def atoms(self) -> tuple[tuple[float, Estimate], ...]:
-        """The points that have a probability of their own, with that probability.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).atoms  # it has a density
-        ()
-        """
+        """The points with positive probability, each with that probability."""
         found = self._points
         return tuple(
-            (float(at), Estimate(float(mass), float(of_share(mass, self.effective)), self.sources))
+            (float(at), Estimate(float(mass), float(proportion_error(mass, self.effective)), self.sources))
             for at, mass in zip(found.atoms, found.masses, strict=True)
         )
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be known of this law.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).notes
-        ('clip at 100 acts as the identity: it clips with probability e^-687',)
-        """
+        """Remarks about the law."""
         more = []
         if len(self._points.draws):
             more.append(f"known by draws: its density is a kernel estimate of bandwidth {self.bandwidth:.3g}")
@@ -158,7 +125,7 @@ class Mixture(Components, Law):
         """The standard error of Σ_r w_r k_r; of `points`, a share of the replicas, k is 1. Of −Y, if the sign is −1."""
         if self.replicas == 1:
             return np.zeros_like(value)
-        few, n = self._few, self.effective
+        few, n = self._compressed, self.effective
         # w_i² of each replica is w_i/N if all are alike, also where replicas were put together
         weight = np.sqrt(few.weight / self.replicas) if self._alike else few.weight
         square = GaussianMixture1D(sign * few.mean, few.var, weight).squares(sign * y, kernel)
@@ -170,7 +137,7 @@ class Mixture(Components, Law):
         self._needs_density("pdf")
         if len(self._points.draws):
             value, error = self.smoothed()._pdf(y)
-            bias = kernel_bias(value, lambda f: self.smoothed(f)._few.pdf(y), self.bandwidth, self.effective)
+            bias = kernel_bias(value, lambda f: self.smoothed(f)._compressed.pdf(y), self.bandwidth, self.effective)
             return Estimate(value, combined(error, bias))
         value = self._density(y)
         return Estimate(value, combined(self._error(value, y, "pdf"), self.binning and self.binning * self._largest))
@@ -178,11 +145,11 @@ class Mixture(Components, Law):
     @cached_property
     def _largest(self) -> float:
         """Of the density: as far as it is known at the components that a grid is made for."""
-        return float(self._few.pdf(self._pieces()[0]).max())
+        return float(self._compressed.pdf(self._scales()[0]).max())
 
     def _density(self, y: Array) -> Array:
         self._needs_density("pdf")
-        return self.smoothed()._few.pdf(y)
+        return self.smoothed()._compressed.pdf(y)
 
     def _logpdf(self, y: Array) -> Array:
         self._needs_density("logpdf")
@@ -190,9 +157,9 @@ class Mixture(Components, Law):
             return self.smoothed()._logpdf(y)
         k = self._smooth
         every = GaussianMixture1D(self.component_mean[k], self.component_var[k], self.component_weight[k])
-        if len(self._few.var) == len(k):
+        if len(self._compressed.var) == len(k):
             return every.logpdf(y)
-        value = self._few.pdf(y)
+        value = self._compressed.pdf(y)
         near = value > 1e-6 / self.std()  # where fewer components are as good
         result = np.log(np.where(near, value, 1.0))
         result[~near] = every.logpdf(y[~near])
@@ -212,12 +179,12 @@ class Mixture(Components, Law):
         return self.pdf(y) if len(self._smooth) or len(self._points.draws) else np.zeros(np.shape(y))
 
     def _distribution(self, y: Array) -> Array:
-        return np.minimum(self._few.cdf(y) + self._steps(y, "right").mean, 1.0)
+        return np.minimum(self._compressed.cdf(y) + self._steps(y, "right").mean, 1.0)
 
     def _cdf(self, y: Array) -> Estimate:
         value = self._distribution(y)
         if not len(self._smooth):
-            return Estimate(value, of_share(value, self.effective))
+            return Estimate(value, proportion_error(value, self.effective))
         error, upper = np.empty_like(value), value > 0.5
         steps = self._steps(np.append(y, np.inf), "right").mean
         # of the smaller one of the two tails: of the other, differences of squares near 1 are rounding
@@ -230,7 +197,7 @@ class Mixture(Components, Law):
 
     def _sf(self, y: Array) -> Array:
         steps = self._steps(np.append(y, np.inf), "right").mean
-        return np.asarray(self._few.sf(y) + (steps[-1] - steps[:-1]))
+        return np.asarray(self._compressed.sf(y) + (steps[-1] - steps[:-1]))
 
     def _ppf(self, q: Array, upper: bool) -> Array:
         if len(self._smooth):
@@ -258,12 +225,8 @@ class Mixture(Components, Law):
         rows, mass = self._steps(y, side)
         return Replicated(rows + gaussians.cdf(y).T, mass)
 
-    def _slopes(self, y: Array) -> Replicated:
-        gaussians, mass = self._blocked
-        return Replicated(gaussians.pdf(y).T, mass)
-
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
-        few = self._few if self.centred or self.count is not None else self._fewer
+        few = self._compressed if self.centred or self.count is not None else self._merged
         whole = few._replace(weight=few.weight / few.weight.sum())
         low = whole.cdf(y)
         return low, np.where(low < 0.5, 1 - low, whole.sf(y)), whole.pdf(y)
@@ -274,7 +237,8 @@ class Mixture(Components, Law):
             return ()
         origin = Provenance(self.status, self.method, seed=self.origin.seed)
         up, down = (
-            self._like(self.component_mean, self.component_var * max(1 + sign * error, 0.0), origin) for sign in (1, -1)
+            self._with_components(self.component_mean, self.component_var * max(1 + sign * error, 0.0), origin)
+            for sign in (1, -1)
         )
         pairs: list[tuple[Law, Law]] = [(up, down)] if len(self._smooth) else []
         if not self.centred:
@@ -283,12 +247,13 @@ class Mixture(Components, Law):
                 whole = abs(self.mean())
             scale = np.where(self.component_var > 0, np.sqrt(self.component_var), whole)
             right, left = (
-                self._like(self.component_mean + sign * error * scale, self.component_var, origin) for sign in (1, -1)
+                self._with_components(self.component_mean + sign * error * scale, self.component_var, origin)
+                for sign in (1, -1)
             )
             pairs.append((right, left))
         return pairs
 
-    def _like(self, mean: Array, var: Array, origin: Provenance) -> Mixture:
+    def _with_components(self, mean: Array, var: Array, origin: Provenance) -> Mixture:
         """Other components with the same weights, or counts."""
         return Mixture(mean, var, origin, None if self.count is not None else self.weight, count=self.count)
 
@@ -327,18 +292,7 @@ class Mixture(Components, Law):
         return Shape(self._central() / unit, self.component_var / unit**2, self._replicas, self.origin.quadrature_error)
 
     def support(self) -> tuple[float, float]:
-        """The ends of where the law is; of one that is known by points alone, the least and the largest.
-
-        Returns
-        -------
-        tuple of float
-            The lower and the upper end.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).support()
-        (-inf, inf)
-        """
+        """The ends of the support; for a law that consists of points, the smallest and the largest."""
         if self.component_var.any():
             return super().support()
         return float(self.component_mean.min()), float(self.component_mean.max())
@@ -349,26 +303,12 @@ class Mixture(Components, Law):
         return mixture_cf(t, self.component_mean, self.component_var, self._replicas)
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
-        if self.weight is None:
-            chosen = rng.integers(self.replicas, size=size)
-        else:
-            chosen = rng.choice(len(self.weight), size=size, p=self.weight)
+        chosen = self._replicas.choose(size, rng)
         noise = np.sqrt(self.component_var[chosen]) * rng.standard_normal(size)
         return np.asarray(self.component_mean[chosen] + noise)
 
     def gaussian(self) -> Mixture:
-        """The Gaussian with this law's mean and variance.
-
-        Returns
-        -------
-        Mixture
-            One component.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).gaussian().replicas
-        1
-        """
+        """The Gaussian with this law's mean and variance."""
         return gaussian_like(self)
 
     def _arrays(self) -> dict[str, Any]:

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from ._checked import MAX_MAGNITUDE, checked_weights, numbers
 from ._estimate import Array
+from ._gaussian_mixture import MAX_COMPONENTS, Blocks, GaussianMixture1D, binned, compress, merged
 from ._law_base import LawError
-from ._mixture_1d import MAX_COMPONENTS, Blocks, GaussianMixture1D, binned, compress, merged
 from ._replicas import BLOCKS, Replicas, Replicated, block_labels
 
 JUMPS = 2**14  # most points at which a distribution function jumps; more draws are replaced by so many quantiles
@@ -60,25 +60,13 @@ class Components:
 
     @property
     def replicas(self) -> int:
-        """How many replicas the law was made from; one, if nothing random is left to condition on.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).replicas
-        100
-        """
+        """The number of replicas; 1 if nothing random is left to condition on."""
         return len(self.component_var) if self.count is None else round(float(self.count.sum()))
 
     @property
     def effective(self) -> float:
-        """The number of replicas of equal weight that would say as much: 1/Σ w².
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).effective
-        100.0
-        """
-        return float(self.replicas if self._alike else 1 / np.sum(self.component_weight**2))
+        """The effective sample size of the weights, 1/Σ w²."""
+        return float(self._replicas.count)
 
     @property
     def _alike(self) -> bool:
@@ -91,25 +79,13 @@ class Components:
 
     @property
     def centred(self) -> bool:
-        """Whether every component has mean 0.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).centred
-        True
-        """
+        """Whether every component has mean 0."""
         return not self.component_mean.any()
 
     @cached_property
     def component_weight(self) -> Array:
-        """The weights of the components, of sum 1.
-
-        Examples
-        --------
-        >>> print(ns.paper.layer().law(n=64, draws=4).component_weight)
-        [0.25 0.25 0.25 0.25]
-        """
-        return np.full(self.replicas, 1 / self.replicas) if self.weight is None else self.weight
+        """The weights of the components, of sum 1."""
+        return self._replicas.weights
 
     # The parts: Gaussians, atoms, draws
 
@@ -130,15 +106,7 @@ class Components:
 
     @cached_property
     def bandwidth(self) -> float:
-        """Of the kernel estimate for what is known by draws: Scott's rule, by the lesser of two measures of spread.
-
-        0 if nothing is known by draws.
-
-        Examples
-        --------
-        >>> ns.paper.layer().law(n=64, draws=100).bandwidth
-        0.0
-        """
+        """The bandwidth of the kernels, by Scott's rule with the smaller of two measures of spread; 0 without draws."""
         draws = self._points.draws
         if not len(draws):
             return 0.0
@@ -150,7 +118,7 @@ class Components:
         return float(spread * np.sum(weight**2) ** 0.2)
 
     @cached_property
-    def _few(self) -> GaussianMixture1D:
+    def _compressed(self) -> GaussianMixture1D:
         """The Gaussian components, or fewer with the same law: see `compress` and `binned`."""
         k = self._smooth
         if self.centred and self.weight is None and len(k) > MAX_COMPONENTS:
@@ -158,9 +126,9 @@ class Components:
         return self._weighted(self.component_weight)
 
     @cached_property
-    def _fewer(self) -> GaussianMixture1D:
+    def _merged(self) -> GaussianMixture1D:
         """Fewer components still, as good for distances, where no relative precision in the tails is needed."""
-        return merged(self._few)
+        return merged(self._compressed)
 
     @cached_property
     def _blocked(self) -> tuple[GaussianMixture1D, Array]:
@@ -229,7 +197,7 @@ class Components:
             draws = draws[np.append(np.diff(level, prepend=-1.0)[:-1] > 0, True)]
         return np.union1d(self._points.atoms, self.component_mean[draws])
 
-    def _pieces(self) -> tuple[Array, Array]:
+    def _scales(self) -> tuple[Array, Array]:
         k = self._smooth
         if not len(k):
             return np.zeros(0), np.zeros(0)

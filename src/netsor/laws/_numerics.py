@@ -21,6 +21,7 @@ Read = Callable[[Array], tuple[Array, Array, Array]]  # F, 1 − F and f at poin
 
 CDF_ATOL = 1e-9  # largest error of a cubic that stands for a distribution function
 GONE = 1e-18  # largest probability beyond the last node
+ROOT_TWO = math.sqrt(2)
 MAX_NODES = 60_000  # most nodes of a grid
 INTEGRAL_ATOL = 1e-15  # absolute error that rounding leaves in an integral over a law
 FIRST = np.array([-6.0, -3.0, -1.5, 0.0, 1.5, 3.0, 6.0])
@@ -109,16 +110,31 @@ def _rule(a: Array, b: Array, integrand: Callable[[Array], Array]) -> Array:
     return np.asarray((half * WEIGHTS * integrand(points.ravel()).reshape(points.shape)).sum(axis=1))
 
 
-def entropy(dense: Any, wider: Any) -> Estimate:
-    """−E[log f(Y)] of a law with a density; `wider` is the law with kernels of twice the variance, or the same."""
+def kernel_bias_of(number: Callable[[float], float], value: float) -> tuple[float, float]:
+    """By how much a number changes from kernels of bandwidth h, where it is `value`, to √2 h; and its bias for h.
+
+    `number` is the number as a function of the bandwidth, in units of h. A bias that is proportional to h^p grows by
+    ρ = 2^(p/2) with each factor √2, so it is the change over ρ − 1. p is 2 for a smooth density and 1 for one with an
+    edge; the changes from h/√2 to h and on to √2 h tell which. Noise falls with h: then the change itself is taken.
+    """
+    change, before = number(ROOT_TWO) - value, value - number(1 / ROOT_TWO)
+    ratio = change / before if before else 2.0
+    return change, change / (min(max(ratio, ROOT_TWO), 2.0) - 1) if ratio > 1 else change
+
+
+def entropy(law: Any) -> Estimate:
+    """−E[log f(Y)]; draws have kernels. −∞ for a law with atoms."""
+    if law.atoms:
+        return Estimate(-math.inf, 0.0)
+    dense, smoothing = law._dense(), 0.0
     value, bias, error, _ = _entropy(dense)
-    # the bias of the kernels: doubling their variance doubles it, so it is the change
-    smoothing = 0.0 if wider is dense else _entropy(wider).value - value
+    if law._dense(ROOT_TWO) is not dense:
+        _, smoothing = kernel_bias_of(lambda factor: _entropy(law._dense(factor)).value, value)
     return Estimate(value, combined(error, bias, smoothing))  # of this law as it is, so a bias is an error
 
 
 def _entropy(law: Any) -> Jackknife:
-    nodes = resolved([law._read], *law._pieces())
+    nodes = resolved([law._read], *law._scales())
 
     def integrand(y: Array) -> Array:
         log_f = law._logpdf(y)
@@ -133,10 +149,10 @@ def _entropy(law: Any) -> Jackknife:
     return jackknife(functional, [law._densities(y)])
 
 
-def expectation(dense: Any, wider: Any, atoms: Sequence[tuple[float, Estimate]], f: Callable[[Any], Any]) -> Estimate:
+def expectation(law: Any, f: Callable[[Any], Any]) -> Estimate:
     """E[f(Y)]: over the density by quadrature, and at the atoms."""
-    value, error = 0.0, 0.0
-    if len(dense._pieces()[0]):
+    value, error, atoms, dense, wider = 0.0, 0.0, law.atoms, law._dense(), law._dense(ROOT_TWO)
+    if len(dense._scales()[0]):
         value, _, error, _ = _expectation(dense, f)
         smoothing = 0.0 if wider is dense else _expectation(wider, f).value - value
         error = combined(error, smoothing)
@@ -148,7 +164,7 @@ def expectation(dense: Any, wider: Any, atoms: Sequence[tuple[float, Estimate]],
 
 
 def _expectation(law: Any, f: Callable[[Any], Any]) -> Jackknife:
-    nodes = resolved([law._read], *law._pieces())
+    nodes = resolved([law._read], *law._scales())
     y, weights = integrated(lambda y: _called(f, y) * law._density(y), coarser(nodes))
     heights = weights * _called(f, y)
     return jackknife(lambda density: np.sum(heights * density, axis=-1), [law._densities(y)])

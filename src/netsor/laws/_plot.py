@@ -10,8 +10,8 @@ import numpy as np
 from .._mpl_style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from .._repr_html import density, note, table, title
 from ..language._given import shown
+from ._gaussian_mixture import GaussianMixtureND
 from ._law_base import LawError
-from ._mixture_nd import GaussianMixtureND
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK)
 DENSITY_POINTS = 401  # of a density
@@ -39,8 +39,7 @@ def _axes(ax: Any) -> Any:
 
 def plot_law(law: Any, ax: Any, label: str | None) -> Any:
     """The density of one law, with its error as a band, and an arrow for each atom. Returns the axes."""
-    axes = _axes(ax)
-    y = np.linspace(*range_of(law), DENSITY_POINTS)
+    axes, y = _axes(ax), np.linspace(*range_of(law), DENSITY_POINTS)
     density, error = curve_of(law, y)
     colour = COLOURS[len(axes.lines) % len(COLOURS)]
     add_line(axes, y, density, error, colour, "-", label)
@@ -89,7 +88,7 @@ def range_of(law: Any) -> tuple[float, float]:
 
 def curve_of(law: Any, y: Any) -> tuple[Any, Any]:
     """The density and its error; 0 for a law that is made of atoms."""
-    if law.atoms and not len(law._pieces()[0]) and not law._points.draws.size:
+    if law.atoms and not len(law._scales()[0]) and not law._points.draws.size:
         return np.zeros_like(y), np.zeros_like(y)
     value, error = law.with_error.pdf(y)
     return value, error

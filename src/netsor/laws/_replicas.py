@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,8 +33,7 @@ def tail_error(samples: Array, share: Array | None, count: float, steeper: float
     if count < 2 * FEWEST:
         return np.zeros(samples.shape[1:])
     flat = samples.reshape(len(samples), -1)
-    step = max(1, TAIL_ELEMENTS_PER_BATCH // len(flat))
-    found = [_unseen(flat[:, k : k + step], share, count, steeper) for k in range(0, flat.shape[1], step)]
+    found = [_unseen(part.T, share, count, steeper) for part in batches(flat.T, len(flat), TAIL_ELEMENTS_PER_BATCH)]
     return np.concatenate(found).reshape(samples.shape[1:]) if found else np.zeros(samples.shape[1:])
 
 
@@ -77,6 +76,12 @@ def _largest(samples: Array, share: Array | None) -> tuple[Array, Array, Array]:
 BLOCKS = 40  # blocks of replicas, from which errors of quantities that are no averages are found
 
 
+def batches(y: Array, width: int, entries: int) -> Iterator[Array]:
+    """Parts of an array such that a table (part, width) has about so many entries, which bounds the memory."""
+    step = max(1, entries // max(width, 1))
+    return (y[k : k + step] for k in range(0, len(y), step))
+
+
 class Replicated(NamedTuple):
     """A quantity at points, by independent blocks of what a law was made from: rows (blocks, points), and weights.
 
@@ -105,6 +110,17 @@ class Replicas:
         else:
             self.count = number if weight is None else float(1 / np.sum(weight**2))
             self._square = np.full(number, 1 / number**2) if weight is None else weight**2
+
+    @property
+    def weights(self) -> Array:
+        """The weights, also where they are equal."""
+        return np.full(len(self._square), 1 / len(self._square)) if self.weight is None else self.weight
+
+    def choose(self, size: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:
+        """Components drawn by weight."""
+        if self.weight is None:
+            return rng.integers(len(self._square), size=size)
+        return rng.choice(len(self.weight), size=size, p=self.weight)
 
     def mean(self, samples: Array) -> Array:
         """The weighted mean."""
@@ -144,7 +160,7 @@ def average(samples: Array, weight: Array | None, decisive: bool = False) -> Est
     return Replicas(len(samples), weight).average(samples, decisive)
 
 
-def of_share(share: Any, count: float) -> Any:
+def proportion_error(share: Any, count: float) -> Any:
     """The error of a share of so many draws, which is not 0 without any hit.
 
     By Wilson's interval, (p + z²/2n ± z √(p(1 − p)/n + z²/4n²))/(1 + z²/n): how far its middle is off, and half its
@@ -215,9 +231,7 @@ CF_ELEMENTS_PER_BATCH = 2**20  # entries of a table (replicas × points) compute
 def mixture_cf(t: Array, mean: Array, var: Array, replicas: Replicas) -> Estimate:
     """Σ_r w_r e^(itm_r − t²v_r/2) at points; its error is the radius of a circle about the value."""
     values, errors = [], []
-    step = max(1, CF_ELEMENTS_PER_BATCH // len(mean))
-    for k in range(0, len(t), step):
-        p = t[k : k + step]
+    for p in batches(t, len(mean), CF_ELEMENTS_PER_BATCH):
         with np.errstate(over="ignore"):  # e^(−∞) is 0
             size = np.exp(-np.outer(var, p**2) / 2)
         turn = np.outer(mean, p)

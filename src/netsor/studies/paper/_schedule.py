@@ -24,7 +24,7 @@ from ...engine._parallel import generator
 from ...engine.backends import Backend, Numpy
 from ...laws import Empirical, Estimate, HeadSum, Law, Mixture
 from ...laws._distance_estimator import kl_terms
-from ...laws._mixture_1d import GaussianMixture1D, compress
+from ...laws._gaussian_mixture import GaussianMixture1D, compress
 from ...laws._replicas import Replicated, jackknife
 from .._cache import Arrays, Store
 from ._experiments import Case, Figure, Part, limit_law

@@ -1,0 +1,463 @@
+"""Comparisons of laws, frozen scipy.stats distributions and samples: distances with errors, and a plot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._array_api import one_blas_thread
+from .._mpl_style import DOTTED, GREY
+from ..language._given import shown
+from ._checked import checked_draws, checked_generator, numbers, whole
+from ._distance_estimator import DistanceEstimator
+from ._empirical import Empirical
+from ._estimate import Array, Estimate, combined
+from ._joint import Joint
+from ._law import Law
+from ._law_base import LawBase, LawError, Provenance
+from ._mixture import Mixture, gaussian_like
+from ._numerics import integrated, resolved
+from ._plot import COLOURS, DENSITY_POINTS, add_arrows, add_line, curve_of, is_axes, range_of
+from ._replicas import Replicas, average
+
+DRAWS = 4000  # of the Monte Carlo estimate of a joint KL
+
+
+def as_law(other: Any) -> Law:
+    """Convert a law, a frozen scipy.stats distribution or a sample to a law."""
+    if isinstance(other, Law):
+        return other
+    if isinstance(other, LawBase):
+        raise LawError(
+            "distance", f"is between laws of one variable, got {shown(other)}; of a joint law take one, law[i]"
+        )
+    if all(hasattr(other, name) for name in ("pdf", "cdf", "sf", "rvs")) and not isinstance(other, np.ndarray):
+        return ScipyLaw(other)
+    if hasattr(other, "pmf"):
+        raise LawError("distance", f"{shown(other)} is discrete; it needs a law with a density, or an array of draws")
+    if isinstance(other, np.ndarray | list | tuple):
+        draws = checked_draws(other)
+        return Mixture(draws, 0.0, Provenance("estimated", f"{draws.size} draws"))
+    hint = "; ask for its law first, net.law(n=…)" if hasattr(other, "law") else ""
+    raise LawError(
+        "a law is needed",
+        "what is compared or drawn are laws, frozen distributions of scipy.stats and arrays of draws, "
+        f"got {type(other).__name__}{hint}",
+    )
+
+
+def as_joint(other: Any, dim: int, operation: str) -> Joint:
+    """Convert a joint law, a frozen multivariate normal or a sample (draws, entries) to a joint law."""
+    if isinstance(other, Joint):
+        law = other
+    elif all(hasattr(other, name) for name in ("mean", "cov", "logpdf", "rvs")):  # multivariate_normal
+        law = Joint(
+            np.atleast_2d(other.mean), np.atleast_2d(other.cov)[None], Provenance("exact", "scipy.stats normal")
+        )
+    elif isinstance(other, np.ndarray) and other.ndim == 2 and len(other) > 1:
+        draws = numbers(other, operation, "draws")
+        cov = np.zeros((*draws.shape, draws.shape[1]))
+        law = Joint(draws, cov, Provenance("estimated", f"{len(draws)} draws"))
+    else:
+        raise LawError(
+            operation,
+            "is between joint laws, frozen scipy.stats.multivariate_normal and arrays (draws, entries), "
+            f"got {shown(other)}; for one variable take an entry, law[i]",
+        )
+    if law.dim != dim:
+        raise LawError(operation, f"joint laws of {dim} and {law.dim} entries; take marginals")
+    return law
+
+
+class ScipyLaw(Law):
+    """A frozen distribution of scipy.stats, as a law without errors."""
+
+    def __init__(self, distribution: Any) -> None:
+        self.distribution = distribution
+        kind = getattr(distribution, "dist", distribution)
+        self.origin = Provenance("exact", f"scipy.stats {getattr(kind, 'name', type(kind).__name__)}")
+
+    def _pdf(self, y: Array) -> Estimate:
+        try:
+            value = np.asarray(self.distribution.pdf(y), dtype=np.float64)
+        except OverflowError:  # some say so, and some return infinity
+            value = np.full(len(y), np.inf)
+        if not np.isfinite(value).all():
+            raise LawError(
+                "density",
+                f"{self.method} has an infinite density somewhere; a distance needs a bounded one, "
+                "or an array of draws",
+            )
+        return Estimate(value, np.zeros(len(y)))
+
+    def _cdf(self, y: Array) -> Estimate:
+        return Estimate(np.asarray(self.distribution.cdf(y), dtype=np.float64), np.zeros(len(y)))
+
+    def _sf(self, y: Array) -> Array:
+        return np.asarray(self.distribution.sf(y), dtype=np.float64)
+
+    def _logpdf(self, y: Array) -> Array:
+        return np.asarray(self.distribution.logpdf(y), dtype=np.float64)
+
+    def _moment(self, order: int) -> Estimate:
+        value = self.distribution.mean() if order == 1 else self.distribution.moment(order)
+        return Estimate(float(value), 0.0)
+
+    def _var(self) -> Estimate:
+        return Estimate(float(self.distribution.var()), 0.0)
+
+    def _kurtosis(self) -> Estimate:
+        return Estimate(float(self.distribution.stats(moments="k")), 0.0)
+
+    def _skewness(self) -> Estimate:
+        return Estimate(float(self.distribution.stats(moments="s")), 0.0)
+
+    def support(self) -> tuple[float, float]:
+        """The ends of the support."""
+        low, high = self.distribution.support()
+        return float(low), float(high)
+
+    def _scales(self) -> tuple[Array, Array]:
+        low, middle, high = (float(self.distribution.ppf(q)) for q in (0.1, 0.5, 0.9))
+        return np.array([middle]), np.array([max((high - low) / 2.5, math.ulp(middle))])
+
+    def _rvs(self, size: int, rng: np.random.Generator) -> Array:
+        return np.asarray(self.distribution.rvs(size, random_state=rng), dtype=np.float64)
+
+    def _cf(self, t: Array) -> Estimate:
+        # by quadrature over the density
+        y, w = integrated(lambda p: self._pdf(p).value, resolved([self._read], *self._scales()))
+        return Estimate(np.exp(1j * t[:, None] * y) @ (w * self._pdf(y).value), np.zeros(len(t)))
+
+    def gaussian(self) -> Mixture:
+        """The Gaussian with its mean and variance."""
+        return gaussian_like(self)
+
+
+@one_blas_thread()
+def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
+    """D(p ‖ q), with the bias that the noise of both densities gives it removed and counted as an error."""
+    if _same(p, q):  # one law: the divergence is 0, and the noise of both cancels
+        return Estimate(0.0, 0.0, p.sources | q.sources)
+    if p.singular.value > 0:  # p has mass on a set to which q gives none, as an atom in one dimension
+        return Estimate(math.inf, 0.0, p.sources | q.sources)
+    y = p.rvs(DRAWS, seed)
+    value, error = average(np.asarray(p.logpdf(y) - q.logpdf(y)), None)
+    shares = []
+    for law in (p, q):
+        density, spread = law._normals.pdf_with_error(y)
+        shares.append(np.divide(spread, density, out=np.zeros_like(density), where=density > 0))
+    bias = 0.5 * float(np.mean(np.minimum(shares[0] ** 2 + shares[1] ** 2, 1.0)))
+    # the noise of q's density is the same at neighbouring points: it does not average out over draws
+    common = float(np.mean(np.minimum(shares[1], 1.0)))
+    return Estimate(value - bias, combined(error, bias, common), p.sources | q.sources)
+
+
+def _same(p: Joint, q: Joint) -> bool:
+    """Whether both are one law, made of the same replicas."""
+    pairs = [(p.component_mean, q.component_mean), (p.component_cov, q.component_cov)]
+    pairs.append((p._replicas.weights, q._replicas.weights))
+    return p is q or all(np.array_equal(a, b) for a, b in pairs)
+
+
+NAMES = ("kl", "total_variation", "wasserstein1", "kolmogorov")
+Other = Any  # a law, a frozen distribution of scipy.stats, or an array of draws
+
+
+def kl(p: Other, q: Other) -> Estimate:
+    """The Kullback–Leibler divergence D(p ‖ q) = ∫ p log(p/q).
+
+    Parameters
+    ----------
+    p, q : Law, Joint, frozen distribution of scipy.stats, or array_like
+        The two laws; an array is a sample.
+
+    Returns
+    -------
+    Estimate
+        In nats, with a standard error; small if both laws have one seed, which couples them.
+
+    Examples
+    --------
+    >>> from scipy import stats
+    >>> print(ns.kl(stats.norm(0, 1), stats.norm(0, 2)))  # log 2 − 3/8
+    0.318147 ± 0
+    """
+    for law in (p, q):
+        if isinstance(law, Joint):
+            return joint_kl(as_joint(p, law.dim, "kl"), as_joint(q, law.dim, "kl"))
+    return distances(p, q, ["kl"])["kl"]
+
+
+def total_variation(p: Other, q: Other) -> Estimate:
+    """½ ∫ |p − q|, the largest difference in the probability of an event.
+
+    Parameters
+    ----------
+    p, q : Law, frozen distribution of scipy.stats, or array_like
+        The two laws; an array is a sample.
+
+    Returns
+    -------
+    Estimate
+        The distance, from 0 to 1, with its error.
+
+    Examples
+    --------
+    >>> law = ns.paper.layer().law(n=ns.inf)
+    >>> print(f"{ns.total_variation(law, law.infinite_heads()).value:.4f}")
+    0.0065
+    """
+    return distances(p, q, ["total_variation"])["total_variation"]
+
+
+def wasserstein1(p: Other, q: Other) -> Estimate:
+    """∫ |P − Q| of the distribution functions, the least mean distance of two variables with these laws.
+
+    Parameters
+    ----------
+    p, q : Law, frozen distribution of scipy.stats, or array_like
+        The two laws; an array is a sample.
+
+    Returns
+    -------
+    Estimate
+        The distance, in the unit of the variable, with its error.
+
+    Examples
+    --------
+    >>> law = ns.paper.layer().law(n=ns.inf)
+    >>> print(f"{ns.wasserstein1(law, law.infinite_heads()).value:.4f}")
+    0.0044
+    """
+    return distances(p, q, ["wasserstein1"])["wasserstein1"]
+
+
+def kolmogorov(p: Other, q: Other) -> Estimate:
+    """The largest difference of two distribution functions, sup |P − Q|.
+
+    Parameters
+    ----------
+    p, q : Law, frozen distribution of scipy.stats, or array_like
+        The two laws; an array is a sample.
+
+    Returns
+    -------
+    Estimate
+        The distance, from 0 to 1, with its error.
+
+    Examples
+    --------
+    >>> law = ns.paper.layer().law(n=ns.inf)
+    >>> print(f"{ns.kolmogorov(law, law.infinite_heads()).value:.4f}")
+    0.0026
+    """
+    return distances(p, q, ["kolmogorov"])["kolmogorov"]
+
+
+@one_blas_thread()
+def distances(p: Other, q: Other, names: Sequence[str] = NAMES) -> dict[str, Estimate]:
+    """Several distances of two laws at once, in less time than one by one.
+
+    Parameters
+    ----------
+    p, q : Law, frozen distribution of scipy.stats, or array_like
+        The two laws; an array is a sample.
+    names : sequence of str
+        Which: `kl`, `total_variation`, `wasserstein1`, `kolmogorov`.
+
+    Returns
+    -------
+    dict of str to Estimate
+        In the order of `names`.
+
+    Examples
+    --------
+    >>> law = ns.paper.layer().law(n=ns.inf)
+    >>> for name, found in ns.distances(law, law.infinite_heads()).items():
+    ...     print(f"{name} {found.value:.1e}")
+    ...
+    kl 2.7e-04
+    total_variation 6.5e-03
+    wasserstein1 4.4e-03
+    kolmogorov 2.6e-03
+    """
+    first, second = as_law(p), as_law(q)
+    pair = DistanceEstimator(first, second)
+    found = {}
+    for name in _checked_names(names):
+        value, error = pair.distance(name)
+        if not math.isnan(value):
+            error = combined(error, *pair.doubts(name))
+        ends = (0.0, 1.0) if name in ("total_variation", "kolmogorov") else (-math.inf, math.inf)
+        low = 0.0 if name == "wasserstein1" else ends[0]
+        found[name] = Estimate(min(max(value, low), ends[1]), error, first.sources | second.sources)
+    return found
+
+
+def _checked_names(names: Any) -> list[str]:
+    """Some of the distances, by name."""
+    listed = isinstance(names, list | tuple) and len(names) > 0
+    if not listed or not all(isinstance(name, str) and name in NAMES for name in names):
+        raise LawError("distances", f"names={shown(names)} must be a list of some of {', '.join(NAMES)}")
+    return list(names)
+
+
+MAX_DIRECTIONS = 10_000  # most directions
+
+
+@one_blas_thread()
+def sliced_wasserstein(p: Any, q: Any, directions: int = 16, seed: int = 2025) -> Estimate:
+    """The mean over random unit directions of the W1 distance of Σ_i u_i Y_i under both laws.
+
+    Parameters
+    ----------
+    p, q : Joint, frozen scipy.stats.multivariate_normal, or array_like
+        The two laws, of which at least one is a Joint; an array (draws, entries) is a sample.
+    directions : int
+        The number of directions.
+    seed : int
+        The seed of the directions.
+
+    Returns
+    -------
+    Estimate
+        The distance, with the error of the laws and that of the directions.
+
+    Examples
+    --------
+    >>> law = ns.Program(ns.nn.attention(ns.gaussian(ns.Width("n"), 2), heads=1)).law(n=ns.inf, draws=200)
+    >>> print(f"{ns.sliced_wasserstein(law, law.gaussian(), directions=2).value:.3f}")
+    0.003
+    """
+    joint = [law for law in (p, q) if isinstance(law, Joint)]
+    if not joint:
+        raise LawError(
+            "sliced_wasserstein",
+            f"is between joint laws, got {shown(p)} and {shown(q)}; for one variable, wasserstein1",
+        )
+    p, q = (as_joint(law, joint[0].dim, "sliced_wasserstein") for law in (p, q))
+    count = whole(directions, "directions", "sliced_wasserstein", least=2)
+    if count > MAX_DIRECTIONS:
+        raise LawError("sliced_wasserstein", f"directions={count} must be at most {MAX_DIRECTIONS}, each a distance")
+    u = checked_generator(seed, "sliced_wasserstein").standard_normal((count, p.dim))
+    u /= np.linalg.norm(u, axis=1, keepdims=True)
+    found = [wasserstein1(p.combination(w), q.combination(w)) for w in u]
+    each, replicas = np.array([one.value for one in found]), Replicas(count)
+    value, over = float(replicas.mean(each)), float(replicas.spread(each))
+    # directions share their draws, so their errors are one
+    return Estimate(value, combined(over, float(np.mean([one.error for one in found]))), p.sources | q.sources)
+
+
+def paper_kl(
+    finite: npt.ArrayLike | Empirical, limit: npt.ArrayLike | Empirical, grid: npt.ArrayLike | None = None
+) -> float:
+    """The paper's estimator: D(finite ‖ limit) of two kernel estimates on a grid of 500 points, from draws of each.
+
+    Both estimates have 1e-12 added and are normalised by the trapezoidal rule. It cannot see below about 5e-4: `ns.kl`
+    can, and docs/estimator.md shows it.
+
+    Parameters
+    ----------
+    finite : array_like or Empirical
+        Draws at finite width.
+    limit : array_like or Empirical
+        Draws of the limit.
+    grid : array_like, optional
+        The points, which span both samples unless given (the paper's span the draws of all trials).
+
+    Returns
+    -------
+    float
+        The estimate, without an error.
+
+    Examples
+    --------
+    >>> law = ns.paper.layer().law(n=ns.inf)
+    >>> same = ns.paper_kl(law.rvs(50_000, seed=0), law.rvs(50_000, seed=1))  # of a law and itself
+    >>> print(f"{same:.0e}")
+    4e-04
+    """
+    a, b = (law if isinstance(law, Empirical) else Empirical(law) for law in (finite, limit))
+    if grid is None:
+        grid = np.linspace(min(a.draws[0], b.draws[0]), max(a.draws[-1], b.draws[-1]), 500)
+    y = numbers(grid, "paper_kl", "grid")
+    if y.ndim != 1 or y.size < 2 or not (np.diff(y) > 0).all():
+        raise LawError("paper_kl", f"grid={shown(grid)} must be two or more points, each above the one before")
+    f, g = (law.pdf(y) + 1e-12 for law in (a, b))
+    f, g = f / np.trapezoid(f, y), g / np.trapezoid(g, y)
+    return float(np.trapezoid(f * np.log(f / g), y))
+
+
+def plot(*laws: Any, labels: Any = None, ax: Any = None) -> Any:
+    """Plot densities, and below them the difference of each from the last.
+
+    Arrows are atoms. Show or save the figure as any other: `plt.show()`, `plt.savefig("laws.pdf")`.
+
+    Parameters
+    ----------
+    *laws : Law, frozen distribution of scipy.stats, or array_like
+        One or more; an array is a sample.
+    labels : sequence of str, optional
+        Names for the laws.
+    ax : matplotlib axes, or a pair of them, optional
+        Two axes, or one for the densities alone; a new figure if None.
+
+    Returns
+    -------
+    matplotlib axes, or an array of two
+        The axes.
+
+    Examples
+    --------
+    >>> net = ns.paper.layer()
+    >>> axes = ns.plot(net.law(n=64, draws=500), net.law(n=ns.inf), labels=["64", "∞"])
+    >>> len(axes)
+    2
+    """
+    if not laws or any(isinstance(law, Joint) for law in laws):
+        raise LawError("plot", "needs one law of one variable or more; a joint law has joint.plot()")
+    laws = tuple(as_law(law) for law in laws)
+    names = [law.method for law in laws] if labels is None else labels
+    listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    if not listed or len(names) != len(laws):
+        raise LawError("plot", f"labels={shown(labels)} must be {len(laws)} names, one for each law")
+    top, bottom = _pair(ax)
+    low, high = zip(*(range_of(law) for law in laws), strict=True)
+    y = np.linspace(min(low), max(high), DENSITY_POINTS)
+    curves = [curve_of(law, y) for law in laws]
+    last, last_error = curves[-1]
+    for k, (name, (density, error)) in enumerate(zip(names, curves, strict=True)):
+        colour = COLOURS[k % len(COLOURS)]
+        line = "-" if k == len(laws) - 1 else DOTTED
+        add_line(top, y, density, error, colour, line, name)
+        add_arrows(top, laws[k], max(float(curve.max()) for curve, _ in curves), colour)
+        if k < len(laws) - 1 and bottom is not None:
+            add_line(bottom, y, density - last, np.hypot(error, last_error), colour, line, None)
+    top.set(ylabel="density", ylim=(0, None))
+    if bottom is not None:
+        bottom.axhline(0.0, color=GREY, lw=0.5, zorder=0)
+        bottom.set(ylabel="difference")
+    (bottom or top).set(xlabel="y", xlim=(y[0], y[-1]))
+    top.legend(loc="best")
+    return top if bottom is None else np.array([top, bottom])
+
+
+def _pair(ax: Any) -> tuple[Any, Any]:
+    """The axes for densities and for differences, None if these are not wanted."""
+    if ax is None:
+        import matplotlib.pyplot as plt  # slow to import
+
+        figure = plt.figure(layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1.0))
+        return top, bottom
+    if is_axes(ax):
+        return ax, None
+    listed = isinstance(ax, list | tuple | np.ndarray) and len(ax) == 2
+    if not listed or not all(map(is_axes, ax)):
+        raise LawError("plot", f"ax={shown(ax)} must be one of matplotlib's axes, or two of them")
+    return ax[0], ax[1]
