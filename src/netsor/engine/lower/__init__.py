@@ -10,7 +10,6 @@ Without any shortcut every source is drawn whole in the frame of its cluster, an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -28,21 +27,20 @@ from ...language._vector import Vector
 from .._cost_model import CPU, Prices
 from .._error import ExactError, InfiniteError
 from .._ir import Register
-from .._ir_builder import MAX_ARRAY_BYTES, TooLargeError, named
+from .._ir_builder import TooLargeError, named
 from .._plan import Plan
 from .._rng_keys import SAMPLE
 from ..passes import SHORTCUTS, rewrite
 from ..passes._operations import AdjointCorrection, Coefficients, Fuse, MaterialisedMatMul, OuterProductSum, Span
 from ..passes._rewrite import Context
-from ._analysis import coordinate_bytes, facts_of
+from ._analysis import facts_of
 from ._cost import whole_groups
 from ._inner_products import mean, products, products_of_coordinates, rotated
 from ._linear import lower_linear, taken
 from ._nonlinear import check_jumps, nonlin, pooled, summed
-from ._outputs import Output, results
+from ._outputs import results
 from ._rebase import rebase_after_nonlinearity, rebase_when_large
 from ._relu_gram import positive
-from ._repeated_blocks import NotPeriodicError, PlanUnroller, TruncatedProgram, shorter
 from ._reused_weights import adjoint, along, span
 from ._sources import drawn, fuse, gaussian, matmul
 from ._state import LoweredVector, State
@@ -77,26 +75,17 @@ def make_plan(
         context.origin[value] = places.get(made_from.get(value, value), len(places))
     names = names_of(context.ordered(narrowed))
 
-    def planned(outputs: Sequence[Value], context: Context, short: TruncatedProgram | None) -> Plan:
-        made, nested = rewrite(outputs, context, without), frozenset[int]()
-        facts = facts_of(made, outputs, context, names, frozenset(without), picked)
-        while True:
-            try:
-                return _lowered(State(facts, context.notes, shift, nested, whole_groups(facts)), title, short)
-            except NestedNonlinearity as error:  # known only now, from the directions: values at nodes serve this space
-                nested |= {error.group}
-
-    short = None if "repeated" in without else shorter(context.ordered(narrowed), narrowed, context.origin)
-    if short is not None:
-        with suppress(ExactError, NotPeriodicError):  # an error names a value of the program as it is written
-            return planned(short.outputs, Context(bound, short.origin, prices=prices), short)
-    return planned(narrowed, context, None)
+    made, nested = rewrite(narrowed, context, without), frozenset[int]()
+    facts = facts_of(made, narrowed, context, names, frozenset(without), picked)
+    while True:
+        try:
+            return _lowered(State(facts, context.notes, shift, nested, whole_groups(facts)), title)
+        except NestedNonlinearity as error:  # known only now, from the directions: values at nodes serve this space
+            nested |= {error.group}
 
 
-def _lowered(s: State, title: str, short: TruncatedProgram | None) -> Plan:
+def _lowered(s: State, title: str) -> Plan:
     """Lower every value, in order, and what is asked of the outputs."""
-    if short is not None and any(coordinate_bytes(group) > short.share * MAX_ARRAY_BYTES for group in s.facts.groups):
-        raise NotPeriodicError
     for index, value in enumerate(s.facts.values):
         try:
             _value(s, value, index)
@@ -106,31 +95,11 @@ def _lowered(s: State, title: str, short: TruncatedProgram | None) -> Plan:
             ) from None
         except InfiniteError as error:
             raise ExactError(value, str(error)) from None
-    build, lowered = s.build, list(zip(s.facts.written, s.facts.outputs, strict=True))
-    if short is None:
-        mean, columns = results(s, [(written, output, s.scalars.get(output)) for written, output in lowered])
-    else:
-        longer = PlanUnroller(build, short.left, short.stride)
-        outputs, done = _outputs(s, short, dict(lowered), longer), len(build.steps)
-        mean, columns = results(s, outputs)
-        longer.check(build.steps[done:], {scalars for *_, scalars in outputs if scalars is not None})
+    mean, columns = results(s)
+    build = s.build
     told = tuple(s.notes), build.expects, build.nodes, tuple(build.tried), s.facts.prices.place
     ragged = s.facts.prices.ragged and "positive" not in s.facts.without
     return Plan(title, positive(build, (mean, columns)) if ragged else build.steps, mean, columns, *told)
-
-
-def _outputs(s: State, short: TruncatedProgram, lowered: Mapping[Value, Value], longer: PlanUnroller) -> list[Output]:
-    """All outputs, those of blocks that were left out too."""
-    found: list[Output] = []
-    for each in short.all_outputs:
-        if isinstance(each, Value):
-            found.append((each, lowered[each], s.scalars.get(lowered[each])))
-            continue
-        like = [lowered[output] for output in each.like]
-        if not all(output in s.scalars for output in like):
-            raise NotPeriodicError
-        found.append((each.like[0], like[0], longer.of([s.scalars[output] for output in like], each.block)))
-    return found
 
 
 def _value(s: State, value: Value, index: int) -> None:

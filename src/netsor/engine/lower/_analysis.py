@@ -266,21 +266,16 @@ def _numbers(
 
 
 def _check_room(group: FrameBatch) -> None:
-    """Refuse, before anything is made, coordinates that no memory holds."""
-    size = coordinate_bytes(group)
+    """Refuse a group whose nonlinearities need more coordinates, at finite width, than memory holds."""
+    if not group.nonlinear or math.isinf(group.width):
+        return
+    size = 8 * group.width * sum(places.size for places in group.positions.values())
     if size > MAX_ARRAY_BYTES:
         raise ExactError(
             group.nonlinear[0],
             f"a nonlinearity at width {group.width:.0f} needs {size:.1e} bytes for its coordinates",
             instead="take the width inf, or a smaller one",
         )
-
-
-def coordinate_bytes(group: FrameBatch) -> float:
-    """The bytes of all coordinates that nonlinearities of a group ask for, at finite width."""
-    if not group.nonlinear or math.isinf(group.width):
-        return 0.0
-    return 8 * group.width * sum(places.size for places in group.positions.values())
 
 
 def _components(group: FrameBatch, edges: Mapping[Value, set[Value]], apart: bool) -> list[Component]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from ...language._array import Value, VectorAccess
+from ...language._array import VectorAccess
 from ...language._operation import Data
 from ...language._scalar import Scalar
 from ...language._vector import Vector
@@ -15,16 +13,14 @@ from .._ir import Register
 from ._analysis import local_coordinates
 from ._state import Ints, State
 
-Output = tuple[Value, Value, Register | None]  # as written, as it is lowered, and its numbers if these are scalars
-
 NOTE = (
     "coordinates of the output differ, for data or rotary positions are not alike in all of them: this is number 0; "
     "law(coordinates=…), or --coordinate, picks others"
 )
 
 
-def results(s: State, outputs: Sequence[Output]) -> tuple[Register, Register]:
-    """For these outputs, side by side: mean and coefficients, so that a coordinate is mean + coefficients · N(0, I).
+def results(s: State) -> tuple[Register, Register]:
+    """For all outputs, side by side: mean and coefficients, so that a coordinate is mean + coefficients · N(0, I).
 
     Sources that were never drawn are the Gaussian part (Rao–Blackwell); scalars have none. Coordinates are i.i.d. given
     the rest as far as such sources go, so each has a set of columns of its own (see `_sets`). Entries are in numpy's
@@ -32,9 +28,9 @@ def results(s: State, outputs: Sequence[Output]) -> tuple[Register, Register]:
     """
     build, means, columns = s.build, [], []
     count, own = len(s.facts.picked), s.columns - len(s.facts.picked)
-    for written, output, scalars in outputs:
-        if scalars is not None:
-            means.append(build.reshape(scalars, output.size))
+    for written, output in zip(s.facts.written, s.facts.outputs, strict=True):
+        if output in s.scalars:
+            means.append(build.reshape(s.scalars[output], output.size))
             columns.append(build.constant(np.zeros((output.size, count * own))))
             continue
         assert isinstance(output, Vector)

@@ -31,7 +31,6 @@ GRAPH: dict[str, Pass] = {
 }
 # All that can be switched off: those of the graph, those of lowering, and the formula for a sum over heads.
 SHORTCUTS = (
-    "repeated",
     "stacked",
     "drawn",
     *GRAPH,
