@@ -11,7 +11,7 @@ from scipy import special, stats
 
 import netsor as ns
 from netsor.engine import _gram_schmidt, _interpreter, _ops
-from netsor.engine.backends import NoDeviceError, _base, _chi, _jax_linalg, _jax_program, choose
+from netsor.engine.backends import NoDeviceError, _base, _batched_linalg, _chi, _jax_program, choose
 from netsor.engine.backends._jax_program import threefry
 from netsor.engine.lower import make_plan
 
@@ -64,7 +64,7 @@ def test_jax_computes_what_numpy_computes(seeds):
                     for step in piece.steps:
                         if step not in drawn:
                             args = [here[r] if r.value is None else jnp.asarray(r.value) for r in step.args]
-                            here[step.out] = _jax_linalg.library().compute(step, args)
+                            here[step.out] = _batched_linalg.jax_library().compute(step, args)
                     return [here[register] for register in piece.writes]
 
                 if piece.host:
@@ -92,7 +92,7 @@ def test_jax_sees_small_parts():
     rows = np.concatenate([small_parts.nearly_equal(5, 20, delta) for delta in (1e-9, 1.0, 0.0)])
     products = _ops.gram(np, rows, rows)
     with choose(**JAX)._within():
-        ways = _jax_linalg.library().ways
+        ways = _batched_linalg.jax_library().ways
         c = np.asarray(jax.jit(partial(_gram_schmidt.reduced, jnp, ways=ways))(products, rows))
         q = np.asarray(jax.jit(partial(_gram_schmidt.orthonormalise, jnp, ways=ways))(rows))
     ours = _gram_schmidt.reduced(np, products, rows)
@@ -110,7 +110,7 @@ def test_jax_factors_singular_matrices(precision, few):
     import jax
     import jax.numpy as jnp
 
-    ways = replace(_jax_linalg.library(), few=few).ways
+    ways = replace(_batched_linalg.jax_library(), few=few).ways
     compiled = {}
 
     def compute(rule, *arrays):

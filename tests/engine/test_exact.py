@@ -13,7 +13,7 @@ from netsor.engine import _gram_schmidt, _interpreter, _ir_builder, _ops, lower
 from netsor.engine._interpreter import in_numpy, run
 from netsor.engine.backends._numpy import Streams
 from netsor.engine.lower import _state, make_plan
-from netsor.engine.lower.frames import BartlettFrame
+from netsor.engine.lower._finite_frames import BartlettFrame
 from netsor.engine.passes import SHORTCUTS
 from netsor.language._operation import MatMul
 

@@ -20,9 +20,8 @@ from ..language._score import MASKED_SOFTMAX, SOFTMAX
 from ..language._slicing import narrow
 from ..language._vector import Vector
 from ..language._weight import Weight, weight
-from ._plan_cache import PlanQuery
-from ._sampler import sample_conditional_law
-from ._sampling_options import Sampling
+from ._sampler import Sampling, sample_conditional_law
+from .lower import PlanQuery
 
 Array = npt.NDArray[np.float64]
 

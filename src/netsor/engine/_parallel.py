@@ -18,8 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from ..language import _given
 
 try:
@@ -36,16 +34,6 @@ MAX_INTEGER_ARGUMENT = (
 HEARTBEAT = 0.1  # seconds between two updates of the progress bar
 PATIENCE = 0.5  # seconds to wait for all cancelled threads together
 THREADS = 256  # at most: more are not faster, and each costs memory
-
-
-def generator(seed: int, *key: int) -> np.random.Generator:
-    """The generator of one stream: SFC64, numpy's fastest, keyed by a SeedSequence."""
-    return np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed, spawn_key=key)))
-
-
-def chunks(draws: int, size: int) -> list[range]:
-    """The draws 0 … draws − 1, in chunks of one size (the last may be shorter)."""
-    return [range(start, min(start + size, draws)) for start in range(0, draws, size)]
 
 
 def whole_number(name: str, value: object, least: int) -> int:

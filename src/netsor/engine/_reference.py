@@ -25,8 +25,9 @@ from ..language._rotary import Rotate
 from ..language._slicing import narrow
 from ..language._vector import Vector
 from ..language._weight import Weight
-from ._parallel import check_memory, chunks, cores, generator, memory, whole_number
-from ._sampling_options import Sampling
+from ._parallel import check_memory, cores, memory, whole_number
+from ._rng_keys import chunks, generator
+from ._sampler import Sampling
 
 Array = npt.NDArray[np.float64]
 Coordinates = int | slice | Sequence[int] | None

@@ -21,10 +21,11 @@ from ._ir import VIEWS, Register, Step
 from ._parallel import cores, whole_number
 from ._plan import Plan
 from ._psd_cholesky import directions
+from ._rng_keys import CHUNK
 from .backends import Backend, Device, Numpy
 from .backends._base import DEVICE_BLOCK_BYTES
 from .backends._chi import Chi, chi
-from .backends._numpy import BLOCK_BYTES, CHUNK, _laid_out
+from .backends._numpy import BLOCK_BYTES, _laid_out
 
 Array = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]

@@ -21,8 +21,9 @@ from ..._array_api import one_blas_thread
 from .._cost_model import NUMPY, Prices
 from .._interpreter import in_numpy, run
 from .._ir import ORTHANT_SIZES_PER_BATCH, Register, Step
-from .._parallel import generator, memory
+from .._parallel import memory
 from .._plan import MIN_INNERMOST_ROW, Plan
+from .._rng_keys import CHUNK, generator
 from ._base import Backend
 
 Array = Any
@@ -78,7 +79,6 @@ MIN_BLAS_ENTRIES = (
     1024  # entries of a replica from which on its matrices are multiplied one by one, by BLAS: it needs them compact
 )
 MAX_STRIDED_HEAD_ENTRIES = 8  # entries of a head up to which its matrices never are, however many heads there are
-CHUNK = 8192  # replicas with one key of the generators; independent of the width, so that one seed couples two widths
 BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead is small, and small enough for a cache
 LARGE_BYTES = 2**29  # of a block's arrays, at most, for plans that fit no cache but whose steps are short
 MAX_BLAS_REPLICAS = 32  # replicas in such a block, at most

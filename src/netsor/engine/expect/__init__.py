@@ -6,9 +6,9 @@ of `_gauss_legendre` must respect, `_singularities` integrates around poles, and
 an integral. Several arguments: product rules and randomised quasi-Monte Carlo (`_multivariate`).
 """
 
-from ._batched_function import BatchedFunction
 from ._closed_forms import closed_form
 from ._kernel import kernel, moments
 from ._multivariate import kernel_of_several, moments_of_several
+from ._univariate import BatchedFunction
 
 __all__ = ["BatchedFunction", "closed_form", "kernel", "kernel_of_several", "moments", "moments_of_several"]

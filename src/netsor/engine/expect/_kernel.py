@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from ..._array_api import array_namespace
-from ._batched_function import BatchedFunction, fitted, paired
 from ._closed_forms import closed_form
 from ._gauss_legendre import largest_density, log_density, resolve
 from ._hermite_series import Series, series, tabulated
-from ._univariate import Single, between, ends, slices
+from ._univariate import BatchedFunction, Single, between, ends, fitted, paired, slices
 
 Array = Any
 

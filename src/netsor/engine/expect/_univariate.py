@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -157,3 +157,33 @@ def _slow(sides: Array) -> Array:
         tail = SAFETY * np.exp(sides[:, :, farther]) * FARTHEST / (rate - 1.0)
         tail = np.where(np.isneginf(sides[:, :, farther]), 0.0, np.where(rate > SLOWEST, tail, np.inf))
         return np.sqrt(tail.sum(axis=1))
+
+
+class BatchedFunction(NamedTuple):
+    """Functions of Gaussian variables, a row each: φ(u_1, …, u_r; p_1, …)."""
+
+    f: Function
+    mean: Array  # (..., i, r): of the arguments
+    params: tuple[Array, ...] = ()  # each (..., i)
+
+
+def fitted(x: BatchedFunction, of_rows: Array) -> tuple[Array, Array, tuple[Array, ...]]:
+    """Means (lead, i, r), an array (lead, i, ·, ·) and parameters (lead, i), as numpy arrays that fit together."""
+    mean, matrices = np.asarray(x.mean, dtype=float), np.asarray(of_rows, dtype=float)
+    params = tuple(np.asarray(p, dtype=float) for p in x.params)
+    lead = np.broadcast_shapes(mean.shape[:-1], matrices.shape[:-2], *(p.shape for p in params))
+    return (
+        np.broadcast_to(mean, (*lead, mean.shape[-1])),
+        np.broadcast_to(matrices, (*lead, *matrices.shape[-2:])),
+        tuple(np.broadcast_to(p, lead) for p in params),
+    )
+
+
+def paired(
+    rows_x: tuple[int, ...], rows_y: tuple[int, ...], *shapes: tuple[int, ...]
+) -> tuple[tuple[int, ...], Array, Array]:
+    """The shape (lead, i, j) of the pairs of rows, and the numbers of the rows of x and y in each of them, flat."""
+    ix = np.arange(np.prod(rows_x, dtype=int)).reshape(*rows_x, 1)
+    iy = np.arange(np.prod(rows_y, dtype=int)).reshape(*rows_y[:-1], 1, rows_y[-1])
+    shape = np.broadcast_shapes(ix.shape, iy.shape, *shapes)
+    return shape, np.broadcast_to(ix, shape).ravel(), np.broadcast_to(iy, shape).ravel()

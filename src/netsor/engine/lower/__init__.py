@@ -10,6 +10,8 @@ Without any shortcut every source is drawn whole in the frame of its cluster, an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,8 @@ from ..passes._operations import AdjointCorrection, Coefficients, Fuse, Material
 from ..passes._rewrite import Context
 from ._analysis import facts_of
 from ._cost import whole_groups
+from ._dual_rules import score
+from ._infinite_frames import NestedNonlinearity
 from ._inner_products import mean, products, products_of_coordinates, rotated
 from ._linear import lower_linear, taken
 from ._nonlinear import check_jumps, nonlin, pooled, summed
@@ -45,8 +49,48 @@ from ._reused_weights import adjoint, along, span
 from ._sources import drawn, fuse, gaussian, matmul
 from ._state import LoweredVector, State
 from ._structural_zeros import supports_intersect
-from .dual import score
-from .frames import NestedNonlinearity
+
+
+@dataclass(frozen=True)
+class PlanQuery:
+    """What is asked of a program: coordinates of its outputs, at given widths.
+
+    `picked` are the coordinates, None for any one; `without` names shortcuts to leave out; `whole` are the outputs of
+    the program that these are a part of, whose seeds they have; `prices` are those where the answer is computed.
+    """
+
+    outputs: tuple[Value, ...]
+    widths: tuple[tuple[str, float], ...]
+    picked: tuple[int, ...] | None = None
+    without: tuple[str, ...] = ()
+    whole: tuple[Value, ...] = field(default=())
+    prices: Prices = CPU
+
+    @property
+    def bound(self) -> Mapping[str, float]:
+        """The widths by name."""
+        return dict(self.widths)
+
+    def plan(self, shift: int = 0) -> Plan:
+        """The plan that answers it; the last ones are not made again. For `shift` see `_expectation_ops`."""
+        return _kept(self) if shift == 0 else _made(self, shift)
+
+
+def _made(question: PlanQuery, shift: int) -> Plan:
+    return make_plan(
+        question.outputs,
+        question.bound,
+        without=question.without,
+        shift=shift,
+        picked=question.picked,
+        whole=question.whole,
+        prices=question.prices,
+    )
+
+
+@lru_cache(maxsize=4)
+def _kept(question: PlanQuery) -> Plan:
+    return _made(question, 0)
 
 
 @one_blas_thread()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from ...derivatives import by_tanh
 from ...language._array import Value
 from ...language._operation import Data, Dot, Gaussian, MatMul, Nonlin, Normal, Source, Take
 from ...language._slicing import asked_entries
@@ -26,7 +27,6 @@ from .._ir_builder import MAX_ARRAY_BYTES
 from ..passes._operations import AdjointCorrection, Fuse
 from ..passes._rewrite import Context, asked, asked_together, linear_sources
 from ._components import Clusters, FrameBatch, blocks_of
-from ._nonlinear_arguments import values_sharing_tanh
 
 
 def leaves(values: list[Value], edges: Mapping[Value, set[Value]], whole: set[Value]) -> tuple[set[Value], list[Value]]:
@@ -137,7 +137,7 @@ def facts_of(
     found: set[Value] = set()
     if "leaves" not in without:
         found, values = leaves(values, edges, coordinates)
-    shared = values_sharing_tanh(values)
+    shared = _values_sharing_tanh(values)
     values = _schedule_means_early(values, shared)
     begun = [v for v in values if v in made and v in made[v]]
     into = {s for v in values if isinstance(v.op, Nonlin) and v in coordinates for x in asked(v) for s in made[x]}
@@ -227,6 +227,16 @@ def _schedule_means_early(values: Sequence[Value], shared: Collection[Value]) ->
         if value in early:
             place[value] = max(place[x] for x in value.op.inputs)
     return sorted(values, key=lambda value: place[value])  # stable, so that inputs stay before what uses them
+
+
+def _values_sharing_tanh(values: Iterable[Value]) -> frozenset[Value]:
+    """The values that functions with a common inner one make of the same vectors."""
+    found: dict[tuple[Value, float, float], list[Value]] = {}
+    for value in values:
+        match value.op:
+            case Nonlin(f, (x,), ()) if (given := by_tanh(f)) is not None:
+                found.setdefault((x, *given[:2]), []).append(value)
+    return frozenset(value for some in found.values() if len(some) > 1 for value in some)
 
 
 def _coordinates(outputs: Sequence[Value]) -> set[Value]:

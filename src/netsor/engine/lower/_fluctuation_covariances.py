@@ -18,12 +18,11 @@ import numpy as np
 from ...language._vector import Vector
 from .._ir import Register
 from .._ir_builder import Builder
-from ._bitset import bits, lowest, marks
 from ._components import FrameBatch
-from ._residual_features import ResidualFeatures, SourceTimesFeature, simple, tilted
+from ._infinite_frames import NO_VALUE, Directions, InfiniteWidthFrame
+from ._residual_features import ResidualFeatures, SourceTimesFeature, from_bits, lowest_bit, simple, tilted, to_bits
 from ._state import Bools, Fluctuation, State
 from ._structural_zeros import lined, rows_intersect, supports_intersect
-from .frames import NO_VALUE, Directions, InfiniteWidthFrame
 
 
 def drawn_after(source: Directions, feature: ResidualFeatures) -> bool:
@@ -36,7 +35,7 @@ def drawn_between(source: Directions, feature: ResidualFeatures) -> bool:
     found = feature.gradient
     if found is None or not found.last or drawn_after(source, feature):
         return False
-    return source.stop > lowest(found.own, source.stop)
+    return source.stop > lowest_bit(found.own, source.stop)
 
 
 def has_known_fluctuation(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures) -> bool:
@@ -159,7 +158,7 @@ def unknown_pairs(s: State, x: Vector, y: Vector, ndim: int, epsilon: FindEpsilo
             frame if isinstance(frame, InfiniteWidthFrame) and frame.scores else None
         )  # else no direction is known apart
         blocks = limit.blocks if limit else [Directions(0, frame.directions, NO_VALUE)]
-        inside = np.stack([marks(block.bits, frame.directions) for block in blocks], axis=1)  # (directions, blocks)
+        inside = np.stack([from_bits(block.bits, frame.directions) for block in blocks], axis=1)  # (directions, blocks)
         ours, theirs = (_within(s, v, group, inside, ndim) for v in (x, y))
         clash = np.zeros((len(blocks),) * 2)
         here, there = (np.flatnonzero(v.reshape(-1, v.shape[-1]).any(axis=0)) for v in (ours, theirs))
@@ -227,7 +226,7 @@ def _in_another_form(frame: InfiniteWidthFrame, source: Directions, feature: Res
             u, rest = theirs.own, theirs.forward
         if not other.reach & feature.reach:
             continue
-        if ours.last and ((theirs is not None and theirs.last) or not other.reach >> lowest(ours.own, 0)):
+        if ours.last and ((theirs is not None and theirs.last) or not other.reach >> lowest_bit(ours.own, 0)):
             continue
         if (
             u & source.bits
@@ -243,7 +242,7 @@ def _argument_unknown(
 ) -> bool:
     """Whether the u of features F ⊙ u has an ε part that is unknown along what e F is made of."""
     assert feature.gradient is not None
-    unknown = bits(epsilon(feature.vectors[feature.gradient.u][0]).unknown) & ~feature.gradient.own
+    unknown = to_bits(epsilon(feature.vectors[feature.gradient.u][0]).unknown) & ~feature.gradient.own
     for block in frame.blocks:
         if block.feature is not None and not contributes_to(frame, source, feature, block.feature):
             unknown &= ~block.bits
@@ -259,4 +258,4 @@ def _changes(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFea
         if block.feature is not None and block.feature.reach & source.bits:
             inside |= block.bits
     parts = [epsilon(vector) for vector, _ in feature.vectors]
-    return any(bits(part.support | part.unknown) & inside for part in parts)
+    return any(to_bits(part.support | part.unknown) & inside for part in parts)

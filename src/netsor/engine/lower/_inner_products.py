@@ -18,8 +18,8 @@ from ...language._scalar import Scalar
 from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
-from ._bitset import bits, lowest
 from ._components import FrameBatch
+from ._residual_features import lowest_bit, to_bits
 from ._rotary_angles import Angles, Floats
 from ._state import LoweredVector, RotaryPositions, State
 
@@ -146,8 +146,8 @@ def turned_scores(s: State, value: Scalar, x: Vector, y: Vector) -> Register | N
 
 def _reach(s: State, x: Vector) -> tuple[int, int]:
     """The range of directions along which vectors of a value can have coordinates."""
-    found = bits(s.support(x))
-    return lowest(found, 0), found.bit_length()
+    found = to_bits(s.support(x))
+    return lowest_bit(found, 0), found.bit_length()
 
 
 def _crossed(
@@ -184,4 +184,4 @@ def _crossed(
 def _directions(s: State, x: Vector, group: FrameBatch) -> int:
     """The directions of a frame that some vector of a value reaches."""
     support = s.support(x)
-    return bits(support.reshape(-1, support.shape[-1])[group.positions[x].ravel()])
+    return to_bits(support.reshape(-1, support.shape[-1])[group.positions[x].ravel()])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache, partial
 
 import numpy as np
 
 from ...activations import Function
+from ...derivatives import Table, by_tanh, in_both, inner_tanh
 from ...language._array import Value
 from ...language._function import MULTIPLY
 from ...language._join import Pool
@@ -19,13 +21,13 @@ from .._ir import Register
 from .._ir_builder import Builder, named
 from ..passes._operations import OuterProductSum
 from ._components import FrameBatch
+from ._finite_frames import Application
+from ._infinite_frames import may_compare_arguments, tie_equal_arguments
 from ._linear import fitted
-from ._nonlinear_arguments import inner_and_outer, may_compare_arguments, tie_equal_arguments
 from ._residual_features import unnamed
 from ._rotary_angles import Floats
 from ._state import Bools, LoweredVector, State
 from ._structural_zeros import structural_nonzero
-from .frames import Application
 
 TRIALS = 8  # moves of the arguments, in random directions
 TINY = 1e-150  # a move away from 0 whose square is not 0
@@ -125,7 +127,7 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
             return build.step("multiply", *lined, words="product of coordinates")
         outer = f
         if not infinite and value in s.facts.together:
-            inner, outer = inner_and_outer(f)
+            inner, outer = _inner_and_outer(f)
             lined = [*lined, _of_coordinates(build, inner, lined, (*value.shape, blocks, last))]
         return _of_coordinates(build, outer, [*lined, *numbers], (*value.shape, blocks, last))
 
@@ -150,6 +152,23 @@ def nonlin(s: State, value: Vector, op: Nonlin) -> LoweredVector:
     shape = (*value.shape, blocks, rows.shape[-1])
     support = np.asarray(found.value)[0].reshape(shape) > 0
     return LoweredVector(build.reshape(rows, *shape), sample, support, start=int(start))
+
+
+def _inner_and_outer(f: Function) -> tuple[Function, Function]:
+    """t of x, and f of x and t."""
+    given = by_tanh(f)
+    assert given is not None
+    return _inner(*given[:2]), _outer(f.name, given[2])
+
+
+@cache
+def _inner(a: float, b: float) -> Function:
+    return Function("tanh inside", partial(inner_tanh, a=a, b=b))
+
+
+@cache
+def _outer(name: str, table: Table) -> Function:
+    return Function(name, partial(in_both, table=table))
 
 
 def pooled(s: State, value: Scalar, op: Pool) -> Register:

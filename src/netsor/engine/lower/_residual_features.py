@@ -1,14 +1,4 @@
-"""Outputs of nonlinearities at infinite width, as rows of coordinates: features.
-
-A feature F = φ(u; p) of Gaussian vectors u is its regression on them and a rest orthogonal to them: F = E[F] 1 + β u +
-rest, β = E[φ'] by Stein's lemma. The rests of all features of a frame have a Gram matrix of Gaussian expectations, and
-its triangular factor gives each feature coordinates along the rests before it and one new direction. So, as everywhere
-in the engine, products are sums over directions.
-
-Features that are never asked for a product with a linear vector (or with those of another nonlinearity) need no
-coordinates along it: the shortcut `apart`. A function that the library knows has a formula for its kernel or for its
-conditional means: the shortcut `named`.
-"""
+"""Sets of directions of a frame, as the bits of an integer: those of a frame that has grown since need no fitting."""
 
 from __future__ import annotations
 
@@ -27,7 +17,32 @@ from .._error import InfiniteError
 from .._ir import Register
 from .._ir_builder import Builder, named
 from ..passes.fuse_nonlinearities import Composed
-from ._bitset import lowest, ranged
+
+Bools = npt.NDArray[np.bool_]
+
+
+def to_bits(marks: Bools) -> int:
+    """The directions that are marked in any row."""
+    flat = marks.reshape(-1, marks.shape[-1]).any(axis=0)
+    return int.from_bytes(np.packbits(flat, bitorder="little").tobytes(), "little")
+
+
+def from_bits(some: int, directions: int) -> Bools:
+    """Marks for the first so many directions."""
+    size = -(-max(directions, some.bit_length()) // 8)
+    found = np.frombuffer(some.to_bytes(size, "little"), dtype=np.uint8)
+    return np.unpackbits(found, bitorder="little")[:directions].astype(bool)
+
+
+def bit_range(start: int, stop: int) -> int:
+    """The directions of a range."""
+    return (1 << stop) - (1 << start)
+
+
+def lowest_bit(some: int, otherwise: int) -> int:
+    """The first direction of a set; for none, another number."""
+    return (some & -some).bit_length() - 1 if some else otherwise
+
 
 Factors = list[tuple[Function, tuple[int, ...]]]  # functions, each of some of the arguments
 Part = tuple[Register, Function, tuple[Register, ...]]  # arguments, a function of them, and its parameters
@@ -44,7 +59,7 @@ class GradientForm(NamedTuple):
     @property
     def last(self) -> bool:
         """Whether u was drawn after all that F is a function of."""
-        return lowest(self.own, self.forward.bit_length()) >= self.forward.bit_length()
+        return lowest_bit(self.own, self.forward.bit_length()) >= self.forward.bit_length()
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +126,7 @@ class ResidualFeatures:
             vectors = any(number < len(self.supports) for number in numbers)
             if vectors and u not in numbers and self.centred[u] and len(rest) == len(factors) - 1 and not forward & own:
                 found.append(GradientForm(u, rest, forward, own))
-        return max(found, key=lambda g: lowest(g.own, self.reach.bit_length()), default=None)
+        return max(found, key=lambda g: lowest_bit(g.own, self.reach.bit_length()), default=None)
 
     def part(self, build: Builder, factors: Factors) -> Part | None:
         """Some factors as features: arguments, function and parameters; None if there are no factors."""
@@ -398,7 +413,7 @@ def tilted(feature: ResidualFeatures, start: int, stop: int, directions: int) ->
     assert feature.gradient is not None
     u = feature.gradient.u
     supports, centred = list(feature.supports), list(feature.centred)
-    supports[u], centred[u] = ranged(start, stop), True
+    supports[u], centred[u] = bit_range(start, stop), True
     return SourceTimesFeature(
         feature.f, feature.arguments, tuple(supports), feature.params, tuple(centred), (), rests=feature.rests,
         u=u, start=start, stop=stop, directions=directions,

@@ -16,11 +16,11 @@ from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
 from ..passes._operations import AdjointCorrection
+from ._dual_rules import order_epsilon
 from ._inner_products import mean, paired_products, products
 from ._linear import fitted
 from ._state import Bools, LoweredVector, State
 from ._structural_zeros import supports_intersect
-from .dual import order_epsilon
 
 
 def span(s: State, value: Vector, x: Vector, known: tuple[Vector, ...]) -> LoweredVector:

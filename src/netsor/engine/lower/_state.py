@@ -18,9 +18,10 @@ from .._ir_builder import Builder
 from ..passes._operations import MaterialisedMatMul
 from ._analysis import ProgramAnalysis, local_coordinates
 from ._components import FrameBatch
+from ._finite_frames import BartlettFrame, Frame, StandardBasis
+from ._infinite_frames import InfiniteWidthFrame, QmcFrame
 from ._residual_features import ResidualBasis
 from ._rotary_angles import Angles, Floats
-from .frames import Frame, InfiniteWidthFrame, frame_for
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.intp]
@@ -68,6 +69,23 @@ class Fluctuation:
     unit: Unit | None = None  # of scalars that have one
     left: Register | None = None
     guards: tuple[Register, ...] = ()
+
+
+def frame_for(
+    group: FrameBatch, build: Builder, picked: Sequence[int], virtual: bool, nested: bool, scored: bool, whole: bool
+) -> Frame:
+    """The frames of a group of clusters.
+
+    `picked` are the coordinates α of a block that outputs ask for. `virtual`: its sources are replaced by a Fuse, which
+    wants means apart; they have a direction each, whatever the width. `nested`: at infinite width, a nonlinearity acts
+    on another's outputs. `scored`: scores are asked for. `whole`: at finite width, all coordinates cost less.
+    """
+    if virtual:
+        return InfiniteWidthFrame(group, build, ones=True, scored=True)
+    if group.width == math.inf:
+        return QmcFrame(group, build) if nested else InfiniteWidthFrame(group, build, group.constant, scored)
+    chosen = StandardBasis if group.nonlinear or group.given or whole else BartlettFrame
+    return chosen(group, build, picked)
 
 
 class State:

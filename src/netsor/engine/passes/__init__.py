@@ -11,14 +11,11 @@ from collections.abc import Callable, Collection, Sequence
 from ...language._array import Value
 from ._rewrite import Context
 from .batch_weights import stacked
-from .condition import condition
 from .fuse_nonlinearities import compose
-from .linearise import linearise
-from .materialise import drawn
 from .optimiser_steps import stepped
 from .outer_products import outer
-from .simplify import commute, distinct, fuse, roots
-from .weight_reuse import reuse
+from .simplify import commute, condition, distinct, fuse, linearise, roots
+from .weight_reuse import drawn, reuse
 
 Pass = Callable[[Sequence[Value], Context], list[Value]]
 

@@ -11,20 +11,27 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
+from ... import activations as known
+from ..._array_api import array_namespace
+from ...activations import Function
+from ...language import _operation as ops
 from ...language._array import Value, field_names
 from ...language._check_function import content_of
+from ...language._graph import widths_of
 from ...language._join import join
-from ...language._operation import Gaussian, MatMul, Mix, Root
-from ...language._scalar import constant
+from ...language._operation import Apply, Constant, Dot, Gaussian, MatMul, Mix, Nonlin, Root, Source, Take
+from ...language._scalar import Scalar, applied, constant
+from ...language._score import MASKED_SOFTMAX, SOFTMAX, mean_dot
 from ...language._vector import Vector, mix
 from ...language._weight import Weight
 from ...language._width import Width
 from .._error import ExactError
+from .._psd_cholesky import factor
 from ._operations import Fuse
 from ._rewrite import Context, asked, linear_sources, rewritten
 
@@ -151,3 +158,157 @@ def roots(outputs: Sequence[Value], context: Context) -> list[Value]:
         return constant(np.asarray(number))
 
     return rewritten(outputs, context, change)
+
+
+def _root(gram: Any) -> Any:
+    """The triangular L with L L^T = gram (…, k, k)."""
+    return factor(array_namespace(gram), gram)
+
+
+ROOT = Function("root", _root, bounded=False, lipschitz=False)
+
+
+def condition(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """The program with a vector, of which a coordinate is meant, in place of each such score among its outputs."""
+    values = context.ordered(outputs)
+    users: dict[Value, list[Value]] = {}
+    for value in values:
+        for x in value.op.inputs:
+            users.setdefault(x, []).append(value)
+
+    def only_indexed(value: Value) -> bool:
+        return all(isinstance(user.op, Take) and only_indexed(user) for user in users.get(value, ()))
+
+    def free(x: Vector, other: Vector, dot: Value) -> bool:
+        """Whether x is W z for a fresh W, used here alone, with as many of `other` for each matrix."""
+        if not isinstance(x.op, MatMul) or x is other or x in outputs or users[x] != [dot]:
+            return False
+        batch = x.op.weight.batch
+        return x.shape[:-1] == other.shape[:-1] == batch
+
+    def change(old: Value, new: Value) -> Value:
+        match old.op, new.op:
+            case Dot(a, b, power), Dot(x, y) if only_indexed(old) and (power == 0.5 or context.width(a) < math.inf):
+                size = 1.0 if power == 0.5 else context.width(a) ** -0.5
+                left, right = free(a, b, old), free(b, a, old)
+                if right and (not left or a.size <= b.size):
+                    return _coordinate(y, x, size, turned=True).reshape(old.shape)
+                if left:
+                    return _coordinate(x, y, size, turned=False).reshape(old.shape)
+            case Take(), Take(Vector() as x, flat) if isinstance(old, Scalar):
+                return Vector(Take(x, flat), old.shape, x.width)
+        return new
+
+    return rewritten(outputs, context, change)
+
+
+def _coordinate(x: Vector, given: Vector, size: float, turned: bool) -> Vector:
+    """Vectors with a coordinate in the law of the products of x = W z and the given ones: (…, x, given) or turned."""
+    assert isinstance(x.op, MatMul)
+    w, z, count = x.op.weight, x.op.x, given.shape[-1]
+    root = applied(ROOT, (mean_dot(given, given),), (*given.shape, count), axes=2) * size
+    if count == 1:
+        return root[..., 0] * x
+    members = np.arange(w.members.size * count).reshape(*w.batch, count)
+    copies = replace(w, source=Source(w.source.name), members=members, count=members.size)
+    each = z[..., None, :].broadcast_to((*w.batch, count, z.shape[-1])) if x.op.each else z
+    y = copies.each(each) if x.op.each else copies @ z  # (…, count, x)
+    axes = tuple(range(y.ndim))
+    found = mix(root[..., None, :, :], y.transpose(*axes[:-2], axes[-1], axes[-2]))  # (…, x, given)
+    return found.transpose(*axes[:-2], axes[-1], axes[-2]) if turned else found
+
+
+NEVER = 70.0  # an event of probability e^-70 (4e-31) does not occur
+
+# By identity: a user's function of the same name is another function.
+CONTRACTIONS = (known.IDENTITY, known.RELU, known.ABS, known.TANH, known.SIN, known.SILU, known.GELU)  # |φ(x)| ≤ |x|
+WITHIN_ONE = (known.ERF, known.SIGMOID, known.COS)  # |φ| ≤ 1
+
+
+@dataclass(frozen=True)
+class Size:
+    """A bound on coordinates: |u| ≤ fixed + |v|, v Gaussian of this variance times so many factors χ/√m."""
+
+    fixed: float
+    variance: float
+    factors: int
+
+
+def linearise(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """The program without activations that act as the identity."""
+    smallest = min((width.bind(context.bound) for width in widths_of(context.ordered(outputs))), default=math.inf)
+    size: dict[Value, Size | None] = {}
+
+    def change(old: Value, new: Value) -> Value:
+        size[old] = _size(old, size)
+        match old.op:
+            case Nonlin(f, (_,), ()) if f is known.IDENTITY:
+                return cast(Nonlin, new.op).vectors[0]
+            case Nonlin(f, (x,), ()) if known.is_clip(f):
+                bound = size[x]
+                exponent = _tail(f.parameters[0], bound, smallest) if bound else 0.0
+                if exponent > NEVER:
+                    note = f"clip at {f.parameters[0]:g} acts as the identity: it clips with probability " + (
+                        "0" if exponent == math.inf else f"e^-{exponent:.0f}"
+                    )
+                    if note not in context.notes:
+                        context.notes.append(note)
+                    return cast(Nonlin, new.op).vectors[0]
+        return new
+
+    return rewritten(outputs, context, change)
+
+
+def _tail(bound: float, size: Size, width: float) -> float:
+    """−log P(|u| > bound), nearly, for u = fixed + √variance N Π χ_width/√width with factors − 1 of the χ."""
+    left = bound - size.fixed
+    if left <= 0:
+        return 0.0
+    if size.variance == 0:
+        return math.inf
+    ratio = left / math.sqrt(size.variance)
+    if ratio <= 1 or size.factors <= 1 or width == math.inf:
+        return ratio * ratio / 2
+    r = np.geomspace(1, ratio, 500)
+    cost = (ratio / r ** (size.factors - 1)) ** 2 / 2 + (size.factors - 1) * width * (r**2 - 1 - 2 * np.log(r)) / 2
+    return float(cost.min())
+
+
+def _square(x: float) -> float:
+    return x * x  # infinite where a power would raise
+
+
+def _size(value: Value, size: dict[Value, Size | None]) -> Size | None:
+    vectors = [size[x] for x in value.op.inputs if isinstance(x, Vector)]
+    if isinstance(value, Scalar) or any(found is None for found in vectors):
+        return None
+    found = [v for v in vectors if v is not None]
+    fixed = max((v.fixed for v in found), default=0.0)
+    variance = max((v.variance for v in found), default=0.0)
+    factors = max((v.factors for v in found), default=0)
+    match value.op:
+        case ops.Gaussian(_, mean, factor):
+            return Size(float(np.abs(mean).max()), float((factor**2).sum(-1).max(initial=0.0)), 1)
+        case ops.Data(given):
+            return Size(float(np.abs(given).max()), 0.0, 0)
+        case ops.MatMul(weight):  # given x, W x is Gaussian with variance std² |x|²/in
+            return Size(0.0, _square(weight.std * (fixed + math.sqrt(variance))), factors + 1)
+        case Nonlin(f, _, ()):
+            if f in WITHIN_ONE:
+                return Size(1.0, 0.0, 0)
+            contraction = f in CONTRACTIONS or known.is_clip(f) or (known.is_leaky(f) and abs(f.parameters[0]) <= 1)
+            return Size(fixed, variance, factors) if contraction else None
+        case ops.Add():
+            total = sum(math.sqrt(v.variance) for v in found)
+            return Size(sum(v.fixed for v in found), _square(total), factors)
+        case ops.Scale(Value(op=Constant(numbers))):
+            c = float(np.abs(numbers).max())
+            return Size(c * fixed, _square(c) * variance, factors)
+        case ops.Mix(Value(op=Constant(numbers))):
+            c = float(np.abs(numbers).sum(-1).max())
+            return Size(c * fixed, _square(c) * variance, factors)
+        case ops.Mix(Value(op=Apply(f))) if f is SOFTMAX or f is MASKED_SOFTMAX:
+            return Size(fixed, variance, factors)
+        case ops.Take() | ops.Join() | ops.Concat() | ops.Split():
+            return Size(fixed, variance, factors)
+    return None

@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from ....language._array import Operation, Value
-from ....language._operation import Dot, MatMul
-from ....language._scalar import Scalar
-from ....language._vector import Vector
-from ..._ir import Register
-from ...passes._operations import AdjointCorrection, Coefficients, Fuse, Span
-from .._components import FrameBatch
-from .._fluctuation_covariances import add_gradient_fluctuations, unknown_pairs
-from .._inner_products import crossed_products, paired_products, products
-from .._linear import fitted
-from .._state import Bools, Fluctuation, State, Unit
-from .._structural_zeros import supports_intersect, supports_intersect_within
+from ...language._array import Operation, Value
+from ...language._operation import Dot, MatMul
+from ...language._scalar import Scalar
+from ...language._vector import Vector
+from .._ir import Register
+from ..passes._operations import AdjointCorrection, Coefficients, Fuse, Span
+from ._components import FrameBatch
+from ._fluctuation_covariances import add_gradient_fluctuations, unknown_pairs
+from ._inner_products import crossed_products, paired_products, products
+from ._linear import fitted
+from ._state import Bools, Fluctuation, State, Unit
+from ._structural_zeros import supports_intersect, supports_intersect_within
 
 Rules = Mapping[type[Operation], Callable[..., Fluctuation]]
 

@@ -9,27 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from ....activations import Function
-from ....language._array import Operation
-from ....language._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
-from ....language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Root, Take
-from ....language._rotary import Rotate
-from ....language._scalar import Scalar
-from ....language._score import rsqrt
-from ....language._vector import Vector
-from ..._error import ExactError
-from ..._ir import Register
-from ...passes._operations import AdjointCorrection, Coefficients, Fuse, Span
-from ...passes.simplify import vanishing
-from .._bitset import bits, marks
-from .._fluctuation_covariances import unknown_pairs
-from .._inner_products import paired_products, products, turned_scores
-from .._linear import LINEAR, apply_linear, fitted, parts_of, propagate_support, taken
-from .._residual_features import GradientForm, ResidualFeatures
-from .._state import Bools, Fluctuation, State
-from .._structural_zeros import combined, structural_nonzero, supports_intersect, supports_intersect_within
-from ..frames import InfiniteWidthFrame
-from ._parts import Dual, guards_of, made_of, none, not_known, span
+from ...activations import Function
+from ...language._array import Operation
+from ...language._function import ADD, INVERSE, MATMUL, MEAN, MULTIPLY, SUBTRACT, SUM
+from ...language._operation import Apply, Constant, Data, Dot, Gaussian, Join, MatMul, Nonlin, Normal, Root, Take
+from ...language._rotary import Rotate
+from ...language._scalar import Scalar
+from ...language._score import rsqrt
+from ...language._vector import Vector
+from .._error import ExactError
+from .._ir import Register
+from ..passes._operations import AdjointCorrection, Coefficients, Fuse, Span
+from ..passes.simplify import vanishing
+from ._dual_numbers import Dual, guards_of, made_of, none, not_known, span
+from ._fluctuation_covariances import unknown_pairs
+from ._infinite_frames import InfiniteWidthFrame
+from ._inner_products import paired_products, products, turned_scores
+from ._linear import LINEAR, apply_linear, fitted, parts_of, propagate_support, taken
+from ._residual_features import GradientForm, ResidualFeatures, from_bits, to_bits
+from ._state import Bools, Fluctuation, State
+from ._structural_zeros import combined, structural_nonzero, supports_intersect, supports_intersect_within
 
 
 def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
@@ -201,7 +200,7 @@ def _reached(dual: Dual, value: Vector, support: Bools) -> Bools:
                 shown &= ~block.bits
                 if own.related(block.feature) or _shows(block.feature, beside, form):
                     shown |= block.bits
-        found[group.positions[value].ravel()] |= marks(shown, support.shape[-1])
+        found[group.positions[value].ravel()] |= from_bits(shown, support.shape[-1])
     return found.reshape(support.shape)
 
 
@@ -215,7 +214,7 @@ def _beside(dual: Dual, own: ResidualFeatures, frame: InfiniteWidthFrame) -> int
         if own.gradient is None or number != own.gradient.u:
             part = dual[vector]
             flat = (part.support | part.unknown).reshape(-1, part.support.shape[-1])
-            found |= bits(flat[places.ravel()] if len(flat) > 1 else flat)
+            found |= to_bits(flat[places.ravel()] if len(flat) > 1 else flat)
     found &= ~own.reach
     for block in frame.blocks:
         if block.feature is not None and found & block.bits:
@@ -316,7 +315,7 @@ def _check_order(s: State, value: Scalar, x: Vector, y: Vector) -> None:
 def _refuse(s: State, value: Scalar, x: Vector, y: Vector, unknown: Bools) -> None:
     wrong = unknown & s.facts.asked[value]
     if wrong.any():  # of factors that are not 0 at every width
-        from ....language._linear_expansion import Expansion  # scipy.sparse is slow to import, and seldom needed
+        from ...language._linear_expansion import Expansion  # scipy.sparse is slow to import, and seldom needed
 
         rows = Expansion(s.facts.values).rows
         for v, places in ((x, np.s_[..., :, None]), (y, np.s_[..., None, :])):

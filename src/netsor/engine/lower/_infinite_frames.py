@@ -14,17 +14,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..._expectation_ops import NODES, gaussian_nodes
-from ..._ir import Register
-from ..._ir_builder import Builder, named
-from ..._rng_keys import CROSS, OWN
-from .._bitset import bits, ranged
-from .._bitset import marks as marks_of
-from .._components import FrameBatch, Number
-from .._nonlinear_arguments import may_compare_arguments, tie_equal_arguments
-from .._residual_features import ResidualBasis, ResidualFeatures
-from .._rotary_angles import Angles, Floats
-from ._frame import Application, Bools, Frame, of_each, spanned
+from ...activations import Function
+from ...language._function import MULTIPLY
+from .._expectation_ops import NODES, gaussian_nodes
+from .._ir import Register
+from .._ir_builder import Builder, named
+from .._rng_keys import CROSS, OWN
+from ..passes.fuse_nonlinearities import Composed
+from ._components import FrameBatch, Number
+from ._finite_frames import Application, Bools, Frame, of_each, spanned
+from ._residual_features import ResidualBasis, ResidualFeatures, bit_range, to_bits
+from ._residual_features import from_bits as marks_of
+from ._rotary_angles import Angles, Floats
 
 NO_VALUE = (-1, 0, 0)
 
@@ -41,7 +42,7 @@ class Directions:
     @property
     def bits(self) -> int:
         """The set of these directions."""
-        return ranged(self.start, self.stop)
+        return bit_range(self.start, self.stop)
 
 
 @dataclass(eq=False)
@@ -96,13 +97,13 @@ class InfiniteWidthFrame(Frame):
         """Features: coordinates along what they are functions of, and along directions of their own."""
         build, frames, d, ones = self.build, self.group.frames, self.directions, int(self.group.constant)
         count = at.rows[0].shape[1]
-        reached = [bits(marks) for marks in at.marks]
+        reached = [to_bits(marks) for marks in at.marks]
         if any(reach & block.bits for reach in reached for block in self.blocks if block.feature is not None):
             raise NestedNonlinearity(self.group.number)
         supports, centred = tuple(reach & ~ones for reach in reached), tuple(not reach & ones for reach in reached)
         u = build.step("join", *(build.reshape(a, frames, count, 1, d) for a in at.rows), axis=2)
         new = ResidualFeatures(at.f, u, supports, tuple(at.params), centred, tuple(at.vectors))
-        along = ranged(d, d + count) | ones | (new.slopes if at.linear else 0)
+        along = bit_range(d, d + count) | ones | (new.slopes if at.linear else 0)
         for block in self.blocks:
             if block.feature is not None and block.feature.rests is at.rests and new.related(block.feature):
                 along |= block.bits
@@ -202,6 +203,24 @@ class InfiniteWidthFrame(Frame):
         self.directions, self.scores = made.shape[-1], False
         self.blocks = [*self.blocks[:means], Directions(means, self.directions, NO_VALUE)]
         return self, of_each(self.build, made, rows)
+
+
+def may_compare_arguments(f: Function, vectors: int) -> bool:
+    """Whether a function might tell equal arguments from others: not a product of functions of one vector each."""
+    if isinstance(f, Composed) and f.factors:
+        return any(sum(number < vectors for number in numbers) > 1 for _, numbers in f.factors)
+    return vectors > 1 and f is not MULTIPLY
+
+
+def tie_equal_arguments(build: Builder, rows: Sequence[Register], arrays: Sequence[Register]) -> list[Register]:
+    """The arrays of arguments; of those whose rows are one vector, or opposite ones, the same numbers: see `_ops`."""
+    made = list(arrays)
+    for later in range(1, len(made)):
+        for earlier in range(later):
+            if rows[earlier] is not rows[later]:
+                same = build.step("alike", rows[earlier], rows[later])
+                made[later] = build.step("identified", same, made[earlier], made[later])
+    return made
 
 
 class QmcFrame(Frame):
