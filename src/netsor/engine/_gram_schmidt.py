@@ -1,12 +1,12 @@
-"""Orthonormal directions of vectors, from the vectors and not from their products: so that small parts are seen.
+"""Gram–Schmidt orthonormalisation of vectors, from the vectors and not from their Gram matrix.
 
-Products of vectors know a length down to the root of the rounding error: what of a vector is below 3e-7 of it is lost
-in them, and a vector that lies in the span of others seems to have a part outside of it. From the vectors themselves a
-part is known down to the rounding error; what is below 1e-12 of a vector is taken for it, and is 0.
+A Gram matrix resolves components only down to the square root of the machine epsilon: parts below 3e-7 of a vector's
+norm are lost, and a vector in the span of others seems to have a part outside of it. From the vectors themselves a part
+is known down to the machine epsilon; parts below 1e-12 of a vector count as 0.
 
-Products cost less. So they are used where every pivot of a factor of theirs is sure, and what they tell is right to
-many digits; the other matrices are made again, vector by vector (Gram and Schmidt, each twice). Which way is taken is
-decided matrix by matrix, so that no replica depends on those beside it.
+Gram matrices cost less. So their Cholesky factor is used where every pivot is well above rounding, and the other
+matrices are recomputed vector by vector (Gram–Schmidt, each vector projected twice). The choice is made for each
+matrix, so that the result for one replica does not depend on the others (docs/theory.md, equations 5 and 6).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _once_more(xp: Any, made: Array, known: tuple[Array, ...], ways: LinalgBacke
 
 
 def _leans(xp: Any, lower: Array, lengths: Array) -> Array:
-    """Which matrices have a row that leans much on those before it, or whose square has not all digits."""
+    """Which matrices have a nearly dependent row, or a row whose squared norm underflows."""
     least_square = xp.finfo(lower.dtype).smallest_normal / xp.finfo(lower.dtype).eps
     small = xp.any((lengths > 0) & (lengths < least_square), axis=-1)
     return small | has_small_pivot(xp, lower, lengths, LEANING)
@@ -119,7 +119,7 @@ def modified_gram_schmidt(xp: Any, rows: Array, *known: Array) -> Array:
 
 
 def unit(xp: Any, rest: Array, before: Array, floor: Array) -> Array:
-    """Rests of unit length; 0 for one that is rounding: below the floor, or far shorter than it was before."""
+    """Normalised residuals; 0 for those at round-off level: below the threshold, or after severe cancellation."""
     square = squares(xp, rest)
     real = (square > floor) & (square > REAL * before)
     one = xp.ones_like(square)

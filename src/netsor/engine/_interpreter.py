@@ -41,7 +41,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "tilted_means": _expectation_ops.tilted_means,
 }
 
-# Those that take the `Ways` of an array library.
+# Those that take the `LinalgBackend` of an array library.
 WITH_WAYS = ("factor", "residual", "solve", "basis", "spheres", "span", "spanned", "reduced", "oriented")
 
 

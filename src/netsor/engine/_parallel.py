@@ -28,9 +28,8 @@ except ImportError:  # on Windows
 T = TypeVar("T")
 Progress = bool | Callable[[int, int], None]
 
-MAX_INTEGER_ARGUMENT = (
-    2**128
-)  # bound of integer arguments: seeds above it are beyond what numpy recommends, and counts are smaller
+# Bound of integer arguments: seeds above it are beyond what numpy recommends, and counts are smaller
+MAX_INTEGER_ARGUMENT = 2**128
 HEARTBEAT = 0.1  # seconds between two updates of the progress bar
 PATIENCE = 0.5  # seconds to wait for all cancelled threads together
 THREADS = 256  # at most: more are not faster, and each costs memory

@@ -180,7 +180,7 @@ class _Literal:
 
     def evaluate(self, value: Value) -> None:
         """Compute a value whose inputs are computed."""
-        array = rule_for(value.op, LITERAL, "LITERAL of engine/_literal.py")(self, value.op, value)
+        array = rule_for(value.op, LITERAL, "LITERAL of engine/_reference.py")(self, value.op, value)
         # constants and data have one replica, which stands for all
         self.drawn[value] = np.broadcast_to(array, (self.replicas, *array.shape[1:]))
 

@@ -1,4 +1,4 @@
-"""JAX: the plan compiled for a block of replicas, on a CPU or a GPU; see `_jax_program` and `_jax_program`."""
+"""JAX: the plan compiled for a block of replicas, on a CPU or a GPU; see `_jax_program`."""
 
 from __future__ import annotations
 

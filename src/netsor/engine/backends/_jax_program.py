@@ -81,9 +81,8 @@ def on_gpu() -> bool:
     return bool((jax.config.jax_default_device or jax.devices()[0]).platform == "gpu")
 
 
-MAX_SHARED_NORMALS = (
-    1024  # random numbers a replica up to which draws share one call of the generator: fewer calls compile faster
-)
+# Random numbers a replica up to which draws share one call of the generator: fewer calls compile faster
+MAX_SHARED_NORMALS = 1024
 PROGRAMS = 256  # compiled programs that are kept in memory
 
 _programs: OrderedDict[Any, CompiledFunction] = OrderedDict()

@@ -35,6 +35,10 @@ def positive_products(
 ) -> Array:
     """Σ_α max(g_iα, 0) max(g_jα, 0), (replicas, 1, vectors, vectors), the replicas innermost in memory.
 
+    From the number of coordinates with each pattern of signs: see `lower/_relu_gram.py`. A replica takes its numbers
+    from streams of their own for the counts, and for the sizes of each vector in each pattern, so that they do not
+    depend on how replicas are divided into blocks.
+
     `following(key, array)` are the generators of a stream for the next replicas, and these replicas of an array.
     """
     made = np.zeros((vectors, vectors, replicas), dtype)
@@ -75,9 +79,8 @@ def _add(made: Array, key: tuple[int, ...], width: int, following: Next) -> None
         made[i + 1 :, i] = made[i, i + 1 :]
 
 
-MIN_BLAS_ENTRIES = (
-    1024  # entries of a replica from which on its matrices are multiplied one by one, by BLAS: it needs them compact
-)
+# Entries of a replica from which on its matrices are multiplied one by one, by BLAS: it needs them compact
+MIN_BLAS_ENTRIES = 1024
 MAX_STRIDED_HEAD_ENTRIES = 8  # entries of a head up to which its matrices never are, however many heads there are
 BLOCK_BYTES = 2**21  # of a block's arrays: large enough that Python's overhead is small, and small enough for a cache
 LARGE_BYTES = 2**29  # of a block's arrays, at most, for plans that fit no cache but whose steps are short

@@ -14,6 +14,9 @@ from ._univariate import BatchedFunction, Single, between, ends, fitted, paired,
 
 Array = Any
 
+# Conditioning: E[φ(u) ψ(v)] = E[φ(u) E[ψ(v) | u]], for pairs whose correlation is too near ±1 for a series. Given u, v
+# is N(m, s²), and E[ψ(m + s z)] is a formula for every named activation, an integral for other functions. The integral
+# over u runs on panels with edges at the breakpoints of φ, and around those of ψ at distances of order s.
 TRUNCATION_STD = 10.0  # standard deviations to each side that an integral covers: the density is 1e-22 there
 BOUNDED = 13.0  # the end of φ² times the density, in standard deviations, up to which REACH is enough
 UNSETTLED = 32.0  # factor on the error of panels that were too short to halve: they may have missed as much
@@ -96,6 +99,7 @@ def _smoothed(y: Single, pair: Array, m: Array, s: Array) -> Array:
     return series(Single(y.f, m.ravel(), np.repeat(s, repeats), params, y.octaves), 1).coefficients[0].reshape(m.shape)
 
 
+# Mehler's series E[φ(u) ψ(v)] = Σ_k φ_k ψ_k ρ^k of Hermite coefficients, where it converges; conditioning elsewhere.
 PAIRS_PER_BATCH = 2**13  # computed at once: their arrays fit a cache
 PRECISION = 3e-12  # bound of the remainder at which a series is long enough, relative to √(E[φ²] E[ψ²])
 TERMS = 64  # of the series that is tried first

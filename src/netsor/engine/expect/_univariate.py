@@ -101,6 +101,10 @@ def slices(rows: int, size: int) -> Sequence[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, max(size, 1))]
 
 
+# How far out an integral against the normal density must go: to where φ² times the density has become negligible. For a
+# bounded function the density decides. A function that grows, e^(s x) say, has its mass at 2s standard deviations; one
+# that grows like e^(x²/4) has no second moment. So log(φ² density) is followed outward, and what lies beyond the end of
+# the integral is its tail. If that falls no faster than 1/x, the second moment counts as infinite.
 FARTHEST = 52.0  # standard deviations: beyond, the root of the density underflows
 FALL = 64.0  # of log(φ² density) from its largest value, at which the rest is rounding: e^−32 in a coefficient
 STEP = 0.5  # between points at which φ² times the density is followed outward, in standard deviations

@@ -36,7 +36,6 @@ from ..passes import SHORTCUTS, rewrite
 from ..passes._operations import AdjointCorrection, Coefficients, Fuse, MaterialisedMatMul, OuterProductSum, Span
 from ..passes._rewrite import Context
 from ._analysis import facts_of
-from ._cost import whole_groups
 from ._dual_rules import score
 from ._infinite_frames import NestedNonlinearity
 from ._inner_products import mean, products, products_of_coordinates, rotated
@@ -46,7 +45,7 @@ from ._outputs import results
 from ._rebase import rebase_after_nonlinearity, rebase_when_large
 from ._relu_gram import positive
 from ._reused_weights import adjoint, along, span
-from ._sources import drawn, fuse, gaussian, matmul
+from ._sources import fuse, gaussian, materialised_matmul, matmul, whole_groups
 from ._state import LoweredVector, State
 from ._structural_zeros import supports_intersect
 
@@ -209,7 +208,7 @@ VECTORS: dict[type[Operation], Callable[[State, Any, Any], LoweredVector]] = {
     Fuse: lambda s, value, op: fuse(s, value, op.x),
     Span: lambda s, value, op: span(s, value, op.x, op.known),
     OuterProductSum: summed,
-    MaterialisedMatMul: drawn,
+    MaterialisedMatMul: materialised_matmul,
 }
 SCALARS: dict[type[Operation], Callable[[State, Any, Any], Register]] = {
     ops.Constant: lambda s, value, op: s.build.constant(op.numbers),

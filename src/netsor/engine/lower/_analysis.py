@@ -25,12 +25,19 @@ from .._cost_model import Prices
 from .._error import ExactError
 from .._ir_builder import MAX_ARRAY_BYTES
 from ..passes._operations import AdjointCorrection, Fuse
-from ..passes._rewrite import Context, asked, asked_together, linear_sources
+from ..passes._rewrite import Context, asked, asked_together, linear_sources, users_of
 from ._components import Clusters, FrameBatch, blocks_of
 
 
 def leaves(values: list[Value], edges: Mapping[Value, set[Value]], whole: set[Value]) -> tuple[set[Value], list[Value]]:
-    """The leaves, and the values in an order that allows them; of vectors in `whole` an output needs a coordinate."""
+    """Sources that need coordinates along others only, no direction of their own; and values in a suitable order.
+
+    Coordinates that nothing asks about need not be drawn. The keys of a head are asked for products with its queries
+    alone, so with the queries first in the frame the products of keys with each other are never drawn. The condition:
+    nothing asks for a product of the source with itself or with another leaf, no output needs a coordinate of it (those
+    of vectors in `whole` are needed), and some order of the program puts those that it meets first. Of two candidates
+    the larger one is the leaf.
+    """
     before: dict[Value, set[Value]] = {}
     found: set[Value] = set()
     order = values
@@ -207,15 +214,11 @@ def _sort_by_depth(outputs: Sequence[Value], context: Context) -> list[Value]:
 
 
 def _schedule_means_early(values: Sequence[Value], shared: Collection[Value]) -> list[Value]:
-    """Means of products as soon as their vectors are there: these need not be kept, and frames turned, for them.
+    """Means of products as soon as their vectors exist: these need not be kept, and no frame rebased, for them.
 
-    So with functions that have an inner one in common.
+    Functions that share a tanh are scheduled next to each other too.
     """
-    place = {value: k for k, value in enumerate(values)}
-    users: dict[Value, list[Value]] = {}
-    for value in values:
-        for x in value.op.inputs:
-            users.setdefault(x, []).append(value)
+    place, users = {value: k for k, value in enumerate(values)}, users_of(values)
     early: set[Value] = set(shared)  # these products, and vectors rearranged for them alone
     for value in reversed(values):
         match value.op:

@@ -1,4 +1,14 @@
-"""The ε parts of values, each found once by the rule of its operation, and those of products."""
+"""Infinite width as arithmetic over dual numbers: what is of order 1, and what is of order ε = n^(−1/2), with ε² = 0.
+
+With x0 + ε x1 the coordinates of a vector along directions, ⟨x, y⟩/n = x · (I + ε N) · y, where N is symmetric with one
+normal for a pair of directions, N(0,1), or N(0,2) for a direction with itself. A score n^(−1/2) ⟨x, y⟩ is the ε part of
+⟨x, y⟩/n; it exists if the part of order 1 is 0 by the structure of the program (docs/theory.md, "What is not proved").
+
+Parts of order 1 are the coordinates and scalars of a lowering. The ε parts are found when a score asks for them, each
+once, by the rule of its operation (`_dual_rules`). Some are not known: a scalar made from scores has an ε part that
+depends on terms of order ε². Such parts are marked, the marks go through the arithmetic (unknown · 0 = 0), and a score
+that would read one is refused.
+"""
 
 from __future__ import annotations
 
@@ -140,9 +150,13 @@ def not_known(dual: Dual, value: Value, op: Operation) -> Fluctuation:
 
 
 def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
-    """Coefficients along directions that x is orthogonal to by structure have ε parts that are known.
+    """The ε part of orthonormal directions of vectors: the derivative of a triangular factorisation.
 
-    Of all others they are not, so D1 is unknown along the directions that D0 has a part of. A vector that adds nothing
+    x = C D with C triangular and D orthonormal. So with Y = L^(−1) (x1 − C1 D' − C0 D'1) for the directions D' known
+    before, D1 = Y − Φ(D0 N D0 + Y D0 + D0 Y) D0, where Φ takes what is below the diagonal.
+
+    Coefficients along directions that x is orthogonal to by structure have ε parts that are known. Those of all others
+    are not known, so D1 is unknown along the directions that D0 has a part of. A vector that adds nothing
     at order 1 but does at order ε has no direction for that. It counts if the matrix acts along it too, or its
     transpose made something along it: then a score that depends on both is refused when it is drawn.
     """
@@ -204,7 +218,7 @@ def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:
 
 
 def guards_of(dual: Dual, directions: Vector, x: Vector | None = None) -> list[Register]:
-    """Whether vectors x have a part along what was left over when these directions were found; if None, if any was."""
+    """NaN checks: does x overlap the O(ε) residual that these directions dropped? Without x: is there any residual?"""
     found, s = [], dual.s
     for one in _behind(directions, Span):  # directions may be set end to end, or indexed
         if isinstance(one.op, Span) and (left := dual[one].left) is not None:

@@ -20,7 +20,7 @@ from ...language._vector import Vector
 from .._error import ExactError
 from .._ir import Register
 from ..passes._operations import AdjointCorrection, Coefficients, Fuse, Span
-from ..passes.simplify import vanishing
+from ..passes.simplify import vanishing_ratio
 from ._dual_numbers import Dual, guards_of, made_of, none, not_known, span
 from ._fluctuation_covariances import unknown_pairs
 from ._infinite_frames import InfiniteWidthFrame
@@ -33,7 +33,7 @@ from ._structural_zeros import combined, structural_nonzero, supports_intersect,
 
 def _root(dual: Dual, value: Scalar, op: Root) -> Fluctuation:
     """A ratio of widths that vanishes is an ε part and nothing else."""
-    known = vanishing(op, dual.s.facts.bound)
+    known = vanishing_ratio(op, dual.s.facts.bound)
     assert known is not None
     width, number = known
     some = np.ones(value.shape, dtype=bool)
@@ -172,7 +172,7 @@ def _matmul(dual: Dual, value: Vector, op: MatMul) -> Fluctuation:
 
 
 def _nonlin(dual: Dual, value: Vector, op: Nonlin) -> Fluctuation:
-    """A change of its arguments shows along the arguments, and along all functions of them."""
+    """An O(ε) change of the arguments changes the output along them, and along every feature that depends on them."""
     given = [dual[x] for x in op.inputs]
     if not any(f.support.any() or f.unknown.any() for f in given):
         return none(dual, value, op)

@@ -1,7 +1,15 @@
-"""What a frame is: orthonormal directions in the space of a cluster, along which its vectors have coordinates.
+"""Frames: orthonormal directions in the space of a cluster, along which its vectors have coordinates.
 
-A frame holds the frames of one group of clusters while a program is lowered; coordinates are registers
-(frames, vectors, directions). There is a file for each kind, which opens with when it is chosen.
+A `Frame` holds the frames of one group of clusters while a program is lowered; coordinates are registers (frames,
+vectors, directions). Frames of infinite width are in `_infinite_frames`. At finite width there are two kinds:
+
+`BartlettFrame`, where Gram matrices are all that is asked for (docs/theory.md, equation 7). A standard isotropic vector
+of R^m has coordinates (N(0,1), …, N(0,1), χ_{m−d}) in a frame of d earlier directions, the last along a new direction
+of its own. This is Bartlett's decomposition of a Wishart matrix, made one vector at a time. Once d = m the frame is
+full: there are m normal coordinates and no χ.
+
+`StandardBasis`, where a nonlinearity acts, data is given, or it costs less (see `_sources`): the directions are the m
+coordinates of the space themselves. It becomes a Bartlett frame when it is rebased (see `_rebase`).
 """
 
 from __future__ import annotations
@@ -218,7 +226,7 @@ class StandardBasis(Frame):
         return self.build.draw("normals", key, shape, f"{words}: all coordinates")
 
     def turn(self, rows: Sequence[Register], outputs: bool, first: int = 0) -> tuple[Frame, list[Register]]:
-        """A frame that spans the vectors: there are many coordinates, so by the products where these tell enough."""
+        """Rebase by the Gram matrix, which is small beside the vectors, and by these where it is ill-conditioned."""
         build, given = self.build, with_ones(self, rows)
         vectors = build.step("join", *given, axis=1)
         gram = build.step("gram", vectors, vectors, words="products of the vectors still in use")

@@ -1,10 +1,16 @@
-"""Which pairs of directions have normals whose law is known, at infinite width where nonlinearities met scores.
+"""Fluctuations of order n^(−1/2) whose covariances are known, where nonlinearities met scores at infinite width.
 
-The ε parts of products are N[f] for functions f of the sources of a space, with Cov(N[f], N[f']) = Cov(f, f'). Of two
-sources N[e_a e_b] is a normal of its own. Of a source e_a and an output F_b of a nonlinearity it is one if all other
-pairs that are asked for agree: E[e_a F_b e_c F_d] is 0 unless F_d is a function of e_a, F_b of e_c, and both of
-something else, or F_b is a function of e_a itself. Such pairs are unknown, but for gradients F ⊙ u (see
-`_fluctuation_covariances`), whose normals are all of one form, N[f(e) u].
+The ε parts of products (see `_dual_numbers`) are N[f] for functions f of the sources of a space, normal with
+Cov(N[f], N[f']) = Cov(f, f') by the central limit theorem. For two sources, N[e_a e_b] is a normal of its own. For a
+source e_a and an output F_b of a nonlinearity it is one if all other pairs that are asked for agree: E[e_a F_b e_c F_d]
+is 0 unless F_d is a function of e_a, F_b of e_c, and both of something else, or F_b is a function of e_a itself. Such
+pairs are unknown, and a score that needs one is refused; except for gradients.
+
+A gradient behind a nonlinearity is F ⊙ u, where u is linear, centred, and independent of everything that e and
+F = ψ(g) χ(v) … are functions of. So ⟨e_a, F_l ⊙ u⟩ = ⟨e_a F_l, u⟩, with the ε part Σ_b f_b P(q_b, u): f_b are the
+coordinates of the function e_a F_l along orthonormal functions q_b of the forward sources, and P(q_b, u) is the ε part
+of ⟨q_b, u⟩. In a gate ψ(g) ⊙ v ⊙ u both v and u could be the u of this rule. It is the one drawn last: then all normals
+have the form N[f(e) u] with u later than e, and Cov(N[f u_k], N[f' u_l]) = δ_kl E[f f'].
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ def drawn_after(source: Directions, feature: ResidualFeatures) -> bool:
 
 
 def drawn_between(source: Directions, feature: ResidualFeatures) -> bool:
-    """Whether a source was drawn neither before the u of features F ⊙ u nor after all of it."""
+    """Whether a source was drawn after u began but before F ⊙ u was complete: then no rule applies."""
     found = feature.gradient
     if found is None or not found.last or drawn_after(source, feature):
         return False
@@ -39,7 +45,7 @@ def drawn_between(source: Directions, feature: ResidualFeatures) -> bool:
 
 
 def has_known_fluctuation(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures) -> bool:
-    """Whether the normals of a source with features follow from the rule of this file, as far as these features go."""
+    """Whether the covariance of ⟨source, features⟩ is given by the rule for gradients, other features aside."""
     found = feature.gradient
     if found is None or source.number == NO_VALUE or drawn_after(source, feature) or drawn_between(source, feature):
         return False
@@ -214,7 +220,7 @@ def _of_the_rule(
 
 
 def _in_another_form(frame: InfiniteWidthFrame, source: Directions, feature: ResidualFeatures) -> bool:
-    """Whether other features need N[e F ⊙ u] in another form: u is an argument of theirs, or e a u of theirs.
+    """Whether another nonlinearity has u as an argument, or e as its own u: the two formulas would be inconsistent.
 
     Not if in each normal the u was drawn last: then two normals of different u are independent.
     """

@@ -29,6 +29,10 @@ from ._rotary_angles import Floats
 from ._state import Bools, LoweredVector, State
 from ._structural_zeros import structural_nonzero
 
+# Functions that jump where the limit of their argument is one number: ⟨x, y⟩/n of independent vectors vanishes like
+# n^(−1/2), with either sign at every width, so sign(⟨x, y⟩/n) is ±1 at every width, and sign(0) = 0 is not its limit.
+# So where the limit of an argument is a fixed number but the argument is not, the function is tried on both sides of
+# that number, and refused if it jumps.
 TRIALS = 8  # moves of the arguments, in random directions
 TINY = 1e-150  # a move away from 0 whose square is not 0
 ROUNDED = 1e-14  # relative to 1 + |limit|: how far rounding may have put a limit from where the function jumps

@@ -22,9 +22,8 @@ from .._ir_builder import Builder
 from .._plan import needed
 
 MAX_VECTORS = 4  # vectors: the patterns are 2^k
-MIN_COORDINATES_PER_PATTERN = (
-    16  # coordinates of a pattern, on average: with fewer, a sum for each pattern costs more than the normals
-)
+# Coordinates of a pattern, on average: with fewer, a sum for each pattern costs more than the normals
+MIN_COORDINATES_PER_PATTERN = 16
 
 
 def positive(build: Builder, results: tuple[Register, ...]) -> list[Step]:

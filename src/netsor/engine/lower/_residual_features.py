@@ -1,4 +1,16 @@
-"""Sets of directions of a frame, as the bits of an integer: those of a frame that has grown since need no fitting."""
+"""Outputs of nonlinearities at infinite width, as rows of coordinates: features.
+
+A feature F = φ(u; p) of Gaussian vectors u is its regression on them and a residual orthogonal to them (docs/theory.md,
+"Width ∞ is the same code"): F = E[F] 1 + β u + residual, with β = E[φ'] by Stein's lemma. The residuals of all features
+of a frame have a Gram matrix of Gaussian expectations. Its Cholesky factor gives each feature coordinates along the
+residuals before it, and one new direction. So products are sums over directions here too.
+
+Features that are never asked for a product with a linear vector (or with those of another nonlinearity) need no
+coordinates along it: the shortcut `apart`. A function that the library knows has a formula for its kernel or for its
+conditional means: the shortcut `named`.
+
+Sets of directions are the bits of an integer, so that those of a frame that has grown since need no padding.
+"""
 
 from __future__ import annotations
 
@@ -343,6 +355,10 @@ def _one(x: Any) -> Any:
 
 ONE = Function("1", _one)
 
+
+# Functions e_a F_l of the sources of a space, with F = ψ(g) χ(v) … a product of functions. They are features like
+# others: their expectations are products over independent sets of factors. In the set of e_a they follow from those of
+# pairs (g, h) by regression of e_a on g and h: E[e_a ψ(g) e_b χ(h)] = Σ α β E[g^p ψ(g) h^q χ(h)] + c E[ψ(g) χ(h)].
 
 Side = tuple[Register | None, Part]  # e_a or none, and a function of one argument
 

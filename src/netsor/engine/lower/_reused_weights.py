@@ -1,7 +1,7 @@
-"""Directions of vectors, and coefficients along them: what a matrix that acts more than once asks for.
+"""Lowering of a matrix that acts more than once: orthonormal directions of its inputs, and coefficients along them.
 
-They are found from the coordinates of the vectors, not from their products (see `_gram_schmidt`): an input that earlier
-ones span gets nothing fresh, however nearly dependent they are.
+The directions come from the coordinates of the vectors, not from their products (see `_gram_schmidt`): an input that
+earlier ones span gets nothing fresh, however nearly dependent they are (docs/theory.md, equations 6 and 6').
 """
 
 from __future__ import annotations

@@ -1,19 +1,116 @@
-"""Sources: initial vectors, and what matrices make. (W x^i)_i = C E, with C C^T the Gram matrix of the inputs."""
+"""Sources: initial vectors, and products with matrices (docs/theory.md, equation 5).
+
+(W x^i)_i = C E, with C C^T the Gram matrix of k inputs, takes k sources E. W x = X E, with X the coordinates of the
+inputs along all d directions of their frame, takes d of them, but no products and no factor. If those are all
+coordinates of the space, E is the matrix itself, up to its scale. The cheaper way is chosen by the prices of the place
+where the plan runs: with few tokens the first, with as many tokens as the width the second.
+"""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
 from ...language._array import Value
 from ...language._operation import Gaussian, MatMul
 from ...language._vector import Vector
+from .. import _cost_model
 from .._error import ExactError
 from .._ir import Register
 from .._parallel import check_memory
 from .._rng_keys import SAMPLE
 from ..passes._operations import MaterialisedMatMul, Span
-from ._cost import describe_matmul, draws_matrix
+from ._analysis import ProgramAnalysis
+from ._components import FrameBatch
 from ._state import Bools, LoweredVector, State
+
+
+def whole_groups(facts: ProgramAnalysis) -> frozenset[FrameBatch]:
+    """The groups whose sources cost less with a normal for every coordinate than with fewer normals, but a χ each."""
+    if facts.prices.place == _cost_model.CPU.place:  # where a χ costs little more than a normal
+        return frozenset()
+    return frozenset(group for group in facts.groups if group.width < math.inf and _whole(facts, group))
+
+
+def _whole(facts: ProgramAnalysis, group: FrameBatch) -> bool:
+    sources, most = 0, 0
+    for value, places in group.slots.items():
+        vectors = 1
+        if isinstance(value.op, MatMul):
+            x, members = value.op.x, value.op.weight.members.size
+            vectors = int(min(x.size // (members if value.op.each else 1), facts.blocks[x] * facts.widths[x]))
+        if value in facts.drawn:
+            sources, most = sources + places.shape[1] * vectors, max(most, vectors)
+    grown = min(sources, int(group.width))  # later ones have every coordinate in any frame
+    more = grown * group.width - grown * (grown - 1) / 2
+    prices = facts.prices
+    return most >= _cost_model.FEWEST and more * (prices.normal + most * prices.product) < grown * prices.chi
+
+
+def draws_matrix(s: State, value: Vector, copies: int, vectors: int, directions: int) -> bool:
+    """Whether a product of a matrix, with so many inputs in each of some copies, draws a source for each direction."""
+    if value in s.facts.limits or value not in s.facts.drawn or directions <= vectors or vectors < _cost_model.FEWEST:
+        return False
+    assert isinstance(value.op, MatMul)
+    # the factor is made once for all matrices that act on these inputs
+    factor = s.facts.prices.factor(copies, vectors, directions) / s.facts.acting[value.op.x]
+    first = factor + vectors * _source_seconds(s, value, vectors, vectors)
+    return directions * _source_seconds(s, value, directions, vectors) < _cost_model.PREFERENCE * first
+
+
+def describe_matmul(s: State, value: Vector, vectors: int, directions: int, cheaper: bool) -> str:
+    """What a plan says of a product with a source for each direction: whether that is the matrix, and why it is."""
+    assert isinstance(value.op, MatMul)
+    x, name = value.op.x, s.words(value)
+    whole = directions > 1 and directions == s.facts.blocks[x] * s.facts.widths[x]
+    if not whole and not cheaper:
+        return f"{name} = C E"
+    what = "the matrix drawn" if whole else f"{directions} sources drawn"
+    return f"{name} = x E, {what}: a factor for {vectors} inputs " + ("costs more" if cheaper else "is no smaller")
+
+
+def saved_by_rebasing(s: State, value: Value, vectors: int, count: int) -> float:
+    """Operations saved for each input of a matrix if their frame is rebased to `count` directions, in inner products.
+
+    These are products of the inputs, or the sources for the other directions if the matrix draws one for each.
+    """
+    assert isinstance(value.op, MatMul)
+    x = value.op.x
+    directions = int(s.facts.blocks[x] * s.facts.widths[x])
+    if (
+        value in s.facts.limits
+        or value not in s.facts.drawn
+        or vectors < _cost_model.FEWEST
+        or not _cost_model.PREFERENCE
+    ):
+        return vectors
+    more = (directions - count) * _source_seconds(s, value, directions, vectors)
+    return min(vectors, more / (_cost_model.PREFERENCE * x.size * directions * s.facts.prices.product))
+
+
+def rebasing_cost(s: State, group: FrameBatch, count: int) -> float:
+    """The cost of finding directions for so many vectors of each frame, in inner products, without their products."""
+    prices = s.facts.prices
+    if count < _cost_model.FEWEST:  # what a matrix would take otherwise
+        return 0.0
+    return group.frames * count * prices.factor_row / (group.width * prices.product)
+
+
+def _source_seconds(s: State, value: Value, sources: int, vectors: int) -> float:
+    """What one of so many sources takes: its normals, and its part in that many combinations of all."""
+    prices = s.facts.prices
+    return _reached(s, value, sources) * (prices.normal + vectors * prices.product)
+
+
+def _reached(s: State, value: Value, sources: int) -> float:
+    """The coordinates that a source of a value has in all frames, if there are so many of them in each slot."""
+    total = 0.0
+    for group in s.groups_from(value):
+        frames, slots = group.slots[value].shape
+        total += frames * slots * min(group.width, s.frames[group].directions + slots * sources)
+    return total
+
 
 MIN_FACTORED_SOURCES = 256  # sources, never drawn, for fewer vectors: a factor of these vectors' Gram matrix costs less
 
@@ -149,14 +246,17 @@ def matmul(s: State, value: Vector, op: MatMul) -> LoweredVector:
 
 
 def _at_once(s: State, value: Vector, c: Register, lead: Register, members: int, words: str) -> LoweredVector:
-    """C E of matrices that act on the same vectors, in one product: where all of E is normal, so is it in any order."""
+    """C E of matrices that act on the same vectors, in one product.
+
+    E has i.i.d. normal entries, so its rows may be permuted.
+    """
     build, blocks, last = s.build, s.facts.blocks[value], lead.shape[-1]
     e = build.reshape(lead, 1, members * blocks * last, c.shape[-1])
     made = build.reshape(build.step("gram", c, e, words=words), c.shape[-2], members, blocks * last)
     return LoweredVector(build.reshape(build.step("permute", made, axes=(1, 0, 2)), *value.shape, blocks, last))
 
 
-def drawn(s: State, value: Vector, op: MaterialisedMatMul) -> LoweredVector:
+def materialised_matmul(s: State, value: Vector, op: MaterialisedMatMul) -> LoweredVector:
     """W x, or W^T x, by the entries of W and all coordinates of x."""
     build, x, blocks = s.build, op.x, s.facts.blocks[value]
     lead = build.fitted(s.vectors[x].lead, int(s.facts.widths[x]))

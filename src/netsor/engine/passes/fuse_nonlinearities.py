@@ -75,7 +75,7 @@ class Composed(Function):
     factors: tuple[tuple[Function, tuple[int, ...]], ...] = ()
 
 
-def compose(outputs: Sequence[Value], context: Context) -> list[Value]:
+def compose_nonlinearities(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with each nonlinearity of nonlinear vectors, at infinite width, as one function."""
 
     def change(old: Value, new: Value) -> Value:

@@ -33,7 +33,7 @@ from ._rewrite import Context, linear_sources, rewritten
 ENTRIES = 2**33  # of all matrices of an outer product, above which it is refused: a minute a replica and more
 
 
-def outer(outputs: Sequence[Value], context: Context) -> list[Value]:
+def expand_outer_products(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program without functions of the entries of outer products."""
     values = context.ordered(outputs)
     if not any(isinstance(value.op, Outer) for value in values):

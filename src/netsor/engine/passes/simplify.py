@@ -1,9 +1,26 @@
-"""What was written twice is one: W x and W x, and of W[[0, 0, 1]] x the first two.
+"""Small rewrites of the graph, each an identity in law.
 
-Identity: what one matrix makes of one vector is one vector. So W x − W x is 0, and no rounding of W x read off what W
-did before. Of W[[0, 0, 1]] x it is enough to make W[[0, 1]] x. With `each`, where member b acts on x[b], a member that
-occurs twice acts twice: its second time is a use of the same matrix again.
-After this pass the members of every weight are distinct, which lowering relies on: it cannot be switched off.
+`deduplicate_products` (always): one matrix times one vector is one vector, however often it is written, so W x − W x is
+0 exactly. Of W[[0, 0, 1]] x only W[[0, 1]] x is made. After it the members of every weight are distinct, which lowering
+relies on.
+
+`bind_width_ratios` (always): √(n/m) is a number once the widths are bound. A ratio that vanishes like n^(−1/2) stays: a
+score may see it (see `lower/_dual_numbers.py`).
+
+`commute_mix`: Σ_j a_j W x_j = W Σ_j a_j x_j, because W is linear. The s values of a head that are mixed into one vector
+need one source, not s. Condition: the products W x_j are used for this combination alone.
+
+`fuse_sources`: a linear combination of independent Gaussian vectors is Gaussian, given its coefficients. So a value
+whose sources (a product and a bias, say) nothing else asks about is drawn itself, if that takes fewer sources.
+
+`condition_scores`: given q and z, the products n^(−1/2) ⟨q_i, W z_j⟩ with a fresh W have the law of Σ_c L_ic (W^c
+z_j)_1 with L L^T = ⟨q_i, q_i'⟩/n and W^c independent copies of W. So a score that is an output becomes a vector of
+which one coordinate is asked for, and its sources are never drawn (docs/theory.md, "The last product is never drawn").
+Conditions: the dot is used for outputs alone, the product W z for this dot alone; for a mean, a finite width.
+
+`drop_identities`: activations with φ(x) = x on every draw that will ever be made: the identity, and a clip at C if
+P(|u| > C) < e^(−70) by a bound on coordinates, √variance · N · Π χ_m/√m. Coordinates of data are bounded by the
+largest.
 """
 
 from __future__ import annotations
@@ -33,10 +50,10 @@ from ...language._width import Width
 from .._error import ExactError
 from .._psd_cholesky import factor
 from ._operations import Fuse
-from ._rewrite import Context, asked, linear_sources, rewritten
+from ._rewrite import Context, asked, linear_sources, rewritten, users_of
 
 
-def distinct(outputs: Sequence[Value], context: Context) -> list[Value]:
+def deduplicate_products(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with every product of matrices and vectors once, and every member of a weight once in it."""
     products: dict[Any, Value] = {}
 
@@ -78,13 +95,9 @@ def _each(value: Value, weight: Weight, x: Vector) -> Value:
     return join(parts)[order].reshape(*value.shape)
 
 
-def commute(outputs: Sequence[Value], context: Context) -> list[Value]:
+def commute_mix(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with W (Σ_j a_j x_j) in place of Σ_j a_j W x_j."""
-    values = context.ordered(outputs)
-    users: dict[Value, list[Value]] = {}
-    for value in values:
-        for x in value.op.inputs:
-            users.setdefault(x, []).append(value)
+    users = users_of(context.ordered(outputs))
 
     def change(old: Value, new: Value) -> Value:
         match old.op, new.op:
@@ -102,7 +115,7 @@ def commute(outputs: Sequence[Value], context: Context) -> list[Value]:
     return rewritten(outputs, context, change)
 
 
-def fuse(outputs: Sequence[Value], context: Context) -> list[Value]:
+def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with a Fuse at every value that alone is asked about its sources, if that makes them fewer."""
     values = context.ordered(outputs)
     made = linear_sources(values)
@@ -128,7 +141,7 @@ def fuse(outputs: Sequence[Value], context: Context) -> list[Value]:
     return rewritten(outputs, context, change)
 
 
-def vanishing(op: Root, bound: Mapping[str, float]) -> tuple[Width, float] | None:
+def vanishing_ratio(op: Root, bound: Mapping[str, float]) -> tuple[Width, float] | None:
     """If √(n/m) is a multiple of m^(−1/2) for one infinite width m: that width, and the multiple."""
     sizes = {True: list(op.over), False: list(op.under)}
     infinite = {side: [w for w in found if math.isinf(w.bind(bound))] for side, found in sizes.items()}
@@ -138,14 +151,14 @@ def vanishing(op: Root, bound: Mapping[str, float]) -> tuple[Width, float] | Non
     return infinite[False][0], rest.of(bound)
 
 
-def roots(outputs: Sequence[Value], context: Context) -> list[Value]:
+def bind_width_ratios(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with numbers in place of ratios of widths."""
 
     def change(old: Value, new: Value) -> Value:
         if not isinstance(new.op, Root):
             return new
         number = new.op.of(context.bound)
-        if vanishing(new.op, context.bound) is not None:
+        if vanishing_ratio(new.op, context.bound) is not None:
             return new
         if not 0 < number < math.inf:
             found = "is not given" if math.isnan(number) else "vanishes" if number == 0 else "is infinite"
@@ -168,13 +181,9 @@ def _root(gram: Any) -> Any:
 ROOT = Function("root", _root, bounded=False, lipschitz=False)
 
 
-def condition(outputs: Sequence[Value], context: Context) -> list[Value]:
+def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with a vector, of which a coordinate is meant, in place of each such score among its outputs."""
-    values = context.ordered(outputs)
-    users: dict[Value, list[Value]] = {}
-    for value in values:
-        for x in value.op.inputs:
-            users.setdefault(x, []).append(value)
+    users = users_of(context.ordered(outputs))
 
     def only_indexed(value: Value) -> bool:
         return all(isinstance(user.op, Take) and only_indexed(user) for user in users.get(value, ()))
@@ -234,7 +243,7 @@ class Size:
     factors: int
 
 
-def linearise(outputs: Sequence[Value], context: Context) -> list[Value]:
+def drop_identities(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program without activations that act as the identity."""
     smallest = min((width.bind(context.bound) for width in widths_of(context.ordered(outputs))), default=math.inf)
     size: dict[Value, Size | None] = {}

@@ -1,6 +1,6 @@
 """A matrix that acts more than once, as W or as W^T, becomes matrices that act once.
 
-Identity (theory, "A matrix and its transpose"): let D_j be orthonormal directions of what W acted on, for ⟨·,·⟩/in,
+Identity (docs/theory.md, equations 6 and 6'): let D_j be orthonormal directions of what W acted on, for ⟨·,·⟩/in,
 with E_j = W D_j, and B_k those of what W^T acted on, with U_k = W^T B_k. A new input is x = Σ_j c_j D_j, where the last
 D is what x adds to the directions before. So W x = Σ_j c_j E_j. Given all that is known of W, W D for a new D is
 E = g + Σ_k (what makes ⟨B_k, E⟩ agree with ⟨U_k, D⟩) B_k with g a fresh matrix on D; W^T with the roles exchanged.
@@ -36,15 +36,12 @@ from ...language._width import Width
 from .. import _cost_model
 from .._error import ExactError
 from ._operations import AdjointCorrection, Append, Coefficients, MaterialisedMatMul, Span
-from ._rewrite import Context, asked, asked_together, linear_sources, rewritten
+from ._rewrite import Context, asked, asked_together, linear_sources, rewritten, uses_of
 
 
-def reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
+def eliminate_reuse(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with each matrix in one MatMul at most."""
-    uses: dict[Source, list[Value]] = {}
-    for value in context.ordered(outputs):
-        if isinstance(value.op, MatMul):
-            uses.setdefault(value.op.weight.source, []).append(value)
+    uses = uses_of(context.ordered(outputs))
     met = _met(outputs, uses, context)
     alike = {source: list(_alike(many)) for source, many in uses.items() if len(many) > 1 or source in met}
     matrices: dict[tuple[Source, int], _Matrices] = {}
@@ -212,17 +209,20 @@ def _extended(known: Vector, new: Vector) -> Vector:
     return Vector(Append((known, new)), shape, new.width)
 
 
+# A matrix that acts on many vectors, in several places or also as W^T, is drawn: its entries become numbers of the
+# plan. Without that it would be drawn along the directions of all that it acts on, and W^T along those of what that
+# acts on. With about as many directions as W has columns or rows, these are more numbers than W has entries, and each
+# has to be made to agree with all before it. Conditions: finite widths; everything that the matrix makes is asked for
+# products or coordinates (what only an output needs is never drawn otherwise); and the entries of all such matrices fit
+# in memory.
+
 ENTRIES = 2**28  # of all matrices that are drawn here: 2 GiB
 
 
-def drawn(outputs: Sequence[Value], context: Context) -> list[Value]:
+def materialise(outputs: Sequence[Value], context: Context) -> list[Value]:
     """The program with the entries of matrices that act often as scalars."""
     values = topological_order(outputs)
-    uses: dict[Source, list[Value]] = {}
-    for value in values:
-        if isinstance(value.op, MatMul):
-            uses.setdefault(value.op.weight.source, []).append(value)
-    many = {source: acts for source, acts in uses.items() if len(acts) > 1}
+    many = {source: acts for source, acts in uses_of(values).items() if len(acts) > 1}
     if math.inf in context.bound.values() or not many:
         return list(outputs)
     chosen = _chosen(values, many, context)
